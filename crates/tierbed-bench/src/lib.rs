@@ -1,0 +1,1 @@
+//! How fast, how big, how often? Binaries that measure the engine without Python.

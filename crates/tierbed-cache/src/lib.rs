@@ -1,0 +1,1 @@
+//! Did we see these rows lately? Row tiers in DRAM over any store.

@@ -1,0 +1,29 @@
+//! What do we talk about? The nouns of Tierbed, with no input or output.
+//!
+//! Tables, rows and bags ([`ids`], [`bags`], [`schema`]); the narrow waist every store
+//! implements ([`store`]); who may use how much memory ([`budget`]); what can go wrong
+//! ([`error`]); time and luck, which come in by the door ([`env`]); and what was counted
+//! ([`stats`]). Every other crate depends on this one; this one depends on none of ours.
+
+pub mod bags;
+pub mod budget;
+pub mod checksum;
+pub mod conformance;
+pub mod env;
+pub mod error;
+pub mod ids;
+pub mod schema;
+pub mod stats;
+pub mod store;
+
+pub use bags::Bags;
+pub use budget::{Budget, Reservation};
+pub use error::{Error, ErrorKind, Result};
+pub use ids::{RowId, RowKey, TableId};
+pub use schema::{InitSpec, OptimizerKind, Schema, TableSchema};
+pub use store::{RowStore, RowWrite, TrainStore};
+
+#[cfg(target_endian = "big")]
+compile_error!(
+    "tierbed stores row bytes as little-endian words and does not run on big-endian machines"
+);

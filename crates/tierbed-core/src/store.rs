@@ -1,0 +1,145 @@
+//! The narrow waist: unique rows in, encoded row bytes out.
+//!
+//! Above it nobody knows pages, files or levels; below it nobody knows features, bags, pooling
+//! or what the bytes mean. Absence is an outcome, never a value: a row that was never written
+//! is reported as `None`, and whoever asked fills in its initial value.
+
+use std::path::Path;
+
+use crate::stats::StoreStats;
+use crate::{Error, Result, RowId, RowKey, Schema, TableId, TableSchema};
+
+/// Takes the rows of one read: position in the request, and the record unless never written.
+///
+/// Called once per asked row, in any order.
+pub type RowSink<'a> = dyn FnMut(usize, Option<&[u8]>) -> Result<()> + 'a;
+
+/// Takes the rows of a scan in row order: row id and record.
+pub type ScanSink<'a> = dyn FnMut(RowId, &[u8]) -> Result<()> + 'a;
+
+/// One row to write.
+#[derive(Debug, Clone, Copy)]
+pub struct RowWrite<'a> {
+    /// Which row.
+    pub key: RowKey,
+    /// Its whole record, `record_bytes` of its table.
+    pub record: &'a [u8],
+}
+
+/// A store of row records, read by unique rows.
+///
+/// Contract, checked by the conformance kit:
+/// - keys MUST be strictly increasing (unique, in file order) and inside the schema;
+/// - a row is `Some` exactly when it was written before, with the bytes last written;
+/// - after an error nothing is known about rows the sink has not been given.
+pub trait RowStore: Send {
+    /// Returns the tables.
+    fn schema(&self) -> &Schema;
+
+    /// Reads `keys` and hands each record to `sink`.
+    ///
+    /// # Errors
+    /// `Invalid` for keys out of order or range, `Corruption` for bytes that fail their
+    /// checksum, `Io` from the device; errors of the sink pass through.
+    fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()>;
+
+    /// Visits every written row of `table` in row order, in bounded memory.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()>;
+
+    /// Returns what was counted so far.
+    fn stats(&self) -> StoreStats;
+}
+
+/// A store that training writes to.
+///
+/// Durability: what was written becomes durable with the next [`commit`](Self::commit), all of
+/// it or nothing. A crash in between reopens at the last commit.
+pub trait TrainStore: RowStore {
+    /// Adds a table, or finds the identical one.
+    ///
+    /// # Errors
+    /// `Invalid` when the table differs from the stored one or the budget does not reach.
+    fn add_table(&mut self, table: TableSchema) -> Result<TableId>;
+
+    /// Writes whole records; keys strictly increasing.
+    ///
+    /// # Errors
+    /// `NoSpace` when disk or quota is full (some of the rows may have been written),
+    /// otherwise as [`read`](RowStore::read).
+    fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()>;
+
+    /// Makes every write so far durable, atomically together with `attachments`
+    /// (named blobs such as dense parameters), as commit `name`.
+    ///
+    /// # Errors
+    /// `NoSpace` and `Io` leave the previous commit in force; a failed sync poisons the store.
+    fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()>;
+
+    /// Returns the last commit, if there is one.
+    fn last_commit(&self) -> Option<&CommitInfo>;
+
+    /// Reads attachment `name` of the last commit; `None` when it has none of that name.
+    ///
+    /// # Errors
+    /// `Corruption` when the blob fails its checksum, `Io` from the device.
+    fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>>;
+
+    /// Checks every stored byte that has a checksum; returns the number of pages checked.
+    ///
+    /// # Errors
+    /// `Corruption` naming the first bad page.
+    fn verify(&mut self) -> Result<u64>;
+
+    /// Returns the store's folder, if it has one.
+    fn path(&self) -> Option<&Path>;
+}
+
+/// A named blob that is committed together with the rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Attachment<'a> {
+    /// Name, unique in a commit: letters, digits, `_`, `-`, `.`.
+    pub name: &'a str,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+}
+
+/// What is known about a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitInfo {
+    /// Its number, from 1, growing.
+    pub number: u64,
+    /// Its name, as given.
+    pub name: String,
+}
+
+/// Checks that `keys` are strictly increasing and inside `schema`: the waist's precondition.
+///
+/// # Errors
+/// `Invalid`, naming the first offending position.
+pub fn check_keys(schema: &Schema, keys: impl Iterator<Item = RowKey>) -> Result<()> {
+    let mut previous: Option<RowKey> = None;
+    for (at, key) in keys.enumerate() {
+        if previous.is_some_and(|previous| previous >= key) {
+            return Err(Error::invalid("row keys must be strictly increasing").with("position", at));
+        }
+        let table = schema.table(key.table)?;
+        if key.row.0 >= table.row_count {
+            return Err(out_of_range(table, key.row.0));
+        }
+        previous = Some(key);
+    }
+    Ok(())
+}
+
+/// Builds the error for a row id outside its table.
+#[must_use]
+pub fn out_of_range(table: &TableSchema, row: impl std::fmt::Display) -> Error {
+    Error::invalid("row id out of range")
+        .with("table", &table.name)
+        .with("row", row)
+        .with("num_embeddings", table.row_count)
+        .with("remedy", "check the ids, or make num_embeddings larger")
+}

@@ -1,0 +1,1 @@
+//! What does the model eat? Log readers, vocabularies and a seeded generator.

@@ -1,0 +1,1 @@
+//! Here are page numbers, bring me bytes: devices, engines, folders.

@@ -1,0 +1,1 @@
+//! Here are bytes, give me numbers: pooling, gradients, optimizers, initial values.

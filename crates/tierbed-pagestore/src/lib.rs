@@ -1,0 +1,1 @@
+//! Which few pages hold these rows? Immutable serving snapshots.

@@ -1,0 +1,1 @@
+//! Python glue and nothing else.

@@ -1,0 +1,1 @@
+//! Who asks from outside? HTTP lookups and predictions over a snapshot.

@@ -1,0 +1,1 @@
+//! What if the disk lies? A seeded faulty disk for tests.

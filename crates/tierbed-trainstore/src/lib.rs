@@ -1,0 +1,1 @@
+//! Rows changed; where do they live? Read-write row stores and their checkpoints.

@@ -1,0 +1,167 @@
+"""The native module: the engine, the readers and the server behind the Python package.
+
+Tensors cross the border by DLPack: CPU, C-contiguous, of the dtype named below; anything else
+is a ``ValueError`` naming the argument. Every call releases the GIL. Errors are those of
+:mod:`tierbed.errors`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, final
+
+class SupportsDLPack(Protocol):
+    def __dlpack__(self) -> Any: ...
+
+def version() -> str: ...
+def cpu_features() -> str: ...
+
+# ---------------------------------------------------------------- training store
+
+@final
+class FeaturePlan:
+    """Which table, pooling and output columns each feature of a batch has. Made by ``NativeStore.plan``."""
+
+    @property
+    def feature_count(self) -> int: ...
+    @property
+    def output_dim(self) -> int: ...
+
+@final
+class NativeStore:
+    """The engine over one store. One per folder and machine; thread-safe, one call at a time."""
+
+    def __init__(self, path: str | None, options_json: str) -> None:
+        """``options_json``: {"dram_budget_bytes": int, "backend": "file"|"memory",
+        "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
+        "disk_quota_bytes": int|null, "seed": int}. ``path`` may be None for "memory"."""
+
+    def add_table(self, table_json: str) -> int:
+        """``table_json``: {"name", "row_count", "dim", "optimizer": "sgd"|"adagrad"|
+        "row_wise_adagrad"|"adam"|"partial_row_wise_adam", "state_init": float,
+        "init": {"kind": "uniform", "low", "high"} | {"kind": "normal", "mean", "std"} |
+        {"kind": "constant", "value"}, "seed": int}. Returns the table id. Idempotent."""
+
+    def schema_json(self) -> str:
+        """``{"tables": [table, ...]}`` as given to :meth:`add_table`, in id order."""
+
+    def set_optimizer(self, table: int, hyper_json: str) -> None:
+        """``hyper_json``: {"lr", "eps", "beta1", "beta2", "weight_decay"}; may be called at any step."""
+
+    def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan:
+        """One entry per feature: table id, and "sum" | "mean" | "none" (all or no feature "none";
+        "none" needs equal dims)."""
+
+    def lookup(
+        self,
+        plan: FeaturePlan,
+        indices: SupportsDLPack,
+        offsets: SupportsDLPack,
+        weights: SupportsDLPack | None,
+        out: SupportsDLPack,
+    ) -> None:
+        """Pools the rows of a batch. ``indices`` [E] i64, ``offsets`` [F*B+1] i64 (feature-major,
+        TorchRec's layout), ``weights`` [E] f32, ``out`` [B, output_dim] f32, or [E, D] for "none";
+        overwritten. ``out`` may not share memory with an input."""
+
+    def update(
+        self,
+        plan: FeaturePlan,
+        indices: SupportsDLPack,
+        offsets: SupportsDLPack,
+        weights: SupportsDLPack | None,
+        grad: SupportsDLPack,
+        weights_grad: SupportsDLPack | None,
+    ) -> None:
+        """Applies one fused optimizer step: gradients of duplicate rows are summed once, in index
+        order. ``grad`` like ``out`` of :meth:`lookup`; ``weights_grad`` [E] f32 receives the
+        gradient of ``weights``, from the rows before the step."""
+
+    def prefetch(self, plan: FeaturePlan, batches: list[tuple[SupportsDLPack, SupportsDLPack]]) -> int:
+        """Brings the rows of the next batches (indices, offsets), nearest first, into the row
+        buffer in one sorted sweep and keeps them there until used. Returns how many of the
+        batches fit."""
+
+    def end_lookahead(self) -> None:
+        """Forgets what was announced by :meth:`prefetch`; rows stay, unprotected."""
+
+    def read_rows(self, table: int, first_row: int, weights: SupportsDLPack, state: SupportsDLPack | None) -> None:
+        """Copies rows ``first_row..`` into ``weights`` [N, D] f32 and their optimizer state into
+        ``state`` [N, S] f32. Rows never written have their initial values."""
+
+    def gather_rows(self, table: int, rows: SupportsDLPack, weights: SupportsDLPack) -> None:
+        """Copies rows ``rows`` [N] i64 (any order, duplicates allowed) into ``weights`` [N, D] f32."""
+
+    def write_rows(self, table: int, first_row: int, weights: SupportsDLPack, state: SupportsDLPack | None) -> None:
+        """Overwrites rows ``first_row..``; without ``state`` the optimizer state starts anew."""
+
+    def use_counts(self, table: int, first_row: int, out: SupportsDLPack) -> None:
+        """Copies how many update steps touched each row into ``out`` [N] i64."""
+
+    def checkpoint(self, name: str, attachments: list[tuple[str, bytes]]) -> int:
+        """Makes rows, optimizer state, step counters and attachments durable, all or nothing.
+        Returns the checkpoint's number."""
+
+    def last_checkpoint(self) -> tuple[int, str] | None: ...
+    def attachment(self, name: str) -> bytes | None:
+        """Reads an attachment of the last checkpoint."""
+
+    def publish(self, path: str, attachments: list[tuple[str, bytes]], progress: Callable[[int, int], None] | None) -> str:
+        """Writes the newest version of every written row into the serving snapshot at ``path``
+        (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
+        rows_total)``. Returns a JSON report."""
+
+    def verify(self) -> int:
+        """Checks every checksum; returns the number of pages checked."""
+
+    def stats_json(self) -> str:
+        """{"store": {...}, "buffer": {...}, "budget": {"limit_bytes", "used_bytes", "peak_bytes",
+        "parts": {name: {"used_bytes", "peak_bytes"}}}, "steps": int, "disk_bytes": int, ...}"""
+
+    def close(self) -> None:
+        """Gives back memory and the folder's lock; what was not checkpointed is lost."""
+
+# ---------------------------------------------------------------- serving snapshot
+
+@final
+class NativeSnapshot:
+    """A published snapshot, read through a byte-budgeted row cache. Read-only, thread-safe."""
+
+    def __init__(self, path: str, options_json: str) -> None:
+        """``options_json``: {"dram_budget_bytes": int, "io_engine": ..., "queue_depth": int,
+        "backend": "direct"|"mmap"|"memory"}."""
+
+    def schema_json(self) -> str: ...
+    def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan: ...
+    def lookup(
+        self,
+        plan: FeaturePlan,
+        indices: SupportsDLPack,
+        offsets: SupportsDLPack,
+        weights: SupportsDLPack | None,
+        out: SupportsDLPack,
+    ) -> None: ...
+    def attachment(self, name: str) -> bytes | None: ...
+    def attachment_names(self) -> list[str]: ...
+    def verify(self) -> int: ...
+    def stats_json(self) -> str: ...
+    def close(self) -> None: ...
+
+@final
+class NativeServer:
+    """HTTP in front of a snapshot: ``/v1/lookup``, ``/v1/predict``, ``/health``, ``/metrics``."""
+
+    def __init__(
+        self,
+        snapshot: NativeSnapshot,
+        address: str,
+        predict: Callable[[bytes], bytes] | None,
+        options_json: str,
+    ) -> None:
+        """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
+        safetensors request body and returns a safetensors response body."""
+
+    @property
+    def address(self) -> str: ...
+    def wait(self, timeout_s: float) -> bool:
+        """Waits; True when the server has stopped."""
+
+    def stop(self) -> None: ...
