@@ -1,1 +1,28 @@
 //! Here are page numbers, bring me bytes: devices, engines, folders.
+//!
+//! Three nouns, each a trait, so that every store runs on a real disk, in memory, or on a disk
+//! that lies (`tierbed-sim`):
+//!
+//! ```text
+//! Folder   names, small atomic files, the lock     store.open ─▶ folder.open("rows") ─▶ Device
+//! Device   where bytes live                        one file: read_at, write_at, sync
+//! IoEngine how many bytes move at once             submit(Request) … wait() ─▶ Completion
+//! ```
+//!
+//! Slow paths (recovery, checkpoints) call the [`Device`] directly; hot paths hand batches of
+//! [`Request`]s to an [`IoEngine`], which owns the buffers until they are complete.
+
+pub mod buffer;
+pub mod device;
+pub mod engine;
+pub mod folder;
+
+pub use buffer::{AlignedBuf, PAGE_BYTES, SECTOR_BYTES};
+pub use device::{Device, FileDevice, MemoryDevice};
+pub use engine::{
+    open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine, Op, Request,
+};
+pub use folder::{Folder, FolderLock, FsFolder, MemoryFolder, OpenMode};
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("tierbed-io uses O_DIRECT, flock and io_uring, and runs on Linux only");

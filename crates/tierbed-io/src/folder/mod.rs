@@ -1,0 +1,149 @@
+//! Which files belong together, and who owns them? Names, small atomic files, the lock.
+//!
+//! A store is one flat folder. Large files are [`Device`]s; small ones (manifests, schemas) are
+//! read and replaced whole. Invariant: after [`Folder::write_atomic`] a reader, or a restart
+//! after power loss, sees the old bytes or the new ones, never a mixture.
+
+pub mod fs;
+pub mod memory;
+
+pub use fs::FsFolder;
+pub use memory::MemoryFolder;
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::path::Path;
+use std::sync::Arc;
+
+use tierbed_core::{Error, ErrorKind, Result};
+
+use crate::device::Device;
+
+/// Name of the lock file in a folder; not a name a store can use.
+pub const LOCK_NAME: &str = "LOCK";
+/// Ending of a file that is being replaced; not an ending a store can use.
+pub const TEMPORARY_SUFFIX: &str = ".tmp";
+
+/// How to open a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// It must exist; writes fail.
+    ReadOnly,
+    /// It must exist.
+    ReadWrite,
+    /// Open it read-write, empty if it did not exist.
+    Create,
+}
+
+/// A flat set of named files.
+///
+/// Names are plain (`rows.0`): not empty, no `/`, not `.`, `..` or `LOCK`, not ending in `.tmp`;
+/// others are `Invalid`. Creating, renaming and removing last through power loss only after
+/// [`Folder::sync`].
+pub trait Folder: Send + Sync + Debug {
+    /// Returns the path, if it has one.
+    fn path(&self) -> Option<&Path>;
+
+    /// Opens the large file `name`.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` when there is no such file and `mode` does not create it, `Io` otherwise.
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn Device>>;
+
+    /// Reads the small file `name` whole; `None` when there is no such file.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the operating system refuses.
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>>;
+
+    /// Replaces the file `name` by `bytes` at one point in time, durably: temporary file, write,
+    /// sync, rename, sync of the folder. Devices open on the old file keep the old file.
+    ///
+    /// # Errors
+    ///
+    /// `Io` or `NoSpace`; the old file is then still there, unless it was the folder's sync that
+    /// failed, when it is the old one or the new one.
+    fn write_atomic(&self, name: &str, bytes: &[u8]) -> Result<()>;
+
+    /// Overwrites the file `name` by `bytes` in place and syncs the file, not the folder. For
+    /// new files that a later [`Folder::sync`] or manifest makes visible.
+    ///
+    /// # Errors
+    ///
+    /// `Io` or `NoSpace`; the file then holds anything.
+    fn write_durable(&self, name: &str, bytes: &[u8]) -> Result<()>;
+
+    /// Removes the file `name`; fine when there is none. Open devices keep working.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the operating system refuses.
+    fn remove(&self, name: &str) -> Result<()>;
+
+    /// Lists the names of all files in ascending order, without the lock file and temporaries.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the operating system refuses.
+    fn list(&self) -> Result<Vec<String>>;
+
+    /// Makes every name created, renamed or removed so far survive power loss.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the operating system refuses.
+    fn sync(&self) -> Result<()>;
+
+    /// Takes the folder for this opener alone, without waiting; given back on drop.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` when it is taken, naming the folder and the process that has it.
+    fn lock(&self) -> Result<FolderLock>;
+}
+
+/// Proof that this opener owns the folder; dropping it gives the folder back.
+#[must_use = "the folder is given back when the lock is dropped"]
+pub struct FolderLock {
+    _guard: Box<dyn Any + Send + Sync>,
+}
+
+impl FolderLock {
+    /// Wraps what gives the folder back when dropped.
+    pub fn new(guard: impl Any + Send + Sync) -> Self {
+        Self { _guard: Box::new(guard) }
+    }
+}
+
+impl Debug for FolderLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FolderLock")
+    }
+}
+
+/// Checks that `name` is a plain file name a store may use.
+///
+/// # Errors
+///
+/// `Invalid` otherwise.
+pub fn check_name(name: &str) -> Result<()> {
+    let is_plain = !name.is_empty()
+        && !name.contains(['/', '\0'])
+        && !matches!(name, "." | ".." | LOCK_NAME)
+        && !name.ends_with(TEMPORARY_SUFFIX);
+    if is_plain {
+        return Ok(());
+    }
+    Err(Error::invalid("not a plain file name").with("name", format_args!("{name:?}")))
+}
+
+/// Builds the error a second opener of a folder gets.
+#[must_use]
+pub fn locked_error(folder: &str, holder_pid: &str) -> Error {
+    Error::new(ErrorKind::Closed, "folder is in use by another opener")
+        .with("path", folder)
+        .with("holder_pid", if holder_pid.is_empty() { "unknown" } else { holder_pid })
+        .with("remedy", "close the store there, or end that process, then open it again")
+}
