@@ -1,1 +1,20 @@
 //! Did we see these rows lately? Row tiers in DRAM over any store.
+//!
+//! A [`RowTier`] keeps rows within a byte budget: one mechanism (slabs, an index, free slots)
+//! and a policy that only decides who leaves ([`EvictionPolicy`], [`Lru`]). A [`ShardedTier`]
+//! splits the budget over locks, so that threads hitting different rows do not meet. Tiers hold
+//! copies: losing one costs a read, never a row. Adding a policy is one file in [`policy`], one
+//! line in its registry, and [`check_eviction_policy`].
+
+pub mod conformance;
+pub mod policy;
+mod shard;
+mod sizing;
+mod slab;
+mod tier;
+
+pub use conformance::check_eviction_policy;
+pub use policy::{EvictionPolicy, Lru, PolicyKind};
+pub use shard::ShardedTier;
+pub use sizing::{RowClass, TierOptions};
+pub use tier::{Insertion, RowTier, TierStats};

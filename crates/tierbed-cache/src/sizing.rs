@@ -1,0 +1,168 @@
+//! How many slabs does a byte budget hold, with every byte of metadata counted?
+//!
+//! ```text
+//! capacity >= slabs * (slab_bytes + per-slab tables) + index for the most rows they can hold
+//! slab     =  slots * (row words * 4 + slot metadata)           slot metadata: key, tick, policy
+//! ```
+//!
+//! The index is allocated once, for the most rows that can ever be held at once: the smallest
+//! rows first, but never more rows of a class than its tables have.
+
+use tierbed_core::{Error, Result};
+
+use crate::policy::{EvictionPolicy, PolicyKind, SLOT_BITS};
+use crate::slab::{Slab, SLAB_OVERHEAD_BYTES, SLOT_METADATA_BYTES};
+
+const SLAB_BYTES_MAX: u64 = 64 << 10;
+const SLAB_BYTES_MIN: u64 = 4 << 10;
+/// Slabs a tier should at least be made of, so that several row sizes find room.
+const SLABS_WANTED: u64 = 64;
+
+/// Rows of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowClass {
+    /// 4-byte words per row.
+    pub row_words: usize,
+    /// Rows of this size that exist: the cache never holds more.
+    pub row_count: u64,
+}
+
+/// What a tier may hold.
+#[derive(Debug, Clone)]
+pub struct TierOptions {
+    /// Bytes of rows, index and metadata together. Too few for one slab: the tier holds nothing.
+    pub capacity_bytes: u64,
+    /// The row sizes that will come. Equal sizes are added up.
+    pub classes: Vec<RowClass>,
+    /// Who leaves when it is full.
+    pub policy: PolicyKind,
+}
+
+/// How the capacity is laid out.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    pub(crate) slab_bytes: u64,
+    pub(crate) slab_count: u32,
+    /// Most rows held at once.
+    pub(crate) rows_max: u64,
+    /// Row words and slots per slab of each class, by growing row words.
+    pub(crate) classes: Vec<ClassLayout>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClassLayout {
+    pub(crate) row_words: usize,
+    pub(crate) row_count: u64,
+    pub(crate) slots_per_slab: u32,
+}
+
+impl Layout {
+    /// # Errors
+    /// `Invalid` when a class has rows of no words or larger than a slab.
+    pub(crate) fn new(options: &TierOptions) -> Result<Self> {
+        let policy = options.policy.build();
+        let mut classes = merged(&options.classes)?;
+        let largest = classes.last().map_or(0, |class| slot_bytes(class, policy.as_ref()));
+        let wanted = (options.capacity_bytes / SLABS_WANTED).max(1);
+        let slab_bytes = (1 << wanted.ilog2())
+            .clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX)
+            .max((largest + SLAB_OVERHEAD_BYTES).next_power_of_two());
+        if slab_bytes > SLAB_BYTES_MAX {
+            return Err(Error::invalid("rows too large for a cache slab")
+                .with("row_bytes", largest)
+                .with("slab_bytes_max", SLAB_BYTES_MAX));
+        }
+        for class in &mut classes {
+            let slots = (slab_bytes - SLAB_OVERHEAD_BYTES) / slot_bytes(class, policy.as_ref());
+            class.slots_per_slab = slots.min(1 << SLOT_BITS) as u32;
+        }
+        let mut layout = Self { slab_bytes, slab_count: 0, rows_max: 0, classes };
+        layout.fit(options.capacity_bytes, policy.as_ref());
+        Ok(layout)
+    }
+
+    /// Finds the most slabs that fit, by bisection: the bytes grow with the slabs.
+    fn fit(&mut self, capacity_bytes: u64, policy: &dyn EvictionPolicy) {
+        let slabs_max = u64::from(u32::MAX >> SLOT_BITS);
+        // No more slabs than the rows that exist can fill.
+        let slabs_useful =
+            self.classes.iter().map(|c| c.row_count.div_ceil(u64::from(c.slots_per_slab)));
+        let slabs_useful = slabs_useful.fold(0u64, u64::saturating_add);
+        let mut most = (capacity_bytes / self.slab_bytes).min(slabs_max).min(slabs_useful);
+        let mut least = 0;
+        while least < most {
+            let middle = (least + most).div_ceil(2);
+            if self.bytes_with(middle, policy) <= capacity_bytes {
+                least = middle;
+            } else {
+                most = middle - 1;
+            }
+        }
+        self.slab_count = least as u32;
+        self.rows_max = self.rows_in(least);
+    }
+
+    fn bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
+        slab_count * (self.slab_bytes + self.table_bytes_per_slab(policy))
+            + index_bytes(self.rows_in(slab_count))
+    }
+
+    fn rows_in(&self, slab_count: u64) -> u64 {
+        let mut slabs_left = slab_count;
+        let mut rows = 0;
+        for class in &self.classes {
+            let slots = u64::from(class.slots_per_slab);
+            let slabs = slabs_left.min(class.row_count.div_ceil(slots));
+            rows += (slabs * slots).min(class.row_count);
+            slabs_left -= slabs;
+        }
+        rows
+    }
+
+    /// Bytes per slab outside the slab itself: the slab table, and what each pool keeps.
+    pub(crate) fn table_bytes_per_slab(&self, policy: &dyn EvictionPolicy) -> u64 {
+        let per_pool = policy.bytes_per_slab() + size_of::<u32>();
+        (size_of::<Option<Slab>>() + self.classes.len() * per_pool) as u64
+    }
+}
+
+/// Returns the capacity to ask the index for when it holds `rows`: a third more, so that it
+/// can be swept of tombstones rarely and never has to grow.
+pub(crate) fn index_capacity(rows: u64) -> usize {
+    if rows == 0 {
+        return 0;
+    }
+    usize::try_from(rows + rows / 3 + 8).unwrap_or(usize::MAX)
+}
+
+/// Bytes of the index: 8/7 buckets per entry, a power of two, 4 bytes and a tag each.
+pub(crate) fn index_bytes(rows: u64) -> u64 {
+    if rows == 0 {
+        return 0;
+    }
+    let buckets = (index_capacity(rows) as u64 * 8 / 7 + 1).next_power_of_two();
+    buckets * 5 + 64
+}
+
+fn slot_bytes(class: &ClassLayout, policy: &dyn EvictionPolicy) -> u64 {
+    (class.row_words * size_of::<f32>() + SLOT_METADATA_BYTES + policy.bytes_per_slot()) as u64
+}
+
+fn merged(classes: &[RowClass]) -> Result<Vec<ClassLayout>> {
+    let mut merged: Vec<ClassLayout> = Vec::new();
+    for class in classes {
+        if class.row_words == 0 {
+            return Err(Error::invalid("rows must have at least one word"));
+        }
+        match merged.iter_mut().find(|known| known.row_words == class.row_words) {
+            Some(known) => known.row_count = known.row_count.saturating_add(class.row_count),
+            None => merged.push(ClassLayout {
+                row_words: class.row_words,
+                row_count: class.row_count,
+                slots_per_slab: 0,
+            }),
+        }
+    }
+    merged.sort_by_key(|class| class.row_words);
+    Ok(merged)
+}

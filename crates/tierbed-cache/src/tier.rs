@@ -1,0 +1,444 @@
+//! Is this row here, and who makes room for the next one?
+//!
+//! Rows of several sizes share one budget of slabs. Each size is a *pool* with its own policy;
+//! slabs move between pools: a pool without a slab takes one from the pool that holds most, and
+//! a pool whose rows leave much younger than another's takes that one's oldest (the tail ages
+//! even out). Invariant: a slot is occupied exactly when its key is in the index and the slot in
+//! its pool's policy.
+//!
+//! Source: the slab rebalancing by tail age of CacheLib (Berg et al., OSDI 2020).
+
+use hashbrown::HashTable;
+use tierbed_core::env::mix64;
+use tierbed_core::{Error, Result, RowKey};
+
+use crate::policy::{EvictionPolicy, SLOT_BITS};
+use crate::sizing::{index_capacity, Layout, TierOptions};
+use crate::slab::{Slab, EMPTY_KEY};
+
+/// No slot: end of a free list.
+const NONE: u32 = u32::MAX;
+/// A pool takes another's slab when that one's tail is this many times older.
+const TAIL_AGE_RATIO: u32 = 2;
+
+/// A cache of rows within a byte budget. Not shared between threads; see
+/// [`ShardedTier`](crate::ShardedTier).
+#[derive(Debug)]
+pub struct RowTier {
+    layout: Layout,
+    index: HashTable<u32>,
+    slabs: Vec<Option<Slab>>,
+    pools: Vec<Pool>,
+    /// Counts accesses; wraps.
+    tick: u32,
+    fixed_bytes: u64,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+struct Pool {
+    row_words: usize,
+    slots_per_slab: u32,
+    slabs: Vec<u32>,
+    free: u32,
+    policy: Box<dyn EvictionPolicy>,
+    evictions_since_balance: u32,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Counters {
+    hits: u64,
+    misses: u64,
+    insertions: u64,
+    evictions: u64,
+    slab_moves: u64,
+}
+
+/// What became of an inserted row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Insertion {
+    /// It is in the tier now.
+    Stored,
+    /// It was there; its words were overwritten.
+    Replaced,
+    /// The tier's budget holds no slab at all.
+    Bypassed,
+}
+
+/// What a tier did and holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Rows asked for and found.
+    pub hits: u64,
+    /// Rows asked for and not found.
+    pub misses: u64,
+    /// Rows stored that were not there.
+    pub insertions: u64,
+    /// Rows that left to make room.
+    pub evictions: u64,
+    /// Slabs that changed their pool.
+    pub slab_moves: u64,
+    /// Rows held now.
+    pub row_count: u64,
+    /// Bytes of slots, occupied or not.
+    pub data_bytes: u64,
+    /// Bytes of index, keys, links and tables.
+    pub metadata_bytes: u64,
+    /// The budget: never less than data and metadata together.
+    pub capacity_bytes: u64,
+}
+
+impl TierStats {
+    /// Adds the counts of `other`: the statistics of two tiers side by side.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            insertions: self.insertions + other.insertions,
+            evictions: self.evictions + other.evictions,
+            slab_moves: self.slab_moves + other.slab_moves,
+            row_count: self.row_count + other.row_count,
+            data_bytes: self.data_bytes + other.data_bytes,
+            metadata_bytes: self.metadata_bytes + other.metadata_bytes,
+            capacity_bytes: self.capacity_bytes + other.capacity_bytes,
+        }
+    }
+}
+
+/// Packs a key: 16 bits of table, 40 of row. Both bounds are the schema's.
+pub(crate) fn packed(key: RowKey) -> u64 {
+    (u64::from(key.table.0) << 40) | key.row.0
+}
+
+impl RowTier {
+    /// Builds an empty tier; memory is taken as rows arrive, except the index's.
+    ///
+    /// # Errors
+    /// `Invalid` when a class has rows of no words or larger than a slab.
+    pub fn new(options: &TierOptions) -> Result<Self> {
+        let layout = Layout::new(options)?;
+        let index = HashTable::with_capacity(index_capacity(layout.rows_max));
+        let pools = layout.classes.iter().map(|class| Pool {
+            row_words: class.row_words,
+            slots_per_slab: class.slots_per_slab,
+            slabs: Vec::with_capacity(layout.slab_count as usize),
+            free: NONE,
+            policy: options.policy.build(),
+            evictions_since_balance: 0,
+        });
+        let pools: Vec<Pool> = pools.collect();
+        let tables = layout.table_bytes_per_slab(options.policy.build().as_ref());
+        let fixed_bytes = index.allocation_size() as u64 + tables * u64::from(layout.slab_count);
+        Ok(Self {
+            slabs: Vec::with_capacity(layout.slab_count as usize),
+            index,
+            pools,
+            tick: 0,
+            fixed_bytes,
+            counters: Counters::default(),
+            layout,
+        })
+    }
+
+    /// Returns the row of `key` if it is here, `[row_words]`, and counts the hit or miss.
+    pub fn get(&mut self, key: RowKey) -> Option<&[f32]> {
+        let packed = packed(key);
+        let Some(slot) = self.find(packed) else {
+            self.counters.misses += 1;
+            return None;
+        };
+        self.counters.hits += 1;
+        self.tick = self.tick.wrapping_add(1);
+        let tick = self.tick;
+        let slab = self.slabs.get_mut((slot >> SLOT_BITS) as usize)?.as_mut()?;
+        slab.set_tick(at(slot), tick);
+        let pool = self.pools.get_mut(slab.pool)?;
+        pool.policy.touch(slot);
+        Some(slab.row(at(slot)))
+    }
+
+    /// Tells whether `key` is here; counts nothing.
+    #[must_use]
+    pub fn contains(&self, key: RowKey) -> bool {
+        self.find(packed(key)).is_some()
+    }
+
+    /// Stores a copy of `row` `[row_words]`; another row may leave for it.
+    ///
+    /// # Errors
+    /// `Invalid` when no class has rows of this size.
+    pub fn insert(&mut self, key: RowKey, row: &[f32]) -> Result<Insertion> {
+        let packed = packed(key);
+        let pool_at =
+            self.pools.binary_search_by_key(&row.len(), |pool| pool.row_words).map_err(|_| {
+                Error::invalid("no cache class has rows of this size").with("row_words", row.len())
+            })?;
+        self.tick = self.tick.wrapping_add(1);
+        if let Some(slot) = self.find(packed) {
+            if self.slab_mut(slot).row_words() == row.len() {
+                let tick = self.tick;
+                let slab = self.slab_mut(slot);
+                slab.set_row(at(slot), row);
+                slab.set_tick(at(slot), tick);
+                self.pool_mut(pool_at).policy.touch(slot);
+                return Ok(Insertion::Replaced);
+            }
+            self.vacate(slot);
+        }
+        let Some(slot) = self.free_slot(pool_at) else { return Ok(Insertion::Bypassed) };
+        let tick = self.tick;
+        let slab = self.slab_mut(slot);
+        let next_free = slab.tick(at(slot));
+        slab.set_key(at(slot), packed);
+        slab.set_tick(at(slot), tick);
+        slab.set_row(at(slot), row);
+        let pool = self.pool_mut(pool_at);
+        pool.free = next_free;
+        pool.policy.insert(slot, mix64(packed));
+        self.index_insert(packed, slot);
+        self.counters.insertions += 1;
+        Ok(Insertion::Stored)
+    }
+
+    /// Forgets `key`; tells whether it was here.
+    pub fn remove(&mut self, key: RowKey) -> bool {
+        let found = self.find(packed(key));
+        if let Some(slot) = found {
+            self.vacate(slot);
+        }
+        found.is_some()
+    }
+
+    /// Returns what was counted so far and what is held now.
+    #[must_use]
+    pub fn stats(&self) -> TierStats {
+        let mut stats = TierStats {
+            hits: self.counters.hits,
+            misses: self.counters.misses,
+            insertions: self.counters.insertions,
+            evictions: self.counters.evictions,
+            slab_moves: self.counters.slab_moves,
+            row_count: self.index.len() as u64,
+            metadata_bytes: self.fixed_bytes,
+            ..TierStats::default()
+        };
+        for slab in self.slabs.iter().flatten() {
+            let policy_bytes = self.pools.get(slab.pool).map_or(0, |p| p.policy.bytes_per_slot());
+            stats.data_bytes += slab.row_bytes_total();
+            stats.metadata_bytes +=
+                slab.metadata_bytes() + (slab.slot_count() * policy_bytes) as u64;
+        }
+        stats.capacity_bytes =
+            self.fixed_bytes + u64::from(self.layout.slab_count) * self.layout.slab_bytes;
+        stats
+    }
+
+    /// Lists the rows of `row_words` words in the order in which they would leave, for tests.
+    #[must_use]
+    pub fn dump(&self, row_words: usize) -> Vec<RowKey> {
+        let pool = self.pools.iter().find(|pool| pool.row_words == row_words);
+        let slots = pool.map_or_else(Vec::new, |pool| pool.policy.dump());
+        let keys = slots.iter().map(|&slot| self.key_of(slot));
+        keys.map(|key| {
+            let table = tierbed_core::TableId((key >> 40) as u32);
+            RowKey::new(table, tierbed_core::RowId(key & ((1 << 40) - 1)))
+        })
+        .collect()
+    }
+
+    /// Finds an empty slot of `pool_at`, making one if need be. It stays first of the free list.
+    fn free_slot(&mut self, pool_at: usize) -> Option<u32> {
+        if self.pool_mut(pool_at).free == NONE && !self.grow(pool_at) {
+            self.balance(pool_at);
+            let pool = self.pool_mut(pool_at);
+            if pool.free == NONE {
+                let victim = pool.policy.victim()?;
+                self.counters.evictions += 1;
+                self.vacate(victim);
+            }
+        }
+        let free = self.pool_mut(pool_at).free;
+        (free != NONE).then_some(free)
+    }
+
+    /// Gives the pool a slab nobody has yet.
+    fn grow(&mut self, pool_at: usize) -> bool {
+        if self.slabs.len() >= self.layout.slab_count as usize {
+            return false;
+        }
+        let slab = self.slabs.len() as u32;
+        self.slabs.push(None);
+        self.attach(slab, pool_at);
+        true
+    }
+
+    /// Moves a slab to `pool_at` when it has none, or when its rows leave too young.
+    fn balance(&mut self, pool_at: usize) {
+        let pool = self.pool_mut(pool_at);
+        pool.evictions_since_balance += 1;
+        if pool.slabs.is_empty() {
+            let most =
+                (0..self.pools.len()).max_by_key(|&at| self.pools.get(at).map(|p| p.slabs.len()));
+            let slab = most.and_then(|at| self.pools.get(at)?.slabs.last().copied());
+            if let Some(slab) = slab {
+                self.move_slab(slab, pool_at);
+            }
+            return;
+        }
+        // Once per slab's worth of evictions: a slab just taken gets used before the next.
+        if pool.evictions_since_balance < pool.slots_per_slab {
+            return;
+        }
+        pool.evictions_since_balance = 0;
+        let own_age = self.tail(pool_at).map_or(0, |(_, age)| age);
+        let mut oldest = None;
+        for other in (0..self.pools.len()).filter(|&other| other != pool_at) {
+            if self.pool_mut(other).slabs.len() < 2 {
+                continue;
+            }
+            // A pool whose slots are all empty gives first.
+            let (slot, age) = match self.tail(other) {
+                Some(tail) => tail,
+                None => (self.pool_mut(other).free, u32::MAX),
+            };
+            if slot != NONE && oldest.is_none_or(|(_, oldest_age)| age > oldest_age) {
+                oldest = Some((slot, age));
+            }
+        }
+        if let Some((slot, age)) = oldest {
+            if age / TAIL_AGE_RATIO > own_age {
+                self.move_slab(slot >> SLOT_BITS, pool_at);
+            }
+        }
+    }
+
+    /// The next victim of a pool, and how many accesses ago it was used.
+    fn tail(&mut self, pool_at: usize) -> Option<(u32, u32)> {
+        let slot = self.pool_mut(pool_at).policy.victim()?;
+        let last_used = self.slab_mut(slot).tick(at(slot));
+        Some((slot, self.tick.wrapping_sub(last_used)))
+    }
+
+    fn move_slab(&mut self, slab: u32, to: usize) {
+        let first = slab << SLOT_BITS;
+        let slot_count = self.slab_mut(first).slot_count() as u32;
+        for slot in first..first + slot_count {
+            if self.key_of(slot) != EMPTY_KEY {
+                self.counters.evictions += 1;
+                self.vacate(slot);
+            }
+        }
+        let from = self.slab_mut(first).pool;
+        self.unlink_free(from, slab);
+        let pool = self.pool_mut(from);
+        pool.slabs.retain(|&held| held != slab);
+        pool.policy.drop_slab(slab);
+        self.counters.slab_moves += 1;
+        self.attach(slab, to);
+    }
+
+    /// Takes the slots of `slab` out of the free list of its pool.
+    fn unlink_free(&mut self, pool_at: usize, slab: u32) {
+        let mut kept = NONE;
+        let mut slot = self.pool_mut(pool_at).free;
+        while slot != NONE {
+            let next = self.slab_mut(slot).tick(at(slot));
+            if slot >> SLOT_BITS != slab {
+                self.slab_mut(slot).set_tick(at(slot), kept);
+                kept = slot;
+            }
+            slot = next;
+        }
+        self.pool_mut(pool_at).free = kept;
+    }
+
+    /// Makes `slab` a slab of empty slots of `pool_at`.
+    fn attach(&mut self, slab: u32, pool_at: usize) {
+        let pool = self.pool_mut(pool_at);
+        let mut fresh = Slab::new(pool_at, pool.row_words, pool.slots_per_slab);
+        pool.policy.add_slab(slab, pool.slots_per_slab);
+        pool.slabs.push(slab);
+        for slot in (0..fresh.slot_count()).rev() {
+            fresh.set_tick(slot, pool.free);
+            pool.free = (slab << SLOT_BITS) | slot as u32;
+        }
+        if let Some(place) = self.slabs.get_mut(slab as usize) {
+            *place = Some(fresh);
+        }
+    }
+
+    /// Empties an occupied slot and puts it first in the free list.
+    fn vacate(&mut self, slot: u32) {
+        let key = self.key_of(slot);
+        let entry = self.index.find_entry(mix64(key), |&held| held == slot);
+        if let Ok(entry) = entry {
+            entry.remove();
+        }
+        let pool_at = self.slab_mut(slot).pool;
+        let pool = self.pool_mut(pool_at);
+        pool.policy.remove(slot, mix64(key));
+        let next_free = std::mem::replace(&mut pool.free, slot);
+        let slab = self.slab_mut(slot);
+        slab.set_key(at(slot), EMPTY_KEY);
+        slab.set_tick(at(slot), next_free);
+    }
+
+    fn find(&self, packed: u64) -> Option<u32> {
+        self.index.find(mix64(packed), |&slot| self.key_of(slot) == packed).copied()
+    }
+
+    /// Adds to the index without ever growing it: when tombstones have used its room up, it is
+    /// swept and filled anew.
+    fn index_insert(&mut self, packed: u64, slot: u32) {
+        let slabs = &self.slabs;
+        let hash = |slot: &u32| mix64(key_in(slabs, *slot));
+        if self.index.len() < self.index.capacity() {
+            self.index.insert_unique(mix64(packed), slot, hash);
+            return;
+        }
+        self.index.clear();
+        for (number, slab) in slabs.iter().enumerate() {
+            let slots = slab.as_ref().map_or(0, Slab::slot_count) as u32;
+            for slot in 0..slots {
+                let slot = ((number as u32) << SLOT_BITS) | slot;
+                let key = key_in(slabs, slot);
+                if key != EMPTY_KEY {
+                    self.index.insert_unique(mix64(key), slot, hash);
+                }
+            }
+        }
+    }
+
+    fn key_of(&self, slot: u32) -> u64 {
+        key_in(&self.slabs, slot)
+    }
+
+    fn slab_mut(&mut self, slot: u32) -> &mut Slab {
+        let slab = self.slabs.get_mut((slot >> SLOT_BITS) as usize).and_then(Option::as_mut);
+        match slab {
+            Some(slab) => slab,
+            None => panic!("slot {slot} is in no slab"),
+        }
+    }
+
+    fn pool_mut(&mut self, pool_at: usize) -> &mut Pool {
+        match self.pools.get_mut(pool_at) {
+            Some(pool) => pool,
+            None => panic!("no pool {pool_at}"),
+        }
+    }
+}
+
+fn key_in(slabs: &[Option<Slab>], slot: u32) -> u64 {
+    let slab = slabs.get((slot >> SLOT_BITS) as usize).and_then(Option::as_ref);
+    slab.map_or(EMPTY_KEY, |slab| slab.key(at(slot)))
+}
+
+/// Position of a slot in its slab.
+fn at(slot: u32) -> usize {
+    (slot & ((1 << SLOT_BITS) - 1)) as usize
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use tierbed_core::env::SplitMix64;
+use tierbed_core::{RowId, TableId};
+
+use super::*;
+use crate::policy::PolicyKind;
+use crate::sizing::RowClass;
+
+fn options(capacity_bytes: u64, classes: &[(usize, u64)]) -> TierOptions {
+    let class = |&(row_words, row_count)| RowClass { row_words, row_count };
+    let classes = classes.iter().map(class).collect();
+    TierOptions { capacity_bytes, classes, policy: PolicyKind::Lru }
+}
+
+fn key(table: u32, row: u64) -> RowKey {
+    RowKey::new(TableId(table), RowId(row))
+}
+
+fn rows_of(tier: &RowTier, row_words: usize) -> Vec<u64> {
+    tier.dump(row_words).iter().map(|key| key.row.0).collect()
+}
+
+#[test]
+fn the_least_recently_used_row_leaves() {
+    // One slab of 4 KiB: three rows of 1 KiB.
+    let mut tier = RowTier::new(&options(6 << 10, &[(256, 1000)])).unwrap();
+    for row in 0..3 {
+        assert_eq!(tier.insert(key(0, row), &[row as f32; 256]).unwrap(), Insertion::Stored);
+    }
+    assert_eq!(rows_of(&tier, 256), [0, 1, 2]);
+    assert_eq!(tier.get(key(0, 0)), Some(&[0.0; 256][..]));
+    assert_eq!(tier.insert(key(0, 1), &[7.0; 256]).unwrap(), Insertion::Replaced);
+    assert_eq!(rows_of(&tier, 256), [2, 0, 1]);
+    tier.insert(key(0, 9), &[9.0; 256]).unwrap();
+    assert_eq!(rows_of(&tier, 256), [0, 1, 9]);
+    assert_eq!(tier.get(key(0, 2)), None);
+    assert_eq!(tier.get(key(0, 1)), Some(&[7.0; 256][..]));
+    let stats = tier.stats();
+    assert_eq!((stats.hits, stats.misses, stats.evictions, stats.row_count), (2, 1, 1, 3));
+    assert!(tier.remove(key(0, 9)) && !tier.remove(key(0, 9)));
+    assert_eq!(rows_of(&tier, 256), [0, 1]);
+}
+
+#[test]
+fn no_budget_holds_nothing_and_a_strange_size_is_refused() {
+    let mut tier = RowTier::new(&options(1000, &[(16, 1000)])).unwrap();
+    assert_eq!(tier.insert(key(0, 0), &[1.0; 16]).unwrap(), Insertion::Bypassed);
+    assert_eq!(tier.get(key(0, 0)), None);
+    assert_eq!(tier.stats().data_bytes + tier.stats().metadata_bytes, 0);
+    assert!(tier.insert(key(0, 0), &[1.0; 17]).is_err());
+    assert!(RowTier::new(&options(1 << 20, &[(20_000, 10)])).is_err());
+    assert!(RowTier::new(&options(1 << 20, &[(0, 10)])).is_err());
+}
+
+#[test]
+fn everything_fits_when_the_budget_does() {
+    // 2000 rows of 64 + 16 bytes payload; slots need 4 * 20 + 20 bytes each.
+    let mut tier = RowTier::new(&options(400 << 10, &[(20, 2000)])).unwrap();
+    for row in 0..2000 {
+        tier.insert(key(1, row), &[row as f32; 20]).unwrap();
+    }
+    assert!((0..2000).all(|row| tier.get(key(1, row)) == Some(&[row as f32; 20][..])));
+    assert_eq!(tier.stats().evictions, 0);
+}
+
+/// A first phase of small rows took every slab; when only large rows are asked for, the slabs
+/// have to follow, or the tier would serve from one slab for ever.
+#[test]
+fn slabs_follow_the_rows_that_are_asked_for() {
+    let mut tier = RowTier::new(&options(1 << 20, &[(4, 1 << 20), (64, 1 << 20)])).unwrap();
+    for row in 0..30_000 {
+        tier.insert(key(0, row), &[0.0; 4]).unwrap();
+    }
+    assert!(tier.dump(64).is_empty());
+    for round in 0..20 {
+        for row in 0..1500 {
+            if tier.get(key(1, row)).is_none() {
+                tier.insert(key(1, row), &[round as f32; 64]).unwrap();
+            }
+        }
+    }
+    let large = tier.dump(64).len();
+    assert!(large == 1500, "{large} of 1500 large rows are held");
+    assert!(tier.stats().slab_moves > 10);
+}
+
+#[test]
+fn the_index_never_grows_over_long_runs() {
+    let mut tier = RowTier::new(&options(200 << 10, &[(4, 1 << 30)])).unwrap();
+    let before = tier.index.allocation_size();
+    let mut rng = SplitMix64::new(3);
+    for _ in 0..200_000 {
+        tier.insert(key(0, rng.below(1 << 30)), &[1.0; 4]).unwrap();
+    }
+    assert_eq!(tier.index.allocation_size(), before);
+    assert_eq!(tier.index.len() as u64, tier.stats().row_count);
+    assert!(tier.stats().data_bytes + tier.stats().metadata_bytes <= 200 << 10);
+}
+
+/// Walks everything: slots, free lists, index and policies must tell the same story.
+fn check_whole(tier: &RowTier, capacity_bytes: u64) {
+    let stats = tier.stats();
+    assert!(stats.data_bytes + stats.metadata_bytes <= stats.capacity_bytes);
+    assert!(stats.capacity_bytes <= capacity_bytes);
+    let mut live = 0;
+    for (at, pool) in tier.pools.iter().enumerate() {
+        let occupied = pool.policy.dump();
+        live += occupied.len() as u64;
+        assert!(occupied.iter().all(|&slot| tier.find(tier.key_of(slot)) == Some(slot)));
+        let mut free = 0;
+        let mut slot = pool.free;
+        while slot != NONE {
+            let slab = tier.slabs[(slot >> SLOT_BITS) as usize].as_ref().unwrap();
+            assert_eq!((slab.pool, slab.key(super::at(slot))), (at, EMPTY_KEY));
+            slot = slab.tick(super::at(slot));
+            free += 1;
+        }
+        let slots = pool.slabs.len() * pool.slots_per_slab as usize;
+        assert_eq!(slots, occupied.len() + free, "slots of pool {at}");
+    }
+    assert_eq!(live, stats.row_count);
+}
+
+proptest! {
+    /// Never over budget, never a wrong row, a hit only for what was inserted last.
+    #[test]
+    fn behaves_like_a_map_that_forgets(
+        capacity_bytes in 0u64..60_000,
+        seed: u64,
+        dims in proptest::collection::vec(1usize..600, 1..4),
+    ) {
+        let classes: Vec<_> = dims.iter().map(|&dim| (dim, 400u64)).collect();
+        let mut tier = RowTier::new(&options(capacity_bytes, &classes)).unwrap();
+        let mut map: HashMap<RowKey, Vec<f32>> = HashMap::new();
+        let mut rng = SplitMix64::new(seed);
+        for step in 0..1500u32 {
+            // The mix of tables drifts, so that slabs have a reason to move.
+            let table = if rng.below(4) == 0 { rng.below(dims.len() as u64) as usize }
+                else { (step / 500) as usize % dims.len() };
+            let key = key(table as u32, rng.below(400));
+            match rng.below(8) {
+                0..=2 => {
+                    if let Some(row) = tier.get(key) {
+                        prop_assert_eq!(Some(row), map.get(&key).map(Vec::as_slice));
+                    }
+                }
+                3..=6 => {
+                    let row = vec![step as f32; dims[table]];
+                    if tier.insert(key, &row).unwrap() != Insertion::Bypassed {
+                        prop_assert!(tier.contains(key));
+                    }
+                    map.insert(key, row);
+                }
+                _ => {
+                    tier.remove(key);
+                    prop_assert!(!tier.contains(key));
+                    map.remove(&key);
+                }
+            }
+            if step % 100 == 0 {
+                check_whole(&tier, capacity_bytes);
+            }
+        }
+        check_whole(&tier, capacity_bytes);
+    }
+}
