@@ -1,2 +1,45 @@
-//! The house commands.
-fn main() {}
+//! Is the house in order? The house commands, `cargo x <command>`.
+//!
+//! They need nothing but cargo. `make` builds on them and adds the Python half.
+
+mod commands;
+mod tidy;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo x <command>
+
+  check               cargo fmt --check, clippy with warnings as errors, tidy
+  test                Rust unit, integration and documentation tests
+  tidy                house rules: sizes, words, arrows between crates, docs, links, unsafe
+  sim [--seed N] [--rounds N]
+                      seeded simulations of faulty disks; a seed replays one run
+  docs                Rust API reference, then the link checks of tidy
+  ci                  check, test, sim, docs, in this order
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["check"] => commands::check(),
+        ["test"] => commands::test(),
+        ["tidy"] => tidy::run(&commands::root()),
+        ["sim", options @ ..] => commands::sim(options),
+        ["docs"] => commands::docs(),
+        ["ci"] => commands::ci(),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => Err(format!("unknown command: {}\n\n{HELP}", words.join(" "))),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}

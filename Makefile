@@ -1,0 +1,128 @@
+# Everything one does with Tierbed, in one word each. `make` prints the list.
+#
+# A fresh machine needs Rust (cargo), Python 3.10 or newer and a C compiler. All else is
+# fetched into this folder: .tools/ (uv), .venv/ (Python packages), target/ (Rust builds).
+# Nothing is installed globally and no step needs root.
+
+UV_VERSION := 0.13.9
+PYTHON ?= python3
+
+STEP := scripts/step
+UV := .tools/uv/bin/uv
+PY := .venv/bin/python
+TIERBED := .venv/bin/tierbed
+
+# Stamps live in the folders they speak of, so removing a folder removes its stamp.
+UV_STAMP := .tools/uv/.version-$(UV_VERSION)
+ENV_STAMP := .venv/.stamp-packages
+NATIVE_STAMP := .venv/.stamp-native
+NATIVE_SOURCES := Cargo.toml Cargo.lock \
+    $(shell find crates -path '*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export UV_PYTHON_DOWNLOADS := never
+# An environment that happens to be active must not be mistaken for ours.
+unexport VIRTUAL_ENV CONDA_PREFIX PYTHONPATH PYTHONHOME
+
+# CI=true: no colours, no progress bars.
+ifeq ($(CI),true)
+export NO_COLOR := 1
+export CARGO_TERM_COLOR := never
+export CARGO_TERM_PROGRESS_WHEN := never
+export UV_NO_PROGRESS := 1
+PYTEST_PLAIN := --color=no
+endif
+
+.DEFAULT_GOAL := help
+# The targets share one virtual environment and one cargo folder: `make -j` runs them in order.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+.PHONY: help
+help: ## Print this list
+	@echo 'make <word>:'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+# ---------------------------------------------------------------- set-up
+
+.PHONY: setup
+setup: $(NATIVE_STAMP) ## Make the environment in .venv and build the native module into it
+
+$(UV_STAMP):
+	@PYTHON='$(PYTHON)' scripts/check-machine
+	@rm -rf .tools/uv
+	@$(STEP) 'uv $(UV_VERSION) into .tools/uv' $(PYTHON) -m venv .tools/uv
+	@.tools/uv/bin/python -m pip install --quiet uv==$(UV_VERSION)
+	@touch $@
+
+$(ENV_STAMP): $(UV_STAMP) pyproject.toml uv.lock
+	@$(STEP) 'Python packages into .venv' \
+	    $(UV) sync --quiet --locked --no-install-project --python '$(PYTHON)'
+	@touch $@
+
+$(NATIVE_STAMP): $(ENV_STAMP) $(NATIVE_SOURCES)
+	@PATH="$(CURDIR)/.tools/uv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" \
+	    $(STEP) 'native module (release build)' \
+	    .venv/bin/maturin develop --uv --release --locked
+	@touch $@
+
+# ---------------------------------------------------------------- the main job
+
+.PHONY: demo
+demo: setup ## Train, checkpoint, resume, publish and serve a model; DATA=file for a Criteo file
+	@$(TIERBED) demo --out demo-out $(if $(DATA),--data '$(DATA)')
+
+.PHONY: bench
+bench: setup ## Run the quick benchmarks into bench-out/ (table, PNG, JSON)
+	@$(STEP) 'bench lookup' $(TIERBED) bench lookup --quick --out bench-out
+	@$(STEP) 'bench training' $(TIERBED) bench training --quick --out bench-out
+
+# ---------------------------------------------------------------- checks
+
+.PHONY: test
+test: setup lint test-rust test-python ## Run every check and every quick test, as CI does
+
+.PHONY: lint
+lint: setup ## Check formatting, lints, house rules and types
+	@$(STEP) 'cargo fmt' cargo fmt --all --check
+	@$(STEP) 'tidy' cargo x tidy
+	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'clippy' \
+	    cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	@$(STEP) 'ruff check' $(PY) -m ruff check
+	@$(STEP) 'ruff format' $(PY) -m ruff format --check
+	@$(STEP) 'mypy' $(PY) -m mypy --strict python/tierbed
+	@$(STEP) 'stubtest' $(PY) -m mypy.stubtest tierbed._native
+
+.PHONY: test-rust
+test-rust: ## Run the Rust tests
+	@$(STEP) 'cargo test' cargo test --locked
+
+.PHONY: test-python
+test-python: setup ## Run the quick Python tests
+	@$(STEP) 'pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'not slow and not gpu'
+
+.PHONY: test-long
+test-long: setup ## Run the slow tests and many simulation seeds
+	@$(STEP) 'simulations' cargo x sim --rounds 50
+	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'
+
+.PHONY: format
+format: setup ## Format all Rust and Python sources
+	@cargo fmt --all
+	@$(PY) -m ruff check --quiet --fix-only
+	@$(PY) -m ruff format --quiet
+
+# ---------------------------------------------------------------- documents
+
+.PHONY: docs
+docs: setup ## Build the API reference into build/docs and check every link
+	@$(STEP) 'Rust reference and links' cargo x docs
+	@$(STEP) 'Python reference' $(PY) scripts/python_reference.py build/docs/python
+
+.PHONY: clean
+clean: ## Remove everything that was built (.tools, .venv, target, outputs)
+	@rm -rf .tools .venv target build demo-out bench-out
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find python -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -f python/tierbed/_native*.so
