@@ -31,7 +31,10 @@ impl<'a> Bags<'a> {
         weights: Option<&'a [f32]>,
         feature_count: usize,
     ) -> Result<Self> {
-        if feature_count == 0 || offsets.is_empty() || (offsets.len() - 1) % feature_count != 0 {
+        if feature_count == 0
+            || offsets.is_empty()
+            || !(offsets.len() - 1).is_multiple_of(feature_count)
+        {
             return Err(Error::invalid("offsets must hold features * samples + 1 values")
                 .with("offsets", offsets.len())
                 .with("features", feature_count));

@@ -1,1 +1,17 @@
-//! Rows changed; where do they live? Read-write row stores and their checkpoints.
+//! Rows changed; where do they live? Read-write row stores and their commits.
+//!
+//! | store | where rows live | useful for |
+//! |---|---|---|
+//! | [`FileStore`] | one direct-addressed record per row in 4 KiB pages on disk | tables larger than memory |
+//! | [`MemoryStore`] | plain memory | tables that fit, and the oracle of every test |
+//!
+//! Both keep the waist's promise (`tierbed_core::conformance`) and share one commit protocol
+//! ([`commit`]): everything written becomes durable together, or nothing does.
+
+mod commit;
+mod file;
+mod memory;
+
+pub use commit::{AttachmentMeta, Manifest, TableMeta};
+pub use file::{page_layout, FileStore, FileStoreOptions, PageLayout};
+pub use memory::MemoryStore;

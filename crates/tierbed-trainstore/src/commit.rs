@@ -1,0 +1,396 @@
+//! When is what was written really there? One atomic commit for rows, state and attachments.
+//!
+//! A commit is a set of files `commit-<number>.*` and one manifest that lists them with
+//! lengths and checksums. It comes into force when the small file `CURRENT` is atomically
+//! replaced; until then the previous commit is untouched. Normative: `docs/formats/store.md`.
+//!
+//! ```text
+//! <table>.rows                    pages (file store)
+//! commit-000012.<table>.pages     page map of the table (file store)
+//! commit-000012.<table>.dump      records of the table (memory store)
+//! commit-000012.att.<name>        attachments
+//! commit-000012.manifest          "tierbed-manifest 1 <crc32c>\n" + JSON
+//! CURRENT                         "tierbed-current 1 12 <crc32c of the manifest file>\n"
+//! ```
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::checksum::crc32c;
+use tierbed_core::store::{Attachment, CommitInfo};
+use tierbed_core::{Error, ErrorKind, Result, Schema};
+use tierbed_io::Folder;
+
+const CURRENT: &str = "CURRENT";
+const CURRENT_MAGIC: &str = "tierbed-current";
+const MANIFEST_MAGIC: &str = "tierbed-manifest";
+const FORMAT_VERSION: u32 = 1;
+
+/// What a commit consists of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Number of the commit, from 1, growing.
+    pub number: u64,
+    /// Name given by the user.
+    pub name: String,
+    /// Kind of store that wrote it: `file` or `memory`.
+    pub backend: String,
+    /// The tables.
+    pub schema: Schema,
+    /// One entry per table, in id order.
+    pub tables: Vec<TableMeta>,
+    /// Blobs committed together with the rows.
+    pub attachments: Vec<AttachmentMeta>,
+}
+
+/// The commit's own file of one table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableMeta {
+    /// Name of the file in the store's folder.
+    pub file: String,
+    /// CRC32C of the file's payload.
+    pub crc32c: u32,
+    /// Rows or pages in it.
+    pub entry_count: u64,
+}
+
+/// An attachment's file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachmentMeta {
+    /// Name given by the user.
+    pub name: String,
+    /// Name of the file in the store's folder.
+    pub file: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC32C of its bytes.
+    pub crc32c: u32,
+}
+
+/// The commits of one folder: reads the one in force, puts the next one in force.
+#[derive(Debug)]
+pub(crate) struct CommitLog {
+    folder: Arc<dyn Folder>,
+    manifest: Option<Manifest>,
+    info: Option<CommitInfo>,
+}
+
+/// Why a commit did not happen, and whether the store may go on.
+#[derive(Debug)]
+pub(crate) enum CommitFailure {
+    /// The previous commit is in force; trying again is allowed.
+    Undone(Error),
+    /// Which commit is in force is unknown until the store is reopened.
+    Poisoned(Error),
+}
+
+impl CommitFailure {
+    /// Sorts a failure before the commit came into force. A full disk or a bad argument may be
+    /// tried again; after a failed sync nobody knows what later syncs really promise.
+    pub(crate) fn of(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::NoSpace | ErrorKind::Invalid => Self::Undone(error),
+            _ => Self::Poisoned(error),
+        }
+    }
+}
+
+impl CommitLog {
+    /// Reads the commit in force, if there is one.
+    ///
+    /// # Errors
+    /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree.
+    pub(crate) fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
+        let mut log = Self { folder, manifest: None, info: None };
+        let Some(current) = log.folder.read(CURRENT)? else {
+            log.refuse_foreign_files()?;
+            return Ok(log);
+        };
+        let (number, crc) = parse_current(&current)?;
+        let manifest = log.read_manifest(number, crc)?;
+        if manifest.backend != backend {
+            return Err(Error::invalid("store was written by another backend")
+                .with("stored", &manifest.backend)
+                .with("asked", backend)
+                .with("remedy", "open it with the stored backend"));
+        }
+        log.info = Some(CommitInfo { number: manifest.number, name: manifest.name.clone() });
+        log.manifest = Some(manifest);
+        log.remove_other_commits();
+        Ok(log)
+    }
+
+    /// Returns the manifest in force.
+    pub(crate) fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
+    }
+
+    /// Returns number and name of the commit in force.
+    pub(crate) fn info(&self) -> Option<&CommitInfo> {
+        self.info.as_ref()
+    }
+
+    /// Returns the number the next commit will have.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.info.as_ref().map_or(1, |info| info.number + 1)
+    }
+
+    /// Returns the name of commit `number`'s file `rest`.
+    pub(crate) fn file_name(number: u64, rest: &str) -> String {
+        format!("commit-{number:06}.{rest}")
+    }
+
+    /// Writes attachments and manifest, then puts the commit in force.
+    ///
+    /// The files named in `manifest.tables` must be durable already.
+    pub(crate) fn put_in_force(
+        &mut self,
+        mut manifest: Manifest,
+        attachments: &[Attachment<'_>],
+    ) -> std::result::Result<(), CommitFailure> {
+        assert_eq!(manifest.number, self.next_number(), "commit numbers grow by one");
+        let prepared = self.prepare(&mut manifest, attachments);
+        let current = match prepared {
+            Ok(current) => current,
+            Err(error) => {
+                self.remove_commit(manifest.number);
+                return Err(CommitFailure::of(error));
+            }
+        };
+        // From here on an error leaves open which of the two commits a reopen will find.
+        self.folder.write_atomic(CURRENT, current.as_bytes()).map_err(CommitFailure::Poisoned)?;
+        self.info = Some(CommitInfo { number: manifest.number, name: manifest.name.clone() });
+        self.manifest = Some(manifest);
+        self.remove_other_commits();
+        Ok(())
+    }
+
+    fn prepare(&self, manifest: &mut Manifest, attachments: &[Attachment<'_>]) -> Result<String> {
+        manifest.attachments.clear();
+        for attachment in attachments {
+            check_attachment_name(attachment.name, &manifest.attachments)?;
+            let file = Self::file_name(manifest.number, &format!("att.{}", attachment.name));
+            self.folder.write_durable(&file, attachment.bytes)?;
+            manifest.attachments.push(AttachmentMeta {
+                name: attachment.name.to_owned(),
+                file,
+                bytes: attachment.bytes.len() as u64,
+                crc32c: crc32c(attachment.bytes),
+            });
+        }
+        let body = serde_json::to_string_pretty(manifest)
+            .map_err(|cause| Error::invalid("manifest cannot be written").with("cause", cause))?;
+        let text =
+            format!("{MANIFEST_MAGIC} {FORMAT_VERSION} {:08x}\n{body}", crc32c(body.as_bytes()));
+        let file = Self::file_name(manifest.number, "manifest");
+        self.folder.write_durable(&file, text.as_bytes())?;
+        self.folder.sync()?;
+        Ok(format!(
+            "{CURRENT_MAGIC} {FORMAT_VERSION} {} {:08x}\n",
+            manifest.number,
+            crc32c(text.as_bytes())
+        ))
+    }
+
+    /// Reads attachment `name` of the commit in force.
+    pub(crate) fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(meta) = self
+            .manifest
+            .as_ref()
+            .and_then(|manifest| manifest.attachments.iter().find(|meta| meta.name == name))
+        else {
+            return Ok(None);
+        };
+        let bytes = self.folder.read(&meta.file)?.ok_or_else(|| missing(&meta.file))?;
+        let found = crc32c(&bytes);
+        if bytes.len() as u64 != meta.bytes || found != meta.crc32c {
+            return Err(Error::corruption("attachment checksum mismatch")
+                .with("attachment", name)
+                .with("file", &meta.file)
+                .with("expected", format_args!("{:08x}", meta.crc32c))
+                .with("found", format_args!("{found:08x}"))
+                .with("remedy", "restore the store's folder from a copy"));
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Checks every attachment of the commit in force.
+    pub(crate) fn verify(&self) -> Result<()> {
+        for meta in self.manifest.iter().flat_map(|manifest| &manifest.attachments) {
+            self.attachment(&meta.name)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of the attachments in force.
+    pub(crate) fn attachment_bytes(&self) -> u64 {
+        self.manifest.iter().flat_map(|manifest| &manifest.attachments).map(|meta| meta.bytes).sum()
+    }
+
+    fn read_manifest(&self, number: u64, crc: u32) -> Result<Manifest> {
+        let file = Self::file_name(number, "manifest");
+        let bytes = self.folder.read(&file)?.ok_or_else(|| missing(&file))?;
+        let found = crc32c(&bytes);
+        if found != crc {
+            return Err(Error::corruption("manifest checksum mismatch")
+                .with("file", &file)
+                .with("expected", format_args!("{crc:08x}"))
+                .with("found", format_args!("{found:08x}")));
+        }
+        parse_manifest(&bytes).map_err(|error| error.with("file", file))
+    }
+
+    fn refuse_foreign_files(&self) -> Result<()> {
+        let is_ours = |name: &str| {
+            name == "LOCK"
+                || name.starts_with("commit-")
+                || name.ends_with(".rows")
+                || name.ends_with(".tmp")
+        };
+        if let Some(name) = self.folder.list()?.into_iter().find(|name| !is_ours(name)) {
+            return Err(Error::invalid("folder holds other files and no store")
+                .with("found", name)
+                .with("remedy", "name a new or empty folder"));
+        }
+        Ok(())
+    }
+
+    // Old commits are garbage; failing to remove them costs space, not correctness.
+    fn remove_other_commits(&self) {
+        let Some(info) = &self.info else { return };
+        let keep = Self::file_name(info.number, "");
+        for name in self.folder.list().unwrap_or_default() {
+            if name.starts_with("commit-") && !name.starts_with(&keep) {
+                let _ = self.folder.remove(&name);
+            }
+        }
+    }
+
+    fn remove_commit(&self, number: u64) {
+        let prefix = Self::file_name(number, "");
+        for name in self.folder.list().unwrap_or_default() {
+            if name.starts_with(&prefix) {
+                let _ = self.folder.remove(&name);
+            }
+        }
+    }
+}
+
+fn missing(file: &str) -> Error {
+    Error::corruption("file of the commit in force is missing")
+        .with("file", file)
+        .with("remedy", "restore the store's folder from a copy")
+}
+
+fn check_attachment_name(name: &str, before: &[AttachmentMeta]) -> Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if name.is_empty() || name.len() > 100 || !name.chars().all(is_plain) {
+        return Err(Error::invalid("attachment name must be 1 to 100 of [A-Za-z0-9_.-]")
+            .with("attachment", name));
+    }
+    if before.iter().any(|meta| meta.name == name) {
+        return Err(Error::invalid("attachment given twice").with("attachment", name));
+    }
+    Ok(())
+}
+
+fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
+    let foreign = || {
+        Error::invalid("CURRENT is not of this format; the folder holds no tierbed store")
+            .with("remedy", "name the folder of a store")
+    };
+    let text = std::str::from_utf8(bytes).map_err(|_| foreign())?;
+    let mut words = text.split_whitespace();
+    if words.next() != Some(CURRENT_MAGIC) {
+        return Err(foreign());
+    }
+    check_version(words.next())?;
+    let damaged = || Error::corruption("CURRENT is damaged");
+    let number = words.next().and_then(|word| word.parse().ok()).ok_or_else(damaged)?;
+    let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
+    let crc = crc.ok_or_else(damaged)?;
+    if words.next().is_some() || !text.ends_with('\n') {
+        return Err(damaged());
+    }
+    Ok((number, crc))
+}
+
+fn check_version(word: Option<&str>) -> Result<()> {
+    let found = word.and_then(|word| word.parse::<u32>().ok());
+    if found == Some(FORMAT_VERSION) {
+        return Ok(());
+    }
+    Err(Error::invalid("store format version is not supported")
+        .with("supported", FORMAT_VERSION)
+        .with("found", word.unwrap_or("none"))
+        .with("remedy", "open it with the version that wrote it"))
+}
+
+fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
+    let damaged = || Error::corruption("manifest is damaged");
+    let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
+    let (head, body) = text.split_once('\n').ok_or_else(damaged)?;
+    let mut words = head.split_whitespace();
+    if words.next() != Some(MANIFEST_MAGIC) {
+        return Err(damaged());
+    }
+    check_version(words.next())?;
+    let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
+    if crc != Some(crc32c(body.as_bytes())) {
+        return Err(damaged());
+    }
+    let manifest: Manifest =
+        serde_json::from_str(body).map_err(|cause| damaged().with("cause", cause))?;
+    if manifest.tables.len() != manifest.schema.tables().len() {
+        return Err(damaged().with("tables", manifest.tables.len()));
+    }
+    // The schema came from disk: hold it to the same rules as one from a user.
+    Schema::new(manifest.schema.tables().to_vec())
+        .map_err(|error| damaged().with("cause", error))?;
+    Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_current(&bytes);
+            let _ = parse_manifest(&bytes);
+        }
+
+        #[test]
+        fn every_flipped_bit_of_a_manifest_is_noticed(bit in 0usize..800) {
+            let manifest = Manifest {
+                number: 1,
+                name: "epoch-1".into(),
+                backend: "file".into(),
+                schema: Schema::default(),
+                tables: vec![],
+                attachments: vec![],
+            };
+            let body = serde_json::to_string(&manifest).unwrap();
+            let text = format!("{MANIFEST_MAGIC} 1 {:08x}\n{body}", crc32c(body.as_bytes()));
+            prop_assert!(parse_manifest(text.as_bytes()).is_ok());
+            let mut bytes = text.into_bytes();
+            let bit = bit % (bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            // Flips in white space or letter case of the head keep the meaning; all others must fail.
+            if let Ok(read) = parse_manifest(&bytes) {
+                prop_assert_eq!(read, manifest);
+            }
+        }
+    }
+
+    #[test]
+    fn a_foreign_current_is_invalid_and_a_damaged_one_is_corruption() {
+        use tierbed_core::ErrorKind::{Corruption, Invalid};
+        assert_eq!(parse_current(b"MANIFEST-000005\n").unwrap_err().kind(), Invalid);
+        assert_eq!(parse_current(b"tierbed-current 9 1 00\n").unwrap_err().kind(), Invalid);
+        assert_eq!(parse_current(b"tierbed-current 1 x 00\n").unwrap_err().kind(), Corruption);
+        assert_eq!(parse_current(b"tierbed-current 1 7 0000abcd\n").unwrap(), (7, 0xabcd));
+    }
+}

@@ -1,0 +1,240 @@
+//! Where in which page is a row, and is the page what was written?
+//!
+//! A page is one or more whole 4 KiB blocks; it holds as many records as fit, or one record
+//! that needs several blocks. Little-endian; normative text: `docs/formats/store.md`.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..4 | crc32c of all bytes from 4 to the end of the page |
+//! | 4..8 | magic `TBr1` |
+//! | 8..12 | table id |
+//! | 12..14 | generation: which write of the page this is, 1..=8191 |
+//! | 14..16 | zero |
+//! | 16..24 | page number |
+//! | 24..24+B | presence bits, one per record slot, padded to 4 bytes |
+//! | 24+B.. | records, then zeros |
+
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Error, Result, TableSchema};
+use tierbed_io::PAGE_BYTES;
+
+const MAGIC: [u8; 4] = *b"TBr1";
+const HEADER_BYTES: usize = 24;
+
+/// How the records of one table lie in its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageLayout {
+    /// Bytes of one record.
+    pub record_bytes: usize,
+    /// Bytes of one page, a multiple of 4,096.
+    pub page_bytes: usize,
+    /// Record slots of one page, at least 1.
+    pub rows_per_page: u64,
+    /// Pages of the table.
+    pub page_count: u64,
+    records_at: usize,
+}
+
+/// Computes the layout of `table`.
+#[must_use]
+pub fn page_layout(table: &TableSchema) -> PageLayout {
+    let record_bytes = table.record_bytes();
+    let records_at = |rows: usize| HEADER_BYTES + 4 * rows.div_ceil(32);
+    let page_bytes = (records_at(1) + record_bytes).next_multiple_of(PAGE_BYTES);
+    let mut rows = ((page_bytes - HEADER_BYTES) / record_bytes).max(1);
+    while rows > 1 && records_at(rows) + rows * record_bytes > page_bytes {
+        rows -= 1;
+    }
+    PageLayout {
+        record_bytes,
+        page_bytes,
+        rows_per_page: rows as u64,
+        page_count: table.row_count.div_ceil(rows as u64),
+        records_at: records_at(rows),
+    }
+}
+
+impl PageLayout {
+    /// Returns the page of row `row` and its slot in that page.
+    #[must_use]
+    pub fn locate(&self, row: u64) -> (u64, usize) {
+        (row / self.rows_per_page, (row % self.rows_per_page) as usize)
+    }
+
+    /// Returns the record in `slot`, if it was ever written.
+    pub(super) fn record<'a>(&self, page: &'a [u8], slot: usize) -> Option<&'a [u8]> {
+        let bits = page.get(HEADER_BYTES + slot / 8)?;
+        if bits >> (slot % 8) & 1 == 0 {
+            return None;
+        }
+        let at = self.records_at + slot * self.record_bytes;
+        page.get(at..at + self.record_bytes)
+    }
+
+    /// Puts `record` into `slot` and marks it present.
+    pub(super) fn put_record(&self, page: &mut [u8], slot: usize, record: &[u8]) {
+        assert!((slot as u64) < self.rows_per_page, "slot inside the page");
+        let at = self.records_at + slot * self.record_bytes;
+        if let Some(bits) = page.get_mut(HEADER_BYTES + slot / 8) {
+            *bits |= 1 << (slot % 8);
+        }
+        if let Some(place) = page.get_mut(at..at + self.record_bytes) {
+            place.copy_from_slice(record);
+        }
+    }
+}
+
+/// Which page this is: what a reader expects to find in the header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PageName {
+    pub(super) table_id: u32,
+    pub(super) page: u64,
+    pub(super) generation: u16,
+}
+
+/// Writes header and checksum over a page whose records are in place.
+pub(super) fn seal(page: &mut [u8], name: PageName) {
+    let mut header = [0u8; HEADER_BYTES];
+    let [_, _, _, _, rest @ ..] = &mut header;
+    fill(rest, name);
+    if let Some(head) = page.get_mut(..HEADER_BYTES) {
+        head.copy_from_slice(&header);
+    }
+    let crc = page.get(4..).map_or(0, crc32c);
+    if let Some(place) = page.get_mut(..4) {
+        place.copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
+// `rest` are header bytes 4..24.
+fn fill(rest: &mut [u8], name: PageName) {
+    let fields = MAGIC
+        .into_iter()
+        .chain(name.table_id.to_le_bytes())
+        .chain(name.generation.to_le_bytes())
+        .chain([0, 0])
+        .chain(name.page.to_le_bytes());
+    for (place, byte) in rest.iter_mut().zip(fields) {
+        *place = byte;
+    }
+}
+
+/// Checks that `page` is exactly the write `name` asks for.
+///
+/// # Errors
+/// `Corruption`: a flipped bit (checksum), another page (misdirected write), or an older
+/// write of this page (lost write).
+pub(super) fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
+    let describe = |error: Error| {
+        error.with("file", file).with("page", name.page).with(
+            "remedy",
+            "restore the store's folder from a copy, or train again from a checkpoint",
+        )
+    };
+    let Some((crc_bytes, rest)) = page.split_first_chunk::<4>() else {
+        return Err(describe(Error::corruption("page is too short")));
+    };
+    let (expected, found) = (u32::from_le_bytes(*crc_bytes), crc32c(rest));
+    if expected != found {
+        return Err(describe(Error::corruption("page checksum mismatch"))
+            .with("expected", format_args!("{expected:#010x}"))
+            .with("found", format_args!("{found:#010x}")));
+    }
+    let mut wanted = [0u8; HEADER_BYTES - 4];
+    fill(&mut wanted, name);
+    let head = rest.get(..HEADER_BYTES - 4).unwrap_or(&[]);
+    if head == wanted {
+        return Ok(());
+    }
+    let generation = match head.get(8..10) {
+        Some(&[low, high]) => u16::from_le_bytes([low, high]),
+        _ => 0,
+    };
+    Err(describe(Error::corruption("page is valid but not the one that was written here last"))
+        .with("expected_generation", name.generation)
+        .with("found_generation", generation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tierbed_core::{InitSpec, OptimizerKind};
+
+    fn table(dim: u32, row_count: u64) -> TableSchema {
+        TableSchema {
+            name: "t".into(),
+            row_count,
+            dim,
+            optimizer: OptimizerKind::RowWiseAdagrad,
+            state_init: 0.0,
+            init: InitSpec::Constant { value: 0.0 },
+            seed: 0,
+        }
+    }
+
+    #[test]
+    fn pages_are_filled_and_never_overfilled() {
+        for dim in (1..300).chain([1000, 1022, 1023, 4096]) {
+            let layout = page_layout(&table(dim, 1_000_000));
+            let used = layout.records_at + layout.rows_per_page as usize * layout.record_bytes;
+            assert!(used <= layout.page_bytes, "dim {dim}");
+            let one_more = layout.rows_per_page as usize + 1;
+            let needed = HEADER_BYTES + 4 * one_more.div_ceil(32) + one_more * layout.record_bytes;
+            assert!(needed > layout.page_bytes, "dim {dim} leaves room for another row");
+        }
+    }
+
+    #[test]
+    fn a_record_larger_than_a_block_gets_a_page_of_several() {
+        let layout = page_layout(&table(1100, 10));
+        assert_eq!((layout.page_bytes, layout.rows_per_page, layout.page_count), (8192, 1, 10));
+    }
+
+    fn sealed(layout: &PageLayout) -> (Vec<u8>, PageName) {
+        let name = PageName { table_id: 3, page: 17, generation: 5 };
+        let mut page = vec![0; layout.page_bytes];
+        layout.put_record(&mut page, 2, &vec![0; layout.record_bytes]);
+        seal(&mut page, name);
+        (page, name)
+    }
+
+    #[test]
+    fn presence_is_a_bit_not_a_value() {
+        let layout = page_layout(&table(9, 1000));
+        let (page, name) = sealed(&layout);
+        verify(&page, name, "f").unwrap();
+        assert_eq!(layout.record(&page, 2), Some(&vec![0; layout.record_bytes][..]));
+        assert_eq!(layout.record(&page, 3), None);
+    }
+
+    #[test]
+    fn another_page_and_an_older_write_are_noticed() {
+        let layout = page_layout(&table(9, 1000));
+        let (page, name) = sealed(&layout);
+        for other in [
+            PageName { page: 18, ..name },
+            PageName { table_id: 4, ..name },
+            PageName { generation: 6, ..name },
+        ] {
+            let error = verify(&page, other, "f").unwrap_err();
+            assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_flipped_bit_is_noticed(bit in 0usize..4096 * 8) {
+            let layout = page_layout(&table(9, 1000));
+            let (mut page, name) = sealed(&layout);
+            page[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(verify(&page, name, "f").is_err());
+        }
+
+        #[test]
+        fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let name = PageName { table_id: 0, page: 0, generation: 1 };
+            let _ = verify(&bytes, name, "f");
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! How do rows get into pages and back? Page-granular reads and read-modify-writes.
+//!
+//! Rows of a request come in file order, so the rows of one page are neighbours: each page is
+//! read once and written once per request. As many pages fly at once as the engine has
+//! buffers. A request ends only when nothing flies any more, also after an error.
+
+use std::ops::Range;
+
+use tierbed_core::stats::StoreStats;
+use tierbed_core::store::{RowSink, ScanSink};
+use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, RowWrite};
+use tierbed_io::{BufId, Completion, Device, DeviceId, IoEngine, Op, Request};
+
+use super::layout::{seal, verify, PageLayout, PageName};
+use super::page_map::{PageMap, PageWord};
+
+/// One table's file and page map.
+#[derive(Debug)]
+pub(super) struct TableFile {
+    pub(super) table_id: u32,
+    pub(super) file: String,
+    pub(super) layout: PageLayout,
+    pub(super) device: std::sync::Arc<dyn Device>,
+    pub(super) device_id: DeviceId,
+    pub(super) map: PageMap,
+    pub(super) _map_memory: tierbed_core::Reservation,
+}
+
+impl TableFile {
+    fn name_of(&self, page: u64, word: PageWord) -> PageName {
+        PageName { table_id: self.table_id, page, generation: word.generation() }
+    }
+
+    fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {
+        let home = word.plane() * self.layout.page_count + page;
+        Request {
+            device: self.device_id,
+            op,
+            offset_bytes: home * self.layout.page_bytes as u64,
+            len_bytes: self.layout.page_bytes as u32,
+            buf,
+            tag: u64::from(buf.0),
+        }
+    }
+
+    /// Returns the bytes of the homes in use.
+    pub(super) fn disk_bytes(&self) -> u64 {
+        self.map.home_count() * self.layout.page_bytes as u64
+    }
+}
+
+/// The rows of a request that live on one page.
+#[derive(Debug, Clone)]
+struct PageJob {
+    table: usize,
+    page: u64,
+    rows: Range<usize>,
+}
+
+/// A failed request.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// The current home of a page may be damaged: nothing may be read or written any more.
+    pub(super) is_poison: bool,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, is_poison: false }
+    }
+}
+
+/// One request in progress over the engine.
+pub(super) struct Pipeline<'a> {
+    pub(super) engine: &'a mut dyn IoEngine,
+    pub(super) tables: &'a mut [TableFile],
+    pub(super) stats: &'a mut StoreStats,
+    /// Bytes of page homes that may still be taken into use.
+    pub(super) quota_left_bytes: u64,
+}
+
+impl Pipeline<'_> {
+    /// Reads `keys` (checked by the caller) and hands them to `sink`.
+    pub(super) fn read(
+        &mut self,
+        keys: &[RowKey],
+        sink: &mut RowSink<'_>,
+    ) -> std::result::Result<(), Failure> {
+        let mut flight = Flight::default();
+        let mut next = 0;
+        loop {
+            while flight.failure.is_none() {
+                let Some(job) = self.job_at(next, keys.len(), |at| keys.get(at).copied()) else {
+                    break;
+                };
+                let Some(table) = self.tables.get(job.table) else { break };
+                let word = table.map.get(job.page);
+                if word.is_written() {
+                    let Some(buf) = self.engine.acquire() else { break };
+                    self.engine.submit(table.request(Op::Read, job.page, word, buf));
+                    next = job.rows.end;
+                    flight.launch(buf, job);
+                } else {
+                    self.stats.rows_absent += job.rows.len() as u64;
+                    next = job.rows.end;
+                    let mut absent = job.rows;
+                    flight.check(absent.try_for_each(|at| sink(at, None)));
+                }
+            }
+            if !flight.land(self.engine)? {
+                return flight.finish();
+            }
+            for completion in std::mem::take(&mut flight.landed) {
+                let result = self.deliver(&mut flight, &completion, keys, sink);
+                flight.check(completion.result.and(result));
+                self.engine.release(completion.buf);
+            }
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        flight: &mut Flight,
+        completion: &Completion,
+        keys: &[RowKey],
+        sink: &mut RowSink<'_>,
+    ) -> Result<()> {
+        let Some(job) = flight.take(completion.buf) else { return Ok(()) };
+        if completion.result.is_err() || flight.failure.is_some() {
+            return Ok(());
+        }
+        let Some(table) = self.tables.get(job.table) else { return Ok(()) };
+        self.stats.pages_read += 1;
+        let bytes = self.engine.bytes(completion.buf);
+        let page = bytes.get(..table.layout.page_bytes).unwrap_or(&[]);
+        verify(page, table.name_of(job.page, table.map.get(job.page)), &table.file)?;
+        for at in job.rows {
+            let Some(key) = keys.get(at) else { continue };
+            let record = table.layout.record(page, table.layout.locate(key.row.0).1);
+            self.stats.rows_absent += u64::from(record.is_none());
+            sink(at, record)?;
+        }
+        Ok(())
+    }
+
+    /// Writes `rows` (checked by the caller): reads each page, changes it, writes it.
+    pub(super) fn write(&mut self, rows: &[RowWrite<'_>]) -> std::result::Result<(), Failure> {
+        let mut flight = Flight::default();
+        let mut next = 0;
+        loop {
+            while flight.failure.is_none() {
+                let job = self.job_at(next, rows.len(), |at| rows.get(at).map(|row| row.key));
+                let Some(job) = job else { break };
+                let Some(buf) = self.engine.acquire() else { break };
+                next = job.rows.end;
+                let result = self.launch_write(&job, buf, rows);
+                if result.is_err() {
+                    self.engine.release(buf);
+                } else {
+                    flight.launch(buf, job);
+                }
+                flight.check(result);
+            }
+            if !flight.land(self.engine)? {
+                return flight.finish();
+            }
+            for completion in std::mem::take(&mut flight.landed) {
+                self.advance_write(&mut flight, completion, rows);
+            }
+        }
+    }
+
+    // A page never written, or wholly overwritten, needs no read.
+    fn launch_write(&mut self, job: &PageJob, buf: BufId, rows: &[RowWrite<'_>]) -> Result<()> {
+        let Some(table) = self.tables.get(job.table) else { return Ok(()) };
+        let word = table.map.get(job.page);
+        let new_homes = word.next_write().home_count() - word.home_count();
+        let new_bytes = new_homes * table.layout.page_bytes as u64;
+        if new_bytes > self.quota_left_bytes {
+            return Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
+                .with("file", &table.file)
+                .with("remedy", "raise disk_quota and reopen the store at its last checkpoint"));
+        }
+        self.quota_left_bytes -= new_bytes;
+        if word.is_written() && (job.rows.len() as u64) < table.layout.rows_per_page {
+            self.engine.submit(table.request(Op::Read, job.page, word, buf));
+            return Ok(());
+        }
+        let page_bytes = table.layout.page_bytes;
+        if let Some(page) = self.engine.bytes_mut(buf).get_mut(..page_bytes) {
+            page.fill(0);
+        }
+        self.submit_changed(job, buf, rows);
+        Ok(())
+    }
+
+    fn submit_changed(&mut self, job: &PageJob, buf: BufId, rows: &[RowWrite<'_>]) {
+        let Some(table) = self.tables.get(job.table) else { return };
+        let next_word = table.map.get(job.page).next_write();
+        if let Some(page) = self.engine.bytes_mut(buf).get_mut(..table.layout.page_bytes) {
+            for row in rows.get(job.rows.clone()).unwrap_or(&[]) {
+                table.layout.put_record(page, table.layout.locate(row.key.row.0).1, row.record);
+            }
+            seal(page, table.name_of(job.page, next_word));
+        }
+        self.engine.submit(table.request(Op::Write, job.page, next_word, buf));
+    }
+
+    fn advance_write(
+        &mut self,
+        flight: &mut Flight,
+        completion: Completion,
+        rows: &[RowWrite<'_>],
+    ) {
+        let buf = completion.buf;
+        let Some(job) = flight.take(buf) else { return };
+        let Some(table) = self.tables.get_mut(job.table) else { return };
+        let word = table.map.get(job.page);
+        match (completion.op, completion.result) {
+            (Op::Read, Ok(())) if flight.failure.is_none() => {
+                self.stats.pages_read += 1;
+                let bytes = self.engine.bytes(buf);
+                let page = bytes.get(..table.layout.page_bytes).unwrap_or(&[]);
+                match verify(page, table.name_of(job.page, word), &table.file) {
+                    Ok(()) => {
+                        self.submit_changed(&job, buf, rows);
+                        flight.launch(buf, job);
+                        return;
+                    }
+                    Err(error) => flight.check(Err(error)),
+                }
+            }
+            (Op::Write, Ok(())) => {
+                self.stats.pages_written += 1;
+                table.map.set(job.page, word.next_write());
+            }
+            (Op::Write, Err(error)) => {
+                // A fresh home holds nothing anybody needs; a home rewritten in place does.
+                let is_poison = word.is_moved() || error.kind() != ErrorKind::NoSpace;
+                flight.fail(Failure { error, is_poison });
+            }
+            (Op::Read, result) => flight.check(result),
+        }
+        self.engine.release(buf);
+    }
+
+    /// Visits the written rows of table `at` in row order.
+    pub(super) fn scan(
+        &mut self,
+        at: usize,
+        sink: &mut ScanSink<'_>,
+    ) -> std::result::Result<u64, Failure> {
+        let page_count = self.tables.get(at).map_or(0, |table| table.layout.page_count);
+        let (mut next, mut checked) = (0, 0);
+        while next < page_count {
+            let mut flight = Flight::default();
+            let mut order = Vec::new();
+            while let (Some(table), true) = (self.tables.get(at), next < page_count) {
+                let word = table.map.get(next);
+                if word.is_written() {
+                    let Some(buf) = self.engine.acquire() else { break };
+                    self.engine.submit(table.request(Op::Read, next, word, buf));
+                    order.push((next, buf));
+                }
+                next += 1;
+            }
+            while flight.land(self.engine)? {
+                for completion in std::mem::take(&mut flight.landed) {
+                    flight.check(completion.result);
+                }
+            }
+            for (page, buf) in order {
+                if flight.failure.is_none() {
+                    let result = self.visit_page(at, page, buf, sink);
+                    flight.check(result);
+                    checked += 1;
+                }
+                self.engine.release(buf);
+            }
+            flight.finish()?;
+        }
+        Ok(checked)
+    }
+
+    fn visit_page(
+        &mut self,
+        at: usize,
+        page: u64,
+        buf: BufId,
+        sink: &mut ScanSink<'_>,
+    ) -> Result<()> {
+        let Some(table) = self.tables.get(at) else { return Ok(()) };
+        self.stats.pages_read += 1;
+        let bytes = self.engine.bytes(buf).get(..table.layout.page_bytes).unwrap_or(&[]);
+        verify(bytes, table.name_of(page, table.map.get(page)), &table.file)?;
+        for slot in 0..table.layout.rows_per_page {
+            if let Some(record) = table.layout.record(bytes, slot as usize) {
+                sink(RowId(page * table.layout.rows_per_page + slot), record)?;
+            }
+        }
+        Ok(())
+    }
+
+    // The rows of the request, from `start` on, that share a page.
+    fn job_at(
+        &self,
+        start: usize,
+        count: usize,
+        key_at: impl Fn(usize) -> Option<RowKey>,
+    ) -> Option<PageJob> {
+        let first = key_at(start)?;
+        let layout = self.tables.get(first.table.0 as usize)?.layout;
+        let page = layout.locate(first.row.0).0;
+        let is_here = |key: RowKey| key.table == first.table && layout.locate(key.row.0).0 == page;
+        let mut end = start + 1;
+        while end < count && key_at(end).is_some_and(is_here) {
+            end += 1;
+        }
+        Some(PageJob { table: first.table.0 as usize, page, rows: start..end })
+    }
+}
+
+/// What is in the air, and the first thing that went wrong.
+#[derive(Default)]
+struct Flight {
+    jobs: Vec<Option<PageJob>>,
+    landed: Vec<Completion>,
+    failure: Option<Failure>,
+}
+
+impl Flight {
+    fn launch(&mut self, buf: BufId, job: PageJob) {
+        let at = buf.0 as usize;
+        if self.jobs.len() <= at {
+            self.jobs.resize(at + 1, None);
+        }
+        if let Some(place) = self.jobs.get_mut(at) {
+            *place = Some(job);
+        }
+    }
+
+    fn take(&mut self, buf: BufId) -> Option<PageJob> {
+        self.jobs.get_mut(buf.0 as usize)?.take()
+    }
+
+    /// Waits for completions; `false` when nothing flies any more.
+    fn land(&mut self, engine: &mut dyn IoEngine) -> std::result::Result<bool, Failure> {
+        if engine.in_flight_count() == 0 {
+            return Ok(false);
+        }
+        // An engine that cannot wait any more may still be writing: nothing is certain.
+        engine.wait(&mut self.landed).map_err(|error| Failure { error, is_poison: true })?;
+        Ok(true)
+    }
+
+    fn check(&mut self, result: Result<()>) {
+        if let Err(error) = result {
+            self.fail(Failure::from(error));
+        }
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        match &mut self.failure {
+            None => self.failure = Some(failure),
+            Some(first) => first.is_poison |= failure.is_poison,
+        }
+    }
+
+    fn finish(self) -> std::result::Result<(), Failure> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,194 @@
+use std::sync::Arc;
+
+use tierbed_core::conformance::check_row_store;
+use tierbed_core::store::{Attachment, RowWrite};
+use tierbed_core::{
+    Budget, ErrorKind, InitSpec, OptimizerKind, Result, RowId, RowKey, RowStore, TableId,
+    TableSchema, TrainStore,
+};
+use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode};
+
+use super::{FileStore, FileStoreOptions};
+
+fn options(choice: EngineChoice, queue_depth: u32) -> FileStoreOptions {
+    FileStoreOptions {
+        budget: Budget::new(16 << 20),
+        engine: EngineOptions { choice, queue_depth, buf_bytes: 4096 },
+        disk_quota_bytes: None,
+    }
+}
+
+fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
+    TableSchema {
+        name: name.into(),
+        row_count,
+        dim,
+        optimizer: OptimizerKind::Sgd,
+        state_init: 0.0,
+        init: InitSpec::Constant { value: 0.0 },
+        seed: 0,
+    }
+}
+
+fn memory_store(folder: &Arc<dyn Folder>) -> Result<FileStore> {
+    FileStore::open(folder.clone(), options(EngineChoice::Inline, 4))
+}
+
+fn write_one(store: &mut FileStore, row: u64, fill: u8) -> Result<()> {
+    let record = vec![fill; store.schema().table(TableId(0))?.record_bytes()];
+    let key = RowKey::new(TableId(0), RowId(row));
+    store.write(&[RowWrite { key, record: &record }])
+}
+
+fn read_one(store: &mut FileStore, row: u64) -> Result<Option<u8>> {
+    let mut found = None;
+    store.read(&[RowKey::new(TableId(0), RowId(row))], &mut |_, record| {
+        found = record.and_then(|record| record.first().copied());
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+#[test]
+fn keeps_the_waists_promise_on_every_engine() {
+    for choice in [EngineChoice::Auto, EngineChoice::Pread, EngineChoice::Inline] {
+        for (seed, queue_depth) in [(1, 1), (2, 3), (3, 64)] {
+            let scratch = tempfile::tempdir().unwrap();
+            let open = || -> Result<Box<dyn TrainStore>> {
+                let folder = Arc::new(FsFolder::create(scratch.path())?);
+                Ok(Box::new(FileStore::open(folder, options(choice, queue_depth))?))
+            };
+            let store = open().unwrap();
+            let mut reopen = |old, _| {
+                drop(old);
+                open()
+            };
+            check_row_store(store, Some(&mut reopen), seed, 120).unwrap();
+        }
+    }
+}
+
+#[test]
+fn reopens_at_the_last_commit_and_finds_its_attachments() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let mut store = memory_store(&folder).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    write_one(&mut store, 5, 1).unwrap();
+    store.commit("one", &[Attachment { name: "dense", bytes: b"abc" }]).unwrap();
+    write_one(&mut store, 5, 2).unwrap();
+    write_one(&mut store, 6, 2).unwrap();
+    assert_eq!(read_one(&mut store, 5).unwrap(), Some(2));
+    drop(store);
+    let mut store = memory_store(&folder).unwrap();
+    assert_eq!(store.last_commit().unwrap().name, "one");
+    assert_eq!(read_one(&mut store, 5).unwrap(), Some(1));
+    assert_eq!(read_one(&mut store, 6).unwrap(), None);
+    assert_eq!(store.attachment("dense").unwrap().as_deref(), Some(&b"abc"[..]));
+    assert_eq!(store.attachment("other").unwrap(), None);
+}
+
+#[test]
+fn a_second_opener_is_told_who_owns_the_store() {
+    let scratch = tempfile::tempdir().unwrap();
+    let open = || {
+        let folder = Arc::new(FsFolder::create(scratch.path())?);
+        FileStore::open(folder, options(EngineChoice::Auto, 4))
+    };
+    let first = open().unwrap();
+    let error = open().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    drop(first);
+    open().unwrap();
+}
+
+#[test]
+fn every_damaged_page_is_found_by_read_and_verify() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let mut store = memory_store(&folder).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    write_one(&mut store, 5, 1).unwrap();
+    store.commit("one", &[]).unwrap();
+    let device = folder.open("t.rows", OpenMode::ReadWrite).unwrap();
+    let mut page = tierbed_io::AlignedBuf::new(4096);
+    device.read_at(0, &mut page).unwrap();
+    page[700] ^= 1;
+    device.write_at(0, &page).unwrap();
+    for error in [read_one(&mut store, 5).unwrap_err(), store.verify().unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Corruption);
+        assert!(error.to_string().contains("t.rows"), "{error}");
+    }
+    assert_eq!(read_one(&mut store, 100).unwrap(), None, "other pages stay readable");
+}
+
+#[test]
+fn a_truncated_or_missing_table_file_is_corruption_at_open() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let mut store = memory_store(&folder).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    write_one(&mut store, 5, 1).unwrap();
+    store.commit("one", &[]).unwrap();
+    drop(store);
+    let device = folder.open("t.rows", OpenMode::ReadWrite).unwrap();
+    let len_bytes = device.len_bytes().unwrap();
+    device.set_len(len_bytes - 4096).unwrap();
+    assert_eq!(memory_store(&folder).err().unwrap().kind(), ErrorKind::Corruption);
+    device.set_len(len_bytes).unwrap();
+    memory_store(&folder).unwrap();
+    folder.remove("t.rows").unwrap();
+    assert_eq!(memory_store(&folder).err().unwrap().kind(), ErrorKind::Corruption);
+}
+
+#[test]
+fn a_folder_of_something_else_is_refused() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    folder.write_atomic("holiday.jpg", b"x").unwrap();
+    assert_eq!(memory_store(&folder).err().unwrap().kind(), ErrorKind::Invalid);
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    folder.write_atomic("CURRENT", b"MANIFEST-000001\n").unwrap();
+    assert_eq!(memory_store(&folder).err().unwrap().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn the_quota_stops_growth_and_loses_nothing_committed() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+    let quota =
+        FileStoreOptions { disk_quota_bytes: Some(100_000), ..options(EngineChoice::Inline, 4) };
+    let mut store = FileStore::open(folder.clone(), quota.clone()).unwrap();
+    store.add_table(table("t", 16, 10_000)).unwrap();
+    write_one(&mut store, 0, 1).unwrap();
+    store.commit("one", &[]).unwrap();
+    let full = (0..10_000).step_by(60).find_map(|row| write_one(&mut store, row, 2).err()).unwrap();
+    assert_eq!(full.kind(), ErrorKind::NoSpace);
+    assert!(store.stats().disk_bytes <= 100_000);
+    drop(store);
+    let mut store = FileStore::open(folder, quota).unwrap();
+    assert_eq!(read_one(&mut store, 0).unwrap(), Some(1));
+    assert_eq!(read_one(&mut store, 60).unwrap(), None);
+}
+
+#[test]
+fn a_budget_below_the_page_maps_names_the_minimum() {
+    let small =
+        FileStoreOptions { budget: Budget::new(600_000), ..options(EngineChoice::Inline, 4) };
+    let mut store = FileStore::open(Arc::new(MemoryFolder::default()), small).unwrap();
+    let error = store.add_table(table("big", 16, 100_000_000)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("at least"), "{error}");
+    store.add_table(table("small", 16, 1000)).unwrap();
+}
+
+#[test]
+fn whole_pages_are_written_without_being_read() {
+    let mut store = memory_store(&(Arc::new(MemoryFolder::default()) as Arc<dyn Folder>)).unwrap();
+    let id = store.add_table(table("t", 16, 1000)).unwrap();
+    let rows_per_page = super::page_layout(&table("t", 16, 1000)).rows_per_page;
+    let record = vec![7u8; 68];
+    let keys: Vec<_> = (0..rows_per_page).map(|row| RowKey::new(id, RowId(row))).collect();
+    let rows: Vec<_> = keys.iter().map(|key| RowWrite { key: *key, record: &record }).collect();
+    store.write(&rows).unwrap();
+    store.write(&rows).unwrap();
+    let stats = store.stats();
+    assert_eq!((stats.pages_read, stats.pages_written), (0, 2));
+    store.write(&rows[..1]).unwrap();
+    assert_eq!(store.stats().pages_read, 1);
+}
