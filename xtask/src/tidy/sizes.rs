@@ -133,15 +133,26 @@ mod tests {
 
     #[test]
     fn rust_functions_are_measured_to_their_closing_brace() {
-        let source = "trait A {\n    fn short(x: [u8; 4]) -> u8;\n}\n\nfn long<'a>(\n    x: &'a u8,\n) {\n    \
-                      let s = \"}\";\n\n    if true { f() } // }\n}\nstruct After;\n";
+        let source = r#"
+trait A {
+    fn short(x: [u8; 4]) -> u8;
+}
+fn long<'a>(
+    x: &'a u8,
+) {
+    let s = "}";
+
+    if true { f() } // }
+}
+struct After;
+"#;
         let file = File::new("a.rs", source);
         let Scan::Rust(lines) = &file.scan else { panic!("not Rust") };
         let found = rust_functions(lines);
         assert_eq!(
             found,
             [
-                Function { name: "short".into(), line: 2, line_count: 1 },
+                Function { name: "short".into(), line: 3, line_count: 1 },
                 Function { name: "long".into(), line: 5, line_count: 6 },
             ]
         );
@@ -149,8 +160,23 @@ mod tests {
 
     #[test]
     fn python_functions_are_measured_by_indent_without_docstring() {
-        let source = "class A:\n    def f(\n        self,\n    ) -> int:\n        \"\"\"Says.\n\n        More.\n        \
-                      \"\"\"\n        # why\n        return 1\n\n    def g(self) -> int:\n        return (\n2\n)\n";
+        let source = r#"
+class A:
+    def f(
+        self,
+    ) -> int:
+        """Says.
+
+        More.
+        """
+        # why
+        return 1
+
+    def g(self) -> int:
+        return (
+2
+)
+"#;
         let file = File::new("a.py", source);
         let Scan::Python(lines) = &file.scan else { panic!("not Python") };
         let lengths: Vec<_> =
