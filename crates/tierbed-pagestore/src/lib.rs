@@ -1,1 +1,3 @@
 //! Which few pages hold these rows? Immutable serving snapshots.
+
+pub mod sorter;
