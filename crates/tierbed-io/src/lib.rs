@@ -13,12 +13,13 @@
 //! [`Request`]s to an [`IoEngine`], which owns the buffers until they are complete.
 
 pub mod buffer;
+pub mod conformance;
 pub mod device;
 pub mod engine;
 pub mod folder;
 
 pub use buffer::{AlignedBuf, PAGE_BYTES, SECTOR_BYTES};
-pub use device::{Device, FileDevice, MemoryDevice};
+pub use device::{Device, FileDevice, MemoryDevice, MmapDevice};
 pub use engine::{
     open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine, Op, Request,
 };

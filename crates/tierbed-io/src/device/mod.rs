@@ -6,9 +6,11 @@
 
 pub mod file;
 pub mod memory;
+pub mod mmap;
 
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
+pub use mmap::MmapDevice;
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -44,7 +46,8 @@ pub trait Device: Send + Sync + Debug {
     /// anything.
     fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<()>;
 
-    /// Writes all of `bytes` at `offset_bytes`, extending the device if needed.
+    /// Writes all of `bytes` at `offset_bytes`, extending the device if needed. Two calls at
+    /// the same time must not overlap; a write not made of whole sectors overlaps whole pages.
     ///
     /// # Errors
     ///
@@ -69,6 +72,10 @@ pub trait Device: Send + Sync + Debug {
     fn fd_align_bytes(&self) -> usize {
         1
     }
+
+    /// Lets go of what the operating system cached of a range; engines call it after a read on
+    /// [`Device::fd`].
+    fn drop_cached(&self, _offset_bytes: u64, _len_bytes: u32) {}
 
     /// Returns the bytes really occupied, which is less than the length of a sparse file.
     ///

@@ -92,6 +92,26 @@ impl Arena {
         slot.place = Place::Caller;
     }
 
+    /// Takes the buffer itself out of its slot, to travel with its request.
+    #[expect(clippy::expect_used, reason = "take_over made sure that the buffer is here")]
+    pub(super) fn take_out(&mut self, buf: BufId) -> AlignedBuf {
+        self.slot_mut(buf).buf.take().expect("an untravelled buffer is in its slot")
+    }
+
+    /// Puts a buffer that travelled back and hands it to the caller.
+    pub(super) fn put_back(&mut self, buf: BufId, travelled: AlignedBuf) {
+        self.slot_mut(buf).buf = Some(travelled);
+        self.hand_back(buf);
+    }
+
+    /// Returns the address of a buffer the engine has, for the kernel.
+    #[expect(clippy::expect_used, reason = "take_over made sure that the buffer is here")]
+    pub(super) fn raw_ptr(&self, buf: BufId) -> *mut u8 {
+        let slot = self.slot(buf);
+        assert_eq!(slot.place, Place::Engine, "only the engine's buffers go to the kernel");
+        slot.buf.as_ref().expect("an untravelled buffer is in its slot").as_raw_ptr()
+    }
+
     /// Moves `request`'s bytes on the calling thread and hands the buffer back.
     #[expect(clippy::expect_used, reason = "take_over checked the slot and the length")]
     pub(super) fn run(&mut self, device: &dyn Device, request: &Request) -> Completion {

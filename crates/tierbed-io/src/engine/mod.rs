@@ -11,10 +11,13 @@
 //! ```
 //!
 //! Requests in flight complete in any order, so two that overlap on one device must not be in
-//! flight together unless both read.
+//! flight together unless both read. A write past the end overlaps everything from the old end
+//! on; a write that is not made of whole sectors overlaps all pages it touches.
 
 mod arena;
 pub mod inline;
+pub mod pread;
+pub mod uring;
 
 use std::fmt;
 use std::str::FromStr;
@@ -187,7 +190,7 @@ pub const BUF_BYTES_MAX: usize = 1 << 30;
 ///
 /// # Errors
 ///
-/// `Invalid` for options out of range; `Unsupported` when io_uring was asked for by name and the
+/// `Invalid` for options out of range; `Io` when no thread can be started; `Unsupported` when io_uring was asked for by name and the
 /// kernel refuses it.
 pub fn open_engine(options: &EngineOptions) -> Result<Box<dyn IoEngine>> {
     let depth = options.queue_depth;
@@ -201,5 +204,18 @@ pub fn open_engine(options: &EngineOptions) -> Result<Box<dyn IoEngine>> {
             .with("found", options.buf_bytes)
             .with("expected", format_args!("1..={BUF_BYTES_MAX}")));
     }
-    Ok(Box::new(inline::InlineEngine::new(options)))
+    match options.choice {
+        EngineChoice::Inline => Ok(Box::new(inline::InlineEngine::new(options))),
+        EngineChoice::Pread => Ok(Box::new(pread::PreadEngine::new(options, String::new())?)),
+        EngineChoice::Uring => match uring::UringEngine::new(options) {
+            Ok(engine) => Ok(Box::new(engine)),
+            Err(reason) => Err(Error::unsupported("the kernel refuses io_uring")
+                .with("cause", reason)
+                .with("remedy", "use the I/O engine `auto` or `pread`")),
+        },
+        EngineChoice::Auto => match uring::UringEngine::new(options) {
+            Ok(engine) => Ok(Box::new(engine)),
+            Err(reason) => Ok(Box::new(pread::PreadEngine::new(options, reason)?)),
+        },
+    }
 }

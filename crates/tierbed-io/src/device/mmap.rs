@@ -1,0 +1,120 @@
+//! Bytes of a file mapped read-only: the baseline the page cache offers.
+//!
+//! The kernel decides what stays in memory, outside any budget. Invariant: the file does not
+//! shrink while it is mapped (touching a lost page ends the process with `SIGBUS`), so map only
+//! immutable files, such as published snapshots.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use tierbed_core::{Error, Result};
+
+use super::file::open_error;
+use super::{past_the_end, Device};
+
+/// A read-only map of a whole file.
+#[derive(Debug)]
+pub struct MmapDevice {
+    name: String,
+    file: File,
+    /// `None` for an empty file, which cannot be mapped.
+    start: Option<NonNull<u8>>,
+    len_bytes: usize,
+}
+
+impl MmapDevice {
+    /// Maps the file at `path` as long as it is now.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` when there is no such file, `Io` otherwise.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let failed = |cause| open_error(path, cause, "cannot map file");
+        let file = File::open(path).map_err(failed)?;
+        let len_bytes = usize::try_from(file.metadata().map_err(failed)?.len())
+            .map_err(|_| Error::unsupported("file does not fit the address space"))?;
+        let start =
+            if len_bytes == 0 { None } else { Some(map(&file, len_bytes).map_err(failed)?) };
+        Ok(Self { name: path.display().to_string(), file, start, len_bytes })
+    }
+
+    fn refuse_write(&self) -> Error {
+        Error::unsupported("a mapped device is read-only")
+            .with("path", &self.name)
+            .with("remedy", "open the file as a FileDevice")
+    }
+}
+
+fn map(file: &File, len_bytes: usize) -> std::io::Result<NonNull<u8>> {
+    let (flags, fd) = (libc::MAP_SHARED, file.as_raw_fd());
+    // SAFETY: a fresh read-only map at an address of the kernel's choice aliases no Rust memory.
+    let start =
+        unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, libc::PROT_READ, flags, fd, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: advice about the map just made; a refusal does not matter.
+    unsafe { libc::madvise(start, len_bytes, libc::MADV_RANDOM) };
+    NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address 0"))
+}
+
+impl Drop for MmapDevice {
+    fn drop(&mut self) {
+        if let Some(start) = self.start {
+            // SAFETY: start and len_bytes are those of the map, which nobody borrows any more.
+            unsafe { libc::munmap(start.as_ptr().cast(), self.len_bytes) };
+        }
+    }
+}
+
+// SAFETY: the map is read-only memory owned by self until drop.
+unsafe impl Send for MmapDevice {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for MmapDevice {}
+
+impl Device for MmapDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len_bytes(&self) -> Result<u64> {
+        Ok(self.len_bytes as u64)
+    }
+
+    fn set_len(&self, _len_bytes: u64) -> Result<()> {
+        Err(self.refuse_write())
+    }
+
+    fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<()> {
+        let past = || past_the_end(&self.name, offset_bytes, out.len());
+        let at = usize::try_from(offset_bytes).map_err(|_| past())?;
+        let end = at.checked_add(out.len()).ok_or_else(past)?;
+        if end > self.len_bytes {
+            return Err(past());
+        }
+        if let Some(start) = self.start {
+            // SAFETY: at..end lies within the map, and out is memory of ours, not of the map.
+            unsafe {
+                std::ptr::copy_nonoverlapping(start.as_ptr().add(at), out.as_mut_ptr(), out.len());
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _offset_bytes: u64, _bytes: &[u8]) -> Result<()> {
+        Err(self.refuse_write())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocated_bytes(&self) -> Result<u64> {
+        let stat = self.file.metadata();
+        Ok(stat.map_err(|cause| Error::os("cannot read file size", cause))?.blocks() * 512)
+    }
+}
