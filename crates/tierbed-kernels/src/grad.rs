@@ -1,0 +1,225 @@
+//! Here is the gradient of the pooled vectors, give me the gradient of each row.
+//!
+//! The backward of pooling, for rows that occur several times in a batch: the gradient of a row
+//! is the sum over its occurrences, added in the order they are given (index order, so that one
+//! batch has one result). Per occurrence in a bag of `n` indices with weight `w` and upstream
+//! gradient `g`:
+//!
+//! | pooling | unweighted | weighted |
+//! |---|---|---|
+//! | sum | `g` | `w * g` |
+//! | mean | `g / n` | `(w * g) / n` |
+//! | none | `g` of the index | `g` of the index |
+
+#![expect(clippy::indexing_slicing, reason = "bounds are checked once per vector, by slicing")]
+
+use crate::accumulate::{add_vectors, by_shape, Shaped, Source};
+use crate::layout::{index_count, Columns, Pooling};
+use crate::simd::{Job, Lanes};
+use crate::Kernels;
+
+/// The gradient of the output of one feature.
+#[derive(Debug, Clone, Copy)]
+pub struct Upstream<'a> {
+    /// Gradient of the pooled output `[B, stride]`; of the gathered rows `[E, stride]` when
+    /// pooling is "none".
+    pub grad: &'a [f32],
+    /// Where the feature's vectors lie in `grad`.
+    pub columns: Columns,
+    /// How the feature was pooled.
+    pub pooling: Pooling,
+    /// Bag bounds of the feature, `[B + 1]`; read for "mean" only.
+    pub offsets: &'a [i64],
+    /// Weight per index, `[E]`, addressed by [`Occurrence::index`]; not read for "none".
+    pub weights: Option<&'a [f32]>,
+}
+
+/// One use of a row in a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Occurrence {
+    /// Bag of the feature, from 0: the row of [`Upstream::grad`] and position in
+    /// [`Upstream::offsets`].
+    pub bag: u32,
+    /// Position in [`Upstream::weights`], and for "none" the row of [`Upstream::grad`].
+    pub index: u32,
+}
+
+/// The occurrences of `U` rows, one row after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Groups<'a> {
+    /// All occurrences, in index order within each row.
+    pub occurrences: &'a [Occurrence],
+    /// Row `u` has `occurrences[bounds[u]..bounds[u + 1]]`; `[U + 1]`, not decreasing.
+    pub bounds: &'a [usize],
+}
+
+impl Kernels {
+    /// Adds the gradient of one row over its `occurrences`, in order, into `sum` (`[dim]`, zeroed
+    /// by the caller).
+    ///
+    /// A row that several features share is summed by one call per feature, in feature order.
+    ///
+    /// # Panics
+    /// When `sum` is not `[dim]`, or an occurrence lies outside what `upstream` holds.
+    pub fn add_grads(self, upstream: &Upstream<'_>, occurrences: &[Occurrence], sum: &mut [f32]) {
+        let bounds = [0, occurrences.len()];
+        self.add_grads_grouped(upstream, Groups { occurrences, bounds: &bounds }, sum);
+    }
+
+    /// Adds the gradients of `U` rows into `sums`, `[U, dim]`: [`add_grads`](Self::add_grads) for
+    /// each row.
+    ///
+    /// # Panics
+    /// When `sums` is not `[U, dim]`, or an occurrence lies outside what `upstream` holds.
+    pub fn add_grads_grouped(self, upstream: &Upstream<'_>, groups: Groups<'_>, sums: &mut [f32]) {
+        upstream.columns.check();
+        let row_count = groups.bounds.len().saturating_sub(1);
+        assert_eq!(sums.len(), row_count * upstream.columns.dim, "sums must be [U, dim]");
+        let Groups { occurrences, bounds } = groups;
+        match (upstream.pooling, upstream.weights) {
+            (Pooling::None, _) => {
+                let source = PerIndex { upstream, occurrences };
+                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+            }
+            (Pooling::Sum, None) => {
+                let source = PerBag::<false> { upstream, weights: &[], occurrences };
+                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+            }
+            (Pooling::Mean, None) => {
+                let source = PerBag::<true> { upstream, weights: &[], occurrences };
+                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+            }
+            (Pooling::Sum, Some(weights)) => {
+                let source = Weighted(PerBag::<false> { upstream, weights, occurrences });
+                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+            }
+            (Pooling::Mean, Some(weights)) => {
+                let source = Weighted(PerBag::<true> { upstream, weights, occurrences });
+                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+            }
+        }
+    }
+}
+
+/// Gradients of bags, as they are or divided by the bag's count.
+struct PerBag<'a, const MEAN: bool> {
+    upstream: &'a Upstream<'a>,
+    weights: &'a [f32],
+    occurrences: &'a [Occurrence],
+}
+
+impl<const MEAN: bool> Source for PerBag<'_, MEAN> {
+    const WEIGHTED: bool = false;
+    const MEAN: bool = MEAN;
+    const PREFETCH_AHEAD: usize = 0;
+
+    #[inline(always)]
+    fn words(&self) -> &[f32] {
+        self.upstream.grad
+    }
+
+    #[inline(always)]
+    fn start(&self, i: usize) -> Option<usize> {
+        let occurrence = self.occurrences.get(i)?;
+        Some(self.upstream.columns.start(occurrence.bag as usize))
+    }
+
+    #[inline(always)]
+    fn weight(&self, i: usize) -> f32 {
+        self.weights[self.occurrences[i].index as usize]
+    }
+
+    #[inline(always)]
+    fn count(&self, i: usize) -> f32 {
+        index_count(self.upstream.offsets, self.occurrences[i].bag as usize) as f32
+    }
+}
+
+/// Gradients of bags times the weights of the indices.
+struct Weighted<S>(S);
+
+impl<S: Source> Source for Weighted<S> {
+    const WEIGHTED: bool = true;
+    const MEAN: bool = S::MEAN;
+    const PREFETCH_AHEAD: usize = S::PREFETCH_AHEAD;
+
+    #[inline(always)]
+    fn words(&self) -> &[f32] {
+        self.0.words()
+    }
+
+    #[inline(always)]
+    fn start(&self, i: usize) -> Option<usize> {
+        self.0.start(i)
+    }
+
+    #[inline(always)]
+    fn weight(&self, i: usize) -> f32 {
+        self.0.weight(i)
+    }
+
+    #[inline(always)]
+    fn count(&self, i: usize) -> f32 {
+        self.0.count(i)
+    }
+}
+
+/// Gradients of indices.
+struct PerIndex<'a> {
+    upstream: &'a Upstream<'a>,
+    occurrences: &'a [Occurrence],
+}
+
+impl Source for PerIndex<'_> {
+    const WEIGHTED: bool = false;
+    const MEAN: bool = false;
+    const PREFETCH_AHEAD: usize = 0;
+
+    #[inline(always)]
+    fn words(&self) -> &[f32] {
+        self.upstream.grad
+    }
+
+    #[inline(always)]
+    fn start(&self, i: usize) -> Option<usize> {
+        let occurrence = self.occurrences.get(i)?;
+        Some(self.upstream.columns.start(occurrence.index as usize))
+    }
+
+    #[inline(always)]
+    fn weight(&self, _i: usize) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn count(&self, _i: usize) -> f32 {
+        1.0
+    }
+}
+
+struct AddGrads<'a, S> {
+    source: S,
+    bounds: &'a [usize],
+    dim: usize,
+    sums: &'a mut [f32],
+}
+
+impl<S: Source> Job for AddGrads<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let dim = self.dim;
+        by_shape::<L, _>(self, dim);
+    }
+}
+
+impl<S: Source> Shaped for AddGrads<'_, S> {
+    #[inline(always)]
+    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
+        let sums = self.sums.chunks_exact_mut(self.dim);
+        for (sum, bounds) in sums.zip(self.bounds.windows(2)) {
+            add_vectors::<L, S, REST, TAIL>(&self.source, bounds[0]..bounds[1], sum);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Here are the rows of a bag, give me one vector. The last step of a lookup.
+
+#![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
+
+use crate::accumulate::{add_vectors, by_shape, Shaped, Source};
+use crate::layout::{index_count, BagRange, Columns, Rows};
+use crate::simd::{prefetch, Job, Lanes, LANES};
+use crate::Kernels;
+
+/// How many rows ahead of the sum the processor is asked to fetch, from arenas that no cache holds.
+const PREFETCH_AHEAD: usize = 8;
+/// From this size on an arena is taken to be outside the nearest caches: 1 MiB.
+const FAR_ARENA_WORDS: usize = 1 << 18;
+
+impl Kernels {
+    /// Adds the rows of each bag into its vector: `out[bag] += weight * row`, in index order.
+    ///
+    /// `rows` are `[E]` indices, those of the run `bags`; `out` is `[B, stride]`, to which the
+    /// sums are added where `columns` says: the caller zeroes it first. Several calls on
+    /// consecutive runs leave the bits of one call. Without weights, rows are added as they are.
+    ///
+    /// # Panics
+    /// When weights are not `[E]`, or a row or vector lies outside `rows.arena` or `out`.
+    pub fn pool_add(self, rows: Rows<'_>, bags: BagRange<'_>, columns: Columns, out: &mut [f32]) {
+        columns.check();
+        let Rows { arena, starts, weights } = rows;
+        let is_far = arena.len() >= FAR_ARENA_WORDS;
+        if let Some(weights) = weights {
+            assert_eq!(weights.len(), starts.len(), "weights must have one value per index");
+            if is_far {
+                let source = Weighted::<PREFETCH_AHEAD> { arena, starts, weights };
+                self.run(PoolAdd { source, row_count: starts.len(), bags, columns, out });
+            } else {
+                let source = Weighted::<0> { arena, starts, weights };
+                self.run(PoolAdd { source, row_count: starts.len(), bags, columns, out });
+            }
+        } else if is_far {
+            let source = Plain::<PREFETCH_AHEAD> { arena, starts };
+            self.run(PoolAdd { source, row_count: starts.len(), bags, columns, out });
+        } else {
+            let source = Plain::<0> { arena, starts };
+            self.run(PoolAdd { source, row_count: starts.len(), bags, columns, out });
+        }
+    }
+
+    /// Divides each bag's vector by its number of indices; vectors of empty bags stay as they are.
+    ///
+    /// `offsets` is `[B + 1]`; `out` is `[B, stride]`, changed in place where `columns` says.
+    ///
+    /// # Panics
+    /// When a vector lies outside `out`.
+    pub fn mean_scale(self, offsets: &[i64], columns: Columns, out: &mut [f32]) {
+        columns.check();
+        self.run(MeanScale { offsets, columns, out });
+    }
+
+    /// Copies the weights of each row to `out`, `[E, dim]`: pooling "none". Weights of indices do
+    /// not apply.
+    ///
+    /// # Panics
+    /// When `out` is not `[E, dim]` or a row lies outside `arena`.
+    pub fn gather_rows(self, arena: &[f32], starts: &[usize], dim: usize, out: &mut [f32]) {
+        assert!(dim > 0, "dim must not be 0");
+        assert_eq!(out.len(), starts.len() * dim, "out must be [E, dim]");
+        let is_far = arena.len() >= FAR_ARENA_WORDS;
+        for (i, (&start, to)) in starts.iter().zip(out.chunks_exact_mut(dim)).enumerate() {
+            if let (true, Some(&ahead)) = (is_far, starts.get(i + PREFETCH_AHEAD)) {
+                prefetch(arena, ahead, dim);
+            }
+            to.copy_from_slice(&arena[start..][..dim]);
+        }
+    }
+}
+
+/// Rows as they are.
+struct Plain<'a, const AHEAD: usize> {
+    arena: &'a [f32],
+    starts: &'a [usize],
+}
+
+impl<const AHEAD: usize> Source for Plain<'_, AHEAD> {
+    const WEIGHTED: bool = false;
+    const MEAN: bool = false;
+    const PREFETCH_AHEAD: usize = AHEAD;
+
+    #[inline(always)]
+    fn words(&self) -> &[f32] {
+        self.arena
+    }
+
+    #[inline(always)]
+    fn start(&self, i: usize) -> Option<usize> {
+        self.starts.get(i).copied()
+    }
+
+    #[inline(always)]
+    fn weight(&self, _i: usize) -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn count(&self, _i: usize) -> f32 {
+        1.0
+    }
+}
+
+/// Rows times weights.
+struct Weighted<'a, const AHEAD: usize> {
+    arena: &'a [f32],
+    starts: &'a [usize],
+    weights: &'a [f32],
+}
+
+impl<const AHEAD: usize> Source for Weighted<'_, AHEAD> {
+    const WEIGHTED: bool = true;
+    const MEAN: bool = false;
+    const PREFETCH_AHEAD: usize = AHEAD;
+
+    #[inline(always)]
+    fn words(&self) -> &[f32] {
+        self.arena
+    }
+
+    #[inline(always)]
+    fn start(&self, i: usize) -> Option<usize> {
+        self.starts.get(i).copied()
+    }
+
+    #[inline(always)]
+    fn weight(&self, i: usize) -> f32 {
+        self.weights[i]
+    }
+
+    #[inline(always)]
+    fn count(&self, _i: usize) -> f32 {
+        1.0
+    }
+}
+
+struct PoolAdd<'a, S> {
+    source: S,
+    row_count: usize,
+    bags: BagRange<'a>,
+    columns: Columns,
+    out: &'a mut [f32],
+}
+
+impl<S: Source> Job for PoolAdd<'_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let dim = self.columns.dim;
+        by_shape::<L, _>(self, dim);
+    }
+}
+
+impl<S: Source> Shaped for PoolAdd<'_, S> {
+    #[inline(always)]
+    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
+        for bag in self.bags.first_bag()..self.bags.bag_count() {
+            let Some(rows) = self.bags.rows_of(bag, self.row_count) else { break };
+            if !rows.is_empty() {
+                let sum = &mut self.out[self.columns.range(bag)];
+                add_vectors::<L, S, REST, TAIL>(&self.source, rows, sum);
+            }
+        }
+    }
+}
+
+struct MeanScale<'a> {
+    offsets: &'a [i64],
+    columns: Columns,
+    out: &'a mut [f32],
+}
+
+impl Job for MeanScale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for bag in 0..self.offsets.len().saturating_sub(1) {
+            let count = index_count(self.offsets, bag);
+            if count <= 0 {
+                continue;
+            }
+            let divisor = L::splat(count as f32);
+            let (full, part) = self.out[self.columns.range(bag)].as_chunks_mut::<LANES>();
+            for lanes in full {
+                L::load(lanes).div(divisor).store(lanes);
+            }
+            L::load_part(part).div(divisor).store_part(part);
+        }
+    }
+}

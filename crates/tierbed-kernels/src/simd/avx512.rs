@@ -1,0 +1,87 @@
+//! What are 16 lanes on AVX-512? One register.
+
+use std::arch::x86_64::*;
+
+use super::{Job, Lanes, LANES};
+
+/// Runs `job` with AVX-512F.
+///
+/// # Safety
+/// The processor MUST have AVX-512F.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
+    job.run::<Avx512Lanes>()
+}
+
+/// Lanes 0 to 15.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Lanes(__m512);
+
+/// Returns the mask of lanes `0..len`, for `len < 16`.
+#[inline(always)]
+fn mask(len: usize) -> __mmask16 {
+    assert!(len < LANES, "a part has fewer than 16 values");
+    (1 << len) - 1
+}
+
+impl Lanes for Avx512Lanes {
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
+        unsafe { Self(_mm512_set1_ps(value)) }
+    }
+
+    #[inline(always)]
+    fn load(from: &[f32; LANES]) -> Self {
+        // SAFETY: 16 values are readable there, no alignment needed; AVX-512F as above.
+        unsafe { Self(_mm512_loadu_ps(from.as_ptr())) }
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES]) {
+        // SAFETY: 16 values are writable there, no alignment needed; AVX-512F as above.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
+    }
+
+    #[inline(always)]
+    fn load_part(from: &[f32]) -> Self {
+        // SAFETY: masked-off lanes are not accessed, and the mask covers `from.len()` lanes.
+        unsafe { Self(_mm512_maskz_loadu_ps(mask(from.len()), from.as_ptr())) }
+    }
+
+    #[inline(always)]
+    fn store_part(self, to: &mut [f32]) {
+        // SAFETY: masked-off lanes are not accessed, and the mask covers `to.len()` lanes.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask(to.len()), self.0) }
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
+        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
+        unsafe { Self(_mm512_sub_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
+        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
+        unsafe { Self(_mm512_div_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
+        unsafe { Self(_mm512_sqrt_ps(self.0)) }
+    }
+}

@@ -1,0 +1,227 @@
+//! How does one kernel body run on plain registers, AVX2 and AVX-512 with equal bits?
+//!
+//! A kernel is a [`Job`]: a generic body over [`Lanes`], 16 numbers wide whatever the processor.
+//! [`CheckedIsa::run`] compiles it once per instruction set, inside a function that may use that
+//! set; everything in a body is `#[inline(always)]` so that it lands in there. Lane arithmetic is
+//! IEEE 754 single precision, one rounding per operation, so 16 lanes give the same bits however
+//! many registers hold them.
+//!
+//! All `unsafe` of this crate lives in this folder.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod scalar;
+
+/// Lanes of a vector, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// An instruction set that the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// What every processor of the target has; the reference.
+    Scalar,
+    /// x86-64 with AVX2: two registers of 8 lanes.
+    Avx2,
+    /// x86-64 with AVX-512F: one register of 16 lanes.
+    Avx512,
+}
+
+impl Isa {
+    /// Every instruction set, narrowest first.
+    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+
+    /// Returns the widest instruction set this processor has.
+    #[must_use]
+    pub fn detect() -> Self {
+        CheckedIsa::detect().get()
+    }
+
+    /// Returns every instruction set this processor has, narrowest first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// Returns its lower-case name: `scalar`, `avx2` or `avx512`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            Self::Avx512 => is_x86_feature_detected!("avx512f"),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_available(self) -> bool {
+        self == Self::Scalar
+    }
+}
+
+/// An instruction set that this processor was seen to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CheckedIsa(Isa);
+
+impl CheckedIsa {
+    pub(crate) fn new(isa: Isa) -> Option<Self> {
+        isa.is_available().then_some(Self(isa))
+    }
+
+    pub(crate) fn detect() -> Self {
+        Self(Isa::available().pop().unwrap_or(Isa::Scalar))
+    }
+
+    pub(crate) fn get(self) -> Isa {
+        self.0
+    }
+
+    /// Runs `job` compiled for this instruction set.
+    pub(crate) fn run<J: Job>(self, job: J) -> J::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` and `detect` saw that the processor has AVX2.
+            Isa::Avx2 => unsafe { avx2::run(job) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` and `detect` saw that the processor has AVX-512F.
+            Isa::Avx512 => unsafe { avx512::run(job) },
+            _ => job.run::<scalar::ScalarLanes>(),
+        }
+    }
+}
+
+/// A kernel body with its arguments.
+pub(crate) trait Job {
+    /// What it returns.
+    type Output;
+
+    /// Runs the body. Implementations MUST be `#[inline(always)]`, and so must every function
+    /// they pass lanes through.
+    fn run<L: Lanes>(self) -> Self::Output;
+}
+
+/// Sixteen `f32` in registers.
+///
+/// Values exist only inside a [`Job`] run by [`CheckedIsa::run`]: that is what lets the
+/// implementations use instructions without asking again whether the processor has them.
+pub(crate) trait Lanes: Copy {
+    /// Returns `value` in every lane.
+    fn splat(value: f32) -> Self;
+    /// Reads 16 values; any alignment.
+    fn load(from: &[f32; LANES]) -> Self;
+    /// Writes 16 values; any alignment.
+    fn store(self, to: &mut [f32; LANES]);
+    /// Reads fewer than 16 values; the other lanes are +0.
+    fn load_part(from: &[f32]) -> Self;
+    /// Writes the first `to.len()` lanes, fewer than 16.
+    fn store_part(self, to: &mut [f32]);
+    /// Returns `self + other`.
+    fn add(self, other: Self) -> Self;
+    /// Returns `self - other`.
+    fn sub(self, other: Self) -> Self;
+    /// Returns `self * other`.
+    fn mul(self, other: Self) -> Self;
+    /// Returns `self / other`.
+    fn div(self, other: Self) -> Self;
+    /// Returns the square roots.
+    fn sqrt(self) -> Self;
+
+    /// Adds the lanes by a fixed tree: lane `l` to lane `l + 8`, then 4, then 2, then 1 apart.
+    #[inline(always)]
+    fn reduce_add(self) -> f32 {
+        let mut sums = [0.0; LANES];
+        self.store(&mut sums);
+        let [a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7] = sums;
+        let [c0, c1, c2, c3] = [a0 + b0, a1 + b1, a2 + b2, a3 + b3];
+        let [d0, d1, d2, d3] = [a4 + b4, a5 + b5, a6 + b6, a7 + b7];
+        ((c0 + d0) + (c2 + d2)) + ((c1 + d1) + (c3 + d3))
+    }
+}
+
+/// Words of a cache line.
+const LINE_WORDS: usize = 16;
+
+/// Asks the processor to bring `words[start..start + len]` near; does nothing when out of bounds.
+#[inline(always)]
+pub(crate) fn prefetch(words: &[f32], start: usize, len: usize) {
+    let Some(words) = words.get(start..).and_then(|words| words.get(..len)) else { return };
+    #[cfg(target_arch = "x86_64")]
+    for line in words.chunks(LINE_WORDS) {
+        // SAFETY: a prefetch reads nothing as far as the program can see, and the address is valid.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
+                line.as_ptr().cast(),
+            );
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (words, LINE_WORDS);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scalar_is_always_there_and_detect_is_the_widest() {
+        let available = Isa::available();
+        assert_eq!(available.first(), Some(&Isa::Scalar));
+        assert_eq!(available.last(), Some(&Isa::detect()));
+        assert!(available.iter().all(|&isa| CheckedIsa::new(isa).is_some()));
+        assert_eq!(Isa::ALL.map(Isa::name), ["scalar", "avx2", "avx512"]);
+    }
+
+    /// Loads and stores every length up to a whole vector next to guard values.
+    struct CopyParts;
+
+    impl Job for CopyParts {
+        type Output = Vec<Vec<f32>>;
+
+        #[inline(always)]
+        fn run<L: Lanes>(self) -> Self::Output {
+            let from: Vec<f32> = (1..=16u8).map(f32::from).collect();
+            let copy = |len: usize| {
+                let mut to = vec![-1.0; LANES + 1];
+                let lanes = L::load_part(&from[..len]);
+                lanes.store_part(&mut to[..len]);
+                let mut whole = [9.0; LANES];
+                lanes.store(&mut whole);
+                to.extend(whole);
+                to
+            };
+            (0..LANES).map(copy).collect()
+        }
+    }
+
+    #[test]
+    fn parts_are_zero_padded_and_leave_neighbours_alone() {
+        for isa in Isa::available() {
+            let copies = CheckedIsa::new(isa).unwrap().run(CopyParts);
+            for (len, copy) in copies.iter().enumerate() {
+                let (to, whole) = copy.split_at(LANES + 1);
+                for (at, &value) in to.iter().enumerate() {
+                    let expected = if at < len { at as f32 + 1.0 } else { -1.0 };
+                    assert_eq!(value, expected, "{} len {len} lane {at}", isa.name());
+                }
+                assert!(whole[len..].iter().all(|value| value.to_bits() == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn prefetch_outside_the_arena_is_harmless() {
+        prefetch(&[0.0; 4], 2, 100);
+        prefetch(&[0.0; 4], usize::MAX, usize::MAX);
+        prefetch(&[0.0; 40], 1, 39);
+    }
+}
