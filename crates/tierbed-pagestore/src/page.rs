@@ -1,0 +1,322 @@
+//! How do rows lie in a page, and is this the page that was asked for?
+//!
+//! ```text
+//! | crc | magic | version | table | rows | part | page id | ids … | weights …        | zeros |
+//! 0     4       6         8      12     14     16        24      24 + capacity*id            4096
+//! ```
+//!
+//! A page holds rows of one table. A row larger than a page is cut into parts on consecutive
+//! pages, one part a page. Normative text: docs/formats/snapshot.md.
+
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Error, Result, RowId, TableId, TableSchema};
+use tierbed_io::PAGE_BYTES;
+
+/// First two bytes after the checksum: `TP`.
+pub const PAGE_MAGIC: u16 = u16::from_le_bytes(*b"TP");
+/// Version of the page layout.
+pub const PAGE_VERSION: u16 = 1;
+/// Bytes before the row ids.
+pub const HEADER_BYTES: usize = 24;
+/// Tables of at least this many rows have 8-byte row ids.
+pub const WIDE_ROW_COUNT: u64 = 1 << 32;
+
+const PAYLOAD_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
+
+/// How the rows of one table are cut into pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageShape {
+    /// Bytes of a row id: 4 or 8.
+    pub id_bytes: usize,
+    /// Elements per row.
+    pub dim: usize,
+    /// Most rows in a page; 1 when a row needs several.
+    pub rows_per_page: usize,
+    /// Pages of a row; 1 when rows share pages.
+    pub parts_per_row: usize,
+    /// Elements on each page of a row but the last.
+    pub words_per_part: usize,
+}
+
+impl PageShape {
+    /// Returns the shape of `table`'s pages.
+    #[must_use]
+    pub fn new(table: &TableSchema) -> Self {
+        let id_bytes = if table.row_count >= WIDE_ROW_COUNT { 8 } else { 4 };
+        let dim = table.dim as usize;
+        let whole_rows = PAYLOAD_BYTES / (id_bytes + 4 * dim);
+        if whole_rows > 0 {
+            let (rows_per_page, parts_per_row) = (whole_rows, 1);
+            return Self { id_bytes, dim, rows_per_page, parts_per_row, words_per_part: dim };
+        }
+        let words_per_part = (PAYLOAD_BYTES - id_bytes) / 4;
+        let parts_per_row = dim.div_ceil(words_per_part);
+        Self { id_bytes, dim, rows_per_page: 1, parts_per_row, words_per_part }
+    }
+
+    /// Returns the elements before part `part` of a row, and those in it.
+    #[must_use]
+    pub fn part_words(&self, part: usize) -> (usize, usize) {
+        let before = part * self.words_per_part;
+        (before, self.words_per_part.min(self.dim.saturating_sub(before)))
+    }
+
+    fn id_at(&self, slot: usize) -> usize {
+        HEADER_BYTES + slot * self.id_bytes
+    }
+
+    fn weights_at(&self, slot: usize) -> usize {
+        self.id_at(self.rows_per_page) + slot * 4 * self.words_per_part
+    }
+}
+
+/// A page being filled with rows of one table.
+#[derive(Debug)]
+pub(crate) struct PageBuilder {
+    shape: PageShape,
+    bytes: Box<[u8]>,
+    row_count: usize,
+    part: usize,
+}
+
+impl PageBuilder {
+    pub(crate) fn new(shape: PageShape) -> Self {
+        let bytes = vec![0; PAGE_BYTES].into_boxed_slice();
+        Self { shape, bytes, row_count: 0, part: 0 }
+    }
+
+    pub(crate) fn shape(&self) -> PageShape {
+        self.shape
+    }
+
+    pub(crate) fn row_count(&self) -> usize {
+        self.row_count
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.row_count == self.shape.rows_per_page
+    }
+
+    /// Adds part `part` of a row: the elements [`PageShape::part_words`] names.
+    ///
+    /// # Panics
+    /// When the page is full, or `weights` is not a row of the table.
+    pub(crate) fn push(&mut self, row: RowId, part: usize, weights: &[f32]) {
+        assert!(!self.is_full(), "page is full");
+        assert_eq!(weights.len(), self.shape.dim, "row size");
+        let (before, count) = self.shape.part_words(part);
+        let id_at = self.shape.id_at(self.row_count);
+        self.put(id_at, row.0.to_le_bytes().get(..self.shape.id_bytes).unwrap_or_default());
+        let weights = weights.get(before..before + count).unwrap_or_default();
+        let weights_at = self.shape.weights_at(self.row_count);
+        self.put(weights_at, bytemuck::cast_slice(weights));
+        self.row_count += 1;
+        self.part = part;
+    }
+
+    /// Completes the page as number `page_id`, hands its bytes out and starts over.
+    pub(crate) fn seal<T>(
+        &mut self,
+        table: TableId,
+        page_id: u64,
+        take: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        self.put(4, &PAGE_MAGIC.to_le_bytes());
+        self.put(6, &PAGE_VERSION.to_le_bytes());
+        self.put(8, &table.0.to_le_bytes());
+        self.put(12, &(self.row_count as u16).to_le_bytes());
+        self.put(14, &(self.part as u16).to_le_bytes());
+        self.put(16, &page_id.to_le_bytes());
+        let crc = crc32c(self.bytes.get(4..).unwrap_or_default());
+        self.put(0, &crc.to_le_bytes());
+        let taken = take(&self.bytes);
+        self.bytes.fill(0);
+        (self.row_count, self.part) = (0, 0);
+        taken
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = self.bytes.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+}
+
+/// A page that passed its checks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageView<'a> {
+    bytes: &'a [u8],
+    shape: PageShape,
+    pub(crate) page_id: u64,
+    pub(crate) table: TableId,
+    pub(crate) row_count: usize,
+    pub(crate) part: usize,
+    pub(crate) crc: u32,
+}
+
+impl<'a> PageView<'a> {
+    /// Checks that `bytes` are page `page_id` of a snapshot whose tables have `shapes`.
+    pub(crate) fn parse(bytes: &'a [u8], page_id: u64, shapes: &[PageShape]) -> Result<Self> {
+        let bad = |what: &str| Error::corruption(what).with("page_id", page_id);
+        if bytes.len() != PAGE_BYTES {
+            return Err(bad("page is not whole").with("found_bytes", bytes.len()));
+        }
+        let (stored, computed) = (le_u32(bytes, 0), crc32c(bytes.get(4..).unwrap_or_default()));
+        if stored != computed {
+            return Err(bad("page checksum mismatch")
+                .with("expected", format_args!("{stored:#010x}"))
+                .with("found", format_args!("{computed:#010x}")));
+        }
+        if le_u16(bytes, 4) != PAGE_MAGIC || le_u16(bytes, 6) != PAGE_VERSION {
+            return Err(bad("not a page of this format version"));
+        }
+        let found_id = le_u64(bytes, 16);
+        if found_id != page_id {
+            return Err(bad("another page lies here").with("found", found_id));
+        }
+        let table = TableId(le_u32(bytes, 8));
+        let Some(shape) = shapes.get(table.0 as usize).copied() else {
+            return Err(bad("page names an unknown table").with("table_id", table.0));
+        };
+        let (row_count, part) = (usize::from(le_u16(bytes, 12)), usize::from(le_u16(bytes, 14)));
+        if !(1..=shape.rows_per_page).contains(&row_count) || part >= shape.parts_per_row {
+            return Err(bad("page header out of range").with("rows", row_count).with("part", part));
+        }
+        Ok(Self { bytes, shape, page_id, table, row_count, part, crc: stored })
+    }
+
+    /// Returns the row id in `slot`.
+    pub(crate) fn row(&self, slot: usize) -> RowId {
+        let at = self.shape.id_at(slot);
+        RowId(if self.shape.id_bytes == 8 {
+            le_u64(self.bytes, at)
+        } else {
+            u64::from(le_u32(self.bytes, at))
+        })
+    }
+
+    /// Finds `row` and returns its weights on this page as bytes.
+    pub(crate) fn find(&self, row: RowId) -> Option<&'a [u8]> {
+        let slot = (0..self.row_count).find(|&slot| self.row(slot) == row)?;
+        let (_, count) = self.shape.part_words(self.part);
+        let at = self.shape.weights_at(slot);
+        self.bytes.get(at..at + 4 * count)
+    }
+}
+
+pub(crate) fn le_u16(bytes: &[u8], at: usize) -> u16 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |b| u16::from_le_bytes(*b))
+}
+
+pub(crate) fn le_u32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |b| u32::from_le_bytes(*b))
+}
+
+pub(crate) fn le_u64(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |b| u64::from_le_bytes(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tierbed_core::{InitSpec, OptimizerKind};
+
+    use super::*;
+
+    fn table(dim: u32, row_count: u64) -> TableSchema {
+        TableSchema {
+            name: "t".into(),
+            row_count,
+            dim,
+            optimizer: OptimizerKind::Sgd,
+            state_init: 0.0,
+            init: InitSpec::Constant { value: 0.0 },
+            seed: 0,
+        }
+    }
+
+    #[test]
+    fn shapes_fill_pages() {
+        let shape = |dim, rows| {
+            let s = PageShape::new(&table(dim, rows));
+            (s.id_bytes, s.rows_per_page, s.parts_per_row)
+        };
+        assert_eq!(shape(1, 10), (4, 509, 1));
+        assert_eq!(shape(16, 10), (4, 59, 1));
+        assert_eq!(shape(16, 1 << 32), (8, 56, 1));
+        assert_eq!(shape(1017, 10), (4, 1, 1));
+        assert_eq!(shape(1018, 10), (4, 1, 2));
+        assert_eq!(shape(4096, 10), (4, 1, 5));
+    }
+
+    #[test]
+    fn rows_come_back_whole_or_in_parts() {
+        for (dim, row_count) in [(1, 600), (16, 1 << 33), (1016, 2), (2500, 3)] {
+            let shape = PageShape::new(&table(dim, row_count));
+            let weights: Vec<f32> = (0..dim).map(|at| at as f32).collect();
+            let row = RowId(row_count - 1);
+            let mut found = Vec::new();
+            let mut builder = PageBuilder::new(shape);
+            for part in 0..shape.parts_per_row {
+                builder.push(row, part, &weights);
+                let bytes = builder.seal(TableId(0), 7, |bytes| Ok(bytes.to_vec())).unwrap();
+                let page = PageView::parse(&bytes, 7, &[shape]).unwrap();
+                assert_eq!((page.row_count, page.part, page.row(0)), (1, part, row));
+                found.extend_from_slice(page.find(row).unwrap());
+                assert!(page.find(RowId(0)).is_none());
+            }
+            assert_eq!(found, bytemuck::cast_slice::<f32, u8>(&weights));
+        }
+    }
+
+    fn sealed() -> (Vec<u8>, PageShape) {
+        let shape = PageShape::new(&table(16, 100));
+        let mut builder = PageBuilder::new(shape);
+        for row in 0..40 {
+            builder.push(RowId(row), 0, &[row as f32; 16]);
+        }
+        (builder.seal(TableId(0), 3, |bytes| Ok(bytes.to_vec())).unwrap(), shape)
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_other_page_is_noticed() {
+        let (bytes, shape) = sealed();
+        for bit in 0..8 * PAGE_BYTES {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(PageView::parse(&flipped, 3, &[shape]).is_err(), "bit {bit}");
+        }
+        assert!(PageView::parse(&bytes, 4, &[shape]).is_err());
+        assert!(PageView::parse(&bytes, 3, &[]).is_err());
+        assert!(PageView::parse(&bytes[..4000], 3, &[shape]).is_err());
+    }
+
+    proptest! {
+        /// Even with a valid checksum, no header makes a reader panic or leave the page.
+        #[test]
+        fn random_bytes_never_panic(
+            mut bytes in proptest::collection::vec(any::<u8>(), PAGE_BYTES),
+            dim in 1u32..2000,
+            wide: bool,
+            plausible: bool,
+        ) {
+            let shape = PageShape::new(&table(dim, if wide { 1 << 33 } else { 100 }));
+            if plausible {
+                bytes[4..6].copy_from_slice(&PAGE_MAGIC.to_le_bytes());
+                bytes[6..8].copy_from_slice(&PAGE_VERSION.to_le_bytes());
+                bytes[8..12].fill(0);
+                bytes[13] = 0;
+                bytes[14..24].fill(0);
+                let crc = crc32c(&bytes[4..]);
+                bytes[0..4].copy_from_slice(&crc.to_le_bytes());
+            }
+            if let Ok(page) = PageView::parse(&bytes, 0, &[shape]) {
+                for slot in 0..page.row_count {
+                    prop_assert!(page.find(page.row(slot)).is_some());
+                }
+            } else {
+                prop_assert!(!plausible || bytes[12] == 0 || usize::from(bytes[12]) > shape.rows_per_page);
+            }
+        }
+    }
+}
