@@ -48,6 +48,7 @@ help: ## Print this list
 
 .PHONY: setup
 setup: $(NATIVE_STAMP) ## Make the environment in .venv and build the native module into it
+	@:
 
 $(UV_STAMP):
 	@PYTHON='$(PYTHON)' scripts/check-machine
