@@ -5,12 +5,11 @@ use super::{File, Finding, Scan};
 
 /// Words that are refused, in lower case, and what to say. A leading or trailing `_` means
 /// "also inside an identifier"; otherwise the whole word must match.
-const REFUSED: [(&str, &str); 18] = [
+const REFUSED: [(&str, &str); 17] = [
     ("invert index", "inverted index"),
     ("ev_cache", "admission bitmap, or group-aware policy"),
     ("ev-cache", "admission bitmap, or group-aware policy"),
     ("evcache", "admission bitmap, or group-aware policy"),
-    ("ev buffer", "look-ahead buffer"),
     ("ev_buffer", "look-ahead buffer"),
     ("part_cnt", "page_count"),
     ("block_idx", "page_id"),
