@@ -184,6 +184,50 @@ fn one_system_call_brings_many_completions() {
     assert_eq!((stats.read_count, stats.read_bytes), (64, 64 * 4096));
 }
 
+/// The kernel cancels what a thread had handed over when the thread ends; an engine that moved on
+/// to another thread must not lose its transfers.
+#[test]
+fn an_engine_outlives_the_thread_that_submitted() {
+    for choice in ENGINES {
+        let scratch = &scratch_folders()[0];
+        let file = FileDevice::open_buffered(scratch.path().join("file"), OpenMode::Create);
+        let file: Arc<dyn Device> = Arc::new(file.expect("open"));
+        let Some(mut engine) = engine(choice, 64, 16 * PAGE_BYTES) else { continue };
+        let to = Arc::clone(&file);
+        let first_thread = std::thread::spawn(move || {
+            let device = engine.attach(to);
+            for tag in 0..64 {
+                let buf = engine.acquire().expect("buffer");
+                engine.bytes_mut(buf).fill(7);
+                let (op, offset_bytes) = (Op::Write, tag * 16 * PAGE_BYTES as u64);
+                engine.submit(Request { device, op, offset_bytes, len_bytes: 65536, buf, tag });
+            }
+            let mut done = Vec::new();
+            engine.wait(&mut done).expect("wait");
+            (engine, done)
+        });
+        let (mut engine, mut done) = first_thread.join().expect("thread");
+        while engine.in_flight_count() > 0 {
+            engine.wait(&mut done).expect("wait");
+        }
+        assert_eq!(done.len(), 64);
+        assert!(done.iter().all(|completion| completion.result.is_ok()), "{choice}: {done:?}");
+        let mut bytes = vec![0; 64 * 16 * PAGE_BYTES];
+        file.read_at(0, &mut bytes).expect("all writes were made");
+        assert!(bytes.iter().all(|&byte| byte == 7));
+    }
+}
+
+#[test]
+#[should_panic(expected = "read of a buffer the caller does not have")]
+fn a_buffer_in_flight_cannot_be_read() {
+    let mut engine = engine(EngineChoice::Pread, 1, PAGE_BYTES).expect("the pool always opens");
+    let device = engine.attach(Arc::new(MemoryDevice::new("memory")));
+    let buf = engine.acquire().expect("buffer");
+    engine.submit(Request { device, op: Op::Write, offset_bytes: 0, len_bytes: 1, buf, tag: 0 });
+    let _bytes = engine.bytes(buf);
+}
+
 #[test]
 fn options_out_of_range_are_refused() {
     for (queue_depth, buf_bytes) in [(0, 4096), (4097, 4096), (1, 0), (1, usize::MAX)] {
