@@ -6,7 +6,7 @@
 //!
 //! Safety invariant: an entry points into a buffer of the arena and names a descriptor of a
 //! device. Both must live, and nobody may touch the buffer, until the kernel has reported the
-//! entry's completion. So a [`Flight`] holds its device, the arena lends no buffer in flight,
+//! entry's completion. So a `Flight` holds its device, the arena lends no buffer in flight,
 //! and dropping the engine first waits for every flight. Entries carry the buffer's number, and
 //! a buffer has at most one flight, so the ring can never be too small.
 
