@@ -90,7 +90,7 @@ fn gather(kernels: Kernels, table: &Table) -> f64 {
 }
 
 /// Two occurrences per row, one call per row.
-fn add_grads(kernels: Kernels, dim: usize) -> f64 {
+fn sum_grads(kernels: Kernels, dim: usize) -> f64 {
     let grad = vec![0.5; 512 * dim];
     let upstream = Upstream {
         grad: &grad,
@@ -104,8 +104,7 @@ fn add_grads(kernels: Kernels, dim: usize) -> f64 {
     let mut sum = vec![0.0; dim];
     ns_per_row(1024, || {
         for pair in occurrences.chunks_exact(2) {
-            sum.fill(0.0);
-            kernels.add_grads(&upstream, pair, &mut sum);
+            kernels.sum_grads(&upstream, pair, &mut sum);
             black_box(&mut sum);
         }
     })
@@ -168,7 +167,7 @@ fn main() {
             report(&name("pool weighted"), dim, &|k| pool(k, &table, Some(weights)));
             report(&name("gather"), dim, &|k| gather(k, &table));
         }
-        report("add_grads 2 per row", dim, &|k| add_grads(k, dim));
+        report("sum_grads 2 per row", dim, &|k| sum_grads(k, dim));
         for kind in OptimizerKind::ALL {
             report(&format!("{kind:?} near"), dim, &|k| apply(k, kind, dim, NEAR));
         }

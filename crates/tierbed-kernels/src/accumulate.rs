@@ -55,21 +55,31 @@ pub(crate) fn by_shape<L: Lanes, N: Shaped>(nest: N, dim: usize) {
     }
 }
 
+/// What a sum begins with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begin {
+    /// What is there already.
+    There,
+    /// +0, whatever is there.
+    Zero,
+}
+
 /// Adds vectors `range` of `source` into `sum`, in order.
 #[inline(always)]
 pub(crate) fn add_vectors<L: Lanes, S: Source, const REST: usize, const TAIL: bool>(
     source: &S,
     range: Range<usize>,
+    begin: Begin,
     sum: &mut [f32],
 ) {
     let mut blocks = sum.chunks_exact_mut(BLOCK);
     let mut at = 0;
     for block in &mut blocks {
-        add_block::<L, S, BLOCK_LANES, false>(source, range.clone(), at, block);
+        add_block::<L, S, BLOCK_LANES, false>(source, range.clone(), at, begin, block);
         at += BLOCK;
     }
     if REST > 0 || TAIL {
-        add_block::<L, S, REST, TAIL>(source, range, at, blocks.into_remainder());
+        add_block::<L, S, REST, TAIL>(source, range, at, begin, blocks.into_remainder());
     }
 }
 
@@ -79,16 +89,22 @@ fn add_block<L: Lanes, S: Source, const FULL: usize, const TAIL: bool>(
     source: &S,
     range: Range<usize>,
     at: usize,
+    begin: Begin,
     sum: &mut [f32],
 ) {
     let width = sum.len();
     let (sum_full, sum_part) = sum.as_chunks_mut::<LANES>();
     let sum_full = &mut sum_full[..FULL];
     let mut full = [L::splat(0.0); FULL];
-    for (lanes, from) in full.iter_mut().zip(&*sum_full) {
-        *lanes = L::load(from);
+    let mut part = L::splat(0.0);
+    if begin == Begin::There {
+        for (lanes, from) in full.iter_mut().zip(&*sum_full) {
+            *lanes = L::load(from);
+        }
+        if TAIL {
+            part = L::load_part(sum_part);
+        }
     }
-    let mut part = if TAIL { L::load_part(sum_part) } else { L::splat(0.0) };
     let words = source.words();
     for i in range {
         let Some(start) = source.start(i) else { break };

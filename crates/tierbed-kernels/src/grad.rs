@@ -13,7 +13,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per vector, by slicing")]
 
-use crate::accumulate::{add_vectors, by_shape, Shaped, Source};
+use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
 use crate::layout::{index_count, Columns, Pooling};
 use crate::simd::{Job, Lanes};
 use crate::Kernels;
@@ -54,48 +54,70 @@ pub struct Groups<'a> {
 }
 
 impl Kernels {
-    /// Adds the gradient of one row over its `occurrences`, in order, into `sum` (`[dim]`, zeroed
-    /// by the caller).
-    ///
-    /// A row that several features share is summed by one call per feature, in feature order.
+    /// Sums the gradient of one row over its `occurrences`, in order: `sum` (`[dim]`) is
+    /// overwritten, with +0 when there are none.
     ///
     /// # Panics
     /// When `sum` is not `[dim]`, or an occurrence lies outside what `upstream` holds.
-    pub fn add_grads(self, upstream: &Upstream<'_>, occurrences: &[Occurrence], sum: &mut [f32]) {
-        let bounds = [0, occurrences.len()];
-        self.add_grads_grouped(upstream, Groups { occurrences, bounds: &bounds }, sum);
+    pub fn sum_grads(self, upstream: &Upstream<'_>, occurrences: &[Occurrence], sum: &mut [f32]) {
+        let groups = Groups { occurrences, bounds: &[0, occurrences.len()] };
+        self.accumulate_grads(upstream, groups, Begin::Zero, sum);
     }
 
-    /// Adds the gradients of `U` rows into `sums`, `[U, dim]`: [`add_grads`](Self::add_grads) for
-    /// each row.
+    /// Adds the gradient of one row over its `occurrences`, in order, to what is in `sum`.
+    ///
+    /// A row that several features share is summed by one call per feature, in feature order:
+    /// the first by [`sum_grads`](Self::sum_grads), the others by this.
+    ///
+    /// # Panics
+    /// As [`sum_grads`](Self::sum_grads).
+    pub fn add_grads(self, upstream: &Upstream<'_>, occurrences: &[Occurrence], sum: &mut [f32]) {
+        let groups = Groups { occurrences, bounds: &[0, occurrences.len()] };
+        self.accumulate_grads(upstream, groups, Begin::There, sum);
+    }
+
+    /// Sums the gradients of `U` rows into `sums`, `[U, dim]`, overwritten:
+    /// [`sum_grads`](Self::sum_grads) for each row.
     ///
     /// # Panics
     /// When `sums` is not `[U, dim]`, or an occurrence lies outside what `upstream` holds.
-    pub fn add_grads_grouped(self, upstream: &Upstream<'_>, groups: Groups<'_>, sums: &mut [f32]) {
+    pub fn sum_grads_grouped(self, upstream: &Upstream<'_>, groups: Groups<'_>, sums: &mut [f32]) {
+        self.accumulate_grads(upstream, groups, Begin::Zero, sums);
+    }
+
+    #[inline(always)]
+    fn accumulate_grads(
+        self,
+        upstream: &Upstream<'_>,
+        groups: Groups<'_>,
+        begin: Begin,
+        sums: &mut [f32],
+    ) {
         upstream.columns.check();
+        let dim = upstream.columns.dim;
         let row_count = groups.bounds.len().saturating_sub(1);
-        assert_eq!(sums.len(), row_count * upstream.columns.dim, "sums must be [U, dim]");
+        assert_eq!(sums.len(), row_count * dim, "sums must be [U, dim]");
         let Groups { occurrences, bounds } = groups;
         match (upstream.pooling, upstream.weights) {
             (Pooling::None, _) => {
                 let source = PerIndex { upstream, occurrences };
-                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+                self.run(AddGrads { source, bounds, dim, begin, sums });
             }
             (Pooling::Sum, None) => {
                 let source = PerBag::<false> { upstream, weights: &[], occurrences };
-                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+                self.run(AddGrads { source, bounds, dim, begin, sums });
             }
             (Pooling::Mean, None) => {
                 let source = PerBag::<true> { upstream, weights: &[], occurrences };
-                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+                self.run(AddGrads { source, bounds, dim, begin, sums });
             }
             (Pooling::Sum, Some(weights)) => {
                 let source = Weighted(PerBag::<false> { upstream, weights, occurrences });
-                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+                self.run(AddGrads { source, bounds, dim, begin, sums });
             }
             (Pooling::Mean, Some(weights)) => {
                 let source = Weighted(PerBag::<true> { upstream, weights, occurrences });
-                self.run(AddGrads { source, bounds, dim: upstream.columns.dim, sums });
+                self.run(AddGrads { source, bounds, dim, begin, sums });
             }
         }
     }
@@ -201,6 +223,7 @@ struct AddGrads<'a, S> {
     source: S,
     bounds: &'a [usize],
     dim: usize,
+    begin: Begin,
     sums: &'a mut [f32],
 }
 
@@ -217,9 +240,10 @@ impl<S: Source> Job for AddGrads<'_, S> {
 impl<S: Source> Shaped for AddGrads<'_, S> {
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
-        let sums = self.sums.chunks_exact_mut(self.dim);
-        for (sum, bounds) in sums.zip(self.bounds.windows(2)) {
-            add_vectors::<L, S, REST, TAIL>(&self.source, bounds[0]..bounds[1], sum);
+        // By position, as cutting `sums` into chunks would begin with a division per call.
+        for (u, bounds) in self.bounds.windows(2).enumerate() {
+            let sum = &mut self.sums[u * self.dim..][..self.dim];
+            add_vectors::<L, S, REST, TAIL>(&self.source, bounds[0]..bounds[1], self.begin, sum);
         }
     }
 }

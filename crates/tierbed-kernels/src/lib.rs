@@ -7,7 +7,7 @@
 //! [`init`] says what a row holds that was never written.
 //!
 //! Invariant: **every result is the same to the last bit on every machine.** Each kernel is
-//! written once over 16 lanes ([`simd`]) and compiled for plain registers, AVX2 and AVX-512. The
+//! written once over 16 lanes (`simd`) and compiled for plain registers, AVX2 and AVX-512. The
 //! order of additions is part of a kernel's definition, products are rounded before they are
 //! added (no fused multiply-add), and division and square root are those of IEEE 754. The one
 //! exception is the payload and sign of NaN. The processor's rounding and denormal modes must be
@@ -24,7 +24,7 @@ pub mod optim;
 mod philox;
 pub mod pool;
 mod reduce;
-pub mod simd;
+mod simd;
 
 pub use grad::{Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
@@ -61,6 +61,7 @@ impl Kernels {
         self.isa.get()
     }
 
+    #[inline(always)]
     fn run<J: Job>(self, job: J) -> J::Output {
         self.isa.run(job)
     }

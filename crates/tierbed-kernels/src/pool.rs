@@ -2,15 +2,15 @@
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
 
-use crate::accumulate::{add_vectors, by_shape, Shaped, Source};
+use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
 use crate::layout::{index_count, BagRange, Columns, Rows};
 use crate::simd::{prefetch, Job, Lanes, LANES};
 use crate::Kernels;
 
 /// How many rows ahead of the sum the processor is asked to fetch, from arenas that no cache holds.
 const PREFETCH_AHEAD: usize = 8;
-/// From this size on an arena is taken to be outside the nearest caches: 1 MiB.
-const FAR_ARENA_WORDS: usize = 1 << 18;
+/// From this size on an arena is taken to be outside the nearest cache: 256 KiB.
+const FAR_ARENA_WORDS: usize = 1 << 16;
 
 impl Kernels {
     /// Adds the rows of each bag into its vector: `out[bag] += weight * row`, in index order.
@@ -162,7 +162,7 @@ impl<S: Source> Shaped for PoolAdd<'_, S> {
             let Some(rows) = self.bags.rows_of(bag, self.row_count) else { break };
             if !rows.is_empty() {
                 let sum = &mut self.out[self.columns.range(bag)];
-                add_vectors::<L, S, REST, TAIL>(&self.source, rows, sum);
+                add_vectors::<L, S, REST, TAIL>(&self.source, rows, Begin::There, sum);
             }
         }
     }

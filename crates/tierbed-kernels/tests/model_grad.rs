@@ -64,7 +64,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn add_grads_equals_the_plain_loop(case in jagged(), numbers in common::numbers(), seed: u64) {
+    fn sums_of_gradients_equal_the_plain_loop(case in jagged(), numbers in common::numbers(), seed: u64) {
         let rows = occurring(&case);
         // One matrix tall enough for bags and, with "none", for indices.
         let height = (case.offsets.len() - 1).max(case.starts.len());
@@ -72,16 +72,18 @@ proptest! {
         for pooling in POOLINGS {
             let upstream = upstream(&case, pooling, &grad);
             let before = draw(Numbers::Tame, seed ^ 1, rows.starts.len() * case.dim);
-            let mut expected = before.clone();
-            for (sum, bounds) in expected.chunks_mut(case.dim).zip(rows.bounds.windows(2)) {
-                sum_plainly(&upstream, &rows.occurrences[bounds[0]..bounds[1]], sum);
+            let (mut expected, mut fresh) = (before.clone(), vec![0.0; before.len()]);
+            for sums in [&mut expected, &mut fresh] {
+                for (sum, bounds) in sums.chunks_mut(case.dim).zip(rows.bounds.windows(2)) {
+                    sum_plainly(&upstream, &rows.occurrences[bounds[0]..bounds[1]], sum);
+                }
             }
             for kernels in all_kernels() {
                 let what = format!("{} {pooling:?}", kernels.isa().name());
-                let mut sums = before.clone();
+                let mut sums = vec![f32::NAN; before.len()];
                 let groups = Groups { occurrences: &rows.occurrences, bounds: &rows.bounds };
-                kernels.add_grads_grouped(&upstream, groups, &mut sums);
-                assert_same_bits(&sums, &expected, &what);
+                kernels.sum_grads_grouped(&upstream, groups, &mut sums);
+                assert_same_bits(&sums, &fresh, &what);
                 let mut sums = before.clone();
                 for (sum, bounds) in sums.chunks_mut(case.dim).zip(rows.bounds.windows(2)) {
                     let occurrences = &rows.occurrences[bounds[0]..bounds[1]];
@@ -114,7 +116,7 @@ proptest! {
             }
             let mut sums = vec![0.0; rows.starts.len() * case.dim];
             let groups = Groups { occurrences: &rows.occurrences, bounds: &rows.bounds };
-            kernels.add_grads_grouped(&upstream, groups, &mut sums);
+            kernels.sum_grads_grouped(&upstream, groups, &mut sums);
             let product = |a: &[f32], b: &[f32]| -> f64 {
                 a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
             };
@@ -143,10 +145,12 @@ fn a_row_shared_by_two_features_sums_over_both() {
         weights: None,
     };
     for kernels in all_kernels() {
-        let mut sum = [0.0];
+        let mut sum = [f32::NAN];
         let both = [Occurrence { bag: 0, index: 0 }, Occurrence { bag: 1, index: 4 }];
-        kernels.add_grads(&feature(0, Pooling::Sum), &both, &mut sum);
+        kernels.sum_grads(&feature(0, Pooling::Sum), &both, &mut sum);
         kernels.add_grads(&feature(1, Pooling::Mean), &both, &mut sum);
         assert_eq!(sum, [1.0 + 2.0 + 10.0 / 4.0 + 20.0]);
+        kernels.sum_grads(&feature(0, Pooling::Sum), &[], &mut sum);
+        assert_eq!(sum[0].to_bits(), 0);
     }
 }

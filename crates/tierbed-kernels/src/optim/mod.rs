@@ -112,7 +112,9 @@ impl Kernels {
     /// # Panics
     /// When `record` is shorter than weights and state.
     pub fn apply(self, step: &Prepared, record: &mut [f32], grad: &[f32]) {
-        self.apply_rows(step, record, &[0], grad);
+        assert!(!grad.is_empty(), "dim must not be 0");
+        let rows = RowsMut { arena: record, starts: &[0], grads: grad, dim: grad.len() };
+        self.apply_any(step, rows);
     }
 
     /// Applies one step to the records that start at `starts`, in place.
@@ -127,8 +129,11 @@ impl Kernels {
         }
         let dim = grads.len() / starts.len();
         assert!(dim > 0 && dim * starts.len() == grads.len(), "grads must be [U, dim]");
-        let state_words = step.kind.state_words(dim);
-        let rows = RowsMut { arena, starts, grads, dim, state_words };
+        self.apply_any(step, RowsMut { arena, starts, grads, dim });
+    }
+
+    #[inline(always)]
+    fn apply_any(self, step: &Prepared, rows: RowsMut<'_>) {
         match step.update {
             AnyUpdate::Sgd(optimizer) => self.apply_with(optimizer, step, rows),
             AnyUpdate::Adagrad(optimizer) => self.apply_with(optimizer, step, rows),
@@ -138,11 +143,13 @@ impl Kernels {
         }
     }
 
+    #[inline(always)]
     fn apply_with<O: Optimizer>(self, optimizer: O, step: &Prepared, rows: RowsMut<'_>) {
+        let state_words = step.kind.state_words(rows.dim);
         if step.weight_decay == 0.0 {
-            self.run(Apply { optimizer, decay: NoDecay, rows });
+            self.run(Apply { optimizer, decay: NoDecay, rows, state_words });
         } else {
-            self.run(Apply { optimizer, decay: L2(step.weight_decay), rows });
+            self.run(Apply { optimizer, decay: L2(step.weight_decay), rows, state_words });
         }
     }
 }
@@ -155,13 +162,13 @@ struct RowsMut<'a> {
     starts: &'a [usize],
     grads: &'a [f32],
     dim: usize,
-    state_words: usize,
 }
 
 struct Apply<'a, O, D> {
     optimizer: O,
     decay: D,
     rows: RowsMut<'a>,
+    state_words: usize,
 }
 
 impl<O: Optimizer, D: Decay> Job for Apply<'_, O, D> {
@@ -170,9 +177,10 @@ impl<O: Optimizer, D: Decay> Job for Apply<'_, O, D> {
     #[inline(always)]
     #[expect(clippy::indexing_slicing, reason = "bounds are checked once per record, by slicing")]
     fn run<L: Lanes>(self) {
-        let RowsMut { arena, starts, grads, dim, state_words } = self.rows;
-        let words = dim + state_words;
-        for (i, (&start, grad)) in starts.iter().zip(grads.chunks_exact(dim)).enumerate() {
+        let RowsMut { arena, starts, grads, dim } = self.rows;
+        let words = dim + self.state_words;
+        for (i, &start) in starts.iter().enumerate() {
+            let grad = &grads[i * dim..][..dim];
             if let Some(&ahead) = starts.get(i + PREFETCH_AHEAD) {
                 prefetch(arena, ahead, words);
             }

@@ -87,6 +87,10 @@ impl CheckedIsa {
     }
 
     /// Runs `job` compiled for this instruction set.
+    ///
+    /// Inlined, as is everything above it up to the public method: a job is then built once, where
+    /// it is called. Copying its just-written fields costs more than a short row's arithmetic.
+    #[inline(always)]
     pub(crate) fn run<J: Job>(self, job: J) -> J::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -95,7 +99,7 @@ impl CheckedIsa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` and `detect` saw that the processor has AVX-512F.
             Isa::Avx512 => unsafe { avx512::run(job) },
-            _ => job.run::<scalar::ScalarLanes>(),
+            _ => scalar::run(job),
         }
     }
 }

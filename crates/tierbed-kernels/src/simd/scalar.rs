@@ -1,6 +1,12 @@
 //! What are 16 lanes without vector instructions? An array: the reference all others must equal.
 
-use super::{Lanes, LANES};
+use super::{Job, Lanes, LANES};
+
+/// Runs `job` with what every processor has.
+#[inline(never)]
+pub(super) fn run<J: Job>(job: J) -> J::Output {
+    job.run::<ScalarLanes>()
+}
 
 /// Sixteen numbers, one by one (the compiler may still pair them up; the bits do not change).
 #[derive(Clone, Copy)]
