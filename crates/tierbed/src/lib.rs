@@ -1,1 +1,24 @@
 //! Here are ids, give me one vector per bag: the engine over all parts.
+//!
+//! An [`Engine`] joins the two rivers of training over one store: [`lookup`] (ids in, pooled
+//! vectors out), [`update`] (gradients in, rows stepped at their home), [`prefetch`] (the rows
+//! of the next batches, brought ahead), [`checkpoint`] and [`publish`]. Between store and
+//! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
+
+pub mod checkpoint;
+pub mod engine;
+pub mod lookup;
+pub mod options;
+pub mod plan;
+pub mod prefetch;
+pub mod publish;
+pub mod row_buffer;
+pub mod rows;
+mod scratch;
+pub mod update;
+
+pub use engine::{Engine, EngineStats};
+pub use options::{Backend, EngineConfig};
+pub use plan::{Feature, FeaturePlan};
+pub use row_buffer::BufferStats;
+pub use tierbed_kernels::{Hyper, Kernels, Pooling};

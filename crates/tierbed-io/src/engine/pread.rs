@@ -22,7 +22,7 @@ use crate::device::Device;
 /// More threads than this cost more memory and switching than they bring.
 const THREAD_COUNT_MAX: u32 = 16;
 /// A worker needs a few KiB; devices of tests a little more.
-const STACK_BYTES: usize = 128 << 10;
+const STACK_BYTES: usize = 64 << 10;
 
 /// Serves requests on a pool of threads.
 #[derive(Debug)]
@@ -96,6 +96,12 @@ impl Queue {
     }
 }
 
+/// A quarter of the requests in flight: a stack weighs as much as sixteen pages, and small queues
+/// mean small budgets.
+fn thread_count(queue_depth: u32) -> u32 {
+    (queue_depth / 4).clamp(queue_depth.min(2), THREAD_COUNT_MAX)
+}
+
 impl PreadEngine {
     /// Starts the pool; `fallback_reason` goes into the statistics.
     ///
@@ -115,7 +121,7 @@ impl PreadEngine {
             in_flight_count: 0,
             stats,
         };
-        for at in 0..options.queue_depth.min(THREAD_COUNT_MAX) {
+        for at in 0..thread_count(options.queue_depth) {
             let (queue, sender) = (Arc::clone(&engine.queue), sender.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("tierbed-io-{at}"))

@@ -1,0 +1,233 @@
+//! One store, opened: schema, buffer, kernels, counters, and the rule that a half-done step ends it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+use tierbed_core::stats::StoreStats;
+use tierbed_core::{Budget, Error, ErrorKind, Result, Schema, TableId, TableSchema, TrainStore};
+use tierbed_io::{Folder, FsFolder, MemoryFolder};
+use tierbed_kernels::{Hyper, Isa, Kernels};
+use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
+
+use crate::options::{Backend, EngineConfig};
+use crate::row_buffer::{BufferStats, RowBuffer};
+use crate::scratch::Scratch;
+
+/// The engine over one store. Calls need `&mut`: one at a time, in a fixed order, so that equal
+/// calls give equal bits.
+pub struct Engine {
+    pub(crate) store: Box<dyn TrainStore>,
+    /// The store's schema, at hand while the store is busy.
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) buffer: Option<RowBuffer>,
+    pub(crate) scratch: Scratch,
+    pub(crate) kernels: Kernels,
+    pub(crate) budget: Budget,
+    pub(crate) tables: Vec<TableRun>,
+    pub(crate) ahead: crate::prefetch::Ahead,
+    pub(crate) step_count: u64,
+    buffer_bytes_max: u64,
+    poison: Option<String>,
+}
+
+/// What training knows of a table besides its rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableRun {
+    pub(crate) hyper: Hyper,
+}
+
+/// Everything that was counted.
+#[derive(Debug, Clone, Serialize)]
+pub struct EngineStats {
+    /// Update steps since the engine was opened.
+    pub step_count: u64,
+    /// What the store did.
+    pub store: StoreStats,
+    /// What the row buffer did.
+    pub buffer: BufferStats,
+    /// Instruction set of the kernels.
+    pub isa: &'static str,
+}
+
+impl Engine {
+    /// Opens the store at `path` at its last checkpoint, or starts one in a new or empty folder.
+    ///
+    /// A `memory` store may do without a path; it then cannot checkpoint.
+    ///
+    /// # Errors
+    /// `Closed` when another process owns the folder, `Invalid` for a budget too small (naming
+    /// the minimum) or a folder that holds something else, `Corruption` for damaged files.
+    pub fn open(path: Option<&Path>, config: &EngineConfig) -> Result<Self> {
+        let folder: Option<Arc<dyn Folder>> = match path {
+            Some(path) => Some(Arc::new(FsFolder::create(path)?)),
+            None => None,
+        };
+        Self::open_in(folder, config)
+    }
+
+    /// Opens the store in `folder`; see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &EngineConfig) -> Result<Self> {
+        let budget = Budget::new(config.dram_budget_bytes);
+        let scratch = Scratch::new(&budget)?;
+        let store: Box<dyn TrainStore> = match (config.backend, folder) {
+            (Backend::File, Some(folder)) => {
+                let options = FileStoreOptions {
+                    budget: budget.clone(),
+                    engine: config.io_options()?,
+                    disk_quota_bytes: config.disk_quota_bytes,
+                };
+                Box::new(FileStore::open(folder, options)?)
+            }
+            (Backend::File, None) => {
+                return Err(Error::invalid("the file store needs a path"));
+            }
+            (Backend::Memory, Some(folder)) => Box::new(MemoryStore::open(folder, budget.clone())?),
+            (Backend::Memory, None) => {
+                Box::new(MemoryStore::open(Arc::new(MemoryFolder::new()), budget.clone())?)
+            }
+        };
+        // A memory store needs room of its own for the rows it is given.
+        let buffer_bytes_max = match config.backend {
+            Backend::File => u64::MAX,
+            Backend::Memory => config.dram_budget_bytes / 2,
+        };
+        let mut engine = Self {
+            schema: Arc::new(store.schema().clone()),
+            store,
+            buffer: None,
+            scratch,
+            kernels: kernels_of(&config.isa)?,
+            budget,
+            tables: Vec::new(),
+            ahead: crate::prefetch::Ahead::default(),
+            step_count: 0,
+            buffer_bytes_max,
+            poison: None,
+        };
+        engine.restore_runs()?;
+        Ok(engine)
+    }
+
+    /// Adds a table, or finds the identical one.
+    ///
+    /// # Errors
+    /// `Invalid` when the stored table of that name differs, or the budget is too small.
+    pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        self.check_alive()?;
+        if self.schema.id_of(&table.name).is_some() {
+            return self.store.add_table(table);
+        }
+        self.release_buffer()?;
+        let id = self.store.add_table(table)?;
+        self.schema = Arc::new(self.store.schema().clone());
+        self.tables.push(TableRun { hyper: Hyper { step: 0, ..Hyper::default() } });
+        Ok(id)
+    }
+
+    /// Returns the tables.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Sets the hyperparameters of `table` from the next step on; `hyper.step` is ignored, the
+    /// engine counts steps itself.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table or values that are negative or not finite.
+    pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        let name = self.schema.table(table)?.name.clone();
+        let all = [hyper.lr, hyper.eps, hyper.beta1, hyper.beta2, hyper.weight_decay];
+        let is_share = |beta: f64| (0.0..1.0).contains(&beta);
+        if all.iter().any(|value| !value.is_finite() || *value < 0.0)
+            || !is_share(hyper.beta1)
+            || !is_share(hyper.beta2)
+        {
+            return Err(Error::invalid(
+                "hyperparameters must be finite and not negative, betas below 1",
+            )
+            .with("table", name)
+            .with("found", format_args!("{hyper:?}")));
+        }
+        if let Some(run) = self.tables.get_mut(table.0 as usize) {
+            run.hyper = Hyper { step: run.hyper.step, ..hyper };
+        }
+        Ok(())
+    }
+
+    /// Returns the hyperparameters of `table`; `step` is the number of steps done.
+    #[must_use]
+    pub fn hyper(&self, table: TableId) -> Option<Hyper> {
+        self.tables.get(table.0 as usize).map(|run| run.hyper)
+    }
+
+    /// Returns the account of the engine's memory.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Returns everything that was counted.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            step_count: self.step_count,
+            store: self.store.stats(),
+            buffer: self.buffer.as_ref().map(RowBuffer::stats).unwrap_or_default(),
+            isa: self.kernels.isa().name(),
+        }
+    }
+
+    /// Builds the row buffer if it is not there, from all memory that is free.
+    pub(crate) fn ensure_buffer(&mut self) -> Result<()> {
+        if self.buffer.is_none() {
+            let buffer = RowBuffer::new(&self.schema, &self.budget, self.buffer_bytes_max)?;
+            self.buffer = Some(buffer);
+        }
+        Ok(())
+    }
+
+    /// Writes what is dirty and gives the buffer's memory back.
+    pub(crate) fn release_buffer(&mut self) -> Result<()> {
+        if let Some(buffer) = &mut self.buffer {
+            buffer.flush(self.store.as_mut())?;
+        }
+        self.buffer = None;
+        self.ahead = crate::prefetch::Ahead::default();
+        Ok(())
+    }
+
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match &self.poison {
+            None => Ok(()),
+            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "an update failed half-way")
+                .with("cause", cause)
+                .with("remedy", "reopen the store; it continues at its last checkpoint")),
+        }
+    }
+
+    /// Ends the engine when a step was applied in part: the rows no longer belong to any batch.
+    pub(crate) fn poison_on_error<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.poison = Some(error.to_string());
+        }
+        result
+    }
+}
+
+fn kernels_of(isa: &str) -> Result<Kernels> {
+    if isa == "auto" {
+        return Ok(Kernels::detect());
+    }
+    let named = Isa::available().into_iter().find(|known| known.name() == isa);
+    named.and_then(Kernels::with_isa).ok_or_else(|| {
+        let known: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+        Error::invalid("instruction set is unknown or not on this processor")
+            .with("isa", isa)
+            .with("available", known.join(", "))
+    })
+}

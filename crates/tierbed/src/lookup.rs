@@ -1,0 +1,118 @@
+//! Ids in, one vector per bag out. The read river of training.
+//!
+//! Indices are taken in order, in pieces whose rows fit the buffer together; each piece is
+//! brought in one sorted read, then pooled by the kernels, adding to what the pieces before it
+//! left. Additions thus happen in index order whatever the budget: same bits always.
+
+use tierbed_core::{Bags, Result, RowId, RowKey};
+use tierbed_kernels::{BagRange, Kernels, Pooling, Rows};
+
+use crate::engine::Engine;
+use crate::plan::FeaturePlan;
+use crate::row_buffer::{RowBuffer, Want};
+
+impl Engine {
+    /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
+    /// pooling.
+    ///
+    /// # Errors
+    /// `Invalid` for ids or shapes out of range (nothing is read then), otherwise the store's.
+    pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+        self.check_alive()?;
+        plan.check(&self.schema, bags, out.len())?;
+        self.ensure_buffer()?;
+        out.fill(0.0);
+        let mut piece = Piece { first: 0, end: 0 };
+        while piece.first < bags.indices.len() {
+            self.bring_piece(plan, bags, &mut piece)?;
+            let Some(buffer) = &self.buffer else { break };
+            let starts = self.scratch.starts.as_slice();
+            pool_piece(self.kernels, buffer, (plan, bags), (piece.first, starts), out);
+            piece.first = piece.end;
+        }
+        for (at, feature) in plan.features().iter().enumerate() {
+            if feature.pooling == Pooling::Mean {
+                self.kernels.mean_scale(bags.feature_offsets(at), feature.columns, out);
+            }
+        }
+        self.ahead.note_lookup(plan);
+        if let Some(buffer) = &mut self.buffer {
+            buffer.set_batch_done(self.ahead.batch_done());
+        }
+        Ok(())
+    }
+
+    // Places rows from `piece.first` on until buffer or scratch is full; sets `piece.end`.
+    fn bring_piece(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        piece: &mut Piece,
+    ) -> Result<()> {
+        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        let limit = piece.first + self.scratch.lookup_indices_max();
+        buffer.begin_round();
+        self.scratch.starts.clear();
+        piece.end = piece.first;
+        let mut placed = Ok(());
+        'features: for (at, feature) in plan.features().iter().enumerate() {
+            let range = plan.range(bags, at);
+            let words = buffer.arena(feature.table.0).1;
+            for position in range.start.max(piece.first)..range.end.min(limit) {
+                let Some(&id) = bags.indices.get(position) else { break };
+                let key = RowKey::new(feature.table, RowId(id as u64));
+                match buffer.place(key, Want::Now, self.store.as_mut(), &mut self.scratch.misses) {
+                    Ok(Some(slot)) => self.scratch.starts.push(slot as usize * words),
+                    Ok(None) => break 'features,
+                    Err(error) => {
+                        placed = Err(error);
+                        break 'features;
+                    }
+                }
+                piece.end = position + 1;
+            }
+        }
+        if placed.is_err() {
+            buffer.forget(&self.scratch.misses);
+            self.scratch.misses.clear();
+            return placed;
+        }
+        assert!(piece.end > piece.first, "a buffer holds at least one row of each length");
+        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())
+    }
+}
+
+/// Indices `first..end` of a batch, whose rows are in the buffer together.
+struct Piece {
+    first: usize,
+    end: usize,
+}
+
+// `piece` is the position of the piece's first index, and the starts of its rows.
+fn pool_piece(
+    kernels: Kernels,
+    buffer: &RowBuffer,
+    (plan, bags): (&FeaturePlan, &Bags<'_>),
+    (first, starts): (usize, &[usize]),
+    out: &mut [f32],
+) {
+    let end = first + starts.len();
+    for (at, feature) in plan.features().iter().enumerate() {
+        let range = plan.range(bags, at);
+        let (from, to) = (range.start.max(first), range.end.min(end));
+        if from >= to {
+            continue;
+        }
+        let arena = buffer.arena(feature.table.0).0;
+        let starts = starts.get(from - first..to - first).unwrap_or(&[]);
+        if plan.is_pooled() {
+            let weights = bags.weights.and_then(|weights| weights.get(from..to));
+            let bag_range = BagRange { offsets: bags.feature_offsets(at), first_index: from };
+            kernels.pool_add(Rows { arena, starts, weights }, bag_range, feature.columns, out);
+        } else {
+            let dim = feature.columns.dim;
+            let rows = out.get_mut(from * dim..to * dim).unwrap_or(&mut []);
+            kernels.gather_rows(arena, starts, dim, rows);
+        }
+    }
+}

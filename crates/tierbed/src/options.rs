@@ -1,0 +1,92 @@
+//! What is an engine opened with?
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::{Error, Result};
+use tierbed_io::{EngineChoice, EngineOptions, PAGE_BYTES};
+
+/// Where rows live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// One direct-addressed record per row in files.
+    File,
+    /// Plain memory; the oracle.
+    Memory,
+}
+
+/// Options of an [`Engine`](crate::Engine); JSON with these names at the Python border.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineConfig {
+    /// All the memory the engine may use.
+    pub dram_budget_bytes: u64,
+    /// Where rows live.
+    #[serde(default = "default_backend")]
+    pub backend: Backend,
+    /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
+    #[serde(default = "default_io_engine")]
+    pub io_engine: String,
+    /// Pages in flight; 0 chooses by the budget.
+    #[serde(default)]
+    pub queue_depth: u32,
+    /// Most bytes on disk.
+    #[serde(default)]
+    pub disk_quota_bytes: Option<u64>,
+    /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
+    #[serde(default = "default_isa")]
+    pub isa: String,
+}
+
+fn default_backend() -> Backend {
+    Backend::File
+}
+
+fn default_io_engine() -> String {
+    "auto".to_owned()
+}
+
+fn default_isa() -> String {
+    "auto".to_owned()
+}
+
+/// Most pages in flight that still help here: beyond it latency grows and throughput does not.
+const QUEUE_DEPTH_MAX: u64 = 64;
+const QUEUE_DEPTH_MIN: u64 = 4;
+
+impl EngineConfig {
+    /// Returns the options of a store with `dram_budget_bytes` and defaults otherwise.
+    #[must_use]
+    pub fn new(dram_budget_bytes: u64) -> Self {
+        Self {
+            dram_budget_bytes,
+            backend: default_backend(),
+            io_engine: default_io_engine(),
+            queue_depth: 0,
+            disk_quota_bytes: None,
+            isa: default_isa(),
+        }
+    }
+
+    /// Reads options from JSON.
+    ///
+    /// # Errors
+    /// `Invalid` for unknown names or values.
+    pub fn from_json(json: &str) -> Result<Self> {
+        serde_json::from_str(json)
+            .map_err(|cause| Error::invalid("store options are wrong").with("cause", cause))
+    }
+
+    /// Returns the I/O engine's options: a sixteenth of the budget in pages, within bounds.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown engine.
+    pub fn io_options(&self) -> Result<EngineOptions> {
+        let choice: EngineChoice = self.io_engine.parse()?;
+        let by_budget = self.dram_budget_bytes / 16 / PAGE_BYTES as u64;
+        let queue_depth = match self.queue_depth {
+            0 => by_budget.clamp(QUEUE_DEPTH_MIN, QUEUE_DEPTH_MAX) as u32,
+            asked => asked,
+        };
+        Ok(EngineOptions { choice, queue_depth, buf_bytes: PAGE_BYTES })
+    }
+}

@@ -1,0 +1,129 @@
+//! Which table, pooling and output columns does each feature of a batch have?
+
+use tierbed_core::schema::Schema;
+use tierbed_core::{Bags, Error, Result, TableId};
+use tierbed_kernels::{Columns, Pooling};
+
+/// One feature of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Feature {
+    /// Table the feature reads.
+    pub table: TableId,
+    /// How its bags become vectors.
+    pub pooling: Pooling,
+    /// Where its vectors lie in the output.
+    pub columns: Columns,
+}
+
+/// The features of a collection, in the order of a batch's bags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeaturePlan {
+    features: Vec<Feature>,
+    output_dim: usize,
+    is_pooled: bool,
+}
+
+impl FeaturePlan {
+    /// Plans `features` (table and pooling), columns side by side in order.
+    ///
+    /// Either every feature is pooled, output `[B, sum of dims]`, or none is, output `[E, D]`.
+    ///
+    /// # Errors
+    /// `Invalid` for no features, unknown tables, mixed pooling, or unequal dims without pooling.
+    pub fn new(schema: &Schema, features: &[(TableId, Pooling)]) -> Result<Self> {
+        let is_pooled = features.iter().any(|(_, pooling)| *pooling != Pooling::None);
+        let mut planned = Vec::with_capacity(features.len());
+        let mut width = 0;
+        for &(table, pooling) in features {
+            let dim = schema.table(table)?.dim as usize;
+            if is_pooled && pooling == Pooling::None {
+                return Err(Error::invalid("pooled and unpooled features cannot share a plan"));
+            }
+            if !is_pooled && width != 0 && width != dim {
+                return Err(Error::invalid("features without pooling need equal dims")
+                    .with("dims", format_args!("{width} and {dim}")));
+            }
+            let first = if is_pooled { width } else { 0 };
+            width = first + dim;
+            planned.push(Feature { table, pooling, columns: Columns { stride: 0, first, dim } });
+        }
+        if planned.is_empty() {
+            return Err(Error::invalid("a plan needs at least one feature"));
+        }
+        for feature in &mut planned {
+            feature.columns.stride = width;
+        }
+        Ok(Self { features: planned, output_dim: width, is_pooled })
+    }
+
+    /// Returns the features.
+    #[must_use]
+    pub fn features(&self) -> &[Feature] {
+        &self.features
+    }
+
+    /// Returns the columns of the output: sum of dims when pooled, else the dim.
+    #[must_use]
+    pub fn output_dim(&self) -> usize {
+        self.output_dim
+    }
+
+    /// Returns whether bags are pooled.
+    #[must_use]
+    pub fn is_pooled(&self) -> bool {
+        self.is_pooled
+    }
+
+    /// Returns the rows of the output for `bags`: samples when pooled, else indices.
+    #[must_use]
+    pub fn output_rows(&self, bags: &Bags<'_>) -> usize {
+        if self.is_pooled {
+            bags.batch_size()
+        } else {
+            bags.indices.len()
+        }
+    }
+
+    /// Checks `bags` and the length of an output (or gradient) against this plan and `schema`.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the feature, the id, or the shape.
+    pub fn check(&self, schema: &Schema, bags: &Bags<'_>, matrix_len: usize) -> Result<()> {
+        if bags.feature_count != self.features.len() {
+            return Err(Error::invalid("batch has another number of features than the plan")
+                .with("features", bags.feature_count)
+                .with("expected", self.features.len()));
+        }
+        let wanted = self.output_rows(bags) * self.output_dim;
+        if matrix_len != wanted {
+            return Err(Error::invalid("output or gradient has the wrong size")
+                .with("rows", self.output_rows(bags))
+                .with("columns", self.output_dim)
+                .with("found_values", matrix_len));
+        }
+        if u32::try_from(bags.indices.len()).is_err() {
+            return Err(Error::invalid("a batch holds at most 2^32 - 1 indices"));
+        }
+        for (at, feature) in self.features.iter().enumerate() {
+            let table = schema.table(feature.table)?;
+            let indices = self.indices(bags, at);
+            let is_bad = |id: &i64| u64::try_from(*id).map_or(true, |id| id >= table.row_count);
+            if let Some(id) = indices.iter().find(|id| is_bad(id)) {
+                return Err(tierbed_core::store::out_of_range(table, id).with("feature", at));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the range of feature `at`'s indices in the batch.
+    #[must_use]
+    pub fn range(&self, bags: &Bags<'_>, at: usize) -> std::ops::Range<usize> {
+        let offsets = bags.feature_offsets(at);
+        let bound = |offset: Option<&i64>| offset.map_or(0, |&offset| offset as usize);
+        bound(offsets.first())..bound(offsets.last())
+    }
+
+    fn indices<'a>(&self, bags: &Bags<'a>, at: usize) -> &'a [i64] {
+        bags.indices.get(self.range(bags, at)).unwrap_or(&[])
+    }
+}

@@ -1,0 +1,112 @@
+//! Which rows will the next batches want? Brought in one sweep, kept until used.
+//!
+//! Batches are announced nearest first. Their rows are placed in the buffer with the number of
+//! the last announced batch that uses them, and read together in file order: pages that several
+//! batches share are read once. When no slot is left that nobody needs, the announcement ends
+//! early: the window shortens by itself. Source: RecDB §4.2 (look-ahead, EV buffer).
+
+use tierbed_core::{Bags, Result, RowId, RowKey};
+
+use crate::engine::Engine;
+use crate::plan::FeaturePlan;
+use crate::row_buffer::Want;
+
+/// What has been announced, and how much of it used.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ahead {
+    plan: Option<FeaturePlan>,
+    announced: u32,
+    used: u32,
+}
+
+impl Ahead {
+    /// Counts a lookup of the announced plan.
+    pub(crate) fn note_lookup(&mut self, plan: &FeaturePlan) {
+        if self.used < self.announced && self.plan.as_ref() == Some(plan) {
+            self.used += 1;
+        }
+    }
+
+    /// Returns the number of the last announced batch that was used.
+    pub(crate) fn batch_done(&self) -> u32 {
+        self.used
+    }
+}
+
+impl Engine {
+    /// Brings the rows of `batches`, nearest first, and keeps them until they were looked up.
+    ///
+    /// Returns how many of the batches fit; the rest is to be announced again later.
+    ///
+    /// # Errors
+    /// `Invalid` for ids out of range, otherwise the store's. Values are never at stake: a row
+    /// has one home, whoever brings it.
+    pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+        self.check_alive()?;
+        for bags in batches {
+            plan.check(&self.schema, bags, plan.output_rows(bags) * plan.output_dim())?;
+        }
+        self.ensure_buffer()?;
+        if self.ahead.plan.as_ref() != Some(plan) || self.ahead.announced > u32::MAX / 2 {
+            self.end_lookahead();
+            self.ahead.plan = Some(plan.clone());
+        }
+        let mut fitted = 0;
+        for bags in batches {
+            let until = self.ahead.announced + 1;
+            if !self.announce(plan, bags, until)? {
+                break;
+            }
+            self.ahead.announced = until;
+            fitted += 1;
+        }
+        self.fill_announced()?;
+        Ok(fitted)
+    }
+
+    /// Forgets what was announced; rows stay in the buffer, unprotected.
+    pub fn end_lookahead(&mut self) {
+        self.ahead = Ahead::default();
+        if let Some(buffer) = &mut self.buffer {
+            buffer.forget_needs();
+        }
+    }
+
+    // Places the rows of one batch; `false` when they do not all fit. Rows placed before that
+    // stay announced for this batch: it is the next one to be asked for anyway.
+    fn announce(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, until: u32) -> Result<bool> {
+        let misses_max = self.scratch.lookup_indices_max();
+        for (at, feature) in plan.features().iter().enumerate() {
+            for position in plan.range(bags, at) {
+                if self.scratch.misses.len() >= misses_max {
+                    self.fill_announced()?;
+                }
+                let Some(buffer) = &mut self.buffer else { return Ok(false) };
+                if self.scratch.misses.is_empty() {
+                    buffer.begin_round();
+                }
+                let Some(&id) = bags.indices.get(position) else { continue };
+                let key = RowKey::new(feature.table, RowId(id as u64));
+                let misses = &mut self.scratch.misses;
+                match buffer.place(key, Want::Ahead { until }, self.store.as_mut(), misses) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return Ok(false),
+                    Err(error) => {
+                        buffer.forget(misses);
+                        misses.clear();
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn fill_announced(&mut self) -> Result<()> {
+        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        if self.scratch.misses.is_empty() {
+            return Ok(());
+        }
+        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())
+    }
+}

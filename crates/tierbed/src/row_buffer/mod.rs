@@ -1,0 +1,291 @@
+//! Where is a row while somebody reads or changes it? In exactly one place: its buffer slot.
+//!
+//! Lookups pool straight from the slots, optimizers step in place, a dirty flag says what must
+//! be written before a slot is given away. Rows that announced batches will use are kept
+//! (RecDB's embedding-vector buffer); because there is no second copy, a row fetched ahead can
+//! never be stale. Source: RecDB §4.2.
+//!
+//! Work proceeds in *rounds*: rows placed in a round stay where they are until the next one
+//! begins, so their starts may be used freely in between.
+
+mod pool;
+mod sizing;
+
+use serde::Serialize;
+use tierbed_core::store::RowWrite;
+use tierbed_core::{Budget, Reservation, Result, RowKey, Schema, TrainStore};
+use tierbed_kernels::init_record;
+
+use pool::{Mercy, RowPool};
+
+/// Most rows evicted at once: more share pages, but stay away longer than needed.
+const EVICT_ROWS_MAX: usize = 1024;
+
+/// A row that got a slot and still waits for its record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Miss {
+    key: RowKey,
+    pool: u32,
+    slot: u32,
+}
+
+/// How badly a row is wanted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Want {
+    /// A batch is being worked on: announced rows may be sacrificed.
+    Now,
+    /// Announced batch number `until` will use it: only rows nobody needs may be.
+    Ahead {
+        /// The batch's number in the announcement.
+        until: u32,
+    },
+}
+
+/// What a buffer did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct BufferStats {
+    /// Rows found in the buffer, counted per index.
+    pub hit_count: u64,
+    /// Rows brought from the store or initialised.
+    pub miss_count: u64,
+    /// Rows given up for others.
+    pub evicted_count: u64,
+    /// Rows written back.
+    pub written_back_count: u64,
+    /// Rows in the buffer now.
+    pub row_count: u64,
+    /// Rows the buffer can hold.
+    pub row_capacity: u64,
+}
+
+/// The rows in memory. See the module documentation.
+#[derive(Debug)]
+pub(crate) struct RowBuffer {
+    pools: Vec<RowPool>,
+    pool_of_table: Vec<u32>,
+    round: u32,
+    batch_done: u32,
+    stats: BufferStats,
+    victims: Vec<(RowKey, u32)>,
+    _memory: Reservation,
+}
+
+impl RowBuffer {
+    /// Builds a buffer for the tables of `schema` in the free part of `budget`, at most
+    /// `bytes_max`.
+    ///
+    /// # Errors
+    /// `Invalid` when not even one row per record length fits, naming the minimum.
+    pub(crate) fn new(schema: &Schema, budget: &Budget, bytes_max: u64) -> Result<Self> {
+        let free_bytes = budget.free_bytes().min(bytes_max);
+        let sizes = sizing::share_out(schema, free_bytes);
+        let memory = budget.reserve("row buffer", sizes.memory_bytes)?;
+        Ok(Self {
+            pools: sizes.pools.iter().map(|size| RowPool::new(size.words, size.slots)).collect(),
+            pool_of_table: sizes.pool_of_table,
+            round: 0,
+            batch_done: 0,
+            stats: BufferStats::default(),
+            victims: Vec::new(),
+            _memory: memory,
+        })
+    }
+
+    /// Starts a round: pins of the last one end.
+    pub(crate) fn begin_round(&mut self) {
+        self.round = self.round.checked_add(1).unwrap_or(1);
+    }
+
+    /// Says that announced batches up to `batch` have been used.
+    pub(crate) fn set_batch_done(&mut self, batch: u32) {
+        self.batch_done = batch;
+    }
+
+    /// Forgets all announcements.
+    pub(crate) fn forget_needs(&mut self) {
+        self.batch_done = 0;
+        self.pools.iter_mut().for_each(RowPool::forget_needs);
+    }
+
+    /// Finds the slot of `key`, or gives it one and adds it to `misses`; `None` when every slot
+    /// is taken by this round.
+    ///
+    /// # Errors
+    /// Those of writing evicted rows to `store`; the buffer then still holds them.
+    pub(crate) fn place(
+        &mut self,
+        key: RowKey,
+        want: Want,
+        store: &mut dyn TrainStore,
+        misses: &mut Vec<Miss>,
+    ) -> Result<Option<u32>> {
+        let pool_at = self.pool_of_table.get(key.table.0 as usize).copied().unwrap_or(u32::MAX);
+        let Some(pool) = self.pools.get_mut(pool_at as usize) else { return Ok(None) };
+        let needed_until = match want {
+            Want::Now => 0,
+            Want::Ahead { until } => until,
+        };
+        if let Some(slot) = pool.find(key) {
+            pool.touch(slot, self.round, needed_until);
+            self.stats.hit_count += 1;
+            return Ok(Some(slot));
+        }
+        let mut slot = pool.insert(key, self.round, needed_until);
+        if slot.is_none() {
+            self.evict(pool_at, matches!(want, Want::Now), store)?;
+            slot = self
+                .pools
+                .get_mut(pool_at as usize)
+                .and_then(|pool| pool.insert(key, self.round, needed_until));
+        }
+        if let Some(slot) = slot {
+            self.stats.miss_count += 1;
+            misses.push(Miss { key, pool: pool_at, slot });
+        }
+        Ok(slot)
+    }
+
+    fn evict(
+        &mut self,
+        pool_at: u32,
+        may_take_needed: bool,
+        store: &mut dyn TrainStore,
+    ) -> Result<()> {
+        let Some(pool) = self.pools.get_mut(pool_at as usize) else { return Ok(()) };
+        let mercy = Mercy { round: self.round, batch_done: self.batch_done, may_take_needed };
+        let count = (pool.slot_count() / 16).clamp(1, EVICT_ROWS_MAX);
+        self.victims.clear();
+        pool.pick_victims(count, mercy, &mut self.victims);
+        self.victims.sort_unstable();
+        self.stats.written_back_count += write_back(pool, &self.victims, store)?;
+        self.stats.evicted_count += self.victims.len() as u64;
+        for (_, slot) in &self.victims {
+            pool.remove(*slot);
+        }
+        Ok(())
+    }
+
+    /// Brings the records of `misses`, in file order, from `store` or their initial values;
+    /// empties `misses`.
+    ///
+    /// # Errors
+    /// The store's; rows not filled are forgotten, so nobody can take them for real.
+    pub(crate) fn fill(
+        &mut self,
+        misses: &mut Vec<Miss>,
+        schema: &Schema,
+        store: &mut dyn TrainStore,
+    ) -> Result<()> {
+        misses.sort_unstable();
+        let keys: Vec<RowKey> = misses.iter().map(|miss| miss.key).collect();
+        let pools = &mut self.pools;
+        let result = store.read(&keys, &mut |at, record| {
+            let Some(miss) = misses.get(at) else { return Ok(()) };
+            let Some(pool) = pools.get_mut(miss.pool as usize) else { return Ok(()) };
+            let place = pool.record_mut(miss.slot);
+            match record {
+                Some(bytes) => bytemuck::cast_slice_mut(place).copy_from_slice(bytes),
+                None => init_record(schema.table(miss.key.table)?, miss.key.row.0, place),
+            }
+            Ok(())
+        });
+        if result.is_err() {
+            self.forget(misses);
+        }
+        misses.clear();
+        result
+    }
+
+    /// Forgets rows that were placed and never filled.
+    pub(crate) fn forget(&mut self, misses: &[Miss]) {
+        for miss in misses {
+            if let Some(pool) = self.pools.get_mut(miss.pool as usize) {
+                pool.remove(miss.slot);
+            }
+        }
+    }
+
+    /// Writes every dirty row to `store`, in file order per record length.
+    ///
+    /// # Errors
+    /// The store's; rows not written stay dirty.
+    pub(crate) fn flush(&mut self, store: &mut dyn TrainStore) -> Result<()> {
+        for pool in &mut self.pools {
+            let mut dirty: Vec<_> = pool.dirty_slots().collect();
+            dirty.sort_unstable();
+            for some in dirty.chunks(EVICT_ROWS_MAX) {
+                self.stats.written_back_count += write_back(pool, some, store)?;
+                some.iter().for_each(|(_, slot)| pool.mark_clean(*slot));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the arena of table `table`'s records, and the words of one.
+    pub(crate) fn arena(&self, table: u32) -> (&[f32], usize) {
+        self.pool(table).map_or((&[], 0), |pool| (pool.arena(), pool.record_words()))
+    }
+
+    /// Returns the arena of table `table`'s records for changing them.
+    pub(crate) fn arena_mut(&mut self, table: u32) -> &mut [f32] {
+        let at = self.pool_of_table.get(table as usize).copied().unwrap_or(u32::MAX);
+        self.pools.get_mut(at as usize).map_or(&mut [], RowPool::arena_mut)
+    }
+
+    /// Returns the record of `key` if it is in memory. Changes nothing, counts nothing.
+    pub(crate) fn peek(&self, key: RowKey) -> Option<&[f32]> {
+        let pool = self.pool(key.table.0)?;
+        pool.find(key).map(|slot| pool.record(slot))
+    }
+
+    /// Returns the record of `key` for changing it, if it is in memory, and marks it dirty.
+    pub(crate) fn peek_mut(&mut self, key: RowKey) -> Option<&mut [f32]> {
+        let at = self.pool_of_table.get(key.table.0 as usize).copied()?;
+        let pool = self.pools.get_mut(at as usize)?;
+        let slot = pool.find(key)?;
+        pool.mark_dirty(slot);
+        Some(pool.record_mut(slot))
+    }
+
+    /// Marks the record that starts at `start` in table `table`'s arena dirty and counts a use.
+    pub(crate) fn finish_step(&mut self, table: u32, start: usize) {
+        let at = self.pool_of_table.get(table as usize).copied().unwrap_or(u32::MAX);
+        let Some(pool) = self.pools.get_mut(at as usize) else { return };
+        let slot = (start / pool.record_words()) as u32;
+        pool.mark_dirty(slot);
+        if let Some(count) = pool.record_mut(slot).last_mut() {
+            *count = f32::from_bits(count.to_bits().saturating_add(1));
+        }
+    }
+
+    /// Returns how many rows of table `table`'s record length the buffer can hold.
+    pub(crate) fn row_capacity(&self, table: u32) -> usize {
+        self.pool(table).map_or(0, RowPool::slot_count)
+    }
+
+    pub(crate) fn stats(&self) -> BufferStats {
+        BufferStats {
+            row_count: self.pools.iter().map(|pool| pool.row_count() as u64).sum(),
+            row_capacity: self.pools.iter().map(|pool| pool.slot_count() as u64).sum(),
+            ..self.stats
+        }
+    }
+
+    fn pool(&self, table: u32) -> Option<&RowPool> {
+        let at = self.pool_of_table.get(table as usize).copied()?;
+        self.pools.get(at as usize)
+    }
+}
+
+// Writes the dirty ones of `slots`, which are in key order; returns how many there were.
+fn write_back(pool: &RowPool, slots: &[(RowKey, u32)], store: &mut dyn TrainStore) -> Result<u64> {
+    let rows: Vec<RowWrite<'_>> = slots
+        .iter()
+        .filter(|(_, slot)| pool.is_dirty(*slot))
+        .map(|(key, slot)| RowWrite { key: *key, record: bytemuck::cast_slice(pool.record(*slot)) })
+        .collect();
+    if !rows.is_empty() {
+        store.write(&rows)?;
+    }
+    Ok(rows.len() as u64)
+}
