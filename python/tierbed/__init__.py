@@ -1,0 +1,75 @@
+"""Tierbed: embedding tables bigger than memory on NVMe SSDs, for PyTorch recommender models.
+
+A :class:`Store` keeps the tables of a training run on disk within one memory budget. A
+collection (:class:`EmbeddingBagCollection`, :class:`EmbeddingCollection`, :class:`EmbeddingBag`)
+uses them in a model. :func:`lookahead` brings the rows of coming batches in. A
+:class:`Snapshot` reads a published model.
+"""
+
+from __future__ import annotations
+
+from tierbed import data, errors, nn
+from tierbed._native import version as _version
+from tierbed.config import (
+    Constant,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    Normal,
+    PoolingType,
+    Uniform,
+)
+from tierbed.errors import (
+    ClosedError,
+    CorruptionError,
+    InvalidError,
+    IoError,
+    NoSpaceError,
+    PoisonedError,
+    TierbedError,
+    UnsupportedError,
+)
+from tierbed.lookahead import lookahead
+from tierbed.nn import EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
+from tierbed.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
+from tierbed.snapshot import Snapshot
+from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tierbed.store import Store
+
+__version__ = _version()
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "ClosedError",
+    "Constant",
+    "CorruptionError",
+    "DataType",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "InvalidError",
+    "IoError",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "NoSpaceError",
+    "Normal",
+    "PartialRowWiseAdam",
+    "PoisonedError",
+    "PoolingType",
+    "RowWiseAdagrad",
+    "Snapshot",
+    "Store",
+    "TierbedError",
+    "Uniform",
+    "UnsupportedError",
+    "__version__",
+    "data",
+    "errors",
+    "lookahead",
+    "nn",
+]

@@ -1,0 +1,188 @@
+"""What tables does a model have, in TorchRec's words?
+
+This module is the only place that translates ``num_embeddings`` and ``embedding_dim`` to the
+engine's ``row_count`` and ``dim``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.optim import Optimizer
+
+__all__ = [
+    "BaseEmbeddingConfig",
+    "Constant",
+    "DataType",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
+    "Init",
+    "Normal",
+    "PoolingType",
+    "Uniform",
+]
+
+
+class PoolingType(str, Enum):
+    """How the rows of a bag become one vector."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    NONE = "none"
+
+
+class DataType(str, Enum):
+    """Element type of a table while it trains."""
+
+    FP32 = "fp32"
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Initial weights uniform in ``[low, high)``."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Initial weights normal with ``mean`` and standard deviation ``std``."""
+
+    mean: float = 0.0
+    std: float = 0.01
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every initial weight is ``value``."""
+
+    value: float = 0.0
+
+
+Init = Uniform | Normal | Constant
+
+
+@dataclass(frozen=True)
+class BaseEmbeddingConfig:
+    """What bags and sequences have in common.
+
+    Args:
+        num_embeddings: Rows of the table; ids run from 0 to ``num_embeddings - 1``.
+        embedding_dim: Elements per row.
+        name: Unique name; it also names the table's file.
+        feature_names: Input features that read this table; by default one called ``name``.
+        data_type: Element type; float32.
+        weight_init_max: Upper bound of uniform initial weights.
+        weight_init_min: Lower bound; without bounds, plus and minus ``1/sqrt(num_embeddings)``.
+        init: Initial weights of another kind, instead of the two bounds.
+        seed: Seed of the initial weights; by default derived from the store's seed and ``name``.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str
+    feature_names: Sequence[str] = ()
+    data_type: DataType = DataType.FP32
+    weight_init_max: float | None = None
+    weight_init_min: float | None = None
+    init: Init | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.feature_names, str):
+            raise InvalidError(
+                f"feature_names of table {self.name!r} must be a list of names, "
+                f"not the text {self.feature_names!r}",
+                {"table": self.name},
+            )
+        object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
+        for field in ("num_embeddings", "embedding_dim"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidError(
+                    f"{field} of table {self.name!r} must be an integer of at least 1, "
+                    f"not {value!r}",
+                    {"table": self.name, field: str(value)},
+                )
+        if DataType(self.data_type) is not DataType.FP32:
+            raise UnsupportedError(f"table {self.name!r}: tables train in float32")
+        if self.init is not None and (self.weight_init_max, self.weight_init_min) != (None, None):
+            raise InvalidError(
+                f"table {self.name!r}: give either init or weight_init_min and weight_init_max",
+                {"table": self.name},
+            )
+
+    def initial(self) -> Init:
+        """Returns how rows never written start."""
+        if self.init is not None:
+            return self.init
+        bound = 1.0 / math.sqrt(self.num_embeddings)
+        low = -bound if self.weight_init_min is None else self.weight_init_min
+        high = bound if self.weight_init_max is None else self.weight_init_max
+        return Uniform(low, high)
+
+    def table_json(self, optimizer: Optimizer, store_seed: int) -> str:
+        """Translates to the engine's table, as ``NativeStore.add_table`` takes it."""
+        return json.dumps(
+            {
+                "name": self.name,
+                "row_count": self.num_embeddings,
+                "dim": self.embedding_dim,
+                "optimizer": optimizer.kind,
+                "state_init": optimizer.state_init,
+                "init": init_dict(self.initial()),
+                "seed": table_seed(store_seed, self.name) if self.seed is None else self.seed,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class EmbeddingBagConfig(BaseEmbeddingConfig):
+    """One table of pooled features.
+
+    Args as those of :class:`BaseEmbeddingConfig`, and:
+        pooling: Sum or mean over the rows of a bag.
+    """
+
+    pooling: PoolingType = PoolingType.SUM
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "pooling", PoolingType(self.pooling))
+        if self.pooling is PoolingType.NONE:
+            raise InvalidError(
+                f"table {self.name!r}: a bag is pooled by sum or mean; "
+                "use EmbeddingConfig and EmbeddingCollection for rows that are not pooled",
+                {"table": self.name},
+            )
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig(BaseEmbeddingConfig):
+    """One table of sequence features, whose rows are not pooled.
+
+    Arguments as those of :class:`BaseEmbeddingConfig`.
+    """
+
+
+def init_dict(init: Init) -> dict[str, Any]:
+    """Writes ``init`` as the engine's ``{"kind": ..., ...}``."""
+    if isinstance(init, Uniform):
+        return {"kind": "uniform", "low": init.low, "high": init.high}
+    if isinstance(init, Normal):
+        return {"kind": "normal", "mean": init.mean, "std": init.std}
+    return {"kind": "constant", "value": init.value}
+
+
+def table_seed(store_seed: int, name: str) -> int:
+    """Derives a table's seed (63 bits) from the store's seed and the table's name."""
+    digest = hashlib.blake2b(f"{store_seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

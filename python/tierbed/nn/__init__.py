@@ -1,0 +1,56 @@
+"""Modules: collections over a store, and three click models on top of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tierbed.errors import InvalidError
+from tierbed.nn.ctr import CtrModel
+from tierbed.nn.deepfm import DeepFM
+from tierbed.nn.dlrm import DLRM
+from tierbed.nn.embedding import (
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    RowSource,
+)
+from tierbed.nn.pnn import PNN
+from tierbed.optim import Optimizer, RowWiseAdagrad
+
+__all__ = [
+    "DLRM",
+    "MODELS",
+    "PNN",
+    "CtrModel",
+    "DeepFM",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "build_model",
+]
+
+MODELS: dict[str, type[CtrModel]] = {cls.kind: cls for cls in (DLRM, DeepFM, PNN)}
+
+
+def build_model(
+    config: Mapping[str, Any],
+    store: RowSource,
+    optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
+) -> CtrModel:
+    """Builds a click model from its :meth:`CtrModel.config`.
+
+    Raises:
+        InvalidError: An unknown kind.
+    """
+    kind = config.get("kind")
+    if kind not in MODELS:
+        raise InvalidError(f"unknown model {kind!r}; there are {sorted(MODELS)}")
+    return MODELS[kind](
+        int(config["dense_count"]),
+        {str(name): int(size) for name, size in config["table_sizes"].items()},
+        store=store,
+        embedding_dim=config.get("embedding_dim"),
+        hidden=config.get("hidden"),
+        optimizer=optimizer,
+    )

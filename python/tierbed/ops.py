@@ -1,0 +1,280 @@
+"""How does a lookup become part of an autograd graph, eager or compiled?
+
+Two custom operators. ``tierbed::lookup`` reads rows and pools them. Its backward calls
+``tierbed::update``, which hands the gradient to the store, where the fused optimizer runs.
+Rows are not tensors, so nothing in the graph would ask for their gradient: a zero-size tensor,
+the *hook*, takes part in every lookup, and the update returns the hook's gradient. So the
+update runs exactly when backward reaches the lookup, and no compiler removes it.
+
+A handle (an integer, constant in a compiled graph) names the store and the plan; the registry
+holds them weakly, so that a collection's end frees its store.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tierbed.errors import ClosedError
+
+if TYPE_CHECKING:
+    from tierbed._native import FeaturePlan, NativeStore
+
+__all__ = ["Binding", "lookup", "new_hook", "update"]
+
+
+class Readable(Protocol):
+    """What a lookup needs: a training store or a snapshot."""
+
+    def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan:
+        """Makes the plan of a batch's features."""
+
+    def lookup(
+        self,
+        plan: FeaturePlan,
+        indices: Any,
+        offsets: Any,
+        weights: Any | None,
+        out: Any,
+    ) -> None:
+        """Pools rows into ``out``."""
+
+
+class Binding:
+    """A store and a feature plan, known to the operators by ``handle``.
+
+    Args:
+        native: The engine's store or snapshot.
+        tables: Table id of each feature, in output order.
+        poolings: ``"sum"``, ``"mean"`` or ``"none"`` of each feature.
+        dims: Columns of each feature.
+    """
+
+    def __init__(
+        self, native: Readable, tables: list[int], poolings: list[str], dims: list[int]
+    ) -> None:
+        self.native = native
+        self.tables = tables
+        self.poolings = poolings
+        self.dims = dims
+        self.plan = native.plan(tables, poolings)
+        self.is_pooled = "none" not in poolings
+        self.feature_count = len(tables)
+        self.output_dim = sum(dims) if self.is_pooled else dims[0]
+        self.handle = next(_HANDLES)
+        _BINDINGS[self.handle] = self
+
+    def weights_grad(self, grad: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        """Computes the gradient of the weights ``[E]`` without touching the rows.
+
+        ``grad`` is that of the lookup's output, ``indices`` and ``offsets`` its inputs.
+        """
+        samples = (offsets.numel() - 1) // self.feature_count
+        bounds = offsets[::samples].tolist() if samples else [0] * (self.feature_count + 1)
+        parts = []
+        column = 0
+        for at, (table, pooling, dim) in enumerate(
+            zip(self.tables, self.poolings, self.dims, strict=True)
+        ):
+            ids = indices[bounds[at] : bounds[at + 1]]
+            rows = torch.empty((ids.numel(), dim), dtype=torch.float32)
+            span = torch.tensor([0, ids.numel()])
+            self.native.lookup(self.native.plan([table], ["none"]), ids, span, None, rows)
+            if self.is_pooled:
+                lengths = torch.diff(offsets[at * samples : (at + 1) * samples + 1])
+                of_bag = grad[:, column : column + dim]
+                if pooling == "mean":
+                    of_bag = of_bag / lengths.clamp(min=1)[:, None]
+                of_index = of_bag.repeat_interleave(lengths, dim=0)
+                column += dim
+            else:
+                of_index = grad[bounds[at] : bounds[at + 1]]
+            parts.append((rows * of_index).sum(dim=1))
+        return torch.cat(parts)
+
+
+_HANDLES = itertools.count(1)
+_BINDINGS: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
+
+
+def _binding(handle: int) -> Binding:
+    binding = _BINDINGS.get(handle)
+    if binding is None:
+        raise ClosedError(
+            "the collection of this lookup no longer exists; keep the module alive while its "
+            "graph is used",
+            {"handle": str(handle)},
+        )
+    return binding
+
+
+def new_hook() -> Tensor:
+    """Makes the zero-size tensor that carries autograd through a lookup."""
+    return torch.empty(0, dtype=torch.float32, requires_grad=True)
+
+
+def _on_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().cpu()
+
+
+@torch.library.custom_op("tierbed::lookup", mutates_args=())
+def lookup(
+    hook: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    handle: int,
+    feature_count: int,
+    output_dim: int,
+    is_pooled: bool,
+) -> Tensor:
+    """Reads and pools rows.
+
+    Args:
+        hook: From :func:`new_hook`; rows are trained when it requires a gradient.
+        indices: ``[E]`` i64, feature by feature.
+        offsets: ``[F*B+1]`` i64.
+        weights: ``[E]`` f32 or None.
+        handle: Names a :class:`Binding`.
+        feature_count: ``F``.
+        output_dim: Columns of the output, ``D``.
+        is_pooled: One row per sample (all features side by side), or one per index.
+
+    Returns:
+        ``[B, D]`` f32, or ``[E, D]`` when not pooled.
+    """
+    binding = _binding(handle)
+    rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
+    out = torch.empty((rows, output_dim), dtype=torch.float32)
+    binding.native.lookup(binding.plan, _on_cpu(indices), _on_cpu(offsets), _on_cpu(weights), out)
+    return out.to(indices.device)
+
+
+@lookup.register_fake
+def _(
+    hook: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    handle: int,
+    feature_count: int,
+    output_dim: int,
+    is_pooled: bool,
+) -> Tensor:
+    rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
+    return torch.empty((rows, output_dim), dtype=torch.float32, device=indices.device)
+
+
+@torch.library.custom_op("tierbed::update", mutates_args=())
+def update(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    handle: int,
+    trains_rows: bool,
+    wants_weights_grad: bool,
+) -> tuple[Tensor, Tensor]:
+    """Applies one optimizer step to the rows of a lookup.
+
+    Args:
+        grad: Gradient of the lookup's output, of its shape.
+        indices: As given to the lookup.
+        offsets: As given to the lookup.
+        weights: As given to the lookup.
+        handle: As given to the lookup.
+        trains_rows: Whether to step the rows; False only computes the gradient of ``weights``.
+        wants_weights_grad: Whether to compute the gradient of ``weights``.
+
+    Returns:
+        The gradient of the hook ``[0]``, and of the weights, ``[E]`` (``[0]`` if not wanted).
+    """
+    binding = _binding(handle)
+    device = indices.device
+    indices, offsets, grad = indices.detach().cpu(), offsets.detach().cpu(), grad.detach().cpu()
+    hook_grad = torch.empty(0, dtype=torch.float32)
+    if not trains_rows:
+        return hook_grad, binding.weights_grad(grad, indices, offsets).to(device)
+    weights_grad = torch.empty(indices.numel() if wants_weights_grad else 0, dtype=torch.float32)
+    store: NativeStore = binding.native  # type: ignore[assignment]
+    store.update(
+        binding.plan,
+        indices,
+        offsets,
+        _on_cpu(weights),
+        grad.contiguous(),
+        weights_grad if wants_weights_grad else None,
+    )
+    return hook_grad, weights_grad.to(device)
+
+
+@functools.cache
+def _keep_equal_updates_apart() -> None:
+    """Tells the compiler that two updates with equal arguments are two steps.
+
+    ``torch.compile`` merges equal calls of functional operators. When a batch is looked up
+    twice and the results are added, both updates have the same gradient: one would be lost.
+    """
+    from torch._functorch import compile_utils
+
+    never_merged = getattr(compile_utils, "rand_ops", None)
+    if isinstance(never_merged, list):
+        never_merged.append(torch.ops.tierbed.update)
+
+
+@update.register_fake
+def _(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    handle: int,
+    trains_rows: bool,
+    wants_weights_grad: bool,
+) -> tuple[Tensor, Tensor]:
+    _keep_equal_updates_apart()
+    size = indices.numel() if wants_weights_grad else 0
+    return (
+        torch.empty(0, dtype=torch.float32),
+        torch.empty(size, dtype=torch.float32, device=indices.device),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _hook, indices, offsets, weights, handle, _features, _dim, _pooled = inputs
+    ctx.has_weights = weights is not None
+    ctx.save_for_backward(indices, offsets, *([weights] if ctx.has_weights else []))
+    ctx.handle = handle
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indices, offsets, *rest = ctx.saved_tensors
+    weights = rest[0] if ctx.has_weights else None
+    wants_weights_grad = ctx.has_weights and ctx.needs_input_grad[3]
+    hook_grad, weights_grad = update(
+        grad,
+        indices,
+        offsets,
+        weights,
+        ctx.handle,
+        ctx.needs_input_grad[0],
+        wants_weights_grad,
+    )
+    return (
+        hook_grad if ctx.needs_input_grad[0] else None,
+        None,
+        None,
+        weights_grad if wants_weights_grad else None,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+lookup.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,217 @@
+"""How much memory, disk and reading will a run need, before it runs?
+
+The disk follows from the tables' shapes. Reads per batch follow from the data: a sample of its
+batches is replayed through a model of the row buffer, an LRU of the bytes the budget leaves. The
+first pass shows a new store (rows never written need no read), the second an old one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierbed.optim import state_words
+from tierbed.sparse import as_kjt
+
+__all__ = ["Prediction", "TableShape", "predict", "rows_per_page"]
+
+PAGE_BYTES = 4096
+PAGE_HEADER_BYTES = 24
+PAGE_MAP_BYTES = 2
+# What the row buffer keeps per row beside the record: index slot, order, counters.
+SLOT_OVERHEAD_BYTES = 48
+# Columns of scratch per unique row of a batch: gradient and record, and per index its position.
+INDEX_SCRATCH_BYTES = 24
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A table as far as planning goes."""
+
+    name: str
+    row_count: int
+    dim: int
+    optimizer: str = "row_wise_adagrad"
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of weights, optimizer state and use count of a row."""
+        return 4 * (self.dim + state_words(self.optimizer, self.dim) + 1)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: the least multiple of 4,096 that holds a row."""
+        least = PAGE_HEADER_BYTES + 4 + self.record_bytes
+        return -(-least // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def page_count(self) -> int:
+        """Pages of the whole table."""
+        return -(-self.row_count // rows_per_page(self.record_bytes, self.page_bytes))
+
+
+def rows_per_page(record_bytes: int, page_bytes: int = PAGE_BYTES) -> int:
+    """Returns how many records fit behind a page's header and presence bits."""
+    rows = (page_bytes - PAGE_HEADER_BYTES) // record_bytes
+    while rows > 1 and PAGE_HEADER_BYTES + 4 * -(-rows // 32) + rows * record_bytes > page_bytes:
+        rows -= 1
+    return max(1, rows)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run will need. Bytes, and means per batch."""
+
+    table_bytes: int
+    dram_budget_bytes: int
+    page_map_bytes: int
+    io_buffer_bytes: int
+    scratch_bytes: int
+    row_buffer_bytes: int
+    dram_min_bytes: int
+    fits: bool
+    disk_max_bytes: int
+    batch_count: int
+    ids_per_batch: float
+    unique_rows_per_batch: float
+    first_pass_reads_per_batch: float
+    later_pass_reads_per_batch: float
+    first_pass_hit_rate: float
+    later_pass_hit_rate: float
+    disk_bytes_after_sample: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all fields, for JSON."""
+        return asdict(self)
+
+
+def predict(
+    tables: Sequence[TableShape],
+    feature_tables: Mapping[str, str],
+    dram_budget_bytes: int,
+    batches: Iterable[Any],
+    queue_depth: int = 64,
+) -> Prediction:
+    """Predicts memory per part, disk, and reads per batch.
+
+    Args:
+        tables: All tables.
+        feature_tables: Which table each feature reads.
+        dram_budget_bytes: The budget.
+        batches: A sample of batches: KeyedJaggedTensors.
+        queue_depth: I/Os in flight.
+    """
+    shapes = {shape.name: (at, shape) for at, shape in enumerate(tables)}
+    pages = [unique_rows(batch, shapes, feature_tables) for batch in batches]
+    rows = [sum(ids.size for ids in batch.values()) for batch, _ in pages]
+    index_counts = [count for _, count in pages]
+    page_map = PAGE_MAP_BYTES * sum(shape.page_count for shape in tables)
+    io_buffer = queue_depth * max(shape.page_bytes for shape in tables)
+    most_rows, most_indices = max(rows, default=0), max(index_counts, default=0)
+    record = max(shape.record_bytes for shape in tables)
+    scratch = most_rows * record + most_indices * INDEX_SCRATCH_BYTES
+    slot = record + SLOT_OVERHEAD_BYTES
+    left = max(0, dram_budget_bytes - page_map - io_buffer - scratch)
+    simulated = _Buffer(left // slot, list(tables))
+    first = [simulated.run(batch) for batch, _ in pages]
+    first_hits = simulated.take_hit_rate()
+    disk_after = simulated.disk_bytes()
+    later = [simulated.run(batch) for batch, _ in pages]
+    least = page_map + io_buffer + scratch + most_rows * slot
+    return Prediction(
+        table_bytes=sum(shape.row_count * shape.record_bytes for shape in tables),
+        dram_budget_bytes=dram_budget_bytes,
+        page_map_bytes=page_map,
+        io_buffer_bytes=io_buffer,
+        scratch_bytes=scratch,
+        row_buffer_bytes=left,
+        dram_min_bytes=least,
+        fits=least <= dram_budget_bytes,
+        disk_max_bytes=sum(2 * shape.page_count * shape.page_bytes for shape in tables),
+        batch_count=len(pages),
+        ids_per_batch=_mean(index_counts),
+        unique_rows_per_batch=_mean(rows),
+        first_pass_reads_per_batch=_mean(first),
+        later_pass_reads_per_batch=_mean(later),
+        first_pass_hit_rate=first_hits,
+        later_pass_hit_rate=simulated.take_hit_rate(),
+        disk_bytes_after_sample=disk_after,
+    )
+
+
+UniqueRows = dict[int, NDArray[np.int64]]
+
+
+def unique_rows(
+    batch: Any, shapes: Mapping[str, tuple[int, TableShape]], feature_tables: Mapping[str, str]
+) -> tuple[UniqueRows, int]:
+    """Returns the distinct rows of a batch per table, and how many ids it has."""
+    bags = as_kjt(batch)
+    stride = bags.stride()
+    bounds = bags.offsets()[:: max(1, stride)].tolist()
+    values = bags.values().numpy()
+    of_table: dict[int, list[NDArray[np.int64]]] = {}
+    count = 0
+    for at, key in enumerate(bags.keys()):
+        if key in feature_tables:
+            ids = values[bounds[at] : bounds[at + 1]]
+            count += ids.size
+            of_table.setdefault(shapes[feature_tables[key]][0], []).append(ids)
+    return {table: np.unique(np.concatenate(ids)) for table, ids in of_table.items()}, count
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+class _Buffer:
+    """An LRU of rows over pages that exist once a dirty row was written to them."""
+
+    def __init__(self, slot_count: int, tables: list[TableShape]) -> None:
+        self._slots = slot_count
+        self._tables = tables
+        self._rows: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._pages: set[tuple[int, int]] = set()
+        self._hits = 0
+        self._seen = 0
+        self._per_page = [rows_per_page(t.record_bytes, t.page_bytes) for t in tables]
+
+    def run(self, batch: UniqueRows) -> int:
+        """Uses the rows of a batch; returns the pages read for it."""
+        wanted: set[tuple[int, int]] = set()
+        for table, ids in batch.items():
+            per_page = self._per_page[table]
+            for row in ids.tolist():
+                key = (table, row)
+                self._seen += 1
+                if key in self._rows:
+                    self._hits += 1
+                    self._rows.move_to_end(key)
+                else:
+                    self._rows[key] = None
+                    wanted.add((table, row // per_page))
+        reads = len(wanted & self._pages)
+        # Rows leave dirty: their pages are read, changed and written.
+        leaving: set[tuple[int, int]] = set()
+        while len(self._rows) > self._slots:
+            (table, row), _ = self._rows.popitem(last=False)
+            leaving.add((table, row // self._per_page[table]))
+        reads += len(leaving & self._pages)
+        self._pages |= leaving
+        return reads
+
+    def take_hit_rate(self) -> float:
+        """Returns the hit rate since the last call."""
+        rate = self._hits / self._seen if self._seen else 0.0
+        self._hits = self._seen = 0
+        return rate
+
+    def disk_bytes(self) -> int:
+        """Returns the bytes of all pages once every row is written."""
+        pages = self._pages | {(table, row // self._per_page[table]) for table, row in self._rows}
+        return sum(self._tables[table].page_bytes for table, _ in pages)

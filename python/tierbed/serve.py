@@ -1,0 +1,176 @@
+"""How does a published model answer over HTTP?
+
+The engine's server answers lookups by itself. For predictions it hands the request's body to
+:class:`Predictor`: the dense model of the snapshot on top of the snapshot's rows.
+"""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tierbed._native import NativeServer
+from tierbed.errors import InvalidError
+from tierbed.nn import CtrModel, build_model
+from tierbed.snapshot import Snapshot
+from tierbed.sparse import KeyedJaggedTensor
+from tierbed.state import DENSE, MODEL
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Predictor", "Server", "load_model"]
+
+
+def load_model(snapshot: Snapshot) -> CtrModel | None:
+    """Builds the model a snapshot was published with, or None when it has none."""
+    from safetensors.torch import load
+
+    config = snapshot.attachment(MODEL)
+    dense = snapshot.attachment(DENSE)
+    if config is None or dense is None:
+        return None
+    model = build_model(json.loads(config), snapshot)
+    model.load_state_dict(load(dense))
+    model.eval()
+    return model
+
+
+class Predictor:
+    """Answers prediction requests.
+
+    A request holds ``dense`` ``[B, dense_count]`` f32, ``values`` ``[E]`` i64 (row ids, feature
+    by feature) and ``lengths`` ``[F*B]`` i64; without lengths every bag holds one id. The answer
+    holds ``probability`` ``[B]`` f32 and ``logit`` ``[B]`` f32. Bodies are safetensors, or JSON
+    objects with the same names, answered in kind.
+
+    Args:
+        model: From :func:`load_model`.
+    """
+
+    def __init__(self, model: CtrModel) -> None:
+        self._model = model
+        self._features = model.embeddings.feature_names()
+
+    def __call__(self, body: bytes) -> bytes:
+        """Answers one request.
+
+        Raises:
+            InvalidError: The body is not of the form above.
+        """
+        is_binary = _is_safetensors(body)
+        answer = self.predict(_tensors(body, is_binary))
+        if is_binary:
+            from safetensors.torch import save
+
+            return save(answer)
+        return json.dumps({name: value.tolist() for name, value in answer.items()}).encode()
+
+    def predict(self, request: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Answers one request given as tensors."""
+        missing = {"dense", "values"} - request.keys()
+        if missing:
+            raise InvalidError(f"the request lacks {sorted(missing)}; it has {sorted(request)}")
+        dense, values = request["dense"].to(torch.float32), request["values"].to(torch.int64)
+        if dense.dim() != 2 or dense.shape[1] != self._model.dense_count:
+            raise InvalidError(
+                f"dense must be [B, {self._model.dense_count}], found {tuple(dense.shape)}"
+            )
+        samples = dense.shape[0]
+        bags = samples * len(self._features)
+        lengths = request.get("lengths", torch.ones(bags, dtype=torch.int64)).to(torch.int64)
+        if lengths.numel() != bags or int(lengths.sum()) != values.numel():
+            raise InvalidError(
+                f"{samples} samples of {len(self._features)} features need {bags} lengths that "
+                f"add up to the number of values, {values.numel()}; found {lengths.numel()} "
+                f"lengths that add up to {int(lengths.sum())}"
+            )
+        sparse = KeyedJaggedTensor(
+            self._features, values.reshape(-1), lengths=lengths.reshape(-1), stride=samples
+        )
+        with torch.inference_mode():
+            logit = self._model(dense, sparse)
+        return {"probability": torch.sigmoid(logit), "logit": logit}
+
+
+def _is_safetensors(body: bytes) -> bool:
+    if len(body) < 9 or body[8:9] != b"{":
+        return False
+    return int.from_bytes(body[:8], "little") <= len(body) - 8
+
+
+def _tensors(body: bytes, is_binary: bool) -> dict[str, Tensor]:
+    try:
+        if is_binary:
+            from safetensors.torch import load
+
+            tensors: dict[str, Tensor] = load(body)
+            return tensors
+        request = json.loads(body)
+        return {
+            name: torch.tensor(
+                request[name], dtype=torch.float32 if name == "dense" else torch.int64
+            )
+            for name in ("dense", "values", "lengths")
+            if name in request
+        }
+    except Exception as error:
+        raise InvalidError(f"the body is neither safetensors nor a JSON object: {error}") from error
+
+
+class Server:
+    """A running HTTP server. Also a context manager.
+
+    Args:
+        snapshot: What to serve; keep it open.
+        address: ``"host:port"``; port 0 picks a free one.
+        with_model: Answer predictions too, when the snapshot has a model.
+        options: Further options of the engine's server.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        address: str = "127.0.0.1:8080",
+        *,
+        with_model: bool = True,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        model = load_model(snapshot) if with_model else None
+        self._predictor = None if model is None else Predictor(model)
+        self._native = NativeServer(
+            snapshot.native, address, self._predictor, json.dumps(options or {})
+        )
+
+    @property
+    def address(self) -> str:
+        """The address really bound, ``"host:port"``."""
+        return self._native.address
+
+    @property
+    def predicts(self) -> bool:
+        """Whether ``/v1/predict`` has a model."""
+        return self._predictor is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits; True when the server has stopped."""
+        return self._native.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Answers what is under way, then stops."""
+        self._native.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,172 @@
+"""How is a published model read?
+
+A :class:`Snapshot` is an immutable folder of checksummed pages, read through a row cache of a
+fixed budget. Collections take it in place of a store; they then only look up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tierbed import ops
+from tierbed._native import NativeSnapshot
+from tierbed.budget import parse_bytes
+from tierbed.errors import InvalidError
+from tierbed.sparse import KeyedTensor, as_kjt
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Snapshot"]
+
+
+class Snapshot:
+    """A published snapshot. Made by :meth:`open`; also a context manager."""
+
+    def __init__(self, native: NativeSnapshot, path: str) -> None:
+        self._native = native
+        self._path = path
+        self._tables: list[dict[str, Any]] = json.loads(native.schema_json())["tables"]
+        self._bindings: dict[tuple[tuple[int, str], ...], ops.Binding] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        dram_budget: int | str = "256MiB",
+        backend: str = "direct",
+        io_engine: str = "auto",
+        queue_depth: int = 64,
+    ) -> Self:
+        """Opens the snapshot at ``path`` for reading.
+
+        Args:
+            path: The folder that ``publish`` wrote.
+            dram_budget: Bytes of memory for the row cache and everything else.
+            backend: ``"direct"`` reads pages past the system's cache, ``"mmap"`` through it,
+                ``"memory"`` loads everything first.
+            io_engine: ``"auto"``, ``"io_uring"`` or ``"pread"``.
+            queue_depth: Reads in flight at a time.
+
+        Raises:
+            InvalidError: Not a snapshot, or a budget that is too small.
+            CorruptionError: Pages or manifest do not verify.
+        """
+        options = {
+            "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
+            "backend": backend,
+            "io_engine": io_engine,
+            "queue_depth": queue_depth,
+        }
+        folder = os.fspath(path)
+        return cls(NativeSnapshot(folder, json.dumps(options)), folder)
+
+    @property
+    def native(self) -> NativeSnapshot:
+        """The engine's snapshot, for collections and servers."""
+        return self._native
+
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return self._path
+
+    @property
+    def is_trainable(self) -> bool:
+        """False: rows of a snapshot never change."""
+        return False
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Returns every table's ``name``, ``row_count``, ``dim``, ..., in id order."""
+        return self._tables
+
+    def table_id(self, name: str) -> int:
+        """Returns the id of table ``name``.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        names = [table["name"] for table in self._tables]
+        if name not in names:
+            raise InvalidError(f"no table {name!r}; the snapshot has {names}", {"table": name})
+        return names.index(name)
+
+    def lookup(
+        self, features: Any, pooling: str = "sum", tables: Sequence[str] | None = None
+    ) -> KeyedTensor:
+        """Pools the rows of bags.
+
+        Args:
+            features: A :class:`KeyedJaggedTensor` of ``F`` features and ``B`` samples.
+            pooling: ``"sum"`` or ``"mean"``.
+            tables: The table each feature reads; by default the one called like the feature.
+
+        Returns:
+            ``[B, D]`` per feature.
+        """
+        bags = as_kjt(features)
+        ids = [self.table_id(name) for name in (tables or bags.keys())]
+        if len(ids) != len(bags.keys()):
+            raise InvalidError(f"{len(bags.keys())} features need as many tables, not {len(ids)}")
+        if pooling not in ("sum", "mean"):
+            raise InvalidError(f"pooling must be 'sum' or 'mean', not {pooling!r}")
+        key = tuple((table, pooling) for table in ids)
+        binding = self._bindings.get(key)
+        if binding is None:
+            dims = [int(self._tables[table]["dim"]) for table in ids]
+            binding = ops.Binding(self._native, ids, [pooling] * len(ids), dims)
+            self._bindings[key] = binding
+        values = ops.lookup(
+            torch.empty(0),
+            bags.values(),
+            bags.offsets(),
+            bags.weights_or_none(),
+            binding.handle,
+            binding.feature_count,
+            binding.output_dim,
+            True,
+        )
+        return KeyedTensor(bags.keys(), binding.dims, values)
+
+    def attachment(self, name: str) -> bytes | None:
+        """Returns the bytes published as ``name``."""
+        return self._native.attachment(name)
+
+    def attachment_names(self) -> list[str]:
+        """Returns the names of all attachments."""
+        return self._native.attachment_names()
+
+    def verify(self) -> int:
+        """Checks every checksum and returns the number of pages checked."""
+        return self._native.verify()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters of lookups, the cache, the budget and the disk."""
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def close(self) -> None:
+        """Gives back memory and files."""
+        self._bindings.clear()
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Snapshot(path={self._path!r}, tables={len(self._tables)})"

@@ -1,0 +1,356 @@
+"""How do the ids of a batch reach a collection, and how do its vectors leave?
+
+The layout is TorchRec's: ``values`` holds the ids of all bags, feature by feature and within a
+feature sample by sample; bag ``f * B + b`` is ``values[offsets[f*B+b] : offsets[f*B+b+1]]``.
+TorchRec itself is not needed; its own ``KeyedJaggedTensor`` is accepted wherever ours is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierbed.errors import InvalidError
+
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "as_kjt"]
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Returns the offsets ``[N+1]`` i64 of bags of ``lengths`` ``[N]``."""
+    ends = torch.cumsum(lengths.to(torch.int64), dim=0)
+    return torch.cat([ends.new_zeros(1), ends])
+
+
+class JaggedTensor:
+    """The bags of one feature.
+
+    Args:
+        values: ``[E]`` ids, or ``[E, D]`` rows.
+        lengths: ``[B]`` length of each bag; or give ``offsets`` ``[B+1]``.
+        weights: ``[E]`` weight of each id.
+        offsets: ``[B+1]`` bounds of the bags, from 0 to ``E``.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        lengths: Tensor | None = None,
+        weights: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        if lengths is None and offsets is None:
+            raise InvalidError("a JaggedTensor needs lengths or offsets")
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+
+    def values(self) -> Tensor:
+        """Returns the ids ``[E]`` or rows ``[E, D]``."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """Returns the weights ``[E]``, if any."""
+        return self._weights
+
+    def lengths(self) -> Tensor:
+        """Returns the length of each bag, ``[B]``."""
+        if self._lengths is None:
+            assert self._offsets is not None
+            self._lengths = torch.diff(self._offsets)
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Returns the bounds of the bags, ``[B+1]``."""
+        if self._offsets is None:
+            assert self._lengths is not None
+            self._offsets = offsets_of(self._lengths)
+        return self._offsets
+
+    def to_dense(self) -> list[Tensor]:
+        """Returns one tensor per bag."""
+        bounds = self.offsets().tolist()
+        return [self._values[a:b] for a, b in pairwise(bounds)]
+
+    def __repr__(self) -> str:
+        return f"JaggedTensor(values={tuple(self._values.shape)}, bags={self.lengths().numel()})"
+
+
+class KeyedJaggedTensor:
+    """The bags of several features of a batch of ``B`` samples.
+
+    Args:
+        keys: Feature names, ``F`` of them.
+        values: ``[E]`` ids, feature by feature.
+        weights: ``[E]`` weight of each id.
+        lengths: ``[F*B]`` length of each bag; or give ``offsets``.
+        offsets: ``[F*B+1]`` bounds of the bags, from 0 to ``E``.
+        stride: ``B``; by default the number of bags divided by ``F``.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+    ) -> None:
+        self._keys = list(keys)
+        if lengths is None and offsets is None:
+            raise InvalidError("a KeyedJaggedTensor needs lengths or offsets")
+        if lengths is not None:
+            bags = lengths.numel()
+        else:
+            assert offsets is not None
+            bags = offsets.numel() - 1
+        if stride is None:
+            stride = bags // len(self._keys) if self._keys else 0
+        if stride * len(self._keys) != bags:
+            raise InvalidError(
+                f"{len(self._keys)} features of {stride} samples have "
+                f"{stride * len(self._keys)} bags, but lengths or offsets describe {bags}; "
+                "every feature needs the same number of samples",
+                {"features": str(len(self._keys)), "bags": str(bags)},
+            )
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+        self._stride = stride
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        """Builds one from lengths ``[F*B]``."""
+        return KeyedJaggedTensor(keys, values, weights, lengths=lengths)
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        """Builds one from offsets ``[F*B+1]``."""
+        return KeyedJaggedTensor(keys, values, weights, offsets=offsets)
+
+    @staticmethod
+    def from_jt_dict(features: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """Joins one :class:`JaggedTensor` per feature; all of the same number of bags."""
+        parts = list(features.values())
+        weights = [part.weights_or_none() for part in parts]
+        kept = [weight for weight in weights if weight is not None]
+        if kept and len(kept) != len(parts):
+            raise InvalidError("either all features have weights or none")
+        return KeyedJaggedTensor(
+            list(features),
+            torch.cat([part.values() for part in parts]),
+            torch.cat(kept) if kept else None,
+            lengths=torch.cat([part.lengths() for part in parts]),
+        )
+
+    def keys(self) -> list[str]:
+        """Returns the feature names."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """Returns the ids of all bags, ``[E]``."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """Returns the weights ``[E]``, if any."""
+        return self._weights
+
+    def lengths(self) -> Tensor:
+        """Returns the length of each bag, ``[F*B]``."""
+        if self._lengths is None:
+            assert self._offsets is not None
+            self._lengths = torch.diff(self._offsets)
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Returns the bounds of the bags, ``[F*B+1]``."""
+        if self._offsets is None:
+            assert self._lengths is not None
+            self._offsets = offsets_of(self._lengths)
+        return self._offsets
+
+    def stride(self) -> int:
+        """Returns the number of samples ``B``."""
+        return self._stride
+
+    def permute(self, indices: Sequence[int]) -> KeyedJaggedTensor:
+        """Returns the features at positions ``indices``, in that order; repeats are allowed."""
+        order = [int(at) for at in indices]
+        if order == list(range(len(self._keys))):
+            return self
+        stride = self._stride
+        lengths = self.lengths().view(len(self._keys), stride)
+        keys = [self._keys[at] for at in order]
+        picked = lengths[torch.tensor(order, device=lengths.device)].reshape(-1)
+        if sorted(order) == list(range(len(self._keys))):
+            positions = _permuted_positions(
+                self.offsets(), offsets_of(picked), order, stride, self._values.numel()
+            )
+        else:
+            ends = self.offsets()[::stride].tolist() if stride else [0] * (len(self._keys) + 1)
+            spans = [torch.arange(ends[at], ends[at + 1]) for at in order]
+            positions = torch.cat(spans).to(self._values.device)
+        weights = None if self._weights is None else self._weights[positions]
+        return KeyedJaggedTensor(
+            keys, self._values[positions], weights, lengths=picked, stride=stride
+        )
+
+    def select(self, keys: Sequence[str]) -> KeyedJaggedTensor:
+        """Returns the features called ``keys``, in that order.
+
+        Raises:
+            InvalidError: A feature is missing.
+        """
+        at_of = {key: at for at, key in enumerate(self._keys)}
+        missing = [key for key in keys if key not in at_of]
+        if missing:
+            raise InvalidError(
+                f"the batch lacks the features {missing}; it has {self._keys}",
+                {"missing": ",".join(missing)},
+            )
+        return self.permute([at_of[key] for key in keys])
+
+    def to_dict(self) -> dict[str, JaggedTensor]:
+        """Returns one :class:`JaggedTensor` per feature."""
+        return {key: self[key] for key in self._keys}
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
+        """Returns a copy on ``device`` (itself when already there)."""
+
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+
+        return KeyedJaggedTensor(
+            self._keys,
+            self._values.to(device, non_blocking=non_blocking),
+            move(self._weights),
+            move(self._lengths),
+            move(self._offsets),
+            self._stride,
+        )
+
+    def pin_memory(self) -> KeyedJaggedTensor:
+        """Returns itself: the store reads ids from ordinary memory."""
+        return self
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        if key not in self._keys:
+            raise KeyError(key)
+        first = self._keys.index(key) * self._stride
+        bounds = self.offsets()[first : first + self._stride + 1]
+        start, end = (int(bounds[0]), int(bounds[-1])) if self._stride else (0, 0)
+        weights = None if self._weights is None else self._weights[start:end]
+        return JaggedTensor(self._values[start:end], weights=weights, offsets=bounds - start)
+
+    def __repr__(self) -> str:
+        return (
+            f"KeyedJaggedTensor(keys={self._keys}, stride={self._stride}, "
+            f"values={tuple(self._values.shape)})"
+        )
+
+
+def _permuted_positions(
+    old: Tensor, new: Tensor, order: list[int], stride: int, index_count: int
+) -> Tensor:
+    """Where does element ``j`` after a permutation of all features come from?
+
+    Arithmetic on known shapes only, so that it compiles without a graph break. ``old`` and
+    ``new`` are the offsets ``[F*B+1]`` before and after; returns ``[E]`` i64.
+    """
+    device = old.device
+    starts = old[torch.tensor(order, device=device) * stride]
+    bounds = new[torch.arange(len(order) + 1, device=device) * stride]
+    at = torch.arange(index_count, device=device)
+    feature = torch.searchsorted(bounds[1:].contiguous(), at, right=True)
+    return at + (starts - bounds[:-1])[feature]
+
+
+class KeyedTensor:
+    """One vector per feature and sample, side by side.
+
+    Args:
+        keys: Feature names, ``F`` of them.
+        length_per_key: Columns of each feature.
+        values: ``[B, sum(length_per_key)]``.
+        key_dim: Dimension along which the features lie; 1.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1
+    ) -> None:
+        self._keys = list(keys)
+        self._length_per_key = list(length_per_key)
+        self._values = values
+        self._key_dim = key_dim
+
+    def keys(self) -> list[str]:
+        """Returns the feature names."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """Returns all columns, ``[B, sum(length_per_key)]``."""
+        return self._values
+
+    def key_dim(self) -> int:
+        """Returns the dimension along which the features lie."""
+        return self._key_dim
+
+    def length_per_key(self) -> list[int]:
+        """Returns the columns of each feature."""
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """Returns the first column of each feature, and the end of the last."""
+        bounds = [0]
+        for length in self._length_per_key:
+            bounds.append(bounds[-1] + length)
+        return bounds
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Returns the columns ``[B, D]`` of every feature."""
+        parts = torch.split(self._values, self._length_per_key, dim=self._key_dim)
+        return dict(zip(self._keys, parts, strict=True))
+
+    def __getitem__(self, key: str) -> Tensor:
+        at = self._keys.index(key) if key in self._keys else -1
+        if at < 0:
+            raise KeyError(key)
+        return self._values.narrow(
+            self._key_dim, self.offset_per_key()[at], self._length_per_key[at]
+        )
+
+    def __repr__(self) -> str:
+        return f"KeyedTensor(keys={self._keys}, values={tuple(self._values.shape)})"
+
+
+def as_kjt(features: Any) -> KeyedJaggedTensor:
+    """Accepts our :class:`KeyedJaggedTensor`, or any object with TorchRec's methods.
+
+    Raises:
+        InvalidError: Another kind of object.
+    """
+    if isinstance(features, KeyedJaggedTensor):
+        return features
+    needed = ("keys", "values", "offsets", "weights_or_none", "stride")
+    if not all(callable(getattr(features, name, None)) for name in needed):
+        raise InvalidError(
+            "expected a KeyedJaggedTensor (keys, values, offsets, weights_or_none, stride), "
+            f"not {type(features).__name__}"
+        )
+    return KeyedJaggedTensor(
+        features.keys(),
+        features.values(),
+        features.weights_or_none(),
+        offsets=features.offsets(),
+        stride=features.stride(),
+    )

@@ -1,0 +1,305 @@
+"""Where do the tables of a training run live, and how does a run survive?
+
+A :class:`Store` is one folder (or plain memory) with the rows of all tables, their optimizer
+state, and the last checkpoint. One process owns it. What was not checkpointed is lost when the
+process ends; what was checkpointed is never lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tierbed import state
+from tierbed._native import NativeStore
+from tierbed.budget import parse_bytes
+from tierbed.config import BaseEmbeddingConfig
+from tierbed.errors import InvalidError
+from tierbed.optim import Optimizer, state_words
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Store"]
+
+EXTRA = "extra.pt"
+RNG = "rng.pt"
+Progress = Callable[[int, int], None]
+
+
+class Store:
+    """The tables of a training run. Made by :meth:`open`; also a context manager."""
+
+    def __init__(self, native: NativeStore, path: str | None, seed: int) -> None:
+        self._native = native
+        self._path = path
+        self._seed = seed
+        self._optimizers: dict[int, Optimizer] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        dram_budget: int | str = "4GiB",
+        backend: str = "file",
+        io_engine: str = "auto",
+        queue_depth: int = 64,
+        disk_quota: int | str | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Opens the store at ``path``, or makes it; continues from its last checkpoint.
+
+        Args:
+            path: The folder. Only ``backend="memory"`` does without.
+            dram_budget: Bytes of memory for everything the store keeps, as a number or as
+                ``"16MiB"``; buffers, caches and indexes all count.
+            backend: ``"file"``, or ``"memory"`` for tables that fit (the reference).
+            io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
+                refuses it; ``stats()`` says which and why.
+            queue_depth: Reads in flight at a time.
+            disk_quota: Most bytes on disk; None for no limit but the disk's.
+            seed: From it come the initial rows of every table.
+
+        Raises:
+            InvalidError: A bad argument, a budget that is too small (the message names the
+                least), or a folder of another format.
+            ClosedError: Another process owns the store.
+            CorruptionError: The last checkpoint does not verify.
+        """
+        if backend not in ("file", "memory"):
+            raise InvalidError(f"backend must be 'file' or 'memory', not {backend!r}")
+        if path is None and backend != "memory":
+            raise InvalidError("a store on disk needs a path; give one, or backend='memory'")
+        options = {
+            "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
+            "backend": backend,
+            "io_engine": io_engine,
+            "queue_depth": queue_depth,
+            "disk_quota_bytes": None
+            if disk_quota is None
+            else parse_bytes(disk_quota, "disk_quota"),
+            "seed": seed,
+        }
+        folder = None if path is None else os.fspath(path)
+        return cls(NativeStore(folder, json.dumps(options)), folder, seed)
+
+    @property
+    def native(self) -> NativeStore:
+        """The engine's store, for collections."""
+        return self._native
+
+    @property
+    def path(self) -> str | None:
+        """The folder, or None in memory."""
+        return self._path
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initial rows."""
+        return self._seed
+
+    @property
+    def is_trainable(self) -> bool:
+        """True: rows may be updated (a snapshot's may not)."""
+        return True
+
+    # ------------------------------------------------------------ tables
+
+    def add_table(self, config: BaseEmbeddingConfig, optimizer: Optimizer) -> int:
+        """Adds a table, or finds the same one again, and returns its id.
+
+        Raises:
+            InvalidError: A table of that name with another shape, optimizer or seed exists.
+        """
+        table = self._native.add_table(config.table_json(optimizer, self._seed))
+        self._set_optimizer(table, optimizer)
+        return table
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Returns every table's ``name``, ``row_count``, ``dim``, ``optimizer``, ..., by id."""
+        tables: list[dict[str, Any]] = json.loads(self._native.schema_json())["tables"]
+        return tables
+
+    def table_id(self, name: str) -> int:
+        """Returns the id of table ``name``.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        names = [table["name"] for table in self.tables()]
+        if name not in names:
+            raise InvalidError(f"no table {name!r}; the store has {names}", {"table": name})
+        return names.index(name)
+
+    def set_learning_rate(self, lr: float, tables: list[str] | None = None) -> None:
+        """Changes the learning rate from the next step on, of all tables or of ``tables``."""
+        wanted = None if tables is None else {self.table_id(name) for name in tables}
+        for table, optimizer in list(self._optimizers.items()):
+            if wanted is None or table in wanted:
+                self._set_optimizer(table, optimizer.with_lr(lr))
+
+    def _set_optimizer(self, table: int, optimizer: Optimizer) -> None:
+        self._native.set_optimizer(table, optimizer.hyper_json())
+        self._optimizers[table] = optimizer
+
+    # ------------------------------------------------------------ rows
+
+    def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
+        """Copies rows ``first_row..`` of a table, ``[row_count, D]`` f32."""
+        return self._read(table, first_row, row_count, with_state=False)[0]
+
+    def read_rows_and_state(
+        self, table: str, first_row: int, row_count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Copies rows and their optimizer state, ``[N, D]`` and ``[N, S]`` f32."""
+        return self._read(table, first_row, row_count, with_state=True)
+
+    def _read(
+        self, table: str, first_row: int, row_count: int, with_state: bool
+    ) -> tuple[Tensor, Tensor]:
+        at = self.table_id(table)
+        schema = self.tables()[at]
+        weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32)
+        words = state_words(schema["optimizer"], schema["dim"])
+        rows_state = torch.empty((row_count, words), dtype=torch.float32)
+        takes_state = with_state and words > 0
+        self._native.read_rows(at, first_row, weights, rows_state if takes_state else None)
+        return weights, rows_state
+
+    def gather_rows(self, table: str, rows: Tensor) -> Tensor:
+        """Copies rows ``rows`` ``[N]`` i64, in any order, into ``[N, D]`` f32."""
+        at = self.table_id(table)
+        weights = torch.empty((rows.numel(), self.tables()[at]["dim"]), dtype=torch.float32)
+        self._native.gather_rows(at, rows, weights)
+        return weights
+
+    def write_rows(
+        self, table: str, first_row: int, weights: Tensor, rows_state: Tensor | None = None
+    ) -> None:
+        """Overwrites rows ``first_row..`` with ``weights`` ``[N, D]`` f32.
+
+        Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew.
+        """
+        self._native.write_rows(self.table_id(table), first_row, weights, rows_state)
+
+    def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
+        """Returns how many update steps touched each row, ``[row_count]`` i64."""
+        counts = torch.empty(row_count, dtype=torch.int64)
+        self._native.use_counts(self.table_id(table), first_row, counts)
+        return counts
+
+    # ------------------------------------------------------------ life of a run
+
+    def checkpoint(
+        self,
+        name: str,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        capture_rng: bool = True,
+        attachments: Mapping[str, bytes] | None = None,
+    ) -> int:
+        """Makes everything durable, all or nothing, and returns the checkpoint's number.
+
+        Args:
+            name: A name for people.
+            extra: What belongs to the run beside the tables (``model.state_dict()``, the data
+                position, ...): nested dictionaries and lists of tensors and plain values.
+            capture_rng: Also keep the state of torch's, Python's and numpy's generators.
+            attachments: Further named bytes.
+        """
+        parts = dict(attachments or {})
+        reserved = {EXTRA, RNG} & parts.keys()
+        if reserved:
+            raise InvalidError(f"attachment names {sorted(reserved)} are reserved")
+        if extra is not None:
+            parts[EXTRA] = state.pack(extra)
+        if capture_rng:
+            parts[RNG] = state.pack(state.rng_state())
+        return self._native.checkpoint(name, sorted(parts.items()))
+
+    def last_checkpoint(self) -> tuple[int, str] | None:
+        """Returns number and name of the checkpoint the store was opened at or made last."""
+        return self._native.last_checkpoint()
+
+    def load_extra(self) -> dict[str, Any] | None:
+        """Returns the ``extra`` of the last checkpoint; reads no code, only data."""
+        packed = self._native.attachment(EXTRA)
+        return None if packed is None else state.unpack(packed)
+
+    def restore_rng(self) -> bool:
+        """Puts the random generators back to the last checkpoint; False when it has none."""
+        packed = self._native.attachment(RNG)
+        if packed is None:
+            return False
+        state.set_rng_state(state.unpack(packed))
+        return True
+
+    def attachment(self, name: str) -> bytes | None:
+        """Returns the bytes attached to the last checkpoint as ``name``."""
+        return self._native.attachment(name)
+
+    def publish(
+        self,
+        path: str | os.PathLike[str],
+        model: torch.nn.Module | None = None,
+        *,
+        attachments: Mapping[str, bytes] | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Writes the newest version of every written row into a serving snapshot.
+
+        Args:
+            path: A new folder.
+            model: Its dense parameters go along, and its ``config()`` where it has one, so that
+                ``tierbed serve`` can predict.
+            attachments: Further named bytes.
+            progress: Called with (rows done, rows in all).
+
+        Returns:
+            A report: rows, pages and bytes written.
+        """
+        parts = dict(attachments or {})
+        if model is not None:
+            parts.update(state.model_attachments(model))
+        report: dict[str, Any] = json.loads(
+            self._native.publish(os.fspath(path), sorted(parts.items()), progress)
+        )
+        return report
+
+    def verify(self) -> int:
+        """Checks every checksum and returns the number of pages checked.
+
+        Raises:
+            CorruptionError: Naming the page.
+        """
+        return self._native.verify()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters of the store, its buffer, its budget and the disk."""
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def close(self) -> None:
+        """Gives back memory and the folder; what was not checkpointed is lost."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store(path={self._path!r}, seed={self._seed})"

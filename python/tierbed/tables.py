@@ -1,0 +1,289 @@
+"""How do tables get into a store from other files, and out again?
+
+Every format is read and written in chunks of rows, so that a table larger than memory moves in
+bounded memory. The format is taken from the file's name: ``.npy``, ``.safetensors``, ``.pt``
+(also ``.pth``, ``.bin``), ``.parquet``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tierbed.errors import CorruptionError, InvalidError, UnsupportedError
+from tierbed.store import Store
+
+__all__ = ["FORMATS", "export_table", "import_table"]
+
+FORMATS = {
+    ".npy": "npy",
+    ".safetensors": "safetensors",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".bin": "torch",
+    ".parquet": "parquet",
+}
+CHUNK_ROWS = 65536
+Progress = Callable[[int, int], None]
+Chunks = Iterator[Tensor]
+
+
+def export_table(
+    store: Store,
+    table: str,
+    path: str | os.PathLike[str],
+    *,
+    chunk_rows: int = CHUNK_ROWS,
+    progress: Progress | None = None,
+) -> int:
+    """Writes all rows of a table to a file, ``[row_count, D]`` f32.
+
+    Args:
+        store: The training store.
+        table: Name of the table; it also names the tensor, ``<table>.weight``.
+        path: A new file; its suffix says the format.
+        chunk_rows: Rows in memory at a time.
+        progress: Called with (rows done, rows in all).
+
+    Returns:
+        Rows written.
+    """
+    target = Path(path)
+    kind = _format(target)
+    schema = store.tables()[store.table_id(table)]
+    rows, dim = int(schema["row_count"]), int(schema["dim"])
+
+    def chunks() -> Chunks:
+        for first in range(0, rows, chunk_rows):
+            count = min(chunk_rows, rows - first)
+            yield store.read_rows(table, first, count)
+            if progress is not None:
+                progress(first + count, rows)
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        _WRITERS[kind](temporary, f"{table}.weight", (rows, dim), chunks())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows
+
+
+def import_table(
+    store: Store,
+    table: str,
+    path: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+    progress: Progress | None = None,
+) -> int:
+    """Overwrites the first rows of a table with those of a file; their optimizer state restarts.
+
+    Args:
+        store: The training store; the table exists.
+        table: Name of the table.
+        path: The file, ``[N, D]`` with ``N`` at most the table's rows.
+        key: Which tensor or column of a file that holds several.
+        chunk_rows: Rows in memory at a time.
+        progress: Called with (rows done, rows in all).
+
+    Returns:
+        Rows read.
+
+    Raises:
+        InvalidError: Another shape, or several tensors and no ``key``.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise InvalidError(f"no such file: {source}", {"path": str(source)})
+    schema = store.tables()[store.table_id(table)]
+    (rows, dim), chunks = _READERS[_format(source)](source, key, chunk_rows)
+    if dim != schema["dim"] or rows > schema["row_count"]:
+        raise InvalidError(
+            f"{source} holds {rows} rows of {dim} elements; table {table!r} has "
+            f"{schema['row_count']} rows of {schema['dim']}",
+            {"table": table, "path": str(source)},
+        )
+    done = 0
+    for chunk in chunks:
+        store.write_rows(table, done, chunk.to(torch.float32).contiguous())
+        done += chunk.shape[0]
+        if progress is not None:
+            progress(done, rows)
+    return done
+
+
+def _format(path: Path) -> str:
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise InvalidError(
+            f"cannot tell the format of {path}; use one of {sorted(FORMATS)}", {"path": str(path)}
+        )
+    return kind
+
+
+def _bytes_of(chunk: Tensor) -> bytes:
+    return chunk.contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+# ---------------------------------------------------------------- writers
+
+
+def _write_npy(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+        for chunk in chunks:
+            file.write(_bytes_of(chunk))
+
+
+def _write_safetensors(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
+    end = 4 * shape[0] * shape[1]
+    header = {name: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, end]}}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for chunk in chunks:
+            file.write(_bytes_of(chunk))
+
+
+def _write_torch(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
+    # The tensor is a file of its own, mapped: torch.save then copies it piece by piece.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        raw = Path(folder) / "rows"
+        with raw.open("wb") as file:
+            for chunk in chunks:
+                file.write(_bytes_of(chunk))
+        count = shape[0] * shape[1]
+        mapped = torch.from_file(str(raw), shared=True, size=count, dtype=torch.float32)
+        torch.save({name: mapped.view(shape)}, path)
+
+
+def _write_parquet(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
+    arrow, parquet = _arrow()
+    kind = arrow.list_(arrow.float32(), shape[1])
+    schema = arrow.schema([("row", arrow.int64()), ("weight", kind)])
+    first = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for chunk in chunks:
+            count = chunk.shape[0]
+            values = arrow.array(chunk.contiguous().numpy().reshape(-1))
+            rows = arrow.FixedSizeListArray.from_arrays(values, shape[1])
+            ids = arrow.array(np.arange(first, first + count))
+            writer.write_table(arrow.table([ids, rows], schema=schema))
+            first += count
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UnsupportedError(
+            "Parquet needs pyarrow; install it with: pip install 'tierbed[data]'"
+        ) from error
+    return pyarrow, pyarrow.parquet
+
+
+# ---------------------------------------------------------------- readers
+
+Opened = tuple[tuple[int, int], Chunks]
+
+
+def _slices(tensor: Any, shape: tuple[int, int], chunk_rows: int) -> Chunks:
+    for first in range(0, shape[0], chunk_rows):
+        part = tensor[first : first + chunk_rows]
+        yield part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
+
+
+def _shape(shape: Any, path: Path) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise InvalidError(f"{path} holds shape {list(shape)}, not [N, D]", {"path": str(path)})
+    return int(shape[0]), int(shape[1])
+
+
+def _pick(names: list[str], key: str | None, path: Path) -> str:
+    if key is None and len(names) == 1:
+        return names[0]
+    if key not in names:
+        raise InvalidError(
+            f"{path} holds {names[:20]}; name one of them with key={key!r}", {"path": str(path)}
+        )
+    return key
+
+
+def _read_npy(path: Path, key: str | None, chunk_rows: int) -> Opened:
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise CorruptionError(f"{path} is not a whole npy file: {error}") from error
+    shape = _shape(mapped.shape, path)
+    return shape, _slices(mapped, shape, chunk_rows)
+
+
+def _read_safetensors(path: Path, key: str | None, chunk_rows: int) -> Opened:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(str(path), framework="pt")
+    except SafetensorError as error:
+        raise CorruptionError(f"{path} is not a whole safetensors file: {error}") from error
+    with file:
+        names = list(file.keys())  # type: ignore[no-untyped-call]
+        part = file.get_slice(_pick(names, key, path))  # type: ignore[no-untyped-call]
+    shape = _shape(part.get_shape(), path)
+    return shape, _slices(part, shape, chunk_rows)
+
+
+def _read_torch(path: Path, key: str | None, chunk_rows: int) -> Opened:
+    try:
+        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CorruptionError(f"{path} is not a checkpoint of tensors: {reason}") from error
+    if not isinstance(loaded, Tensor):
+        names = [name for name, value in loaded.items() if isinstance(value, Tensor)]
+        loaded = loaded[_pick(names, key, path)]
+    shape = _shape(loaded.shape, path)
+    return shape, _slices(loaded, shape, chunk_rows)
+
+
+def _read_parquet(path: Path, key: str | None, chunk_rows: int) -> Opened:
+    arrow, parquet = _arrow()
+    file = parquet.ParquetFile(path)
+    lists = [f.name for f in file.schema_arrow if arrow.types.is_fixed_size_list(f.type)]
+    name = _pick(lists, key, path)
+    dim = file.schema_arrow.field(name).type.list_size
+
+    def chunks() -> Chunks:
+        for batch in file.iter_batches(batch_size=chunk_rows, columns=[name]):
+            flat = batch.column(0).flatten().to_numpy(zero_copy_only=False)
+            yield torch.from_numpy(np.array(flat, dtype=np.float32)).view(-1, dim)
+
+    return (file.metadata.num_rows, dim), chunks()
+
+
+_WRITERS = {
+    "npy": _write_npy,
+    "safetensors": _write_safetensors,
+    "torch": _write_torch,
+    "parquet": _write_parquet,
+}
+_READERS = {
+    "npy": _read_npy,
+    "safetensors": _read_safetensors,
+    "torch": _read_torch,
+    "parquet": _read_parquet,
+}
