@@ -1,6 +1,32 @@
 //! Which few pages hold these rows? Immutable serving snapshots.
+//!
+//! A snapshot is a folder written once and read by lookups: rows on 4 KiB checksummed pages in
+//! the order the publisher chose ([`SnapshotWriter`]), a forward index that says on which page a
+//! row starts, and named attachments. [`Snapshot`] answers a batch of bags in one pass:
+//!
+//! ```text
+//! bags ─▶ unique rows ─▶ row cache ─▶ forward index ─▶ pages, read once ─▶ check ─▶ pool ─▶ out
+//!                                          └─ not stored: the initial value is computed
+//! ```
+//!
+//! Rows never written take no storage; the normative format is docs/formats/snapshot.md. The
+//! [`sorter`] brings any number of fixed-size records into key order in bounded memory.
 
 pub mod forward_index;
+mod lookup;
 pub mod manifest;
+mod open;
 pub mod page;
+mod plan;
+mod reader;
+mod rows;
+mod snapshot;
 pub mod sorter;
+mod writer;
+
+pub use lookup::LookupStats;
+pub use plan::{LookupPlan, PlannedFeature};
+pub use rows::SnapshotRows;
+pub use snapshot::{Backend, Snapshot, SnapshotOptions, SnapshotStats, Summary, TableSummary};
+pub use tierbed_kernels::Pooling;
+pub use writer::{Report, SnapshotWriter};

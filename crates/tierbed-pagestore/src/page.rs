@@ -93,6 +93,16 @@ impl PageBuilder {
         self.row_count
     }
 
+    /// Returns the part that the one row in the page is; 0 in pages of whole rows.
+    pub(crate) fn part(&self) -> usize {
+        self.part
+    }
+
+    /// Returns the row id in `slot`.
+    pub(crate) fn row(&self, slot: usize) -> RowId {
+        read_row_id(&self.bytes, self.shape, slot)
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.row_count == self.shape.rows_per_page
     }
@@ -119,8 +129,8 @@ impl PageBuilder {
         &mut self,
         table: TableId,
         page_id: u64,
-        take: impl FnOnce(&[u8]) -> Result<T>,
-    ) -> Result<T> {
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> T {
         self.put(4, &PAGE_MAGIC.to_le_bytes());
         self.put(6, &PAGE_VERSION.to_le_bytes());
         self.put(8, &table.0.to_le_bytes());
@@ -187,12 +197,7 @@ impl<'a> PageView<'a> {
 
     /// Returns the row id in `slot`.
     pub(crate) fn row(&self, slot: usize) -> RowId {
-        let at = self.shape.id_at(slot);
-        RowId(if self.shape.id_bytes == 8 {
-            le_u64(self.bytes, at)
-        } else {
-            u64::from(le_u32(self.bytes, at))
-        })
+        read_row_id(self.bytes, self.shape, slot)
     }
 
     /// Finds `row` and returns its weights on this page as bytes.
@@ -202,6 +207,11 @@ impl<'a> PageView<'a> {
         let at = self.shape.weights_at(slot);
         self.bytes.get(at..at + 4 * count)
     }
+}
+
+fn read_row_id(bytes: &[u8], shape: PageShape, slot: usize) -> RowId {
+    let at = shape.id_at(slot);
+    RowId(if shape.id_bytes == 8 { le_u64(bytes, at) } else { u64::from(le_u32(bytes, at)) })
 }
 
 pub(crate) fn le_u16(bytes: &[u8], at: usize) -> u16 {
@@ -259,7 +269,7 @@ mod tests {
             let mut builder = PageBuilder::new(shape);
             for part in 0..shape.parts_per_row {
                 builder.push(row, part, &weights);
-                let bytes = builder.seal(TableId(0), 7, |bytes| Ok(bytes.to_vec())).unwrap();
+                let bytes = builder.seal(TableId(0), 7, |bytes| bytes.to_vec());
                 let page = PageView::parse(&bytes, 7, &[shape]).unwrap();
                 assert_eq!((page.row_count, page.part, page.row(0)), (1, part, row));
                 found.extend_from_slice(page.find(row).unwrap());
@@ -275,7 +285,7 @@ mod tests {
         for row in 0..40 {
             builder.push(RowId(row), 0, &[row as f32; 16]);
         }
-        (builder.seal(TableId(0), 3, |bytes| Ok(bytes.to_vec())).unwrap(), shape)
+        (builder.seal(TableId(0), 3, |bytes| bytes.to_vec()), shape)
     }
 
     #[test]

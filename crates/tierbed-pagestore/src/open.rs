@@ -1,0 +1,184 @@
+//! Who gets how much of a snapshot's budget, and do the files have the right lengths?
+//!
+//! The forward index is needed whole. Of what is left, half at most goes to readers, each with
+//! I/O buffers and a scratch, and the rest to the row cache. Everything is sized from what is
+//! left, so that the minimum named in an error is enough.
+
+use std::sync::Arc;
+
+use tierbed_cache::{PolicyKind, RowClass, ShardedTier, TierOptions};
+use tierbed_core::{Budget, Error, Reservation, Result};
+use tierbed_io::{
+    Device, EngineChoice, EngineOptions, Folder, MemoryDevice, MmapDevice, OpenMode, PAGE_BYTES,
+};
+
+use crate::forward_index::{ForwardIndex, IndexShape, BUFFER_BYTES};
+use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME};
+use crate::reader::{Reader, Scratch};
+use crate::snapshot::{Backend, SnapshotOptions};
+
+/// Most locks the row cache is split over.
+const CACHE_SHARDS_MAX: usize = 16;
+const SCRATCH_BYTES_MIN: u64 = 64 << 10;
+const SCRATCH_BYTES_MAX: u64 = 8 << 20;
+const QUEUE_DEPTH_MIN: u32 = 4;
+/// A call on the calling thread has one page in flight; a few buffers are plenty.
+const INLINE_QUEUE_DEPTH: u32 = 8;
+/// Pages copied at once into memory.
+const COPY_PAGES: usize = 64;
+
+/// The parts of an open snapshot that take memory.
+pub(crate) struct Opened {
+    pub(crate) pages: Arc<dyn Device>,
+    pub(crate) index: ForwardIndex,
+    pub(crate) index_bytes: u64,
+    pub(crate) cache: ShardedTier,
+    pub(crate) readers: Vec<Reader>,
+    pub(crate) budget: Budget,
+    pub(crate) reservations: Vec<Reservation>,
+}
+
+impl Opened {
+    pub(crate) fn new(
+        folder: &dyn Folder,
+        manifest: &Manifest,
+        options: &SnapshotOptions,
+    ) -> Result<Self> {
+        let shape = IndexShape::new(&manifest.schema, manifest.page_count)?;
+        let index_device = open_whole(folder, INDEX_NAME, shape.block_count())?;
+        let file = open_whole(folder, PAGES_NAME, manifest.page_count)?;
+        let file_bytes = manifest.page_count * PAGE_BYTES as u64;
+        let copied_bytes = if options.backend == Backend::Memory { file_bytes } else { 0 };
+        let needed_bytes = shape.word_bytes() + copied_bytes;
+        let left_bytes = options.dram_budget_bytes.saturating_sub(needed_bytes);
+        let row_words_max = manifest.schema.tables().iter().map(|table| table.dim).max();
+        let maker = ReaderMaker::new(options, left_bytes, row_words_max.unwrap_or(1) as usize);
+        // A first reader, over no pages yet, says what readers cost here.
+        let reader_bytes = maker.make(0, &file)?.memory_bytes();
+        check_budget(options, shape.word_bytes(), copied_bytes, reader_bytes)?;
+
+        let budget = Budget::new(options.dram_budget_bytes);
+        let mut reservations = vec![budget.reserve("forward_index", shape.word_bytes())?];
+        let index_bytes = shape.block_count() * PAGE_BYTES as u64;
+        let load = budget.reserve("load", BUFFER_BYTES)?;
+        let (page_count, crc) = (manifest.page_count, manifest.index_crc32c);
+        let index = ForwardIndex::load(shape, page_count, index_device.as_ref(), crc)?;
+        drop(load);
+        let pages = match options.backend {
+            Backend::Direct => file,
+            Backend::Mmap => map_pages(folder)?,
+            Backend::Memory => {
+                reservations.push(budget.reserve("pages", copied_bytes)?);
+                copy_pages(file.as_ref(), page_count)?
+            }
+        };
+        let reader_count = (left_bytes / 2 / reader_bytes.max(1)).max(1);
+        let reader_count = (options.reader_count.max(1) as u64).min(reader_count) as usize;
+        let readers = (0..reader_count).map(|number| maker.make(number, &pages));
+        let readers = readers.collect::<Result<Vec<_>>>()?;
+        let bytes = readers.iter().map(Reader::memory_bytes).sum();
+        reservations.push(budget.reserve("readers", bytes)?);
+        let cache_bytes = budget.free_bytes();
+        reservations.push(budget.reserve("row_cache", cache_bytes)?);
+        let cache = open_cache(manifest, cache_bytes)?;
+        Ok(Self { pages, index, index_bytes, cache, readers, budget, reservations })
+    }
+}
+
+/// How readers are made in what is left of a budget.
+struct ReaderMaker {
+    engine: EngineOptions,
+    scratch_bytes: u64,
+    row_words_max: usize,
+}
+
+impl ReaderMaker {
+    fn new(options: &SnapshotOptions, left_bytes: u64, row_words_max: usize) -> Self {
+        let share = left_bytes / 8;
+        let mut engine = EngineOptions { buf_bytes: PAGE_BYTES, ..options.engine.clone() };
+        if options.backend != Backend::Direct {
+            engine.choice = EngineChoice::Inline;
+            engine.queue_depth = engine.queue_depth.min(INLINE_QUEUE_DEPTH);
+        }
+        // A page in flight may cost a thread's stack besides its buffer.
+        let depth_max = u32::try_from(share / (16 * PAGE_BYTES as u64)).unwrap_or(u32::MAX);
+        if engine.queue_depth > QUEUE_DEPTH_MIN {
+            engine.queue_depth = engine.queue_depth.min(depth_max).max(QUEUE_DEPTH_MIN);
+        }
+        let scratch_bytes = share.clamp(SCRATCH_BYTES_MIN, SCRATCH_BYTES_MAX);
+        Self { engine, scratch_bytes, row_words_max }
+    }
+
+    fn make(&self, number: usize, pages: &Arc<dyn Device>) -> Result<Reader> {
+        let scratch = Scratch::new(self.scratch_bytes, self.row_words_max);
+        Reader::new(number, &self.engine, pages, scratch)
+    }
+}
+
+fn check_budget(
+    options: &SnapshotOptions,
+    index_bytes: u64,
+    pages_bytes: u64,
+    reader_bytes: u64,
+) -> Result<()> {
+    let minimum_bytes = index_bytes + pages_bytes + reader_bytes.max(BUFFER_BYTES);
+    if options.dram_budget_bytes >= minimum_bytes {
+        return Ok(());
+    }
+    Err(Error::invalid("dram budget too small for this snapshot")
+        .with("dram_budget_bytes", options.dram_budget_bytes)
+        .with("minimum_bytes", minimum_bytes)
+        .with("forward_index_bytes", index_bytes)
+        .with("pages_bytes", pages_bytes)
+        .with("reader_bytes", reader_bytes)
+        .with("remedy", format_args!("raise dram_budget to at least {minimum_bytes} bytes")))
+}
+
+/// Opens a file of `page_count` pages or blocks and checks its length.
+fn open_whole(folder: &dyn Folder, name: &str, page_count: u64) -> Result<Arc<dyn Device>> {
+    let device = folder.open(name, OpenMode::ReadOnly).map_err(|error| {
+        Error::corruption("snapshot lacks a file").with("name", name).with("cause", error)
+    })?;
+    let (expected, found) = (page_count * PAGE_BYTES as u64, device.len_bytes()?);
+    if expected != found {
+        return Err(Error::corruption("snapshot file has the wrong length")
+            .with("path", device.name())
+            .with("expected_bytes", expected)
+            .with("found_bytes", found)
+            .with("remedy", "publish the snapshot again"));
+    }
+    Ok(device)
+}
+
+fn map_pages(folder: &dyn Folder) -> Result<Arc<dyn Device>> {
+    let Some(path) = folder.path() else {
+        return Err(Error::unsupported("a folder in memory cannot be mapped")
+            .with("remedy", "open the snapshot with the memory backend"));
+    };
+    Ok(Arc::new(MmapDevice::open(path.join(PAGES_NAME))?))
+}
+
+fn copy_pages(file: &dyn Device, page_count: u64) -> Result<Arc<dyn Device>> {
+    let memory = MemoryDevice::new(file.name());
+    // At once, so that the copy takes no more memory than the pages.
+    memory.set_len(page_count * PAGE_BYTES as u64)?;
+    let mut buffer = tierbed_io::AlignedBuf::new(COPY_PAGES * PAGE_BYTES);
+    for first in (0..page_count).step_by(COPY_PAGES) {
+        let count = (page_count - first).min(COPY_PAGES as u64) as usize;
+        let bytes = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
+        file.read_at(first * PAGE_BYTES as u64, bytes)?;
+        memory.write_at(first * PAGE_BYTES as u64, bytes)?;
+    }
+    Ok(Arc::new(memory))
+}
+
+fn open_cache(manifest: &Manifest, capacity_bytes: u64) -> Result<ShardedTier> {
+    let tables = manifest.schema.tables().iter().zip(&manifest.tables);
+    let classes = tables.map(|(schema, contents)| RowClass {
+        row_words: schema.dim as usize,
+        row_count: contents.row_count,
+    });
+    let options =
+        TierOptions { capacity_bytes, classes: classes.collect(), policy: PolicyKind::Lru };
+    ShardedTier::new(&options, CACHE_SHARDS_MAX)
+}

@@ -1,0 +1,104 @@
+//! A snapshot below the waist: unique rows in, records out.
+//!
+//! Reads go to the pages, past the row cache. A record is the row's weights and a use count of
+//! 0: snapshots keep neither optimizer state nor counts.
+
+use std::sync::Arc;
+
+use tierbed_core::stats::StoreStats;
+use tierbed_core::store::{check_keys, RowSink, ScanSink};
+use tierbed_core::{Result, RowId, RowKey, RowStore, Schema, TableId};
+
+use crate::reader::{Filled, Reader};
+use crate::snapshot::Snapshot;
+
+/// Rows looked at per step of a scan, stored or not.
+const SCAN_ROWS: u64 = 1 << 14;
+
+/// The rows of a snapshot as a [`RowStore`].
+#[derive(Debug)]
+pub struct SnapshotRows {
+    snapshot: Arc<Snapshot>,
+    stats: StoreStats,
+}
+
+impl SnapshotRows {
+    /// Reads `snapshot` row by row.
+    #[must_use]
+    pub fn new(snapshot: Arc<Snapshot>) -> Self {
+        Self { snapshot, stats: StoreStats::default() }
+    }
+
+    /// Hands the rows of the scratch to `sink`; positions count from `first`.
+    fn hand_out(&mut self, reader: &Reader, first: usize, sink: &mut RowSink<'_>) -> Result<()> {
+        let scratch = &reader.scratch;
+        let mut record = Vec::new();
+        for (at, key) in scratch.keys.iter().enumerate() {
+            self.stats.rows_read += 1;
+            if scratch.filled.get(at) == Some(&Filled::Initial) {
+                self.stats.rows_absent += 1;
+                sink(first + at, None)?;
+                continue;
+            }
+            let start = scratch.row_starts.get(at).copied().unwrap_or(0);
+            let end = start + self.snapshot.dim(*key);
+            record.clear();
+            let weights = scratch.words.get(start..end).unwrap_or_default();
+            record.extend_from_slice(bytemuck::cast_slice(weights));
+            record.extend_from_slice(&0u32.to_le_bytes());
+            sink(first + at, Some(&record))?;
+        }
+        Ok(())
+    }
+}
+
+impl RowStore for SnapshotRows {
+    fn schema(&self) -> &Schema {
+        self.snapshot.schema()
+    }
+
+    fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
+        let snapshot = Arc::clone(&self.snapshot);
+        check_keys(snapshot.schema(), keys.iter().copied())?;
+        let mut guard = snapshot.take_reader();
+        let reader = guard.get();
+        let mut first = 0;
+        while first < keys.len() {
+            reader.scratch.clear();
+            let rest = keys.get(first..).unwrap_or_default();
+            let fitting =
+                rest.iter().take_while(|key| reader.scratch.add(**key, snapshot.dim(**key)));
+            let count = fitting.count();
+            self.stats.pages_read += snapshot.fetch(reader)?;
+            self.hand_out(reader, first, sink)?;
+            first += count;
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
+        let snapshot = Arc::clone(&self.snapshot);
+        let row_count = snapshot.schema().table(table)?.row_count;
+        let mut keys = Vec::new();
+        for first in (0..row_count).step_by(SCAN_ROWS as usize) {
+            keys.clear();
+            for row in first..row_count.min(first + SCAN_ROWS) {
+                let key = RowKey::new(table, RowId(row));
+                if snapshot.index().get(key)?.is_some() {
+                    keys.push(key);
+                }
+            }
+            let rows = &keys;
+            self.read(rows, &mut |at, record| match (rows.get(at), record) {
+                (Some(key), Some(record)) => sink(key.row, record),
+                _ => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn stats(&self) -> StoreStats {
+        let io = self.snapshot.stats().io;
+        StoreStats { disk_bytes: self.snapshot.disk_bytes(), io, ..self.stats.clone() }
+    }
+}

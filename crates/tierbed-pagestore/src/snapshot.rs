@@ -1,0 +1,425 @@
+//! What does a snapshot answer with, and in how much memory?
+//!
+//! One budget holds the forward index, the readers (I/O buffers and scratch) and the row cache,
+//! which gets what the others leave. With the memory backend the pages count too; with mmap they
+//! live in the page cache of the operating system, outside the budget.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use tierbed_cache::{ShardedTier, TierStats};
+use tierbed_core::budget::BudgetReport;
+use tierbed_core::checksum::{crc32c, crc32c_append};
+use tierbed_core::stats::IoStats;
+use tierbed_core::{Budget, Error, Reservation, Result, RowKey, Schema};
+use tierbed_io::{AlignedBuf, Device, EngineOptions, Folder, OpenMode, PAGE_BYTES};
+use tierbed_kernels::Kernels;
+
+use crate::forward_index::{read_blocks, ForwardIndex};
+use crate::lookup::LookupStats;
+use crate::manifest::{Manifest, ATTACHMENT_PREFIX, INDEX_NAME};
+use crate::open::Opened;
+use crate::page::{PageShape, PageView};
+use crate::reader::{PageTable, Reader};
+
+/// Pages read at once by `verify`.
+const VERIFY_PAGES: usize = 16;
+
+/// How pages are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// From the file, past the page cache where the file system allows it.
+    #[default]
+    Direct,
+    /// From a map of the file; the operating system caches pages outside the budget.
+    Mmap,
+    /// From a copy in memory, which counts against the budget.
+    Memory,
+}
+
+/// How to open a snapshot.
+#[derive(Debug, Clone)]
+pub struct SnapshotOptions {
+    /// Bytes for everything this snapshot keeps in memory.
+    pub dram_budget_bytes: u64,
+    /// The I/O engine of each reader; buffers are pages, the depth shrinks in small budgets.
+    pub engine: EngineOptions,
+    /// How pages are read.
+    pub backend: Backend,
+    /// Lookups that may run at once; fewer in small budgets.
+    pub reader_count: usize,
+}
+
+impl Default for SnapshotOptions {
+    fn default() -> Self {
+        Self {
+            dram_budget_bytes: 256 << 20,
+            engine: EngineOptions::default(),
+            backend: Backend::default(),
+            reader_count: std::thread::available_parallelism().map_or(4, |n| n.get().min(8)),
+        }
+    }
+}
+
+/// A published snapshot. Read-only; shared by threads.
+#[derive(Debug)]
+pub struct Snapshot {
+    folder: Arc<dyn Folder>,
+    manifest: Manifest,
+    pages: Arc<dyn Device>,
+    page_table: PageTable,
+    index: ForwardIndex,
+    index_bytes: u64,
+    cache: ShardedTier,
+    readers: Mutex<Readers>,
+    reader_is_back: Condvar,
+    totals: Mutex<(u64, LookupStats)>,
+    kernels: Kernels,
+    budget: Budget,
+    _reservations: Vec<Reservation>,
+}
+
+#[derive(Debug)]
+struct Readers {
+    idle: Vec<Reader>,
+    /// What the engine of each reader did, as of its last return.
+    io: Vec<IoStats>,
+}
+
+/// What a snapshot did since it was opened.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct SnapshotStats {
+    /// Lookups answered.
+    pub lookup_count: u64,
+    /// All lookups together.
+    pub lookups: LookupStats,
+    /// Rows asked of the cache and found.
+    pub cache_hits: u64,
+    /// Rows asked of the cache and not found.
+    pub cache_misses: u64,
+    /// Rows that left the cache.
+    pub cache_evictions: u64,
+    /// Rows in the cache.
+    pub cache_rows: u64,
+    /// Bytes of the cache's rows and metadata.
+    pub cache_used_bytes: u64,
+    /// Bytes the cache may use.
+    pub cache_capacity_bytes: u64,
+    /// Lookups that may run at once.
+    pub reader_count: u64,
+    /// What the engines did.
+    pub io: IoStats,
+}
+
+/// What a snapshot holds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Rows stored.
+    pub row_count: u64,
+    /// Pages.
+    pub page_count: u64,
+    /// Bytes of the page file.
+    pub pages_bytes: u64,
+    /// Bytes of the forward index file.
+    pub index_bytes: u64,
+    /// Bytes of weights per byte of the page file.
+    pub fill_ratio: f64,
+    /// The tables, in id order.
+    pub tables: Vec<TableSummary>,
+    /// Names and bytes of the attachments.
+    pub attachments: Vec<(String, u64)>,
+}
+
+/// What a snapshot holds of one table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TableSummary {
+    /// Its name.
+    pub name: String,
+    /// Elements per row.
+    pub dim: u32,
+    /// Rows the table has.
+    pub row_count: u64,
+    /// Rows stored; the others have their initial values.
+    pub stored_rows: u64,
+    /// Pages.
+    pub page_count: u64,
+}
+
+impl Snapshot {
+    /// Opens the snapshot in `folder`.
+    ///
+    /// # Errors
+    /// `Invalid` when the folder holds no whole snapshot or the budget is too small (naming the
+    /// minimum), `Corruption` when manifest or index are not what was written.
+    pub fn open(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
+        let manifest = Manifest::read(folder.as_ref())?;
+        let opened = Opened::new(folder.as_ref(), &manifest, options)?;
+        let shapes = manifest.schema.tables().iter().map(PageShape::new).collect();
+        let page_table = PageTable { shapes, path: opened.pages.name().to_owned() };
+        let io = opened.readers.iter().map(Reader::io_stats).collect();
+        Ok(Self {
+            folder,
+            manifest,
+            pages: opened.pages,
+            page_table,
+            index: opened.index,
+            index_bytes: opened.index_bytes,
+            cache: opened.cache,
+            readers: Mutex::new(Readers { idle: opened.readers, io }),
+            reader_is_back: Condvar::new(),
+            totals: Mutex::default(),
+            kernels: Kernels::detect(),
+            budget: opened.budget,
+            _reservations: opened.reservations,
+        })
+    }
+
+    /// Returns the tables. Their optimizer is SGD: snapshots hold weights only.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        &self.manifest.schema
+    }
+
+    /// Returns the manifest.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Returns the snapshot's folder.
+    #[must_use]
+    pub fn folder(&self) -> &Arc<dyn Folder> {
+        &self.folder
+    }
+
+    /// Returns what the snapshot holds.
+    #[must_use]
+    pub fn inspect(&self) -> Summary {
+        let manifest = &self.manifest;
+        let tables = manifest.schema.tables().iter().zip(&manifest.tables);
+        let tables: Vec<_> = tables
+            .map(|(schema, contents)| TableSummary {
+                name: schema.name.clone(),
+                dim: schema.dim,
+                row_count: schema.row_count,
+                stored_rows: contents.row_count,
+                page_count: contents.page_count,
+            })
+            .collect();
+        let weights = |table: &TableSummary| table.stored_rows * 4 * u64::from(table.dim);
+        let weights_bytes: u64 = tables.iter().map(weights).sum();
+        let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
+        Summary {
+            row_count: manifest.row_count,
+            page_count: manifest.page_count,
+            pages_bytes,
+            index_bytes: self.index_bytes,
+            fill_ratio: weights_bytes as f64 / pages_bytes.max(1) as f64,
+            tables,
+            attachments: manifest.attachments.iter().map(|a| (a.name.clone(), a.bytes)).collect(),
+        }
+    }
+
+    /// Returns the bytes of the snapshot's files.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        let attachments: u64 = self.manifest.attachments.iter().map(|a| a.bytes).sum();
+        self.manifest.page_count * PAGE_BYTES as u64 + self.index_bytes + attachments
+    }
+
+    /// Returns the names of the attachments, in order.
+    #[must_use]
+    pub fn attachment_names(&self) -> Vec<&str> {
+        self.manifest.attachments.iter().map(|attachment| attachment.name.as_str()).collect()
+    }
+
+    /// Reads attachment `name`; `None` when there is none of that name.
+    ///
+    /// # Errors
+    /// `Corruption` when the blob is missing or not what was attached, `Io` from the folder.
+    pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(info) = self.manifest.attachments.iter().find(|info| info.name == name) else {
+            return Ok(None);
+        };
+        let bytes = self.folder.read(&format!("{ATTACHMENT_PREFIX}{name}"))?;
+        let found = bytes.as_ref().map(|bytes| (bytes.len() as u64, crc32c(bytes)));
+        if found != Some((info.bytes, info.crc32c)) {
+            return Err(Error::corruption("attachment is missing or changed")
+                .with("name", name)
+                .with("expected", format_args!("{} bytes, crc {:08x}", info.bytes, info.crc32c))
+                .with("found", format_args!("{found:x?}"))
+                .with("remedy", "publish the snapshot again"));
+        }
+        Ok(bytes)
+    }
+
+    /// Checks every page, every row's place, the index and the attachments; returns the number
+    /// of pages and index blocks checked.
+    ///
+    /// # Errors
+    /// `Corruption` naming the first thing that is not what was written.
+    pub fn verify(&self) -> Result<u64> {
+        let mut buffer = AlignedBuf::new(VERIFY_PAGES * PAGE_BYTES);
+        let (mut crc, mut row_count, mut first) = (0, 0, 0);
+        while first < self.manifest.page_count {
+            let count = (self.manifest.page_count - first).min(VERIFY_PAGES as u64) as usize;
+            let bytes = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
+            self.pages.read_at(first * PAGE_BYTES as u64, bytes)?;
+            for (at, bytes) in bytes.chunks_exact(PAGE_BYTES).enumerate() {
+                let page = PageView::parse(bytes, first + at as u64, &self.page_table.shapes)
+                    .map_err(|error| error.with("path", &self.page_table.path))?;
+                crc = crc32c_append(crc, &page.crc.to_le_bytes());
+                row_count += self.verify_rows(&page)?;
+            }
+            first += count as u64;
+        }
+        if crc != self.manifest.pages_crc32c || row_count != self.manifest.row_count {
+            return Err(Error::corruption("page file belongs to another snapshot")
+                .with("path", &self.page_table.path)
+                .with("expected_rows", self.manifest.row_count)
+                .with("found_rows", row_count));
+        }
+        let blocks = self.index_bytes / PAGE_BYTES as u64;
+        let index = self.folder.open(INDEX_NAME, OpenMode::ReadOnly)?;
+        if read_blocks(index.as_ref(), blocks, |_| ())? != self.manifest.index_crc32c {
+            return Err(Error::corruption("forward index changed").with("path", index.name()));
+        }
+        for name in self.attachment_names() {
+            self.attachment(name)?;
+        }
+        Ok(self.manifest.page_count + blocks)
+    }
+
+    /// Checks that the index leads to each row that starts on `page`; returns their number.
+    fn verify_rows(&self, page: &PageView<'_>) -> Result<u64> {
+        let table = self.schema().table(page.table)?;
+        for slot in 0..page.row_count {
+            let key = RowKey::new(page.table, page.row(slot));
+            let first_page = page.page_id.checked_sub(page.part as u64);
+            if key.row.0 >= table.row_count || self.index.get(key)? != first_page {
+                return Err(Error::corruption("forward index and page disagree")
+                    .with("table", &table.name)
+                    .with("row", key.row.0)
+                    .with("page_id", page.page_id));
+            }
+        }
+        Ok(if page.part == 0 { page.row_count as u64 } else { 0 })
+    }
+
+    /// Returns what was counted since the snapshot was opened.
+    #[must_use]
+    pub fn stats(&self) -> SnapshotStats {
+        let cache: TierStats = self.cache.stats();
+        let (lookup_count, lookups) = *lock(&self.totals);
+        let readers = lock(&self.readers);
+        SnapshotStats {
+            lookup_count,
+            lookups,
+            cache_hits: cache.hits,
+            cache_misses: cache.misses,
+            cache_evictions: cache.evictions,
+            cache_rows: cache.row_count,
+            cache_used_bytes: cache.data_bytes + cache.metadata_bytes,
+            cache_capacity_bytes: cache.capacity_bytes,
+            reader_count: readers.io.len() as u64,
+            io: sum_io(&readers.io),
+        }
+    }
+
+    /// Returns who holds how much of the budget.
+    #[must_use]
+    pub fn budget_report(&self) -> BudgetReport {
+        self.budget.report()
+    }
+
+    pub(crate) fn index(&self) -> &ForwardIndex {
+        &self.index
+    }
+
+    pub(crate) fn cache(&self) -> &ShardedTier {
+        &self.cache
+    }
+
+    pub(crate) fn kernels(&self) -> Kernels {
+        self.kernels
+    }
+
+    pub(crate) fn page_table(&self) -> &PageTable {
+        &self.page_table
+    }
+
+    pub(crate) fn shape(&self, key: RowKey) -> Option<&PageShape> {
+        self.page_table.shapes.get(key.table.0 as usize)
+    }
+
+    pub(crate) fn dim(&self, key: RowKey) -> usize {
+        self.shape(key).map_or(0, |shape| shape.dim)
+    }
+
+    pub(crate) fn count(&self, stats: &LookupStats) {
+        let mut totals = lock(&self.totals);
+        totals.0 += 1;
+        totals.1.add(stats);
+    }
+
+    /// Takes a reader, waiting for one if all are busy.
+    pub(crate) fn take_reader(&self) -> ReaderGuard<'_> {
+        let mut readers = lock(&self.readers);
+        loop {
+            let reader = readers.idle.pop();
+            if reader.is_some() {
+                return ReaderGuard { snapshot: self, reader };
+            }
+            readers = self.reader_is_back.wait(readers).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A reader on loan; goes back when dropped.
+pub(crate) struct ReaderGuard<'a> {
+    snapshot: &'a Snapshot,
+    /// Some until dropped.
+    reader: Option<Reader>,
+}
+
+impl ReaderGuard<'_> {
+    /// Returns the reader.
+    #[expect(clippy::expect_used, reason = "the reader leaves only when the guard is dropped")]
+    pub(crate) fn get(&mut self) -> &mut Reader {
+        self.reader.as_mut().expect("reader is on loan")
+    }
+}
+
+impl Drop for ReaderGuard<'_> {
+    fn drop(&mut self) {
+        let Some(reader) = self.reader.take() else { return };
+        let mut readers = lock(&self.snapshot.readers);
+        if let Some(io) = readers.io.get_mut(reader.number) {
+            *io = reader.io_stats();
+        }
+        readers.idle.push(reader);
+        drop(readers);
+        self.snapshot.reader_is_back.notify_one();
+    }
+}
+
+// Counters and the idle list are whole after every statement, so a panic elsewhere while a lock
+// was held leaves nothing half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sum_io(engines: &[IoStats]) -> IoStats {
+    let mut sum = engines.first().cloned().unwrap_or_default();
+    for io in engines.iter().skip(1) {
+        sum.read_count += io.read_count;
+        sum.write_count += io.write_count;
+        sum.read_bytes += io.read_bytes;
+        sum.write_bytes += io.write_bytes;
+        sum.submit_count += io.submit_count;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,338 @@
+//! Where is each row put, and when does a folder become a snapshot?
+//!
+//! Rows go to pages in the order given, each table filling its own page; a full page is appended
+//! to the page file and gets the next number. (row, page) pairs are sorted outside memory into
+//! the forward index, so a publish needs little memory however many rows there are. The manifest
+//! is written last, atomically: before it there is no snapshot, after it there is a whole one.
+//!
+//! ```text
+//! push ─▶ page of the table ─▶ rows.pages        (row, page) ─▶ sorter ─▶ rows.index ─▶ manifest
+//! ```
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use tierbed_core::checksum::{crc32c, crc32c_append};
+use tierbed_core::store::out_of_range;
+use tierbed_core::{Budget, Error, Reservation, Result, RowId, RowKey, Schema, TableId};
+use tierbed_io::{AlignedBuf, Device, Folder, FolderLock, OpenMode, PAGE_BYTES};
+
+use crate::forward_index::{IndexShape, IndexWriter, BUFFER_BYTES};
+use crate::manifest::{
+    check_attachment_name, served_schema, AttachmentInfo, Manifest, TableContents,
+    ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME,
+};
+use crate::page::{PageBuilder, PageShape};
+use crate::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+
+/// Pages handed to the device at once.
+const PAGES_AT_ONCE: usize = 16;
+/// The sorter needs no more than this to sort a billion rows in two passes.
+const SORT_BYTES_MAX: u64 = 64 << 20;
+const SCRATCH_NAME: &str = "scratch.index";
+
+/// Writes one snapshot into an empty folder.
+///
+/// Dropping it unfinished removes what it wrote.
+#[derive(Debug)]
+pub struct SnapshotWriter {
+    folder: Arc<dyn Folder>,
+    schema: Schema,
+    pages: PageFileWriter,
+    sorter: Option<ExternalSorter>,
+    open_pages: Vec<Option<PageBuilder>>,
+    open_bytes: Reservation,
+    _buffers: Reservation,
+    tables: Vec<TableContents>,
+    attachments: Vec<AttachmentInfo>,
+    is_finished: bool,
+    _lock: FolderLock,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Rows stored.
+    pub row_count: u64,
+    /// Pages written.
+    pub page_count: u64,
+    /// Bytes of the page file.
+    pub pages_bytes: u64,
+    /// Bytes of the forward index.
+    pub index_bytes: u64,
+    /// Bytes of all attachments.
+    pub attachments_bytes: u64,
+    /// Bytes of weights per byte of the page file.
+    pub fill_ratio: f64,
+    /// Sorted runs of (row, page) pairs spilled to the folder.
+    pub sort_run_count: u64,
+}
+
+impl SnapshotWriter {
+    /// Starts a snapshot of `schema` in `folder`, which must be empty. Optimizers are left
+    /// behind. Memory is reserved from `budget`: half of what is free, up to 64 MiB, for sorting.
+    ///
+    /// # Errors
+    /// `Invalid` when the folder is not empty or the budget does not reach, `Closed` when
+    /// somebody else is writing there, `Io` and `NoSpace` from the folder.
+    pub fn create(folder: Arc<dyn Folder>, schema: &Schema, budget: &Budget) -> Result<Self> {
+        let schema = served_schema(schema)?;
+        let lock = folder.lock()?;
+        if let Some(name) = folder.list()?.first() {
+            let path = folder.path().map_or_else(String::new, |path| path.display().to_string());
+            return Err(Error::invalid("a snapshot must be written into an empty folder")
+                .with("path", path)
+                .with("found", name)
+                .with("remedy", "choose a new folder, or remove what is in this one"));
+        }
+        let buffers =
+            budget.reserve("publish", BUFFER_BYTES + (PAGES_AT_ONCE * PAGE_BYTES) as u64)?;
+        let options = SorterOptions {
+            key_bytes: KEY_BYTES,
+            payload_bytes: size_of::<u64>(),
+            memory_bytes: (budget.free_bytes() / 2).clamp(MEMORY_BYTES_MIN, SORT_BYTES_MAX),
+            scratch_name: SCRATCH_NAME.to_owned(),
+        };
+        let sorter = ExternalSorter::new(Arc::clone(&folder), &options, budget)?;
+        let pages = PageFileWriter::new(folder.open(PAGES_NAME, OpenMode::Create)?);
+        let table_count = schema.tables().len();
+        Ok(Self {
+            folder,
+            schema,
+            pages,
+            sorter: Some(sorter),
+            open_pages: std::iter::repeat_with(|| None).take(table_count).collect(),
+            open_bytes: budget.reserve("publish", 0)?,
+            _buffers: buffers,
+            tables: vec![TableContents::default(); table_count],
+            attachments: Vec::new(),
+            is_finished: false,
+            _lock: lock,
+        })
+    }
+
+    /// Stores the weights `[dim]` of a row behind those pushed before.
+    ///
+    /// # Errors
+    /// `Invalid` for a row or size outside the schema, `NoSpace` and `Io` from the folder. A row
+    /// pushed twice is noticed by [`finish`](Self::finish).
+    pub fn push(&mut self, table: TableId, row: RowId, weights: &[f32]) -> Result<()> {
+        let schema = self.schema.table(table)?;
+        if row.0 >= schema.row_count {
+            return Err(out_of_range(schema, row.0));
+        }
+        if weights.len() != schema.dim as usize {
+            return Err(Error::invalid("row has another number of elements than its table")
+                .with("table", &schema.name)
+                .with("expected", schema.dim)
+                .with("found", weights.len()));
+        }
+        let Some(place) = self.open_pages.get_mut(table.0 as usize) else {
+            return Err(Error::invalid("no such table").with("table_id", table.0));
+        };
+        if place.is_none() {
+            self.open_bytes.resize(self.open_bytes.bytes() + PAGE_BYTES as u64)?;
+        }
+        let page = place.get_or_insert_with(|| PageBuilder::new(PageShape::new(schema)));
+        for part in 0..page.shape().parts_per_row {
+            page.push(row, part, weights);
+            if page.is_full() {
+                self.pages.append(table, page, &mut self.tables, &mut self.sorter)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the named blob `bytes`: dense parameters, feature names, ….
+    ///
+    /// # Errors
+    /// `Invalid` for a name taken or not plain, `NoSpace` and `Io` from the folder.
+    pub fn attach(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        check_attachment_name(name)?;
+        if self.attachments.iter().any(|known| known.name == name) {
+            return Err(Error::invalid("attachment exists").with("name", name));
+        }
+        self.folder.write_durable(&format!("{ATTACHMENT_PREFIX}{name}"), bytes)?;
+        self.attachments.push(AttachmentInfo {
+            name: name.to_owned(),
+            bytes: bytes.len() as u64,
+            crc32c: crc32c(bytes),
+        });
+        Ok(())
+    }
+
+    /// Completes the snapshot: what was pushed and attached is durable and can be opened.
+    ///
+    /// # Errors
+    /// `Invalid` when a row was pushed twice, `NoSpace` and `Io` from the folder; there is no
+    /// snapshot then.
+    pub fn finish(mut self) -> Result<Report> {
+        for (at, place) in self.open_pages.iter_mut().enumerate() {
+            if let Some(page) = place.as_mut().filter(|page| page.row_count() > 0) {
+                let table = TableId(at as u32);
+                self.pages.append(table, page, &mut self.tables, &mut self.sorter)?;
+            }
+        }
+        self.open_pages.clear();
+        self.open_bytes.resize(0)?;
+        self.pages.finish()?;
+        let shape = IndexShape::new(&self.schema, self.pages.page_count)?;
+        let (index_crc32c, sort_run_count) = self.write_index(&shape)?;
+        self.attachments.sort_by(|a, b| a.name.cmp(&b.name));
+        let manifest = Manifest {
+            schema: self.schema.clone(),
+            row_count: self.tables.iter().map(|table| table.row_count).sum(),
+            page_count: self.pages.page_count,
+            pages_crc32c: self.pages.crc,
+            index_crc32c,
+            tables: self.tables.clone(),
+            attachments: std::mem::take(&mut self.attachments),
+        };
+        self.folder.sync()?;
+        self.folder.write_atomic(MANIFEST_NAME, &manifest.encode()?)?;
+        self.is_finished = true;
+        Ok(report(&manifest, shape.block_count() * PAGE_BYTES as u64, sort_run_count))
+    }
+
+    fn write_index(&mut self, shape: &IndexShape) -> Result<(u32, u64)> {
+        let Some(sorter) = self.sorter.take() else {
+            return Err(Error::invalid("snapshot is finished already"));
+        };
+        let mut pairs = sorter.finish()?;
+        let device = self.folder.open(INDEX_NAME, OpenMode::Create)?;
+        let mut index = IndexWriter::new(shape.clone(), Arc::clone(&device));
+        let mut previous = None;
+        while let Some(pair) = pairs.next()? {
+            let key = decode_key(pair.key);
+            if previous == Some(key) {
+                let table = self.schema.table(key.table)?;
+                return Err(Error::invalid("row was pushed twice")
+                    .with("table", &table.name)
+                    .with("row", key.row.0));
+            }
+            previous = Some(key);
+            let page = pair.payload.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+            index.push(key, page)?;
+        }
+        let crc = index.finish()?;
+        device.sync()?;
+        Ok((crc, pairs.stats().run_count))
+    }
+}
+
+impl Drop for SnapshotWriter {
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        // Best effort: without a manifest the files are no snapshot anyway.
+        let _ = self.folder.remove(PAGES_NAME);
+        let _ = self.folder.remove(INDEX_NAME);
+        for attachment in &self.attachments {
+            let _ = self.folder.remove(&format!("{ATTACHMENT_PREFIX}{}", attachment.name));
+        }
+    }
+}
+
+/// Appends pages to the page file, several at a time.
+#[derive(Debug)]
+struct PageFileWriter {
+    device: Arc<dyn Device>,
+    buffer: AlignedBuf,
+    /// Pages in the buffer.
+    buffered: usize,
+    /// Pages numbered so far.
+    page_count: u64,
+    crc: u32,
+}
+
+impl PageFileWriter {
+    fn new(device: Arc<dyn Device>) -> Self {
+        let buffer = AlignedBuf::new(PAGES_AT_ONCE * PAGE_BYTES);
+        Self { device, buffer, buffered: 0, page_count: 0, crc: 0 }
+    }
+
+    /// Numbers the page, notes which rows start on it, and empties it.
+    fn append(
+        &mut self,
+        table: TableId,
+        page: &mut PageBuilder,
+        tables: &mut [TableContents],
+        sorter: &mut Option<ExternalSorter>,
+    ) -> Result<()> {
+        if self.buffered == PAGES_AT_ONCE {
+            self.flush()?;
+        }
+        let page_id = self.page_count;
+        if let (Some(contents), Some(sorter)) = (tables.get_mut(table.0 as usize), sorter) {
+            contents.page_count += 1;
+            if page.part() == 0 {
+                contents.row_count += page.row_count() as u64;
+                for slot in 0..page.row_count() {
+                    let key = encode_key(RowKey::new(table, page.row(slot)));
+                    sorter.push(&key, &page_id.to_le_bytes())?;
+                }
+            }
+        }
+        let start = self.buffered * PAGE_BYTES;
+        let (buffer, crc) = (&mut self.buffer, &mut self.crc);
+        page.seal(table, page_id, |bytes| {
+            *crc = crc32c_append(*crc, bytes.get(..4).unwrap_or_default());
+            if let Some(place) = buffer.get_mut(start..start + PAGE_BYTES) {
+                place.copy_from_slice(bytes);
+            }
+        });
+        self.buffered += 1;
+        self.page_count += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let first = self.page_count - self.buffered as u64;
+        let used = self.buffer.get(..self.buffered * PAGE_BYTES).unwrap_or_default();
+        self.device.write_at(first * PAGE_BYTES as u64, used)?;
+        self.buffered = 0;
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.flush()?;
+        self.device.sync()
+    }
+}
+
+/// Bytes of an encoded key: 4 of table, 8 of row, most significant first, so that keys compare as
+/// bytes.
+const KEY_BYTES: usize = 12;
+
+#[expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
+fn encode_key(key: RowKey) -> [u8; KEY_BYTES] {
+    let mut bytes = [0; KEY_BYTES];
+    let (table, row) = bytes.split_at_mut(4);
+    table.copy_from_slice(&key.table.0.to_be_bytes());
+    row.copy_from_slice(&key.row.0.to_be_bytes());
+    bytes
+}
+
+#[expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
+fn decode_key(bytes: &[u8]) -> RowKey {
+    let table = bytes.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes));
+    let row = bytes.last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    RowKey::new(TableId(table), RowId(row))
+}
+
+fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Report {
+    let tables = manifest.schema.tables().iter().zip(&manifest.tables);
+    let weights_bytes: u64 =
+        tables.map(|(schema, contents)| contents.row_count * 4 * u64::from(schema.dim)).sum();
+    let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
+    Report {
+        row_count: manifest.row_count,
+        page_count: manifest.page_count,
+        pages_bytes,
+        index_bytes,
+        attachments_bytes: manifest.attachments.iter().map(|attachment| attachment.bytes).sum(),
+        fill_ratio: weights_bytes as f64 / pages_bytes.max(1) as f64,
+        sort_run_count,
+    }
+}
