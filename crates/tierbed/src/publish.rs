@@ -1,1 +1,148 @@
-//! placeholder
+//! The newest version of every written row, into a serving snapshot.
+//!
+//! Per table: rows are scanned in file order, sorted by use count outside memory, and written
+//! most used first, so that rows often wanted share pages. The row buffer's memory is lent to
+//! the sorter meanwhile: publishing needs no more than training did. Rows never written are not
+//! published either; the snapshot computes their initial values, as training does.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tierbed_core::store::Attachment;
+use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_pagestore::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_pagestore::{Report, SnapshotWriter};
+
+use crate::engine::Engine;
+
+/// Called with (work done, work in all), in rows; `false` stops the publish.
+pub type PublishProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// Sort key: use count inverted, then row, most significant byte first.
+const KEY_BYTES: usize = 4 + 8;
+/// Rows between two progress calls.
+const PROGRESS_ROWS: u64 = 1 << 16;
+
+impl Engine {
+    /// Publishes to `path`, a new or empty folder, together with `attachments`.
+    ///
+    /// # Errors
+    /// `Invalid` when the folder holds something, `NoSpace` and `Io` from either disk,
+    /// `Corruption` from the store; `Closed` when `progress` stopped it. A failed publish
+    /// leaves no snapshot, and training as it was.
+    pub fn publish(
+        &mut self,
+        path: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.publish_in(Arc::new(FsFolder::create(path)?), attachments, progress)
+    }
+
+    /// Publishes to `folder`; see [`publish`](Self::publish).
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub fn publish_in(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.check_alive()?;
+        self.release_buffer()?;
+        let schema = self.schema.clone();
+        let mut writer = SnapshotWriter::create(Arc::clone(&folder), &schema, &self.budget)?;
+        let mut meter = Meter {
+            progress,
+            done: 0,
+            total: schema.tables().iter().map(|table| table.row_count).sum(),
+        };
+        for (table, at) in schema.tables().iter().zip(0..) {
+            let (mut sorted, row_count) = self.sort_rows(TableId(at), &folder, &mut meter)?;
+            let dim = table.dim as usize;
+            let mut written = 0u64;
+            while let Some(record) = sorted.next()? {
+                let row = row_of(record.key)?;
+                let weights: &[f32] = &bytemuck::pod_collect_to_vec(record.payload);
+                writer.push(TableId(at), row, weights.get(..dim).unwrap_or(weights))?;
+                written += 1;
+                if written % PROGRESS_ROWS == 0 {
+                    let rows = u128::from(table.row_count) * u128::from(written);
+                    let share = rows / u128::from(row_count) / 2;
+                    meter.show(table.row_count / 2 + share as u64)?;
+                }
+            }
+            meter.done += table.row_count;
+        }
+        for attachment in attachments {
+            writer.attach(attachment.name, attachment.bytes)?;
+        }
+        meter.show(0)?;
+        writer.finish()
+    }
+
+    // Brings the written rows of `table` into the order of pages; returns them and their number.
+    fn sort_rows(
+        &mut self,
+        table: TableId,
+        folder: &Arc<dyn Folder>,
+        meter: &mut Meter<'_, '_>,
+    ) -> Result<(SortedRecords, u64)> {
+        let weight_bytes = 4 * self.schema.table(table)?.dim as usize;
+        let options = SorterOptions {
+            key_bytes: KEY_BYTES,
+            payload_bytes: weight_bytes,
+            memory_bytes: (self.budget.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+            scratch_name: "scratch.rows".to_owned(),
+        };
+        let mut sorter = ExternalSorter::new(Arc::clone(folder), &options, &self.budget)?;
+        let mut row_count = 0;
+        self.store.scan(table, &mut |row, record| {
+            let count = record.last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+            let weights = record.get(..weight_bytes).unwrap_or(&[]);
+            sorter.push(&key_of(count, row), weights)?;
+            row_count += 1;
+            if row_count % PROGRESS_ROWS == 0 {
+                meter.show(row.0 / 2)
+            } else {
+                Ok(())
+            }
+        })?;
+        Ok((sorter.finish()?, row_count))
+    }
+}
+
+/// How much is done.
+struct Meter<'a, 'b> {
+    progress: &'a mut PublishProgress<'b>,
+    done: u64,
+    total: u64,
+}
+
+impl Meter<'_, '_> {
+    fn show(&mut self, in_table: u64) -> Result<()> {
+        if (self.progress)((self.done + in_table).min(self.total), self.total) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Closed, "publish was stopped")
+            .with("remedy", "publish again into an empty folder"))
+    }
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn key_of(count: u32, row: RowId) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    let bytes = (u32::MAX - count).to_be_bytes().into_iter().chain(row.0.to_be_bytes());
+    for (place, byte) in key.iter_mut().zip(bytes) {
+        *place = byte;
+    }
+    key
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn row_of(key: &[u8]) -> Result<RowId> {
+    let row = key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
+    row.ok_or_else(|| Error::corruption("sorted record has a short key"))
+}

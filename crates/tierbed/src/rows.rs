@@ -101,6 +101,60 @@ impl Engine {
         self.store.write(&on_disk)
     }
 
+    /// Overwrites rows from `first` on with `weights`, `[N, D]`, and optimizer `state`,
+    /// `[N, S]`; without it the state starts anew. Use counts start at 0.
+    ///
+    /// # Errors
+    /// As [`visit_rows`](Self::visit_rows).
+    ///
+    /// # Panics
+    /// When `weights` are not whole rows, or `state` is not of as many rows.
+    pub fn write_rows(
+        &mut self,
+        table: TableId,
+        first: u64,
+        weights: &[f32],
+        state: Option<&[f32]>,
+    ) -> Result<()> {
+        self.check_alive()?;
+        let schema = self.schema.clone();
+        let shape = schema.table(table)?;
+        let (dim, words) = (shape.dim as usize, shape.record_words());
+        let state_words = words - dim - 1;
+        let count = weights.len() / dim;
+        assert_eq!(weights.len(), count * dim, "whole rows");
+        assert!(state.is_none_or(|state| state.len() == count * state_words), "a state per row");
+        check_range(shape, first, count)?;
+        let mut records = vec![0.0f32; CHUNK_ROWS.min(count.max(1)) * words];
+        let mut done = 0;
+        while done < count {
+            let now = CHUNK_ROWS.min(count - done);
+            for (at, record) in records.chunks_exact_mut(words).take(now).enumerate() {
+                init_record(shape, first + (done + at) as u64, record);
+                let row = done + at;
+                let parts = [
+                    (0, weights.get(row * dim..(row + 1) * dim)),
+                    (
+                        dim,
+                        state.and_then(|state| {
+                            state.get(row * state_words..(row + 1) * state_words)
+                        }),
+                    ),
+                ];
+                for (from, part) in parts {
+                    let Some(part) = part else { continue };
+                    if let Some(place) = record.get_mut(from..from + part.len()) {
+                        place.copy_from_slice(part);
+                    }
+                }
+            }
+            let filled = records.get(..now * words).unwrap_or(&[]);
+            self.write_records(table, first + done as u64, filled)?;
+            done += now;
+        }
+        Ok(())
+    }
+
     // Copies the records of `keys` (increasing, one table) to `out`.
     fn copy_records(
         &mut self,

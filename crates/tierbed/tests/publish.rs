@@ -1,0 +1,83 @@
+//! What is published is what was trained, to the bit, most used rows first.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{bits, small_config, Job};
+use tierbed::{Engine, EngineConfig};
+use tierbed_core::store::Attachment;
+use tierbed_core::{ErrorKind, OptimizerKind, TableId};
+use tierbed_io::FsFolder;
+use tierbed_pagestore::{LookupPlan, Snapshot, SnapshotOptions};
+
+fn trained(config: &EngineConfig) -> (tempfile::TempDir, Engine, Job, tierbed::FeaturePlan) {
+    let scratch = tempfile::tempdir().unwrap();
+    let job = Job::pooled(OptimizerKind::RowWiseAdagrad, 6);
+    let mut engine = Engine::open(Some(scratch.path()), config).unwrap();
+    let plan = job.set_up(&mut engine).unwrap();
+    for step in 0..30 {
+        job.step(&mut engine, &plan, step).unwrap();
+    }
+    (scratch, engine, job, plan)
+}
+
+#[test]
+fn a_snapshot_answers_as_the_engine_does() {
+    for config in [EngineConfig::new(640 << 10), EngineConfig::new(64 << 20)] {
+        let (scratch, mut engine, job, plan) = trained(&config);
+        let target = scratch.path().join("snapshot");
+        let mut calls = Vec::new();
+        let attachment = Attachment { name: "model", bytes: b"dense" };
+        let report = engine
+            .publish(&target, &[attachment], &mut |done, total| {
+                calls.push((done, total));
+                true
+            })
+            .unwrap();
+        assert!(report.row_count > 1000, "{report:?}");
+        assert!(calls.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+        assert_eq!(calls.last().map(|(done, total)| done == total), Some(true));
+        assert!(engine.budget().report().peak_bytes <= config.dram_budget_bytes);
+
+        let folder = Arc::new(FsFolder::open(&target).unwrap());
+        let snapshot = Snapshot::open(folder, &snapshot_options(16 << 20)).unwrap();
+        snapshot.verify().unwrap();
+        assert_eq!(snapshot.attachment("model").unwrap().as_deref(), Some(&b"dense"[..]));
+        let features: Vec<_> =
+            job.features.iter().map(|&(at, pooling)| (TableId(at as u32), pooling)).collect();
+        let lookup_plan = LookupPlan::new(snapshot.schema(), &features).unwrap();
+        for step in 0..60 {
+            let batch = job.batch(step);
+            let bags = batch.bags();
+            let mut expected = vec![0.0; plan.output_rows(&bags) * plan.output_dim()];
+            engine.lookup(&plan, &bags, &mut expected).unwrap();
+            let mut found = vec![f32::NAN; expected.len()];
+            snapshot.lookup(&lookup_plan, &bags, &mut found).unwrap();
+            assert_eq!(bits(&found), bits(&expected), "step {step}");
+        }
+        // Training goes on as if nothing had happened.
+        job.step(&mut engine, &plan, 30).unwrap();
+    }
+}
+
+#[test]
+fn a_folder_in_use_is_refused_and_a_stopped_publish_leaves_nothing() {
+    let (scratch, mut engine, ..) = trained(&small_config_for_publish());
+    let target = scratch.path().join("snapshot");
+    let error = engine.publish(&target, &[], &mut |_, _| false).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert!(Snapshot::open(Arc::new(FsFolder::open(&target).unwrap()), &snapshot_options(1 << 20))
+        .is_err());
+    engine.publish(&target, &[], &mut |_, _| true).unwrap();
+    let error = engine.publish(&target, &[], &mut |_, _| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+fn small_config_for_publish() -> EngineConfig {
+    EngineConfig { dram_budget_bytes: 640 << 10, ..small_config() }
+}
+
+fn snapshot_options(dram_budget_bytes: u64) -> SnapshotOptions {
+    SnapshotOptions { dram_budget_bytes, ..SnapshotOptions::default() }
+}
