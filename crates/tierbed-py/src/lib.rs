@@ -1,1 +1,36 @@
 //! Python glue and nothing else.
+//!
+//! Three rules. Tensors cross by DLPack and are checked here ([`tensors`]): device, dtype,
+//! layout, length, aliasing. Every call into the engine releases the GIL and turns errors and
+//! panics into exceptions of `tierbed.errors` ([`errors`]). Nothing is decided here that a Rust
+//! caller would miss.
+
+mod errors;
+mod snapshot;
+mod store;
+mod tensors;
+
+use pyo3::prelude::*;
+
+/// The engine, the readers and the server behind the Python package.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(version, module)?)?;
+    module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
+    module.add_class::<store::FeaturePlan>()?;
+    module.add_class::<store::NativeStore>()?;
+    module.add_class::<snapshot::NativeSnapshot>()?;
+    Ok(())
+}
+
+/// Returns the version of the native module.
+#[pyfunction]
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// Returns the instruction set the kernels use.
+#[pyfunction]
+fn cpu_features() -> &'static str {
+    tierbed::Kernels::detect().isa().name()
+}

@@ -1,0 +1,196 @@
+//! A published snapshot, for Python.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
+use tierbed_pagestore::{Backend, LookupPlan, Snapshot, SnapshotOptions};
+
+use crate::errors::{run, to_python};
+use crate::store::{make_plan, to_json, BatchTensors, FeaturePlan};
+use crate::tensors::Tensor;
+
+/// A published snapshot, read through a byte-budgeted row cache.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct NativeSnapshot {
+    snapshot: Mutex<Option<Arc<Snapshot>>>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenOptions {
+    dram_budget_bytes: u64,
+    #[serde(default = "auto")]
+    io_engine: String,
+    #[serde(default)]
+    queue_depth: u32,
+    #[serde(default = "direct")]
+    backend: String,
+    #[serde(default)]
+    reader_count: Option<usize>,
+}
+
+fn auto() -> String {
+    "auto".to_owned()
+}
+
+fn direct() -> String {
+    "direct".to_owned()
+}
+
+impl GivenOptions {
+    fn parse(json: &str) -> Result<SnapshotOptions> {
+        let given: Self = serde_json::from_str(json)
+            .map_err(|cause| Error::invalid("snapshot options are wrong").with("cause", cause))?;
+        let backend = match given.backend.as_str() {
+            "direct" => Backend::Direct,
+            "mmap" => Backend::Mmap,
+            "memory" => Backend::Memory,
+            other => {
+                return Err(Error::invalid("unknown snapshot backend")
+                    .with("found", other)
+                    .with("allowed", "direct, mmap, memory"));
+            }
+        };
+        let defaults = SnapshotOptions::default();
+        let queue_depth = match given.queue_depth {
+            0 => defaults.engine.queue_depth,
+            asked => asked,
+        };
+        Ok(SnapshotOptions {
+            dram_budget_bytes: given.dram_budget_bytes,
+            engine: EngineOptions {
+                choice: given.io_engine.parse()?,
+                queue_depth,
+                buf_bytes: PAGE_BYTES,
+            },
+            backend,
+            reader_count: given.reader_count.unwrap_or(defaults.reader_count),
+        })
+    }
+}
+
+impl NativeSnapshot {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Snapshot>>> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the snapshot, shared; lookups run side by side.
+    pub(crate) fn shared(&self) -> Result<Arc<Snapshot>> {
+        self.lock().clone().ok_or_else(|| {
+            Error::new(ErrorKind::Closed, "snapshot is closed").with("remedy", "open it again")
+        })
+    }
+
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Snapshot) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        run(py, || work(self.shared()?.as_ref()))
+    }
+}
+
+#[pymethods]
+impl NativeSnapshot {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, options_json: &str) -> PyResult<Self> {
+        let snapshot = run(py, || {
+            let options = GivenOptions::parse(options_json)?;
+            Snapshot::open(Arc::new(FsFolder::open(path)?), &options)
+        })?;
+        Ok(Self { snapshot: Mutex::new(Some(Arc::new(snapshot))) })
+    }
+
+    fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |snapshot| to_json(snapshot.schema()))
+    }
+
+    fn plan(
+        &self,
+        py: Python<'_>,
+        tables: Vec<u32>,
+        poolings: Vec<String>,
+    ) -> PyResult<FeaturePlan> {
+        self.with(py, |snapshot| make_plan(snapshot.schema(), &tables, &poolings))
+    }
+
+    #[pyo3(signature = (plan, indices, offsets, weights, out))]
+    fn lookup(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let py = plan.py();
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let mut out = Tensor::<f32>::import(out, "out")?;
+        batch.check_outputs(&[out.place()]).map_err(|error| to_python(py, &error))?;
+        let plan = &plan.get().plan;
+        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+        let out = out.view_mut().map_err(|error| to_python(py, &error))?;
+        self.with(py, |snapshot| {
+            let features: Vec<_> =
+                plan.features().iter().map(|feature| (feature.table, feature.pooling)).collect();
+            let plan = LookupPlan::new(snapshot.schema(), &features)?;
+            snapshot.lookup(&plan, &bags, out).map(drop)
+        })
+    }
+
+    fn attachment<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let bytes = self.with(py, |snapshot| snapshot.attachment(name))?;
+        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    fn attachment_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, |snapshot| {
+            Ok(snapshot.attachment_names().into_iter().map(str::to_owned).collect())
+        })
+    }
+
+    fn verify(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, Snapshot::verify)
+    }
+
+    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |snapshot| {
+            let report = snapshot.budget_report();
+            let parts: serde_json::Map<_, _> = report
+                .parts
+                .iter()
+                .map(|(name, part)| {
+                    let value = serde_json::json!({
+                        "used_bytes": part.used_bytes, "peak_bytes": part.peak_bytes});
+                    ((*name).to_owned(), value)
+                })
+                .collect();
+            to_json(&serde_json::json!({
+                "snapshot": snapshot.stats(),
+                "contents": snapshot.inspect(),
+                "disk_bytes": snapshot.disk_bytes(),
+                "budget": {
+                    "limit_bytes": report.limit_bytes,
+                    "used_bytes": report.used_bytes,
+                    "peak_bytes": report.peak_bytes,
+                    "parts": parts,
+                },
+            }))
+        })
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || {
+            drop(self.lock().take());
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,458 @@
+//! The engine's training side, for Python.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tierbed::update::Grads;
+use tierbed::{Engine, EngineConfig, Hyper, Pooling};
+use tierbed_core::store::Attachment;
+use tierbed_core::{Bags, Error, ErrorKind, Result, TableId, TableSchema};
+
+use crate::errors::{run, to_python};
+use crate::tensors::{check_disjoint, Tensor};
+
+/// Which table, pooling and output columns each feature of a batch has.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct FeaturePlan {
+    pub(crate) plan: tierbed::FeaturePlan,
+}
+
+#[pymethods]
+impl FeaturePlan {
+    #[getter]
+    fn feature_count(&self) -> usize {
+        self.plan.features().len()
+    }
+
+    #[getter]
+    fn output_dim(&self) -> usize {
+        self.plan.output_dim()
+    }
+}
+
+/// The engine over one store.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct NativeStore {
+    engine: Mutex<Option<Engine>>,
+}
+
+/// Tensors of one batch, imported.
+pub(crate) struct BatchTensors {
+    indices: Tensor<i64>,
+    offsets: Tensor<i64>,
+    weights: Option<Tensor<f32>>,
+}
+
+impl BatchTensors {
+    pub(crate) fn import(
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            indices: Tensor::import(indices, "indices")?,
+            offsets: Tensor::import(offsets, "offsets")?,
+            weights: weights.map(|weights| Tensor::import(weights, "weights")).transpose()?,
+        })
+    }
+
+    /// Checks that no output overlaps the batch or another output.
+    pub(crate) fn check_outputs(&self, outputs: &[crate::tensors::Place]) -> Result<()> {
+        let mut inputs = vec![self.indices.place(), self.offsets.place()];
+        inputs.extend(self.weights.as_ref().map(Tensor::place));
+        check_disjoint(outputs, &inputs)
+    }
+
+    pub(crate) fn bags(&self, feature_count: usize) -> Result<Bags<'_>> {
+        let weights = self.weights.as_ref().map(Tensor::view);
+        Bags::new(self.indices.view(), self.offsets.view(), weights, feature_count)
+    }
+}
+
+fn lock(engine: &Mutex<Option<Engine>>) -> MutexGuard<'_, Option<Engine>> {
+    // A panic inside the engine leaves it usable or poisoned by its own rules.
+    engine.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn opened(engine: &mut Option<Engine>) -> Result<&mut Engine> {
+    engine.as_mut().ok_or_else(|| {
+        Error::new(ErrorKind::Closed, "store is closed").with("remedy", "open it again")
+    })
+}
+
+impl NativeStore {
+    // Runs `work` on the engine without the GIL.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Engine) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        run(py, || work(opened(&mut lock(&self.engine))?))
+    }
+}
+
+#[pymethods]
+impl NativeStore {
+    #[new]
+    #[pyo3(signature = (path, options_json))]
+    fn new(py: Python<'_>, path: Option<PathBuf>, options_json: &str) -> PyResult<Self> {
+        let engine = run(py, || {
+            let config = EngineConfig::from_json(options_json)?;
+            Engine::open(path.as_deref(), &config)
+        })?;
+        Ok(Self { engine: Mutex::new(Some(engine)) })
+    }
+
+    fn add_table(&self, py: Python<'_>, table_json: &str) -> PyResult<u32> {
+        self.with(py, |engine| {
+            let table: TableSchema = serde_json::from_str(table_json).map_err(|cause| {
+                Error::invalid("table description is wrong").with("cause", cause)
+            })?;
+            engine.add_table(table).map(|id| id.0)
+        })
+    }
+
+    fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |engine| to_json(engine.schema()))
+    }
+
+    fn set_optimizer(&self, py: Python<'_>, table: u32, hyper_json: &str) -> PyResult<()> {
+        self.with(py, |engine| {
+            let given: GivenHyper = serde_json::from_str(hyper_json).map_err(|cause| {
+                Error::invalid("hyperparameters are wrong").with("cause", cause)
+            })?;
+            let GivenHyper { lr, eps, beta1, beta2, weight_decay } = given;
+            engine.set_hyper(TableId(table), Hyper { lr, eps, beta1, beta2, weight_decay, step: 0 })
+        })
+    }
+
+    fn plan(
+        &self,
+        py: Python<'_>,
+        tables: Vec<u32>,
+        poolings: Vec<String>,
+    ) -> PyResult<FeaturePlan> {
+        self.with(py, |engine| make_plan(engine.schema(), &tables, &poolings))
+    }
+
+    #[pyo3(signature = (plan, indices, offsets, weights, out))]
+    fn lookup(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let py = plan.py();
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let mut out = Tensor::<f32>::import(out, "out")?;
+        batch.check_outputs(&[out.place()]).map_err(|error| to_python(py, &error))?;
+        let plan = &plan.get().plan;
+        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+        let out = out.view_mut().map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| engine.lookup(plan, &bags, out))
+    }
+
+    #[pyo3(signature = (plan, indices, offsets, weights, grad, weights_grad))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
+    fn update(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        grad: &Bound<'_, PyAny>,
+        weights_grad: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = plan.py();
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let grad = Tensor::<f32>::import(grad, "grad")?;
+        let mut weights_grad =
+            weights_grad.map(|tensor| Tensor::<f32>::import(tensor, "weights_grad")).transpose()?;
+        let checked = weights_grad.as_ref().map_or(Ok(()), |output| {
+            batch.check_outputs(&[output.place()])?;
+            check_disjoint(&[output.place()], &[grad.place()])
+        });
+        checked.map_err(|error| to_python(py, &error))?;
+        let plan = &plan.get().plan;
+        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+        let weights = weights_grad.as_mut().map(Tensor::view_mut).transpose();
+        let weights = weights.map_err(|error| to_python(py, &error))?;
+        let grads = Grads { output: grad.view(), weights };
+        self.with(py, |engine| engine.update(plan, &bags, grads))
+    }
+
+    fn prefetch(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        batches: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+    ) -> PyResult<usize> {
+        let py = plan.py();
+        let tensors = batches
+            .iter()
+            .map(|(indices, offsets)| BatchTensors::import(indices, offsets, None))
+            .collect::<PyResult<Vec<_>>>()?;
+        let plan = &plan.get().plan;
+        let bags = tensors
+            .iter()
+            .map(|batch| batch.bags(plan.features().len()))
+            .collect::<Result<Vec<_>>>()
+            .map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| engine.prefetch(plan, &bags))
+    }
+
+    fn end_lookahead(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |engine| {
+            engine.end_lookahead();
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (table, first_row, weights, state))]
+    fn read_rows(
+        &self,
+        table: u32,
+        first_row: u64,
+        weights: &Bound<'_, PyAny>,
+        state: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = weights.py();
+        let mut weights = Tensor::<f32>::import(weights, "weights")?;
+        let mut state = state.map(|state| Tensor::<f32>::import(state, "state")).transpose()?;
+        let mut outputs = vec![weights.place()];
+        outputs.extend(state.as_ref().map(Tensor::place));
+        check_disjoint(&outputs, &[]).map_err(|error| to_python(py, &error))?;
+        let weights = weights.view_mut().map_err(|error| to_python(py, &error))?;
+        let mut state = state
+            .as_mut()
+            .map(Tensor::view_mut)
+            .transpose()
+            .map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| {
+            let (dim, state_words) = shape_of(engine, table)?;
+            let count = rows_in(weights.len(), dim, "weights")?;
+            check_state(state.as_deref(), count, state_words)?;
+            engine.visit_rows(TableId(table), first_row, count, &mut |at, record| {
+                let (head, tail) = record.split_at(dim);
+                if let Some(place) = weights.get_mut(at * dim..(at + 1) * dim) {
+                    place.copy_from_slice(head);
+                }
+                let place = state
+                    .as_deref_mut()
+                    .and_then(|state| state.get_mut(at * state_words..(at + 1) * state_words));
+                if let (Some(place), Some(words)) = (place, tail.get(..state_words)) {
+                    place.copy_from_slice(words);
+                }
+            })
+        })
+    }
+
+    fn gather_rows(
+        &self,
+        table: u32,
+        rows: &Bound<'_, PyAny>,
+        weights: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let py = rows.py();
+        let rows = Tensor::<i64>::import(rows, "rows")?;
+        let mut weights = Tensor::<f32>::import(weights, "weights")?;
+        let checked = check_disjoint(&[weights.place()], &[rows.place()]);
+        checked.map_err(|error| to_python(py, &error))?;
+        let weights = weights.view_mut().map_err(|error| to_python(py, &error))?;
+        let rows = rows.view();
+        self.with(py, |engine| engine.gather_rows(TableId(table), rows, weights))
+    }
+
+    #[pyo3(signature = (table, first_row, weights, state))]
+    fn write_rows(
+        &self,
+        table: u32,
+        first_row: u64,
+        weights: &Bound<'_, PyAny>,
+        state: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = weights.py();
+        let weights = Tensor::<f32>::import(weights, "weights")?;
+        let state = state.map(|state| Tensor::<f32>::import(state, "state")).transpose()?;
+        let (weights, state) = (weights.view(), state.as_ref().map(Tensor::view));
+        self.with(py, |engine| {
+            let (dim, state_words) = shape_of(engine, table)?;
+            let count = rows_in(weights.len(), dim, "weights")?;
+            check_state(state, count, state_words)?;
+            engine.write_rows(TableId(table), first_row, weights, state)
+        })
+    }
+
+    fn use_counts(&self, table: u32, first_row: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = out.py();
+        let mut out = Tensor::<i64>::import(out, "out")?;
+        let out = out.view_mut().map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| {
+            engine.visit_rows(TableId(table), first_row, out.len(), &mut |at, record| {
+                let count = record.last().map_or(0, |word| word.to_bits());
+                if let Some(place) = out.get_mut(at) {
+                    *place = i64::from(count);
+                }
+            })
+        })
+    }
+
+    fn checkpoint(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        attachments: Vec<(String, Vec<u8>)>,
+    ) -> PyResult<u64> {
+        self.with(py, |engine| engine.checkpoint(name, &borrowed(&attachments)))
+    }
+
+    fn last_checkpoint(&self, py: Python<'_>) -> PyResult<Option<(u64, String)>> {
+        self.with(py, |engine| {
+            Ok(engine.last_checkpoint().map(|info| (info.number, info.name.clone())))
+        })
+    }
+
+    fn attachment<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let bytes = self.with(py, |engine| engine.attachment(name))?;
+        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    #[pyo3(signature = (path, attachments, progress))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        attachments: Vec<(String, Vec<u8>)>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<String> {
+        let mut raised: Option<PyErr> = None;
+        let mut report_progress = |done: u64, total: u64| {
+            let Some(progress) = &progress else { return true };
+            let called = Python::attach(|py| progress.call1(py, (done, total)).map(drop));
+            raised = called.err();
+            raised.is_none()
+        };
+        let result = self.with(py, |engine| {
+            let report = engine.publish(&path, &borrowed(&attachments), &mut report_progress)?;
+            to_json(&report)
+        });
+        raised.map_or(result, Err)
+    }
+
+    fn verify(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, Engine::verify)
+    }
+
+    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |engine| {
+            let stats = engine.stats();
+            let report = engine.budget().report();
+            let part = |part: &tierbed_core::budget::PartUse| {
+                serde_json::json!({"used_bytes": part.used_bytes, "peak_bytes": part.peak_bytes})
+            };
+            let parts: serde_json::Map<_, _> =
+                report.parts.iter().map(|(name, use_)| ((*name).to_owned(), part(use_))).collect();
+            to_json(&serde_json::json!({
+                "steps": stats.step_count,
+                "isa": stats.isa,
+                "disk_bytes": stats.store.disk_bytes,
+                "store": stats.store,
+                "buffer": stats.buffer,
+                "budget": {
+                    "limit_bytes": report.limit_bytes,
+                    "used_bytes": report.used_bytes,
+                    "peak_bytes": report.peak_bytes,
+                    "parts": parts,
+                },
+            }))
+        })
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || {
+            drop(lock(&self.engine).take());
+            Ok(())
+        })
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenHyper {
+    lr: f64,
+    eps: f64,
+    beta1: f64,
+    beta2: f64,
+    weight_decay: f64,
+}
+
+pub(crate) fn make_plan(
+    schema: &tierbed_core::Schema,
+    tables: &[u32],
+    poolings: &[String],
+) -> Result<FeaturePlan> {
+    if tables.len() != poolings.len() {
+        return Err(Error::invalid("one pooling per table")
+            .with("tables", tables.len())
+            .with("poolings", poolings.len()));
+    }
+    let mut features = Vec::with_capacity(tables.len());
+    for (table, pooling) in tables.iter().zip(poolings) {
+        let pooling = match pooling.as_str() {
+            "sum" => Pooling::Sum,
+            "mean" => Pooling::Mean,
+            "none" => Pooling::None,
+            other => {
+                return Err(Error::invalid("unknown pooling")
+                    .with("found", other)
+                    .with("allowed", "sum, mean, none"));
+            }
+        };
+        features.push((TableId(*table), pooling));
+    }
+    Ok(FeaturePlan { plan: tierbed::FeaturePlan::new(schema, &features)? })
+}
+
+pub(crate) fn to_json(value: &impl serde::Serialize) -> Result<String> {
+    serde_json::to_string(value)
+        .map_err(|cause| Error::invalid("value cannot be written as JSON").with("cause", cause))
+}
+
+pub(crate) fn borrowed(attachments: &[(String, Vec<u8>)]) -> Vec<Attachment<'_>> {
+    attachments.iter().map(|(name, bytes)| Attachment { name, bytes }).collect()
+}
+
+fn shape_of(engine: &Engine, table: u32) -> Result<(usize, usize)> {
+    let table = engine.schema().table(TableId(table))?;
+    let dim = table.dim as usize;
+    Ok((dim, table.optimizer.state_words(dim)))
+}
+
+fn rows_in(len: usize, dim: usize, name: &str) -> Result<usize> {
+    if len.is_multiple_of(dim) {
+        return Ok(len / dim);
+    }
+    Err(Error::invalid("argument does not hold whole rows")
+        .with("argument", name)
+        .with("values", len)
+        .with("embedding_dim", dim))
+}
+
+fn check_state(state: Option<&[f32]>, rows: usize, state_words: usize) -> Result<()> {
+    match state {
+        Some(state) if state.len() != rows * state_words => {
+            Err(Error::invalid("state must hold the optimizer state of every row")
+                .with("rows", rows)
+                .with("state_per_row", state_words)
+                .with("found_values", state.len()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,150 @@
+//! Is this tensor what it claims to be? Zero-copy views of Python tensors, checked.
+//!
+//! A view is made only of CPU memory, of the dtype asked for, in C order without gaps. Outputs
+//! must not overlap inputs or each other: Rust may assume that what it writes is not read
+//! through another name.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use dlpark::ffi::{DLDataType, DLDeviceType};
+use dlpark::python::{from_dlpack, ImportedDlpack};
+use dlpark::{DlpackElement, DlpackFlags};
+use pyo3::prelude::*;
+use tierbed_core::{Error, Result};
+
+use crate::errors::to_python;
+
+/// A Python tensor of `T`, held while views of it live.
+pub(crate) struct Tensor<T> {
+    name: &'static str,
+    start: *mut T,
+    len: usize,
+    is_read_only: bool,
+    _owner: ImportedDlpack,
+    _element: PhantomData<T>,
+}
+
+impl<T: DlpackElement + Copy> Tensor<T> {
+    /// Imports `object`, which an error calls `name`.
+    pub(crate) fn import(object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Self> {
+        let py = object.py();
+        let owner = from_dlpack(object.as_borrowed(), None, Some(false)).map_err(|cause| {
+            let error = Error::invalid("argument is not a tensor that can be shared")
+                .with("argument", name)
+                .with("cause", cause)
+                .with("remedy", "pass a CPU tensor without gradient, such as tensor.detach()");
+            to_python(py, &error)
+        })?;
+        Self::check(owner, name).map_err(|error| to_python(py, &error))
+    }
+
+    fn check(owner: ImportedDlpack, name: &'static str) -> Result<Self> {
+        let wrong = |what: &str| Error::invalid(format!("argument {what}")).with("argument", name);
+        let is_read_only = owner.flags().contains(DlpackFlags::READ_ONLY);
+        let (start, len) = {
+            let tensor = owner.validate().map_err(|cause| {
+                wrong("is a damaged tensor").with("cause", format_args!("{cause:?}"))
+            })?;
+            if tensor.device().device_type != DLDeviceType::CPU {
+                return Err(wrong("is not in CPU memory").with("remedy", "pass tensor.cpu()"));
+            }
+            if tensor.dtype() != T::DTYPE {
+                return Err(wrong("has the wrong dtype")
+                    .with("expected", dtype_name(T::DTYPE))
+                    .with("found", dtype_name(tensor.dtype())));
+            }
+            let is_compact = tensor.is_compact();
+            if !matches!(is_compact, Ok(true)) {
+                return Err(wrong("is not contiguous")
+                    .with("shape", format_args!("{:?}", tensor.shape()))
+                    .with("strides", format_args!("{:?}", tensor.strides()))
+                    .with("remedy", "pass tensor.contiguous()"));
+            }
+            // SAFETY: the descriptor was validated just above and the producer, by the DLPack
+            // protocol, points to `num_elements` elements of CPU memory; nothing is read here.
+            let pointer = unsafe { tensor.offset_data_ptr::<T>() }
+                .map_err(|cause| wrong("has no data").with("cause", format_args!("{cause:?}")))?;
+            (pointer.cast_mut(), tensor.num_elements())
+        };
+        if len > 0 && (start.is_null() || !start.is_aligned()) {
+            return Err(wrong("is not aligned to its elements"));
+        }
+        Ok(Self { name, start, len, is_read_only, _owner: owner, _element: PhantomData })
+    }
+
+    /// Returns the elements.
+    pub(crate) fn view(&self) -> &[T] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: `check` saw a compact, aligned CPU tensor of `len` elements, `_owner` keeps it
+        // alive, and outputs that overlap it are refused by `check_disjoint` before any is written.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    /// Returns the elements for writing.
+    ///
+    /// # Errors
+    /// `Invalid` when the producer says that they are read-only.
+    pub(crate) fn view_mut(&mut self) -> Result<&mut [T]> {
+        if self.is_read_only {
+            return Err(Error::invalid("argument is read-only").with("argument", self.name));
+        }
+        if self.len == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: as in `view`; that no other view of this call overlaps was checked by
+        // `check_disjoint`. Other Python threads may touch the tensor at the same time, which is
+        // a race of the program's own, as with any in-place operator of torch.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.start, self.len) })
+    }
+
+    /// Returns where the elements lie, for [`check_disjoint`].
+    pub(crate) fn place(&self) -> Place {
+        let start = self.start as usize;
+        Place { name: self.name, bytes: start..start + self.len * size_of::<T>() }
+    }
+}
+
+/// The addresses of a tensor.
+pub(crate) struct Place {
+    name: &'static str,
+    bytes: Range<usize>,
+}
+
+/// Checks that no output overlaps an input or another output.
+///
+/// # Errors
+/// `Invalid`, naming both.
+pub(crate) fn check_disjoint(outputs: &[Place], inputs: &[Place]) -> Result<()> {
+    for (at, output) in outputs.iter().enumerate() {
+        let others = inputs.iter().chain(outputs.iter().skip(at + 1));
+        for other in others {
+            let is_apart = output.bytes.end <= other.bytes.start
+                || other.bytes.end <= output.bytes.start
+                || output.bytes.is_empty()
+                || other.bytes.is_empty();
+            if !is_apart {
+                return Err(Error::invalid("arguments share memory")
+                    .with("output", output.name)
+                    .with("argument", other.name)
+                    .with("remedy", "pass a tensor of its own, such as tensor.clone()"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn dtype_name(dtype: DLDataType) -> String {
+    let named = [
+        (DLDataType::F32, "float32"),
+        (DLDataType::F64, "float64"),
+        (DLDataType::I64, "int64"),
+        (DLDataType::I32, "int32"),
+        (DLDataType::BOOL, "bool"),
+        (DLDataType::U8, "uint8"),
+    ];
+    let name = named.iter().find(|(known, _)| *known == dtype).map(|(_, name)| *name);
+    name.map_or_else(|| format!("{dtype:?}"), str::to_owned)
+}
