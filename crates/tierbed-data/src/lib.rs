@@ -1,1 +1,23 @@
 //! What does the model eat? Log readers, vocabularies and a seeded generator.
+//!
+//! First step of the training river: logs come in as lines ([`input`]), a line becomes a label,
+//! dense features and token fingerprints ([`layout`], [`fingerprint`]), a [`vocabulary`] turns
+//! fingerprints into dense row ids, and a [`reader`] hands out batches as flat arrays
+//! ([`batch`]). Where there is no log, the [`generator`] makes one up, the same one for the same
+//! seed. Everything streams; memory is bounded by the batch and the budgets given.
+
+pub mod batch;
+pub mod fingerprint;
+pub mod generator;
+
+pub mod input;
+pub mod layout;
+pub mod reader;
+pub mod vocabulary;
+
+pub use batch::{BatchShape, SampleBatch};
+
+pub use generator::{Generator, GeneratorOptions};
+pub use layout::LogFormat;
+pub use reader::{BadLines, LogReader, Position, ReaderOptions};
+pub use vocabulary::{Vocabulary, VocabularyBuilder, VocabularyOptions, VocabularyReport};
