@@ -187,7 +187,20 @@ class Store:
 
         Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew.
         """
-        self._native.write_rows(self.table_id(table), first_row, weights, rows_state)
+        at = self.table_id(table)
+        schema = self.tables()[at]
+        words = state_words(schema["optimizer"], schema["dim"])
+        for name, tensor, width in (
+            ("weights", weights, schema["dim"]),
+            ("state", rows_state, words),
+        ):
+            if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != width):
+                raise InvalidError(
+                    f"{name} of table {table!r} must be [N, {width}], found {tuple(tensor.shape)}",
+                    {"table": table},
+                )
+        detached = None if rows_state is None or words == 0 else rows_state.detach()
+        self._native.write_rows(at, first_row, weights.detach(), detached)
 
     def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
         """Returns how many update steps touched each row, ``[row_count]`` i64."""

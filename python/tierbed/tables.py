@@ -21,7 +21,7 @@ from torch import Tensor
 from tierbed.errors import CorruptionError, InvalidError, UnsupportedError
 from tierbed.store import Store
 
-__all__ = ["FORMATS", "export_table", "import_table"]
+__all__ = ["FORMATS", "export_table", "import_table", "shape_of"]
 
 FORMATS = {
     ".npy": "npy",
@@ -121,6 +121,13 @@ def import_table(
         if progress is not None:
             progress(done, rows)
     return done
+
+
+def shape_of(path: Path, key: str | None = None) -> tuple[int, int]:
+    """Returns rows and elements per row of the table in a file."""
+    if not path.is_file():
+        raise InvalidError(f"no such file: {path}", {"path": str(path)})
+    return _READERS[_format(path)](path, key, CHUNK_ROWS)[0]
 
 
 def _format(path: Path) -> str:
@@ -236,15 +243,21 @@ def _read_npy(path: Path, key: str | None, chunk_rows: int) -> Opened:
 def _read_safetensors(path: Path, key: str | None, chunk_rows: int) -> Opened:
     from safetensors import SafetensorError, safe_open
 
-    try:
-        file = safe_open(str(path), framework="pt")
-    except SafetensorError as error:
-        raise CorruptionError(f"{path} is not a whole safetensors file: {error}") from error
-    with file:
-        names = list(file.keys())  # type: ignore[no-untyped-call]
-        part = file.get_slice(_pick(names, key, path))  # type: ignore[no-untyped-call]
-    shape = _shape(part.get_shape(), path)
-    return shape, _slices(part, shape, chunk_rows)
+    def opened() -> Any:
+        try:
+            return safe_open(str(path), framework="pt")
+        except SafetensorError as error:
+            raise CorruptionError(f"{path} is not a whole safetensors file: {error}") from error
+
+    with opened() as file:
+        name = _pick(list(file.keys()), key, path)
+        shape = _shape(file.get_slice(name).get_shape(), path)
+
+    def chunks() -> Chunks:
+        with opened() as file:
+            yield from _slices(file.get_slice(name), shape, chunk_rows)
+
+    return shape, chunks()
 
 
 def _read_torch(path: Path, key: str | None, chunk_rows: int) -> Opened:

@@ -1,0 +1,49 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import tierbed as tb
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REAL_LOG = REPOSITORY.parent / "shared" / "data" / "ctr" / "criteo_rows0-59999.tsv.gz"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> None:
+    # More threads add in another order; equal bits need equal orders.
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def real_log() -> Path:
+    """A slice of a real click log in Criteo's layout, where it is at hand."""
+    if not REAL_LOG.is_file():
+        pytest.skip(f"real click log not at hand ({REAL_LOG.name} beside the checkout)")
+    return REAL_LOG
+
+
+OpenStore = Callable[..., tb.Store]
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[OpenStore]:
+    """Opens stores that are closed after the test."""
+    opened: list[tb.Store] = []
+
+    def open_(backend: str = "memory", name: str = "store", **options: object) -> tb.Store:
+        path = None if backend == "memory" else tmp_path / name
+        options.setdefault("dram_budget", "64MiB")
+        store = tb.Store.open(path, backend=backend, **options)
+        opened.append(store)
+        return store
+
+    yield open_
+    for store in opened:
+        store.close()

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+import torch
+
+import tierbed as tb
+from tierbed.optim import as_optimizer, state_words
+
+
+def test_a_table_is_translated_once() -> None:
+    config = tb.EmbeddingBagConfig(
+        name="item", num_embeddings=100, embedding_dim=8, init=tb.Normal(0.0, 0.1)
+    )
+    table = json.loads(config.table_json(tb.Adagrad(initial_accumulator_value=0.5), store_seed=7))
+    assert table.pop("seed") >= 0
+    assert table == {
+        "name": "item",
+        "row_count": 100,
+        "dim": 8,
+        "optimizer": "adagrad",
+        "state_init": 0.5,
+        "init": {"kind": "normal", "mean": 0.0, "std": 0.1},
+    }
+    assert config.feature_names == ("item",)
+
+
+def test_seeds_differ_by_store_and_by_table() -> None:
+    def seed(name: str, store_seed: int) -> int:
+        config = tb.EmbeddingBagConfig(name=name, num_embeddings=2, embedding_dim=2)
+        return int(json.loads(config.table_json(tb.SGD(), store_seed))["seed"])
+
+    assert len({seed("a", 0), seed("b", 0), seed("a", 1), seed("b", 1)}) == 4
+    assert seed("a", 0) == seed("a", 0)
+
+
+def test_default_bounds_are_those_of_torchrec() -> None:
+    config = tb.EmbeddingBagConfig(name="a", num_embeddings=16, embedding_dim=2)
+    assert config.initial() == tb.Uniform(-0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_embeddings": 0}, "num_embeddings"),
+        ({"embedding_dim": 1.5}, "embedding_dim"),
+        ({"feature_names": "item"}, "feature_names"),
+        ({"pooling": tb.PoolingType.NONE}, "EmbeddingConfig"),
+        ({"init": tb.Constant(0.0), "weight_init_min": 0.0}, "either init"),
+    ],
+)
+def test_bad_tables_are_refused_by_name(fields: dict[str, object], named: str) -> None:
+    good = {"name": "item", "num_embeddings": 10, "embedding_dim": 4}
+    with pytest.raises(tb.InvalidError, match=named):
+        tb.EmbeddingBagConfig(**{**good, **fields})
+
+
+def test_torch_optimizers_have_fused_counterparts() -> None:
+    assert as_optimizer(torch.optim.SGD, {"lr": 0.5}) == tb.SGD(lr=0.5)
+    assert as_optimizer(torch.optim.Adagrad, {"lr": 0.5}) == tb.Adagrad(lr=0.5)
+    assert as_optimizer(torch.optim.SparseAdam, {"betas": (0.8, 0.9)}) == tb.Adam(betas=(0.8, 0.9))
+    assert as_optimizer(tb.RowWiseAdagrad, {"lr": 0.1}) == tb.RowWiseAdagrad(lr=0.1)
+    assert as_optimizer(torch.optim.SGD, {"lr": 0.5, "momentum": 0}) == tb.SGD(lr=0.5)
+
+
+def test_optimizers_without_counterpart_are_refused() -> None:
+    with pytest.raises(tb.UnsupportedError, match="Adam"):
+        as_optimizer(torch.optim.AdamW)
+    with pytest.raises(tb.UnsupportedError, match="momentum"):
+        as_optimizer(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    with pytest.raises(tb.InvalidError, match="lr"):
+        tb.SGD(lr=-1.0)
+    with pytest.raises(tb.InvalidError, match="optimizer must be"):
+        as_optimizer("adagrad")  # type: ignore[arg-type]
+
+
+def test_state_sizes() -> None:
+    kinds = ["sgd", "adagrad", "row_wise_adagrad", "adam", "partial_row_wise_adam"]
+    assert [state_words(kind, 36) for kind in kinds] == [0, 36, 1, 72, 37]

@@ -1,0 +1,118 @@
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import tierbed as tb
+from tierbed.sparse import as_kjt
+from tierbed.testing import random_bags
+
+
+def bags_of(kjt: tb.KeyedJaggedTensor) -> dict[str, list[list[int]]]:
+    return {key: [bag.tolist() for bag in kjt[key].to_dense()] for key in kjt.keys()}
+
+
+def small() -> tb.KeyedJaggedTensor:
+    #      sample 0   sample 1   sample 2
+    # f1   [5, 6]     []         [7]
+    # f2   [1]        [2, 2]     []
+    return tb.KeyedJaggedTensor(
+        ["f1", "f2"],
+        torch.tensor([5, 6, 7, 1, 2, 2]),
+        torch.tensor([0.5, 0.6, 0.7, 0.1, 0.2, 0.3]),
+        lengths=torch.tensor([2, 0, 1, 1, 2, 0]),
+    )
+
+
+def test_layout_is_feature_major() -> None:
+    kjt = small()
+    assert (kjt.keys(), kjt.stride()) == (["f1", "f2"], 3)
+    assert kjt.offsets().tolist() == [0, 2, 2, 3, 4, 6, 6]
+    assert bags_of(kjt) == {"f1": [[5, 6], [], [7]], "f2": [[1], [2, 2], []]}
+    weights = kjt["f2"].weights_or_none()
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_offsets_and_lengths_say_the_same() -> None:
+    kjt = small()
+    again = tb.KeyedJaggedTensor.from_offsets_sync(kjt.keys(), kjt.values(), kjt.offsets())
+    assert again.lengths().tolist() == kjt.lengths().tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(["a", "b", "c"]), st.integers(0, 5), st.integers(0, 1000))
+def test_permuting_keeps_every_bag(order: list[str], batch_size: int, seed: int) -> None:
+    kjt = random_bags({"a": 10, "b": 20, "c": 30}, batch_size, seed=seed, is_weighted=True)
+    moved = kjt.select(order)
+    assert moved.keys() == order
+    assert bags_of(moved) == {key: bags_of(kjt)[key] for key in order}
+    for key in order:
+        assert torch.equal(moved[key].weights_or_none(), kjt[key].weights_or_none())
+
+
+def test_selecting_drops_and_repeats_features() -> None:
+    kjt = small()
+    assert bags_of(kjt.select(["f2"])) == {"f2": [[1], [2, 2], []]}
+    twice = kjt.permute([1, 0, 1])
+    assert twice.keys() == ["f2", "f1", "f2"]
+    assert twice.values().tolist() == [1, 2, 2, 5, 6, 7, 1, 2, 2]
+
+
+def test_a_missing_feature_is_named() -> None:
+    with pytest.raises(tb.InvalidError, match=r"\['f3'\].*\['f1', 'f2'\]"):
+        small().select(["f1", "f3"])
+
+
+def test_features_are_joined_and_taken_apart() -> None:
+    kjt = small()
+    again = tb.KeyedJaggedTensor.from_jt_dict(kjt.to_dict())
+    assert torch.equal(again.values(), kjt.values())
+    assert torch.equal(again.offsets(), kjt.offsets())
+
+
+def test_unequal_sample_counts_are_refused() -> None:
+    with pytest.raises(tb.InvalidError, match="same number of samples"):
+        tb.KeyedJaggedTensor(["a", "b"], torch.tensor([1]), lengths=torch.tensor([1, 0, 0]))
+    with pytest.raises(tb.InvalidError, match="lengths or offsets"):
+        tb.KeyedJaggedTensor(["a"], torch.tensor([1]))
+
+
+class LooksLikeTorchRec:
+    """The methods of another library's class, with offsets only."""
+
+    def keys(self) -> list[str]:
+        return ["f1", "f2"]
+
+    def values(self) -> torch.Tensor:
+        return small().values()
+
+    def offsets(self) -> torch.Tensor:
+        return small().offsets().to(torch.int32)
+
+    def weights_or_none(self) -> None:
+        return None
+
+    def stride(self) -> int:
+        return 3
+
+
+def test_other_libraries_are_accepted_by_their_methods() -> None:
+    kjt = as_kjt(LooksLikeTorchRec())
+    assert bags_of(kjt) == bags_of(small())
+    with pytest.raises(tb.InvalidError, match="KeyedJaggedTensor"):
+        as_kjt({"f1": torch.tensor([1])})
+
+
+def test_a_keyed_tensor_gives_columns() -> None:
+    values = torch.arange(10.0).view(2, 5)
+    kt = tb.KeyedTensor(["a", "b"], [2, 3], values)
+    assert torch.equal(kt["b"], values[:, 2:])
+    assert {key: part.shape[1] for key, part in kt.to_dict().items()} == {"a": 2, "b": 3}
+    assert kt.offset_per_key() == [0, 2, 5]
+    with pytest.raises(KeyError):
+        kt["c"]
+
+
+def test_moving_keeps_everything() -> None:
+    kjt = small().to("cpu").pin_memory()
+    assert bags_of(kjt) == bags_of(small())

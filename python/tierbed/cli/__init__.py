@@ -1,0 +1,78 @@
+"""The command line: one verb per thing a user wants done.
+
+Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the
+work failed (a disk, damaged data), 2 the call was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+
+from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="tierbed",
+    help="Embedding tables bigger than memory on NVMe SSDs, for PyTorch recommender models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _register() -> None:
+    from tierbed.cli import bench, demo, folders, serving, training
+
+    for module in (demo, training, serving, folders, bench):
+        module.register(app)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+        arguments: What follows the program's name; by default the process's own.
+    """
+    try:
+        _register_once()
+        result = app(args=arguments, prog_name="tierbed", standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        code = 2
+    except click.exceptions.Exit as exit_:
+        code = exit_.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except (InvalidError, UnsupportedError, ClosedError) as error:
+        code = _told(error, 2)
+    except (TierbedError, OSError) as error:
+        code = _told(error, 2 if isinstance(error, FileNotFoundError) else 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    if arguments is None:
+        sys.exit(code)
+    return code
+
+
+_is_registered = False
+
+
+def _register_once() -> None:
+    global _is_registered
+    if not _is_registered:
+        _register()
+        _is_registered = True
+
+
+def _told(error: BaseException, code: int) -> int:
+    print(f"tierbed: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,5 @@
+"""``python -m tierbed.cli``."""
+
+from tierbed.cli import main
+
+main()

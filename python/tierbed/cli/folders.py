@@ -1,0 +1,159 @@
+"""``inspect``, ``verify``, ``import``, ``export``: what is in a folder, and is it whole?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tierbed.cli.options import DramBudget, JsonOut, finish
+from tierbed.errors import InvalidError
+from tierbed.progress import Progress
+from tierbed.snapshot import Snapshot
+from tierbed.store import Store
+
+__all__ = ["backend_of", "open_folder", "register", "tables_folder"]
+
+Folder = Annotated[Path, typer.Argument(help="A run, a store or a snapshot.")]
+
+
+def tables_folder(folder: Path) -> Path:
+    """Returns the store's folder of a run, or the folder itself."""
+    if not folder.is_dir():
+        raise InvalidError(f"no such folder: {folder}", {"path": str(folder)})
+    inner = folder / "tables"
+    return inner if (inner / "CURRENT").exists() or (inner / "LOCK").exists() else folder
+
+
+def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
+    """Opens a run's store, a store or a snapshot.
+
+    Raises:
+        InvalidError: The folder is none of them.
+    """
+    place = tables_folder(folder)
+    if (place / "CURRENT").exists():
+        return Store.open(place, dram_budget=dram_budget, backend=backend_of(place))
+    if (place / "LOCK").exists():
+        raise InvalidError(
+            f"the store in {place} has no checkpoint yet; there is nothing to show",
+            {"path": str(place)},
+        )
+    return Snapshot.open(place, dram_budget=dram_budget)
+
+
+def backend_of(place: Path) -> str:
+    """Returns which kind of store wrote the folder: tables are dumped only by ``memory``."""
+    return "memory" if any(place.glob("commit-*.dump")) else "file"
+
+
+def inspect(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOut = None) -> None:
+    """Show tables, checkpoint, disk and memory of a run, a store or a snapshot."""
+    from tierbed.report import print_table
+
+    with open_folder(folder, dram_budget) as opened:
+        stats = opened.stats()
+        is_store = isinstance(opened, Store)
+        result: dict[str, Any] = {
+            "kind": "store" if is_store else "snapshot",
+            "path": str(opened.path),
+            "tables_count": len(opened.tables()),
+            "rows": sum(int(table["row_count"]) for table in opened.tables()),
+        }
+        if isinstance(opened, Store):
+            last = opened.last_checkpoint()
+            result["checkpoint"] = None if last is None else last[0]
+            result["checkpoint_name"] = None if last is None else last[1]
+            result["steps"] = stats.get("steps")
+        else:
+            result["attachments"] = opened.attachment_names()
+        result["disk_bytes"] = stats.get("disk_bytes")
+        result["tables"] = opened.tables()
+        result["stats"] = stats
+    if json_path is None or str(json_path) != "-":
+        print_table(
+            f"tables of {folder}",
+            [{**table, "init": _short(table.get("init"))} for table in result["tables"]],
+        )
+        budget = stats.get("budget", {})
+        parts = [{"part": name, **values} for name, values in budget.get("parts", {}).items()]
+        if parts:
+            print_table("memory", parts)
+    finish(result, json_path, str(folder))
+
+
+def _short(init: Any) -> str:
+    if not isinstance(init, dict):
+        return ""
+    values = ", ".join(f"{v:g}" for k, v in init.items() if k != "kind")
+    return f"{init.get('kind')}({values})"
+
+
+def verify(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOut = None) -> None:
+    """Check every checksum of a run, a store or a snapshot."""
+    started_s = time.perf_counter()
+    with open_folder(folder, dram_budget) as opened:
+        pages = opened.verify()
+    seconds = time.perf_counter() - started_s
+    finish({"verified": True, "pages": pages, "seconds": seconds}, json_path, f"verify {folder}")
+
+
+def import_(
+    store: Annotated[Path, typer.Option("--store", help="The store or run.")],
+    table: Annotated[str, typer.Option("--table", help="Name of the table.")],
+    file: Annotated[Path, typer.Option("--file", help="npy, safetensors, pt or parquet.")],
+    key: Annotated[str | None, typer.Option("--key", help="Which tensor of the file.")] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the table, as large as the file's.")
+    ] = False,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="Optimizer of a table that is made.")
+    ] = "row_wise_adagrad",
+    dram_budget: DramBudget = "256MiB",
+    json_path: JsonOut = None,
+) -> None:
+    """Read a table from a file into a store, and checkpoint."""
+    from tierbed import tables as files
+    from tierbed.config import EmbeddingBagConfig
+    from tierbed.train import OPTIMIZERS
+
+    place = tables_folder(store) if store.is_dir() else store
+    with Store.open(place, dram_budget=dram_budget) as opened:
+        known = [entry["name"] for entry in opened.tables()]
+        if create and table not in known:
+            if optimizer not in OPTIMIZERS:
+                raise InvalidError(f"--optimizer must be one of {sorted(OPTIMIZERS)}")
+            rows, dim = files.shape_of(file, key)
+            config = EmbeddingBagConfig(name=table, num_embeddings=rows, embedding_dim=dim)
+            opened.add_table(config, OPTIMIZERS[optimizer]())
+        with Progress(f"import {table}", None, "rows") as bar:
+            rows = files.import_table(opened, table, file, key=key, progress=bar.set)
+        number = opened.checkpoint(f"import-{table}", opened.load_extra(), capture_rng=False)
+    finish({"table": table, "rows": rows, "checkpoint": number}, json_path, f"import {file}")
+
+
+def export(
+    store: Annotated[Path, typer.Option("--store", help="The store or run.")],
+    table: Annotated[str, typer.Option("--table", help="Name of the table.")],
+    file: Annotated[Path, typer.Option("--file", help="npy, safetensors, pt or parquet.")],
+    dram_budget: DramBudget = "256MiB",
+    json_path: JsonOut = None,
+) -> None:
+    """Write a table of a store to a file, in bounded memory."""
+    from tierbed.tables import export_table
+
+    with Store.open(tables_folder(store), dram_budget=dram_budget) as opened:
+        with Progress(f"export {table}", None, "rows") as bar:
+            rows = export_table(opened, table, file, progress=bar.set)
+    size = file.stat().st_size
+    finish({"table": table, "rows": rows, "file_bytes": size}, json_path, f"export {file}")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs of this file."""
+    app.command("inspect")(inspect)
+    app.command("verify")(verify)
+    app.command("import")(import_)
+    app.command("export")(export)

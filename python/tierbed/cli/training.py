@@ -1,0 +1,299 @@
+"""``train``, ``eval``, ``publish``, ``plan``, ``generate``: from a log to a published model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tierbed.budget import parse_bytes
+from tierbed.cli.options import (
+    Data,
+    DataFormat,
+    DramBudget,
+    IoEngine,
+    JsonOut,
+    Threads,
+    finish,
+    set_threads,
+)
+from tierbed.errors import InvalidError
+from tierbed.progress import Progress
+
+__all__ = ["register"]
+
+RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
+Model = Annotated[str, typer.Option("--model", help="dlrm, deepfm or pnn.")]
+Scale = Annotated[
+    float, typer.Option("--scale", help="synthetic: share of Criteo's published cardinalities.")
+]
+Samples = Annotated[
+    int | None, typer.Option("--samples", min=1, help="Use only the first samples.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of initial weights and generated samples.")]
+MinCount = Annotated[
+    int, typer.Option("--min-count", min=1, help="Rarer tokens share one row per feature.")
+]
+EvalLast = Annotated[
+    float, typer.Option("--eval-last", min=0.0, max=0.9, help="Share kept for evaluation.")
+]
+
+
+def train(
+    store: RunFolder,
+    data: Data = None,
+    data_format: DataFormat = "criteo",
+    model: Model = "dlrm",
+    dim: Annotated[int, typer.Option("--dim", min=1, help="Elements per row.")] = 16,
+    dram_budget: DramBudget = "1GiB",
+    eval_last: EvalLast = 0.2,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the data.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="By default chosen from the data.")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="Of the rows: sgd, adagrad, row_wise_adagrad, ...")
+    ] = "adagrad",
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the rows.")] = 0.02,
+    dense_lr: Annotated[float, typer.Option("--dense-lr", help="Of the dense part.")] = 0.002,
+    window: Annotated[int, typer.Option("--window", min=0, help="Look-ahead, in batches.")] = 32,
+    checkpoint_steps: Annotated[
+        int, typer.Option("--checkpoint-steps", min=0, help="0: only at the end.")
+    ] = 0,
+    seed: Seed = 0,
+    samples: Samples = None,
+    min_count: MinCount = 1,
+    scale: Scale = 0.01,
+    backend: Annotated[str, typer.Option("--backend", help="file or memory.")] = "file",
+    io_engine: IoEngine = "auto",
+    disk_quota: Annotated[
+        str | None, typer.Option("--disk-quota", help="Most bytes on disk.")
+    ] = None,
+    threads: Threads = 1,
+    json_path: JsonOut = None,
+) -> None:
+    """Train a click model whose tables live in a store; started again, it continues."""
+    from tierbed.nn import MODELS
+    from tierbed.source import open_source
+    from tierbed.train import OPTIMIZERS, Run, TrainOptions, auto_batch_size
+
+    _one_of("--model", model, MODELS)
+    _one_of("--optimizer", optimizer, OPTIMIZERS)
+    set_threads(threads)
+    source = open_source(
+        data_format,
+        data or [],
+        store / "vocabulary",
+        eval_share=eval_last,
+        samples=samples,
+        min_count=min_count,
+        seed=seed,
+        scale=scale,
+    )
+    options = TrainOptions(
+        model=model,
+        embedding_dim=dim,
+        batch_size=batch_size or auto_batch_size(source.train_samples),
+        epochs=epochs,
+        optimizer=optimizer,
+        lr=lr,
+        dense_lr=dense_lr,
+        seed=seed,
+        window=window,
+        checkpoint_steps=checkpoint_steps,
+    )
+    run = Run(
+        store,
+        source,
+        options,
+        source.train_samples,
+        store_options={
+            "dram_budget": dram_budget,
+            "backend": backend,
+            "io_engine": io_engine,
+            "disk_quota": disk_quota,
+        },
+        about={"data": source.about()},
+    )
+    try:
+        if run.resumed_from_step is not None:
+            _tell(f"continuing at step {run.resumed_from_step}")
+        result: dict[str, Any] = run.train(
+            on_checkpoint=lambda step: _tell(f"checkpoint at step {step}")
+        )
+        if source.eval_samples:
+            result = {**run.evaluate(source.eval_samples), **result}
+        result.update(run.usage())
+        result.update(
+            model=model,
+            embedding_dim=dim,
+            batch_size=options.batch_size,
+            train_samples=source.train_samples,
+            resumed_from_step=run.resumed_from_step,
+            store=str(store),
+        )
+        result["stats"] = run.store.stats()
+    finally:
+        run.close()
+    finish(result, json_path, f"{model} on {data_format}")
+
+
+def eval_(
+    store: RunFolder,
+    data: Data = None,
+    data_format: Annotated[
+        str | None, typer.Option("--format", help="By default that of the training.")
+    ] = None,
+    dram_budget: DramBudget = "1GiB",
+    samples: Samples = None,
+    threads: Threads = 1,
+    json_path: JsonOut = None,
+) -> None:
+    """Score another file with a trained model."""
+    from tierbed.evaluate import evaluate
+    from tierbed.source import open_source
+    from tierbed.train import EVAL_BATCH, load_run, read_run
+
+    set_threads(threads)
+    about = read_run(store)["data"]
+    source = open_source(
+        data_format or about["format"],
+        data or [],
+        store / "vocabulary",
+        samples=samples,
+        seed=about.get("seed", 0),
+        scale=about.get("scale", 0.01),
+        must_exist=True,
+    )
+    opened, model, description = load_run(
+        store, dram_budget=dram_budget, backend=_backend_of(store)
+    )
+    with opened:
+        total = source.train_samples
+        with Progress("scoring", total, "samples") as bar:
+
+            def batches() -> Any:
+                for batch in source.batches(0, total, EVAL_BATCH):
+                    yield batch
+                    bar.advance(int(batch.label.numel()))
+
+            result: dict[str, Any] = dict(evaluate(model, batches(), window=4))
+        budget = opened.stats()["budget"]
+    result.update(
+        dram_budget_bytes=budget["limit_bytes"],
+        dram_peak_bytes=budget["peak_bytes"],
+        model=description["options"]["model"],
+        store=str(store),
+    )
+    finish(result, json_path, f"evaluation of {store}")
+
+
+def publish(
+    store: RunFolder,
+    out: Annotated[Path, typer.Option("--out", help="The snapshot: a new folder.")],
+    dram_budget: DramBudget = "1GiB",
+    json_path: JsonOut = None,
+) -> None:
+    """Write a serving snapshot of a trained model, or of a bare store."""
+    from tierbed.cli.folders import tables_folder
+    from tierbed.store import Store
+    from tierbed.train import RUN_FILE, load_run
+
+    model = None
+    if (store / RUN_FILE).is_file():
+        opened, model, _ = load_run(store, dram_budget=dram_budget, backend=_backend_of(store))
+    else:
+        opened = Store.open(tables_folder(store), dram_budget=dram_budget)
+    with opened, Progress("publishing", None, "rows") as bar:
+        report = opened.publish(out, model, progress=bar.set)
+    finish({**report, "snapshot": str(out)}, json_path, f"published {store}")
+
+
+def plan(
+    data: Data = None,
+    data_format: DataFormat = "criteo",
+    dim: Annotated[int, typer.Option("--dim", min=1, help="Elements per row.")] = 16,
+    dram_budget: DramBudget = "1GiB",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 128,
+    optimizer: Annotated[str, typer.Option("--optimizer")] = "adagrad",
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, help="How much of the data to look at.")
+    ] = 50_000,
+    min_count: MinCount = 1,
+    seed: Seed = 0,
+    scale: Scale = 0.01,
+    json_path: JsonOut = None,
+) -> None:
+    """Predict memory, disk and reads per batch of a run from a sample of its data."""
+    import tempfile
+
+    from tierbed.plan import TableShape, predict
+    from tierbed.source import open_source
+    from tierbed.train import OPTIMIZERS
+
+    _one_of("--optimizer", optimizer, OPTIMIZERS)
+    with tempfile.TemporaryDirectory() as folder:
+        source = open_source(
+            data_format,
+            data or [],
+            Path(folder) / "vocabulary",
+            samples=samples,
+            min_count=min_count,
+            seed=seed,
+            scale=scale,
+        )
+        sizes = source.table_sizes
+        tables = [TableShape(name, rows, dim, optimizer) for name, rows in sizes.items()]
+        prediction = predict(
+            tables,
+            {name: name for name in sizes},
+            parse_bytes(dram_budget, "--dram-budget"),
+            (b.sparse for b in source.batches(0, source.train_samples, batch_size)),
+        )
+    result = {"samples": source.train_samples, "batch_size": batch_size, **prediction.to_dict()}
+    finish(result, json_path, "plan")
+    if not prediction.fits:
+        _tell(f"the budget is too small: at least {prediction.dram_min_bytes:,} bytes are needed")
+
+
+def generate(
+    out: Annotated[Path, typer.Option("--out", help="The file: .tsv, .tsv.gz or .tsv.zst.")],
+    samples: Annotated[int, typer.Option("--samples", min=1)] = 100_000,
+    scale: Scale = 0.01,
+    seed: Seed = 0,
+    json_path: JsonOut = None,
+) -> None:
+    """Write generated samples in Criteo's layout."""
+    from tierbed.source import write_synthetic
+
+    with Progress("generating", samples, "samples") as bar:
+        write_synthetic(out, samples, scale=scale, seed=seed, progress=bar.set)
+    size = out.stat().st_size
+    finish({"samples": samples, "file_bytes": size, "file": str(out)}, json_path, "generated")
+
+
+def _backend_of(store: Path) -> str:
+    from tierbed.cli.folders import backend_of
+    from tierbed.train import TABLES
+
+    return backend_of(store / TABLES)
+
+
+def _one_of(option: str, value: str, known: Any) -> None:
+    if value not in known:
+        raise InvalidError(f"{option} must be one of {', '.join(sorted(known))}, not {value!r}")
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs of this file."""
+    app.command("train")(train)
+    app.command("eval")(eval_)
+    app.command("publish")(publish)
+    app.command("plan")(plan)
+    app.command("generate")(generate)

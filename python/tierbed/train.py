@@ -1,0 +1,348 @@
+"""How does a click model train on a log, with its tables in a store, so that it can be stopped?
+
+A run is a folder: ``tables/`` is the store, ``vocabulary`` maps tokens to row ids, ``run.json``
+says how the run was started. Dense parameters, dense optimizer, data position and generators lie
+in the store's checkpoint, so everything becomes durable together. A run that is started again
+continues at its last checkpoint, bit for bit as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from tierbed.errors import InvalidError
+from tierbed.evaluate import evaluate
+from tierbed.lookahead import lookahead
+from tierbed.nn import CtrModel, build_model
+from tierbed.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
+from tierbed.progress import Progress
+from tierbed.report import write_json
+from tierbed.store import Store
+
+__all__ = ["OPTIMIZERS", "Run", "SampleBatch", "SampleSource", "TrainOptions", "auto_batch_size"]
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    cls.kind: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam)
+}
+RUN_FILE = "run.json"
+TABLES = "tables"
+EVAL_BATCH = 1024
+
+
+class SampleBatch(Protocol):
+    """A batch of labelled samples."""
+
+    @property
+    def label(self) -> Tensor:
+        """``[B]`` f32, 0 or 1."""
+
+    @property
+    def dense(self) -> Tensor:
+        """``[B, dense_count]`` f32."""
+
+    @property
+    def sparse(self) -> Any:
+        """KeyedJaggedTensor, one feature per table."""
+
+
+class SampleSource(Protocol):
+    """A log of labelled samples with row ids, readable from any sample on."""
+
+    @property
+    def dense_count(self) -> int:
+        """Numerical features."""
+
+    @property
+    def table_sizes(self) -> dict[str, int]:
+        """Rows of the table of each categorical feature."""
+
+    def batches(self, first: int, last: int, batch_size: int) -> Iterator[SampleBatch]:
+        """Yields samples ``first..last`` in batches; the last may be shorter."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train. What changes the numbers is fixed for the life of a run.
+
+    Args:
+        model: ``dlrm``, ``deepfm`` or ``pnn``.
+        embedding_dim: Elements per row.
+        batch_size: Samples per step.
+        epochs: Passes over the training samples.
+        optimizer: Fused optimizer of the rows.
+        lr: Its learning rate.
+        dense_lr: Learning rate of Adam on the dense parameters.
+        seed: Of the initial weights.
+        window: Look-ahead window in batches; changes speed only.
+        checkpoint_steps: Steps between checkpoints; 0 for one at the end only.
+    """
+
+    model: str = "dlrm"
+    embedding_dim: int = 16
+    batch_size: int = 128
+    epochs: int = 1
+    optimizer: str = "adagrad"
+    lr: float = 0.02
+    dense_lr: float = 0.002
+    seed: int = 0
+    window: int = 32
+    checkpoint_steps: int = 0
+
+    def fixed(self) -> dict[str, Any]:
+        """Returns the options that change the numbers."""
+        options = asdict(self)
+        for name in ("window", "checkpoint_steps"):
+            del options[name]
+        return options
+
+
+def auto_batch_size(sample_count: int) -> int:
+    """Returns a power of two that gives some 400 steps, between 64 and 2,048."""
+    size = 64
+    while size < 2048 and sample_count // (2 * size) >= 300:
+        size *= 2
+    return size
+
+
+class Run:
+    """A training run in a folder.
+
+    Args:
+        folder: The run's folder; made when missing.
+        source: Where the samples come from.
+        options: How to train.
+        train_samples: Samples ``0..train_samples`` train; the rest evaluates.
+        store_options: Arguments of :meth:`tierbed.Store.open`.
+        about: Kept in ``run.json`` for ``tierbed eval`` and people.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: SampleSource,
+        options: TrainOptions,
+        train_samples: int,
+        *,
+        store_options: dict[str, Any],
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        if train_samples < 1:
+            raise InvalidError("no samples to train on; check --data and --eval-last")
+        self.folder = folder
+        self.source = source
+        self.options = options
+        self.train_samples = train_samples
+        folder.mkdir(parents=True, exist_ok=True)
+        self.store = Store.open(folder / TABLES, seed=options.seed, **store_options)
+        try:
+            torch.manual_seed(options.seed)
+            self.model = build_model(
+                {
+                    "kind": options.model,
+                    "dense_count": source.dense_count,
+                    "table_sizes": source.table_sizes,
+                    "embedding_dim": options.embedding_dim,
+                },
+                self.store,
+                OPTIMIZERS[options.optimizer](lr=options.lr),
+            )
+            self.dense_optimizer = torch.optim.Adam(self.model.parameters(), lr=options.dense_lr)
+            self.steps = 0
+            self.samples_done = 0
+            self.resumed_from_step: int | None = None
+            self._resume()
+            write_json(folder / RUN_FILE, self._description(about or {}))
+        except BaseException:
+            self.store.close()
+            raise
+
+    @property
+    def samples_total(self) -> int:
+        """Samples of all epochs."""
+        return self.train_samples * self.options.epochs
+
+    def train(
+        self,
+        on_checkpoint: Callable[[int], None] | None = None,
+        steps_max: int | None = None,
+    ) -> dict[str, Any]:
+        """Trains to the end, or for ``steps_max`` steps, and checkpoints.
+
+        Args:
+            on_checkpoint: Called with the number of steps a checkpoint holds.
+            steps_max: Stop early; nothing is checkpointed then beyond the regular interval.
+
+        Returns:
+            ``steps``, ``samples_per_s``, ``train_seconds``, ``train_loss`` (mean of this call).
+        """
+        self.model.train()
+        first_step, first_sample = self.steps, self.samples_done
+        loss_sum = 0.0
+        started_s = time.perf_counter()
+        with Progress("training", self.samples_total, "samples") as bar:
+            bar.set(self.samples_done)
+            for batch in lookahead(self._remaining(), self.model, window=self.options.window):
+                loss_sum += self._step(batch)
+                bar.advance(int(batch.label.numel()))
+                every = self.options.checkpoint_steps
+                if every and self.steps % every == 0:
+                    self.checkpoint(on_checkpoint)
+                if steps_max is not None and self.steps - first_step >= steps_max:
+                    break
+        seconds = time.perf_counter() - started_s
+        steps = self.steps - first_step
+        if self.samples_done >= self.samples_total and steps:
+            self.checkpoint(on_checkpoint)
+        return {
+            "steps": self.steps,
+            "samples_per_s": (self.samples_done - first_sample) / seconds if steps else None,
+            "train_seconds": seconds,
+            "train_loss": loss_sum / steps if steps else None,
+        }
+
+    def evaluate(self, eval_samples: int) -> dict[str, float]:
+        """Scores the ``eval_samples`` samples behind the training samples."""
+        first = self.train_samples
+        batches = self.source.batches(first, first + eval_samples, EVAL_BATCH)
+        return evaluate(self.model, batches, window=4)
+
+    def usage(self) -> dict[str, Any]:
+        """Returns memory and disk of the store, in bytes."""
+        stats = self.store.stats()
+        return {
+            "dram_budget_bytes": stats["budget"]["limit_bytes"],
+            "dram_peak_bytes": stats["budget"]["peak_bytes"],
+            "disk_bytes": stats["disk_bytes"],
+            "table_bytes": table_bytes(self.store),
+        }
+
+    def checkpoint(self, on_checkpoint: Callable[[int], None] | None = None) -> None:
+        """Makes the run durable where it stands."""
+        self.store.checkpoint(
+            f"step-{self.steps}",
+            extra={
+                "model": self.model.state_dict(),
+                "dense_optimizer": self.dense_optimizer.state_dict(),
+                "steps": self.steps,
+                "samples_done": self.samples_done,
+                "train_samples": self.train_samples,
+                "options": self.options.fixed(),
+            },
+        )
+        if on_checkpoint is not None:
+            on_checkpoint(self.steps)
+
+    def close(self) -> None:
+        """Closes the store."""
+        self.store.close()
+
+    def _step(self, batch: SampleBatch) -> float:
+        logits = self.model(batch.dense, batch.sparse)
+        loss = binary_cross_entropy_with_logits(logits, batch.label)
+        self.dense_optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.dense_optimizer.step()
+        self.steps += 1
+        self.samples_done += int(batch.label.numel())
+        return loss.item()
+
+    def _remaining(self) -> Iterator[SampleBatch]:
+        done = self.samples_done
+        while done < self.samples_total:
+            position = done % self.train_samples
+            yield from self.source.batches(position, self.train_samples, self.options.batch_size)
+            done += self.train_samples - position
+
+    def _resume(self) -> None:
+        extra = self.store.load_extra()
+        if extra is None:
+            return
+        asked = {**self.options.fixed(), "train_samples": self.train_samples}
+        stored = {**extra["options"], "train_samples": extra["train_samples"]}
+        changed = {name: (stored.get(name), value) for name, value in asked.items()}
+        changed = {name: pair for name, pair in changed.items() if pair[0] != pair[1]}
+        # More epochs on a finished run are a continuation, not another run.
+        changed.pop("epochs", None)
+        if changed:
+            told = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
+            raise InvalidError(
+                f"the run in {self.folder} was started with other options ({told}); "
+                "use the same ones to continue it, or another folder"
+            )
+        self.model.load_state_dict(extra["model"])
+        self.dense_optimizer.load_state_dict(extra["dense_optimizer"])
+        self.steps, self.samples_done = extra["steps"], extra["samples_done"]
+        self.resumed_from_step = self.steps
+        self.store.restore_rng()
+
+    def _description(self, about: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "format": "tierbed-run 1",
+            "model": self.model.config(),
+            "options": asdict(self.options),
+            "train_samples": self.train_samples,
+            **about,
+        }
+
+
+def table_bytes(store: Store) -> int:
+    """Returns the bytes of all rows, touched or not, with their optimizer state."""
+    from tierbed.plan import TableShape
+
+    return sum(
+        table["row_count"]
+        * TableShape(
+            table["name"], table["row_count"], table["dim"], table["optimizer"]
+        ).record_bytes
+        for table in store.tables()
+    )
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Reads the ``run.json`` of a run.
+
+    Raises:
+        InvalidError: Not the folder of a run.
+    """
+    path = folder / RUN_FILE
+    if not path.is_file():
+        raise InvalidError(
+            f"{folder} holds no training run ({RUN_FILE} is missing); name the folder given to "
+            "tierbed train as --store",
+            {"path": str(folder)},
+        )
+    description: dict[str, Any] = json.loads(path.read_text())
+    return description
+
+
+def load_run(folder: Path, **store_options: Any) -> tuple[Store, CtrModel, dict[str, Any]]:
+    """Opens a trained run to score or publish it: store, model, description.
+
+    Raises:
+        InvalidError: Not a run, or one without a checkpoint.
+    """
+    description = read_run(folder)
+    options = description["options"]
+    store = Store.open(folder / TABLES, seed=options["seed"], **store_options)
+    try:
+        extra = store.load_extra()
+        if extra is None:
+            raise InvalidError(f"the run in {folder} has no checkpoint yet; train it first")
+        model = build_model(
+            description["model"], store, OPTIMIZERS[options["optimizer"]](lr=options["lr"])
+        )
+        model.load_state_dict(extra["model"])
+        model.eval()
+    except BaseException:
+        store.close()
+        raise
+    return store, model, description
