@@ -85,7 +85,6 @@ class Store:
             "disk_quota_bytes": None
             if disk_quota is None
             else parse_bytes(disk_quota, "disk_quota"),
-            "seed": seed,
         }
         folder = None if path is None else os.fspath(path)
         return cls(NativeStore(folder, json.dumps(options)), folder, seed)

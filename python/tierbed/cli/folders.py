@@ -120,7 +120,7 @@ def import_(
     from tierbed.train import OPTIMIZERS
 
     place = tables_folder(store) if store.is_dir() else store
-    with Store.open(place, dram_budget=dram_budget) as opened:
+    with Store.open(place, dram_budget=dram_budget, backend=backend_of(place)) as opened:
         known = [entry["name"] for entry in opened.tables()]
         if create and table not in known:
             if optimizer not in OPTIMIZERS:
@@ -144,9 +144,12 @@ def export(
     """Write a table of a store to a file, in bounded memory."""
     from tierbed.tables import export_table
 
-    with Store.open(tables_folder(store), dram_budget=dram_budget) as opened:
-        with Progress(f"export {table}", None, "rows") as bar:
-            rows = export_table(opened, table, file, progress=bar.set)
+    place = tables_folder(store)
+    with (
+        Store.open(place, dram_budget=dram_budget, backend=backend_of(place)) as opened,
+        Progress(f"export {table}", None, "rows") as bar,
+    ):
+        rows = export_table(opened, table, file, progress=bar.set)
     size = file.stat().st_size
     finish({"table": table, "rows": rows, "file_bytes": size}, json_path, f"export {file}")
 

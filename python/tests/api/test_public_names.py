@@ -1,0 +1,114 @@
+"""The public names and signatures, frozen: a change here is a change users see."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import tierbed as tb
+
+PUBLIC = [
+    "Adagrad",
+    "Adam",
+    "ClosedError",
+    "Constant",
+    "CorruptionError",
+    "DataType",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
+    "InvalidError",
+    "IoError",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "NoSpaceError",
+    "Normal",
+    "PartialRowWiseAdam",
+    "PoisonedError",
+    "PoolingType",
+    "RowWiseAdagrad",
+    "SGD",
+    "Snapshot",
+    "Store",
+    "TierbedError",
+    "Uniform",
+    "UnsupportedError",
+    "__version__",
+    "data",
+    "errors",
+    "lookahead",
+    "nn",
+]
+
+PARAMETERS = {
+    "Store.open": "path dram_budget backend io_engine queue_depth disk_quota seed",
+    "Store.checkpoint": "self name extra capture_rng attachments",
+    "Store.publish": "self path model attachments progress",
+    "Store.read_rows": "self table first_row row_count",
+    "Store.gather_rows": "self table rows",
+    "Store.write_rows": "self table first_row weights rows_state",
+    "Store.set_learning_rate": "self lr tables",
+    "Snapshot.open": "path dram_budget backend io_engine queue_depth",
+    "Snapshot.lookup": "self features pooling tables",
+    "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "
+    "weight_init_max weight_init_min init seed pooling",
+    "EmbeddingConfig": "num_embeddings embedding_dim name feature_names data_type "
+    "weight_init_max weight_init_min init seed",
+    "EmbeddingBagCollection": "tables store optimizer optimizer_kwargs is_weighted",
+    "EmbeddingCollection": "tables store optimizer optimizer_kwargs",
+    "EmbeddingBag": "num_embeddings embedding_dim store mode include_last_offset padding_idx "
+    "name optimizer optimizer_kwargs config",
+    "EmbeddingBag.forward": "self input offsets per_sample_weights",
+    "KeyedJaggedTensor": "keys values weights lengths offsets stride",
+    "JaggedTensor": "values lengths weights offsets",
+    "KeyedTensor": "keys length_per_key values key_dim",
+    "SGD": "lr weight_decay",
+    "Adagrad": "lr weight_decay eps initial_accumulator_value",
+    "RowWiseAdagrad": "lr weight_decay eps initial_accumulator_value",
+    "Adam": "lr weight_decay betas eps",
+    "PartialRowWiseAdam": "lr weight_decay betas eps",
+    "lookahead": "loader emb window key",
+    "nn.DLRM": "dense_count table_sizes store embedding_dim hidden optimizer",
+    "nn.DeepFM": "dense_count table_sizes store embedding_dim hidden optimizer",
+    "nn.PNN": "dense_count table_sizes store embedding_dim hidden optimizer",
+}
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(tb.__all__) == sorted(PUBLIC)
+    for name in PUBLIC:
+        assert getattr(tb, name) is not None
+
+
+@pytest.mark.parametrize("path", PARAMETERS)
+def test_signatures(path: str) -> None:
+    thing: object = tb
+    for part in path.split("."):
+        thing = getattr(thing, part)
+    assert list(inspect.signature(thing).parameters) == PARAMETERS[path].split()  # type: ignore[arg-type]
+
+
+def test_every_public_thing_is_documented() -> None:
+    for name in PUBLIC:
+        thing = getattr(tb, name)
+        if name != "__version__":
+            assert inspect.getdoc(thing), f"{name} has no docstring"
+        if inspect.isclass(thing):
+            for method, value in vars(thing).items():
+                if callable(value) and not method.startswith("_"):
+                    assert inspect.getdoc(getattr(thing, method)), f"{name}.{method}"
+
+
+def test_importing_stays_light() -> None:
+    code = (
+        "import sys, tierbed; heavy = {'matplotlib', 'pyarrow', 'rich', 'typer', 'safetensors',"
+        "'torch._inductor'}; print(sorted(heavy & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

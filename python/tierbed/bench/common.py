@@ -1,0 +1,122 @@
+"""What all suites need: skewed batches, medians over interleaved rounds, flat counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from tierbed.sparse import KeyedJaggedTensor
+
+__all__ = ["Measured", "flat_counters", "interleave", "percentile", "ratio", "zipf_batches"]
+
+
+@dataclass
+class Measured:
+    """One system: how to run a round of it, and what the rounds took.
+
+    Args:
+        name: The system, in snake_case.
+        run: Runs one round.
+        parameters: What was varied; becomes columns.
+        counters: Returns cumulative counters; their growth per round is reported.
+    """
+
+    name: str
+    run: Callable[[], None]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    counters: Callable[[], Mapping[str, float]] = dict
+    seconds: list[float] = field(default_factory=list)
+    growth: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds of a round."""
+        return median(self.seconds)
+
+
+def interleave(systems: Sequence[Measured], rounds: int) -> None:
+    """Runs one round of every system in turn, ``rounds`` times, after one that is not counted.
+
+    Neighbours' load then falls on all systems alike.
+    """
+    for system in systems:
+        system.run()
+    before = [dict(system.counters()) for system in systems]
+    for _ in range(rounds):
+        for system in systems:
+            started_s = time.perf_counter()
+            system.run()
+            system.seconds.append(time.perf_counter() - started_s)
+    for system, start in zip(systems, before, strict=True):
+        end = system.counters()
+        system.growth = {name: (value - start.get(name, 0)) / rounds for name, value in end.items()}
+
+
+def zipf_batches(
+    features: Mapping[str, int], batch_size: int, count: int, *, seed: int, skew: float = 1.05
+) -> list[KeyedJaggedTensor]:
+    """Draws batches of one id per bag with zipf-like popularity.
+
+    Ids are spread over the table by a fixed permutation (a multiplication modulo the size), so
+    that popular rows do not share pages by accident of numbering.
+
+    Args:
+        features: Rows of the table of each feature.
+        batch_size: ``B``.
+        count: Batches.
+        seed: Equal seeds draw equal batches.
+        skew: Exponent of the popularity; larger is more skewed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    lengths = torch.ones(len(features) * batch_size, dtype=torch.int64)
+    for _ in range(count):
+        columns = []
+        for rows in features.values():
+            uniform = torch.rand(batch_size, generator=generator, dtype=torch.float64)
+            rank = _zipf_rank(uniform, rows, skew)
+            columns.append(rank * 2_654_435_761 % rows)
+        batches.append(
+            KeyedJaggedTensor(
+                list(features), torch.cat(columns), lengths=lengths, stride=batch_size
+            )
+        )
+    return batches
+
+
+def _zipf_rank(uniform: torch.Tensor, rows: int, skew: float) -> torch.Tensor:
+    """Inverts the continuous power law on ``[1, rows + 1)``."""
+    if abs(skew - 1.0) < 1e-9:
+        rank = torch.exp(uniform * torch.log(torch.tensor(rows + 1.0, dtype=torch.float64)))
+    else:
+        power = 1.0 - skew
+        rank = ((rows + 1.0) ** power * uniform + (1.0 - uniform)) ** (1.0 / power)
+    return rank.to(torch.int64).clamp(1, rows) - 1
+
+
+def flat_counters(stats: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Flattens nested statistics to ``part_name: number``; what is no number is left out."""
+    flat: dict[str, float] = {}
+    for name, value in stats.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            flat.update(flat_counters(value, f"{key}_"))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            flat[key] = float(value)
+    return flat
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Returns the value below which ``share`` of ``values`` lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def ratio(value: float, baseline: float) -> float:
+    """Divides; NaN when the baseline is zero."""
+    return value / baseline if baseline else float("nan")

@@ -1,0 +1,155 @@
+"""``serve`` and ``lookup``: a published model, over HTTP or in this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tierbed.cli.options import DramBudget, IoEngine, JsonOut, Threads, set_threads
+from tierbed.errors import InvalidError, IoError
+
+__all__ = ["ask", "register"]
+
+
+def serve(
+    snapshot: Annotated[Path, typer.Argument(help="The snapshot's folder.")],
+    address: Annotated[
+        str, typer.Option("--address", help="host:port; port 0 picks a free one.")
+    ] = "127.0.0.1:8080",
+    dram_budget: DramBudget = "256MiB",
+    backend: Annotated[str, typer.Option("--backend", help="direct, mmap or memory.")] = "direct",
+    io_engine: IoEngine = "auto",
+    threads: Threads = 1,
+) -> None:
+    """Answer lookups and predictions over HTTP until interrupted."""
+    from tierbed.serve import Server
+    from tierbed.snapshot import Snapshot
+
+    set_threads(threads)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with (
+        Snapshot.open(
+            snapshot, dram_budget=dram_budget, backend=backend, io_engine=io_engine
+        ) as opened,
+        Server(opened, address) as server,
+    ):
+        answers = "lookups and predictions" if server.predicts else "lookups"
+        print(f"serving {answers} on http://{server.address}", flush=True)
+        while not stop.is_set() and not server.wait(0.2):
+            pass
+    print("stopped", file=sys.stderr)
+
+
+def lookup(
+    snapshot: Annotated[
+        Path | None, typer.Argument(help="The snapshot's folder; or give --url.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="A running server: http://127.0.0.1:8080")
+    ] = None,
+    table: Annotated[str | None, typer.Option("--table", help="Feature or table.")] = None,
+    ids: Annotated[str, typer.Option("--ids", help="Row ids: 3,14,159. One vector each.")] = "",
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="sum or mean: one vector for all ids.")
+    ] = None,
+    dram_budget: DramBudget = "64MiB",
+    json_path: JsonOut = None,
+) -> None:
+    """Look up rows of a snapshot, or of a running server."""
+    if (snapshot is None) == (url is None):
+        raise InvalidError("name either a snapshot's folder or --url")
+    if table is None or not ids:
+        raise InvalidError("say what to look up, for example: --table c1 --ids 3,14,159")
+    if pool not in (None, "sum", "mean"):
+        raise InvalidError(f"--pool must be sum or mean, not {pool!r}")
+    try:
+        wanted = [int(text) for text in ids.split(",")]
+    except ValueError as error:
+        raise InvalidError(f"--ids must be whole numbers separated by commas: {ids!r}") from error
+    offsets = [0, len(wanted)] if pool else list(range(len(wanted) + 1))
+    if url is not None:
+        vectors = _from_server(url, table, wanted, offsets, pool or "sum")
+    else:
+        assert snapshot is not None
+        vectors = _from_snapshot(snapshot, table, wanted, offsets, pool or "sum", dram_budget)
+    _show({"table": table, "ids": wanted, "pooling": pool, "vectors": vectors}, json_path)
+
+
+def _show(result: dict[str, Any], json_path: Path | None) -> None:
+    from tierbed.report import write_json
+
+    if json_path is None or str(json_path) != "-":
+        names = [result["pooling"]] if result["pooling"] else result["ids"]
+        for name, vector in zip(names, result["vectors"], strict=True):
+            print(name, " ".join(f"{value:.6g}" for value in vector))
+    if json_path is not None:
+        write_json(json_path, result)
+
+
+def _from_snapshot(
+    folder: Path, table: str, ids: list[int], offsets: list[int], pooling: str, dram_budget: str
+) -> list[list[float]]:
+    import torch
+
+    from tierbed.snapshot import Snapshot
+    from tierbed.sparse import KeyedJaggedTensor
+
+    if not folder.is_dir():
+        raise InvalidError(f"no such folder: {folder}", {"path": str(folder)})
+    bags = KeyedJaggedTensor([table], torch.tensor(ids), offsets=torch.tensor(offsets))
+    with Snapshot.open(folder, dram_budget=dram_budget) as snapshot:
+        vectors: list[list[float]] = snapshot.lookup(bags, pooling)[table].tolist()
+    return vectors
+
+
+def _from_server(
+    url: str, feature: str, ids: list[int], offsets: list[int], pooling: str
+) -> list[list[float]]:
+    request = {"features": {feature: {"values": ids, "offsets": offsets}}, "pooling": pooling}
+    vectors: list[list[float]] = ask(url, "/v1/lookup", request)["features"][feature]
+    return vectors
+
+
+def ask(url: str, route: str, request: dict[str, Any] | None = None) -> Any:
+    """Asks a running server; with a request by POST, else by GET.
+
+    Returns:
+        The decoded JSON, or the text where it is none.
+
+    Raises:
+        InvalidError: The server refused the request, with its own words.
+        IoError: Nobody answered.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidError(f"--url must start with http://, found {url!r}")
+    body = None if request is None else json.dumps(request).encode()
+    headers = {"Content-Type": "application/json"}
+    question = urllib.request.Request(url.rstrip("/") + route, body, headers)  # noqa: S310
+    try:
+        with urllib.request.urlopen(question, timeout=30) as answer:  # noqa: S310
+            text = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        told = error.read().decode(errors="replace").strip()
+        raise InvalidError(f"the server answered {error.code}: {told}", {"url": url}) from error
+    except OSError as error:
+        raise IoError(f"no answer from {url}: {error}; is the server running?") from error
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs of this file."""
+    app.command("serve")(serve)
+    app.command("lookup")(lookup)
