@@ -68,7 +68,7 @@ impl Engine {
                 let weights: &[f32] = &bytemuck::pod_collect_to_vec(record.payload);
                 writer.push(TableId(at), row, weights.get(..dim).unwrap_or(weights))?;
                 written += 1;
-                if written % PROGRESS_ROWS == 0 {
+                if written.is_multiple_of(PROGRESS_ROWS) {
                     let rows = u128::from(table.row_count) * u128::from(written);
                     let share = rows / u128::from(row_count) / 2;
                     meter.show(table.row_count / 2 + share as u64)?;
@@ -98,7 +98,7 @@ impl Engine {
             scratch_name: "scratch.rows".to_owned(),
         };
         let mut sorter = ExternalSorter::new(Arc::clone(folder), &options, &self.budget)?;
-        let mut row_count = 0;
+        let mut row_count = 0u64;
         self.store.scan(table, &mut |row, record| {
             let count = record.last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
             let weights = record.get(..weight_bytes).unwrap_or(&[]);

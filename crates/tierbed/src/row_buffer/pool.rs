@@ -204,22 +204,21 @@ impl RowPool {
         mercy: Mercy,
         victims: &mut Vec<(RowKey, u32)>,
     ) {
-        // Two rounds of the hand: the first may only take second chances away.
-        self.sweep(2 * self.slots.len(), count, mercy, false, victims);
+        self.sweep(count, mercy, false, victims);
         if victims.is_empty() && mercy.may_take_needed {
-            self.sweep(self.slots.len(), count, mercy, true, victims);
+            self.sweep(count, mercy, true, victims);
         }
     }
 
+    // Two laps of the hand: the first may only take second chances away.
     fn sweep(
         &mut self,
-        steps: usize,
         count: usize,
         mercy: Mercy,
         is_desperate: bool,
         victims: &mut Vec<(RowKey, u32)>,
     ) {
-        for _ in 0..steps {
+        for _ in 0..2 * self.slots.len() {
             if victims.len() >= count {
                 return;
             }
