@@ -1,0 +1,62 @@
+//! How does a lookup look as JSON? See docs/reference/http.md.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::{Error, Result};
+use tierbed_pagestore::Pooling;
+
+use crate::features::parse_pooling;
+use crate::lookup::{Column, Vectors};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    features: BTreeMap<String, Indices>,
+    pooling: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Indices {
+    values: Vec<i64>,
+    offsets: Vec<i64>,
+    weights: Option<Vec<f32>>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    features: BTreeMap<&'a str, Vec<&'a [f32]>>,
+}
+
+/// Decodes a request: its columns, and the pooling that replaces the features' own.
+///
+/// # Errors
+/// `Invalid` for anything but the documented form.
+pub(crate) fn decode(body: &[u8]) -> Result<(Vec<Column>, Option<Pooling>)> {
+    let request: Request = serde_json::from_slice(body).map_err(|cause| {
+        Error::invalid("body is not the expected JSON")
+            .with("expected", r#"{"features": {name: {"values", "offsets"}}}"#)
+            .with("cause", cause)
+    })?;
+    let pooling = request.pooling.as_deref().map(parse_pooling).transpose()?;
+    let columns = request.features.into_iter().map(|(name, indices)| Column {
+        name,
+        values: indices.values,
+        offsets: indices.offsets,
+        weights: indices.weights,
+    });
+    Ok((columns.collect(), pooling))
+}
+
+/// Encodes an answer. Elements that are not finite become null, as JSON has no word for them.
+///
+/// # Errors
+/// `Invalid` when the encoder refuses, which numbers and strings never make it do.
+pub(crate) fn encode(vectors: &[Vectors]) -> Result<Vec<u8>> {
+    let features = vectors
+        .iter()
+        .map(|vectors| (vectors.name.as_str(), vectors.values.chunks_exact(vectors.dim).collect()));
+    serde_json::to_vec(&Answer { features: features.collect() })
+        .map_err(|cause| Error::invalid("cannot encode the answer").with("cause", cause))
+}

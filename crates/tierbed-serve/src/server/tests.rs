@@ -1,0 +1,454 @@
+//! Through a real socket, with a client of plain bytes.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{json, Value};
+use tierbed_core::env::ManualClock;
+use tierbed_core::{Bags, Budget, InitSpec, OptimizerKind, RowId, Schema, TableId, TableSchema};
+use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, OpenMode};
+use tierbed_pagestore::{LookupPlan, Pooling, SnapshotOptions, SnapshotWriter};
+
+use super::*;
+
+fn table(name: &str, row_count: u64, dim: u32) -> TableSchema {
+    TableSchema {
+        name: name.into(),
+        row_count,
+        dim,
+        optimizer: OptimizerKind::Sgd,
+        state_init: 0.0,
+        init: InitSpec::Uniform { low: -1.0, high: 1.0 },
+        seed: 3,
+    }
+}
+
+fn snapshot_in(folder: &Arc<dyn Folder>, serving: Option<&str>) -> Arc<Snapshot> {
+    let schema = Schema::new(vec![table("user", 500, 4), table("item.v2", 1000, 7)]).unwrap();
+    let budget = Budget::new(1 << 20);
+    let mut writer = SnapshotWriter::create(Arc::clone(folder), &schema, &budget).unwrap();
+    for row in 0..300 {
+        writer.push(TableId(0), RowId(row), &[row as f32 + 0.1; 4]).unwrap();
+        writer.push(TableId(1), RowId(3 * row), &[row as f32 - 0.7; 7]).unwrap();
+    }
+    if let Some(serving) = serving {
+        writer.attach("serving.json", serving.as_bytes()).unwrap();
+    }
+    writer.finish().unwrap();
+    let engine = EngineOptions { choice: EngineChoice::Inline, ..EngineOptions::default() };
+    let options = SnapshotOptions { dram_budget_bytes: 2 << 20, engine, ..Default::default() };
+    Arc::new(Snapshot::open(Arc::clone(folder), &options).unwrap())
+}
+
+fn snapshot() -> Arc<Snapshot> {
+    snapshot_in(&(Arc::new(MemoryFolder::new()) as Arc<dyn Folder>), None)
+}
+
+fn options() -> ServeOptions {
+    ServeOptions { address: "127.0.0.1:0".into(), ..ServeOptions::default() }
+}
+
+struct Answer {
+    status: u16,
+    content_type: String,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).unwrap()
+    }
+}
+
+fn ask(server: &Server, method: &str, path: &str, content_type: &str, body: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Type: {content_type}\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    // A server that refuses early may close before it has read everything.
+    let _ = stream.write_all(body);
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole head");
+    let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_lowercase();
+    let field = |name: &str| {
+        let line = head.lines().find(|line| line.starts_with(name));
+        line.map_or("", |line| line[name.len()..].trim()).to_owned()
+    };
+    assert!(field("transfer-encoding:").is_empty(), "answers have a length");
+    let body = bytes[end + 4..].to_vec();
+    assert_eq!(field("content-length:").parse::<usize>().unwrap(), body.len());
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, content_type: field("content-type:"), body }
+}
+
+fn get(server: &Server, path: &str) -> Answer {
+    ask(server, "GET", path, "text/plain", b"")
+}
+
+fn post_json(server: &Server, body: &Value) -> Answer {
+    ask(server, "POST", "/v1/lookup", "application/json", body.to_string().as_bytes())
+}
+
+fn direct(snapshot: &Snapshot, table: u32, pooling: Pooling, bags: &Bags<'_>) -> Vec<f32> {
+    let plan = LookupPlan::new(snapshot.schema(), &[(TableId(table), pooling)]).unwrap();
+    let mut out = vec![0.0; plan.output_len(bags)];
+    snapshot.lookup(&plan, bags, &mut out).unwrap();
+    out
+}
+
+fn floats(value: &Value) -> Vec<f32> {
+    let rows = value.as_array().unwrap().iter();
+    rows.flat_map(|row| row.as_array().unwrap()).map(|x| x.as_f64().unwrap() as f32).collect()
+}
+
+const USER: ([i64; 5], [i64; 4]) = ([1, 1, 299, 450, 7], [0, 3, 3, 5]);
+const ITEM: ([i64; 4], [i64; 4]) = ([0, 3, 999, 1], [0, 1, 2, 4]);
+const WEIGHTS: [f32; 4] = [0.5, 2.0, -1.0, 0.25];
+
+#[test]
+fn json_lookups_equal_the_snapshot() {
+    let snapshot = snapshot();
+    let server = Server::start(&options(), Arc::clone(&snapshot), None).unwrap();
+    let user = Bags::new(&USER.0, &USER.1, None, 1).unwrap();
+    let item = Bags::new(&ITEM.0, &ITEM.1, Some(&WEIGHTS), 1).unwrap();
+    let body = json!({"features": {
+        "user": {"values": USER.0, "offsets": USER.1},
+        "item.v2": {"values": ITEM.0, "offsets": ITEM.1, "weights": WEIGHTS},
+    }});
+    let answer = post_json(&server, &body);
+    assert_eq!((answer.status, answer.content_type.as_str()), (200, "application/json"));
+    let features = &answer.json()["features"];
+    assert_eq!(floats(&features["user"]), direct(&snapshot, 0, Pooling::Sum, &user));
+    assert_eq!(floats(&features["item.v2"]), direct(&snapshot, 1, Pooling::Sum, &item));
+    for (name, pooling) in [("mean", Pooling::Mean), ("none", Pooling::None)] {
+        let body =
+            json!({"features": {"user": {"values": USER.0, "offsets": USER.1}}, "pooling": name});
+        let answer = post_json(&server, &body).json();
+        assert_eq!(floats(&answer["features"]["user"]), direct(&snapshot, 0, pooling, &user));
+    }
+}
+
+fn tensors(named: &[(&str, Dtype, Vec<u8>)]) -> Vec<u8> {
+    let views = named.iter().map(|(name, dtype, bytes)| {
+        let size = if *dtype == Dtype::I64 { 8 } else { 4 };
+        (*name, TensorView::new(*dtype, vec![bytes.len() / size], bytes).unwrap())
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+fn i64s(values: &[i64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn f32s(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[test]
+fn binary_lookups_equal_the_snapshot() {
+    let snapshot = snapshot();
+    let server = Server::start(&options(), Arc::clone(&snapshot), None).unwrap();
+    let body = tensors(&[
+        ("user.values", Dtype::I64, i64s(&USER.0)),
+        ("user.offsets", Dtype::I64, i64s(&USER.1)),
+        ("item.v2.values", Dtype::I64, i64s(&ITEM.0)),
+        ("item.v2.offsets", Dtype::I64, i64s(&ITEM.1)),
+        ("item.v2.weights", Dtype::F32, f32s(&WEIGHTS)),
+    ]);
+    let answer = ask(&server, "POST", "/v1/lookup", "application/x-safetensors", &body);
+    assert_eq!((answer.status, answer.content_type.as_str()), (200, "application/x-safetensors"));
+    let out = SafeTensors::deserialize(&answer.body).unwrap();
+    let user = Bags::new(&USER.0, &USER.1, None, 1).unwrap();
+    let item = Bags::new(&ITEM.0, &ITEM.1, Some(&WEIGHTS), 1).unwrap();
+    let found = out.tensor("user").unwrap();
+    assert_eq!((found.dtype(), found.shape()), (Dtype::F32, &[3, 4][..]));
+    assert_eq!(found.data(), f32s(&direct(&snapshot, 0, Pooling::Sum, &user)));
+    let found = out.tensor("item.v2").unwrap();
+    assert_eq!(found.data(), f32s(&direct(&snapshot, 1, Pooling::Sum, &item)));
+}
+
+#[test]
+fn features_come_from_the_snapshot_or_the_options() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+    let serving = r#"{"features": [{"name": "C1", "table": "user", "pooling": "mean"},
+        {"name": "C2", "table": "user"}], "model": "dlrm"}"#;
+    let snapshot = snapshot_in(&folder, Some(serving));
+    let server = Server::start(&options(), Arc::clone(&snapshot), None).unwrap();
+    let body = json!({"features": {"C1": {"values": USER.0, "offsets": USER.1},
+        "C2": {"values": USER.0, "offsets": USER.1}}});
+    let answer = post_json(&server, &body).json();
+    let user = Bags::new(&USER.0, &USER.1, None, 1).unwrap();
+    assert_eq!(floats(&answer["features"]["C1"]), direct(&snapshot, 0, Pooling::Mean, &user));
+    assert_eq!(floats(&answer["features"]["C2"]), direct(&snapshot, 0, Pooling::Sum, &user));
+    let about = get(&server, "/").json();
+    assert_eq!(
+        about["features"][0],
+        json!({"name": "C1", "table": "user", "pooling": "mean", "dim": 4})
+    );
+
+    let feature = |name: &str, table: &str, pooling: &str| ServedFeature {
+        name: name.into(),
+        table: table.into(),
+        pooling: pooling.into(),
+    };
+    let given = |features| ServeOptions { features: Some(features), ..options() };
+    let named = given(vec![feature("x", "item.v2", "sum")]);
+    let server = Server::start(&named, Arc::clone(&snapshot), None).unwrap();
+    assert_eq!(get(&server, "/").json()["features"][0]["table"], "item.v2");
+    for bad in [
+        vec![feature("x", "nothing", "sum")],
+        vec![feature("x", "user", "max")],
+        vec![feature("x", "user", "sum"), feature("x", "user", "sum")],
+    ] {
+        assert!(Server::start(&given(bad), Arc::clone(&snapshot), None).is_err());
+    }
+}
+
+#[test]
+fn bad_requests_say_what_is_wrong() {
+    let small = ServeOptions { body_bytes_max: 4096, indices_max: 10, ..options() };
+    let server = Server::start(&small, snapshot(), None).unwrap();
+    let user = |values: Value, offsets: Value| json!({"features": {"user": {"values": values, "offsets": offsets}}});
+    let two = json!({"features": {"user": {"values": [1], "offsets": [0, 1]},
+        "item.v2": {"values": [], "offsets": [0, 0, 0]}}});
+    for (body, message) in [
+        (user(json!([500]), json!([0, 1])), "row id out of range (table: user, row: 500"),
+        (user(json!([-1]), json!([0, 1])), "row: -1"),
+        (user(json!([1]), json!([0, 2])), "the last offset must be the number of indices"),
+        (user(json!([1]), json!([])), "feature: user"),
+        (user(json!([1.5]), json!([0, 1])), "not the expected JSON"),
+        (user(json!(vec![0; 11]), json!([0, 11])), "too many indices"),
+        (
+            json!({"features": {"C9": {"values": [1], "offsets": [0, 1]}}}),
+            "unknown feature (feature: C9, expected: one of user, item.v2",
+        ),
+        (json!({"features": {}}), "at least one feature"),
+        (json!({"feature": {}}), "not the expected JSON"),
+        (
+            json!({"features": {"user": {"values": [], "offsets": [0]}}, "pooling": "max"}),
+            "unknown pooling",
+        ),
+        (two, "same number of samples"),
+    ] {
+        let answer = post_json(&server, &body);
+        assert_eq!((answer.status, &answer.json()["kind"]), (400, &json!("invalid")), "{body}");
+        let found = answer.json()["message"].as_str().unwrap().to_owned();
+        assert!(found.contains(message), "{body}: {found}");
+    }
+    for body in [
+        b"not tensors".to_vec(),
+        tensors(&[("user.values", Dtype::I64, i64s(&[1]))]),
+        tensors(&[
+            ("user.values", Dtype::F32, f32s(&[1.0])),
+            ("user.offsets", Dtype::I64, i64s(&[0, 1])),
+        ]),
+        tensors(&[("user.ids", Dtype::I64, i64s(&[1]))]),
+        tensors(&[("user", Dtype::I64, i64s(&[1]))]),
+    ] {
+        let answer = ask(&server, "POST", "/v1/lookup", "application/x-safetensors", &body);
+        assert_eq!((answer.status, &answer.json()["kind"]), (400, &json!("invalid")));
+    }
+    let status = |method, path, content_type, body: &[u8]| {
+        let answer = ask(&server, method, path, content_type, body);
+        assert!(answer.json()["message"].is_string());
+        answer.status
+    };
+    assert_eq!(status("POST", "/v1/lookup", "application/json", &[b' '; 5000]), 413);
+    assert_eq!(status("POST", "/v1/lookup", "text/csv", b"1,2"), 415);
+    assert_eq!(status("GET", "/v1/lookup", "application/json", b""), 405);
+    assert_eq!(status("GET", "/v2/lookup", "application/json", b""), 404);
+    assert_eq!(status("POST", "/v1/predict", "application/json", b"{}"), 501);
+}
+
+#[test]
+fn health_and_metrics_count_what_happened() {
+    let clock = Arc::new(ManualClock::default());
+    let timed = ServeOptions {
+        clock: Arc::clone(&clock) as Arc<dyn Clock>,
+        snapshot_name: Some("day-1".into()),
+        ..options()
+    };
+    let server = Server::start(&timed, snapshot(), None).unwrap();
+    clock.advance_us(2_500_000);
+    let health = get(&server, "/health").json();
+    let expected =
+        json!({"status": "ok", "snapshot": "day-1", "tables": 2, "rows": 600, "uptime_s": 2.5});
+    assert_eq!(health, expected);
+    let body = json!({"features": {"user": {"values": [1, 2, 2], "offsets": [0, 3]}}});
+    assert_eq!(post_json(&server, &body).status, 200);
+    assert_eq!(post_json(&server, &body).status, 200);
+    assert_eq!(post_json(&server, &json!({})).status, 400);
+    get(&server, "/nowhere");
+    let answer = get(&server, "/metrics");
+    assert!(answer.content_type.starts_with("application/openmetrics-text"));
+    let text = answer.text();
+    for line in [
+        r#"tierbed_requests_total{route="/v1/lookup",status="200"} 2"#,
+        r#"tierbed_requests_total{route="/v1/lookup",status="400"} 1"#,
+        r#"tierbed_requests_total{route="other",status="404"} 1"#,
+        r#"tierbed_request_seconds_count{route="/v1/lookup"} 3"#,
+        "tierbed_indices_total 6",
+        "tierbed_rows_total 4",
+        "tierbed_cache_hits_total 2",
+        "tierbed_cache_misses_total 2",
+        "tierbed_pages_read_total 1",
+        "tierbed_read_bytes_total 4096",
+        "tierbed_dram_budget_bytes 2097152",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+    }
+}
+
+#[test]
+fn corruption_is_an_error_of_the_server() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+    let snapshot = snapshot_in(&folder, None);
+    folder.open("rows.pages", OpenMode::ReadWrite).unwrap().write_at(100, b"x").unwrap();
+    let server = Server::start(&options(), snapshot, None).unwrap();
+    // The first page to fill up is one of the wider table.
+    let body = json!({"features": {"item.v2": {"values": [0, 3], "offsets": [0, 2]}}});
+    let answer = post_json(&server, &body);
+    assert_eq!((answer.status, &answer.json()["kind"]), (500, &json!("corruption")));
+    assert_eq!(get(&server, "/health").status, 200);
+}
+
+/// Echoes; "slow" waits until told, "bad" and "panic" fail in their ways.
+#[derive(Default)]
+struct Echo {
+    gate: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Predictor for Echo {
+    fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
+        match body {
+            b"bad" => Err(Error::invalid("not a batch")),
+            b"panic" => panic!("a model's bug"),
+            b"slow" => {
+                let gate = self.gate.lock().unwrap();
+                drop(self.opened.wait_while(gate, |open| !*open).unwrap());
+                Ok((b"done".to_vec(), content_type.to_owned()))
+            }
+            _ => Ok((body.to_vec(), content_type.to_owned())),
+        }
+    }
+}
+
+#[test]
+fn predictions_go_to_the_predictor() {
+    let server = Server::start(&options(), snapshot(), Some(Arc::new(Echo::default()))).unwrap();
+    let post = |content_type, body| ask(&server, "POST", "/v1/predict", content_type, body);
+    let answer = post("application/x-safetensors", b"tensors");
+    assert_eq!((answer.status, answer.text().as_str()), (200, "tensors"));
+    assert_eq!(answer.content_type, "application/x-safetensors");
+    assert_eq!(post("application/json; charset=utf-8", b"{}").content_type, "application/json");
+    assert_eq!(post("application/json", b"bad").status, 400);
+    assert_eq!(post("application/json", b"panic").status, 500);
+    assert_eq!(post("image/png", b"x").status, 415);
+    assert_eq!(post("application/json", b"still there").status, 200);
+}
+
+#[test]
+fn slow_predictions_do_not_hold_up_health_and_full_servers_say_so() {
+    let echo = Arc::new(Echo::default());
+    let narrow = ServeOptions { requests_max: 1, lookup_threads: 1, ..options() };
+    let predictor = Arc::clone(&echo) as Arc<dyn Predictor>;
+    let server = Server::start(&narrow, snapshot(), Some(predictor)).unwrap();
+    std::thread::scope(|scope| {
+        // The lookups below may have the only place when the slow request arrives.
+        let slow = scope.spawn(|| loop {
+            let answer = ask(&server, "POST", "/v1/predict", "application/json", b"slow");
+            if answer.status != 503 {
+                break answer;
+            }
+        });
+        let body = json!({"features": {"user": {"values": [1], "offsets": [0, 1]}}});
+        let refused = loop {
+            let answer = post_json(&server, &body);
+            if answer.status != 200 {
+                break answer;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert_eq!((refused.status, &refused.json()["kind"]), (503, &json!("busy")));
+        assert_eq!(get(&server, "/health").status, 200);
+        *echo.gate.lock().unwrap() = true;
+        echo.opened.notify_all();
+        assert_eq!(slow.join().unwrap().text(), "done");
+        assert_eq!(post_json(&server, &body).status, 200);
+    });
+}
+
+#[test]
+fn a_request_that_never_ends_is_ended() {
+    let hasty = ServeOptions { request_ms_max: 50, ..options() };
+    let server = Server::start(&hasty, snapshot(), None).unwrap();
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let head = "POST /v1/lookup HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\nhalf";
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut bytes = [0; 12];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"HTTP/1.1 408");
+}
+
+#[test]
+fn many_clients_at_once() {
+    let snapshot = snapshot();
+    let server = Server::start(&options(), Arc::clone(&snapshot), None).unwrap();
+    let expected: HashMap<i64, Vec<f32>> = (0..20)
+        .map(|id| {
+            let indices = [id, id + 200];
+            let bags = Bags::new(&indices, &[0, 2], None, 1).unwrap();
+            (id, direct(&snapshot, 0, Pooling::Sum, &bags))
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for client in 0..8 {
+            let (server, expected) = (&server, &expected);
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let id = (client * 7 + round) % 20;
+                    let body = json!({"features": {"user": {"values": [id, id + 200], "offsets": [0, 2]}}});
+                    let answer = post_json(server, &body);
+                    assert_eq!(floats(&answer.json()["features"]["user"]), expected[&id]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn stops_when_told_and_refuses_a_taken_port() {
+    let server = Server::start(&options(), snapshot(), None).unwrap();
+    let taken = ServeOptions { address: server.address().to_string(), ..options() };
+    let error = Server::start(&taken, snapshot(), None).unwrap_err();
+    assert!(error.to_string().contains(&server.address().to_string()), "{error}");
+    let nowhere = ServeOptions { address: "not an address".into(), ..options() };
+    assert_eq!(
+        Server::start(&nowhere, snapshot(), None).unwrap_err().kind(),
+        tierbed_core::ErrorKind::Invalid
+    );
+    assert!(!server.wait(Duration::from_millis(5)));
+    // An idle keep-alive connection must not hold the server up.
+    let mut idle = TcpStream::connect(server.address()).unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n").unwrap();
+    let mut byte = [0];
+    idle.read_exact(&mut byte).unwrap();
+    server.stop();
+    assert!(server.wait(Duration::ZERO));
+    assert!(TcpStream::connect(server.address()).is_err());
+    server.stop();
+}

@@ -1,0 +1,115 @@
+//! How does a lookup look as safetensors? See docs/reference/http.md.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use safetensors::tensor::{serialize, TensorView};
+use safetensors::{Dtype, SafeTensors, View};
+use tierbed_core::{Error, Result};
+
+use crate::lookup::{Column, Vectors};
+
+/// The content type of safetensors bodies.
+pub(crate) const SAFETENSORS: &str = "application/x-safetensors";
+
+/// Decodes a request: `<feature>.values`, `<feature>.offsets`, optionally `<feature>.weights`.
+///
+/// # Errors
+/// `Invalid` for anything else.
+pub(crate) fn decode(body: &[u8]) -> Result<Vec<Column>> {
+    let tensors = SafeTensors::deserialize(body)
+        .map_err(|cause| Error::invalid("body is not safetensors").with("cause", cause))?;
+    let mut columns: BTreeMap<&str, Parts> = BTreeMap::new();
+    for (name, tensor) in tensors.iter() {
+        // Feature names may contain dots; the last one separates.
+        let (feature, part) = name.rsplit_once('.').unwrap_or((name, ""));
+        let parts = columns.entry(feature).or_default();
+        match part {
+            "values" => parts.values = Some(integers(name, &tensor)?),
+            "offsets" => parts.offsets = Some(integers(name, &tensor)?),
+            "weights" => parts.weights = Some(floats(name, &tensor)?),
+            _ => {
+                return Err(Error::invalid("unknown tensor")
+                    .with("tensor", name)
+                    .with("expected", "<feature>.values, <feature>.offsets, <feature>.weights"))
+            }
+        }
+    }
+    columns.into_iter().map(|(name, parts)| parts.column(name)).collect()
+}
+
+#[derive(Default)]
+struct Parts {
+    values: Option<Vec<i64>>,
+    offsets: Option<Vec<i64>>,
+    weights: Option<Vec<f32>>,
+}
+
+impl Parts {
+    fn column(self, name: &str) -> Result<Column> {
+        let (Some(values), Some(offsets)) = (self.values, self.offsets) else {
+            return Err(Error::invalid("feature lacks values or offsets").with("feature", name));
+        };
+        Ok(Column { name: name.to_owned(), values, offsets, weights: self.weights })
+    }
+}
+
+fn integers(name: &str, tensor: &TensorView<'_>) -> Result<Vec<i64>> {
+    check(name, tensor, Dtype::I64)?;
+    // Tensors in a body lie at any address: copied, not cast.
+    let (words, _) = tensor.data().as_chunks();
+    Ok(words.iter().map(|word| i64::from_le_bytes(*word)).collect())
+}
+
+fn floats(name: &str, tensor: &TensorView<'_>) -> Result<Vec<f32>> {
+    check(name, tensor, Dtype::F32)?;
+    let (words, _) = tensor.data().as_chunks();
+    Ok(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
+}
+
+fn check(name: &str, tensor: &TensorView<'_>, dtype: Dtype) -> Result<()> {
+    if tensor.dtype() == dtype && tensor.shape().len() == 1 {
+        return Ok(());
+    }
+    Err(Error::invalid("tensor has another type or shape")
+        .with("tensor", name)
+        .with("expected", format_args!("{dtype:?} of one dimension"))
+        .with("found", format_args!("{:?} of {:?}", tensor.dtype(), tensor.shape())))
+}
+
+/// One feature's answer.
+struct Matrix<'a> {
+    shape: [usize; 2],
+    values: &'a [f32],
+}
+
+impl View for Matrix<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
+
+    fn data_len(&self) -> usize {
+        size_of_val(self.values)
+    }
+}
+
+/// Encodes an answer: `<feature>` `[B, D]` f32 per feature.
+///
+/// # Errors
+/// `Invalid` when the encoder refuses, which checked shapes never make it do.
+pub(crate) fn encode(vectors: &[Vectors]) -> Result<Vec<u8>> {
+    let tensors = vectors.iter().map(|vectors| {
+        let shape = [vectors.row_count, vectors.dim];
+        (vectors.name.as_str(), Matrix { shape, values: &vectors.values })
+    });
+    serialize(tensors, None)
+        .map_err(|cause| Error::invalid("cannot encode the answer").with("cause", cause))
+}
