@@ -44,6 +44,13 @@ impl LookupStats {
     }
 }
 
+/// A batch and what to do with it.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    plan: &'a LookupPlan,
+    bags: &'a Bags<'a>,
+}
+
 impl Snapshot {
     /// Pools the rows of a batch into `out`, `[B, output_dim]` (or `[E, D]` unpooled), which is
     /// overwritten. May be called from several threads at once; calls beyond the number of
@@ -67,13 +74,14 @@ impl Snapshot {
         }
         let mut stats =
             LookupStats { index_count: bags.indices.len() as u64, ..Default::default() };
+        let asked = Asked { plan, bags };
         let mut guard = self.take_reader();
         let reader = guard.get();
         let mut first = 0;
         while first < bags.indices.len() {
-            let end = gather(reader, plan, bags, first);
+            let end = gather(reader, asked, first);
             self.fetch_cached(reader, &mut stats)?;
-            self.pool_chunk(reader, plan, bags, first, out);
+            self.pool_chunk(reader, asked, first, out);
             stats.chunk_count += 1;
             first = end;
         }
@@ -147,14 +155,8 @@ impl Snapshot {
     }
 
     /// Adds the rows of the chunk that starts at index `first` to their vectors.
-    fn pool_chunk(
-        &self,
-        reader: &Reader,
-        plan: &LookupPlan,
-        bags: &Bags<'_>,
-        first: usize,
-        out: &mut [f32],
-    ) {
+    fn pool_chunk(&self, reader: &Reader, asked: Asked<'_>, first: usize, out: &mut [f32]) {
+        let Asked { plan, bags } = asked;
         let scratch = &reader.scratch;
         let end = first + scratch.starts.len();
         for (at, feature) in plan.features().iter().enumerate() {
@@ -179,7 +181,8 @@ impl Snapshot {
 }
 
 /// Puts as many indices from `first` on into the scratch as fit; returns the next one.
-fn gather(reader: &mut Reader, plan: &LookupPlan, bags: &Bags<'_>, first: usize) -> usize {
+fn gather(reader: &mut Reader, asked: Asked<'_>, first: usize) -> usize {
+    let Asked { plan, bags } = asked;
     reader.scratch.clear();
     let mut next = first;
     for (at, feature) in plan.features().iter().enumerate() {

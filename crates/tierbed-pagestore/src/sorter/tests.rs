@@ -1,3 +1,5 @@
+#![expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
+
 use proptest::prelude::*;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
@@ -5,15 +7,14 @@ use tierbed_io::{MemoryFolder, OpenMode};
 
 use super::*;
 
+type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
 fn options(key_bytes: usize, payload_bytes: usize) -> SorterOptions {
     let scratch_name = "sort".to_owned();
     SorterOptions { key_bytes, payload_bytes, memory_bytes: MEMORY_BYTES_MIN, scratch_name }
 }
 
-fn sort(
-    options: &SorterOptions,
-    pairs: &[(Vec<u8>, Vec<u8>)],
-) -> (Vec<(Vec<u8>, Vec<u8>)>, SortStats) {
+fn sort(options: &SorterOptions, pairs: &[(Vec<u8>, Vec<u8>)]) -> (Pairs, SortStats) {
     let folder = MemoryFolder::new();
     let budget = Budget::new(options.memory_bytes);
     let mut sorter = ExternalSorter::new(Arc::new(folder.clone()), options, &budget).unwrap();
@@ -33,7 +34,7 @@ fn sort(
     (out, stats)
 }
 
-fn random_pairs(count: u32, span: u64, payload_bytes: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
+fn random_pairs(count: u32, span: u64, payload_bytes: usize) -> Pairs {
     let mut rng = SplitMix64::new(u64::from(count));
     let pair = |at: u32| {
         let mut payload = at.to_le_bytes().to_vec();
