@@ -18,7 +18,7 @@ def cpu_features() -> str: ...
 
 @final
 class FeaturePlan:
-    """Which table, pooling and output columns each feature of a batch has. Made by ``NativeStore.plan``."""
+    """Which table, pooling and output columns each feature has. Made by ``NativeStore.plan``."""
 
     @property
     def feature_count(self) -> int: ...
@@ -44,7 +44,8 @@ class NativeStore:
         """``{"tables": [table, ...]}`` as given to :meth:`add_table`, in id order."""
 
     def set_optimizer(self, table: int, hyper_json: str) -> None:
-        """``hyper_json``: {"lr", "eps", "beta1", "beta2", "weight_decay"}; may be called at any step."""
+        """``hyper_json``: {"lr", "eps", "beta1", "beta2", "weight_decay"}; holds from the next
+        step on."""
 
     def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan:
         """One entry per feature: table id, and "sum" | "mean" | "none" (all or no feature "none";
@@ -75,7 +76,9 @@ class NativeStore:
         order. ``grad`` like ``out`` of :meth:`lookup`; ``weights_grad`` [E] f32 receives the
         gradient of ``weights``, from the rows before the step."""
 
-    def prefetch(self, plan: FeaturePlan, batches: list[tuple[SupportsDLPack, SupportsDLPack]]) -> int:
+    def prefetch(
+        self, plan: FeaturePlan, batches: list[tuple[SupportsDLPack, SupportsDLPack]]
+    ) -> int:
         """Brings the rows of the next batches (indices, offsets), nearest first, into the row
         buffer in one sorted sweep and keeps them there until used. Returns how many of the
         batches fit."""
@@ -83,14 +86,27 @@ class NativeStore:
     def end_lookahead(self) -> None:
         """Forgets what was announced by :meth:`prefetch`; rows stay, unprotected."""
 
-    def read_rows(self, table: int, first_row: int, weights: SupportsDLPack, state: SupportsDLPack | None) -> None:
+    def read_rows(
+        self,
+        table: int,
+        first_row: int,
+        weights: SupportsDLPack,
+        state: SupportsDLPack | None,
+    ) -> None:
         """Copies rows ``first_row..`` into ``weights`` [N, D] f32 and their optimizer state into
         ``state`` [N, S] f32. Rows never written have their initial values."""
 
     def gather_rows(self, table: int, rows: SupportsDLPack, weights: SupportsDLPack) -> None:
-        """Copies rows ``rows`` [N] i64 (any order, duplicates allowed) into ``weights`` [N, D] f32."""
+        """Copies rows ``rows`` [N] i64 (any order, duplicates allowed) into ``weights`` [N, D]
+        f32."""
 
-    def write_rows(self, table: int, first_row: int, weights: SupportsDLPack, state: SupportsDLPack | None) -> None:
+    def write_rows(
+        self,
+        table: int,
+        first_row: int,
+        weights: SupportsDLPack,
+        state: SupportsDLPack | None,
+    ) -> None:
         """Overwrites rows ``first_row..``; without ``state`` the optimizer state starts anew."""
 
     def use_counts(self, table: int, first_row: int, out: SupportsDLPack) -> None:
@@ -104,7 +120,12 @@ class NativeStore:
     def attachment(self, name: str) -> bytes | None:
         """Reads an attachment of the last checkpoint."""
 
-    def publish(self, path: str, attachments: list[tuple[str, bytes]], progress: Callable[[int, int], None] | None) -> str:
+    def publish(
+        self,
+        path: str,
+        attachments: list[tuple[str, bytes]],
+        progress: Callable[[int, int], None] | None,
+    ) -> str:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
         rows_total)``. Returns a JSON report."""
@@ -165,3 +186,78 @@ class NativeServer:
         """Waits; True when the server has stopped."""
 
     def stop(self) -> None: ...
+
+# ---------------------------------------------------------------- data
+
+# Dense [B, N] f32, label [B] f32, values [F*B] i64 feature-major, offsets [F*B+1] i64.
+_BatchParts = tuple[bytearray, bytearray, bytearray, bytearray]
+
+@final
+class Vocabulary:
+    """A vocabulary file, opened and checked. Thread-safe."""
+
+    def __init__(self, path: str, resident_budget_bytes: int) -> None: ...
+    def info_json(self) -> str:
+        """{"feature_names", "row_counts", "sample_count", "min_count", "resident_bytes"}."""
+
+    def look_up(self, feature: int, tokens: list[bytes]) -> bytearray:
+        """Ids [E] i64 of tokens of one feature; 0 for empty and unknown ones."""
+
+@final
+class VocabularyBuilder:
+    """Counts tokens within a budget, then writes a vocabulary file."""
+
+    def __init__(self, feature_names: list[str], options_json: str) -> None:
+        """``options_json``: {"memory_budget_bytes", "scratch_folder", "min_count"}."""
+
+    def add_column(self, feature: int, tokens: list[bytes]) -> None: ...
+    def note_samples(self, sample_count: int) -> None: ...
+    def finish(self, path: str) -> str:
+        """Writes the file; returns {"features": [{"name", "token_count", "rare_token_count",
+        "missing_count"}], "run_count", "file_bytes"}. The builder is used up."""
+
+@final
+class CriteoReader:
+    """A list of logs read as one stream of samples."""
+
+    def __init__(self, paths: list[str], options_json: str) -> None:
+        """``options_json``: {"format": "criteo"|"avazu", "bad_lines": "fail"|"skip"}."""
+
+    def feature_names(self) -> list[str]: ...
+    @property
+    def dense_count(self) -> int: ...
+    def next_batch(self, vocabulary: Vocabulary, sample_count_max: int) -> _BatchParts | None:
+        """Fewer samples only at the end of the log, then None."""
+
+    def count_tokens(self, builder: VocabularyBuilder, sample_count_max: int) -> int:
+        """Returns how many samples were counted; 0 at the end."""
+
+    def skip(self, sample_count_max: int) -> int:
+        """Passes over samples; returns how many there were."""
+
+    def position_json(self) -> str:
+        """{"sample_count", "file_index", "offset_bytes", "line_number", "skipped_line_count"}."""
+
+    def seek(self, position_json: str) -> None: ...
+    def progress(self) -> tuple[int, int]:
+        """Bytes read and bytes of all files, as they lie on disk."""
+
+@final
+class Generator:
+    """The seeded generator of Criteo-shaped samples. Thread-safe."""
+
+    def __init__(self, options_json: str) -> None:
+        """``options_json``: {"seed": int, "scale": float, "drift": float}."""
+
+    @staticmethod
+    def scale_for_rows(row_count: int) -> float: ...
+    def row_counts(self) -> list[int]: ...
+    def fill(self, first_sample: int, sample_count: int) -> _BatchParts: ...
+    def write_criteo(
+        self,
+        path: str,
+        samples: tuple[int, int],
+        packing: str,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        """``packing``: "plain", "gzip" or "zstd"."""

@@ -61,7 +61,7 @@ impl Budget {
     /// Reserves `bytes` for `part`; dropping the reservation gives them back.
     ///
     /// # Errors
-    /// `Invalid` when the budget does not reach, naming the part and the smallest budget that would.
+    /// `Invalid` when the budget does not reach, naming the part and the smallest that would.
     pub fn reserve(&self, part: &'static str, bytes: u64) -> Result<Reservation> {
         let mut reservation = Reservation { budget: self.clone(), part, bytes: 0 };
         reservation.resize(bytes)?;

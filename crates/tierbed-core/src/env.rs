@@ -71,7 +71,7 @@ impl SplitMix64 {
         mix64(self.state)
     }
 
-    /// Returns a value in `0..bound`; `bound` must not be 0. Bias below 2^-32 for bounds below 2^32.
+    /// Returns a value in `0..bound`; `bound` must not be 0. Bias is below `bound / 2^64`.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "bound must not be 0");
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64

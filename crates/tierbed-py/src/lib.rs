@@ -5,7 +5,9 @@
 //! panics into exceptions of `tierbed.errors` ([`errors`]). Nothing is decided here that a Rust
 //! caller would miss.
 
+mod data;
 mod errors;
+mod server;
 mod snapshot;
 mod store;
 mod tensors;
@@ -20,7 +22,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::FeaturePlan>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
-    Ok(())
+    module.add_class::<server::NativeServer>()?;
+    data::register(module)
 }
 
 /// Returns the version of the native module.

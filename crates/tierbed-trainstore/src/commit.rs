@@ -378,7 +378,7 @@ mod tests {
             let mut bytes = text.into_bytes();
             let bit = bit % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // Flips in white space or letter case of the head keep the meaning; all others must fail.
+            // Flips in white space or letter case of the head keep the meaning; others must fail.
             if let Ok(read) = parse_manifest(&bytes) {
                 prop_assert_eq!(read, manifest);
             }

@@ -2,7 +2,7 @@
 //!
 //! | store | where rows live | useful for |
 //! |---|---|---|
-//! | [`FileStore`] | one direct-addressed record per row in 4 KiB pages on disk | tables larger than memory |
+//! | [`FileStore`] | direct-addressed records in 4 KiB pages on disk | tables beyond memory |
 //! | [`MemoryStore`] | plain memory | tables that fit, and the oracle of every test |
 //!
 //! Both keep the waist's promise (`tierbed_core::conformance`) and share one commit protocol

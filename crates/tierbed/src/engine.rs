@@ -1,4 +1,5 @@
-//! One store, opened: schema, buffer, kernels, counters, and the rule that a half-done step ends it.
+//! What does an open store hold? Schema, buffer, kernels, counters, and the rule that a step
+//! that failed half-way ends it.
 
 use std::path::Path;
 use std::sync::Arc;

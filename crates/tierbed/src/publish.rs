@@ -104,7 +104,7 @@ impl Engine {
             let weights = record.get(..weight_bytes).unwrap_or(&[]);
             sorter.push(&key_of(count, row), weights)?;
             row_count += 1;
-            if row_count % PROGRESS_ROWS == 0 {
+            if row_count.is_multiple_of(PROGRESS_ROWS) {
                 meter.show(row.0 / 2)
             } else {
                 Ok(())
