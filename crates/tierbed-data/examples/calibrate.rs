@@ -13,18 +13,6 @@ use tierbed_data::{
     Vocabulary, VocabularyBuilder, VocabularyOptions,
 };
 
-/// Features whose token may be missing, C1 first.
-const HAS_MISSING: [bool; 26] = {
-    let mut has_missing = [false; 26];
-    let numbers = [3, 4, 6, 12, 16, 19, 20, 21, 22, 24, 25, 26];
-    let mut at = 0;
-    while at < numbers.len() {
-        has_missing[numbers[at] - 1] = true;
-        at += 1;
-    }
-    has_missing
-};
-
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, default: f64| -> f64 {
@@ -52,7 +40,7 @@ fn generate(sample_count: usize, scale: f64, seed: u64) -> Result<Calibration> {
     }
     let rate = 64.0 * batch_len as f64 * 1e6 / (clock.now_us() - made_us) as f64;
     println!("prepared in {made_us} us; {rate:.0} samples/s on one core");
-    measure(sample_count, HAS_MISSING, &mut |first, count, batch| {
+    measure(sample_count, Generator::has_missing(), &mut |first, count, batch| {
         generator.fill(first, count, batch)
     })
 }
@@ -86,7 +74,7 @@ fn read(path: &Path) -> Result<Calibration> {
         text_bytes / read_us as f64,
     );
     let mut reader = LogReader::open(vec![path.to_path_buf()], options)?;
-    let calibration = measure(sample_count, HAS_MISSING, &mut |_, count, batch| {
+    let calibration = measure(sample_count, Generator::has_missing(), &mut |_, count, batch| {
         reader.next_batch(&vocabulary, count, batch).map(|_| ())
     });
     let removed = std::fs::remove_file(&vocabulary_path);

@@ -5,7 +5,7 @@
 //! size and in any order hold the same samples, resuming costs nothing and ranks of a job can
 //! generate disjoint parts. Tokens follow fitted popularities ([`popularity`]), exact functional
 //! dependencies ([`hierarchy`]) and looser correlations; ids are permuted ([`permutation`]);
-//! clicks carry a planted signal ([`signal`]). `docs/generator.md` has the calibration.
+//! clicks carry a planted signal ([`signal`]). `docs/reference/generator.md` has the calibration.
 //!
 //! Memory: below 1 MiB, whatever the scale.
 
@@ -232,9 +232,20 @@ impl Generator {
         BatchShape { dense_count: DENSE_COUNT, feature_count: FEATURE_COUNT }
     }
 
+    /// Tells for C1..C26 whether id 0 stands for a missing token.
+    #[must_use]
+    pub fn has_missing() -> [bool; FEATURE_COUNT] {
+        let mut has_missing = [false; FEATURE_COUNT];
+        for feature in &FEATURES {
+            if let Some(slot) = has_missing.get_mut(feature.at) {
+                *slot = feature.missing.is_some();
+            }
+        }
+        has_missing
+    }
+
     /// Fills `batch` with samples `first_sample..first_sample + sample_count`. Ids are in
-    /// `0..row_counts()`; id 0 of C3, C4, C6, C12, C16, C19, C20, C21, C22, C24, C25 and C26
-    /// means missing.
+    /// `0..row_counts()`; id 0 means missing where [`Self::has_missing`] says so.
     ///
     /// # Errors
     /// `Invalid` when the batch has another shape.

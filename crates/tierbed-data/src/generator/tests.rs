@@ -102,11 +102,7 @@ fn drift_replaces_the_popular_tokens_slowly() {
 #[test]
 fn the_log_looks_like_the_real_one() {
     let generator = Generator::new(GeneratorOptions::new(1, 1.0)).unwrap();
-    let mut has_missing = [false; 26];
-    for feature in &FEATURES {
-        has_missing[feature.at] = feature.missing.is_some();
-    }
-    let found = measure(80_000, has_missing, &mut |first, count, batch| {
+    let found = measure(80_000, Generator::has_missing(), &mut |first, count, batch| {
         generator.fill(first, count, batch)
     })
     .unwrap();

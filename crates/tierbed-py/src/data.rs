@@ -1,0 +1,374 @@
+//! Readers, vocabularies and the generator, for Python.
+//!
+//! A batch leaves as four `bytearray` objects (dense, label, values, offsets) that Python wraps
+//! in tensors without a further copy: they own their memory, nothing of ours stays behind them.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyTuple};
+use serde::de::DeserializeOwned;
+use serde::Deserialize;
+use serde_json::json;
+use tierbed_core::{Error, Result};
+use tierbed_data::input::Packing;
+use tierbed_data::{
+    GeneratorOptions, LogReader, Position, ReaderOptions, SampleBatch, VocabularyOptions,
+    VocabularyReport,
+};
+
+use crate::errors::run;
+
+/// Adds this module's classes.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Vocabulary>()?;
+    module.add_class::<VocabularyBuilder>()?;
+    module.add_class::<CriteoReader>()?;
+    module.add_class::<Generator>()
+}
+
+fn parse<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
+    serde_json::from_str(text)
+        .map_err(|error| Error::invalid(format!("{what} cannot be read")).with("cause", error))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic inside leaves a reader at a place between two lines; its next call says so.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Copies a batch into four `bytearray`s: dense f32, label f32, values i64, offsets i64.
+fn to_bytes<'py>(py: Python<'py>, batch: &SampleBatch) -> PyResult<Bound<'py, PyTuple>> {
+    fn pack<'py, T: Copy, const N: usize>(
+        py: Python<'py>,
+        values: &[T],
+        encode: impl Fn(T) -> [u8; N],
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        PyByteArray::new_with(py, values.len() * N, |bytes| {
+            for (target, value) in bytes.as_chunks_mut::<N>().0.iter_mut().zip(values) {
+                *target = encode(*value);
+            }
+            Ok(())
+        })
+    }
+    PyTuple::new(
+        py,
+        [
+            pack(py, &batch.dense, f32::to_le_bytes)?,
+            pack(py, &batch.label, f32::to_le_bytes)?,
+            pack(py, &batch.values, i64::to_le_bytes)?,
+            pack(py, batch.offsets(), i64::to_le_bytes)?,
+        ],
+    )
+}
+
+/// A vocabulary file, opened.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct Vocabulary {
+    vocabulary: tierbed_data::Vocabulary,
+}
+
+#[pymethods]
+impl Vocabulary {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, resident_budget_bytes: u64) -> PyResult<Self> {
+        let vocabulary = run(py, || tierbed_data::Vocabulary::open(&path, resident_budget_bytes))?;
+        Ok(Self { vocabulary })
+    }
+
+    fn info_json(&self) -> String {
+        json!({
+            "feature_names": self.vocabulary.feature_names().collect::<Vec<_>>(),
+            "row_counts": self.vocabulary.row_counts().collect::<Vec<_>>(),
+            "sample_count": self.vocabulary.sample_count(),
+            "min_count": self.vocabulary.min_count(),
+            "resident_bytes": self.vocabulary.resident_bytes(),
+        })
+        .to_string()
+    }
+
+    fn look_up<'py>(
+        &self,
+        py: Python<'py>,
+        feature: usize,
+        tokens: Vec<Vec<u8>>,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
+        let ids = run(py, || {
+            if feature >= self.vocabulary.feature_count() {
+                return Err(Error::invalid("vocabulary has no such feature")
+                    .with("feature", feature)
+                    .with("features", self.vocabulary.feature_count()));
+            }
+            let fingerprints = tokens
+                .iter()
+                .map(|token| tierbed_data::fingerprint::fingerprint(feature as u32, token));
+            let mut ids = vec![0; tokens.len()];
+            self.vocabulary.look_up(feature, fingerprints, &mut ids);
+            Ok(ids.into_iter().flat_map(i64::to_le_bytes).collect::<Vec<u8>>())
+        })?;
+        Ok(PyByteArray::new(py, &ids))
+    }
+}
+
+/// Counts tokens, then writes a vocabulary file.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct VocabularyBuilder {
+    builder: Mutex<Option<tierbed_data::VocabularyBuilder>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BuilderOptions {
+    memory_budget_bytes: u64,
+    scratch_folder: PathBuf,
+    min_count: u64,
+}
+
+impl VocabularyBuilder {
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&mut tierbed_data::VocabularyBuilder) -> Result<T>,
+    ) -> Result<T> {
+        match lock(&self.builder).as_mut() {
+            Some(builder) => work(builder),
+            None => Err(Error::invalid("this vocabulary is finished")
+                .with("remedy", "make another builder")),
+        }
+    }
+}
+
+#[pymethods]
+impl VocabularyBuilder {
+    #[new]
+    fn new(py: Python<'_>, feature_names: Vec<String>, options_json: &str) -> PyResult<Self> {
+        let builder = run(py, || {
+            let options: BuilderOptions = parse("vocabulary options", options_json)?;
+            let options = VocabularyOptions {
+                memory_budget_bytes: options.memory_budget_bytes,
+                scratch_folder: options.scratch_folder,
+                min_count: options.min_count,
+            };
+            tierbed_data::VocabularyBuilder::new(&feature_names, options)
+        })?;
+        Ok(Self { builder: Mutex::new(Some(builder)) })
+    }
+
+    fn add_column(&self, py: Python<'_>, feature: usize, tokens: Vec<Vec<u8>>) -> PyResult<()> {
+        run(py, || {
+            self.with(|builder| builder.add_column(feature, tokens.iter().map(Vec::as_slice)))
+        })
+    }
+
+    fn note_samples(&self, py: Python<'_>, sample_count: u64) -> PyResult<()> {
+        run(py, || {
+            self.with(|builder| {
+                builder.note_samples(sample_count);
+                Ok(())
+            })
+        })
+    }
+
+    fn finish(&self, py: Python<'_>, path: PathBuf) -> PyResult<String> {
+        run(py, || {
+            let builder = lock(&self.builder).take();
+            let builder = builder.ok_or_else(|| Error::invalid("this vocabulary is finished"))?;
+            Ok(report_json(&builder.finish(&path)?))
+        })
+    }
+}
+
+fn report_json(report: &VocabularyReport) -> String {
+    let features: Vec<_> = report
+        .features
+        .iter()
+        .map(|feature| {
+            json!({
+                "name": feature.name,
+                "token_count": feature.token_count,
+                "rare_token_count": feature.rare_token_count,
+                "missing_count": feature.missing_count,
+            })
+        })
+        .collect();
+    json!({
+        "features": features,
+        "run_count": report.run_count,
+        "file_bytes": report.file_bytes,
+    })
+    .to_string()
+}
+
+/// A log being read: Criteo's layout or Avazu's.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct CriteoReader {
+    state: Mutex<ReaderState>,
+}
+
+struct ReaderState {
+    reader: LogReader,
+    batch: SampleBatch,
+}
+
+#[pymethods]
+impl CriteoReader {
+    #[new]
+    fn new(py: Python<'_>, paths: Vec<PathBuf>, options_json: &str) -> PyResult<Self> {
+        let reader = run(py, || {
+            let options: ReaderOptions = parse("reader options", options_json)?;
+            LogReader::open(paths, options)
+        })?;
+        let batch = SampleBatch::new(reader.parser().shape());
+        Ok(Self { state: Mutex::new(ReaderState { reader, batch }) })
+    }
+
+    fn feature_names(&self) -> Vec<String> {
+        lock(&self.state).reader.parser().feature_names().to_vec()
+    }
+
+    #[getter]
+    fn dense_count(&self) -> usize {
+        lock(&self.state).reader.parser().shape().dense_count
+    }
+
+    fn next_batch<'py>(
+        &self,
+        py: Python<'py>,
+        vocabulary: &Bound<'py, Vocabulary>,
+        sample_count_max: usize,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let vocabulary = vocabulary.get();
+        let batch = run(py, || {
+            let mut state = lock(&self.state);
+            let ReaderState { reader, batch } = &mut *state;
+            let read = reader.next_batch(&vocabulary.vocabulary, sample_count_max, batch)?;
+            // The guard cannot leave this thread's work; the batch can, and comes back below.
+            let empty = SampleBatch::new(batch.shape());
+            Ok((read > 0).then(|| std::mem::replace(batch, empty)))
+        })?;
+        let Some(batch) = batch else { return Ok(None) };
+        let parts = to_bytes(py, &batch)?;
+        lock(&self.state).batch = batch;
+        Ok(Some(parts))
+    }
+
+    fn count_tokens(
+        &self,
+        py: Python<'_>,
+        builder: &Bound<'_, VocabularyBuilder>,
+        sample_count_max: usize,
+    ) -> PyResult<usize> {
+        let builder = builder.get();
+        run(py, || {
+            let mut state = lock(&self.state);
+            builder.with(|builder| state.reader.count_tokens(builder, sample_count_max))
+        })
+    }
+
+    fn skip(&self, py: Python<'_>, sample_count_max: u64) -> PyResult<u64> {
+        run(py, || lock(&self.state).reader.skip(sample_count_max))
+    }
+
+    fn position_json(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || {
+            serde_json::to_string(&lock(&self.state).reader.position())
+                .map_err(|error| Error::invalid("position cannot be written").with("cause", error))
+        })
+    }
+
+    fn seek(&self, py: Python<'_>, position_json: &str) -> PyResult<()> {
+        run(py, || {
+            let position: Position = parse("position", position_json)?;
+            lock(&self.state).reader.seek(position)
+        })
+    }
+
+    fn progress(&self) -> (u64, u64) {
+        let progress = lock(&self.state).reader.progress();
+        (progress.done_bytes, progress.total_bytes)
+    }
+}
+
+/// The seeded generator of Criteo-shaped samples.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct Generator {
+    generator: tierbed_data::Generator,
+}
+
+#[pymethods]
+impl Generator {
+    #[new]
+    fn new(py: Python<'_>, options_json: &str) -> PyResult<Self> {
+        let generator = run(py, || {
+            let options: GeneratorOptions = parse("generator options", options_json)?;
+            tierbed_data::Generator::new(options)
+        })?;
+        Ok(Self { generator })
+    }
+
+    #[staticmethod]
+    fn scale_for_rows(row_count: u64) -> f64 {
+        GeneratorOptions::scale_for_rows(row_count)
+    }
+
+    fn row_counts(&self) -> Vec<u32> {
+        self.generator.row_counts().to_vec()
+    }
+
+    fn fill<'py>(
+        &self,
+        py: Python<'py>,
+        first_sample: u64,
+        sample_count: usize,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let batch = run(py, || {
+            let mut batch = SampleBatch::new(tierbed_data::Generator::shape());
+            self.generator.fill(first_sample, sample_count, &mut batch)?;
+            Ok(batch)
+        })?;
+        to_bytes(py, &batch)
+    }
+
+    fn write_criteo(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        samples: (u64, u64),
+        packing: &str,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        let mut raised = None;
+        let result = run(py, || {
+            let packing = match packing {
+                "plain" => Packing::Plain,
+                "gzip" => Packing::Gzip,
+                "zstd" => Packing::Zstd,
+                _ => {
+                    return Err(Error::invalid("packing must be plain, gzip or zstd")
+                        .with("found", packing))
+                }
+            };
+            let total = samples.1.saturating_sub(samples.0);
+            let mut report = |done: u64| {
+                let told = Python::attach(|py| {
+                    py.check_signals()?;
+                    progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop))
+                });
+                told.map_err(|error| {
+                    raised = Some(error);
+                    Error::invalid("progress callback raised")
+                })
+            };
+            let samples = samples.0..samples.1;
+            tierbed_data::generator::write_criteo(
+                &self.generator,
+                samples,
+                &path,
+                packing,
+                &mut report,
+            )
+        });
+        // The caller's own exception, not ours about it.
+        raised.map_or(result, Err)
+    }
+}
