@@ -329,6 +329,7 @@ impl Generator {
         to_bytes(py, &batch)
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a Python call, and self")]
     fn write_criteo(
         &self,
         py: Python<'_>,
