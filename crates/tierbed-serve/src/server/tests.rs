@@ -220,7 +220,10 @@ fn features_come_from_the_snapshot_or_the_options() {
 fn bad_requests_say_what_is_wrong() {
     let small = ServeOptions { body_bytes_max: 4096, indices_max: 10, ..options() };
     let server = Server::start(&small, snapshot(), None).unwrap();
-    let user = |values: Value, offsets: Value| json!({"features": {"user": {"values": values, "offsets": offsets}}});
+    let user = |values: Value, offsets: Value| {
+        let indices = json!({"values": values, "offsets": offsets});
+        json!({"features": {"user": indices}})
+    };
     let two = json!({"features": {"user": {"values": [1], "offsets": [0, 1]},
         "item.v2": {"values": [], "offsets": [0, 0, 0]}}});
     for (body, message) in [
@@ -421,7 +424,8 @@ fn many_clients_at_once() {
             scope.spawn(move || {
                 for round in 0..20 {
                     let id = (client * 7 + round) % 20;
-                    let body = json!({"features": {"user": {"values": [id, id + 200], "offsets": [0, 2]}}});
+                    let indices = json!({"values": [id, id + 200], "offsets": [0, 2]});
+                    let body = json!({"features": {"user": indices}});
                     let answer = post_json(server, &body);
                     assert_eq!(floats(&answer.json()["features"]["user"]), expected[&id]);
                 }
