@@ -160,6 +160,7 @@ class Run:
             self.samples_done = 0
             self.resumed_from_step: int | None = None
             self._resume()
+            self._check_data(about or {})
             write_json(folder / RUN_FILE, self._description(about or {}))
         except BaseException:
             self.store.close()
@@ -283,6 +284,21 @@ class Run:
         self.steps, self.samples_done = extra["steps"], extra["samples_done"]
         self.resumed_from_step = self.steps
         self.store.restore_rng()
+
+    def _check_data(self, about: dict[str, Any]) -> None:
+        path = self.folder / RUN_FILE
+        if self.resumed_from_step is None or not path.is_file():
+            return
+        # Paths may move; name and size of every file may not change.
+        stored, asked = (
+            {name: value for name, value in data.items() if name != "paths"}
+            for data in (json.loads(path.read_text()).get("data", {}), about.get("data", {}))
+        )
+        if stored != json.loads(json.dumps(asked)):
+            raise InvalidError(
+                f"the run in {self.folder} was started on other data ({stored}, now {asked}); "
+                "use the same files and options to continue it, or another folder"
+            )
 
     def _description(self, about: dict[str, Any]) -> dict[str, Any]:
         return {

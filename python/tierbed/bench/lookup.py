@@ -101,9 +101,9 @@ def _publish(folder: Path, size: _Size, seed: int) -> tuple[Path, dict[str, torc
                 ids.repeat(len(size.features)),
                 lengths=torch.ones(len(size.features) * ids.numel(), dtype=torch.int64),
             )
-            emb(every).values().sum().backward()  # type: ignore[no-untyped-call]
+            emb(every).values().sum().backward()
         for batch in zipf_batches(size.features, 4096, 20, seed=seed):
-            emb(batch).values().sum().backward()  # type: ignore[no-untyped-call]
+            emb(batch).values().sum().backward()
         store.publish(folder / "snapshot")
         weights = {name: store.read_rows(name, 0, rows) for name, rows in size.features.items()}
     return folder / "snapshot", weights

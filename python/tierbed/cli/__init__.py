@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
 
 from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
@@ -39,25 +38,19 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: What follows the program's name; by default the process's own.
     """
+    code = 0
     try:
         _register_once()
-        result = app(args=arguments, prog_name="tierbed", standalone_mode=False)
-        code = result if isinstance(result, int) else 0
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        code = 2
-    except click.exceptions.Exit as exit_:
-        code = exit_.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        code = 130
+        app(args=arguments, prog_name="tierbed")
+    except SystemExit as exit_:  # how typer ends: 0, or 2 with a message for a wrong call
+        code = exit_.code if isinstance(exit_.code, int) else 0
     except (InvalidError, UnsupportedError, ClosedError) as error:
         code = _told(error, 2)
-    except (TierbedError, OSError) as error:
-        code = _told(error, 2 if isinstance(error, FileNotFoundError) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except (TierbedError, OSError) as error:
+        code = _told(error, 2 if isinstance(error, FileNotFoundError) else 1)
     if arguments is None:
         sys.exit(code)
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,8 @@ from tierbed.progress import Progress
 
 __all__ = ["register"]
 
+VOCABULARY = "vocabulary"
+
 RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
 Model = Annotated[str, typer.Option("--model", help="dlrm, deepfm or pnn.")]
 Scale = Annotated[
@@ -35,6 +38,11 @@ Samples = Annotated[
 Seed = Annotated[int, typer.Option("--seed", help="Of initial weights and generated samples.")]
 MinCount = Annotated[
     int, typer.Option("--min-count", min=1, help="Rarer tokens share one row per feature.")
+]
+Label = Annotated[str, typer.Option("--label", help="parquet: column of the label.")]
+Dense = Annotated[str, typer.Option("--dense", help="parquet: columns of numbers, a,b,c.")]
+Categorical = Annotated[
+    str, typer.Option("--categorical", help="parquet: columns of tokens, a,b,c.")
 ]
 EvalLast = Annotated[
     float, typer.Option("--eval-last", min=0.0, max=0.9, help="Share kept for evaluation.")
@@ -66,6 +74,9 @@ def train(
     samples: Samples = None,
     min_count: MinCount = 1,
     scale: Scale = 0.01,
+    label: Label = "label",
+    dense: Dense = "",
+    categorical: Categorical = "",
     backend: Annotated[str, typer.Option("--backend", help="file or memory.")] = "file",
     io_engine: IoEngine = "auto",
     disk_quota: Annotated[
@@ -76,21 +87,26 @@ def train(
 ) -> None:
     """Train a click model whose tables live in a store; started again, it continues."""
     from tierbed.nn import MODELS
-    from tierbed.source import open_source
+    from tierbed.source import DataOptions, open_source
     from tierbed.train import OPTIMIZERS, Run, TrainOptions, auto_batch_size
 
     _one_of("--model", model, MODELS)
     _one_of("--optimizer", optimizer, OPTIMIZERS)
     set_threads(threads)
     source = open_source(
-        data_format,
-        data or [],
-        store / "vocabulary",
-        eval_share=eval_last,
-        samples=samples,
-        min_count=min_count,
-        seed=seed,
-        scale=scale,
+        DataOptions(
+            data_format,
+            tuple(map(str, data or ())),
+            samples=samples,
+            eval_share=eval_last,
+            min_count=min_count,
+            seed=seed,
+            scale=scale,
+            label=label,
+            dense=_names(dense),
+            categorical=_names(categorical),
+        ),
+        store / VOCABULARY,
     )
     options = TrainOptions(
         model=model,
@@ -153,20 +169,22 @@ def eval_(
 ) -> None:
     """Score another file with a trained model."""
     from tierbed.evaluate import evaluate
-    from tierbed.source import open_source
+    from tierbed.source import SYNTHETIC_SAMPLES, DataOptions, open_source
     from tierbed.train import EVAL_BATCH, load_run, read_run
 
     set_threads(threads)
-    about = read_run(store)["data"]
-    source = open_source(
-        data_format or about["format"],
-        data or [],
-        store / "vocabulary",
+    trained = read_run(store)["data"]
+    trained_on = DataOptions.from_dict({k: v for k, v in trained.items() if k != "files"})
+    options = replace(
+        trained_on,
+        format=data_format or trained_on.format,
+        paths=tuple(map(str, data or ())),
         samples=samples,
-        seed=about.get("seed", 0),
-        scale=about.get("scale", 0.01),
-        must_exist=True,
+        eval_share=0.0,
+        # Generated samples are scored behind those of the training.
+        first_sample=trained_on.first_sample + (trained_on.samples or SYNTHETIC_SAMPLES),
     )
+    source = open_source(options, store / VOCABULARY, must_exist=True)
     opened, model, description = load_run(
         store, dram_budget=dram_budget, backend=_backend_of(store)
     )
@@ -224,25 +242,33 @@ def plan(
     min_count: MinCount = 1,
     seed: Seed = 0,
     scale: Scale = 0.01,
+    label: Label = "label",
+    dense: Dense = "",
+    categorical: Categorical = "",
     json_path: JsonOut = None,
 ) -> None:
     """Predict memory, disk and reads per batch of a run from a sample of its data."""
     import tempfile
 
     from tierbed.plan import TableShape, predict
-    from tierbed.source import open_source
+    from tierbed.source import DataOptions, open_source
     from tierbed.train import OPTIMIZERS
 
     _one_of("--optimizer", optimizer, OPTIMIZERS)
     with tempfile.TemporaryDirectory() as folder:
         source = open_source(
-            data_format,
-            data or [],
-            Path(folder) / "vocabulary",
-            samples=samples,
-            min_count=min_count,
-            seed=seed,
-            scale=scale,
+            DataOptions(
+                data_format,
+                tuple(map(str, data or ())),
+                samples=samples,
+                min_count=min_count,
+                seed=seed,
+                scale=scale,
+                label=label,
+                dense=_names(dense),
+                categorical=_names(categorical),
+            ),
+            Path(folder) / VOCABULARY,
         )
         sizes = source.table_sizes
         tables = [TableShape(name, rows, dim, optimizer) for name, rows in sizes.items()]
@@ -266,10 +292,10 @@ def generate(
     json_path: JsonOut = None,
 ) -> None:
     """Write generated samples in Criteo's layout."""
-    from tierbed.source import write_synthetic
+    from tierbed.data import write_criteo_tsv
 
     with Progress("generating", samples, "samples") as bar:
-        write_synthetic(out, samples, scale=scale, seed=seed, progress=bar.set)
+        write_criteo_tsv(out, samples, scale=scale, seed=seed, progress=bar.set)
     size = out.stat().st_size
     finish({"samples": samples, "file_bytes": size, "file": str(out)}, json_path, "generated")
 
@@ -279,6 +305,10 @@ def _backend_of(store: Path) -> str:
     from tierbed.train import TABLES
 
     return backend_of(store / TABLES)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _one_of(option: str, value: str, known: Any) -> None:

@@ -54,7 +54,7 @@ class CtrModel(nn.Module):
     """Base of the click models.
 
     Args:
-        dense_count: Numerical features, at least 1.
+        dense_count: Numerical features; may be 0.
         table_sizes: Rows of each categorical feature's table, by feature name.
         store: Where the tables live, or a snapshot.
         embedding_dim: Elements per row.
@@ -77,12 +77,14 @@ class CtrModel(nn.Module):
         optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
     ) -> None:
         super().__init__()
-        if dense_count < 1 or not table_sizes:
+        if dense_count < 0 or not table_sizes:
             raise InvalidError(
-                f"a click model needs numerical and categorical features, not {dense_count} "
-                f"and {len(table_sizes)}"
+                f"a click model needs categorical features, not {len(table_sizes)}, and no "
+                f"negative number of numerical ones ({dense_count})"
             )
         self.dense_count = dense_count
+        # A log without numbers feeds a constant instead.
+        self.dense_width = max(1, dense_count)
         self.table_sizes = dict(table_sizes)
         self.embedding_dim = self.default_dim if embedding_dim is None else embedding_dim
         self.hidden = tuple(self.default_hidden if hidden is None else hidden)
@@ -132,4 +134,6 @@ class CtrModel(nn.Module):
         """
         pooled = self.embeddings(sparse).values()
         rows = pooled.view(pooled.shape[0], len(self.table_sizes), self.embedding_dim)
+        if self.dense_count == 0:
+            dense = rows.new_ones(rows.shape[0], 1)
         return self.head(dense, rows)

@@ -27,9 +27,9 @@ class DeepFM(CtrModel):
         factors = self.embedding_dim - 1
         if factors < 1:
             raise InvalidError("DeepFM needs an embedding_dim of at least 2")
-        self.first_order = nn.Linear(self.dense_count, 1)
-        self.dense_factors = nn.Parameter(torch.randn(self.dense_count, factors) * 0.01)
-        fields = self.dense_count + len(self.table_sizes)
+        self.first_order = nn.Linear(self.dense_width, 1)
+        self.dense_factors = nn.Parameter(torch.randn(self.dense_width, factors) * 0.01)
+        fields = self.dense_width + len(self.table_sizes)
         self.deep = mlp([fields * factors, *self.hidden, 1], is_output=True)
 
     def head(self, dense: Tensor, rows: Tensor) -> Tensor:

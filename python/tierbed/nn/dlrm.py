@@ -24,7 +24,7 @@ class DLRM(CtrModel):
     def build(self) -> None:
         """Makes the bottom and the top network."""
         vectors = len(self.table_sizes) + 1
-        self.bottom = mlp([self.dense_count, 64, self.embedding_dim])
+        self.bottom = mlp([self.dense_width, 64, self.embedding_dim])
         pairs = vectors * (vectors - 1) // 2
         self.top = mlp([self.embedding_dim + pairs, *self.hidden, 1], is_output=True)
 

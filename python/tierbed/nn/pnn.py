@@ -23,7 +23,7 @@ class PNN(CtrModel):
     def build(self) -> None:
         """Makes the projection of the numerical features and the deep network."""
         vectors = len(self.table_sizes) + 1
-        self.project = nn.Linear(self.dense_count, self.embedding_dim)
+        self.project = nn.Linear(self.dense_width, self.embedding_dim)
         width = vectors * self.embedding_dim + vectors * (vectors - 1) // 2
         self.deep = mlp([width, *self.hidden, 1], is_output=True)
 

@@ -1,0 +1,32 @@
+"""``demo``: the main job, end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of report, run and snapshot.")] = Path(
+        "demo-out"
+    ),
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A file in Criteo's layout; else generated.")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=5000, help="To generate.")] = 120_000,
+    model: Annotated[str, typer.Option("--model", help="dlrm, deepfm or pnn.")] = "dlrm",
+    seed: Annotated[int, typer.Option("--seed")] = 1,
+) -> None:
+    """Train, kill, resume, compare, publish, serve, ask and verify; ends with a report."""
+    from tierbed.demo import DemoOptions, run_demo
+
+    run_demo(DemoOptions(out, data, samples=samples, model=model, seed=seed))
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb of this file."""
+    app.command("demo")(demo)
