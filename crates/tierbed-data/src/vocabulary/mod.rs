@@ -249,8 +249,7 @@ impl ResidentTable {
         Self::slot_count(token_count).saturating_mul(size_of::<Slot>() as u64)
     }
 
-    /// Reads and checks both sections. They are brought in together, a table of their own is
-    /// filled, and they are dropped again: a passing peak of 12 bytes a token.
+    /// Checks both sections, then reads them side by side in pieces of 16,384 tokens.
     fn read(file: &mut File, entry: &FeatureEntry) -> Result<Self> {
         let token_count = entry.token_count;
         let mut slots = vec![Slot::default(); Self::slot_count(token_count) as usize];
