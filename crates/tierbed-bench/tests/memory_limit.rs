@@ -1,6 +1,13 @@
 //! The budget is a promise about real memory: training runs inside a cgroup of budget + 64 MiB,
 //! page cache included.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, as it should"
+)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

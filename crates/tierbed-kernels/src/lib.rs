@@ -22,6 +22,7 @@ pub mod init;
 pub mod layout;
 pub mod optim;
 mod philox;
+pub mod plan;
 pub mod pool;
 mod reduce;
 mod simd;
@@ -30,6 +31,7 @@ pub use grad::{Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
 pub use optim::{Hyper, Prepared};
+pub use plan::{Feature, FeaturePlan};
 pub use simd::Isa;
 
 use simd::{CheckedIsa, Job};

@@ -17,7 +17,6 @@ mod lookup;
 pub mod manifest;
 mod open;
 pub mod page;
-mod plan;
 mod reader;
 mod rows;
 mod snapshot;
@@ -25,8 +24,7 @@ pub mod sorter;
 mod writer;
 
 pub use lookup::LookupStats;
-pub use plan::{LookupPlan, PlannedFeature};
 pub use rows::SnapshotRows;
 pub use snapshot::{Backend, Snapshot, SnapshotOptions, SnapshotStats, Summary, TableSummary};
-pub use tierbed_kernels::Pooling;
+pub use tierbed_kernels::{FeaturePlan, Pooling};
 pub use writer::{Report, SnapshotWriter};

@@ -6,10 +6,9 @@
 
 use serde::Serialize;
 use tierbed_core::{Bags, Result};
-use tierbed_kernels::layout::{BagRange, Rows};
-use tierbed_kernels::{fill_initial, Pooling};
 
-use crate::plan::{index_range, row_key, LookupPlan};
+use tierbed_kernels::{fill_initial, BagRange, FeaturePlan, Pooling, Rows};
+
 use crate::reader::{Filled, Reader, Wanted};
 use crate::snapshot::Snapshot;
 
@@ -47,7 +46,7 @@ impl LookupStats {
 /// A batch and what to do with it.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
-    plan: &'a LookupPlan,
+    plan: &'a FeaturePlan,
     bags: &'a Bags<'a>,
 }
 
@@ -64,12 +63,12 @@ impl Snapshot {
     /// `Corruption` for pages that fail their checks, `Io` from the device.
     pub fn lookup(
         &self,
-        plan: &LookupPlan,
+        plan: &FeaturePlan,
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<LookupStats> {
-        plan.check(self.schema(), bags, out)?;
-        if !plan.is_unpooled() {
+        plan.check(self.schema(), bags, out.len())?;
+        if plan.is_pooled() {
             out.fill(0.0);
         }
         let mut stats =
@@ -88,7 +87,7 @@ impl Snapshot {
         drop(guard);
         for (at, feature) in plan.features().iter().enumerate() {
             if feature.pooling == Pooling::Mean {
-                self.kernels().mean_scale(bags.feature_offsets(at), plan.columns(feature), out);
+                self.kernels().mean_scale(bags.feature_offsets(at), feature.columns, out);
             }
         }
         self.count(&stats);
@@ -160,14 +159,14 @@ impl Snapshot {
         let scratch = &reader.scratch;
         let end = first + scratch.starts.len();
         for (at, feature) in plan.features().iter().enumerate() {
-            let range = index_range(bags, at);
+            let range = plan.range(bags, at);
             let (from, to) = (range.start.max(first), range.end.min(end));
             if from >= to {
                 continue;
             }
             let starts = scratch.starts.get(from - first..to - first).unwrap_or_default();
             if feature.pooling == Pooling::None {
-                let dim = feature.dim;
+                let dim = feature.columns.dim;
                 let out = out.get_mut(from * dim..to * dim).unwrap_or_default();
                 self.kernels().gather_rows(&scratch.words, starts, dim, out);
                 continue;
@@ -175,7 +174,7 @@ impl Snapshot {
             let weights = bags.weights.and_then(|weights| weights.get(from..to));
             let rows = Rows { arena: &scratch.words, starts, weights };
             let bags = BagRange { offsets: bags.feature_offsets(at), first_index: from };
-            self.kernels().pool_add(rows, bags, plan.columns(feature), out);
+            self.kernels().pool_add(rows, bags, feature.columns, out);
         }
     }
 }
@@ -186,9 +185,9 @@ fn gather(reader: &mut Reader, asked: Asked<'_>, first: usize) -> usize {
     reader.scratch.clear();
     let mut next = first;
     for (at, feature) in plan.features().iter().enumerate() {
-        let range = index_range(bags, at);
+        let range = plan.range(bags, at);
         for &id in bags.indices.get(next.max(range.start)..range.end).unwrap_or_default() {
-            if !reader.scratch.add(row_key(feature, id), feature.dim) {
+            if !reader.scratch.add(feature.row_key(id), feature.columns.dim) {
                 return next;
             }
             next += 1;

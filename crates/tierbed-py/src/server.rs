@@ -27,7 +27,7 @@ impl Predictor for PythonPredictor {
     fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
         Python::attach(|py| {
             let answer = self.callable.call1(py, (PyBytes::new(py, body),));
-            let bytes = answer.and_then(|answer| answer.extract::<Vec<u8>>(py).map_err(Into::into));
+            let bytes = answer.and_then(|answer| answer.extract::<Vec<u8>>(py));
             let bytes = bytes.map_err(|error: PyErr| {
                 // What the model calls a bad value is the client's; anything else is ours.
                 let kind = match error.is_instance_of::<PyValueError>(py) {

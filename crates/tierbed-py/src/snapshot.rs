@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
-use tierbed_pagestore::{Backend, LookupPlan, Snapshot, SnapshotOptions};
+use tierbed_pagestore::{Backend, Snapshot, SnapshotOptions};
 
 use crate::errors::{run, to_python};
 use crate::store::{make_plan, to_json, BatchTensors, FeaturePlan};
@@ -119,6 +119,7 @@ impl NativeSnapshot {
     }
 
     #[pyo3(signature = (plan, indices, offsets, weights, out))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn lookup(
         &self,
         plan: &Bound<'_, FeaturePlan>,
@@ -134,12 +135,7 @@ impl NativeSnapshot {
         let plan = &plan.get().plan;
         let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
         let out = out.view_mut().map_err(|error| to_python(py, &error))?;
-        self.with(py, |snapshot| {
-            let features: Vec<_> =
-                plan.features().iter().map(|feature| (feature.table, feature.pooling)).collect();
-            let plan = LookupPlan::new(snapshot.schema(), &features)?;
-            snapshot.lookup(&plan, &bags, out).map(drop)
-        })
+        self.with(py, |snapshot| snapshot.lookup(plan, &bags, out).map(drop))
     }
 
     fn attachment<'py>(

@@ -138,6 +138,7 @@ impl NativeStore {
     }
 
     #[pyo3(signature = (plan, indices, offsets, weights, out))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn lookup(
         &self,
         plan: &Bound<'_, FeaturePlan>,

@@ -4,7 +4,7 @@
 //! have as many rows as indices and are looked up one by one.
 
 use tierbed_core::{Bags, Error, Result};
-use tierbed_pagestore::{LookupPlan, Pooling, Snapshot};
+use tierbed_pagestore::{FeaturePlan, Pooling, Snapshot};
 
 use crate::features::Feature;
 
@@ -111,20 +111,20 @@ fn look_up_together(
     let is_weighted = wanted.iter().any(|(column, _, _)| column.weights.is_some());
     let weights = is_weighted.then_some(&weights[..]);
     let planned: Vec<_> = wanted.iter().map(|(_, feature, p)| (feature.table, *p)).collect();
-    let plan = LookupPlan::new(snapshot.schema(), &planned)?;
+    let plan = FeaturePlan::new(snapshot.schema(), &planned)?;
     let bags = Bags::new(&indices, &offsets, weights, wanted.len())?;
     let mut out = vec![0.0; plan.output_len(&bags)];
     snapshot.lookup(&plan, &bags, &mut out)?;
-    let row_count = if plan.is_unpooled() { indices.len() } else { bags.batch_size() };
+    let row_count = plan.output_rows(&bags);
     let split = plan.features().iter().zip(wanted).map(|(planned, (column, _, _))| {
         let rows = out.chunks_exact(plan.output_dim());
-        let columns = planned.first_column..planned.first_column + planned.dim;
+        let columns = planned.columns.range(0);
         // Unpooled features are looked up alone: their only column starts at 0.
         let values = rows.flat_map(|row| row.get(columns.clone()).unwrap_or_default());
         Vectors {
             name: column.name.clone(),
             row_count,
-            dim: planned.dim,
+            dim: planned.columns.dim,
             values: values.copied().collect(),
         }
     });

@@ -9,7 +9,6 @@ pub mod checkpoint;
 pub mod engine;
 pub mod lookup;
 pub mod options;
-pub mod plan;
 pub mod prefetch;
 pub mod publish;
 pub mod row_buffer;
@@ -19,6 +18,5 @@ pub mod update;
 
 pub use engine::{Engine, EngineStats};
 pub use options::{Backend, EngineConfig};
-pub use plan::{Feature, FeaturePlan};
 pub use row_buffer::BufferStats;
-pub use tierbed_kernels::{Hyper, Kernels, Pooling};
+pub use tierbed_kernels::{Feature, FeaturePlan, Hyper, Kernels, Pooling};

@@ -4,11 +4,10 @@
 //! brought in one sorted read, then pooled by the kernels, adding to what the pieces before it
 //! left. Additions thus happen in index order whatever the budget: same bits always.
 
-use tierbed_core::{Bags, Result, RowId, RowKey};
-use tierbed_kernels::{BagRange, Kernels, Pooling, Rows};
+use tierbed_core::{Bags, Result};
+use tierbed_kernels::{BagRange, FeaturePlan, Kernels, Pooling, Rows};
 
 use crate::engine::Engine;
-use crate::plan::FeaturePlan;
 use crate::row_buffer::{RowBuffer, Want};
 
 impl Engine {
@@ -60,7 +59,7 @@ impl Engine {
             let words = buffer.arena(feature.table.0).1;
             for position in range.start.max(piece.first)..range.end.min(limit) {
                 let Some(&id) = bags.indices.get(position) else { break };
-                let key = RowKey::new(feature.table, RowId(id as u64));
+                let key = feature.row_key(id);
                 match buffer.place(key, Want::Now, self.store.as_mut(), &mut self.scratch.misses) {
                     Ok(Some(slot)) => self.scratch.starts.push(slot as usize * words),
                     Ok(None) => break 'features,

@@ -5,10 +5,10 @@
 //! batches share are read once. When no slot is left that nobody needs, the announcement ends
 //! early: the window shortens by itself. Source: RecDB §4.2 (look-ahead, EV buffer).
 
-use tierbed_core::{Bags, Result, RowId, RowKey};
+use tierbed_core::{Bags, Result};
+use tierbed_kernels::FeaturePlan;
 
 use crate::engine::Engine;
-use crate::plan::FeaturePlan;
 use crate::row_buffer::Want;
 
 /// What has been announced, and how much of it used.
@@ -44,7 +44,7 @@ impl Engine {
     pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
         self.check_alive()?;
         for bags in batches {
-            plan.check(&self.schema, bags, plan.output_rows(bags) * plan.output_dim())?;
+            plan.check(&self.schema, bags, plan.output_len(bags))?;
         }
         self.ensure_buffer()?;
         if self.ahead.plan.as_ref() != Some(plan) || self.ahead.announced > u32::MAX / 2 {
@@ -86,7 +86,7 @@ impl Engine {
                     buffer.begin_round();
                 }
                 let Some(&id) = bags.indices.get(position) else { continue };
-                let key = RowKey::new(feature.table, RowId(id as u64));
+                let key = feature.row_key(id);
                 let misses = &mut self.scratch.misses;
                 match buffer.place(key, Want::Ahead { until }, self.store.as_mut(), misses) {
                     Ok(Some(_)) => {}

@@ -6,10 +6,11 @@
 //! often it occurs ("exact" in FBGEMM's words), in the same order whatever the budget.
 
 use tierbed_core::{Bags, Error, Result, RowId, RowKey, TableId};
-use tierbed_kernels::{Groups, Kernels, Occurrence, Pooling, Prepared, Upstream};
+use tierbed_kernels::{
+    Feature, FeaturePlan, Groups, Kernels, Occurrence, Pooling, Prepared, Upstream,
+};
 
 use crate::engine::Engine;
-use crate::plan::{Feature, FeaturePlan};
 use crate::row_buffer::{RowBuffer, Want};
 use crate::scratch::{Scratch, Use};
 

@@ -1,6 +1,13 @@
 //! Training through any store, budget, engine, window and restart gives the bits of training in
 //! memory.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, as it should"
+)]
+
 mod common;
 
 use common::{all_records, bits, memory_config, small_config, Job};

@@ -1,5 +1,12 @@
 //! What is published is what was trained, to the bit, most used rows first.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, as it should"
+)]
+
 mod common;
 
 use std::sync::Arc;
@@ -7,9 +14,9 @@ use std::sync::Arc;
 use common::{bits, small_config, Job};
 use tierbed::{Engine, EngineConfig};
 use tierbed_core::store::Attachment;
-use tierbed_core::{ErrorKind, OptimizerKind, TableId};
+use tierbed_core::{ErrorKind, OptimizerKind};
 use tierbed_io::FsFolder;
-use tierbed_pagestore::{LookupPlan, Snapshot, SnapshotOptions};
+use tierbed_pagestore::{Snapshot, SnapshotOptions};
 
 fn trained(config: &EngineConfig) -> (tempfile::TempDir, Engine, Job, tierbed::FeaturePlan) {
     let scratch = tempfile::tempdir().unwrap();
@@ -44,16 +51,13 @@ fn a_snapshot_answers_as_the_engine_does() {
         let snapshot = Snapshot::open(folder, &snapshot_options(16 << 20)).unwrap();
         snapshot.verify().unwrap();
         assert_eq!(snapshot.attachment("model").unwrap().as_deref(), Some(&b"dense"[..]));
-        let features: Vec<_> =
-            job.features.iter().map(|&(at, pooling)| (TableId(at as u32), pooling)).collect();
-        let lookup_plan = LookupPlan::new(snapshot.schema(), &features).unwrap();
         for step in 0..60 {
             let batch = job.batch(step);
             let bags = batch.bags();
             let mut expected = vec![0.0; plan.output_rows(&bags) * plan.output_dim()];
             engine.lookup(&plan, &bags, &mut expected).unwrap();
             let mut found = vec![f32::NAN; expected.len()];
-            snapshot.lookup(&lookup_plan, &bags, &mut found).unwrap();
+            snapshot.lookup(&plan, &bags, &mut found).unwrap();
             assert_eq!(bits(&found), bits(&expected), "step {step}");
         }
         // Training goes on as if nothing had happened.

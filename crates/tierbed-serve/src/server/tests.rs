@@ -10,7 +10,7 @@ use serde_json::{json, Value};
 use tierbed_core::env::ManualClock;
 use tierbed_core::{Bags, Budget, InitSpec, OptimizerKind, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, OpenMode};
-use tierbed_pagestore::{LookupPlan, Pooling, SnapshotOptions, SnapshotWriter};
+use tierbed_pagestore::{FeaturePlan, Pooling, SnapshotOptions, SnapshotWriter};
 
 use super::*;
 
@@ -102,7 +102,7 @@ fn post_json(server: &Server, body: &Value) -> Answer {
 }
 
 fn direct(snapshot: &Snapshot, table: u32, pooling: Pooling, bags: &Bags<'_>) -> Vec<f32> {
-    let plan = LookupPlan::new(snapshot.schema(), &[(TableId(table), pooling)]).unwrap();
+    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(table), pooling)]).unwrap();
     let mut out = vec![0.0; plan.output_len(bags)];
     snapshot.lookup(&plan, bags, &mut out).unwrap();
     out

@@ -1,8 +1,12 @@
 //! Which table, pooling and output columns does each feature of a batch have?
+//!
+//! Checked once when it is made and used for many batches; training and serving share it, so a
+//! batch means the same to both.
 
-use tierbed_core::schema::Schema;
-use tierbed_core::{Bags, Error, Result, TableId};
-use tierbed_kernels::{Columns, Pooling};
+use tierbed_core::store::out_of_range;
+use tierbed_core::{Bags, Error, Result, RowId, RowKey, Schema, TableId};
+
+use crate::layout::{Columns, Pooling};
 
 /// One feature of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +25,14 @@ pub struct FeaturePlan {
     features: Vec<Feature>,
     output_dim: usize,
     is_pooled: bool,
+}
+
+impl Feature {
+    /// Names the row of a checked id.
+    #[must_use]
+    pub fn row_key(&self, id: i64) -> RowKey {
+        RowKey::new(self.table, RowId(id.unsigned_abs()))
+    }
 }
 
 impl FeaturePlan {
@@ -109,7 +121,7 @@ impl FeaturePlan {
             let indices = self.indices(bags, at);
             let is_bad = |id: &i64| u64::try_from(*id).map_or(true, |id| id >= table.row_count);
             if let Some(id) = indices.iter().find(|id| is_bad(id)) {
-                return Err(tierbed_core::store::out_of_range(table, id).with("feature", at));
+                return Err(out_of_range(table, id).with("feature", at));
             }
         }
         Ok(())
@@ -121,6 +133,12 @@ impl FeaturePlan {
         let offsets = bags.feature_offsets(at);
         let bound = |offset: Option<&i64>| offset.map_or(0, |&offset| offset as usize);
         bound(offsets.first())..bound(offsets.last())
+    }
+
+    /// Returns the elements of the output for `bags`.
+    #[must_use]
+    pub fn output_len(&self, bags: &Bags<'_>) -> usize {
+        self.output_rows(bags) * self.output_dim
     }
 
     fn indices<'a>(&self, bags: &Bags<'a>, at: usize) -> &'a [i64] {
