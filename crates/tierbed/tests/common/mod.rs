@@ -9,31 +9,31 @@ use tierbed_core::{Bags, InitSpec, OptimizerKind, Result, TableId, TableSchema};
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
 #[derive(Debug, Clone)]
-pub struct Job {
-    pub seed: u64,
-    pub optimizer: OptimizerKind,
-    pub tables: Vec<(u32, u64)>,
-    pub features: Vec<(usize, Pooling)>,
-    pub batch_size: usize,
-    pub is_weighted: bool,
+pub(crate) struct Job {
+    pub(crate) seed: u64,
+    pub(crate) optimizer: OptimizerKind,
+    pub(crate) tables: Vec<(u32, u64)>,
+    pub(crate) features: Vec<(usize, Pooling)>,
+    pub(crate) batch_size: usize,
+    pub(crate) is_weighted: bool,
 }
 
 /// One batch, owned.
-pub struct Batch {
-    pub indices: Vec<i64>,
-    pub offsets: Vec<i64>,
-    pub weights: Option<Vec<f32>>,
-    pub features: usize,
+pub(crate) struct Batch {
+    pub(crate) indices: Vec<i64>,
+    pub(crate) offsets: Vec<i64>,
+    pub(crate) weights: Option<Vec<f32>>,
+    pub(crate) features: usize,
 }
 
 impl Batch {
-    pub fn bags(&self) -> Bags<'_> {
+    pub(crate) fn bags(&self) -> Bags<'_> {
         Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.features).unwrap()
     }
 }
 
 impl Job {
-    pub fn pooled(optimizer: OptimizerKind, seed: u64) -> Self {
+    pub(crate) fn pooled(optimizer: OptimizerKind, seed: u64) -> Self {
         Self {
             seed,
             optimizer,
@@ -50,7 +50,7 @@ impl Job {
         }
     }
 
-    pub fn unpooled(optimizer: OptimizerKind, seed: u64) -> Self {
+    pub(crate) fn unpooled(optimizer: OptimizerKind, seed: u64) -> Self {
         Self {
             tables: vec![(18, 3000), (18, 100)],
             features: vec![(0, Pooling::None), (1, Pooling::None), (0, Pooling::None)],
@@ -59,7 +59,7 @@ impl Job {
         }
     }
 
-    pub fn table(&self, at: usize) -> TableSchema {
+    pub(crate) fn table(&self, at: usize) -> TableSchema {
         let (dim, row_count) = self.tables[at];
         TableSchema {
             name: format!("t{at}"),
@@ -72,7 +72,7 @@ impl Job {
         }
     }
 
-    pub fn set_up(&self, engine: &mut Engine) -> Result<FeaturePlan> {
+    pub(crate) fn set_up(&self, engine: &mut Engine) -> Result<FeaturePlan> {
         for at in 0..self.tables.len() {
             let id = engine.add_table(self.table(at))?;
             let hyper = Hyper {
@@ -88,7 +88,7 @@ impl Job {
     }
 
     /// The batch of step `step`: skewed ids, duplicates, empty bags.
-    pub fn batch(&self, step: u64) -> Batch {
+    pub(crate) fn batch(&self, step: u64) -> Batch {
         let mut rng = SplitMix64::new(self.seed ^ (step << 20));
         let (mut indices, mut offsets) = (Vec::new(), vec![0]);
         for &(table, _) in &self.features {
@@ -108,7 +108,7 @@ impl Job {
     }
 
     /// Runs step `step`; returns the output and the gradient of the weights.
-    pub fn step(
+    pub(crate) fn step(
         &self,
         engine: &mut Engine,
         plan: &FeaturePlan,
@@ -132,7 +132,7 @@ impl Job {
 }
 
 /// All records of all tables, as bits.
-pub fn all_records(engine: &mut Engine) -> Vec<u32> {
+pub(crate) fn all_records(engine: &mut Engine) -> Vec<u32> {
     let tables: Vec<_> = engine.schema().tables().iter().map(|table| table.row_count).collect();
     let mut bits = Vec::new();
     for (at, rows) in tables.into_iter().enumerate() {
@@ -145,15 +145,15 @@ pub fn all_records(engine: &mut Engine) -> Vec<u32> {
     bits
 }
 
-pub fn bits(values: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-pub fn memory_config() -> EngineConfig {
+pub(crate) fn memory_config() -> EngineConfig {
     EngineConfig { backend: tierbed::Backend::Memory, ..EngineConfig::new(1 << 30) }
 }
 
 /// The smallest round budget these jobs run in.
-pub fn small_config() -> EngineConfig {
+pub(crate) fn small_config() -> EngineConfig {
     EngineConfig::new(256 << 10)
 }
