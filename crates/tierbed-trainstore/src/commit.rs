@@ -69,7 +69,7 @@ pub struct AttachmentMeta {
 
 /// The commits of one folder: reads the one in force, puts the next one in force.
 #[derive(Debug)]
-pub(crate) struct CommitLog {
+pub struct CommitLog {
     folder: Arc<dyn Folder>,
     manifest: Option<Manifest>,
     info: Option<CommitInfo>,
@@ -77,7 +77,7 @@ pub(crate) struct CommitLog {
 
 /// Why a commit did not happen, and whether the store may go on.
 #[derive(Debug)]
-pub(crate) enum CommitFailure {
+pub enum CommitFailure {
     /// The previous commit is in force; trying again is allowed.
     Undone(Error),
     /// Which commit is in force is unknown until the store is reopened.
@@ -87,7 +87,8 @@ pub(crate) enum CommitFailure {
 impl CommitFailure {
     /// Sorts a failure before the commit came into force. A full disk or a bad argument may be
     /// tried again; after a failed sync nobody knows what later syncs really promise.
-    pub(crate) fn of(error: Error) -> Self {
+    #[must_use]
+    pub fn of(error: Error) -> Self {
         match error.kind() {
             ErrorKind::NoSpace | ErrorKind::Invalid => Self::Undone(error),
             _ => Self::Poisoned(error),
@@ -100,7 +101,7 @@ impl CommitLog {
     ///
     /// # Errors
     /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree.
-    pub(crate) fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
+    pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
         let mut log = Self { folder, manifest: None, info: None };
         let Some(current) = log.folder.read(CURRENT)? else {
             log.refuse_foreign_files()?;
@@ -121,29 +122,39 @@ impl CommitLog {
     }
 
     /// Returns the manifest in force.
-    pub(crate) fn manifest(&self) -> Option<&Manifest> {
+    #[must_use]
+    pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
     }
 
     /// Returns number and name of the commit in force.
-    pub(crate) fn info(&self) -> Option<&CommitInfo> {
+    #[must_use]
+    pub fn info(&self) -> Option<&CommitInfo> {
         self.info.as_ref()
     }
 
     /// Returns the number the next commit will have.
-    pub(crate) fn next_number(&self) -> u64 {
+    #[must_use]
+    pub fn next_number(&self) -> u64 {
         self.info.as_ref().map_or(1, |info| info.number + 1)
     }
 
     /// Returns the name of commit `number`'s file `rest`.
-    pub(crate) fn file_name(number: u64, rest: &str) -> String {
+    #[must_use]
+    pub fn file_name(number: u64, rest: &str) -> String {
         format!("commit-{number:06}.{rest}")
     }
 
     /// Writes attachments and manifest, then puts the commit in force.
     ///
     /// The files named in `manifest.tables` must be durable already.
-    pub(crate) fn put_in_force(
+    ///
+    /// # Errors
+    /// A [`CommitFailure`], which says whether the commit before is surely in force.
+    ///
+    /// # Panics
+    /// When the manifest's number is not [`next_number`](Self::next_number).
+    pub fn put_in_force(
         &mut self,
         mut manifest: Manifest,
         attachments: &[Attachment<'_>],
@@ -193,7 +204,10 @@ impl CommitLog {
     }
 
     /// Reads attachment `name` of the commit in force.
-    pub(crate) fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
+    ///
+    /// # Errors
+    /// `Corruption` when it fails its checksum, `Io` from the device.
+    pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(meta) = self
             .manifest
             .as_ref()
@@ -215,7 +229,10 @@ impl CommitLog {
     }
 
     /// Checks every attachment of the commit in force.
-    pub(crate) fn verify(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// As [`attachment`](Self::attachment).
+    pub fn verify(&self) -> Result<()> {
         for meta in self.manifest.iter().flat_map(|manifest| &manifest.attachments) {
             self.attachment(&meta.name)?;
         }
@@ -223,7 +240,8 @@ impl CommitLog {
     }
 
     /// Returns the bytes of the attachments in force.
-    pub(crate) fn attachment_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn attachment_bytes(&self) -> u64 {
         self.manifest.iter().flat_map(|manifest| &manifest.attachments).map(|meta| meta.bytes).sum()
     }
 

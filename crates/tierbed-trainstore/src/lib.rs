@@ -12,6 +12,6 @@ mod commit;
 mod file;
 mod memory;
 
-pub use commit::{AttachmentMeta, Manifest, TableMeta};
+pub use commit::{AttachmentMeta, CommitFailure, CommitLog, Manifest, TableMeta};
 pub use file::{page_layout, FileStore, FileStoreOptions, PageLayout};
 pub use memory::MemoryStore;

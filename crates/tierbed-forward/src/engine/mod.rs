@@ -1,0 +1,392 @@
+//! Here is the next batch of the plan, give me one vector per bag.
+//!
+//! The same two rivers as `tierbed::Engine`, with its semantics and its bits: [`lookup`] pools
+//! rows in index order, [`update`] sums the gradients of a row in index order and steps it once
+//! per batch. What differs is the way to a row: position in the plan, entry, slot.
+//!
+//! Batches come in the order of the plan, epoch after epoch. A batch whose ids are not the
+//! planned ones is refused before anything changes.
+
+mod checkpoint;
+mod lookup;
+mod options;
+mod scan;
+mod scratch;
+mod update;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::stats::IoStats;
+use tierbed_core::{
+    Bags, Budget, Error, ErrorKind, Reservation, Result, Schema, TableId, TableSchema,
+};
+use tierbed_io::{AlignedBuf, EngineOptions, Folder, FolderLock, FsFolder, OpenMode};
+use tierbed_kernels::{FeaturePlan, Hyper, Isa, Kernels};
+use tierbed_trainstore::CommitLog;
+
+pub use options::ForwardConfig;
+pub use update::Grads;
+
+use crate::plan::{ids_checksum, Batch, Plan, WindowPlan};
+use crate::store::disk::Disk;
+use crate::store::extents::Extents;
+use crate::store::river::{River, RiverParts};
+use crate::store::shelf::Shelf;
+use crate::store::sizing::Sizes;
+use scratch::Scratch;
+
+/// The file of extents.
+const EXTENTS_FILE: &str = "forward.rows";
+/// What the commit log knows this store by.
+const BACKEND: &str = "forward";
+
+/// Where training stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// Epochs done.
+    pub epoch: u64,
+    /// Batches of this epoch done: the number of the next batch.
+    pub batch: u64,
+}
+
+/// What was counted since opening.
+#[derive(Debug, Clone, Serialize)]
+pub struct ForwardStats {
+    /// Batches stepped.
+    pub step_count: u64,
+    /// Rows stepped: distinct rows per batch, summed.
+    pub row_update_count: u64,
+    /// Windows begun.
+    pub window_count: u64,
+    /// Rows appended to buckets.
+    pub rows_flushed: u64,
+    /// Chunks they were written in.
+    pub chunks_written: u64,
+    /// Rows brought from disk.
+    pub rows_read: u64,
+    /// Rows made by the counter-based generator.
+    pub rows_initialised: u64,
+    /// Bytes of records in slots.
+    pub arena_bytes: u64,
+    /// Bytes of the extents in use or quarantined.
+    pub used_disk_bytes: u64,
+    /// Bytes of the file of extents.
+    pub file_bytes: u64,
+    /// Checkpoints made.
+    pub checkpoint_count: u64,
+    /// Bytes written for dumps of checkpoints.
+    pub dump_bytes: u64,
+    /// What the I/O engine did; dumps are not in it.
+    pub io: IoStats,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counters {
+    step_count: u64,
+    row_update_count: u64,
+    window_count: u64,
+    checkpoint_count: u64,
+    dump_bytes: u64,
+}
+
+/// Training along a plan. Calls need `&mut`: one at a time, in the plan's order.
+#[derive(Debug)]
+pub struct ForwardEngine {
+    river: River,
+    schema: Arc<Schema>,
+    hypers: Vec<Hyper>,
+    kernels: Kernels,
+    scratch: Scratch,
+    /// Windows begun and batches done in the current one.
+    epoch: u64,
+    batch_in_window: u32,
+    batch_in_epoch: u64,
+    log: CommitLog,
+    folder: Arc<dyn Folder>,
+    extent_bytes: usize,
+    budget: Budget,
+    counters: Counters,
+    scan_buf: AlignedBuf,
+    scan_window: WindowPlan,
+    chunk_memory: Reservation,
+    _memory: Vec<Reservation>,
+    poison: Option<String>,
+    _lock: FolderLock,
+}
+
+impl ForwardEngine {
+    /// Opens the store at `path` at its last checkpoint, or starts one in a new or empty folder,
+    /// to be trained along `plan`.
+    ///
+    /// # Errors
+    /// `Closed` when another process owns the folder; `Invalid` for a budget too small (naming
+    /// the minimum), or another plan or schema than the store's; `Corruption` for damaged files.
+    pub fn open(path: &Path, schema: Schema, plan: Plan, config: &ForwardConfig) -> Result<Self> {
+        Self::open_in(Arc::new(FsFolder::create(path)?), schema, plan, config)
+    }
+
+    /// Opens the store in `folder`; see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(
+        folder: Arc<dyn Folder>,
+        schema: Schema,
+        plan: Plan,
+        config: &ForwardConfig,
+    ) -> Result<Self> {
+        check_shape(&schema, &plan)?;
+        let lock = folder.lock()?;
+        let log = CommitLog::open(folder.clone(), BACKEND)?;
+        let stored = checkpoint::read_stored(&log, &schema, &plan, config)?;
+        let budget = Budget::new(config.dram_budget_bytes);
+        let schema = Arc::new(schema);
+        let mut sizes = Sizes::needs(&schema, &plan, config.dram_budget_bytes);
+        sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
+        let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
+        memory.push(
+            budget.reserve(
+                "batch scratch",
+                Scratch::memory_bytes(&schema, &plan, sizes.entries_max),
+            )?,
+        );
+        let scan_bytes = (sizes.buf_bytes + checkpoint::DUMP_BUF_BYTES) as u64;
+        memory.push(budget.reserve("scan buffers", scan_bytes)?);
+        let device = folder.open(EXTENTS_FILE, OpenMode::Create)?;
+        let options = EngineOptions {
+            choice: config.io_engine.parse()?,
+            queue_depth: sizes.queue_depth,
+            buf_bytes: sizes.buf_bytes,
+        };
+        let disk = Disk::new(device, &options)?;
+        memory.push(budget.reserve("io buffers", disk.memory_bytes())?);
+        let chunk_memory = budget.reserve("chunk lists", stored.chunk_bytes())?;
+        // The slack is for chunk lists; those there already have had their part of it.
+        sizes.slack_bytes = sizes.slack_bytes.saturating_sub(stored.chunk_bytes());
+        let used_bytes = budget.limit_bytes() - budget.free_bytes();
+        let taken_bytes = sizes.share_out(plan.window_count(), used_bytes, budget.free_bytes())?;
+        memory.push(budget.reserve("row slots", taken_bytes)?);
+
+        let extent_bytes = stored.extent_bytes(sizes.buf_bytes.max(config.extent_bytes));
+        let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
+        let shelves = stored.buckets(sizes.shelves.len(), plan.window_count())?;
+        let shelves = sizes.shelves.iter().zip(shelves);
+        let shelves =
+            shelves.map(|(size, buckets)| Shelf::new(size.words, size.slot_count, buckets));
+        let parts = RiverParts {
+            plan,
+            schema: schema.clone(),
+            shelf_of_table: sizes.shelf_of_table.clone(),
+            shelves: shelves.collect(),
+            disk,
+            extents,
+        };
+        let scan_buf = AlignedBuf::new(sizes.buf_bytes);
+        let mut engine = Self {
+            river: River::new(parts),
+            hypers: stored.hypers(&schema),
+            scratch: Scratch::default(),
+            kernels: kernels_of(&config.isa)?,
+            schema,
+            epoch: stored.position.epoch,
+            batch_in_window: stored.batch_in_window,
+            batch_in_epoch: stored.position.batch,
+            log,
+            folder,
+            extent_bytes,
+            budget,
+            counters: Counters::default(),
+            scan_buf,
+            scan_window: WindowPlan::default(),
+            chunk_memory,
+            _memory: memory,
+            poison: None,
+            _lock: lock,
+        };
+        engine.restore_rows(stored.window)?;
+        engine.river.start(stored.window)?;
+        Ok(engine)
+    }
+
+    /// Returns the tables.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Returns where training stands: which batch comes next.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        let batch_count = self.river.plan.stats().batch_count;
+        if self.batch_in_epoch == batch_count {
+            return Position { epoch: self.epoch + 1, batch: 0 };
+        }
+        Position { epoch: self.epoch, batch: self.batch_in_epoch }
+    }
+
+    /// Sets the hyperparameters of `table` from the next step on; `hyper.step` is ignored, the
+    /// engine counts steps itself.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table or values that are negative or not finite.
+    pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        let name = self.schema.table(table)?.name.clone();
+        let all = [hyper.lr, hyper.eps, hyper.beta1, hyper.beta2, hyper.weight_decay];
+        let is_share = |beta: f64| (0.0..1.0).contains(&beta);
+        if all.iter().any(|value| !value.is_finite() || *value < 0.0)
+            || !is_share(hyper.beta1)
+            || !is_share(hyper.beta2)
+        {
+            return Err(Error::invalid(
+                "hyperparameters must be finite and not negative, betas below 1",
+            )
+            .with("table", name)
+            .with("found", format_args!("{hyper:?}")));
+        }
+        if let Some(run) = self.hypers.get_mut(table.0 as usize) {
+            *run = Hyper { step: run.step, ..hyper };
+        }
+        Ok(())
+    }
+
+    /// Returns the hyperparameters of `table`; `step` is the number of steps done.
+    #[must_use]
+    pub fn hyper(&self, table: TableId) -> Option<Hyper> {
+        self.hypers.get(table.0 as usize).copied()
+    }
+
+    /// Returns the account of the engine's memory.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Returns what was counted since opening.
+    #[must_use]
+    pub fn stats(&self) -> ForwardStats {
+        let Counters { step_count, row_update_count, window_count, .. } = self.counters;
+        let shelves: Vec<_> = self.river.shelves.iter().map(Shelf::stats).collect();
+        let words = |shelf: &Shelf| (4 * shelf.words() * shelf.slot_count()) as u64;
+        ForwardStats {
+            step_count,
+            row_update_count,
+            window_count,
+            rows_flushed: shelves.iter().map(|stats| stats.rows_flushed).sum(),
+            chunks_written: shelves.iter().map(|stats| stats.chunks_written).sum(),
+            rows_read: shelves.iter().map(|stats| stats.rows_read).sum(),
+            rows_initialised: shelves.iter().map(|stats| stats.rows_initialised).sum(),
+            arena_bytes: self.river.shelves.iter().map(words).sum(),
+            used_disk_bytes: self.river.extents.used_count() as u64 * self.extent_bytes as u64,
+            file_bytes: self.river.extents.file_bytes(),
+            checkpoint_count: self.counters.checkpoint_count,
+            dump_bytes: self.counters.dump_bytes,
+            io: self.river.disk.stats(),
+        }
+    }
+
+    /// Passes the next batch without a step, as for a planned evaluation: its rows were there to
+    /// be looked up and stay as they are.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        self.find_batch(plan, bags)?;
+        self.finish_batch()
+    }
+
+    // Checks that `bags` are the next batch of the plan and makes its window the current one.
+    // Nothing changes when they are not.
+    fn find_batch(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<Batch> {
+        self.check_alive()?;
+        plan.check(&self.schema, bags, plan.output_len(bags))?;
+        let planned = &self.river.plan.shape().feature_tables;
+        if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
+            return Err(Error::invalid("features read other tables than those of the plan"));
+        }
+        if self.batch_in_window == self.river.current.plan.batch_count() {
+            // Whose rows are in memory is not part of what a batch may change.
+            let result = self.river.advance();
+            self.poison_on_error(result)?;
+            self.count_window()?;
+        }
+        let batch = self.river.current.plan.batch(self.batch_in_window);
+        let batch = batch.ok_or_else(|| Error::corruption("plan window holds no batch"))?;
+        let found = ids_checksum(bags);
+        if batch.index_count as usize != bags.indices.len() || batch.checksum != found {
+            let position = self.position();
+            return Err(Error::invalid("batch is not the planned one")
+                .with("epoch", position.epoch)
+                .with("batch", position.batch)
+                .with("planned_indices", batch.index_count)
+                .with("indices", bags.indices.len())
+                .with("planned_checksum", format_args!("{:08x}", batch.checksum))
+                .with("checksum", format_args!("{found:08x}"))
+                .with("remedy", "feed the batches in the plan's order, or make a new plan"));
+        }
+        Ok(batch)
+    }
+
+    fn count_window(&mut self) -> Result<()> {
+        self.counters.window_count += 1;
+        self.batch_in_window = 0;
+        if self.river.current.number == 0 {
+            self.epoch += 1;
+            self.batch_in_epoch = 0;
+        }
+        let chunk_count: usize = self.river.buckets().map(|bucket| bucket.chunks.capacity()).sum();
+        let bytes = (chunk_count * size_of::<crate::store::extents::Chunk>()) as u64;
+        let result = self.chunk_memory.resize(bytes);
+        self.poison_on_error(result)
+    }
+
+    fn finish_batch(&mut self) -> Result<()> {
+        self.batch_in_window += 1;
+        self.batch_in_epoch += 1;
+        let result = self.river.pump();
+        self.poison_on_error(result)
+    }
+
+    fn check_alive(&self) -> Result<()> {
+        match &self.poison {
+            None => Ok(()),
+            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "the store failed half-way")
+                .with("cause", cause)
+                .with("remedy", "reopen the store; it continues at its last checkpoint")),
+        }
+    }
+
+    fn poison_on_error<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.poison = Some(error.to_string());
+        }
+        result
+    }
+}
+
+fn check_shape(schema: &Schema, plan: &Plan) -> Result<()> {
+    let shape = plan.shape();
+    let rows = |table: &TableSchema| table.row_count;
+    let is_same = schema.tables().iter().map(rows).eq(shape.row_counts.iter().copied());
+    if !is_same {
+        return Err(Error::invalid("plan was made for other tables")
+            .with("tables", schema.tables().len())
+            .with("planned_tables", shape.row_counts.len())
+            .with("remedy", "make a plan for these tables"));
+    }
+    Ok(())
+}
+
+fn kernels_of(isa: &str) -> Result<Kernels> {
+    if isa == "auto" {
+        return Ok(Kernels::detect());
+    }
+    let named = Isa::available().into_iter().find(|known| known.name() == isa);
+    named.and_then(Kernels::with_isa).ok_or_else(|| {
+        let known: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+        Error::invalid("instruction set is unknown or not on this processor")
+            .with("isa", isa)
+            .with("available", known.join(", "))
+    })
+}

@@ -1,0 +1,39 @@
+//! What is a forward engine opened with?
+
+use serde::{Deserialize, Serialize};
+
+/// Options of a [`ForwardEngine`](crate::ForwardEngine).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ForwardConfig {
+    /// All the memory the engine may use.
+    pub dram_budget_bytes: u64,
+    /// Smallest extent; an I/O buffer or a record may make it larger. A multiple of 4,096.
+    pub extent_bytes: usize,
+    /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
+    pub io_engine: String,
+    /// Most bytes of extents on disk.
+    pub disk_quota_bytes: Option<u64>,
+    /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
+    pub isa: String,
+}
+
+impl Default for ForwardConfig {
+    fn default() -> Self {
+        Self {
+            dram_budget_bytes: 256 << 20,
+            extent_bytes: 256 << 10,
+            io_engine: "auto".to_owned(),
+            disk_quota_bytes: None,
+            isa: "auto".to_owned(),
+        }
+    }
+}
+
+impl ForwardConfig {
+    /// Returns the options of a store with `dram_budget_bytes` and defaults otherwise.
+    #[must_use]
+    pub fn new(dram_budget_bytes: u64) -> Self {
+        Self { dram_budget_bytes, ..Self::default() }
+    }
+}

@@ -1,0 +1,164 @@
+//! Any rows, at any time: stream everything once and pick.
+//!
+//! The store has no index from row to place, so access that was not planned reads all extents
+//! front to back and joins them with the plan, which knows the row of every entry. That is one
+//! sequential pass whatever the number of rows asked for.
+
+use tierbed_core::store::out_of_range;
+use tierbed_core::{Error, Result, RowId, TableId};
+use tierbed_kernels::init_record;
+
+use super::ForwardEngine;
+use crate::store::shelf::open_chunk;
+
+impl ForwardEngine {
+    /// Visits every row of `table` that was ever used, once, in no particular order: row id and
+    /// whole record.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table, `Corruption` for damaged chunks, otherwise the device's
+    /// and those of `sink`.
+    pub fn scan(
+        &mut self,
+        table: TableId,
+        sink: &mut dyn FnMut(RowId, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.check_alive()?;
+        self.schema.table(table)?;
+        let settled = self.river.finish_reads().and_then(|()| self.river.disk.finish_writes());
+        self.poison_on_error(settled)?;
+        let river = &self.river;
+        let at = table.0 as usize;
+        let shelf = river.shelf_of_table.get(at).and_then(|&shelf| river.shelves.get(shelf));
+        let Some(shelf) = shelf else { return Ok(()) };
+        let unknown = || Error::corruption("a row waits for an entry that the plan does not have");
+        if let Some(entries) = river.current.plan.tables().get(at) {
+            let rows = river.current.plan.rows(entries);
+            let slots = river.current.slots.get(entries.first as usize..).unwrap_or(&[]);
+            for (nth, &slot) in slots.iter().take(entries.count as usize).enumerate() {
+                sink(RowId(rows.get(nth).ok_or_else(unknown)?), shelf.record(slot))?;
+            }
+        }
+        for window in 0..river.plan.window_count() {
+            let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
+            if chunks.is_empty() && shelf.lists().count(window) == 0 {
+                continue;
+            }
+            river.plan.load(window, &mut self.scan_window)?;
+            let entries = *self.scan_window.tables().get(at).ok_or_else(unknown)?;
+            let rows = self.scan_window.rows(&entries);
+            let mut pick = |entry: u32, record: &[f32]| {
+                let nth = entry.wrapping_sub(entries.first);
+                if nth >= entries.count {
+                    return Ok(());
+                }
+                sink(RowId(rows.get(nth as usize).ok_or_else(unknown)?), record)
+            };
+            for waiting in shelf.lists().iter(window) {
+                pick(waiting.entry, shelf.record(waiting.slot))?;
+            }
+            if entries.count == 0 {
+                continue;
+            }
+            for chunk in chunks {
+                let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
+                let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
+                river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                for (entry, record) in open_chunk(chunk, bytes, shelf.stored_bytes())? {
+                    pick(entry, bytemuck::cast_slice(record))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits rows `first..first + count` of `table` in order, as whole records of words: the
+    /// newest value of rows ever used, else the initial one. Reads everything once per piece of
+    /// rows that fits the unreserved memory.
+    ///
+    /// # Errors
+    /// `Invalid` when rows are out of range, otherwise as [`scan`](Self::scan).
+    pub fn visit_rows(
+        &mut self,
+        table: TableId,
+        first: u64,
+        count: usize,
+        visit: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        let schema = self.schema.clone();
+        let shape = schema.table(table)?;
+        let end = first.checked_add(count as u64).filter(|&end| end <= shape.row_count);
+        if end.is_none() {
+            let range = format_args!("{first}..{}", first.saturating_add(count as u64)).to_string();
+            return Err(out_of_range(shape, range));
+        }
+        let words = shape.record_words();
+        let free_rows = self.budget.free_bytes() / 2 / shape.record_bytes() as u64;
+        let piece_rows = (free_rows.max(1) as usize).min(count.max(1));
+        let bytes = (piece_rows * shape.record_bytes()) as u64;
+        let _memory = self.budget.reserve("visit buffer", bytes)?;
+        let mut records = vec![0.0f32; piece_rows * words];
+        for done in (0..count).step_by(piece_rows) {
+            let piece_first = first + done as u64;
+            let now = piece_rows.min(count - done);
+            for (row, record) in (piece_first..).zip(records.chunks_exact_mut(words).take(now)) {
+                init_record(shape, row, record);
+            }
+            self.scan(table, &mut |row, record| {
+                let nth = row.0.wrapping_sub(piece_first);
+                if nth < now as u64 {
+                    let start = nth as usize * words;
+                    if let Some(place) = records.get_mut(start..start + words) {
+                        place.copy_from_slice(record);
+                    }
+                }
+                Ok(())
+            })?;
+            for (at, record) in records.chunks_exact(words).take(now).enumerate() {
+                visit(done + at, record);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the weights of `rows` (any order, duplicates allowed) into `out`, `[N, D]`, in one
+    /// pass over everything.
+    ///
+    /// # Errors
+    /// As [`visit_rows`](Self::visit_rows).
+    pub fn gather_rows(&mut self, table: TableId, rows: &[i64], out: &mut [f32]) -> Result<()> {
+        let schema = self.schema.clone();
+        let shape = schema.table(table)?;
+        let dim = shape.dim as usize;
+        if out.len() != rows.len() * dim {
+            return Err(Error::invalid("output must hold one row per id")
+                .with("rows", rows.len())
+                .with("dim", dim)
+                .with("found_values", out.len()));
+        }
+        let mut wanted = Vec::with_capacity(rows.len());
+        for (at, &row) in rows.iter().enumerate() {
+            let known = u64::try_from(row).ok().filter(|&row| row < shape.row_count);
+            wanted.push((known.ok_or_else(|| out_of_range(shape, row))?, at));
+        }
+        wanted.sort_unstable();
+        let mut fresh = vec![0.0; shape.record_words()];
+        for &(row, at) in &wanted {
+            init_record(shape, row, &mut fresh);
+            let weights = fresh.get(..dim).unwrap_or(&[]);
+            if let Some(place) = out.get_mut(at * dim..(at + 1) * dim) {
+                place.copy_from_slice(weights);
+            }
+        }
+        self.scan(table, &mut |row, record| {
+            let first = wanted.partition_point(|&(known, _)| known < row.0);
+            let places = wanted.get(first..).unwrap_or(&[]).iter();
+            for &(_, at) in places.take_while(|(known, _)| *known == row.0) {
+                if let Some(place) = out.get_mut(at * dim..(at + 1) * dim) {
+                    place.copy_from_slice(record.get(..dim).unwrap_or(&[]));
+                }
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! The order is known; which row is needed when? Time-forward training.
+//!
+//! Two steps. A streaming pre-pass reads the epoch's ids once and writes a [`plan`]. Then
+//! training runs along it: rows in use lie in an arena, a row that is not needed soon is appended
+//! to the bucket of the window that needs it next ([`store`]), and that bucket is read in one go,
+//! one window ahead. No random read, no index, no compaction; a row never used costs nothing.
+//! Design: `docs/design/0002-forward-order.md`.
+
+mod bits;
+pub mod engine;
+pub mod plan;
+mod store;
+
+pub use engine::{ForwardConfig, ForwardEngine, ForwardStats, Grads, Position};
+pub use plan::{Plan, PlanBuilder, PlanOptions, PlanShape};

@@ -1,0 +1,218 @@
+//! What does a plan look like on disk? Normative text: `docs/formats/plan.md`.
+
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Error, Result, TableId};
+use tierbed_io::PAGE_BYTES;
+
+use super::PlanShape;
+
+pub(crate) const MAGIC: &[u8; 8] = b"TBplan1\n";
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const BLOCK_MAGIC: &[u8; 4] = b"TBpw";
+/// Longest key: source fingerprint and options.
+pub(crate) const KEY_BYTES_MAX: usize = 2048;
+/// Where the key starts in the header.
+const KEY_AT: usize = 128;
+/// Bytes before the per-table words of a window block.
+pub(crate) const BLOCK_HEAD_BYTES: usize = 24;
+/// Bytes per table in a window block.
+pub(crate) const BLOCK_TABLE_BYTES: usize = 8;
+/// Bytes per batch in a window block.
+pub(crate) const BLOCK_BATCH_BYTES: usize = 12;
+
+/// The first page of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Header {
+    pub(crate) directory_offset_bytes: u64,
+    pub(crate) directory_bytes: u64,
+    pub(crate) directory_crc32c: u32,
+    pub(crate) window_count: u32,
+    pub(crate) batch_count: u64,
+    pub(crate) index_count: u64,
+    pub(crate) table_count: u32,
+    pub(crate) feature_count: u32,
+    pub(crate) block_bytes_max: u32,
+    pub(crate) batch_indices_max: u32,
+    pub(crate) key: String,
+}
+
+/// Where a window lies and what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WindowMeta {
+    pub(crate) offset_bytes: u64,
+    pub(crate) len_bytes: u32,
+    pub(crate) batch_count: u32,
+}
+
+/// What follows the windows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Directory {
+    pub(crate) shape: PlanShape,
+    pub(crate) windows: Vec<WindowMeta>,
+    /// Entries of each table in each window, `[K * T]`.
+    pub(crate) counts: Vec<u32>,
+}
+
+pub(crate) fn damaged(what: &str) -> Error {
+    Error::corruption(format!("plan {what}")).with("remedy", "delete the plan and make it again")
+}
+
+/// Takes little-endian numbers from the front of bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cursor<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (head, rest) =
+            self.0.split_first_chunk::<N>().ok_or_else(|| damaged("ends too early"))?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.take()?))
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.take()?))
+    }
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut page = Vec::with_capacity(PAGE_BYTES);
+        page.extend(MAGIC);
+        page.extend([0; 4]);
+        page.extend(VERSION.to_le_bytes());
+        page.extend(self.directory_offset_bytes.to_le_bytes());
+        page.extend(self.directory_bytes.to_le_bytes());
+        page.extend(self.directory_crc32c.to_le_bytes());
+        page.extend(self.window_count.to_le_bytes());
+        page.extend(self.batch_count.to_le_bytes());
+        page.extend(self.index_count.to_le_bytes());
+        page.extend(self.table_count.to_le_bytes());
+        page.extend(self.feature_count.to_le_bytes());
+        page.extend(self.block_bytes_max.to_le_bytes());
+        page.extend(self.batch_indices_max.to_le_bytes());
+        page.extend((self.key.len() as u32).to_le_bytes());
+        page.resize(KEY_AT, 0);
+        page.extend(self.key.as_bytes());
+        page.resize(PAGE_BYTES, 0);
+        let crc = crc32c(page.get(12..).unwrap_or(&[]));
+        if let Some(place) = page.get_mut(8..12) {
+            place.copy_from_slice(&crc.to_le_bytes());
+        }
+        page
+    }
+
+    /// Reads a header page; `None` when it was never finished.
+    pub(crate) fn decode(page: &[u8]) -> Result<Option<Self>> {
+        let mut cursor = Cursor(page);
+        let magic: [u8; 8] = cursor.take()?;
+        if magic == [0; 8] {
+            return Ok(None);
+        }
+        if &magic != MAGIC {
+            return Err(Error::invalid("file is no plan of this format")
+                .with("remedy", "name a plan, or delete the file"));
+        }
+        let crc = cursor.u32()?;
+        if page.len() != PAGE_BYTES || crc != crc32c(page.get(12..).unwrap_or(&[])) {
+            return Err(damaged("header checksum mismatch"));
+        }
+        let version = cursor.u32()?;
+        if version != VERSION {
+            return Err(Error::invalid("plan format version is not supported")
+                .with("supported", VERSION)
+                .with("found", version)
+                .with("remedy", "make the plan again"));
+        }
+        let mut header = Self {
+            directory_offset_bytes: cursor.u64()?,
+            directory_bytes: cursor.u64()?,
+            directory_crc32c: cursor.u32()?,
+            window_count: cursor.u32()?,
+            batch_count: cursor.u64()?,
+            index_count: cursor.u64()?,
+            table_count: cursor.u32()?,
+            feature_count: cursor.u32()?,
+            block_bytes_max: cursor.u32()?,
+            batch_indices_max: cursor.u32()?,
+            key: String::new(),
+        };
+        let key_bytes = cursor.u32()? as usize;
+        let key = page.get(KEY_AT..KEY_AT + key_bytes.min(KEY_BYTES_MAX)).unwrap_or(&[]);
+        header.key = String::from_utf8(key.to_vec()).map_err(|_| damaged("key is damaged"))?;
+        Ok(Some(header))
+    }
+}
+
+impl Directory {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for table in &self.shape.feature_tables {
+            bytes.extend(table.0.to_le_bytes());
+        }
+        for (rows, record_bytes) in self.shape.row_counts.iter().zip(&self.shape.record_bytes) {
+            bytes.extend(rows.to_le_bytes());
+            bytes.extend(record_bytes.to_le_bytes());
+        }
+        for window in &self.windows {
+            bytes.extend(window.offset_bytes.to_le_bytes());
+            bytes.extend(window.len_bytes.to_le_bytes());
+            bytes.extend(window.batch_count.to_le_bytes());
+        }
+        for count in &self.counts {
+            bytes.extend(count.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Returns the bytes of the directory that `header` announces.
+    pub(crate) fn expected_bytes(header: &Header) -> u64 {
+        let (tables, features) = (u64::from(header.table_count), u64::from(header.feature_count));
+        4 * features + 12 * tables + u64::from(header.window_count) * (16 + 4 * tables)
+    }
+
+    pub(crate) fn decode(header: &Header, bytes: &[u8]) -> Result<Self> {
+        if bytes.len() as u64 != Self::expected_bytes(header)
+            || crc32c(bytes) != header.directory_crc32c
+        {
+            return Err(damaged("directory checksum mismatch"));
+        }
+        let mut cursor = Cursor(bytes);
+        let mut shape = PlanShape {
+            feature_tables: Vec::new(),
+            row_counts: Vec::new(),
+            record_bytes: Vec::new(),
+        };
+        for _ in 0..header.feature_count {
+            shape.feature_tables.push(TableId(cursor.u32()?));
+        }
+        for _ in 0..header.table_count {
+            shape.row_counts.push(cursor.u64()?);
+            shape.record_bytes.push(cursor.u32()?);
+        }
+        let mut windows = Vec::new();
+        for _ in 0..header.window_count {
+            let window = WindowMeta {
+                offset_bytes: cursor.u64()?,
+                len_bytes: cursor.u32()?,
+                batch_count: cursor.u32()?,
+            };
+            if window.len_bytes > header.block_bytes_max {
+                return Err(damaged("window is longer than the longest"));
+            }
+            windows.push(window);
+        }
+        let counts: Result<Vec<u32>> = (0..u64::from(header.window_count)
+            * u64::from(header.table_count))
+            .map(|_| cursor.u32())
+            .collect();
+        let directory = Self { shape, windows, counts: counts? };
+        if directory.shape.feature_tables.iter().any(|table| table.0 >= header.table_count) {
+            return Err(damaged("names an unknown table"));
+        }
+        Ok(directory)
+    }
+}

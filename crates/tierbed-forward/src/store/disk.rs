@@ -1,0 +1,163 @@
+//! How do chunks get to the file and back? Many at a time, in buffers of the I/O engine.
+
+use std::sync::Arc;
+
+use tierbed_core::stats::IoStats;
+use tierbed_core::{Error, Result};
+use tierbed_io::{
+    open_engine, BufId, Completion, Device, DeviceId, EngineOptions, IoEngine, Op, Request,
+};
+
+/// The file of extents and what is in flight to and from it.
+pub(crate) struct Disk {
+    engine: Box<dyn IoEngine>,
+    device: Arc<dyn Device>,
+    device_id: DeviceId,
+    writes_in_flight: usize,
+    reads_in_flight: usize,
+    done: Vec<Completion>,
+    is_dirty: bool,
+}
+
+/// A read that arrived.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) buf: BufId,
+    pub(crate) tag: u64,
+}
+
+impl Disk {
+    pub(crate) fn new(device: Arc<dyn Device>, options: &EngineOptions) -> Result<Self> {
+        let mut engine = open_engine(options)?;
+        let device_id = engine.attach(device.clone());
+        Ok(Self {
+            engine,
+            device,
+            device_id,
+            writes_in_flight: 0,
+            reads_in_flight: 0,
+            done: Vec::new(),
+            is_dirty: false,
+        })
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.engine.memory_bytes()
+    }
+
+    pub(crate) fn buf_bytes(&self) -> usize {
+        self.engine.buf_bytes()
+    }
+
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub(crate) fn stats(&self) -> IoStats {
+        self.engine.stats()
+    }
+
+    /// Takes a buffer to write from, waiting for one if need be. No read may be in flight.
+    pub(crate) fn write_buf(&mut self) -> Result<BufId> {
+        assert_eq!(self.reads_in_flight, 0, "lists are flushed between two windows");
+        loop {
+            if let Some(buf) = self.engine.acquire() {
+                return Ok(buf);
+            }
+            self.wait_writes()?;
+        }
+    }
+
+    pub(crate) fn bytes_mut(&mut self, buf: BufId) -> &mut [u8] {
+        self.engine.bytes_mut(buf)
+    }
+
+    pub(crate) fn bytes(&self, buf: BufId) -> &[u8] {
+        self.engine.bytes(buf)
+    }
+
+    pub(crate) fn release(&mut self, buf: BufId) {
+        self.engine.release(buf);
+    }
+
+    pub(crate) fn write(&mut self, buf: BufId, offset_bytes: u64, len_bytes: usize) {
+        self.submit(Op::Write, buf, (offset_bytes, len_bytes), 0);
+        self.writes_in_flight += 1;
+        self.is_dirty = true;
+    }
+
+    /// Starts a read if a buffer is free; `false` when none is.
+    pub(crate) fn try_read(&mut self, offset_bytes: u64, len_bytes: usize, tag: u64) -> bool {
+        let Some(buf) = self.engine.acquire() else { return false };
+        self.submit(Op::Read, buf, (offset_bytes, len_bytes), tag);
+        self.reads_in_flight += 1;
+        true
+    }
+
+    fn submit(&mut self, op: Op, buf: BufId, (offset_bytes, len_bytes): (u64, usize), tag: u64) {
+        let len_bytes = len_bytes as u32;
+        let device = self.device_id;
+        self.engine.submit(Request { device, op, offset_bytes, len_bytes, buf, tag });
+    }
+
+    pub(crate) fn reads_in_flight(&self) -> usize {
+        self.reads_in_flight
+    }
+
+    /// Waits for at least one transfer if any is in flight; adds reads to `arrived`.
+    ///
+    /// # Errors
+    /// The first that failed; the buffers of the others are given back.
+    pub(crate) fn wait(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
+        self.engine.wait(&mut self.done)?;
+        let mut result = Ok(());
+        for completion in self.done.drain(..) {
+            match completion.op {
+                Op::Write => self.writes_in_flight -= 1,
+                Op::Read => self.reads_in_flight -= 1,
+            }
+            if completion.op == Op::Read && completion.result.is_ok() && result.is_ok() {
+                arrived.push(Arrived { buf: completion.buf, tag: completion.tag });
+                continue;
+            }
+            self.engine.release(completion.buf);
+            result = result.and(completion.result);
+        }
+        if result.is_err() {
+            arrived.drain(..).for_each(|read| self.engine.release(read.buf));
+        }
+        result
+    }
+
+    /// Waits until no write is in flight.
+    pub(crate) fn finish_writes(&mut self) -> Result<()> {
+        while self.writes_in_flight > 0 {
+            self.wait_writes()?;
+        }
+        Ok(())
+    }
+
+    fn wait_writes(&mut self) -> Result<()> {
+        let mut arrived = Vec::new();
+        self.wait(&mut arrived)?;
+        match arrived.is_empty() {
+            true => Ok(()),
+            false => Err(Error::corruption("a read arrived that nobody asked for")),
+        }
+    }
+
+    /// Makes every finished write survive power loss.
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        if self.is_dirty {
+            self.device.sync()?;
+            self.is_dirty = false;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Disk").field("device", &self.device).finish_non_exhaustive()
+    }
+}

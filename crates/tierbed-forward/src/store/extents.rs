@@ -1,0 +1,223 @@
+//! Which parts of the file are whose? Extents, chunks and buckets.
+//!
+//! The file is cut into *extents*. A *bucket* is a chain of *chunks*, each a run of pages inside
+//! one extent, written once and never changed, with its checksum kept in memory and in the
+//! checkpoint: a lost or misdirected write is found because the checksum is elsewhere. Extents of
+//! a consumed bucket that the last checkpoint needs are *quarantined* until the next one.
+
+use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_io::PAGE_BYTES;
+
+/// A run of records written at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// First page in the file.
+    pub(crate) page: u32,
+    /// Pages.
+    pub(crate) page_count: u32,
+    /// Records.
+    pub(crate) row_count: u32,
+    /// CRC32C of all pages.
+    pub(crate) crc32c: u32,
+}
+
+impl Chunk {
+    pub(crate) fn offset_bytes(&self) -> u64 {
+        u64::from(self.page) * PAGE_BYTES as u64
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.page_count as usize * PAGE_BYTES
+    }
+
+    fn end_page(&self) -> u32 {
+        self.page + self.page_count
+    }
+}
+
+/// The rows on disk that wait for one window.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Bucket {
+    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) row_count: usize,
+}
+
+/// The extents of the file.
+#[derive(Debug)]
+pub(crate) struct Extents {
+    extent_pages: u32,
+    /// Most extents the file may have.
+    count_max: u32,
+    free: Vec<u32>,
+    quarantine: Vec<u32>,
+    /// Per extent: does the last checkpoint need it?
+    is_committed: Vec<bool>,
+}
+
+impl Extents {
+    /// Starts with the extents that `chunks` of the last checkpoint lie in.
+    pub(crate) fn new<'a>(
+        extent_bytes: usize,
+        quota_bytes: Option<u64>,
+        chunks: impl Iterator<Item = &'a Chunk> + 'a,
+    ) -> Self {
+        let extent_pages = (extent_bytes / PAGE_BYTES) as u32;
+        let count_max = quota_bytes
+            .map_or(u64::from(u32::MAX / extent_pages), |quota| quota / extent_bytes as u64);
+        let mut extents = Self {
+            extent_pages,
+            count_max: u32::try_from(count_max).unwrap_or(u32::MAX / extent_pages),
+            free: Vec::new(),
+            quarantine: Vec::new(),
+            is_committed: Vec::new(),
+        };
+        extents.mark_committed(chunks);
+        let free = (0u32..).zip(&extents.is_committed).filter(|(_, needed)| !**needed);
+        extents.free = free.map(|(at, _)| at).collect();
+        extents.free.reverse();
+        extents
+    }
+
+    /// Returns the pages that `bucket` may still fill behind its last chunk.
+    fn room(&self, bucket: &Bucket) -> Option<(u32, u32)> {
+        let end = bucket.chunks.last()?.end_page();
+        let left = end.next_multiple_of(self.extent_pages) - end;
+        (left > 0).then_some((end, left))
+    }
+
+    /// Finds a place for at most `pages_max` pages, at least 1, behind `bucket`'s chunks or in a
+    /// new extent: first page and number of pages. `pages_min` pages must lie together.
+    ///
+    /// # Errors
+    /// `NoSpace` when the quota is reached.
+    pub(crate) fn place(
+        &mut self,
+        bucket: &Bucket,
+        pages_min: u32,
+        pages_max: u32,
+    ) -> Result<(u32, u32)> {
+        if let Some((page, left)) = self.room(bucket).filter(|(_, left)| *left >= pages_min) {
+            return Ok((page, left.min(pages_max)));
+        }
+        let extent = match self.free.pop() {
+            Some(extent) => extent,
+            None => self.grow()?,
+        };
+        Ok((extent * self.extent_pages, self.extent_pages.min(pages_max)))
+    }
+
+    fn grow(&mut self) -> Result<u32> {
+        let extent = self.is_committed.len() as u32;
+        if extent >= self.count_max {
+            return Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
+                .with("extents", extent)
+                .with("extent_bytes", self.extent_pages as usize * PAGE_BYTES)
+                .with("remedy", "raise disk_quota_bytes"));
+        }
+        self.is_committed.push(false);
+        Ok(extent)
+    }
+
+    /// Takes the extents of a consumed bucket back, at once or after the next checkpoint.
+    pub(crate) fn release(&mut self, bucket: &Bucket) {
+        for extent in extents_of(self.extent_pages, bucket.chunks.iter()) {
+            if self.is_committed.get(extent as usize).copied().unwrap_or(false) {
+                self.quarantine.push(extent);
+            } else {
+                self.free.push(extent);
+            }
+        }
+    }
+
+    /// A checkpoint that needs `chunks`, and nothing else, came into force.
+    pub(crate) fn commit<'a>(&mut self, chunks: impl Iterator<Item = &'a Chunk> + 'a) {
+        self.is_committed.iter_mut().for_each(|needed| *needed = false);
+        self.free.append(&mut self.quarantine);
+        self.mark_committed(chunks);
+    }
+
+    fn mark_committed<'a>(&mut self, chunks: impl Iterator<Item = &'a Chunk> + 'a) {
+        for extent in extents_of(self.extent_pages, chunks) {
+            let at = extent as usize;
+            if self.is_committed.len() <= at {
+                self.is_committed.resize(at + 1, false);
+            }
+            if let Some(needed) = self.is_committed.get_mut(at) {
+                *needed = true;
+            }
+        }
+    }
+
+    /// Returns the bytes of all extents ever used.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.is_committed.len() as u64 * u64::from(self.extent_pages) * PAGE_BYTES as u64
+    }
+
+    /// Returns the extents in use or quarantined.
+    pub(crate) fn used_count(&self) -> usize {
+        self.is_committed.len() - self.free.len()
+    }
+}
+
+// Chunks of one bucket fill extent after extent, so equal ones follow each other.
+fn extents_of<'a>(
+    extent_pages: u32,
+    chunks: impl Iterator<Item = &'a Chunk> + 'a,
+) -> impl Iterator<Item = u32> + 'a {
+    let mut last = None;
+    chunks.filter_map(move |chunk| {
+        let extent = Some(chunk.page / extent_pages);
+        let is_new = extent != last;
+        last = extent;
+        extent.filter(|_| is_new)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(extents: &mut Extents, bucket: &mut Bucket, pages: u32) {
+        let (page, page_count) = extents.place(bucket, 1, pages).unwrap();
+        bucket.chunks.push(Chunk { page, page_count, row_count: 1, crc32c: 0 });
+    }
+
+    #[test]
+    fn a_bucket_fills_its_extent_before_it_takes_another() {
+        let mut extents = Extents::new(4 * PAGE_BYTES, None, [].iter());
+        let (mut a, mut b) = (Bucket::default(), Bucket::default());
+        fill(&mut extents, &mut a, 3);
+        fill(&mut extents, &mut b, 2);
+        fill(&mut extents, &mut a, 3);
+        fill(&mut extents, &mut a, 3);
+        let pages: Vec<_> = a.chunks.iter().map(|chunk| (chunk.page, chunk.page_count)).collect();
+        assert_eq!(pages, [(0, 3), (3, 1), (8, 3)]);
+        assert_eq!(extents.used_count(), 3);
+        extents.release(&a);
+        assert_eq!(extents.used_count(), 1);
+    }
+
+    #[test]
+    fn what_a_checkpoint_needs_waits_for_the_next_one() {
+        let mut extents = Extents::new(PAGE_BYTES, None, [].iter());
+        let (mut a, mut b) = (Bucket::default(), Bucket::default());
+        fill(&mut extents, &mut a, 1);
+        fill(&mut extents, &mut b, 1);
+        extents.commit(a.chunks.iter().chain(&b.chunks));
+        extents.release(&a);
+        assert_eq!(extents.used_count(), 2);
+        extents.commit(b.chunks.iter());
+        assert_eq!(extents.used_count(), 1);
+        let reopened = Extents::new(PAGE_BYTES, None, b.chunks.iter());
+        assert_eq!(reopened.used_count(), 1);
+    }
+
+    #[test]
+    fn the_quota_is_kept() {
+        let mut extents = Extents::new(PAGE_BYTES, Some(2 * PAGE_BYTES as u64 + 5), [].iter());
+        let bucket = Bucket::default();
+        assert!(extents.place(&bucket, 1, 1).is_ok());
+        assert!(extents.place(&bucket, 1, 1).is_ok());
+        assert_eq!(extents.place(&bucket, 1, 1).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+}

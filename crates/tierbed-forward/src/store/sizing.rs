@@ -1,0 +1,174 @@
+//! How is the budget shared among windows, buffers and slots?
+
+use tierbed_core::{Error, Result, Schema};
+use tierbed_io::PAGE_BYTES;
+
+use super::extents::Bucket;
+use super::lists::Lists;
+use super::shelf::ENTRY_BYTES;
+use crate::plan::Plan;
+
+/// Longest I/O buffer, which is also the usual extent.
+pub(crate) const BUF_BYTES_MAX: usize = 256 << 10;
+/// Share of the memory that I/O buffers get.
+const IO_SHARE: u64 = 16;
+/// Buffers of the I/O engine.
+const DEPTH_MIN: u64 = 2;
+const DEPTH_MAX: u64 = 32;
+/// Share of the memory kept for lists of chunks, which grow with what is on disk.
+const SLACK_SHARE: u64 = 32;
+const SLACK_MIN_BYTES: u64 = 32 << 10;
+
+/// What one shelf needs and gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ShelfSize {
+    pub(crate) words: usize,
+    pub(crate) slot_count: usize,
+    /// Rows of two windows that follow each other.
+    slots_min: usize,
+    /// Rows the plan ever uses: more slots help nobody.
+    slots_max: usize,
+    entry_count: u64,
+}
+
+/// Everything that is sized at opening.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) shelves: Vec<ShelfSize>,
+    pub(crate) shelf_of_table: Vec<usize>,
+    pub(crate) buf_bytes: usize,
+    pub(crate) queue_depth: u32,
+    /// Window blocks, slots of entries, directory.
+    pub(crate) window_bytes: u64,
+    /// Entries of the largest window.
+    pub(crate) entries_max: usize,
+    /// Kept free for lists of chunks.
+    pub(crate) slack_bytes: u64,
+}
+
+impl ShelfSize {
+    fn slot_bytes(&self) -> u64 {
+        // Record, free list, share of a link.
+        4 * self.words as u64 + 4 + 9
+    }
+
+    /// Returns the memory of the shelf with `slot_count` slots.
+    pub(crate) fn memory_bytes(&self, window_count: usize, slot_count: usize) -> u64 {
+        let fixed = size_of::<Bucket>() * window_count;
+        Lists::memory_bytes(window_count, slot_count)
+            + fixed as u64
+            + (4 * self.words as u64 + 4) * slot_count as u64
+    }
+}
+
+impl Sizes {
+    /// Finds what the tables of `schema` need along `plan`.
+    pub(crate) fn needs(schema: &Schema, plan: &Plan, limit_bytes: u64) -> Self {
+        let mut shelves: Vec<ShelfSize> = Vec::new();
+        let mut shelf_of_table = Vec::new();
+        for table in schema.tables() {
+            let words = table.record_words();
+            let at = shelves.iter().position(|shelf| shelf.words == words);
+            let at = at.unwrap_or_else(|| {
+                shelves.push(ShelfSize { words, ..ShelfSize::default() });
+                shelves.len() - 1
+            });
+            shelf_of_table.push(at);
+            if let Some(shelf) = shelves.get_mut(at) {
+                shelf.slots_max += table.row_count as usize;
+            }
+        }
+        let entries_max = note_windows(plan, &shelf_of_table, &mut shelves);
+        let stored_max = shelves.iter().map(|shelf| ENTRY_BYTES + 4 * shelf.words).max();
+        let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
+        let io_bytes = limit_bytes.min(1 << 40) / IO_SHARE;
+        let buf_bytes = (io_bytes / 8) as usize / PAGE_BYTES * PAGE_BYTES;
+        let buf_bytes = buf_bytes.clamp(PAGE_BYTES, BUF_BYTES_MAX).max(buf_min);
+        let queue_depth = (io_bytes / buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
+        Self {
+            shelves,
+            shelf_of_table,
+            buf_bytes,
+            queue_depth: queue_depth as u32,
+            window_bytes: plan.directory_bytes()
+                + 3 * plan.block_bytes_max() as u64
+                + 8 * entries_max as u64,
+            entries_max,
+            slack_bytes: (limit_bytes / SLACK_SHARE).clamp(SLACK_MIN_BYTES, 1 << 30),
+        }
+    }
+
+    /// Shares `free_bytes` out as slots; returns the bytes that all shelves take.
+    ///
+    /// # Errors
+    /// `Invalid` when two windows that follow each other do not fit; `used_bytes` are those taken
+    /// before, so that the error can name the smallest budget that would do.
+    pub(crate) fn share_out(
+        &mut self,
+        window_count: usize,
+        used_bytes: u64,
+        free_bytes: u64,
+    ) -> Result<u64> {
+        let need = |shelf: &ShelfSize| shelf.memory_bytes(window_count, shelf.slots_min);
+        let needed_bytes = self.slack_bytes + self.shelves.iter().map(need).sum::<u64>();
+        if needed_bytes > free_bytes {
+            let minimum = used_bytes + needed_bytes;
+            return Err(Error::invalid("dram budget is too small for this plan")
+                .with("minimum_bytes", minimum)
+                .with(
+                    "remedy",
+                    format_args!(
+                        "raise dram_budget to at least {minimum} bytes, or plan smaller windows"
+                    ),
+                ));
+        }
+        let spare_bytes = free_bytes - needed_bytes;
+        let weight = |shelf: &ShelfSize| u128::from(shelf.entry_count * shelf.slot_bytes());
+        let all: u128 = self.shelves.iter().map(weight).sum::<u128>().max(1);
+        let mut taken_bytes = 0;
+        for shelf in &mut self.shelves {
+            let share_bytes = (u128::from(spare_bytes) * weight(shelf) / all) as u64;
+            // One link more or less per shelf: rounding down leaves room for it.
+            let extra = (share_bytes / shelf.slot_bytes()) as usize;
+            let slots_max = shelf.slots_max.max(shelf.slots_min);
+            shelf.slot_count = (shelf.slots_min + extra.saturating_sub(16)).min(slots_max);
+            taken_bytes += shelf.memory_bytes(window_count, shelf.slot_count);
+        }
+        Ok(taken_bytes)
+    }
+}
+
+// Notes what each shelf needs in each window; returns the entries of the largest window.
+fn note_windows(plan: &Plan, shelf_of_table: &[usize], shelves: &mut [ShelfSize]) -> usize {
+    let mut entries_max = 0;
+    let mut first = vec![0usize; shelves.len()];
+    let mut before = first.clone();
+    let mut now = first.clone();
+    for (number, counts) in plan.counts().enumerate() {
+        now.fill(0);
+        for (&shelf, &count) in shelf_of_table.iter().zip(counts) {
+            if let Some(now) = now.get_mut(shelf) {
+                *now += count as usize;
+            }
+        }
+        if number == 0 {
+            first.clone_from(&now);
+        }
+        for ((shelf, now), before) in shelves.iter_mut().zip(&now).zip(&before) {
+            shelf.slots_min = shelf.slots_min.max(now + before);
+            shelf.entry_count += *now as u64;
+        }
+        entries_max = entries_max.max(now.iter().sum());
+        before.clone_from(&now);
+    }
+    if plan.window_count() > 1 {
+        for ((shelf, first), before) in shelves.iter_mut().zip(&first).zip(&before) {
+            shelf.slots_min = shelf.slots_min.max(first + before);
+        }
+    }
+    for shelf in shelves {
+        shelf.slots_max =
+            shelf.slots_max.min(usize::try_from(shelf.entry_count).unwrap_or(usize::MAX));
+    }
+    entries_max
+}
