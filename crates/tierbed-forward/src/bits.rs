@@ -31,20 +31,30 @@ impl<'a> BitWriter<'a> {
     #[inline]
     pub(crate) fn push(&mut self, value: u64, width: u32) {
         debug_assert!(width <= WIDTH_MAX && width_of(value) <= width, "{value} in {width} bits");
+        if width > u32::BITS {
+            self.push_word(value & u64::from(u32::MAX), u32::BITS);
+            return self.push_word(value >> u32::BITS, width - u32::BITS);
+        }
+        self.push_word(value, width);
+    }
+
+    // At most 31 bits wait, so 32 more always fit.
+    #[inline]
+    fn push_word(&mut self, value: u64, width: u32) {
         self.pending |= value << self.pending_bits;
         self.pending_bits += width;
-        while self.pending_bits >= 8 {
-            self.bytes.push(self.pending as u8);
-            self.pending >>= 8;
-            self.pending_bits -= 8;
+        if self.pending_bits >= u32::BITS {
+            self.bytes.extend((self.pending as u32).to_le_bytes());
+            self.pending >>= u32::BITS;
+            self.pending_bits -= u32::BITS;
         }
     }
 
     /// Fills the last byte with zeros.
     pub(crate) fn finish(self) {
-        if self.pending_bits > 0 {
-            self.bytes.push(self.pending as u8);
-        }
+        let bytes = self.pending.to_le_bytes();
+        let count = self.pending_bits.div_ceil(8) as usize;
+        self.bytes.extend(bytes.iter().take(count));
     }
 }
 

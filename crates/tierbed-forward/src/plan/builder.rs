@@ -377,23 +377,22 @@ fn encode_block(head: &BlockHead<'_>, rows: &[u64], next: &[u64], body: &[u8]) -
         let range = first..first + count as usize;
         first = range.end;
         let (rows, next) = (rows.get(range.clone()).unwrap_or(&[]), next.get(range).unwrap_or(&[]));
-        let columns: [Vec<u64>; 3] = [
-            rows.to_vec(),
-            next.iter().map(|next| next >> 32).collect(),
-            next.iter().map(|next| next & u64::from(u32::MAX)).collect(),
+        let columns: [&dyn Fn(usize) -> u64; 3] = [
+            &|at| rows.get(at).copied().unwrap_or(0),
+            &|at| next.get(at).map_or(0, |next| next >> 32),
+            &|at| next.get(at).map_or(0, |next| next & u64::from(u32::MAX)),
         ];
         block.extend(count.to_le_bytes());
-        let [row_width, window_width, entry_width] = [0, 1, 2].map(|at: usize| {
-            let most = columns.get(at).and_then(|column| column.iter().max());
-            width_of(most.copied().unwrap_or(0))
-        });
-        block.extend([row_width as u8, window_width as u8, entry_width as u8]);
-        block.push(mapping_width(count as usize) as u8);
-        for (column, width) in columns.iter().zip([row_width, window_width, entry_width]) {
+        for column in columns {
+            // The bits of all values together need as many as the largest.
+            let all = (0..rows.len()).fold(0, |all, at| all | column(at));
+            let width = width_of(all);
+            block.push(width as u8);
             let mut writer = BitWriter::new(&mut sections);
-            column.iter().for_each(|&value| writer.push(value, width));
+            (0..rows.len()).for_each(|at| writer.push(column(at), width));
             writer.finish();
         }
+        block.push(mapping_width(count as usize) as u8);
     }
     block.extend(notes);
     block.extend(sections);

@@ -258,6 +258,9 @@ impl Shelf {
         };
         sink.disk.write(buf, chunk.offset_bytes(), chunk.len_bytes());
         if let Some(bucket) = self.buckets.get_mut(window) {
+            if bucket.chunks.len() == bucket.chunks.capacity() {
+                bucket.chunks.reserve_exact(2 + bucket.chunks.len() / 2);
+            }
             bucket.chunks.push(chunk);
             bucket.row_count += row_count;
         }

@@ -3,7 +3,7 @@
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
 
-use super::extents::Bucket;
+use super::extents::{Bucket, Chunk};
 use super::lists::Lists;
 use super::shelf::ENTRY_BYTES;
 use crate::plan::Plan;
@@ -15,9 +15,13 @@ const IO_SHARE: u64 = 16;
 /// Buffers of the I/O engine.
 const DEPTH_MIN: u64 = 2;
 const DEPTH_MAX: u64 = 32;
-/// Share of the memory kept for lists of chunks, which grow with what is on disk.
-const SLACK_SHARE: u64 = 32;
+/// Least memory kept for lists of chunks, which grow with what is on disk.
 const SLACK_MIN_BYTES: u64 = 32 << 10;
+/// Memory kept per chunk expected: twice its place in a list, and as much to be wrong by.
+const CHUNK_BYTES: u64 = 4 * size_of::<Chunk>() as u64;
+/// Mean flush is this many thousandths of (memory squared / table bytes), measured on a
+/// Criteo-shaped trace.
+const FLUSH_THOUSANDTHS: u128 = 30;
 
 /// What one shelf needs and gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -85,6 +89,7 @@ impl Sizes {
         let buf_bytes = (io_bytes / 8) as usize / PAGE_BYTES * PAGE_BYTES;
         let buf_bytes = buf_bytes.clamp(PAGE_BYTES, BUF_BYTES_MAX).max(buf_min);
         let queue_depth = (io_bytes / buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
+        let slack_bytes = slack_bytes(&shelves, limit_bytes, buf_bytes);
         Self {
             shelves,
             shelf_of_table,
@@ -94,7 +99,7 @@ impl Sizes {
                 + 3 * plan.block_bytes_max() as u64
                 + 8 * entries_max as u64,
             entries_max,
-            slack_bytes: (limit_bytes / SLACK_SHARE).clamp(SLACK_MIN_BYTES, 1 << 30),
+            slack_bytes,
         }
     }
 
@@ -136,6 +141,17 @@ impl Sizes {
         }
         Ok(taken_bytes)
     }
+}
+
+// More memory makes longer chunks, so their lists get shorter.
+fn slack_bytes(shelves: &[ShelfSize], limit_bytes: u64, buf_bytes: usize) -> u64 {
+    let stored = |shelf: &ShelfSize| (shelf.slots_max * 4 * shelf.words) as u64;
+    let live_bytes = shelves.iter().map(stored).sum::<u64>().max(1);
+    let memory_bytes = u128::from(limit_bytes.min(1 << 40));
+    let flush_bytes =
+        memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000 / u128::from(live_bytes);
+    let flush_bytes = flush_bytes.clamp(PAGE_BYTES as u128, buf_bytes as u128) as u64;
+    (live_bytes / flush_bytes * CHUNK_BYTES).max(SLACK_MIN_BYTES)
 }
 
 // Notes what each shelf needs in each window; returns the entries of the largest window.
