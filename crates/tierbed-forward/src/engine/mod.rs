@@ -169,7 +169,9 @@ impl ForwardEngine {
         let taken_bytes = sizes.share_out(plan.window_count(), used_bytes, budget.free_bytes())?;
         memory.push(budget.reserve("row slots", taken_bytes)?);
 
-        let extent_bytes = stored.extent_bytes(sizes.buf_bytes.max(config.extent_bytes));
+        let extent_bytes = stored.extent_bytes(
+            sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
+        );
         let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
         let shelves = stored.buckets(sizes.shelves.len(), plan.window_count())?;
         let shelves = sizes.shelves.iter().zip(shelves);

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct ForwardConfig {
     /// All the memory the engine may use.
     pub dram_budget_bytes: u64,
-    /// Smallest extent; an I/O buffer or a record may make it larger. A multiple of 4,096.
+    /// Largest extent, unless a record is longer. Many small buckets get smaller ones, so that
+    /// half-filled extents cost little disk. Read when the store is made.
     pub extent_bytes: usize,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     pub io_engine: String,

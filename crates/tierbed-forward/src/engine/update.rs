@@ -196,7 +196,7 @@ impl ForwardEngine {
     }
 
     fn sum_rows(&mut self, work: Work<'_>, rows: std::ops::Range<usize>, is_shared: bool) {
-        self.scratch.sums.clear();
+        // Old sums are overwritten by the first feature.
         self.scratch.sums.resize(rows.len() * work.dim, 0.0);
         for (nth, (at, feature)) in work.features().enumerate() {
             if is_shared {

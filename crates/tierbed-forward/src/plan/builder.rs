@@ -90,6 +90,7 @@ pub struct PlanBuilder {
     body_bytes: Vec<u64>,
     batch_counts: Vec<u32>,
     counts: Vec<u32>,
+    entries_before: Vec<u64>,
 }
 
 impl PlanBuilder {
@@ -132,6 +133,7 @@ impl PlanBuilder {
             body_bytes: Vec::new(),
             batch_counts: Vec::new(),
             counts: Vec::new(),
+            entries_before: Vec::new(),
         })
     }
 
@@ -199,6 +201,7 @@ impl PlanBuilder {
 
     // Appends the window's rows and the part of its block that the future does not change.
     fn cut_window(&mut self) -> Result<()> {
+        self.entries_before.push(self.rows.len_bytes() / 8);
         for table in &mut self.tables {
             self.counts.push(table.rows.len() as u32);
             self.rows.append(bytemuck::cast_slice(&table.rows))?;
@@ -261,12 +264,11 @@ impl PlanBuilder {
         let entries = Entries {
             rows: self.rows.flush()?.clone(),
             next,
+            entries_before: std::mem::take(&mut self.entries_before),
             counts: std::mem::take(&mut self.counts),
             table_count: self.shape.row_counts.len(),
         };
-        for (table, &row_count) in self.shape.row_counts.iter().enumerate() {
-            entries.link(table, row_count, self.options.memory_bytes / 2)?;
-        }
+        entries.link(&self.shape.row_counts, self.options.memory_bytes / 2)?;
         self.write_plan(&entries)?;
         for scratch in ["rows", "next", "bodies"] {
             self.folder.remove(&format!("{}.{scratch}", self.name))?;

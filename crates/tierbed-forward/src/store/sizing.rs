@@ -42,6 +42,10 @@ pub(crate) struct Sizes {
     pub(crate) shelf_of_table: Vec<usize>,
     pub(crate) buf_bytes: usize,
     pub(crate) queue_depth: u32,
+    /// Bytes of an extent that waste little: an eighth of a mean bucket.
+    pub(crate) extent_bytes: usize,
+    /// Least bytes of an extent or a buffer: the longest record, in whole pages.
+    pub(crate) stored_pages_bytes: usize,
     /// Window blocks, slots of entries, directory.
     pub(crate) window_bytes: u64,
     /// Entries of the largest window.
@@ -90,6 +94,7 @@ impl Sizes {
         let buf_bytes = buf_bytes.clamp(PAGE_BYTES, BUF_BYTES_MAX).max(buf_min);
         let queue_depth = (io_bytes / buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
         let slack_bytes = slack_bytes(&shelves, limit_bytes, buf_bytes);
+        let bucket_bytes = live_bytes(&shelves) / plan.window_count().max(1) as u64;
         Self {
             shelves,
             shelf_of_table,
@@ -99,6 +104,10 @@ impl Sizes {
                 + 3 * plan.block_bytes_max() as u64
                 + 8 * entries_max as u64,
             entries_max,
+            extent_bytes: (bucket_bytes / 8)
+                .clamp(buf_min as u64, BUF_BYTES_MAX.max(buf_min) as u64)
+                as usize,
+            stored_pages_bytes: buf_min,
             slack_bytes,
         }
     }
@@ -143,10 +152,15 @@ impl Sizes {
     }
 }
 
+// The rows that the plan uses, all of them.
+fn live_bytes(shelves: &[ShelfSize]) -> u64 {
+    let bytes = |shelf: &ShelfSize| (shelf.slots_max * 4 * shelf.words) as u64;
+    shelves.iter().map(bytes).sum::<u64>().max(1)
+}
+
 // More memory makes longer chunks, so their lists get shorter.
 fn slack_bytes(shelves: &[ShelfSize], limit_bytes: u64, buf_bytes: usize) -> u64 {
-    let stored = |shelf: &ShelfSize| (shelf.slots_max * 4 * shelf.words) as u64;
-    let live_bytes = shelves.iter().map(stored).sum::<u64>().max(1);
+    let live_bytes = live_bytes(shelves);
     let memory_bytes = u128::from(limit_bytes.min(1 << 40));
     let flush_bytes =
         memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000 / u128::from(live_bytes);
