@@ -138,7 +138,8 @@ impl Job {
         let stats = Plan::open(&*folder, "plan").unwrap().stats();
         let samples = self.batches * self.batch_size as u64;
         println!(
-            "plan: {} windows, {} entries, {:.1} B/sample, {:.0} ns cpu/sample, {:.2} s, peak {} MiB",
+            "plan: {} windows, {} entries, {:.1} B/sample, {:.0} ns cpu/sample, {:.2} s, \
+             peak {} MiB",
             stats.window_count,
             stats.entry_count,
             stats.file_bytes as f64 / samples as f64,
@@ -227,7 +228,8 @@ fn run_forward(job: &Job, folder: &Path) {
     let stats = engine.stats();
     let live_bytes = stats.rows_initialised * job.schema.tables()[0].record_bytes() as u64;
     println!(
-        "  checkpoint {:.3} s ({} MiB dumped), space amplification {:.3}, peak {} MiB, budget {} MiB",
+        "  checkpoint {:.3} s ({} MiB dumped), space amplification {:.3}, peak {} MiB, \
+         budget {} MiB",
         (clock.now_us() - before_us) as f64 / 1e6,
         stats.dump_bytes >> 20,
         (stats.file_bytes + stats.dump_bytes) as f64 / live_bytes as f64,

@@ -94,7 +94,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_width_comes_back(width in 0u32..=56, seeds in proptest::collection::vec(any::<u64>(), 0..70)) {
+        fn every_width_comes_back(
+            width in 0u32..=56,
+            seeds in proptest::collection::vec(any::<u64>(), 0..70),
+        ) {
             let values: Vec<u64> = seeds.iter().map(|seed| seed & ((1u64 << width) - 1)).collect();
             let mut bytes = vec![0xAA; 3];
             let mut writer = BitWriter::new(&mut bytes);
@@ -109,7 +112,11 @@ mod tests {
         }
 
         #[test]
-        fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..20), at in 0usize..200, width in 0u32..70) {
+        fn random_bytes_never_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..20),
+            at in 0usize..200,
+            width in 0u32..70,
+        ) {
             let _ = BitSlice::new(&bytes, at % 9, width).get(at);
         }
     }

@@ -141,34 +141,9 @@ impl ForwardEngine {
         let lock = folder.lock()?;
         let log = CommitLog::open(folder.clone(), BACKEND)?;
         let stored = checkpoint::read_stored(&log, &schema, &plan, config)?;
-        let budget = Budget::new(config.dram_budget_bytes);
         let schema = Arc::new(schema);
-        let mut sizes = Sizes::needs(&schema, &plan, config.dram_budget_bytes);
-        sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
-        let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
-        memory.push(
-            budget.reserve(
-                "batch scratch",
-                Scratch::memory_bytes(&schema, &plan, sizes.entries_max),
-            )?,
-        );
-        let scan_bytes = (sizes.buf_bytes + checkpoint::DUMP_BUF_BYTES) as u64;
-        memory.push(budget.reserve("scan buffers", scan_bytes)?);
-        let device = folder.open(EXTENTS_FILE, OpenMode::Create)?;
-        let options = EngineOptions {
-            choice: config.io_engine.parse()?,
-            queue_depth: sizes.queue_depth,
-            buf_bytes: sizes.buf_bytes,
-        };
-        let disk = Disk::new(device, &options)?;
-        memory.push(budget.reserve("io buffers", disk.memory_bytes())?);
-        let chunk_memory = budget.reserve("chunk lists", stored.chunk_bytes())?;
-        // The slack is for chunk lists; those there already have had their part of it.
-        sizes.slack_bytes = sizes.slack_bytes.saturating_sub(stored.chunk_bytes());
-        let used_bytes = budget.limit_bytes() - budget.free_bytes();
-        let taken_bytes = sizes.share_out(plan.window_count(), used_bytes, budget.free_bytes())?;
-        memory.push(budget.reserve("row slots", taken_bytes)?);
-
+        let room = Room::reserve(&*folder, (&schema, &plan), config, &stored)?;
+        let Room { sizes, disk, budget, chunk_memory, memory } = room;
         let extent_bytes = stored.extent_bytes(
             sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
         );
@@ -364,6 +339,50 @@ impl ForwardEngine {
             self.poison = Some(error.to_string());
         }
         result
+    }
+}
+
+/// What is sized, opened and paid for before any row is there.
+struct Room {
+    sizes: Sizes,
+    disk: Disk,
+    budget: Budget,
+    chunk_memory: Reservation,
+    memory: Vec<Reservation>,
+}
+
+impl Room {
+    fn reserve(
+        folder: &dyn Folder,
+        (schema, plan): (&Schema, &Plan),
+        config: &ForwardConfig,
+        stored: &checkpoint::Stored,
+    ) -> Result<Self> {
+        let budget = Budget::new(config.dram_budget_bytes);
+        let mut sizes = Sizes::needs(schema, plan, config.dram_budget_bytes);
+        sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
+        let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
+        memory.push(
+            budget
+                .reserve("batch scratch", Scratch::memory_bytes(schema, plan, sizes.entries_max))?,
+        );
+        let scan_bytes = (sizes.buf_bytes + checkpoint::DUMP_BUF_BYTES) as u64;
+        memory.push(budget.reserve("scan buffers", scan_bytes)?);
+        let device = folder.open(EXTENTS_FILE, OpenMode::Create)?;
+        let options = EngineOptions {
+            choice: config.io_engine.parse()?,
+            queue_depth: sizes.queue_depth,
+            buf_bytes: sizes.buf_bytes,
+        };
+        let disk = Disk::new(device, &options)?;
+        memory.push(budget.reserve("io buffers", disk.memory_bytes())?);
+        let chunk_memory = budget.reserve("chunk lists", stored.chunk_bytes())?;
+        // The slack is for chunk lists; those there already have had their part of it.
+        sizes.slack_bytes = sizes.slack_bytes.saturating_sub(stored.chunk_bytes());
+        let used_bytes = budget.limit_bytes() - budget.free_bytes();
+        let taken_bytes = sizes.share_out(plan.window_count(), used_bytes, budget.free_bytes())?;
+        memory.push(budget.reserve("row slots", taken_bytes)?);
+        Ok(Self { sizes, disk, budget, chunk_memory, memory })
     }
 }
 

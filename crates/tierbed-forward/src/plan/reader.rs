@@ -322,7 +322,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_blocks_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..400), tables in 0usize..5) {
+        fn random_blocks_never_panic(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..400),
+            tables in 0usize..5,
+        ) {
             // With a right checksum, so that what follows is reached.
             if bytes.len() >= 24 {
                 let len = bytes.len() as u32;
@@ -353,7 +356,13 @@ mod tests {
         #[test]
         fn random_headers_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Header::decode(&bytes);
-            let header = Header { window_count: 2, table_count: 1, feature_count: 1, directory_crc32c: crc32c(&bytes), ..Header::default() };
+            let header = Header {
+                window_count: 2,
+                table_count: 1,
+                feature_count: 1,
+                directory_crc32c: crc32c(&bytes),
+                ..Header::default()
+            };
             let _ = Directory::decode(&header, &bytes);
         }
     }

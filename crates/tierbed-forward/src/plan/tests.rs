@@ -119,7 +119,12 @@ fn options(window_batches_max: u32, window_bytes: u64, memory_bytes: u64) -> Pla
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn equals_the_oracle(seed in any::<u64>(), batches in 1usize..40, window in 1u32..9, bytes in 1u64..2000) {
+    fn equals_the_oracle(
+        seed in any::<u64>(),
+        batches in 1usize..40,
+        window in 1u32..9,
+        bytes in 1u64..2000,
+    ) {
         let trace = trace(seed, batches, 200);
         let (_, plan) = build(&trace, &options(window, bytes, 1 << 20));
         check_against_oracle(&trace, &plan);

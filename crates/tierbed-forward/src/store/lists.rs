@@ -129,7 +129,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_as_stacks(steps in proptest::collection::vec((0usize..5, any::<bool>()), 0..400)) {
+        fn behaves_as_stacks(
+            steps in proptest::collection::vec((0usize..5, any::<bool>()), 0..400),
+        ) {
             let mut lists = Lists::new(5, 60);
             let mut model = vec![Vec::new(); 5];
             let mut live = 0;
