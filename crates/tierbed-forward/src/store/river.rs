@@ -49,6 +49,8 @@ impl Live {
 struct ReadAhead {
     shelf: usize,
     chunk: usize,
+    /// Reads were queued that the I/O engine has not been told to start.
+    is_queued: bool,
 }
 
 /// All rows of a store, along a plan.
@@ -210,7 +212,8 @@ impl River {
         while let Some(shelf) = self.shelves.get(self.ahead.shelf) {
             let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
             let Some(first) = chunks.get(self.ahead.chunk) else {
-                self.ahead = ReadAhead { shelf: self.ahead.shelf + 1, chunk: 0 };
+                self.ahead.shelf += 1;
+                self.ahead.chunk = 0;
                 continue;
             };
             // Chunks that lie side by side come in one read.
@@ -229,6 +232,7 @@ impl River {
                 return;
             }
             self.ahead.chunk += count;
+            self.ahead.is_queued = true;
         }
     }
 
@@ -237,7 +241,10 @@ impl River {
     /// # Errors
     /// `Corruption` for chunks that fail their checksum, otherwise the device's.
     pub(crate) fn pump(&mut self) -> Result<()> {
-        if self.disk.reads_in_flight() > 0 {
+        // Waiting starts what is queued and frees buffers for what is not; when all is under way
+        // there is nothing to wait for before the window ends.
+        let is_complete = self.ahead.shelf == self.shelves.len();
+        if self.disk.reads_in_flight() > 0 && (self.ahead.is_queued || !is_complete) {
             self.take_arrivals()?;
         }
         self.read_ahead();
@@ -256,6 +263,7 @@ impl River {
     }
 
     fn take_arrivals(&mut self) -> Result<()> {
+        self.ahead.is_queued = false;
         self.disk.wait(&mut self.arrived)?;
         while let Some(read) = self.arrived.pop() {
             let result = self.take_in(&read);

@@ -14,7 +14,7 @@ pub(crate) const BUF_BYTES_MAX: usize = 256 << 10;
 const IO_SHARE: u64 = 16;
 /// Buffers of the I/O engine.
 const DEPTH_MIN: u64 = 2;
-const DEPTH_MAX: u64 = 32;
+const DEPTH_MAX: u64 = 64;
 /// Least memory kept for lists of chunks, which grow with what is on disk.
 const SLACK_MIN_BYTES: u64 = 32 << 10;
 /// Memory kept per chunk expected: twice its place in a list, and as much to be wrong by.
@@ -90,10 +90,13 @@ impl Sizes {
         let stored_max = shelves.iter().map(|shelf| ENTRY_BYTES + 4 * shelf.words).max();
         let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
         let io_bytes = limit_bytes.min(1 << 40) / IO_SHARE;
-        let buf_bytes = (io_bytes / 8) as usize / PAGE_BYTES * PAGE_BYTES;
-        let buf_bytes = buf_bytes.clamp(PAGE_BYTES, BUF_BYTES_MAX).max(buf_min);
+        let flush_bytes = flush_bytes(&shelves, limit_bytes);
+        let buf_bytes = (io_bytes / 8).min(2 * flush_bytes).min(BUF_BYTES_MAX as u64) as usize;
+        let buf_bytes = buf_bytes.next_multiple_of(PAGE_BYTES).max(buf_min);
         let queue_depth = (io_bytes / buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
-        let slack_bytes = slack_bytes(&shelves, limit_bytes, buf_bytes);
+        let chunk_bytes = flush_bytes.min(buf_bytes as u64).max(PAGE_BYTES as u64);
+        let chunks = live_bytes(&shelves) / chunk_bytes;
+        let slack_bytes = (chunks * CHUNK_BYTES).max(SLACK_MIN_BYTES);
         let bucket_bytes = live_bytes(&shelves) / plan.window_count().max(1) as u64;
         Self {
             shelves,
@@ -158,14 +161,11 @@ fn live_bytes(shelves: &[ShelfSize]) -> u64 {
     shelves.iter().map(bytes).sum::<u64>().max(1)
 }
 
-// More memory makes longer chunks, so their lists get shorter.
-fn slack_bytes(shelves: &[ShelfSize], limit_bytes: u64, buf_bytes: usize) -> u64 {
-    let live_bytes = live_bytes(shelves);
+// How many bytes a list has, on average, when it is flushed: more memory, longer lists.
+fn flush_bytes(shelves: &[ShelfSize], limit_bytes: u64) -> u64 {
     let memory_bytes = u128::from(limit_bytes.min(1 << 40));
-    let flush_bytes =
-        memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000 / u128::from(live_bytes);
-    let flush_bytes = flush_bytes.clamp(PAGE_BYTES as u128, buf_bytes as u128) as u64;
-    (live_bytes / flush_bytes * CHUNK_BYTES).max(SLACK_MIN_BYTES)
+    let bytes = memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000;
+    (bytes / u128::from(live_bytes(shelves))).clamp(1, 1 << 40) as u64
 }
 
 // Notes what each shelf needs in each window; returns the entries of the largest window.
