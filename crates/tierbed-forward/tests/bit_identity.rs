@@ -10,6 +10,9 @@
 
 mod common;
 
+use proptest::prelude::*;
+use tierbed_kernels::Pooling;
+
 use common::{memory_folder, smallest_config, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, TableId};
@@ -62,6 +65,44 @@ fn every_window_size_gives_the_same_bits() {
 fn every_budget_gives_the_same_bits() {
     for factor in [1.0, 1.05, 1.3, 2.0, 8.0] {
         check(&Job::pooled(OptimizerKind::RowWiseAdagrad, 2), 4, factor, 100);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_shape_budget_and_restarts_give_the_same_bits(
+        seed in any::<u64>(),
+        tables in proptest::collection::vec((1u32..40, 1u64..900), 1..4),
+        features in proptest::collection::vec((0usize..4, any::<bool>()), 1..6),
+        (optimizer, batches, window) in (0usize..5, 1u64..25, 1u32..12),
+        spare in 0u64..200_000,
+    ) {
+        let pooling = |is_mean| if is_mean { Pooling::Mean } else { Pooling::Sum };
+        let features = features.iter().map(|&(at, mean)| (at % tables.len(), pooling(mean)));
+        let job = Job {
+            batches,
+            features: features.collect(),
+            tables: tables.clone(),
+            ..Job::pooled(OptimizerKind::ALL[optimizer], seed)
+        };
+        let plan = job.plan(window);
+        let config = smallest_config(&job, &plan);
+        // Lists of chunks that were written with less memory need some more of it.
+        let dram_budget_bytes = config.dram_budget_bytes + 20_000 + spare;
+        let config = ForwardConfig { dram_budget_bytes, ..config };
+        let (features, folder, mut oracle) = (job.features(), memory_folder(), job.open_oracle());
+        let mut engine = job.open(folder.clone(), &plan, &config).unwrap();
+        for step in 0..3 * batches {
+            let expected = job.oracle_step(&mut oracle, &features, step);
+            prop_assert!(job.step(&mut engine, &features, step).unwrap() == expected);
+            if (step + seed % 7) % 7 == 0 {
+                engine.checkpoint("c", &[]).unwrap();
+                drop(engine);
+                engine = job.open(folder.clone(), &plan, &config).unwrap();
+            }
+        }
+        prop_assert!(job.records(&mut engine).unwrap() == job.oracle_records(&mut oracle));
     }
 }
 
