@@ -216,6 +216,16 @@ fn every_use_is_counted_once() {
         assert!(&found == counts, "table {table}");
         assert_eq!(seen, counts.iter().filter(|count| **count > 0).count());
     }
+    let mut all = 0;
+    engine
+        .scan_all(&mut |table, row, record| {
+            let count = counts[table.0 as usize][row.0 as usize];
+            assert_eq!(record.last().unwrap().to_bits(), count);
+            all += u64::from(count);
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(all, engine.stats().row_update_count);
 }
 
 #[test]

@@ -8,10 +8,12 @@
 //! planned ones is refused before anything changes.
 
 mod checkpoint;
+mod dump;
 mod lookup;
 mod options;
 mod scan;
 mod scratch;
+mod stored;
 mod update;
 
 use std::path::Path;
@@ -27,6 +29,7 @@ use tierbed_kernels::{FeaturePlan, Hyper, Isa, Kernels};
 use tierbed_trainstore::CommitLog;
 
 pub use options::ForwardConfig;
+pub use scan::AnySink;
 pub use update::Grads;
 
 use crate::plan::{ids_checksum, Batch, Plan, WindowPlan};
@@ -140,7 +143,7 @@ impl ForwardEngine {
         check_shape(&schema, &plan)?;
         let lock = folder.lock()?;
         let log = CommitLog::open(folder.clone(), BACKEND)?;
-        let stored = checkpoint::read_stored(&log, &schema, &plan, config)?;
+        let stored = stored::read_stored(&log, &schema, &plan, config)?;
         let schema = Arc::new(schema);
         let room = Room::reserve(&*folder, (&schema, &plan), config, &stored)?;
         let Room { sizes, disk, budget, chunk_memory, memory } = room;
@@ -356,7 +359,7 @@ impl Room {
         folder: &dyn Folder,
         (schema, plan): (&Schema, &Plan),
         config: &ForwardConfig,
-        stored: &checkpoint::Stored,
+        stored: &stored::Stored,
     ) -> Result<Self> {
         let budget = Budget::new(config.dram_budget_bytes);
         let mut sizes = Sizes::needs(schema, plan, config.dram_budget_bytes);
@@ -366,7 +369,7 @@ impl Room {
             budget
                 .reserve("batch scratch", Scratch::memory_bytes(schema, plan, sizes.entries_max))?,
         );
-        let scan_bytes = (sizes.buf_bytes + checkpoint::DUMP_BUF_BYTES) as u64;
+        let scan_bytes = (sizes.buf_bytes + dump::DUMP_BUF_BYTES) as u64;
         memory.push(budget.reserve("scan buffers", scan_bytes)?);
         let device = folder.open(EXTENTS_FILE, OpenMode::Create)?;
         let options = EngineOptions {

@@ -9,7 +9,12 @@ use tierbed_core::{Error, Result, RowId, TableId};
 use tierbed_kernels::init_record;
 
 use super::ForwardEngine;
+use crate::plan::WindowPlan;
+use crate::store::river::Live;
 use crate::store::shelf::open_chunk;
+
+/// Takes the rows of a scan over all tables: table, row id, whole record.
+pub type AnySink<'a> = dyn FnMut(TableId, RowId, &[f32]) -> Result<()> + 'a;
 
 impl ForwardEngine {
     /// Visits every row of `table` that was ever used, once, in no particular order: row id and
@@ -23,49 +28,61 @@ impl ForwardEngine {
         table: TableId,
         sink: &mut dyn FnMut(RowId, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        self.check_alive()?;
         self.schema.table(table)?;
+        let shelf = self.river.shelf_of_table.get(table.0 as usize).copied();
+        self.walk(shelf, &mut |found, row, record| match found == table {
+            true => sink(row, record),
+            false => Ok(()),
+        })
+    }
+
+    /// Visits every row of every table that was ever used, once, in no particular order: one
+    /// pass over everything.
+    ///
+    /// # Errors
+    /// As [`scan`](Self::scan).
+    pub fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
+        self.walk(None, sink)
+    }
+
+    // Visits the rows of one shelf, or of all.
+    fn walk(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
+        self.check_alive()?;
         let settled = self.river.finish_reads().and_then(|()| self.river.disk.finish_writes());
         self.poison_on_error(settled)?;
         let river = &self.river;
-        let at = table.0 as usize;
-        let shelf = river.shelf_of_table.get(at).and_then(|&shelf| river.shelves.get(shelf));
-        let Some(shelf) = shelf else { return Ok(()) };
-        let unknown = || Error::corruption("a row waits for an entry that the plan does not have");
-        if let Some(entries) = river.current.plan.tables().get(at) {
-            let rows = river.current.plan.rows(entries);
-            let slots = river.current.slots.get(entries.first as usize..).unwrap_or(&[]);
-            for (nth, &slot) in slots.iter().take(entries.count as usize).enumerate() {
-                sink(RowId(rows.get(nth).ok_or_else(unknown)?), shelf.record(slot))?;
+        let is_wanted = |shelf: usize| only.is_none_or(|only| only == shelf);
+        let Live { plan, slots, .. } = &river.current;
+        for (entry, &slot) in (0u32..).zip(slots) {
+            let (table, row) = row_of(plan, entry)?;
+            let shelf = river.shelf_of_table.get(table.0 as usize).copied().unwrap_or(usize::MAX);
+            if let Some(shelf) = river.shelves.get(shelf).filter(|_| is_wanted(shelf)) {
+                sink(table, row, shelf.record(slot))?;
             }
         }
         for window in 0..river.plan.window_count() {
-            let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
-            if chunks.is_empty() && shelf.lists().count(window) == 0 {
-                continue;
-            }
-            river.plan.load(window, &mut self.scan_window)?;
-            let entries = *self.scan_window.tables().get(at).ok_or_else(unknown)?;
-            let rows = self.scan_window.rows(&entries);
-            let mut pick = |entry: u32, record: &[f32]| {
-                let nth = entry.wrapping_sub(entries.first);
-                if nth >= entries.count {
-                    return Ok(());
+            let mut is_loaded = false;
+            for (_, shelf) in river.shelves.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
+                let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
+                if chunks.is_empty() && shelf.lists().count(window) == 0 {
+                    continue;
                 }
-                sink(RowId(rows.get(nth as usize).ok_or_else(unknown)?), record)
-            };
-            for waiting in shelf.lists().iter(window) {
-                pick(waiting.entry, shelf.record(waiting.slot))?;
-            }
-            if entries.count == 0 {
-                continue;
-            }
-            for chunk in chunks {
-                let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
-                let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
-                for (entry, record) in open_chunk(chunk, bytes, shelf.stored_bytes())? {
-                    pick(entry, bytemuck::cast_slice(record))?;
+                if !is_loaded {
+                    river.plan.load(window, &mut self.scan_window)?;
+                    is_loaded = true;
+                }
+                for waiting in shelf.lists().iter(window) {
+                    let (table, row) = row_of(&self.scan_window, waiting.entry)?;
+                    sink(table, row, shelf.record(waiting.slot))?;
+                }
+                for chunk in chunks {
+                    let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
+                    let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
+                    river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                    for (entry, record) in open_chunk(chunk, bytes, shelf.stored_bytes())? {
+                        let (table, row) = row_of(&self.scan_window, entry)?;
+                        sink(table, row, bytemuck::cast_slice(record))?;
+                    }
                 }
             }
         }
@@ -161,4 +178,17 @@ impl ForwardEngine {
             Ok(())
         })
     }
+}
+
+// Finds the row of an entry: tables follow each other, so the last that begins at or before the
+// entry has it.
+fn row_of(plan: &WindowPlan, entry: u32) -> Result<(TableId, RowId)> {
+    let after = plan.tables().partition_point(|table| table.first <= entry);
+    let table = after.checked_sub(1).and_then(|at| plan.tables().get(at));
+    let row = table
+        .filter(|table| entry - table.first < table.count)
+        .and_then(|table| plan.rows(table).get((entry - table.first) as usize));
+    let unknown = || Error::corruption("a row waits for an entry that the plan does not have");
+    let row = row.ok_or_else(unknown)?;
+    Ok((TableId(after as u32 - 1), RowId(row)))
 }

@@ -1,0 +1,192 @@
+//! What does a checkpoint say besides rows? Position, plan, hyperparameters, and which chunks.
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::{Error, Result, Schema};
+use tierbed_io::PAGE_BYTES;
+use tierbed_kernels::Hyper;
+use tierbed_trainstore::CommitLog;
+
+use super::{ForwardConfig, Position};
+use crate::plan::Plan;
+use crate::store::extents::{Bucket, Chunk};
+use crate::store::shelf::Shelf;
+
+pub(super) const STATE: &str = "_forward.json";
+pub(super) const CHUNKS: &str = "_forward.chunks";
+
+/// Where training stood, and with what.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct State {
+    pub(super) position: Position,
+    pub(super) window: usize,
+    pub(super) batch_in_window: u32,
+    pub(super) plan_identity: u64,
+    pub(super) extent_bytes: usize,
+    pub(super) tables: Vec<Run>,
+}
+
+/// The hyperparameters of a table and the steps it did.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Run {
+    pub(super) step: u64,
+    pub(super) lr: f64,
+    pub(super) eps: f64,
+    pub(super) beta1: f64,
+    pub(super) beta2: f64,
+    pub(super) weight_decay: f64,
+}
+
+/// What the last checkpoint says, or a fresh start.
+#[derive(Debug, Default)]
+pub(super) struct Stored {
+    pub(super) position: Position,
+    pub(super) window: usize,
+    pub(super) batch_in_window: u32,
+    state: Option<State>,
+    buckets: Vec<(usize, usize, Bucket)>,
+}
+
+impl Stored {
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+        self.buckets.iter().flat_map(|(_, _, bucket)| &bucket.chunks)
+    }
+
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        (self.chunks().count() * size_of::<Chunk>()) as u64
+    }
+
+    /// Returns the longest chunk: I/O buffers must hold it.
+    pub(super) fn chunk_bytes_max(&self) -> usize {
+        self.chunks().map(Chunk::len_bytes).max().unwrap_or(0)
+    }
+
+    pub(super) fn extent_bytes(&self, wanted: usize) -> usize {
+        let stored = self.state.as_ref().map(|state| state.extent_bytes);
+        stored.unwrap_or(wanted.next_multiple_of(PAGE_BYTES))
+    }
+
+    pub(super) fn hypers(&self, schema: &Schema) -> Vec<Hyper> {
+        let fresh = Hyper { step: 0, ..Hyper::default() };
+        let Some(state) = &self.state else { return vec![fresh; schema.tables().len()] };
+        let hyper = |run: &Run| {
+            let Run { step, lr, eps, beta1, beta2, weight_decay } = *run;
+            Hyper { lr, eps, beta1, beta2, weight_decay, step }
+        };
+        state.tables.iter().map(hyper).collect()
+    }
+
+    /// Returns the buckets of each shelf, window after window.
+    pub(super) fn buckets(
+        &self,
+        shelf_count: usize,
+        window_count: usize,
+    ) -> Result<Vec<Vec<Bucket>>> {
+        let mut shelves = vec![vec![Bucket::default(); window_count]; shelf_count];
+        for (shelf, window, bucket) in &self.buckets {
+            let place = shelves.get_mut(*shelf).and_then(|shelf| shelf.get_mut(*window));
+            *place.ok_or_else(|| damaged("names an unknown bucket"))? = bucket.clone();
+        }
+        Ok(shelves)
+    }
+}
+
+pub(super) fn damaged(what: &str) -> Error {
+    Error::corruption(format!("checkpoint {what}"))
+        .with("remedy", "restore the store's folder from a copy")
+}
+
+/// Reads what the checkpoint in force says, and checks that schema and plan are its own.
+pub(super) fn read_stored(
+    log: &CommitLog,
+    schema: &Schema,
+    plan: &Plan,
+    config: &ForwardConfig,
+) -> Result<Stored> {
+    if config.extent_bytes == 0 {
+        return Err(Error::invalid("extents must not be empty"));
+    }
+    let Some(manifest) = log.manifest() else { return Ok(Stored::default()) };
+    if &manifest.schema != schema {
+        return Err(Error::invalid("store holds other tables")
+            .with("stored_tables", manifest.schema.tables().len())
+            .with("tables", schema.tables().len())
+            .with("remedy", "open it with the tables it was made with"));
+    }
+    let bytes = log.attachment(STATE)?.ok_or_else(|| damaged("has no state"))?;
+    let state: State = serde_json::from_slice(&bytes)
+        .map_err(|cause| damaged("is damaged").with("cause", cause))?;
+    if state.plan_identity != plan.identity() {
+        return Err(Error::invalid("store was trained along another plan")
+            .with("remedy", "open it with the plan it was trained along"));
+    }
+    let bytes = log.attachment(CHUNKS)?.ok_or_else(|| damaged("has no chunk lists"))?;
+    let buckets = decode_buckets(&bytes)?;
+    let is_sane = state.window < plan.window_count()
+        && state.tables.len() == schema.tables().len()
+        && state.extent_bytes >= PAGE_BYTES
+        && state.extent_bytes.is_multiple_of(PAGE_BYTES);
+    if !is_sane {
+        return Err(damaged("does not fit the plan"));
+    }
+    Ok(Stored {
+        position: state.position,
+        window: state.window,
+        batch_in_window: state.batch_in_window,
+        state: Some(state),
+        buckets,
+    })
+}
+
+pub(super) fn encode_buckets(shelves: &[Shelf]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (shelf, buckets) in (0u32..).zip(shelves.iter().map(|shelf| shelf.buckets())) {
+        for (window, bucket) in (0u32..).zip(buckets) {
+            if bucket.chunks.is_empty() {
+                continue;
+            }
+            for word in [shelf, window, bucket.chunks.len() as u32] {
+                bytes.extend(word.to_le_bytes());
+            }
+            for chunk in &bucket.chunks {
+                for word in [chunk.page, chunk.page_count, chunk.row_count, chunk.crc32c] {
+                    bytes.extend(word.to_le_bytes());
+                }
+            }
+        }
+    }
+    bytes
+}
+
+fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>> {
+    let short = || damaged("ends too early");
+    let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    let mut buckets = Vec::new();
+    while let Some(shelf) = words.next() {
+        let (window, count) = (words.next().ok_or_else(short)?, words.next().ok_or_else(short)?);
+        let mut bucket = Bucket::default();
+        for _ in 0..count {
+            let mut word = || words.next().ok_or_else(short);
+            let (page, page_count, row_count, crc32c) = (word()?, word()?, word()?, word()?);
+            if page.checked_add(page_count).is_none() || page_count == 0 {
+                return Err(damaged("names a chunk that cannot be"));
+            }
+            bucket.row_count += row_count as usize;
+            bucket.chunks.push(Chunk { page, page_count, row_count, crc32c });
+        }
+        buckets.push((shelf as usize, window as usize, bucket));
+    }
+    Ok(buckets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn random_chunk_lists_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode_buckets(&bytes);
+        }
+    }
+}
