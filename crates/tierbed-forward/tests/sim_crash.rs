@@ -224,6 +224,29 @@ fn after_a_failed_sync_nothing_goes_on() {
 }
 
 #[test]
+fn a_checkpoint_that_found_no_space_may_be_tried_again() {
+    for seed in seeds() {
+        let case = Case::new(seed);
+        let folder = SimFolder::default();
+        let mut engine = case.open(&folder).unwrap();
+        for step in 0..STEPS {
+            case.job.step(&mut engine, &case.job.features(), step).unwrap();
+            folder.set_plan(FaultPlan { enospc_after_bytes: Some(0), ..FaultPlan::default() });
+            assert_eq!(engine.checkpoint("full", &[]).unwrap_err().kind(), ErrorKind::NoSpace);
+            folder.set_plan(FaultPlan::default());
+            if step % 4 == 3 {
+                engine.checkpoint("free", &[]).unwrap();
+            }
+        }
+        assert!(case.job.records(&mut engine).unwrap() == case.oracle[STEPS as usize]);
+        drop(engine);
+        let mut engine = case.open(&folder).unwrap();
+        assert_eq!(case.position(&engine), STEPS - 1);
+        assert!(case.job.records(&mut engine).unwrap() == case.oracle[STEPS as usize - 1]);
+    }
+}
+
+#[test]
 fn a_full_disk_is_no_space_and_loses_nothing() {
     for seed in seeds() {
         let case = Case::new(seed);
