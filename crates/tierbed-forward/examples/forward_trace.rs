@@ -246,6 +246,36 @@ fn run_forward(job: &Job, folder: &Path) {
     count_uses(job, folder, expected);
 }
 
+// Moves the rows of every batch and computes nothing: what the storage alone costs.
+fn run_storage(job: &Job, folder: &Path) {
+    let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
+    let config = ForwardConfig::new(job.budget_bytes);
+    let store = folder.join("storage");
+    let mut engine = ForwardEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
+    let (features, offsets, clock) = (job.features(), job.offsets(), Env::real(0).clock);
+    let mut indices = Vec::new();
+    for epoch in 0..job.epochs {
+        let (mut meter, mut rows) = (Meter::default(), 0);
+        for at in 0..job.batches {
+            job.batch(at, &mut indices);
+            let bags = Bags::new(&indices, &offsets, None, 26).unwrap();
+            meter.step(&*clock, || engine.pass(&features, &bags).unwrap());
+            rows += distinct_rows(job, &mut indices);
+        }
+        meter.report("storage alone", epoch + 1, rows);
+    }
+}
+
+fn distinct_rows(job: &Job, indices: &mut [i64]) -> u64 {
+    let features = indices.chunks_mut(job.batch_size);
+    features
+        .map(|ids| {
+            ids.sort_unstable();
+            ids.chunk_by(|a, b| a == b).count() as u64
+        })
+        .sum()
+}
+
 // Reopens the store and adds up what every row says of itself: no step stale, lost or doubled.
 fn count_uses(job: &Job, folder: &Path, expected: u64) {
     let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
@@ -300,10 +330,7 @@ fn run_engine(job: &Job, folder: &Path, system: &str) {
                 let grads = tierbed::update::Grads { output, weights: None };
                 engine.update(&features, &bags, grads).unwrap();
             });
-            for ids in indices.chunks_mut(job.batch_size) {
-                ids.sort_unstable();
-                rows += ids.chunk_by(|a, b| a == b).count() as u64;
-            }
+            rows += distinct_rows(job, &mut indices);
         }
         meter.report(system, epoch + 1, rows);
         let (now, then) = (engine.stats().store.io, before.store.io);
@@ -340,6 +367,7 @@ fn main() {
     match system.as_str() {
         "plan" => job.make_plan(&folder.join("plan"), options.get("plan_memory", 256 << 20)),
         "forward" => run_forward(&job, &folder),
+        "storage" => run_storage(&job, &folder),
         "file" | "memory" => run_engine(&job, &folder, &system),
         _ => {
             println!(
@@ -351,7 +379,7 @@ fn main() {
                 job.budget_bytes >> 20,
                 load(),
             );
-            for system in ["plan", "forward", "memory", "file"] {
+            for system in ["plan", "forward", "storage", "memory", "file"] {
                 let status = std::process::Command::new(std::env::current_exe().unwrap())
                     .args(std::env::args().skip(1))
                     .arg(format!("system={system}"))
