@@ -12,9 +12,9 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("tierbed-sim", &["core", "io"]),
     ("tierbed-trainstore", &["core", "io", "kernels", "cache"]),
     ("tierbed-pagestore", &["core", "io", "kernels", "cache"]),
+    ("tierbed", &["core", "io", "kernels", "cache", "trainstore", "pagestore"]),
     // Its tests and examples hold it against the engine.
     ("tierbed-forward", &["core", "io", "kernels", "trainstore", "tierbed"]),
-    ("tierbed", &["core", "io", "kernels", "cache", "trainstore", "pagestore"]),
     ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),
     (
         "tierbed-bench",
