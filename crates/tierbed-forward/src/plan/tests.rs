@@ -231,3 +231,34 @@ fn ids_out_of_range_are_refused() {
     }
     assert_eq!(builder.finish().unwrap_err().kind(), ErrorKind::Invalid);
 }
+
+#[test]
+fn power_loss_leaves_a_whole_plan_or_none() {
+    use tierbed_sim::{FaultPlan, SimFolder};
+    let trace = trace(11, 12, 80);
+    let made = options(3, 1 << 30, 1 << 20);
+    let make = |folder: &SimFolder| {
+        let folder: Arc<dyn Folder> = Arc::new(folder.clone());
+        let mut builder = PlanBuilder::new(folder, "p", trace.shape.clone(), "s", made.clone())?;
+        for (indices, offsets) in &trace.batches {
+            builder.push(&Bags::new(indices, offsets, None, 3)?)?;
+        }
+        builder.finish()
+    };
+    let healthy = SimFolder::default();
+    make(&healthy).unwrap();
+    let mut whole = 0;
+    for point in 0..healthy.io_count() {
+        let fault = FaultPlan { crash_after_io: Some(point), ..FaultPlan::default() };
+        let folder = SimFolder::new(fault);
+        let _ = make(&folder);
+        let image = folder.crash(point);
+        if let Some(plan) = Plan::open_for(&image, "p", &trace.shape, "s", &made).unwrap() {
+            check_against_oracle(&trace, &plan);
+            whole += 1;
+        }
+        make(&image).unwrap();
+        check_against_oracle(&trace, &Plan::open(&image, "p").unwrap());
+    }
+    assert!(whole < healthy.io_count());
+}
