@@ -262,7 +262,7 @@ class _Demo:
                 wanted = store.gather_rows(name, ids).sum(0)
                 lookup_error = max(lookup_error, float((found - wanted).abs().max()))
             body = save({"dense": batch.dense, "values": batch.sparse.values()})
-            answered = load(_post(f"{url}/v1/predict", body, "application/vnd.safetensors"))
+            answered = load(_post(f"{url}/v1/predict", body, "application/x-safetensors"))
             with torch.inference_mode():
                 expected = torch.sigmoid(model(batch.dense, batch.sparse))
         health = json.loads(_get(f"{url}/health"))

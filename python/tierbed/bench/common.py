@@ -12,7 +12,15 @@ import torch
 
 from tierbed.sparse import KeyedJaggedTensor
 
-__all__ = ["Measured", "flat_counters", "interleave", "percentile", "ratio", "zipf_batches"]
+__all__ = [
+    "Measured",
+    "counts",
+    "flat_counters",
+    "interleave",
+    "percentile",
+    "ratio",
+    "zipf_batches",
+]
 
 
 @dataclass
@@ -109,6 +117,16 @@ def flat_counters(stats: Mapping[str, Any], prefix: str = "") -> dict[str, float
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             flat[key] = float(value)
     return flat
+
+
+def counts(growth: Mapping[str, float]) -> dict[str, float]:
+    """Keeps what is counted while running: I/O, pages, rows, hits. Levels and sizes are not."""
+    kinds = ("_io_", "pages_", "rows_", "hit", "miss", "evict", "written_back")
+    return {
+        name: value
+        for name, value in growth.items()
+        if not name.startswith(("budget_", "contents_")) and any(kind in name for kind in kinds)
+    }
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -19,6 +19,7 @@ import torch
 
 from tierbed.bench.common import (
     Measured,
+    counts,
     flat_counters,
     interleave,
     percentile,
@@ -167,11 +168,7 @@ def _torch_bags(weights: dict[str, torch.Tensor], batches: list[KeyedJaggedTenso
 
 def _row(system: Measured, waits: list[float], size: _Size, row_bytes: int) -> dict[str, Any]:
     ids = size.batch_size * len(size.features)
-    growth = {
-        name: value / size.batches
-        for name, value in system.growth.items()
-        if value > 0 and not name.startswith(("budget_", "disk_bytes"))
-    }
+    growth = {name: value / size.batches for name, value in counts(system.growth).items()}
     return {
         "system": system.name,
         "threads": 1,
@@ -206,7 +203,12 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def _is_shown(name: str) -> bool:
     wanted = ("system", "dram_budget_bytes", "latency_us_p50", "latency_us_p99", "ids_per_s")
-    return name in wanted or (name.endswith("_per_batch") and ("read" in name or "hit" in name))
+    return name in wanted or name in (
+        "snapshot_cache_hits_per_batch",
+        "snapshot_cache_misses_per_batch",
+        "snapshot_lookups_pages_read_per_batch",
+        "snapshot_io_read_bytes_per_batch",
+    )
 
 
 def _bars(rows: Sequence[dict[str, Any]]) -> Callable[[Any], None]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tierbed.bench.common import Measured, flat_counters, interleave, ratio, zipf_batches
+from tierbed.bench.common import Measured, counts, flat_counters, interleave, ratio, zipf_batches
 from tierbed.config import EmbeddingBagConfig, Uniform
 from tierbed.lookahead import lookahead
 from tierbed.nn import EmbeddingBagCollection
@@ -162,19 +162,10 @@ def _row(system: Measured, size: _Size, table_bytes: int) -> dict[str, Any]:
         "rounds": size.rounds,
         "table_bytes": table_bytes,
         **system.parameters,
-        **{f"{name}_per_step": value / steps for name, value in _interesting(growth).items()},
+        **{f"{name}_per_step": value / steps for name, value in counts(growth).items()},
         "ms_per_step": 1e3 * system.median_s / steps,
         "samples_per_s": samples / system.median_s,
         "ids_per_s": ids / system.median_s,
-    }
-
-
-def _interesting(growth: dict[str, float]) -> dict[str, float]:
-    """Keeps counters that grew; levels (budget, sizes) are no counters."""
-    return {
-        name: value
-        for name, value in growth.items()
-        if value > 0 and not name.startswith(("budget_", "disk_bytes", "steps"))
     }
 
 
@@ -195,7 +186,13 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def _is_shown(name: str) -> bool:
     wanted = ("system", "dram_budget_bytes", "ms_per_step", "samples_per_s")
-    return name in wanted or (name.endswith("_per_step") and ("read" in name or "hit" in name))
+    return name in wanted or name in (
+        "buffer_hit_count_per_step",
+        "buffer_miss_count_per_step",
+        "store_pages_read_per_step",
+        "store_io_read_bytes_per_step",
+        "store_io_write_bytes_per_step",
+    )
 
 
 def _bars(rows: Sequence[dict[str, Any]]) -> Callable[[Any], None]:
