@@ -24,9 +24,15 @@ PAGE_BYTES = 4096
 PAGE_HEADER_BYTES = 24
 PAGE_MAP_BYTES = 2
 # What the row buffer keeps per row beside the record: index slot, order, counters.
-SLOT_OVERHEAD_BYTES = 48
-# Columns of scratch per unique row of a batch: gradient and record, and per index its position.
-INDEX_SCRATCH_BYTES = 24
+SLOT_OVERHEAD_BYTES = 28
+# What an I/O in flight needs beside its page.
+IO_OVERHEAD_BYTES = 184
+COMMIT_BUFFER_BYTES = 64 << 10
+# The engine cuts its work into pieces that fit an eighth of the budget, within bounds. Of one
+# table it sorts all uses of a batch at once, at twice 24 bytes a use.
+SCRATCH_SHARE = 8
+SCRATCH_MIN_BYTES, SCRATCH_MAX_BYTES = 64 << 10, 256 << 20
+USE_BYTES = 48
 
 
 @dataclass(frozen=True)
@@ -107,22 +113,25 @@ def predict(
         queue_depth: I/Os in flight.
     """
     shapes = {shape.name: (at, shape) for at, shape in enumerate(tables)}
-    pages = [unique_rows(batch, shapes, feature_tables) for batch in batches]
-    rows = [sum(ids.size for ids in batch.values()) for batch, _ in pages]
-    index_counts = [count for _, count in pages]
+    sample = [unique_rows(batch, shapes, feature_tables) for batch in batches]
+    rows = [sum(ids.size for ids in batch.values()) for batch, _ in sample]
     page_map = PAGE_MAP_BYTES * sum(shape.page_count for shape in tables)
-    io_buffer = queue_depth * max(shape.page_bytes for shape in tables)
-    most_rows, most_indices = max(rows, default=0), max(index_counts, default=0)
-    record = max(shape.record_bytes for shape in tables)
-    scratch = most_rows * record + most_indices * INDEX_SCRATCH_BYTES
-    slot = record + SLOT_OVERHEAD_BYTES
+    io_buffer = queue_depth * (max(shape.page_bytes for shape in tables) + IO_OVERHEAD_BYTES)
+    io_buffer += COMMIT_BUFFER_BYTES
+    scratch = dram_budget_bytes // SCRATCH_SHARE
+    scratch = min(max(scratch, SCRATCH_MIN_BYTES), SCRATCH_MAX_BYTES)
+    slot = max(shape.record_bytes for shape in tables) + SLOT_OVERHEAD_BYTES
     left = max(0, dram_budget_bytes - page_map - io_buffer - scratch)
     simulated = _Buffer(left // slot, list(tables))
-    first = [simulated.run(batch) for batch, _ in pages]
+    first = [simulated.run(batch) for batch, _ in sample]
     first_hits = simulated.take_hit_rate()
     disk_after = simulated.disk_bytes()
-    later = [simulated.run(batch) for batch, _ in pages]
-    least = page_map + io_buffer + scratch + most_rows * slot
+    later = [simulated.run(batch) for batch, _ in sample]
+    most_uses = max((max(uses.values(), default=0) for _, uses in sample), default=0)
+    least = max(
+        page_map + io_buffer + SCRATCH_MIN_BYTES + slot * len(tables),
+        SCRATCH_SHARE * USE_BYTES * most_uses,
+    )
     return Prediction(
         table_bytes=sum(shape.row_count * shape.record_bytes for shape in tables),
         dram_budget_bytes=dram_budget_bytes,
@@ -133,8 +142,8 @@ def predict(
         dram_min_bytes=least,
         fits=least <= dram_budget_bytes,
         disk_max_bytes=sum(2 * shape.page_count * shape.page_bytes for shape in tables),
-        batch_count=len(pages),
-        ids_per_batch=_mean(index_counts),
+        batch_count=len(sample),
+        ids_per_batch=_mean([sum(uses.values()) for _, uses in sample]),
         unique_rows_per_batch=_mean(rows),
         first_pass_reads_per_batch=_mean(first),
         later_pass_reads_per_batch=_mean(later),
@@ -149,20 +158,20 @@ UniqueRows = dict[int, NDArray[np.int64]]
 
 def unique_rows(
     batch: Any, shapes: Mapping[str, tuple[int, TableShape]], feature_tables: Mapping[str, str]
-) -> tuple[UniqueRows, int]:
-    """Returns the distinct rows of a batch per table, and how many ids it has."""
+) -> tuple[UniqueRows, dict[int, int]]:
+    """Returns the distinct rows of a batch, and how many ids it has, both per table."""
     bags = as_kjt(batch)
     stride = bags.stride()
     bounds = bags.offsets()[:: max(1, stride)].tolist()
     values = bags.values().numpy()
     of_table: dict[int, list[NDArray[np.int64]]] = {}
-    count = 0
     for at, key in enumerate(bags.keys()):
         if key in feature_tables:
             ids = values[bounds[at] : bounds[at + 1]]
-            count += ids.size
             of_table.setdefault(shapes[feature_tables[key]][0], []).append(ids)
-    return {table: np.unique(np.concatenate(ids)) for table, ids in of_table.items()}, count
+    joined = {table: np.concatenate(ids) for table, ids in of_table.items()}
+    uses = {table: int(ids.size) for table, ids in joined.items()}
+    return {table: np.unique(ids) for table, ids in joined.items()}, uses
 
 
 def _mean(values: Sequence[float]) -> float:
