@@ -1,3 +1,5 @@
+"""Are memory, disk and reads predicted before a run?"""
+
 import pytest
 import torch
 
