@@ -52,7 +52,8 @@ def test_a_small_buffer_reads_from_disk_on_the_second_pass() -> None:
 
 
 def test_memory_parts_add_up_to_the_budget() -> None:
-    prediction = predict([TableShape("t", 1000, 8)], {"f": "t"}, 1 << 20, [batch(1, 1, 1)])
+    tables = [TableShape("t", 100_000, 8)]
+    prediction = predict(tables, {"f": "t"}, 1 << 20, [batch(1, 1, 1)])
     parts = (
         prediction.page_map_bytes
         + prediction.io_buffer_bytes
@@ -60,5 +61,7 @@ def test_memory_parts_add_up_to_the_budget() -> None:
         + prediction.row_buffer_bytes
     )
     assert parts == 1 << 20
+    few = predict([TableShape("t", 100, 8)], {"f": "t"}, 1 << 20, [batch(1, 1, 1)])
+    assert few.row_buffer_bytes == 100 * (40 + 28), "no more room than there are rows"
     assert prediction.ids_per_batch == 3
     assert prediction.unique_rows_per_batch == 1
