@@ -194,7 +194,8 @@ def update(
         wants_weights_grad: Whether to compute the gradient of ``weights``.
 
     Returns:
-        The gradient of the hook, ``[1]`` and zero, and of the weights, ``[E]`` (``[0]`` if not wanted).
+        The gradient of the hook, ``[1]`` and zero, and of the weights, ``[E]`` (``[0]`` if not
+        wanted).
     """
     binding = _binding(handle)
     device = indices.device
