@@ -163,7 +163,6 @@ while training.step < 150:
 """
 
 
-@pytest.mark.slow
 def test_killed_processes_resume_with_the_same_bits(open_store: Any, tmp_path: Path) -> None:
     path = tmp_path / "store"
     code = CHILD.format(tests=str(Path(__file__).parent), path=str(path))

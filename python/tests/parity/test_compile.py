@@ -101,7 +101,6 @@ def test_a_compiled_model_trains_like_an_eager_one(open_store: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_two_lookups_of_a_batch_are_two_updates_compiled_too(open_store: Any) -> None:
     # Both updates have equal arguments; the compiler merged them into one before it was told.
     store = open_store()
@@ -116,7 +115,6 @@ def test_two_lookups_of_a_batch_are_two_updates_compiled_too(open_store: Any) ->
     assert store.stats()["steps"] == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dlrm", "deepfm", "pnn"])
 def test_the_click_models_compile_whole(open_store: Any, kind: str) -> None:
     sizes = {f"c{at}": 40 for at in range(4)}

@@ -111,6 +111,7 @@ def test_the_store_tests_pass_on_the_pread_pool() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_same_under_strace(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:
