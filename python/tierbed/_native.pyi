@@ -32,7 +32,8 @@ class NativeStore:
     def __init__(self, path: str | None, options_json: str) -> None:
         """``options_json``: {"dram_budget_bytes": int, "backend": "file"|"memory",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
-        "disk_quota_bytes": int|null, "seed": int}. ``path`` may be None for "memory"."""
+        "disk_quota_bytes": int|null, "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget
+        may be left out. ``path`` may be None for "memory"."""
 
     def add_table(self, table_json: str) -> int:
         """``table_json``: {"name", "row_count", "dim", "optimizer": "sgd"|"adagrad"|
