@@ -1,3 +1,5 @@
+"""Do the click models have the shape they were asked for?"""
+
 from pathlib import Path
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""Do tables come and go whole, in every file format?"""
+
 from pathlib import Path
 from typing import Any
 
