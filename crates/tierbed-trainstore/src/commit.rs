@@ -8,6 +8,7 @@
 //! <table>.rows                    pages (file store)
 //! commit-000012.<table>.pages     page map of the table (file store)
 //! commit-000012.<table>.dump      records of the table (memory store)
+//! commit-000012.version           live SSTs, log segments, hot rows (the LSM tree)
 //! commit-000012.att.<name>        attachments
 //! commit-000012.manifest          "tierbed-manifest 1 <crc32c>\n" + JSON
 //! CURRENT                         "tierbed-current 1 12 <crc32c of the manifest file>\n"
@@ -33,17 +34,20 @@ pub struct Manifest {
     pub number: u64,
     /// Name given by the user.
     pub name: String,
-    /// Kind of store that wrote it: `file` or `memory`.
+    /// Kind of store that wrote it: `file`, `memory` or `lsm`.
     pub backend: String,
     /// The tables.
     pub schema: Schema,
-    /// One entry per table, in id order.
+    /// One entry per table, in id order; empty for a backend whose files hold all tables.
     pub tables: Vec<TableMeta>,
+    /// The commit's own file of a backend whose files hold all tables (`lsm`: its version).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_file: Option<TableMeta>,
     /// Blobs committed together with the rows.
     pub attachments: Vec<AttachmentMeta>,
 }
 
-/// The commit's own file of one table.
+/// The commit's own file of one table, or of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableMeta {
     /// Name of the file in the store's folder.
@@ -69,7 +73,7 @@ pub struct AttachmentMeta {
 
 /// The commits of one folder: reads the one in force, puts the next one in force.
 #[derive(Debug)]
-pub(crate) struct CommitLog {
+pub struct CommitLog {
     folder: Arc<dyn Folder>,
     manifest: Option<Manifest>,
     info: Option<CommitInfo>,
@@ -77,7 +81,7 @@ pub(crate) struct CommitLog {
 
 /// Why a commit did not happen, and whether the store may go on.
 #[derive(Debug)]
-pub(crate) enum CommitFailure {
+pub enum CommitFailure {
     /// The previous commit is in force; trying again is allowed.
     Undone(Error),
     /// Which commit is in force is unknown until the store is reopened.
@@ -87,7 +91,7 @@ pub(crate) enum CommitFailure {
 impl CommitFailure {
     /// Sorts a failure before the commit came into force. A full disk or a bad argument may be
     /// tried again; after a failed sync nobody knows what later syncs really promise.
-    pub(crate) fn of(error: Error) -> Self {
+    pub fn of(error: Error) -> Self {
         match error.kind() {
             ErrorKind::NoSpace | ErrorKind::Invalid => Self::Undone(error),
             _ => Self::Poisoned(error),
@@ -100,7 +104,7 @@ impl CommitLog {
     ///
     /// # Errors
     /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree.
-    pub(crate) fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
+    pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
         let mut log = Self { folder, manifest: None, info: None };
         let Some(current) = log.folder.read(CURRENT)? else {
             log.refuse_foreign_files()?;
@@ -121,29 +125,32 @@ impl CommitLog {
     }
 
     /// Returns the manifest in force.
-    pub(crate) fn manifest(&self) -> Option<&Manifest> {
+    pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
     }
 
     /// Returns number and name of the commit in force.
-    pub(crate) fn info(&self) -> Option<&CommitInfo> {
+    pub fn info(&self) -> Option<&CommitInfo> {
         self.info.as_ref()
     }
 
     /// Returns the number the next commit will have.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub fn next_number(&self) -> u64 {
         self.info.as_ref().map_or(1, |info| info.number + 1)
     }
 
     /// Returns the name of commit `number`'s file `rest`.
-    pub(crate) fn file_name(number: u64, rest: &str) -> String {
+    pub fn file_name(number: u64, rest: &str) -> String {
         format!("commit-{number:06}.{rest}")
     }
 
     /// Writes attachments and manifest, then puts the commit in force.
     ///
-    /// The files named in `manifest.tables` must be durable already.
-    pub(crate) fn put_in_force(
+    /// The files named in `manifest.tables` and `manifest.store_file` must be durable already.
+    ///
+    /// # Errors
+    /// Says whether the previous commit is still in force for sure.
+    pub fn put_in_force(
         &mut self,
         mut manifest: Manifest,
         attachments: &[Attachment<'_>],
@@ -193,7 +200,10 @@ impl CommitLog {
     }
 
     /// Reads attachment `name` of the commit in force.
-    pub(crate) fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
+    ///
+    /// # Errors
+    /// `Corruption` when it is missing or its checksum disagrees.
+    pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(meta) = self
             .manifest
             .as_ref()
@@ -215,7 +225,10 @@ impl CommitLog {
     }
 
     /// Checks every attachment of the commit in force.
-    pub(crate) fn verify(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Corruption` naming the first bad one.
+    pub fn verify(&self) -> Result<()> {
         for meta in self.manifest.iter().flat_map(|manifest| &manifest.attachments) {
             self.attachment(&meta.name)?;
         }
@@ -223,7 +236,7 @@ impl CommitLog {
     }
 
     /// Returns the bytes of the attachments in force.
-    pub(crate) fn attachment_bytes(&self) -> u64 {
+    pub fn attachment_bytes(&self) -> u64 {
         self.manifest.iter().flat_map(|manifest| &manifest.attachments).map(|meta| meta.bytes).sum()
     }
 
@@ -244,7 +257,7 @@ impl CommitLog {
         let is_ours = |name: &str| {
             name == "LOCK"
                 || name.starts_with("commit-")
-                || name.ends_with(".rows")
+                || [".rows", ".sst", ".wal"].iter().any(|ending| name.ends_with(ending))
                 || name.ends_with(".tmp")
         };
         if let Some(name) = self.folder.list()?.into_iter().find(|name| !is_ours(name)) {
@@ -341,7 +354,9 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
     }
     let manifest: Manifest =
         serde_json::from_str(body).map_err(|cause| damaged().with("cause", cause))?;
-    if manifest.tables.len() != manifest.schema.tables().len() {
+    let table_files =
+        if manifest.store_file.is_some() { 0 } else { manifest.schema.tables().len() };
+    if manifest.tables.len() != table_files {
         return Err(damaged().with("tables", manifest.tables.len()));
     }
     // The schema came from disk: hold it to the same rules as one from a user.
@@ -370,6 +385,7 @@ mod tests {
                 backend: "file".into(),
                 schema: Schema::default(),
                 tables: vec![],
+                store_file: None,
                 attachments: vec![],
             };
             let body = serde_json::to_string(&manifest).unwrap();
