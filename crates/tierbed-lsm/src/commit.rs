@@ -107,7 +107,10 @@ impl LsmStore {
         self.check_quota(new_bytes).map_err(failure)?;
         let number = self.log.next_number();
         let segments: Vec<_> = self.segments.values().copied().collect();
-        let store_file = self.write_version(number, &segments).map_err(failure)?;
+        let store_file = self.write_version(number, &segments).map_err(|error| {
+            let _ = self.tools.folder.remove(&CommitLog::file_name(number, "version"));
+            failure(error)
+        })?;
         let manifest = Manifest {
             number,
             name: name.to_owned(),

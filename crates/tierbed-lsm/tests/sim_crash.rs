@@ -159,6 +159,27 @@ fn power_loss_at_any_io_recovers_to_a_commit() {
 }
 
 #[test]
+fn repeated_power_loss_and_resume_reaches_the_same_end() {
+    for seed in seeds() {
+        let mut rng = SplitMix64::new(seed ^ 99);
+        let mut folder = SimFolder::default();
+        let mut acknowledged = 0;
+        for _ in 0..20 {
+            let crash_after_io = Some(rng.below(120));
+            folder.set_plan(FaultPlan { seed, crash_after_io, ..FaultPlan::default() });
+            acknowledged = train(&folder, seed, 2 * STEPS).0.max(acknowledged);
+            folder = folder.crash(rng.next_u64());
+        }
+        let mut store = open(&folder, seed).unwrap();
+        assert!(position(&mut store).unwrap() >= acknowledged);
+        drop(store);
+        train(&folder, seed, 2 * STEPS).1.unwrap();
+        let mut store = open(&folder, seed).unwrap();
+        assert_eq!(all_versions(&mut store).unwrap(), oracle(seed, 2 * STEPS));
+    }
+}
+
+#[test]
 fn the_simulated_job_flushes_compacts_rewrites_and_moves_rows() {
     for seed in seeds() {
         let folder = SimFolder::default();
