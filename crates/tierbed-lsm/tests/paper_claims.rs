@@ -158,7 +158,8 @@ fn the_picker_frees_more_outdated_rows_per_byte_than_the_largest_file() {
             let stats = &outcome.stats;
             println!(
                 "seed {seed}: {name}: GC efficiency {:.4} ({} of {} rows), {:.6} per byte, \
-                 {} compactions, {} rewrites, write amplification {:.2}, stored per live row {:.3}, \
+                 {} compactions, {} rewrites, write amplification {:.2}, \
+                 stored per live row {:.3}, \
                  {} outdated rows known of {}",
                 stats.gc_efficiency(),
                 stats.rows_dropped,
