@@ -38,7 +38,7 @@ impl Walk<'_> {
 
     fn key(&mut self) -> Option<Key> {
         let in_memory = self.in_memory.peek().map(|(key, _)| *key);
-        let on_disk = self.on_disk.row().map(|(key, _)| key);
+        let on_disk = self.on_disk.key();
         in_memory.into_iter().chain(on_disk).min()
     }
 
@@ -51,7 +51,7 @@ impl Walk<'_> {
 
     fn advance(&mut self, key: Key) -> Result<()> {
         self.in_memory.next_if(|(found, _)| *found == key);
-        if self.on_disk.row().is_some_and(|(found, _)| found == key) {
+        if self.on_disk.key() == Some(key) {
             self.on_disk.advance()?;
         }
         Ok(())

@@ -37,7 +37,7 @@ pub struct LsmStats {
     pub rows_dropped: u64,
     /// Times the scheduler put a compaction off.
     pub deferred_count: u64,
-    /// Compactions that could not wait because level 0 was full.
+    /// Compactions that could not wait because their level was full.
     pub urgent_count: u64,
     /// Blocks loaded from the device.
     pub block_loads: u64,

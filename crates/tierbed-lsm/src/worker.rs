@@ -114,7 +114,7 @@ impl LsmStore {
             }
             Plan::Merge(plan) => plan,
         };
-        let is_urgent = self.version.level(0).len() >= self.options.shape.l0_stop;
+        let is_urgent = plan.is_urgent;
         let cost = CompactionCost {
             size_bytes: plan.size_bytes(),
             merge_us_per_byte,

@@ -43,7 +43,12 @@ impl Merge {
     /// Returns the newest version of the smallest key; `None` at the end.
     pub(crate) fn row(&self) -> Option<(Key, &[u8])> {
         let source = self.sources.get(self.at?)?;
-        Some((source.key()?, source.record()?.0))
+        Some((source.key()?, source.record()?))
+    }
+
+    /// Returns the smallest key; `None` at the end.
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.sources.get(self.at?)?.key()
     }
 
     /// Goes to the next key, past all older versions of this one.
@@ -51,7 +56,7 @@ impl Merge {
     /// # Errors
     /// `Io`, `Corruption`.
     pub(crate) fn advance(&mut self) -> Result<()> {
-        let Some(key) = self.row().map(|(key, _)| key) else { return Ok(()) };
+        let Some(key) = self.key() else { return Ok(()) };
         let mut version_count = 0;
         for source in &mut self.sources {
             if source.key() == Some(key) {

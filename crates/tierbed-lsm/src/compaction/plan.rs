@@ -28,7 +28,8 @@ pub enum Picker {
 pub struct TreeShape {
     /// SSTs on level 0 that make it due.
     pub l0_trigger: usize,
-    /// SSTs on level 0 that make it urgent: no flush before it is merged.
+    /// SSTs on level 0 that make it urgent: no flush before it is merged. A deeper level is
+    /// urgent when it holds as many times what it should.
     pub l0_stop: usize,
     /// Bytes level 1 should have at most.
     pub level1_bytes: u64,
@@ -81,6 +82,8 @@ pub struct MergePlan {
     pub overlapping: Vec<SstMeta>,
     /// SST to free of rows that this merge makes outdated, with its level. RecDB's F_delete.
     pub rewrite: Option<(usize, SstMeta)>,
+    /// Whether it must not wait: the level holds `l0_stop / l0_trigger` times what it should.
+    pub is_urgent: bool,
 }
 
 impl MergePlan {
@@ -97,8 +100,9 @@ impl MergePlan {
 pub fn plan_compaction(version: &Version, shape: &TreeShape, input: &PickerInput<'_>) -> Plan {
     let l0_count = version.level(0).len();
     if l0_count >= shape.l0_stop {
-        return plan_level0(version, input);
+        return plan_level0(version, input, true);
     }
+    let urgent_due = shape.l0_stop as f64 / shape.l0_trigger as f64;
     let due = |level: usize| -> f64 {
         if level == 0 {
             return l0_count as f64 / shape.l0_trigger as f64;
@@ -110,13 +114,13 @@ pub fn plan_compaction(version: &Version, shape: &TreeShape, input: &PickerInput
     // Of two levels that are equally overdue, the shallower one slows every read more.
     let most = levels.rev().max_by(|one, other| one.0.total_cmp(&other.0));
     match most {
-        Some((due, 0)) if due >= 1.0 => plan_level0(version, input),
-        Some((due, level)) if due >= 1.0 => plan_deeper(version, level, input),
+        Some((due, 0)) if due >= 1.0 => plan_level0(version, input, false),
+        Some((due, level)) if due >= 1.0 => plan_deeper(version, level, due >= urgent_due, input),
         _ => Plan::Idle,
     }
 }
 
-fn plan_level0(version: &Version, input: &PickerInput<'_>) -> Plan {
+fn plan_level0(version: &Version, input: &PickerInput<'_>, is_urgent: bool) -> Plan {
     let inputs = version.level(0).to_vec();
     if inputs.is_empty() {
         return Plan::Idle;
@@ -126,10 +130,10 @@ fn plan_level0(version: &Version, input: &PickerInput<'_>) -> Plan {
         Picker::Largest => None,
         Picker::MostOutdated => pick_rewrite(version, input),
     };
-    Plan::Merge(MergePlan { input_level: 0, inputs, overlapping, rewrite })
+    Plan::Merge(MergePlan { input_level: 0, inputs, overlapping, rewrite, is_urgent })
 }
 
-fn plan_deeper(version: &Version, level: usize, input: &PickerInput<'_>) -> Plan {
+fn plan_deeper(version: &Version, level: usize, is_urgent: bool, input: &PickerInput<'_>) -> Plan {
     let ssts = version.level(level).iter();
     // `max_by` takes the last of equals; reversed, that is the first in key order.
     let picked = match input.picker {
@@ -146,7 +150,8 @@ fn plan_deeper(version: &Version, level: usize, input: &PickerInput<'_>) -> Plan
     if overlapping.is_empty() {
         return Plan::Move { sst, input_level: level };
     }
-    Plan::Merge(MergePlan { input_level: level, inputs: vec![sst], overlapping, rewrite: None })
+    let inputs = vec![sst];
+    Plan::Merge(MergePlan { input_level: level, inputs, overlapping, rewrite: None, is_urgent })
 }
 
 /// Outdated rows of `sst` per time to merge it with `others`.

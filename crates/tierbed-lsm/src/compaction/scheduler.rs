@@ -8,8 +8,9 @@
 //!            for longer than the compaction takes
 //! ```
 //!
-//! A full level 0 never waits: flushes need it. The paper does not say what happens when memory
-//! fills while the scheduler waits; here the write then pays for the compaction.
+//! An urgent compaction never waits: a full level 0 stops flushes, and a level far beyond its
+//! size makes every later merge dearer. The paper does not say what happens when the scheduler
+//! waits too long; here the write then pays for the compaction.
 
 /// Who decides.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -35,7 +36,7 @@ pub struct CompactionCost {
     pub merge_us_per_byte: f64,
     /// Level it empties.
     pub input_level: usize,
-    /// Whether a flush waits for it.
+    /// Whether its level is full.
     pub is_urgent: bool,
 }
 
@@ -53,7 +54,7 @@ impl CompactionCost {
 pub enum Decision {
     /// Now.
     Run,
-    /// Now, because a flush waits for it.
+    /// Now, because its level is full.
     RunUrgently,
     /// Later; ask again.
     Defer,
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_waits_overrules() {
+    fn an_urgent_compaction_overrules() {
         let mut scheduler = Scheduler::new(Scheduling::LookAhead, 0);
         let urgent = CompactionCost { is_urgent: true, ..cost(1000, 0) };
         assert_eq!(scheduler.decide(0, &urgent), Decision::RunUrgently);

@@ -17,6 +17,8 @@
 //! Entries of a rows block: one u32 per row, its key minus the first key, ascending; then the
 //! records. Of an index block: u64 keys. Of a filter block: bytes.
 
+use std::ops::Range;
+
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
 
@@ -174,6 +176,12 @@ impl<'a> Rows<'a> {
         self.deltas.len() / 4
     }
 
+    /// Returns where rows lie, for walks that visit all of them.
+    pub(crate) fn places(&self) -> RowPlaces {
+        let (first_key, record_bytes) = (self.first_key, self.record_bytes);
+        RowPlaces { first_key, count: self.count(), record_bytes }
+    }
+
     fn delta(&self, at: usize) -> Option<u32> {
         read_u32(self.deltas, 4 * at)
     }
@@ -204,6 +212,27 @@ impl<'a> Rows<'a> {
             }
         }
         low
+    }
+}
+
+/// Where in a checked block its rows lie, without borrowing it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct RowPlaces {
+    first_key: u64,
+    count: usize,
+    record_bytes: usize,
+}
+
+impl RowPlaces {
+    /// Returns key and place of the record of row `at` of `block`; `None` past the last row.
+    pub(crate) fn row(&self, block: &[u8], at: usize) -> Option<(Key, Range<usize>)> {
+        if at >= self.count {
+            return None;
+        }
+        let delta = read_u32(block, HEADER_BYTES + 4 * at)?;
+        let key = Key::from_stored(self.first_key.checked_add(u64::from(delta))?)?;
+        let record_at = HEADER_BYTES + 4 * self.count + self.record_bytes * at;
+        Some((key, record_at..record_at + self.record_bytes))
     }
 }
 
@@ -240,6 +269,11 @@ mod tests {
         for row in [5u64, 6, 90] {
             assert_eq!(rows.find(key(row)), Some(&row.to_le_bytes()[..]));
         }
+        for (at, row) in [5u64, 6, 90].into_iter().enumerate() {
+            let (found, place) = rows.places().row(&bytes, at).unwrap();
+            assert_eq!((found, &bytes[place]), (key(row), &row.to_le_bytes()[..]));
+        }
+        assert_eq!(rows.places().row(&bytes, 3), None);
         for row in [0, 4, 7, 89, 91] {
             assert_eq!(rows.find(key(row)), None);
         }

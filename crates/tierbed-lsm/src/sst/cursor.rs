@@ -3,15 +3,15 @@
 //! A few blocks at a time in one buffer, straight from the device: merges and scans must not
 //! push the rows that reads need out of the block cache.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tierbed_core::{Error, Result};
 use tierbed_io::AlignedBuf;
 
-use super::block::Rows;
+use super::block::{RowPlaces, Rows};
 use super::reader::OpenSst;
 use crate::key::Key;
-use crate::version::SstId;
 
 /// Walks SSTs with disjoint, ascending ranges from one key to another.
 pub(crate) struct RunCursor {
@@ -23,7 +23,12 @@ pub(crate) struct RunCursor {
     window: (u32, u32),
     block: u32,
     row: usize,
+    /// Place of the block in the buffer, and of its rows in it; default between blocks.
+    block_at: usize,
+    places: RowPlaces,
     current: Option<Key>,
+    /// Place of the current record in the buffer.
+    record: Range<usize>,
 }
 
 impl RunCursor {
@@ -46,7 +51,10 @@ impl RunCursor {
             window: (0, 0),
             block: 0,
             row: 0,
+            block_at: 0,
+            places: RowPlaces::default(),
             current: None,
+            record: 0..0,
         };
         if let Some(sst) = cursor.ssts.get(cursor.sst_at) {
             cursor.block = sst.block_of(first).unwrap_or(0);
@@ -63,11 +71,9 @@ impl RunCursor {
         self.current
     }
 
-    /// Returns record and SST of the row the cursor stands at.
-    pub(crate) fn record(&self) -> Option<(&[u8], SstId)> {
-        let sst = self.ssts.get(self.sst_at)?;
-        let (_, record) = Rows::trusted(self.block_bytes()?)?.row(self.row)?;
-        Some((record, sst.meta.id))
+    /// Returns the record of the row the cursor stands at.
+    pub(crate) fn record(&self) -> Option<&[u8]> {
+        self.buffer.get(self.record.clone())
     }
 
     /// Goes to the next row.
@@ -79,38 +85,47 @@ impl RunCursor {
         self.settle()
     }
 
-    fn block_bytes(&self) -> Option<&[u8]> {
-        let sst = self.ssts.get(self.sst_at)?;
-        let block_bytes = sst.meta.block_bytes as usize;
-        let at = self.block.checked_sub(self.window.0)? as usize * block_bytes;
-        self.buffer.get(at..at + block_bytes)
-    }
-
     // Makes `current` the row at (sst_at, block, row), moving on over borders.
     fn settle(&mut self) -> Result<()> {
-        self.current = None;
         loop {
-            let Some(sst) = self.ssts.get(self.sst_at).cloned() else { return Ok(()) };
-            if self.block >= sst.meta.rows_blocks {
-                self.sst_at += 1;
-                (self.block, self.row, self.window) = (0, 0, (0, 0));
-                continue;
+            let block = self.buffer.get(self.block_at..).unwrap_or(&[]);
+            if let Some((key, place)) = self.places.row(block, self.row) {
+                self.record = self.block_at + place.start..self.block_at + place.end;
+                self.current = (key <= self.last).then_some(key);
+                return Ok(());
             }
-            if self.block >= self.window.0 + self.window.1 || self.block < self.window.0 {
-                self.load(&sst)?;
+            self.current = None;
+            if self.places != RowPlaces::default() {
+                self.places = RowPlaces::default();
+                self.block += 1;
+                self.row = 0;
             }
-            let rows = self.block_bytes().and_then(Rows::trusted);
-            match rows.and_then(|rows| rows.row(self.row)) {
-                Some((key, _)) => {
-                    self.current = (key <= self.last).then_some(key);
-                    return Ok(());
-                }
-                None => {
-                    self.block += 1;
-                    self.row = 0;
-                }
+            if !self.enter_block()? {
+                return Ok(());
             }
         }
+    }
+
+    // Makes `places` those of block (sst_at, block); `false` when there are no more blocks.
+    fn enter_block(&mut self) -> Result<bool> {
+        let Some(mut sst) = self.ssts.get(self.sst_at).cloned() else { return Ok(false) };
+        if self.block >= sst.meta.rows_blocks {
+            self.sst_at += 1;
+            (self.block, self.window) = (0, (0, 0));
+            match self.ssts.get(self.sst_at).cloned() {
+                Some(next) => sst = next,
+                None => return Ok(false),
+            }
+        }
+        if self.block >= self.window.0 + self.window.1 || self.block < self.window.0 {
+            self.load(&sst)?;
+        }
+        self.block_at = (self.block - self.window.0) as usize * sst.meta.block_bytes as usize;
+        let block = self.buffer.get(self.block_at..).unwrap_or(&[]);
+        let rows = Rows::trusted(block)
+            .ok_or_else(|| Error::corruption("block is malformed").with("sst_id", sst.meta.id.0))?;
+        self.places = rows.places();
+        Ok(true)
     }
 
     fn load(&mut self, sst: &OpenSst) -> Result<()> {

@@ -93,6 +93,18 @@ fn the_most_overdue_level_goes_first_but_a_full_level_0_before_all() {
 }
 
 #[test]
+fn a_level_that_is_as_overdue_as_a_full_level_0_does_not_wait() {
+    let is_urgent = |blocks| {
+        let levels = vec![vec![], vec![sst(1, 0, 9, blocks)], vec![sst(3, 0, 19, 1)]];
+        let Plan::Merge(merge) = plan(&version(levels), Picker::Largest, &[]) else { panic!() };
+        merge.is_urgent
+    };
+    // Level 1 should hold 4 blocks; l0_stop / l0_trigger is 2.
+    assert!(!is_urgent(7));
+    assert!(is_urgent(8));
+}
+
+#[test]
 fn an_sst_that_meets_nothing_below_is_moved() {
     let levels = vec![vec![], vec![sst(1, 0, 9, 5)], vec![sst(3, 50, 60, 1)]];
     let expected = Plan::Move { sst: sst(1, 0, 9, 5), input_level: 1 };
