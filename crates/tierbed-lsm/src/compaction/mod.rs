@@ -5,7 +5,7 @@
 //! | outdated-row monitor (RecDB §4.3) | [`outdated`] | counters only |
 //! | picker (Eq. 1, Algorithms 1 and 2), plain levelled | [`plan`] | yes |
 //! | scheduler (Eq. 2), SILK-like, plain | [`scheduler`] | yes, time is given to it |
-//! | worker | [`merge`], `LsmStore::step` | no: it alone touches files |
+//! | worker | `merge`, `LsmStore::step` | no: it alone touches files |
 
 pub(crate) mod merge;
 pub mod outdated;
