@@ -40,7 +40,7 @@ fn options(seed: u64) -> LsmOptions {
     let rule = HotRule { frequency_min: 0.03, frequency_keep: 0.02, hot_ratio: 0.2 };
     let mut options = LsmOptions { durability, hot_rule: Some(rule), ..tiny(3000) };
     options.shape.level1_bytes = 16 * 1024;
-    options.works_on_write = seed % 4 != 0;
+    options.works_on_write = !seed.is_multiple_of(4);
     options
 }
 
