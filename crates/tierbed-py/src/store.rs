@@ -438,7 +438,10 @@ pub(crate) fn to_json(value: &impl serde::Serialize) -> Result<String> {
 
 /// Describes who holds how much memory.
 pub(crate) fn budget_json(report: &BudgetReport) -> serde_json::Value {
-    let part = |part: &PartUse| serde_json::json!({"used_bytes": part.used_bytes, "peak_bytes": part.peak_bytes});
+    let part = |held: &PartUse| {
+        let PartUse { used_bytes, peak_bytes } = *held;
+        serde_json::json!({"used_bytes": used_bytes, "peak_bytes": peak_bytes})
+    };
     let parts: serde_json::Map<_, _> =
         report.parts.iter().map(|(name, held)| ((*name).to_owned(), part(held))).collect();
     serde_json::json!({
