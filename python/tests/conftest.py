@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +11,11 @@ import pytest
 import torch
 
 import tierbed as tb
+
+# torch.compile keys its cache on disk by graphs, not by what our operators promise about shapes:
+# what an earlier version compiled must not be tested.
+_COMPILED = tempfile.TemporaryDirectory(prefix="tierbed-compiled-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _COMPILED.name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_LOG = REPOSITORY.parent / "shared" / "data" / "ctr" / "criteo_rows0-59999.tsv.gz"

@@ -6,8 +6,24 @@ is a ``ValueError`` naming the argument. Every call releases the GIL. Errors are
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, type_check_only
 
+from typing_extensions import Self
+
+__all__ = [
+    "CriteoReader",
+    "FeaturePlan",
+    "Generator",
+    "NativeServer",
+    "NativeSnapshot",
+    "NativeStore",
+    "Vocabulary",
+    "VocabularyBuilder",
+    "cpu_features",
+    "version",
+]
+
+@type_check_only
 class SupportsDLPack(Protocol):
     def __dlpack__(self) -> Any: ...
 
@@ -29,10 +45,11 @@ class FeaturePlan:
 class NativeStore:
     """The engine over one store. One per folder and machine; thread-safe, one call at a time."""
 
-    def __init__(self, path: str | None, options_json: str) -> None:
+    def __new__(cls, path: str | None, options_json: str) -> Self:
         """``options_json``: {"dram_budget_bytes": int, "backend": "file"|"memory",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
-        "disk_quota_bytes": int|null, "seed": int}. ``path`` may be None for "memory"."""
+        "disk_quota_bytes": int|null, "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget
+        may be left out. ``path`` may be None for "memory"."""
 
     def add_table(self, table_json: str) -> int:
         """``table_json``: {"name", "row_count", "dim", "optimizer": "sgd"|"adagrad"|
@@ -146,7 +163,7 @@ class NativeStore:
 class NativeSnapshot:
     """A published snapshot, read through a byte-budgeted row cache. Read-only, thread-safe."""
 
-    def __init__(self, path: str, options_json: str) -> None:
+    def __new__(cls, path: str, options_json: str) -> Self:
         """``options_json``: {"dram_budget_bytes": int, "io_engine": ..., "queue_depth": int,
         "backend": "direct"|"mmap"|"memory"}."""
 
@@ -170,13 +187,13 @@ class NativeSnapshot:
 class NativeServer:
     """HTTP in front of a snapshot: ``/v1/lookup``, ``/v1/predict``, ``/health``, ``/metrics``."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         snapshot: NativeSnapshot,
         address: str,
         predict: Callable[[bytes], bytes] | None,
         options_json: str,
-    ) -> None:
+    ) -> Self:
         """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
         safetensors request body and returns a safetensors response body."""
 
@@ -196,7 +213,7 @@ _BatchParts = tuple[bytearray, bytearray, bytearray, bytearray]
 class Vocabulary:
     """A vocabulary file, opened and checked. Thread-safe."""
 
-    def __init__(self, path: str, resident_budget_bytes: int) -> None: ...
+    def __new__(cls, path: str, resident_budget_bytes: int) -> Self: ...
     def info_json(self) -> str:
         """{"feature_names", "row_counts", "sample_count", "min_count", "resident_bytes"}."""
 
@@ -207,7 +224,7 @@ class Vocabulary:
 class VocabularyBuilder:
     """Counts tokens within a budget, then writes a vocabulary file."""
 
-    def __init__(self, feature_names: list[str], options_json: str) -> None:
+    def __new__(cls, feature_names: list[str], options_json: str) -> Self:
         """``options_json``: {"memory_budget_bytes", "scratch_folder", "min_count"}."""
 
     def add_column(self, feature: int, tokens: list[bytes]) -> None: ...
@@ -220,7 +237,7 @@ class VocabularyBuilder:
 class CriteoReader:
     """A list of logs read as one stream of samples."""
 
-    def __init__(self, paths: list[str], options_json: str) -> None:
+    def __new__(cls, paths: list[str], options_json: str) -> Self:
         """``options_json``: {"format": "criteo"|"avazu", "bad_lines": "fail"|"skip"}."""
 
     def feature_names(self) -> list[str]: ...
@@ -246,7 +263,7 @@ class CriteoReader:
 class Generator:
     """The seeded generator of Criteo-shaped samples. Thread-safe."""
 
-    def __init__(self, options_json: str) -> None:
+    def __new__(cls, options_json: str) -> Self:
         """``options_json``: {"seed": int, "scale": float, "drift": float}."""
 
     @staticmethod

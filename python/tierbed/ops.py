@@ -2,9 +2,11 @@
 
 Two custom operators. ``tierbed::lookup`` reads rows and pools them. Its backward calls
 ``tierbed::update``, which hands the gradient to the store, where the fused optimizer runs.
-Rows are not tensors, so nothing in the graph would ask for their gradient: a zero-size tensor,
-the *hook*, takes part in every lookup, and the update returns the hook's gradient. So the
-update runs exactly when backward reaches the lookup, and no compiler removes it.
+Rows are not tensors, so nothing in the graph would ask for their gradient: a tensor of one
+element, the *hook*, takes part in every lookup, and the update returns the hook's gradient, a
+zero. So the update runs exactly when backward reaches the lookup, and no compiler removes it.
+(A hook without elements would do in eager mode; but sums of empty tensors are nothing to
+compute, and a compiler drops what they depend on.)
 
 A handle (an integer, constant in a compiled graph) names the store and the plan; the registry
 holds them weakly, so that a collection's end frees its store.
@@ -106,16 +108,16 @@ def _binding(handle: int) -> Binding:
     binding = _BINDINGS.get(handle)
     if binding is None:
         raise ClosedError(
-            "the collection of this lookup no longer exists; keep the module alive while its "
-            "graph is used",
+            "the collection of this lookup no longer exists; keep the module alive while a "
+            "compiled graph of it is used",
             {"handle": str(handle)},
         )
     return binding
 
 
 def new_hook() -> Tensor:
-    """Makes the zero-size tensor that carries autograd through a lookup."""
-    return torch.empty(0, dtype=torch.float32, requires_grad=True)
+    """Makes the one-element tensor that carries autograd through a lookup."""
+    return torch.zeros(1, dtype=torch.float32, requires_grad=True)
 
 
 def _on_cpu(tensor: Tensor | None) -> Tensor | None:
@@ -192,12 +194,13 @@ def update(
         wants_weights_grad: Whether to compute the gradient of ``weights``.
 
     Returns:
-        The gradient of the hook ``[0]``, and of the weights, ``[E]`` (``[0]`` if not wanted).
+        The gradient of the hook, ``[1]`` and zero, and of the weights, ``[E]`` (``[0]`` if not
+        wanted).
     """
     binding = _binding(handle)
     device = indices.device
     indices, offsets, grad = indices.detach().cpu(), offsets.detach().cpu(), grad.detach().cpu()
-    hook_grad = torch.empty(0, dtype=torch.float32)
+    hook_grad = torch.zeros(1, dtype=torch.float32)
     if not trains_rows:
         return hook_grad, binding.weights_grad(grad, indices, offsets).to(device)
     weights_grad = torch.empty(indices.numel() if wants_weights_grad else 0, dtype=torch.float32)
@@ -240,7 +243,7 @@ def _(
     _keep_equal_updates_apart()
     size = indices.numel() if wants_weights_grad else 0
     return (
-        torch.empty(0, dtype=torch.float32),
+        torch.empty(1, dtype=torch.float32),
         torch.empty(size, dtype=torch.float32, device=indices.device),
     )
 
@@ -250,6 +253,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.has_weights = weights is not None
     ctx.save_for_backward(indices, offsets, *([weights] if ctx.has_weights else []))
     ctx.handle = handle
+    # In eager mode the graph keeps the collection's store usable until its backward.
+    ctx.binding = _BINDINGS.get(handle)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -24,9 +24,15 @@ PAGE_BYTES = 4096
 PAGE_HEADER_BYTES = 24
 PAGE_MAP_BYTES = 2
 # What the row buffer keeps per row beside the record: index slot, order, counters.
-SLOT_OVERHEAD_BYTES = 48
-# Columns of scratch per unique row of a batch: gradient and record, and per index its position.
-INDEX_SCRATCH_BYTES = 24
+SLOT_OVERHEAD_BYTES = 28
+# What an I/O in flight needs beside its page.
+IO_OVERHEAD_BYTES = 184
+COMMIT_BUFFER_BYTES = 64 << 10
+# The engine cuts its work into pieces that fit an eighth of the budget, within bounds. Of one
+# table it sorts all uses of a batch at once, at twice 24 bytes a use.
+SCRATCH_SHARE = 8
+SCRATCH_MIN_BYTES, SCRATCH_MAX_BYTES = 64 << 10, 256 << 20
+USE_BYTES = 48
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,45 @@ class Prediction:
         return asdict(self)
 
 
+class _Parts:
+    """What a store of ``tables`` reserves under a budget, besides its rows."""
+
+    def __init__(self, tables: Sequence[TableShape], queue_depth: int, most_uses: int) -> None:
+        self.page_map = PAGE_MAP_BYTES * sum(shape.page_count for shape in tables)
+        self._io_bytes = max(shape.page_bytes for shape in tables) + IO_OVERHEAD_BYTES
+        self._queue_depth = queue_depth
+        self._uses_bytes = SCRATCH_SHARE * USE_BYTES * most_uses
+        self.slot = max(shape.record_bytes for shape in tables) + SLOT_OVERHEAD_BYTES
+        self._slots_min = self.slot * len(tables)
+
+    def io_buffer(self, budget: int) -> int:
+        """Bytes of I/O buffers; the store chooses a sixteenth of the budget in pages."""
+        chosen = min(max(budget // 16 // PAGE_BYTES, 4), 64)
+        return (self._queue_depth or chosen) * self._io_bytes + COMMIT_BUFFER_BYTES
+
+    def scratch(self, budget: int) -> int:
+        """Bytes of work arrays."""
+        return min(max(budget // SCRATCH_SHARE, SCRATCH_MIN_BYTES), SCRATCH_MAX_BYTES)
+
+    def needed(self, budget: int) -> int:
+        """Bytes without which a store of this budget does not open or step."""
+        parts = self.page_map + self.io_buffer(budget) + self.scratch(budget)
+        return max(parts + self._slots_min, self._uses_bytes)
+
+    def least(self) -> int:
+        """The smallest budget that suffices: grows from below until nothing is missing."""
+        budget = 0
+        while (needed := self.needed(budget)) > budget:
+            budget = needed
+        return budget
+
+
 def predict(
     tables: Sequence[TableShape],
     feature_tables: Mapping[str, str],
     dram_budget_bytes: int,
     batches: Iterable[Any],
-    queue_depth: int = 64,
+    queue_depth: int = 0,
 ) -> Prediction:
     """Predicts memory per part, disk, and reads per batch.
 
@@ -104,37 +143,33 @@ def predict(
         feature_tables: Which table each feature reads.
         dram_budget_bytes: The budget.
         batches: A sample of batches: KeyedJaggedTensors.
-        queue_depth: I/Os in flight.
+        queue_depth: I/Os in flight; 0 chooses by the budget, as the store does.
     """
     shapes = {shape.name: (at, shape) for at, shape in enumerate(tables)}
-    pages = [unique_rows(batch, shapes, feature_tables) for batch in batches]
-    rows = [sum(ids.size for ids in batch.values()) for batch, _ in pages]
-    index_counts = [count for _, count in pages]
-    page_map = PAGE_MAP_BYTES * sum(shape.page_count for shape in tables)
-    io_buffer = queue_depth * max(shape.page_bytes for shape in tables)
-    most_rows, most_indices = max(rows, default=0), max(index_counts, default=0)
-    record = max(shape.record_bytes for shape in tables)
-    scratch = most_rows * record + most_indices * INDEX_SCRATCH_BYTES
-    slot = record + SLOT_OVERHEAD_BYTES
-    left = max(0, dram_budget_bytes - page_map - io_buffer - scratch)
-    simulated = _Buffer(left // slot, list(tables))
-    first = [simulated.run(batch) for batch, _ in pages]
+    sample = [unique_rows(batch, shapes, feature_tables) for batch in batches]
+    rows = [sum(ids.size for ids in batch.values()) for batch, _ in sample]
+    most_uses = max((max(uses.values(), default=0) for _, uses in sample), default=0)
+    parts = _Parts(tables, queue_depth, most_uses)
+    io_buffer, scratch = parts.io_buffer(dram_budget_bytes), parts.scratch(dram_budget_bytes)
+    left = max(0, dram_budget_bytes - parts.page_map - io_buffer - scratch)
+    left = min(left, parts.slot * sum(shape.row_count for shape in tables))
+    simulated = _Buffer(left // parts.slot, list(tables))
+    first = [simulated.run(batch) for batch, _ in sample]
     first_hits = simulated.take_hit_rate()
     disk_after = simulated.disk_bytes()
-    later = [simulated.run(batch) for batch, _ in pages]
-    least = page_map + io_buffer + scratch + most_rows * slot
+    later = [simulated.run(batch) for batch, _ in sample]
     return Prediction(
         table_bytes=sum(shape.row_count * shape.record_bytes for shape in tables),
         dram_budget_bytes=dram_budget_bytes,
-        page_map_bytes=page_map,
+        page_map_bytes=parts.page_map,
         io_buffer_bytes=io_buffer,
         scratch_bytes=scratch,
         row_buffer_bytes=left,
-        dram_min_bytes=least,
-        fits=least <= dram_budget_bytes,
+        dram_min_bytes=parts.least(),
+        fits=parts.needed(dram_budget_bytes) <= dram_budget_bytes,
         disk_max_bytes=sum(2 * shape.page_count * shape.page_bytes for shape in tables),
-        batch_count=len(pages),
-        ids_per_batch=_mean(index_counts),
+        batch_count=len(sample),
+        ids_per_batch=_mean([sum(uses.values()) for _, uses in sample]),
         unique_rows_per_batch=_mean(rows),
         first_pass_reads_per_batch=_mean(first),
         later_pass_reads_per_batch=_mean(later),
@@ -149,20 +184,20 @@ UniqueRows = dict[int, NDArray[np.int64]]
 
 def unique_rows(
     batch: Any, shapes: Mapping[str, tuple[int, TableShape]], feature_tables: Mapping[str, str]
-) -> tuple[UniqueRows, int]:
-    """Returns the distinct rows of a batch per table, and how many ids it has."""
+) -> tuple[UniqueRows, dict[int, int]]:
+    """Returns the distinct rows of a batch, and how many ids it has, both per table."""
     bags = as_kjt(batch)
     stride = bags.stride()
     bounds = bags.offsets()[:: max(1, stride)].tolist()
     values = bags.values().numpy()
     of_table: dict[int, list[NDArray[np.int64]]] = {}
-    count = 0
     for at, key in enumerate(bags.keys()):
         if key in feature_tables:
             ids = values[bounds[at] : bounds[at + 1]]
-            count += ids.size
             of_table.setdefault(shapes[feature_tables[key]][0], []).append(ids)
-    return {table: np.unique(np.concatenate(ids)) for table, ids in of_table.items()}, count
+    joined = {table: np.concatenate(ids) for table, ids in of_table.items()}
+    uses = {table: int(ids.size) for table, ids in joined.items()}
+    return {table: np.unique(ids) for table, ids in joined.items()}, uses
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -43,7 +43,7 @@ class Snapshot:
         dram_budget: int | str = "256MiB",
         backend: str = "direct",
         io_engine: str = "auto",
-        queue_depth: int = 64,
+        queue_depth: int = 0,
     ) -> Self:
         """Opens the snapshot at ``path`` for reading.
 
@@ -53,7 +53,7 @@ class Snapshot:
             backend: ``"direct"`` reads pages past the system's cache, ``"mmap"`` through it,
                 ``"memory"`` loads everything first.
             io_engine: ``"auto"``, ``"io_uring"`` or ``"pread"``.
-            queue_depth: Reads in flight at a time.
+            queue_depth: Reads in flight at a time; 0 chooses by the budget.
 
         Raises:
             InvalidError: Not a snapshot, or a budget that is too small.
@@ -124,7 +124,7 @@ class Snapshot:
             binding = ops.Binding(self._native, ids, [pooling] * len(ids), dims)
             self._bindings[key] = binding
         values = ops.lookup(
-            torch.empty(0),
+            torch.zeros(1),
             bags.values(),
             bags.offsets(),
             bags.weights_or_none(),

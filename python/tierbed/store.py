@@ -50,7 +50,7 @@ class Store:
         dram_budget: int | str = "4GiB",
         backend: str = "file",
         io_engine: str = "auto",
-        queue_depth: int = 64,
+        queue_depth: int = 0,
         disk_quota: int | str | None = None,
         seed: int = 0,
     ) -> Self:
@@ -63,7 +63,7 @@ class Store:
             backend: ``"file"``, or ``"memory"`` for tables that fit (the reference).
             io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
                 refuses it; ``stats()`` says which and why.
-            queue_depth: Reads in flight at a time.
+            queue_depth: Reads in flight at a time; 0 chooses by the budget.
             disk_quota: Most bytes on disk; None for no limit but the disk's.
             seed: From it come the initial rows of every table.
 

@@ -97,13 +97,6 @@ class TrainOptions:
     window: int = 32
     checkpoint_steps: int = 0
 
-    def fixed(self) -> dict[str, Any]:
-        """Returns the options that change the numbers."""
-        options = asdict(self)
-        for name in ("window", "checkpoint_steps"):
-            del options[name]
-        return options
-
 
 def auto_batch_size(sample_count: int) -> int:
     """Returns a power of two that gives some 400 steps, between 64 and 2,048."""
@@ -142,6 +135,7 @@ class Run:
         self.options = options
         self.train_samples = train_samples
         folder.mkdir(parents=True, exist_ok=True)
+        self._check_same(about or {})
         self.store = Store.open(folder / TABLES, seed=options.seed, **store_options)
         try:
             torch.manual_seed(options.seed)
@@ -159,8 +153,8 @@ class Run:
             self.steps = 0
             self.samples_done = 0
             self.resumed_from_step: int | None = None
+            self._durable_step = -1
             self._resume()
-            self._check_data(about or {})
             write_json(folder / RUN_FILE, self._description(about or {}))
         except BaseException:
             self.store.close()
@@ -201,7 +195,7 @@ class Run:
                     break
         seconds = time.perf_counter() - started_s
         steps = self.steps - first_step
-        if self.samples_done >= self.samples_total and steps:
+        if steps and self.samples_done >= self.samples_total and self._durable_step != self.steps:
             self.checkpoint(on_checkpoint)
         return {
             "steps": self.steps,
@@ -235,10 +229,9 @@ class Run:
                 "dense_optimizer": self.dense_optimizer.state_dict(),
                 "steps": self.steps,
                 "samples_done": self.samples_done,
-                "train_samples": self.train_samples,
-                "options": self.options.fixed(),
             },
         )
+        self._durable_step = self.steps
         if on_checkpoint is not None:
             on_checkpoint(self.steps)
 
@@ -267,37 +260,28 @@ class Run:
         extra = self.store.load_extra()
         if extra is None:
             return
-        asked = {**self.options.fixed(), "train_samples": self.train_samples}
-        stored = {**extra["options"], "train_samples": extra["train_samples"]}
-        changed = {name: (stored.get(name), value) for name, value in asked.items()}
-        changed = {name: pair for name, pair in changed.items() if pair[0] != pair[1]}
-        # More epochs on a finished run are a continuation, not another run.
-        changed.pop("epochs", None)
-        if changed:
-            told = ", ".join(f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items())
-            raise InvalidError(
-                f"the run in {self.folder} was started with other options ({told}); "
-                "use the same ones to continue it, or another folder"
-            )
         self.model.load_state_dict(extra["model"])
         self.dense_optimizer.load_state_dict(extra["dense_optimizer"])
         self.steps, self.samples_done = extra["steps"], extra["samples_done"]
         self.resumed_from_step = self.steps
         self.store.restore_rng()
 
-    def _check_data(self, about: dict[str, Any]) -> None:
+    def _check_same(self, about: dict[str, Any]) -> None:
+        """Refuses to continue a run with options or data it was not started with."""
         path = self.folder / RUN_FILE
-        if self.resumed_from_step is None or not path.is_file():
+        if not path.is_file() or not (self.folder / TABLES / "CURRENT").is_file():
             return
-        # Paths may move; name and size of every file may not change.
-        stored, asked = (
-            {name: value for name, value in data.items() if name != "paths"}
-            for data in (json.loads(path.read_text()).get("data", {}), about.get("data", {}))
+        known = json.loads(path.read_text())
+        stored = _what_counts(known["options"], known["train_samples"], known.get("data", {}))
+        asked = _what_counts(asdict(self.options), self.train_samples, about.get("data", {}))
+        changed = sorted(
+            name for name in stored.keys() | asked.keys() if stored.get(name) != asked.get(name)
         )
-        if stored != json.loads(json.dumps(asked)):
+        if changed:
+            told = ", ".join(f"{n}: {stored.get(n)!r} -> {asked.get(n)!r}" for n in changed)
             raise InvalidError(
-                f"the run in {self.folder} was started on other data ({stored}, now {asked}); "
-                "use the same files and options to continue it, or another folder"
+                f"the run in {self.folder} was started otherwise ({told}); "
+                "use the same options and data to continue it, or another folder"
             )
 
     def _description(self, about: dict[str, Any]) -> dict[str, Any]:
@@ -308,6 +292,21 @@ class Run:
             "train_samples": self.train_samples,
             **about,
         }
+
+
+def _what_counts(
+    options: dict[str, Any], train_samples: int, data: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns what must not change in the life of a run.
+
+    Window and checkpoint interval change speed only; more epochs continue a run; files may move,
+    but not change name or size.
+    """
+    kept = {**options, **data, "train_samples": train_samples}
+    for name in ("window", "checkpoint_steps", "epochs", "paths"):
+        kept.pop(name, None)
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain
 
 
 def table_bytes(store: Store) -> int:

@@ -68,7 +68,8 @@ fn read(path: &Path) -> Result<Calibration> {
     while reader.next_batch(&vocabulary, 4_096, &mut batch)? > 0 {}
     let read_us = clock.now_us() - opened_us;
     println!(
-        "{sample_count} samples; counted at {:.0} MB/s, vocabulary finished in {} us, batches read at {:.0} MB/s",
+        "{sample_count} samples; counted at {:.0} MB/s, vocabulary finished in {} us, \
+         batches read at {:.0} MB/s",
         text_bytes / counted_us as f64,
         built_us - counted_us,
         text_bytes / read_us as f64,

@@ -64,7 +64,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn sums_of_gradients_equal_the_plain_loop(case in jagged(), numbers in common::numbers(), seed: u64) {
+    fn sums_of_gradients_equal_the_plain_loop(
+        case in jagged(),
+        numbers in common::numbers(),
+        seed: u64,
+    ) {
         let rows = occurring(&case);
         // One matrix tall enough for bags and, with "none", for indices.
         let height = (case.offsets.len() - 1).max(case.starts.len());

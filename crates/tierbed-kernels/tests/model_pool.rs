@@ -51,7 +51,10 @@ proptest! {
 
     /// Rows arrive in pieces when they come from disk; the bits must not tell.
     #[test]
-    fn pooling_in_pieces_equals_pooling_at_once(case in jagged(), cuts in prop::collection::vec(0usize..64, 0..5)) {
+    fn pooling_in_pieces_equals_pooling_at_once(
+        case in jagged(),
+        cuts in prop::collection::vec(0usize..64, 0..5),
+    ) {
         let index_count = case.starts.len();
         let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(index_count)).collect();
         cuts.extend([0, index_count]);

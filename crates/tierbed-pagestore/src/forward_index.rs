@@ -349,7 +349,8 @@ mod tests {
                 .filter_map(|(at, page)| Some((key(at as u64), (*page)? % page_count))).collect();
             let index = round_trip(&counts, page_count, &rows);
             for (at, page) in present.iter().enumerate() {
-                prop_assert_eq!(index.get(key(at as u64)).unwrap(), page.map(|page| page % page_count));
+                let expected = page.map(|page| page % page_count);
+                prop_assert_eq!(index.get(key(at as u64)).unwrap(), expected);
             }
         }
     }

@@ -325,7 +325,8 @@ mod tests {
                     prop_assert!(page.find(page.row(slot)).is_some());
                 }
             } else {
-                prop_assert!(!plausible || bytes[12] == 0 || usize::from(bytes[12]) > shape.rows_per_page);
+                let is_overfull = usize::from(bytes[12]) > shape.rows_per_page;
+                prop_assert!(!plausible || bytes[12] == 0 || is_overfull);
             }
         }
     }

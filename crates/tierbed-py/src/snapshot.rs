@@ -9,9 +9,8 @@ use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_pagestore::{Backend, Snapshot, SnapshotOptions};
 
-use crate::errors::{run, to_python};
-use crate::store::{make_plan, to_json, BatchTensors, FeaturePlan};
-use crate::tensors::Tensor;
+use crate::errors::run;
+use crate::store::{budget_json, make_plan, run_lookup, to_json, FeaturePlan, LookupArguments};
 
 /// A published snapshot, read through a byte-budgeted row cache.
 #[pyclass(frozen, module = "tierbed._native")]
@@ -128,14 +127,9 @@ impl NativeSnapshot {
         weights: Option<&Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let py = plan.py();
-        let batch = BatchTensors::import(indices, offsets, weights)?;
-        let mut out = Tensor::<f32>::import(out, "out")?;
-        batch.check_outputs(&[out.place()]).map_err(|error| to_python(py, &error))?;
-        let plan = &plan.get().plan;
-        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
-        let out = out.view_mut().map_err(|error| to_python(py, &error))?;
-        self.with(py, |snapshot| snapshot.lookup(plan, &bags, out).map(drop))
+        run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
+            self.shared()?.lookup(plan, bags, out).map(drop)
+        })
     }
 
     fn attachment<'py>(
@@ -159,26 +153,11 @@ impl NativeSnapshot {
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |snapshot| {
-            let report = snapshot.budget_report();
-            let parts: serde_json::Map<_, _> = report
-                .parts
-                .iter()
-                .map(|(name, part)| {
-                    let value = serde_json::json!({
-                        "used_bytes": part.used_bytes, "peak_bytes": part.peak_bytes});
-                    ((*name).to_owned(), value)
-                })
-                .collect();
             to_json(&serde_json::json!({
                 "snapshot": snapshot.stats(),
                 "contents": snapshot.inspect(),
                 "disk_bytes": snapshot.disk_bytes(),
-                "budget": {
-                    "limit_bytes": report.limit_bytes,
-                    "used_bytes": report.used_bytes,
-                    "peak_bytes": report.peak_bytes,
-                    "parts": parts,
-                },
+                "budget": budget_json(&snapshot.budget_report()),
             }))
         })
     }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed::update::Grads;
 use tierbed::{Engine, EngineConfig, Hyper, Pooling};
+use tierbed_core::budget::{BudgetReport, PartUse};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, TableId, TableSchema};
 
@@ -69,6 +70,31 @@ impl BatchTensors {
         let weights = self.weights.as_ref().map(Tensor::view);
         Bags::new(self.indices.view(), self.offsets.view(), weights, feature_count)
     }
+}
+
+/// The tensors of one lookup, as Python gave them.
+pub(crate) struct LookupArguments<'a, 'py> {
+    pub(crate) indices: &'a Bound<'py, PyAny>,
+    pub(crate) offsets: &'a Bound<'py, PyAny>,
+    pub(crate) weights: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) out: &'a Bound<'py, PyAny>,
+}
+
+/// Imports and checks the tensors of a lookup, then runs `work` on them without the GIL.
+pub(crate) fn run_lookup(
+    plan: &Bound<'_, FeaturePlan>,
+    arguments: &LookupArguments<'_, '_>,
+    work: impl FnOnce(&tierbed::FeaturePlan, &Bags<'_>, &mut [f32]) -> Result<()> + Send,
+) -> PyResult<()> {
+    let py = plan.py();
+    let LookupArguments { indices, offsets, weights, out } = *arguments;
+    let batch = BatchTensors::import(indices, offsets, weights)?;
+    let mut out = Tensor::<f32>::import(out, "out")?;
+    batch.check_outputs(&[out.place()]).map_err(|error| to_python(py, &error))?;
+    let plan = &plan.get().plan;
+    let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+    let out = out.view_mut().map_err(|error| to_python(py, &error))?;
+    run(py, || work(plan, &bags, out))
 }
 
 fn lock(engine: &Mutex<Option<Engine>>) -> MutexGuard<'_, Option<Engine>> {
@@ -147,14 +173,9 @@ impl NativeStore {
         weights: Option<&Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let py = plan.py();
-        let batch = BatchTensors::import(indices, offsets, weights)?;
-        let mut out = Tensor::<f32>::import(out, "out")?;
-        batch.check_outputs(&[out.place()]).map_err(|error| to_python(py, &error))?;
-        let plan = &plan.get().plan;
-        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
-        let out = out.view_mut().map_err(|error| to_python(py, &error))?;
-        self.with(py, |engine| engine.lookup(plan, &bags, out))
+        run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
+            opened(&mut lock(&self.engine))?.lookup(plan, bags, out)
+        })
     }
 
     #[pyo3(signature = (plan, indices, offsets, weights, grad, weights_grad))]
@@ -354,24 +375,13 @@ impl NativeStore {
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |engine| {
             let stats = engine.stats();
-            let report = engine.budget().report();
-            let part = |part: &tierbed_core::budget::PartUse| {
-                serde_json::json!({"used_bytes": part.used_bytes, "peak_bytes": part.peak_bytes})
-            };
-            let parts: serde_json::Map<_, _> =
-                report.parts.iter().map(|(name, use_)| ((*name).to_owned(), part(use_))).collect();
             to_json(&serde_json::json!({
                 "steps": stats.step_count,
                 "isa": stats.isa,
                 "disk_bytes": stats.store.disk_bytes,
                 "store": stats.store,
                 "buffer": stats.buffer,
-                "budget": {
-                    "limit_bytes": report.limit_bytes,
-                    "used_bytes": report.used_bytes,
-                    "peak_bytes": report.peak_bytes,
-                    "parts": parts,
-                },
+                "budget": budget_json(&engine.budget().report()),
             }))
         })
     }
@@ -424,6 +434,22 @@ pub(crate) fn make_plan(
 pub(crate) fn to_json(value: &impl serde::Serialize) -> Result<String> {
     serde_json::to_string(value)
         .map_err(|cause| Error::invalid("value cannot be written as JSON").with("cause", cause))
+}
+
+/// Describes who holds how much memory.
+pub(crate) fn budget_json(report: &BudgetReport) -> serde_json::Value {
+    let part = |held: &PartUse| {
+        let PartUse { used_bytes, peak_bytes } = *held;
+        serde_json::json!({"used_bytes": used_bytes, "peak_bytes": peak_bytes})
+    };
+    let parts: serde_json::Map<_, _> =
+        report.parts.iter().map(|(name, held)| ((*name).to_owned(), part(held))).collect();
+    serde_json::json!({
+        "limit_bytes": report.limit_bytes,
+        "used_bytes": report.used_bytes,
+        "peak_bytes": report.peak_bytes,
+        "parts": parts,
+    })
 }
 
 pub(crate) fn borrowed(attachments: &[(String, Vec<u8>)]) -> Vec<Attachment<'_>> {

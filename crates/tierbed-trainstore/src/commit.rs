@@ -8,6 +8,7 @@
 //! <table>.rows                    pages (file store)
 //! commit-000012.<table>.pages     page map of the table (file store)
 //! commit-000012.<table>.dump      records of the table (memory store)
+//! commit-000012.version           live SSTs, log segments, hot rows (the LSM tree)
 //! commit-000012.att.<name>        attachments
 //! commit-000012.manifest          "tierbed-manifest 1 <crc32c>\n" + JSON
 //! CURRENT                         "tierbed-current 1 12 <crc32c of the manifest file>\n"
@@ -33,17 +34,20 @@ pub struct Manifest {
     pub number: u64,
     /// Name given by the user.
     pub name: String,
-    /// Kind of store that wrote it: `file` or `memory`.
+    /// Kind of store that wrote it: `file`, `memory` or `lsm`.
     pub backend: String,
     /// The tables.
     pub schema: Schema,
-    /// One entry per table, in id order.
+    /// One entry per table, in id order; empty for a backend whose files hold all tables.
     pub tables: Vec<TableMeta>,
+    /// The commit's own file of a backend whose files hold all tables (`lsm`: its version).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_file: Option<TableMeta>,
     /// Blobs committed together with the rows.
     pub attachments: Vec<AttachmentMeta>,
 }
 
-/// The commit's own file of one table.
+/// The commit's own file of one table, or of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableMeta {
     /// Name of the file in the store's folder.
@@ -147,7 +151,7 @@ impl CommitLog {
 
     /// Writes attachments and manifest, then puts the commit in force.
     ///
-    /// The files named in `manifest.tables` must be durable already.
+    /// The files named in `manifest.tables` and `manifest.store_file` must be durable already.
     ///
     /// # Errors
     /// A [`CommitFailure`], which says whether the commit before is surely in force.
@@ -206,7 +210,7 @@ impl CommitLog {
     /// Reads attachment `name` of the commit in force.
     ///
     /// # Errors
-    /// `Corruption` when it fails its checksum, `Io` from the device.
+    /// `Corruption` when it is missing or fails its checksum, `Io` from the device.
     pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(meta) = self
             .manifest
@@ -262,7 +266,7 @@ impl CommitLog {
         let is_ours = |name: &str| {
             name == "LOCK"
                 || name.starts_with("commit-")
-                || name.ends_with(".rows")
+                || [".rows", ".sst", ".wal"].iter().any(|ending| name.ends_with(ending))
                 || name.ends_with(".tmp")
         };
         if let Some(name) = self.folder.list()?.into_iter().find(|name| !is_ours(name)) {
@@ -317,6 +321,11 @@ fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
         Error::invalid("CURRENT is not of this format; the folder holds no tierbed store")
             .with("remedy", "name the folder of a store")
     };
+    if bytes.iter().all(|byte| *byte == 0) {
+        // Ours once: the name is there, the write of what it holds was lost.
+        return Err(Error::corruption("CURRENT is empty")
+            .with("remedy", "restore the store's folder from a copy"));
+    }
     let text = std::str::from_utf8(bytes).map_err(|_| foreign())?;
     let mut words = text.split_whitespace();
     if words.next() != Some(CURRENT_MAGIC) {
@@ -359,7 +368,9 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
     }
     let manifest: Manifest =
         serde_json::from_str(body).map_err(|cause| damaged().with("cause", cause))?;
-    if manifest.tables.len() != manifest.schema.tables().len() {
+    let table_files =
+        if manifest.store_file.is_some() { 0 } else { manifest.schema.tables().len() };
+    if manifest.tables.len() != table_files {
         return Err(damaged().with("tables", manifest.tables.len()));
     }
     // The schema came from disk: hold it to the same rules as one from a user.
@@ -388,6 +399,7 @@ mod tests {
                 backend: "file".into(),
                 schema: Schema::default(),
                 tables: vec![],
+                store_file: None,
                 attachments: vec![],
             };
             let body = serde_json::to_string(&manifest).unwrap();
@@ -409,6 +421,8 @@ mod tests {
         assert_eq!(parse_current(b"MANIFEST-000005\n").unwrap_err().kind(), Invalid);
         assert_eq!(parse_current(b"tierbed-current 9 1 00\n").unwrap_err().kind(), Invalid);
         assert_eq!(parse_current(b"tierbed-current 1 x 00\n").unwrap_err().kind(), Corruption);
+        assert_eq!(parse_current(b"").unwrap_err().kind(), Corruption);
+        assert_eq!(parse_current(&[0; 40]).unwrap_err().kind(), Corruption);
         assert_eq!(parse_current(b"tierbed-current 1 7 0000abcd\n").unwrap(), (7, 0xabcd));
     }
 }

@@ -6,12 +6,13 @@
 //! | [`MemoryStore`] | plain memory | tables that fit, and the oracle of every test |
 //!
 //! Both keep the waist's promise (`tierbed_core::conformance`) and share one commit protocol
-//! ([`commit`]): everything written becomes durable together, or nothing does.
+//! ([`CommitLog`]): everything written becomes durable together, or nothing does. Stores of other
+//! crates (`tierbed-lsm`) use the same protocol.
 
 mod commit;
 mod file;
 mod memory;
 
 pub use commit::{AttachmentMeta, CommitFailure, CommitLog, Manifest, TableMeta};
-pub use file::{page_layout, FileStore, FileStoreOptions, PageLayout};
+pub use file::{check_records, page_layout, FileStore, FileStoreOptions, PageLayout};
 pub use memory::MemoryStore;

@@ -225,6 +225,7 @@ impl TrainStore for MemoryStore {
             backend: "memory".to_owned(),
             schema: self.schema.clone(),
             tables: metas,
+            store_file: None,
             attachments: Vec::new(),
         };
         match disk.log.put_in_force(manifest, attachments) {

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).resolve().parents[3]
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -61,13 +59,11 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_the_readme_runs(tmp_path: Path) -> None:
     run(README_NAMES + blocks(REPOSITORY / "README.md"), tmp_path)
     assert (tmp_path / "run" / "store" / "CURRENT").is_file()
 
 
-@pytest.mark.slow
 def test_the_tutorial_runs_and_says_what_it_promises(tmp_path: Path) -> None:
     said = run(blocks(REPOSITORY / "docs" / "tutorial.md"), tmp_path)
     assert "the same losses, to the last bit: True" in said

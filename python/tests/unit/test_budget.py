@@ -1,3 +1,5 @@
+"""Are sizes read as people write them?"""
+
 import pytest
 
 from tierbed.budget import format_bytes, parse_bytes

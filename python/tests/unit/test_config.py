@@ -1,3 +1,5 @@
+"""Do table descriptions refuse what cannot be, and translate the rest?"""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Does every kind of error arrive as its own class?"""
+
 import pickle
 
 import pytest

@@ -1,3 +1,5 @@
+"""Does the look-ahead yield every batch, in order, and announce it once?"""
+
 from collections.abc import Iterator
 
 import pytest

@@ -1,3 +1,5 @@
+"""Do the metrics agree with brute force?"""
+
 import math
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Are memory, disk and reads predicted before a run?"""
+
 import pytest
 import torch
 
@@ -39,18 +41,19 @@ def test_rows_in_the_buffer_are_not_read_again() -> None:
 def test_a_small_buffer_reads_from_disk_on_the_second_pass() -> None:
     table = TableShape("t", 10_000_000, 16)
     page = rows_per_page(table.record_bytes)
-    batches = [batch(*(page * (8 * at + j) for j in range(8))) for at in range(64)]
+    batches = [batch(*(page * (64 * at + j) for j in range(64))) for at in range(64)]
     least = predict([table], {"f": "t"}, 1, batches).dram_min_bytes
     tight = predict([table], {"f": "t"}, least, batches)
     assert tight.fits
     assert not predict([table], {"f": "t"}, least - 1, batches).fits
-    assert tight.later_pass_reads_per_batch >= 8
-    assert tight.disk_bytes_after_sample == 64 * 8 * 4096
+    assert tight.later_pass_reads_per_batch >= 64
+    assert tight.disk_bytes_after_sample == 64 * 64 * 4096
     assert tight.disk_max_bytes == 2 * table.page_count * 4096
 
 
 def test_memory_parts_add_up_to_the_budget() -> None:
-    prediction = predict([TableShape("t", 1000, 8)], {"f": "t"}, 1 << 20, [batch(1, 1, 1)])
+    tables = [TableShape("t", 100_000, 8)]
+    prediction = predict(tables, {"f": "t"}, 1 << 20, [batch(1, 1, 1)])
     parts = (
         prediction.page_map_bytes
         + prediction.io_buffer_bytes
@@ -58,5 +61,7 @@ def test_memory_parts_add_up_to_the_budget() -> None:
         + prediction.row_buffer_bytes
     )
     assert parts == 1 << 20
+    few = predict([TableShape("t", 100, 8)], {"f": "t"}, 1 << 20, [batch(1, 1, 1)])
+    assert few.row_buffer_bytes == 100 * (40 + 28), "no more room than there are rows"
     assert prediction.ids_per_batch == 3
     assert prediction.unique_rows_per_batch == 1

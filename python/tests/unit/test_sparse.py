@@ -1,3 +1,5 @@
+"""Do jagged tensors keep TorchRec's layout?"""
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st

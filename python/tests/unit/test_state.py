@@ -1,3 +1,5 @@
+"""Does the state of a run come back whole?"""
+
 import random
 from dataclasses import dataclass
 

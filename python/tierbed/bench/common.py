@@ -12,7 +12,15 @@ import torch
 
 from tierbed.sparse import KeyedJaggedTensor
 
-__all__ = ["Measured", "flat_counters", "interleave", "percentile", "ratio", "zipf_batches"]
+__all__ = [
+    "Measured",
+    "counts",
+    "flat_counters",
+    "interleave",
+    "percentile",
+    "ratio",
+    "zipf_batches",
+]
 
 
 @dataclass
@@ -21,13 +29,13 @@ class Measured:
 
     Args:
         name: The system, in snake_case.
-        run: Runs one round.
+        run: Runs a round, given its number; all systems see the same batches in a round.
         parameters: What was varied; becomes columns.
         counters: Returns cumulative counters; their growth per round is reported.
     """
 
     name: str
-    run: Callable[[], None]
+    run: Callable[[int], None]
     parameters: dict[str, Any] = field(default_factory=dict)
     counters: Callable[[], Mapping[str, float]] = dict
     seconds: list[float] = field(default_factory=list)
@@ -40,17 +48,17 @@ class Measured:
 
 
 def interleave(systems: Sequence[Measured], rounds: int) -> None:
-    """Runs one round of every system in turn, ``rounds`` times, after one that is not counted.
+    """Runs one round of every system in turn, ``rounds`` times, after round 0, not counted.
 
     Neighbours' load then falls on all systems alike.
     """
     for system in systems:
-        system.run()
+        system.run(0)
     before = [dict(system.counters()) for system in systems]
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for system in systems:
             started_s = time.perf_counter()
-            system.run()
+            system.run(number)
             system.seconds.append(time.perf_counter() - started_s)
     for system, start in zip(systems, before, strict=True):
         end = system.counters()
@@ -109,6 +117,16 @@ def flat_counters(stats: Mapping[str, Any], prefix: str = "") -> dict[str, float
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             flat[key] = float(value)
     return flat
+
+
+def counts(growth: Mapping[str, float]) -> dict[str, float]:
+    """Keeps what is counted while running: I/O, pages, rows, hits. Levels and sizes are not."""
+    kinds = ("_io_", "pages_", "rows_", "hit", "miss", "evict", "written_back")
+    return {
+        name: value
+        for name, value in growth.items()
+        if not name.startswith(("budget_", "contents_")) and any(kind in name for kind in kinds)
+    }
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -19,6 +19,7 @@ import torch
 
 from tierbed.bench.common import (
     Measured,
+    counts,
     flat_counters,
     interleave,
     percentile,
@@ -36,6 +37,9 @@ from tierbed.store import Store
 __all__ = ["run_lookup"]
 
 
+Rounds = list[list[KeyedJaggedTensor]]
+
+
 @dataclass(frozen=True)
 class _Size:
     features: dict[str, int]
@@ -43,10 +47,10 @@ class _Size:
     batch_size: int
     batches: int
     rounds: int
-    shares: tuple[float, ...] = (0.02, 0.1, 0.5)
+    shares: tuple[float, ...] = (0.05, 0.1, 0.5)
 
 
-_QUICK = _Size({f"c{at}": 100_000 for at in range(4)}, 32, 64, 100, 5)
+_QUICK = _Size({f"c{at}": 250_000 for at in range(4)}, 32, 64, 100, 5)
 _FULL = _Size({f"c{at}": 1_000_000 for at in range(8)}, 64, 64, 400, 5)
 
 
@@ -57,19 +61,28 @@ def run_lookup(out: Path, quick: bool, seed: int = 1) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     row_bytes = sum(4 * size.dim * rows for rows in size.features.values())
     # Other batches than those that decided the order of rows on pages.
-    batches = zipf_batches(size.features, size.batch_size, size.batches, seed=seed + 1)
+    rounds = [
+        zipf_batches(size.features, size.batch_size, size.batches, seed=seed + 1 + number)
+        for number in range(size.rounds + 1)
+    ]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out)))
         path, weights = _publish(folder, size, seed)
         systems = [
-            _snapshot(stack, path, f"direct_{round(100 * share)}pct", "direct", budget, batches)
+            _snapshot(
+                stack,
+                path,
+                f"direct_{round(100 * share)}pct",
+                "direct",
+                int(share * row_bytes),
+                rounds,
+            )
             for share in size.shares
-            if (budget := max(int(share * row_bytes), 4 << 20))
         ]
         systems += [
-            _snapshot(stack, path, "mmap", "mmap", max(row_bytes // 10, 4 << 20), batches),
-            _snapshot(stack, path, "memory", "memory", 4 * row_bytes, batches),
-            _torch_bags(weights, batches),
+            _snapshot(stack, path, "mmap", "mmap", row_bytes // 10, rounds),
+            _snapshot(stack, path, "memory", "memory", 4 * row_bytes, rounds),
+            _torch_bags(weights, rounds),
         ]
         interleave([system for system, _ in systems], size.rounds)
     rows = [_row(system, waits, size, row_bytes) for system, waits in systems]
@@ -115,14 +128,16 @@ Timed = tuple[Measured, list[float]]
 def _timed(
     name: str,
     lookup: Callable[[KeyedJaggedTensor], Any],
-    batches: list[KeyedJaggedTensor],
+    rounds: Rounds,
     parameters: dict[str, Any] | None = None,
     counters: Callable[[], dict[str, float]] = dict,
 ) -> Timed:
     waits: list[float] = []
 
-    def run() -> None:
-        for batch in batches:
+    def run(number: int) -> None:
+        if number == 1:
+            waits.clear()  # round 0 is not counted
+        for batch in rounds[number]:
             started_s = time.perf_counter()
             lookup(batch)
             waits.append(time.perf_counter() - started_s)
@@ -136,24 +151,25 @@ def _snapshot(
     name: str,
     backend: str,
     budget: int,
-    batches: list[KeyedJaggedTensor],
+    rounds: Rounds,
 ) -> Timed:
     snapshot = stack.enter_context(Snapshot.open(path, dram_budget=budget, backend=backend))
     return _timed(
         name,
         snapshot.lookup,
-        batches,
+        rounds,
         {"backend": backend, "dram_budget_bytes": budget},
         lambda: flat_counters(snapshot.stats()),
     )
 
 
-def _torch_bags(weights: dict[str, torch.Tensor], batches: list[KeyedJaggedTensor]) -> Timed:
+def _torch_bags(weights: dict[str, torch.Tensor], rounds: Rounds) -> Timed:
     bags = {
         name: torch.nn.EmbeddingBag.from_pretrained(rows, mode="sum")
         for name, rows in weights.items()
     }
 
+    @torch.no_grad()
     def lookup(batch: KeyedJaggedTensor) -> torch.Tensor:
         stride = batch.stride()
         columns = batch.values().view(len(batch.keys()), stride)
@@ -161,17 +177,12 @@ def _torch_bags(weights: dict[str, torch.Tensor], batches: list[KeyedJaggedTenso
         parts = [bags[key](columns[at], starts) for at, key in enumerate(batch.keys())]
         return torch.cat(parts, dim=1)
 
-    with torch.no_grad():
-        return _timed("torch_embedding_bag", lookup, batches, {"backend": "memory"})
+    return _timed("torch_embedding_bag", lookup, rounds, {"backend": "memory"})
 
 
 def _row(system: Measured, waits: list[float], size: _Size, row_bytes: int) -> dict[str, Any]:
     ids = size.batch_size * len(size.features)
-    growth = {
-        name: value / size.batches
-        for name, value in system.growth.items()
-        if value > 0 and not name.startswith(("budget_", "disk_bytes"))
-    }
+    growth = {name: value / size.batches for name, value in counts(system.growth).items()}
     return {
         "system": system.name,
         "threads": 1,
@@ -206,7 +217,12 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def _is_shown(name: str) -> bool:
     wanted = ("system", "dram_budget_bytes", "latency_us_p50", "latency_us_p99", "ids_per_s")
-    return name in wanted or (name.endswith("_per_batch") and ("read" in name or "hit" in name))
+    return name in wanted or name in (
+        "snapshot_cache_hits_per_batch",
+        "snapshot_cache_misses_per_batch",
+        "snapshot_lookups_pages_read_per_batch",
+        "snapshot_io_read_bytes_per_batch",
+    )
 
 
 def _bars(rows: Sequence[dict[str, Any]]) -> Callable[[Any], None]:

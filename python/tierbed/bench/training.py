@@ -3,6 +3,7 @@
 Systems: the ``file`` store with io_uring and with the pread pool, the ``memory`` store, and
 ``torch.nn.EmbeddingBag(sparse=True)`` with ``torch.optim`` in memory (one thread). A step is a
 lookup, a backward pass of the sum, and the optimizer; no dense model, which would hide it.
+Every row is on disk before the first step, and no round repeats the batches of another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tierbed.bench.common import Measured, flat_counters, interleave, ratio, zipf_batches
+from tierbed.bench.common import Measured, counts, flat_counters, interleave, ratio, zipf_batches
 from tierbed.config import EmbeddingBagConfig, Uniform
 from tierbed.lookahead import lookahead
 from tierbed.nn import EmbeddingBagCollection
@@ -27,6 +28,9 @@ from tierbed.sparse import KeyedJaggedTensor
 from tierbed.store import Store
 
 __all__ = ["run_training"]
+
+
+Rounds = list[list[KeyedJaggedTensor]]
 
 
 @dataclass(frozen=True)
@@ -50,24 +54,27 @@ def run_training(out: Path, quick: bool, seed: int = 1) -> Path:
     torch.set_num_threads(1)
     shapes = [TableShape(name, rows, size.dim, "adagrad") for name, rows in size.features.items()]
     table_bytes = sum(shape.row_count * shape.record_bytes for shape in shapes)
-    batches = zipf_batches(size.features, size.batch_size, size.steps, seed=seed)
+    rounds = [
+        zipf_batches(size.features, size.batch_size, size.steps, seed=seed + number)
+        for number in range(size.rounds + 1)
+    ]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_scratch(out))))
         systems = [
-            _stored(stack, "memory_store", size, batches, backend="memory", budget=2 * table_bytes),
+            _stored(stack, "memory_store", size, rounds, backend="memory", budget=2 * table_bytes),
             *(
                 _stored(
                     stack,
                     f"file_store_{engine}",
                     size,
-                    batches,
+                    rounds,
                     path=folder / engine,
                     io_engine=engine,
                     budget=int(size.budget_share * table_bytes),
                 )
                 for engine in ("io_uring", "pread")
             ),
-            _torch_bags(size, batches),
+            _torch_bags(size, rounds),
         ]
         known = [system for system in systems if system is not None]
         interleave(known, size.rounds)
@@ -85,7 +92,7 @@ def _stored(
     stack: ExitStack,
     name: str,
     size: _Size,
-    batches: list[KeyedJaggedTensor],
+    rounds: Rounds,
     *,
     budget: int,
     path: Path | None = None,
@@ -112,8 +119,10 @@ def _stored(
         optimizer=Adagrad(lr=0.01),
     )
 
-    def run() -> None:
-        for batch in lookahead(batches, emb, window=size.window, key=lambda bags: bags):
+    _write_all_rows(store, size)
+
+    def run(number: int) -> None:
+        for batch in lookahead(rounds[number], emb, window=size.window, key=lambda bags: bags):
             emb(batch).values().sum().backward()
 
     return Measured(
@@ -124,7 +133,15 @@ def _stored(
     )
 
 
-def _torch_bags(size: _Size, batches: list[KeyedJaggedTensor]) -> Measured:
+def _write_all_rows(store: Store, size: _Size) -> None:
+    step = 65536
+    for name, rows in size.features.items():
+        for first in range(0, rows, step):
+            store.write_rows(name, first, store.read_rows(name, first, min(step, rows - first)))
+    store.checkpoint("all rows", capture_rng=False)
+
+
+def _torch_bags(size: _Size, rounds: Rounds) -> Measured:
     bags = torch.nn.ModuleDict(
         {
             feature: torch.nn.EmbeddingBag(rows, size.dim, mode="sum", sparse=True)
@@ -133,12 +150,15 @@ def _torch_bags(size: _Size, batches: list[KeyedJaggedTensor]) -> Measured:
     )
     optimizer = torch.optim.Adagrad(bags.parameters(), lr=0.01)
     inputs = [
-        [(key, batch[key].values(), batch[key].offsets()[:-1]) for key in batch.keys()]
-        for batch in batches
+        [
+            [(key, batch[key].values(), batch[key].offsets()[:-1]) for key in batch.keys()]
+            for batch in batches
+        ]
+        for batches in rounds
     ]
 
-    def run() -> None:
-        for batch in inputs:
+    def run(number: int) -> None:
+        for batch in inputs[number]:
             out = torch.cat([bags[key](ids, offsets) for key, ids, offsets in batch], dim=1)
             optimizer.zero_grad()
             out.sum().backward()  # type: ignore[no-untyped-call]
@@ -162,19 +182,10 @@ def _row(system: Measured, size: _Size, table_bytes: int) -> dict[str, Any]:
         "rounds": size.rounds,
         "table_bytes": table_bytes,
         **system.parameters,
-        **{f"{name}_per_step": value / steps for name, value in _interesting(growth).items()},
+        **{f"{name}_per_step": value / steps for name, value in counts(growth).items()},
         "ms_per_step": 1e3 * system.median_s / steps,
         "samples_per_s": samples / system.median_s,
         "ids_per_s": ids / system.median_s,
-    }
-
-
-def _interesting(growth: dict[str, float]) -> dict[str, float]:
-    """Keeps counters that grew; levels (budget, sizes) are no counters."""
-    return {
-        name: value
-        for name, value in growth.items()
-        if value > 0 and not name.startswith(("budget_", "disk_bytes", "steps"))
     }
 
 
@@ -189,13 +200,20 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> Path:
     columns = [name for row in rows for name in row]
     shown = [name for name in dict.fromkeys(columns) if _is_shown(name)]
     print_table("training: one step of lookup, backward and optimizer", rows, shown)
-    print_table("ratios of samples per second", [ratios], list(ratios))
+    told = [{"ratio": name, "value": value} for name, value in ratios.items()]
+    print_table("ratios of samples per second", told)
     return write_suite(out, "training", rows, ratios, _bars(rows))
 
 
 def _is_shown(name: str) -> bool:
     wanted = ("system", "dram_budget_bytes", "ms_per_step", "samples_per_s")
-    return name in wanted or (name.endswith("_per_step") and ("read" in name or "hit" in name))
+    return name in wanted or name in (
+        "buffer_hit_count_per_step",
+        "buffer_miss_count_per_step",
+        "store_pages_read_per_step",
+        "store_io_read_bytes_per_step",
+        "store_io_write_bytes_per_step",
+    )
 
 
 def _bars(rows: Sequence[dict[str, Any]]) -> Callable[[Any], None]:

@@ -24,7 +24,7 @@ def tables_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise InvalidError(f"no such folder: {folder}", {"path": str(folder)})
     inner = folder / "tables"
-    return inner if (inner / "CURRENT").exists() or (inner / "LOCK").exists() else folder
+    return inner if (inner / "LOCK").exists() else folder
 
 
 def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
@@ -36,9 +36,10 @@ def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
     place = tables_folder(folder)
     if (place / "CURRENT").exists():
         return Store.open(place, dram_budget=dram_budget, backend=backend_of(place))
-    if (place / "LOCK").exists():
+    if not (place / "snapshot.json").exists():
         raise InvalidError(
-            f"the store in {place} has no checkpoint yet; there is nothing to show",
+            f"{place} holds neither a store with a checkpoint nor a snapshot; name the folder "
+            "of a run, a store or a snapshot",
             {"path": str(place)},
         )
     return Snapshot.open(place, dram_budget=dram_budget)
@@ -66,7 +67,6 @@ def inspect(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonO
             last = opened.last_checkpoint()
             result["checkpoint"] = None if last is None else last[0]
             result["checkpoint_name"] = None if last is None else last[1]
-            result["steps"] = stats.get("steps")
         else:
             result["attachments"] = opened.attachment_names()
         result["disk_bytes"] = stats.get("disk_bytes")

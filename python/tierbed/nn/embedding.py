@@ -82,7 +82,7 @@ class _Collection(nn.Module):
         self._is_pooled = self._binding.is_pooled
         # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
         self._hook = ops.new_hook().requires_grad_(store.is_trainable)
-        self._still_hook = torch.empty(0)
+        self._still_hook = torch.zeros(1)
 
     @property
     def store(self) -> RowSource:

@@ -72,7 +72,9 @@ fn contains_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let (before, from) = line.split_at(at);
         let after = from.get(word.len()..).unwrap_or("");
-        let starts = word.starts_with('_') || !before.chars().next_back().is_some_and(is_word);
+        // What stands behind a dot is an attribute of somebody else's object.
+        let is_free = |c: char| !is_word(c) && c != '.';
+        let starts = word.starts_with('_') || before.chars().next_back().is_none_or(is_free);
         let ends = word.ends_with('_') || !after.chars().next().is_some_and(is_word);
         starts && ends
     })
@@ -88,6 +90,8 @@ mod tests {
         assert_eq!(check(&File::new("a.rs", "let part_cnt = 1;")).len(), 2);
         assert_eq!(check(&File::new("a.rs", "let page_cnt = 1;")).len(), 1);
         assert_eq!(check(&File::new("a.rs", "inverted index, prev_cache, page_cnts")), []);
+        assert_eq!(check(&File::new("a.py", "count = group.num_rows")), []);
+        assert_eq!(check(&File::new("a.py", "num_rows = 1")).len(), 1);
         assert_eq!(check(&File::new("docs/glossary.md", "not ev_cache")), []);
     }
 

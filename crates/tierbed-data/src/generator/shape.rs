@@ -2,7 +2,7 @@
 //!
 //! Cardinalities are the published ones of the Criteo-Kaggle log (45.8 M samples, 33.8 M tokens).
 //! Popularity, hierarchies, missing shares and integer quantiles were fitted to the distinct
-//! counts and head shares of the log's first 60,000 rows; `docs/reference/generator.md` has the fit.
+//! counts and head shares of the log's first 60,000 rows (fit: `docs/reference/generator.md`).
 
 use super::hierarchy::Spread;
 use super::popularity::Shape;

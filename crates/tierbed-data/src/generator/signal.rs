@@ -13,7 +13,8 @@ use super::{Draw, Generator, MISSING};
 
 /// Samples the bias is fitted on.
 const BIAS_SAMPLE_COUNT: u64 = 1 << 14;
-/// Multiplies all effects: places the AUC of a logistic regression (see `docs/reference/generator.md`).
+/// Multiplies all effects: places the AUC of a logistic regression
+/// (`docs/reference/generator.md`).
 const EFFECT_SCALE: f64 = 0.85;
 
 /// The planted signal of one seed.

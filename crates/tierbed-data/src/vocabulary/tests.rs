@@ -125,7 +125,8 @@ proptest! {
     fn any_flipped_bit_or_cut_is_an_error_never_a_panic(at in 0usize..4_000, bit in 0u8..8) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vocabulary");
-        let samples: Vec<_> = (0..200).map(|at| vec![format!("a{at}"), format!("b{}", at % 3)]).collect();
+        let sample = |at: usize| vec![format!("a{at}"), format!("b{}", at % 3)];
+        let samples: Vec<_> = (0..200).map(sample).collect();
         build(&samples, 1 << 20, 1, &path);
         let mut bytes = std::fs::read(&path).unwrap();
         let at = at % bytes.len();

@@ -75,6 +75,7 @@ impl ForwardEngine {
             backend: BACKEND.to_owned(),
             schema: (*self.schema).clone(),
             tables,
+            store_file: None,
             attachments: Vec::new(),
         };
         self.log.put_in_force(manifest, &all)

@@ -190,8 +190,8 @@ pub const BUF_BYTES_MAX: usize = 1 << 30;
 ///
 /// # Errors
 ///
-/// `Invalid` for options out of range; `Io` when no thread can be started; `Unsupported` when io_uring was asked for by name and the
-/// kernel refuses it.
+/// `Invalid` for options out of range; `Io` when no thread can be started; `Unsupported` when
+/// io_uring was asked for by name and the kernel refuses it.
 pub fn open_engine(options: &EngineOptions) -> Result<Box<dyn IoEngine>> {
     let depth = options.queue_depth;
     if !(1..=QUEUE_DEPTH_MAX).contains(&depth) {

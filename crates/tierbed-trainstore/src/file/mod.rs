@@ -225,6 +225,7 @@ impl FileStore {
             backend: "file".to_owned(),
             schema: self.schema.clone(),
             tables: self.write_maps(number).map_err(CommitFailure::of)?,
+            store_file: None,
             attachments: Vec::new(),
         };
         self.log.put_in_force(manifest, attachments)
@@ -343,7 +344,10 @@ impl TrainStore for FileStore {
 }
 
 /// Checks that every record has the length of its table's records.
-pub(crate) fn check_records(schema: &Schema, rows: &[RowWrite<'_>]) -> Result<()> {
+///
+/// # Errors
+/// `Invalid`, naming the table.
+pub fn check_records(schema: &Schema, rows: &[RowWrite<'_>]) -> Result<()> {
     for row in rows {
         let table = schema.table(row.key.table)?;
         if row.record.len() != table.record_bytes() {

@@ -1,0 +1,13 @@
+//! Which SSTs are merged, and when? Choice first, work later.
+//!
+//! | part | here | pure |
+//! |---|---|---|
+//! | outdated-row monitor (RecDB §4.3) | [`outdated`] | counters only |
+//! | picker (Eq. 1, Algorithms 1 and 2), plain levelled | [`plan`] | yes |
+//! | scheduler (Eq. 2), SILK-like, plain | [`scheduler`] | yes, time is given to it |
+//! | worker | `merge`, `LsmStore::step` | no: it alone touches files |
+
+pub(crate) mod merge;
+pub mod outdated;
+pub mod plan;
+pub mod scheduler;

@@ -1,0 +1,148 @@
+//! Under which prefix does the newest version of a row live?
+//!
+//! A row moves when it is *written*: a row that has become hot is written with the hot prefix,
+//! one that has cooled down without it. From that write on the allocator's *homes* say where the
+//! newest version is; a version under the other prefix is superseded, whatever its place in the
+//! tree: reads never look for it and compactions drop it. So no read is stale and no old version
+//! stays for ever.
+//!
+//! Source: RecDB §4.2 (Key Allocator). Differs: the published system keeps two sets without
+//! saying what becomes of the old version; here homes are exact, survive a restart with the
+//! commit, and superseded versions are removed.
+
+use std::collections::BTreeSet;
+
+use tierbed_core::{Budget, Reservation, Result, RowKey};
+
+use crate::key::Key;
+
+/// Bytes one row costs in an ordered set, half full.
+const ENTRY_BYTES: u64 = 32;
+
+/// Where a write goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WriteHome {
+    /// Where the new version lives.
+    pub(crate) key: Key,
+    /// Where the old one lives, if it was written before.
+    pub(crate) old: Key,
+}
+
+/// Who should be hot, and who lives under the hot prefix already.
+#[derive(Debug)]
+pub(crate) struct KeyAllocator {
+    hot: BTreeSet<RowKey>,
+    hot_homes: BTreeSet<Key>,
+    memory: Reservation,
+}
+
+impl KeyAllocator {
+    /// Builds an allocator whose rows in `hot_homes` live under the hot prefix.
+    ///
+    /// # Errors
+    /// `Invalid` when the budget does not hold them.
+    pub(crate) fn new(hot_homes: Vec<Key>, budget: &Budget) -> Result<Self> {
+        let memory = budget.reserve("hot rows", 0)?;
+        // Until the next window is known, rows stay where they are.
+        let hot = hot_homes.iter().map(|key| key.row()).collect();
+        let mut allocator = Self { hot, hot_homes: hot_homes.into_iter().collect(), memory };
+        allocator.reserve(0)?;
+        Ok(allocator)
+    }
+
+    fn reserve(&mut self, more: usize) -> Result<()> {
+        let count = self.hot.len() + self.hot_homes.len() + more;
+        self.memory.resize(ENTRY_BYTES * count as u64)
+    }
+
+    /// Returns the rows that should be hot.
+    pub(crate) fn hot(&self) -> &BTreeSet<RowKey> {
+        &self.hot
+    }
+
+    /// Replaces the rows that should be hot.
+    ///
+    /// # Errors
+    /// `Invalid` when the budget does not hold them; the old ones stay.
+    pub(crate) fn set_hot(&mut self, hot: BTreeSet<RowKey>) -> Result<()> {
+        let count = 2 * hot.len() + self.hot_homes.len();
+        self.memory.resize(ENTRY_BYTES * count as u64)?;
+        self.hot = hot;
+        Ok(())
+    }
+
+    /// Returns where the newest version of `row` lives.
+    pub(crate) fn home(&self, row: RowKey) -> Key {
+        let hot = Key::hot(row);
+        if self.hot_homes.contains(&hot) {
+            hot
+        } else {
+            Key::cold(row)
+        }
+    }
+
+    /// Returns where the next version of `row` goes, and where the one before lives.
+    pub(crate) fn write_home(&self, row: RowKey) -> WriteHome {
+        let key = if self.hot.contains(&row) { Key::hot(row) } else { Key::cold(row) };
+        WriteHome { key, old: self.home(row) }
+    }
+
+    /// Remembers that the newest version of a row was written under `key`.
+    pub(crate) fn wrote(&mut self, key: Key) {
+        if key.is_hot() {
+            self.hot_homes.insert(key);
+        } else if !self.hot_homes.is_empty() {
+            self.hot_homes.remove(&Key::hot(key.row()));
+        }
+    }
+
+    /// Returns whether a version under `key` is superseded by one under the other prefix.
+    pub(crate) fn is_superseded(&self, key: Key) -> bool {
+        key.is_hot() != self.hot_homes.contains(&Key::hot(key.row()))
+    }
+
+    /// Returns the rows that live under the hot prefix, ascending.
+    pub(crate) fn hot_homes(&self) -> Vec<Key> {
+        self.hot_homes.iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tierbed_core::{RowId, TableId};
+
+    fn row(row: u64) -> RowKey {
+        RowKey::new(TableId(3), RowId(row))
+    }
+
+    #[test]
+    fn a_row_moves_when_it_is_written_and_its_old_version_is_superseded() {
+        let mut allocator = KeyAllocator::new(vec![], &Budget::unlimited()).unwrap();
+        let (hot, cold) = (Key::hot(row(5)), Key::cold(row(5)));
+        allocator.wrote(cold);
+        allocator.set_hot([row(5)].into()).unwrap();
+        assert_eq!(allocator.home(row(5)), cold, "not written since it became hot");
+        assert_eq!(allocator.write_home(row(5)), WriteHome { key: hot, old: cold });
+        allocator.wrote(hot);
+        assert_eq!(allocator.home(row(5)), hot);
+        assert!(allocator.is_superseded(cold) && !allocator.is_superseded(hot));
+        allocator.set_hot([].into()).unwrap();
+        assert_eq!(allocator.home(row(5)), hot, "cooled down, not written yet");
+        assert_eq!(allocator.write_home(row(5)), WriteHome { key: cold, old: hot });
+        allocator.wrote(cold);
+        assert!(allocator.is_superseded(hot) && !allocator.is_superseded(cold));
+        assert!(allocator.hot_homes().is_empty());
+    }
+
+    #[test]
+    fn homes_come_back_after_a_restart_and_stay_until_the_next_window() {
+        let homes = vec![Key::hot(row(1)), Key::hot(row(2))];
+        let allocator = KeyAllocator::new(homes.clone(), &Budget::unlimited()).unwrap();
+        assert_eq!(allocator.home(row(1)), Key::hot(row(1)));
+        assert_eq!(allocator.write_home(row(1)).key, Key::hot(row(1)));
+        assert_eq!(allocator.home(row(3)), Key::cold(row(3)));
+        assert_eq!(allocator.hot_homes(), homes);
+        assert!(KeyAllocator::new(homes, &Budget::new(10)).is_err());
+    }
+}

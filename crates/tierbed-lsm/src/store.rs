@@ -1,0 +1,393 @@
+//! The store: what it is made of, how it is opened, and the waist's traits.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+
+use tierbed_core::stats::StoreStats;
+use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
+use tierbed_core::{
+    Budget, Error, ErrorKind, Reservation, Result, RowKey, RowStore, RowWrite, Schema, TableId,
+    TableSchema, TrainStore,
+};
+use tierbed_io::{open_engine, DeviceId, EngineOptions, Folder, FolderLock, IoEngine, PAGE_BYTES};
+use tierbed_trainstore::{check_records, CommitLog};
+
+use crate::cache::BlockCache;
+use crate::commit::Committed;
+use crate::compaction::outdated::{OutdatedCounts, OutdatedMonitor};
+use crate::compaction::scheduler::Scheduler;
+use crate::lookahead::hot_rows::pick_hot_rows;
+use crate::lookahead::key_allocator::KeyAllocator;
+use crate::memtable::Memtable;
+use crate::options::LsmOptions;
+use crate::sst::{rows_per_block, verify_sst, OpenSst, SstTools, HEADER_BYTES};
+use crate::stats::LsmStats;
+use crate::version::{SstId, Version};
+use crate::wal::{self, Entry, Segment, SegmentId, SegmentMeta};
+use crate::worker::Work;
+
+/// Row records in a log-structured merge tree. See the crate's page.
+pub struct LsmStore {
+    // Dropped first: the engine may still own buffers of the devices in `ssts`.
+    pub(crate) engine: Box<dyn IoEngine>,
+    pub(crate) version: Arc<Version>,
+    pub(crate) ssts: BTreeMap<SstId, Arc<OpenSst>>,
+    pub(crate) device_ids: BTreeMap<SstId, DeviceId>,
+    pub(crate) active: Memtable,
+    /// Memtables to flush, oldest first.
+    pub(crate) sealed: VecDeque<Memtable>,
+    /// Log segments that a memtable needs, the one being written included.
+    pub(crate) segments: BTreeMap<SegmentId, SegmentMeta>,
+    pub(crate) open_segment: Option<Segment>,
+    pub(crate) entry: Entry,
+    pub(crate) allocator: KeyAllocator,
+    pub(crate) monitor: OutdatedMonitor,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) cache: BlockCache,
+    pub(crate) tools: SstTools,
+    pub(crate) options: LsmOptions,
+    pub(crate) schema: Schema,
+    pub(crate) log: CommitLog,
+    pub(crate) committed: Committed,
+    pub(crate) next_sst: u64,
+    pub(crate) next_segment: u64,
+    /// Bytes of the blocks of new SSTs.
+    pub(crate) block_bytes: usize,
+    pub(crate) stats: StoreStats,
+    pub(crate) lsm: LsmStats,
+    pub(crate) poison: Option<String>,
+    memory: Memory,
+    _lock: FolderLock,
+}
+
+/// What is reserved as long as the store is open.
+struct Memory {
+    engine: Reservation,
+    compaction: Reservation,
+    _write_buffers: Reservation,
+    _block_cache: Reservation,
+    _log_buffer: Option<Reservation>,
+}
+
+impl Memory {
+    fn reserve(options: &LsmOptions) -> Result<Self> {
+        let (budget, memory) = (&options.budget, &options.memory);
+        let memtables = (1 + memory.sealed_memtables_max) as u64;
+        let has_log = options.durability == crate::Durability::Step;
+        Ok(Self {
+            engine: budget.reserve("io buffers", 0)?,
+            compaction: budget.reserve("compaction buffers", 0)?,
+            _write_buffers: budget
+                .reserve("write buffers", memtables * memory.memtable_bytes as u64)?,
+            _block_cache: budget.reserve("block cache", memory.block_cache_bytes as u64)?,
+            _log_buffer: match has_log {
+                true => Some(budget.reserve("log buffer", 2 * crate::write::GROUP_BYTES as u64)?),
+                false => None,
+            },
+        })
+    }
+}
+
+impl LsmStore {
+    /// Opens the store in `folder` at its last commit, or starts a new one in an empty folder.
+    ///
+    /// # Errors
+    /// `Closed` when another process owns it, `Invalid` when the folder holds something else,
+    /// options are out of range or the budget is too small, `Corruption` when files are missing,
+    /// short or damaged.
+    pub fn open(folder: Arc<dyn Folder>, options: LsmOptions) -> Result<Self> {
+        options.check()?;
+        let lock = folder.lock()?;
+        let log = CommitLog::open(folder.clone(), "lsm")?;
+        let stored = Self::read_version(folder.as_ref(), &log)?;
+        let memory = Memory::reserve(&options)?;
+        let budget = options.budget.clone();
+        let tools = SstTools {
+            folder,
+            budget: budget.clone(),
+            filter_bits_per_row: options.sst.filter_bits_per_row,
+            chunk_bytes: options.sst.chunk_bytes,
+        };
+        let counts: OutdatedCounts = stored.outdated.iter().copied().collect();
+        let mut store = Self {
+            engine: open_engine(&EngineOptions { queue_depth: 1, ..options.engine.clone() })?,
+            version: Arc::new(stored.version),
+            ssts: BTreeMap::new(),
+            device_ids: BTreeMap::new(),
+            active: Memtable::new(options.memory.memtable_bytes),
+            sealed: VecDeque::new(),
+            segments: BTreeMap::new(),
+            open_segment: None,
+            entry: Entry::default(),
+            allocator: KeyAllocator::new(stored.hot_homes, &budget)?,
+            monitor: OutdatedMonitor::new(options.memory.monitored_reads_max, counts, &budget)?,
+            scheduler: Scheduler::new(options.scheduling, options.clock.now_us()),
+            cache: BlockCache::new(options.memory.block_cache_bytes),
+            tools,
+            schema: Schema::default(),
+            log,
+            committed: Committed::default(),
+            next_sst: stored.next_sst,
+            next_segment: stored.next_segment,
+            block_bytes: 0,
+            stats: StoreStats::default(),
+            lsm: LsmStats::default(),
+            poison: None,
+            memory,
+            options,
+            _lock: lock,
+        };
+        store.recover(&stored.segments)?;
+        Ok(store)
+    }
+
+    fn recover(&mut self, segments: &[SegmentMeta]) -> Result<()> {
+        let metas: Vec<_> = self.version.ssts().map(|(_, sst)| *sst).collect();
+        let tables = self.log.manifest().map(|manifest| manifest.schema.tables().to_vec());
+        let tables = tables.unwrap_or_default();
+        let largest = metas.iter().map(|sst| sst.block_bytes as usize).max().unwrap_or(0);
+        self.grow_blocks(largest.max(self.options.sst.block_bytes))?;
+        for table in tables {
+            self.admit_table(table)?;
+        }
+        for meta in metas {
+            let sst = OpenSst::open(&self.tools, meta)?;
+            self.attach(Arc::new(sst));
+        }
+        self.committed = Committed::of(&self.version, segments);
+        self.remove_garbage();
+        for segment in segments {
+            self.replay(*segment)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn attach(&mut self, sst: Arc<OpenSst>) {
+        let id = sst.meta.id;
+        self.device_ids.insert(id, self.engine.attach(sst.device.clone()));
+        self.ssts.insert(id, sst);
+    }
+
+    // Makes blocks of `block_bytes` possible: new SSTs have such blocks, I/O buffers hold them.
+    fn grow_blocks(&mut self, block_bytes: usize) -> Result<()> {
+        if block_bytes <= self.block_bytes {
+            return Ok(());
+        }
+        let options = EngineOptions { buf_bytes: block_bytes, ..self.options.engine.clone() };
+        let mut engine = open_engine(&options)?;
+        // Each block in flight is copied once more before it is cached or searched.
+        let copies = u64::from(options.queue_depth) * block_bytes as u64;
+        self.memory.engine.resize(engine.memory_bytes() + copies)?;
+        // A merge reads every SST of level 0, one run and one rewritten SST, and writes one.
+        let cursors = (self.options.shape.l0_stop + 4) as u64;
+        let chunk = self.options.sst.chunk_bytes.next_multiple_of(block_bytes) as u64;
+        self.memory.compaction.resize(cursors * chunk)?;
+        self.device_ids =
+            self.ssts.iter().map(|(id, sst)| (*id, engine.attach(sst.device.clone()))).collect();
+        self.engine = engine;
+        self.block_bytes = block_bytes;
+        Ok(())
+    }
+
+    fn admit_table(&mut self, table: TableSchema) -> Result<TableId> {
+        let record_bytes = table.record_bytes();
+        if !Memtable::new(self.options.memory.memtable_bytes).fits(1, record_bytes) {
+            return Err(Error::invalid("a row does not fit into a memtable")
+                .with("table", &table.name)
+                .with("record_bytes", record_bytes)
+                .with("memtable_bytes", self.options.memory.memtable_bytes)
+                .with("remedy", "raise memtable_bytes"));
+        }
+        let mut schema = self.schema.clone();
+        let id = schema.add(table)?;
+        if rows_per_block(self.block_bytes, record_bytes) == 0 {
+            self.grow_blocks((HEADER_BYTES + 4 + record_bytes).next_multiple_of(PAGE_BYTES))?;
+        }
+        self.schema = schema;
+        Ok(id)
+    }
+
+    /// Tells the hot row identifier the batches ahead. `accesses`: the row of every access of
+    /// the window, any order, duplicates wanted; `sample_count`: samples in the window. Without
+    /// a hot rule nothing happens.
+    ///
+    /// # Errors
+    /// `Invalid` when the budget does not hold the window's accesses for a moment.
+    pub fn observe_window(&mut self, accesses: &[RowKey], sample_count: u64) -> Result<()> {
+        let Some(rule) = self.options.hot_rule else { return Ok(()) };
+        let bytes = 2 * size_of_val(accesses) as u64;
+        let _memory = self.options.budget.reserve("window accesses", bytes)?;
+        let mut accesses = accesses.to_vec();
+        let hot = pick_hot_rows(&mut accesses, sample_count, self.allocator.hot(), &rule);
+        self.allocator.set_hot(hot)
+    }
+
+    /// Tells the scheduler how many look-ahead rows wait in the buffer above the store.
+    pub fn observe_buffer(&mut self, buffered_rows: u64) {
+        self.scheduler.observe_buffer(self.options.clock.now_us(), buffered_rows);
+    }
+
+    /// Tells the outdated-row monitor that rows read so far will not be written by who read
+    /// them, as after an evaluation.
+    pub fn forget_reads(&mut self) {
+        self.monitor.forget_reads();
+    }
+
+    /// Does the next piece of background work: a flush, or else one compaction if the scheduler
+    /// allows it.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Corruption`: the tree is as before; others poison the store.
+    pub fn step(&mut self) -> Result<Work> {
+        self.check_alive()?;
+        let result = self.work_once();
+        self.settle(result)
+    }
+
+    /// Returns what the tree did, for RecDB's figures.
+    #[must_use]
+    pub fn lsm_stats(&self) -> &LsmStats {
+        &self.lsm
+    }
+
+    /// Returns the live SSTs.
+    #[must_use]
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// Returns the outdated rows known per SST.
+    #[must_use]
+    pub fn outdated_counts(&self) -> &OutdatedCounts {
+        self.monitor.counts()
+    }
+
+    /// Returns the rows that live under the hot prefix.
+    #[must_use]
+    pub fn hot_row_count(&self) -> usize {
+        self.allocator.hot_homes().len()
+    }
+
+    /// Returns the account of everything the store allocates.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.options.budget
+    }
+
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match &self.poison {
+            None => Ok(()),
+            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "store failed earlier")
+                .with("cause", cause)
+                .with("remedy", "reopen the store; it continues at its last checkpoint")),
+        }
+    }
+
+    // A full disk, a small budget or a damaged SST leave the tree as it was; after anything else
+    // nobody knows what the device holds.
+    pub(crate) fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            let is_harmless = matches!(
+                error.kind(),
+                ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::Corruption
+            );
+            if !is_harmless {
+                self.poison = Some(error.to_string());
+            }
+        }
+        result
+    }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        let is_live = |id: &SstId| self.ssts.contains_key(id);
+        let kept = self.committed.ssts.iter().filter(|(id, _)| !is_live(id));
+        let kept: u64 = kept.map(|(_, bytes)| bytes).sum();
+        let segments: u64 = self.segments.values().map(|segment| segment.len_bytes).sum();
+        self.version.size_bytes() + kept + segments + self.log.attachment_bytes()
+    }
+
+    pub(crate) fn check_quota(&self, more_bytes: u64) -> Result<()> {
+        let Some(quota) = self.options.disk_quota_bytes else { return Ok(()) };
+        let wanted = self.disk_bytes() + more_bytes;
+        if wanted <= quota {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
+            .with("disk_quota_bytes", quota)
+            .with("needed_bytes", wanted)
+            .with("remedy", "raise disk_quota"))
+    }
+}
+
+impl RowStore for LsmStore {
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
+        self.check_alive()?;
+        check_keys(&self.schema, keys.iter().copied())?;
+        self.read_rows(keys, sink)
+    }
+
+    fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
+        self.check_alive()?;
+        self.schema.table(table)?;
+        self.scan_table(table, sink)
+    }
+
+    fn stats(&self) -> StoreStats {
+        StoreStats { disk_bytes: self.disk_bytes(), io: self.engine.stats(), ..self.stats.clone() }
+    }
+}
+
+impl TrainStore for LsmStore {
+    fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        self.check_alive()?;
+        let id = self.schema.clone().add(table.clone())?;
+        if (id.0 as usize) < self.schema.tables().len() {
+            return Ok(id);
+        }
+        self.admit_table(table)
+    }
+
+    fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
+        self.check_alive()?;
+        check_keys(&self.schema, rows.iter().map(|row| row.key))?;
+        check_records(&self.schema, rows)?;
+        let result = self.write_rows(rows);
+        self.settle(result)
+    }
+
+    fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
+        self.check_alive()?;
+        self.commit_all(name, attachments)
+    }
+
+    fn last_commit(&self) -> Option<&CommitInfo> {
+        self.log.info()
+    }
+
+    fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.log.attachment(name)
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        self.check_alive()?;
+        self.log.verify()?;
+        for segment in &self.committed.segments {
+            wal::replay(self.tools.folder.as_ref(), &self.schema, *segment, &mut |_, _| Ok(()))?;
+        }
+        let mut checked = 0;
+        for sst in self.ssts.values() {
+            let pages_per_block = u64::from(sst.meta.block_bytes) / PAGE_BYTES as u64;
+            checked += pages_per_block * verify_sst(sst)?;
+        }
+        Ok(checked)
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.tools.folder.path()
+    }
+}

@@ -1,0 +1,184 @@
+//! How does a row get into the tree?
+//!
+//! ```text
+//! rows ─▶ home of each (hot prefix or not) ─▶ log entry (Durability::Step) ─▶ active memtable
+//!                                              active full: seal ─▶ flush ─▶ SST on level 0
+//! ```
+
+use tierbed_core::{Result, RowWrite};
+
+use crate::key::Key;
+use crate::memtable::Memtable;
+use crate::options::Durability;
+use crate::sst::{OpenSst, SstWriter};
+use crate::store::LsmStore;
+use crate::version::{SstId, VersionEdit};
+use crate::wal::{Segment, SegmentId};
+
+/// Rows of about this many bytes make one log entry.
+pub(crate) const GROUP_BYTES: usize = 64 * 1024;
+
+impl LsmStore {
+    pub(crate) fn write_rows(&mut self, mut rows: &[RowWrite<'_>]) -> Result<()> {
+        while !rows.is_empty() {
+            let group_len = self.group_len(rows);
+            let (group, later) = rows.split_at(group_len);
+            if group.is_empty() {
+                // The active memtable is full; a fresh one takes at least one row.
+                self.seal()?;
+                continue;
+            }
+            self.write_group(group)?;
+            rows = later;
+        }
+        if self.options.works_on_write {
+            self.work_until_idle()?;
+        }
+        Ok(())
+    }
+
+    // How many rows fit into the active memtable and one log entry.
+    fn group_len(&self, rows: &[RowWrite<'_>]) -> usize {
+        let (mut count, mut bytes) = (0, 0);
+        for row in rows {
+            bytes += row.record.len();
+            if !self.active.fits(count + 1, bytes) || (count > 0 && bytes > GROUP_BYTES) {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+
+    fn write_group(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
+        if self.options.durability == Durability::Step {
+            self.log_group(rows)?;
+        }
+        for row in rows {
+            let home = self.allocator.write_home(row.key);
+            self.monitor.note_write(home.old);
+            if home.key != home.old {
+                match home.key.is_hot() {
+                    true => self.lsm.rows_promoted += 1,
+                    false => self.lsm.rows_demoted += 1,
+                }
+            }
+            self.active.insert(home.key, row.record);
+            self.allocator.wrote(home.key);
+            self.lsm.user_bytes_written += row.record.len() as u64;
+        }
+        self.stats.rows_written += rows.len() as u64;
+        let bytes: usize = rows.iter().map(|row| row.record.len()).sum();
+        self.scheduler.observe_client(bytes as u64);
+        Ok(())
+    }
+
+    fn log_group(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
+        self.entry.clear();
+        for row in rows {
+            self.entry.push(self.allocator.write_home(row.key).key, row.record);
+        }
+        let bytes: usize = rows.iter().map(|row| 8 + row.record.len()).sum();
+        self.check_quota(bytes as u64)?;
+        let mut segment = match self.open_segment.take() {
+            Some(segment) => segment,
+            None => {
+                let id = SegmentId(self.next_segment);
+                self.next_segment += 1;
+                let segment = Segment::create(self.tools.folder.as_ref(), id)?;
+                self.active.segments.push(id);
+                segment
+            }
+        };
+        let before = segment.meta.len_bytes;
+        let appended = segment.append(&mut self.entry);
+        self.lsm.wal_bytes += segment.meta.len_bytes - before;
+        self.segments.insert(segment.meta.id, segment.meta);
+        self.open_segment = Some(segment);
+        appended
+    }
+
+    /// Syncs the log.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`; the store must not be used after either.
+    pub(crate) fn sync_log(&mut self) -> Result<()> {
+        self.open_segment.as_mut().map_or(Ok(()), Segment::sync)
+    }
+
+    /// Closes the active memtable and begins another; flushes first if too many wait.
+    pub(crate) fn seal(&mut self) -> Result<()> {
+        while self.sealed.len() >= self.options.memory.sealed_memtables_max {
+            self.flush_oldest()?;
+        }
+        if let Err(error) = self.sync_log() {
+            self.poison = Some(error.to_string());
+            return Err(error);
+        }
+        self.open_segment = None;
+        let fresh = Memtable::new(self.options.memory.memtable_bytes);
+        self.sealed.push_back(std::mem::replace(&mut self.active, fresh));
+        Ok(())
+    }
+
+    pub(crate) fn flush_all(&mut self) -> Result<()> {
+        while !self.sealed.is_empty() {
+            self.flush_oldest()?;
+        }
+        if !self.active.is_empty() {
+            self.seal()?;
+            self.flush_oldest()?;
+        }
+        Ok(())
+    }
+
+    /// Turns the oldest sealed memtable into an SST on level 0.
+    pub(crate) fn flush_oldest(&mut self) -> Result<()> {
+        self.make_room_on_level_0()?;
+        let Some(memtable) = self.sealed.front() else { return Ok(()) };
+        let id = SstId(self.next_sst);
+        self.next_sst += 1;
+        let records = memtable.range(Key::MIN..=Key::MAX).map(|(_, record)| record.len());
+        self.check_quota(records.sum::<usize>() as u64)?;
+        let flushed = match self.write_memtable(memtable, id) {
+            Ok(flushed) => flushed,
+            Err(error) => {
+                let _ = self.tools.folder.remove(&id.file_name());
+                return Err(error);
+            }
+        };
+        if let Some(sst) = flushed {
+            self.lsm.flush_count += 1;
+            self.lsm.flush_bytes += sst.meta.size_bytes();
+            self.stats.pages_written += sst.meta.size_bytes() / tierbed_io::PAGE_BYTES as u64;
+            let edit = VersionEdit { added: vec![(0, sst.meta)], ..VersionEdit::default() };
+            self.install(&edit, vec![sst])?;
+        }
+        self.sealed.pop_front();
+        self.forget_flushed_segments();
+        Ok(())
+    }
+
+    // Rows whose home has moved since are left out; `None` when that leaves nothing.
+    fn write_memtable(&self, memtable: &Memtable, id: SstId) -> Result<Option<OpenSst>> {
+        let mut rows = memtable
+            .range(Key::MIN..=Key::MAX)
+            .filter(|(key, _)| !self.allocator.is_superseded(*key))
+            .peekable();
+        if rows.peek().is_none() {
+            return Ok(None);
+        }
+        let mut writer = SstWriter::create(&self.tools, id, self.block_bytes)?;
+        for (key, record) in rows {
+            writer.push(key, record)?;
+        }
+        writer.finish().map(Some)
+    }
+
+    fn forget_flushed_segments(&mut self) {
+        let memtables = self.sealed.iter().chain([&self.active]);
+        let needed: Vec<SegmentId> =
+            memtables.flat_map(|memtable| memtable.segments.iter().copied()).collect();
+        self.segments.retain(|id, _| needed.contains(id));
+    }
+}

@@ -1,0 +1,88 @@
+//! Tiny trees that flush and compact all the time.
+
+use std::sync::Arc;
+
+use tierbed_core::env::ManualClock;
+use tierbed_core::store::RowWrite;
+use tierbed_core::{
+    Budget, InitSpec, OptimizerKind, Result, RowId, RowKey, RowStore, TableId, TableSchema,
+    TrainStore,
+};
+use tierbed_io::{EngineChoice, EngineOptions};
+use tierbed_lsm::{
+    Durability, LsmOptions, LsmStore, MemoryOptions, Picker, Scheduling, SstOptions, TreeShape,
+};
+
+/// Options of a tree whose memtables hold `memtable_bytes`; all of RecDB's parts are on.
+pub fn tiny(memtable_bytes: usize) -> LsmOptions {
+    LsmOptions {
+        engine: EngineOptions { choice: EngineChoice::Inline, queue_depth: 4, buf_bytes: 4096 },
+        clock: Arc::new(ManualClock::default()),
+        durability: Durability::Commit,
+        disk_quota_bytes: None,
+        memory: MemoryOptions {
+            memtable_bytes,
+            sealed_memtables_max: 1,
+            block_cache_bytes: 4 * 4096,
+            monitored_reads_max: 4096,
+        },
+        sst: SstOptions {
+            block_bytes: 4096,
+            sst_bytes: 16 * 1024,
+            filter_bits_per_row: 10,
+            chunk_bytes: 8192,
+        },
+        shape: TreeShape { l0_trigger: 2, l0_stop: 4, level1_bytes: 48 * 1024, level_ratio: 2 },
+        scheduling: Scheduling::Levelled,
+        ..LsmOptions::recdb(Budget::new(8 << 20))
+    }
+}
+
+/// The same tree without RecDB's parts.
+pub fn tiny_plain(memtable_bytes: usize) -> LsmOptions {
+    LsmOptions {
+        hot_rule: None,
+        sorts_requests: false,
+        picker: Picker::Largest,
+        ..tiny(memtable_bytes)
+    }
+}
+
+pub fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
+    TableSchema {
+        name: name.into(),
+        row_count,
+        dim,
+        optimizer: OptimizerKind::Sgd,
+        state_init: 0.0,
+        init: InitSpec::Constant { value: 0.0 },
+        seed: 0,
+    }
+}
+
+/// Reads rows and returns the first word of each record, which tests use as a version number.
+pub fn versions(store: &mut LsmStore, rows: &[RowKey]) -> Result<Vec<Option<u32>>> {
+    let mut found = vec![None; rows.len()];
+    store.read_requests(rows, &mut |at, record| {
+        found[at] = record.map(|record| u32::from_le_bytes(record[..4].try_into().unwrap()));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Writes `version` as the first word of each row; `rows` ascending.
+pub fn write_version(store: &mut LsmStore, rows: &[RowKey], version: u32) -> Result<()> {
+    let mut records = Vec::new();
+    for row in rows {
+        let mut record = vec![0; store.schema().table(row.table)?.record_bytes()];
+        record[..4].copy_from_slice(&version.to_le_bytes());
+        records.push(record);
+    }
+    let writes: Vec<_> =
+        rows.iter().zip(&records).map(|(key, record)| RowWrite { key: *key, record }).collect();
+    store.write(&writes)
+}
+
+pub fn row(table: u32, row: u64) -> RowKey {
+    RowKey::new(TableId(table), RowId(row))
+}

@@ -1,0 +1,334 @@
+//! Does the tree keep the waist's promise, with every part on or off?
+//!
+//! Memtables of a few rows and levels of a few SSTs, so that every step flushes, compacts, moves
+//! and rewrites.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    unreachable_pub,
+    dead_code,
+    reason = "a test that panics has failed, as it should"
+)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{row, table, tiny, tiny_plain, versions, write_version};
+use tierbed_core::conformance::check_row_store;
+use tierbed_core::env::SplitMix64;
+use tierbed_core::store::Attachment;
+use tierbed_core::{Budget, ErrorKind, Result, RowKey, RowStore, TableId, TrainStore};
+use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode};
+use tierbed_lsm::{Durability, HotRule, LsmOptions, LsmStore, Picker, Scheduling, Work};
+
+/// Memtables that hold one of the kit's longest records (4,404 bytes) or a few.
+const MEMTABLE_BYTES: usize = 12 * 1024;
+
+fn option_sets() -> Vec<(&'static str, LsmOptions)> {
+    let step = LsmOptions { durability: Durability::Step, ..tiny(MEMTABLE_BYTES) };
+    let mut bare = tiny_plain(MEMTABLE_BYTES);
+    bare.sst.filter_bits_per_row = 0;
+    bare.memory.block_cache_bytes = 0;
+    bare.memory.monitored_reads_max = 0;
+    let silk = Scheduling::SilkLike { device_bytes_per_s: 1e6 };
+    vec![
+        ("recdb", tiny(MEMTABLE_BYTES)),
+        ("plain", tiny_plain(MEMTABLE_BYTES)),
+        ("bare", bare),
+        ("step", step),
+        ("look-ahead", LsmOptions { scheduling: Scheduling::LookAhead, ..tiny(MEMTABLE_BYTES) }),
+        ("silk", LsmOptions { scheduling: silk, ..tiny(MEMTABLE_BYTES) }),
+        ("stepped by hand", LsmOptions { works_on_write: false, ..tiny(MEMTABLE_BYTES) }),
+    ]
+}
+
+fn with_budget(options: &LsmOptions) -> LsmOptions {
+    LsmOptions { budget: Budget::new(8 << 20), ..options.clone() }
+}
+
+#[test]
+fn keeps_the_waists_promise_in_memory_with_every_set_of_options() {
+    for (name, options) in option_sets() {
+        for seed in 0..2 {
+            let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
+            let open = || -> Result<Box<dyn TrainStore>> {
+                Ok(Box::new(LsmStore::open(folder.clone(), with_budget(&options))?))
+            };
+            let mut reopen = |old, _| {
+                drop(old);
+                open()
+            };
+            check_row_store(open().unwrap(), Some(&mut reopen), seed, 120)
+                .unwrap_or_else(|error| panic!("{name}, seed {seed}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn keeps_the_waists_promise_on_a_file_system_with_every_engine() {
+    for (choice, queue_depth) in
+        [(EngineChoice::Auto, 8), (EngineChoice::Pread, 2), (EngineChoice::Inline, 1)]
+    {
+        for durability in [Durability::Commit, Durability::Step] {
+            let scratch = tempfile::tempdir().unwrap();
+            let open = || -> Result<Box<dyn TrainStore>> {
+                let folder = Arc::new(FsFolder::create(scratch.path())?);
+                let engine = EngineOptions { choice, queue_depth, buf_bytes: 4096 };
+                let options = LsmOptions { engine, durability, ..tiny(MEMTABLE_BYTES) };
+                Ok(Box::new(LsmStore::open(folder, options)?))
+            };
+            let mut reopen = |old, _| {
+                drop(old);
+                open()
+            };
+            check_row_store(open().unwrap(), Some(&mut reopen), 7, 40).unwrap();
+        }
+    }
+}
+
+fn memory_folder() -> Arc<dyn Folder> {
+    Arc::new(MemoryFolder::default())
+}
+
+/// Skewed rows of two tables: low ids often, high ones seldom.
+fn skewed_rows(rng: &mut SplitMix64, count: usize) -> Vec<RowKey> {
+    let mut rows: Vec<RowKey> = (0..count)
+        .map(|_| {
+            let skew = rng.unit_f64() * rng.unit_f64() * rng.unit_f64();
+            row(rng.below(2) as u32, (skew * 3000.0) as u64)
+        })
+        .collect();
+    rows.sort_unstable();
+    rows
+}
+
+#[test]
+fn version_numbers_are_never_stale_while_rows_turn_hot_and_cold() {
+    for (name, options) in option_sets() {
+        let rule = HotRule { frequency_min: 0.015, frequency_keep: 0.01, hot_ratio: 0.05 };
+        let options = LsmOptions { hot_rule: options.hot_rule.map(|_| rule), ..options };
+        let folder = memory_folder();
+        let mut store = LsmStore::open(folder.clone(), with_budget(&options)).unwrap();
+        store.add_table(table("a", 8, 3000)).unwrap();
+        store.add_table(table("b", 3, 3000)).unwrap();
+        let mut rng = SplitMix64::new(11);
+        let mut model: BTreeMap<RowKey, u32> = BTreeMap::new();
+        let (mut levels_seen, mut promoted, mut demoted) = (0, 0, 0);
+        for step in 1..=240u32 {
+            let mut window = skewed_rows(&mut rng, 200);
+            // What is popular drifts, so that hot rows cool down again.
+            for row in &mut window {
+                row.row.0 = (row.row.0 + u64::from(step / 20) * 37) % 3000;
+            }
+            store.observe_window(&window, 100).unwrap();
+            store.observe_buffer(u64::from(step % 7) * 1000);
+            let expected: Vec<_> = window.iter().map(|row| model.get(row).copied()).collect();
+            assert_eq!(versions(&mut store, &window).unwrap(), expected, "{name}, step {step}");
+            window.sort_unstable();
+            window.dedup();
+            write_version(&mut store, &window, step).unwrap();
+            model.extend(window.into_iter().map(|row| (row, step)));
+            let is_pause = step % 5 == 0;
+            while is_pause && !matches!(store.step().unwrap(), Work::Idle | Work::Deferred) {}
+            if step % 40 == 0 {
+                store.commit("step", &[]).unwrap();
+                promoted += store.lsm_stats().rows_promoted;
+                demoted += store.lsm_stats().rows_demoted;
+                drop(store);
+                store = LsmStore::open(folder.clone(), with_budget(&options)).unwrap();
+            }
+            let deepest = store.version().ssts().map(|(level, _)| level).max().unwrap_or(0);
+            levels_seen = levels_seen.max(deepest);
+        }
+        store.verify().unwrap();
+        for id in [TableId(0), TableId(1)] {
+            let mut found = Vec::new();
+            store
+                .scan(id, &mut |row, record| {
+                    let version = u32::from_le_bytes(record[..4].try_into().unwrap());
+                    found.push((RowKey::new(id, row), version));
+                    Ok(())
+                })
+                .unwrap();
+            let rows = model.iter().filter(|(row, _)| row.table == id);
+            let expected: Vec<_> = rows.map(|(row, version)| (*row, *version)).collect();
+            assert_eq!(found, expected, "{name}");
+        }
+        assert!(levels_seen >= 2, "{name}: only {levels_seen} levels");
+        let has_moved = promoted > 20 && demoted > 20;
+        assert_eq!(has_moved, options.hot_rule.is_some(), "{name}: {promoted}, {demoted}");
+        let report = store.budget().report();
+        assert!(report.peak_bytes <= report.limit_bytes, "{name}");
+    }
+}
+
+#[test]
+fn reopens_at_the_last_commit_with_its_attachments() {
+    for durability in [Durability::Commit, Durability::Step] {
+        let folder = memory_folder();
+        let open = || {
+            let options = LsmOptions { durability, ..tiny(MEMTABLE_BYTES) };
+            LsmStore::open(folder.clone(), options)
+        };
+        let mut store = open().unwrap();
+        store.add_table(table("t", 16, 1000)).unwrap();
+        write_version(&mut store, &[row(0, 5)], 1).unwrap();
+        store.commit("one", &[Attachment { name: "dense", bytes: b"abc" }]).unwrap();
+        write_version(&mut store, &[row(0, 5), row(0, 6)], 2).unwrap();
+        assert_eq!(versions(&mut store, &[row(0, 5)]).unwrap(), [Some(2)]);
+        drop(store);
+        let mut store = open().unwrap();
+        assert_eq!(store.last_commit().unwrap().name, "one");
+        assert_eq!(versions(&mut store, &[row(0, 6), row(0, 5)]).unwrap(), [None, Some(1)]);
+        assert_eq!(store.attachment("dense").unwrap().as_deref(), Some(&b"abc"[..]));
+    }
+}
+
+#[test]
+fn a_log_of_one_durability_is_read_by_the_other() {
+    let folder = memory_folder();
+    let step = LsmOptions { durability: Durability::Step, ..tiny(MEMTABLE_BYTES) };
+    let mut store = LsmStore::open(folder.clone(), step).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    write_version(&mut store, &[row(0, 5)], 1).unwrap();
+    store.commit("logged", &[]).unwrap();
+    assert_eq!(store.version().ssts().count(), 0, "the commit flushed nothing");
+    drop(store);
+    let mut store = LsmStore::open(folder.clone(), tiny(MEMTABLE_BYTES)).unwrap();
+    assert_eq!(versions(&mut store, &[row(0, 5)]).unwrap(), [Some(1)]);
+    store.commit("flushed", &[]).unwrap();
+    assert_eq!(store.version().ssts().count(), 1);
+    assert!(folder.list().unwrap().iter().all(|name| !name.ends_with(".wal")), "log removed");
+}
+
+#[test]
+fn every_damaged_block_is_found_by_verify_and_by_the_read_that_needs_it() {
+    let folder = memory_folder();
+    let mut store = LsmStore::open(folder.clone(), tiny(MEMTABLE_BYTES)).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    let rows: Vec<_> = (0..150).map(|at| row(0, at)).collect();
+    write_version(&mut store, &rows, 1).unwrap();
+    store.commit("one", &[]).unwrap();
+    let name = folder.list().unwrap().into_iter().find(|name| name.ends_with(".sst")).unwrap();
+    let device = folder.open(&name, OpenMode::ReadWrite).unwrap();
+    let mut byte = [0];
+    device.read_at(700, &mut byte).unwrap();
+    device.write_at(700, &[byte[0] ^ 1]).unwrap();
+    for error in [store.verify().unwrap_err(), versions(&mut store, &rows).unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Corruption);
+        assert!(error.to_string().contains("sst_id"), "{error}");
+    }
+    device.set_len(device.len_bytes().unwrap() - 4096).unwrap();
+    drop(store);
+    let error = LsmStore::open(folder.clone(), tiny(MEMTABLE_BYTES)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Corruption);
+    folder.remove(&name).unwrap();
+    let error = LsmStore::open(folder, tiny(MEMTABLE_BYTES)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Corruption);
+}
+
+#[test]
+fn no_damaged_byte_of_any_file_panics_or_passes() {
+    let folder = memory_folder();
+    let options = LsmOptions { durability: Durability::Step, ..tiny(8 * 1024) };
+    let mut store = LsmStore::open(folder.clone(), options.clone()).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    for version in 1..4 {
+        let rows: Vec<_> = (0..150).map(|at| row(0, at * 6)).collect();
+        write_version(&mut store, &rows, version).unwrap();
+    }
+    store.commit("one", &[]).unwrap();
+    drop(store);
+    let names = folder.list().unwrap();
+    for ending in [".sst", ".wal", ".version", ".manifest"] {
+        assert!(names.iter().any(|name| name.ends_with(ending)), "{names:?}");
+    }
+    let check = || {
+        let budget = Budget::new(8 << 20);
+        let mut store = LsmStore::open(folder.clone(), LsmOptions { budget, ..options.clone() })?;
+        store.verify()
+    };
+    check().unwrap();
+    for name in names.iter().filter(|name| *name != "CURRENT") {
+        let device = folder.open(name, OpenMode::ReadWrite).unwrap();
+        // Odd steps, so that every field of headers and entries is met somewhere.
+        let step = (device.len_bytes().unwrap() / 150).max(1) | 1;
+        for at in (0..device.len_bytes().unwrap()).step_by(step as usize) {
+            let mut byte = [0];
+            device.read_at(at, &mut byte).unwrap();
+            device.write_at(at, &[byte[0] ^ 0x41]).unwrap();
+            let error = check().expect_err(name);
+            assert_eq!(error.kind(), ErrorKind::Corruption, "{name} at {at}: {error}");
+            device.write_at(at, &byte).unwrap();
+        }
+    }
+    check().unwrap();
+}
+
+#[test]
+fn the_quota_stops_growth_and_loses_nothing_committed() {
+    for durability in [Durability::Commit, Durability::Step] {
+        let folder = memory_folder();
+        let options =
+            LsmOptions { durability, disk_quota_bytes: Some(200_000), ..tiny(MEMTABLE_BYTES) };
+        let mut store = LsmStore::open(folder.clone(), with_budget(&options)).unwrap();
+        store.add_table(table("t", 16, 10_000)).unwrap();
+        write_version(&mut store, &[row(0, 0)], 1).unwrap();
+        store.commit("one", &[]).unwrap();
+        let full = (0..10_000).find_map(|at| write_version(&mut store, &[row(0, at)], 2).err());
+        assert_eq!(full.unwrap().kind(), ErrorKind::NoSpace);
+        assert!(store.stats().disk_bytes <= 220_000, "{}", store.stats().disk_bytes);
+        drop(store);
+        let mut store = LsmStore::open(folder, options).unwrap();
+        assert_eq!(versions(&mut store, &[row(0, 0), row(0, 60)]).unwrap(), [Some(1), None]);
+    }
+}
+
+#[test]
+fn too_small_a_budget_names_the_minimum() {
+    let small = LsmOptions { budget: Budget::new(20_000), ..tiny(MEMTABLE_BYTES) };
+    let error = LsmStore::open(memory_folder(), small).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("at least"), "{error}");
+    let mut store = LsmStore::open(memory_folder(), tiny(2048)).unwrap();
+    let error = store.add_table(table("long", 600, 10)).unwrap_err();
+    assert!(error.to_string().contains("memtable"), "{error}");
+    store.add_table(table("short", 16, 10)).unwrap();
+}
+
+#[test]
+fn a_folder_of_another_backend_or_owner_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let open = || LsmStore::open(Arc::new(FsFolder::create(scratch.path())?), tiny(MEMTABLE_BYTES));
+    let mut first = open().unwrap();
+    first.commit("empty", &[]).unwrap();
+    assert_eq!(open().err().unwrap().kind(), ErrorKind::Closed);
+    drop(first);
+    let folder = Arc::new(FsFolder::create(scratch.path()).unwrap());
+    let error = tierbed_trainstore::MemoryStore::open(folder, Budget::unlimited()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    open().unwrap();
+}
+
+#[test]
+fn steps_flush_then_compact_then_rest() {
+    let options = LsmOptions { works_on_write: false, picker: Picker::Largest, ..tiny(4096) };
+    let mut store = LsmStore::open(memory_folder(), options).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    let rows: Vec<_> = (0..100).map(|at| row(0, at)).collect();
+    write_version(&mut store, &rows, 1).unwrap();
+    let mut done = Vec::new();
+    loop {
+        let work = store.step().unwrap();
+        done.push(work);
+        if work == Work::Idle {
+            break;
+        }
+    }
+    assert_eq!(done.first(), Some(&Work::Flushed));
+    assert!(done.contains(&Work::Compacted), "{done:?}");
+    assert_eq!(versions(&mut store, &rows).unwrap(), vec![Some(1); 100]);
+}

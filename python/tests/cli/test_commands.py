@@ -1,0 +1,260 @@
+"""The command line, as a user types it: what it writes, what it says, how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tierbed.cli import main
+from tierbed.cli.serving import ask
+
+SYNTHETIC = ["--format", "synthetic", "--samples", "4000", "--scale", "0.0005"]
+
+
+def tierbed(*arguments: Any) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def result_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    code = tierbed(
+        *("train", *SYNTHETIC, "--store", folder / "run", "--dim", 4, "--seed", 1),
+        *("--dram-budget", "4MiB", "--json", folder / "out.json"),
+    )
+    assert code == 0
+    assert tierbed("publish", "--store", folder / "run", "--out", folder / "snapshot") == 0
+    return folder
+
+
+def test_training_reports_what_was_promised(run: Path) -> None:
+    result = result_of(run / "out.json")
+    promised = "auc pr_auc logloss samples_per_s dram_budget_bytes dram_peak_bytes disk_bytes steps"
+    for name in promised.split():
+        assert isinstance(result[name], (int, float)), name
+    assert 0.5 < result["auc"] <= 1.0
+    assert result["dram_peak_bytes"] <= result["dram_budget_bytes"] == 4 << 20
+    assert result["steps"] == -(-result["train_samples"] // result["batch_size"])
+    assert (run / "run" / "run.json").is_file()
+
+
+def test_a_finished_run_is_not_trained_again(run: Path, capsys: Any) -> None:
+    out = run / "again.json"
+    code = tierbed(
+        *("train", *SYNTHETIC, "--store", run / "run", "--dim", 4, "--seed", 1),
+        *("--dram-budget", "4MiB", "--json", out),
+    )
+    assert code == 0
+    again, first = result_of(out), result_of(run / "out.json")
+    assert again["auc"] == first["auc"]
+    assert again["resumed_from_step"] == again["steps"] == first["steps"]
+
+
+def test_other_options_do_not_continue_a_run(run: Path, capsys: Any) -> None:
+    code = tierbed("train", *SYNTHETIC, "--store", run / "run", "--dim", 8, "--seed", 1)
+    assert code == 2
+    said = capsys.readouterr().err
+    assert "embedding_dim: 4 -> 8" in said
+    assert "another folder" in said
+    assert "Traceback" not in said
+
+
+def test_scoring_continues_behind_the_training_samples(run: Path) -> None:
+    out = run / "eval.json"
+    assert tierbed("eval", "--store", run / "run", "--samples", 2000, "--json", out) == 0
+    result = result_of(out)
+    assert result["eval_samples"] == 2000
+    assert 0.5 < result["auc"] <= 1.0
+
+
+def test_json_on_the_screen_is_only_json(run: Path, capsys: Any) -> None:
+    assert tierbed("verify", run / "run", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["verified"] is True
+
+
+def test_a_run_and_a_snapshot_are_shown_and_verified(run: Path, capsys: Any) -> None:
+    for folder, kind in ((run / "run", "store"), (run / "snapshot", "snapshot")):
+        assert tierbed("inspect", folder, "--json", run / "shown.json") == 0
+        shown = result_of(run / "shown.json")
+        assert shown["kind"] == kind
+        assert shown["tables_count"] == 26
+        assert "C26" in capsys.readouterr().out
+        assert tierbed("verify", folder) == 0
+
+
+def test_rows_are_looked_up_one_by_one_or_pooled(run: Path, capsys: Any) -> None:
+    out = run / "rows.json"
+    look = ("lookup", run / "snapshot", "--table", "C3", "--ids", "1,2,2", "--json", out)
+    assert tierbed(*look) == 0
+    rows = torch.tensor(result_of(out)["vectors"])
+    assert rows.shape == (3, 4)
+    assert tierbed(*look, "--pool", "mean") == 0
+    torch.testing.assert_close(torch.tensor(result_of(out)["vectors"][0]), rows.mean(0))
+
+
+def test_a_damaged_store_is_told_and_ends_with_1(run: Path, tmp_path: Path, capsys: Any) -> None:
+    import shutil
+
+    shutil.copytree(run / "snapshot", tmp_path / "snapshot")
+    pages = tmp_path / "snapshot" / "rows.pages"
+    data = bytearray(pages.read_bytes())
+    data[len(data) // 2] ^= 1
+    pages.write_bytes(data)
+    assert tierbed("verify", tmp_path / "snapshot") == 1
+    said = capsys.readouterr().err
+    assert "checksum" in said
+    assert "Traceback" not in said
+
+
+def test_tables_go_out_and_into_another_store(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "c3.safetensors"
+    assert tierbed("export", "--store", run / "run", "--table", "C3", "--file", file) == 0
+    store = tmp_path / "other"
+    make = ("import", "--store", store, "--table", "items", "--file", file)
+    assert tierbed(*make, "--create") == 0
+    back = tmp_path / "back.npy"
+    assert tierbed("export", "--store", store, "--table", "items", "--file", back) == 0
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    assert np.array_equal(np.load(back), load_file(file)["C3.weight"])
+
+
+def test_a_plan_needs_no_disk_and_names_the_least(run: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "plan.json"
+    plan = ("plan", *SYNTHETIC, "--dim", 4, "--json", out)
+    assert tierbed(*plan, "--dram-budget", "4MiB") == 0
+    predicted = result_of(out)
+    assert predicted["fits"] is True
+    assert predicted["table_bytes"] == result_of(run / "out.json")["table_bytes"]
+    assert tierbed(*plan, "--dram-budget", "64KiB") == 0
+    assert result_of(out)["fits"] is False
+    assert "at least" in capsys.readouterr().err
+
+
+def test_a_plan_foretells_what_training_uses(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    samples = ["--format", "synthetic", "--scale", "0.0005", "--samples", "3200"]
+    assert (
+        tierbed(
+            *("plan", *samples, "--seed", 1, "--dim", 4, "--dram-budget", "4MiB"),
+            *("--batch-size", 64, "--json", out),
+        )
+        == 0
+    )
+    predicted, real = result_of(out), result_of(run / "out.json")["stats"]
+    part = real["budget"]["parts"]["row buffer"]["peak_bytes"]
+    assert predicted["row_buffer_bytes"] == pytest.approx(part, rel=0.1)
+    # Shadow pages keep two homes for pages that changed between checkpoints.
+    assert predicted["disk_bytes_after_sample"] <= 2.5 * real["disk_bytes"]
+    assert real["disk_bytes"] <= predicted["disk_max_bytes"] + (1 << 20)
+
+
+def test_generated_files_train_like_real_ones(tmp_path: Path) -> None:
+    file = tmp_path / "log.tsv.zst"
+    assert tierbed("generate", "--out", file, "--samples", 3000, "--scale", 0.0005) == 0
+    out = tmp_path / "out.json"
+    train = ("train", "--data", file, "--store", tmp_path / "run", "--model", "pnn", "--dim", 4)
+    assert tierbed(*train, "--dram-budget", "4MiB", "--json", out) == 0
+    assert result_of(out)["auc"] > 0.5
+    assert (tmp_path / "run" / "vocabulary").is_file()
+    other = tmp_path / "other.tsv.gz"
+    assert tierbed("generate", "--out", other, "--samples", 1000, "--scale", 0.0005) == 0
+    scored = tmp_path / "scored.json"
+    evaluate = ("eval", "--store", tmp_path / "run", "--data", other, "--json", scored)
+    assert tierbed(*evaluate) == 0
+    assert result_of(scored)["eval_samples"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "--store", "x"], "--data"),
+        (["train", "--store", "x", "--data", "nothing.tsv"], "no such file: nothing.tsv"),
+        (["train", "--store", "x", "--format", "tape", "--data", "y"], "--format"),
+        (["train", *SYNTHETIC, "--store", "x", "--model", "oracle"], "dlrm"),
+        (["train", *SYNTHETIC, "--store", "x", "--dram-budget", "1KiB"], "minimum_bytes"),
+        (["train", *SYNTHETIC, "--store", "x", "--dram-budget", "lots"], "dram_budget"),
+        (["train", *SYNTHETIC], "--store"),
+        (["eval", "--store", "nowhere", "--data", "y"], "no training run"),
+        (["publish", "--store", "nowhere", "--out", "y"], "no such folder"),
+        (["inspect", "nowhere"], "no such folder"),
+        (["lookup", "--table", "a", "--ids", "1"], "--url"),
+        (["lookup", "nowhere", "--table", "a", "--ids", "one"], "--ids"),
+        (["lookup", "--url", "ftp://x", "--table", "a", "--ids", "1"], "http://"),
+        (["bench", "speed"], "training"),
+        (["dance"], "dance"),
+    ],
+)
+def test_wrong_calls_end_with_2_and_a_remedy(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tierbed(*arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_line_that_is_not_criteo_is_named(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "log.tsv"
+    file.write_text("1\t2\t3\n" * 10)
+    assert tierbed("train", "--data", file, "--store", tmp_path / "run") == 2
+    assert "log.tsv" in capsys.readouterr().err
+
+
+def test_nobody_answering_ends_with_1(capsys: Any) -> None:
+    arguments = ("lookup", "--url", "http://127.0.0.1:9", "--table", "a", "--ids", "1")
+    assert tierbed(*arguments) == 1
+    assert "is the server running" in capsys.readouterr().err
+
+
+def test_help_gets_one_going(capsys: Any) -> None:
+    assert tierbed("--help") == 0
+    said = capsys.readouterr().out
+    verbs = "demo train eval publish serve lookup inspect verify plan import export bench generate"
+    for verb in verbs.split():
+        assert verb in said
+        assert tierbed(verb, "--help") == 0
+        assert "--" in capsys.readouterr().out
+
+
+def test_a_server_answers_lookups_predictions_and_metrics(run: Path, capsys: Any) -> None:
+    command = [sys.executable, "-m", "tierbed.cli", "serve", str(run / "snapshot")]
+    command += ["--address", "127.0.0.1:0", "--dram-budget", "4MiB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "lookups and predictions" in line
+            url = line.split()[-1]
+            out = run / "served.json"
+            look = ("--table", "C3", "--ids", "1,2", "--json", out)
+            assert tierbed("lookup", "--url", url, *look) == 0
+            served = result_of(out)["vectors"]
+            assert tierbed("lookup", run / "snapshot", *look) == 0
+            torch.testing.assert_close(
+                torch.tensor(served), torch.tensor(result_of(out)["vectors"])
+            )
+            request = {"dense": [[0.0] * 13] * 2, "values": [0] * 52}
+            answer = ask(url, "/v1/predict", request)
+            assert len(answer["probability"]) == 2
+            assert 0 < answer["probability"][0] < 1
+            assert ask(url, "/health")["status"] == "ok"
+            assert "tierbed_lookups_total" in ask(url, "/metrics")
+            assert tierbed("lookup", "--url", url, "--table", "nowhere", "--ids", "1") == 2
+            assert "nowhere" in capsys.readouterr().err
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 0
