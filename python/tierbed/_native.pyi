@@ -46,7 +46,8 @@ class NativeStore:
     """The engine over one store. One per folder and machine; thread-safe, one call at a time."""
 
     def __new__(cls, path: str | None, options_json: str) -> Self:
-        """``options_json``: {"dram_budget_bytes": int, "backend": "file"|"memory",
+        """``options_json``: {"dram_budget_bytes": int,
+        "backend": "file"|"memory"|"lsm"|"lsm_plain",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
         "disk_quota_bytes": int|null, "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget
         may be left out. ``path`` may be None for "memory"."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
+BACKENDS = ("file", "memory", "lsm", "lsm_plain")
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
@@ -60,7 +61,9 @@ class Store:
             path: The folder. Only ``backend="memory"`` does without.
             dram_budget: Bytes of memory for everything the store keeps, as a number or as
                 ``"16MiB"``; buffers, caches and indexes all count.
-            backend: ``"file"``, or ``"memory"`` for tables that fit (the reference).
+            backend: ``"file"``; ``"memory"`` for tables that fit (the reference); ``"lsm"``,
+                RecDB's log-structured merge tree, or ``"lsm_plain"``, the same without
+                RecDB's parts. All give the same numbers.
             io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
@@ -73,8 +76,8 @@ class Store:
             ClosedError: Another process owns the store.
             CorruptionError: The last checkpoint does not verify.
         """
-        if backend not in ("file", "memory"):
-            raise InvalidError(f"backend must be 'file' or 'memory', not {backend!r}")
+        if backend not in BACKENDS:
+            raise InvalidError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
         if path is None and backend != "memory":
             raise InvalidError("a store on disk needs a path; give one, or backend='memory'")
         options = {

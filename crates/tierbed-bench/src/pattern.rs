@@ -43,6 +43,8 @@ impl PatternOptions {
         let backend = match self.backend.as_str() {
             "file" => Backend::File,
             "memory" => Backend::Memory,
+            "lsm" => Backend::Lsm,
+            "lsm_plain" => Backend::LsmPlain,
             other => return Err(Error::invalid("unknown backend").with("found", other)),
         };
         let io_engine = self.io_engine.clone();

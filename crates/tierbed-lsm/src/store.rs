@@ -338,7 +338,12 @@ impl RowStore for LsmStore {
     }
 
     fn stats(&self) -> StoreStats {
-        StoreStats { disk_bytes: self.disk_bytes(), io: self.engine.stats(), ..self.stats.clone() }
+        // Flushes, merges and the log go to the devices directly, past the engine; they count.
+        let mut io = self.engine.stats();
+        let written = self.lsm.flush_bytes + self.lsm.wal_bytes + self.lsm.compaction_write_bytes;
+        io.write_bytes += written;
+        io.read_bytes += self.lsm.compaction_read_bytes;
+        StoreStats { disk_bytes: self.disk_bytes(), io, ..self.stats.clone() }
     }
 }
 

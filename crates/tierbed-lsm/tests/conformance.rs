@@ -332,3 +332,19 @@ fn steps_flush_then_compact_then_rest() {
     assert!(done.contains(&Work::Compacted), "{done:?}");
     assert_eq!(versions(&mut store, &rows).unwrap(), vec![Some(1); 100]);
 }
+
+/// The waist's statistics once left out what does not pass through the I/O engine, and a
+/// benchmark reported a store that writes nothing.
+#[test]
+fn statistics_count_what_flushes_and_merges_move() {
+    let mut store = LsmStore::open(memory_folder(), tiny(4096)).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    let rows: Vec<_> = (0..400).map(|at| row(0, at)).collect();
+    for version in 0..6 {
+        write_version(&mut store, &rows, version).unwrap();
+    }
+    let (lsm, io) = (store.lsm_stats(), store.stats().io);
+    assert!(lsm.flush_bytes > 0 && lsm.compaction_write_bytes > 0, "{lsm:?}");
+    assert!(io.write_bytes >= lsm.flush_bytes + lsm.compaction_write_bytes, "{io:?}");
+    assert!(io.read_bytes >= lsm.compaction_read_bytes, "{io:?}");
+}

@@ -9,6 +9,7 @@ use tierbed_core::stats::StoreStats;
 use tierbed_core::{Budget, Error, ErrorKind, Result, Schema, TableId, TableSchema, TrainStore};
 use tierbed_io::{Folder, FsFolder, MemoryFolder};
 use tierbed_kernels::{Hyper, Isa, Kernels};
+use tierbed_lsm::{LsmOptions, LsmStore};
 use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
 
 use crate::options::{Backend, EngineConfig};
@@ -74,27 +75,12 @@ impl Engine {
     pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &EngineConfig) -> Result<Self> {
         let budget = Budget::new(config.dram_budget_bytes);
         let scratch = Scratch::new(&budget)?;
-        let store: Box<dyn TrainStore> = match (config.backend, folder) {
-            (Backend::File, Some(folder)) => {
-                let options = FileStoreOptions {
-                    budget: budget.clone(),
-                    engine: config.io_options()?,
-                    disk_quota_bytes: config.disk_quota_bytes,
-                };
-                Box::new(FileStore::open(folder, options)?)
-            }
-            (Backend::File, None) => {
-                return Err(Error::invalid("the file store needs a path"));
-            }
-            (Backend::Memory, Some(folder)) => Box::new(MemoryStore::open(folder, budget.clone())?),
-            (Backend::Memory, None) => {
-                Box::new(MemoryStore::open(Arc::new(MemoryFolder::new()), budget.clone())?)
-            }
-        };
-        // A memory store needs room of its own for the rows it is given.
+        let store = open_store(folder, config, &budget)?;
+        // Stores that grow with what they are given need room of their own beside the buffer.
         let buffer_bytes_max = match config.backend {
             Backend::File => u64::MAX,
             Backend::Memory => config.dram_budget_bytes / 2,
+            Backend::Lsm | Backend::LsmPlain => config.dram_budget_bytes / 4,
         };
         let mut engine = Self {
             schema: Arc::new(store.schema().clone()),
@@ -218,6 +204,45 @@ impl Engine {
         }
         result
     }
+}
+
+fn open_store(
+    folder: Option<Arc<dyn Folder>>,
+    config: &EngineConfig,
+    budget: &Budget,
+) -> Result<Box<dyn TrainStore>> {
+    let Some(folder) = folder.or_else(|| {
+        let needs_none = config.backend == Backend::Memory;
+        needs_none.then(|| Arc::new(MemoryFolder::new()) as Arc<dyn Folder>)
+    }) else {
+        return Err(Error::invalid("a store on disk needs a path"));
+    };
+    Ok(match config.backend {
+        Backend::File => {
+            let options = FileStoreOptions {
+                budget: budget.clone(),
+                engine: config.io_options()?,
+                disk_quota_bytes: config.disk_quota_bytes,
+            };
+            Box::new(FileStore::open(folder, options)?)
+        }
+        Backend::Memory => Box::new(MemoryStore::open(folder, budget.clone())?),
+        Backend::Lsm | Backend::LsmPlain => {
+            // The tree divides half of the budget among its parts; they count in the whole one.
+            let half = Budget::new(config.dram_budget_bytes / 2);
+            let preset = match config.backend {
+                Backend::Lsm => LsmOptions::recdb(half),
+                _ => LsmOptions::plain(half),
+            };
+            let options = LsmOptions {
+                budget: budget.clone(),
+                engine: config.io_options()?,
+                disk_quota_bytes: config.disk_quota_bytes,
+                ..preset
+            };
+            Box::new(LsmStore::open(folder, options)?)
+        }
+    })
 }
 
 fn kernels_of(isa: &str) -> Result<Kernels> {

@@ -12,6 +12,10 @@ pub enum Backend {
     File,
     /// Plain memory; the oracle.
     Memory,
+    /// A log-structured merge tree with all of RecDB's parts.
+    Lsm,
+    /// The same tree without them: the baseline.
+    LsmPlain,
 }
 
 /// Options of an [`Engine`](crate::Engine); JSON with these names at the Python border.

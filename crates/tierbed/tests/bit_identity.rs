@@ -11,7 +11,7 @@
 mod common;
 
 use common::{all_records, bits, memory_config, small_config, Job};
-use tierbed::{Engine, EngineConfig};
+use tierbed::{Backend, Engine, EngineConfig};
 use tierbed_core::{ErrorKind, OptimizerKind};
 
 fn configs() -> Vec<EngineConfig> {
@@ -19,8 +19,11 @@ fn configs() -> Vec<EngineConfig> {
         io_engine: name.to_owned(),
         ..EngineConfig::new(bytes)
     };
+    let tree = |backend| EngineConfig { backend, ..EngineConfig::new(4 << 20) };
     vec![
         small_config(),
+        tree(Backend::Lsm),
+        tree(Backend::LsmPlain),
         engine("pread", 400 << 10),
         engine("inline", 700 << 10),
         engine("auto", 64 << 20),

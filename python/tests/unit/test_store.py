@@ -23,6 +23,8 @@ def table(**fields: Any) -> tb.EmbeddingBagConfig:
         ("memory", {}),
         ("file", {"io_engine": "auto"}),
         ("file", {"io_engine": "pread", "dram_budget": "2MiB"}),
+        ("lsm", {"dram_budget": "8MiB"}),
+        ("lsm_plain", {"io_engine": "pread", "dram_budget": "8MiB"}),
     ],
 )
 def test_every_store_passes_the_conformance_kit(

@@ -74,6 +74,18 @@ def run_training(out: Path, quick: bool, seed: int = 1) -> Path:
                 )
                 for engine in ("io_uring", "pread")
             ),
+            *(
+                _stored(
+                    stack,
+                    name,
+                    size,
+                    rounds,
+                    path=folder / name,
+                    backend=backend,
+                    budget=int(size.budget_share * table_bytes),
+                )
+                for name, backend in (("recdb", "lsm"), ("plain_lsm", "lsm_plain"))
+            ),
             _torch_bags(size, rounds),
         ]
         known = [system for system in systems if system is not None]
@@ -194,7 +206,7 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> Path:
     ratios = {
         f"{name}_vs_{baseline}": ratio(speed[name], speed[baseline])
         for name in speed
-        for baseline in ("memory_store", "torch_embedding_bag")
+        for baseline in ("memory_store", "torch_embedding_bag", "plain_lsm")
         if name != baseline
     }
     columns = [name for row in rows for name in row]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,8 +47,14 @@ def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
 
 
 def backend_of(place: Path) -> str:
-    """Returns which kind of store wrote the folder: tables are dumped only by ``memory``."""
-    return "memory" if any(place.glob("commit-*.dump")) else "file"
+    """Returns which kind of store wrote the folder, as its last checkpoint's manifest says."""
+    for manifest in place.glob("commit-*.manifest"):
+        _, _, body = manifest.read_text(errors="replace").partition("\n")
+        try:
+            return str(json.loads(body)["backend"])
+        except (ValueError, KeyError, TypeError):
+            break  # damaged: opening it will say where
+    return "file"
 
 
 def inspect(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOut = None) -> None:

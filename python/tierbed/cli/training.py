@@ -77,7 +77,9 @@ def train(
     label: Label = "label",
     dense: Dense = "",
     categorical: Categorical = "",
-    backend: Annotated[str, typer.Option("--backend", help="file or memory.")] = "file",
+    backend: Annotated[
+        str, typer.Option("--backend", help="file, memory, lsm, lsm_plain.")
+    ] = "file",
     io_engine: IoEngine = "auto",
     disk_quota: Annotated[
         str | None, typer.Option("--disk-quota", help="Most bytes on disk.")

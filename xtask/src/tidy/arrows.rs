@@ -13,7 +13,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("tierbed-trainstore", &["core", "io", "kernels", "cache"]),
     ("tierbed-lsm", &["core", "io", "trainstore"]),
     ("tierbed-pagestore", &["core", "io", "kernels", "cache"]),
-    ("tierbed", &["core", "io", "kernels", "cache", "trainstore", "pagestore"]),
+    ("tierbed", &["core", "io", "kernels", "cache", "trainstore", "lsm", "pagestore"]),
     // Its tests and examples hold it against the engine.
     ("tierbed-forward", &["core", "io", "kernels", "trainstore", "tierbed"]),
     ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),
