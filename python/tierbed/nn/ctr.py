@@ -7,6 +7,7 @@ itself by :meth:`CtrModel.config`, so that a checkpoint or a snapshot can build 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -50,7 +51,7 @@ def pairwise_dots(vectors: Tensor) -> Tensor:
     return products[:, rows, columns]
 
 
-class CtrModel(nn.Module):
+class CtrModel(nn.Module, ABC):
     """Base of the click models.
 
     Args:
@@ -104,13 +105,13 @@ class CtrModel(nn.Module):
         )
         self.build()
 
+    @abstractmethod
     def build(self) -> None:
         """Makes the dense layers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def head(self, dense: Tensor, rows: Tensor) -> Tensor:
         """Computes logits ``[B]`` from ``[B, dense_count]`` numbers and ``[B, F, D]`` rows."""
-        raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
         """Returns what :func:`tierbed.nn.build_model` needs to make this model again."""
