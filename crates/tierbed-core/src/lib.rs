@@ -2,7 +2,7 @@
 //!
 //! Tables, rows and bags ([`ids`], [`bags`], [`schema`]); the narrow waist every store
 //! implements ([`store`]); who may use how much memory ([`budget`]); what can go wrong
-//! ([`error`]); time and luck, which come in by the door ([`env`]); and what was counted
+//! ([`error`]); time and luck, which come in by the door ([`mod@env`]); and what was counted
 //! ([`stats`]). Every other crate depends on this one; this one depends on none of ours.
 
 pub mod bags;
