@@ -212,19 +212,8 @@ impl ForwardEngine {
     /// # Errors
     /// `Invalid` for an unknown table or values that are negative or not finite.
     pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
-        let name = self.schema.table(table)?.name.clone();
-        let all = [hyper.lr, hyper.eps, hyper.beta1, hyper.beta2, hyper.weight_decay];
-        let is_share = |beta: f64| (0.0..1.0).contains(&beta);
-        if all.iter().any(|value| !value.is_finite() || *value < 0.0)
-            || !is_share(hyper.beta1)
-            || !is_share(hyper.beta2)
-        {
-            return Err(Error::invalid(
-                "hyperparameters must be finite and not negative, betas below 1",
-            )
-            .with("table", name)
-            .with("found", format_args!("{hyper:?}")));
-        }
+        let name = &self.schema.table(table)?.name;
+        hyper.check().map_err(|error| error.with("table", name))?;
         if let Some(run) = self.hypers.get_mut(table.0 as usize) {
             *run = Hyper { step: run.step, ..hyper };
         }

@@ -14,7 +14,7 @@ mod row;
 mod row_wise_adagrad;
 mod sgd;
 
-use tierbed_core::OptimizerKind;
+use tierbed_core::{Error, OptimizerKind, Result};
 
 use crate::simd::{prefetch, Job, Lanes};
 use crate::Kernels;
@@ -35,6 +35,24 @@ pub struct Hyper {
     pub weight_decay: f64,
     /// Number of this step, from 1, for all rows alike: Adam's bias correction.
     pub step: u64,
+}
+
+impl Hyper {
+    /// Checks the ranges; `step` is not looked at.
+    ///
+    /// # Errors
+    /// `Invalid` when a value is negative or not finite, or a beta is 1 or more.
+    pub fn check(&self) -> Result<()> {
+        let Self { lr, eps, beta1, beta2, weight_decay, .. } = *self;
+        let is_amount = |value: f64| value.is_finite() && value >= 0.0;
+        let is_share = |beta: f64| (0.0..1.0).contains(&beta);
+        if [lr, eps, weight_decay].into_iter().all(is_amount) && is_share(beta1) && is_share(beta2)
+        {
+            return Ok(());
+        }
+        Err(Error::invalid("hyperparameters must be finite and not negative, betas below 1")
+            .with("found", format_args!("{self:?}")))
+    }
 }
 
 impl Default for Hyper {
@@ -186,6 +204,27 @@ impl<O: Optimizer, D: Decay> Job for Apply<'_, O, D> {
             }
             let (weights, state) = arena[start..][..words].split_at_mut(dim);
             self.optimizer.update::<L, D>(RowMut { weights, state }, grad, self.decay);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hyperparameters_out_of_range_are_refused() {
+        let fine = Hyper::default();
+        fine.check().unwrap();
+        for bad in [
+            Hyper { lr: -0.1, ..fine },
+            Hyper { lr: f64::NAN, ..fine },
+            Hyper { eps: f64::INFINITY, ..fine },
+            Hyper { beta1: 1.0, ..fine },
+            Hyper { beta2: -0.5, ..fine },
+            Hyper { weight_decay: -1.0, ..fine },
+        ] {
+            assert!(bad.check().is_err(), "{bad:?}");
         }
     }
 }
