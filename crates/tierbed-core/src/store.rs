@@ -4,6 +4,7 @@
 //! or what the bytes mean. Absence is an outcome, never a value: a row that was never written
 //! is reported as `None`, and whoever asked fills in its initial value.
 
+use std::fmt;
 use std::path::Path;
 
 use crate::stats::StoreStats;
@@ -95,6 +96,74 @@ pub trait TrainStore: RowStore {
 
     /// Returns the store's folder, if it has one.
     fn path(&self) -> Option<&Path>;
+
+    /// Is told which batches were just announced and brought into the buffer above.
+    ///
+    /// A store may reorganise itself now, while training goes on with what is buffered; what is
+    /// read and written stays the same bytes. Does nothing unless a store overrides it.
+    ///
+    /// # Errors
+    /// `NoSpace` and `Invalid` (budget) leave every row readable, otherwise as
+    /// [`read`](RowStore::read).
+    fn observe(&mut self, _ahead: &Ahead<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Gives the row of every access of some batches, duplicates included, in any order.
+pub type VisitAccesses<'a> = dyn Fn(&mut dyn FnMut(RowKey)) + 'a;
+
+/// What is known of the batches ahead. Source: RecDB §4.2 (look-ahead), §4.4 (Eq. 2a).
+#[derive(Clone, Copy)]
+pub struct Ahead<'a> {
+    /// Announced batches that were not used yet, the new ones included: what training can go on
+    /// with while the store is busy.
+    pub batches_buffered: u32,
+    /// Accesses of these batches, duplicates counted.
+    pub accesses_buffered: u64,
+    /// Samples of the batches announced just now.
+    pub sample_count: u64,
+    /// Accesses of the batches announced just now, duplicates counted.
+    pub access_count: u64,
+    /// Visits these accesses; runs only when a store asks for them.
+    pub visit_accesses: &'a VisitAccesses<'a>,
+}
+
+/// A row and how often the announced batches use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowUses {
+    /// The row.
+    pub key: RowKey,
+    /// Accesses, at least 1.
+    pub access_count: u32,
+}
+
+impl Ahead<'_> {
+    /// Returns the unique rows of the batches announced just now, ascending, with their counts.
+    ///
+    /// Takes `access_count` keys of memory for a moment, which the caller reserves, and sorts them.
+    #[must_use]
+    pub fn unique_rows(&self) -> Vec<RowUses> {
+        let mut keys = Vec::with_capacity(usize::try_from(self.access_count).unwrap_or(0));
+        (self.visit_accesses)(&mut |key| keys.push(key));
+        keys.sort_unstable();
+        let uses = |same: &[RowKey]| {
+            let access_count = u32::try_from(same.len()).unwrap_or(u32::MAX);
+            same.first().map(|&key| RowUses { key, access_count })
+        };
+        keys.chunk_by(|a, b| a == b).filter_map(uses).collect()
+    }
+}
+
+impl fmt::Debug for Ahead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ahead")
+            .field("batches_buffered", &self.batches_buffered)
+            .field("accesses_buffered", &self.accesses_buffered)
+            .field("sample_count", &self.sample_count)
+            .field("access_count", &self.access_count)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A named blob that is committed together with the rows.
@@ -142,4 +211,29 @@ pub fn out_of_range(table: &TableSchema, row: impl std::fmt::Display) -> Error {
         .with("row", row)
         .with("num_embeddings", table.row_count)
         .with("remedy", "check the ids, or make num_embeddings larger")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unique_rows_are_sorted_and_counted() {
+        let accesses = [(1, 5), (0, 9), (1, 5), (0, 2), (1, 5)];
+        let visit = |visit: &mut dyn FnMut(RowKey)| {
+            accesses
+                .iter()
+                .for_each(|&(table, row)| visit(RowKey::new(TableId(table), RowId(row))));
+        };
+        let ahead = Ahead {
+            batches_buffered: 1,
+            accesses_buffered: 5,
+            sample_count: 5,
+            access_count: 5,
+            visit_accesses: &visit,
+        };
+        let uses = |row: &RowUses| (row.key.table.0, row.key.row.0, row.access_count);
+        let found: Vec<_> = ahead.unique_rows().iter().map(uses).collect();
+        assert_eq!(found, [(0, 2, 1), (0, 9, 1), (1, 5, 3)]);
+    }
 }

@@ -27,7 +27,7 @@ pub struct Engine {
     pub(crate) kernels: Kernels,
     pub(crate) budget: Budget,
     pub(crate) tables: Vec<TableRun>,
-    pub(crate) ahead: crate::prefetch::Ahead,
+    pub(crate) ahead: crate::prefetch::Announced,
     pub(crate) step_count: u64,
     buffer_bytes_max: u64,
     poison: Option<String>,
@@ -90,7 +90,7 @@ impl Engine {
             kernels: kernels_of(&config.isa)?,
             budget,
             tables: Vec::new(),
-            ahead: crate::prefetch::Ahead::default(),
+            ahead: crate::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max,
             poison: None,
@@ -173,7 +173,7 @@ impl Engine {
             buffer.flush(self.store.as_mut())?;
         }
         self.buffer = None;
-        self.ahead = crate::prefetch::Ahead::default();
+        self.ahead = crate::prefetch::Announced::default();
         Ok(())
     }
 

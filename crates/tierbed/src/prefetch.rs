@@ -5,7 +5,10 @@
 //! batches share are read once. When no slot is left that nobody needs, the announcement ends
 //! early: the window shortens by itself. Source: RecDB §4.2 (look-ahead, EV buffer).
 
-use tierbed_core::{Bags, Result};
+use std::collections::VecDeque;
+
+use tierbed_core::store::Ahead;
+use tierbed_core::{Bags, Result, RowKey};
 use tierbed_kernels::FeaturePlan;
 
 use crate::engine::Engine;
@@ -13,23 +16,31 @@ use crate::row_buffer::Want;
 
 /// What has been announced, and how much of it used.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ahead {
+pub(crate) struct Announced {
     plan: Option<FeaturePlan>,
     announced: u32,
     used: u32,
+    // Of the batches not used yet, nearest first.
+    access_counts: VecDeque<u64>,
 }
 
-impl Ahead {
+impl Announced {
     /// Counts a lookup of the announced plan.
     pub(crate) fn note_lookup(&mut self, plan: &FeaturePlan) {
         if self.used < self.announced && self.plan.as_ref() == Some(plan) {
             self.used += 1;
+            self.access_counts.pop_front();
         }
     }
 
     /// Returns the number of the last announced batch that was used.
     pub(crate) fn batch_done(&self) -> u32 {
         self.used
+    }
+
+    fn push(&mut self, bags: &Bags<'_>) {
+        self.announced += 1;
+        self.access_counts.push_back(bags.indices.len() as u64);
     }
 }
 
@@ -53,23 +64,42 @@ impl Engine {
         }
         let mut fitted = 0;
         for bags in batches {
-            let until = self.ahead.announced + 1;
-            if !self.announce(plan, bags, until)? {
+            if !self.announce(plan, bags, self.ahead.announced + 1)? {
                 break;
             }
-            self.ahead.announced = until;
+            self.ahead.push(bags);
             fitted += 1;
         }
         self.fill_announced()?;
+        self.tell_store(plan, batches.get(..fitted).unwrap_or(&[]))?;
         Ok(fitted)
     }
 
     /// Forgets what was announced; rows stay in the buffer, unprotected.
     pub fn end_lookahead(&mut self) {
-        self.ahead = Ahead::default();
+        self.ahead = Announced::default();
         if let Some(buffer) = &mut self.buffer {
             buffer.forget_needs();
         }
+    }
+
+    // What the store may want to know of `batches`, which were announced just now.
+    fn tell_store(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<()> {
+        let visit = |visit: &mut dyn FnMut(RowKey)| {
+            for bags in batches {
+                for (at, feature) in plan.features().iter().enumerate() {
+                    let ids = bags.indices.get(plan.range(bags, at)).unwrap_or(&[]);
+                    ids.iter().for_each(|&id| visit(feature.row_key(id)));
+                }
+            }
+        };
+        self.store.observe(&Ahead {
+            batches_buffered: self.ahead.announced - self.ahead.used,
+            accesses_buffered: self.ahead.access_counts.iter().sum(),
+            sample_count: batches.iter().map(|bags| bags.batch_size() as u64).sum(),
+            access_count: batches.iter().map(|bags| bags.indices.len() as u64).sum(),
+            visit_accesses: &visit,
+        })
     }
 
     // Places the rows of one batch; `false` when they do not all fit. Rows placed before that
@@ -110,3 +140,6 @@ impl Engine {
         buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())
     }
 }
+
+#[cfg(test)]
+mod tests;
