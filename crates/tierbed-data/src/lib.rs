@@ -4,7 +4,8 @@
 //! dense features and token fingerprints ([`layout`], [`fingerprint`]), a [`vocabulary`] turns
 //! fingerprints into dense row ids, and a [`reader`] hands out batches as flat arrays
 //! ([`batch`]). Where there is no log, the [`generator`] makes one up, the same one for the same
-//! seed. Everything streams; memory is bounded by the batch and the budgets given.
+//! seed; a [`trace`] is ids alone, at the size of the published log. Everything streams; memory is
+//! bounded by the batch and the budgets given.
 
 pub mod batch;
 pub mod fingerprint;
@@ -13,6 +14,7 @@ pub mod generator;
 pub mod input;
 pub mod layout;
 pub mod reader;
+pub mod trace;
 pub mod vocabulary;
 
 pub use batch::{BatchShape, SampleBatch};
