@@ -6,8 +6,8 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
 
+use tierbed_core::env::Env;
 use tierbed_core::{Error, Result};
 use tierbed_data::trace::{write_trace, TraceOptions};
 
@@ -17,9 +17,10 @@ fn run(words: &[String]) -> Result<()> {
         words.get(at).and_then(|word| word.parse().ok()).unwrap_or(default)
     };
     let options = TraceOptions { scale: number(1, 0.01), seed: number(2, 1.0) as u64 };
-    let started = Instant::now();
+    let clock = Env::real(0).clock;
+    let started_us = clock.now_us();
     let stats = write_trace(&options, Path::new(path), &mut |_| Ok(()))?;
-    let seconds = started.elapsed().as_secs_f64();
+    let seconds = (clock.now_us() - started_us) as f64 / 1e6;
     let total = stats.total();
     println!(
         "{} samples, {} rows: {} once, {} twice or more, {} ten times or more; {:.0} rows a batch",

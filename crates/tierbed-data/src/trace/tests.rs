@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::io::Write;
 
 use super::shape::COLUMNS;
 use super::*;
@@ -15,6 +16,10 @@ fn columns(options: &TraceOptions) -> Vec<Vec<u32>> {
         })
         .unwrap();
     columns
+}
+
+fn overwrite(path: &Path, bytes: &[u8]) {
+    std::fs::File::create(path).unwrap().write_all(bytes).unwrap();
 }
 
 #[test]
@@ -141,17 +146,17 @@ fn damaged_files_are_refused() {
     for at in [0, 9, 13, 20, 33, 41, 300] {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
-        std::fs::write(&path, &bytes).unwrap();
+        overwrite(&path, &bytes).unwrap();
         let error = TraceReader::open(&path).unwrap_err();
         assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption, "byte {at}");
     }
     for len in [0, 100, 4096, whole.len() - 4096] {
-        std::fs::write(&path, &whole[..len]).unwrap();
+        overwrite(&path, &whole[..len]).unwrap();
         assert!(TraceReader::open(&path).is_err(), "{len}");
     }
     let mut bytes = whole.clone();
     bytes[4096..].fill(0xff);
-    std::fs::write(&path, &bytes).unwrap();
+    overwrite(&path, &bytes).unwrap();
     let error = TraceReader::open(&path).unwrap().read(0, 10, &mut Vec::new()).unwrap_err();
     assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption);
 }
