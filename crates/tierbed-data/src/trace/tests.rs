@@ -146,17 +146,17 @@ fn damaged_files_are_refused() {
     for at in [0, 9, 13, 20, 33, 41, 300] {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
-        overwrite(&path, &bytes).unwrap();
+        overwrite(&path, &bytes);
         let error = TraceReader::open(&path).unwrap_err();
         assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption, "byte {at}");
     }
     for len in [0, 100, 4096, whole.len() - 4096] {
-        overwrite(&path, &whole[..len]).unwrap();
+        overwrite(&path, &whole[..len]);
         assert!(TraceReader::open(&path).is_err(), "{len}");
     }
     let mut bytes = whole.clone();
     bytes[4096..].fill(0xff);
-    overwrite(&path, &bytes).unwrap();
+    overwrite(&path, &bytes);
     let error = TraceReader::open(&path).unwrap().read(0, 10, &mut Vec::new()).unwrap_err();
     assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption);
 }
