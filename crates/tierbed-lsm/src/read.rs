@@ -100,14 +100,17 @@ impl LsmStore {
             }
         }
         let version = Arc::clone(&self.version);
-        let level_0 = version.level(0).iter().rev();
-        let deeper = version.ssts().filter(|(level, _)| *level > 0).map(|(_, sst)| sst);
-        for meta in level_0.chain(deeper) {
+        let level_0 = version.level(0).iter().rev().map(|sst| (0, sst));
+        let deeper = version.ssts().filter(|(level, _)| *level > 0);
+        for (level, meta) in level_0.chain(deeper) {
             if wanted.is_empty() {
                 break;
             }
             let Some(sst) = self.ssts.get(&meta.id).cloned() else { continue };
+            let (loads_before, wanted_before) = (self.lsm.block_loads, wanted.len());
             self.read_from(&sst, &mut wanted, loads, sink)?;
+            let found = (wanted_before - wanted.len()) as u64;
+            self.lsm.count_level(level, self.lsm.block_loads - loads_before, found);
         }
         self.stats.rows_absent += wanted.len() as u64;
         wanted.iter().try_for_each(|row| sink(row.at, None))
@@ -136,6 +139,10 @@ impl LsmStore {
             }
         }
         let wave_len = self.options.engine.queue_depth as usize;
+        for group in &missing {
+            let is_hot = wanted.get(group.from).is_some_and(|row| row.key.is_hot());
+            self.lsm.hot_block_loads += u64::from(is_hot);
+        }
         for wave in missing.chunks(wave_len.max(1)) {
             let numbers: Vec<u32> = wave.iter().map(|group| group.block).collect();
             let blocks = self.load_blocks(sst, &numbers, loads)?;

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::version::LEVELS_MAX;
+
 /// Buckets of the read latency histogram; bucket `b` counts calls below `2^b` microseconds.
 pub const LATENCY_BUCKETS: usize = 32;
 /// Buckets of the block load histogram; bucket `n` counts blocks loaded `n + 1` times, the last
@@ -43,6 +45,12 @@ pub struct LsmStats {
     pub block_loads: u64,
     /// Of these, loads of a block already loaded in the same call.
     pub block_reloads: u64,
+    /// Of these, with the key sorter: loads for rows under the hot prefix.
+    pub hot_block_loads: u64,
+    /// Blocks loaded per level, with the key sorter.
+    pub level_block_loads: [u64; LEVELS_MAX],
+    /// Rows found per level, with the key sorter.
+    pub level_rows_found: [u64; LEVELS_MAX],
     /// Blocks found in the cache.
     pub cache_hits: u64,
     /// Block reads that a filter saved.
@@ -84,6 +92,15 @@ impl LsmStats {
         let bucket = (u64::BITS - us.leading_zeros()) as usize;
         if let Some(count) = self.read_latency.get_mut(bucket.min(LATENCY_BUCKETS - 1)) {
             *count += 1;
+        }
+    }
+
+    pub(crate) fn count_level(&mut self, level: usize, block_loads: u64, rows_found: u64) {
+        if let Some(count) = self.level_block_loads.get_mut(level) {
+            *count += block_loads;
+        }
+        if let Some(count) = self.level_rows_found.get_mut(level) {
+            *count += rows_found;
         }
     }
 
