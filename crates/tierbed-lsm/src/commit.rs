@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_core::{Budget, Error, ErrorKind, Result};
 use tierbed_io::Folder;
 use tierbed_trainstore::{CommitFailure, CommitLog, Manifest, TableMeta};
 
 use crate::options::Durability;
 use crate::store::LsmStore;
-use crate::version::{decode, encode, SstId, StoredVersion, Version};
+use crate::version::{decode, encode, encoded_len, SstId, StoredVersion, Version};
 use crate::wal::{self, SegmentId, SegmentMeta};
 
 /// The files that the commit in force needs.
@@ -33,7 +33,11 @@ impl Committed {
 
 impl LsmStore {
     /// Reads the version of the commit in force; an empty one when there is none.
-    pub(crate) fn read_version(folder: &dyn Folder, log: &CommitLog) -> Result<StoredVersion> {
+    pub(crate) fn read_version(
+        folder: &dyn Folder,
+        log: &CommitLog,
+        budget: &Budget,
+    ) -> Result<StoredVersion> {
         let Some(manifest) = log.manifest() else {
             return Ok(StoredVersion {
                 version: Version::default(),
@@ -50,6 +54,7 @@ impl LsmStore {
         let bytes = folder.read(&meta.file)?.ok_or_else(|| {
             Error::corruption("file of the commit in force is missing").with("file", &meta.file)
         })?;
+        let _memory = budget.reserve("tree metadata", 2 * bytes.len() as u64)?;
         let found = crc32c(&bytes);
         if found != meta.crc32c {
             return Err(Error::corruption("version file checksum mismatch")
@@ -97,6 +102,7 @@ impl LsmStore {
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> std::result::Result<(), CommitFailure> {
+        self.collect().map_err(failure)?;
         match self.options.durability {
             Durability::Commit => self.flush_all().map_err(failure)?,
             // A failed sync leaves open which rows reached the disk; asking again proves nothing.
@@ -132,16 +138,25 @@ impl LsmStore {
         let stored = StoredVersion {
             version: (*self.version).clone(),
             outdated: self.version.ssts().map(|(_, sst)| outdated(sst.id)).collect(),
-            next_sst: self.next_sst,
+            next_sst: self.tools.peek_id().0,
             next_segment: self.next_segment,
             segments: segments.to_vec(),
             hot_homes: self.allocator.hot_homes(),
         };
+        let bytes_max = encoded_len(&stored) as u64;
+        let _memory = self.options.budget.reserve("tree metadata", 2 * bytes_max)?;
         let bytes = encode(&stored);
         let file = CommitLog::file_name(number, "version");
         self.tools.folder.write_durable(&file, &bytes)?;
         let entry_count = stored.outdated.len() as u64;
         Ok(TableMeta { file, crc32c: crc32c(&bytes), entry_count })
+    }
+
+    // Whether the background thread may be writing this file.
+    fn is_under_way(&self, name: &str) -> bool {
+        let Some(job) = self.under_way else { return false };
+        let id = name.strip_suffix(".sst").and_then(|number| number.parse().ok());
+        id.is_none_or(|id| SstId(id) >= job.first_new)
     }
 
     // Files that neither the version nor the commit in force needs are garbage; failing to
@@ -153,8 +168,9 @@ impl LsmStore {
         let segments: BTreeSet<String> =
             self.segments.keys().copied().chain(committed).map(SegmentId::file_name).collect();
         for name in self.tools.folder.list().unwrap_or_default() {
-            let is_garbage = (name.ends_with(".sst") && !ssts.contains(&name))
-                || (name.ends_with(".wal") && !segments.contains(&name));
+            let is_garbage =
+                (name.ends_with(".sst") && !ssts.contains(&name) && !self.is_under_way(&name))
+                    || (name.ends_with(".wal") && !segments.contains(&name));
             if is_garbage {
                 let _ = self.tools.folder.remove(&name);
             }

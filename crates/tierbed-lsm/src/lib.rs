@@ -9,12 +9,13 @@
 //! ```text
 //! write ─▶ log (optional) ─▶ memtable ─seal─▶ flush ─▶ L0 SSTs ─compaction─▶ L1 ─▶ L2 ...
 //! read  ─▶ memtables ─▶ L0 newest first ─▶ L1 ─▶ ...       filter, index, block cache, device
-//! step  ─▶ plan (pure) ─▶ schedule (pure) ─▶ worker: the only one that touches files
+//! step  ─▶ plan (pure) ─▶ schedule (pure) ─▶ worker: new files ─▶ install the next version
 //! ```
 //!
 //! [`LsmStore`] keeps the waist's promise (`tierbed_core::conformance`) and shares the commit
 //! protocol of `tierbed-trainstore`: everything written becomes durable together, or nothing.
-//! Background work happens at defined moments of the calling thread ([`LsmStore::step`]), so
+//! Background work is planned by the calling thread ([`LsmStore::step`], writes, commits) and
+//! carried out on a thread of its own, or, with [`WorkerChoice::Inline`], on the calling one; then
 //! the same calls give the same files.
 
 mod cache;
@@ -29,6 +30,7 @@ mod scan;
 mod sst;
 mod stats;
 mod store;
+mod sync;
 mod version;
 mod wal;
 mod worker;
@@ -42,4 +44,4 @@ pub use options::{Durability, LsmOptions, MemoryOptions, SstOptions};
 pub use stats::{LsmStats, LATENCY_BUCKETS, LOAD_BUCKETS};
 pub use store::LsmStore;
 pub use version::{SstId, SstMeta, Version, VersionEdit, LEVELS_MAX};
-pub use worker::Work;
+pub use worker::{Work, WorkerChoice};

@@ -83,6 +83,11 @@ impl Memtable {
         self.index.len()
     }
 
+    /// Returns the bytes of the records.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.arena.len()
+    }
+
     /// Returns whether nothing was written.
     pub(crate) fn is_empty(&self) -> bool {
         self.index.is_empty()

@@ -9,6 +9,7 @@ use tierbed_io::{EngineOptions, PAGE_BYTES};
 use crate::compaction::plan::{Picker, TreeShape};
 use crate::compaction::scheduler::Scheduling;
 use crate::lookahead::hot_rows::HotRule;
+use crate::worker::WorkerChoice;
 
 /// What a commit does with rows that are still in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,8 +75,10 @@ pub struct LsmOptions {
     pub picker: Picker,
     /// RecDB's compaction scheduler, or another.
     pub scheduling: Scheduling,
-    /// Whether `write` flushes and compacts by itself; otherwise [`step`](crate::LsmStore::step)
-    /// does, and `write` only where memory forces it.
+    /// Where flushes and compactions run.
+    pub worker: WorkerChoice,
+    /// Whether `write`, `observe` and `commit` begin flushes and compactions by themselves;
+    /// otherwise [`step`](crate::LsmStore::step) does, and `write` only where memory forces it.
     pub works_on_write: bool,
 }
 
@@ -115,6 +118,7 @@ impl LsmOptions {
             sorts_requests: true,
             picker: Picker::MostOutdated,
             scheduling: Scheduling::LookAhead,
+            worker: WorkerChoice::default(),
             works_on_write: true,
             budget,
         }

@@ -62,7 +62,7 @@ impl LsmStore {
     pub(crate) fn scan_table(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
         let record_bytes = self.schema.table(table)?.record_bytes();
         let cursors = self.version.level(0).len() + crate::LEVELS_MAX - 1;
-        let memtables = self.sealed.iter().chain([&self.active]);
+        let memtables = self.sealed.iter().map(Arc::as_ref).chain([&self.active]);
         let rows: usize = memtables.map(crate::memtable::Memtable::row_count).sum();
         let bytes = 2 * cursors * self.block_bytes + 40 * rows;
         let _memory = self.options.budget.reserve("scan buffers", bytes as u64)?;
@@ -95,7 +95,7 @@ impl LsmStore {
         let range = Key::range_of(table, is_hot);
         let mut in_memory = BTreeMap::new();
         // Oldest first: newer versions replace older ones.
-        for memtable in self.sealed.iter().chain([&self.active]) {
+        for memtable in self.sealed.iter().map(Arc::as_ref).chain([&self.active]) {
             in_memory.extend(memtable.range(range.0..=range.1));
         }
         let open = |ssts: &[crate::SstMeta]| -> Vec<Arc<OpenSst>> {

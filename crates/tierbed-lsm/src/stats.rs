@@ -57,6 +57,8 @@ pub struct LsmStats {
     pub filter_skips: u64,
     /// Rows found in a memtable.
     pub memtable_hits: u64,
+    /// Announcements too large for the budget, from which no hot rows were chosen.
+    pub windows_too_large: u64,
     /// Rows whose home moved to the hot prefix.
     pub rows_promoted: u64,
     /// Rows whose home moved back.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::stats::StoreStats;
-use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
+use tierbed_core::store::{check_keys, Ahead, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
     Budget, Error, ErrorKind, Reservation, Result, RowKey, RowStore, RowWrite, Schema, TableId,
     TableSchema, TrainStore,
@@ -17,40 +17,45 @@ use crate::cache::BlockCache;
 use crate::commit::Committed;
 use crate::compaction::outdated::{OutdatedCounts, OutdatedMonitor};
 use crate::compaction::scheduler::Scheduler;
-use crate::lookahead::hot_rows::pick_hot_rows;
+use crate::lookahead::hot_rows::HotRowIdentifier;
 use crate::lookahead::key_allocator::KeyAllocator;
 use crate::memtable::Memtable;
 use crate::options::LsmOptions;
 use crate::sst::{rows_per_block, verify_sst, OpenSst, SstTools, HEADER_BYTES};
 use crate::stats::LsmStats;
-use crate::version::{SstId, Version};
+use crate::version::{SstId, SstMeta, Version};
 use crate::wal::{self, Entry, Segment, SegmentId, SegmentMeta};
-use crate::worker::Work;
+use crate::worker::{UnderWay, Work, Worker, WorkerChoice};
 
 /// Row records in a log-structured merge tree. See the crate's page.
 pub struct LsmStore {
-    // Dropped first: the engine may still own buffers of the devices in `ssts`.
+    // Dropped first: the thread is to end before anything it uses.
+    pub(crate) worker: Worker,
+    /// What the background thread has.
+    pub(crate) under_way: Option<UnderWay>,
+    // Dropped before the devices: the engine may still own buffers of the devices in `ssts`.
     pub(crate) engine: Box<dyn IoEngine>,
     pub(crate) version: Arc<Version>,
     pub(crate) ssts: BTreeMap<SstId, Arc<OpenSst>>,
     pub(crate) device_ids: BTreeMap<SstId, DeviceId>,
     pub(crate) active: Memtable,
     /// Memtables to flush, oldest first.
-    pub(crate) sealed: VecDeque<Memtable>,
+    pub(crate) sealed: VecDeque<Arc<Memtable>>,
     /// Log segments that a memtable needs, the one being written included.
     pub(crate) segments: BTreeMap<SegmentId, SegmentMeta>,
     pub(crate) open_segment: Option<Segment>,
     pub(crate) entry: Entry,
+    /// Chooses hot rows, with a hot rule.
+    pub(crate) identifier: Option<HotRowIdentifier>,
     pub(crate) allocator: KeyAllocator,
     pub(crate) monitor: OutdatedMonitor,
     pub(crate) scheduler: Scheduler,
     pub(crate) cache: BlockCache,
-    pub(crate) tools: SstTools,
+    pub(crate) tools: Arc<SstTools>,
     pub(crate) options: LsmOptions,
     pub(crate) schema: Schema,
     pub(crate) log: CommitLog,
     pub(crate) committed: Committed,
-    pub(crate) next_sst: u64,
     pub(crate) next_segment: u64,
     /// Bytes of the blocks of new SSTs.
     pub(crate) block_bytes: usize,
@@ -65,6 +70,7 @@ pub struct LsmStore {
 struct Memory {
     engine: Reservation,
     compaction: Reservation,
+    metadata: Reservation,
     _write_buffers: Reservation,
     _block_cache: Reservation,
     _log_buffer: Option<Reservation>,
@@ -78,6 +84,7 @@ impl Memory {
         Ok(Self {
             engine: budget.reserve("io buffers", 0)?,
             compaction: budget.reserve("compaction buffers", 0)?,
+            metadata: budget.reserve("tree metadata", 0)?,
             _write_buffers: budget
                 .reserve("write buffers", memtables * memory.memtable_bytes as u64)?,
             _block_cache: budget.reserve("block cache", memory.block_cache_bytes as u64)?,
@@ -100,17 +107,14 @@ impl LsmStore {
         options.check()?;
         let lock = folder.lock()?;
         let log = CommitLog::open(folder.clone(), "lsm")?;
-        let stored = Self::read_version(folder.as_ref(), &log)?;
+        let stored = Self::read_version(folder.as_ref(), &log, &options.budget)?;
         let memory = Memory::reserve(&options)?;
         let budget = options.budget.clone();
-        let tools = SstTools {
-            folder,
-            budget: budget.clone(),
-            filter_bits_per_row: options.sst.filter_bits_per_row,
-            chunk_bytes: options.sst.chunk_bytes,
-        };
+        let tools = Arc::new(SstTools::new(folder, &options, stored.next_sst));
         let counts: OutdatedCounts = stored.outdated.iter().copied().collect();
         let mut store = Self {
+            worker: Worker::start(options.worker, &tools, &budget)?,
+            under_way: None,
             engine: open_engine(&EngineOptions { queue_depth: 1, ..options.engine.clone() })?,
             version: Arc::new(stored.version),
             ssts: BTreeMap::new(),
@@ -120,6 +124,10 @@ impl LsmStore {
             segments: BTreeMap::new(),
             open_segment: None,
             entry: Entry::default(),
+            identifier: match options.hot_rule {
+                Some(rule) => Some(HotRowIdentifier::new(rule, &budget)?),
+                None => None,
+            },
             allocator: KeyAllocator::new(stored.hot_homes, &budget)?,
             monitor: OutdatedMonitor::new(options.memory.monitored_reads_max, counts, &budget)?,
             scheduler: Scheduler::new(options.scheduling, options.clock.now_us()),
@@ -128,7 +136,6 @@ impl LsmStore {
             schema: Schema::default(),
             log,
             committed: Committed::default(),
-            next_sst: stored.next_sst,
             next_segment: stored.next_segment,
             block_bytes: 0,
             stats: StoreStats::default(),
@@ -156,6 +163,7 @@ impl LsmStore {
             self.attach(Arc::new(sst));
         }
         self.committed = Committed::of(&self.version, segments);
+        self.count_metadata(self.version.ssts().count())?;
         self.remove_garbage();
         for segment in segments {
             self.replay(*segment)?;
@@ -179,8 +187,10 @@ impl LsmStore {
         // Each block in flight is copied once more before it is cached or searched.
         let copies = u64::from(options.queue_depth) * block_bytes as u64;
         self.memory.engine.resize(engine.memory_bytes() + copies)?;
-        // A merge reads every SST of level 0, one run and one rewritten SST, and writes one.
-        let cursors = (self.options.shape.l0_stop + 4) as u64;
+        // A merge reads every SST of level 0, one run and one rewritten SST, and writes one. The
+        // caller may flush meanwhile.
+        let flushes = usize::from(self.options.worker == WorkerChoice::Thread);
+        let cursors = (self.options.shape.l0_stop + 4 + flushes) as u64;
         let chunk = self.options.sst.chunk_bytes.next_multiple_of(block_bytes) as u64;
         self.memory.compaction.resize(cursors * chunk)?;
         self.device_ids =
@@ -205,27 +215,38 @@ impl LsmStore {
             self.grow_blocks((HEADER_BYTES + 4 + record_bytes).next_multiple_of(PAGE_BYTES))?;
         }
         self.schema = schema;
+        self.count_metadata(self.version.ssts().count())?;
         Ok(id)
     }
 
-    /// Tells the hot row identifier the batches ahead. `accesses`: the row of every access of
-    /// the window, any order, duplicates wanted; `sample_count`: samples in the window. Without
-    /// a hot rule nothing happens.
+    /// Counts what is known of `sst_count` SSTs, of the tables and of the commit in force.
     ///
     /// # Errors
-    /// `Invalid` when the budget does not hold the window's accesses for a moment.
-    pub fn observe_window(&mut self, accesses: &[RowKey], sample_count: u64) -> Result<()> {
-        let Some(rule) = self.options.hot_rule else { return Ok(()) };
-        let bytes = 2 * size_of_val(accesses) as u64;
-        let _memory = self.options.budget.reserve("window accesses", bytes)?;
-        let mut accesses = accesses.to_vec();
-        let hot = pick_hot_rows(&mut accesses, sample_count, self.allocator.hot(), &rule);
-        self.allocator.set_hot(hot)
+    /// `Invalid` when the budget does not hold it.
+    pub(crate) fn count_metadata(&mut self, sst_count: usize) -> Result<()> {
+        // Two versions while one replaces the other, the open file, four maps of the store.
+        const SST_BYTES: usize = 2 * size_of::<SstMeta>() + size_of::<OpenSst>() + 256;
+        // Schema and manifest keep a table each, as what was asked and what is in force.
+        const TABLE_BYTES: usize = 1024;
+        let kept = self.committed.ssts.len();
+        let bytes = SST_BYTES * (sst_count + kept) + TABLE_BYTES * self.schema.tables().len();
+        self.memory.metadata.resize(bytes as u64)
     }
 
-    /// Tells the scheduler how many look-ahead rows wait in the buffer above the store.
-    pub fn observe_buffer(&mut self, buffered_rows: u64) {
-        self.scheduler.observe_buffer(self.options.clock.now_us(), buffered_rows);
+    // Feeds the hot row identifier and the scheduler.
+    fn learn(&mut self, ahead: &Ahead<'_>) {
+        let now_us = self.options.clock.now_us();
+        self.scheduler.observe_buffer(now_us, ahead.accesses_buffered, ahead.access_count);
+        let Some(identifier) = &mut self.identifier else { return };
+        if ahead.access_count == 0 {
+            return;
+        }
+        let picked = identifier.observe(ahead, self.allocator.hot());
+        let chosen = picked.and_then(|hot| hot.map_or(Ok(()), |hot| self.allocator.set_hot(hot)));
+        if chosen.is_err() {
+            // Hot rows save reads, nothing else: training goes on with those it has.
+            self.lsm.windows_too_large += 1;
+        }
     }
 
     /// Tells the outdated-row monitor that rows read so far will not be written by who read
@@ -304,7 +325,8 @@ impl LsmStore {
         let kept = self.committed.ssts.iter().filter(|(id, _)| !is_live(id));
         let kept: u64 = kept.map(|(_, bytes)| bytes).sum();
         let segments: u64 = self.segments.values().map(|segment| segment.len_bytes).sum();
-        self.version.size_bytes() + kept + segments + self.log.attachment_bytes()
+        let under_way = self.under_way.map_or(0, |job| job.size_bytes);
+        self.version.size_bytes() + kept + segments + self.log.attachment_bytes() + under_way
     }
 
     pub(crate) fn check_quota(&self, more_bytes: u64) -> Result<()> {
@@ -355,6 +377,17 @@ impl TrainStore for LsmStore {
             return Ok(id);
         }
         self.admit_table(table)
+    }
+
+    fn observe(&mut self, ahead: &Ahead<'_>) -> Result<()> {
+        self.check_alive()?;
+        self.learn(ahead);
+        if !self.options.works_on_write {
+            return Ok(());
+        }
+        // The buffer is as full as it gets: the best moment for a compaction to begin.
+        let result = self.work_until_idle();
+        self.settle(result)
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {

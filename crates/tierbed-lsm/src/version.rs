@@ -12,7 +12,7 @@ use tierbed_core::{Error, Result};
 
 use crate::key::Key;
 
-pub(crate) use file::{decode, encode, StoredVersion};
+pub(crate) use file::{decode, encode, encoded_len, StoredVersion};
 
 /// Number of an SST; grows, never used twice within a committed history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

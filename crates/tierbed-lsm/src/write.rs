@@ -5,14 +5,13 @@
 //!                                              active full: seal ─▶ flush ─▶ SST on level 0
 //! ```
 
+use std::sync::Arc;
+
 use tierbed_core::{Result, RowWrite};
 
-use crate::key::Key;
 use crate::memtable::Memtable;
 use crate::options::Durability;
-use crate::sst::{OpenSst, SstWriter};
 use crate::store::LsmStore;
-use crate::version::{SstId, VersionEdit};
 use crate::wal::{Segment, SegmentId};
 
 /// Rows of about this many bytes make one log entry.
@@ -117,7 +116,7 @@ impl LsmStore {
         }
         self.open_segment = None;
         let fresh = Memtable::new(self.options.memory.memtable_bytes);
-        self.sealed.push_back(std::mem::replace(&mut self.active, fresh));
+        self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, fresh)));
         Ok(())
     }
 
@@ -132,51 +131,9 @@ impl LsmStore {
         Ok(())
     }
 
-    /// Turns the oldest sealed memtable into an SST on level 0.
-    pub(crate) fn flush_oldest(&mut self) -> Result<()> {
-        self.make_room_on_level_0()?;
-        let Some(memtable) = self.sealed.front() else { return Ok(()) };
-        let id = SstId(self.next_sst);
-        self.next_sst += 1;
-        let records = memtable.range(Key::MIN..=Key::MAX).map(|(_, record)| record.len());
-        self.check_quota(records.sum::<usize>() as u64)?;
-        let flushed = match self.write_memtable(memtable, id) {
-            Ok(flushed) => flushed,
-            Err(error) => {
-                let _ = self.tools.folder.remove(&id.file_name());
-                return Err(error);
-            }
-        };
-        if let Some(sst) = flushed {
-            self.lsm.flush_count += 1;
-            self.lsm.flush_bytes += sst.meta.size_bytes();
-            self.stats.pages_written += sst.meta.size_bytes() / tierbed_io::PAGE_BYTES as u64;
-            let edit = VersionEdit { added: vec![(0, sst.meta)], ..VersionEdit::default() };
-            self.install(&edit, vec![sst])?;
-        }
-        self.sealed.pop_front();
-        self.forget_flushed_segments();
-        Ok(())
-    }
-
-    // Rows whose home has moved since are left out; `None` when that leaves nothing.
-    fn write_memtable(&self, memtable: &Memtable, id: SstId) -> Result<Option<OpenSst>> {
-        let mut rows = memtable
-            .range(Key::MIN..=Key::MAX)
-            .filter(|(key, _)| !self.allocator.is_superseded(*key))
-            .peekable();
-        if rows.peek().is_none() {
-            return Ok(None);
-        }
-        let mut writer = SstWriter::create(&self.tools, id, self.block_bytes)?;
-        for (key, record) in rows {
-            writer.push(key, record)?;
-        }
-        writer.finish().map(Some)
-    }
-
-    fn forget_flushed_segments(&mut self) {
-        let memtables = self.sealed.iter().chain([&self.active]);
+    /// Lets go of log segments whose rows are all in SSTs.
+    pub(crate) fn forget_flushed_segments(&mut self) {
+        let memtables = self.sealed.iter().map(Arc::as_ref).chain([&self.active]);
         let needed: Vec<SegmentId> =
             memtables.flat_map(|memtable| memtable.segments.iter().copied()).collect();
         self.segments.retain(|id, _| needed.contains(id));

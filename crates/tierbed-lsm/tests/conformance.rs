@@ -16,13 +16,15 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{row, table, tiny, tiny_plain, versions, write_version};
+use common::{announce, row, table, tiny, tiny_plain, versions, write_version};
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, ErrorKind, Result, RowKey, RowStore, TableId, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode};
-use tierbed_lsm::{Durability, HotRule, LsmOptions, LsmStore, Picker, Scheduling, Work};
+use tierbed_lsm::{
+    Durability, HotRule, LsmOptions, LsmStore, Picker, Scheduling, Work, WorkerChoice,
+};
 
 /// Memtables that hold one of the kit's longest records (4,404 bytes) or a few.
 const MEMTABLE_BYTES: usize = 12 * 1024;
@@ -41,6 +43,7 @@ fn option_sets() -> Vec<(&'static str, LsmOptions)> {
         ("step", step),
         ("look-ahead", LsmOptions { scheduling: Scheduling::LookAhead, ..tiny(MEMTABLE_BYTES) }),
         ("silk", LsmOptions { scheduling: silk, ..tiny(MEMTABLE_BYTES) }),
+        ("beside", LsmOptions { worker: WorkerChoice::Thread, ..tiny(MEMTABLE_BYTES) }),
         ("stepped by hand", LsmOptions { works_on_write: false, ..tiny(MEMTABLE_BYTES) }),
     ]
 }
@@ -123,8 +126,7 @@ fn version_numbers_are_never_stale_while_rows_turn_hot_and_cold() {
             for row in &mut window {
                 row.row.0 = (row.row.0 + u64::from(step / 20) * 37) % 3000;
             }
-            store.observe_window(&window, 100).unwrap();
-            store.observe_buffer(u64::from(step % 7) * 1000);
+            announce(&mut store, &window, 100).unwrap();
             let expected: Vec<_> = window.iter().map(|row| model.get(row).copied()).collect();
             assert_eq!(versions(&mut store, &window).unwrap(), expected, "{name}, step {step}");
             window.sort_unstable();
@@ -132,7 +134,8 @@ fn version_numbers_are_never_stale_while_rows_turn_hot_and_cold() {
             write_version(&mut store, &window, step).unwrap();
             model.extend(window.into_iter().map(|row| (row, step)));
             let is_pause = step % 5 == 0;
-            while is_pause && !matches!(store.step().unwrap(), Work::Idle | Work::Deferred) {}
+            let rests = [Work::Idle, Work::Deferred, Work::Running];
+            while is_pause && !rests.contains(&store.step().unwrap()) {}
             if step % 40 == 0 {
                 store.commit("step", &[]).unwrap();
                 promoted += store.lsm_stats().rows_promoted;

@@ -18,7 +18,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::{row, table, tiny_plain, versions, write_version};
+use common::{announce, row, table, tiny_plain, versions, write_version};
 use tierbed_core::env::{ManualClock, SplitMix64};
 use tierbed_core::{RowKey, RowStore, TableId, TrainStore};
 use tierbed_io::MemoryFolder;
@@ -96,14 +96,12 @@ fn train_on(options: LsmOptions, batch: impl Fn(u64) -> Vec<RowKey>) -> Outcome 
         let batches: Vec<_> =
             (0..WINDOW_BATCHES).map(|at| batch(window * WINDOW_BATCHES + at)).collect();
         let accesses = batches.concat();
-        store.observe_window(&accesses, WINDOW_BATCHES * BATCH_SAMPLES).unwrap();
         // The look-ahead buffer asks once for each row, in the order of first use.
         let mut seen = BTreeSet::new();
-        let wanted: Vec<_> = accesses.into_iter().filter(|row| seen.insert(*row)).collect();
+        let wanted: Vec<_> = accesses.iter().copied().filter(|row| seen.insert(*row)).collect();
         versions(&mut store, &wanted).unwrap();
-        let per_batch = wanted.len() as u64 / WINDOW_BATCHES;
-        for (mut rows, at) in batches.into_iter().zip(0..) {
-            store.observe_buffer((WINDOW_BATCHES - at) * per_batch);
+        announce(&mut store, &accesses, WINDOW_BATCHES * BATCH_SAMPLES).unwrap();
+        for mut rows in batches {
             rows.sort_unstable();
             rows.dedup();
             write_version(&mut store, &rows, window as u32 + 2).unwrap();

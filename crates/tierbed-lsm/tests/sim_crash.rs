@@ -17,13 +17,17 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{row, table, tiny, versions, write_version};
+use common::{announce, row, table, tiny, versions, write_version};
 use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, Result, RowKey, RowStore, TableId, TrainStore};
 use tierbed_io::Folder;
-use tierbed_lsm::{Durability, HotRule, LsmOptions, LsmStore};
+use tierbed_lsm::{Durability, HotRule, LsmOptions, LsmStore, WorkerChoice};
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
+
+/// Seeds from here on run flushes and compactions on a thread of their own. What happens then is
+/// no longer a matter of the seed alone, what must hold is.
+const BESIDE: u64 = 1000;
 
 fn seeds() -> Vec<u64> {
     let mut seeds = vec![1, 2, 3, 4];
@@ -34,13 +38,17 @@ fn seeds() -> Vec<u64> {
 }
 
 /// Odd seeds flush at a commit, even ones sync a log; every fourth leaves sealed memtables waiting
-/// at a commit.
+/// at a commit. See [`BESIDE`].
 fn options(seed: u64) -> LsmOptions {
     let durability = if seed % 2 == 1 { Durability::Commit } else { Durability::Step };
     let rule = HotRule { frequency_min: 0.03, frequency_keep: 0.02, hot_ratio: 0.2 };
     let mut options = LsmOptions { durability, hot_rule: Some(rule), ..tiny(3000) };
     options.shape.level1_bytes = 16 * 1024;
     options.works_on_write = !seed.is_multiple_of(4);
+    if seed >= BESIDE {
+        options.worker = WorkerChoice::Thread;
+        options.memory.sealed_memtables_max = 2;
+    }
     options
 }
 
@@ -84,7 +92,7 @@ fn train(folder: &SimFolder, seed: u64, steps: u64) -> (u64, Result<()>) {
         acknowledged = first;
         for step in first..steps {
             let mut rows = window(seed, step);
-            store.observe_window(&rows, 30)?;
+            announce(&mut store, &rows, 30)?;
             rows.sort_unstable();
             rows.dedup();
             versions(&mut store, &rows)?;
@@ -188,7 +196,7 @@ fn the_simulated_job_flushes_compacts_rewrites_and_moves_rows() {
         let mut store = open(&folder, seed).unwrap();
         for step in 0..STEPS {
             let mut rows = window(seed, step);
-            store.observe_window(&rows, 30).unwrap();
+            announce(&mut store, &rows, 30).unwrap();
             rows.sort_unstable();
             rows.dedup();
             versions(&mut store, &rows).unwrap();
@@ -319,4 +327,87 @@ fn lies_of_the_disk_are_corruption_never_other_values() {
         }
     }
     assert!(found > 20, "{found} lies were found");
+}
+
+#[test]
+fn power_loss_while_the_background_thread_works_recovers_to_a_commit() {
+    for seed in [BESIDE + 1, BESIDE + 2] {
+        let healthy = SimFolder::default();
+        train(&healthy, seed, STEPS).1.unwrap();
+        let mut rng = SplitMix64::new(seed);
+        for point in (0..healthy.io_count()).step_by(3) {
+            let plan = FaultPlan { seed, crash_after_io: Some(point), ..FaultPlan::default() };
+            let folder = SimFolder::new(plan);
+            let (acknowledged, result) = train(&folder, seed, STEPS);
+            assert!(result.is_err() || acknowledged == STEPS, "io {point}");
+            let image = match point % 2 {
+                0 => folder.crash(rng.next_u64()),
+                _ => folder.crash_to_synced(),
+            };
+            check_recovery(&image, seed, acknowledged);
+        }
+    }
+}
+
+#[test]
+fn failures_of_the_background_thread_surface_and_lose_no_commit() {
+    let mut surfaced = 0;
+    for seed in [BESIDE + 1, BESIDE + 2] {
+        for nth in 0..12 {
+            for plan in [
+                FaultPlan { seed, sync_error: Chance::Nth(nth), ..FaultPlan::default() },
+                FaultPlan { seed, write_error: Chance::Nth(5 * nth), ..FaultPlan::default() },
+                FaultPlan { seed, read_error: Chance::Nth(9 * nth), ..FaultPlan::default() },
+            ] {
+                let folder = SimFolder::new(plan);
+                let (acknowledged, result) = train(&folder, seed, STEPS);
+                if result.is_ok() {
+                    continue;
+                }
+                surfaced += 1;
+                let image = folder.crash(seed ^ nth);
+                check_recovery(&image, seed, acknowledged);
+            }
+        }
+    }
+    assert!(surfaced > 20, "{surfaced}");
+}
+
+/// The failed sync is the background thread's: the write that started it succeeded, a later call
+/// says what happened, and from then on the store refuses.
+#[test]
+fn an_io_error_in_the_background_poisons_the_store_at_a_later_call() {
+    let seed = BESIDE + 1;
+    let folder = SimFolder::default();
+    let mut store = open(&folder, seed).unwrap();
+    store.commit("empty", &[]).unwrap();
+    let sync_error = Chance::Probability(1.0);
+    folder.set_plan(FaultPlan { seed, sync_error, ..FaultPlan::default() });
+    let rows: Vec<_> = (0..60).map(|at| row(0, at)).collect();
+    let error = (1..1000).find_map(|step| write_version(&mut store, &rows, step).err());
+    assert_eq!(error.unwrap().kind(), ErrorKind::Io);
+    assert_eq!(write_version(&mut store, &rows, 7).unwrap_err().kind(), ErrorKind::Poisoned);
+    assert_eq!(versions(&mut store, &rows).unwrap_err().kind(), ErrorKind::Poisoned);
+    drop(store);
+    folder.set_plan(FaultPlan::default());
+    let mut store = open(&folder.crash_to_synced(), seed).unwrap();
+    assert_eq!(versions(&mut store, &rows[..1]).unwrap(), [None]);
+}
+
+#[test]
+fn a_store_may_be_dropped_while_the_background_thread_works() {
+    for round in 0..20 {
+        let folder = SimFolder::default();
+        let mut store = open(&folder, BESIDE + 1).unwrap();
+        for step in 0..round {
+            let mut rows = window(1, step);
+            rows.sort_unstable();
+            rows.dedup();
+            write_version(&mut store, &rows, step as u32 + 1).unwrap();
+        }
+        drop(store);
+        // The lock is free again, and nothing was committed.
+        let mut store = open(&folder, BESIDE + 1).unwrap();
+        assert_eq!(all_versions(&mut store).unwrap(), BTreeMap::new());
+    }
 }

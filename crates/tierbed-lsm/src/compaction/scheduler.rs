@@ -87,10 +87,12 @@ impl Scheduler {
         }
     }
 
-    /// Learns how many look-ahead rows wait in the buffer. A smaller number than last time means
-    /// that training used the difference meanwhile; the fastest use so far is `V_buff`.
-    pub fn observe_buffer(&mut self, now_us: u64, buffered_rows: u64) {
-        let used = self.buffered_rows.saturating_sub(buffered_rows);
+    /// Learns how many look-ahead rows wait in the buffer, `new_rows` of them announced just now.
+    /// Fewer old ones than last time means that training used the difference meanwhile; the
+    /// fastest use so far is `V_buff`.
+    pub fn observe_buffer(&mut self, now_us: u64, buffered_rows: u64, new_rows: u64) {
+        let old_rows = buffered_rows.saturating_sub(new_rows);
+        let used = self.buffered_rows.saturating_sub(old_rows);
         let elapsed_us = now_us.saturating_sub(self.buffer_seen_us);
         if used > 0 && elapsed_us > 0 {
             let us_per_row = elapsed_us as f64 / used as f64;
@@ -105,22 +107,24 @@ impl Scheduler {
         self.client_bytes = self.client_bytes.saturating_add(bytes);
     }
 
-    /// Returns how long training can go on without a read, microseconds.
+    /// Returns how long training can go on without a read from `now_us` on, microseconds: what the
+    /// buffer held when it was seen last, less the time since.
     ///
     /// Source: RecDB Eq. 2a, `T_train(t) = V_buff x Size(Buff, t)`. Differs: the paper calls
     /// `V_buff` the maximum consumption *rate*; for the product to be a time it must be time per
     /// row, so the fastest consumption seen is kept as the least time per row. Before any was
     /// seen, the buffer promises nothing.
     #[must_use]
-    pub fn train_us(&self) -> f64 {
-        self.us_per_row.unwrap_or(0.0) * self.buffered_rows as f64
+    pub fn train_us(&self, now_us: u64) -> f64 {
+        let since_us = now_us.saturating_sub(self.buffer_seen_us) as f64;
+        (self.us_per_row.unwrap_or(0.0) * self.buffered_rows as f64 - since_us).max(0.0)
     }
 
     /// Decides about a compaction of `cost` at time `now_us`.
     pub fn decide(&mut self, now_us: u64, cost: &CompactionCost) -> Decision {
         let is_allowed = match self.scheduling {
             Scheduling::Levelled => true,
-            Scheduling::LookAhead => self.train_us() > cost.merge_us(),
+            Scheduling::LookAhead => self.train_us(now_us) > cost.merge_us(),
             Scheduling::SilkLike { device_bytes_per_s } => {
                 self.save_bytes(now_us, device_bytes_per_s);
                 let has_bytes = self.spare_bytes >= cost.size_bytes as f64;
@@ -161,24 +165,27 @@ mod tests {
         let mut scheduler = Scheduler::new(Scheduling::LookAhead, 0);
         let merge = cost(300_000, 1);
         assert!((merge.merge_us() - 3000.0).abs() < 1e-9);
-        scheduler.observe_buffer(0, 400);
-        scheduler.observe_buffer(1000, 300);
-        assert!((scheduler.train_us() - 3000.0).abs() < 1e-9);
+        scheduler.observe_buffer(0, 400, 400);
+        scheduler.observe_buffer(1000, 300, 0);
+        assert!((scheduler.train_us(1000) - 3000.0).abs() < 1e-9);
         assert_eq!(scheduler.decide(1000, &merge), Decision::Defer, "T0: not greater");
-        scheduler.observe_buffer(2000, 600);
+        // A batch more was used, and four announced.
+        scheduler.observe_buffer(2000, 600, 400);
         assert_eq!(scheduler.decide(2000, &merge), Decision::Run, "T1");
+        assert_eq!(scheduler.decide(4999, &merge), Decision::Run, "3,001 us are left");
+        assert_eq!(scheduler.decide(5000, &merge), Decision::Defer, "3,000 us are left");
     }
 
     #[test]
     fn the_fastest_consumption_counts_and_none_means_no_promise() {
         let mut scheduler = Scheduler::new(Scheduling::LookAhead, 0);
-        scheduler.observe_buffer(10, 1_000_000);
+        scheduler.observe_buffer(10, 1_000_000, 1_000_000);
         assert_eq!(scheduler.decide(10, &cost(1, 0)), Decision::Defer);
-        scheduler.observe_buffer(1010, 999_900);
-        scheduler.observe_buffer(1110, 999_800);
-        scheduler.observe_buffer(9110, 999_700);
+        scheduler.observe_buffer(1010, 999_900, 0);
+        scheduler.observe_buffer(1110, 999_800, 0);
+        scheduler.observe_buffer(9110, 999_700, 0);
         // 1 us per row was the fastest of 10, 1 and 80.
-        assert!((scheduler.train_us() - 999_700.0).abs() < 1e-6);
+        assert!((scheduler.train_us(9110) - 999_700.0).abs() < 1e-6);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! The first key of every rows block (8 bytes per block) and the filter, both counted against
 //! the budget. Rows are read through the store's engine and cache.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
+use tierbed_core::env::Clock;
 use tierbed_core::{Budget, Error, Reservation, Result};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode};
 
@@ -12,7 +14,8 @@ use super::block::{check_block, BlockKind, BlockName, Rows, HEADER_BYTES};
 use super::bloom::Bloom;
 use super::read_u64;
 use crate::key::Key;
-use crate::version::SstMeta;
+use crate::options::LsmOptions;
+use crate::version::{SstId, SstMeta};
 
 /// What reading and writing SSTs needs from the store.
 #[derive(Debug)]
@@ -23,6 +26,55 @@ pub(crate) struct SstTools {
     pub(crate) filter_bits_per_row: u32,
     /// Bytes moved at once when writing and merging.
     pub(crate) chunk_bytes: usize,
+    /// Rows of about this many bytes make one SST of a merge.
+    pub(crate) sst_bytes: u64,
+    /// Time, for what jobs take.
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Number of the next SST; the caller and the background thread both take from it.
+    next_sst: AtomicU64,
+    is_closing: AtomicBool,
+}
+
+impl SstTools {
+    /// Puts the tools together; `next_sst` is the first number to give.
+    pub(crate) fn new(folder: Arc<dyn Folder>, options: &LsmOptions, next_sst: u64) -> Self {
+        Self {
+            folder,
+            budget: options.budget.clone(),
+            filter_bits_per_row: options.sst.filter_bits_per_row,
+            chunk_bytes: options.sst.chunk_bytes,
+            sst_bytes: options.sst.sst_bytes,
+            clock: Arc::clone(&options.clock),
+            next_sst: AtomicU64::new(next_sst),
+            is_closing: AtomicBool::new(false),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests(folder: Arc<dyn Folder>, budget: &Budget) -> Self {
+        let options = LsmOptions::recdb(budget.clone());
+        Self::new(folder, &options, 0)
+    }
+
+    /// Takes the next SST number.
+    pub(crate) fn next_id(&self) -> SstId {
+        SstId(self.next_sst.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the next SST number without taking it.
+    pub(crate) fn peek_id(&self) -> SstId {
+        SstId(self.next_sst.load(Ordering::Relaxed))
+    }
+
+    /// Tells the background thread that its result is not wanted any more.
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether it was told so.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
+    }
 }
 
 /// One SST, ready to be read.

@@ -42,9 +42,17 @@ pub(crate) struct StoredVersion {
     pub(crate) hot_homes: Vec<Key>,
 }
 
+/// Returns the length of the version file that holds `stored`.
+pub(crate) fn encoded_len(stored: &StoredVersion) -> usize {
+    HEADER_BYTES
+        + SST_BYTES * stored.version.ssts().count()
+        + SEGMENT_BYTES * stored.segments.len()
+        + 8 * stored.hot_homes.len()
+}
+
 /// Writes `stored` as the bytes of a version file.
 pub(crate) fn encode(stored: &StoredVersion) -> Vec<u8> {
-    let mut out = Vec::new();
+    let mut out = Vec::with_capacity(encoded_len(stored));
     out.extend(MAGIC.to_le_bytes());
     out.extend(FORMAT_VERSION.to_le_bytes());
     out.extend(0u32.to_le_bytes());
@@ -231,6 +239,7 @@ mod tests {
     #[test]
     fn comes_back_as_it_was() {
         assert_eq!(decode(&encode(&stored())).unwrap(), stored());
+        assert_eq!(encode(&stored()).len(), encoded_len(&stored()));
     }
 
     #[test]

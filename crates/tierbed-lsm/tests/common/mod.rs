@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tierbed_core::env::ManualClock;
-use tierbed_core::store::RowWrite;
+use tierbed_core::store::{Ahead, RowWrite};
 use tierbed_core::{
     Budget, InitSpec, OptimizerKind, Result, RowId, RowKey, RowStore, TableId, TableSchema,
     TrainStore,
@@ -11,6 +11,7 @@ use tierbed_core::{
 use tierbed_io::{EngineChoice, EngineOptions};
 use tierbed_lsm::{
     Durability, LsmOptions, LsmStore, MemoryOptions, Picker, Scheduling, SstOptions, TreeShape,
+    WorkerChoice,
 };
 
 /// Options of a tree whose memtables hold `memtable_bytes`; all of RecDB's parts are on.
@@ -34,6 +35,7 @@ pub fn tiny(memtable_bytes: usize) -> LsmOptions {
         },
         shape: TreeShape { l0_trigger: 2, l0_stop: 4, level1_bytes: 48 * 1024, level_ratio: 2 },
         scheduling: Scheduling::Levelled,
+        worker: WorkerChoice::Inline,
         ..LsmOptions::recdb(Budget::new(8 << 20))
     }
 }
@@ -81,6 +83,17 @@ pub fn write_version(store: &mut LsmStore, rows: &[RowKey], version: u32) -> Res
     let writes: Vec<_> =
         rows.iter().zip(&records).map(|(key, record)| RowWrite { key: *key, record }).collect();
     store.write(&writes)
+}
+
+/// Announces batches whose accesses are `accesses`, as the engine does.
+pub fn announce(store: &mut LsmStore, accesses: &[RowKey], sample_count: u64) -> Result<()> {
+    store.observe(&Ahead {
+        batches_buffered: 1,
+        accesses_buffered: accesses.len() as u64,
+        sample_count,
+        access_count: accesses.len() as u64,
+        visit_accesses: &|visit| accesses.iter().for_each(|row| visit(*row)),
+    })
 }
 
 pub fn row(table: u32, row: u64) -> RowKey {

@@ -1,0 +1,118 @@
+//! How does work go to the background thread and back?
+//!
+//! Over a desk with room for one job and one result. Whoever waits sleeps on a condition variable
+//! and is woken by what it waits for. `crates/tierbed-models` runs this very file under every
+//! order of threads.
+//!
+//! ```text
+//! caller   give ─▶ [job] ─▶ take    worker
+//!          collect, wait ◀─ [done] ◀─ deliver
+//!          close ─▶ take returns None; a worker that ends leaves the desk *deserted*
+//! ```
+
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Joins one caller and one worker. See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Desk<J, D> {
+    state: Mutex<State<J, D>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State<J, D> {
+    job: Option<J>,
+    done: Option<D>,
+    is_closed: bool,
+    is_deserted: bool,
+}
+
+/// The worker is gone: it panicked, or the desk was closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Deserted;
+
+impl<J, D> Desk<J, D> {
+    /// Sets up an empty desk.
+    pub(crate) fn new() -> Self {
+        let state = State { job: None, done: None, is_closed: false, is_deserted: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    // The state is whole after every statement, so a panic elsewhere leaves nothing half done.
+    fn lock(&self) -> MutexGuard<'_, State<J, D>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lays a job on the desk. Caller; only when nothing is under way.
+    ///
+    /// # Panics
+    /// When a job or a result lies there already.
+    pub(crate) fn give(&self, job: J) {
+        let mut state = self.lock();
+        assert!(state.job.is_none() && state.done.is_none(), "one job at a time");
+        state.job = Some(job);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits for a job; `None` when the desk is closed. Worker.
+    pub(crate) fn take(&self) -> Option<J> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if let Some(job) = state.job.take() {
+                return Some(job);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lays the result of the job taken last on the desk. Worker.
+    pub(crate) fn deliver(&self, done: D) {
+        self.lock().done = Some(done);
+        self.changed.notify_all();
+    }
+
+    /// Takes the result if there is one; never waits. Caller.
+    ///
+    /// # Errors
+    /// [`Deserted`] when no result will ever come.
+    pub(crate) fn collect(&self) -> Result<Option<D>, Deserted> {
+        let mut state = self.lock();
+        match state.done.take() {
+            None if state.is_deserted => Err(Deserted),
+            done => Ok(done),
+        }
+    }
+
+    /// Waits for the result of the job given last. Caller.
+    ///
+    /// # Errors
+    /// [`Deserted`] when no result will ever come.
+    pub(crate) fn wait(&self) -> Result<D, Deserted> {
+        let mut state = self.lock();
+        loop {
+            if let Some(done) = state.done.take() {
+                return Ok(done);
+            }
+            if state.is_deserted {
+                return Err(Deserted);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Tells the worker to go; a job it has not taken yet is not done. Caller.
+    pub(crate) fn close(&self) {
+        self.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Tells the caller that nobody works here any more. Worker, last of all.
+    pub(crate) fn desert(&self) {
+        self.lock().is_deserted = true;
+        self.changed.notify_all();
+    }
+}
