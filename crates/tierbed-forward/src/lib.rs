@@ -11,5 +11,7 @@ pub mod engine;
 pub mod plan;
 mod store;
 
-pub use engine::{ForwardConfig, ForwardEngine, ForwardStats, Grads, Position};
+pub use engine::{
+    ForwardConfig, ForwardEngine, ForwardStats, Grads, Import, Position, RecordSink, RowSource,
+};
 pub use plan::{Plan, PlanBuilder, PlanOptions, PlanShape};

@@ -15,7 +15,8 @@ use tierbed_trainstore::{CommitFailure, CommitLog, Manifest, TableMeta};
 use super::dump::{read_dump, DumpWriter};
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
 use super::{ForwardEngine, Position, BACKEND};
-use crate::store::shelf::{open_chunk, ENTRY_BYTES};
+use crate::store::parking::PARKED_HEAD_BYTES;
+use crate::store::shelf::{open_rows, Shelf, ENTRY_BYTES};
 
 impl ForwardEngine {
     /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
@@ -42,7 +43,7 @@ impl ForwardEngine {
             }
             Err(CommitFailure::Poisoned(error)) => return self.poison_on_error(Err(error)),
         }
-        let chunks = self.river.shelves.iter().flat_map(|shelf| shelf.buckets());
+        let chunks = self.river.shelves.iter().flat_map(Shelf::all_buckets);
         self.river.extents.commit(chunks.flat_map(|bucket| &bucket.chunks));
         self.counters.checkpoint_count += 1;
         Ok(number)
@@ -192,11 +193,16 @@ impl ForwardEngine {
         }
         let mut checked = 0;
         for shelf in &self.river.shelves {
-            for chunk in shelf.buckets().iter().flat_map(|bucket| &bucket.chunks) {
+            let parked_bytes = PARKED_HEAD_BYTES + 4 * shelf.words();
+            let parked = shelf.parked().chunks.iter().zip(std::iter::repeat(parked_bytes));
+            let waiting = shelf.buckets().iter().flat_map(|bucket| &bucket.chunks);
+            for (chunk, row_bytes) in
+                waiting.zip(std::iter::repeat(shelf.stored_bytes())).chain(parked)
+            {
                 let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                 let bytes = bytes.ok_or_else(|| damaged("names a chunk that is too long"))?;
                 self.river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
-                let _rows = open_chunk(chunk, bytes, shelf.stored_bytes())?;
+                let _rows = open_rows(chunk, bytes, row_bytes)?;
                 checked += 1;
             }
         }

@@ -91,40 +91,102 @@ pub(super) fn read_dump(
     record_bytes: usize,
     sink: &mut DumpSink<'_>,
 ) -> Result<()> {
-    let damaged = |what: &str| damaged(what).with("file", &meta.file);
-    let device = folder
-        .open(&meta.file, OpenMode::ReadOnly)
-        .map_err(|error| damaged("has lost its dump").with("cause", error))?;
-    let row_bytes = DUMP_HEAD_BYTES + record_bytes;
-    let len_bytes = meta.entry_count.checked_mul(row_bytes as u64);
-    let len_bytes = len_bytes.filter(|&len| device.len_bytes().is_ok_and(|found| len <= found));
-    let len_bytes = len_bytes.ok_or_else(|| damaged("has a dump that is too short"))?;
-    let mut buf = AlignedBuf::new(DUMP_BUF_BYTES);
-    let (mut at, mut crc, mut row) = (0u64, 0, Vec::with_capacity(row_bytes));
-    while at < len_bytes {
-        let now = (len_bytes - at).min(DUMP_BUF_BYTES as u64) as usize;
-        let padded = now.next_multiple_of(PAGE_BYTES);
-        device.read_at(at, buf.get_mut(..padded).unwrap_or(&mut []))?;
-        at += now as u64;
-        let mut rest = buf.get(..now).unwrap_or(&[]);
-        crc = crc32c_append(crc, rest);
-        while !rest.is_empty() {
-            let (part, later) = rest.split_at(rest.len().min(row_bytes - row.len()));
-            row.extend_from_slice(part);
-            rest = later;
-            if row.len() < row_bytes {
-                break;
-            }
-            let words: &[u8] = &row;
-            if let Some((head, record)) = words.split_first_chunk::<DUMP_HEAD_BYTES>() {
-                let [a, b, c, d, e, f, g, h] = *head;
-                sink(u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]), record)?;
-            }
-            row.clear();
+    let mut dump = DumpReader::open(folder, meta, (record_bytes, DUMP_BUF_BYTES))?;
+    while dump.advance()? {
+        if let Some((window, entry, record)) = dump.row() {
+            sink(window, entry, record)?;
         }
     }
-    if crc != meta.crc32c {
-        return Err(damaged("has a dump with a wrong checksum"));
-    }
     Ok(())
+}
+
+/// Reads the rows of a dump one after the other.
+pub(super) struct DumpReader {
+    device: Arc<dyn Device>,
+    meta: TableMeta,
+    row_bytes: usize,
+    len_bytes: u64,
+    at_bytes: u64,
+    crc32c: u32,
+    buf: AlignedBuf,
+    taken: usize,
+    filled: usize,
+    row: Vec<u8>,
+}
+
+impl DumpReader {
+    /// Opens the dump of records of some bytes, to be read through a buffer of some whole pages;
+    /// [`advance`](Self::advance) brings the first row.
+    ///
+    /// # Errors
+    /// `Corruption` when the file is missing or too short.
+    pub(super) fn open(
+        folder: &dyn Folder,
+        meta: &TableMeta,
+        (record_bytes, buf_bytes): (usize, usize),
+    ) -> Result<Self> {
+        let damaged = |what: &str| damaged(what).with("file", &meta.file);
+        let device = folder
+            .open(&meta.file, OpenMode::ReadOnly)
+            .map_err(|error| damaged("has lost its dump").with("cause", error))?;
+        let row_bytes = DUMP_HEAD_BYTES + record_bytes;
+        let len_bytes = meta.entry_count.checked_mul(row_bytes as u64);
+        let len_bytes = len_bytes.filter(|&len| device.len_bytes().is_ok_and(|found| len <= found));
+        let len_bytes = len_bytes.ok_or_else(|| damaged("has a dump that is too short"))?;
+        Ok(Self {
+            device,
+            meta: meta.clone(),
+            row_bytes,
+            len_bytes,
+            at_bytes: 0,
+            crc32c: 0,
+            buf: AlignedBuf::new(buf_bytes),
+            taken: 0,
+            filled: 0,
+            row: Vec::with_capacity(row_bytes),
+        })
+    }
+
+    /// Brings the next row; `false` behind the last one, when the checksum was right.
+    ///
+    /// # Errors
+    /// `Corruption` when the dump is not what was written.
+    pub(super) fn advance(&mut self) -> Result<bool> {
+        self.row.clear();
+        while self.row.len() < self.row_bytes {
+            if self.taken == self.filled && !self.read_on()? {
+                return Ok(false);
+            }
+            let rest = self.buf.get(self.taken..self.filled).unwrap_or(&[]);
+            let (part, _) = rest.split_at(rest.len().min(self.row_bytes - self.row.len()));
+            self.row.extend_from_slice(part);
+            self.taken += part.len();
+        }
+        Ok(true)
+    }
+
+    fn read_on(&mut self) -> Result<bool> {
+        let now = (self.len_bytes - self.at_bytes).min(self.buf.len() as u64) as usize;
+        if now == 0 {
+            return match self.crc32c == self.meta.crc32c {
+                true => Ok(false),
+                false => {
+                    Err(damaged("has a dump with a wrong checksum").with("file", &self.meta.file))
+                }
+            };
+        }
+        let padded = now.next_multiple_of(PAGE_BYTES);
+        self.device.read_at(self.at_bytes, self.buf.get_mut(..padded).unwrap_or(&mut []))?;
+        self.at_bytes += now as u64;
+        self.crc32c = crc32c_append(self.crc32c, self.buf.get(..now).unwrap_or(&[]));
+        (self.taken, self.filled) = (0, now);
+        Ok(true)
+    }
+
+    /// Returns the row that [`advance`](Self::advance) brought: window, entry, record.
+    pub(super) fn row(&self) -> Option<(u32, u32, &[u8])> {
+        let (window, rest) = self.row.split_first_chunk::<4>()?;
+        let (entry, record) = rest.split_first_chunk::<4>()?;
+        Some((u32::from_le_bytes(*window), u32::from_le_bytes(*entry), record))
+    }
 }

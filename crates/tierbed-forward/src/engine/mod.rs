@@ -11,6 +11,8 @@ mod checkpoint;
 mod dump;
 mod lookup;
 mod options;
+mod replan;
+mod room;
 mod scan;
 mod scratch;
 mod stored;
@@ -24,20 +26,21 @@ use tierbed_core::stats::IoStats;
 use tierbed_core::{
     Bags, Budget, Error, ErrorKind, Reservation, Result, Schema, TableId, TableSchema,
 };
-use tierbed_io::{AlignedBuf, EngineOptions, Folder, FolderLock, FsFolder, OpenMode};
+use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
 use tierbed_kernels::{FeaturePlan, Hyper, Isa, Kernels};
 use tierbed_trainstore::CommitLog;
 
 pub use options::ForwardConfig;
+pub use replan::{Import, RecordSink, RowSource};
 pub use scan::AnySink;
 pub use update::Grads;
 
 use crate::plan::{ids_checksum, Batch, Plan, WindowPlan};
-use crate::store::disk::Disk;
 use crate::store::extents::Extents;
 use crate::store::river::{River, RiverParts};
 use crate::store::shelf::Shelf;
-use crate::store::sizing::Sizes;
+use crate::store::sizing::ShelfSize;
+use room::{Purpose, Room};
 use scratch::Scratch;
 
 /// The file of extents.
@@ -108,6 +111,7 @@ pub struct ForwardEngine {
     batch_in_epoch: u64,
     log: CommitLog,
     folder: Arc<dyn Folder>,
+    config: ForwardConfig,
     extent_bytes: usize,
     budget: Budget,
     counters: Counters,
@@ -116,7 +120,22 @@ pub struct ForwardEngine {
     chunk_memory: Reservation,
     _memory: Vec<Reservation>,
     poison: Option<String>,
-    _lock: FolderLock,
+    lock: FolderLock,
+}
+
+/// A folder that this process owns.
+struct Site {
+    folder: Arc<dyn Folder>,
+    lock: FolderLock,
+    log: CommitLog,
+}
+
+impl Site {
+    fn open(folder: Arc<dyn Folder>) -> Result<Self> {
+        let lock = folder.lock()?;
+        let log = CommitLog::open(folder.clone(), BACKEND)?;
+        Ok(Self { folder, lock, log })
+    }
 }
 
 impl ForwardEngine {
@@ -141,30 +160,52 @@ impl ForwardEngine {
         config: &ForwardConfig,
     ) -> Result<Self> {
         check_shape(&schema, &plan)?;
-        let lock = folder.lock()?;
-        let log = CommitLog::open(folder.clone(), BACKEND)?;
-        let stored = stored::read_stored(&log, &schema, &plan, config)?;
-        let schema = Arc::new(schema);
-        let room = Room::reserve(&*folder, (&schema, &plan), config, &stored)?;
-        let Room { sizes, disk, budget, chunk_memory, memory } = room;
+        Self::open_at(Site::open(folder)?, Arc::new(schema), plan, config)
+    }
+
+    fn open_at(
+        site: Site,
+        schema: Arc<Schema>,
+        plan: Plan,
+        config: &ForwardConfig,
+    ) -> Result<Self> {
+        let stored = stored::read_stored(&site.log, &schema, &plan, config)?;
+        let purpose = Purpose::Training;
+        let room = Room::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
+        let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
+        engine.restore_rows(stored.window)?;
+        engine.river.start(stored.window)?;
+        Ok(engine)
+    }
+
+    // Puts the parts together; no row is in memory yet.
+    fn assemble(
+        site: Site,
+        (schema, plan): (Arc<Schema>, Plan),
+        config: &ForwardConfig,
+        stored: &stored::Stored,
+        room: Room,
+    ) -> Result<Self> {
+        let Room { sizes, disk, budget, chunk_memory, memory, .. } = room;
         let extent_bytes = stored.extent_bytes(
             sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
         );
         let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
-        let shelves = stored.buckets(sizes.shelves.len(), plan.window_count())?;
-        let shelves = sizes.shelves.iter().zip(shelves);
-        let shelves =
-            shelves.map(|(size, buckets)| Shelf::new(size.words, size.slot_count, buckets));
+        let buckets = stored.buckets(sizes.shelves.len(), plan.window_count())?;
+        let shelf = |(size, (buckets, parked)): (&ShelfSize, _)| {
+            let mut shelf = Shelf::new(size.words, size.slot_count, buckets);
+            shelf.set_parked(parked);
+            shelf
+        };
         let parts = RiverParts {
             plan,
             schema: schema.clone(),
             shelf_of_table: sizes.shelf_of_table.clone(),
-            shelves: shelves.collect(),
+            shelves: sizes.shelves.iter().zip(buckets).map(shelf).collect(),
             disk,
             extents,
         };
-        let scan_buf = AlignedBuf::new(sizes.buf_bytes);
-        let mut engine = Self {
+        Ok(Self {
             river: River::new(parts),
             hypers: stored.hypers(&schema),
             scratch: Scratch::default(),
@@ -173,27 +214,37 @@ impl ForwardEngine {
             epoch: stored.position.epoch,
             batch_in_window: stored.batch_in_window,
             batch_in_epoch: stored.position.batch,
-            log,
-            folder,
+            log: site.log,
+            folder: site.folder,
+            config: config.clone(),
             extent_bytes,
             budget,
             counters: Counters::default(),
-            scan_buf,
+            scan_buf: AlignedBuf::new(sizes.buf_bytes),
             scan_window: WindowPlan::default(),
             chunk_memory,
             _memory: memory,
             poison: None,
-            _lock: lock,
-        };
-        engine.restore_rows(stored.window)?;
-        engine.river.start(stored.window)?;
-        Ok(engine)
+            lock: site.lock,
+        })
+    }
+
+    // Gives all memory back and keeps the folder.
+    fn into_site(self) -> (Site, Arc<Schema>, ForwardConfig) {
+        let Self { folder, lock, log, schema, config, .. } = self;
+        (Site { folder, lock, log }, schema, config)
     }
 
     /// Returns the tables.
     #[must_use]
     pub fn schema(&self) -> &Schema {
         &self.schema
+    }
+
+    /// Returns the plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.river.plan
     }
 
     /// Returns where training stands: which batch comes next.
@@ -304,10 +355,14 @@ impl ForwardEngine {
             self.epoch += 1;
             self.batch_in_epoch = 0;
         }
+        let result = self.pay_for_chunks();
+        self.poison_on_error(result)
+    }
+
+    fn pay_for_chunks(&mut self) -> Result<()> {
         let chunk_count: usize = self.river.buckets().map(|bucket| bucket.chunks.capacity()).sum();
         let bytes = (chunk_count * size_of::<crate::store::extents::Chunk>()) as u64;
-        let result = self.chunk_memory.resize(bytes);
-        self.poison_on_error(result)
+        self.chunk_memory.resize(bytes)
     }
 
     fn finish_batch(&mut self) -> Result<()> {
@@ -331,50 +386,6 @@ impl ForwardEngine {
             self.poison = Some(error.to_string());
         }
         result
-    }
-}
-
-/// What is sized, opened and paid for before any row is there.
-struct Room {
-    sizes: Sizes,
-    disk: Disk,
-    budget: Budget,
-    chunk_memory: Reservation,
-    memory: Vec<Reservation>,
-}
-
-impl Room {
-    fn reserve(
-        folder: &dyn Folder,
-        (schema, plan): (&Schema, &Plan),
-        config: &ForwardConfig,
-        stored: &stored::Stored,
-    ) -> Result<Self> {
-        let budget = Budget::new(config.dram_budget_bytes);
-        let mut sizes = Sizes::needs(schema, plan, config.dram_budget_bytes);
-        sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
-        let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
-        memory.push(
-            budget
-                .reserve("batch scratch", Scratch::memory_bytes(schema, plan, sizes.entries_max))?,
-        );
-        let scan_bytes = (sizes.buf_bytes + dump::DUMP_BUF_BYTES) as u64;
-        memory.push(budget.reserve("scan buffers", scan_bytes)?);
-        let device = folder.open(EXTENTS_FILE, OpenMode::Create)?;
-        let options = EngineOptions {
-            choice: config.io_engine.parse()?,
-            queue_depth: sizes.queue_depth,
-            buf_bytes: sizes.buf_bytes,
-        };
-        let disk = Disk::new(device, &options)?;
-        memory.push(budget.reserve("io buffers", disk.memory_bytes())?);
-        let chunk_memory = budget.reserve("chunk lists", stored.chunk_bytes())?;
-        // The slack is for chunk lists; those there already have had their part of it.
-        sizes.slack_bytes = sizes.slack_bytes.saturating_sub(stored.chunk_bytes());
-        let used_bytes = budget.limit_bytes() - budget.free_bytes();
-        let taken_bytes = sizes.share_out(plan.window_count(), used_bytes, budget.free_bytes())?;
-        memory.push(budget.reserve("row slots", taken_bytes)?);
-        Ok(Self { sizes, disk, budget, chunk_memory, memory })
     }
 }
 

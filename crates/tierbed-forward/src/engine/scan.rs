@@ -10,6 +10,7 @@ use tierbed_kernels::init_record;
 
 use super::ForwardEngine;
 use crate::plan::WindowPlan;
+use crate::store::parking::open_parked;
 use crate::store::river::Live;
 use crate::store::shelf::open_chunk;
 
@@ -83,6 +84,23 @@ impl ForwardEngine {
                         let (table, row) = row_of(&self.scan_window, entry)?;
                         sink(table, row, bytemuck::cast_slice(record))?;
                     }
+                }
+            }
+        }
+        self.walk_parked(only, sink)
+    }
+
+    // Rows that the plan does not use.
+    fn walk_parked(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
+        for (_, shelf) in
+            self.river.shelves.iter().enumerate().filter(|(at, _)| only.is_none_or(|o| o == *at))
+        {
+            for chunk in &shelf.parked().chunks {
+                let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
+                let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
+                self.river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                for (table, row, record) in open_parked(chunk, bytes, 4 * shelf.words())? {
+                    sink(table, row, bytemuck::cast_slice(record))?;
                 }
             }
         }
@@ -182,7 +200,7 @@ impl ForwardEngine {
 
 // Finds the row of an entry: tables follow each other, so the last that begins at or before the
 // entry has it.
-fn row_of(plan: &WindowPlan, entry: u32) -> Result<(TableId, RowId)> {
+pub(super) fn row_of(plan: &WindowPlan, entry: u32) -> Result<(TableId, RowId)> {
     let after = plan.tables().partition_point(|table| table.first <= entry);
     let table = after.checked_sub(1).and_then(|at| plan.tables().get(at));
     let row = table

@@ -14,6 +14,9 @@ use crate::store::shelf::Shelf;
 pub(super) const STATE: &str = "_forward.json";
 pub(super) const CHUNKS: &str = "_forward.chunks";
 
+/// What a chunk list calls the window of rows that wait for none.
+const PARKED: usize = u32::MAX as usize;
+
 /// Where training stood, and with what.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct State {
@@ -43,8 +46,16 @@ pub(super) struct Stored {
     pub(super) window: usize,
     pub(super) batch_in_window: u32,
     state: Option<State>,
+    /// Shelf, window ([`PARKED`] for parked rows), bucket.
     buckets: Vec<(usize, usize, Bucket)>,
+    /// All rows get new places: the buckets are there only to be left alone.
+    is_moving: bool,
+    /// Hyperparameters of imported rows.
+    hypers: Vec<Hyper>,
 }
+
+/// A shelf's buckets, window after window, and its parked rows.
+pub(super) type ShelfBuckets = (Vec<Bucket>, Bucket);
 
 impl Stored {
     pub(super) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
@@ -66,6 +77,9 @@ impl Stored {
     }
 
     pub(super) fn hypers(&self, schema: &Schema) -> Vec<Hyper> {
+        if !self.hypers.is_empty() {
+            return self.hypers.clone();
+        }
         let fresh = Hyper { step: 0, ..Hyper::default() };
         let Some(state) = &self.state else { return vec![fresh; schema.tables().len()] };
         let hyper = |run: &Run| {
@@ -75,15 +89,30 @@ impl Stored {
         state.tables.iter().map(hyper).collect()
     }
 
-    /// Returns the buckets of each shelf, window after window.
+    /// Returns a start along another plan: rows still to be moved, steps and extents as they are.
+    pub(super) fn moving(self) -> Self {
+        let Self { state, buckets, .. } = self;
+        Self { state, buckets, is_moving: true, ..Self::default() }
+    }
+
+    /// Returns a start with the steps of `hypers`, one per table or none.
+    pub(super) fn imported(hypers: &[Hyper]) -> Self {
+        Self { hypers: hypers.to_vec(), is_moving: true, ..Self::default() }
+    }
+
+    /// Returns the buckets of each shelf.
     pub(super) fn buckets(
         &self,
         shelf_count: usize,
         window_count: usize,
-    ) -> Result<Vec<Vec<Bucket>>> {
-        let mut shelves = vec![vec![Bucket::default(); window_count]; shelf_count];
-        for (shelf, window, bucket) in &self.buckets {
-            let place = shelves.get_mut(*shelf).and_then(|shelf| shelf.get_mut(*window));
+    ) -> Result<Vec<ShelfBuckets>> {
+        let mut shelves =
+            vec![(vec![Bucket::default(); window_count], Bucket::default()); shelf_count];
+        for (shelf, window, bucket) in self.buckets.iter().filter(|_| !self.is_moving) {
+            let place = shelves.get_mut(*shelf).and_then(|(buckets, parked)| match *window {
+                PARKED => Some(parked),
+                window => buckets.get_mut(window),
+            });
             *place.ok_or_else(|| damaged("names an unknown bucket"))? = bucket.clone();
         }
         Ok(shelves)
@@ -112,12 +141,10 @@ pub(super) fn read_stored(
             .with("tables", schema.tables().len())
             .with("remedy", "open it with the tables it was made with"));
     }
-    let bytes = log.attachment(STATE)?.ok_or_else(|| damaged("has no state"))?;
-    let state: State = serde_json::from_slice(&bytes)
-        .map_err(|cause| damaged("is damaged").with("cause", cause))?;
+    let state = read_state(log)?;
     if state.plan_identity != plan.identity() {
         return Err(Error::invalid("store was trained along another plan")
-            .with("remedy", "open it with the plan it was trained along"));
+            .with("remedy", "open it with the plan it was trained along, or move it to another"));
     }
     let bytes = log.attachment(CHUNKS)?.ok_or_else(|| damaged("has no chunk lists"))?;
     let buckets = decode_buckets(&bytes)?;
@@ -134,17 +161,32 @@ pub(super) fn read_stored(
         batch_in_window: state.batch_in_window,
         state: Some(state),
         buckets,
+        ..Stored::default()
     })
+}
+
+fn read_state(log: &CommitLog) -> Result<State> {
+    let bytes = log.attachment(STATE)?.ok_or_else(|| damaged("has no state"))?;
+    serde_json::from_slice(&bytes).map_err(|cause| damaged("is damaged").with("cause", cause))
+}
+
+/// Returns the identity of the plan that the checkpoint in force was made along.
+pub(super) fn plan_identity(log: &CommitLog) -> Result<Option<u64>> {
+    match log.manifest() {
+        Some(_) => Ok(Some(read_state(log)?.plan_identity)),
+        None => Ok(None),
+    }
 }
 
 pub(super) fn encode_buckets(shelves: &[Shelf]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (shelf, buckets) in (0u32..).zip(shelves.iter().map(|shelf| shelf.buckets())) {
-        for (window, bucket) in (0u32..).zip(buckets) {
+    for (at, shelf) in (0u32..).zip(shelves) {
+        let parked = (PARKED as u32, shelf.parked());
+        for (window, bucket) in (0u32..).zip(shelf.buckets()).chain([parked]) {
             if bucket.chunks.is_empty() {
                 continue;
             }
-            for word in [shelf, window, bucket.chunks.len() as u32] {
+            for word in [at, window, bucket.chunks.len() as u32] {
                 bytes.extend(word.to_le_bytes());
             }
             for chunk in &bucket.chunks {

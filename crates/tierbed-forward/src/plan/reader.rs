@@ -110,8 +110,9 @@ impl Plan {
         }
     }
 
-    /// Returns what tells this plan from any other: the checksum over its directory and key.
-    pub(crate) fn identity(&self) -> u64 {
+    /// Returns what tells this plan from any other: the checksums of its directory and its key.
+    #[must_use]
+    pub fn identity(&self) -> u64 {
         let key = crc32c(self.header.key.as_bytes());
         u64::from(self.header.directory_crc32c) << 32 | u64::from(key)
     }

@@ -148,6 +148,12 @@ impl Extents {
         }
     }
 
+    /// Returns the bytes up to the end of the last extent that the last checkpoint needs.
+    pub(crate) fn committed_bytes(&self) -> u64 {
+        let count = self.is_committed.iter().rposition(|needed| *needed).map_or(0, |at| at + 1);
+        count as u64 * u64::from(self.extent_pages) * PAGE_BYTES as u64
+    }
+
     /// Returns the bytes of all extents ever used.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.is_committed.len() as u64 * u64::from(self.extent_pages) * PAGE_BYTES as u64

@@ -16,6 +16,7 @@
 pub(crate) mod disk;
 pub(crate) mod extents;
 pub(crate) mod lists;
+pub(crate) mod parking;
 pub(crate) mod river;
 pub(crate) mod shelf;
 pub(crate) mod sizing;

@@ -92,15 +92,40 @@ impl River {
             extents,
             current: Live::default(),
             next: Live::default(),
-            ahead: ReadAhead::default(),
+            // Nothing is asked for before the start.
+            ahead: ReadAhead { shelf: usize::MAX, ..ReadAhead::default() },
             arrived: Vec::new(),
         }
     }
 
-    /// Begins at `window`, whose rows all wait in memory or were never used.
+    /// Begins at `window`, whose rows wait in memory or in its bucket, or were never used.
     pub(crate) fn start(&mut self, window: usize) -> Result<()> {
         self.next.load(&self.plan, window)?;
+        for shelf in &mut self.shelves {
+            let wanted = shelf.bucket(window).map_or(0, |bucket| bucket.row_count);
+            let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
+            shelf.make_room(window, wanted, &mut sink)?;
+        }
+        self.disk.finish_writes()?;
+        self.ahead = ReadAhead::default();
         self.enter()
+    }
+
+    /// Lets a record wait for `window`, in memory or on disk, while no window is trained on.
+    pub(crate) fn distribute(
+        &mut self,
+        shelf: usize,
+        (window, entry): (usize, u32),
+        record: &[u8],
+    ) -> Result<()> {
+        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
+        if shelf.free_count() == 0 {
+            shelf.forget_horizon();
+            let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
+            shelf.make_room(0, 1, &mut sink)?;
+        }
+        let slot = shelf.admit(record)?;
+        shelf.push(window, Waiting { slot, entry })
     }
 
     /// Lets a record wait in memory for `window`; for reopening, before [`start`](Self::start)
@@ -299,7 +324,7 @@ impl River {
 
     /// Returns the buckets of all shelves, window after window.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = &Bucket> {
-        self.shelves.iter().flat_map(Shelf::buckets)
+        self.shelves.iter().flat_map(Shelf::all_buckets)
     }
 }
 

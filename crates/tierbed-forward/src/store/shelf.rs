@@ -25,6 +25,8 @@ pub(crate) struct Shelf {
     free: Vec<u32>,
     lists: Lists,
     buckets: Vec<Bucket>,
+    /// Rows that wait for no window.
+    parked: Bucket,
     /// Lists of windows this far ahead or farther may be flushed.
     horizon: usize,
     stats: ShelfStats,
@@ -55,6 +57,7 @@ impl Shelf {
             free: (0..slot_count as u32).rev().collect(),
             lists: Lists::new(window_count, slot_count),
             buckets,
+            parked: Bucket::default(),
             horizon: window_count.max(HORIZON_MIN),
             stats: ShelfStats::default(),
         }
@@ -92,6 +95,24 @@ impl Shelf {
 
     pub(crate) fn buckets(&self) -> &[Bucket] {
         &self.buckets
+    }
+
+    pub(crate) fn parked(&self) -> &Bucket {
+        &self.parked
+    }
+
+    pub(crate) fn set_parked(&mut self, parked: Bucket) {
+        self.parked = parked;
+    }
+
+    /// Returns all that lies on disk.
+    pub(crate) fn all_buckets(&self) -> impl Iterator<Item = &Bucket> {
+        self.buckets.iter().chain([&self.parked])
+    }
+
+    /// Lets every list be flushed, for when no window is trained on.
+    pub(crate) fn forget_horizon(&mut self) {
+        self.horizon = 0;
     }
 
     pub(crate) fn bucket(&self, window: usize) -> Option<&Bucket> {
@@ -288,12 +309,28 @@ impl Shelf {
 /// Checks the bytes of a chunk and splits them into entries and records.
 ///
 /// # Errors
-/// `Corruption` when they are not what was written.
+/// As [`open_rows`].
 pub(crate) fn open_chunk<'a>(
     chunk: &Chunk,
     bytes: &'a [u8],
     stored_bytes: usize,
 ) -> Result<impl Iterator<Item = (u32, &'a [u8])>> {
+    let rows = open_rows(chunk, bytes, stored_bytes)?;
+    Ok(rows.filter_map(|row| {
+        let (entry, record) = row.split_first_chunk::<ENTRY_BYTES>()?;
+        Some((u32::from_le_bytes(*entry), record))
+    }))
+}
+
+/// Checks the bytes of a chunk and splits them into rows of `stored_bytes`.
+///
+/// # Errors
+/// `Corruption` when they are not what was written.
+pub(crate) fn open_rows<'a>(
+    chunk: &Chunk,
+    bytes: &'a [u8],
+    stored_bytes: usize,
+) -> Result<impl Iterator<Item = &'a [u8]>> {
     let found = crc32c(bytes);
     let rows_bytes = chunk.row_count as usize * stored_bytes;
     if found != chunk.crc32c || bytes.len() < rows_bytes {
@@ -303,9 +340,5 @@ pub(crate) fn open_chunk<'a>(
             .with("found", format_args!("{found:08x}"))
             .with("remedy", "restore the store's folder from a copy"));
     }
-    let rows = bytes.get(..rows_bytes).unwrap_or(&[]).chunks_exact(stored_bytes);
-    Ok(rows.filter_map(|row| {
-        let (entry, record) = row.split_first_chunk::<ENTRY_BYTES>()?;
-        Some((u32::from_le_bytes(*entry), record))
-    }))
+    Ok(bytes.get(..rows_bytes).unwrap_or(&[]).chunks_exact(stored_bytes))
 }

@@ -5,6 +5,7 @@ use tierbed_io::PAGE_BYTES;
 
 use super::extents::{Bucket, Chunk};
 use super::lists::Lists;
+use super::parking::Parking;
 use super::shelf::ENTRY_BYTES;
 use crate::plan::Plan;
 
@@ -72,20 +73,7 @@ impl ShelfSize {
 impl Sizes {
     /// Finds what the tables of `schema` need along `plan`.
     pub(crate) fn needs(schema: &Schema, plan: &Plan, limit_bytes: u64) -> Self {
-        let mut shelves: Vec<ShelfSize> = Vec::new();
-        let mut shelf_of_table = Vec::new();
-        for table in schema.tables() {
-            let words = table.record_words();
-            let at = shelves.iter().position(|shelf| shelf.words == words);
-            let at = at.unwrap_or_else(|| {
-                shelves.push(ShelfSize { words, ..ShelfSize::default() });
-                shelves.len() - 1
-            });
-            shelf_of_table.push(at);
-            if let Some(shelf) = shelves.get_mut(at) {
-                shelf.slots_max += table.row_count as usize;
-            }
-        }
+        let (mut shelves, shelf_of_table) = shelve(schema);
         let entries_max = note_windows(plan, &shelf_of_table, &mut shelves);
         let stored_max = shelves.iter().map(|shelf| ENTRY_BYTES + 4 * shelf.words).max();
         let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
@@ -113,6 +101,18 @@ impl Sizes {
             stored_pages_bytes: buf_min,
             slack_bytes,
         }
+    }
+
+    /// Sizes slots for moving rows, where they are write buffers only; returns the bytes that
+    /// parked rows are gathered in.
+    pub(crate) fn for_moving(&mut self) -> u64 {
+        let buf_bytes = self.buf_bytes;
+        let parking = |shelf: &mut ShelfSize| {
+            let page_rows = PAGE_BYTES.div_ceil(4 * shelf.words);
+            shelf.slots_min = shelf.slots_min.min(page_rows).max(1);
+            Parking::memory_bytes(4 * shelf.words, buf_bytes) as u64
+        };
+        self.shelves.iter_mut().map(parking).sum()
     }
 
     /// Shares `free_bytes` out as slots; returns the bytes that all shelves take.
@@ -153,6 +153,26 @@ impl Sizes {
         }
         Ok(taken_bytes)
     }
+}
+
+/// Puts tables with records of one length on one shelf; returns the shelves, with the rows of
+/// their tables as `slots_max`, and the shelf of each table.
+pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<usize>) {
+    let mut shelves: Vec<ShelfSize> = Vec::new();
+    let mut shelf_of_table = Vec::new();
+    for table in schema.tables() {
+        let words = table.record_words();
+        let at = shelves.iter().position(|shelf| shelf.words == words);
+        let at = at.unwrap_or_else(|| {
+            shelves.push(ShelfSize { words, ..ShelfSize::default() });
+            shelves.len() - 1
+        });
+        shelf_of_table.push(at);
+        if let Some(shelf) = shelves.get_mut(at) {
+            shelf.slots_max += table.row_count as usize;
+        }
+    }
+    (shelves, shelf_of_table)
 }
 
 // The rows that the plan uses, all of them.

@@ -17,6 +17,8 @@ use tierbed_kernels::{FeaturePlan, Hyper, Pooling};
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) seed: u64,
+    /// Which batches: another day has other ones.
+    pub(crate) day: u64,
     pub(crate) optimizer: OptimizerKind,
     pub(crate) tables: Vec<(u32, u64)>,
     pub(crate) features: Vec<(usize, Pooling)>,
@@ -46,6 +48,7 @@ impl Job {
     pub(crate) fn pooled(optimizer: OptimizerKind, seed: u64) -> Self {
         Self {
             seed,
+            day: 0,
             optimizer,
             tables: vec![(9, 2000), (36, 500), (1, 40), (100, 600), (18, 300), (64, 90)],
             features: vec![
@@ -100,7 +103,8 @@ impl Job {
 
     /// The batch of step `step`, the same in every epoch: skewed ids, duplicates, empty bags.
     pub(crate) fn batch(&self, step: u64) -> Batch {
-        let mut rng = SplitMix64::new(self.seed ^ ((step % self.batches) << 20));
+        let seed = self.seed ^ ((step % self.batches) << 20) ^ self.day << 40;
+        let mut rng = SplitMix64::new(seed);
         let (mut indices, mut offsets) = (Vec::new(), vec![0]);
         for &(table, _) in &self.features {
             let rows = self.tables[table].1;
@@ -131,12 +135,22 @@ impl Job {
         let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
         let options = PlanOptions { window_batches_max: window, ..PlanOptions::default() };
         let mut builder =
-            PlanBuilder::new(folder.clone(), "plan", self.shape(), "job", options).unwrap();
+            PlanBuilder::new(folder.clone(), "plan", self.shape(), &self.source(), options)
+                .unwrap();
         for step in 0..self.batches {
             builder.push(&self.batch(step).bags()).unwrap();
         }
         builder.finish().unwrap();
         Plan::open(&*folder, "plan").unwrap()
+    }
+
+    fn source(&self) -> String {
+        format!("job {} {}", self.seed, self.day)
+    }
+
+    /// The same tables on another day: other batches, some rows in common.
+    pub(crate) fn on_day(&self, day: u64, batches: u64) -> Self {
+        Self { day, batches, ..self.clone() }
     }
 
     pub(crate) fn open(

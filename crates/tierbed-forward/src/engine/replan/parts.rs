@@ -1,0 +1,169 @@
+//! How are small values sorted by part without memory? In one scratch file, block by block.
+//!
+//! Each part has a chain of blocks in the file and one block in memory. Values of a part come
+//! back in the order they were added. Checksums of blocks are in memory, so a block that was lost
+//! or landed elsewhere is found.
+
+use std::sync::Arc;
+
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Error, Result};
+use tierbed_io::{Device, Folder, OpenMode};
+
+/// Chains of blocks, one per part, in one scratch file.
+#[derive(Debug)]
+pub(super) struct Parts {
+    folder: Arc<dyn Folder>,
+    name: &'static str,
+    device: Arc<dyn Device>,
+    block_bytes: usize,
+    block_count: u64,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    /// Blocks in the file, in order, each with its checksum.
+    blocks: Vec<(u64, u32)>,
+    /// What is being filled, or read.
+    block: Vec<u8>,
+    /// Bytes of it that were read.
+    taken: usize,
+    /// Blocks of the file that were read.
+    next: usize,
+}
+
+impl Parts {
+    /// Starts the scratch file `name` anew, with `part_count` parts and blocks of `block_bytes`,
+    /// a multiple of the values' lengths.
+    pub(super) fn create(
+        folder: &Arc<dyn Folder>,
+        name: &'static str,
+        (part_count, block_bytes): (usize, usize),
+    ) -> Result<Self> {
+        let device = folder.open(name, OpenMode::Create)?;
+        device.set_len(0)?;
+        let part = || Part { block: Vec::with_capacity(block_bytes), ..Part::default() };
+        Ok(Self {
+            folder: folder.clone(),
+            name,
+            device,
+            block_bytes,
+            block_count: 0,
+            parts: std::iter::repeat_with(part).take(part_count).collect(),
+        })
+    }
+
+    /// Adds a value to `part`.
+    pub(super) fn add<const N: usize>(&mut self, part: usize, value: [u8; N]) -> Result<()> {
+        let Some(part) = self.parts.get_mut(part) else {
+            return Err(Error::corruption("a row belongs to no part").with("part", part));
+        };
+        if part.block.len() + N > self.block_bytes {
+            self.device.write_at(self.block_count * self.block_bytes as u64, &part.block)?;
+            part.blocks.push((self.block_count, crc32c(&part.block)));
+            self.block_count += 1;
+            part.block.clear();
+        }
+        part.block.extend(value);
+        Ok(())
+    }
+
+    /// Writes all that is in memory; reading begins.
+    pub(super) fn seal(&mut self) -> Result<()> {
+        for part in &mut self.parts {
+            // A last block as long as the others, so that all are read alike.
+            part.block.resize(self.block_bytes, END);
+            self.device.write_at(self.block_count * self.block_bytes as u64, &part.block)?;
+            part.blocks.push((self.block_count, crc32c(&part.block)));
+            self.block_count += 1;
+            part.taken = self.block_bytes;
+        }
+        Ok(())
+    }
+
+    /// Gives the block of `part` back until its values are taken.
+    pub(super) fn rest(&mut self, part: usize) {
+        if let Some(part) = self.parts.get_mut(part) {
+            part.block = Vec::new();
+            part.taken = 0;
+        }
+    }
+
+    /// Takes the next value of `part`; `None` behind the last one. No value is made of bytes
+    /// [`END`] alone.
+    pub(super) fn take<const N: usize>(&mut self, part: usize) -> Result<Option<[u8; N]>> {
+        let Some(part) = self.parts.get_mut(part) else { return Ok(None) };
+        if part.taken + N > part.block.len() {
+            let Some(&(block, crc)) = part.blocks.get(part.next) else { return Ok(None) };
+            part.block.resize(self.block_bytes, END);
+            self.device.read_at(block * self.block_bytes as u64, &mut part.block)?;
+            if crc32c(&part.block) != crc {
+                return Err(Error::corruption("scratch block is not what was written")
+                    .with("file", self.name)
+                    .with("remedy", "move the rows again; the store is as it was"));
+            }
+            part.next += 1;
+            part.taken = 0;
+        }
+        let value = part.block.get(part.taken..).and_then(|rest| rest.first_chunk::<N>());
+        part.taken += N;
+        Ok(value.copied().filter(|value| *value != [END; N]))
+    }
+
+    /// Gives the memory of `part` back.
+    pub(super) fn forget(&mut self, part: usize) {
+        if let Some(part) = self.parts.get_mut(part) {
+            *part = Part::default();
+        }
+    }
+}
+
+/// Fills the last block of a part.
+const END: u8 = 0xFF;
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        // A scratch file that stays costs space until it is started anew.
+        let _ = self.folder.remove(self.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tierbed_io::MemoryFolder;
+
+    proptest! {
+        #[test]
+        fn values_come_back_part_by_part_in_order(
+            values in proptest::collection::vec((0usize..4, 0u32..1000), 0..200),
+            block in 1usize..9,
+        ) {
+            let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+            let mut parts = Parts::create(&folder, "scratch.rows", (4, 4 * block)).unwrap();
+            for &(part, value) in &values {
+                parts.add(part, value.to_le_bytes()).unwrap();
+            }
+            parts.seal().unwrap();
+            for part in 0..4 {
+                let mut found = Vec::new();
+                while let Some(value) = parts.take::<4>(part).unwrap() {
+                    found.push(u32::from_le_bytes(value));
+                }
+                let model = values.iter().filter(|(at, _)| *at == part).map(|(_, value)| *value);
+                prop_assert_eq!(found, model.collect::<Vec<_>>());
+            }
+            drop(parts);
+            prop_assert!(folder.list().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_part_that_is_none_is_refused() {
+        let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+        let mut parts = Parts::create(&folder, "scratch.rows", (1, 8)).unwrap();
+        assert!(parts.add(1, [0; 4]).is_err());
+    }
+}
