@@ -79,6 +79,10 @@ bench: setup ## Run the quick benchmarks into bench-out/ (table, PNG, JSON)
 	@$(STEP) 'bench lookup' $(TIERBED) bench lookup --quick --out bench-out
 	@$(STEP) 'bench training' $(TIERBED) bench training --quick --out bench-out
 
+.PHONY: bench-deps
+bench-deps: ## Install what only comparisons need (RocksDB's library; as root, with apt)
+	@scripts/bench-deps
+
 # ---------------------------------------------------------------- checks
 
 .PHONY: test

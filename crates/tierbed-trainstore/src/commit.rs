@@ -26,6 +26,8 @@ const CURRENT: &str = "CURRENT";
 const CURRENT_MAGIC: &str = "tierbed-current";
 const MANIFEST_MAGIC: &str = "tierbed-manifest";
 const FORMAT_VERSION: u32 = 1;
+/// Files of the stores that use this protocol, beside `CURRENT` and `commit-*`.
+const OWN_ENDINGS: [&str; 6] = [".rows", ".sst", ".wal", ".dense", ".undo", ".bucket"];
 
 /// What a commit consists of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,7 +36,7 @@ pub struct Manifest {
     pub number: u64,
     /// Name given by the user.
     pub name: String,
-    /// Kind of store that wrote it: `file`, `memory` or `lsm`.
+    /// Kind of store that wrote it: `file`, `memory`, `lsm`, `hashdb`, `mmap`, `rocksdb`.
     pub backend: String,
     /// The tables.
     pub schema: Schema,
@@ -266,7 +268,7 @@ impl CommitLog {
         let is_ours = |name: &str| {
             name == "LOCK"
                 || name.starts_with("commit-")
-                || [".rows", ".sst", ".wal"].iter().any(|ending| name.ends_with(ending))
+                || OWN_ENDINGS.iter().any(|ending| name.ends_with(ending))
                 || name.ends_with(".tmp")
         };
         if let Some(name) = self.folder.list()?.into_iter().find(|name| !is_ours(name)) {

@@ -3,7 +3,7 @@
 use super::{File, Finding};
 
 /// What each crate may depend on, bottom first. ARCHITECTURE.md draws the same picture.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("tierbed-core", &[]),
     ("tierbed-kernels", &["core"]),
     ("tierbed-io", &["core"]),
@@ -12,8 +12,9 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("tierbed-sim", &["core", "io"]),
     ("tierbed-trainstore", &["core", "io", "kernels", "cache"]),
     ("tierbed-lsm", &["core", "io", "trainstore"]),
+    ("tierbed-baselines", &["core", "io", "trainstore"]),
     ("tierbed-pagestore", &["core", "io", "kernels", "cache"]),
-    ("tierbed", &["core", "io", "kernels", "cache", "trainstore", "lsm", "pagestore"]),
+    ("tierbed", &["core", "io", "kernels", "cache", "trainstore", "lsm", "baselines", "pagestore"]),
     // Its tests and examples hold it against the engine.
     ("tierbed-forward", &["core", "io", "kernels", "trainstore", "tierbed"]),
     ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),
@@ -28,9 +29,10 @@ const ARROWS: [(&str, &[&str]); 14] = [
 ];
 
 /// Who may use the faulty disk, in tests only.
-const MAY_TEST_WITH_SIM: [&str; 6] = [
+const MAY_TEST_WITH_SIM: [&str; 7] = [
     "tierbed-trainstore",
     "tierbed-lsm",
+    "tierbed-baselines",
     "tierbed-pagestore",
     "tierbed-forward",
     "tierbed",
