@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
-BACKENDS = ("file", "memory", "lsm", "lsm_plain")
+BACKENDS = (
+    "file",
+    "memory",
+    "lsm",
+    "lsm_plain",
+    "hashdb",
+    "mmap",
+    "rocksdb",
+    "rocksdb_universal",
+)
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
@@ -63,7 +72,8 @@ class Store:
                 ``"16MiB"``; buffers, caches and indexes all count.
             backend: ``"file"``; ``"memory"`` for tables that fit (the reference); ``"lsm"``,
                 RecDB's log-structured merge tree, or ``"lsm_plain"``, the same without
-                RecDB's parts. All give the same numbers.
+                RecDB's parts; what others do, to compare: ``"hashdb"``, ``"mmap"``,
+                ``"rocksdb"``, ``"rocksdb_universal"``. All give the same numbers.
             io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.

@@ -22,7 +22,8 @@ struct Arguments {
     /// Memory the engine may use, in bytes.
     #[arg(long, default_value_t = 16 << 20)]
     budget_bytes: u64,
-    /// Where rows live: `file`, `memory`, `lsm` or `lsm_plain`.
+    /// Where rows live: `file`, `memory`, `lsm`, `lsm_plain`, `hashdb`, `mmap`,
+    /// `rocksdb` or `rocksdb_universal`.
     #[arg(long, default_value = "file")]
     backend: String,
     /// How bytes move: `auto`, `io_uring`, `pread` or `inline`.

@@ -45,6 +45,10 @@ impl PatternOptions {
             "memory" => Backend::Memory,
             "lsm" => Backend::Lsm,
             "lsm_plain" => Backend::LsmPlain,
+            "hashdb" => Backend::HashDb,
+            "mmap" => Backend::Mmap,
+            "rocksdb" => Backend::RocksDb,
+            "rocksdb_universal" => Backend::RocksDbUniversal,
             other => return Err(Error::invalid("unknown backend").with("found", other)),
         };
         let io_engine = self.io_engine.clone();

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use serde::Serialize;
 use tierbed_core::stats::StoreStats;
 use tierbed_core::{Budget, Error, ErrorKind, Result, Schema, TableId, TableSchema, TrainStore};
-use tierbed_io::{Folder, FsFolder, MemoryFolder};
+use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Isa, Kernels};
-use tierbed_lsm::{LsmOptions, LsmStore};
-use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
 
-use crate::options::{Backend, EngineConfig};
+use crate::backends::{buffer_bytes_max, open_store};
+use crate::options::EngineConfig;
 use crate::row_buffer::{BufferStats, RowBuffer};
 use crate::scratch::Scratch;
 
@@ -76,12 +75,27 @@ impl Engine {
         let budget = Budget::new(config.dram_budget_bytes);
         let scratch = Scratch::new(&budget)?;
         let store = open_store(folder, config, &budget)?;
-        // Stores that grow with what they are given need room of their own beside the buffer.
-        let buffer_bytes_max = match config.backend {
-            Backend::File => u64::MAX,
-            Backend::Memory => config.dram_budget_bytes / 2,
-            Backend::Lsm | Backend::LsmPlain => config.dram_budget_bytes / 4,
-        };
+        Self::assemble(store, budget, scratch, config)
+    }
+
+    /// Opens the engine over a store of the caller's, which keeps its own account of memory;
+    /// `config.backend` is not looked at.
+    ///
+    /// # Errors
+    /// `Invalid` for a budget too small, `Corruption` when the engine's attachment is damaged.
+    pub fn over(store: Box<dyn TrainStore>, config: &EngineConfig) -> Result<Self> {
+        let budget = Budget::new(config.dram_budget_bytes);
+        let scratch = Scratch::new(&budget)?;
+        let config = EngineConfig { backend: crate::Backend::File, ..config.clone() };
+        Self::assemble(store, budget, scratch, &config)
+    }
+
+    fn assemble(
+        store: Box<dyn TrainStore>,
+        budget: Budget,
+        scratch: Scratch,
+        config: &EngineConfig,
+    ) -> Result<Self> {
         let mut engine = Self {
             schema: Arc::new(store.schema().clone()),
             store,
@@ -92,7 +106,7 @@ impl Engine {
             tables: Vec::new(),
             ahead: crate::prefetch::Announced::default(),
             step_count: 0,
-            buffer_bytes_max,
+            buffer_bytes_max: buffer_bytes_max(config),
             poison: None,
         };
         engine.restore_runs()?;
@@ -193,45 +207,6 @@ impl Engine {
         }
         result
     }
-}
-
-fn open_store(
-    folder: Option<Arc<dyn Folder>>,
-    config: &EngineConfig,
-    budget: &Budget,
-) -> Result<Box<dyn TrainStore>> {
-    let Some(folder) = folder.or_else(|| {
-        let needs_none = config.backend == Backend::Memory;
-        needs_none.then(|| Arc::new(MemoryFolder::new()) as Arc<dyn Folder>)
-    }) else {
-        return Err(Error::invalid("a store on disk needs a path"));
-    };
-    Ok(match config.backend {
-        Backend::File => {
-            let options = FileStoreOptions {
-                budget: budget.clone(),
-                engine: config.io_options()?,
-                disk_quota_bytes: config.disk_quota_bytes,
-            };
-            Box::new(FileStore::open(folder, options)?)
-        }
-        Backend::Memory => Box::new(MemoryStore::open(folder, budget.clone())?),
-        Backend::Lsm | Backend::LsmPlain => {
-            // The tree divides half of the budget among its parts; they count in the whole one.
-            let half = Budget::new(config.dram_budget_bytes / 2);
-            let preset = match config.backend {
-                Backend::Lsm => LsmOptions::recdb(half),
-                _ => LsmOptions::plain(half),
-            };
-            let options = LsmOptions {
-                budget: budget.clone(),
-                engine: config.io_options()?,
-                disk_quota_bytes: config.disk_quota_bytes,
-                ..preset
-            };
-            Box::new(LsmStore::open(folder, options)?)
-        }
-    })
 }
 
 fn kernels_of(isa: &str) -> Result<Kernels> {

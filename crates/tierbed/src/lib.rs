@@ -5,6 +5,7 @@
 //! of the next batches, brought ahead), [`checkpoint`] and [`publish`]. Between store and
 //! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
 
+mod backends;
 pub mod checkpoint;
 pub mod engine;
 pub mod lookup;

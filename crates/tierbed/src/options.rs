@@ -16,6 +16,17 @@ pub enum Backend {
     Lsm,
     /// The same tree without them: the baseline.
     LsmPlain,
+    /// AIBox's two-level hash, RecDB's baseline.
+    #[serde(rename = "hashdb")]
+    HashDb,
+    /// A dense array in a mapped file; the page cache is outside the budget.
+    Mmap,
+    /// RocksDB, levelled; its library is loaded at run time.
+    #[serde(rename = "rocksdb")]
+    RocksDb,
+    /// RocksDB with universal compaction, as FBGEMM's SSD tables use it.
+    #[serde(rename = "rocksdb_universal")]
+    RocksDbUniversal,
 }
 
 /// Options of an [`Engine`](crate::Engine); JSON with these names at the Python border.

@@ -20,14 +20,21 @@ fn configs() -> Vec<EngineConfig> {
         ..EngineConfig::new(bytes)
     };
     let tree = |backend| EngineConfig { backend, ..EngineConfig::new(4 << 20) };
-    vec![
+    let mut configs = vec![
         small_config(),
         tree(Backend::Lsm),
         tree(Backend::LsmPlain),
+        tree(Backend::HashDb),
+        tree(Backend::Mmap),
         engine("pread", 400 << 10),
         engine("inline", 700 << 10),
         engine("auto", 64 << 20),
-    ]
+    ];
+    // RocksDB is not on every machine; the tests of `tierbed-baselines` say so.
+    if tierbed_baselines::is_rocksdb_available().is_ok() {
+        configs.extend([tree(Backend::RocksDb), tree(Backend::RocksDbUniversal)]);
+    }
+    configs
 }
 
 fn check(job: &Job, config: &EngineConfig, steps: u64) {

@@ -78,7 +78,11 @@ def train(
     dense: Dense = "",
     categorical: Categorical = "",
     backend: Annotated[
-        str, typer.Option("--backend", help="file, memory, lsm, lsm_plain.")
+        str,
+        typer.Option(
+            "--backend",
+            help="file, memory, lsm, lsm_plain, hashdb, mmap, rocksdb, rocksdb_universal.",
+        ),
     ] = "file",
     io_engine: IoEngine = "auto",
     disk_quota: Annotated[
