@@ -20,7 +20,18 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),
     (
         "tierbed-bench",
-        &["core", "io", "kernels", "cache", "data", "trainstore", "pagestore", "tierbed"],
+        &[
+            "core",
+            "io",
+            "kernels",
+            "cache",
+            "data",
+            "trainstore",
+            "lsm",
+            "pagestore",
+            "tierbed",
+            "forward",
+        ],
     ),
     (
         "tierbed-py",

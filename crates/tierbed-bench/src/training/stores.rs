@@ -1,0 +1,108 @@
+//! Which stores are measured behind the look-ahead buffer, and with which options?
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tierbed_core::{Budget, Error, Result, Schema, TrainStore};
+use tierbed_io::{EngineOptions, FsFolder};
+use tierbed_lsm::{LsmOptions, LsmStore, Picker, Scheduling};
+use tierbed_trainstore::{FileStore, FileStoreOptions};
+
+use super::job::Job;
+
+/// An open store, and what it counts beyond the common counters.
+pub(crate) enum AnyStore {
+    Lsm(Box<LsmStore>),
+    Other(Box<dyn TrainStore>),
+}
+
+impl AnyStore {
+    pub(crate) fn get(&mut self) -> &mut dyn TrainStore {
+        match self {
+            Self::Lsm(store) => store.as_mut(),
+            Self::Other(store) => store.as_mut(),
+        }
+    }
+
+    /// Returns the store's own counters, flat.
+    pub(crate) fn extra(&self) -> Value {
+        match self {
+            Self::Lsm(store) => lsm_counters(store),
+            Self::Other(_) => Value::Object(Map::new()),
+        }
+    }
+}
+
+fn lsm_counters(store: &LsmStore) -> Value {
+    let stats = store.lsm_stats();
+    let mut counters = Map::new();
+    let mut put = |name: &str, value: u64| {
+        counters.insert(name.to_owned(), Value::from(value));
+    };
+    put("block_loads", stats.block_loads);
+    put("block_reloads", stats.block_reloads);
+    put("rows_merged", stats.rows_merged);
+    put("rows_dropped", stats.rows_dropped);
+    put("compaction_count", stats.compaction_count);
+    put("compaction_us", stats.compaction_us);
+    put("compaction_read_bytes", stats.compaction_read_bytes);
+    put("compaction_write_bytes", stats.compaction_write_bytes);
+    put("hot_rows", store.hot_row_count() as u64);
+    Value::Object(counters)
+}
+
+/// Opens the store of `job.system` in `folder` with `memory_bytes` for its buffers and caches.
+///
+/// Indexes and filters, 4 bytes a row, come on top, for all alike: RocksDB counts them so, too.
+///
+/// # Errors
+/// `Unsupported` when the system is not to be had on this machine, `Invalid` for its name.
+pub(crate) fn open(job: &Job, schema: &Schema, memory_bytes: u64) -> Result<AnyStore> {
+    let path = job.folder.join("rows");
+    let rows: u64 = schema.tables().iter().map(|table| table.row_count).sum();
+    let account = Budget::new(memory_bytes + 4 * rows + (16 << 20));
+    let mut store = match job.system.as_str() {
+        "file" => open_file(&path, job, account)?,
+        name if name == "plain_lsm" || name.starts_with("recdb") => {
+            let options = lsm_options(name, Budget::new(memory_bytes))?;
+            let engine = engine_options(job)?;
+            let options = LsmOptions { budget: account, engine, ..options };
+            AnyStore::Lsm(Box::new(LsmStore::open(Arc::new(FsFolder::create(&path)?), options)?))
+        }
+        other => return Err(Error::invalid("unknown system").with("found", other)),
+    };
+    for table in schema.tables() {
+        store.get().add_table(table.clone())?;
+    }
+    Ok(store)
+}
+
+fn engine_options(job: &Job) -> Result<EngineOptions> {
+    Ok(EngineOptions { choice: job.io_engine.parse()?, queue_depth: 64, ..Default::default() })
+}
+
+fn open_file(path: &Path, job: &Job, budget: Budget) -> Result<AnyStore> {
+    let options = FileStoreOptions { budget, engine: engine_options(job)?, disk_quota_bytes: None };
+    let store = FileStore::open(Arc::new(FsFolder::create(path)?), options)?;
+    Ok(AnyStore::Other(Box::new(store)))
+}
+
+/// RecDB, with one of its parts taken out where the name says so, or the plain tree.
+fn lsm_options(name: &str, budget: Budget) -> Result<LsmOptions> {
+    let plain = LsmOptions::plain(budget.clone());
+    let mut options = LsmOptions::recdb(budget);
+    match name {
+        "plain_lsm" => return Ok(plain),
+        "recdb" => {}
+        "recdb_without_hot_rows" => options.hot_rule = None,
+        "recdb_without_sorter" => options.sorts_requests = false,
+        "recdb_without_picker" => {
+            options.picker = Picker::Largest;
+            options.memory.monitored_reads_max = 0;
+        }
+        "recdb_without_scheduler" => options.scheduling = Scheduling::Levelled,
+        other => return Err(Error::invalid("unknown system").with("found", other)),
+    }
+    Ok(options)
+}

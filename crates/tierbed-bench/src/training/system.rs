@@ -1,0 +1,162 @@
+//! What must a system be able to do to be measured?
+
+use std::fmt::Debug;
+
+use serde_json::{json, Value};
+use tierbed_core::{Bags, Error, Result, Schema};
+use tierbed_forward::{ForwardConfig, ForwardEngine, Grads, Plan};
+use tierbed_io::FsFolder;
+use tierbed_kernels::{init_record, FeaturePlan, Hyper};
+
+use super::job::{features_of, Job};
+use super::kernel::{synthetic_grad, Places, StepKernel};
+use super::timeline::{Timeline, Window};
+
+/// A system under measurement. Batches come one after another, each once.
+pub(crate) trait System: Debug {
+    /// Trains batch `number`: looks it up and steps its rows.
+    fn step(&mut self, number: u64, bags: &Bags<'_>) -> Result<()>;
+
+    /// Moves the rows of the batch and computes nothing: what the storage alone costs.
+    fn pass(&mut self, _bags: &Bags<'_>) -> Result<()> {
+        Err(Error::unsupported("this system has no step without arithmetic"))
+    }
+
+    /// Makes everything durable.
+    fn checkpoint(&mut self) -> Result<()>;
+
+    /// Returns cumulative counters, flat.
+    fn counters(&mut self) -> Result<Value>;
+
+    /// The pooled vectors of the last batch, `[B, F * D]`.
+    #[cfg(test)]
+    fn output(&self) -> &[f32];
+}
+
+/// Training along a plan.
+#[derive(Debug)]
+pub(crate) struct Forward {
+    engine: ForwardEngine,
+    features: FeaturePlan,
+    output: Vec<f32>,
+    grad: Vec<f32>,
+}
+
+impl Forward {
+    pub(crate) fn open(job: &Job, schema: Schema) -> Result<Self> {
+        let folder = job.plan.as_ref().ok_or_else(|| Error::invalid("forward needs a plan"))?;
+        let plan = Plan::open(&FsFolder::open(folder.clone())?, "plan")?;
+        let mut config = ForwardConfig::new(job.dram_budget_bytes);
+        config.io_engine.clone_from(&job.io_engine);
+        let features = features_of(&schema)?;
+        let mut engine = ForwardEngine::open(&job.folder, schema, plan, &config)?;
+        for feature in features.features() {
+            engine.set_hyper(feature.table, Hyper { lr: 0.01, ..Hyper::default() })?;
+        }
+        let len = job.batch_len * features.output_dim();
+        Ok(Self { engine, features, output: vec![0.0; len], grad: synthetic_grad(len) })
+    }
+}
+
+impl System for Forward {
+    fn step(&mut self, _: u64, bags: &Bags<'_>) -> Result<()> {
+        self.engine.lookup(&self.features, bags, &mut self.output)?;
+        let grads = Grads { output: &self.grad, weights: None };
+        self.engine.update(&self.features, bags, grads)
+    }
+
+    fn pass(&mut self, bags: &Bags<'_>) -> Result<()> {
+        self.engine.pass(&self.features, bags)
+    }
+
+    fn checkpoint(&mut self) -> Result<()> {
+        self.engine.checkpoint("bench", &[]).map(|_| ())
+    }
+
+    fn counters(&mut self) -> Result<Value> {
+        let stats = self.engine.stats();
+        let record_bytes = self.engine.schema().tables().first().map_or(0, |t| t.record_bytes());
+        Ok(json!({
+            "device_read_count": stats.io.read_count,
+            "device_read_bytes": stats.io.read_bytes,
+            "device_write_bytes": stats.io.write_bytes,
+            "changed_bytes": stats.rows_flushed * record_bytes as u64,
+            "rows_read": stats.rows_read,
+            "rows_written": stats.rows_flushed,
+            "rows_initialised": stats.rows_initialised,
+            "live_bytes": stats.rows_initialised * record_bytes as u64,
+            "disk_bytes": stats.file_bytes,
+            "dump_bytes": stats.dump_bytes,
+            "windows": stats.window_count,
+            "budget_peak_bytes": self.engine.budget().report().peak_bytes,
+            "train_cpu_ns": 0,
+            "blocked_us": 0,
+        }))
+    }
+
+    #[cfg(test)]
+    fn output(&self) -> &[f32] {
+        &self.output
+    }
+}
+
+/// Every row in one array: what the kernels alone cost.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    arena: Vec<f32>,
+    kernel: StepKernel,
+    timeline: Timeline,
+    window: Window,
+    window_number: Option<u32>,
+}
+
+impl Memory {
+    pub(crate) fn open(job: &Job, schema: Schema) -> Result<Self> {
+        let path =
+            job.timeline.as_ref().ok_or_else(|| Error::invalid("memory needs a timeline"))?;
+        let words = schema.tables().first().map_or(0, |table| table.record_words());
+        let rows: u64 = schema.tables().iter().map(|table| table.row_count).sum();
+        let mut arena = vec![0.0; rows as usize * words];
+        let mut records = arena.chunks_exact_mut(words);
+        for table in schema.tables() {
+            for (row, record) in (0..table.row_count).zip(&mut records) {
+                init_record(table, row, record);
+            }
+        }
+        Ok(Self {
+            arena,
+            kernel: StepKernel::new(schema.clone(), features_of(&schema)?, job.batch_len),
+            timeline: Timeline::open(path)?,
+            window: Window::default(),
+            window_number: None,
+        })
+    }
+}
+
+impl System for Memory {
+    fn step(&mut self, number: u64, bags: &Bags<'_>) -> Result<()> {
+        let (window, batch) = self.timeline.place(number)?;
+        if self.window_number != Some(window) {
+            self.window = self.timeline.read(window)?;
+            self.window_number = Some(window);
+        }
+        let places = Places {
+            entries: self.window.batch(batch, bags.indices.len()),
+            slots: &self.window.rows,
+        };
+        self.kernel.step(&mut self.arena, bags, places)
+    }
+
+    fn checkpoint(&mut self) -> Result<()> {
+        Err(Error::unsupported("rows in memory are not stored"))
+    }
+
+    fn counters(&mut self) -> Result<Value> {
+        Ok(json!({ "train_cpu_ns": 0, "blocked_us": 0 }))
+    }
+
+    #[cfg(test)]
+    fn output(&self) -> &[f32] {
+        self.kernel.output()
+    }
+}
