@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use crate::env::SplitMix64;
 use crate::store::{Attachment, RowWrite};
 use crate::{
-    Error, InitSpec, OptimizerKind, Result, RowId, RowKey, TableId, TableSchema, TrainStore,
+    Error, ErrorKind, InitSpec, OptimizerKind, Result, RowId, RowKey, TableId, TableSchema,
+    TrainStore,
 };
 
 type Model = BTreeMap<RowKey, Vec<u8>>;
@@ -30,12 +31,16 @@ pub fn check_row_store(
     step_count: usize,
 ) -> Result<()> {
     let mut rng = SplitMix64::new(seed);
-    let tables = add_tables(store.as_mut())?;
+    let mut tables = add_tables(store.as_mut())?;
     check_refusals(store.as_mut(), &tables)?;
     let mut live = Model::new();
     let mut committed = Model::new();
+    let mut committed_tables = tables.clone();
     store.commit("empty", &[])?;
     for step in 0..step_count {
+        if rng.below(24) == 0 {
+            grow_some(store.as_mut(), &mut tables, &mut rng)?;
+        }
         match rng.below(16) {
             0..=6 => write_some(store.as_mut(), &tables, &mut live, &mut rng)?,
             7..=12 => read_some(store.as_mut(), &tables, &live, &mut rng)?,
@@ -44,12 +49,14 @@ pub fn check_row_store(
                 let blob = step.to_string();
                 store.commit("step", &[Attachment { name: "step", bytes: blob.as_bytes() }])?;
                 committed.clone_from(&live);
+                committed_tables.clone_from(&tables);
                 expect_eq(store.attachment("step")?, Some(blob.into_bytes()), "attachment", step)?;
             }
             _ => {
                 if let Some(reopen) = reopen.as_mut() {
                     store = reopen(store, true)?;
                     live.clone_from(&committed);
+                    tables.clone_from(&committed_tables);
                     check_scan(store.as_mut(), &tables, &live)?;
                 }
             }
@@ -84,6 +91,30 @@ fn add_tables(store: &mut dyn TrainStore) -> Result<Vec<(TableId, TableSchema)>>
         tables.push((id, table));
     }
     Ok(tables)
+}
+
+// Makes one table longer, unless tables of this store cannot grow.
+fn grow_some(
+    store: &mut dyn TrainStore,
+    tables: &mut [(TableId, TableSchema)],
+    rng: &mut SplitMix64,
+) -> Result<()> {
+    let at = rng.below(tables.len() as u64) as usize;
+    let Some((id, table)) = tables.get_mut(at) else { return Ok(()) };
+    let longer = table.row_count + rng.below(300);
+    match store.grow_table(*id, longer) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),
+        result => result?,
+    }
+    table.row_count = longer;
+    store.grow_table(*id, 1)?;
+    expect_eq(store.schema().table(*id)?, &*table, "schema of a grown table", id.0)?;
+    // The new end is there, and the row behind it is not.
+    let key = |row| RowKey::new(*id, RowId(row));
+    if store.read(&[key(longer)], &mut |_, _| Ok(())).is_ok() {
+        return Err(Error::corruption("store accepted a row behind the end of a grown table"));
+    }
+    store.read(&[key(longer - 1)], &mut |_, _| Ok(()))
 }
 
 fn check_refusals(store: &mut dyn TrainStore, tables: &[(TableId, TableSchema)]) -> Result<()> {

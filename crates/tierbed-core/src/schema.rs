@@ -21,6 +21,10 @@ pub const ROW_COUNT_MAX: u64 = 1 << 40;
 /// Most tables a schema may have.
 pub const TABLES_MAX: usize = 1 << 16;
 
+/// Names of the house's own tables start so: indexes of open vocabularies. Their records hold no
+/// embedding, and nobody looks them up, exports or publishes them as rows.
+pub const OWN_PREFIX: &str = "_ids.";
+
 /// Which optimizer's state rides with the rows of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -119,6 +123,13 @@ impl TableSchema {
         self.row_count * self.record_bytes() as u64
     }
 
+    /// Returns whether the table is the house's own, beside a user's: its name starts with
+    /// [`OWN_PREFIX`].
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        self.name.starts_with(OWN_PREFIX)
+    }
+
     /// Checks names and ranges.
     ///
     /// # Errors
@@ -207,6 +218,19 @@ impl Schema {
         Ok(id)
     }
 
+    /// Makes table `id` `row_count` rows long; a table already as long stays as it is.
+    ///
+    /// # Errors
+    /// `Invalid` when there is no such table or no table may be that long.
+    pub fn grow(&mut self, id: TableId, row_count: u64) -> Result<()> {
+        let longer = TableSchema { row_count, ..self.table(id)?.clone() };
+        longer.check()?;
+        if let Some(table) = self.tables.get_mut(id.0 as usize) {
+            table.row_count = table.row_count.max(row_count);
+        }
+        Ok(())
+    }
+
     /// Returns table `id`.
     ///
     /// # Errors
@@ -266,6 +290,16 @@ mod tests {
         assert_eq!(schema.add(table("b")).unwrap(), TableId(1));
         let other = TableSchema { dim: 5, ..table("b") };
         assert_eq!(schema.add(other).unwrap_err().kind(), crate::ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn a_table_grows_and_never_shrinks() {
+        let mut schema = Schema::new(vec![table("a")]).unwrap();
+        schema.grow(TableId(0), 40).unwrap();
+        schema.grow(TableId(0), 20).unwrap();
+        assert_eq!(schema.table(TableId(0)).unwrap().row_count, 40);
+        assert!(schema.grow(TableId(1), 40).is_err());
+        assert!(schema.grow(TableId(0), ROW_COUNT_MAX + 1).is_err());
     }
 
     #[test]

@@ -65,6 +65,19 @@ pub trait TrainStore: RowStore {
     /// `Invalid` when the table differs from the stored one or the budget does not reach.
     fn add_table(&mut self, table: TableSchema) -> Result<TableId>;
 
+    /// Makes `table` `row_count` rows long, new rows absent; durable with the next commit. A
+    /// table already as long stays as it is.
+    ///
+    /// # Errors
+    /// `Invalid` when no table may be that long or the budget does not reach (nothing is changed
+    /// then), `Unsupported` by a store whose tables have one length for ever.
+    fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
+        Err(Error::unsupported("tables of this backend cannot grow")
+            .with("table_id", table.0)
+            .with("row_count", row_count)
+            .with("remedy", "give num_embeddings, or choose the backend `file`"))
+    }
+
     /// Writes whole records; keys strictly increasing.
     ///
     /// # Errors

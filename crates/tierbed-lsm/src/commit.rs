@@ -149,7 +149,7 @@ impl LsmStore {
         let file = CommitLog::file_name(number, "version");
         self.tools.folder.write_durable(&file, &bytes)?;
         let entry_count = stored.outdated.len() as u64;
-        Ok(TableMeta { file, crc32c: crc32c(&bytes), entry_count })
+        Ok(TableMeta { file, crc32c: crc32c(&bytes), entry_count, ..TableMeta::default() })
     }
 
     // Whether the background thread may be writing this file.

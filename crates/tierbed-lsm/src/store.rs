@@ -390,6 +390,12 @@ impl TrainStore for LsmStore {
         self.settle(result)
     }
 
+    fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
+        self.check_alive()?;
+        // Keys are as wide as any row; nothing in the tree is sized by a table's length.
+        self.schema.grow(table, row_count)
+    }
+
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
         self.check_alive()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;

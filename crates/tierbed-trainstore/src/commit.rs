@@ -50,7 +50,7 @@ pub struct Manifest {
 }
 
 /// The commit's own file of one table, or of the store.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableMeta {
     /// Name of the file in the store's folder.
     pub file: String,
@@ -58,6 +58,9 @@ pub struct TableMeta {
     pub crc32c: u32,
     /// Rows or pages in it.
     pub entry_count: u64,
+    /// Where a file of pages was lengthened: its pages before each time (`file`); else empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub grown_at: Vec<u64>,
 }
 
 /// An attachment's file.

@@ -44,6 +44,17 @@ impl Table {
         Ok(Self { record_bytes: schema.record_bytes(), chunks, memory })
     }
 
+    fn grow(&mut self, row_count: u64) -> Result<()> {
+        let chunk_count = usize::try_from(row_count.div_ceil(CHUNK_ROWS))
+            .map_err(|_| Error::invalid("table too large for memory").with("rows", row_count))?;
+        if chunk_count > self.chunks.len() {
+            let more = 8 * (chunk_count - self.chunks.len()) as u64;
+            self.memory.resize(self.memory.bytes() + more)?;
+            self.chunks.resize_with(chunk_count, || None);
+        }
+        Ok(())
+    }
+
     fn place(&self, row: RowId) -> (usize, usize) {
         ((row.0 / CHUNK_ROWS) as usize, (row.0 % CHUNK_ROWS) as usize)
     }
@@ -192,6 +203,17 @@ impl TrainStore for MemoryStore {
         Ok(id)
     }
 
+    fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
+        self.check_alive()?;
+        let mut schema = self.schema.clone();
+        schema.grow(table, row_count)?;
+        if let Some(table) = self.tables.get_mut(table.0 as usize) {
+            table.grow(row_count)?;
+        }
+        self.schema = schema;
+        Ok(())
+    }
+
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
         self.check_alive()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
@@ -296,7 +318,7 @@ fn write_dump(folder: &dyn Folder, file: String, table: &Table) -> Result<TableM
         }
     }
     device.sync()?;
-    Ok(TableMeta { file, crc32c: crc, entry_count })
+    Ok(TableMeta { file, crc32c: crc, entry_count, ..TableMeta::default() })
 }
 
 fn read_dump(

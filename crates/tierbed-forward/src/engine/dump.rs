@@ -27,7 +27,7 @@ impl DumpWriter {
     pub(super) fn create(folder: &dyn Folder, file: String) -> Result<Self> {
         let device = folder.open(&file, OpenMode::Create)?;
         device.set_len(0)?;
-        let meta = TableMeta { file, crc32c: 0, entry_count: 0 };
+        let meta = TableMeta { file, ..TableMeta::default() };
         Ok(Self { device, buf: AlignedBuf::new(DUMP_BUF_BYTES), filled: 0, at_bytes: 0, meta })
     }
 

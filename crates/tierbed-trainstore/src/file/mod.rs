@@ -9,6 +9,7 @@ mod layout;
 mod map_file;
 mod page_map;
 mod pages;
+mod segments;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::commit::{CommitFailure, CommitLog, Manifest, TableMeta};
 pub use layout::{page_layout, PageLayout};
 use page_map::PageMap;
 use pages::{Failure, Pipeline, TableFile};
+use segments::Segments;
 
 /// What a [`FileStore`] is opened with.
 #[derive(Debug, Clone)]
@@ -96,6 +98,9 @@ impl FileStore {
         self.grow_buffers(layout.page_bytes)?;
         let file = format!("{}.rows", table.name);
         let file_bytes = 2 * layout.page_count * layout.page_bytes as u64;
+        let grown_at = committed.map_or(&[][..], |meta| &meta.grown_at);
+        let segments = Segments::new(grown_at, layout.page_count)
+            .map_err(|error| error.with("table", &table.name))?;
         let (device, map) = if let Some(meta) = committed {
             let device = self.folder.open(&file, OpenMode::ReadWrite).map_err(|error| {
                 Error::corruption("table file cannot be opened")
@@ -103,12 +108,16 @@ impl FileStore {
                     .with("cause", error)
             })?;
             let found = device.len_bytes()?;
-            if found != file_bytes || meta.entry_count != layout.page_count {
+            if found < file_bytes || meta.entry_count != layout.page_count {
                 return Err(Error::corruption("table file has another length than committed")
                     .with("file", &file)
                     .with("expected", file_bytes)
                     .with("found", found)
                     .with("remedy", "restore the store's folder from a copy"));
+            }
+            if found > file_bytes {
+                // The table grew after this commit; what it grew by is not part of it.
+                device.set_len(file_bytes)?;
             }
             let map = map_file::read_map(
                 self.folder.as_ref(),
@@ -133,7 +142,8 @@ impl FileStore {
             device,
             device_id,
             map,
-            _map_memory: map_memory,
+            segments,
+            map_memory,
         });
         Ok(id)
     }
@@ -236,7 +246,8 @@ impl FileStore {
         for (table, schema) in self.tables.iter().zip(self.schema.tables()) {
             let file = CommitLog::file_name(number, &format!("{}.pages", schema.name));
             let crc32c = map_file::write_map(self.folder.as_ref(), &file, &table.map)?;
-            metas.push(TableMeta { file, crc32c, entry_count: table.map.page_count() });
+            let (entry_count, grown_at) = (table.map.page_count(), table.segments.grown_at());
+            metas.push(TableMeta { file, crc32c, entry_count, grown_at });
         }
         Ok(metas)
     }
@@ -290,6 +301,17 @@ impl TrainStore for FileStore {
             return Ok(id);
         }
         self.open_table(table, None)
+    }
+
+    fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
+        self.check_alive()?;
+        let mut schema = self.schema.clone();
+        schema.grow(table, row_count)?;
+        if let Some(file) = self.tables.get_mut(table.0 as usize) {
+            file.grow(page_layout(schema.table(table)?))?;
+        }
+        self.schema = schema;
+        Ok(())
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {

@@ -85,7 +85,18 @@ impl PageMap {
     pub(super) fn new(page_count: u64) -> Result<Self> {
         let page_count = usize::try_from(page_count)
             .map_err(|_| Error::invalid("table has too many pages").with("pages", page_count))?;
-        Ok(Self { words: vec![0; page_count], home_count: 0, is_dirty: false })
+        // A new file's length must be durable before a commit may speak of it.
+        Ok(Self { words: vec![0; page_count], home_count: 0, is_dirty: true })
+    }
+
+    /// Makes the map `page_count` pages long; new ones were never written.
+    pub(super) fn grow(&mut self, page_count: u64) -> Result<()> {
+        let page_count = usize::try_from(page_count)
+            .map_err(|_| Error::invalid("table has too many pages").with("pages", page_count))?;
+        self.words.resize(page_count.max(self.words.len()), 0);
+        // The file's new length must be durable before a commit may speak of it.
+        self.is_dirty = true;
+        Ok(())
     }
 
     /// Rebuilds a map from committed words.

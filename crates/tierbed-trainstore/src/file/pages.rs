@@ -13,6 +13,7 @@ use tierbed_io::{BufId, Completion, Device, DeviceId, IoEngine, Op, Request};
 
 use super::layout::{seal, verify, PageLayout, PageName};
 use super::page_map::{PageMap, PageWord};
+use super::segments::Segments;
 
 /// One table's file and page map.
 #[derive(Debug)]
@@ -23,7 +24,8 @@ pub(super) struct TableFile {
     pub(super) device: std::sync::Arc<dyn Device>,
     pub(super) device_id: DeviceId,
     pub(super) map: PageMap,
-    pub(super) _map_memory: tierbed_core::Reservation,
+    pub(super) segments: Segments,
+    pub(super) map_memory: tierbed_core::Reservation,
 }
 
 impl TableFile {
@@ -32,7 +34,7 @@ impl TableFile {
     }
 
     fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {
-        let home = word.plane() * self.layout.page_count + page;
+        let home = self.segments.home(page, word.plane());
         Request {
             device: self.device_id,
             op,
@@ -41,6 +43,18 @@ impl TableFile {
             buf,
             tag: u64::from(buf.0),
         }
+    }
+
+    /// Makes room for the pages of `layout`, which differs in their number only.
+    pub(super) fn grow(&mut self, layout: PageLayout) -> Result<()> {
+        if layout.page_count > self.layout.page_count {
+            self.map_memory.resize(PageMap::memory_bytes(layout.page_count))?;
+            self.device.set_len(2 * layout.page_count * layout.page_bytes as u64)?;
+            self.map.grow(layout.page_count)?;
+            self.segments.grow(layout.page_count);
+            self.layout = layout;
+        }
+        Ok(())
     }
 
     /// Returns the bytes of the homes in use.

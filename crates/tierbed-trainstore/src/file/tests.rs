@@ -192,3 +192,43 @@ fn whole_pages_are_written_without_being_read() {
     store.write(&rows[..1]).unwrap();
     assert_eq!(store.stats().pages_read, 1);
 }
+
+#[test]
+fn a_new_or_longer_table_is_whole_after_power_loss_though_no_row_was_written() {
+    let disk = tierbed_sim::SimFolder::default();
+    let folder: Arc<dyn Folder> = Arc::new(disk.clone());
+    let mut store = memory_store(&folder).unwrap();
+    let id = store.add_table(table("t", 4, 300)).unwrap();
+    store.commit("new", &[]).unwrap();
+    let after_new: Arc<dyn Folder> = Arc::new(disk.crash_to_synced());
+    assert_eq!(read_one(&mut memory_store(&after_new).unwrap(), 299).unwrap(), None);
+    store.grow_table(id, 9_000).unwrap();
+    store.commit("longer", &[]).unwrap();
+    drop(store);
+    let after_growth: Arc<dyn Folder> = Arc::new(disk.crash_to_synced());
+    assert_eq!(read_one(&mut memory_store(&after_growth).unwrap(), 8_999).unwrap(), None);
+}
+
+#[test]
+fn rows_stay_where_they_are_when_a_table_grows_and_growth_without_commit_is_forgotten() {
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+    let mut store = memory_store(&folder).unwrap();
+    let id = store.add_table(table("t", 64, 40)).unwrap();
+    for (step, row_count) in [(1, 100), (2, 101), (3, 5_000)] {
+        write_one(&mut store, 39, step).unwrap();
+        store.grow_table(id, row_count).unwrap();
+        write_one(&mut store, row_count - 1, step).unwrap();
+        store.commit("grown", &[]).unwrap();
+    }
+    store.grow_table(id, 90_000).unwrap();
+    write_one(&mut store, 89_999, 9).unwrap();
+    drop(store);
+    let mut store = memory_store(&folder).unwrap();
+    assert_eq!(store.schema().table(id).unwrap().row_count, 5_000);
+    for (row, step) in [(39, 3), (99, 1), (100, 2), (4_999, 3)] {
+        assert_eq!(read_one(&mut store, row).unwrap(), Some(step), "row {row}");
+    }
+    assert!(read_one(&mut store, 89_999).is_err());
+    store.grow_table(id, 90_000).unwrap();
+    assert_eq!(read_one(&mut store, 89_999).unwrap(), None, "no old bytes come back");
+}
