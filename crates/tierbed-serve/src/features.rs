@@ -85,7 +85,8 @@ fn attached(snapshot: &Snapshot) -> Result<Option<Vec<ServedFeature>>> {
 fn one_per_table(snapshot: &Snapshot) -> Vec<ServedFeature> {
     let feature =
         |name: &String| ServedFeature { name: name.clone(), table: name.clone(), pooling: sum() };
-    snapshot.schema().tables().iter().map(|table| feature(&table.name)).collect()
+    let tables = snapshot.schema().tables().iter().filter(|table| !table.is_own());
+    tables.map(|table| feature(&table.name)).collect()
 }
 
 /// Parses a pooling's name.

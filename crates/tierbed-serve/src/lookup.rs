@@ -3,10 +3,18 @@
 //! Pooled features of a request go through one lookup, so that they share pages; unpooled ones
 //! have as many rows as indices and are looked up one by one.
 
+use tierbed::PublishedIds;
 use tierbed_core::{Bags, Error, Result};
 use tierbed_pagestore::{FeaturePlan, Pooling, Snapshot};
 
 use crate::features::Feature;
+
+/// What is looked up: rows, and the rows of raw ids.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) ids: &'a PublishedIds,
+}
 
 /// The indices of one feature, as they came in.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,7 +42,7 @@ pub(crate) struct Vectors {
 /// `Invalid` for unknown features, batches of different sizes and too many indices, and the
 /// errors of [`Snapshot::lookup`].
 pub(crate) fn lookup(
-    snapshot: &Snapshot,
+    source: Source<'_>,
     features: &[Feature],
     columns: &[Column],
     pooling: Option<Pooling>,
@@ -53,11 +61,11 @@ pub(crate) fn lookup(
         known.push((column, feature, pooling.unwrap_or(feature.pooling)));
     }
     let pooled: Vec<_> = known.iter().copied().filter(|(_, _, p)| *p != Pooling::None).collect();
-    let mut pooled = look_up_together(snapshot, &pooled)?.into_iter();
+    let mut pooled = look_up_together(source, &pooled)?.into_iter();
     let mut answers = Vec::new();
     for one in &known {
         if one.2 == Pooling::None {
-            answers.append(&mut look_up_together(snapshot, &[*one])?);
+            answers.append(&mut look_up_together(source, &[*one])?);
         } else {
             answers.extend(pooled.next());
         }
@@ -91,7 +99,7 @@ fn check(columns: &[Column], indices_max: usize) -> Result<()> {
 }
 
 fn look_up_together(
-    snapshot: &Snapshot,
+    Source { snapshot, ids }: Source<'_>,
     wanted: &[(&Column, &Feature, Pooling)],
 ) -> Result<Vec<Vectors>> {
     if wanted.is_empty() {
@@ -112,7 +120,13 @@ fn look_up_together(
     let weights = is_weighted.then_some(&weights[..]);
     let planned: Vec<_> = wanted.iter().map(|(_, feature, p)| (feature.table, *p)).collect();
     let plan = FeaturePlan::new(snapshot.schema(), &planned)?;
-    let bags = Bags::new(&indices, &offsets, weights, wanted.len())?;
+    let mut bags = Bags::new(&indices, &offsets, weights, wanted.len())?;
+    let mut rows = Vec::new();
+    if !ids.is_empty() {
+        rows.resize(indices.len(), 0);
+        ids.translate(snapshot, &plan, &bags, &mut rows)?;
+        bags = Bags::new(&rows, &offsets, weights, wanted.len())?;
+    }
     let mut out = vec![0.0; plan.output_len(&bags)];
     snapshot.lookup(&plan, &bags, &mut out)?;
     let row_count = plan.output_rows(&bags);

@@ -12,13 +12,14 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use serde_json::json;
+use tierbed::PublishedIds;
 use tierbed_core::env::Clock;
 use tierbed_pagestore::Snapshot;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::answer::{with_type, Refusal, JSON};
 use crate::features::{pooling_name, Feature};
-use crate::lookup::lookup;
+use crate::lookup::{lookup, Source};
 use crate::metrics::Metrics;
 use crate::server::Predictor;
 use crate::tensors::SAFETENSORS;
@@ -30,6 +31,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) ids: PublishedIds,
     pub(crate) snapshot_name: String,
     pub(crate) features: Vec<Feature>,
     pub(crate) predictor: Option<Arc<dyn Predictor>>,
@@ -175,8 +177,8 @@ async fn answer_lookup(
         let (columns, pooling) =
             if is_binary { (tensors::decode(&body)?, None) } else { json::decode(&body)? };
         drop(body);
-        let Service { snapshot, features, indices_max, .. } = &*service;
-        let vectors = lookup(snapshot, features, &columns, pooling, *indices_max)?;
+        let Service { snapshot, ids, features, indices_max, .. } = &*service;
+        let vectors = lookup(Source { snapshot, ids }, features, &columns, pooling, *indices_max)?;
         Ok(if is_binary {
             (tensors::encode(&vectors)?, SAFETENSORS.to_owned())
         } else {

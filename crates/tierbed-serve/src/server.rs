@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tierbed::PublishedIds;
 use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Error, Result};
 use tierbed_pagestore::Snapshot;
@@ -186,6 +187,7 @@ fn service(
         name.map_or_else(|| "memory".to_owned(), |name| name.to_string_lossy().into_owned())
     };
     Ok(Service {
+        ids: PublishedIds::open(&snapshot)?,
         features: resolve(&snapshot, options.features.as_deref())?,
         snapshot_name: options.snapshot_name.clone().unwrap_or_else(folder_name),
         metrics: Metrics::new(Arc::clone(&snapshot)),

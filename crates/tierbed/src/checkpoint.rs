@@ -45,7 +45,9 @@ impl Engine {
             buffer.flush(self.store.as_mut())?;
         }
         let runs = self.runs_json()?;
+        let vocabularies = self.flush_vocabularies()?;
         let mut all = vec![Attachment { name: RUNS, bytes: runs.as_bytes() }];
+        all.extend(vocabularies.iter().map(|(name, bytes)| Attachment { name, bytes }));
         all.extend_from_slice(attachments);
         self.store.commit(name, &all)?;
         Ok(self.store.last_commit().map_or(0, |info| info.number))

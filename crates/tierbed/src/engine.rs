@@ -14,6 +14,7 @@ use crate::backends::{buffer_bytes_max, open_store};
 use crate::options::EngineConfig;
 use crate::row_buffer::{BufferStats, RowBuffer};
 use crate::scratch::Scratch;
+use crate::vocabularies::{Vocabularies, VocabularyStats};
 
 /// The engine over one store. Calls need `&mut`: one at a time, in a fixed order, so that equal
 /// calls give equal bits.
@@ -28,6 +29,7 @@ pub struct Engine {
     pub(crate) tables: Vec<TableRun>,
     pub(crate) ahead: crate::prefetch::Announced,
     pub(crate) step_count: u64,
+    pub(crate) vocabularies: Vocabularies,
     buffer_bytes_max: u64,
     poison: Option<String>,
 }
@@ -47,6 +49,8 @@ pub struct EngineStats {
     pub store: StoreStats,
     /// What the row buffer did.
     pub buffer: BufferStats,
+    /// What open vocabularies hold and read.
+    pub vocabularies: VocabularyStats,
     /// Instruction set of the kernels.
     pub isa: &'static str,
 }
@@ -107,9 +111,11 @@ impl Engine {
             ahead: crate::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
+            vocabularies: Vocabularies::new(config),
             poison: None,
         };
         engine.restore_runs()?;
+        engine.restore_vocabularies()?;
         Ok(engine)
     }
 
@@ -119,14 +125,25 @@ impl Engine {
     /// `Invalid` when the stored table of that name differs, or the budget is too small.
     pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
         self.check_alive()?;
+        if table.is_own() || self.vocabularies.find(&table.name).is_some() {
+            return Err(Error::invalid("name belongs to an open table or to its index")
+                .with("table", &table.name)
+                .with("remedy", "leave num_embeddings away, or choose another name"));
+        }
         if self.schema.id_of(&table.name).is_some() {
             return self.store.add_table(table);
         }
         self.release_buffer()?;
         let id = self.store.add_table(table)?;
-        self.schema = Arc::new(self.store.schema().clone());
-        self.tables.push(TableRun { hyper: Hyper { step: 0, ..Hyper::default() } });
+        self.refresh_schema();
         Ok(id)
+    }
+
+    /// Takes over the store's tables after some were added or made longer.
+    pub(crate) fn refresh_schema(&mut self) {
+        self.schema = Arc::new(self.store.schema().clone());
+        let fresh = TableRun { hyper: Hyper { step: 0, ..Hyper::default() } };
+        self.tables.resize(self.schema.tables().len(), fresh);
     }
 
     /// Returns the tables.
@@ -168,6 +185,7 @@ impl Engine {
             step_count: self.step_count,
             store: self.store.stats(),
             buffer: self.buffer.as_ref().map(RowBuffer::stats).unwrap_or_default(),
+            vocabularies: self.vocabularies.stats(),
             isa: self.kernels.isa().name(),
         }
     }

@@ -12,12 +12,17 @@ pub mod lookup;
 pub mod options;
 pub mod prefetch;
 pub mod publish;
+pub mod published_ids;
 pub mod row_buffer;
 pub mod rows;
 mod scratch;
 pub mod update;
+pub mod vocabularies;
 
 pub use engine::{Engine, EngineStats};
 pub use options::{Backend, EngineConfig};
+pub use published_ids::PublishedIds;
 pub use row_buffer::BufferStats;
 pub use tierbed_kernels::{Feature, FeaturePlan, Hyper, Kernels, Pooling};
+pub use tierbed_vocab::{Evicted, Eviction, Policy, SHARED_ROW};
+pub use vocabularies::Translate;

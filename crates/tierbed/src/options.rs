@@ -47,6 +47,10 @@ pub struct EngineConfig {
     /// Most bytes on disk.
     #[serde(default)]
     pub disk_quota_bytes: Option<u64>,
+    /// Memory for index pages of open vocabularies; by default a sixteenth of the budget. Used
+    /// only when there is an open table.
+    #[serde(default)]
+    pub vocabulary_bytes: Option<u64>,
     /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
     #[serde(default = "default_isa")]
     pub isa: String,
@@ -78,6 +82,7 @@ impl EngineConfig {
             io_engine: default_io_engine(),
             queue_depth: 0,
             disk_quota_bytes: None,
+            vocabulary_bytes: None,
             isa: default_isa(),
         }
     }

@@ -52,6 +52,7 @@ impl Engine {
     ) -> Result<Report> {
         self.check_alive()?;
         self.release_buffer()?;
+        let ids = self.flush_vocabularies()?;
         let schema = self.schema.clone();
         let mut writer = SnapshotWriter::create(Arc::clone(&folder), &schema, &self.budget)?;
         let mut meter = Meter {
@@ -60,6 +61,10 @@ impl Engine {
             total: schema.tables().iter().map(|table| table.row_count).sum(),
         };
         for (table, at) in schema.tables().iter().zip(0..) {
+            if tierbed_vocab::is_free_table(&table.name) {
+                meter.done += table.row_count;
+                continue;
+            }
             let (mut sorted, row_count) = self.sort_rows(TableId(at), &folder, &mut meter)?;
             let dim = table.dim as usize;
             let mut written = 0u64;
@@ -75,6 +80,9 @@ impl Engine {
                 }
             }
             meter.done += table.row_count;
+        }
+        for (name, bytes) in &ids {
+            writer.attach(name, bytes)?;
         }
         for attachment in attachments {
             writer.attach(attachment.name, attachment.bytes)?;

@@ -3,7 +3,7 @@
 use super::{File, Finding};
 
 /// What each crate may depend on, bottom first. ARCHITECTURE.md draws the same picture.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("tierbed-core", &[]),
     ("tierbed-kernels", &["core"]),
     ("tierbed-io", &["core"]),
@@ -13,8 +13,12 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("tierbed-trainstore", &["core", "io", "kernels", "cache"]),
     ("tierbed-lsm", &["core", "io", "trainstore"]),
     ("tierbed-baselines", &["core", "io", "trainstore"]),
+    ("tierbed-vocab", &["core", "trainstore"]),
     ("tierbed-pagestore", &["core", "io", "kernels", "cache"]),
-    ("tierbed", &["core", "io", "kernels", "cache", "trainstore", "lsm", "baselines", "pagestore"]),
+    (
+        "tierbed",
+        &["core", "io", "kernels", "cache", "trainstore", "lsm", "baselines", "vocab", "pagestore"],
+    ),
     // Its tests and examples hold it against the engine.
     ("tierbed-forward", &["core", "io", "kernels", "trainstore", "tierbed"]),
     ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),

@@ -239,7 +239,12 @@ impl HashDb {
             let _ = self.folder.remove(&file);
             CommitFailure::of(error)
         })?;
-        let store_file = TableMeta { file, crc32c: crc32c(&bytes), entry_count: list.len() as u64 };
+        let store_file = TableMeta {
+            file,
+            crc32c: crc32c(&bytes),
+            entry_count: list.len() as u64,
+            ..TableMeta::default()
+        };
         let manifest = Manifest {
             number,
             name: name.to_owned(),

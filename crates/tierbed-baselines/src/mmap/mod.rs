@@ -203,6 +203,7 @@ impl MmapStore {
             file: table::file_name(schema),
             crc32c: 0,
             entry_count: table.present_rows,
+            grown_at: Vec::new(),
         };
         let manifest = Manifest {
             number: self.log.next_number(),

@@ -199,8 +199,12 @@ impl RocksStore {
         let file = CommitLog::file_name(number, "rocks");
         let written = self.folder.write_durable(&file, list.as_bytes());
         written.map_err(CommitFailure::of)?;
-        let store_file =
-            TableMeta { file, crc32c: crc32c(list.as_bytes()), entry_count: files.len() as u64 };
+        let store_file = TableMeta {
+            file,
+            crc32c: crc32c(list.as_bytes()),
+            entry_count: files.len() as u64,
+            ..TableMeta::default()
+        };
         let manifest = Manifest {
             number,
             name: name.to_owned(),
@@ -309,6 +313,11 @@ impl TrainStore for RocksStore {
         check_alive(self.poison.as_ref())?;
         self.record_bytes_max = self.record_bytes_max.max(table.record_bytes());
         self.schema.add(table)
+    }
+
+    fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
+        check_alive(self.poison.as_ref())?;
+        self.schema.grow(table, row_count)
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {

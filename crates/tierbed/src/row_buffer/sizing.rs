@@ -28,7 +28,8 @@ pub(super) struct Sizes {
 /// reservation that follows then fails and names the minimum.
 pub(super) fn share_out(schema: &Schema, free_bytes: u64) -> Sizes {
     let mut rows_of: BTreeMap<usize, u64> = BTreeMap::new();
-    for table in schema.tables() {
+    // The house's own tables are read past the buffer.
+    for table in schema.tables().iter().filter(|table| !table.is_own()) {
         *rows_of.entry(table.record_words()).or_default() += table.row_count;
     }
     let words: Vec<usize> = rows_of.keys().copied().collect();

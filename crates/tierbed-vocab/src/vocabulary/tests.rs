@@ -1,0 +1,237 @@
+//! The model: a plain map, and rows given in order of appearance.
+
+use std::collections::HashMap;
+
+use super::*;
+use crate::policy::Eviction;
+use proptest::prelude::*;
+use tierbed_core::{InitSpec, OptimizerKind, RowStore};
+use tierbed_trainstore::MemoryStore;
+
+fn open_table(name: &str) -> TableSchema {
+    TableSchema {
+        name: name.into(),
+        row_count: 4,
+        dim: 2,
+        optimizer: OptimizerKind::Sgd,
+        state_init: 0.0,
+        init: InitSpec::Constant { value: 0.0 },
+        seed: 0,
+    }
+}
+
+struct Bench {
+    pages: PageCache,
+    store: MemoryStore,
+    vocabulary: Vocabulary,
+    scratch: Scratch,
+}
+
+impl Bench {
+    fn new(policy: Policy, page_bytes: u64) -> Self {
+        let budget = Budget::unlimited();
+        let mut store = MemoryStore::new(budget.clone());
+        let table = store.add_table(open_table("item")).unwrap();
+        let mut pages = PageCache::new(&budget, page_bytes).unwrap();
+        let vocabulary =
+            Vocabulary::create(&mut pages, &mut store, table, policy, &budget).unwrap();
+        Self { pages, store, vocabulary, scratch: Scratch::default() }
+    }
+
+    fn sorted(&mut self, ids: &[i64]) -> u64 {
+        self.scratch.clear();
+        ids.iter().zip(0..).for_each(|(&id, position)| self.scratch.push(id, position));
+        self.scratch.sort()
+    }
+
+    fn rows(&self, ids: &[i64]) -> Vec<u64> {
+        let mut rows = vec![u64::MAX; ids.len()];
+        self.scratch.for_each(|position, row| rows[position as usize] = row);
+        rows
+    }
+
+    fn train(&mut self, ids: &[i64], now: u32) -> Vec<u64> {
+        let id_count = self.sorted(ids);
+        if let Some(growth) = self.vocabulary.growth(self.store.schema(), id_count).unwrap() {
+            self.vocabulary.grow(&mut self.store, growth).unwrap();
+        }
+        let Self { pages, store, vocabulary, scratch } = self;
+        vocabulary.train(pages, store, scratch, now).unwrap();
+        self.rows(ids)
+    }
+
+    fn find(&mut self, ids: &[i64]) -> Vec<u64> {
+        self.sorted(ids);
+        let Self { pages, store, vocabulary, scratch } = self;
+        vocabulary.find(pages, store, scratch).unwrap();
+        self.rows(ids)
+    }
+
+    fn evict(&mut self, now: u32) -> (Evicted, Vec<u64>) {
+        let mut freed = Vec::new();
+        let mut sink = |_: &mut dyn TrainStore, rows: &[u64]| {
+            assert!(rows.is_sorted());
+            freed.extend_from_slice(rows);
+            Ok(())
+        };
+        let Self { pages, store, vocabulary, .. } = self;
+        let evicted = vocabulary.evict(pages, store, now, &mut sink).unwrap();
+        (evicted, freed)
+    }
+
+    fn all(&mut self) -> HashMap<i64, u64> {
+        let mut all = HashMap::new();
+        let mut visit = |id, row| {
+            assert!(all.insert(id, row).is_none());
+            Ok(())
+        };
+        self.vocabulary.scan(&mut self.pages, &mut self.store, &mut visit).unwrap();
+        all
+    }
+}
+
+/// The naive vocabulary; evicted rows are reused in the order the real one frees them.
+#[derive(Default)]
+struct Model {
+    ids: HashMap<i64, (Option<u64>, f32, u32)>,
+    free: Vec<u64>,
+    next_row: u64,
+}
+
+impl Model {
+    fn train(&mut self, policy: &Policy, ids: &[i64], now: u32) -> Vec<u64> {
+        let mut seen = Vec::new();
+        for &id in ids {
+            if seen.contains(&id) {
+                continue;
+            }
+            seen.push(id);
+            let entry = self.ids.entry(id).or_insert((None, 0.0, 0));
+            if entry.0.is_none() || policy.eviction != Eviction::Never {
+                (entry.1, entry.2) = (entry.1 + 1.0, now);
+            }
+            if entry.0.is_none() && entry.1 >= policy.admit_after as f32 {
+                entry.0 = Some(self.free.pop().unwrap_or_else(|| {
+                    self.next_row += 1;
+                    self.next_row
+                }));
+            }
+        }
+        ids.iter().map(|id| self.ids[id].0.unwrap_or(SHARED_ROW)).collect()
+    }
+
+    fn evict(&mut self, policy: &Policy, now: u32) {
+        let mut gone: Vec<(u64, Option<u64>, i64)> = Vec::new();
+        for (&id, entry) in &mut self.ids {
+            if policy.eviction.judge(&mut entry.1, entry.2, now) {
+                gone.push((mix(id), entry.0, id));
+            }
+        }
+        gone.sort_unstable();
+        for (_, row, id) in gone {
+            self.ids.remove(&id);
+            self.free.extend(row);
+        }
+    }
+}
+
+fn policies() -> impl Strategy<Value = Policy> {
+    let eviction = prop_oneof![
+        Just(Eviction::Never),
+        Just(Eviction::Age { ttl: 2 }),
+        Just(Eviction::Count { threshold: 1.5, decay_rate: 0.7 }),
+        Just(Eviction::CountAndAge { threshold: 2.5, decay_rate: 0.9, ttl: 1 }),
+    ];
+    (1..4u32, eviction).prop_map(|(admit_after, eviction)| Policy { admit_after, eviction })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn equals_a_plain_map_whatever_the_memory(
+        policy in policies(),
+        seed: u64,
+        page_bytes in prop_oneof![Just(0u64), Just(200_000)],
+        span in prop_oneof![Just(40u64), Just(6_000)],
+    ) {
+        let mut rng = tierbed_core::env::SplitMix64::new(seed);
+        let mut bench = Bench::new(policy, page_bytes);
+        let mut model = Model::default();
+        for now in 0..14 {
+            let count = rng.below(900) as usize;
+            let ids: Vec<i64> = (0..count)
+                .map(|_| match rng.below(50) {
+                    0 => i64::MIN,
+                    1 => i64::MAX,
+                    2 => -1,
+                    _ => (rng.below(span) as i64 - 20).wrapping_mul(0x1234_5678_9abc_def1),
+                })
+                .collect();
+            prop_assert_eq!(bench.train(&ids, now), model.train(&policy, &ids, now));
+            // Looking changes nothing.
+            let found = bench.find(&ids);
+            let expected: Vec<u64> =
+                ids.iter().map(|id| model.ids[id].0.unwrap_or(SHARED_ROW)).collect();
+            prop_assert_eq!(found, expected);
+            if rng.below(3) == 0 {
+                let (evicted, _) = bench.evict(now);
+                let before = model.ids.len() as u64;
+                model.evict(&policy, now);
+                let gone = before - model.ids.len() as u64;
+                prop_assert_eq!(evicted.id_count + evicted.waiting_count, gone);
+            }
+        }
+        let with_row = model.ids.iter().filter_map(|(&id, entry)| Some((id, entry.0?)));
+        let expected: HashMap<i64, u64> = with_row.collect();
+        prop_assert_eq!(bench.all(), expected.clone());
+        let state = bench.vocabulary.state();
+        prop_assert_eq!(state.id_count, expected.len() as u64);
+        prop_assert_eq!(state.waiting_count, (model.ids.len() - expected.len()) as u64);
+        prop_assert_eq!(state.id_count + state.free_count, state.next_row - 1);
+    }
+}
+
+#[test]
+fn a_hundred_thousand_ids_take_less_than_half_a_byte_each_in_memory() {
+    let mut bench = Bench::new(Policy::default(), 400_000);
+    let ids: Vec<i64> =
+        (0..100_000).map(|id: i64| id.wrapping_mul(-7_046_029_254_386_353_131)).collect();
+    for (batch, ids) in ids.chunks(4096).enumerate() {
+        let first = 1 + 4096 * batch as u64;
+        let expected: Vec<u64> = (first..first + ids.len() as u64).collect();
+        assert_eq!(bench.train(ids, 0), expected);
+    }
+    let memory_bytes = bench.vocabulary.memory.bytes();
+    assert!(memory_bytes <= 40_000, "{memory_bytes}");
+    let buckets = u64::from(bench.vocabulary.directory.bucket_count());
+    assert!(100_000 / buckets > 80, "{buckets} pages");
+    assert_eq!(bench.all().len(), 100_000);
+}
+
+#[test]
+fn comes_back_from_pages_state_and_directory() {
+    let policy = Policy { admit_after: 2, eviction: Eviction::Age { ttl: 3 } };
+    let mut bench = Bench::new(policy, 0);
+    let ids: Vec<i64> = (0..2_000).collect();
+    for now in 0..3 {
+        bench.train(&ids[..1_000 + 500 * now as usize], now);
+    }
+    bench.pages.flush(&mut bench.store).unwrap();
+    let expected = bench.find(&ids);
+    let (state, bytes) = (bench.vocabulary.state().clone(), bench.vocabulary.directory_bytes());
+    let budget = Budget::unlimited();
+    let open = |state: State| Vocabulary::open(bench.store.schema(), state, &bytes, &budget);
+    bench.vocabulary = open(state.clone()).unwrap();
+    bench.pages = PageCache::new(&budget, 0).unwrap();
+    for wrong in [
+        State { next_row: 0, ..state.clone() },
+        State { free_count: u64::MAX, ..state.clone() },
+        State { table: "other".into(), ..state.clone() },
+        State { next_row: 1 << 39, ..state },
+    ] {
+        let error = Vocabulary::open(bench.store.schema(), wrong, &bytes, &budget).unwrap_err();
+        assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption);
+    }
+    assert_eq!(bench.find(&ids), expected);
+}
