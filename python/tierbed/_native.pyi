@@ -19,6 +19,7 @@ __all__ = [
     "NativeStore",
     "Vocabulary",
     "VocabularyBuilder",
+    "bench_worker",
     "cpu_features",
     "version",
 ]
@@ -29,6 +30,9 @@ class SupportsDLPack(Protocol):
 
 def version() -> str: ...
 def cpu_features() -> str: ...
+def bench_worker() -> None:
+    """Serves the commands of ``tierbed bench training``: lines of JSON on standard input, one
+    answer each on standard output, until the input ends. See ``tierbed_bench::training``."""
 
 # ---------------------------------------------------------------- training store
 

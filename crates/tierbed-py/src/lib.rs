@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
+    module.add_function(wrap_pyfunction!(bench_worker, module)?)?;
     module.add_class::<store::FeaturePlan>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
@@ -36,4 +37,12 @@ fn version() -> &'static str {
 #[pyfunction]
 fn cpu_features() -> &'static str {
     tierbed::Kernels::detect().isa().name()
+}
+
+/// Serves the commands of `tierbed bench training` on standard input until it ends.
+#[pyfunction]
+fn bench_worker(py: Python<'_>) -> PyResult<()> {
+    errors::run(py, || {
+        tierbed_bench::training::serve(std::io::stdin().lock(), std::io::stdout().lock())
+    })
 }

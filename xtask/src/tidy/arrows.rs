@@ -32,6 +32,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
             "data",
             "trainstore",
             "lsm",
+            "baselines",
             "pagestore",
             "tierbed",
             "forward",
@@ -39,7 +40,18 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ),
     (
         "tierbed-py",
-        &["core", "io", "kernels", "cache", "data", "trainstore", "pagestore", "tierbed", "serve"],
+        &[
+            "core",
+            "io",
+            "kernels",
+            "cache",
+            "data",
+            "trainstore",
+            "pagestore",
+            "tierbed",
+            "serve",
+            "bench",
+        ],
     ),
 ];
 

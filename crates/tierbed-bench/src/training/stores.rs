@@ -1,9 +1,11 @@
 //! Which stores are measured behind the look-ahead buffer, and with which options?
 
-use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use tierbed_baselines::{
+    HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions, RocksStore,
+};
 use tierbed_core::{Budget, Error, Result, Schema, TrainStore};
 use tierbed_io::{EngineOptions, FsFolder};
 use tierbed_lsm::{LsmOptions, LsmStore, Picker, Scheduling};
@@ -14,6 +16,7 @@ use super::job::Job;
 /// An open store, and what it counts beyond the common counters.
 pub(crate) enum AnyStore {
     Lsm(Box<LsmStore>),
+    Rocks(Box<RocksStore>),
     Other(Box<dyn TrainStore>),
 }
 
@@ -21,6 +24,7 @@ impl AnyStore {
     pub(crate) fn get(&mut self) -> &mut dyn TrainStore {
         match self {
             Self::Lsm(store) => store.as_mut(),
+            Self::Rocks(store) => store.as_mut(),
             Self::Other(store) => store.as_mut(),
         }
     }
@@ -29,6 +33,7 @@ impl AnyStore {
     pub(crate) fn extra(&self) -> Value {
         match self {
             Self::Lsm(store) => lsm_counters(store),
+            Self::Rocks(store) => rocks_counters(store),
             Self::Other(_) => Value::Object(Map::new()),
         }
     }
@@ -52,6 +57,21 @@ fn lsm_counters(store: &LsmStore) -> Value {
     Value::Object(counters)
 }
 
+fn rocks_counters(store: &RocksStore) -> Value {
+    let mut counters = Map::new();
+    for (name, ticker) in [
+        ("block_loads", "rocksdb.block.cache.data.miss"),
+        ("compaction_read_bytes", "rocksdb.compact.read.bytes"),
+        ("compaction_write_bytes", "rocksdb.compact.write.bytes"),
+        ("flush_bytes", "rocksdb.flush.write.bytes"),
+        ("stall_us", "rocksdb.stall.micros"),
+    ] {
+        counters.insert(name.to_owned(), store.ticker(ticker).into());
+    }
+    counters.insert("uncounted_bytes".to_owned(), store.uncounted_bytes().into());
+    Value::Object(counters)
+}
+
 /// Opens the store of `job.system` in `folder` with `memory_bytes` for its buffers and caches.
 ///
 /// Indexes and filters, 4 bytes a row, come on top, for all alike: RocksDB counts them so, too.
@@ -62,13 +82,32 @@ pub(crate) fn open(job: &Job, schema: &Schema, memory_bytes: u64) -> Result<AnyS
     let path = job.folder.join("rows");
     let rows: u64 = schema.tables().iter().map(|table| table.row_count).sum();
     let account = Budget::new(memory_bytes + 4 * rows + (16 << 20));
+    let folder = || FsFolder::create(&path).map(Arc::new);
     let mut store = match job.system.as_str() {
-        "file" => open_file(&path, job, account)?,
+        "file" => {
+            let engine = engine_options(job)?;
+            let options = FileStoreOptions { budget: account, engine, disk_quota_bytes: None };
+            AnyStore::Other(Box::new(FileStore::open(folder()?, options)?))
+        }
+        "hashdb" => {
+            let options = HashDbOptions::within(memory_bytes, account);
+            let options = HashDbOptions { engine: engine_options(job)?, ..options };
+            AnyStore::Other(Box::new(HashDb::open(folder()?, options)?))
+        }
+        "mmap" => {
+            AnyStore::Other(Box::new(MmapStore::open(folder()?, MmapOptions::new(account)?)?))
+        }
+        name @ ("rocksdb" | "rocksdb_universal") => {
+            let is_levelled = name == "rocksdb";
+            let mode = if is_levelled { RocksMode::Levelled } else { RocksMode::Universal };
+            let options = RocksOptions::within(memory_bytes, mode, account);
+            AnyStore::Rocks(Box::new(RocksStore::open(folder()?, options)?))
+        }
         name if name == "plain_lsm" || name.starts_with("recdb") => {
             let options = lsm_options(name, Budget::new(memory_bytes))?;
             let engine = engine_options(job)?;
             let options = LsmOptions { budget: account, engine, ..options };
-            AnyStore::Lsm(Box::new(LsmStore::open(Arc::new(FsFolder::create(&path)?), options)?))
+            AnyStore::Lsm(Box::new(LsmStore::open(folder()?, options)?))
         }
         other => return Err(Error::invalid("unknown system").with("found", other)),
     };
@@ -80,12 +119,6 @@ pub(crate) fn open(job: &Job, schema: &Schema, memory_bytes: u64) -> Result<AnyS
 
 fn engine_options(job: &Job) -> Result<EngineOptions> {
     Ok(EngineOptions { choice: job.io_engine.parse()?, queue_depth: 64, ..Default::default() })
-}
-
-fn open_file(path: &Path, job: &Job, budget: Budget) -> Result<AnyStore> {
-    let options = FileStoreOptions { budget, engine: engine_options(job)?, disk_quota_bytes: None };
-    let store = FileStore::open(Arc::new(FsFolder::create(path)?), options)?;
-    Ok(AnyStore::Other(Box::new(store)))
 }
 
 /// RecDB, with one of its parts taken out where the name says so, or the plain tree.
