@@ -5,17 +5,21 @@
 //! next one is, also when compactions have replaced them; so a crash finds them whole.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::store::Attachment;
+use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Budget, Error, ErrorKind, Result};
-use tierbed_io::Folder;
-use tierbed_trainstore::{CommitFailure, CommitLog, Manifest, TableMeta};
+use tierbed_io::{Folder, OpenMode};
+use tierbed_trainstore::{check_attachments, CommitFailure, CommitLog, Manifest, TableMeta};
 
 use crate::options::Durability;
 use crate::store::LsmStore;
 use crate::version::{decode, encode, encoded_len, SstId, StoredVersion, Version};
-use crate::wal::{self, SegmentId, SegmentMeta};
+use crate::wal::{self, find_tail, Entry, SegmentId, SegmentMeta, StepCommit};
+
+/// A commit with more bytes of attachments is a full one; dense layers belong to files.
+const STEP_BYTES_MAX: usize = 256 << 10;
 
 /// The files that the commit in force needs.
 #[derive(Debug, Default)]
@@ -70,9 +74,10 @@ impl LsmStore {
     pub(crate) fn replay(&mut self, meta: SegmentMeta) -> Result<()> {
         let folder = self.tools.folder.clone();
         let schema = self.schema.clone();
+        let budget = self.options.budget.clone();
         self.segments.insert(meta.id, meta);
         self.active.segments.push(meta.id);
-        wal::replay(folder.as_ref(), &schema, meta, &mut |key, record| {
+        wal::replay(folder.as_ref(), &schema, meta, &budget, &mut |key, record| {
             if !self.active.fits(1, record.len()) {
                 self.seal()?;
                 self.active.segments.push(meta.id);
@@ -84,7 +89,11 @@ impl LsmStore {
     }
 
     pub(crate) fn commit_all(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        match self.put_in_force(name, attachments) {
+        let result = match self.takes_step(name, attachments) {
+            true => self.commit_step(name, attachments),
+            false => self.put_in_force(name, attachments),
+        };
+        match result {
             Ok(()) => {
                 self.stats.commit_count += 1;
                 Ok(())
@@ -97,6 +106,91 @@ impl LsmStore {
         }
     }
 
+    // Whether the commit may be an entry of the log. It may not when something changed that only
+    // a version and a manifest hold, or when the log has become long.
+    fn takes_step(&self, name: &str, attachments: &[Attachment<'_>]) -> bool {
+        let bytes = StepCommit::payload_len(name, attachments);
+        let stored = self.log.manifest().map(|manifest| &manifest.schema);
+        self.options.durability == Durability::Step
+            && stored == Some(&self.schema)
+            && bytes <= STEP_BYTES_MAX
+            && self.log_bytes + bytes as u64 <= self.log_bytes_max()
+    }
+
+    // The log is replayed into memtables at opening; more of it than one holds would be flushed.
+    fn log_bytes_max(&self) -> u64 {
+        self.options.memory.memtable_bytes as u64
+    }
+
+    fn commit_step(
+        &mut self,
+        name: &str,
+        attachments: &[Attachment<'_>],
+    ) -> std::result::Result<(), CommitFailure> {
+        check_attachments(attachments).map_err(failure)?;
+        let bytes = StepCommit::payload_len(name, attachments) as u64;
+        self.check_quota(bytes).map_err(failure)?;
+        let info = CommitInfo { number: self.log.next_number(), name: name.to_owned() };
+        // The entry being built, the one in force, and what is kept of this one.
+        let held_bytes = self.step_memory.bytes();
+        self.step_memory.resize(held_bytes + 2 * bytes).map_err(failure)?;
+        let mut entry = Entry::default();
+        StepCommit::encode(&mut entry, &info, attachments);
+        let appended = self.append_log(|segment| segment.append_commit(&mut entry));
+        appended.map_err(CommitFailure::of)?;
+        self.sync_log().map_err(CommitFailure::Poisoned)?;
+        if self.has_new_segments {
+            self.tools.folder.sync().map_err(CommitFailure::Poisoned)?;
+            self.has_new_segments = false;
+        }
+        self.log.note_later(info.number);
+        let keep = |blob: &Attachment<'_>| (blob.name.to_owned(), blob.bytes.to_vec());
+        self.step = Some(StepCommit { info, attachments: attachments.iter().map(keep).collect() });
+        // Less than a moment ago, so it fits.
+        let _ = self.step_memory.resize(bytes);
+        self.committed.segments = self.log_segments.values().copied().collect();
+        self.lsm.step_commit_count += 1;
+        Ok(())
+    }
+
+    /// Finds the step commits behind the full commit whose version names `base`, cuts off what
+    /// no step commits, and returns the segments to replay.
+    pub(crate) fn find_steps(&mut self, base: &[SegmentMeta]) -> Result<Vec<SegmentMeta>> {
+        let folder = Arc::clone(&self.tools.folder);
+        let number = self.log.info().map_or(0, |info| info.number);
+        let budget = &self.options.budget;
+        let tail = find_tail(folder.as_ref(), base, self.next_segment, number, budget)?;
+        let mut is_changed = false;
+        for name in folder.list()? {
+            let Some(id) = SegmentId::of_file(&name) else { continue };
+            let Some(segment) = tail.segments.iter().find(|segment| segment.id == id) else {
+                folder.remove(&name)?;
+                is_changed = true;
+                continue;
+            };
+            let device = folder.open(&name, OpenMode::ReadWrite)?;
+            if device.len_bytes()? > segment.len_bytes {
+                device.set_len(segment.len_bytes)?;
+                device.sync()?;
+            }
+        }
+        // Else a later commit could find the old ends again, behind its own entries.
+        if is_changed {
+            folder.sync()?;
+        }
+        self.next_segment = tail.next_segment;
+        self.log_bytes = tail.len_bytes;
+        self.log_segments = tail.segments.iter().map(|segment| (segment.id, *segment)).collect();
+        if let Some(step) = tail.commit {
+            let kept = |(name, bytes): &(String, Vec<u8>)| name.len() + bytes.len();
+            let bytes: usize = step.attachments.iter().map(kept).sum();
+            self.step_memory.resize(bytes as u64)?;
+            self.log.note_later(step.info.number);
+            self.step = Some(step);
+        }
+        Ok(tail.segments)
+    }
+
     fn put_in_force(
         &mut self,
         name: &str,
@@ -107,7 +201,11 @@ impl LsmStore {
             Durability::Commit => self.flush_all().map_err(failure)?,
             // A failed sync leaves open which rows reached the disk; asking again proves nothing.
             // Source: Rebello et al., "Can applications recover from fsync failures?", ATC'20.
-            Durability::Step => self.sync_log().map_err(CommitFailure::Poisoned)?,
+            Durability::Step if self.log_bytes <= self.log_bytes_max() => {
+                self.sync_log().map_err(CommitFailure::Poisoned)?;
+            }
+            // With the memtables the log is empty, too.
+            Durability::Step => self.flush_all().map_err(failure)?,
         }
         let new_bytes = attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();
         self.check_quota(new_bytes).map_err(failure)?;
@@ -127,6 +225,11 @@ impl LsmStore {
             attachments: Vec::new(),
         };
         self.log.put_in_force(manifest, attachments)?;
+        self.step = None;
+        let _ = self.step_memory.resize(0);
+        self.log_segments = segments.iter().map(|segment| (segment.id, *segment)).collect();
+        self.log_bytes = 0;
+        self.has_new_segments = false;
         self.committed = Committed::of(&self.version, &segments);
         self.remove_garbage();
         Ok(())
@@ -166,7 +269,7 @@ impl LsmStore {
             self.ssts.keys().chain(self.committed.ssts.keys()).map(|id| id.file_name()).collect();
         let committed = self.committed.segments.iter().map(|segment| segment.id);
         let segments: BTreeSet<String> =
-            self.segments.keys().copied().chain(committed).map(SegmentId::file_name).collect();
+            self.log_segments.keys().copied().chain(committed).map(SegmentId::file_name).collect();
         for name in self.tools.folder.list().unwrap_or_default() {
             let is_garbage =
                 (name.ends_with(".sst") && !ssts.contains(&name) && !self.is_under_way(&name))

@@ -19,6 +19,8 @@ pub struct LsmStats {
     pub flush_count: u64,
     /// Bytes of the SSTs they became.
     pub flush_bytes: u64,
+    /// Commits that were one entry and one sync of the log.
+    pub step_commit_count: u64,
     /// Bytes appended to the log.
     pub wal_bytes: u64,
     /// Compactions that merged something.

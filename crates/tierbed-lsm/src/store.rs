@@ -24,7 +24,7 @@ use crate::options::LsmOptions;
 use crate::sst::{rows_per_block, verify_sst, OpenSst, SstTools, HEADER_BYTES};
 use crate::stats::LsmStats;
 use crate::version::{SstId, SstMeta, Version};
-use crate::wal::{self, Entry, Segment, SegmentId, SegmentMeta};
+use crate::wal::{self, Entry, Segment, SegmentId, SegmentMeta, StepCommit};
 use crate::worker::{UnderWay, Work, Worker, WorkerChoice};
 
 /// Row records in a log-structured merge tree. See the crate's page.
@@ -41,6 +41,16 @@ pub struct LsmStore {
     pub(crate) active: Memtable,
     /// Memtables to flush, oldest first.
     pub(crate) sealed: VecDeque<Arc<Memtable>>,
+    /// Log segments since the last full commit, the ones its version names included.
+    pub(crate) log_segments: BTreeMap<SegmentId, SegmentMeta>,
+    /// Log bytes since the last full commit.
+    pub(crate) log_bytes: u64,
+    /// Whether a segment was begun since the folder was synced.
+    pub(crate) has_new_segments: bool,
+    /// The last commit, when it lives in the log.
+    pub(crate) step: Option<StepCommit>,
+    /// What `step` costs.
+    pub(crate) step_memory: Reservation,
     /// Log segments that a memtable needs, the one being written included.
     pub(crate) segments: BTreeMap<SegmentId, SegmentMeta>,
     pub(crate) open_segment: Option<Segment>,
@@ -121,6 +131,11 @@ impl LsmStore {
             device_ids: BTreeMap::new(),
             active: Memtable::new(options.memory.memtable_bytes),
             sealed: VecDeque::new(),
+            log_segments: BTreeMap::new(),
+            log_bytes: 0,
+            has_new_segments: false,
+            step: None,
+            step_memory: budget.reserve("log buffer", 0)?,
             segments: BTreeMap::new(),
             open_segment: None,
             entry: Entry::default(),
@@ -162,11 +177,12 @@ impl LsmStore {
             let sst = OpenSst::open(&self.tools, meta)?;
             self.attach(Arc::new(sst));
         }
-        self.committed = Committed::of(&self.version, segments);
+        let segments = self.find_steps(segments)?;
+        self.committed = Committed::of(&self.version, &segments);
         self.count_metadata(self.version.ssts().count())?;
         self.remove_garbage();
         for segment in segments {
-            self.replay(*segment)?;
+            self.replay(segment)?;
         }
         Ok(())
     }
@@ -324,7 +340,7 @@ impl LsmStore {
         let is_live = |id: &SstId| self.ssts.contains_key(id);
         let kept = self.committed.ssts.iter().filter(|(id, _)| !is_live(id));
         let kept: u64 = kept.map(|(_, bytes)| bytes).sum();
-        let segments: u64 = self.segments.values().map(|segment| segment.len_bytes).sum();
+        let segments: u64 = self.log_segments.values().map(|segment| segment.len_bytes).sum();
         let under_way = self.under_way.map_or(0, |job| job.size_bytes);
         self.version.size_bytes() + kept + segments + self.log.attachment_bytes() + under_way
     }
@@ -410,18 +426,26 @@ impl TrainStore for LsmStore {
     }
 
     fn last_commit(&self) -> Option<&CommitInfo> {
-        self.log.info()
+        self.step.as_ref().map(|step| &step.info).or_else(|| self.log.info())
     }
 
     fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
-        self.log.attachment(name)
+        match &self.step {
+            None => self.log.attachment(name),
+            Some(step) => {
+                let found = step.attachments.iter().find(|(known, _)| known == name);
+                Ok(found.map(|(_, bytes)| bytes.clone()))
+            }
+        }
     }
 
     fn verify(&mut self) -> Result<u64> {
         self.check_alive()?;
         self.log.verify()?;
         for segment in &self.committed.segments {
-            wal::replay(self.tools.folder.as_ref(), &self.schema, *segment, &mut |_, _| Ok(()))?;
+            let folder = self.tools.folder.as_ref();
+            let budget = &self.options.budget;
+            wal::replay(folder, &self.schema, *segment, budget, &mut |_, _| Ok(()))?;
         }
         let mut checked = 0;
         for sst in self.ssts.values() {

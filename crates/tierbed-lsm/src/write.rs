@@ -79,20 +79,36 @@ impl LsmStore {
         }
         let bytes: usize = rows.iter().map(|row| 8 + row.record.len()).sum();
         self.check_quota(bytes as u64)?;
+        let mut entry = std::mem::take(&mut self.entry);
+        let appended = self.append_log(|segment| segment.append(&mut entry));
+        self.entry = entry;
+        appended
+    }
+
+    /// Appends to the open segment, or to a new one.
+    pub(crate) fn append_log(
+        &mut self,
+        append: impl FnOnce(&mut Segment) -> Result<()>,
+    ) -> Result<()> {
         let mut segment = match self.open_segment.take() {
             Some(segment) => segment,
             None => {
                 let id = SegmentId(self.next_segment);
-                self.next_segment += 1;
+                self.has_new_segments = true;
                 let segment = Segment::create(self.tools.folder.as_ref(), id)?;
+                // Not before: opening walks the log by numbers without a gap.
+                self.next_segment += 1;
                 self.active.segments.push(id);
                 segment
             }
         };
         let before = segment.meta.len_bytes;
-        let appended = segment.append(&mut self.entry);
-        self.lsm.wal_bytes += segment.meta.len_bytes - before;
+        let appended = append(&mut segment);
+        let bytes = segment.meta.len_bytes - before;
+        self.lsm.wal_bytes += bytes;
+        self.log_bytes += bytes;
         self.segments.insert(segment.meta.id, segment.meta);
+        self.log_segments.insert(segment.meta.id, segment.meta);
         self.open_segment = Some(segment);
         appended
     }

@@ -190,6 +190,63 @@ fn reopens_at_the_last_commit_with_its_attachments() {
     }
 }
 
+/// Once every commit wrote a version, a manifest and `CURRENT`, whatever had changed.
+#[test]
+fn a_commit_per_step_is_one_entry_of_the_log_until_the_log_is_long() {
+    let folder = memory_folder();
+    let step = LsmOptions { durability: Durability::Step, ..tiny(MEMTABLE_BYTES) };
+    let open = || {
+        let mut store = LsmStore::open(folder.clone(), with_budget(&step)).unwrap();
+        store.add_table(table("t", 16, 1000)).unwrap();
+        store
+    };
+    let mut store = open();
+    store.commit("tables", &[]).unwrap();
+    let mut model = BTreeMap::new();
+    let mut steps = 0;
+    for at in 1..=200u32 {
+        let rows: Vec<_> = (0..5).map(|add| row(0, u64::from(at * 7 % 60 + add))).collect();
+        write_version(&mut store, &rows, at).unwrap();
+        model.extend(rows.iter().map(|row| (*row, at)));
+        let text = at.to_string();
+        store.commit("s", &[Attachment { name: "at", bytes: text.as_bytes() }]).unwrap();
+        let log_bytes: u64 = folder
+            .list()
+            .unwrap()
+            .iter()
+            .filter(|name| name.ends_with(".wal"))
+            .map(|name| folder.open(name, OpenMode::ReadOnly).unwrap().len_bytes().unwrap())
+            .sum();
+        assert!(log_bytes <= MEMTABLE_BYTES as u64 + 1000, "{log_bytes}");
+        if at % 30 == 0 {
+            steps += store.lsm_stats().step_commit_count;
+            // Rows behind the last step are lost, and do not come back with a later one.
+            write_version(&mut store, &[row(0, 999)], 1).unwrap();
+            drop(store);
+            store = open();
+            assert_eq!(u64::from(at) + 1, store.last_commit().unwrap().number);
+            let found = store.attachment("at").unwrap().unwrap();
+            assert_eq!(found, at.to_string().as_bytes());
+            let rows: Vec<_> = model.keys().copied().collect();
+            let expected: Vec<_> = model.values().map(|version| Some(*version)).collect();
+            assert_eq!(versions(&mut store, &rows).unwrap(), expected);
+            assert_eq!(versions(&mut store, &[row(0, 999)]).unwrap(), [None]);
+            store.verify().unwrap();
+        }
+    }
+    assert!((150..200).contains(&steps), "{steps} of 180 commits were steps");
+    let long = vec![0; 300 << 10];
+    let before = store.lsm_stats().step_commit_count;
+    store.commit("long", &[Attachment { name: "dense", bytes: &long }]).unwrap();
+    assert_eq!(store.lsm_stats().step_commit_count, before, "a full one");
+    assert_eq!(store.attachment("at").unwrap(), None, "attachments are the last commit's");
+    assert_eq!(store.attachment("dense").unwrap().unwrap().len(), long.len());
+    store.commit("short", &[]).unwrap();
+    let twice = [Attachment { name: "a", bytes: b"" }, Attachment { name: "a", bytes: b"" }];
+    assert_eq!(store.commit("twice", &twice).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(store.last_commit().unwrap().name, "short");
+}
+
 #[test]
 fn a_log_of_one_durability_is_read_by_the_other() {
     let folder = memory_folder();
@@ -243,32 +300,50 @@ fn no_damaged_byte_of_any_file_panics_or_passes() {
         let rows: Vec<_> = (0..150).map(|at| row(0, at * 6)).collect();
         write_version(&mut store, &rows, version).unwrap();
     }
-    store.commit("one", &[]).unwrap();
+    store.commit("full", &[]).unwrap();
+    for name in ["one", "two"] {
+        let rows: Vec<_> = (0..20).map(|at| row(0, at * 11)).collect();
+        write_version(&mut store, &rows, 9).unwrap();
+        store.commit(name, &[Attachment { name: "dense", bytes: b"abc" }]).unwrap();
+    }
+    assert_eq!(store.lsm_stats().step_commit_count, 2);
     drop(store);
     let names = folder.list().unwrap();
     for ending in [".sst", ".wal", ".version", ".manifest"] {
         assert!(names.iter().any(|name| name.ends_with(ending)), "{names:?}");
     }
-    let check = || {
+    let check = || -> Result<String> {
         let budget = Budget::new(8 << 20);
         let mut store = LsmStore::open(folder.clone(), LsmOptions { budget, ..options.clone() })?;
-        store.verify()
+        store.verify()?;
+        Ok(store.last_commit().unwrap().name.clone())
     };
-    check().unwrap();
+    assert_eq!(check().unwrap(), "two");
+    let mut unfinished = 0;
     for name in names.iter().filter(|name| *name != "CURRENT") {
         let device = folder.open(name, OpenMode::ReadWrite).unwrap();
         // Odd steps, so that every field of headers and entries is met somewhere.
         let step = (device.len_bytes().unwrap() / 150).max(1) | 1;
-        for at in (0..device.len_bytes().unwrap()).step_by(step as usize) {
-            let mut byte = [0];
-            device.read_at(at, &mut byte).unwrap();
-            device.write_at(at, &[byte[0] ^ 0x41]).unwrap();
-            let error = check().expect_err(name);
-            assert_eq!(error.kind(), ErrorKind::Corruption, "{name} at {at}: {error}");
-            device.write_at(at, &byte).unwrap();
+        let mut bytes = vec![0; device.len_bytes().unwrap() as usize];
+        device.read_at(0, &mut bytes).unwrap();
+        for at in (0..bytes.len()).step_by(step as usize) {
+            device.write_at(at as u64, &[bytes[at] ^ 0x41]).unwrap();
+            match check() {
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corruption, "{name} at {at}: {error}");
+                }
+                // The last entries of the log are taken for a step that never finished.
+                Ok(last) => {
+                    assert!(name.ends_with(".wal") && last == "one", "{name} at {at}: {last}");
+                    unfinished += 1;
+                }
+            }
+            // Opening cuts such a log.
+            device.write_at(0, &bytes).unwrap();
         }
     }
-    check().unwrap();
+    assert!(unfinished > 0);
+    assert_eq!(check().unwrap(), "two");
 }
 
 #[test]

@@ -14,6 +14,7 @@
 //! CURRENT                         "tierbed-current 1 12 <crc32c of the manifest file>\n"
 //! ```
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -82,6 +83,7 @@ pub struct CommitLog {
     folder: Arc<dyn Folder>,
     manifest: Option<Manifest>,
     info: Option<CommitInfo>,
+    later_number: u64,
 }
 
 /// Why a commit did not happen, and whether the store may go on.
@@ -111,7 +113,7 @@ impl CommitLog {
     /// # Errors
     /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree.
     pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
-        let mut log = Self { folder, manifest: None, info: None };
+        let mut log = Self { folder, manifest: None, info: None, later_number: 0 };
         let Some(current) = log.folder.read(CURRENT)? else {
             log.refuse_foreign_files()?;
             return Ok(log);
@@ -145,7 +147,14 @@ impl CommitLog {
     /// Returns the number the next commit will have.
     #[must_use]
     pub fn next_number(&self) -> u64 {
-        self.info.as_ref().map_or(1, |info| info.number + 1)
+        let number = self.info.as_ref().map_or(0, |info| info.number);
+        number.max(self.later_number) + 1
+    }
+
+    /// Takes note of commit `number`, which lives in a log of the store's own on top of the one in
+    /// force; the next one counts on from it.
+    pub fn note_later(&mut self, number: u64) {
+        self.later_number = self.later_number.max(number);
     }
 
     /// Returns the name of commit `number`'s file `rest`.
@@ -309,6 +318,25 @@ fn missing(file: &str) -> Error {
         .with("remedy", "restore the store's folder from a copy")
 }
 
+/// Checks the names of a commit's attachments.
+///
+/// # Errors
+/// `Invalid` for a name of other characters or given twice.
+pub fn check_attachments(attachments: &[Attachment<'_>]) -> Result<()> {
+    let mut names = BTreeSet::new();
+    for attachment in attachments {
+        check_attachment_name(attachment.name, &[])?;
+        if !names.insert(attachment.name) {
+            return Err(given_twice(attachment.name));
+        }
+    }
+    Ok(())
+}
+
+fn given_twice(name: &str) -> Error {
+    Error::invalid("attachment given twice").with("attachment", name)
+}
+
 fn check_attachment_name(name: &str, before: &[AttachmentMeta]) -> Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.len() > 100 || !name.chars().all(is_plain) {
@@ -316,7 +344,7 @@ fn check_attachment_name(name: &str, before: &[AttachmentMeta]) -> Result<()> {
             .with("attachment", name));
     }
     if before.iter().any(|meta| meta.name == name) {
-        return Err(Error::invalid("attachment given twice").with("attachment", name));
+        return Err(given_twice(name));
     }
     Ok(())
 }

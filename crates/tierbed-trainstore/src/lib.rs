@@ -13,6 +13,8 @@ mod commit;
 mod file;
 mod memory;
 
-pub use commit::{AttachmentMeta, CommitFailure, CommitLog, Manifest, TableMeta};
+pub use commit::{
+    check_attachments, AttachmentMeta, CommitFailure, CommitLog, Manifest, TableMeta,
+};
 pub use file::{check_records, page_layout, FileStore, FileStoreOptions, PageLayout};
 pub use memory::MemoryStore;

@@ -1,28 +1,34 @@
 //! What was written since the last flush, if memory is lost?
 //!
 //! With `Durability::Step` every write is appended to a log segment before it enters the
-//! memtable, and a commit syncs the log instead of flushing. The version names the segments and
-//! how much of each is committed; what lies behind that is not replayed. Little-endian;
-//! normative text: `docs/formats/lsm.md`.
+//! memtable, and a commit appends one entry more and syncs, instead of flushing (`tail`). The
+//! version names the segments and how much of each is committed; behind that only whole step
+//! commits count. Little-endian; normative text: `docs/formats/lsm.md`.
 //!
 //! | bytes of an entry | field |
 //! |---|---|
 //! | 0..4 | crc32c of all bytes from 4 to the end of the entry |
-//! | 4..8 | bytes of the rows |
+//! | 4..8 | bytes of the payload; bit 31: the entry is a step commit |
 //! | 8..16 | segment id |
 //! | 16..24 | entry number in the segment, from 0 |
-//! | 24.. | rows: key u64, record; the table in the key tells the record's length |
+//! | 24.. | rows: key u64, record; the table in the key tells the record's length. Or a commit |
+
+mod tail;
 
 use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, Result, Schema};
+use tierbed_core::{Budget, Error, Result, Schema};
 use tierbed_io::{Device, Folder, OpenMode};
 
 use crate::key::Key;
 use crate::sst::{read_u32, read_u64};
 
+pub(crate) use tail::{find_tail, StepCommit};
+
 const HEADER_BYTES: usize = 24;
+/// Set in the length of an entry that is a step commit.
+const COMMIT_BIT: u32 = 1 << 31;
 
 /// Number of a log segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +37,11 @@ pub(crate) struct SegmentId(pub(crate) u64);
 impl SegmentId {
     pub(crate) fn file_name(self) -> String {
         format!("{:06}.wal", self.0)
+    }
+
+    /// Returns the segment a file holds, if it is one.
+    pub(crate) fn of_file(name: &str) -> Option<Self> {
+        name.strip_suffix(".wal")?.parse().ok().map(Self)
     }
 }
 
@@ -67,7 +78,19 @@ impl Segment {
     /// # Errors
     /// `Io`, `NoSpace`.
     pub(crate) fn append(&mut self, entry: &mut Entry) -> Result<()> {
-        let bytes = entry.seal(self.meta.id, self.meta.entry_count);
+        self.append_payload(entry, 0)
+    }
+
+    /// Appends a step commit; `entry` holds its payload. After an error nothing was appended.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub(crate) fn append_commit(&mut self, entry: &mut Entry) -> Result<()> {
+        self.append_payload(entry, COMMIT_BIT)
+    }
+
+    fn append_payload(&mut self, entry: &mut Entry, kind: u32) -> Result<()> {
+        let bytes = entry.seal(self.meta.id, self.meta.entry_count, kind);
         self.device.write_at(self.meta.len_bytes, bytes)?;
         self.is_dirty = true;
         self.meta.len_bytes += bytes.len() as u64;
@@ -107,9 +130,14 @@ impl Entry {
         self.bytes.extend_from_slice(record);
     }
 
-    fn seal(&mut self, segment: SegmentId, number: u64) -> &[u8] {
-        let rows_bytes = self.bytes.len().saturating_sub(HEADER_BYTES) as u32;
-        let header = rows_bytes
+    /// Adds bytes of a commit.
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn seal(&mut self, segment: SegmentId, number: u64, kind: u32) -> &[u8] {
+        let payload_bytes = self.bytes.len().saturating_sub(HEADER_BYTES) as u32;
+        let header = (payload_bytes | kind)
             .to_le_bytes()
             .into_iter()
             .chain(segment.0.to_le_bytes())
@@ -128,15 +156,19 @@ impl Entry {
 /// Reads the committed part of segment `meta` and hands every row to `sink`, oldest first.
 ///
 /// # Errors
-/// `Corruption` when the segment is missing, short or damaged; errors of the sink pass through.
+/// `Corruption` when the segment is missing, short or damaged, `Invalid` when the budget does not
+/// hold it for a moment; errors of the sink pass through.
 pub(crate) fn replay(
     folder: &dyn Folder,
     schema: &Schema,
     meta: SegmentMeta,
+    budget: &Budget,
     sink: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let file = meta.id.file_name();
     let bytes = folder.read(&file)?;
+    let read_bytes = bytes.as_ref().map_or(0, Vec::len);
+    let _memory = budget.reserve("log replay", read_bytes as u64)?;
     let len_bytes = usize::try_from(meta.len_bytes).unwrap_or(usize::MAX);
     let committed = bytes.as_deref().and_then(|bytes| bytes.get(..len_bytes));
     let committed = committed.ok_or_else(|| {
@@ -145,6 +177,29 @@ pub(crate) fn replay(
             .with("remedy", "restore the store's folder from a copy")
     })?;
     decode_segment(committed, schema, meta, sink).map_err(|error| error.with("file", file))
+}
+
+/// One entry as it lies in a segment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawEntry<'a> {
+    is_commit: bool,
+    payload: &'a [u8],
+    /// Bytes of the whole entry.
+    len_bytes: usize,
+}
+
+/// Reads the entry that `bytes` begin with; `None` when it is not whole, or not entry `number`
+/// of `segment`.
+fn first_entry(bytes: &[u8], segment: SegmentId, number: u64) -> Option<RawEntry<'_>> {
+    let length = read_u32(bytes, 4)?;
+    let len_bytes = HEADER_BYTES.checked_add((length & !COMMIT_BIT) as usize)?;
+    let entry = bytes.get(..len_bytes)?;
+    let is_named = read_u64(entry, 8)? == segment.0 && read_u64(entry, 16)? == number;
+    if !is_named || read_u32(entry, 0) != entry.get(4..).map(crc32c) {
+        return None;
+    }
+    let payload = entry.get(HEADER_BYTES..)?;
+    Some(RawEntry { is_commit: length & COMMIT_BIT != 0, payload, len_bytes })
 }
 
 /// Decodes the bytes of a segment.
@@ -160,15 +215,8 @@ pub(crate) fn decode_segment(
     let mut number = 0;
     while !rest.is_empty() {
         let damaged = || Error::corruption("log entry is damaged").with("entry", number);
-        let rows_bytes = read_u32(rest, 4).ok_or_else(damaged)? as usize;
-        let entry_bytes = HEADER_BYTES.checked_add(rows_bytes).ok_or_else(damaged)?;
-        let (entry, later) = rest.split_at_checked(entry_bytes).ok_or_else(damaged)?;
-        let is_whole = read_u32(entry, 0) == entry.get(4..).map(crc32c);
-        let is_named = read_u64(entry, 8) == Some(meta.id.0) && read_u64(entry, 16) == Some(number);
-        if !is_whole || !is_named {
-            return Err(damaged());
-        }
-        let mut rows = entry.get(HEADER_BYTES..).unwrap_or(&[]);
+        let entry = first_entry(rest, meta.id, number).ok_or_else(damaged)?;
+        let mut rows = if entry.is_commit { &[] } else { entry.payload };
         while !rows.is_empty() {
             let key = read_u64(rows, 0).and_then(Key::from_stored).ok_or_else(damaged)?;
             let table = schema.table(key.row().table).map_err(|_| damaged())?;
@@ -181,7 +229,7 @@ pub(crate) fn decode_segment(
             rows = later;
         }
         number += 1;
-        rest = later;
+        rest = rest.get(entry.len_bytes..).unwrap_or(&[]);
     }
     if number != meta.entry_count {
         return Err(Error::corruption("log segment has another number of entries than committed")
@@ -238,7 +286,7 @@ mod tests {
             Ok(())
         };
         let first_two = SegmentMeta { len_bytes: meta.len_bytes / 3 * 2, entry_count: 2, ..meta };
-        replay(&folder, &schema(), first_two, &mut sink).unwrap();
+        replay(&folder, &schema(), first_two, &Budget::unlimited(), &mut sink).unwrap();
         assert_eq!(rows, [(0, 0), (50, 9), (1, 1), (51, 9)]);
     }
 
@@ -253,7 +301,8 @@ mod tests {
             SegmentMeta { id: SegmentId(5), ..meta },
         ];
         for meta in wrong {
-            let error = replay(&folder, &schema(), meta, &mut |_, _| Ok(())).unwrap_err();
+            let budget = Budget::unlimited();
+            let error = replay(&folder, &schema(), meta, &budget, &mut |_, _| Ok(())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corruption, "{meta:?}");
         }
     }
