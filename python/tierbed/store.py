@@ -38,6 +38,7 @@ BACKENDS = (
     "rocksdb",
     "rocksdb_universal",
 )
+DURABILITIES = ("checkpoint", "step")
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
@@ -59,6 +60,7 @@ class Store:
         *,
         dram_budget: int | str = "4GiB",
         backend: str = "file",
+        durability: str = "checkpoint",
         io_engine: str = "auto",
         queue_depth: int = 0,
         disk_quota: int | str | None = None,
@@ -74,6 +76,9 @@ class Store:
                 RecDB's log-structured merge tree, or ``"lsm_plain"``, the same without
                 RecDB's parts; what others do, to compare: ``"hashdb"``, ``"mmap"``,
                 ``"rocksdb"``, ``"rocksdb_universal"``. All give the same numbers.
+            durability: ``"checkpoint"`` for checkpoints now and then; ``"step"`` for one after
+                every step: rows also go to a log, and a checkpoint with up to 256 KiB of
+                state is one entry and one sync of it. Backends ``"lsm"`` and ``"lsm_plain"``.
             io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
@@ -88,11 +93,16 @@ class Store:
         """
         if backend not in BACKENDS:
             raise InvalidError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+        if durability not in DURABILITIES:
+            raise InvalidError(
+                f"durability must be one of {', '.join(DURABILITIES)}, not {durability!r}"
+            )
         if path is None and backend != "memory":
             raise InvalidError("a store on disk needs a path; give one, or backend='memory'")
         options = {
             "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
             "backend": backend,
+            "durability": durability,
             "io_engine": io_engine,
             "queue_depth": queue_depth,
             "disk_quota_bytes": None

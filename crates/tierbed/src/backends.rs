@@ -13,7 +13,7 @@ use tierbed_io::{Folder, MemoryFolder};
 use tierbed_lsm::{LsmOptions, LsmStore};
 use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
 
-use crate::options::{Backend, EngineConfig};
+use crate::options::{Backend, Durability, EngineConfig};
 
 /// Returns the most bytes the row buffer may take: stores that grow with what they are given
 /// need room of their own beside it.
@@ -42,6 +42,12 @@ pub(crate) fn open_store(
     }) else {
         return Err(Error::invalid("a store on disk needs a path"));
     };
+    let is_tree = matches!(config.backend, Backend::Lsm | Backend::LsmPlain);
+    if config.durability == Durability::Step && !is_tree {
+        return Err(Error::invalid("only a tree has a log of every step")
+            .with("durability", "step")
+            .with("remedy", "open it with backend lsm, or with durability checkpoint"));
+    }
     let half_bytes = config.dram_budget_bytes / 2;
     let disk_quota_bytes = config.disk_quota_bytes;
     Ok(match config.backend {
@@ -59,7 +65,12 @@ pub(crate) fn open_store(
                 _ => LsmOptions::plain(half),
             };
             let engine = config.io_options()?;
-            let options = LsmOptions { budget: budget.clone(), engine, disk_quota_bytes, ..preset };
+            let durability = match config.durability {
+                Durability::Checkpoint => tierbed_lsm::Durability::Commit,
+                Durability::Step => tierbed_lsm::Durability::Step,
+            };
+            let budget = budget.clone();
+            let options = LsmOptions { budget, engine, disk_quota_bytes, durability, ..preset };
             Box::new(LsmStore::open(folder, options)?)
         }
         Backend::HashDb => {

@@ -20,7 +20,7 @@ pub mod update;
 pub mod vocabularies;
 
 pub use engine::{Engine, EngineStats};
-pub use options::{Backend, EngineConfig};
+pub use options::{Backend, Durability, EngineConfig};
 pub use published_ids::PublishedIds;
 pub use row_buffer::BufferStats;
 pub use tierbed_kernels::{Feature, FeaturePlan, Hyper, Kernels, Pooling};

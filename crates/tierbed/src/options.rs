@@ -29,6 +29,18 @@ pub enum Backend {
     RocksDbUniversal,
 }
 
+/// How often checkpoints are expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// Now and then: a checkpoint writes what memory holds into its place.
+    #[default]
+    Checkpoint,
+    /// After every step: rows also go to a log, and a checkpoint is one entry of it and one sync.
+    /// Trees only.
+    Step,
+}
+
 /// Options of an [`Engine`](crate::Engine); JSON with these names at the Python border.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,6 +50,9 @@ pub struct EngineConfig {
     /// Where rows live.
     #[serde(default = "default_backend")]
     pub backend: Backend,
+    /// How often checkpoints are expected.
+    #[serde(default)]
+    pub durability: Durability,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     #[serde(default = "default_io_engine")]
     pub io_engine: String,
@@ -79,6 +94,7 @@ impl EngineConfig {
         Self {
             dram_budget_bytes,
             backend: default_backend(),
+            durability: Durability::default(),
             io_engine: default_io_engine(),
             queue_depth: 0,
             disk_quota_bytes: None,

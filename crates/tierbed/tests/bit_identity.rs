@@ -11,7 +11,7 @@
 mod common;
 
 use common::{all_records, bits, memory_config, small_config, Job};
-use tierbed::{Backend, Engine, EngineConfig};
+use tierbed::{Backend, Durability, Engine, EngineConfig};
 use tierbed_core::{ErrorKind, OptimizerKind};
 
 fn configs() -> Vec<EngineConfig> {
@@ -26,6 +26,7 @@ fn configs() -> Vec<EngineConfig> {
         tree(Backend::LsmPlain),
         tree(Backend::HashDb),
         tree(Backend::Mmap),
+        EngineConfig { durability: Durability::Step, ..tree(Backend::Lsm) },
         engine("pread", 400 << 10),
         engine("inline", 700 << 10),
         engine("auto", 64 << 20),

@@ -25,6 +25,7 @@ def table(**fields: Any) -> tb.EmbeddingBagConfig:
         ("file", {"io_engine": "pread", "dram_budget": "2MiB"}),
         ("lsm", {"dram_budget": "8MiB"}),
         ("lsm_plain", {"io_engine": "pread", "dram_budget": "8MiB"}),
+        ("lsm", {"durability": "step", "dram_budget": "8MiB"}),
     ],
 )
 def test_every_store_passes_the_conformance_kit(
@@ -35,6 +36,33 @@ def test_every_store_passes_the_conformance_kit(
         return tb.Store.open(path, backend=backend, **{"dram_budget": "16MiB", **options})
 
     check_row_store(factory, dim=dim)
+
+
+def test_a_durability_that_is_unknown_or_not_the_stores_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tb.errors.InvalidError, match="checkpoint, step"):
+        tb.Store.open(tmp_path, durability="always")
+    with pytest.raises(tb.errors.InvalidError, match="backend lsm"):
+        tb.Store.open(tmp_path, durability="step")
+
+
+def test_a_checkpoint_per_step_brings_everything_back(tmp_path: Path) -> None:
+    def open_store() -> tb.Store:
+        options = {"backend": "lsm", "durability": "step", "dram_budget": "8MiB"}
+        return tb.Store.open(tmp_path, **options)
+
+    store = open_store()
+    emb = tb.EmbeddingBagCollection([table()], store=store, optimizer=tb.Adam(lr=0.1))
+    for step in range(5):
+        emb(random_bags({"t": 1000}, 16, seed=step)).values().sum().backward()
+        store.checkpoint(f"step-{step}", extra={"step": step})
+    rows, state = store.read_rows_and_state("t", 0, 1000)
+    store.close()
+    store = open_store()
+    tb.EmbeddingBagCollection([table()], store=store, optimizer=tb.Adam(lr=0.1))
+    assert store.load_extra() == {"step": 4}
+    again, state_again = store.read_rows_and_state("t", 0, 1000)
+    assert torch.equal(rows, again)
+    assert torch.equal(state, state_again)
 
 
 def test_the_kit_finds_a_store_that_forgets(tmp_path: Path) -> None:
