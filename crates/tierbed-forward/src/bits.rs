@@ -38,6 +38,13 @@ impl<'a> BitWriter<'a> {
         self.push_word(value, width);
     }
 
+    /// Adds the low `width` bits, at most 32, of `value`, which must hold all of it.
+    #[inline]
+    pub(crate) fn push_short(&mut self, value: u32, width: u32) {
+        debug_assert!(width <= u32::BITS && width_of(value.into()) <= width);
+        self.push_word(u64::from(value), width);
+    }
+
     // At most 31 bits wait, so 32 more always fit.
     #[inline]
     fn push_word(&mut self, value: u64, width: u32) {
@@ -70,6 +77,12 @@ impl<'a> BitSlice<'a> {
     /// Reads numbers of `width` bits from bit `first_bit` of `bytes` on.
     pub(crate) fn new(bytes: &'a [u8], first_bit: usize, width: u32) -> Self {
         Self { bytes, first_bit, width: width.min(WIDTH_MAX) }
+    }
+
+    /// Keeps the first `count` numbers only.
+    pub(crate) fn first(self, count: usize) -> Self {
+        let end = (self.first_bit + count * self.width as usize).div_ceil(8) + PAD_BYTES;
+        Self { bytes: self.bytes.get(..end).unwrap_or(self.bytes), ..self }
     }
 
     /// Returns number `at`; `None` past the end of the bytes.

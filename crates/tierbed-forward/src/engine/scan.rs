@@ -53,9 +53,10 @@ impl ForwardEngine {
         self.poison_on_error(settled)?;
         let river = &self.river;
         let is_wanted = |shelf: usize| only.is_none_or(|only| only == shelf);
-        let Live { plan, slots, .. } = &river.current;
+        let Live { number, slots, .. } = &river.current;
+        river.plan.load_entries(*number, &mut self.scan_window)?;
         for (entry, &slot) in (0u32..).zip(slots) {
-            let (table, row) = row_of(plan, entry)?;
+            let (table, row) = row_of(&self.scan_window, entry)?;
             let shelf = river.shelf_of_table.get(table.0 as usize).copied().unwrap_or(usize::MAX);
             if let Some(shelf) = river.shelves.get(shelf).filter(|_| is_wanted(shelf)) {
                 sink(table, row, shelf.record(slot))?;
@@ -69,7 +70,7 @@ impl ForwardEngine {
                     continue;
                 }
                 if !is_loaded {
-                    river.plan.load(window, &mut self.scan_window)?;
+                    river.plan.load_entries(window, &mut self.scan_window)?;
                     is_loaded = true;
                 }
                 for waiting in shelf.lists().iter(window) {
@@ -198,15 +199,10 @@ impl ForwardEngine {
     }
 }
 
-// Finds the row of an entry: tables follow each other, so the last that begins at or before the
-// entry has it.
+/// Finds table and row of an entry of a window whose entries are loaded.
 pub(super) fn row_of(plan: &WindowPlan, entry: u32) -> Result<(TableId, RowId)> {
-    let after = plan.tables().partition_point(|table| table.first <= entry);
-    let table = after.checked_sub(1).and_then(|at| plan.tables().get(at));
-    let row = table
-        .filter(|table| entry - table.first < table.count)
-        .and_then(|table| plan.rows(table).get((entry - table.first) as usize));
-    let unknown = || Error::corruption("a row waits for an entry that the plan does not have");
-    let row = row.ok_or_else(unknown)?;
-    Ok((TableId(after as u32 - 1), RowId(row)))
+    let (table, row) = plan
+        .row_of(entry)
+        .ok_or_else(|| Error::corruption("a row waits for an entry that the plan does not have"))?;
+    Ok((TableId(table as u32), RowId(row)))
 }

@@ -2,67 +2,19 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Bags, Error, Result};
-use tierbed_io::{AlignedBuf, Folder, OpenMode, PAGE_BYTES};
+use tierbed_io::{Folder, OpenMode};
 
-use super::format::{
-    Directory, Header, WindowMeta, BLOCK_BATCH_BYTES, BLOCK_HEAD_BYTES, BLOCK_MAGIC,
-    BLOCK_TABLE_BYTES,
-};
-use super::next_use::Entries;
-use super::scratch::{read_words, Appender};
+use super::columns::mapping_width;
+use super::format::{Header, BLOCK_BATCH_BYTES};
+use super::scratch::Appender;
+use super::seen::Seen;
 use super::{ids_checksum, PlanOptions, PlanShape};
-use crate::bits::{width_of, BitWriter, PAD_BYTES};
+use crate::bits::{BitWriter, PAD_BYTES};
 
-/// A window is cut behind the batch with which it has this many indices: 16 MiB of mapping.
+/// A window is cut behind the batch with which it has this many indices: 32 MiB of ids.
 const WINDOW_INDICES_MAX: usize = 4 << 20;
-
-/// Which rows of a table are entries of the window already?
-#[derive(Debug)]
-enum Seen {
-    /// Per row the entry it might be; it is when that entry names the row. Never cleared.
-    Array(Vec<u32>),
-    /// For tables whose array does not fit the memory: only the window's rows.
-    Map(HashMap<u64, u32>),
-}
-
-/// One table's entries of the window being gathered.
-#[derive(Debug)]
-struct TableWindow {
-    seen: Seen,
-    rows: Vec<u64>,
-}
-
-impl TableWindow {
-    #[inline]
-    fn entry_of(&mut self, row: u64) -> u32 {
-        let fresh = self.rows.len() as u32;
-        let entry = match &mut self.seen {
-            Seen::Array(entries) => match entries.get_mut(row as usize) {
-                Some(entry) if self.rows.get(*entry as usize) == Some(&row) => *entry,
-                Some(entry) => {
-                    *entry = fresh;
-                    fresh
-                }
-                None => fresh,
-            },
-            Seen::Map(entries) => *entries.entry(row).or_insert(fresh),
-        };
-        if entry == fresh {
-            self.rows.push(row);
-        }
-        entry
-    }
-
-    fn clear(&mut self) {
-        self.rows.clear();
-        if let Seen::Map(entries) = &mut self.seen {
-            entries.clear();
-        }
-    }
-}
 
 /// One batch of the window being gathered.
 #[derive(Debug, Clone, Copy)]
@@ -74,23 +26,31 @@ struct BatchNote {
 /// Makes a plan from the batches of an epoch. See the module documentation.
 #[derive(Debug)]
 pub struct PlanBuilder {
-    folder: Arc<dyn Folder>,
-    name: String,
-    shape: PlanShape,
-    options: PlanOptions,
-    header: Header,
-    tables: Vec<TableWindow>,
+    pub(super) folder: Arc<dyn Folder>,
+    pub(super) name: String,
+    pub(super) shape: PlanShape,
+    pub(super) options: PlanOptions,
+    pub(super) header: Header,
+    tables: Vec<Seen>,
     batches: Vec<BatchNote>,
-    /// Entry, in its table, of each index of the window.
-    mapping: Vec<u32>,
-    /// Feature of each run of indices: `(feature, indices)`.
-    runs: Vec<(u32, u32)>,
-    rows: Appender,
-    bodies: Appender,
-    body_bytes: Vec<u64>,
-    batch_counts: Vec<u32>,
-    counts: Vec<u32>,
-    entries_before: Vec<u64>,
+    /// The window's indices, batch after batch.
+    ids: Vec<i64>,
+    /// Indices of each feature of each batch of the window.
+    runs: Vec<u32>,
+    pub(super) rows: Appender,
+    pub(super) bodies: Appender,
+    pub(super) windows: Vec<ScratchWindow>,
+    pub(super) counts: Vec<u32>,
+    work_rows: Vec<u64>,
+    work_body: Vec<u8>,
+}
+
+/// What lies in the scratch files for a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ScratchWindow {
+    pub(super) batch_count: u32,
+    pub(super) body_bytes: u32,
+    pub(super) body_crc32c: u32,
 }
 
 impl PlanBuilder {
@@ -111,7 +71,6 @@ impl PlanBuilder {
     ) -> Result<Self> {
         options.check(source)?;
         folder.remove(name)?;
-        let tables = seen_arrays(&shape, options.memory_bytes / 2);
         let header = Header {
             key: options.key(source),
             table_count: shape.row_counts.len() as u32,
@@ -123,17 +82,17 @@ impl PlanBuilder {
             bodies: Appender::create(&*folder, &format!("{name}.bodies"))?,
             folder,
             name: name.to_owned(),
+            tables: Seen::of_tables(&shape.row_counts, options.memory_bytes / 2),
             shape,
             options,
             header,
-            tables,
             batches: Vec::new(),
-            mapping: Vec::new(),
+            ids: Vec::new(),
             runs: Vec::new(),
-            body_bytes: Vec::new(),
-            batch_counts: Vec::new(),
+            windows: Vec::new(),
             counts: Vec::new(),
-            entries_before: Vec::new(),
+            work_rows: Vec::new(),
+            work_body: Vec::new(),
         })
     }
 
@@ -149,9 +108,10 @@ impl PlanBuilder {
         for (feature, table) in self.shape.feature_tables.iter().enumerate() {
             let range = bounds(feature) as usize..bounds(feature + 1) as usize;
             let ids = bags.indices.get(range).unwrap_or(&[]);
-            let Some(window) = self.tables.get_mut(table.0 as usize) else { continue };
-            self.runs.push((feature as u32, ids.len() as u32));
-            self.mapping.extend(ids.iter().map(|&id| window.entry_of(id as u64)));
+            let Some(seen) = self.tables.get_mut(table.0 as usize) else { continue };
+            seen.note(ids);
+            self.runs.push(ids.len() as u32);
+            self.ids.extend_from_slice(ids);
         }
         let index_count = bags.indices.len() as u32;
         self.batches.push(BatchNote { index_count, checksum: ids_checksum(bags) });
@@ -179,10 +139,13 @@ impl PlanBuilder {
             let bound = |offset: Option<&i64>| offset.map_or(0, |&offset| offset as usize);
             let range = bound(offsets.first())..bound(offsets.last());
             let ids = bags.indices.get(range).unwrap_or(&[]);
-            if let Some(id) = ids.iter().find(|&&id| id < 0 || id as u64 >= rows) {
+            // A negative id is a large one.
+            let largest = ids.iter().fold(0, |largest, &id| largest.max(id as u64));
+            if largest >= rows && !ids.is_empty() {
+                let id = ids.iter().find(|&&id| id as u64 >= rows);
                 return Err(Error::invalid("row id out of range")
                     .with("feature", feature)
-                    .with("row", id)
+                    .with("row", id.unwrap_or(&0))
                     .with("num_embeddings", rows));
             }
         }
@@ -190,58 +153,67 @@ impl PlanBuilder {
     }
 
     fn is_window_full(&self) -> bool {
-        let bytes = |(table, record_bytes): (&TableWindow, &u32)| {
-            table.rows.len() as u64 * u64::from(*record_bytes)
-        };
+        let bytes =
+            |(seen, record_bytes): (&Seen, &u32)| seen.count() as u64 * u64::from(*record_bytes);
         let entry_bytes: u64 = self.tables.iter().zip(&self.shape.record_bytes).map(bytes).sum();
         entry_bytes >= self.options.window_bytes
             || self.batches.len() >= self.options.window_batches_max as usize
-            || self.mapping.len() >= WINDOW_INDICES_MAX
+            || self.ids.len() >= WINDOW_INDICES_MAX
     }
 
     // Appends the window's rows and the part of its block that the future does not change.
-    fn cut_window(&mut self) -> Result<()> {
-        self.entries_before.push(self.rows.len_bytes() / 8);
-        for table in &mut self.tables {
-            self.counts.push(table.rows.len() as u32);
-            self.rows.append(bytemuck::cast_slice(&table.rows))?;
+    pub(super) fn cut_window(&mut self) -> Result<()> {
+        for seen in &mut self.tables {
+            self.work_rows.clear();
+            seen.number(&mut self.work_rows);
+            self.counts.push(self.work_rows.len() as u32);
+            self.rows.append(bytemuck::cast_slice(&self.work_rows))?;
         }
-        let body = self.encode_batches();
-        self.body_bytes.push(body.len() as u64);
-        self.bodies.append(&body)?;
-        self.batch_counts.push(self.batches.len() as u32);
+        self.encode_batches();
+        self.bodies.append(&self.work_body)?;
+        self.windows.push(ScratchWindow {
+            batch_count: self.batches.len() as u32,
+            body_bytes: self.work_body.len() as u32,
+            body_crc32c: crc32c(&self.work_body),
+        });
         self.header.window_count += 1;
-        self.tables.iter_mut().for_each(TableWindow::clear);
+        self.tables.iter_mut().for_each(Seen::clear);
         self.batches.clear();
-        self.mapping.clear();
+        self.ids.clear();
         self.runs.clear();
         Ok(())
     }
 
-    // Notes of all batches, then their mappings; offsets count from the first mapping.
-    fn encode_batches(&self) -> Vec<u8> {
-        let widths: Vec<u32> =
-            self.tables.iter().map(|table| mapping_width(table.rows.len())).collect();
-        let mut notes = Vec::with_capacity(self.batches.len() * BLOCK_BATCH_BYTES);
-        let mut packed = Vec::new();
-        let (mut entries, mut runs) = (self.mapping.iter(), self.runs.iter());
-        for batch in &self.batches {
-            notes.extend(batch.index_count.to_le_bytes());
-            notes.extend(batch.checksum.to_le_bytes());
-            notes.extend((packed.len() as u32).to_le_bytes());
-            let mut writer = BitWriter::new(&mut packed);
-            for (feature, count) in runs.by_ref().take(self.shape.feature_tables.len()) {
-                let table = self.shape.feature_tables.get(*feature as usize);
-                let width = table.and_then(|table| widths.get(table.0 as usize));
-                let width = width.copied().unwrap_or(0);
-                for &entry in entries.by_ref().take(*count as usize) {
-                    writer.push(u64::from(entry), width);
-                }
+    // Notes of all batches, then their mappings, then room to load words; offsets count from the
+    // first mapping.
+    fn encode_batches(&mut self) {
+        let width = |seen: &Seen| u32::from(mapping_width(seen.count()));
+        let widths: Vec<u32> = self.tables.iter().map(width).collect();
+        let body = &mut self.work_body;
+        body.clear();
+        body.resize(BLOCK_BATCH_BYTES * self.batches.len(), 0);
+        let mappings_at = body.len();
+        let (mut ids, mut runs) = (self.ids.as_slice(), self.runs.iter());
+        for (at, batch) in self.batches.iter().enumerate() {
+            let mapping_at = (body.len() - mappings_at) as u32;
+            let note = body.get_mut(BLOCK_BATCH_BYTES * at..).unwrap_or(&mut []);
+            let words = [batch.index_count, batch.checksum, mapping_at];
+            for (place, word) in note.chunks_exact_mut(4).zip(words) {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+            let mut writer = BitWriter::new(body);
+            for (table, &count) in self.shape.feature_tables.iter().zip(runs.by_ref()) {
+                let at = table.0 as usize;
+                let (now, later) = ids.split_at_checked(count as usize).unwrap_or((&[], &[]));
+                ids = later;
+                let (Some(seen), Some(&width)) = (self.tables.get(at), widths.get(at)) else {
+                    continue;
+                };
+                seen.numbers(now, |number| writer.push_short(number, width));
             }
             writer.finish();
         }
-        notes.extend(packed);
-        notes
+        body.extend([0; PAD_BYTES]);
     }
 
     /// Finds all next uses, writes the plan and removes the scratch files.
@@ -258,64 +230,8 @@ impl PlanBuilder {
             return Err(Error::invalid("a plan needs at least one batch"));
         }
         self.tables = Vec::new();
-        let next =
-            Appender::create(&*self.folder, &format!("{}.next", self.name))?.flush()?.clone();
-        next.set_len(self.rows.len_bytes())?;
-        let entries = Entries {
-            rows: self.rows.flush()?.clone(),
-            next,
-            entries_before: std::mem::take(&mut self.entries_before),
-            counts: std::mem::take(&mut self.counts),
-            table_count: self.shape.row_counts.len(),
-        };
-        entries.link(&self.shape.row_counts, self.options.memory_bytes / 2)?;
-        self.write_plan(&entries)?;
-        for scratch in ["rows", "next", "bodies"] {
-            self.folder.remove(&format!("{}.{scratch}", self.name))?;
-        }
-        self.folder.sync()
-    }
-
-    fn write_plan(&mut self, entries: &Entries) -> Result<()> {
-        let bodies = self.bodies.flush()?.clone();
-        let mut plan = Appender::create(&*self.folder, &self.name)?;
-        plan.append(&[0; PAGE_BYTES])?;
-        let table_count = self.shape.row_counts.len();
-        let mut windows = Vec::new();
-        let (mut rows, mut next, mut entry_at, mut body_at) = (Vec::new(), Vec::new(), 0u64, 0u64);
-        for (number, counts) in entries.counts.chunks_exact(table_count).enumerate() {
-            let count = counts.iter().map(|&count| count as usize).sum();
-            read_words(&*entries.rows, entry_at, count, &mut rows)?;
-            read_words(&*entries.next, entry_at, count, &mut next)?;
-            entry_at += 8 * count as u64;
-            let body_bytes = self.body_bytes.get(number).copied().unwrap_or(0);
-            let mut body = vec![0; body_bytes as usize];
-            bodies.read_at(body_at, &mut body)?;
-            body_at += body_bytes;
-            let batch_count = self.batch_counts.get(number).copied().unwrap_or(0);
-            let head = BlockHead { number: number as u32, batch_count, counts };
-            let block = encode_block(&head, &rows, &next, &body)?;
-            let len_bytes = block.len() as u32;
-            self.header.block_bytes_max = self.header.block_bytes_max.max(len_bytes);
-            windows.push(WindowMeta { offset_bytes: plan.len_bytes(), len_bytes, batch_count });
-            plan.append(&block)?;
-            plan.pad_to(PAGE_BYTES)?;
-        }
-        let directory =
-            Directory { shape: self.shape.clone(), windows, counts: entries.counts.clone() };
-        let bytes = directory.encode();
-        self.header.directory_offset_bytes = plan.len_bytes();
-        self.header.directory_bytes = bytes.len() as u64;
-        self.header.directory_crc32c = crc32c(&bytes);
-        plan.append(&bytes)?;
-        plan.pad_to(PAGE_BYTES)?;
-        let device = plan.flush()?;
-        device.sync()?;
-        // With the header the plan begins to exist.
-        let mut page = AlignedBuf::new(PAGE_BYTES);
-        page.copy_from_slice(&self.header.encode());
-        device.write_at(0, &page)?;
-        device.sync()
+        self.ids = Vec::new();
+        self.write()
     }
 
     /// Tells whether `name` in `folder` exists at all, finished or not.
@@ -326,89 +242,4 @@ impl PlanBuilder {
             Err(error) => Err(error),
         }
     }
-}
-
-// Arrays for the tables where they cost least, as far as the memory reaches.
-fn seen_arrays(shape: &PlanShape, memory_bytes: u64) -> Vec<TableWindow> {
-    let mut by_size: Vec<(u64, usize)> = shape.row_counts.iter().copied().zip(0..).collect();
-    by_size.sort_unstable();
-    let (mut left, mut has_array) = (memory_bytes / 4, vec![false; by_size.len()]);
-    for (rows, at) in by_size {
-        if rows > left {
-            break;
-        }
-        left -= rows;
-        if let Some(has_array) = has_array.get_mut(at) {
-            *has_array = true;
-        }
-    }
-    let seen = |(&rows, has_array): (&u64, bool)| match has_array {
-        true => Seen::Array(vec![u32::MAX; rows as usize]),
-        false => Seen::Map(HashMap::new()),
-    };
-    let tables = shape.row_counts.iter().zip(has_array).map(seen);
-    tables.map(|seen| TableWindow { seen, rows: Vec::new() }).collect()
-}
-
-/// Returns the bits of an entry number in a table of `count` entries.
-fn mapping_width(count: usize) -> u32 {
-    width_of((count as u64).saturating_sub(1))
-}
-
-struct BlockHead<'a> {
-    number: u32,
-    batch_count: u32,
-    counts: &'a [u32],
-}
-
-fn encode_block(head: &BlockHead<'_>, rows: &[u64], next: &[u64], body: &[u8]) -> Result<Vec<u8>> {
-    let table_bytes = BLOCK_TABLE_BYTES * head.counts.len();
-    let mut block =
-        Vec::with_capacity(BLOCK_HEAD_BYTES + table_bytes + 8 * rows.len() + body.len());
-    block.extend([0; 4]);
-    block.extend(BLOCK_MAGIC);
-    block.extend(head.number.to_le_bytes());
-    block.extend([0; 4]);
-    block.extend(head.batch_count.to_le_bytes());
-    block.extend((head.counts.len() as u32).to_le_bytes());
-    let notes_bytes = BLOCK_BATCH_BYTES * head.batch_count as usize;
-    let (notes, packed) = body.split_at_checked(notes_bytes).unwrap_or((&[], &[]));
-    let mut sections = Vec::new();
-    let mut first = 0;
-    for &count in head.counts {
-        let range = first..first + count as usize;
-        first = range.end;
-        let (rows, next) = (rows.get(range.clone()).unwrap_or(&[]), next.get(range).unwrap_or(&[]));
-        let columns: [&dyn Fn(usize) -> u64; 3] = [
-            &|at| rows.get(at).copied().unwrap_or(0),
-            &|at| next.get(at).map_or(0, |next| next >> 32),
-            &|at| next.get(at).map_or(0, |next| next & u64::from(u32::MAX)),
-        ];
-        block.extend(count.to_le_bytes());
-        for column in columns {
-            // The bits of all values together need as many as the largest.
-            let all = (0..rows.len()).fold(0, |all, at| all | column(at));
-            let width = width_of(all);
-            block.push(width as u8);
-            let mut writer = BitWriter::new(&mut sections);
-            (0..rows.len()).for_each(|at| writer.push(column(at), width));
-            writer.finish();
-        }
-        block.push(mapping_width(count as usize) as u8);
-    }
-    block.extend(notes);
-    block.extend(sections);
-    block.extend(packed);
-    block.extend([0; PAD_BYTES]);
-    let len = u32::try_from(block.len()).map_err(|_| {
-        Error::invalid("a window of the plan is too large").with("remedy", "make windows smaller")
-    })?;
-    if let Some(place) = block.get_mut(12..16) {
-        place.copy_from_slice(&len.to_le_bytes());
-    }
-    let crc = crc32c(block.get(4..).unwrap_or(&[]));
-    if let Some(place) = block.get_mut(..4) {
-        place.copy_from_slice(&crc.to_le_bytes());
-    }
-    Ok(block)
 }

@@ -1,22 +1,27 @@
 //! What does a plan look like on disk? Normative text: `docs/formats/plan.md`.
 
+use std::sync::Arc;
+
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, TableId};
 use tierbed_io::PAGE_BYTES;
 
+use super::columns::Firsts;
 use super::PlanShape;
 
 pub(crate) const MAGIC: &[u8; 8] = b"TBplan1\n";
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 pub(crate) const BLOCK_MAGIC: &[u8; 4] = b"TBpw";
 /// Longest key: source fingerprint and options.
 pub(crate) const KEY_BYTES_MAX: usize = 2048;
 /// Where the key starts in the header.
 const KEY_AT: usize = 128;
 /// Bytes before the per-table words of a window block.
-pub(crate) const BLOCK_HEAD_BYTES: usize = 24;
+pub(crate) const BLOCK_HEAD_BYTES: usize = 16;
+/// Bytes per window in the directory, without the entries of its tables.
+const WINDOW_META_BYTES: u64 = 28;
 /// Bytes per table in a window block.
-pub(crate) const BLOCK_TABLE_BYTES: usize = 8;
+pub(crate) const BLOCK_TABLE_BYTES: usize = 16;
 /// Bytes per batch in a window block.
 pub(crate) const BLOCK_BATCH_BYTES: usize = 12;
 
@@ -41,7 +46,13 @@ pub(crate) struct Header {
 pub(crate) struct WindowMeta {
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u32,
+    /// Bytes of its first part, which holds the entries; the batches follow.
+    pub(crate) entries_bytes: u32,
     pub(crate) batch_count: u32,
+    /// CRC32C of the entries.
+    pub(crate) entries_crc32c: u32,
+    /// CRC32C of the batches.
+    pub(crate) batches_crc32c: u32,
 }
 
 /// What follows the windows.
@@ -51,6 +62,7 @@ pub(crate) struct Directory {
     pub(crate) windows: Vec<WindowMeta>,
     /// Entries of each table in each window, `[K * T]`.
     pub(crate) counts: Vec<u32>,
+    pub(crate) firsts: Arc<Firsts>,
 }
 
 pub(crate) fn damaged(what: &str) -> Error {
@@ -159,8 +171,15 @@ impl Directory {
         }
         for window in &self.windows {
             bytes.extend(window.offset_bytes.to_le_bytes());
-            bytes.extend(window.len_bytes.to_le_bytes());
-            bytes.extend(window.batch_count.to_le_bytes());
+            for word in [
+                window.len_bytes,
+                window.entries_bytes,
+                window.batch_count,
+                window.entries_crc32c,
+                window.batches_crc32c,
+            ] {
+                bytes.extend(word.to_le_bytes());
+            }
         }
         for count in &self.counts {
             bytes.extend(count.to_le_bytes());
@@ -171,7 +190,9 @@ impl Directory {
     /// Returns the bytes of the directory that `header` announces.
     pub(crate) fn expected_bytes(header: &Header) -> u64 {
         let (tables, features) = (u64::from(header.table_count), u64::from(header.feature_count));
-        4 * features + 12 * tables + u64::from(header.window_count) * (16 + 4 * tables)
+        4 * features
+            + 12 * tables
+            + u64::from(header.window_count) * (WINDOW_META_BYTES + 4 * tables)
     }
 
     pub(crate) fn decode(header: &Header, bytes: &[u8]) -> Result<Self> {
@@ -198,9 +219,13 @@ impl Directory {
             let window = WindowMeta {
                 offset_bytes: cursor.u64()?,
                 len_bytes: cursor.u32()?,
+                entries_bytes: cursor.u32()?,
                 batch_count: cursor.u32()?,
+                entries_crc32c: cursor.u32()?,
+                batches_crc32c: cursor.u32()?,
             };
-            if window.len_bytes > header.block_bytes_max {
+            if window.len_bytes > header.block_bytes_max || window.entries_bytes > window.len_bytes
+            {
                 return Err(damaged("window is longer than the longest"));
             }
             windows.push(window);
@@ -209,7 +234,9 @@ impl Directory {
             * u64::from(header.table_count))
             .map(|_| cursor.u32())
             .collect();
-        let directory = Self { shape, windows, counts: counts? };
+        let counts = counts?;
+        let firsts = Arc::new(Firsts::new(&counts, shape.row_counts.len()));
+        let directory = Self { shape, windows, counts, firsts };
         if directory.shape.feature_tables.iter().any(|table| table.0 >= header.table_count) {
             return Err(damaged("names an unknown table"));
         }

@@ -1,7 +1,7 @@
 //! When is each row needed next? Every epoch's order, read once before training.
 //!
 //! A *plan* cuts the batches of an epoch into *windows*. The distinct rows of a window are its
-//! *entries*, numbered table by table in order of first appearance. Each entry knows the window
+//! *entries*, numbered table by table in row order. Each entry knows the window
 //! that uses its row next and its number there; the last use of an epoch points to the first use
 //! in the next one. Each batch has its indices translated to entries, so that training needs no
 //! hash table and looks at no id. Normative format: `docs/formats/plan.md`.
@@ -12,14 +12,18 @@
 //! ```
 
 mod builder;
+mod columns;
 mod format;
 mod next_use;
 mod reader;
 mod scratch;
+mod seen;
+mod window;
+mod writer;
 
 pub use builder::PlanBuilder;
-pub(crate) use reader::{Batch, TableEntries, WindowPlan};
 pub use reader::{Plan, PlanStats};
+pub(crate) use window::{Batch, TableEntries, WindowPlan};
 
 use serde::Serialize;
 use tierbed_core::{Error, Result, Schema, TableId};

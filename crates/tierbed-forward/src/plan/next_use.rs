@@ -26,8 +26,8 @@ pub(crate) struct Entries {
     /// Entries of each table in each window, `[K * T]`.
     pub(crate) counts: Vec<u32>,
     /// Entries before each window, `[K]`.
-    pub(crate) entries_before: Vec<u64>,
-    pub(crate) table_count: usize,
+    entries_before: Vec<u64>,
+    table_count: usize,
 }
 
 /// Neighbouring tables, or a range of one table's rows, that are linked together.
@@ -64,11 +64,27 @@ fn groups(row_counts: &[u64], rows_max: u64) -> Vec<Group> {
 }
 
 impl Entries {
+    pub(crate) fn new(
+        rows: Arc<dyn Device>,
+        next: Arc<dyn Device>,
+        counts: Vec<u32>,
+        table_count: usize,
+    ) -> Self {
+        let mut before = 0;
+        let windows = counts.chunks_exact(table_count.max(1)).map(|window| {
+            let first = before;
+            before += window.iter().map(|&count| u64::from(count)).sum::<u64>();
+            first
+        });
+        let entries_before = windows.collect();
+        Self { rows, next, counts, entries_before, table_count }
+    }
+
     /// Finds the next use of every entry with an array of at most `memory_bytes`.
     ///
     /// # Errors
     /// Those of the devices.
-    pub(crate) fn link(&self, row_counts: &[u64], memory_bytes: u64) -> Result<()> {
+    pub(crate) fn link(&mut self, row_counts: &[u64], memory_bytes: u64) -> Result<()> {
         for group in groups(row_counts, (memory_bytes / 8).max(1)) {
             let mut lens = Vec::new();
             for &rows in row_counts.get(group.tables.clone()).unwrap_or(&[]) {

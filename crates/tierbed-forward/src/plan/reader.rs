@@ -7,12 +7,9 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 
-use super::format::{
-    damaged, Cursor, Directory, Header, BLOCK_BATCH_BYTES, BLOCK_HEAD_BYTES, BLOCK_MAGIC,
-    BLOCK_TABLE_BYTES,
-};
+use super::format::{damaged, Directory, Header};
+use super::window::{Part, WindowPlan};
 use super::{PlanBuilder, PlanOptions, PlanShape};
-use crate::bits::{packed_bytes, BitSlice, PAD_BYTES};
 
 /// An open plan.
 #[derive(Debug, Clone)]
@@ -130,7 +127,17 @@ impl Plan {
     }
 
     pub(crate) fn directory_bytes(&self) -> u64 {
+        // As it was read, and the first entries.
         self.header.directory_bytes
+            + 4 * u64::from(self.header.window_count) * (u64::from(self.header.table_count) + 1)
+    }
+
+    /// Returns the entries of the largest window.
+    pub(crate) fn entries_max(&self) -> usize {
+        self.counts()
+            .map(|counts| counts.iter().map(|&count| count as usize).sum())
+            .max()
+            .unwrap_or(0)
     }
 
     /// Returns the entries of each table, window after window.
@@ -143,6 +150,19 @@ impl Plan {
     /// # Errors
     /// `Corruption` when the block is not what was written there.
     pub(crate) fn load(&self, number: usize, window: &mut WindowPlan) -> Result<()> {
+        self.load_part(number, window, Part::All)
+    }
+
+    /// Reads the entries of window `number` without its batches, and unpacks their row ids.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub(crate) fn load_entries(&self, number: usize, window: &mut WindowPlan) -> Result<()> {
+        self.load_part(number, window, Part::Entries)?;
+        window.unpack_rows()
+    }
+
+    fn load_part(&self, number: usize, window: &mut WindowPlan, part: Part) -> Result<()> {
         let meta = self
             .directory
             .windows
@@ -151,14 +171,41 @@ impl Plan {
         if window.buf.len() < self.block_bytes_max() {
             window.buf = AlignedBuf::new(self.block_bytes_max());
         }
-        let padded = (meta.len_bytes as usize).next_multiple_of(PAGE_BYTES);
+        let padded = part.len_bytes(meta).next_multiple_of(PAGE_BYTES);
         let buf = window.buf.get_mut(..padded).ok_or_else(|| damaged("window is too long"))?;
         self.device.read_at(meta.offset_bytes, buf)?;
-        window.parse(meta.len_bytes as usize, number as u32, self.shape().row_counts.len())?;
-        if window.batch_count != meta.batch_count {
-            return Err(damaged("window holds another number of batches"));
+        let tables = (self.shape().row_counts.len(), &self.directory.firsts);
+        window.parse((meta, number as u32, part), tables)
+    }
+
+    /// Reads all windows as training does, each index twice; returns the sum of what was read.
+    /// For measuring.
+    ///
+    /// # Errors
+    /// `Corruption`, as [`verify`](Self::verify).
+    #[doc(hidden)]
+    pub fn read_all(&self) -> Result<u64> {
+        let mut window = WindowPlan::default();
+        let (mut sum, features) = (0u64, &self.shape().feature_tables);
+        for number in 0..self.window_count() {
+            self.load(number, &mut window)?;
+            for table in window.tables() {
+                let next = window.next_uses(table);
+                for at in 0..table.count as usize {
+                    sum +=
+                        next.get(at).map_or(0, |(window, entry)| window as u64 + u64::from(entry));
+                }
+            }
+            for at in 0..2 * window.batch_count() {
+                let Some(mut batch) = window.batch(at / 2) else { continue };
+                let count = batch.index_count as usize / features.len();
+                for table in features {
+                    let mapping = window.mapping(&mut batch, table.0 as usize, count);
+                    sum += (0..count).map(|at| mapping.get(at).unwrap_or(0)).sum::<u64>();
+                }
+            }
         }
-        Ok(())
+        Ok(sum)
     }
 
     /// Checks every window; returns how many there are.
@@ -174,148 +221,6 @@ impl Plan {
     }
 }
 
-/// The entries of one table in a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct TableEntries {
-    /// Number of the table's first entry in the window.
-    pub(crate) first: u32,
-    pub(crate) count: u32,
-    widths: [u32; 4],
-    rows_at: usize,
-    windows_at: usize,
-    entries_at: usize,
-}
-
-/// One batch of a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Batch {
-    pub(crate) index_count: u32,
-    pub(crate) checksum: u32,
-    mapping_bit: usize,
-}
-
-/// One window of a plan, in memory as on disk.
-#[derive(Debug)]
-pub(crate) struct WindowPlan {
-    buf: AlignedBuf,
-    len_bytes: usize,
-    batch_count: u32,
-    notes_at: usize,
-    mappings_at: usize,
-    tables: Vec<TableEntries>,
-}
-
-impl Default for WindowPlan {
-    fn default() -> Self {
-        Self {
-            buf: AlignedBuf::new(0),
-            len_bytes: 0,
-            batch_count: 0,
-            notes_at: 0,
-            mappings_at: 0,
-            tables: Vec::new(),
-        }
-    }
-}
-
-impl WindowPlan {
-    fn parse(&mut self, len_bytes: usize, number: u32, table_count: usize) -> Result<()> {
-        self.tables.clear();
-        self.batch_count = 0;
-        self.len_bytes = len_bytes;
-        let bytes = self.buf.get(..len_bytes).ok_or_else(|| damaged("window is too long"))?;
-        let mut cursor = Cursor(bytes);
-        let crc = cursor.u32()?;
-        if crc != crc32c(cursor.0) || &cursor.take()? != BLOCK_MAGIC {
-            return Err(damaged("window checksum mismatch").with("window", number));
-        }
-        let found = (cursor.u32()?, cursor.u32()? as usize);
-        let batch_count = cursor.u32()?;
-        if found != (number, len_bytes) || cursor.u32()? as usize != table_count {
-            return Err(damaged("window is another one").with("window", number));
-        }
-        let (mut first, mut at) = (0u32, 0usize);
-        self.notes_at = BLOCK_HEAD_BYTES + BLOCK_TABLE_BYTES * table_count;
-        let sections_at = self.notes_at + BLOCK_BATCH_BYTES * batch_count as usize;
-        for _ in 0..table_count {
-            let count = cursor.u32()?;
-            let [row, window, entry, mapping] = cursor.take::<4>()?.map(u32::from);
-            let widths = [row, window, entry, mapping];
-            let (rows_at, columns) = (sections_at + at, count as usize);
-            let windows_at = rows_at + packed_bytes(columns, row);
-            let entries_at = windows_at + packed_bytes(columns, window);
-            at = entries_at + packed_bytes(columns, entry) - sections_at;
-            self.tables.push(TableEntries {
-                first,
-                count,
-                widths,
-                rows_at,
-                windows_at,
-                entries_at,
-            });
-            first = first.checked_add(count).ok_or_else(|| damaged("window is too large"))?;
-        }
-        self.mappings_at = sections_at + at;
-        if self.mappings_at + PAD_BYTES > len_bytes {
-            return Err(damaged("window ends too early").with("window", number));
-        }
-        self.batch_count = batch_count;
-        Ok(())
-    }
-
-    pub(crate) fn batch_count(&self) -> u32 {
-        self.batch_count
-    }
-
-    /// Returns the number of entries of all tables.
-    pub(crate) fn entry_count(&self) -> usize {
-        self.tables.last().map_or(0, |last| (last.first + last.count) as usize)
-    }
-
-    pub(crate) fn tables(&self) -> &[TableEntries] {
-        &self.tables
-    }
-
-    fn bytes(&self) -> &[u8] {
-        self.buf.get(..self.len_bytes).unwrap_or(&[])
-    }
-
-    /// Returns the rows of `table`, entry after entry.
-    pub(crate) fn rows(&self, table: &TableEntries) -> BitSlice<'_> {
-        BitSlice::new(self.bytes(), 8 * table.rows_at, table.widths[0])
-    }
-
-    /// Returns the window and the entry of the next use of each of `table`'s entries.
-    pub(crate) fn next_uses(&self, table: &TableEntries) -> (BitSlice<'_>, BitSlice<'_>) {
-        let [_, window, entry, _] = table.widths;
-        (
-            BitSlice::new(self.bytes(), 8 * table.windows_at, window),
-            BitSlice::new(self.bytes(), 8 * table.entries_at, entry),
-        )
-    }
-
-    /// Returns what is known of batch `at` of this window.
-    pub(crate) fn batch(&self, at: u32) -> Option<Batch> {
-        if at >= self.batch_count {
-            return None;
-        }
-        let note = self.bytes().get(self.notes_at + BLOCK_BATCH_BYTES * at as usize..)?;
-        let mut cursor = Cursor(note);
-        let (index_count, checksum) = (cursor.u32().ok()?, cursor.u32().ok()?);
-        let mapping_bit = 8 * (self.mappings_at + cursor.u32().ok()? as usize);
-        Some(Batch { index_count, checksum, mapping_bit })
-    }
-
-    /// Returns the entries, in its table, of the next `count` indices of `batch`, which belong to
-    /// table `table`; moves on by as many.
-    pub(crate) fn mapping(&self, batch: &mut Batch, table: usize, count: usize) -> BitSlice<'_> {
-        let width = self.tables.get(table).map_or(0, |table| table.widths[3]);
-        let slice = BitSlice::new(self.bytes(), batch.mapping_bit, width);
-        batch.mapping_bit += count * width as usize;
-        slice
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -323,47 +228,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_blocks_never_panic(
-            mut bytes in proptest::collection::vec(any::<u8>(), 0..400),
-            tables in 0usize..5,
+        fn random_headers_never_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            (windows, tables, features) in (0u32..4, 0u32..3, 0u32..3),
         ) {
-            // With a right checksum, so that what follows is reached.
-            if bytes.len() >= 24 {
-                let len = bytes.len() as u32;
-                bytes[4..8].copy_from_slice(BLOCK_MAGIC);
-                bytes[8..12].fill(0);
-                bytes[12..16].copy_from_slice(&len.to_le_bytes());
-                bytes[18..20].fill(0);
-                bytes[20..24].copy_from_slice(&(tables as u32).to_le_bytes());
-                let crc = crc32c(&bytes[4..]);
-                bytes[..4].copy_from_slice(&crc.to_le_bytes());
-            }
-            let mut window = WindowPlan { buf: AlignedBuf::new(4096), ..WindowPlan::default() };
-            window.buf[..bytes.len()].copy_from_slice(&bytes);
-            if window.parse(bytes.len(), 0, tables).is_ok() {
-                for table in window.tables().to_vec() {
-                    let _ = window.rows(&table).get(table.count as usize);
-                    let _ = window.next_uses(&table).0.get(1);
-                }
-                for at in 0..window.batch_count().min(9) {
-                    let mut batch = window.batch(at);
-                    if let Some(batch) = &mut batch {
-                        let _ = window.mapping(batch, 0, 3).get(2);
-                    }
-                }
-            }
-        }
-
-        #[test]
-        fn random_headers_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = Header::decode(&bytes);
             let header = Header {
-                window_count: 2,
-                table_count: 1,
-                feature_count: 1,
+                window_count: windows,
+                table_count: tables,
+                feature_count: features,
                 directory_crc32c: crc32c(&bytes),
+                block_bytes_max: u32::MAX,
                 ..Header::default()
             };
+            let _ = Directory::decode(&header, &bytes);
+            let mut bytes = bytes;
+            bytes.resize(Directory::expected_bytes(&header) as usize, 7);
+            let header = Header { directory_crc32c: crc32c(&bytes), ..header };
             let _ = Directory::decode(&header, &bytes);
         }
     }

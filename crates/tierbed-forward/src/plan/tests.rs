@@ -69,8 +69,7 @@ fn check_against_oracle(trace: &Trace, plan: &Plan) {
     let mut uses: BTreeMap<Row, Vec<(u64, u64)>> = BTreeMap::new();
     for (number, window) in windows.iter().enumerate() {
         for (table, entries) in window.tables().iter().enumerate() {
-            for at in 0..entries.count as usize {
-                let row = window.rows(entries).get(at).unwrap();
+            for (at, row) in window.rows(entries).enumerate() {
                 let entry = u64::from(entries.first) + at as u64;
                 uses.entry((table, row)).or_default().push((number as u64, entry));
             }
@@ -78,14 +77,18 @@ fn check_against_oracle(trace: &Trace, plan: &Plan) {
     }
     for (number, window) in windows.iter().enumerate() {
         for (table, entries) in window.tables().iter().enumerate() {
-            let (next_windows, next_entries) = window.next_uses(entries);
-            for at in 0..entries.count as usize {
-                let row = window.rows(entries).get(at).unwrap();
+            let next = window.next_uses(entries);
+            assert_eq!(window.rows(entries).count(), entries.count as usize);
+            for (at, row) in window.rows(entries).enumerate() {
                 let all = &uses[&(table, row)];
                 let entry = (number as u64, u64::from(entries.first) + at as u64);
                 let position = all.iter().position(|known| *known == entry).unwrap();
-                let found = (next_windows.get(at).unwrap(), next_entries.get(at).unwrap());
-                assert_eq!(found, all[(position + 1) % all.len()], "row {row} of table {table}");
+                let (next_window, next_entry) = next.get(at).unwrap();
+                assert_eq!(
+                    (next_window as u64, u64::from(next_entry)),
+                    all[(position + 1) % all.len()],
+                    "row {row} of table {table}"
+                );
             }
         }
     }
@@ -104,7 +107,7 @@ fn check_against_oracle(trace: &Trace, plan: &Plan) {
                 let mapping = window.mapping(&mut batch, table.0 as usize, ids.len());
                 for (at, id) in ids.iter().enumerate() {
                     let entry = mapping.get(at).unwrap() as usize;
-                    assert_eq!(window.rows(&entries).get(entry), Some(*id as u64));
+                    assert_eq!(window.rows(&entries).nth(entry), Some(*id as u64));
                 }
             }
         }

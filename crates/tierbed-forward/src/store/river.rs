@@ -159,14 +159,14 @@ impl River {
         let Live { number, plan, slots } = &self.current;
         for (table, &shelf) in plan.tables().iter().zip(&self.shelf_of_table) {
             let Some(shelf) = self.shelves.get_mut(shelf) else { continue };
-            let (windows, entries) = plan.next_uses(table);
+            let next = plan.next_uses(table);
             let first = table.first as usize;
             let slots = slots.get(first..first + table.count as usize).unwrap_or(&[]);
             for (at, &slot) in slots.iter().enumerate() {
-                let (Some(window), Some(entry)) = (windows.get(at), entries.get(at)) else {
+                let Some((window, entry)) = next.get(at) else {
                     return Err(Error::corruption("plan window ends too early"));
                 };
-                shelf.push(window as usize, Waiting { slot, entry: entry as u32 })?;
+                shelf.push(window, Waiting { slot, entry })?;
             }
         }
         let number = *number;
@@ -221,11 +221,17 @@ impl River {
         let tables = plan.tables().iter().zip(&self.shelf_of_table).zip(self.schema.tables());
         for ((table, &shelf), schema) in tables {
             let Some(shelf) = self.shelves.get_mut(shelf) else { continue };
-            let rows = plan.rows(table);
             let slots = slots.get_mut(slots_of(table)).unwrap_or(&mut []);
-            for (at, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| **slot == NO_SLOT) {
-                let row = rows.get(at).ok_or_else(|| Error::corruption("plan window too short"))?;
-                *slot = shelf.initialise(|record| init_record(schema, row, record))?;
+            if !slots.contains(&NO_SLOT) {
+                continue;
+            }
+            let mut rows = plan.rows(table);
+            for slot in slots {
+                let row = rows.next();
+                if *slot == NO_SLOT {
+                    let row = row.ok_or_else(|| Error::corruption("plan window too short"))?;
+                    *slot = shelf.initialise(|record| init_record(schema, row, record))?;
+                }
             }
         }
         Ok(())

@@ -93,7 +93,8 @@ impl Sizes {
             queue_depth: queue_depth as u32,
             window_bytes: plan.directory_bytes()
                 + 3 * plan.block_bytes_max() as u64
-                + 8 * entries_max as u64,
+                // Two windows of slots, and the row ids of one for scans.
+                + 16 * entries_max as u64,
             entries_max,
             extent_bytes: (bucket_bytes / 8)
                 .clamp(buf_min as u64, BUF_BYTES_MAX.max(buf_min) as u64)

@@ -137,20 +137,19 @@ impl FirstUses {
         let mut window = WindowPlan::default();
         let damaged = || Error::corruption("plan window ends too early");
         for number in 0..plan.window_count() {
-            plan.load(number, &mut window)?;
+            plan.load_entries(number, &mut window)?;
             for (at, entries) in (0u32..).zip(window.tables()) {
-                let (windows, next) = window.next_uses(entries);
-                let rows = window.rows(entries);
-                for entry in 0..entries.count as usize {
-                    let to = windows.get(entry).ok_or_else(damaged)?;
-                    if to > number as u64 {
+                let next = window.next_uses(entries);
+                for (entry, row) in window.rows(entries).enumerate() {
+                    let (to, first) = next.get(entry).ok_or_else(damaged)?;
+                    if to > number {
                         continue;
                     }
-                    let row = RowId(rows.get(entry).ok_or_else(damaged)?);
+                    let row = RowId(row);
                     let row = self.number_of(TableId(at), row).map_err(|error| {
                         Error::corruption("plan names an unknown row").with("cause", error)
                     })?;
-                    sink(row, to << 32 | next.get(entry).ok_or_else(damaged)?)?;
+                    sink(row, (to as u64) << 32 | u64::from(first))?;
                 }
             }
         }

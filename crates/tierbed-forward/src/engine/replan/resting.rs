@@ -49,7 +49,8 @@ impl<'a> Resting<'a> {
             self.dump_buf_bytes + buckets.map(|b| size_of::<Bucket>() + chunks(b)).sum::<usize>()
         };
         let shelves: usize = self.shelves.iter().map(shelf_bytes).sum();
-        (shelves + self.buf.len() + self.plan.block_bytes_max()) as u64
+        (shelves + self.buf.len() + self.plan.block_bytes_max() + 8 * self.plan.entries_max())
+            as u64
             + self.plan.directory_bytes()
     }
 
@@ -135,7 +136,7 @@ impl<'a> Resting<'a> {
             .iter()
             .any(|shelf| shelf.buckets.get(number).is_some_and(|bucket| bucket.row_count > 0));
         if has_bucket || dumps.iter().flatten().any(waits_here) {
-            self.plan.load(number, &mut self.window)?;
+            self.plan.load_entries(number, &mut self.window)?;
         }
         for place in dumps {
             while let Some(dump) = place.as_mut().filter(|dump| waits_here(dump)) {

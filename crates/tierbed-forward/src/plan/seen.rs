@@ -1,0 +1,221 @@
+//! Which rows does a window use? A bit per row, or a map where bits do not fit the memory.
+//!
+//! Bits give the rows in ascending order without sorting, and the number of a row among them by
+//! counting bits: `rank` of its word plus the bits before it.
+
+use hashbrown::HashMap;
+
+/// Rows per word of bits.
+const WORD_ROWS: u64 = 64;
+
+/// The distinct rows of one table in the window being gathered.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    rows: Rows,
+    count: usize,
+}
+
+#[derive(Debug)]
+enum Rows {
+    Bits(Bits),
+    /// For tables whose bits do not fit the memory; the value is the row's number.
+    Map(HashMap<u64, u32>),
+}
+
+#[derive(Debug)]
+struct Bits {
+    words: Vec<u64>,
+    /// Rows before each word, once they are numbered.
+    ranks: Vec<u32>,
+    /// A bit per word that is not zero.
+    filled: Vec<u64>,
+}
+
+impl Bits {
+    fn new(row_count: u64) -> Self {
+        let word_count = row_count.div_ceil(WORD_ROWS) as usize;
+        Self {
+            words: vec![0; word_count],
+            ranks: vec![0; word_count],
+            filled: vec![0; word_count.div_ceil(64)],
+        }
+    }
+
+    #[inline]
+    fn note(&mut self, row: u64) -> usize {
+        let at = (row / WORD_ROWS) as usize;
+        let Some(word) = self.words.get_mut(at) else { return 0 };
+        let (before, bit) = (*word, 1u64 << (row % WORD_ROWS));
+        *word = before | bit;
+        if before == 0 {
+            if let Some(filled) = self.filled.get_mut(at / 64) {
+                *filled |= 1 << (at % 64);
+            }
+        }
+        usize::from(before & bit == 0)
+    }
+
+    fn number(&mut self, rows: &mut Vec<u64>) {
+        let mut rank = 0u32;
+        for (block, &filled) in self.filled.iter().enumerate() {
+            for bit in ones(filled) {
+                let at = block * 64 + bit as usize;
+                let word = self.words.get(at).copied().unwrap_or(0);
+                if let Some(place) = self.ranks.get_mut(at) {
+                    *place = rank;
+                }
+                rank += word.count_ones();
+                rows.extend(ones(word).map(|bit| at as u64 * WORD_ROWS + bit));
+            }
+        }
+    }
+
+    #[inline]
+    fn number_of(&self, row: u64) -> u32 {
+        let at = (row / WORD_ROWS) as usize;
+        let before = (1u64 << (row % WORD_ROWS)) - 1;
+        match (self.words.get(at), self.ranks.get(at)) {
+            (Some(word), Some(rank)) => rank + (word & before).count_ones(),
+            _ => 0,
+        }
+    }
+
+    fn clear(&mut self) {
+        for (block, filled) in self.filled.iter_mut().enumerate() {
+            for bit in ones(*filled) {
+                if let Some(word) = self.words.get_mut(block * 64 + bit as usize) {
+                    *word = 0;
+                }
+            }
+            *filled = 0;
+        }
+    }
+}
+
+// The positions of the ones of a word, ascending.
+fn ones(mut word: u64) -> impl Iterator<Item = u64> {
+    std::iter::from_fn(move || {
+        let at = word.trailing_zeros();
+        word &= word.wrapping_sub(1);
+        (at < u64::BITS).then_some(u64::from(at))
+    })
+}
+
+impl Seen {
+    /// Returns the memory of bits for `row_count` rows.
+    fn bits_bytes(row_count: u64) -> u64 {
+        let words = row_count.div_ceil(WORD_ROWS);
+        12 * words + 8 * words.div_ceil(64)
+    }
+
+    /// Makes one per table: bits for the smallest tables as far as `memory_bytes` reach.
+    pub(crate) fn of_tables(row_counts: &[u64], memory_bytes: u64) -> Vec<Self> {
+        let mut by_size: Vec<(u64, usize)> = row_counts.iter().copied().zip(0..).collect();
+        by_size.sort_unstable();
+        let (mut left, mut has_bits) = (memory_bytes, vec![false; by_size.len()]);
+        for (row_count, at) in by_size {
+            let bytes = Self::bits_bytes(row_count);
+            if bytes > left {
+                break;
+            }
+            left -= bytes;
+            if let Some(has_bits) = has_bits.get_mut(at) {
+                *has_bits = true;
+            }
+        }
+        let rows = |(&row_count, has_bits)| match has_bits {
+            true => Rows::Bits(Bits::new(row_count)),
+            false => Rows::Map(HashMap::new()),
+        };
+        let tables = row_counts.iter().zip(has_bits).map(rows);
+        tables.map(|rows| Self { rows, count: 0 }).collect()
+    }
+
+    /// Notes the rows `ids`, which are inside the table.
+    pub(crate) fn note(&mut self, ids: &[i64]) {
+        self.count += match &mut self.rows {
+            Rows::Bits(bits) => ids.iter().map(|&id| bits.note(id as u64)).sum(),
+            Rows::Map(rows) => {
+                let before = rows.len();
+                rows.extend(ids.iter().map(|&id| (id as u64, 0)));
+                rows.len() - before
+            }
+        };
+    }
+
+    /// Returns the number of distinct rows noted.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Numbers the rows in ascending order and appends them to `rows`.
+    pub(crate) fn number(&mut self, rows: &mut Vec<u64>) {
+        match &mut self.rows {
+            Rows::Bits(bits) => bits.number(rows),
+            Rows::Map(numbers) => {
+                let first = rows.len();
+                rows.extend(numbers.keys());
+                let sorted = rows.get_mut(first..).unwrap_or(&mut []);
+                sorted.sort_unstable();
+                for (number, row) in (0u32..).zip(sorted) {
+                    numbers.insert(*row, number);
+                }
+            }
+        }
+    }
+
+    /// Calls `sink` with the number of each of `ids`, all noted and numbered.
+    pub(crate) fn numbers(&self, ids: &[i64], mut sink: impl FnMut(u32)) {
+        match &self.rows {
+            Rows::Bits(bits) => ids.iter().for_each(|&id| sink(bits.number_of(id as u64))),
+            Rows::Map(rows) => {
+                ids.iter().for_each(|id| sink(rows.get(&(*id as u64)).copied().unwrap_or(0)));
+            }
+        }
+    }
+
+    /// Forgets all rows.
+    pub(crate) fn clear(&mut self) {
+        self.count = 0;
+        match &mut self.rows {
+            Rows::Bits(bits) => bits.clear(),
+            Rows::Map(rows) => rows.clear(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn bits_and_map_number_as_a_sorted_set(
+            rows in 1u64..9000,
+            windows in proptest::collection::vec(
+                proptest::collection::vec(any::<u32>(), 0..80),
+                1..5,
+            ),
+        ) {
+            for memory in [0, u64::MAX] {
+                let mut seen = Seen::of_tables(&[rows], memory).remove(0);
+                for window in &windows {
+                    let ids: Vec<i64> =
+                        window.iter().map(|&id| (u64::from(id) % rows) as i64).collect();
+                    seen.note(&ids);
+                    let model: BTreeSet<u64> = ids.iter().map(|&id| id as u64).collect();
+                    prop_assert_eq!(seen.count(), model.len());
+                    let mut numbered = Vec::new();
+                    seen.number(&mut numbered);
+                    prop_assert_eq!(&numbered, &model.into_iter().collect::<Vec<_>>());
+                    let mut found = Vec::new();
+                    seen.numbers(&ids, |number| found.push(numbered[number as usize] as i64));
+                    prop_assert_eq!(found, ids);
+                    seen.clear();
+                }
+            }
+        }
+    }
+}
