@@ -51,7 +51,8 @@ class NativeStore:
 
     def __new__(cls, path: str | None, options_json: str) -> Self:
         """``options_json``: {"dram_budget_bytes": int,
-        "backend": "file"|"memory"|"lsm"|"lsm_plain"|"hashdb"|"mmap"|"rocksdb"|"rocksdb_universal",
+        "backend": "file"|"cold"|"memory"|"lsm"|"lsm_plain"|"hashdb"|"mmap"|"rocksdb"|
+        "rocksdb_universal",
         "durability": "checkpoint"|"step",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
         "disk_quota_bytes": int|null, "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget

@@ -31,6 +31,7 @@ __all__ = ["Store"]
 BACKENDS = (
     "file",
     "memory",
+    "cold",
     "lsm",
     "lsm_plain",
     "hashdb",
@@ -72,7 +73,8 @@ class Store:
             path: The folder. Only ``backend="memory"`` does without.
             dram_budget: Bytes of memory for everything the store keeps, as a number or as
                 ``"16MiB"``; buffers, caches and indexes all count.
-            backend: ``"file"``; ``"memory"`` for tables that fit (the reference); ``"lsm"``,
+            backend: ``"file"``; ``"cold"``, home arrays and delta runs for
+                streams; ``"memory"`` for tables that fit (the reference); ``"lsm"``,
                 RecDB's log-structured merge tree, or ``"lsm_plain"``, the same without
                 RecDB's parts; what others do, to compare: ``"hashdb"``, ``"mmap"``,
                 ``"rocksdb"``, ``"rocksdb_universal"``. All give the same numbers.

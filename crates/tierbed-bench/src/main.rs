@@ -22,7 +22,7 @@ struct Arguments {
     /// Memory the engine may use, in bytes.
     #[arg(long, default_value_t = 16 << 20)]
     budget_bytes: u64,
-    /// Where rows live: `file`, `memory`, `lsm`, `lsm_plain`, `hashdb`, `mmap`,
+    /// Where rows live: `file`, `cold`, `memory`, `lsm`, `lsm_plain`, `hashdb`, `mmap`,
     /// `rocksdb` or `rocksdb_universal`.
     #[arg(long, default_value = "file")]
     backend: String,

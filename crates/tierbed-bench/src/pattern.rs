@@ -43,6 +43,7 @@ impl PatternOptions {
         let backend = match self.backend.as_str() {
             "file" => Backend::File,
             "memory" => Backend::Memory,
+            "cold" => Backend::Cold,
             "lsm" => Backend::Lsm,
             "lsm_plain" => Backend::LsmPlain,
             "hashdb" => Backend::HashDb,

@@ -16,5 +16,8 @@ mod memory;
 pub use commit::{
     check_attachments, AttachmentMeta, CommitFailure, CommitLog, Manifest, TableMeta,
 };
-pub use file::{check_records, page_layout, FileStore, FileStoreOptions, PageLayout};
+pub use file::{
+    check_records, page_layout, seal, verify, FileStore, FileStoreOptions, PageLayout, PageName,
+    HEADER_BYTES, ROWS_MAGIC,
+};
 pub use memory::MemoryStore;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tierbed_baselines::{
     HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions, RocksStore,
 };
+use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_core::{Budget, Error, Result, TrainStore};
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_lsm::{LsmOptions, LsmStore};
@@ -20,7 +21,11 @@ use crate::options::{Backend, Durability, EngineConfig};
 pub(crate) fn buffer_bytes_max(config: &EngineConfig) -> u64 {
     let budget_bytes = config.dram_budget_bytes;
     match config.backend {
-        Backend::File | Backend::Mmap | Backend::RocksDb | Backend::RocksDbUniversal => u64::MAX,
+        Backend::File
+        | Backend::Cold
+        | Backend::Mmap
+        | Backend::RocksDb
+        | Backend::RocksDbUniversal => u64::MAX,
         Backend::Memory => budget_bytes / 2,
         Backend::Lsm | Backend::LsmPlain => budget_bytes / 4,
         Backend::HashDb => budget_bytes / 8 * 3,
@@ -72,6 +77,10 @@ pub(crate) fn open_store(
             let budget = budget.clone();
             let options = LsmOptions { budget, engine, disk_quota_bytes, durability, ..preset };
             Box::new(LsmStore::open(folder, options)?)
+        }
+        Backend::Cold => {
+            let preset = ColdOptions::new(budget.clone(), config.io_options()?);
+            Box::new(ColdStore::open(folder, ColdOptions { disk_quota_bytes, ..preset })?)
         }
         Backend::HashDb => {
             let preset = HashDbOptions::within(half_bytes, budget.clone());

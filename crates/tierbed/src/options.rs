@@ -16,6 +16,8 @@ pub enum Backend {
     Lsm,
     /// The same tree without them: the baseline.
     LsmPlain,
+    /// Home arrays and sorted delta runs: the cold order.
+    Cold,
     /// AIBox's two-level hash, RecDB's baseline.
     #[serde(rename = "hashdb")]
     HashDb,

@@ -24,6 +24,8 @@ fn configs() -> Vec<EngineConfig> {
         small_config(),
         tree(Backend::Lsm),
         tree(Backend::LsmPlain),
+        tree(Backend::Cold),
+        EngineConfig { backend: Backend::Cold, ..EngineConfig::new(700 << 10) },
         tree(Backend::HashDb),
         tree(Backend::Mmap),
         EngineConfig { durability: Durability::Step, ..tree(Backend::Lsm) },

@@ -23,6 +23,7 @@ def table(**fields: Any) -> tb.EmbeddingBagConfig:
         ("memory", {}),
         ("file", {"io_engine": "auto"}),
         ("file", {"io_engine": "pread", "dram_budget": "2MiB"}),
+        ("cold", {"dram_budget": "8MiB"}),
         ("lsm", {"dram_budget": "8MiB"}),
         ("lsm_plain", {"io_engine": "pread", "dram_budget": "8MiB"}),
         ("lsm", {"durability": "step", "dram_budget": "8MiB"}),

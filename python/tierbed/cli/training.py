@@ -81,7 +81,7 @@ def train(
         str,
         typer.Option(
             "--backend",
-            help="file, memory, lsm, lsm_plain, hashdb, mmap, rocksdb, rocksdb_universal.",
+            help="file, cold, memory, lsm, lsm_plain, hashdb, mmap, rocksdb, rocksdb_universal.",
         ),
     ] = "file",
     io_engine: IoEngine = "auto",

@@ -3,7 +3,7 @@
 use super::{File, Finding};
 
 /// What each crate may depend on, bottom first. ARCHITECTURE.md draws the same picture.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("tierbed-core", &[]),
     ("tierbed-kernels", &["core"]),
     ("tierbed-io", &["core"]),
@@ -14,10 +14,22 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("tierbed-lsm", &["core", "io", "trainstore"]),
     ("tierbed-baselines", &["core", "io", "trainstore"]),
     ("tierbed-vocab", &["core", "trainstore"]),
+    ("tierbed-cold", &["core", "io", "trainstore"]),
     ("tierbed-pagestore", &["core", "io", "kernels", "cache"]),
     (
         "tierbed",
-        &["core", "io", "kernels", "cache", "trainstore", "lsm", "baselines", "vocab", "pagestore"],
+        &[
+            "core",
+            "io",
+            "kernels",
+            "cache",
+            "trainstore",
+            "lsm",
+            "cold",
+            "baselines",
+            "vocab",
+            "pagestore",
+        ],
     ),
     // Its tests and examples hold it against the engine.
     ("tierbed-forward", &["core", "io", "kernels", "trainstore", "tierbed"]),
@@ -56,10 +68,11 @@ const ARROWS: [(&str, &[&str]); 16] = [
 ];
 
 /// Who may use the faulty disk, in tests only.
-const MAY_TEST_WITH_SIM: [&str; 7] = [
+const MAY_TEST_WITH_SIM: [&str; 8] = [
     "tierbed-trainstore",
     "tierbed-lsm",
     "tierbed-baselines",
+    "tierbed-cold",
     "tierbed-pagestore",
     "tierbed-forward",
     "tierbed",

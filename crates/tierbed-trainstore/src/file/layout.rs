@@ -8,8 +8,7 @@
 //! | 0..4 | crc32c of all bytes from 4 to the end of the page |
 //! | 4..8 | magic `TBr1` |
 //! | 8..12 | table id |
-//! | 12..14 | generation: which write of the page this is, 1..=8191 |
-//! | 14..16 | zero |
+//! | 12..16 | generation: which write of the page this is (file store: 1..=8191) |
 //! | 16..24 | page number |
 //! | 24..24+B | presence bits, one per record slot, padded to 4 bytes |
 //! | 24+B.. | records, then zeros |
@@ -18,8 +17,10 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, TableSchema};
 use tierbed_io::PAGE_BYTES;
 
-const MAGIC: [u8; 4] = *b"TBr1";
-const HEADER_BYTES: usize = 24;
+/// Magic of a page of record slots with presence bits.
+pub const ROWS_MAGIC: [u8; 4] = *b"TBr1";
+/// Bytes before what a page holds.
+pub const HEADER_BYTES: usize = 24;
 
 /// How the records of one table lie in its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +63,8 @@ impl PageLayout {
     }
 
     /// Returns the record in `slot`, if it was ever written.
-    pub(super) fn record<'a>(&self, page: &'a [u8], slot: usize) -> Option<&'a [u8]> {
+    #[must_use]
+    pub fn record<'a>(&self, page: &'a [u8], slot: usize) -> Option<&'a [u8]> {
         let bits = page.get(HEADER_BYTES + slot / 8)?;
         if bits >> (slot % 8) & 1 == 0 {
             return None;
@@ -72,7 +74,10 @@ impl PageLayout {
     }
 
     /// Puts `record` into `slot` and marks it present.
-    pub(super) fn put_record(&self, page: &mut [u8], slot: usize, record: &[u8]) {
+    ///
+    /// # Panics
+    /// When the page has no such slot, or the record another length.
+    pub fn put_record(&self, page: &mut [u8], slot: usize, record: &[u8]) {
         assert!((slot as u64) < self.rows_per_page, "slot inside the page");
         let at = self.records_at + slot * self.record_bytes;
         if let Some(bits) = page.get_mut(HEADER_BYTES + slot / 8) {
@@ -86,14 +91,19 @@ impl PageLayout {
 
 /// Which page this is: what a reader expects to find in the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PageName {
-    pub(super) table_id: u32,
-    pub(super) page: u64,
-    pub(super) generation: u16,
+pub struct PageName {
+    /// Kind of page.
+    pub magic: [u8; 4],
+    /// The table.
+    pub table_id: u32,
+    /// Number of the page, in the table or in its file, as its store counts.
+    pub page: u64,
+    /// Which write of that page.
+    pub generation: u32,
 }
 
 /// Writes header and checksum over a page whose records are in place.
-pub(super) fn seal(page: &mut [u8], name: PageName) {
+pub fn seal(page: &mut [u8], name: PageName) {
     let mut header = [0u8; HEADER_BYTES];
     let [_, _, _, _, rest @ ..] = &mut header;
     fill(rest, name);
@@ -108,11 +118,11 @@ pub(super) fn seal(page: &mut [u8], name: PageName) {
 
 // `rest` are header bytes 4..24.
 fn fill(rest: &mut [u8], name: PageName) {
-    let fields = MAGIC
+    let fields = name
+        .magic
         .into_iter()
         .chain(name.table_id.to_le_bytes())
         .chain(name.generation.to_le_bytes())
-        .chain([0, 0])
         .chain(name.page.to_le_bytes());
     for (place, byte) in rest.iter_mut().zip(fields) {
         *place = byte;
@@ -124,7 +134,7 @@ fn fill(rest: &mut [u8], name: PageName) {
 /// # Errors
 /// `Corruption`: a flipped bit (checksum), another page (misdirected write), or an older
 /// write of this page (lost write).
-pub(super) fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
+pub fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
     let describe = |error: Error| {
         error.with("file", file).with("page", name.page).with(
             "remedy",
@@ -146,8 +156,8 @@ pub(super) fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
     if head == wanted {
         return Ok(());
     }
-    let generation = match head.get(8..10) {
-        Some(&[low, high]) => u16::from_le_bytes([low, high]),
+    let generation = match head.get(8..12) {
+        Some(&[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]),
         _ => 0,
     };
     Err(describe(Error::corruption("page is valid but not the one that was written here last"))
@@ -192,7 +202,7 @@ mod tests {
     }
 
     fn sealed(layout: &PageLayout) -> (Vec<u8>, PageName) {
-        let name = PageName { table_id: 3, page: 17, generation: 5 };
+        let name = PageName { magic: ROWS_MAGIC, table_id: 3, page: 17, generation: 5 };
         let mut page = vec![0; layout.page_bytes];
         layout.put_record(&mut page, 2, &vec![0; layout.record_bytes]);
         seal(&mut page, name);
@@ -216,6 +226,7 @@ mod tests {
             PageName { page: 18, ..name },
             PageName { table_id: 4, ..name },
             PageName { generation: 6, ..name },
+            PageName { magic: *b"TBd1", ..name },
         ] {
             let error = verify(&page, other, "f").unwrap_err();
             assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption);
@@ -233,7 +244,7 @@ mod tests {
 
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let name = PageName { table_id: 0, page: 0, generation: 1 };
+            let name = PageName { magic: ROWS_MAGIC, table_id: 0, page: 0, generation: 1 };
             let _ = verify(&bytes, name, "f");
         }
     }

@@ -23,7 +23,7 @@ use tierbed_core::{
 use tierbed_io::{open_engine, EngineOptions, Folder, FolderLock, IoEngine, OpenMode, PAGE_BYTES};
 
 use crate::commit::{CommitFailure, CommitLog, Manifest, TableMeta};
-pub use layout::{page_layout, PageLayout};
+pub use layout::{page_layout, seal, verify, PageLayout, PageName, HEADER_BYTES, ROWS_MAGIC};
 use page_map::PageMap;
 use pages::{Failure, Pipeline, TableFile};
 use segments::Segments;

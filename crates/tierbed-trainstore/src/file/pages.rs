@@ -11,7 +11,7 @@ use tierbed_core::store::{RowSink, ScanSink};
 use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, RowWrite};
 use tierbed_io::{BufId, Completion, Device, DeviceId, IoEngine, Op, Request};
 
-use super::layout::{seal, verify, PageLayout, PageName};
+use super::layout::{seal, verify, PageLayout, PageName, ROWS_MAGIC};
 use super::page_map::{PageMap, PageWord};
 use super::segments::Segments;
 
@@ -30,7 +30,8 @@ pub(super) struct TableFile {
 
 impl TableFile {
     fn name_of(&self, page: u64, word: PageWord) -> PageName {
-        PageName { table_id: self.table_id, page, generation: word.generation() }
+        let generation = u32::from(word.generation());
+        PageName { magic: ROWS_MAGIC, table_id: self.table_id, page, generation }
     }
 
     fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {

@@ -1,0 +1,187 @@
+//! How do pages get to the files and back? Many requests in flight, timed for the cost model.
+
+use std::sync::Arc;
+
+use tierbed_core::env::Clock;
+use tierbed_core::stats::IoStats;
+use tierbed_core::{Error, Result};
+use tierbed_io::{
+    open_engine, BufId, Completion, Device, DeviceId, EngineOptions, IoEngine, Op, Request,
+};
+
+use crate::cost::{CostModel, PageRun};
+
+/// A file of pages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageFile {
+    pub(crate) device: DeviceId,
+    pub(crate) page_bytes: usize,
+}
+
+/// The I/O engine and what is in flight.
+pub(crate) struct Disk {
+    engine: Box<dyn IoEngine>,
+    options: EngineOptions,
+    before: IoStats,
+    clock: Arc<dyn Clock>,
+    pub(crate) cost: CostModel,
+    done: Vec<Completion>,
+    write_failure: Option<Error>,
+}
+
+impl Disk {
+    pub(crate) fn new(options: EngineOptions, clock: Arc<dyn Clock>) -> Result<Self> {
+        Ok(Self {
+            engine: open_engine(&options)?,
+            options,
+            before: IoStats::default(),
+            clock,
+            cost: CostModel::default(),
+            done: Vec::new(),
+            write_failure: None,
+        })
+    }
+
+    /// Replaces the engine by one whose buffers hold `page_bytes`; devices are to be attached
+    /// again.
+    pub(crate) fn grow(&mut self, page_bytes: usize) -> Result<()> {
+        let options = EngineOptions { buf_bytes: page_bytes, ..self.options.clone() };
+        let engine = open_engine(&options)?;
+        self.before = self.stats();
+        self.engine = engine;
+        self.options = options;
+        Ok(())
+    }
+
+    pub(crate) fn attach(&mut self, device: Arc<dyn Device>) -> DeviceId {
+        self.engine.attach(device)
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.engine.memory_bytes()
+    }
+
+    pub(crate) fn buf_bytes(&self) -> usize {
+        self.engine.buf_bytes()
+    }
+
+    pub(crate) fn stats(&self) -> IoStats {
+        let (now, before) = (self.engine.stats(), &self.before);
+        IoStats {
+            read_count: now.read_count + before.read_count,
+            write_count: now.write_count + before.write_count,
+            read_bytes: now.read_bytes + before.read_bytes,
+            write_bytes: now.write_bytes + before.write_bytes,
+            submit_count: now.submit_count + before.submit_count,
+            ..now
+        }
+    }
+
+    /// Returns how many pages of `file` one request may move.
+    pub(crate) fn pages_max(&self, file: PageFile) -> u32 {
+        (self.buf_bytes() / file.page_bytes).max(1) as u32
+    }
+
+    /// Returns how many unwanted pages of `file` cost less to read than another request.
+    pub(crate) fn gap_pages(&self, file: PageFile) -> u32 {
+        self.cost.gap_pages(file.page_bytes)
+    }
+
+    /// Reads `runs` and gives each, by its position, to `visit`, in any order.
+    ///
+    /// # Errors
+    /// The first that a read or `visit` has; nothing is in flight afterwards.
+    pub(crate) fn read(
+        &mut self,
+        file: PageFile,
+        runs: &[PageRun],
+        visit: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let began_us = self.clock.now_us();
+        let (mut next, mut bytes, mut result) = (0, 0, Ok(()));
+        loop {
+            while let (Some(run), true) = (runs.get(next), result.is_ok()) {
+                let Some(buf) = self.engine.acquire() else { break };
+                bytes += u64::from(run.count) * file.page_bytes as u64;
+                self.submit(Op::Read, file, *run, (buf, next));
+                next += 1;
+            }
+            if self.engine.in_flight_count() == 0 {
+                break;
+            }
+            self.engine.wait(&mut self.done)?;
+            for completion in self.done.drain(..) {
+                let run = runs.get(completion.tag as usize);
+                if let (Some(run), Ok(())) = (run, &result) {
+                    let len_bytes = run.count as usize * file.page_bytes;
+                    let pages = self.engine.bytes(completion.buf).get(..len_bytes).unwrap_or(&[]);
+                    result = completion.result.and_then(|()| visit(completion.tag as usize, pages));
+                }
+                self.engine.release(completion.buf);
+            }
+        }
+        self.cost.observe(next as u64, bytes, self.clock.now_us() - began_us);
+        result
+    }
+
+    fn submit(&mut self, op: Op, file: PageFile, pages: PageRun, (buf, tag): (BufId, usize)) {
+        self.engine.submit(Request {
+            device: file.device,
+            op,
+            offset_bytes: u64::from(pages.first) * file.page_bytes as u64,
+            len_bytes: pages.count * file.page_bytes as u32,
+            buf,
+            tag: tag as u64,
+        });
+    }
+
+    /// Takes a buffer to write from, waiting for one if need be.
+    ///
+    /// # Errors
+    /// When the engine cannot wait; [`finish_writes`](Self::finish_writes) tells failed writes.
+    pub(crate) fn write_buf(&mut self) -> Result<BufId> {
+        loop {
+            if let Some(buf) = self.engine.acquire() {
+                return Ok(buf);
+            }
+            self.wait_writes()?;
+        }
+    }
+
+    pub(crate) fn bytes_mut(&mut self, buf: BufId) -> &mut [u8] {
+        self.engine.bytes_mut(buf)
+    }
+
+    /// Starts to write the first pages of `buf` as `pages`.
+    pub(crate) fn write(&mut self, file: PageFile, pages: PageRun, buf: BufId) {
+        self.submit(Op::Write, file, pages, (buf, 0));
+    }
+
+    /// Waits until no write is in flight.
+    ///
+    /// # Errors
+    /// The first of a write since the last call.
+    pub(crate) fn finish_writes(&mut self) -> Result<()> {
+        while self.engine.in_flight_count() > 0 {
+            self.wait_writes()?;
+        }
+        self.write_failure.take().map_or(Ok(()), Err)
+    }
+
+    fn wait_writes(&mut self) -> Result<()> {
+        self.engine.wait(&mut self.done)?;
+        for completion in self.done.drain(..) {
+            self.engine.release(completion.buf);
+            if let (Err(error), None) = (completion.result, &self.write_failure) {
+                self.write_failure = Some(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Disk").field("options", &self.options).finish_non_exhaustive()
+    }
+}

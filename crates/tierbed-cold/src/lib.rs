@@ -1,0 +1,50 @@
+//! Only the next batches are known; where do rows live? The cold order.
+//!
+//! For streams, and whatever else has no known end. Each table has a *home array*, where a row's
+//! place is arithmetic, and *delta runs* of rows that were evicted together, in row order, newest
+//! first. Places of delta rows are in memory, six bytes each. The home range that has most
+//! outdated rows per byte to move is merged first, and rather when the buffered batches outlast
+//! it. A read of many rows becomes page probes or a sweep, by measured cost. Source: RecDB §4.
+//!
+//! ```text
+//! write ─▶ write buffer ─▶ run (keys, records)      sequential, fresh pages
+//!                            │ merge: picker, scheduler
+//!                            ▼
+//! read ◀── buffer, delta list, home ◀── home range   copy on write into another extent
+//! ```
+//!
+//! | RecDB | here |
+//! |---|---|
+//! | outdated-row monitor (§4.3) | length of a range's delta list ([`index`]) |
+//! | compaction picker (§4.3, Eq. 1) | [`picker`] over home ranges |
+//! | compaction scheduler (§4.4, Eq. 2) | [`scheduler`], told by `TrainStore::observe` |
+//! | key sorter (§4.2) | requests sorted by place, joined by [`cost`] |
+//!
+//! Invariants: what the last commit needs is never overwritten; every page names its table, its
+//! number and its version, so lost, torn and misdirected writes are found; presence is a bit.
+
+mod commit;
+mod cost;
+mod disk;
+mod extents;
+mod flush;
+mod geometry;
+mod image;
+mod index;
+mod merge;
+mod options;
+mod picker;
+mod read;
+mod rivers;
+mod run;
+mod run_pages;
+mod scheduler;
+mod stats;
+mod store;
+mod table;
+mod table_file;
+mod write_buffer;
+
+pub use options::{ColdOptions, MemoryOptions, DELTA_SHARE_DEFAULT};
+pub use stats::ColdStats;
+pub use store::ColdStore;

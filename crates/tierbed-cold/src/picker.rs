@@ -1,0 +1,149 @@
+//! Which ranges are merged first? Those where a byte moved removes most outdated rows.
+//!
+//! RecDB scores a file by its outdated rows per time to merge it; here the unit is a home range,
+//! the outdated rows are exact, and the time is the bytes the merge moves. Pure functions.
+//! Source: RecDB §4.3, Eq. 1.
+//! Differs: ranges instead of files, because a home has no levels.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// Most ranges picked at once; bounds the picker's memory.
+pub(crate) const PICKS_MAX: usize = 512;
+
+/// A range that might be merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub(crate) table: u32,
+    pub(crate) range: u32,
+    /// Rows of its home that are outdated.
+    pub(crate) outdated: u32,
+    /// Bytes its merge moves.
+    pub(crate) cost_bytes: u64,
+    /// Bytes of delta rows that its merge makes worthless.
+    pub(crate) freed_bytes: u64,
+}
+
+/// Memory of a picker at work.
+pub(crate) const MEMORY_BYTES: usize = PICKS_MAX * 2 * size_of::<Candidate>();
+
+// Worst first, so that a heap gives it up first.
+#[derive(PartialEq, Eq)]
+struct WorstFirst(Candidate);
+
+impl Ord for WorstFirst {
+    fn cmp(&self, other: &Self) -> Ordering {
+        by_score(&other.0, &self.0)
+    }
+}
+
+impl PartialOrd for WorstFirst {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+// Outdated rows per byte, compared without dividing; ties by place, so that choices repeat.
+fn by_score(a: &Candidate, b: &Candidate) -> Ordering {
+    let left = u128::from(a.freed_bytes) * u128::from(b.cost_bytes);
+    let right = u128::from(b.freed_bytes) * u128::from(a.cost_bytes);
+    left.cmp(&right).then((b.table, b.range).cmp(&(a.table, a.range)))
+}
+
+/// Picks the best of `candidates` until `freed_bytes` of deltas are covered, `cost_bytes_max` is
+/// spent or [`PICKS_MAX`] reached; in order of table and range. At least one if there is any.
+pub(crate) fn pick(
+    candidates: impl Iterator<Item = Candidate>,
+    freed_bytes: u64,
+    cost_bytes_max: u64,
+) -> Vec<Candidate> {
+    let mut heap = BinaryHeap::new();
+    for candidate in candidates.filter(|candidate| candidate.outdated > 0) {
+        if heap.len() == PICKS_MAX {
+            let is_worse = |worst: &WorstFirst| by_score(&candidate, &worst.0).is_le();
+            if heap.peek().is_some_and(is_worse) {
+                continue;
+            }
+            heap.pop();
+        }
+        heap.push(WorstFirst(candidate));
+    }
+    let mut best: Vec<_> = heap.into_iter().map(|worst| worst.0).collect();
+    best.sort_unstable_by(|a, b| by_score(b, a));
+    let (mut freed, mut cost) = (0, 0);
+    let enough = best.iter().take_while(|candidate| {
+        let goes_on = cost == 0 || (freed < freed_bytes && cost < cost_bytes_max);
+        freed += candidate.freed_bytes;
+        cost += candidate.cost_bytes;
+        goes_on
+    });
+    let count = enough.count();
+    best.truncate(count);
+    best.sort_unstable_by_key(|candidate| (candidate.table, candidate.range));
+    best
+}
+
+/// Cuts picks into groups of neighbours that fit into an image of `ranges_max` ranges: table,
+/// first range, count.
+pub(crate) fn group(
+    picks: &[Candidate],
+    ranges_max: impl Fn(u32) -> usize,
+) -> Vec<(u32, usize, usize)> {
+    let mut groups: Vec<(u32, usize, usize)> = Vec::new();
+    for pick in picks {
+        let range = pick.range as usize;
+        match groups.last_mut() {
+            Some((table, first, count))
+                if *table == pick.table
+                    && *first + *count == range
+                    && *count < ranges_max(pick.table) =>
+            {
+                *count += 1;
+            }
+            _ => groups.push((pick.table, range, 1)),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(range: u32, outdated: u32, cost_bytes: u64) -> Candidate {
+        let freed_bytes = u64::from(outdated) * 100;
+        Candidate { table: 0, range, outdated, cost_bytes, freed_bytes }
+    }
+
+    fn ranges(picks: &[Candidate]) -> Vec<u32> {
+        picks.iter().map(|pick| pick.range).collect()
+    }
+
+    #[test]
+    fn most_outdated_rows_per_byte_first() {
+        let all = [candidate(0, 10, 1000), candidate(1, 30, 1000), candidate(2, 30, 6000)];
+        assert_eq!(ranges(&pick(all.into_iter(), 1, u64::MAX)), [1]);
+        assert_eq!(ranges(&pick(all.into_iter(), 3001, u64::MAX)), [0, 1]);
+        assert_eq!(ranges(&pick(all.into_iter(), u64::MAX, u64::MAX)), [0, 1, 2]);
+        assert_eq!(ranges(&pick(all.into_iter(), u64::MAX, 1)), [1], "one at least");
+    }
+
+    #[test]
+    fn ranges_without_outdated_rows_are_left_alone() {
+        assert!(pick([candidate(0, 0, 1000)].into_iter(), u64::MAX, u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn many_candidates_leave_the_best() {
+        let all = (0..3 * PICKS_MAX as u32).map(|at| candidate(at, 1 + at, 1000));
+        let picked = pick(all, u64::MAX, u64::MAX);
+        assert_eq!(picked.len(), PICKS_MAX);
+        assert!(picked.iter().all(|pick| pick.range >= 2 * PICKS_MAX as u32));
+    }
+
+    #[test]
+    fn neighbours_are_merged_together() {
+        let picks: Vec<_> = [3, 4, 5, 6, 9].map(|range| candidate(range, 1, 1)).into();
+        assert_eq!(group(&picks, |_| 3), [(0, 3, 3), (0, 6, 1), (0, 9, 1)]);
+    }
+}

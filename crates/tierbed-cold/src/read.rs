@@ -1,0 +1,152 @@
+//! How are rows found? Write buffer, delta list, home: the newest first.
+//!
+//! The rows of a request come in order. Each is looked for in memory; what is left wants a page,
+//! of a run or of a home. These pages are sorted by their place in the file, near ones are
+//! joined (see [`crate::cost`]), and all requests fly at once.
+
+use tierbed_core::store::RowSink;
+use tierbed_core::{Error, Result, RowKey};
+use tierbed_trainstore::{verify, PageName, HEADER_BYTES};
+
+use crate::cost::{cover, PageRun};
+use crate::disk::Disk;
+use crate::run::{run_page, DELTA_MAGIC};
+use crate::stats::ColdStats;
+use crate::table::ColdTable;
+use crate::write_buffer::WriteBuffer;
+
+/// Memory of one row of a request: its [`Want`], and a request of its own.
+pub(crate) const WANT_BYTES: usize = size_of::<Want>() + size_of::<PageRun>();
+
+/// Marks a slot as one of a run's page.
+const IN_RUN: u32 = 1 << 31;
+
+/// A row that is on some page.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Want {
+    page: u32,
+    /// Slot in the page, and [`IN_RUN`].
+    slot: u32,
+    /// Position in the request.
+    at: u32,
+}
+
+impl ColdTable {
+    /// Finds the pages of `keys`, all of this table; what is in memory or absent goes to `sink`.
+    fn locate(
+        &self,
+        keys: &[RowKey],
+        buffer: &WriteBuffer,
+        wants: &mut Vec<Want>,
+        sink: &mut RowSink<'_>,
+    ) -> Result<()> {
+        for (at, key) in keys.iter().enumerate() {
+            if let Some(record) = buffer.get(*key, self.record_bytes()) {
+                sink(at, Some(record))?;
+                continue;
+            }
+            let (range, position) = self.geometry.range_of(key.row.0);
+            if let Some(loc) = self.index.get(range, position) {
+                let (page, slot) = self.geometry.delta_place(loc);
+                wants.push(Want { page, slot: slot | IN_RUN, at: at as u32 });
+                continue;
+            }
+            let (page, slot) = self.geometry.place_in_range(position);
+            let home = self.range(range);
+            match home.extent().filter(|_| home.has_page(page)) {
+                Some(extent) => {
+                    let page = self.geometry.first_page(extent) + page as u32;
+                    wants.push(Want { page, slot: slot as u32, at: at as u32 });
+                }
+                None => sink(at, None)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads `keys`, all of this table, in row order.
+    ///
+    /// # Errors
+    /// `Corruption`, `Io`; those of `sink` pass through.
+    pub(crate) fn read(
+        &self,
+        (disk, stats): (&mut Disk, &mut ColdStats),
+        keys: &[RowKey],
+        buffer: &WriteBuffer,
+        sink: &mut RowSink<'_>,
+    ) -> Result<()> {
+        let mut wants = Vec::new();
+        let mut absent = 0;
+        self.locate(keys, buffer, &mut wants, &mut |at, record| {
+            absent += u64::from(record.is_none());
+            sink(at, record)
+        })?;
+        wants.sort_unstable_by_key(|want| want.page);
+        let pages = wants.iter().map(|want| want.page);
+        let runs = cover(pages, disk.gap_pages(self.pages), disk.pages_max(self.pages));
+        let mut needed = 0;
+        disk.read(self.pages, &runs, &mut |at, pages| {
+            let Some(run) = runs.get(at) else { return Ok(()) };
+            let first = wants.partition_point(|want| want.page < run.first);
+            let wanted = wants.get(first..).unwrap_or(&[]);
+            let mut wanted = wanted.iter().take_while(|want| want.page < run.end()).peekable();
+            while let Some(page_number) = wanted.peek().map(|want| want.page) {
+                needed += 1;
+                let page = page_of(pages, page_number - run.first, self.geometry.page_bytes());
+                let mut is_checked = false;
+                while let Some(want) = wanted.next_if(|want| want.page == page_number) {
+                    let Some(key) = keys.get(want.at as usize) else { continue };
+                    if !is_checked {
+                        verify(page, self.name_of(*want, key.row.0)?, &self.file)?;
+                        is_checked = true;
+                    }
+                    let record = self.record_in(page, want.slot);
+                    absent += u64::from(record.is_none());
+                    sink(want.at as usize, record)?;
+                }
+            }
+            Ok(())
+        })?;
+        stats.rows_absent += absent;
+        stats.count_read(needed, &runs);
+        Ok(())
+    }
+
+    fn name_of(&self, want: Want, row: u64) -> Result<PageName> {
+        if want.slot & IN_RUN != 0 {
+            return self.run_name(want.page);
+        }
+        let (range, position) = self.geometry.range_of(row);
+        let page = self.geometry.place_in_range(position).0;
+        Ok(self.home_name(range, page, self.range(range).version))
+    }
+
+    /// Names the record page `page` of whatever run it belongs to.
+    pub(crate) fn run_name(&self, page: u32) -> Result<PageName> {
+        let version = self.version_of_page(page).ok_or_else(|| {
+            Error::corruption("delta row lies on a page of no run")
+                .with("file", &self.file)
+                .with("page", page)
+        })?;
+        Ok(run_page(DELTA_MAGIC, self.id, page, version))
+    }
+
+    fn record_in<'a>(&self, page: &'a [u8], slot: u32) -> Option<&'a [u8]> {
+        match slot & IN_RUN {
+            0 => self.geometry.layout.record(page, slot as usize),
+            _ => self.delta_record(page, slot & !IN_RUN),
+        }
+    }
+
+    /// Returns the record in `slot` of a record page of a run.
+    pub(crate) fn delta_record<'a>(&self, page: &'a [u8], slot: u32) -> Option<&'a [u8]> {
+        let at = HEADER_BYTES + slot as usize * self.record_bytes();
+        page.get(at..at + self.record_bytes())
+    }
+}
+
+/// Returns page `at` of some pages read together.
+pub(crate) fn page_of(pages: &[u8], at: u32, page_bytes: usize) -> &[u8] {
+    let from = at as usize * page_bytes;
+    pages.get(from..from + page_bytes).unwrap_or(&[])
+}

@@ -1,0 +1,323 @@
+//! How do rows flow through the store? Reads, scans, writes, and what writing sets off.
+
+use tierbed_core::store::{RowSink, ScanSink};
+use tierbed_core::{ErrorKind, Result, RowId, RowKey, RowWrite, TableId};
+
+use crate::index::ROW_ALONE_BYTES;
+use crate::picker::{group, pick, Candidate};
+use crate::store::ColdStore;
+use crate::table::ColdTable;
+
+/// Part of its bound that the deltas are brought down by when they reach it.
+const RELIEF: u64 = 8;
+/// Steps towards less space after one flush; what is left waits for the next.
+const SPACE_STEPS_MAX: usize = 8;
+
+impl ColdStore {
+    /// Reads `keys` (checked) in pieces whose requests fit the memory reserved for them.
+    pub(crate) fn read_rows(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
+        let mut done = 0;
+        for same_table in keys.chunk_by(|a, b| a.table == b.table) {
+            let Some(first) = same_table.first() else { continue };
+            let Some(table) = self.tables.get(first.table.0 as usize) else { continue };
+            for piece in same_table.chunks(self.options.memory.read_rows_max) {
+                let sink = &mut |at: usize, record: Option<&[u8]>| sink(done + at, record);
+                table.read((&mut self.disk, &mut self.cold), piece, &self.buffer, sink)?;
+                done += piece.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits the written rows of `table`; returns the number of home pages read.
+    pub(crate) fn scan_table(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<u64> {
+        let mut image = self.take_image();
+        let result = self.scan_images(table, &mut image, sink);
+        self.image = image;
+        result
+    }
+
+    fn scan_images(
+        &mut self,
+        id: TableId,
+        image: &mut [u8],
+        sink: &mut ScanSink<'_>,
+    ) -> Result<u64> {
+        let Some(table) = self.tables.get(id.0 as usize) else { return Ok(0) };
+        let waiting = self.buffer.sorted();
+        let waiting: Vec<_> = waiting.into_iter().filter(|(key, _)| key.table == id).collect();
+        let extent_bytes = table.geometry.extent_bytes();
+        let at_once = (image.len() / extent_bytes).max(1);
+        let layout = table.geometry.layout;
+        let mut checked = 0;
+        for first in (0..table.ranges.len()).step_by(at_once) {
+            let count = at_once.min(table.ranges.len() - first);
+            let is_empty = (first..first + count).all(|range| {
+                table.range(range).extent().is_none() && table.index.list(range).is_none()
+            });
+            let rows = rows_of(table, &waiting, (first, count));
+            if is_empty && rows.is_empty() {
+                continue;
+            }
+            let bytes = image.get_mut(..count * extent_bytes).unwrap_or(&mut []);
+            table.load(&mut self.disk, (first, count), bytes)?;
+            for (key, at) in rows {
+                let (range, position) = table.geometry.range_of(key.row.0);
+                let (page, slot) = table.geometry.place_in_range(position);
+                if let Some(page) = table.image_page(bytes, range - first, page) {
+                    layout.put_record(page, slot, self.buffer.record(*at, layout.record_bytes));
+                }
+            }
+            let first_page = first as u64 * table.geometry.range_pages;
+            for (page, bytes) in (first_page..).zip(bytes.chunks_exact(layout.page_bytes)) {
+                let range = (page / table.geometry.range_pages) as usize;
+                checked +=
+                    u64::from(table.range(range).has_page(page % table.geometry.range_pages));
+                for slot in 0..layout.rows_per_page {
+                    if let Some(record) = layout.record(bytes, slot as usize) {
+                        sink(RowId(page * layout.rows_per_page + slot), record)?;
+                    }
+                }
+            }
+        }
+        Ok(checked)
+    }
+
+    /// Takes `rows` (checked) into the write buffer, which becomes runs whenever it is full.
+    pub(crate) fn write_rows(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
+        for row in rows {
+            self.put(row)?;
+            self.stats.rows_written += 1;
+            self.cold.user_bytes_written += row.record.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, row: &RowWrite<'_>) -> Result<()> {
+        if self.buffer.replace(row.key, row.record) {
+            return Ok(());
+        }
+        if !self.buffer.fits(row.record.len()) {
+            self.flush()?;
+            // Runs that were given up may have filled the buffer again, and with this row.
+            if !self.buffer.fits(row.record.len()) {
+                self.flush_runs()?;
+            }
+            if self.buffer.replace(row.key, row.record) {
+                return Ok(());
+            }
+        }
+        self.buffer.push(row.key, row.record);
+        Ok(())
+    }
+
+    /// Turns the write buffer into runs, and keeps the deltas within their bounds.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Corruption`, `Io`: the rows are still in the write buffer, or in runs.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        self.flush_runs()?;
+        match self.relieve() {
+            // The rows are safe; what could not be merged is tried again after the next flush.
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Turns the write buffer into runs.
+    pub(crate) fn flush_runs(&mut self) -> Result<()> {
+        self.make_index_room()?;
+        let rows = self.buffer.sorted();
+        for same_table in rows.chunk_by(|a, b| a.0.table == b.0.table) {
+            let Some((key, _)) = same_table.first() else { continue };
+            let at = key.table.0 as usize;
+            let bytes =
+                self.tables.get(at).map_or(0, |table| table.run_bytes_max(same_table.len()));
+            self.check_quota(bytes)?;
+            let Some(table) = self.tables.get_mut(at) else { continue };
+            self.cold.run_bytes += table.write_run(&mut self.disk, same_table, &self.buffer)?;
+            self.cold.run_count += 1;
+        }
+        self.buffer.clear();
+        Ok(())
+    }
+
+    // Merges until the index surely holds what is in the write buffer.
+    fn make_index_room(&mut self) -> Result<()> {
+        let wanted = (self.buffer.len() * ROW_ALONE_BYTES) as u64;
+        while self.index_memory_bytes() + wanted > self.index_bytes_max() {
+            let rows_bytes = self.live_bytes() / RELIEF;
+            if self.merge_best(rows_bytes, u64::MAX)? == 0 {
+                break;
+            }
+            self.cold.urgent_count += 1;
+        }
+        Ok(())
+    }
+
+    fn live_bytes(&self) -> u64 {
+        self.tables.iter().map(ColdTable::live_bytes).sum()
+    }
+
+    /// Returns the bytes that deltas may take: a share of the homes, and a little to begin with.
+    fn delta_bytes_max(&self) -> u64 {
+        let homes: u64 = self.tables.iter().map(ColdTable::home_bytes).sum();
+        let by_share = (homes as f64 * self.options.delta_share) as u64;
+        by_share.max(4 * self.options.memory.write_buffer_bytes as u64)
+    }
+
+    // Live rows may take two thirds of what deltas may take; the rest is for outdated ones.
+    fn live_bytes_max(&self) -> u64 {
+        self.delta_bytes_max() / 3 * 2
+    }
+
+    fn relieve(&mut self) -> Result<()> {
+        while self.live_bytes() > self.live_bytes_max() {
+            if self.merge_best(self.live_bytes_max() / RELIEF, u64::MAX)? == 0 {
+                break;
+            }
+            self.cold.urgent_count += 1;
+        }
+        for _ in 0..SPACE_STEPS_MAX {
+            // Every table has an extent that is only begun.
+            let begun: u64 = self.tables.iter().map(ColdTable::extent_bytes).sum();
+            let bytes: u64 = self.tables.iter().map(ColdTable::delta_bytes).sum();
+            if bytes <= self.delta_bytes_max() + begun {
+                break;
+            }
+            // Runs of few rows are mostly padding: those are brought home.
+            if !self.compact_run()? && self.merge_best(bytes / RELIEF, u64::MAX)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges what the picker picks; returns the bytes moved.
+    fn merge_best(&mut self, freed_bytes: u64, cost_bytes_max: u64) -> Result<u64> {
+        let tables = &self.tables;
+        let candidates = tables.iter().flat_map(|table| {
+            let all = 0..table.ranges.len();
+            let outdated = all.filter(|range| table.index.list(*range).is_some());
+            outdated.map(|range| candidate(table, range))
+        });
+        let picks = pick(candidates, freed_bytes, cost_bytes_max);
+        let image_bytes = self.image_bytes;
+        let ranges_max = |id: u32| {
+            let bytes = tables.get(id as usize).map_or(1, |table| table.geometry.extent_bytes());
+            (image_bytes / bytes).max(1)
+        };
+        let groups = group(&picks, ranges_max);
+        let mut image = self.take_image();
+        let began_us = self.options.clock.now_us();
+        let result = groups.into_iter().try_fold(0, |moved, (id, first, count)| {
+            Ok(moved + self.merge_group(id, (first, count), &mut image)?)
+        });
+        self.image = image;
+        let us = self.options.clock.now_us() - began_us;
+        self.cold.merge_us += us;
+        if let Ok(moved) = &result {
+            self.scheduler.observe_merge(*moved, us);
+        }
+        result
+    }
+
+    fn merge_group(
+        &mut self,
+        id: u32,
+        (first, count): (usize, usize),
+        image: &mut [u8],
+    ) -> Result<u64> {
+        let extent_bytes =
+            self.tables.get(id as usize).map_or(0, |table| table.geometry.extent_bytes());
+        self.check_quota((count * extent_bytes) as u64)?;
+        let Some(table) = self.tables.get_mut(id as usize) else { return Ok(0) };
+        let image = image.get_mut(..count * extent_bytes).unwrap_or(&mut []);
+        let merged = table.merge(&mut self.disk, (first, count), image)?;
+        self.cold.ranges_merged += count as u64;
+        self.cold.rows_merged += merged.row_count;
+        self.cold.merge_read_bytes += merged.read_bytes;
+        self.cold.merge_write_bytes += merged.write_bytes;
+        Ok(merged.read_bytes + merged.write_bytes)
+    }
+
+    /// Merges while the buffered batches outlast it, when the deltas are half full.
+    pub(crate) fn merge_ahead(&mut self, accesses_buffered: u64) -> Result<()> {
+        let excess = self.live_bytes().saturating_sub(self.live_bytes_max() / 2);
+        if excess == 0 {
+            return Ok(());
+        }
+        let byte_us = self.disk.cost.estimate().1;
+        let allowed = self.scheduler.bytes_allowed(accesses_buffered, byte_us);
+        let least = self.tables.iter().map(ColdTable::extent_bytes).max().unwrap_or(0);
+        if allowed < 2 * least {
+            self.cold.deferred_count += 1;
+            return Ok(());
+        }
+        let relief = excess.min(self.live_bytes_max() / RELIEF);
+        match self.merge_best(relief, allowed) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    // Takes the rows of the emptiest run back into the write buffer; `false` when none is empty
+    // enough.
+    fn compact_run(&mut self) -> Result<bool> {
+        let emptiest = self.tables.iter().enumerate().filter_map(|(at, table)| {
+            let (version, dead_bytes) = table.emptiest_run()?;
+            Some((at, version, dead_bytes))
+        });
+        let Some((at, version, _)) = emptiest.max_by_key(|run| run.2) else { return Ok(false) };
+        let Some(table) = self.tables.get(at) else { return Ok(false) };
+        let rows = table.live_rows_of(&mut self.disk, version)?;
+        let record_bytes = table.record_bytes();
+        let mut rest = rows.as_slice();
+        while !rest.is_empty() {
+            let room = self.buffer.room(record_bytes);
+            if room == 0 {
+                self.flush_runs()?;
+                continue;
+            }
+            let (now, later) = rest.split_at(room.min(rest.len()));
+            let Some(table) = self.tables.get_mut(at) else { break };
+            let buffer = &mut self.buffer;
+            table.read_live(&mut self.disk, now, &mut |key, record| {
+                // What waits in the buffer is newer.
+                if buffer.get(key, record_bytes).is_none() {
+                    buffer.push(key, record);
+                }
+            })?;
+            table.forget(now);
+            self.cold.rows_compacted += now.len() as u64;
+            rest = later;
+        }
+        self.cold.runs_compacted += 1;
+        Ok(true)
+    }
+}
+
+// The waiting rows of ranges `first..first + count`.
+fn rows_of<'a>(
+    table: &ColdTable,
+    waiting: &'a [(RowKey, usize)],
+    (first, count): (usize, usize),
+) -> &'a [(RowKey, usize)] {
+    let per_range = table.geometry.rows_per_range();
+    let before = |end: usize| waiting.partition_point(|row| row.0.row.0 < end as u64 * per_range);
+    waiting.get(before(first)..before(first + count)).unwrap_or(&[])
+}
+
+fn candidate(table: &ColdTable, range: usize) -> Candidate {
+    let outdated = table.index.outdated_count(range) as u32;
+    Candidate {
+        table: table.id,
+        range: range as u32,
+        outdated,
+        cost_bytes: table.merge_cost(range),
+        freed_bytes: u64::from(outdated) * table.record_bytes() as u64,
+    }
+}

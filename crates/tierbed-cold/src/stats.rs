@@ -1,0 +1,74 @@
+//! What did the store do? Counters behind its amplifications.
+
+use serde::Serialize;
+
+use crate::cost::PageRun;
+
+/// Counters since the store was opened.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ColdStats {
+    /// Record bytes given to `write`.
+    pub user_bytes_written: u64,
+    /// Runs written.
+    pub run_count: u64,
+    /// Bytes of the runs, keys and padding included.
+    pub run_bytes: u64,
+    /// Home ranges merged.
+    pub ranges_merged: u64,
+    /// Delta rows that merges brought home.
+    pub rows_merged: u64,
+    /// Bytes merges read.
+    pub merge_read_bytes: u64,
+    /// Bytes merges wrote.
+    pub merge_write_bytes: u64,
+    /// Time spent in merges, microseconds.
+    pub merge_us: u64,
+    /// Ranges merged because the deltas had reached their bound.
+    pub urgent_count: u64,
+    /// Times the scheduler put merging off.
+    pub deferred_count: u64,
+    /// Runs given up because most of their rows were outdated.
+    pub runs_compacted: u64,
+    /// Rows of such runs that were written again.
+    pub rows_compacted: u64,
+    /// Pages that reads of rows wanted.
+    pub pages_wanted: u64,
+    /// Pages that they read.
+    pub pages_read: u64,
+    /// Requests that they made.
+    pub request_count: u64,
+    /// Requests that read unwanted pages on the way: sweeps rather than probes.
+    pub sweep_count: u64,
+    /// Rows asked for and never written.
+    pub rows_absent: u64,
+    /// Rows whose newest version is in a run, now.
+    pub delta_rows: u64,
+    /// Bytes of the home ranges, now.
+    pub home_bytes: u64,
+    /// Bytes of the extents that hold runs, now.
+    pub delta_bytes: u64,
+    /// Microseconds a request is taken to cost, now.
+    pub request_us: f64,
+    /// Microseconds a byte is taken to cost, now.
+    pub byte_us: f64,
+}
+
+impl ColdStats {
+    /// Returns device bytes written (runs and merges) per byte given to `write`.
+    #[must_use]
+    pub fn write_amplification(&self) -> f64 {
+        let written = self.run_bytes + self.merge_write_bytes;
+        written as f64 / self.user_bytes_written.max(1) as f64
+    }
+
+    pub(crate) fn count_read(&mut self, wanted: u64, runs: &[PageRun]) {
+        let read: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+        self.pages_wanted += wanted;
+        self.pages_read += read;
+        self.request_count += runs.len() as u64;
+        // A read as a whole: which of its requests swept is not worth counting apart.
+        if read > wanted {
+            self.sweep_count += (runs.len() as u64).min(read - wanted);
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! What does the store know of one table? Home ranges, delta rows, runs, extents.
+//!
+//! One counter, the *version*, numbers everything written to a table: runs and merges. A home
+//! range holds what every run older than its own version says; newer runs win over it, and the
+//! newest of them over the others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tierbed_core::{Error, ErrorKind, Reservation, Result, TableSchema};
+use tierbed_io::Device;
+use tierbed_trainstore::{PageName, HEADER_BYTES, ROWS_MAGIC};
+
+use crate::cost::PageRun;
+use crate::disk::PageFile;
+use crate::extents::Extents;
+use crate::geometry::Geometry;
+use crate::index::{DeltaIndex, RANGE_BYTES};
+use crate::run::Run;
+use crate::table_file::StoredTable;
+
+/// Runs with a smaller share of newest versions are worth writing again.
+const LIVE_SHARE: f64 = 0.6;
+/// Extents a file grows by.
+const GROW_EXTENTS: u32 = 16;
+/// Extent number of a range that has no home.
+const NOWHERE: u32 = u32::MAX;
+
+/// Where a range's home is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HomeRange {
+    extent: u32,
+    /// When it was merged; 0 when never.
+    pub(crate) version: u32,
+    /// Bit per page: does it hold rows?
+    pub(crate) pages: u64,
+}
+
+impl HomeRange {
+    pub(crate) const NONE: Self = Self { extent: NOWHERE, version: 0, pages: 0 };
+
+    pub(crate) fn new(extent: u32, version: u32, pages: u64) -> Self {
+        Self { extent, version, pages }
+    }
+
+    pub(crate) fn extent(&self) -> Option<u32> {
+        (self.extent != NOWHERE).then_some(self.extent)
+    }
+
+    pub(crate) fn has_page(&self, page: u64) -> bool {
+        self.extent != NOWHERE && self.pages >> page & 1 == 1
+    }
+}
+
+/// An extent that holds pieces of runs.
+#[derive(Debug, Default)]
+pub(crate) struct DeltaExtent {
+    /// Newest versions of rows in it, and live runs with keys in it.
+    live: u32,
+    /// First page in the extent, and version of the run, ascending.
+    parts: Vec<(u32, u32)>,
+}
+
+/// One table.
+#[derive(Debug)]
+pub(crate) struct ColdTable {
+    pub(crate) id: u32,
+    pub(crate) file: String,
+    pub(crate) row_count: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) pages: PageFile,
+    pub(crate) ranges: Vec<HomeRange>,
+    pub(crate) index: DeltaIndex,
+    pub(crate) extents: Extents,
+    pub(crate) runs: BTreeMap<u32, Run>,
+    delta_extents: Vec<Option<Box<DeltaExtent>>>,
+    /// The extent that the next run begins in, and its pages already taken.
+    pub(crate) open: Option<(u32, u32)>,
+    pub(crate) next_version: u32,
+    /// Length of the file.
+    pub(crate) file_extents: u32,
+    pub(crate) is_dirty: bool,
+    /// Extents may hold runs that are not counted yet.
+    is_restoring: bool,
+    home_count: u64,
+    delta_extent_count: u64,
+    memory: Reservation,
+}
+
+/// Parts of a table that only its opening knows.
+pub(crate) struct TableParts {
+    pub(crate) id: u32,
+    pub(crate) file: String,
+    pub(crate) geometry: Geometry,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) pages: PageFile,
+    pub(crate) memory: Reservation,
+}
+
+impl ColdTable {
+    /// Returns the memory of a table whose rows are all in their homes.
+    pub(crate) fn memory_bytes(geometry: &Geometry) -> u64 {
+        // The map of ranges, the lists of the index, two extents' bookkeeping, the commit file.
+        let per_range = size_of::<HomeRange>() as u64 + RANGE_BYTES + 24 + 24;
+        per_range * geometry.range_count() + 4096
+    }
+
+    /// Builds a table that holds no row.
+    pub(crate) fn new(schema: &TableSchema, parts: TableParts) -> Self {
+        let TableParts { id, file, geometry, device, pages, memory } = parts;
+        Self {
+            id,
+            file,
+            row_count: schema.row_count,
+            geometry,
+            device,
+            pages,
+            ranges: vec![HomeRange::NONE; geometry.range_count() as usize],
+            index: DeltaIndex::new(geometry.range_count()),
+            extents: Extents::new(geometry.extents_max(), [].into_iter()),
+            runs: BTreeMap::new(),
+            delta_extents: Vec::new(),
+            open: None,
+            next_version: 1,
+            file_extents: 0,
+            is_dirty: false,
+            is_restoring: false,
+            home_count: 0,
+            delta_extent_count: 0,
+            memory,
+        }
+    }
+
+    /// Makes the table as long as `schema` says; ranges keep their size.
+    ///
+    /// # Errors
+    /// `Invalid` when the budget does not reach; nothing is changed then.
+    pub(crate) fn grow(&mut self, schema: &TableSchema) -> Result<()> {
+        let geometry = Geometry::with_range_pages(schema, self.geometry.range_pages);
+        self.memory.resize(Self::memory_bytes(&geometry))?;
+        self.ranges.resize(geometry.range_count() as usize, HomeRange::NONE);
+        self.index.grow(geometry.range_count());
+        self.geometry = geometry;
+        self.row_count = schema.row_count;
+        Ok(())
+    }
+
+    /// Takes over what a commit says, and returns its runs, whose rows are still unknown. When
+    /// they are, [`finish_restoring`](Self::finish_restoring) is to be called.
+    pub(crate) fn restore(&mut self, stored: StoredTable) -> Vec<Run> {
+        let homes = stored.homes.iter().filter_map(|(_, home)| home.extent());
+        let used = homes.chain(stored.parts.iter().map(|(extent, _)| *extent));
+        self.extents = Extents::new(self.geometry.extents_max(), used);
+        for (range, home) in &stored.homes {
+            if let Some(place) = self.ranges.get_mut(*range as usize) {
+                *place = *home;
+            }
+        }
+        self.home_count = stored.homes.len() as u64;
+        for (extent, parts) in stored.parts {
+            parts.iter().for_each(|(first, version)| self.add_part(extent, *first, *version));
+        }
+        self.open = stored.open;
+        self.next_version = stored.next_version;
+        self.file_extents = stored.file_extents;
+        self.is_restoring = true;
+        stored.runs
+    }
+
+    /// Gives back the extents that no run needed in the end.
+    pub(crate) fn finish_restoring(&mut self) {
+        self.is_restoring = false;
+        for extent in 0..self.delta_extents.len() as u32 {
+            let is_open = self.open.is_some_and(|(open, _)| open == extent);
+            if !is_open && self.delta_extent(extent).is_some_and(|place| place.live == 0) {
+                self.release_delta(extent);
+            }
+        }
+    }
+
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.geometry.layout.record_bytes
+    }
+
+    /// Bytes of keys or records that a page of a run holds.
+    pub(crate) fn payload_bytes(&self) -> usize {
+        self.geometry.page_bytes() - HEADER_BYTES
+    }
+
+    pub(crate) fn range(&self, range: usize) -> HomeRange {
+        self.ranges.get(range).copied().unwrap_or(HomeRange::NONE)
+    }
+
+    /// Names page `page` of `range`, as a home.
+    pub(crate) fn home_name(&self, range: usize, page: u64, version: u32) -> PageName {
+        let page = range as u64 * self.geometry.range_pages + page;
+        PageName { magic: ROWS_MAGIC, table_id: self.id, page, generation: version }
+    }
+
+    /// Takes the next version.
+    pub(crate) fn take_version(&mut self) -> Result<u32> {
+        let version = self.next_version;
+        self.next_version = version.checked_add(1).ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "table was written as often as its format can count")
+                .with("file", &self.file)
+                .with("remedy", "export the table and import it into a new store")
+        })?;
+        Ok(version)
+    }
+
+    /// Takes an extent and makes the file long enough for it.
+    pub(crate) fn take_extent(&mut self) -> Result<u32> {
+        let extent = self.extents.take().map_err(|error| error.with("file", &self.file))?;
+        if extent >= self.file_extents {
+            let wanted = (extent + 1).next_multiple_of(GROW_EXTENTS);
+            let len_bytes = u64::from(wanted) * self.geometry.extent_bytes() as u64;
+            if let Err(error) = self.device.set_len(len_bytes) {
+                self.extents.release(extent);
+                return Err(error.with("file", &self.file));
+            }
+            self.file_extents = wanted;
+        }
+        self.is_dirty = true;
+        Ok(extent)
+    }
+
+    /// Returns the version of the run that page `page` belongs to.
+    pub(crate) fn version_of_page(&self, page: u32) -> Option<u32> {
+        let extent = self.geometry.extent_of(page);
+        let parts = &self.delta_extent(extent)?.parts;
+        let at = page - self.geometry.first_page(extent);
+        let after = parts.partition_point(|(first, _)| *first <= at);
+        parts.get(after.checked_sub(1)?).map(|(_, version)| *version)
+    }
+
+    fn delta_extent(&self, extent: u32) -> Option<&DeltaExtent> {
+        self.delta_extents.get(extent as usize)?.as_deref()
+    }
+
+    /// Lists the extents that hold runs: number, and first page and version of each run in it.
+    pub(crate) fn delta_parts(&self) -> impl Iterator<Item = (u32, &[(u32, u32)])> + '_ {
+        let places = (0..).zip(&self.delta_extents);
+        places.filter_map(|(extent, place)| Some((extent, place.as_ref()?.parts.as_slice())))
+    }
+
+    /// Makes `extent` one of runs, from page `first` of it on of run `version`.
+    pub(crate) fn add_part(&mut self, extent: u32, first: u32, version: u32) {
+        let at = extent as usize;
+        if self.delta_extents.len() <= at {
+            self.delta_extents.resize_with(at + 1, || None);
+        }
+        if let Some(place) = self.delta_extents.get_mut(at) {
+            if place.is_none() {
+                self.delta_extent_count += 1;
+            }
+            place.get_or_insert_default().parts.push((first, version));
+        }
+    }
+
+    /// Counts `count` more rows or keys that live in `extent`.
+    pub(crate) fn add_live(&mut self, extent: u32, count: u32) {
+        if let Some(Some(place)) = self.delta_extents.get_mut(extent as usize) {
+            place.live += count;
+        }
+    }
+
+    /// Counts the row at `loc` out: it was written again or merged. An extent nobody needs, and
+    /// a run without rows, are given back.
+    pub(crate) fn kill(&mut self, loc: u32) {
+        let (page, _) = self.geometry.delta_place(loc);
+        let version = self.version_of_page(page);
+        self.drop_live(self.geometry.extent_of(page));
+        let Some(version) = version else { return };
+        let Some(run) = self.runs.get_mut(&version) else { return };
+        run.live_rows = run.live_rows.saturating_sub(1);
+        if run.live_rows == 0 {
+            self.drop_run(version);
+        }
+    }
+
+    /// Forgets a run without live rows: its keys are needed no more.
+    pub(crate) fn drop_run(&mut self, version: u32) {
+        let Some(run) = self.runs.remove(&version) else { return };
+        for extent in key_extents(&self.geometry, &run) {
+            self.drop_live(extent);
+        }
+    }
+
+    fn drop_live(&mut self, extent: u32) {
+        let Some(Some(place)) = self.delta_extents.get_mut(extent as usize) else { return };
+        place.live = place.live.saturating_sub(1);
+        let is_open = self.open.is_some_and(|(open, _)| open == extent);
+        if place.live == 0 && !is_open && !self.is_restoring {
+            self.release_delta(extent);
+        }
+    }
+
+    fn release_delta(&mut self, extent: u32) {
+        if let Some(place) = self.delta_extents.get_mut(extent as usize) {
+            if place.take().is_some() {
+                self.delta_extent_count -= 1;
+                self.extents.release(extent);
+            }
+        }
+    }
+
+    /// Says where the next run begins; an extent left behind is given back when nothing lives
+    /// in it.
+    pub(crate) fn set_open(&mut self, open: Option<(u32, u32)>) {
+        let before = std::mem::replace(&mut self.open, open);
+        let Some((extent, _)) =
+            before.filter(|(extent, _)| open.is_none_or(|new| new.0 != *extent))
+        else {
+            return;
+        };
+        if self.delta_extent(extent).is_some_and(|place| place.live == 0) {
+            self.release_delta(extent);
+        }
+    }
+
+    /// Puts a merged home in force; the one before is given back.
+    pub(crate) fn set_home(&mut self, range: usize, home: HomeRange) {
+        let Some(place) = self.ranges.get_mut(range) else { return };
+        let before = std::mem::replace(place, home);
+        self.home_count += 1;
+        if let Some(extent) = before.extent() {
+            self.home_count -= 1;
+            self.extents.release(extent);
+        }
+    }
+
+    pub(crate) fn extent_bytes(&self) -> u64 {
+        self.geometry.extent_bytes() as u64
+    }
+
+    /// Returns the bytes of the home ranges.
+    pub(crate) fn home_bytes(&self) -> u64 {
+        self.home_count * self.extent_bytes()
+    }
+
+    /// Returns the bytes of the extents that hold runs.
+    pub(crate) fn delta_bytes(&self) -> u64 {
+        self.delta_extent_count * self.extent_bytes()
+    }
+
+    /// Returns the bytes of the rows whose newest version is in a run.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.index.row_count() * self.record_bytes() as u64
+    }
+
+    /// Returns the bytes of all extents in use or in quarantine.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        u64::from(self.extents.used_count()) * self.extent_bytes()
+    }
+}
+
+/// Lists the extents that hold keys of `run`, each once.
+pub(crate) fn key_extents(geometry: &Geometry, run: &Run) -> Vec<u32> {
+    let count = run.key_page_count(geometry.page_bytes() - HEADER_BYTES);
+    let mut extents: Vec<_> =
+        run.pages().take(count).map(|page| geometry.extent_of(page)).collect();
+    extents.dedup();
+    extents
+}
+
+impl ColdTable {
+    /// Finds the run with most outdated rows among those of which they are a large share:
+    /// version and outdated bytes.
+    pub(crate) fn emptiest_run(&self) -> Option<(u32, u64)> {
+        let is_empty =
+            |run: &&Run| f64::from(run.live_rows) < LIVE_SHARE * f64::from(run.row_count);
+        let dead_bytes = |run: &Run| {
+            let dead_rows = u64::from(run.row_count.saturating_sub(run.live_rows));
+            dead_rows * self.record_bytes() as u64
+        };
+        let runs = self.runs.values().filter(is_empty);
+        runs.map(|run| (run.version, dead_bytes(run))).max_by_key(|run| run.1)
+    }
+}
+
+/// Cuts `count` pages from `first` on into runs of at most `max`.
+pub(crate) fn cut(first: u32, count: u32, max: u32) -> impl Iterator<Item = PageRun> {
+    (0..count.div_ceil(max))
+        .map(move |at| PageRun { first: first + at * max, count: max.min(count - at * max) })
+}
