@@ -10,6 +10,12 @@ from __future__ import annotations
 
 from tierbed import data, errors, nn
 from tierbed._native import version as _version
+from tierbed.admission import (
+    CountBasedEvictionPolicy,
+    CountTimestampMixedEvictionPolicy,
+    FrequencyAdmissionStrategy,
+    TimestampBasedEvictionPolicy,
+)
 from tierbed.config import (
     Constant,
     DataType,
@@ -45,12 +51,15 @@ __all__ = [
     "ClosedError",
     "Constant",
     "CorruptionError",
+    "CountBasedEvictionPolicy",
+    "CountTimestampMixedEvictionPolicy",
     "DataType",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "FrequencyAdmissionStrategy",
     "InvalidError",
     "IoError",
     "JaggedTensor",
@@ -65,6 +74,7 @@ __all__ = [
     "Snapshot",
     "Store",
     "TierbedError",
+    "TimestampBasedEvictionPolicy",
     "Uniform",
     "UnsupportedError",
     "__version__",

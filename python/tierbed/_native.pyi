@@ -55,14 +55,41 @@ class NativeStore:
         "rocksdb_universal",
         "durability": "checkpoint"|"step",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
-        "disk_quota_bytes": int|null, "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget
-        may be left out. ``path`` may be None for "memory"."""
+        "disk_quota_bytes": int|null, "vocabulary_bytes": int|null,
+        "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget may be left out. ``path`` may be None for "memory"."""
 
     def add_table(self, table_json: str) -> int:
         """``table_json``: {"name", "row_count", "dim", "optimizer": "sgd"|"adagrad"|
         "row_wise_adagrad"|"adam"|"partial_row_wise_adam", "state_init": float,
         "init": {"kind": "uniform", "low", "high"} | {"kind": "normal", "mean", "std"} |
         {"kind": "constant", "value"}, "seed": int}. Returns the table id. Idempotent."""
+
+    def add_open_table(self, table_json: str, policy_json: str) -> int:
+        """Adds or finds a table of open vocabulary; its ``row_count`` is ignored. ``policy_json``:
+        {"admit_after": int, "eviction": {"kind": "never"} | {"kind": "count", "threshold",
+        "decay_rate"} | {"kind": "age", "ttl"} | {"kind": "count_and_age", "threshold",
+        "decay_rate", "ttl"}}."""
+
+    def translate(
+        self,
+        plan: FeaturePlan,
+        indices: SupportsDLPack,
+        offsets: SupportsDLPack,
+        now: int | None,
+        out: SupportsDLPack,
+    ) -> None:
+        """Writes the row of every id to ``out`` [E] i64. ``now`` (in the unit of ``ttl``): a step
+        of training, which counts ids and gives rows; None only finds."""
+
+    def translate_ids(self, table: int, ids: SupportsDLPack, now: int | None) -> None:
+        """Replaces ``ids`` [N] i64 of one table by their rows."""
+
+    def evict(self, table: int, now: int) -> tuple[int, int]:
+        """Takes the rows of ids the policy judges; returns ids with a row, and without."""
+
+    def vocabularies_json(self) -> str:
+        """``{"tables": [{"table", "policy", "next_row", "free_count", "id_count",
+        "waiting_count"}, ...], "pages_asked", "pages_read"}``."""
 
     def schema_json(self) -> str:
         """``{"tables": [table, ...]}`` as given to :meth:`add_table`, in id order."""
@@ -184,6 +211,16 @@ class NativeSnapshot:
         weights: SupportsDLPack | None,
         out: SupportsDLPack,
     ) -> None: ...
+    def translate(
+        self,
+        plan: FeaturePlan,
+        indices: SupportsDLPack,
+        offsets: SupportsDLPack,
+        now: int | None,
+        out: SupportsDLPack,
+    ) -> None:
+        """As that of :class:`NativeStore`; only finds."""
+
     def attachment(self, name: str) -> bytes | None: ...
     def attachment_names(self) -> list[str]: ...
     def verify(self) -> int: ...

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from tierbed.admission import EvictionPolicy, FrequencyAdmissionStrategy, policy_json
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.optim import Optimizer
 
@@ -68,6 +69,8 @@ class Constant:
 
 
 Init = Uniform | Normal | Constant
+# Tables of open vocabulary start as if they had so many rows: weights within 0.01.
+OPEN_INIT_ROWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -75,18 +78,22 @@ class BaseEmbeddingConfig:
     """What bags and sequences have in common.
 
     Args:
-        num_embeddings: Rows of the table; ids run from 0 to ``num_embeddings - 1``.
+        num_embeddings: Rows of the table; ids run from 0 to ``num_embeddings - 1``. None: an open
+            vocabulary, ids are any 64-bit integers and the table grows with them.
         embedding_dim: Elements per row.
         name: Unique name; it also names the table's file.
         feature_names: Input features that read this table; by default one called ``name``.
         data_type: Element type; float32.
         weight_init_max: Upper bound of uniform initial weights.
-        weight_init_min: Lower bound; without bounds, plus and minus ``1/sqrt(num_embeddings)``.
+        weight_init_min: Lower bound; without bounds, plus and minus ``1/sqrt(num_embeddings)``,
+            and plus and minus 0.01 for an open vocabulary.
         init: Initial weights of another kind, instead of the two bounds.
         seed: Seed of the initial weights; by default derived from the store's seed and ``name``.
+        admission_strategy: When an id of an open vocabulary gets its own row; by default at once.
+        virtual_table_eviction_policy: Which ids ``Store.evict`` takes; by default none.
     """
 
-    num_embeddings: int
+    num_embeddings: int | None
     embedding_dim: int
     name: str
     feature_names: Sequence[str] = ()
@@ -95,6 +102,8 @@ class BaseEmbeddingConfig:
     weight_init_min: float | None = None
     init: Init | None = None
     seed: int | None = None
+    admission_strategy: FrequencyAdmissionStrategy | None = None
+    virtual_table_eviction_policy: EvictionPolicy | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.feature_names, str):
@@ -106,12 +115,21 @@ class BaseEmbeddingConfig:
         object.__setattr__(self, "feature_names", tuple(self.feature_names) or (self.name,))
         for field in ("num_embeddings", "embedding_dim"):
             value = getattr(self, field)
+            if value is None and field == "num_embeddings":
+                policy_json(self.admission_strategy, self.virtual_table_eviction_policy)
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidError(
                     f"{field} of table {self.name!r} must be an integer of at least 1, "
                     f"not {value!r}",
                     {"table": self.name, field: str(value)},
                 )
+        policies = (self.admission_strategy, self.virtual_table_eviction_policy)
+        if self.num_embeddings is not None and policies != (None, None):
+            raise InvalidError(
+                f"table {self.name!r} admits and evicts nobody: give num_embeddings=None",
+                {"table": self.name},
+            )
         if DataType(self.data_type) is not DataType.FP32:
             raise UnsupportedError(f"table {self.name!r}: tables train in float32")
         if self.init is not None and (self.weight_init_max, self.weight_init_min) != (None, None):
@@ -124,7 +142,8 @@ class BaseEmbeddingConfig:
         """Returns how rows never written start."""
         if self.init is not None:
             return self.init
-        bound = 1.0 / math.sqrt(self.num_embeddings)
+        rows = OPEN_INIT_ROWS if self.num_embeddings is None else self.num_embeddings
+        bound = 1.0 / math.sqrt(rows)
         low = -bound if self.weight_init_min is None else self.weight_init_min
         high = bound if self.weight_init_max is None else self.weight_init_max
         return Uniform(low, high)
@@ -134,7 +153,8 @@ class BaseEmbeddingConfig:
         return json.dumps(
             {
                 "name": self.name,
-                "row_count": self.num_embeddings,
+                # The engine lets an open table grow from its own first length.
+                "row_count": 1 if self.num_embeddings is None else self.num_embeddings,
                 "dim": self.embedding_dim,
                 "optimizer": optimizer.kind,
                 "state_init": optimizer.state_init,
@@ -142,6 +162,10 @@ class BaseEmbeddingConfig:
                 "seed": table_seed(store_seed, self.name) if self.seed is None else self.seed,
             }
         )
+
+    def policy_json(self) -> str:
+        """Translates admission and eviction, as ``NativeStore.add_open_table`` takes them."""
+        return policy_json(self.admission_strategy, self.virtual_table_eviction_policy)
 
 
 @dataclass(frozen=True)
@@ -171,6 +195,11 @@ class EmbeddingConfig(BaseEmbeddingConfig):
 
     Arguments as those of :class:`BaseEmbeddingConfig`.
     """
+
+
+def is_own(table: dict[str, Any]) -> bool:
+    """Returns whether a table is an index of an open vocabulary, not a user's."""
+    return str(table["name"]).startswith("_ids.")
 
 
 def init_dict(init: Init) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +28,7 @@ from tierbed.errors import ClosedError
 if TYPE_CHECKING:
     from tierbed._native import FeaturePlan, NativeStore
 
-__all__ = ["Binding", "lookup", "new_hook", "update"]
+__all__ = ["Binding", "lookup", "minutes_now", "new_hook", "translate", "update"]
 
 
 class Readable(Protocol):
@@ -45,6 +46,11 @@ class Readable(Protocol):
         out: Any,
     ) -> None:
         """Pools rows into ``out``."""
+
+
+def minutes_now() -> int:
+    """Returns minutes since 1970: the time evictions by age go by."""
+    return int(time.time() // 60)
 
 
 class Binding:
@@ -170,6 +176,33 @@ def _(
 ) -> Tensor:
     rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
     return torch.empty((rows, output_dim), dtype=torch.float32, device=indices.device)
+
+
+@torch.library.custom_op("tierbed::translate", mutates_args=())
+def translate(indices: Tensor, offsets: Tensor, handle: int, is_training: bool) -> Tensor:
+    """Finds the rows of ids of open vocabularies; ids of other tables are rows already.
+
+    Args:
+        indices: ``[E]`` i64, feature by feature.
+        offsets: ``[F*B+1]`` i64.
+        handle: Names a :class:`Binding`.
+        is_training: Whether this is a step of training, which counts ids and gives them rows.
+
+    Returns:
+        ``[E]`` i64.
+    """
+    binding = _binding(handle)
+    ids = indices.detach().cpu().contiguous()
+    rows = torch.empty_like(ids)
+    now = minutes_now() if is_training else None
+    native: Any = binding.native
+    native.translate(binding.plan, ids, offsets.detach().cpu(), now, rows)
+    return rows.to(indices.device)
+
+
+@translate.register_fake
+def _(indices: Tensor, offsets: Tensor, handle: int, is_training: bool) -> Tensor:
+    return torch.empty_like(indices)
 
 
 @torch.library.custom_op("tierbed::update", mutates_args=())

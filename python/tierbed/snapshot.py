@@ -17,6 +17,7 @@ import torch
 from tierbed import ops
 from tierbed._native import NativeSnapshot
 from tierbed.budget import parse_bytes
+from tierbed.config import is_own
 from tierbed.errors import InvalidError
 from tierbed.sparse import KeyedTensor, as_kjt
 
@@ -33,6 +34,8 @@ class Snapshot:
         self._native = native
         self._path = path
         self._tables: list[dict[str, Any]] = json.loads(native.schema_json())["tables"]
+        states = json.loads(native.attachment("_vocabularies.json") or '{"vocabularies": []}')
+        self._vocabularies = {state["table"]: state for state in states["vocabularies"]}
         self._bindings: dict[tuple[tuple[int, str], ...], ops.Binding] = {}
 
     @classmethod
@@ -84,8 +87,21 @@ class Snapshot:
         return False
 
     def tables(self) -> list[dict[str, Any]]:
-        """Returns every table's ``name``, ``row_count``, ``dim``, ..., in id order."""
-        return self._tables
+        """Returns every table's ``name``, ``row_count``, ``dim``, ...."""
+        return [table for table in self._tables if not is_own(table)]
+
+    def vocabularies(self) -> dict[str, dict[str, Any]]:
+        """Returns, per table of open vocabulary, what its index held when it was published."""
+        return self._vocabularies
+
+    def translate(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of ``ids``, of any shape, i64; unknown ones have the shared row, 0."""
+        flat = ids.detach().to(torch.int64).cpu().reshape(-1)
+        binding = self._binding([self.table_id(table)], "sum")
+        rows: torch.Tensor = ops.translate(
+            flat, torch.tensor([0, flat.numel()]), binding.handle, False
+        )
+        return rows.view(ids.shape)
 
     def table_id(self, name: str) -> int:
         """Returns the id of table ``name``.
@@ -95,7 +111,8 @@ class Snapshot:
         """
         names = [table["name"] for table in self._tables]
         if name not in names:
-            raise InvalidError(f"no table {name!r}; the snapshot has {names}", {"table": name})
+            known = [table["name"] for table in self.tables()]
+            raise InvalidError(f"no table {name!r}; the snapshot has {known}", {"table": name})
         return names.index(name)
 
     def lookup(
@@ -117,15 +134,13 @@ class Snapshot:
             raise InvalidError(f"{len(bags.keys())} features need as many tables, not {len(ids)}")
         if pooling not in ("sum", "mean"):
             raise InvalidError(f"pooling must be 'sum' or 'mean', not {pooling!r}")
-        key = tuple((table, pooling) for table in ids)
-        binding = self._bindings.get(key)
-        if binding is None:
-            dims = [int(self._tables[table]["dim"]) for table in ids]
-            binding = ops.Binding(self._native, ids, [pooling] * len(ids), dims)
-            self._bindings[key] = binding
+        binding = self._binding(ids, pooling)
+        indices = bags.values()
+        if self._vocabularies:
+            indices = ops.translate(indices.to(torch.int64), bags.offsets(), binding.handle, False)
         values = ops.lookup(
             torch.zeros(1),
-            bags.values(),
+            indices,
             bags.offsets(),
             bags.weights_or_none(),
             binding.handle,
@@ -134,6 +149,15 @@ class Snapshot:
             True,
         )
         return KeyedTensor(bags.keys(), binding.dims, values)
+
+    def _binding(self, tables: list[int], pooling: str) -> ops.Binding:
+        key = tuple((table, pooling) for table in tables)
+        binding = self._bindings.get(key)
+        if binding is None:
+            dims = [int(self._tables[table]["dim"]) for table in tables]
+            binding = ops.Binding(self._native, tables, [pooling] * len(tables), dims)
+            self._bindings[key] = binding
+        return binding
 
     def attachment(self, name: str) -> bytes | None:
         """Returns the bytes published as ``name``."""

@@ -19,8 +19,9 @@ from torch import Tensor
 from tierbed import state
 from tierbed._native import NativeStore
 from tierbed.budget import parse_bytes
-from tierbed.config import BaseEmbeddingConfig
+from tierbed.config import BaseEmbeddingConfig, is_own
 from tierbed.errors import InvalidError
+from tierbed.ops import minutes_now
 from tierbed.optim import Optimizer, state_words
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Store:
         io_engine: str = "auto",
         queue_depth: int = 0,
         disk_quota: int | str | None = None,
+        vocabulary_dram: int | str | None = None,
         seed: int = 0,
     ) -> Self:
         """Opens the store at ``path``, or makes it; continues from its last checkpoint.
@@ -85,6 +87,8 @@ class Store:
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
             disk_quota: Most bytes on disk; None for no limit but the disk's.
+            vocabulary_dram: Bytes of ``dram_budget`` for index pages of open vocabularies, where
+                there are any; by default a sixteenth.
             seed: From it come the initial rows of every table.
 
         Raises:
@@ -110,6 +114,9 @@ class Store:
             "disk_quota_bytes": None
             if disk_quota is None
             else parse_bytes(disk_quota, "disk_quota"),
+            "vocabulary_bytes": None
+            if vocabulary_dram is None
+            else parse_bytes(vocabulary_dram, "vocabulary_dram"),
         }
         folder = None if path is None else os.fspath(path)
         return cls(NativeStore(folder, json.dumps(options)), folder, seed)
@@ -142,14 +149,73 @@ class Store:
         Raises:
             InvalidError: A table of that name with another shape, optimizer or seed exists.
         """
-        table = self._native.add_table(config.table_json(optimizer, self._seed))
+        table_json = config.table_json(optimizer, self._seed)
+        if config.num_embeddings is None:
+            table = self._native.add_open_table(table_json, config.policy_json())
+        else:
+            table = self._native.add_table(table_json)
         self._set_optimizer(table, optimizer)
         return table
 
     def tables(self) -> list[dict[str, Any]]:
-        """Returns every table's ``name``, ``row_count``, ``dim``, ``optimizer``, ..., by id."""
+        """Returns every table's ``name``, ``row_count``, ``dim``, ``optimizer``, ....
+
+        A table of open vocabulary has as many rows as it has room for now.
+        """
+        return [table for table in self._schema() if not is_own(table)]
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Returns the schema of table ``name``.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        return self._schema()[self.table_id(name)]
+
+    def _schema(self) -> list[dict[str, Any]]:
+        """Every table by id, the indexes of open vocabularies among them."""
         tables: list[dict[str, Any]] = json.loads(self._native.schema_json())["tables"]
         return tables
+
+    def vocabularies(self) -> dict[str, dict[str, Any]]:
+        """Returns, per table of open vocabulary, what its index holds.
+
+        ``id_count`` ids have a row, ``waiting_count`` are too rare for one, ``free_count`` rows
+        are free; rows from ``next_row`` on were never given.
+        """
+        states = json.loads(self._native.vocabularies_json())["tables"]
+        return {state["table"]: state for state in states}
+
+    def translate(self, table: str, ids: Tensor) -> Tensor:
+        """Returns the rows of ``ids``, of any shape, i64; changes nothing.
+
+        Ids of an open vocabulary without a row of their own have the shared row, 0. Ids of other
+        tables are rows already.
+        """
+        rows = ids.detach().to(torch.int64).cpu().contiguous().clone()
+        self._native.translate_ids(self.table_id(table), rows.view(-1), None)
+        return rows
+
+    def evict(
+        self, table: str | None = None, *, now_mins: int | None = None
+    ) -> dict[str, dict[str, int]]:
+        """Takes the rows of ids that the policy of their table judges; call it between steps.
+
+        Freed rows start again from their initial values; an id that comes back is a new id.
+
+        Args:
+            table: One table of open vocabulary; by default all of them.
+            now_mins: Minutes since 1970; by default the machine's time.
+
+        Returns:
+            Per table ``ids`` evicted, and ``waiting`` ids forgotten that had no row yet.
+        """
+        now = minutes_now() if now_mins is None else now_mins
+        counts = {}
+        for name in self.vocabularies() if table is None else [table]:
+            ids, waiting = self._native.evict(self.table_id(name), now)
+            counts[name] = {"ids": ids, "waiting": waiting}
+        return counts
 
     def table_id(self, name: str) -> int:
         """Returns the id of table ``name``.
@@ -157,9 +223,10 @@ class Store:
         Raises:
             InvalidError: No such table.
         """
-        names = [table["name"] for table in self.tables()]
+        names = [table["name"] for table in self._schema()]
         if name not in names:
-            raise InvalidError(f"no table {name!r}; the store has {names}", {"table": name})
+            known = [table["name"] for table in self.tables()]
+            raise InvalidError(f"no table {name!r}; the store has {known}", {"table": name})
         return names.index(name)
 
     def set_learning_rate(self, lr: float, tables: list[str] | None = None) -> None:
@@ -189,7 +256,7 @@ class Store:
         self, table: str, first_row: int, row_count: int, with_state: bool
     ) -> tuple[Tensor, Tensor]:
         at = self.table_id(table)
-        schema = self.tables()[at]
+        schema = self._schema()[at]
         weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32)
         words = state_words(schema["optimizer"], schema["dim"])
         rows_state = torch.empty((row_count, words), dtype=torch.float32)
@@ -200,7 +267,7 @@ class Store:
     def gather_rows(self, table: str, rows: Tensor) -> Tensor:
         """Copies rows ``rows`` ``[N]`` i64, in any order, into ``[N, D]`` f32."""
         at = self.table_id(table)
-        weights = torch.empty((rows.numel(), self.tables()[at]["dim"]), dtype=torch.float32)
+        weights = torch.empty((rows.numel(), self._schema()[at]["dim"]), dtype=torch.float32)
         self._native.gather_rows(at, rows, weights)
         return weights
 
@@ -212,7 +279,7 @@ class Store:
         Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew.
         """
         at = self.table_id(table)
-        schema = self.tables()[at]
+        schema = self._schema()[at]
         words = state_words(schema["optimizer"], schema["dim"])
         for name, tensor, width in (
             ("weights", weights, schema["dim"]),

@@ -58,7 +58,7 @@ def export_table(
     """
     target = Path(path)
     kind = _format(target)
-    schema = store.tables()[store.table_id(table)]
+    schema = store.table(table)
     rows, dim = int(schema["row_count"]), int(schema["dim"])
 
     def chunks() -> Chunks:
@@ -106,7 +106,7 @@ def import_table(
     source = Path(path)
     if not source.is_file():
         raise InvalidError(f"no such file: {source}", {"path": str(source)})
-    schema = store.tables()[store.table_id(table)]
+    schema = store.table(table)
     (rows, dim), chunks = _READERS[_format(source)](source, key, chunk_rows)
     if dim != schema["dim"] or rows > schema["row_count"]:
         raise InvalidError(

@@ -5,17 +5,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tierbed::PublishedIds;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_pagestore::{Backend, Snapshot, SnapshotOptions};
 
 use crate::errors::run;
-use crate::store::{budget_json, make_plan, run_lookup, to_json, FeaturePlan, LookupArguments};
+use crate::store::{
+    budget_json, make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments,
+};
 
 /// A published snapshot, read through a byte-budgeted row cache.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeSnapshot {
     snapshot: Mutex<Option<Arc<Snapshot>>>,
+    ids: PublishedIds,
 }
 
 #[derive(serde::Deserialize)]
@@ -97,11 +101,13 @@ impl NativeSnapshot {
 impl NativeSnapshot {
     #[new]
     fn new(py: Python<'_>, path: PathBuf, options_json: &str) -> PyResult<Self> {
-        let snapshot = run(py, || {
+        let (snapshot, ids) = run(py, || {
             let options = GivenOptions::parse(options_json)?;
-            Snapshot::open(Arc::new(FsFolder::open(path)?), &options)
+            let snapshot = Snapshot::open(Arc::new(FsFolder::open(path)?), &options)?;
+            let ids = PublishedIds::open(&snapshot)?;
+            Ok((snapshot, ids))
         })?;
-        Ok(Self { snapshot: Mutex::new(Some(Arc::new(snapshot))) })
+        Ok(Self { snapshot: Mutex::new(Some(Arc::new(snapshot))), ids })
     }
 
     fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
@@ -129,6 +135,22 @@ impl NativeSnapshot {
     ) -> PyResult<()> {
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
             self.shared()?.lookup(plan, bags, out).map(drop)
+        })
+    }
+
+    #[pyo3(signature = (plan, indices, offsets, now, out))]
+    fn translate(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        now: Option<u32>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        // A snapshot never trains, whatever the time is.
+        let _ = now;
+        run_translate(plan, indices, offsets, out, |plan, bags, rows| {
+            self.ids.translate(self.shared()?.as_ref(), plan, bags, rows)
         })
     }
 

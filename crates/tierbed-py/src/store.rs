@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed::update::Grads;
-use tierbed::{Engine, EngineConfig, Hyper, Pooling};
+use tierbed::{Engine, EngineConfig, Hyper, Pooling, Translate};
 use tierbed_core::budget::{BudgetReport, PartUse};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, TableId, TableSchema};
@@ -97,6 +97,24 @@ pub(crate) fn run_lookup(
     run(py, || work(plan, &bags, out))
 }
 
+/// Imports and checks the tensors of a translation, then runs `work` on them without the GIL.
+pub(crate) fn run_translate(
+    plan: &Bound<'_, FeaturePlan>,
+    indices: &Bound<'_, PyAny>,
+    offsets: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    work: impl FnOnce(&tierbed::FeaturePlan, &Bags<'_>, &mut [i64]) -> Result<()> + Send,
+) -> PyResult<()> {
+    let py = plan.py();
+    let batch = BatchTensors::import(indices, offsets, None)?;
+    let mut out = Tensor::<i64>::import(out, "out")?;
+    batch.check_outputs(&[out.place()]).map_err(|error| to_python(py, &error))?;
+    let plan = &plan.get().plan;
+    let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+    let out = out.view_mut().map_err(|error| to_python(py, &error))?;
+    run(py, || work(plan, &bags, out))
+}
+
 fn lock(engine: &Mutex<Option<Engine>>) -> MutexGuard<'_, Option<Engine>> {
     // A panic inside the engine leaves it usable or poisoned by its own rules.
     engine.lock().unwrap_or_else(PoisonError::into_inner)
@@ -138,6 +156,49 @@ impl NativeStore {
             })?;
             engine.add_table(table).map(|id| id.0)
         })
+    }
+
+    fn add_open_table(&self, py: Python<'_>, table_json: &str, policy_json: &str) -> PyResult<u32> {
+        self.with(py, |engine| {
+            let wrong =
+                |cause| Error::invalid("table description or policy is wrong").with("cause", cause);
+            let table: TableSchema = serde_json::from_str(table_json).map_err(wrong)?;
+            let policy: tierbed::Policy = serde_json::from_str(policy_json).map_err(wrong)?;
+            engine.add_open_table(table, policy).map(|id| id.0)
+        })
+    }
+
+    #[pyo3(signature = (plan, indices, offsets, now, out))]
+    fn translate(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        now: Option<u32>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        run_translate(plan, indices, offsets, out, |plan, bags, rows| {
+            let how = now.map_or(Translate::Find, |now| Translate::Train { now });
+            opened(&mut lock(&self.engine))?.translate(plan, bags, how, rows)
+        })
+    }
+
+    #[pyo3(signature = (table, ids, now))]
+    fn translate_ids(&self, table: u32, ids: &Bound<'_, PyAny>, now: Option<u32>) -> PyResult<()> {
+        let py = ids.py();
+        let mut ids = Tensor::<i64>::import(ids, "ids")?;
+        let ids = ids.view_mut().map_err(|error| to_python(py, &error))?;
+        let how = now.map_or(Translate::Find, |now| Translate::Train { now });
+        self.with(py, |engine| engine.translate_ids(TableId(table), how, ids))
+    }
+
+    fn evict(&self, py: Python<'_>, table: u32, now: u32) -> PyResult<(u64, u64)> {
+        let evicted = self.with(py, |engine| engine.evict(TableId(table), now))?;
+        Ok((evicted.id_count, evicted.waiting_count))
+    }
+
+    fn vocabularies_json(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |engine| to_json(&engine.stats().vocabularies))
     }
 
     fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
@@ -381,6 +442,7 @@ impl NativeStore {
                 "disk_bytes": stats.store.disk_bytes,
                 "store": stats.store,
                 "buffer": stats.buffer,
+                "vocabularies": stats.vocabularies,
                 "budget": budget_json(&engine.budget().report()),
             }))
         })

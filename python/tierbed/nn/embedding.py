@@ -40,6 +40,9 @@ class RowSource(Protocol):
     def table_id(self, name: str) -> int:
         """The id of table ``name``."""
 
+    def vocabularies(self) -> dict[str, dict[str, Any]]:
+        """The tables of open vocabulary, by name."""
+
 
 class _Collection(nn.Module):
     """What pooled and unpooled collections have in common."""
@@ -77,6 +80,7 @@ class _Collection(nn.Module):
             self._dims,
         )
         self._handle = self._binding.handle
+        self._is_open = any(config.num_embeddings is None for config in tables)
         self._feature_count = len(pairs)
         self._output_dim = self._binding.output_dim
         self._is_pooled = self._binding.is_pooled
@@ -113,7 +117,8 @@ class _Collection(nn.Module):
         pairs = []
         for batch in batches:
             bags = self.bags(batch)
-            pairs.append((_int64(bags.values()).cpu(), _int64(bags.offsets()).cpu()))
+            ids, offsets = _int64(bags.values()).cpu(), _int64(bags.offsets()).cpu()
+            pairs.append((self._rows_of(ids, offsets, is_training=False), offsets))
         return int(native.prefetch(self._binding.plan, pairs))
 
     def end_lookahead(self) -> None:
@@ -127,13 +132,17 @@ class _Collection(nn.Module):
         if reader is None:
             raise UnsupportedError("rows of a snapshot are not streamed; use the training store")
         for config in self._configs:
-            for first in range(0, config.num_embeddings, chunk_rows):
-                count = min(chunk_rows, config.num_embeddings - first)
+            row_count = config.num_embeddings or self._given_rows(config.name)
+            for first in range(0, row_count, chunk_rows):
+                count = min(chunk_rows, row_count - first)
                 yield (
                     f"embedding_bags.{config.name}.weight",
                     first,
                     reader(config.name, first, count),
                 )
+
+    def _given_rows(self, table: str) -> int:
+        return int(self._store.vocabularies()[table]["next_row"])
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns ``state_dict()`` and all rows, whole, under TorchRec's names.
@@ -147,11 +156,19 @@ class _Collection(nn.Module):
         full.update({name: torch.cat(parts) for name, parts in chunks.items()})
         return full
 
+    def _rows_of(self, ids: Tensor, offsets: Tensor, is_training: bool) -> Tensor:
+        if not self._is_open:
+            return ids
+        rows: Tensor = ops.translate(ids, offsets, self._handle, is_training)
+        return rows
+
     def _lookup(self, bags: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
+        offsets = _int64(bags.offsets())
+        is_training = self.training and self._store.is_trainable and torch.is_grad_enabled()
         rows: Tensor = ops.lookup(
             self._hook if self.training else self._still_hook,
-            _int64(bags.values()),
-            _int64(bags.offsets()),
+            self._rows_of(_int64(bags.values()), offsets, is_training),
+            offsets,
             weights,
             self._handle,
             self._feature_count,
@@ -163,7 +180,8 @@ class _Collection(nn.Module):
     def extra_repr(self) -> str:
         """Lists the tables and their features."""
         return "\n".join(
-            f"({c.name}): {c.num_embeddings} x {c.embedding_dim} <- {list(c.feature_names)}"
+            f"({c.name}): {c.num_embeddings or 'open'} x {c.embedding_dim} "
+            f"<- {list(c.feature_names)}"
             for c in self._configs
         )
 
@@ -176,8 +194,11 @@ def _table_id(store: RowSource, config: BaseEmbeddingConfig, optimizer: Optimize
     if store.is_trainable:
         return int(store.add_table(config, optimizer))  # type: ignore[attr-defined]
     table = store.table_id(config.name)
-    found = store.tables()[table]
-    if (found["row_count"], found["dim"]) != (config.num_embeddings, config.embedding_dim):
+    found = next(known for known in store.tables() if known["name"] == config.name)
+    row_count = config.num_embeddings
+    if config.name in store.vocabularies():
+        found = {**found, "row_count": None}
+    if (found["row_count"], found["dim"]) != (row_count, config.embedding_dim):
         raise InvalidError(
             f"table {config.name!r} of the snapshot is {found['row_count']} x {found['dim']}, "
             f"not {config.num_embeddings} x {config.embedding_dim}",
@@ -277,7 +298,7 @@ class EmbeddingBag(nn.Module):
     """Drop-in for ``torch.nn.EmbeddingBag`` whose rows live in a store.
 
     Args:
-        num_embeddings: Rows.
+        num_embeddings: Rows; None for an open vocabulary.
         embedding_dim: Elements per row.
         mode: ``"mean"`` (torch's default) or ``"sum"``.
         include_last_offset: Whether ``offsets`` ends with the number of ids.
@@ -291,7 +312,7 @@ class EmbeddingBag(nn.Module):
 
     def __init__(
         self,
-        num_embeddings: int,
+        num_embeddings: int | None,
         embedding_dim: int,
         *,
         store: RowSource,
@@ -317,7 +338,7 @@ class EmbeddingBag(nn.Module):
         self.embedding_dim = embedding_dim
         self.mode = mode
         self.include_last_offset = include_last_offset
-        if padding_idx is not None and padding_idx < 0:
+        if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
             padding_idx += num_embeddings
         self.padding_idx = padding_idx
 

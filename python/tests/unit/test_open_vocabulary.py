@@ -1,0 +1,197 @@
+"""Tables of open vocabulary: any 64-bit id, rows by first appearance, the bits of dense tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tierbed as tb
+
+BIG = 2**62 + 12345
+EXTREMES = [0, -1, 2**63 - 1, -(2**63)]
+
+
+def raw_batches(count: int, size: int = 16) -> list[tb.KeyedJaggedTensor]:
+    generator = torch.Generator().manual_seed(5)
+    batches = []
+    for step in range(count):
+        lengths = torch.randint(0, 4, (2 * size,), generator=generator)
+        total = int(lengths.sum())
+        ids = torch.randint(0, 60, (total,), generator=generator) * BIG + step // 4
+        at = torch.randint(0, 30, (total,), generator=generator)
+        for place, extreme in enumerate(EXTREMES):
+            ids[at == place] = extreme
+        batches.append(tb.KeyedJaggedTensor(["a", "b"], ids, lengths=lengths))
+    return batches
+
+
+def config(name: str = "item", rows: int | None = None, **more: Any) -> tb.EmbeddingBagConfig:
+    return tb.EmbeddingBagConfig(
+        num_embeddings=rows,
+        embedding_dim=8,
+        name=name,
+        feature_names=["a", "b"],
+        init=tb.Uniform(-0.5, 0.5),
+        **more,
+    )
+
+
+def train(
+    emb: torch.nn.Module, batches: list[tb.KeyedJaggedTensor], window: int = 0
+) -> list[torch.Tensor]:
+    outputs = []
+    for batch in tb.lookahead(batches, emb, window=window, key=lambda batch: batch):
+        output = emb(batch).values()
+        (output * torch.linspace(0.1, 1.0, output.shape[1])).square().sum().backward()
+        outputs.append(output.detach().clone())
+    return outputs
+
+
+def translated(batches: list[tb.KeyedJaggedTensor]) -> list[tb.KeyedJaggedTensor]:
+    rows: dict[int, int] = {}
+    dense = []
+    for batch in batches:
+        values = [rows.setdefault(int(id_), len(rows) + 1) for id_ in batch.values()]
+        values_tensor = torch.tensor(values, dtype=torch.int64)
+        dense.append(tb.KeyedJaggedTensor(batch.keys(), values_tensor, lengths=batch.lengths()))
+    return dense
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_equals_a_dense_table_of_translated_ids(tmp_path: Path, window: int) -> None:
+    batches = raw_batches(24)
+    optimizer = tb.Adam(lr=0.05)
+    with (
+        tb.Store.open(tmp_path / "open", dram_budget="512KiB") as store,
+        tb.Store.open(backend="memory", dram_budget="64MiB") as oracle,
+    ):
+        emb = tb.EmbeddingBagCollection([config()], store=store, optimizer=optimizer)
+        dense = tb.EmbeddingBagCollection([config(rows=2000)], store=oracle, optimizer=optimizer)
+        first = train(emb, batches[:12], window)
+        store.checkpoint("half")
+        store.close()
+        with tb.Store.open(tmp_path / "open", dram_budget="512KiB") as again:
+            emb = tb.EmbeddingBagCollection([config()], store=again, optimizer=optimizer)
+            found = first + train(emb, batches[12:], window)
+            expected = train(dense, translated(batches))
+            for step, pair in enumerate(zip(found, expected, strict=True)):
+                assert torch.equal(*pair), f"step {step}"
+            count = again.vocabularies()["item"]["next_row"]
+            assert torch.equal(
+                again.read_rows("item", 0, count), oracle.read_rows("item", 0, count)
+            )
+            names = [name for name, _, _ in emb.iter_full_state()]
+            assert names == ["embedding_bags.item.weight"]
+            assert [table["name"] for table in again.tables()] == ["item"]
+
+
+def test_looking_without_training_gives_no_rows() -> None:
+    with tb.Store.open(backend="memory", dram_budget="64MiB") as store:
+        emb = tb.EmbeddingBagCollection([config()], store=store)
+        batch = raw_batches(1)[0]
+        emb.eval()
+        emb(batch)
+        emb.train()
+        with torch.no_grad():
+            emb(batch)
+        assert store.vocabularies()["item"]["id_count"] == 0
+        assert store.translate("item", batch.values()).abs().max() == 0
+        train(emb, [batch])
+        different = len(set(batch.values().tolist()))
+        assert store.vocabularies()["item"]["id_count"] == different
+        rows = store.translate("item", torch.tensor([[EXTREMES[2], EXTREMES[3]]]))
+        assert rows.shape == (1, 2)
+
+
+def test_compiles_whole_and_gives_the_same_bits() -> None:
+    batches = raw_batches(4)
+    results = []
+    for is_compiled in (False, True):
+        with tb.Store.open(backend="memory", dram_budget="64MiB") as store:
+            emb: Any = tb.EmbeddingBagCollection([config()], store=store)
+            run = torch.compile(emb, fullgraph=True, backend="aot_eager") if is_compiled else emb
+            outputs = []
+            for batch in batches:
+                output = run(batch).values()
+                output.square().sum().backward()
+                outputs.append(output.detach().clone())
+            results.append(torch.cat(outputs))
+    assert torch.equal(*results)
+
+
+def test_admission_and_eviction_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000
+    monkeypatch.setattr("tierbed.ops.minutes_now", lambda: now)
+    table = config(
+        admission_strategy=tb.FrequencyAdmissionStrategy(threshold=2),
+        virtual_table_eviction_policy=tb.TimestampBasedEvictionPolicy(eviction_ttl_mins=10),
+    )
+
+    def kjt(ids: list[int]) -> tb.KeyedJaggedTensor:
+        lengths = torch.tensor([len(ids), 0])
+        return tb.KeyedJaggedTensor(["a", "b"], torch.tensor(ids), lengths=lengths)
+
+    with tb.Store.open(tmp_path / "s", dram_budget="1MiB") as store:
+        emb = tb.EmbeddingBagCollection([table], store=store)
+        train(emb, [kjt([7, 7, -5])])
+        assert store.translate("item", torch.tensor([7, -5])).tolist() == [0, 0]
+        train(emb, [kjt([-5, 7])])
+        assert store.translate("item", torch.tensor([7, -5])).tolist() == [2, 1]
+        now = 1011
+        train(emb, [kjt([7])])
+        assert store.evict(now_mins=1012) == {"item": {"ids": 1, "waiting": 0}}
+        assert store.translate("item", torch.tensor([7, -5])).tolist() == [2, 0]
+        assert int(store.use_counts("item", 1, 1)) == 0
+        store.checkpoint("after")
+        dense = tb.EmbeddingBagConfig(num_embeddings=4, embedding_dim=2, name="dense")
+        store.add_table(dense, tb.SGD(lr=0.1))
+        with pytest.raises(tb.InvalidError, match="open vocabulary"):
+            store.evict("dense")
+
+
+def test_a_snapshot_answers_raw_ids(tmp_path: Path) -> None:
+    batches = raw_batches(8)
+    with tb.Store.open(tmp_path / "s", dram_budget="2MiB") as store:
+        emb = tb.EmbeddingBagCollection([config()], store=store)
+        train(emb, batches)
+        store.publish(tmp_path / "snapshot")
+        emb.eval()
+        expected = emb(batches[3]).values()
+        unknown = torch.tensor([424242, EXTREMES[1]])
+        rows = store.translate("item", unknown)
+    with tb.Snapshot.open(tmp_path / "snapshot", dram_budget="4MiB") as snapshot:
+        assert [table["name"] for table in snapshot.tables()] == ["item"]
+        served = tb.EmbeddingBagCollection([config()], store=snapshot)
+        assert torch.equal(served(batches[3]).values(), expected)
+        looked_up = snapshot.lookup(batches[3], tables=["item", "item"]).values()
+        assert torch.equal(looked_up, expected)
+        assert torch.equal(snapshot.translate("item", unknown), rows)
+        assert int(rows[0]) == 0
+        with pytest.raises(tb.InvalidError):
+            tb.EmbeddingBagCollection([config(rows=2000)], store=snapshot)
+
+
+def test_wrong_policies_are_refused() -> None:
+    with pytest.raises(tb.InvalidError, match="num_embeddings=None"):
+        config(rows=5, admission_strategy=tb.FrequencyAdmissionStrategy(threshold=2))
+    for threshold in (0, -1, True, 1.5):
+        with pytest.raises(tb.InvalidError, match="threshold"):
+            config(admission_strategy=tb.FrequencyAdmissionStrategy(threshold=threshold))  # type: ignore[arg-type]
+    with tb.Store.open(backend="memory", dram_budget="64MiB") as store:
+        wrong = config(
+            virtual_table_eviction_policy=tb.CountBasedEvictionPolicy(2.0, decay_rate=1.5)
+        )
+        with pytest.raises(tb.InvalidError, match="decay"):
+            tb.EmbeddingBagCollection([wrong], store=store)
+
+
+def test_embedding_bag_takes_any_ids() -> None:
+    with tb.Store.open(backend="memory", dram_budget="64MiB") as store:
+        bag = tb.EmbeddingBag(None, 4, store=store, mode="sum", padding_idx=-1)
+        ids = torch.tensor([[BIG, -1], [-7, BIG]])
+        output = bag(ids)
+        output.sum().backward()
+        assert store.vocabularies()["embedding_bag"]["id_count"] == 2
