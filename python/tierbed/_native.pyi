@@ -20,6 +20,7 @@ __all__ = [
     "Vocabulary",
     "VocabularyBuilder",
     "bench_worker",
+    "check_python_store",
     "cpu_features",
     "version",
 ]
@@ -33,6 +34,12 @@ def cpu_features() -> str: ...
 def bench_worker() -> None:
     """Serves the commands of ``tierbed bench training``: lines of JSON on standard input, one
     answer each on standard output, until the input ends. See ``tierbed_bench::training``."""
+def check_python_store(
+    make: Callable[[], Any], seed: int, step_count: int, keeps: bool
+) -> None:
+    """Runs the waist's conformance kit against the bridges (``tierbed.backends.bridge``) that
+    ``make`` returns; ``keeps``: a new one continues at the last commit of the one before."""
+
 
 # ---------------------------------------------------------------- training store
 
@@ -57,6 +64,10 @@ class NativeStore:
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
         "disk_quota_bytes": int|null, "vocabulary_bytes": int|null,
         "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget may be left out. ``path`` may be None for "memory"."""
+
+    @staticmethod
+    def over(bridge: Any, options_json: str) -> NativeStore:
+        """The engine over a store of the caller's behind a ``tierbed.backends.bridge.Bridge``."""
 
     def add_table(self, table_json: str) -> int:
         """``table_json``: {"name", "row_count", "dim", "optimizer": "sgd"|"adagrad"|

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from tierbed import state
 from tierbed._native import NativeStore
+from tierbed.backends.bridge import Bridge
+from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.budget import parse_bytes
 from tierbed.config import BaseEmbeddingConfig, is_own
 from tierbed.errors import InvalidError
@@ -120,6 +122,29 @@ class Store:
         }
         folder = None if path is None else os.fspath(path)
         return cls(NativeStore(folder, json.dumps(options)), folder, seed)
+
+    @classmethod
+    def over(
+        cls,
+        rows: RowStoreProtocol,
+        *,
+        dram_budget: int | str = "4GiB",
+        seed: int = 0,
+    ) -> Self:
+        """Opens the engine over a store of yours; it continues from that store's last commit.
+
+        Args:
+            rows: Any object with the calls of :class:`tierbed.backends.RowStoreProtocol`; closed
+                together with this store. Its own memory is not in the budget.
+            dram_budget: Bytes of memory for the row buffer and the engine.
+            seed: From it come the initial rows of every table.
+
+        Raises:
+            InvalidError: ``rows`` is no row store, or the budget is too small.
+            CorruptionError: What it holds was not written by a commit.
+        """
+        options = {"dram_budget_bytes": parse_bytes(dram_budget, "dram_budget")}
+        return cls(NativeStore.over(Bridge(rows), json.dumps(options)), None, seed)
 
     @property
     def native(self) -> NativeStore:

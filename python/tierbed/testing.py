@@ -2,21 +2,28 @@
 
 :func:`check_row_store` runs one suite against any object with the row interface of
 :class:`tierbed.Store` (``read_rows``, ``write_rows``, ``gather_rows``, ``use_counts``), with a
-numpy array as the model of the truth. Every check names the operation that differed.
+numpy array as the model of the truth. A store of your own
+(:class:`tierbed.backends.RowStoreProtocol`) is first driven by the conformance kit that our
+stores pass too: seeded reads, writes, scans, commits and crashes beside a plain map. Every check
+names the operation that differed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tierbed._native import check_python_store
+from tierbed.backends.bridge import Bridge
+from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.config import Constant, EmbeddingBagConfig, Uniform
 from tierbed.optim import Adagrad
 from tierbed.sparse import KeyedJaggedTensor
+from tierbed.store import Store
 
 __all__ = ["RowStore", "check_row_store", "random_bags"]
 
@@ -51,20 +58,40 @@ class RowStore(Protocol):
 
 
 def check_row_store(
-    factory: Callable[[], RowStore], *, row_count: int = 997, dim: int = 7, seed: int = 0
+    factory: Callable[[], RowStore | RowStoreProtocol],
+    *,
+    row_count: int = 997,
+    dim: int = 7,
+    seed: int = 0,
+    step_count: int = 150,
+    keeps: bool = True,
 ) -> None:
     """Checks a store against a numpy model: reads, writes, state, gathers, refusals.
 
     Args:
-        factory: Makes a new, empty store; it is closed afterwards.
+        factory: Makes a store; it is closed afterwards. The first is new and empty. A
+            :class:`~tierbed.backends.RowStoreProtocol` that keeps what it committed is made
+            again over the same place, as after a crash.
         row_count: Rows of the checked table.
         dim: Elements per row; odd on purpose.
         seed: Of the random writes and reads.
+        step_count: Operations of the conformance kit, for a ``RowStoreProtocol``.
+        keeps: Whether a ``RowStoreProtocol`` made again continues at its last commit.
 
     Raises:
         AssertionError: The store differs from the model.
+        TierbedError: It differs from the conformance kit's map (``CorruptionError``), or failed.
     """
-    store = factory()
+    made = factory()
+    if not hasattr(made, "read_rows"):
+        assert isinstance(made, RowStoreProtocol), f"{type(made).__name__} is no row store"
+        # Nothing was committed, so the kit begins with an empty store too.
+        made.close()
+        check_python_store(
+            lambda: Bridge(cast(RowStoreProtocol, factory())), seed, step_count, keeps
+        )
+        made = Store.over(cast(RowStoreProtocol, factory()), dram_budget="16MiB")
+    store = cast(RowStore, made)
     try:
         _check_initial_rows(store, row_count, dim)
         _check_random_writes(store, row_count, dim, np.random.default_rng(seed))

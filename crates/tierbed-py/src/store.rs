@@ -12,6 +12,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, TableId, TableSchema};
 
 use crate::errors::{run, to_python};
+use crate::python_store::PythonStore;
 use crate::tensors::{check_disjoint, Tensor};
 
 /// Which table, pooling and output columns each feature of a batch has.
@@ -145,6 +146,15 @@ impl NativeStore {
         let engine = run(py, || {
             let config = EngineConfig::from_json(options_json)?;
             Engine::open(path.as_deref(), &config)
+        })?;
+        Ok(Self { engine: Mutex::new(Some(engine)) })
+    }
+
+    #[staticmethod]
+    fn over(py: Python<'_>, bridge: Py<PyAny>, options_json: &str) -> PyResult<Self> {
+        let engine = run(py, || {
+            let config = EngineConfig::from_json(options_json)?;
+            Engine::over(Box::new(PythonStore::open(bridge)?), &config)
         })?;
         Ok(Self { engine: Mutex::new(Some(engine)) })
     }
