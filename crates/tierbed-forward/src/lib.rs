@@ -14,4 +14,4 @@ mod store;
 pub use engine::{
     ForwardConfig, ForwardEngine, ForwardStats, Grads, Import, Position, RecordSink, RowSource,
 };
-pub use plan::{Plan, PlanBuilder, PlanOptions, PlanShape};
+pub use plan::{Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared};

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Bags, Error, Result};
 use tierbed_io::{Folder, OpenMode};
 
 use super::columns::mapping_width;
 use super::format::{Header, BLOCK_BATCH_BYTES};
+use super::progress::{remove_scratch, Linked};
 use super::scratch::Appender;
 use super::seen::Seen;
 use super::{ids_checksum, PlanOptions, PlanShape};
@@ -41,12 +43,21 @@ pub struct PlanBuilder {
     pub(super) bodies: Appender,
     pub(super) windows: Vec<ScratchWindow>,
     pub(super) counts: Vec<u32>,
+    /// Checksum of the rows of each table in each window, `[K * T]`.
+    pub(super) row_crcs: Vec<u32>,
+    pub(super) linked: Linked,
+    /// Bytes of the scratch files when the last note was made.
+    pub(super) noted_bytes: u64,
     work_rows: Vec<u64>,
     work_body: Vec<u8>,
 }
 
+/// Called with (rows done, rows in all) while a plan is finished; `false` stops.
+pub type PlanProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
 /// What lies in the scratch files for a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct ScratchWindow {
     pub(super) batch_count: u32,
     pub(super) body_bytes: u32,
@@ -71,15 +82,28 @@ impl PlanBuilder {
     ) -> Result<Self> {
         options.check(source)?;
         folder.remove(name)?;
+        remove_scratch(&*folder, name)?;
         let header = Header {
             key: options.key(source),
             table_count: shape.row_counts.len() as u32,
             feature_count: shape.feature_tables.len() as u32,
             ..Header::default()
         };
-        Ok(Self {
-            rows: Appender::create(&*folder, &format!("{name}.rows"))?,
-            bodies: Appender::create(&*folder, &format!("{name}.bodies"))?,
+        let rows = Appender::create(&*folder, &format!("{name}.rows"))?;
+        let bodies = Appender::create(&*folder, &format!("{name}.bodies"))?;
+        Ok(Self::with_scratch(folder, (name, shape, options), header, (rows, bodies)))
+    }
+
+    pub(super) fn with_scratch(
+        folder: Arc<dyn Folder>,
+        (name, shape, options): (&str, PlanShape, PlanOptions),
+        header: Header,
+        (rows, bodies): (Appender, Appender),
+    ) -> Self {
+        Self {
+            noted_bytes: rows.len_bytes() + bodies.len_bytes(),
+            rows,
+            bodies,
             folder,
             name: name.to_owned(),
             tables: Seen::of_tables(&shape.row_counts, options.memory_bytes / 2),
@@ -91,9 +115,20 @@ impl PlanBuilder {
             runs: Vec::new(),
             windows: Vec::new(),
             counts: Vec::new(),
+            row_crcs: Vec::new(),
+            linked: Linked::default(),
             work_rows: Vec::new(),
             work_body: Vec::new(),
-        })
+        }
+    }
+
+    /// Returns the batches of whole windows.
+    pub(super) fn whole_batches(&self) -> u64 {
+        self.header.batch_count - self.batches.len() as u64
+    }
+
+    pub(super) fn pending_indices(&self) -> u64 {
+        self.ids.len() as u64
     }
 
     /// Adds the next batch: the ids of each feature, in the order training will see them.
@@ -120,6 +155,7 @@ impl PlanBuilder {
         self.header.batch_indices_max = self.header.batch_indices_max.max(index_count);
         if self.is_window_full() {
             self.cut_window()?;
+            self.save_when_due()?;
         }
         Ok(())
     }
@@ -166,8 +202,10 @@ impl PlanBuilder {
         for seen in &mut self.tables {
             self.work_rows.clear();
             seen.number(&mut self.work_rows);
+            let bytes: &[u8] = bytemuck::cast_slice(&self.work_rows);
+            self.row_crcs.push(crc32c(bytes));
             self.counts.push(self.work_rows.len() as u32);
-            self.rows.append(bytemuck::cast_slice(&self.work_rows))?;
+            self.rows.append(bytes)?;
         }
         self.encode_batches();
         self.bodies.append(&self.work_body)?;
@@ -222,7 +260,16 @@ impl PlanBuilder {
     ///
     /// # Errors
     /// `Invalid` for no batches, otherwise the folder's.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
+        self.finish_with(&mut |_, _| true)
+    }
+
+    /// As [`finish`](Self::finish), telling how far it is.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish); `Closed` when `progress` stopped it: go on later with
+    /// [`prepare`](Self::prepare).
+    pub fn finish_with(mut self, progress: &mut PlanProgress<'_>) -> Result<()> {
         if !self.batches.is_empty() {
             self.cut_window()?;
         }
@@ -231,7 +278,8 @@ impl PlanBuilder {
         }
         self.tables = Vec::new();
         self.ids = Vec::new();
-        self.write()
+        self.save()?;
+        self.write(progress)
     }
 
     /// Tells whether `name` in `folder` exists at all, finished or not.

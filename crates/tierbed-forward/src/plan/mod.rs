@@ -15,13 +15,15 @@ mod builder;
 mod columns;
 mod format;
 mod next_use;
+mod progress;
 mod reader;
 mod scratch;
 mod seen;
 mod window;
 mod writer;
 
-pub use builder::PlanBuilder;
+pub use builder::{PlanBuilder, PlanProgress};
+pub use progress::Prepared;
 pub use reader::{Plan, PlanStats};
 pub(crate) use window::{Batch, TableEntries, WindowPlan};
 

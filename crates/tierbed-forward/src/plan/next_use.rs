@@ -1,4 +1,5 @@
-//! From every use of a row to its next: one pass forwards for first uses, one backwards.
+//! From every use of a row to its next: one pass backwards; it ends with the first uses, which
+//! follow the last ones.
 //!
 //! Works on as many neighbouring tables at a time as have room for an array over their rows, and
 //! on one range of rows at a time where a single table has not. Memory therefore never depends
@@ -7,13 +8,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tierbed_core::checksum::crc32c;
 use tierbed_core::Result;
 use tierbed_io::Device;
 
 use super::scratch::read_words;
+use super::writer::{lost_scratch, Meter};
 
 /// No use seen yet.
-const NONE: u64 = u64::MAX;
+pub(crate) const NONE: u64 = u64::MAX;
 
 /// The entries of all windows as the first pass left them.
 #[derive(Debug)]
@@ -25,6 +28,8 @@ pub(crate) struct Entries {
     pub(crate) next: Arc<dyn Device>,
     /// Entries of each table in each window, `[K * T]`.
     pub(crate) counts: Vec<u32>,
+    /// Checksum of the rows of each table in each window, `[K * T]`.
+    row_crcs: Vec<u32>,
     /// Entries before each window, `[K]`.
     entries_before: Vec<u64>,
     table_count: usize,
@@ -32,13 +37,13 @@ pub(crate) struct Entries {
 
 /// Neighbouring tables, or a range of one table's rows, that are linked together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Group {
-    tables: Range<usize>,
-    rows: Range<u64>,
+pub(crate) struct Group {
+    pub(crate) tables: Range<usize>,
+    pub(crate) rows: Range<u64>,
 }
 
 /// Cuts tables into groups whose rows together are at most `rows_max`.
-fn groups(row_counts: &[u64], rows_max: u64) -> Vec<Group> {
+pub(crate) fn groups(row_counts: &[u64], rows_max: u64) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut room = 0;
     for (table, &rows) in row_counts.iter().enumerate() {
@@ -67,7 +72,7 @@ impl Entries {
     pub(crate) fn new(
         rows: Arc<dyn Device>,
         next: Arc<dyn Device>,
-        counts: Vec<u32>,
+        (counts, row_crcs): (Vec<u32>, Vec<u32>),
         table_count: usize,
     ) -> Self {
         let mut before = 0;
@@ -77,42 +82,29 @@ impl Entries {
             first
         });
         let entries_before = windows.collect();
-        Self { rows, next, counts, entries_before, table_count }
+        Self { rows, next, counts, row_crcs, entries_before, table_count }
     }
 
-    /// Finds the next use of every entry with an array of at most `memory_bytes`.
-    ///
-    /// # Errors
-    /// Those of the devices.
-    pub(crate) fn link(&mut self, row_counts: &[u64], memory_bytes: u64) -> Result<()> {
-        for group in groups(row_counts, (memory_bytes / 8).max(1)) {
-            let mut lens = Vec::new();
-            for &rows in row_counts.get(group.tables.clone()).unwrap_or(&[]) {
-                lens.push((group.rows.end.min(rows) - group.rows.start) as usize);
-            }
-            let uses = lens.iter().map(|&len| vec![NONE; len]).collect();
-            let mut pass = Pass { entries: self, group, uses, rows: Vec::new(), next: Vec::new() };
-            for window in 0..self.window_count() {
-                pass.note_first_uses(window)?;
-            }
-            for window in (0..self.window_count()).rev() {
-                pass.link_backwards(window)?;
-            }
-        }
-        Ok(())
+    /// Returns the entries of `tables` in all windows.
+    pub(crate) fn entry_count(&self, tables: Range<usize>) -> u64 {
+        let windows = self.counts.chunks_exact(self.table_count.max(1));
+        let counts = windows.flat_map(|window| window.get(tables.clone()).unwrap_or(&[]));
+        counts.map(|&count| u64::from(count)).sum()
     }
 
     fn window_count(&self) -> usize {
-        self.counts.len() / self.table_count
+        self.counts.len() / self.table_count.max(1)
     }
 }
 
 /// The work on one group.
-struct Pass<'a> {
+pub(crate) struct Pass<'a> {
     entries: &'a Entries,
     group: Group,
     /// Per table of the group, per row: the use that comes next, seen from where the pass stands.
     uses: Vec<Vec<u64>>,
+    /// Checksum of the next uses of each table in each window.
+    crcs: &'a mut [u32],
     rows: Vec<u64>,
     next: Vec<u64>,
 }
@@ -120,12 +112,26 @@ struct Pass<'a> {
 /// Where the group's entries of one window lie.
 struct Section<'a> {
     counts: &'a [u32],
+    /// Of all tables, window after window: the group's tables in this one.
+    tables: Range<usize>,
     first_entry: u64,
     offset_bytes: u64,
     count: usize,
 }
 
 impl<'a> Pass<'a> {
+    pub(crate) fn new(
+        entries: &'a Entries,
+        group: Group,
+        row_counts: &[u64],
+        crcs: &'a mut [u32],
+    ) -> Self {
+        let rows = row_counts.get(group.tables.clone()).unwrap_or(&[]).iter();
+        let lens = rows.map(|&rows| (group.rows.end.min(rows) - group.rows.start) as usize);
+        let uses = lens.map(|len| vec![NONE; len]).collect();
+        Self { entries, group, uses, crcs, rows: Vec::new(), next: Vec::new() }
+    }
+
     fn section(&self, window: usize) -> Section<'a> {
         let entries = self.entries;
         let first = window * entries.table_count;
@@ -139,48 +145,106 @@ impl<'a> Pass<'a> {
             counts: entries.counts.get(tables.clone()).unwrap_or(&[]),
             first_entry: sum(first..tables.start),
             offset_bytes: 8 * (before + sum(first..tables.start)),
-            count: sum(tables) as usize,
+            count: sum(tables.clone()) as usize,
+            tables,
         }
     }
 
-    fn note_first_uses(&mut self, window: usize) -> Result<()> {
-        let section = self.section(window);
-        read_words(&*self.entries.rows, section.offset_bytes, section.count, &mut self.rows)?;
-        let mut entries = (section.first_entry..).zip(&self.rows);
-        for (uses, &count) in self.uses.iter_mut().zip(section.counts) {
-            for (entry, row) in entries.by_ref().take(count as usize) {
-                let at = row.wrapping_sub(self.group.rows.start) as usize;
-                if let Some(first) = uses.get_mut(at).filter(|first| **first == NONE) {
-                    *first = (window as u64) << 32 | entry;
+    /// Finds the next use of every entry of the group in this epoch; [`NONE`] for the last.
+    ///
+    /// # Errors
+    /// Those of the devices, `Closed` when stopped.
+    pub(crate) fn link_backwards(&mut self, meter: &mut Meter<'_, '_>) -> Result<()> {
+        for window in (0..self.entries.window_count()).rev() {
+            let section = self.section(window);
+            let Section { offset_bytes, count, .. } = section;
+            self.read_rows(&section)?;
+            if self.group.rows.start > 0 {
+                // Earlier ranges of this table have left theirs.
+                read_words(&*self.entries.next, offset_bytes, count, &mut self.next)?;
+                check(&self.next, section.counts, self.crcs.get(section.tables.clone()))?;
+            } else {
+                self.next.clear();
+                self.next.resize(count, NONE);
+            }
+            let mut entries = (section.first_entry..).zip(&self.rows).zip(&mut self.next);
+            for (uses, &count) in self.uses.iter_mut().zip(section.counts) {
+                for ((entry, row), next) in entries.by_ref().take(count as usize) {
+                    let at = row.wrapping_sub(self.group.rows.start) as usize;
+                    if let Some(known) = uses.get_mut(at) {
+                        *next = std::mem::replace(known, (window as u64) << 32 | entry);
+                    }
                 }
             }
+            self.put(&section)?;
+            meter.show(count as u64)?;
         }
         Ok(())
     }
 
-    // The array starts with first uses, so the last use of an epoch finds the next epoch's first.
-    fn link_backwards(&mut self, window: usize) -> Result<()> {
-        let section = self.section(window);
-        let Section { offset_bytes, count, .. } = section;
-        read_words(&*self.entries.rows, offset_bytes, count, &mut self.rows)?;
-        if self.group.rows.start > 0 {
-            // Earlier ranges of this table have left theirs.
+    /// Lets each last use be followed by the row's first use: what the first pass ended with.
+    ///
+    /// # Errors
+    /// As [`link_backwards`](Self::link_backwards).
+    pub(crate) fn close_rings(&mut self, meter: &mut Meter<'_, '_>) -> Result<()> {
+        for window in 0..self.entries.window_count() {
+            let section = self.section(window);
+            let Section { offset_bytes, count, .. } = section;
+            self.read_rows(&section)?;
             read_words(&*self.entries.next, offset_bytes, count, &mut self.next)?;
-        } else {
-            self.next.clear();
-            self.next.resize(count, NONE);
-        }
-        let mut entries = (section.first_entry..).zip(&self.rows).zip(&mut self.next);
-        for (uses, &count) in self.uses.iter_mut().zip(section.counts) {
-            for ((entry, row), next) in entries.by_ref().take(count as usize) {
-                let at = row.wrapping_sub(self.group.rows.start) as usize;
-                if let Some(known) = uses.get_mut(at) {
-                    *next = std::mem::replace(known, (window as u64) << 32 | entry);
+            check(&self.next, section.counts, self.crcs.get(section.tables.clone()))?;
+            let mut entries = self.rows.iter().zip(&mut self.next);
+            for (uses, &count) in self.uses.iter().zip(section.counts) {
+                for (row, next) in entries.by_ref().take(count as usize) {
+                    let at = row.wrapping_sub(self.group.rows.start) as usize;
+                    if let Some(first) = uses.get(at).filter(|_| *next == NONE) {
+                        *next = *first;
+                    }
                 }
             }
+            self.put(&section)?;
+            meter.show(count as u64)?;
         }
-        self.entries.next.write_at(offset_bytes, bytemuck::cast_slice(&self.next))
+        Ok(())
     }
+
+    /// Returns the first use of each row of each table, after the pass backwards.
+    pub(crate) fn into_first_uses(self) -> Vec<Vec<u64>> {
+        self.uses
+    }
+
+    fn put(&mut self, section: &Section<'_>) -> Result<()> {
+        let mut rest = self.next.as_slice();
+        let crcs = self.crcs.get_mut(section.tables.clone()).unwrap_or(&mut []);
+        for (crc, &count) in crcs.iter_mut().zip(section.counts) {
+            let (now, later) = rest.split_at_checked(count as usize).unwrap_or((&[], &[]));
+            *crc = crc32c(bytemuck::cast_slice(now));
+            rest = later;
+        }
+        self.entries.next.write_at(section.offset_bytes, bytemuck::cast_slice(&self.next))
+    }
+
+    fn read_rows(&mut self, section: &Section<'_>) -> Result<()> {
+        let Section { offset_bytes, count, .. } = *section;
+        read_words(&*self.entries.rows, offset_bytes, count, &mut self.rows)?;
+        check(&self.rows, section.counts, self.entries.row_crcs.get(section.tables.clone()))
+    }
+}
+
+/// Compares words, so many per table, with the checksum of each table.
+///
+/// # Errors
+/// `Corruption` when they are not what was written.
+pub(crate) fn check(words: &[u64], counts: &[u32], crcs: Option<&[u32]>) -> Result<()> {
+    let mut rest = words;
+    for (&count, &crc) in counts.iter().zip(crcs.unwrap_or(&[])) {
+        let (now, later) = rest.split_at_checked(count as usize).unwrap_or((&[], &[]));
+        if crc != crc32c(bytemuck::cast_slice(now)) {
+            return Err(lost_scratch());
+        }
+        rest = later;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

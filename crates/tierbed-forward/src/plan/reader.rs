@@ -60,12 +60,22 @@ impl Plan {
         source: &str,
         options: &PlanOptions,
     ) -> Result<Option<Self>> {
-        if !PlanBuilder::exists(folder, name)? {
-            return Ok(None);
-        }
-        let plan = Self::read(folder.open(name, OpenMode::ReadOnly)?)?;
+        let plan = Self::find(folder, name)?;
         let is_same = |plan: &Self| plan.header.key == options.key(source) && plan.shape() == shape;
         Ok(plan.filter(is_same))
+    }
+
+    /// Opens the plan `name`; `None` when there is no finished one.
+    pub(super) fn find(folder: &dyn Folder, name: &str) -> Result<Option<Self>> {
+        match PlanBuilder::exists(folder, name)? {
+            true => Self::read(folder.open(name, OpenMode::ReadOnly)?),
+            false => Ok(None),
+        }
+    }
+
+    /// Returns what it was made of: window options and source.
+    pub(super) fn key(&self) -> &str {
+        &self.header.key
     }
 
     fn read(device: Arc<dyn Device>) -> Result<Option<Self>> {

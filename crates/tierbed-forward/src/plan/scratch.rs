@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::Result;
+use tierbed_core::{Error, Result};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode};
 
 /// Bytes gathered before they are written.
@@ -26,6 +26,21 @@ impl Appender {
         let device = folder.open(name, OpenMode::Create)?;
         device.set_len(0)?;
         Ok(Self { device, buf: AlignedBuf::new(APPEND_BYTES), filled: 0, written_bytes: 0 })
+    }
+
+    /// Goes on behind the first `len_bytes` of `name`; the rest is cut off.
+    ///
+    /// # Errors
+    /// `Corruption` when the file is shorter, `Io` or `NoSpace`.
+    pub(crate) fn reopen(folder: &dyn Folder, name: &str, len_bytes: u64) -> Result<Self> {
+        let device = folder.open(name, OpenMode::Create)?;
+        if device.len_bytes()? < len_bytes {
+            return Err(Error::corruption("scratch file of a plan is too short")
+                .with("file", name)
+                .with("remedy", "delete the files of the unfinished plan and make it again"));
+        }
+        device.set_len(len_bytes)?;
+        Ok(Self { device, buf: AlignedBuf::new(APPEND_BYTES), filled: 0, written_bytes: len_bytes })
     }
 
     /// Returns the bytes appended so far: where the next ones will lie.
@@ -76,7 +91,6 @@ pub(crate) fn read_words(
     count: usize,
     words: &mut Vec<u64>,
 ) -> Result<()> {
-    words.clear();
     words.resize(count, 0);
     device.read_at(offset_bytes, bytemuck::cast_slice_mut(words))
 }

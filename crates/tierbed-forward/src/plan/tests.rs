@@ -265,3 +265,164 @@ fn power_loss_leaves_a_whole_plan_or_none() {
     }
     assert!(whole < healthy.io_count());
 }
+
+/// Prepares the plan, pushes what is missing with notes in between, and finishes it.
+fn prepare_and_finish(
+    folder: &tierbed_sim::SimFolder,
+    trace: &Trace,
+    made: &PlanOptions,
+) -> tierbed_core::Result<u64> {
+    let folder: Arc<dyn Folder> = Arc::new(folder.clone());
+    let shape = trace.shape.clone();
+    let builder = match PlanBuilder::prepare(folder, "p", shape, "s", made.clone())? {
+        Prepared::Ready(_) => return Ok(u64::MAX),
+        Prepared::Unfinished(builder) => builder,
+    };
+    let (mut builder, first) = (*builder, 0);
+    let first = first + builder.batch_count();
+    for (at, (indices, offsets)) in trace.batches.iter().enumerate().skip(first as usize) {
+        builder.push(&Bags::new(indices, offsets, None, 3)?)?;
+        if at % 5 == 3 {
+            builder.save()?;
+        }
+    }
+    builder.finish()?;
+    Ok(first)
+}
+
+#[test]
+fn a_killed_pre_pass_goes_on_where_it_was() {
+    use tierbed_sim::{FaultPlan, SimFolder};
+    let trace = trace(12, 23, 400);
+    let bytes_of = |folder: &SimFolder| folder.read("p").unwrap().unwrap();
+    // All tables at once; groups of tables; ranges of a table.
+    for memory_bytes in [1 << 20, 3400, 900] {
+        let made = options(3, 1 << 30, memory_bytes);
+        let healthy = SimFolder::default();
+        assert_eq!(prepare_and_finish(&healthy, &trace, &made).unwrap(), 0);
+        let whole = bytes_of(&healthy);
+        let (mut resumed, mut ready) = (0, 0);
+        for point in 0..healthy.io_count() {
+            let fault = FaultPlan { crash_after_io: Some(point), ..FaultPlan::default() };
+            let folder = SimFolder::new(fault);
+            let _ = prepare_and_finish(&folder, &trace, &made);
+            let image = if point % 2 == 0 { folder.crash(point) } else { folder.crash_to_synced() };
+            match prepare_and_finish(&image, &trace, &made).unwrap() {
+                u64::MAX => ready += 1,
+                first => resumed += u64::from(first > 0),
+            }
+            assert!(bytes_of(&image) == whole, "io {point}");
+            assert_eq!(Folder::list(&image).unwrap(), ["p"], "scratch files are gone");
+        }
+        assert!(resumed > 20 && ready > 0, "{resumed} {ready}");
+    }
+}
+
+#[test]
+fn lost_scratch_is_corruption_or_the_same_plan() {
+    use tierbed_sim::{Chance, FaultPlan, SimFolder};
+    let trace = trace(14, 23, 400);
+    let made = options(3, 1 << 30, 900);
+    let healthy = SimFolder::default();
+    prepare_and_finish(&healthy, &trace, &made).unwrap();
+    let whole = healthy.read("p").unwrap().unwrap();
+    let mut found = 0;
+    for luck in 0..160 {
+        let lie = Chance::Nth(luck / 4);
+        let plan = match luck % 4 {
+            0 => FaultPlan { seed: luck, lost_write: lie, ..FaultPlan::default() },
+            1 => FaultPlan { seed: luck, misdirected_write: lie, ..FaultPlan::default() },
+            2 => FaultPlan { seed: luck, torn_write: lie, ..FaultPlan::default() },
+            _ => FaultPlan { seed: luck, read_bit_flip: lie, ..FaultPlan::default() },
+        };
+        let folder = SimFolder::new(plan);
+        let made = prepare_and_finish(&folder, &trace, &made);
+        folder.set_plan(FaultPlan::default());
+        let bytes = folder.read("p").unwrap();
+        match made.and_then(|_| Plan::open(&folder, "p")).and_then(|plan| plan.verify()) {
+            Ok(_) => assert!(
+                bytes.is_some_and(
+                    |bytes| bytes.len() == whole.len() && bytes[..4096] == whole[..4096]
+                ),
+                "luck {luck}"
+            ),
+            Err(error) => {
+                let is_told = [ErrorKind::Corruption, ErrorKind::Invalid].contains(&error.kind());
+                assert!(is_told, "{error}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 10, "{found}");
+}
+
+#[test]
+fn a_plan_of_another_origin_is_refused_and_kept() {
+    let trace = trace(13, 20, 300);
+    let made = options(3, 1 << 30, 1 << 20);
+    let folder = tierbed_sim::SimFolder::default();
+    let prepare = |source: &str, options: &PlanOptions, shape: &PlanShape| {
+        let folder: Arc<dyn Folder> = Arc::new(folder.clone());
+        PlanBuilder::prepare(folder, "p", shape.clone(), source, options.clone())
+    };
+    let mut other_shape = trace.shape.clone();
+    other_shape.record_bytes[1] += 4;
+    for round in 0..2 {
+        if round == 0 {
+            let Prepared::Unfinished(mut builder) = prepare("s", &made, &trace.shape).unwrap()
+            else {
+                panic!("nothing is there yet");
+            };
+            for (indices, offsets) in &trace.batches[..10] {
+                builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
+            }
+            builder.save().unwrap();
+            assert_eq!(builder.batch_count(), 10);
+        } else {
+            // Nine batches are in whole windows. The knob of memory may change.
+            let made = options(3, 1 << 30, 100);
+            assert_eq!(prepare_and_finish(&folder, &trace, &made).unwrap(), 9);
+        }
+        for error in [
+            prepare("other", &made, &trace.shape),
+            prepare("s", &options(4, 1 << 30, 1 << 20), &trace.shape),
+            prepare("s", &made, &other_shape),
+        ] {
+            let error = error.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            assert!(error.to_string().contains("other batches"), "{error}");
+        }
+    }
+    assert!(matches!(prepare("s", &made, &trace.shape).unwrap(), Prepared::Ready(_)));
+}
+
+#[test]
+fn finishing_tells_how_far_it_is_and_can_be_stopped() {
+    let trace = trace(15, 30, 500);
+    for memory_bytes in [1 << 20, 1000] {
+        let made = options(3, 1 << 30, memory_bytes);
+        let folder = tierbed_sim::SimFolder::default();
+        let prepare = || {
+            let folder: Arc<dyn Folder> = Arc::new(folder.clone());
+            PlanBuilder::prepare(folder, "p", trace.shape.clone(), "s", made.clone()).unwrap()
+        };
+        let Prepared::Unfinished(mut builder) = prepare() else { panic!("not yet") };
+        for (indices, offsets) in &trace.batches {
+            builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
+        }
+        let error = builder.finish_with(&mut |done, total| 2 * done < total).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        let Prepared::Unfinished(builder) = prepare() else { panic!("not yet") };
+        assert_eq!(builder.batch_count(), 30);
+        let (mut last, mut all) = (0, 0);
+        builder
+            .finish_with(&mut |done, total| {
+                assert!(last <= done && done <= total && (all == 0 || all == total));
+                (last, all) = (done, total);
+                true
+            })
+            .unwrap();
+        assert_eq!(last, all);
+        check_against_oracle(&trace, &Plan::open(&folder, "p").unwrap());
+    }
+}

@@ -1,34 +1,97 @@
 //! From scratch files to a plan: next uses found, blocks packed, header written last.
 
+use std::sync::Arc;
+
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, Result};
-use tierbed_io::{AlignedBuf, PAGE_BYTES};
+use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_io::{AlignedBuf, Device, OpenMode, PAGE_BYTES};
 
 use super::columns::{encode_columns, Firsts};
 use super::format::{Directory, WindowMeta, BLOCK_HEAD_BYTES, BLOCK_MAGIC, BLOCK_TABLE_BYTES};
-use super::next_use::Entries;
+use super::next_use::{check, groups, Entries, Group, Pass, NONE};
+use super::progress::{remove_scratch, Linked};
 use super::scratch::{read_words, Appender};
-use super::PlanBuilder;
+use super::{PlanBuilder, PlanProgress};
 use crate::bits::PAD_BYTES;
 
 impl PlanBuilder {
     /// Turns the scratch files into the plan.
-    pub(super) fn write(&mut self) -> Result<()> {
-        let next =
-            Appender::create(&*self.folder, &format!("{}.next", self.name))?.flush()?.clone();
-        next.set_len(self.rows.len_bytes())?;
+    pub(super) fn write(mut self, progress: &mut PlanProgress<'_>) -> Result<()> {
+        let next = self.open_next()?;
         let table_count = self.shape.row_counts.len();
-        let counts = std::mem::take(&mut self.counts);
-        let mut entries = Entries::new(self.rows.flush()?.clone(), next, counts, table_count);
-        entries.link(&self.shape.row_counts, self.options.memory_bytes / 2)?;
-        self.write_plan(&entries)?;
-        for scratch in ["rows", "next", "bodies"] {
-            self.folder.remove(&format!("{}.{scratch}", self.name))?;
-        }
+        let rows = self.rows.flush()?.clone();
+        let words = (self.counts.clone(), self.row_crcs.clone());
+        let entries = Entries::new(rows, next, words, table_count);
+        let mut meter = Meter { progress, done: 0, total: 0 };
+        let first_uses = self.link(&entries, &mut meter)?;
+        self.write_plan(&entries, first_uses.as_deref(), &mut meter)?;
+        // The plan has its name before its sources go.
+        self.folder.sync()?;
+        remove_scratch(&*self.folder, &self.name)?;
         self.folder.sync()
     }
 
-    fn write_plan(&mut self, entries: &Entries) -> Result<()> {
+    // Keeps the next uses that are there already.
+    fn open_next(&mut self) -> Result<Arc<dyn Device>> {
+        let name = format!("{}.next", self.name);
+        let rows_bytes = self.rows.len_bytes();
+        let device = self.folder.open(&name, OpenMode::Create)?;
+        let is_kept = self.linked.group_count > 0
+            && self.linked.memory_bytes == self.options.memory_bytes
+            && device.len_bytes()? == rows_bytes;
+        if !is_kept {
+            self.linked = Linked {
+                memory_bytes: self.options.memory_bytes,
+                group_count: 0,
+                crcs: vec![0; self.counts.len()],
+            };
+            device.set_len(0)?;
+            device.set_len(rows_bytes)?;
+        }
+        Ok(device)
+    }
+
+    // Links group after group, noting each; a single one leaves its first uses for the end.
+    fn link(
+        &mut self,
+        entries: &Entries,
+        meter: &mut Meter<'_, '_>,
+    ) -> Result<Option<Vec<Vec<u64>>>> {
+        let groups = groups(&self.shape.row_counts, (self.options.memory_bytes / 8).max(1));
+        let entry_count = entries.entry_count(0..self.shape.row_counts.len());
+        let passes = if groups.len() == 1 { 1 } else { 2 };
+        let linking = |group: &Group| passes * entries.entry_count(group.tables.clone());
+        meter.total = entry_count + groups.iter().map(linking).sum::<u64>();
+        for (at, group) in groups.iter().enumerate() {
+            if at < self.linked.group_count {
+                meter.show(linking(group))?;
+                continue;
+            }
+            let counts = &self.shape.row_counts;
+            let mut pass = Pass::new(entries, group.clone(), counts, &mut self.linked.crcs);
+            pass.link_backwards(meter)?;
+            if groups.len() == 1 {
+                return Ok(Some(pass.into_first_uses()));
+            }
+            pass.close_rings(meter)?;
+            drop(pass);
+            // A table that is linked range by range counts when its last range is done: what a
+            // killed range left is written over from the first one on.
+            if groups.get(at + 1).is_none_or(|next| next.rows.start == 0) {
+                entries.next.sync()?;
+                self.linked.group_count = at + 1;
+                self.save()?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn write_plan(
+        &mut self,
+        entries: &Entries,
+        first_uses: Option<&[Vec<u64>]>,
+        meter: &mut Meter<'_, '_>,
+    ) -> Result<()> {
         let bodies = self.bodies.flush()?.clone();
         let mut plan = Appender::create(&*self.folder, &self.name)?;
         plan.append(&[0; PAGE_BYTES])?;
@@ -42,6 +105,13 @@ impl PlanBuilder {
             let count = counts.iter().map(|&count| count as usize).sum();
             read_words(&*entries.rows, entry_at, count, &mut rows)?;
             read_words(&*entries.next, entry_at, count, &mut next)?;
+            let at = number as usize * table_count;
+            check(&rows, counts, self.row_crcs.get(at..at + table_count))?;
+            check(&next, counts, self.linked.crcs.get(at..at + table_count))?;
+            if let Some(first_uses) = first_uses {
+                close_rings((&rows, &mut next), counts, first_uses);
+            }
+            meter.show(count as u64)?;
             entry_at += 8 * count as u64;
             body.resize(scratch.body_bytes as usize, 0);
             bodies.read_at(body_at, &mut body)?;
@@ -74,7 +144,15 @@ impl PlanBuilder {
             plan.append(&body)?;
             plan.pad_to(PAGE_BYTES)?;
         }
-        let counts = entries.counts.clone();
+        self.write_directory(plan, windows, (entries.counts.clone(), firsts))
+    }
+
+    fn write_directory(
+        &mut self,
+        mut plan: Appender,
+        windows: Vec<WindowMeta>,
+        (counts, firsts): (Vec<u32>, Firsts),
+    ) -> Result<()> {
         let directory =
             Directory { shape: self.shape.clone(), windows, counts, firsts: firsts.into() };
         let bytes = directory.encode();
@@ -90,6 +168,37 @@ impl PlanBuilder {
         page.copy_from_slice(&self.header.encode());
         device.write_at(0, &page)?;
         device.sync()
+    }
+}
+
+// The last use of a row in an epoch is followed by its first in the next one.
+fn close_rings((rows, next): (&[u64], &mut [u64]), counts: &[u32], first_uses: &[Vec<u64>]) {
+    let mut entries = rows.iter().zip(next);
+    for (&count, first_uses) in counts.iter().zip(first_uses) {
+        for (&row, next) in entries.by_ref().take(count as usize) {
+            if *next == NONE {
+                *next = first_uses.get(row as usize).copied().unwrap_or(NONE);
+            }
+        }
+    }
+}
+
+/// Tells how far a plan is.
+pub(super) struct Meter<'a, 'b> {
+    progress: &'a mut PlanProgress<'b>,
+    done: u64,
+    total: u64,
+}
+
+impl Meter<'_, '_> {
+    /// Counts `rows` more; `Closed` when the caller has had enough.
+    pub(super) fn show(&mut self, rows: u64) -> Result<()> {
+        self.done += rows;
+        match (self.progress)(self.done, self.total) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Closed, "making the plan was stopped")
+                .with("remedy", "prepare it again to go on")),
+        }
     }
 }
 
