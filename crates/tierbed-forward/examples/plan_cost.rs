@@ -70,6 +70,41 @@ fn thread_cpu_ns() -> u64 {
     text.split_whitespace().next().unwrap().parse().unwrap()
 }
 
+/// Returns the processor time of pushing, linking, writing and reading back.
+fn measure(
+    folder: &Arc<FsFolder>,
+    batches: &[Vec<i64>],
+    shape: &PlanShape,
+    made: &PlanOptions,
+) -> [u64; 4] {
+    let size = batches[0].len() / 26;
+    let offsets: Vec<i64> = (0..=(26 * size) as i64).collect();
+    let start = thread_cpu_ns();
+    let mut builder =
+        PlanBuilder::new(folder.clone(), "plan", shape.clone(), "trace", made.clone()).unwrap();
+    for indices in batches {
+        builder.push(&Bags::new(indices, &offsets, None, 26).unwrap()).unwrap();
+    }
+    let pushed = thread_cpu_ns();
+    // One pass links, as many rows are written: half of the work is told in between.
+    let mut linked = 0;
+    builder
+        .finish_with(&mut |done, total| {
+            if 2 * done <= total {
+                linked = thread_cpu_ns();
+            }
+            true
+        })
+        .unwrap();
+    let finished = thread_cpu_ns();
+    let plan = Plan::open(&**folder, "plan").unwrap();
+    let opened = thread_cpu_ns();
+    let sum = plan.read_all().unwrap();
+    let read = thread_cpu_ns();
+    assert!(sum > 0);
+    [pushed - start, linked - pushed, finished - linked, read - opened]
+}
+
 fn main() {
     let options = options();
     let scale: f64 = get(&options, "scale", 0.25);
@@ -102,33 +137,9 @@ fn main() {
     );
     let path = PathBuf::from(get(&options, "folder", "plan-cost".to_owned()));
     let folder = Arc::new(FsFolder::create(&path).unwrap());
-    let offsets: Vec<i64> = (0..=(26 * size) as i64).collect();
     let mut least = [u64::MAX; 4];
     for _ in 0..get(&options, "rounds", 3) {
-        let start = thread_cpu_ns();
-        let mut builder =
-            PlanBuilder::new(folder.clone(), "plan", shape.clone(), "trace", made.clone()).unwrap();
-        for indices in &batches {
-            builder.push(&Bags::new(indices, &offsets, None, 26).unwrap()).unwrap();
-        }
-        let pushed = thread_cpu_ns();
-        // One pass links, as many rows are written: half of the work is told in between.
-        let mut linked = 0;
-        builder
-            .finish_with(&mut |done, total| {
-                if 2 * done <= total {
-                    linked = thread_cpu_ns();
-                }
-                true
-            })
-            .unwrap();
-        let finished = thread_cpu_ns();
-        let plan = Plan::open(&*folder, "plan").unwrap();
-        let opened = thread_cpu_ns();
-        let sum = plan.read_all().unwrap();
-        let read = thread_cpu_ns();
-        assert!(sum > 0);
-        let times = [pushed - start, linked - pushed, finished - linked, read - opened];
+        let times = measure(&folder, &batches, &shape, &made);
         for (least, now) in least.iter_mut().zip(times) {
             *least = now.min(*least);
         }
