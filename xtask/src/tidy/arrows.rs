@@ -44,6 +44,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "data",
             "trainstore",
             "lsm",
+            "cold",
             "baselines",
             "pagestore",
             "tierbed",

@@ -33,6 +33,9 @@ pub struct Job {
     /// Batches of look-ahead of a keyed system; `None` is all of them.
     #[serde(default)]
     pub look_ahead_batches: Option<u64>,
+    /// Whether `folder` holds every row already, committed by a keyed system of an earlier job.
+    #[serde(default)]
+    pub is_loaded: bool,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     #[serde(default = "default_io_engine")]
     pub io_engine: String,

@@ -66,7 +66,9 @@ impl Keyed {
         let timeline = Timeline::open(path)?;
         let buffer_bytes = (job.dram_budget_bytes as f64 * BUFFER_SHARE) as u64;
         let mut store = stores::open(job, &schema, job.dram_budget_bytes - buffer_bytes)?;
-        load(&mut store, &schema)?;
+        if !job.is_loaded {
+            load(&mut store, &schema)?;
+        }
         let words = record_words(&schema);
         // A slot costs its record, its row, its list entry and its place among the free.
         let slot_count = buffer_bytes as usize / (4 * words + 16);

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use tierbed_baselines::{
     HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions, RocksStore,
 };
+use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_core::{Budget, Error, Result, Schema, TrainStore};
 use tierbed_io::{EngineOptions, FsFolder};
 use tierbed_lsm::{LsmOptions, LsmStore, Picker, Scheduling};
@@ -88,6 +89,10 @@ pub(crate) fn open(job: &Job, schema: &Schema, memory_bytes: u64) -> Result<AnyS
             let engine = engine_options(job)?;
             let options = FileStoreOptions { budget: account, engine, disk_quota_bytes: None };
             AnyStore::Other(Box::new(FileStore::open(folder()?, options)?))
+        }
+        "cold" => {
+            let options = ColdOptions::new(account, engine_options(job)?);
+            AnyStore::Other(Box::new(ColdStore::open(folder()?, options)?))
         }
         "hashdb" => {
             let options = HashDbOptions::within(memory_bytes, account);

@@ -89,8 +89,6 @@ impl System for Forward {
             "dump_bytes": stats.dump_bytes,
             "windows": stats.window_count,
             "budget_peak_bytes": self.engine.budget().report().peak_bytes,
-            "train_cpu_ns": 0,
-            "blocked_us": 0,
         }))
     }
 
@@ -152,7 +150,7 @@ impl System for Memory {
     }
 
     fn counters(&mut self) -> Result<Value> {
-        Ok(json!({ "train_cpu_ns": 0, "blocked_us": 0 }))
+        Ok(json!({ "blocked_us": 0 }))
     }
 
     #[cfg(test)]

@@ -53,6 +53,7 @@ fn job(folder: &Path, system: &str, look_ahead_batches: Option<u64>) -> Job {
         batch_len: BATCH_LEN,
         dram_budget_bytes: if system == "forward" { 600_000 } else { 200_000 },
         look_ahead_batches,
+        is_loaded: false,
         io_engine: "inline".to_owned(),
     }
 }
@@ -103,6 +104,7 @@ fn a_failed_command_is_answered_and_the_next_one_served() {
         },
     });
     let mut file = unknown.clone();
+    let mut again = unknown.clone();
     file["job"]["system"] = "file".into();
     file["job"]["folder"] = folder.join("file").to_str().into();
     let run =
@@ -117,10 +119,12 @@ fn a_failed_command_is_answered_and_the_next_one_served() {
         run(2, "train"),
         json!({ "do": "checkpoint" }),
         run(4, "dance"),
+        again,
+        run(4, "train"),
     ];
     let answers = ask(&commands);
     let is_error: Vec<bool> = answers.iter().map(|answer| answer.get("error").is_some()).collect();
-    assert_eq!(is_error, [true, true, true, false, false, true, false, false, true]);
+    assert_eq!(is_error, [true, true, true, false, false, true, false, false, true, false, false]);
     assert_eq!(answers[2]["kind"], "invalid");
     assert_eq!(answers[4]["steps_us"].as_array().unwrap().len(), 2);
     assert_eq!(answers[5]["kind"], "unsupported");
