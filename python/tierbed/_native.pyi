@@ -63,7 +63,8 @@ class NativeStore:
         "durability": "checkpoint"|"step",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
         "disk_quota_bytes": int|null, "vocabulary_bytes": int|null,
-        "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget may be left out. ``path`` may be None for "memory"."""
+        "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget may be left out. ``path`` may be
+        None for "memory"."""
 
     @staticmethod
     def over(bridge: Any, options_json: str) -> NativeStore:

@@ -71,8 +71,9 @@ def write_suite(
     out: str | os.PathLike[str],
     suite: str,
     rows: Sequence[Row],
-    ratios: Mapping[str, float],
+    ratios: Mapping[str, float | None],
     figure: Figure | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes ``<out>/<suite>.json``, and ``<out>/<suite>.png`` when a figure is given.
 
@@ -80,8 +81,9 @@ def write_suite(
         out: Folder.
         suite: Name of the benchmark.
         rows: One flat object per measurement: its parameters and metrics in snake_case.
-        ratios: ``<system>_vs_<baseline>``: ratio.
+        ratios: ``<system>_vs_<baseline>``: ratio; None where a side is missing.
         figure: Draws onto a matplotlib figure.
+        told: What else one must know, such as sizes; beside ``machine`` and ``date``.
 
     Returns:
         The path of the JSON file.
@@ -96,6 +98,7 @@ def write_suite(
             "machine": machine(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": _command(),
+            **(told or {}),
             "rows": [dict(row) for row in rows],
             "ratios": dict(ratios),
         },

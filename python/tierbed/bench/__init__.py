@@ -1,13 +1,21 @@
 """What does it cost, next to what one would use instead?
 
-Every suite runs all its systems in one process, on the same data, in interleaved rounds, and
-reports medians. Counts (pages, reads, bytes) come first: they do not depend on who else uses the
-machine. Times are those of this machine, at this moment.
+Every suite runs all its systems on the same data, in interleaved rounds, and reports medians;
+``training`` gives each a process of its own. Counts (pages, reads, bytes) come first: they do not
+depend on who else uses the machine. Times are those of this machine, at this moment.
 """
 
 from tierbed.bench.lookup import run_lookup
-from tierbed.bench.training import run_training
+from tierbed.bench.models import ModelOptions, run_models
+from tierbed.bench.training import TrainingOptions, run_training
 
-__all__ = ["SUITES", "run_lookup", "run_training"]
+__all__ = [
+    "SUITES",
+    "ModelOptions",
+    "TrainingOptions",
+    "run_lookup",
+    "run_models",
+    "run_training",
+]
 
-SUITES = {"lookup": run_lookup, "training": run_training}
+SUITES = {"lookup": run_lookup}
