@@ -104,9 +104,10 @@ fn a_failed_command_is_answered_and_the_next_one_served() {
         },
     });
     let mut file = unknown.clone();
-    let mut again = unknown.clone();
     file["job"]["system"] = "file".into();
     file["job"]["folder"] = folder.join("file").to_str().into();
+    let mut again = file.clone();
+    again["job"]["is_loaded"] = true.into();
     let run =
         |first: u64, mode: &str| json!({ "do": "run", "first": first, "count": 2, "mode": mode });
     let commands = [
