@@ -7,6 +7,9 @@
 UV_VERSION := 0.13.9
 PYTHON ?= python3
 
+FUZZ_VERSION := 0.13.2
+FUZZ_SECONDS ?= 20
+
 STEP := scripts/step
 UV := .tools/uv/bin/uv
 PY := .venv/bin/python
@@ -15,6 +18,7 @@ TIERBED := .venv/bin/tierbed
 # Stamps live in the folders they speak of, so removing a folder removes its stamp.
 UV_STAMP := .tools/uv/.version-$(UV_VERSION)
 ENV_STAMP := .venv/.stamp-packages
+FUZZ_STAMP := .tools/cargo-fuzz/.version-$(FUZZ_VERSION)
 NATIVE_STAMP := .venv/.stamp-native
 NATIVE_SOURCES := Cargo.toml Cargo.lock \
     $(shell find crates -path '*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
@@ -112,6 +116,15 @@ test-long: setup ## Run the slow tests and many simulation seeds
 	@$(STEP) 'simulations' cargo x sim --rounds 50
 	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'
 
+.PHONY: fuzz
+fuzz: $(FUZZ_STAMP) ## Fuzz every decoder of bytes on disk; FUZZ_SECONDS=20 for each
+	@$(STEP) 'fuzz' scripts/fuzz $(FUZZ_SECONDS)
+
+$(FUZZ_STAMP):
+	@$(STEP) 'cargo-fuzz $(FUZZ_VERSION) into .tools/cargo-fuzz' \
+	    cargo install --quiet --locked --version $(FUZZ_VERSION) --root .tools/cargo-fuzz cargo-fuzz
+	@touch $@
+
 .PHONY: format
 format: setup ## Format all Rust and Python sources
 	@cargo fmt --all
@@ -127,7 +140,7 @@ docs: setup ## Build the API reference into build/docs and check every link
 
 .PHONY: clean
 clean: ## Remove everything that was built (.tools, .venv, target, outputs)
-	@rm -rf .tools .venv target build demo-out bench-out
+	@rm -rf .tools .venv target build demo-out bench-out fuzz/target fuzz/corpus fuzz/artifacts
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find python -name __pycache__ -type d -prune -exec rm -rf {} +
 	@rm -f python/tierbed/_native*.so

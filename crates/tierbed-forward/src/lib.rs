@@ -8,6 +8,8 @@
 
 mod bits;
 pub mod engine;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod plan;
 mod store;
 

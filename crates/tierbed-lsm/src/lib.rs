@@ -21,6 +21,8 @@
 mod cache;
 mod commit;
 pub mod compaction;
+#[doc(hidden)]
+pub mod fuzz;
 mod key;
 pub mod lookahead;
 mod memtable;

@@ -13,6 +13,8 @@
 //! [`sorter`] brings any number of fixed-size records into key order in bounded memory.
 
 pub mod forward_index;
+#[doc(hidden)]
+pub mod fuzz;
 mod lookup;
 pub mod manifest;
 mod open;

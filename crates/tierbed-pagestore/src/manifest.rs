@@ -159,7 +159,7 @@ pub(crate) fn check_attachment_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn header_line(crc: u32) -> String {
+pub(crate) fn header_line(crc: u32) -> String {
     format!("{MANIFEST_MAGIC} {SNAPSHOT_VERSION} {crc:08x}\n")
 }
 

@@ -412,6 +412,18 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
     Ok(manifest)
 }
 
+// For `fuzz`: the text of a `CURRENT` that names `manifest`, and a manifest with the right head.
+pub(crate) fn current_of(number: u64, manifest: &[u8]) -> String {
+    format!("{CURRENT_MAGIC} {FORMAT_VERSION} {number} {:08x}\n", crc32c(manifest))
+}
+
+pub(crate) fn mended_manifest(body: &[u8]) -> Vec<u8> {
+    let mut bytes =
+        format!("{MANIFEST_MAGIC} {FORMAT_VERSION} {:08x}\n", crc32c(body)).into_bytes();
+    bytes.extend_from_slice(body);
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

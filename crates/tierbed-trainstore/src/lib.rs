@@ -11,6 +11,8 @@
 
 mod commit;
 mod file;
+#[doc(hidden)]
+pub mod fuzz;
 mod memory;
 
 pub use commit::{

@@ -33,6 +33,8 @@ use tierbed_trainstore::CommitLog;
 pub use options::ForwardConfig;
 pub use replan::{Import, RecordSink, RowSource};
 pub use scan::AnySink;
+#[doc(hidden)]
+pub use stored::fuzz_chunks;
 pub use update::Grads;
 
 use crate::plan::{ids_checksum, Batch, Plan, WindowPlan};

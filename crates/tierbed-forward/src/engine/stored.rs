@@ -220,6 +220,14 @@ fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>> {
     Ok(buckets)
 }
 
+/// Entry for `fuzz`: the chunk lists of a checkpoint.
+pub fn fuzz_chunks(bytes: &[u8]) {
+    if let Ok(buckets) = decode_buckets(bytes) {
+        let stored = Stored { buckets, ..Stored::default() };
+        let _ = stored.buckets(4, 64);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@
 mod builder;
 mod columns;
 mod format;
+mod fuzz;
 mod next_use;
 mod progress;
 mod reader;
@@ -23,6 +24,8 @@ mod window;
 mod writer;
 
 pub use builder::{PlanBuilder, PlanProgress};
+#[doc(hidden)]
+pub use fuzz::fuzz_plan;
 pub use progress::Prepared;
 pub use reader::{Plan, PlanStats};
 pub(crate) use window::{Batch, TableEntries, WindowPlan};

@@ -88,6 +88,7 @@ impl Plan {
         let Some(header) = Header::decode(&page)? else { return Ok(None) };
         let end = header.directory_offset_bytes.checked_add(header.directory_bytes);
         if end.is_none_or(|end| end > file_bytes)
+            || u64::from(header.block_bytes_max) > file_bytes
             || header.directory_bytes != Directory::expected_bytes(&header)
         {
             return Err(damaged("is shorter than its header says"));

@@ -266,6 +266,19 @@ fn power_loss_leaves_a_whole_plan_or_none() {
     assert!(whole < healthy.io_count());
 }
 
+/// Found by fuzzing: the header's longest block was allocated unseen, 4 GiB for a page of damage.
+#[test]
+fn a_block_longer_than_the_file_is_damage() {
+    let (folder, _) = build(&trace(1, 4, 30), &PlanOptions::default());
+    let mut bytes = folder.read("p").unwrap().unwrap();
+    bytes[64..68].copy_from_slice(&u32::MAX.to_le_bytes());
+    let crc = tierbed_core::checksum::crc32c(&bytes[12..tierbed_io::PAGE_BYTES]);
+    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    folder.write_durable("damaged", &bytes).unwrap();
+    let error = Plan::open(&*folder, "damaged").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+}
+
 /// Prepares the plan, pushes what is missing with notes in between, and finishes it.
 fn prepare_and_finish(
     folder: &tierbed_sim::SimFolder,

@@ -10,7 +10,8 @@
 //!
 //! A broken entry ends the log, as a crash leaves it, unless something was written after a sync
 //! that must have saved the entry: a later segment, an entry behind a later step commit, or a step
-//! commit that does not follow the last whole one. Then it is damage. So only the very last step commit can be taken for one that never finished.
+//! commit that does not follow the last whole one. Then it is damage. So only the very last step
+//! commit can be taken for one that never finished.
 //!
 //! | bytes of a step commit | field |
 //! |---|---|

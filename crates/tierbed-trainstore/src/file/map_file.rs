@@ -56,7 +56,7 @@ pub(super) fn write_map(folder: &dyn Folder, name: &str, map: &PageMap) -> Resul
     Ok(crc)
 }
 
-fn fill_header(block: &mut [u8], page_count: u64, words_crc: u32) {
+pub(super) fn fill_header(block: &mut [u8], page_count: u64, words_crc: u32) {
     let fields = MAGIC
         .into_iter()
         .chain(VERSION.to_le_bytes())

@@ -5,6 +5,7 @@
 //! written occupy nothing. Commits are atomic through two homes per page
 //! (`docs/design/0001-shadow-pages.md`).
 
+pub(crate) mod fuzz;
 mod layout;
 mod map_file;
 mod page_map;

@@ -1,0 +1,72 @@
+//! Entry for the crate's `fuzz`: a plan file, every window of it loaded and walked.
+
+use tierbed_core::checksum::crc32c;
+use tierbed_io::{Folder, MemoryFolder, PAGE_BYTES};
+
+use super::{Plan, WindowPlan};
+
+/// A plan file.
+pub fn fuzz_plan(bytes: &[u8]) {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES).max(PAGE_BYTES), 0);
+    mend(&mut bytes);
+    let folder = MemoryFolder::default();
+    if folder.write_durable("p.plan", &bytes).is_err() {
+        return;
+    }
+    let Ok(plan) = Plan::open(&folder, "p.plan") else { return };
+    let _ = (plan.stats(), plan.identity(), plan.verify());
+    let mut window = WindowPlan::default();
+    for number in 0..plan.window_count().min(64) {
+        if plan.load_entries(number, &mut window).is_ok() {
+            let _ = (window.row_of(0), window.row_of(u32::MAX));
+        }
+        if plan.load(number, &mut window).is_ok() {
+            walk(&window);
+        }
+    }
+}
+
+fn walk(window: &WindowPlan) {
+    for table in window.tables() {
+        let next = window.next_uses(table);
+        for at in 0..(table.count as usize).min(1000) {
+            let _ = next.get(at);
+        }
+        window.rows(table).take(1000).for_each(drop);
+    }
+    for at in 0..window.batch_count().min(100) {
+        let Some(mut batch) = window.batch(at) else { continue };
+        for table in 0..window.tables().len() {
+            let mapping = window.mapping(&mut batch, table, 10);
+            let _ = (mapping.get(0), mapping.get(9));
+        }
+    }
+}
+
+// Puts the right checksums over a plan's windows, its directory and its header.
+fn mend(bytes: &mut [u8]) {
+    fn put(bytes: &mut [u8], at: usize, crc: u32) {
+        if let Some(place) = bytes.get_mut(at..at.saturating_add(4)) {
+            place.copy_from_slice(&crc.to_le_bytes());
+        }
+    }
+    let long = |bytes: &[u8], at: usize| {
+        let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
+        word.map_or(0, |word| u64::from_le_bytes(*word)) as usize
+    };
+    let (from, len_bytes) = (long(bytes, 16), long(bytes, 24));
+    let directory = bytes.get(from..from.saturating_add(len_bytes)).unwrap_or(&[]).to_vec();
+    // A window's entry is 16 bytes somewhere in the directory; a wrong guess mends nothing.
+    for entry in (0..directory.len().min(2000)).step_by(4) {
+        let (at, block_bytes) = (long(&directory, entry), long(&directory, entry + 8) as u32);
+        let end = at.saturating_add(block_bytes as usize);
+        if at >= PAGE_BYTES && end <= from {
+            let crc = bytes.get(at.saturating_add(4)..end).map_or(0, crc32c);
+            put(bytes, at, crc);
+        }
+    }
+    put(bytes, 32, crc32c(&directory));
+    let crc = bytes.get(12..PAGE_BYTES).map_or(0, crc32c);
+    put(bytes, 8, crc);
+}

@@ -1,0 +1,93 @@
+//! Can any bytes make a decoder of this crate panic? Entries for `fuzz/`, not an interface.
+//!
+//! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
+//! decodes them. Damage is an error, which is fine; anything else that goes wrong is a bug.
+
+use std::sync::Arc;
+
+use tierbed_core::checksum::{crc32c, crc32c_append};
+use tierbed_core::{InitSpec, OptimizerKind, RowId, RowKey, Schema, TableId, TableSchema};
+use tierbed_io::{Device, MemoryDevice, PAGE_BYTES};
+
+use crate::forward_index::{ForwardIndex, IndexShape};
+use crate::manifest::Manifest;
+use crate::page::{PageShape, PageView};
+
+// Puts the checksum of the rest over the first four bytes.
+fn mend(bytes: &mut [u8]) -> u32 {
+    let crc = bytes.get(4..).map_or(0, crc32c);
+    if let Some(place) = bytes.get_mut(..4) {
+        place.copy_from_slice(&crc.to_le_bytes());
+    }
+    crc
+}
+
+fn tables() -> Vec<TableSchema> {
+    let table = |(name, dim, row_count): (&str, u32, u64)| TableSchema {
+        name: name.into(),
+        row_count,
+        dim,
+        optimizer: OptimizerKind::Sgd,
+        state_init: 0.0,
+        init: InitSpec::Constant { value: 0.0 },
+        seed: 0,
+    };
+    [("narrow", 8, 3000), ("long", 3000, 40), ("wide", 4, 1 << 33)].map(table).to_vec()
+}
+
+/// A page of a snapshot.
+pub fn page(bytes: &[u8]) {
+    let shapes: Vec<PageShape> = tables().iter().map(PageShape::new).collect();
+    let mut page = bytes.to_vec();
+    page.resize(PAGE_BYTES, 0);
+    mend(&mut page);
+    let page_id =
+        page.get(16..).and_then(<[u8]>::first_chunk).map_or(0, |id| u64::from_le_bytes(*id));
+    let Ok(view) = PageView::parse(&page, page_id, &shapes) else { return };
+    for slot in 0..view.row_count {
+        assert!(view.find(view.row(slot)).is_some(), "a row that is there is found");
+    }
+    let _ = view.find(RowId(u64::MAX));
+}
+
+/// The manifest of a snapshot.
+pub fn manifest(bytes: &[u8]) {
+    let _ = Manifest::decode(bytes);
+    let mut mended = crate::manifest::header_line(crc32c(bytes)).into_bytes();
+    mended.extend_from_slice(bytes);
+    if let Ok(manifest) = Manifest::decode(&mended) {
+        let again = manifest.encode().ok().and_then(|bytes| Manifest::decode(&bytes).ok());
+        assert_eq!(again, Some(manifest), "comes back as it was");
+    }
+}
+
+/// The forward index of a snapshot; its first two bytes say how many pages there are.
+pub fn index(bytes: &[u8]) {
+    let Some((head, rest)) = bytes.split_first_chunk::<2>() else { return };
+    let page_count = u64::from(u16::from_le_bytes(*head));
+    let small = tables().into_iter().take(2).collect();
+    let Ok(schema) = Schema::new(small) else { return };
+    let Ok(shape) = IndexShape::new(&schema, page_count) else { return };
+    let mut file = rest.to_vec();
+    file.resize(shape.block_count() as usize * PAGE_BYTES, 0);
+    let mut crc = 0;
+    for (number, block) in (0u32..).zip(file.chunks_exact_mut(PAGE_BYTES)) {
+        if let Some(place) = block.get_mut(4..8) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        crc = crc32c_append(crc, &mend(block).to_le_bytes());
+    }
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("rows.index"));
+    if device.write_at(0, &file).is_err() {
+        return;
+    }
+    let Ok(index) = ForwardIndex::load(shape, page_count, device.as_ref(), crc) else { return };
+    for table in schema.tables() {
+        let id = schema.id_of(&table.name).unwrap_or(TableId(0));
+        for row in 0..table.row_count {
+            if let Ok(Some(page)) = index.get(RowKey::new(id, RowId(row))) {
+                assert!(page < page_count, "names a page that exists");
+            }
+        }
+    }
+}

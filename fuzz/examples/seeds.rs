@@ -1,0 +1,160 @@
+//! Writes the seeds of every fuzz target: pieces of files that the stores themselves wrote.
+//!
+//! `cargo run --manifest-path fuzz/Cargo.toml --example seeds`, from the repository's root. The
+//! same code gives the same seeds.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use tierbed_core::env::{ManualClock, SplitMix64};
+use tierbed_core::store::{Attachment, RowWrite};
+use tierbed_core::{
+    Bags, Budget, InitSpec, OptimizerKind, RowId, RowKey, Schema, TableId, TableSchema, TrainStore,
+};
+use tierbed_forward::{PlanBuilder, PlanOptions, PlanShape};
+use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
+use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
+use tierbed_pagestore::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME};
+use tierbed_pagestore::SnapshotWriter;
+use tierbed_trainstore::{FileStore, FileStoreOptions};
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+const SEEDS: &str = "fuzz/seeds";
+const BLOCK_BYTES: usize = 4096;
+
+fn put(target: &str, name: &str, bytes: &[u8]) -> Outcome {
+    let folder = Path::new(SEEDS).join(target);
+    fs::create_dir_all(&folder)?;
+    Ok(fs::write(folder.join(name), bytes)?)
+}
+
+fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
+    TableSchema {
+        name: name.into(),
+        row_count,
+        dim,
+        optimizer: OptimizerKind::Sgd,
+        state_init: 0.0,
+        init: InitSpec::Constant { value: 0.0 },
+        seed: 0,
+    }
+}
+
+fn engine() -> EngineOptions {
+    EngineOptions { choice: EngineChoice::Inline, queue_depth: 2, buf_bytes: BLOCK_BYTES }
+}
+
+fn write(store: &mut dyn TrainStore, rows: impl Iterator<Item = u64>) -> Outcome {
+    let record_bytes = store.schema().table(TableId(0))?.record_bytes();
+    let keys: Vec<_> = rows.map(|row| RowKey::new(TableId(0), RowId(row))).collect();
+    let records: Vec<_> = keys.iter().map(|key| vec![key.row.0 as u8; record_bytes]).collect();
+    let writes: Vec<_> =
+        keys.iter().zip(&records).map(|(key, record)| RowWrite { key: *key, record }).collect();
+    Ok(store.write(&writes)?)
+}
+
+/// Some file of `folder` whose name ends in `ending`.
+fn file(folder: &MemoryFolder, ending: &str) -> Result<Vec<u8>, Box<dyn Error>> {
+    let names = folder.list()?;
+    let name = names.iter().find(|name| name.ends_with(ending)).ok_or(ending.to_owned())?;
+    Ok(folder.read(name)?.unwrap_or_default())
+}
+
+fn lsm() -> Outcome {
+    let folder = Arc::new(MemoryFolder::default());
+    let mut options = LsmOptions::recdb(Budget::new(4 << 20));
+    options.engine = engine();
+    options.clock = Arc::new(ManualClock::default());
+    options.durability = Durability::Step;
+    options.worker = WorkerChoice::Inline;
+    options.memory.memtable_bytes = 8 << 10;
+    let mut store = LsmStore::open(folder.clone(), options)?;
+    store.add_table(table("t", 1, 1000))?;
+    write(&mut store, (0..400).map(|at| at * 2))?;
+    store.commit("full", &[])?;
+    for step in 0..2 {
+        write(&mut store, (0..5).map(|at| at + step))?;
+        store.commit("step", &[Attachment { name: "position", bytes: &[step as u8] }])?;
+    }
+    put("lsm_rows", "rows", &file(&folder, ".sst")?[..BLOCK_BYTES])?;
+    put("lsm_version", "version", &file(&folder, ".version")?)?;
+    put("lsm_log", "log", &file(&folder, ".wal")?)
+}
+
+fn file_store() -> Outcome {
+    let folder = Arc::new(MemoryFolder::default());
+    let options =
+        FileStoreOptions { budget: Budget::new(4 << 20), engine: engine(), disk_quota_bytes: None };
+    let mut store = FileStore::open(folder.clone(), options)?;
+    store.add_table(table("t", 8, 2000))?;
+    write(&mut store, (0..50).map(|at| at * 3))?;
+    store.commit("one", &[Attachment { name: "note", bytes: b"hello" }])?;
+    let manifest = file(&folder, ".manifest")?;
+    let body = manifest.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    put("store_commit", "current", &[&[0], file(&folder, "CURRENT")?.as_slice()].concat())?;
+    put("store_commit", "manifest", &[&[1], &manifest[body..]].concat())?;
+    put("store_map", "map", &file(&folder, ".pages")?[BLOCK_BYTES..BLOCK_BYTES + 64])?;
+    let rows = file(&folder, ".rows")?;
+    let page = rows.chunks(BLOCK_BYTES).find(|page| page.iter().any(|byte| *byte != 0));
+    put("store_page", "page", page.unwrap_or_default())
+}
+
+fn forward() -> Outcome {
+    let folder = Arc::new(MemoryFolder::default());
+    let shape = PlanShape {
+        feature_tables: vec![TableId(0), TableId(1)],
+        row_counts: vec![100, 7],
+        record_bytes: vec![40, 8],
+    };
+    let mut rng = SplitMix64::new(1);
+    let mut builder =
+        PlanBuilder::new(folder.clone(), "p.plan", shape, "seeds", PlanOptions::default())?;
+    for _ in 0..6 {
+        let indices: Vec<i64> = (0..8).map(|_| rng.below(7) as i64).collect();
+        builder.push(&Bags::new(&indices, &[0, 2, 4, 6, 8], None, 2)?)?;
+    }
+    builder.finish()?;
+    let plan = file(&folder, "p.plan")?;
+    put("forward_plan", "plan", &plan)?;
+    // Bytes 64..68 say how long the longest block is; once that much was allocated unseen.
+    let long = [&plan[..64], &[0xFF; 4], &plan[68..]].concat();
+    put("forward_plan", "block-longer-than-the-file", &long)?;
+    let lists = [0u32, 1, 2, 5, 1, 30, 77, 9, 2, 12, 78, 1, u32::MAX, 1, 20, 1, 3, 79];
+    put("forward_chunks", "lists", &lists.map(u32::to_le_bytes).concat())
+}
+
+fn snapshot() -> Outcome {
+    let folder = Arc::new(MemoryFolder::default());
+    let schema = Schema::new(vec![table("narrow", 8, 3000), table("long", 3000, 40)])?;
+    let mut writer = SnapshotWriter::create(folder.clone(), &schema, &Budget::unlimited())?;
+    for row in (0..3000).step_by(40) {
+        writer.push(TableId(0), RowId(row), &[row as f32; 8])?;
+    }
+    for row in 0..3 {
+        writer.push(TableId(1), RowId(row), &[1.0; 3000])?;
+    }
+    writer.attach("note", b"hello")?;
+    writer.finish()?;
+    let read = |name: &str| -> Result<Vec<u8>, Box<dyn Error>> {
+        Ok(folder.read(name)?.unwrap_or_default())
+    };
+    let pages = read(PAGES_NAME)?;
+    put("snapshot_page", "narrow", &pages[..BLOCK_BYTES])?;
+    put("snapshot_page", "long", &pages[pages.len() - BLOCK_BYTES..])?;
+    let manifest = read(MANIFEST_NAME)?;
+    let body = manifest.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    put("snapshot_manifest", "manifest", &manifest)?;
+    put("snapshot_manifest", "body", &manifest[body..])?;
+    let page_count = (pages.len() / BLOCK_BYTES) as u16;
+    put("snapshot_index", "index", &[&page_count.to_le_bytes(), &read(INDEX_NAME)?[..256]].concat())
+}
+
+fn main() -> Outcome {
+    lsm()?;
+    file_store()?;
+    forward()?;
+    snapshot()
+}

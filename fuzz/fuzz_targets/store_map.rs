@@ -1,0 +1,4 @@
+//! See `tierbed_trainstore::fuzz::map`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_trainstore::fuzz::map(bytes));
