@@ -283,6 +283,53 @@ fn planned_evaluation_reads_and_changes_nothing() {
 }
 
 #[test]
+fn planned_evaluation_at_window_borders_and_restarts_changes_nothing() {
+    for (seed, evaluated) in [(2u64, [1u64, 0, 0]), (3, [0, 0, 1]), (4, [1, 0, 1])] {
+        // Windows of three batches: the first, the last, or both are evaluated.
+        let job = Job::pooled(OptimizerKind::Adam, seed);
+        let plan = job.plan(3);
+        let features = job.features();
+        let mut config = smallest_config(&job, &plan);
+        config.dram_budget_bytes += 20_000;
+        let (mut oracle, folder) = (job.open_oracle(), memory_folder());
+        let mut engine = job.open(folder.clone(), &plan, &config).unwrap();
+        for step in 0..90 {
+            let is_evaluated = evaluated[(step % job.batches % 3) as usize] == 1;
+            if is_evaluated {
+                let batch = job.batch(step);
+                let bags = batch.bags();
+                let mut expected = vec![0.0; features.output_len(&bags)];
+                oracle.lookup(&features, &bags, &mut expected).unwrap();
+                for _ in 0..2 {
+                    let mut found = vec![f32::NAN; expected.len()];
+                    engine.lookup(&features, &bags, &mut found).unwrap();
+                    assert!(common::bits(&found) == common::bits(&expected), "step {step}");
+                }
+                if step % 2 == 0 {
+                    // Looked at, but not passed: a restart looks at it again.
+                    engine.checkpoint("c", &[]).unwrap();
+                    drop(engine);
+                    engine = job.open(folder.clone(), &plan, &config).unwrap();
+                }
+                engine.pass(&features, &bags).unwrap();
+            } else {
+                let expected = job.oracle_step(&mut oracle, &features, step);
+                assert!(job.step(&mut engine, &features, step).unwrap() == expected);
+            }
+            if step % 7 == 3 {
+                engine.checkpoint("c", &[]).unwrap();
+                drop(engine);
+                engine = job.open(folder.clone(), &plan, &config).unwrap();
+            }
+        }
+        // A row that was only looked at has its initial value and no step.
+        assert!(job.records(&mut engine).unwrap() == job.oracle_records(&mut oracle));
+        let steps = engine.hyper(TableId(0)).unwrap().step;
+        assert!(steps < 90 && steps == oracle.hyper(TableId(0)).unwrap().step);
+    }
+}
+
+#[test]
 fn any_rows_can_be_gathered_at_any_time() {
     let job = Job::pooled(OptimizerKind::Adagrad, 9);
     let plan = job.plan(3);

@@ -214,6 +214,52 @@ fn rows_of_any_source_are_taken_in() {
 }
 
 #[test]
+fn an_export_has_every_used_row_in_order_and_makes_the_same_store_again() {
+    let job = Job::pooled(OptimizerKind::Adam, 6);
+    let tomorrow = job.on_day(1, 20);
+    let (old, new) = (job.plan(3), tomorrow.plan(4));
+    let mut config = config_for(&job, &[&old, &new]);
+    config.dram_budget_bytes += 100_000;
+    let (features, folder, mut oracle) = (job.features(), memory_folder(), job.open_oracle());
+    let mut engine = job.open(folder.clone(), &old, &config).unwrap();
+    for step in 0..33 {
+        job.oracle_step(&mut oracle, &features, step);
+        job.step(&mut engine, &features, step).unwrap();
+    }
+    // Parked rows too.
+    let mut engine = engine.replan(new.clone(), "moved", &[]).unwrap();
+    for step in 0..7 {
+        tomorrow.oracle_step(&mut oracle, &features, step);
+        tomorrow.step(&mut engine, &features, step).unwrap();
+    }
+    let export = |sink: &mut RecordSink<'_>| {
+        ForwardEngine::export_in(folder.clone(), &job.schema(), &new, &config, sink)
+    };
+    assert_eq!(export(&mut |_, _, _| Ok(())).unwrap_err().kind(), ErrorKind::Closed);
+    engine.checkpoint("c", &[]).unwrap();
+    drop(engine);
+    let mut rows = Vec::new();
+    let mut take = |table: TableId, row: RowId, record: &[u8]| {
+        rows.push((table, row, record.to_vec()));
+        Ok(())
+    };
+    export(&mut take).unwrap();
+    // Each table has records of its own length, so the order is that of all tables.
+    assert!(rows.is_sorted_by_key(|(table, row, _)| (*table, *row)));
+    // Rows of the window that is trained on are there before their first step.
+    rows.retain(|(_, _, record)| record.last_chunk() != Some(&[0u8; 4]));
+    assert!(rows == used_rows(&job, &mut oracle));
+    // The source of an import may be the store itself.
+    let mut again =
+        import(&job, memory_folder(), (&old, &config), &mut |sink| export(sink), 40).unwrap();
+    assert!(job.records(&mut again).unwrap() == job.oracle_records(&mut oracle));
+    assert_eq!(again.hyper(TableId(0)).unwrap().step, 40);
+    let stopped = export(&mut |_, _, _| Err(Error::invalid("enough"))).unwrap_err();
+    assert!(stopped.to_string().contains("enough"));
+    assert!(!folder.list().unwrap().iter().any(|name| name.starts_with("replan")));
+}
+
+#[test]
 fn a_bad_source_is_refused_and_leaves_no_store() {
     let job = Job::pooled(OptimizerKind::Sgd, 3);
     let plan = job.plan(3);

@@ -32,7 +32,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
         ],
     ),
     // Its tests and examples hold it against the engine.
-    ("tierbed-forward", &["core", "io", "kernels", "trainstore", "tierbed"]),
+    ("tierbed-forward", &["core", "io", "kernels", "trainstore", "pagestore", "tierbed"]),
     ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),
     (
         "tierbed-bench",

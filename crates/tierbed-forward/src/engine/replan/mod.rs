@@ -16,6 +16,7 @@
 //! once, all sequentially, within the budget. Until the new checkpoint is in force the old one
 //! stays whole, so the disk holds the rows twice for that time.
 
+mod export;
 mod first_use;
 mod parts;
 mod resting;
