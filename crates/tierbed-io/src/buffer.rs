@@ -3,6 +3,10 @@
 //! `O_DIRECT` hands the memory to the device as it is, so its address must be a multiple of the
 //! device's block. A page border satisfies every device.
 
+mod words;
+
+pub use words::WordBuf;
+
 use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
 use std::fmt;
 use std::ops::{Deref, DerefMut};

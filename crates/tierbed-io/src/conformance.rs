@@ -122,8 +122,10 @@ impl Check<'_> {
         self.engine.submit(request);
         self.flying.push(InFlight { request, range, expected });
         assert_eq!(self.engine.in_flight_count(), self.flying.len());
-        if self.rng.below(8) == 0 {
-            self.wait();
+        match self.rng.below(8) {
+            0 => self.wait(),
+            1 => self.poll(),
+            _ => {}
         }
     }
 
@@ -147,6 +149,16 @@ impl Check<'_> {
         }
     }
 
+    /// Takes what is there, which may be nothing.
+    fn poll(&mut self) {
+        let mut done = Vec::new();
+        self.engine.poll(&mut done).expect("poll works");
+        for completion in done {
+            self.finish(completion);
+        }
+        assert_eq!(self.engine.in_flight_count(), self.flying.len());
+    }
+
     fn finish(&mut self, completion: Completion) {
         let is_it = |flight: &InFlight| flight.request.tag == completion.tag;
         let at = self.flying.iter().position(is_it).expect("completion of a flight");
@@ -161,8 +173,15 @@ impl Check<'_> {
     }
 
     fn drain(&mut self) {
+        // Polling alone starts what is queued and brings all of it in the end.
+        let is_patient = self.rng.below(2) == 0;
         while !self.flying.is_empty() {
-            self.wait();
+            if is_patient {
+                self.poll();
+                std::thread::yield_now();
+            } else {
+                self.wait();
+            }
         }
     }
 

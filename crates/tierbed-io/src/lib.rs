@@ -18,7 +18,7 @@ pub mod device;
 pub mod engine;
 pub mod folder;
 
-pub use buffer::{AlignedBuf, PAGE_BYTES, SECTOR_BYTES};
+pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
 pub use device::{Device, FileDevice, MemoryDevice, MmapDevice};
 pub use engine::{
     open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine, Op, Request,

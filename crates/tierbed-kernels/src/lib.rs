@@ -32,7 +32,7 @@ pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
 pub use optim::{Hyper, Prepared};
 pub use plan::{Feature, FeaturePlan};
-pub use simd::Isa;
+pub use simd::{prefetch, Isa};
 
 use simd::{CheckedIsa, Job};
 

@@ -74,6 +74,10 @@ impl IoEngine for InlineEngine {
         Ok(())
     }
 
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()> {
+        self.wait(done)
+    }
+
     fn in_flight_count(&self) -> usize {
         self.ready.len()
     }

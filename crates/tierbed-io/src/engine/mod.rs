@@ -113,6 +113,14 @@ pub trait IoEngine: Send {
     /// When the engine itself fails; a failed transfer is a [`Completion`] with its error.
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<()>;
 
+    /// Hands over everything queued and appends the completions that are there to `done`,
+    /// without waiting for any.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait`](Self::wait).
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()>;
+
     /// Returns the number of transfers queued, flying, or finished but not yet handed out.
     fn in_flight_count(&self) -> usize;
 

@@ -144,6 +144,10 @@ impl PreadEngine {
     }
 }
 
+fn lost() -> Error {
+    Error::new(tierbed_core::ErrorKind::Io, "all I/O threads have ended")
+}
+
 /// A thread's life: take a job, move its bytes, report.
 fn serve(queue: &Queue, sender: &Sender<Finished>) {
     while let Some(Job { request, device, mut buf }) = queue.take() {
@@ -212,9 +216,12 @@ impl IoEngine for PreadEngine {
         if self.in_flight_count == 0 {
             return Ok(());
         }
-        let lost = || Error::new(tierbed_core::ErrorKind::Io, "all I/O threads have ended");
         let first = self.finished.recv().map_err(|_| lost())?;
         done.push(self.complete(first));
+        self.poll(done)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()> {
         loop {
             match self.finished.try_recv() {
                 Ok(next) => done.push(self.complete(next)),

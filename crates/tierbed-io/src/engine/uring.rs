@@ -351,6 +351,17 @@ impl IoEngine for UringEngine {
         Ok(())
     }
 
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<()> {
+        self.reap();
+        // A transfer that moved part of its bytes is queued again; it is handed over next time.
+        if !self.ring.submission().is_empty() {
+            self.enter(0)?;
+            self.reap();
+        }
+        done.append(&mut self.ready);
+        Ok(())
+    }
+
     fn in_flight_count(&self) -> usize {
         self.flying_count + self.ready.len()
     }

@@ -157,7 +157,7 @@ const LINE_WORDS: usize = 16;
 
 /// Asks the processor to bring `words[start..start + len]` near; does nothing when out of bounds.
 #[inline(always)]
-pub(crate) fn prefetch(words: &[f32], start: usize, len: usize) {
+pub fn prefetch(words: &[f32], start: usize, len: usize) {
     let Some(words) = words.get(start..).and_then(|words| words.get(..len)) else { return };
     #[cfg(target_arch = "x86_64")]
     for line in words.chunks(LINE_WORDS) {
