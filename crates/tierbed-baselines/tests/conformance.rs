@@ -19,16 +19,14 @@ use tierbed_io::{Folder, FsFolder};
 #[test]
 fn all_keep_the_waists_promise_over_crashes() {
     for (name, open) in stores() {
-        for seed in 0..2 {
-            let scratch = tempfile::tempdir().unwrap();
-            let mut reopen = |old, _| {
-                drop(old);
-                open(scratch.path(), None)
-            };
-            let store = open(scratch.path(), None).unwrap();
-            let checked = check_row_store(store, Some(&mut reopen), seed, 100);
-            checked.unwrap_or_else(|error| panic!("{name}, seed {seed}: {error}"));
-        }
+        let scratch = tempfile::tempdir().unwrap();
+        let mut reopen = |old, _| {
+            drop(old);
+            open(scratch.path(), None)
+        };
+        let store = open(scratch.path(), None).unwrap();
+        let checked = check_row_store(store, Some(&mut reopen), 1, 120);
+        checked.unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
@@ -64,7 +62,7 @@ fn no_row_is_stale_while_rows_are_written_again_and_again() {
         store.add_table(table("t", 8, 20_000)).unwrap();
         let mut rng = tierbed_core::env::SplitMix64::new(3);
         let mut model = vec![None; 20_000];
-        for step in 1..=60u32 {
+        for step in 1..=40u32 {
             let skew = |rng: &mut tierbed_core::env::SplitMix64| {
                 (rng.unit_f64() * rng.unit_f64() * 20_000.0) as u64
             };

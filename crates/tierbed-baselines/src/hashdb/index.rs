@@ -55,7 +55,7 @@ pub(crate) struct TableIndex {
     pub(crate) rows_per_range: u64,
     pub(crate) buckets_per_range: u64,
     places: Vec<Place>,
-    _memory: Reservation,
+    memory: Reservation,
 }
 
 /// Buckets are planned to be this full, so that most keep their nominal pages.
@@ -79,8 +79,19 @@ impl TableIndex {
             rows_per_range,
             buckets_per_range,
             places: vec![Place::NONE; count],
-            _memory: memory,
+            memory,
         })
+    }
+
+    /// Makes room for the buckets of `table`, which has grown; ranges stay as they are.
+    ///
+    /// # Errors
+    /// `Invalid` when the budget does not hold the longer index.
+    pub(crate) fn grow(&mut self, table: &TableSchema) -> Result<()> {
+        let bucket_count = bucket_count(table, self.bucket_pages);
+        self.memory.resize(16 * bucket_count)?;
+        self.places.resize(bucket_count as usize, Place::NONE);
+        Ok(())
     }
 
     /// Returns the bucket of a row.

@@ -326,6 +326,17 @@ impl TrainStore for HashDb {
         Ok(id)
     }
 
+    fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
+        check_alive(self.poison.as_ref())?;
+        let mut schema = self.schema.clone();
+        schema.grow(table, row_count)?;
+        if let Some(index) = self.tables.get_mut(table.0 as usize) {
+            index.grow(schema.table(table)?)?;
+        }
+        self.schema = schema;
+        Ok(())
+    }
+
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
         check_alive(self.poison.as_ref())?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
