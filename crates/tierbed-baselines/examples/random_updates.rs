@@ -1,6 +1,7 @@
 //! What does a row cost in each baseline? Loads a table, then reads and overwrites random rows.
 //!
-//! `cargo run --release -p tierbed-baselines --example random_updates -- FOLDER [ROWS] [WINDOWS] [THREADS]`
+//! `cargo run --release -p tierbed-baselines --example random_updates --`
+//! `FOLDER [ROWS] [WINDOWS] [THREADS]`
 //!
 //! Rows of 148 bytes (dim 36, row-wise Adagrad); windows of 20,000 sorted random rows, skewed; the
 //! store has 5 % of the table as memory. No row buffer above: every row reaches the store. THREADS

@@ -10,7 +10,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{has_rocksdb, row, stores, table, versions, write_version, Open};
+use common::{has_rocksdb, row, scratch, stores, table, versions, write_version, Open};
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, ErrorKind, TableId};
@@ -19,7 +19,7 @@ use tierbed_io::{Folder, FsFolder};
 #[test]
 fn all_keep_the_waists_promise_over_crashes() {
     for (name, open) in stores() {
-        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch();
         let mut reopen = |old, _| {
             drop(old);
             open(scratch.path(), None)
@@ -33,7 +33,7 @@ fn all_keep_the_waists_promise_over_crashes() {
 #[test]
 fn all_reopen_at_the_last_commit_with_its_attachments() {
     for (name, open) in stores() {
-        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch();
         let mut store = open(scratch.path(), None).unwrap();
         store.add_table(table("t", 16, 1000)).unwrap();
         write_version(store.as_mut(), &[row(0, 5)], 1).unwrap();
@@ -57,7 +57,7 @@ fn all_reopen_at_the_last_commit_with_its_attachments() {
 #[test]
 fn no_row_is_stale_while_rows_are_written_again_and_again() {
     for (name, open) in stores() {
-        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch();
         let mut store = open(scratch.path(), None).unwrap();
         store.add_table(table("t", 8, 20_000)).unwrap();
         let mut rng = tierbed_core::env::SplitMix64::new(3);
@@ -94,7 +94,7 @@ fn no_row_is_stale_while_rows_are_written_again_and_again() {
 #[test]
 fn the_quota_stops_growth_and_loses_nothing_committed() {
     for (name, open) in stores() {
-        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch();
         let mut store = open(scratch.path(), Some(3 << 20)).unwrap();
         store.add_table(table("t", 64, 100_000)).unwrap();
         write_version(store.as_mut(), &[row(0, 0)], 1).unwrap();
@@ -120,7 +120,7 @@ fn the_quota_stops_growth_and_loses_nothing_committed() {
 #[test]
 fn a_folder_of_another_backend_or_owner_is_refused() {
     for (name, open) in stores() {
-        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch();
         let mut first = open(scratch.path(), None).unwrap();
         first.commit("empty", &[]).unwrap();
         assert_eq!(open(scratch.path(), None).err().unwrap().kind(), ErrorKind::Closed, "{name}");
@@ -135,7 +135,7 @@ fn a_folder_of_another_backend_or_owner_is_refused() {
 #[test]
 fn missing_or_cut_files_are_corruption() {
     for (name, open) in stores() {
-        let scratch = tempfile::tempdir().unwrap();
+        let scratch = scratch();
         let mut store = open(scratch.path(), None).unwrap();
         store.add_table(table("t", 16, 1000)).unwrap();
         let rows: Vec<_> = (0..1000).map(|at| row(0, at)).collect();

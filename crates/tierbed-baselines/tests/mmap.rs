@@ -11,7 +11,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{row, table, versions, write_version};
+use common::{row, scratch, table, versions, write_version};
 use tierbed_baselines::{MmapOptions, MmapStore};
 use tierbed_core::{Budget, ErrorKind, Result, RowStore, TrainStore};
 use tierbed_io::{FsFolder, MemoryFolder};
@@ -32,7 +32,7 @@ fn started(path: &Path) -> MmapStore {
 
 #[test]
 fn after_a_power_loss_it_opens_only_if_nothing_had_changed() {
-    let scratch = tempfile::tempdir().unwrap();
+    let scratch = scratch();
     drop(started(scratch.path()));
     let mut store = open(scratch.path(), "tuesday").unwrap();
     write_version(&mut store, &[row(0, 5), row(0, 6)], 2).unwrap();
@@ -49,7 +49,7 @@ fn after_a_power_loss_it_opens_only_if_nothing_had_changed() {
 
 #[test]
 fn a_killed_recovery_is_done_again() {
-    let scratch = tempfile::tempdir().unwrap();
+    let scratch = scratch();
     let mut store = started(scratch.path());
     write_version(&mut store, &[row(0, 5)], 2).unwrap();
     drop(store);
@@ -65,7 +65,7 @@ fn a_killed_recovery_is_done_again() {
 
 #[test]
 fn an_undo_file_of_an_older_commit_is_not_applied() {
-    let scratch = tempfile::tempdir().unwrap();
+    let scratch = scratch();
     let mut store = started(scratch.path());
     write_version(&mut store, &[row(0, 5)], 2).unwrap();
     let pages = std::fs::read(scratch.path().join("pages.undo")).unwrap();
@@ -81,7 +81,7 @@ fn an_undo_file_of_an_older_commit_is_not_applied() {
 
 #[test]
 fn damaged_notes_and_bits_are_corruption() {
-    let scratch = tempfile::tempdir().unwrap();
+    let scratch = scratch();
     drop(started(scratch.path()));
     common::write_file(&scratch.path().join("boot.undo"), b"something else");
     assert_eq!(open(scratch.path(), "monday").err().unwrap().kind(), ErrorKind::Corruption);
@@ -99,7 +99,7 @@ fn damaged_notes_and_bits_are_corruption() {
 
 #[test]
 fn rows_never_written_take_no_space_and_a_folder_without_a_path_is_refused() {
-    let scratch = tempfile::tempdir().unwrap();
+    let scratch = scratch();
     let mut store = open(scratch.path(), "monday").unwrap();
     store.add_table(table("huge", 64, 1 << 20)).unwrap();
     assert!(store.stats().disk_bytes < 1 << 20);

@@ -15,6 +15,18 @@ use tierbed_core::{
 };
 use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder};
 
+/// A folder in memory where there is room, so that syncs cost nothing; else on disk.
+pub fn scratch() -> tempfile::TempDir {
+    let in_memory = Path::new("/dev/shm");
+    let free_bytes = rustix::fs::statvfs(in_memory).map_or(0, |stat| stat.f_bavail * stat.f_bsize);
+    if free_bytes > 1 << 30 {
+        if let Ok(folder) = tempfile::tempdir_in(in_memory) {
+            return folder;
+        }
+    }
+    tempfile::tempdir().unwrap()
+}
+
 /// Opens a store in a folder with a quota.
 pub type Open = Box<dyn Fn(&Path, Option<u64>) -> Result<Box<dyn TrainStore>>>;
 
@@ -49,6 +61,8 @@ fn rocks(mode: RocksMode) -> Open {
             disk_quota_bytes,
             has_checksums: mode == RocksMode::Universal,
             read_threads: 3,
+            // Folders in memory have no direct I/O; the engine's tests open it as it is.
+            is_direct: false,
             ..RocksOptions::within(1 << 20, mode, Budget::new(8 << 20))
         };
         Ok(Box::new(RocksStore::open(folder(path)?, options)?))
