@@ -84,7 +84,9 @@ bench: setup ## Run the quick benchmarks into bench-out/ (table, PNG, JSON)
 	@$(STEP) 'bench training' $(TIERBED) bench training --quick --out bench-out
 
 .PHONY: bench-deps
-bench-deps: ## Install what only comparisons need (RocksDB's library; as root, with apt)
+bench-deps: $(ENV_STAMP) ## Install what only comparisons need: FBGEMM, rocksdict, RocksDB (as root)
+	@$(STEP) 'dependency group bench' $(UV) sync --quiet --locked --inexact \
+	    --no-install-project --python '$(PYTHON)' --group bench
 	@scripts/bench-deps
 
 # ---------------------------------------------------------------- checks

@@ -157,6 +157,34 @@ fn missing_or_cut_files_are_corruption() {
     }
 }
 
+#[test]
+fn rocksdb_with_checksums_finds_a_flipped_byte() {
+    let Some((_, open)) = stores().into_iter().find(|(name, _)| *name == "rocksdb universal")
+    else {
+        println!("skipped: RocksDB is not installed");
+        return;
+    };
+    let scratch = scratch();
+    let mut store = open(scratch.path(), None).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    let rows: Vec<_> = (0..1000).map(|at| row(0, at)).collect();
+    write_version(store.as_mut(), &rows, 1).unwrap();
+    store.commit("one", &[]).unwrap();
+    drop(store);
+    let is_sst = |path: &std::path::PathBuf| path.extension().is_some_and(|end| end == "sst");
+    let sst = common::committed_files(scratch.path()).into_iter().find(is_sst).unwrap();
+    let mut bytes = std::fs::read(&sst).unwrap();
+    bytes[5000] ^= 1;
+    common::write_file(&sst, &bytes);
+    let mut store = open(scratch.path(), None).unwrap();
+    let error = versions(store.as_mut(), &rows).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+    assert_eq!(store.commit("two", &[]).unwrap_err().kind(), ErrorKind::Poisoned);
+    drop(store);
+    let error = open(scratch.path(), None).unwrap().verify().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
+}
+
 /// The other tests run without RocksDB where it is not installed; this one says so.
 #[test]
 fn rocksdb_is_here_or_says_how_to_get_it() {
