@@ -58,6 +58,7 @@ struct Job {
     epochs: u64,
     budget_bytes: u64,
     window_bytes: u64,
+    pipeline: bool,
     /// Ids are uniform numbers to this power, times the rows of the table.
     skew: f64,
 }
@@ -84,9 +85,14 @@ impl Job {
             epochs: options.get("epochs", 2),
             window_bytes: options.get("window", budget_bytes / 12),
             budget_bytes,
+            pipeline: options.get("pipeline", 0) == 1,
             skew: options.get("skew", 8.0),
             schema,
         }
+    }
+
+    fn config(&self) -> ForwardConfig {
+        ForwardConfig { pipeline: self.pipeline, ..ForwardConfig::new(self.budget_bytes) }
     }
 
     /// One id per feature and sample; the skew is that of a power law.
@@ -161,10 +167,11 @@ struct Meter {
 
 impl Meter {
     fn step(&mut self, clock: &dyn tierbed_core::env::Clock, work: impl FnOnce()) {
-        let (cpu, wall) = (thread_cpu_ns(), clock.now_us());
+        let cpu = thread_cpu_ns();
+        let wall = clock.now_us();
         work();
-        self.cpu_ns += thread_cpu_ns() - cpu;
         self.steps_us.push(clock.now_us() - wall);
+        self.cpu_ns += thread_cpu_ns() - cpu;
     }
 
     fn report(mut self, system: &str, epoch: u64, rows: u64) {
@@ -176,10 +183,11 @@ impl Meter {
         };
         println!(
             "{system} epoch {epoch}: {:.2} M row updates/s, {:.0} ns cpu/row update, \
-             step us p50 {} p99.9 {} max {}, load {}",
+             step us p50 {} p99 {} p99.9 {} max {}, load {}",
             rows as f64 / total_us as f64,
             self.cpu_ns as f64 / rows as f64,
             at(0.5),
+            at(0.99),
             at(0.999),
             at(1.0),
             load(),
@@ -189,7 +197,7 @@ impl Meter {
 
 fn run_forward(job: &Job, folder: &Path) {
     let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
-    let config = ForwardConfig::new(job.budget_bytes);
+    let config = job.config();
     let store = folder.join("forward");
     let mut engine = ForwardEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
     let (features, offsets, clock) = (job.features(), job.offsets(), Env::real(0).clock);
@@ -216,13 +224,14 @@ fn run_forward(job: &Job, folder: &Path) {
         let written = (now.io.write_bytes - before.io.write_bytes) as f64;
         println!(
             "  {:.1} B read + {:.1} B written per row update, write amplification {:.3}, \
-             {:.1} rows/chunk, initialised {}",
+             {:.1} rows/chunk, initialised {}, waited {} times",
             (now.io.read_bytes - before.io.read_bytes) as f64 / rows as f64,
             written / rows as f64,
             written / flushed.max(1.0),
             (now.rows_flushed - before.rows_flushed) as f64
                 / (now.chunks_written - before.chunks_written).max(1) as f64,
             now.rows_initialised - before.rows_initialised,
+            now.wait_count - before.wait_count,
         );
     }
     let before_us = clock.now_us();
@@ -249,7 +258,7 @@ fn run_forward(job: &Job, folder: &Path) {
 // Moves the rows of every batch and computes nothing: what the storage alone costs.
 fn run_storage(job: &Job, folder: &Path) {
     let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
-    let config = ForwardConfig::new(job.budget_bytes);
+    let config = job.config();
     let store = folder.join("storage");
     let mut engine = ForwardEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
     let (features, offsets, clock) = (job.features(), job.offsets(), Env::real(0).clock);
@@ -344,6 +353,8 @@ fn run_engine(job: &Job, folder: &Path, system: &str) {
 }
 
 fn thread_cpu_ns() -> u64 {
+    // The kernel brings the figure up to date when it schedules.
+    std::thread::yield_now();
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split_whitespace().next().unwrap().parse().unwrap()
 }

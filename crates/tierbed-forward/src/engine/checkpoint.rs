@@ -15,8 +15,10 @@ use tierbed_trainstore::{CommitFailure, CommitLog, Manifest, TableMeta};
 use super::dump::{read_dump, DumpWriter};
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
 use super::{ForwardEngine, Position, BACKEND};
+use crate::store::ferry::Ferry;
 use crate::store::parking::PARKED_HEAD_BYTES;
 use crate::store::shelf::{open_rows, Shelf, ENTRY_BYTES};
+use crate::store::window::Place;
 
 impl ForwardEngine {
     /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
@@ -43,17 +45,19 @@ impl ForwardEngine {
             }
             Err(CommitFailure::Poisoned(error)) => return self.poison_on_error(Err(error)),
         }
-        let chunks = self.river.shelves.iter().flat_map(Shelf::all_buckets);
-        self.river.extents.commit(chunks.flat_map(|bucket| &bucket.chunks));
+        let Ferry { shelves, extents, .. } = self.river.ferry()?;
+        let buckets = shelves.iter().flat_map(Shelf::all_buckets);
+        extents.commit(buckets.flat_map(|bucket| &bucket.chunks));
         self.counters.checkpoint_count += 1;
         Ok(number)
     }
 
     // A failed sync leaves open what is on disk: no retry. Source: Rebello et al., ATC'20.
     fn settle_disk(&mut self) -> Result<()> {
-        self.river.finish_reads()?;
-        self.river.disk.finish_writes()?;
-        self.river.disk.sync()
+        let ferry = self.river.ferry()?;
+        ferry.settle()?;
+        ferry.disk.finish_writes()?;
+        ferry.disk.sync()
     }
 
     fn put_in_force(
@@ -64,7 +68,7 @@ impl ForwardEngine {
     ) -> std::result::Result<(), CommitFailure> {
         let tables = self.write_dumps(number).map_err(CommitFailure::of)?;
         let state = self.state_json().map_err(CommitFailure::of)?;
-        let chunks = encode_buckets(&self.river.shelves);
+        let chunks = encode_buckets(self.river.shelves());
         let mut all = vec![
             Attachment { name: STATE, bytes: state.as_bytes() },
             Attachment { name: CHUNKS, bytes: &chunks },
@@ -101,17 +105,17 @@ impl ForwardEngine {
 
     // One dump per shelf; each table names the dump its rows are in.
     fn write_dumps(&mut self, number: u64) -> Result<Vec<TableMeta>> {
-        let mut metas = Vec::with_capacity(self.river.shelves.len());
-        for shelf in 0..self.river.shelves.len() {
+        let mut metas = Vec::with_capacity(self.river.shelves().len());
+        for shelf in 0..self.river.shelves().len() {
             let file = CommitLog::file_name(number, &format!("rows{shelf}.dump"));
             metas.push(self.write_dump(shelf, file)?);
         }
-        let shelf_of = self.river.shelf_of_table.iter();
-        Ok(shelf_of.filter_map(|&shelf| metas.get(shelf).cloned()).collect())
+        let homes = self.river.homes.iter();
+        Ok(homes.filter_map(|home| metas.get(home.shelf).cloned()).collect())
     }
 
     fn remove_dumps(&self, number: u64) {
-        for shelf in 0..self.river.shelves.len() {
+        for shelf in 0..self.river.shelves().len() {
             // Left-overs cost space, not correctness.
             let _ = self.folder.remove(&CommitLog::file_name(number, &format!("rows{shelf}.dump")));
         }
@@ -119,21 +123,34 @@ impl ForwardEngine {
 
     fn write_dump(&mut self, at: usize, file: String) -> Result<TableMeta> {
         let mut dump = DumpWriter::create(&*self.folder, file)?;
-        let river = &self.river;
-        let Some(shelf) = river.shelves.get(at) else { return Ok(dump.meta) };
-        let now = river.current.number;
-        for (table, _) in
-            river.current.plan.tables().iter().zip(&river.shelf_of_table).filter(|(_, s)| **s == at)
-        {
-            let entries = table.first..table.first + table.count;
-            let slots = river.current.slots.get(table.first as usize..).unwrap_or(&[]);
-            for (entry, &slot) in entries.zip(slots) {
-                dump.add(now as u32, entry, shelf.record(slot))?;
+        let homes = self.river.homes.clone();
+        let is_of_shelf = |table: usize| homes.get(table).is_some_and(|home| home.shelf == at);
+        // The current window first, then window after window: so a reader needs each of them once.
+        self.river.visit_current(&mut |spot, record| {
+            let Place { window, entry } = spot.waits_for;
+            if is_of_shelf(spot.table) {
+                dump.add(window, entry, record)
+            } else {
+                Ok(())
             }
-        }
-        for window in 0..river.plan.window_count() {
-            for waiting in shelf.lists().iter(window) {
-                dump.add(window as u32, waiting.entry, shelf.record(waiting.slot))?;
+        })?;
+        let ferry = self.river.ferry()?;
+        let mut between = Vec::new();
+        ferry.visit_live(&mut |spot, _| {
+            if is_of_shelf(spot.table) {
+                between.push((spot.waits_for, spot.known_as.entry));
+            }
+            Ok(())
+        })?;
+        between.sort_unstable_by_key(|(place, _)| (place.window, place.entry));
+        let mut between = between.into_iter().peekable();
+        let Some(shelf) = ferry.shelves.get(at) else { return Ok(dump.meta) };
+        for window in 0..ferry.plan.window_count() as u32 {
+            while let Some((place, here)) = between.next_if(|(place, _)| place.window == window) {
+                dump.add(window, place.entry, ferry.live.record(here))?;
+            }
+            for row in shelf.lists().iter(window as usize) {
+                dump.add(window, row.entry, shelf.record(row.slot))?;
             }
         }
         let (meta, bytes) = dump.finish()?;
@@ -141,14 +158,14 @@ impl ForwardEngine {
         Ok(meta)
     }
 
-    /// Lets the rows of the checkpoint in force wait in memory; training goes on at `window`.
-    pub(super) fn restore_rows(&mut self, window: usize) -> Result<()> {
-        for shelf in 0..self.river.shelves.len() {
+    /// Lets the rows of the checkpoint in force wait in memory; before the river starts.
+    pub(super) fn restore_rows(&mut self) -> Result<()> {
+        for shelf in 0..self.river.shelves().len() {
             let Some((meta, stored_bytes)) = self.dump_of(shelf) else { continue };
             let record_bytes = stored_bytes - ENTRY_BYTES;
             let river = &mut self.river;
             read_dump(&*self.folder, &meta, record_bytes, &mut |waits_for, entry, record| {
-                river.restore(shelf, (window, waits_for as usize, entry), record)
+                river.restore(shelf, (waits_for as usize, entry), record)
             })?;
         }
         Ok(())
@@ -157,9 +174,9 @@ impl ForwardEngine {
     // The dump that holds the rows of a shelf: that of any of its tables.
     fn dump_of(&self, shelf: usize) -> Option<(TableMeta, usize)> {
         let manifest = self.log.manifest()?;
-        let table = self.river.shelf_of_table.iter().position(|&at| at == shelf)?;
+        let table = self.river.homes.iter().position(|home| home.shelf == shelf)?;
         let meta = manifest.tables.get(table)?.clone();
-        Some((meta, self.river.shelves.get(shelf)?.stored_bytes()))
+        Some((meta, self.river.shelves().get(shelf)?.stored_bytes()))
     }
 
     /// Returns number and name of the last checkpoint.
@@ -186,13 +203,14 @@ impl ForwardEngine {
         self.poison_on_error(settled)?;
         self.log.verify()?;
         self.river.plan.verify()?;
-        for shelf in 0..self.river.shelves.len() {
+        for shelf in 0..self.river.shelves().len() {
             let Some((meta, stored_bytes)) = self.dump_of(shelf) else { continue };
             let record_bytes = stored_bytes - ENTRY_BYTES;
             read_dump(&*self.folder, &meta, record_bytes, &mut |_, _, _| Ok(()))?;
         }
         let mut checked = 0;
-        for shelf in &self.river.shelves {
+        let ferry = self.river.ferry()?;
+        for shelf in &ferry.shelves {
             let parked_bytes = PARKED_HEAD_BYTES + 4 * shelf.words();
             let parked = shelf.parked().chunks.iter().zip(std::iter::repeat(parked_bytes));
             let waiting = shelf.buckets().iter().flat_map(|bucket| &bucket.chunks);
@@ -201,7 +219,7 @@ impl ForwardEngine {
             {
                 let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                 let bytes = bytes.ok_or_else(|| damaged("names a chunk that is too long"))?;
-                self.river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
                 let _rows = open_rows(chunk, bytes, row_bytes)?;
                 checked += 1;
             }

@@ -35,21 +35,17 @@ impl ForwardEngine {
         let range = plan.range(bags, at);
         let current = &self.river.current;
         let table = feature.table.0 as usize;
-        let shelf = self.river.shelf_of_table.get(table);
-        let Some(shelf) = shelf.and_then(|&shelf| self.river.shelves.get(shelf)) else {
-            return Ok(());
-        };
-        let words = shelf.words();
+        let Some(home) = self.river.home(table) else { return Ok(()) };
         let mapping = current.plan.mapping(batch, table, range.len());
-        let first = current.plan.tables().get(table).map_or(0, |entries| entries.first as usize);
-        let slots = current.slots.get(first..).unwrap_or(&[]);
+        let entry_count = current.plan.tables().get(table).map_or(0, |entries| entries.count);
+        let first = current.table_start(table);
         self.scratch.starts.clear();
         for index in 0..range.len() {
-            let slot = mapping.get(index).and_then(|entry| slots.get(entry as usize));
-            let slot = slot.ok_or_else(|| Error::corruption("plan names an unknown entry"))?;
-            self.scratch.starts.push(*slot as usize * words);
+            let entry = mapping.get(index).filter(|&entry| entry < u64::from(entry_count));
+            let entry = entry.ok_or_else(|| Error::corruption("plan names an unknown entry"))?;
+            self.scratch.starts.push(first + entry as usize * home.words);
         }
-        let (arena, starts) = (shelf.arena(), self.scratch.starts.as_slice());
+        let (arena, starts) = (current.arena(), self.scratch.starts.as_slice());
         let columns = feature.columns;
         if plan.is_pooled() {
             let offsets = bags.feature_offsets(at);

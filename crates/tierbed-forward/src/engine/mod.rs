@@ -39,9 +39,12 @@ pub use update::Grads;
 
 use crate::plan::{ids_checksum, Batch, Plan, WindowPlan};
 use crate::store::extents::Extents;
-use crate::store::river::{River, RiverParts};
+use crate::store::ferry::{Ferry, FerryParts};
+use crate::store::pilot::Pilot;
+use crate::store::river::River;
 use crate::store::shelf::Shelf;
 use crate::store::sizing::ShelfSize;
+use crate::store::window::Live;
 use room::{Purpose, Room};
 use scratch::Scratch;
 
@@ -86,6 +89,9 @@ pub struct ForwardStats {
     pub checkpoint_count: u64,
     /// Bytes written for dumps of checkpoints.
     pub dump_bytes: u64,
+    /// How often training waited for storage: for a window that was not ready, or a device that
+    /// had no buffer left. What one wait takes, the caller's clock shows.
+    pub wait_count: u64,
     /// What the I/O engine did; dumps are not in it.
     pub io: IoStats,
 }
@@ -175,8 +181,9 @@ impl ForwardEngine {
         let purpose = Purpose::Training;
         let room = Room::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
         let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
-        engine.restore_rows(stored.window)?;
-        engine.river.start(stored.window)?;
+        engine.river.resume(stored.window)?;
+        engine.restore_rows()?;
+        engine.river.start()?;
         Ok(engine)
     }
 
@@ -199,16 +206,19 @@ impl ForwardEngine {
             shelf.set_parked(parked);
             shelf
         };
-        let parts = RiverParts {
+        let live = || Live::new(sizes.words_max, sizes.entries_max);
+        let ferry = Ferry::new(FerryParts {
             plan,
             schema: schema.clone(),
-            shelf_of_table: sizes.shelf_of_table.clone(),
+            homes: sizes.homes.clone(),
             shelves: sizes.shelves.iter().zip(buckets).map(shelf).collect(),
             disk,
             extents,
-        };
+            live: live(),
+        });
+        let pilot = (config.pipeline && !stored.is_moving()).then(Pilot::start).transpose()?;
         Ok(Self {
-            river: River::new(parts),
+            river: River::new(Box::new(ferry), live(), pilot),
             hypers: stored.hypers(&schema),
             scratch: Scratch::default(),
             kernels: kernels_of(&config.isa)?,
@@ -285,26 +295,27 @@ impl ForwardEngine {
         &self.budget
     }
 
-    /// Returns what was counted since opening.
+    /// Returns what was counted since opening; with `pipeline`, what the storage thread counted
+    /// as of the last change of window.
     #[must_use]
     pub fn stats(&self) -> ForwardStats {
         let Counters { step_count, row_update_count, window_count, .. } = self.counters;
-        let shelves: Vec<_> = self.river.shelves.iter().map(Shelf::stats).collect();
-        let words = |shelf: &Shelf| (4 * shelf.words() * shelf.slot_count()) as u64;
+        let tally = self.river.tally();
         ForwardStats {
             step_count,
             row_update_count,
             window_count,
-            rows_flushed: shelves.iter().map(|stats| stats.rows_flushed).sum(),
-            chunks_written: shelves.iter().map(|stats| stats.chunks_written).sum(),
-            rows_read: shelves.iter().map(|stats| stats.rows_read).sum(),
-            rows_initialised: shelves.iter().map(|stats| stats.rows_initialised).sum(),
-            arena_bytes: self.river.shelves.iter().map(words).sum(),
-            used_disk_bytes: self.river.extents.used_count() as u64 * self.extent_bytes as u64,
-            file_bytes: self.river.extents.file_bytes(),
+            rows_flushed: tally.rows.rows_flushed,
+            chunks_written: tally.rows.chunks_written,
+            rows_read: tally.rows.rows_read,
+            rows_initialised: tally.rows.rows_initialised,
+            arena_bytes: tally.arena_bytes,
+            used_disk_bytes: tally.used_extents * self.extent_bytes as u64,
+            file_bytes: tally.file_bytes,
             checkpoint_count: self.counters.checkpoint_count,
             dump_bytes: self.counters.dump_bytes,
-            io: self.river.disk.stats(),
+            wait_count: self.river.wait_count(),
+            io: tally.io,
         }
     }
 
@@ -362,8 +373,7 @@ impl ForwardEngine {
     }
 
     fn pay_for_chunks(&mut self) -> Result<()> {
-        let chunk_count: usize = self.river.buckets().map(|bucket| bucket.chunks.capacity()).sum();
-        let bytes = (chunk_count * size_of::<crate::store::extents::Chunk>()) as u64;
+        let bytes = self.river.chunk_bytes();
         self.chunk_memory.resize(bytes)
     }
 

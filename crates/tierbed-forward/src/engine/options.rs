@@ -11,6 +11,9 @@ pub struct ForwardConfig {
     /// Largest extent, unless a record is longer. Many small buckets get smaller ones, so that
     /// half-filled extents cost little disk. Read when the store is made.
     pub extent_bytes: usize,
+    /// Does storage work on a thread of its own while the caller computes. The values are the
+    /// same; it costs a second core part of the time. Without it, every batch does its share.
+    pub pipeline: bool,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     pub io_engine: String,
     /// Most bytes of extents on disk.
@@ -24,6 +27,7 @@ impl Default for ForwardConfig {
         Self {
             dram_budget_bytes: 256 << 20,
             extent_bytes: 256 << 10,
+            pipeline: false,
             io_engine: "auto".to_owned(),
             disk_quota_bytes: None,
             isa: "auto".to_owned(),

@@ -10,6 +10,7 @@ use super::stored::Stored;
 use super::{ForwardConfig, EXTENTS_FILE};
 use crate::plan::Plan;
 use crate::store::disk::Disk;
+use crate::store::pilot::STACK_BYTES;
 use crate::store::sizing::Sizes;
 
 /// What memory is shared out for.
@@ -65,6 +66,10 @@ impl Room {
             Purpose::Training => {
                 let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max);
                 memory.push(budget.reserve("batch scratch", scratch_bytes)?);
+                memory.push(budget.reserve("rows of windows", sizes.live_bytes)?);
+                if config.pipeline {
+                    memory.push(budget.reserve("storage thread", STACK_BYTES as u64)?);
+                }
                 // The slack is for chunk lists; those there already have had their part of it.
                 sizes.slack_bytes = sizes.slack_bytes.saturating_sub(stored.chunk_bytes());
                 budget.reserve("chunk lists", stored.chunk_bytes())?

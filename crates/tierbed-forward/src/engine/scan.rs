@@ -11,8 +11,8 @@ use tierbed_kernels::init_record;
 use super::ForwardEngine;
 use crate::plan::WindowPlan;
 use crate::store::parking::open_parked;
-use crate::store::river::Live;
 use crate::store::shelf::open_chunk;
+use crate::store::window::Spot;
 
 /// Takes the rows of a scan over all tables: table, row id, whole record.
 pub type AnySink<'a> = dyn FnMut(TableId, RowId, &[f32]) -> Result<()> + 'a;
@@ -30,7 +30,7 @@ impl ForwardEngine {
         sink: &mut dyn FnMut(RowId, &[f32]) -> Result<()>,
     ) -> Result<()> {
         self.schema.table(table)?;
-        let shelf = self.river.shelf_of_table.get(table.0 as usize).copied();
+        let shelf = self.river.home(table.0 as usize).map(|home| home.shelf);
         self.walk(shelf, &mut |found, row, record| match found == table {
             true => sink(row, record),
             false => Ok(()),
@@ -49,40 +49,47 @@ impl ForwardEngine {
     // Visits the rows of one shelf, or of all.
     fn walk(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
         self.check_alive()?;
-        let settled = self.river.finish_reads().and_then(|()| self.river.disk.finish_writes());
+        let settled = self.settle_for_reading();
         self.poison_on_error(settled)?;
-        let river = &self.river;
         let is_wanted = |shelf: usize| only.is_none_or(|only| only == shelf);
-        let Live { number, slots, .. } = &river.current;
-        river.plan.load_entries(*number, &mut self.scan_window)?;
-        for (entry, &slot) in (0u32..).zip(slots) {
-            let (table, row) = row_of(&self.scan_window, entry)?;
-            let shelf = river.shelf_of_table.get(table.0 as usize).copied().unwrap_or(usize::MAX);
-            if let Some(shelf) = river.shelves.get(shelf).filter(|_| is_wanted(shelf)) {
-                sink(table, row, shelf.record(slot))?;
+        let plan = self.river.plan.clone();
+        let (window, mut loaded) = (&mut self.scan_window, None);
+        let homes = self.river.homes.clone();
+        let mut visit = |spot: Spot, record: &[f32]| {
+            if !homes.get(spot.table).is_some_and(|home| is_wanted(home.shelf)) {
+                return Ok(());
             }
-        }
-        for window in 0..river.plan.window_count() {
+            if loaded != Some(spot.known_as.window) {
+                plan.load_entries(spot.known_as.window as usize, window)?;
+                loaded = Some(spot.known_as.window);
+            }
+            let (table, row) = row_of(window, spot.known_as.entry)?;
+            sink(table, row, record)
+        };
+        self.river.visit_current(&mut visit)?;
+        let ferry = self.river.ferry()?;
+        ferry.visit_live(&mut visit)?;
+        for number in 0..plan.window_count() {
             let mut is_loaded = false;
-            for (_, shelf) in river.shelves.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
-                let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
-                if chunks.is_empty() && shelf.lists().count(window) == 0 {
+            for (_, shelf) in ferry.shelves.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
+                let chunks = shelf.bucket(number).map_or(&[][..], |bucket| &bucket.chunks);
+                if chunks.is_empty() && shelf.lists().count(number) == 0 {
                     continue;
                 }
                 if !is_loaded {
-                    river.plan.load_entries(window, &mut self.scan_window)?;
+                    plan.load_entries(number, window)?;
                     is_loaded = true;
                 }
-                for waiting in shelf.lists().iter(window) {
-                    let (table, row) = row_of(&self.scan_window, waiting.entry)?;
+                for waiting in shelf.lists().iter(number) {
+                    let (table, row) = row_of(window, waiting.entry)?;
                     sink(table, row, shelf.record(waiting.slot))?;
                 }
                 for chunk in chunks {
                     let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                     let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                    river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                    ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
                     for (entry, record) in open_chunk(chunk, bytes, shelf.stored_bytes())? {
-                        let (table, row) = row_of(&self.scan_window, entry)?;
+                        let (table, row) = row_of(window, entry)?;
                         sink(table, row, bytemuck::cast_slice(record))?;
                     }
                 }
@@ -93,19 +100,25 @@ impl ForwardEngine {
 
     // Rows that the plan does not use.
     fn walk_parked(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
-        for (_, shelf) in
-            self.river.shelves.iter().enumerate().filter(|(at, _)| only.is_none_or(|o| o == *at))
-        {
+        let ferry = self.river.ferry()?;
+        let shelves = ferry.shelves.iter().enumerate();
+        for (_, shelf) in shelves.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
             for chunk in &shelf.parked().chunks {
                 let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                 let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                self.river.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
                 for (table, row, record) in open_parked(chunk, bytes, 4 * shelf.words())? {
                     sink(table, row, bytemuck::cast_slice(record))?;
                 }
             }
         }
         Ok(())
+    }
+
+    fn settle_for_reading(&mut self) -> Result<()> {
+        let ferry = self.river.ferry()?;
+        ferry.settle()?;
+        ferry.disk.finish_writes()
     }
 
     /// Visits rows `first..first + count` of `table` in order, as whole records of words: the

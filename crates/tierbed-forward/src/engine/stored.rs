@@ -100,6 +100,10 @@ impl Stored {
         Self { hypers: hypers.to_vec(), is_moving: true, ..Self::default() }
     }
 
+    pub(super) fn is_moving(&self) -> bool {
+        self.is_moving
+    }
+
     /// Returns the buckets of each shelf.
     pub(super) fn buckets(
         &self,

@@ -115,13 +115,14 @@ impl ForwardEngine {
         let current = &self.river.current;
         let table = work.table.0 as usize;
         let Some(entries) = current.plan.tables().get(table) else { return Ok(()) };
-        let shelf = self.river.shelf_of_table.get(table);
-        let words = shelf.and_then(|&at| self.river.shelves.get(at)).map_or(0, |s| s.words());
-        let slots = current.slots.get(entries.first as usize..).unwrap_or(&[]);
+        let words = self.river.home(table).map_or(0, |home| home.words);
+        let first = current.table_start(table);
         let scratch = &mut self.scratch;
         if scratch.row_of_entry.len() < entries.count as usize {
             scratch.row_of_entry.resize(entries.count as usize, NO_ROW);
         }
+        let row_of_entry =
+            scratch.row_of_entry.get_mut(..entries.count as usize).unwrap_or(&mut []);
         scratch.starts.clear();
         scratch.entries.clear();
         scratch.row_of_index.clear();
@@ -134,18 +135,17 @@ impl ForwardEngine {
             }
             for index in 0..count {
                 let entry = mapping.get(index).ok_or_else(unknown)?;
-                let row = scratch.row_of_entry.get_mut(entry as usize).ok_or_else(unknown)?;
+                let row = row_of_entry.get_mut(entry as usize).ok_or_else(unknown)?;
                 if *row == NO_ROW {
                     *row = scratch.starts.len() as u32;
-                    let slot = *slots.get(entry as usize).ok_or_else(unknown)?;
-                    scratch.starts.push(slot as usize * words);
+                    scratch.starts.push(first + entry as usize * words);
                     scratch.entries.push(entry as u32);
                 }
                 scratch.row_of_index.push(*row);
             }
         }
         for &entry in &scratch.entries {
-            if let Some(row) = scratch.row_of_entry.get_mut(entry as usize) {
+            if let Some(row) = row_of_entry.get_mut(entry as usize) {
                 *row = NO_ROW;
             }
         }
@@ -219,13 +219,12 @@ impl ForwardEngine {
     }
 
     fn apply_rows(&mut self, table: TableId, rows: std::ops::Range<usize>, prepared: &Prepared) {
-        let shelf = self.river.shelf_of_table.get(table.0 as usize);
-        let Some(shelf) = shelf.and_then(|&at| self.river.shelves.get_mut(at)) else { return };
-        let words = shelf.words();
+        let Some(home) = self.river.home(table.0 as usize) else { return };
+        let arena = self.river.current.arena_mut();
         let starts = self.scratch.starts.get(rows).unwrap_or(&[]);
-        self.kernels.apply_rows(prepared, shelf.arena_mut(), starts, &self.scratch.sums);
+        self.kernels.apply_rows(prepared, arena, starts, &self.scratch.sums);
         for &start in starts {
-            if let Some(count) = shelf.arena_mut().get_mut(start + words - 1) {
+            if let Some(count) = arena.get_mut(start + home.words - 1) {
                 *count = f32::from_bits(count.to_bits().saturating_add(1));
             }
         }
@@ -233,8 +232,7 @@ impl ForwardEngine {
 
     // The gradient of a weight is the row times the bag's gradient, over the count for "mean".
     fn weight_grads(&self, work: Work<'_>, weights_grad: &mut [f32]) {
-        let shelf = self.river.shelf_of_table.get(work.table.0 as usize);
-        let Some(shelf) = shelf.and_then(|&at| self.river.shelves.get(at)) else { return };
+        let arena = self.river.current.arena();
         let mut rows = self.scratch.row_of_index.iter();
         for (at, feature) in work.features() {
             for (bag, bounds) in work.bags.feature_offsets(at).windows(2).enumerate() {
@@ -244,7 +242,7 @@ impl ForwardEngine {
                         continue;
                     }
                     let first = self.scratch.starts.get(row as usize).copied().unwrap_or(0);
-                    let weights = shelf.arena().get(first..first + work.dim).unwrap_or(&[]);
+                    let weights = arena.get(first..first + work.dim).unwrap_or(&[]);
                     let columns = feature.columns.range(bag);
                     let grad = work.grad.get(columns).unwrap_or(&[]);
                     let mut product = self.kernels.dot(weights, grad);

@@ -16,6 +16,7 @@ pub(crate) struct Disk {
     writes_in_flight: usize,
     reads_in_flight: usize,
     done: Vec<Completion>,
+    wait_count: u64,
     is_dirty: bool,
 }
 
@@ -37,6 +38,7 @@ impl Disk {
             writes_in_flight: 0,
             reads_in_flight: 0,
             done: Vec::new(),
+            wait_count: 0,
             is_dirty: false,
         })
     }
@@ -53,6 +55,11 @@ impl Disk {
         &self.device
     }
 
+    /// Returns how often somebody had to wait for the device.
+    pub(crate) fn wait_count(&self) -> u64 {
+        self.wait_count
+    }
+
     pub(crate) fn stats(&self) -> IoStats {
         self.engine.stats()
     }
@@ -60,11 +67,13 @@ impl Disk {
     /// Takes a buffer to write from, waiting for one if need be. No read may be in flight.
     pub(crate) fn write_buf(&mut self) -> Result<BufId> {
         assert_eq!(self.reads_in_flight, 0, "lists are flushed between two windows");
+        let mut has_polled = false;
         loop {
             if let Some(buf) = self.engine.acquire() {
                 return Ok(buf);
             }
-            self.wait_writes()?;
+            self.settle_writes(has_polled)?;
+            has_polled = true;
         }
     }
 
@@ -104,12 +113,30 @@ impl Disk {
         self.reads_in_flight
     }
 
+    pub(crate) fn writes_in_flight(&self) -> usize {
+        self.writes_in_flight
+    }
+
     /// Waits for at least one transfer if any is in flight; adds reads to `arrived`.
     ///
     /// # Errors
     /// The first that failed; the buffers of the others are given back.
     pub(crate) fn wait(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
+        self.wait_count += u64::from(self.writes_in_flight + self.reads_in_flight > 0);
         self.engine.wait(&mut self.done)?;
+        self.sort_out(arrived)
+    }
+
+    /// Starts what is queued and adds the reads that are there to `arrived`, without waiting.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) fn poll(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
+        self.engine.poll(&mut self.done)?;
+        self.sort_out(arrived)
+    }
+
+    fn sort_out(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
         let mut result = Ok(());
         for completion in self.done.drain(..) {
             match completion.op {
@@ -132,14 +159,22 @@ impl Disk {
     /// Waits until no write is in flight.
     pub(crate) fn finish_writes(&mut self) -> Result<()> {
         while self.writes_in_flight > 0 {
-            self.wait_writes()?;
+            self.settle_writes(true)?;
         }
         Ok(())
     }
 
-    fn wait_writes(&mut self) -> Result<()> {
+    /// Takes note of the writes that are done, without waiting. No read may be in flight.
+    pub(crate) fn poll_writes(&mut self) -> Result<()> {
+        self.settle_writes(false)
+    }
+
+    fn settle_writes(&mut self, may_wait: bool) -> Result<()> {
         let mut arrived = Vec::new();
-        self.wait(&mut arrived)?;
+        match may_wait {
+            true => self.wait(&mut arrived)?,
+            false => self.poll(&mut arrived)?,
+        }
         match arrived.is_empty() {
             true => Ok(()),
             false => Err(Error::corruption("a read arrived that nobody asked for")),

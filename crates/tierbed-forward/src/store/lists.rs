@@ -17,6 +17,19 @@ pub(crate) struct Waiting {
     pub(crate) entry: u32,
 }
 
+/// A few rows taken from a list, so that the processor can fetch them before they are touched.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Handful {
+    pairs: [Waiting; LINK_PAIRS],
+    count: usize,
+}
+
+impl Handful {
+    pub(crate) fn rows(&self) -> &[Waiting] {
+        self.pairs.get(..self.count).unwrap_or(&[])
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Link {
     pairs: [Waiting; LINK_PAIRS],
@@ -91,23 +104,31 @@ impl Lists {
         true
     }
 
-    /// Takes the row added last from the list of `window`.
+    /// Takes rows from the list of `window`: at most `rows_max`, and those of one link. None only
+    /// when the list is empty or `rows_max` is 0.
     #[inline]
-    pub(crate) fn pop(&mut self, window: usize) -> Option<Waiting> {
-        let head = self.heads.get_mut(window)?;
-        let link = self.links.get_mut(*head as usize)?;
-        link.count -= 1;
-        let waiting = link.pairs.get(link.count as usize).copied();
-        if link.count == 0 {
+    pub(crate) fn pop_some(&mut self, window: usize, rows_max: usize) -> Handful {
+        let mut taken = Handful::default();
+        let (Some(head), Some(count)) = (self.heads.get_mut(window), self.counts.get_mut(window))
+        else {
+            return taken;
+        };
+        let Some(link) = self.links.get_mut(*head as usize) else { return taken };
+        let left = (link.count as usize).saturating_sub(rows_max);
+        let pairs = link.pairs.get(left..link.count as usize).unwrap_or(&[]);
+        if let Some(places) = taken.pairs.get_mut(..pairs.len()) {
+            places.copy_from_slice(pairs);
+        }
+        taken.count = pairs.len();
+        *count -= pairs.len() as u32;
+        link.count = left as u32;
+        if left == 0 {
             let emptied = *head;
             *head = link.next;
             link.next = self.free;
             self.free = emptied;
         }
-        if let Some(count) = self.counts.get_mut(window) {
-            *count -= 1;
-        }
-        waiting
+        taken
     }
 
     /// Visits the rows of `window` without taking them.
@@ -130,21 +151,26 @@ mod tests {
     proptest! {
         #[test]
         fn behaves_as_stacks(
-            steps in proptest::collection::vec((0usize..5, any::<bool>()), 0..400),
+            steps in proptest::collection::vec((0usize..5, any::<bool>(), 0usize..20), 0..400),
         ) {
             let mut lists = Lists::new(5, 60);
             let mut model = vec![Vec::new(); 5];
             let mut live = 0;
-            for (at, (window, is_push)) in (0u32..).zip(steps) {
+            for (at, (window, is_push, rows_max)) in (0u32..).zip(steps) {
                 if is_push && live < 60 {
                     let waiting = Waiting { slot: at, entry: at * 3 };
                     prop_assert!(lists.push(window, waiting));
                     model[window].push(waiting);
                     live += 1;
                 } else {
-                    let popped = lists.pop(window);
-                    prop_assert_eq!(popped, model[window].pop());
-                    live -= usize::from(popped.is_some());
+                    let popped = lists.pop_some(window, rows_max);
+                    let left = model[window].len() - popped.rows().len();
+                    prop_assert_eq!(popped.rows(), &model[window][left..]);
+                    let is_due = rows_max > 0 && !model[window].is_empty();
+                    prop_assert_eq!(!popped.rows().is_empty(), is_due);
+                    prop_assert!(popped.rows().len() <= rows_max);
+                    model[window].truncate(left);
+                    live -= popped.rows().len();
                 }
             }
             for (window, model) in model.iter().enumerate() {
@@ -160,6 +186,6 @@ mod tests {
     fn windows_that_are_none_are_refused() {
         let mut lists = Lists::new(2, 4);
         assert!(!lists.push(2, Waiting::default()));
-        assert_eq!(lists.pop(7), None);
+        assert!(lists.pop_some(7, 1).rows().is_empty());
     }
 }

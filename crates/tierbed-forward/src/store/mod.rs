@@ -15,11 +15,11 @@
 
 pub(crate) mod disk;
 pub(crate) mod extents;
+pub(crate) mod ferry;
 pub(crate) mod lists;
 pub(crate) mod parking;
+pub(crate) mod pilot;
 pub(crate) mod river;
 pub(crate) mod shelf;
 pub(crate) mod sizing;
-
-/// No slot.
-pub(crate) const NO_SLOT: u32 = u32::MAX;
+pub(crate) mod window;

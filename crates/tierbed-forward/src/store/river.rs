@@ -1,344 +1,217 @@
 //! Window after window: rows come when they are needed and go where they are needed next.
+//!
+//! The current window and the [`Ferry`] own all rows between them, so storage work never meets
+//! the rows that are trained on. The ferry works in small pieces between batches, or as a whole
+//! on a thread of its own; it is handed over as a value, through a channel, so that no lock and
+//! no order of memory accesses has to be thought about. What is computed is the same.
 
-use std::sync::Arc;
+use tierbed_core::stats::IoStats;
+use tierbed_core::{Error, Result};
 
-use tierbed_core::{Error, Result, Schema};
-use tierbed_io::PAGE_BYTES;
-use tierbed_kernels::init_record;
+use super::extents::Chunk;
+use super::ferry::Ferry;
+use super::pilot::Pilot;
+use super::shelf::{Shelf, ShelfStats};
+use super::window::{Home, Live, Place, RowVisit, Spot};
+use crate::plan::Plan;
 
-use super::disk::{Arrived, Disk};
-use super::extents::{Bucket, Extents};
-use super::lists::Waiting;
-use super::shelf::{open_chunk, Shelf, Sink};
-use super::NO_SLOT;
-use crate::plan::{Plan, WindowPlan};
+/// Work per batch is this many quarters of an even share, so that reads have time to arrive.
+const PACE_QUARTERS: usize = 5;
 
-/// A window whose rows are in memory, or on their way.
-#[derive(Debug, Default)]
-pub(crate) struct Live {
-    pub(crate) number: usize,
-    pub(crate) plan: WindowPlan,
-    /// Slot of each entry; [`NO_SLOT`] while it is not in memory.
-    pub(crate) slots: Vec<u32>,
+/// What the storage side did and holds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tally {
+    pub(crate) rows: ShelfStats,
+    pub(crate) arena_bytes: u64,
+    pub(crate) used_extents: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) wait_count: u64,
+    /// Memory of the lists of chunks.
+    pub(crate) chunk_bytes: u64,
+    pub(crate) io: IoStats,
 }
 
-impl Live {
-    fn load(&mut self, plan: &Plan, number: usize) -> Result<()> {
-        plan.load(number, &mut self.plan)?;
-        self.number = number;
-        self.slots.clear();
-        self.slots.resize(self.plan.entry_count(), NO_SLOT);
-        Ok(())
-    }
-
-    fn settle(&mut self, entry: u32, slot: u32) -> Result<()> {
-        match self.slots.get_mut(entry as usize) {
-            Some(place) if *place == NO_SLOT => {
-                *place = slot;
-                Ok(())
-            }
-            _ => Err(Error::corruption("a row came to a window twice, or to a wrong one")
-                .with("at_window", self.number)
-                .with("entry", entry)),
+impl Tally {
+    fn of(ferry: &Ferry) -> Self {
+        let mut rows = ShelfStats::default();
+        let mut arena_bytes = 8 * ferry.live.arena().len() as u64;
+        for shelf in &ferry.shelves {
+            rows.add(&shelf.stats());
+            arena_bytes += (4 * shelf.words() * shelf.slot_count()) as u64;
+        }
+        let chunk_count: usize = ferry.buckets().map(|bucket| bucket.chunks.capacity()).sum();
+        Self {
+            rows,
+            arena_bytes,
+            used_extents: ferry.extents.used_count() as u64,
+            file_bytes: ferry.extents.file_bytes(),
+            wait_count: ferry.disk.wait_count(),
+            chunk_bytes: (chunk_count * size_of::<Chunk>()) as u64,
+            io: ferry.disk.stats(),
         }
     }
-}
-
-/// What of the next window's buckets has been asked for.
-#[derive(Debug, Default)]
-struct ReadAhead {
-    shelf: usize,
-    chunk: usize,
-    /// Reads were queued that the I/O engine has not been told to start.
-    is_queued: bool,
 }
 
 /// All rows of a store, along a plan.
 #[derive(Debug)]
 pub(crate) struct River {
     pub(crate) plan: Plan,
-    pub(crate) schema: Arc<Schema>,
-    pub(crate) shelf_of_table: Vec<usize>,
-    pub(crate) shelves: Vec<Shelf>,
-    // After the shelves: it owns buffers only.
-    pub(crate) disk: Disk,
-    pub(crate) extents: Extents,
+    pub(crate) homes: Vec<Home>,
     pub(crate) current: Live,
-    next: Live,
-    ahead: ReadAhead,
-    arrived: Vec<Arrived>,
-}
-
-/// The parts a river is made of.
-pub(crate) struct RiverParts {
-    pub(crate) plan: Plan,
-    pub(crate) schema: Arc<Schema>,
-    pub(crate) shelf_of_table: Vec<usize>,
-    pub(crate) shelves: Vec<Shelf>,
-    pub(crate) disk: Disk,
-    pub(crate) extents: Extents,
+    /// `None` while it is under way with the pilot, and for ever after that one failed.
+    ferry: Option<Box<Ferry>>,
+    pilot: Option<Pilot>,
+    /// Rows to move per batch.
+    pace_rows: usize,
+    /// As of the last time the ferry was here.
+    tally: Tally,
+    /// How often a window had to wait for the ferry.
+    late_count: u64,
 }
 
 impl River {
-    /// Wraps the parts; [`start`](Self::start) must follow.
-    pub(crate) fn new(parts: RiverParts) -> Self {
-        let RiverParts { plan, schema, shelf_of_table, shelves, disk, extents } = parts;
+    /// Joins the parts, with no window; [`resume`](Self::resume) must follow before training.
+    /// With a `pilot`, storage work is its thread's.
+    pub(crate) fn new(ferry: Box<Ferry>, current: Live, pilot: Option<Pilot>) -> Self {
         Self {
-            plan,
-            schema,
-            shelf_of_table,
-            shelves,
-            disk,
-            extents,
-            current: Live::default(),
-            next: Live::default(),
-            // Nothing is asked for before the start.
-            ahead: ReadAhead { shelf: usize::MAX, ..ReadAhead::default() },
-            arrived: Vec::new(),
+            plan: ferry.plan.clone(),
+            homes: ferry.homes.clone(),
+            tally: Tally::of(&ferry),
+            current,
+            pace_rows: 0,
+            ferry: Some(ferry),
+            pilot,
+            late_count: 0,
         }
     }
 
-    /// Begins at `window`, whose rows wait in memory or in its bucket, or were never used.
-    pub(crate) fn start(&mut self, window: usize) -> Result<()> {
-        self.next.load(&self.plan, window)?;
-        for shelf in &mut self.shelves {
-            let wanted = shelf.bucket(window).map_or(0, |bucket| bucket.row_count);
-            let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-            shelf.make_room(window, wanted, &mut sink)?;
-        }
-        self.disk.finish_writes()?;
-        self.ahead = ReadAhead::default();
-        self.enter()
+    /// Prepares window `number`; [`restore`](Self::restore) may follow, [`start`](Self::start)
+    /// must.
+    pub(crate) fn resume(&mut self, number: usize) -> Result<()> {
+        self.ferry()?.resume(number)
     }
 
-    /// Lets a record wait for `window`, in memory or on disk, while no window is trained on.
-    pub(crate) fn distribute(
-        &mut self,
-        shelf: usize,
-        (window, entry): (usize, u32),
-        record: &[u8],
-    ) -> Result<()> {
-        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
-        if shelf.free_count() == 0 {
-            shelf.forget_horizon();
-            let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-            shelf.make_room(0, 1, &mut sink)?;
-        }
-        let slot = shelf.admit(record)?;
-        shelf.push(window, Waiting { slot, entry })
-    }
-
-    /// Lets a record wait in memory for `window`; for reopening, before [`start`](Self::start)
-    /// at window `now`.
+    /// Lets a record of `shelf` wait for `entry` of `window`.
     pub(crate) fn restore(
         &mut self,
         shelf: usize,
-        (now, window, entry): (usize, usize, u32),
+        place: (usize, u32),
         record: &[u8],
     ) -> Result<()> {
-        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
-        if shelf.free_count() == 0 {
-            let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-            shelf.make_room(now, 1, &mut sink)?;
-        }
-        let slot = shelf.admit(record)?;
-        shelf.push(window, Waiting { slot, entry })
+        self.ferry()?.restore(shelf, place, record)
     }
 
-    fn following(&self, window: usize) -> usize {
-        (window + 1) % self.plan.window_count()
+    /// Begins the window that [`resume`](Self::resume) named.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        let ferry = self.ferry()?;
+        ferry.work(usize::MAX, true)?;
+        let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
+        std::mem::swap(&mut self.current, &mut ferry.live);
+        ferry.begin_anew(&self.current);
+        self.send_off()
     }
 
-    /// Ends the current window, sends each of its rows to its next use, and begins the next.
-    pub(crate) fn advance(&mut self) -> Result<()> {
-        self.leave()?;
-        self.enter()
-    }
-
-    fn leave(&mut self) -> Result<()> {
-        let Live { number, plan, slots } = &self.current;
-        for (table, &shelf) in plan.tables().iter().zip(&self.shelf_of_table) {
-            let Some(shelf) = self.shelves.get_mut(shelf) else { continue };
-            let next = plan.next_uses(table);
-            let first = table.first as usize;
-            let slots = slots.get(first..first + table.count as usize).unwrap_or(&[]);
-            for (at, &slot) in slots.iter().enumerate() {
-                let Some((window, entry)) = next.get(at) else {
-                    return Err(Error::corruption("plan window ends too early"));
-                };
-                shelf.push(window, Waiting { slot, entry })?;
-            }
-        }
-        let number = *number;
-        self.shelves.iter_mut().for_each(|shelf| shelf.move_horizon(number));
-        Ok(())
-    }
-
-    // The window whose buckets were read becomes the current one.
-    fn enter(&mut self) -> Result<()> {
-        self.finish_reads()?;
-        std::mem::swap(&mut self.current, &mut self.next);
-        let now = self.current.number;
-        for shelf in &mut self.shelves {
-            let bucket = shelf.take_bucket(now);
-            self.extents.release(&bucket);
-            while let Some(Waiting { slot, entry }) = shelf.pop(now) {
-                self.current.settle(entry, slot)?;
-            }
-        }
-        let following = self.following(now);
-        self.next.load(&self.plan, following)?;
-        // What the last windows wrote may be read now.
-        self.disk.finish_writes()?;
-        self.initialise_new_rows(following)?;
-        self.ahead = ReadAhead::default();
-        self.read_ahead();
-        Ok(())
-    }
-
-    // Makes room for the rows never seen and for the bucket of the following window.
-    fn initialise_new_rows(&mut self, following: usize) -> Result<()> {
-        let Live { number, plan, slots } = &mut self.current;
-        let mut wanted: Vec<usize> = self
-            .shelves
-            .iter()
-            .map(|shelf| shelf.bucket(following).map_or(0, |bucket| bucket.row_count))
-            .collect();
-        let slots_of = |table: &crate::plan::TableEntries| {
-            table.first as usize..(table.first + table.count) as usize
-        };
-        for (table, &shelf) in plan.tables().iter().zip(&self.shelf_of_table) {
-            let slots = slots.get(slots_of(table)).unwrap_or(&[]);
-            let new_count = slots.iter().filter(|slot| **slot == NO_SLOT).count();
-            if let Some(wanted) = wanted.get_mut(shelf) {
-                *wanted += new_count;
-            }
-        }
-        let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-        for (shelf, &wanted) in self.shelves.iter_mut().zip(&wanted) {
-            shelf.make_room(*number, wanted, &mut sink)?;
-        }
-        let tables = plan.tables().iter().zip(&self.shelf_of_table).zip(self.schema.tables());
-        for ((table, &shelf), schema) in tables {
-            let Some(shelf) = self.shelves.get_mut(shelf) else { continue };
-            let slots = slots.get_mut(slots_of(table)).unwrap_or(&mut []);
-            if !slots.contains(&NO_SLOT) {
-                continue;
-            }
-            let mut rows = plan.rows(table);
-            for slot in slots {
-                let row = rows.next();
-                if *slot == NO_SLOT {
-                    let row = row.ok_or_else(|| Error::corruption("plan window too short"))?;
-                    *slot = shelf.initialise(|record| init_record(schema, row, record))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Asks for as much of the next window's buckets as there are buffers.
-    fn read_ahead(&mut self) {
-        let window = self.next.number;
-        while let Some(shelf) = self.shelves.get(self.ahead.shelf) {
-            let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
-            let Some(first) = chunks.get(self.ahead.chunk) else {
-                self.ahead.shelf += 1;
-                self.ahead.chunk = 0;
-                continue;
-            };
-            // Chunks that lie side by side come in one read.
-            let (mut count, mut end) = (1, first.page + first.page_count);
-            for chunk in chunks.iter().skip(self.ahead.chunk + 1) {
-                let page_count = (end + chunk.page_count - first.page) as usize;
-                if chunk.page != end || page_count * PAGE_BYTES > self.disk.buf_bytes() {
-                    break;
-                }
-                end = chunk.page + chunk.page_count;
-                count += 1;
-            }
-            let len_bytes = (end - first.page) as usize * PAGE_BYTES;
-            let tag = read_tag(self.ahead.shelf, self.ahead.chunk, count);
-            if !self.disk.try_read(first.offset_bytes(), len_bytes, tag) {
-                return;
-            }
-            self.ahead.chunk += count;
-            self.ahead.is_queued = true;
-        }
-    }
-
-    /// Takes what has arrived of the next window, and asks for more; for between two batches.
+    /// Returns the ferry, waiting for it to come back if it is under way.
     ///
     /// # Errors
-    /// `Corruption` for chunks that fail their checksum, otherwise the device's.
+    /// Those of the storage work that the pilot did.
+    pub(crate) fn ferry(&mut self) -> Result<&mut Ferry> {
+        if self.ferry.is_none() {
+            let lost = || Error::corruption("the storage thread has ended");
+            let pilot = self.pilot.as_mut().ok_or_else(lost)?;
+            let (ferry, is_late, result) = pilot.take_back()?;
+            self.late_count += u64::from(is_late);
+            self.tally = Tally::of(&ferry);
+            self.ferry = Some(ferry);
+            result?;
+        }
+        let lost = || Error::corruption("the storage thread has ended");
+        self.ferry.as_deref_mut().ok_or_else(lost)
+    }
+
+    /// Ends the current window and begins the next one.
+    ///
+    /// # Errors
+    /// Those of the storage work of the window that ends.
+    pub(crate) fn advance(&mut self) -> Result<()> {
+        self.ferry()?.work(usize::MAX, true)?;
+        let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
+        let carried = std::mem::take(&mut ferry.carried);
+        let result = ferry.live.carry_all(&self.current, &carried);
+        // Its memory is used again.
+        ferry.carried = carried;
+        result?;
+        std::mem::swap(&mut self.current, &mut ferry.live);
+        ferry.begin(&self.current);
+        self.send_off()
+    }
+
+    // Lets the storage work begin: on the pilot's thread, or piece by piece from now on.
+    fn send_off(&mut self) -> Result<()> {
+        let Some(ferry) = self.ferry.take() else { return Ok(()) };
+        self.tally = Tally::of(&ferry);
+        match &mut self.pilot {
+            Some(pilot) => return pilot.send(ferry),
+            None => {
+                let batch_count = (self.current.plan.batch_count() as usize).max(1);
+                self.pace_rows = 1 + ferry.work_rows() * PACE_QUARTERS / 4 / batch_count;
+                self.ferry = Some(ferry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Does a batch's share of the storage work, without waiting for the device.
+    ///
+    /// # Errors
+    /// `Corruption` for damaged chunks, otherwise the device's.
     pub(crate) fn pump(&mut self) -> Result<()> {
-        // Waiting starts what is queued and frees buffers for what is not; when all is under way
-        // there is nothing to wait for before the window ends.
-        let is_complete = self.ahead.shelf == self.shelves.len();
-        if self.disk.reads_in_flight() > 0 && (self.ahead.is_queued || !is_complete) {
-            self.take_arrivals()?;
+        match (&self.pilot, self.ferry.as_deref_mut()) {
+            (None, Some(ferry)) => ferry.work(self.pace_rows, false),
+            _ => Ok(()),
         }
-        self.read_ahead();
-        Ok(())
     }
 
-    /// Waits until all of the next window's rows are in memory.
-    pub(crate) fn finish_reads(&mut self) -> Result<()> {
-        self.read_ahead();
-        // Without a read in flight, writes hold all the buffers: wait for those.
-        while self.disk.reads_in_flight() > 0 || self.ahead.shelf < self.shelves.len() {
-            self.take_arrivals()?;
-            self.read_ahead();
-        }
-        Ok(())
+    /// Returns what was counted; with a pilot, as of the last change of window.
+    pub(crate) fn tally(&self) -> Tally {
+        self.ferry.as_deref().map_or_else(|| self.tally.clone(), Tally::of)
     }
 
-    fn take_arrivals(&mut self) -> Result<()> {
-        self.ahead.is_queued = false;
-        self.disk.wait(&mut self.arrived)?;
-        while let Some(read) = self.arrived.pop() {
-            let result = self.take_in(&read);
-            self.disk.release(read.buf);
-            if result.is_err() {
-                self.arrived.drain(..).for_each(|read| self.disk.release(read.buf));
-                return result;
+    /// Returns the memory of the lists of chunks; with a pilot, at the last change of window.
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.tally().chunk_bytes
+    }
+
+    /// Returns how often training had to wait for storage, which includes waiting for a device
+    /// that has no buffer left.
+    pub(crate) fn wait_count(&self) -> u64 {
+        let waits = if self.pilot.is_some() { 0 } else { self.tally().wait_count };
+        self.late_count + waits
+    }
+
+    /// Visits the rows of the current window, which wait for that very window.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    pub(crate) fn visit_current(&self, visit: &mut RowVisit<'_>) -> Result<()> {
+        let window = self.current.number as u32;
+        for (table, entries) in self.current.plan.tables().iter().enumerate() {
+            for entry in entries.first..entries.first + entries.count {
+                let place = Place { window, entry };
+                let spot = Spot { table, waits_for: place, known_as: place };
+                visit(spot, self.current.record(entry))?;
             }
         }
         Ok(())
     }
 
-    fn take_in(&mut self, read: &Arrived) -> Result<()> {
-        let (shelf, first, count) = read_parts(read.tag);
-        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
-        let stored_bytes = shelf.stored_bytes();
-        let mut at = 0;
-        for number in first..first + count {
-            let chunk = shelf
-                .bucket(self.next.number)
-                .and_then(|bucket| bucket.chunks.get(number))
-                .copied()
-                .ok_or_else(|| Error::corruption("a read arrived that nobody asked for"))?;
-            let bytes = self.disk.bytes(read.buf).get(at..at + chunk.len_bytes()).unwrap_or(&[]);
-            at += chunk.len_bytes();
-            for (entry, record) in open_chunk(&chunk, bytes, stored_bytes)? {
-                let slot = shelf.admit(record)?;
-                self.next.settle(entry, slot)?;
-            }
-        }
-        Ok(())
+    /// Returns the shelves, for a checkpoint or a scan; after [`ferry`](Self::ferry).
+    pub(crate) fn shelves(&self) -> &[Shelf] {
+        self.ferry.as_deref().map_or(&[], |ferry| ferry.shelves.as_slice())
     }
 
-    /// Returns the buckets of all shelves, window after window.
-    pub(crate) fn buckets(&self) -> impl Iterator<Item = &Bucket> {
-        self.shelves.iter().flat_map(Shelf::all_buckets)
+    /// Returns the shelf that the rows of `table` wait in.
+    pub(crate) fn home(&self, table: usize) -> Option<Home> {
+        self.homes.get(table).copied()
     }
-}
-
-// A read of `count` chunks of a bucket from number `first` on: 16, 32 and 16 bits.
-fn read_tag(shelf: usize, first: usize, count: usize) -> u64 {
-    (shelf as u64) << 48 | (first as u64) << 16 | count as u64
-}
-
-fn read_parts(tag: u64) -> (usize, usize, usize) {
-    ((tag >> 48) as usize, (tag >> 16 & 0xFFFF_FFFF) as usize, (tag & 0xFFFF) as usize)
 }

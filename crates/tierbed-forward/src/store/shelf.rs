@@ -2,16 +2,20 @@
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
-use tierbed_io::PAGE_BYTES;
+use tierbed_io::{WordBuf, PAGE_BYTES};
+use tierbed_kernels::prefetch;
 
 use super::disk::Disk;
 use super::extents::{Bucket, Chunk, Extents};
-use super::lists::{Lists, Waiting};
+use super::lists::{Handful, Lists, Waiting};
+use super::window::Live;
 
 /// Bytes of the entry number before each record on disk.
 pub(crate) const ENTRY_BYTES: usize = 4;
-/// Nearest window whose list may go to disk: the next one is being read.
-const HORIZON_MIN: usize = 2;
+/// Nearest window whose list may go to disk: the next one is read when the last rows have left.
+const HORIZON_MIN: usize = 1;
+/// How many rows ahead the processor is asked to fetch a free slot.
+const FETCH_AHEAD: usize = 6;
 /// Share of the slots, in tenths, that lists nearer than the horizon hold.
 /// Source: the prototype's beta of 0.4.
 const NEAR_TENTHS: usize = 6;
@@ -20,7 +24,7 @@ const NEAR_TENTHS: usize = 6;
 #[derive(Debug)]
 pub(crate) struct Shelf {
     words: usize,
-    arena: Vec<f32>,
+    arena: WordBuf,
     slot_count: usize,
     free: Vec<u32>,
     lists: Lists,
@@ -41,6 +45,26 @@ pub(crate) struct ShelfStats {
     pub(crate) rows_initialised: u64,
 }
 
+impl ShelfStats {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.rows_flushed += other.rows_flushed;
+        self.chunks_written += other.chunks_written;
+        self.rows_read += other.rows_read;
+        self.rows_initialised += other.rows_initialised;
+    }
+}
+
+/// A row that leaves its window.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leaving {
+    /// First word of its record in the window's memory.
+    pub(crate) start: usize,
+    /// The window that needs it next.
+    pub(crate) window: u32,
+    /// Its entry there.
+    pub(crate) entry: u32,
+}
+
 /// Where a flush writes to.
 pub(crate) struct Sink<'a> {
     pub(crate) disk: &'a mut Disk,
@@ -52,7 +76,7 @@ impl Shelf {
         let window_count = buckets.len();
         Self {
             words,
-            arena: vec![0.0; words * slot_count],
+            arena: WordBuf::new(words * slot_count),
             slot_count,
             free: (0..slot_count as u32).rev().collect(),
             lists: Lists::new(window_count, slot_count),
@@ -74,14 +98,6 @@ impl Shelf {
     /// Returns the bytes of a record on disk: entry number and record.
     pub(crate) fn stored_bytes(&self) -> usize {
         ENTRY_BYTES + 4 * self.words
-    }
-
-    pub(crate) fn arena(&self) -> &[f32] {
-        &self.arena
-    }
-
-    pub(crate) fn arena_mut(&mut self) -> &mut [f32] {
-        &mut self.arena
     }
 
     pub(crate) fn record(&self, slot: u32) -> &[f32] {
@@ -131,49 +147,77 @@ impl Shelf {
         self.free.len()
     }
 
-    /// Lets the row in `slot` wait for `window`.
-    pub(crate) fn push(&mut self, window: usize, waiting: Waiting) -> Result<()> {
-        match self.lists.push(window, waiting) {
+    /// Counts rows that came to their window from disk, and rows made there.
+    pub(crate) fn note_arrivals(&mut self, read_count: u64, initialised_count: u64) {
+        self.stats.rows_read += read_count;
+        self.stats.rows_initialised += initialised_count;
+    }
+
+    /// Lets a row wait for `window` in a free slot.
+    ///
+    /// # Errors
+    /// `Corruption` when no slot is free, or there is no such window.
+    #[inline]
+    pub(crate) fn keep(&mut self, window: usize, entry: u32, record: &[f32]) -> Result<()> {
+        let full = || Error::corruption("no slot is free for a row that must wait");
+        if let Some(&soon) = self.free.iter().rev().nth(FETCH_AHEAD) {
+            prefetch(&self.arena, soon as usize * self.words, self.words);
+        }
+        let slot = self.free.pop().ok_or_else(full)?;
+        let start = slot as usize * self.words;
+        let place = self.arena.get_mut(start..start + self.words).ok_or_else(full)?;
+        if place.len() != record.len() {
+            return Err(Error::corruption("a record is not as long as its shelf's"));
+        }
+        place.copy_from_slice(record);
+        match self.lists.push(window, Waiting { slot, entry }) {
             true => Ok(()),
             false => Err(Error::corruption("plan names a window that it does not have")
                 .with("at_window", window)),
         }
     }
 
-    pub(crate) fn pop(&mut self, window: usize) -> Option<Waiting> {
-        self.lists.pop(window)
-    }
-
-    /// Puts a record into a free slot.
+    /// Lets `rows` of a window's memory, `arena`, wait; as many slots must be free.
     ///
     /// # Errors
-    /// `Corruption` when there is no free slot: more rows came than the plan promised.
-    pub(crate) fn admit(&mut self, bytes: &[u8]) -> Result<u32> {
-        self.stats.rows_read += 1;
-        let (slot, place) = self.free_slot()?;
-        let place: &mut [u8] = bytemuck::cast_slice_mut(place);
-        assert_eq!(place.len(), bytes.len(), "a record is as long as its shelf's");
-        place.copy_from_slice(bytes);
-        Ok(slot)
+    /// As [`keep`](Self::keep).
+    pub(crate) fn keep_all(&mut self, rows: &[Leaving], arena: &[f32]) -> Result<()> {
+        for row in rows {
+            let record = arena.get(row.start..row.start + self.words).unwrap_or(&[]);
+            self.keep(row.window as usize, row.entry, record)?;
+        }
+        Ok(())
     }
 
-    /// Takes a free slot for a row that `fill` makes.
+    /// Lets at most `rows_max` rows that wait in memory for window `live` go there; returns how
+    /// many there were.
     ///
     /// # Errors
-    /// As [`admit`](Self::admit).
-    pub(crate) fn initialise(&mut self, fill: impl FnOnce(&mut [f32])) -> Result<u32> {
-        self.stats.rows_initialised += 1;
-        let (slot, place) = self.free_slot()?;
-        fill(place);
-        Ok(slot)
+    /// `Corruption` when a row is there already.
+    pub(crate) fn send_waiting(&mut self, live: &mut Live, rows_max: usize) -> Result<usize> {
+        let mut sent = 0;
+        let mut rows = self.pop_some(live.number, rows_max);
+        while !rows.rows().is_empty() {
+            sent += rows.rows().len();
+            rows.rows().iter().for_each(|row| live.expect(row.entry));
+            let following = self.pop_some(live.number, rows_max - sent);
+            for row in rows.rows() {
+                live.arrive(row.entry, self.record(row.slot))?;
+                self.free.push(row.slot);
+            }
+            rows = following;
+        }
+        Ok(sent)
     }
 
+    // Takes rows from a list and asks the processor to fetch them.
     #[inline]
-    fn free_slot(&mut self) -> Result<(u32, &mut [f32])> {
-        let full = || Error::corruption("more rows came than the plan promised");
-        let slot = self.free.pop().ok_or_else(full)?;
-        let start = slot as usize * self.words;
-        self.arena.get_mut(start..start + self.words).map(|place| (slot, place)).ok_or_else(full)
+    fn pop_some(&mut self, window: usize, rows_max: usize) -> Handful {
+        let rows = self.lists.pop_some(window, rows_max);
+        for row in rows.rows() {
+            prefetch(&self.arena, row.slot as usize * self.words, self.words);
+        }
+        rows
     }
 
     /// Flushes lists that are far from window `now` until `wanted` slots are free.
@@ -235,7 +279,8 @@ impl Shelf {
             let count = self.lists.count(window);
             let bytes = count * stored_bytes;
             if count == 0 || (bytes < PAGE_BYTES && !is_first) {
-                return Ok(());
+                // Starts the writes.
+                return sink.disk.poll_writes();
             }
             is_first = false;
             let pages_max = (bytes / PAGE_BYTES).max(pages_min).min(buf_pages);
@@ -261,15 +306,7 @@ impl Shelf {
             return Err(Error::corruption("a chunk is longer than a buffer"));
         };
         let (records, rest) = bytes.split_at_mut(row_count * stored_bytes);
-        for place in records.chunks_exact_mut(stored_bytes) {
-            let Some(waiting) = self.lists.pop(window) else { break };
-            let (entry, record) = place.split_at_mut(ENTRY_BYTES);
-            entry.copy_from_slice(&waiting.entry.to_le_bytes());
-            let start = waiting.slot as usize * self.words;
-            let source = self.arena.get(start..start + self.words).unwrap_or(&[]);
-            record.copy_from_slice(bytemuck::cast_slice(source));
-            self.free.push(waiting.slot);
-        }
+        self.pack_rows(window, records);
         rest.fill(0);
         let chunk = Chunk {
             page,
@@ -290,6 +327,25 @@ impl Shelf {
         Ok(())
     }
 
+    // Moves the rows of a list into `records`, which has a place for each.
+    fn pack_rows(&mut self, window: usize, records: &mut [u8]) {
+        let stored_bytes = self.stored_bytes();
+        let mut left = records.len() / stored_bytes;
+        let mut places = records.chunks_exact_mut(stored_bytes);
+        let mut rows = self.pop_some(window, left);
+        while !rows.rows().is_empty() {
+            left -= rows.rows().len();
+            let following = self.pop_some(window, left);
+            for (row, place) in rows.rows().iter().zip(places.by_ref()) {
+                let (entry, record) = place.split_at_mut(ENTRY_BYTES);
+                entry.copy_from_slice(&row.entry.to_le_bytes());
+                record.copy_from_slice(bytemuck::cast_slice(self.record(row.slot)));
+                self.free.push(row.slot);
+            }
+            rows = following;
+        }
+    }
+
     /// Moves the horizon so that the lists nearer than it hold their share of the slots.
     pub(crate) fn move_horizon(&mut self, now: usize) {
         let counts = self.lists.counts();
@@ -306,39 +362,55 @@ impl Shelf {
     }
 }
 
+/// Checks the bytes of a chunk; returns those of its rows, entry and record each.
+///
+/// # Errors
+/// `Corruption` when they are not what was written.
+pub(crate) fn check_chunk<'a>(
+    chunk: &Chunk,
+    bytes: &'a [u8],
+    stored_bytes: usize,
+) -> Result<&'a [u8]> {
+    let found = crc32c(bytes);
+    let rows_bytes = chunk.row_count as usize * stored_bytes;
+    match bytes.get(..rows_bytes) {
+        Some(rows) if found == chunk.crc32c => Ok(rows),
+        _ => Err(Error::corruption("chunk checksum mismatch")
+            .with("offset_bytes", chunk.offset_bytes())
+            .with("expected", format_args!("{:08x}", chunk.crc32c))
+            .with("found", format_args!("{found:08x}"))
+            .with("remedy", "restore the store's folder from a copy")),
+    }
+}
+
+/// Splits the rows of a chunk into entries and records.
+pub(crate) fn rows_of(rows: &[u8], stored_bytes: usize) -> impl Iterator<Item = (u32, &[u8])> {
+    rows.chunks_exact(stored_bytes).filter_map(|row| {
+        let (entry, record) = row.split_first_chunk::<ENTRY_BYTES>()?;
+        Some((u32::from_le_bytes(*entry), record))
+    })
+}
+
 /// Checks the bytes of a chunk and splits them into entries and records.
 ///
 /// # Errors
-/// As [`open_rows`].
+/// As [`check_chunk`].
 pub(crate) fn open_chunk<'a>(
     chunk: &Chunk,
     bytes: &'a [u8],
     stored_bytes: usize,
 ) -> Result<impl Iterator<Item = (u32, &'a [u8])>> {
-    let rows = open_rows(chunk, bytes, stored_bytes)?;
-    Ok(rows.filter_map(|row| {
-        let (entry, record) = row.split_first_chunk::<ENTRY_BYTES>()?;
-        Some((u32::from_le_bytes(*entry), record))
-    }))
+    Ok(rows_of(check_chunk(chunk, bytes, stored_bytes)?, stored_bytes))
 }
 
 /// Checks the bytes of a chunk and splits them into rows of `stored_bytes`.
 ///
 /// # Errors
-/// `Corruption` when they are not what was written.
+/// As [`check_chunk`].
 pub(crate) fn open_rows<'a>(
     chunk: &Chunk,
     bytes: &'a [u8],
     stored_bytes: usize,
 ) -> Result<impl Iterator<Item = &'a [u8]>> {
-    let found = crc32c(bytes);
-    let rows_bytes = chunk.row_count as usize * stored_bytes;
-    if found != chunk.crc32c || bytes.len() < rows_bytes {
-        return Err(Error::corruption("chunk checksum mismatch")
-            .with("offset_bytes", chunk.offset_bytes())
-            .with("expected", format_args!("{:08x}", chunk.crc32c))
-            .with("found", format_args!("{found:08x}"))
-            .with("remedy", "restore the store's folder from a copy"));
-    }
-    Ok(bytes.get(..rows_bytes).unwrap_or(&[]).chunks_exact(stored_bytes))
+    Ok(check_chunk(chunk, bytes, stored_bytes)?.chunks_exact(stored_bytes))
 }

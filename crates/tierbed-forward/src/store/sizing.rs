@@ -4,9 +4,11 @@ use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
 
 use super::extents::{Bucket, Chunk};
+use super::ferry::Ferry;
 use super::lists::Lists;
 use super::parking::Parking;
 use super::shelf::ENTRY_BYTES;
+use super::window::{Home, Live};
 use crate::plan::Plan;
 
 /// Longest I/O buffer, which is also the usual extent.
@@ -29,7 +31,8 @@ const FLUSH_THOUSANDTHS: u128 = 30;
 pub(crate) struct ShelfSize {
     pub(crate) words: usize,
     pub(crate) slot_count: usize,
-    /// Rows of two windows that follow each other.
+    /// Half the rows of its largest window, and a few: fewer would mean writing pages that are
+    /// hardly filled.
     slots_min: usize,
     /// Rows the plan ever uses: more slots help nobody.
     slots_max: usize,
@@ -40,17 +43,21 @@ pub(crate) struct ShelfSize {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub(crate) shelves: Vec<ShelfSize>,
-    pub(crate) shelf_of_table: Vec<usize>,
+    pub(crate) homes: Vec<Home>,
     pub(crate) buf_bytes: usize,
     pub(crate) queue_depth: u32,
     /// Bytes of an extent that waste little: an eighth of a mean bucket.
     pub(crate) extent_bytes: usize,
     /// Least bytes of an extent or a buffer: the longest record, in whole pages.
     pub(crate) stored_pages_bytes: usize,
-    /// Window blocks, slots of entries, directory.
+    /// Blocks of the plan, directory, row ids.
     pub(crate) window_bytes: u64,
-    /// Entries of the largest window.
+    /// Two windows in memory, and notes between them.
+    pub(crate) live_bytes: u64,
+    /// Entries of the window that has most.
     pub(crate) entries_max: usize,
+    /// Words of the records of the window that has most.
+    pub(crate) words_max: usize,
     /// Kept free for lists of chunks.
     pub(crate) slack_bytes: u64,
 }
@@ -73,8 +80,8 @@ impl ShelfSize {
 impl Sizes {
     /// Finds what the tables of `schema` need along `plan`.
     pub(crate) fn needs(schema: &Schema, plan: &Plan, limit_bytes: u64) -> Self {
-        let (mut shelves, shelf_of_table) = shelve(schema);
-        let entries_max = note_windows(plan, &shelf_of_table, &mut shelves);
+        let (mut shelves, homes) = shelve(schema);
+        let (entries_max, words_max) = note_windows(plan, &homes, &mut shelves);
         let stored_max = shelves.iter().map(|shelf| ENTRY_BYTES + 4 * shelf.words).max();
         let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
         let io_bytes = limit_bytes.min(1 << 40) / IO_SHARE;
@@ -88,14 +95,17 @@ impl Sizes {
         let bucket_bytes = live_bytes(&shelves) / plan.window_count().max(1) as u64;
         Self {
             shelves,
-            shelf_of_table,
+            homes,
             buf_bytes,
             queue_depth: queue_depth as u32,
+            // Blocks of three windows, and the row ids of one for scans.
             window_bytes: plan.directory_bytes()
                 + 3 * plan.block_bytes_max() as u64
-                // Two windows of slots, and the row ids of one for scans.
-                + 16 * entries_max as u64,
+                + 8 * entries_max as u64,
+            live_bytes: 2 * Live::memory_bytes(words_max, entries_max)
+                + Ferry::memory_bytes(entries_max),
             entries_max,
+            words_max,
             extent_bytes: (bucket_bytes / 8)
                 .clamp(buf_min as u64, BUF_BYTES_MAX.max(buf_min) as u64)
                 as usize,
@@ -104,10 +114,11 @@ impl Sizes {
         }
     }
 
-    /// Sizes slots for moving rows, where they are write buffers only; returns the bytes that
-    /// parked rows are gathered in.
+    /// Sizes slots for moving rows, where they are write buffers only and no window is trained
+    /// on; returns the bytes that parked rows are gathered in.
     pub(crate) fn for_moving(&mut self) -> u64 {
         let buf_bytes = self.buf_bytes;
+        (self.words_max, self.entries_max, self.live_bytes) = (0, 0, 0);
         let parking = |shelf: &mut ShelfSize| {
             let page_rows = PAGE_BYTES.div_ceil(4 * shelf.words);
             shelf.slots_min = shelf.slots_min.min(page_rows).max(1);
@@ -119,7 +130,7 @@ impl Sizes {
     /// Shares `free_bytes` out as slots; returns the bytes that all shelves take.
     ///
     /// # Errors
-    /// `Invalid` when two windows that follow each other do not fit; `used_bytes` are those taken
+    /// `Invalid` when the least slots do not fit; `used_bytes` are those taken
     /// before, so that the error can name the smallest budget that would do.
     pub(crate) fn share_out(
         &mut self,
@@ -157,10 +168,10 @@ impl Sizes {
 }
 
 /// Puts tables with records of one length on one shelf; returns the shelves, with the rows of
-/// their tables as `slots_max`, and the shelf of each table.
-pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<usize>) {
+/// their tables as `slots_max`, and the home of each table.
+pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<Home>) {
     let mut shelves: Vec<ShelfSize> = Vec::new();
-    let mut shelf_of_table = Vec::new();
+    let mut homes = Vec::new();
     for table in schema.tables() {
         let words = table.record_words();
         let at = shelves.iter().position(|shelf| shelf.words == words);
@@ -168,12 +179,12 @@ pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<usize>) {
             shelves.push(ShelfSize { words, ..ShelfSize::default() });
             shelves.len() - 1
         });
-        shelf_of_table.push(at);
+        homes.push(Home { shelf: at, words });
         if let Some(shelf) = shelves.get_mut(at) {
             shelf.slots_max += table.row_count as usize;
         }
     }
-    (shelves, shelf_of_table)
+    (shelves, homes)
 }
 
 // The rows that the plan uses, all of them.
@@ -189,37 +200,29 @@ fn flush_bytes(shelves: &[ShelfSize], limit_bytes: u64) -> u64 {
     (bytes / u128::from(live_bytes(shelves))).clamp(1, 1 << 40) as u64
 }
 
-// Notes what each shelf needs in each window; returns the entries of the largest window.
-fn note_windows(plan: &Plan, shelf_of_table: &[usize], shelves: &mut [ShelfSize]) -> usize {
-    let mut entries_max = 0;
-    let mut first = vec![0usize; shelves.len()];
-    let mut before = first.clone();
-    let mut now = first.clone();
-    for (number, counts) in plan.counts().enumerate() {
+// Notes what each shelf needs in each window; returns entries and words of the largest windows.
+fn note_windows(plan: &Plan, homes: &[Home], shelves: &mut [ShelfSize]) -> (usize, usize) {
+    let (mut entries_max, mut words_max) = (0, 0);
+    let mut now = vec![0usize; shelves.len()];
+    for counts in plan.counts() {
         now.fill(0);
-        for (&shelf, &count) in shelf_of_table.iter().zip(counts) {
-            if let Some(now) = now.get_mut(shelf) {
+        for (home, &count) in homes.iter().zip(counts) {
+            if let Some(now) = now.get_mut(home.shelf) {
                 *now += count as usize;
             }
         }
-        if number == 0 {
-            first.clone_from(&now);
-        }
-        for ((shelf, now), before) in shelves.iter_mut().zip(&now).zip(&before) {
-            shelf.slots_min = shelf.slots_min.max(now + before);
+        for (shelf, now) in shelves.iter_mut().zip(&now) {
+            shelf.slots_min = shelf.slots_min.max(*now);
             shelf.entry_count += *now as u64;
         }
         entries_max = entries_max.max(now.iter().sum());
-        before.clone_from(&now);
-    }
-    if plan.window_count() > 1 {
-        for ((shelf, first), before) in shelves.iter_mut().zip(&first).zip(&before) {
-            shelf.slots_min = shelf.slots_min.max(first + before);
-        }
+        let words = shelves.iter().zip(&now).map(|(shelf, now)| shelf.words * now).sum();
+        words_max = words_max.max(words);
     }
     for shelf in shelves {
         shelf.slots_max =
             shelf.slots_max.min(usize::try_from(shelf.entry_count).unwrap_or(usize::MAX));
+        shelf.slots_min = (shelf.slots_min / 2 + 4).min(shelf.slots_max.max(1));
     }
-    entries_max
+    (entries_max, words_max)
 }

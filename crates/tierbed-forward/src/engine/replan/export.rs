@@ -53,7 +53,7 @@ impl ForwardEngine {
         let mut rows = Resting::open(&site.folder, sizes, (manifest, plan, &stored))?;
         let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
         let _memory = budget.reserve("rows to export", source_bytes)?;
-        let (shelves, shelf_of_table) = shelve(schema);
+        let (shelves, homes) = shelve(schema);
         for (at, shelf) in shelves.iter().enumerate() {
             let options = SorterOptions {
                 key_bytes: KEY_BYTES,
@@ -62,9 +62,9 @@ impl ForwardEngine {
                 scratch_name: "replan-sort.rows".to_owned(),
             };
             let mut sorter = ExternalSorter::new(site.folder.clone(), &options, &budget)?;
-            rows.visit(&mut |table, row, record| match shelf_of_table.get(table.0 as usize)
-                == Some(&at)
-            {
+            let is_of_shelf =
+                |table: TableId| homes.get(table.0 as usize).is_some_and(|home| home.shelf == at);
+            rows.visit(&mut |table, row, record| match is_of_shelf(table) {
                 true => sorter.push(&key_of(table, row), record),
                 false => Ok(()),
             })?;

@@ -252,11 +252,12 @@ impl ForwardEngine {
     fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>) -> Result<()> {
         let plan = self.river.plan.clone();
         let mut first_uses = FirstUses::find(&self.folder, (&self.schema, &plan), cut, source)?;
-        let buf_bytes = self.river.disk.buf_bytes().min(self.extent_bytes);
-        let shelves = self.river.shelves.iter();
+        let ferry = self.river.ferry()?;
+        let buf_bytes = ferry.disk.buf_bytes().min(self.extent_bytes);
+        let shelves = ferry.shelves.iter();
         let mut parkings: Vec<_> =
             shelves.map(|shelf| Parking::new(4 * shelf.words(), buf_bytes)).collect();
-        let longest = self.river.shelves.iter().map(|shelf| 4 * shelf.words()).max().unwrap_or(0);
+        let longest = ferry.shelves.iter().map(|shelf| 4 * shelf.words()).max().unwrap_or(0);
         // Records come at any address; slots hold words.
         let mut aligned = AlignedBuf::new(longest);
         let mut row_count = 0u64;
@@ -272,12 +273,12 @@ impl ForwardEngine {
                         .with("found", record.len())
                 })?;
             place.copy_from_slice(record);
-            let at = self.river.shelf_of_table.get(table.0 as usize).copied().unwrap_or(0);
+            let at = self.river.home(table.0 as usize).map_or(0, |home| home.shelf);
+            let ferry = self.river.ferry()?;
             match (first, parkings.get_mut(at)) {
-                (Some(first), _) => self.river.distribute(at, first, place)?,
+                (Some(first), _) => ferry.distribute(at, first, place)?,
                 (None, Some(parking)) => {
-                    let river = &mut self.river;
-                    let mut sink = Sink { disk: &mut river.disk, extents: &mut river.extents };
+                    let mut sink = Sink { disk: &mut ferry.disk, extents: &mut ferry.extents };
                     parking.add((table, row), place, &mut sink)?;
                 }
                 (None, None) => {}
@@ -288,9 +289,9 @@ impl ForwardEngine {
                 false => Ok(()),
             }
         })?;
-        let river = &mut self.river;
-        for (shelf, parking) in river.shelves.iter_mut().zip(parkings) {
-            let mut sink = Sink { disk: &mut river.disk, extents: &mut river.extents };
+        let ferry = self.river.ferry()?;
+        for (shelf, parking) in ferry.shelves.iter_mut().zip(parkings) {
+            let mut sink = Sink { disk: &mut ferry.disk, extents: &mut ferry.extents };
             shelf.set_parked(parking.finish(&mut sink)?);
         }
         self.pay_for_chunks()
@@ -298,7 +299,9 @@ impl ForwardEngine {
 
     // Lets go of the disk that the move took; what cannot be given back is used again later.
     fn give_up_move(&mut self) {
-        let _ = self.river.disk.finish_writes();
-        let _ = self.river.disk.device().set_len(self.river.extents.committed_bytes());
+        if let Ok(ferry) = self.river.ferry() {
+            let _ = ferry.disk.finish_writes();
+            let _ = ferry.disk.device().set_len(ferry.extents.committed_bytes());
+        }
     }
 }

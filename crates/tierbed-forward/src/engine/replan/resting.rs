@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result, Schema};
+use tierbed_core::{Error, Result, RowId, Schema, TableId};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 use tierbed_trainstore::Manifest;
 
@@ -19,6 +19,7 @@ use crate::store::extents::{Bucket, Chunk};
 use crate::store::parking::open_parked;
 use crate::store::shelf::{open_chunk, ENTRY_BYTES};
 use crate::store::sizing::shelve;
+use crate::store::window::Home;
 
 /// The rows of a checkpoint.
 pub(super) struct Resting<'a> {
@@ -28,7 +29,7 @@ pub(super) struct Resting<'a> {
     plan: &'a Plan,
     first_window: usize,
     shelves: Vec<RestingShelf>,
-    shelf_of_table: Vec<usize>,
+    homes: Vec<Home>,
     dump_buf_bytes: usize,
     buf: AlignedBuf,
     window: WindowPlan,
@@ -59,7 +60,7 @@ impl<'a> Resting<'a> {
         (schema, budget_bytes): (&Schema, u64),
         (manifest, plan, stored): (&'a Manifest, &'a Plan, &Stored),
     ) -> Result<Self> {
-        let (sizes, shelf_of_table) = shelve(schema);
+        let (sizes, homes) = shelve(schema);
         let buckets = stored.buckets(sizes.len(), plan.window_count())?;
         let dump_bytes = budget_bytes / 64 / sizes.len().max(1) as u64;
         let shelves = sizes.iter().zip(buckets).map(|(size, (buckets, parked))| RestingShelf {
@@ -74,7 +75,7 @@ impl<'a> Resting<'a> {
             plan,
             first_window: stored.window,
             shelves: shelves.collect(),
-            shelf_of_table,
+            homes,
             dump_buf_bytes: (dump_bytes as usize).clamp(PAGE_BYTES, DUMP_BUF_BYTES) / PAGE_BYTES
                 * PAGE_BYTES,
             buf: AlignedBuf::new(stored.chunk_bytes_max()),
@@ -113,7 +114,7 @@ impl<'a> Resting<'a> {
     fn open_dumps(&self) -> Result<Vec<Option<DumpReader>>> {
         let mut dumps = Vec::new();
         for (at, shelf) in self.shelves.iter().enumerate() {
-            let table = self.shelf_of_table.iter().position(|&of_table| of_table == at);
+            let table = self.homes.iter().position(|home| home.shelf == at);
             let meta = table.and_then(|table| self.manifest.tables.get(table));
             let meta = meta.ok_or_else(|| damaged("names no dump"))?;
             let mut dump =
@@ -141,7 +142,7 @@ impl<'a> Resting<'a> {
         for place in dumps {
             while let Some(dump) = place.as_mut().filter(|dump| waits_here(dump)) {
                 if let Some((_, entry, record)) = dump.row() {
-                    let (table, row) = row_of(&self.window, entry)?;
+                    let (table, row) = self.row_of(entry, record)?;
                     sink(table, row, record)?;
                 }
                 if !dump.advance()? {
@@ -160,11 +161,26 @@ impl<'a> Resting<'a> {
                 let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
                 for (entry, record) in open_chunk(chunk, bytes, ENTRY_BYTES + shelf.record_bytes)? {
                     let (table, row) = row_of(&self.window, entry)?;
+                    check_length(&self.homes, table, record)?;
                     sink(table, row, record)?;
                 }
             }
         }
         Ok(())
+    }
+
+    // A dump is read before its checksum is known: what it names may be anything.
+    fn row_of(&self, entry: u32, record: &[u8]) -> Result<(TableId, RowId)> {
+        let (table, row) = row_of(&self.window, entry)?;
+        check_length(&self.homes, table, record)?;
+        Ok((table, row))
+    }
+}
+
+fn check_length(homes: &[Home], table: TableId, record: &[u8]) -> Result<()> {
+    match homes.get(table.0 as usize).is_some_and(|home| 4 * home.words == record.len()) {
+        true => Ok(()),
+        false => Err(damaged("has a row among those of other tables").with("table", table.0)),
     }
 }
 
