@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +204,37 @@ def test_exceptions_keep_their_kind_and_text(call: str, error: Any, expected: An
     elif call != "read":
         with pytest.raises(tb.PoisonedError):
             store.checkpoint("after")
+    store.close()
+
+
+def test_an_interrupt_in_a_store_interrupts() -> None:
+    store = tb.Store.over(Failing("read", KeyboardInterrupt()), dram_budget="1MiB")
+    store.add_table(table(), tb.SGD())
+
+    def read_and_go_on() -> None:
+        with contextlib.suppress(tb.IoError):
+            store.gather_rows("t", torch.tensor([1]))
+        time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        read_and_go_on()
+    store.close()
+
+
+def test_threads_share_a_python_store_without_a_deadlock() -> None:
+    store = tb.Store.over(PlainRows(), dram_budget="1MiB")
+    store.add_table(table(), tb.SGD())
+
+    def work(first: int) -> None:
+        for at in range(50):
+            rows = torch.full((2, 4), float(at))
+            store.write_rows("t", first, rows)
+            assert torch.equal(store.read_rows("t", first, 2), rows)
+            store.stats()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, 2 * number) for number in range(8)]:
+            done.result(timeout=60)
     store.close()
 
 

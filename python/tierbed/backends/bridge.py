@@ -6,7 +6,9 @@ store's mistake is an error that names the call.
 
 from __future__ import annotations
 
+import _thread
 import errno
+import threading
 from typing import Any
 
 import numpy as np
@@ -89,10 +91,9 @@ class Bridge:
     def kind_of(self, error: BaseException) -> str:
         """Returns the kind of engine error that ``error`` is."""
         if isinstance(error, KeyboardInterrupt):
-            # The engine returns an error first; the interrupt comes right after it.
-            import _thread
-
-            _thread.interrupt_main()
+            # The engine must end the call with an error of its own first; raised here, the
+            # interrupt would be lost on the way.
+            threading.Timer(0.05, _thread.interrupt_main).start()
         if isinstance(error, TierbedError):
             return error.kind
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
