@@ -44,7 +44,7 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
     """Opens stores that are closed after the test."""
     opened: list[tb.Store] = []
 
-    def open_(backend: str = "memory", name: str = "store", **options: object) -> tb.Store:
+    def open_(backend: str | None = "memory", name: str = "store", **options: object) -> tb.Store:
         path = None if backend == "memory" else tmp_path / name
         options.setdefault("dram_budget", "64MiB")
         store = tb.Store.open(path, backend=backend, **options)

@@ -59,7 +59,8 @@ class NativeStore:
     def __new__(cls, path: str | None, options_json: str) -> Self:
         """``options_json``: {"dram_budget_bytes": int,
         "backend": "file"|"cold"|"memory"|"lsm"|"lsm_plain"|"hashdb"|"mmap"|"rocksdb"|
-        "rocksdb_universal",
+        "rocksdb_universal"|null,
+        "order": "auto"|"forward"|"window", "on_mismatch": "error"|"fallback",
         "durability": "checkpoint"|"step",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
         "disk_quota_bytes": int|null, "vocabulary_bytes": int|null,
@@ -121,10 +122,12 @@ class NativeStore:
         offsets: SupportsDLPack,
         weights: SupportsDLPack | None,
         out: SupportsDLPack,
+        is_training: bool = False,
     ) -> None:
         """Pools the rows of a batch. ``indices`` [E] i64, ``offsets`` [F*B+1] i64 (feature-major,
         TorchRec's layout), ``weights`` [E] f32, ``out`` [B, output_dim] f32, or [E, D] for "none";
-        overwritten. ``out`` may not share memory with an input."""
+        overwritten. ``out`` may not share memory with an input. With ``is_training`` a step
+        follows: a batch that is not the planned one is refused, or leaves the plan."""
 
     def update(
         self,
@@ -149,6 +152,33 @@ class NativeStore:
     def end_lookahead(self) -> None:
         """Forgets what was announced by :meth:`prefetch`; rows stay, unprotected."""
 
+    def follow(self, plan: FeaturePlan, source: str, window_batches_max: int) -> str:
+        """Follows the plan made of ``source`` if there is one. Returns JSON: {"answer":
+        "following", "epoch", "batch", "batch_count"} | {"answer": "plan_needed"} | {"answer":
+        "refused", "reason"}."""
+
+    def start_plan(self, plan: FeaturePlan, source: str, window_batches_max: int) -> None:
+        """Starts making the plan of ``source`` in the store's folder."""
+
+    def push_planned(
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack
+    ) -> None:
+        """Adds the next batch to the plan."""
+
+    def finish_plan(self) -> None:
+        """Finishes the plan; it is durable then."""
+
+    def position(self) -> tuple[int, int] | None:
+        """Epochs done, and batches done of the next; None when no plan is followed."""
+
+    def pass_planned(
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack
+    ) -> None:
+        """Passes the next batch of the plan without a step."""
+
+    def note_reason(self, reason: str) -> None:
+        """Keeps why no plan is followed, for the statistics."""
+
     def read_rows(
         self,
         table: int,
@@ -158,6 +188,12 @@ class NativeStore:
     ) -> None:
         """Copies rows ``first_row..`` into ``weights`` [N, D] f32 and their optimizer state into
         ``state`` [N, S] f32. Rows never written have their initial values."""
+
+    def scan_rows(
+        self, chunk_rows: int, visit: Callable[[int, bytearray, bytearray], None]
+    ) -> None:
+        """Calls ``visit(table, rows, records)`` for all rows ever written, at most ``chunk_rows``
+        at a time: ``rows`` [N] i64, ``records`` [N, D + S + 1] f32 (weights, state, use count)."""
 
     def gather_rows(self, table: int, rows: SupportsDLPack, weights: SupportsDLPack) -> None:
         """Copies rows ``rows`` [N] i64 (any order, duplicates allowed) into ``weights`` [N, D]

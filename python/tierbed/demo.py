@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tierbed.bench.common import percentile
 from tierbed.budget import format_bytes
@@ -197,17 +198,29 @@ class _Demo:
             stack.callback(store.close)
             other, other_model, _ = load_run(self.reference, backend="memory", dram_budget="64GiB")
             stack.callback(other.close)
-            differing = 0
-            used = 0
-            for table in store.tables():
-                name, count = table["name"], table["row_count"]
-                for first in range(0, count, 65536):
-                    size = min(65536, count - first)
-                    ours = store.read_rows_and_state(name, first, size)
-                    theirs = other.read_rows_and_state(name, first, size)
-                    equal = (ours[0] == theirs[0]).all(1) & (ours[1] == theirs[1]).all(1)
-                    differing += int((~equal).sum())
-                    used += int((store.use_counts(name, first, size) > 0).sum())
+            whole = {
+                table["name"]: other.read_rows_and_state(table["name"], 0, table["row_count"])
+                for table in other.tables()
+            }
+            counts = {
+                name: other.use_counts(name, 0, rows.shape[0]) for name, (rows, _) in whole.items()
+            }
+            used_there = sum(int((count > 0).sum()) for count in counts.values())
+            used = differing = 0
+
+            def compare(
+                name: str, rows: Tensor, weights: Tensor, state: Tensor, uses: Tensor
+            ) -> None:
+                nonlocal used, differing
+                theirs, their_state = (part[rows] for part in whole[name])
+                equal = (weights == theirs).all(1) & (state == their_state).all(1)
+                equal &= uses == counts[name][rows]
+                used += int((uses > 0).sum())
+                differing += int((~equal).sum())
+
+            store.scan(compare)
+            # Rows that one training used and the other did not differ too.
+            differing += abs(used - used_there)
             dense = zip(model.state_dict().values(), other_model.state_dict().values(), strict=True)
             dense_equal = all(torch.equal(a, b) for a, b in dense)
         self.facts.update(

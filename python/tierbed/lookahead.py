@@ -1,25 +1,30 @@
 """How do the rows of coming batches get into memory before they are needed?
 
-:func:`lookahead` reads ahead in the loader, announces the batches to the store in groups, and
-hands on the loader's own batches one by one. A group is read in one sorted sweep, so the store
-reads each page once per group. When the row buffer holds less than the window, the window
-shortens itself.
+Two ways. When the order of the epoch is known (:mod:`tierbed.order`), :func:`lookahead` makes a
+plan of it, once, and training follows the plan: the *forward order*. Otherwise it reads ahead in
+the loader, announces the batches to the store in groups, and hands on the loader's own batches
+one by one: the *window order*. A group is read in one sorted sweep, so the store reads each page
+once per group. When the row buffer holds less than the window, the window shortens itself.
 
 Source: RecDB §4.1 (look-ahead window over the coming batches).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from tierbed.errors import InvalidError
+from tierbed.order import BatchOrder, fingerprint, known_order
+from tierbed.progress import Progress
 
 __all__ = ["lookahead"]
 
 Batch = TypeVar("Batch")
+_LOG = logging.getLogger("tierbed")
 
 
 class Prefetching(Protocol):
@@ -41,22 +46,101 @@ def lookahead(
     emb: Any,
     window: int = 64,
     key: Callable[[Batch], Any] = _sparse,
+    *,
+    start: int = 0,
 ) -> Iterator[Batch]:
     """Yields the batches of ``loader``, whose rows are then in memory.
 
     Args:
-        loader: Any iterable of batches.
+        loader: Any iterable of batches. When it tells its order (see :mod:`tierbed.order`) and
+            the store may follow it, a plan is made first, with a progress bar, and kept in the
+            store's folder for the next run.
         emb: The collection that will look the batches up, or a model with ``embeddings``.
-        window: Most batches read ahead; 0 reads none.
+        window: Most batches read ahead; 0 reads none, and makes no plan.
         key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``.
+        start: Batches of the epoch that are done: they are read and passed over.
 
     Yields:
-        The loader's own batches, unchanged and in order.
+        The loader's own batches, unchanged and in order. In forward order a batch that was not
+        stepped when the next one is asked for is passed without a step.
+
+    Raises:
+        InvalidError: The store was opened with ``order="forward"`` and the order is not known,
+            not the one it follows, or not at the batch where the store stands.
     """
-    if window < 0:
-        raise InvalidError(f"window must be at least 0, not {window}", {"window": str(window)})
-    collection: Prefetching = emb if hasattr(emb, "prefetch") else emb.embeddings
-    return _run(iter(loader), collection, window, key)
+    for name, value in (("window", window), ("start", start)):
+        if value < 0:
+            raise InvalidError(f"{name} must be at least 0, not {value}", {name: str(value)})
+    collection: Any = emb if hasattr(emb, "prefetch") else emb.embeddings
+    follows = window > 0 and _follow(loader, collection, window, key, start)
+    batches = islice(loader, start, None)
+    if follows:
+        return _run_planned(batches, collection, window, key)
+    return _run(batches, collection, window, key)
+
+
+# ---------------------------------------------------------------- forward order
+
+
+def _follow(
+    loader: Iterable[Any], collection: Any, window: int, key: Callable[[Any], Any], start: int
+) -> bool:
+    """Makes the store follow the loader's order, if it may; tells why not otherwise."""
+    if not getattr(collection, "may_follow", False):
+        return False
+    order = known_order(loader, key)
+    if isinstance(order, str):
+        if collection.position() is not None:
+            return True  # the batches are checked against the plan one by one
+        collection.store.note_unknown_order(order)
+        return False
+    source = fingerprint([order.fingerprint, collection.feature_names()])
+    answer = collection.follow(source, window)
+    if answer["answer"] == "plan_needed":
+        _make_plan(order, collection, source, window, key)
+        answer = collection.follow(source, window)
+    if answer["answer"] == "refused":
+        _LOG.warning("training by window, not in forward order: %s", answer["reason"])
+        return False
+    begins = order.start + start
+    if begins != answer["batch"]:
+        raise InvalidError(
+            f"the store stands at batch {answer['batch']} of epoch {answer['epoch']}, the loader "
+            f"begins at batch {begins}; continue where the store stands with "
+            f"start={answer['batch'] - order.start}, or open the store's folder of another run",
+            {"store_batch": str(answer["batch"]), "loader_batch": str(begins)},
+        )
+    return True
+
+
+def _make_plan(
+    order: BatchOrder, collection: Any, source: str, window: int, key: Callable[[Any], Any]
+) -> None:
+    collection.start_plan(source, window)
+    with Progress("planning the order", order.batch_count, "batches") as bar:
+        for batch in order.batches():
+            collection.push_planned(key(batch))
+            bar.advance()
+    collection.finish_plan()
+
+
+def _run_planned(
+    batches: Iterator[Batch], collection: Any, window: int, key: Callable[[Batch], Any]
+) -> Iterator[Batch]:
+    for batch in batches:
+        stands = collection.position()
+        if stands is None:
+            # The rows have left the plan; from here on they are looked ahead by window.
+            _LOG.warning("left the forward order: %s", collection.store.order()["reason"])
+            yield batch
+            yield from _run(batches, collection, window, key)
+            return
+        yield batch
+        if collection.position() == stands:
+            collection.pass_planned(key(batch))
+
+
+# ---------------------------------------------------------------- window order
 
 
 def _run(

@@ -140,6 +140,7 @@ def lookup(
     feature_count: int,
     output_dim: int,
     is_pooled: bool,
+    is_training: bool = False,
 ) -> Tensor:
     """Reads and pools rows.
 
@@ -152,6 +153,7 @@ def lookup(
         feature_count: ``F``.
         output_dim: Columns of the output, ``D``.
         is_pooled: One row per sample (all features side by side), or one per index.
+        is_training: Whether a step on this batch follows; a plan then insists on its batch.
 
     Returns:
         ``[B, D]`` f32, or ``[E, D]`` when not pooled.
@@ -159,7 +161,12 @@ def lookup(
     binding = _binding(handle)
     rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
     out = torch.empty((rows, output_dim), dtype=torch.float32)
-    binding.native.lookup(binding.plan, _on_cpu(indices), _on_cpu(offsets), _on_cpu(weights), out)
+    bags: tuple[Any, Any, Any] = (_on_cpu(indices), _on_cpu(offsets), _on_cpu(weights))
+    if is_training:
+        store: NativeStore = binding.native  # type: ignore[assignment]
+        store.lookup(binding.plan, *bags, out, is_training)
+    else:
+        binding.native.lookup(binding.plan, *bags, out)
     return out.to(indices.device)
 
 
@@ -173,6 +180,7 @@ def _(
     feature_count: int,
     output_dim: int,
     is_pooled: bool,
+    is_training: bool = False,
 ) -> Tensor:
     rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
     return torch.empty((rows, output_dim), dtype=torch.float32, device=indices.device)
@@ -282,7 +290,7 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _hook, indices, offsets, weights, handle, _features, _dim, _pooled = inputs
+    _hook, indices, offsets, weights, handle, *_ = inputs
     ctx.has_weights = weights is not None
     ctx.save_for_backward(indices, offsets, *([weights] if ctx.has_weights else []))
     ctx.handle = handle
@@ -308,6 +316,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         None,
         None,
         weights_grad if wants_weights_grad else None,
+        None,
         None,
         None,
         None,

@@ -117,6 +117,11 @@ class Source:
         start = self.dataset.first
         return self.dataset.batches(start + first, start + last, batch_size)
 
+    def identity(self) -> dict[str, Any]:
+        """Returns what the ids of every sample depend on (JSON values)."""
+        kind = type(self.dataset).__qualname__
+        return {"kind": kind, "first": self.dataset.first, **self.dataset.identity()}
+
     def about(self) -> dict[str, Any]:
         """Returns what a run keeps to recognise and reopen its data (JSON values)."""
         return {**asdict(self.options), "files": self.files}

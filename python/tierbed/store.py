@@ -8,7 +8,9 @@ process ends; what was checkpointed is never lost.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -43,19 +45,27 @@ BACKENDS = (
     "rocksdb_universal",
 )
 DURABILITIES = ("checkpoint", "step")
+ORDERS = ("auto", "forward", "window")
+ON_MISMATCH = ("error", "fallback")
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
+RowVisitor = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
 
 
 class Store:
     """The tables of a training run. Made by :meth:`open`; also a context manager."""
 
-    def __init__(self, native: NativeStore, path: str | None, seed: int) -> None:
+    def __init__(
+        self, native: NativeStore, path: str | None, seed: int, order: str = "window"
+    ) -> None:
+        self._order = order
         self._native = native
         self._path = path
         self._seed = seed
         self._optimizers: dict[int, Optimizer] = {}
+        self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._told_order = False
 
     @classmethod
     def open(
@@ -63,8 +73,10 @@ class Store:
         path: str | os.PathLike[str] | None = None,
         *,
         dram_budget: int | str = "4GiB",
-        backend: str = "file",
+        backend: str | None = None,
         durability: str = "checkpoint",
+        order: str = "auto",
+        on_mismatch: str | None = None,
         io_engine: str = "auto",
         queue_depth: int = 0,
         disk_quota: int | str | None = None,
@@ -77,14 +89,23 @@ class Store:
             path: The folder. Only ``backend="memory"`` does without.
             dram_budget: Bytes of memory for everything the store keeps, as a number or as
                 ``"16MiB"``; buffers, caches and indexes all count.
-            backend: ``"file"``; ``"cold"``, home arrays and delta runs for
-                streams; ``"memory"`` for tables that fit (the reference); ``"lsm"``,
-                RecDB's log-structured merge tree, or ``"lsm_plain"``, the same without
-                RecDB's parts; what others do, to compare: ``"hashdb"``, ``"mmap"``,
-                ``"rocksdb"``, ``"rocksdb_universal"``. All give the same numbers.
+            backend: How rows are kept when they are read by number: ``"file"`` (what None
+                means for a new store); ``"cold"``, home arrays and delta runs for streams;
+                ``"memory"`` for tables that fit (the reference); ``"lsm"``, RecDB's
+                log-structured merge tree, or ``"lsm_plain"``, the same without RecDB's parts;
+                what others do, to compare: ``"hashdb"``, ``"mmap"``, ``"rocksdb"``,
+                ``"rocksdb_universal"``. All give the same numbers. A store with a backend
+                trains by window.
             durability: ``"checkpoint"`` for checkpoints now and then; ``"step"`` for one after
                 every step: rows also go to a log, and a checkpoint with up to 256 KiB of
                 state is one entry and one sync of it. Backends ``"lsm"`` and ``"lsm_plain"``.
+            order: ``"auto"`` trains along a plan when :func:`tierbed.lookahead` is given a
+                loader whose order is known, and by a window of batches otherwise.
+                ``"forward"`` insists on a plan, ``"window"`` never makes one.
+            on_mismatch: What a batch does that is not the planned one: ``"error"``, or
+                ``"fallback"``: all rows move, once, to where they are read by number, and
+                training goes on with the same numbers. By default ``"error"`` with
+                ``order="forward"``, else ``"fallback"``.
             io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
@@ -99,18 +120,25 @@ class Store:
             ClosedError: Another process owns the store.
             CorruptionError: The last checkpoint does not verify.
         """
-        if backend not in BACKENDS:
-            raise InvalidError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-        if durability not in DURABILITIES:
-            raise InvalidError(
-                f"durability must be one of {', '.join(DURABILITIES)}, not {durability!r}"
-            )
+        if on_mismatch is None:
+            on_mismatch = "error" if order == "forward" else "fallback"
+        for name, value, known in (
+            ("backend", backend, (None, *BACKENDS)),
+            ("durability", durability, DURABILITIES),
+            ("order", order, ORDERS),
+            ("on_mismatch", on_mismatch, ON_MISMATCH),
+        ):
+            if value not in known:
+                told = ", ".join(str(word) for word in known if word is not None)
+                raise InvalidError(f"{name} must be one of {told}, not {value!r}")
         if path is None and backend != "memory":
             raise InvalidError("a store on disk needs a path; give one, or backend='memory'")
         options = {
             "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
             "backend": backend,
             "durability": durability,
+            "order": order,
+            "on_mismatch": on_mismatch,
             "io_engine": io_engine,
             "queue_depth": queue_depth,
             "disk_quota_bytes": None
@@ -121,7 +149,9 @@ class Store:
             else parse_bytes(vocabulary_dram, "vocabulary_dram"),
         }
         folder = None if path is None else os.fspath(path)
-        return cls(NativeStore(folder, json.dumps(options)), folder, seed)
+        has_choice = folder is not None and backend is None
+        native = NativeStore(folder, json.dumps(options))
+        return cls(native, folder, seed, order if has_choice else "window")
 
     @classmethod
     def over(
@@ -265,6 +295,39 @@ class Store:
         self._native.set_optimizer(table, optimizer.hyper_json())
         self._optimizers[table] = optimizer
 
+    # ------------------------------------------------------------ order
+
+    def order(self) -> dict[str, Any]:
+        """Returns what is known of the order that training follows.
+
+        Returns:
+            ``kind`` (``"forward"`` or ``"window"``), ``reason`` (why it is not the forward
+            order), ``fallback_count`` and ``rows_moved``; in forward order also ``epoch`` and
+            ``batch`` (where training stands), ``plan`` and ``unplanned_scan_count``.
+        """
+        order: dict[str, Any] = self.stats()["order"]
+        return order
+
+    def note_unknown_order(self, reason: str) -> None:
+        """Keeps why no plan was made, and tells it once."""
+        if self._order == "forward":
+            raise InvalidError(f"the forward order cannot be followed: {reason}")
+        self._native.note_reason(reason)
+        if not self._told_order and self._path is not None:
+            logging.getLogger("tierbed").warning(
+                "training by window, not in forward order: %s", reason
+            )
+            self._told_order = True
+
+    def note_collection(self, collection: Any) -> None:
+        """Remembers a collection that trains on this store, while it lives."""
+        self._collections.add(collection)
+
+    @property
+    def may_follow_plan(self) -> bool:
+        """Whether a plan may be followed: a folder, an open order, and one collection."""
+        return self._order != "window" and len(self._collections) == 1
+
     # ------------------------------------------------------------ rows
 
     def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
@@ -288,6 +351,26 @@ class Store:
         takes_state = with_state and words > 0
         self._native.read_rows(at, first_row, weights, rows_state if takes_state else None)
         return weights, rows_state
+
+    def scan(self, visit: RowVisitor, *, chunk_rows: int = 65536) -> None:
+        """Visits every row that was ever written, once, in one pass over everything.
+
+        Args:
+            visit: Called with the table's name, rows ``[N]`` i64, weights ``[N, D]`` f32, state
+                ``[N, S]`` f32 and use counts ``[N]`` i64. In forward order rows come in no order.
+            chunk_rows: Most rows at a time.
+        """
+        tables = self.tables()
+
+        def hand_on(at: int, raw_rows: bytearray, raw_records: bytearray) -> None:
+            dim = tables[at]["dim"]
+            words = state_words(tables[at]["optimizer"], dim)
+            records = torch.frombuffer(raw_records, dtype=torch.float32).view(-1, dim + words + 1)
+            rows = torch.frombuffer(raw_rows, dtype=torch.int64)
+            counts = records[:, -1].contiguous().view(torch.int32).to(torch.int64)
+            visit(tables[at]["name"], rows, records[:, :dim], records[:, dim:-1], counts)
+
+        self._native.scan_rows(chunk_rows, hand_on)
 
     def gather_rows(self, table: str, rows: Tensor) -> Tensor:
         """Copies rows ``rows`` ``[N]`` i64, in any order, into ``[N, D]`` f32."""

@@ -24,6 +24,7 @@ from tierbed.evaluate import evaluate
 from tierbed.lookahead import lookahead
 from tierbed.nn import CtrModel, build_model
 from tierbed.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
+from tierbed.order import BatchOrder, fingerprint
 from tierbed.progress import Progress
 from tierbed.report import write_json
 from tierbed.store import Store
@@ -185,7 +186,7 @@ class Run:
         started_s = time.perf_counter()
         with Progress("training", self.samples_total, "samples") as bar:
             bar.set(self.samples_done)
-            for batch in lookahead(self._remaining(), self.model, window=self.options.window):
+            for batch in lookahead(_Remaining(self), self.model, window=self.options.window):
                 loss_sum += self._step(batch)
                 bar.advance(int(batch.label.numel()))
                 every = self.options.checkpoint_steps
@@ -249,13 +250,6 @@ class Run:
         self.samples_done += int(batch.label.numel())
         return loss.item()
 
-    def _remaining(self) -> Iterator[SampleBatch]:
-        done = self.samples_done
-        while done < self.samples_total:
-            position = done % self.train_samples
-            yield from self.source.batches(position, self.train_samples, self.options.batch_size)
-            done += self.train_samples - position
-
     def _resume(self) -> None:
         extra = self.store.load_extra()
         if extra is None:
@@ -292,6 +286,37 @@ class Run:
             "train_samples": self.train_samples,
             **about,
         }
+
+
+class _Remaining:
+    """The batches of a run that are still to come, epoch after epoch; they tell their order."""
+
+    def __init__(self, run: Run) -> None:
+        self._source = run.source
+        self._samples = run.train_samples
+        self._batch_size = run.options.batch_size
+        self._done = run.samples_done
+        self._total = run.samples_total
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        done = self._done
+        while done < self._total:
+            position = done % self._samples
+            yield from self._source.batches(position, self._samples, self._batch_size)
+            done += self._samples - position
+
+    def known_order(self) -> BatchOrder | str:
+        """Returns the order of one epoch, which all epochs share."""
+        identity = getattr(self._source, "identity", None)
+        if identity is None:
+            return "the samples do not tell what they are"
+        parts = [identity(), self._samples, self._batch_size]
+        return BatchOrder(
+            fingerprint(parts),
+            lambda: self._source.batches(0, self._samples, self._batch_size),
+            self._done % self._samples // self._batch_size,
+            -(-self._samples // self._batch_size),
+        )
 
 
 def _what_counts(

@@ -14,6 +14,7 @@ pub mod plan;
 mod store;
 
 pub use engine::{
-    ForwardConfig, ForwardEngine, ForwardStats, Grads, Import, Position, RecordSink, RowSource,
+    stored_plan, AnySink, ForwardConfig, ForwardEngine, ForwardStats, Grads, Import, Position,
+    RecordSink, RowSource, BACKEND,
 };
 pub use plan::{Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared};

@@ -8,12 +8,11 @@ use pyo3::types::PyBytes;
 use tierbed::PublishedIds;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
+use tierbed_orders::budget_json;
 use tierbed_pagestore::{Backend, Snapshot, SnapshotOptions};
 
 use crate::errors::run;
-use crate::store::{
-    budget_json, make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments,
-};
+use crate::store::{make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments};
 
 /// A published snapshot, read through a byte-budgeted row cache.
 #[pyclass(frozen, module = "tierbed._native")]
@@ -179,7 +178,7 @@ impl NativeSnapshot {
                 "snapshot": snapshot.stats(),
                 "contents": snapshot.inspect(),
                 "disk_bytes": snapshot.disk_bytes(),
-                "budget": budget_json(&snapshot.budget_report()),
+                "budget": budget_json(&[snapshot.budget_report()]),
             }))
         })
     }

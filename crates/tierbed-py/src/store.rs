@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyByteArray, PyBytes};
 use tierbed::update::Grads;
 use tierbed::{Engine, EngineConfig, Hyper, Pooling, Translate};
-use tierbed_core::budget::{BudgetReport, PartUse};
 use tierbed_core::store::Attachment;
-use tierbed_core::{Bags, Error, ErrorKind, Result, TableId, TableSchema};
+use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
+use tierbed_orders::{OrderConfig, OrderedEngine, PlanRequest};
 
 use crate::errors::{run, to_python};
 use crate::python_store::PythonStore;
@@ -37,7 +37,7 @@ impl FeaturePlan {
 /// The engine over one store.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeStore {
-    engine: Mutex<Option<Engine>>,
+    engine: Mutex<Option<OrderedEngine>>,
 }
 
 /// Tensors of one batch, imported.
@@ -116,12 +116,12 @@ pub(crate) fn run_translate(
     run(py, || work(plan, &bags, out))
 }
 
-fn lock(engine: &Mutex<Option<Engine>>) -> MutexGuard<'_, Option<Engine>> {
+fn lock(engine: &Mutex<Option<OrderedEngine>>) -> MutexGuard<'_, Option<OrderedEngine>> {
     // A panic inside the engine leaves it usable or poisoned by its own rules.
     engine.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn opened(engine: &mut Option<Engine>) -> Result<&mut Engine> {
+fn opened(engine: &mut Option<OrderedEngine>) -> Result<&mut OrderedEngine> {
     engine.as_mut().ok_or_else(|| {
         Error::new(ErrorKind::Closed, "store is closed").with("remedy", "open it again")
     })
@@ -132,7 +132,7 @@ impl NativeStore {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Engine) -> Result<T> + Send,
+        work: impl FnOnce(&mut OrderedEngine) -> Result<T> + Send,
     ) -> PyResult<T> {
         run(py, || work(opened(&mut lock(&self.engine))?))
     }
@@ -144,8 +144,8 @@ impl NativeStore {
     #[pyo3(signature = (path, options_json))]
     fn new(py: Python<'_>, path: Option<PathBuf>, options_json: &str) -> PyResult<Self> {
         let engine = run(py, || {
-            let config = EngineConfig::from_json(options_json)?;
-            Engine::open(path.as_deref(), &config)
+            let config = OrderConfig::from_json(options_json)?;
+            OrderedEngine::open(path.as_deref(), &config)
         })?;
         Ok(Self { engine: Mutex::new(Some(engine)) })
     }
@@ -154,7 +154,8 @@ impl NativeStore {
     fn over(py: Python<'_>, bridge: Py<PyAny>, options_json: &str) -> PyResult<Self> {
         let engine = run(py, || {
             let config = EngineConfig::from_json(options_json)?;
-            Engine::over(Box::new(PythonStore::open(bridge)?), &config)
+            let engine = Engine::over(Box::new(PythonStore::open(bridge)?), &config)?;
+            Ok(OrderedEngine::over(engine))
         })?;
         Ok(Self { engine: Mutex::new(Some(engine)) })
     }
@@ -174,7 +175,7 @@ impl NativeStore {
                 |cause| Error::invalid("table description or policy is wrong").with("cause", cause);
             let table: TableSchema = serde_json::from_str(table_json).map_err(wrong)?;
             let policy: tierbed::Policy = serde_json::from_str(policy_json).map_err(wrong)?;
-            engine.add_open_table(table, policy).map(|id| id.0)
+            engine.by_number()?.add_open_table(table, policy).map(|id| id.0)
         })
     }
 
@@ -189,7 +190,7 @@ impl NativeStore {
     ) -> PyResult<()> {
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
             let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-            opened(&mut lock(&self.engine))?.translate(plan, bags, how, rows)
+            opened(&mut lock(&self.engine))?.by_number()?.translate(plan, bags, how, rows)
         })
     }
 
@@ -199,16 +200,16 @@ impl NativeStore {
         let mut ids = Tensor::<i64>::import(ids, "ids")?;
         let ids = ids.view_mut().map_err(|error| to_python(py, &error))?;
         let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-        self.with(py, |engine| engine.translate_ids(TableId(table), how, ids))
+        self.with(py, |engine| engine.by_number()?.translate_ids(TableId(table), how, ids))
     }
 
     fn evict(&self, py: Python<'_>, table: u32, now: u32) -> PyResult<(u64, u64)> {
-        let evicted = self.with(py, |engine| engine.evict(TableId(table), now))?;
+        let evicted = self.with(py, |engine| engine.by_number()?.evict(TableId(table), now))?;
         Ok((evicted.id_count, evicted.waiting_count))
     }
 
     fn vocabularies_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |engine| to_json(&engine.stats().vocabularies))
+        self.with(py, |engine| to_json(&engine.vocabularies()))
     }
 
     fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
@@ -234,7 +235,7 @@ impl NativeStore {
         self.with(py, |engine| make_plan(engine.schema(), &tables, &poolings))
     }
 
-    #[pyo3(signature = (plan, indices, offsets, weights, out))]
+    #[pyo3(signature = (plan, indices, offsets, weights, out, is_training=false))]
     #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn lookup(
         &self,
@@ -243,9 +244,10 @@ impl NativeStore {
         offsets: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
+        is_training: bool,
     ) -> PyResult<()> {
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
-            opened(&mut lock(&self.engine))?.lookup(plan, bags, out)
+            opened(&mut lock(&self.engine))?.lookup(plan, bags, out, is_training)
         })
     }
 
@@ -341,6 +343,34 @@ impl NativeStore {
                 }
             })
         })
+    }
+
+    fn scan_rows(
+        &self,
+        py: Python<'_>,
+        chunk_rows: usize,
+        visit: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let visit = visit.clone().unbind();
+        let mut raised = None;
+        let result = self.with(py, |engine| {
+            let count = engine.schema().tables().len();
+            let mut chunks: Vec<Chunk> =
+                std::iter::repeat_with(Chunk::default).take(count).collect();
+            engine.scan_all(&mut |table, row, record| {
+                let Some(chunk) = chunks.get_mut(table.0 as usize) else { return Ok(()) };
+                chunk.push(row, record);
+                match chunk.rows.len() / size_of::<u64>() >= chunk_rows.max(1) {
+                    true => chunk.hand_out(table, &visit, &mut raised),
+                    false => Ok(()),
+                }
+            })?;
+            for (table, chunk) in (0..).map(TableId).zip(&mut chunks) {
+                chunk.hand_out(table, &visit, &mut raised)?;
+            }
+            Ok(())
+        });
+        raised.map_or(result, Err)
     }
 
     fn gather_rows(
@@ -440,21 +470,73 @@ impl NativeStore {
     }
 
     fn verify(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, Engine::verify)
+        self.with(py, OrderedEngine::verify)
     }
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |engine| to_json(&engine.stats()?))
+    }
+
+    fn follow(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        source: String,
+        window_batches_max: u32,
+    ) -> PyResult<String> {
+        let request = PlanRequest { source, window_batches_max };
+        let features = &plan.get().plan;
+        self.with(plan.py(), |engine| to_json(&engine.follow(features, &request)?))
+    }
+
+    fn start_plan(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        source: String,
+        window_batches_max: u32,
+    ) -> PyResult<()> {
+        let request = PlanRequest { source, window_batches_max };
+        let features = &plan.get().plan;
+        self.with(plan.py(), |engine| engine.start_plan(features, &request))
+    }
+
+    fn push_planned(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let py = plan.py();
+        let batch = BatchTensors::import(indices, offsets, None)?;
+        let bags = batch.bags(plan.get().plan.features().len());
+        let bags = bags.map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| engine.push_planned(&bags))
+    }
+
+    fn finish_plan(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, OrderedEngine::finish_plan)
+    }
+
+    fn position(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
+        self.with(py, |engine| Ok(engine.position()))
+    }
+
+    fn pass_planned(
+        &self,
+        plan: &Bound<'_, FeaturePlan>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let py = plan.py();
+        let batch = BatchTensors::import(indices, offsets, None)?;
+        let plan = &plan.get().plan;
+        let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
+        self.with(py, |engine| engine.pass(plan, &bags))
+    }
+
+    fn note_reason(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         self.with(py, |engine| {
-            let stats = engine.stats();
-            to_json(&serde_json::json!({
-                "steps": stats.step_count,
-                "isa": stats.isa,
-                "disk_bytes": stats.store.disk_bytes,
-                "store": stats.store,
-                "buffer": stats.buffer,
-                "vocabularies": stats.vocabularies,
-                "budget": budget_json(&engine.budget().report()),
-            }))
+            engine.note_reason(reason);
+            Ok(())
         })
     }
 
@@ -462,6 +544,43 @@ impl NativeStore {
         run(py, || {
             drop(lock(&self.engine).take());
             Ok(())
+        })
+    }
+}
+
+/// Rows of one table on their way to Python: ids and records.
+#[derive(Default)]
+struct Chunk {
+    rows: Vec<u8>,
+    records: Vec<u8>,
+}
+
+impl Chunk {
+    fn push(&mut self, row: RowId, record: &[f32]) {
+        self.rows.extend(row.0.to_le_bytes());
+        self.records.extend(record.iter().flat_map(|word| word.to_le_bytes()));
+    }
+
+    // Calls `visit(table, rows, records)`; what it raises goes to `raised`.
+    fn hand_out(
+        &mut self,
+        table: TableId,
+        visit: &Py<PyAny>,
+        raised: &mut Option<PyErr>,
+    ) -> Result<()> {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        let called = Python::attach(|py| {
+            py.check_signals()?;
+            let bytes = |part| PyByteArray::new(py, part);
+            visit.call1(py, (table.0, bytes(&self.rows), bytes(&self.records))).map(drop)
+        });
+        self.rows.clear();
+        self.records.clear();
+        called.map_err(|error| {
+            *raised = Some(error);
+            Error::invalid("visitor raised")
         })
     }
 }
@@ -508,27 +627,11 @@ pub(crate) fn to_json(value: &impl serde::Serialize) -> Result<String> {
         .map_err(|cause| Error::invalid("value cannot be written as JSON").with("cause", cause))
 }
 
-/// Describes who holds how much memory.
-pub(crate) fn budget_json(report: &BudgetReport) -> serde_json::Value {
-    let part = |held: &PartUse| {
-        let PartUse { used_bytes, peak_bytes } = *held;
-        serde_json::json!({"used_bytes": used_bytes, "peak_bytes": peak_bytes})
-    };
-    let parts: serde_json::Map<_, _> =
-        report.parts.iter().map(|(name, held)| ((*name).to_owned(), part(held))).collect();
-    serde_json::json!({
-        "limit_bytes": report.limit_bytes,
-        "used_bytes": report.used_bytes,
-        "peak_bytes": report.peak_bytes,
-        "parts": parts,
-    })
-}
-
 pub(crate) fn borrowed(attachments: &[(String, Vec<u8>)]) -> Vec<Attachment<'_>> {
     attachments.iter().map(|(name, bytes)| Attachment { name, bytes }).collect()
 }
 
-fn shape_of(engine: &Engine, table: u32) -> Result<(usize, usize)> {
+fn shape_of(engine: &OrderedEngine, table: u32) -> Result<(usize, usize)> {
     let table = engine.schema().table(TableId(table))?;
     let dim = table.dim as usize;
     Ok((dim, table.optimizer.state_words(dim)))

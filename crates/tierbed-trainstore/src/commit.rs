@@ -108,6 +108,16 @@ impl CommitFailure {
 }
 
 impl CommitLog {
+    /// Returns which kind of store wrote the commit in force in `folder`, if there is one.
+    ///
+    /// # Errors
+    /// `Corruption` when checksums disagree, otherwise the folder's.
+    pub fn stored_backend(folder: &dyn Folder) -> Result<Option<String>> {
+        let Some(current) = folder.read(CURRENT)? else { return Ok(None) };
+        let (number, crc) = parse_current(&current)?;
+        Ok(Some(Self::read_manifest(folder, number, crc)?.backend))
+    }
+
     /// Reads the commit in force, if there is one.
     ///
     /// # Errors
@@ -119,7 +129,7 @@ impl CommitLog {
             return Ok(log);
         };
         let (number, crc) = parse_current(&current)?;
-        let manifest = log.read_manifest(number, crc)?;
+        let manifest = Self::read_manifest(&*log.folder, number, crc)?;
         if manifest.backend != backend {
             return Err(Error::invalid("store was written by another backend")
                 .with("stored", &manifest.backend)
@@ -263,9 +273,9 @@ impl CommitLog {
         self.manifest.iter().flat_map(|manifest| &manifest.attachments).map(|meta| meta.bytes).sum()
     }
 
-    fn read_manifest(&self, number: u64, crc: u32) -> Result<Manifest> {
+    fn read_manifest(folder: &dyn Folder, number: u64, crc: u32) -> Result<Manifest> {
         let file = Self::file_name(number, "manifest");
-        let bytes = self.folder.read(&file)?.ok_or_else(|| missing(&file))?;
+        let bytes = folder.read(&file)?.ok_or_else(|| missing(&file))?;
         let found = crc32c(&bytes);
         if found != crc {
             return Err(Error::corruption("manifest checksum mismatch")
@@ -282,6 +292,8 @@ impl CommitLog {
                 || name.starts_with("commit-")
                 || OWN_ENDINGS.iter().any(|ending| name.ends_with(ending))
                 || name.ends_with(".tmp")
+                // Plans of the order of batches, and what is left of making one.
+                || name.starts_with("order-")
         };
         if let Some(name) = self.folder.list()?.into_iter().find(|name| !is_ours(name)) {
             return Err(Error::invalid("folder holds other files and no store")

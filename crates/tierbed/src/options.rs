@@ -43,6 +43,18 @@ pub enum Durability {
     Step,
 }
 
+impl Backend {
+    /// Returns the backend of this name, as checkpoints write it.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown name.
+    pub fn from_name(name: &str) -> Result<Self> {
+        serde_json::from_value(serde_json::Value::from(name)).map_err(|_| {
+            Error::invalid("store was written by an unknown backend").with("backend", name)
+        })
+    }
+}
+
 /// Options of an [`Engine`](crate::Engine); JSON with these names at the Python border.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

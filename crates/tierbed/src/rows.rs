@@ -1,8 +1,8 @@
 //! Rows by number: for import, export, inspection and tests. Nothing is cached on the way.
 
-use tierbed_core::store::RowWrite;
+use tierbed_core::store::{RowWrite, ScanSink};
 use tierbed_core::{Error, Result, RowId, RowKey, TableId, TableSchema};
-use tierbed_kernels::init_record;
+use tierbed_kernels::{init_record, Hyper};
 
 use crate::engine::Engine;
 
@@ -151,6 +151,42 @@ impl Engine {
             let filled = records.get(..now * words).unwrap_or(&[]);
             self.write_records(table, first + done as u64, filled)?;
             done += now;
+        }
+        Ok(())
+    }
+
+    /// Visits every written row of `table` in row order, as row id and record bytes.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table, otherwise the store's and those of `sink`.
+    pub fn scan_rows(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
+        self.check_alive()?;
+        self.schema.table(table)?;
+        if let Some(buffer) = &mut self.buffer {
+            buffer.flush(self.store.as_mut())?;
+        }
+        self.store.scan(table, sink)
+    }
+
+    /// Takes over whole records from another engine; keys strictly increasing. For a new engine:
+    /// rows already in memory are not looked at.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn take_over_rows(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
+        self.check_alive()?;
+        self.release_buffer()?;
+        self.store.write(rows)
+    }
+
+    /// Takes over the hyperparameters of `table` and the steps it did, from another engine.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table or values that are negative or not finite.
+    pub fn take_over_run(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        self.set_hyper(table, hyper)?;
+        if let Some(run) = self.tables.get_mut(table.0 as usize) {
+            run.hyper.step = hyper.step;
         }
         Ok(())
     }

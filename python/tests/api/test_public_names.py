@@ -47,7 +47,8 @@ PUBLIC = [
 ]
 
 PARAMETERS = {
-    "Store.open": "path dram_budget backend io_engine queue_depth disk_quota seed",
+    "Store.open": "path dram_budget backend order on_mismatch io_engine queue_depth "
+    "disk_quota seed",
     "Store.checkpoint": "self name extra capture_rng attachments",
     "Store.publish": "self path model attachments progress",
     "Store.read_rows": "self table first_row row_count",
@@ -73,7 +74,7 @@ PARAMETERS = {
     "RowWiseAdagrad": "lr weight_decay eps initial_accumulator_value",
     "Adam": "lr weight_decay betas eps",
     "PartialRowWiseAdam": "lr weight_decay betas eps",
-    "lookahead": "loader emb window key",
+    "lookahead": "loader emb window key start",
     "nn.DLRM": "dense_count table_sizes store embedding_dim hidden optimizer",
     "nn.DeepFM": "dense_count table_sizes store embedding_dim hidden optimizer",
     "nn.PNN": "dense_count table_sizes store embedding_dim hidden optimizer",

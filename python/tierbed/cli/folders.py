@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from tierbed.progress import Progress
 from tierbed.snapshot import Snapshot
 from tierbed.store import Store
 
-__all__ = ["backend_of", "open_folder", "register", "tables_folder"]
+__all__ = ["open_folder", "register", "tables_folder"]
 
 Folder = Annotated[Path, typer.Argument(help="A run, a store or a snapshot.")]
 
@@ -35,8 +34,8 @@ def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
         InvalidError: The folder is none of them.
     """
     place = tables_folder(folder)
-    if (place / "CURRENT").exists():
-        return Store.open(place, dram_budget=dram_budget, backend=backend_of(place))
+    if (place / "CURRENT").exists() or (place / "window" / "CURRENT").exists():
+        return Store.open(place, dram_budget=dram_budget)
     if not (place / "snapshot.json").exists():
         raise InvalidError(
             f"{place} holds neither a store with a checkpoint nor a snapshot; name the folder "
@@ -44,17 +43,6 @@ def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
             {"path": str(place)},
         )
     return Snapshot.open(place, dram_budget=dram_budget)
-
-
-def backend_of(place: Path) -> str:
-    """Returns which kind of store wrote the folder, as its last checkpoint's manifest says."""
-    for manifest in place.glob("commit-*.manifest"):
-        _, _, body = manifest.read_text(errors="replace").partition("\n")
-        try:
-            return str(json.loads(body)["backend"])
-        except (ValueError, KeyError, TypeError):
-            break  # damaged: opening it will say where
-    return "file"
 
 
 def inspect(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOut = None) -> None:
@@ -127,7 +115,7 @@ def import_(
     from tierbed.train import OPTIMIZERS
 
     place = tables_folder(store) if store.is_dir() else store
-    with Store.open(place, dram_budget=dram_budget, backend=backend_of(place)) as opened:
+    with Store.open(place, dram_budget=dram_budget) as opened:
         known = [entry["name"] for entry in opened.tables()]
         if create and table not in known:
             if optimizer not in OPTIMIZERS:
@@ -153,7 +141,7 @@ def export(
 
     place = tables_folder(store)
     with (
-        Store.open(place, dram_budget=dram_budget, backend=backend_of(place)) as opened,
+        Store.open(place, dram_budget=dram_budget) as opened,
         Progress(f"export {table}", None, "rows") as bar,
     ):
         rows = export_table(opened, table, file, progress=bar.set)

@@ -27,6 +27,16 @@ __all__ = ["register"]
 
 VOCABULARY = "vocabulary"
 
+Order = Annotated[str, typer.Option("--order", help="auto, forward (along a plan) or window.")]
+OnMismatch = Annotated[
+    str | None,
+    typer.Option("--on-mismatch", help="A batch that was not planned: error or fallback."),
+]
+DiskQuota = Annotated[str | None, typer.Option("--disk-quota", help="Most bytes on disk.")]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", help="file, memory, lsm, rocksdb, ...: trains by window."),
+]
 RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
 Model = Annotated[str, typer.Option("--model", help="dlrm, deepfm or pnn.")]
 Scale = Annotated[
@@ -77,17 +87,11 @@ def train(
     label: Label = "label",
     dense: Dense = "",
     categorical: Categorical = "",
-    backend: Annotated[
-        str,
-        typer.Option(
-            "--backend",
-            help="file, cold, memory, lsm, lsm_plain, hashdb, mmap, rocksdb, rocksdb_universal.",
-        ),
-    ] = "file",
+    order: Order = "auto",
+    on_mismatch: OnMismatch = None,
+    backend: Backend = None,
     io_engine: IoEngine = "auto",
-    disk_quota: Annotated[
-        str | None, typer.Option("--disk-quota", help="Most bytes on disk.")
-    ] = None,
+    disk_quota: DiskQuota = None,
     threads: Threads = 1,
     json_path: JsonOut = None,
 ) -> None:
@@ -131,12 +135,8 @@ def train(
         source,
         options,
         source.train_samples,
-        store_options={
-            "dram_budget": dram_budget,
-            "backend": backend,
-            "io_engine": io_engine,
-            "disk_quota": disk_quota,
-        },
+        store_options={"dram_budget": dram_budget, "disk_quota": disk_quota, "backend": backend}
+        | {"io_engine": io_engine, "order": order, "on_mismatch": on_mismatch},
         about={"data": source.about()},
     )
     try:
@@ -191,9 +191,7 @@ def eval_(
         first_sample=trained_on.first_sample + (trained_on.samples or SYNTHETIC_SAMPLES),
     )
     source = open_source(options, store / VOCABULARY, must_exist=True)
-    opened, model, description = load_run(
-        store, dram_budget=dram_budget, backend=_backend_of(store)
-    )
+    opened, model, description = load_run(store, dram_budget=dram_budget)
     with opened:
         total = source.train_samples
         with Progress("scoring", total, "samples") as bar:
@@ -227,7 +225,7 @@ def publish(
 
     model = None
     if (store / RUN_FILE).is_file():
-        opened, model, _ = load_run(store, dram_budget=dram_budget, backend=_backend_of(store))
+        opened, model, _ = load_run(store, dram_budget=dram_budget)
     else:
         opened = Store.open(tables_folder(store), dram_budget=dram_budget)
     with opened, Progress("publishing", None, "rows") as bar:
@@ -304,13 +302,6 @@ def generate(
         write_criteo_tsv(out, samples, scale=scale, seed=seed, progress=bar.set)
     size = out.stat().st_size
     finish({"samples": samples, "file_bytes": size, "file": str(out)}, json_path, "generated")
-
-
-def _backend_of(store: Path) -> str:
-    from tierbed.cli.folders import backend_of
-    from tierbed.train import TABLES
-
-    return backend_of(store / TABLES)
 
 
 def _names(text: str) -> tuple[str, ...]:

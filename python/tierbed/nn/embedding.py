@@ -8,6 +8,7 @@ without gradients, a lookup only reads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from tierbed.config import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingCon
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.optim import Optimizer, RowWiseAdagrad, as_optimizer
 from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, as_kjt
+from tierbed.store import Store
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingCollection", "RowSource"]
 
@@ -87,6 +89,8 @@ class _Collection(nn.Module):
         # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
         self._hook = ops.new_hook().requires_grad_(store.is_trainable)
         self._still_hook = torch.zeros(1)
+        if isinstance(store, Store):
+            store.note_collection(self)
 
     @property
     def store(self) -> RowSource:
@@ -116,8 +120,7 @@ class _Collection(nn.Module):
             return len(batches)
         pairs = []
         for batch in batches:
-            bags = self.bags(batch)
-            ids, offsets = _int64(bags.values()).cpu(), _int64(bags.offsets()).cpu()
+            ids, offsets = self._ids(batch)
             pairs.append((self._rows_of(ids, offsets, is_training=False), offsets))
         return int(native.prefetch(self._binding.plan, pairs))
 
@@ -125,6 +128,48 @@ class _Collection(nn.Module):
         """Forgets what was announced by :meth:`prefetch`."""
         if self._store.is_trainable:
             self._store.native.end_lookahead()
+
+    # ------------------------------------------------------------ forward order
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a plan of the batches may be made and followed."""
+        if self._is_open or not self.training:
+            return False
+        return isinstance(self._store, Store) and self._store.may_follow_plan
+
+    def position(self) -> tuple[int, int] | None:
+        """Returns epochs and batches of the epoch done along the plan; None without a plan."""
+        native = self._store.native
+        at: tuple[int, int] | None = native.position() if self._store.is_trainable else None
+        return at
+
+    def follow(self, source: str, window: int) -> dict[str, Any]:
+        """Follows the plan of ``source`` if there is one; returns the engine's answer."""
+        answer: dict[str, Any] = json.loads(
+            self._store.native.follow(self._binding.plan, source, window)
+        )
+        return answer
+
+    def start_plan(self, source: str, window: int) -> None:
+        """Starts making the plan of ``source``."""
+        self._store.native.start_plan(self._binding.plan, source, window)
+
+    def push_planned(self, batch: Any) -> None:
+        """Adds the next batch to the plan."""
+        self._store.native.push_planned(self._binding.plan, *self._ids(batch))
+
+    def finish_plan(self) -> None:
+        """Finishes the plan, which is durable then."""
+        self._store.native.finish_plan()
+
+    def pass_planned(self, batch: Any) -> None:
+        """Passes the next batch of the plan without a step."""
+        self._store.native.pass_planned(self._binding.plan, *self._ids(batch))
+
+    def _ids(self, batch: Any) -> tuple[Tensor, Tensor]:
+        bags = self.bags(batch)
+        return _int64(bags.values()).detach().cpu(), _int64(bags.offsets()).detach().cpu()
 
     def iter_full_state(self, chunk_rows: int = 65536) -> Iterator[tuple[str, int, Tensor]]:
         """Streams all rows as (state name, first row, ``[chunk_rows, D]``), in bounded memory."""
@@ -174,6 +219,7 @@ class _Collection(nn.Module):
             self._feature_count,
             self._output_dim,
             self._is_pooled,
+            is_training,
         )
         return rows
 

@@ -3,7 +3,7 @@
 use super::{File, Finding};
 
 /// What each crate may depend on, bottom first. ARCHITECTURE.md draws the same picture.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     ("tierbed-core", &[]),
     ("tierbed-kernels", &["core"]),
     ("tierbed-io", &["core"]),
@@ -33,6 +33,10 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ),
     // Its tests and examples hold it against the engine.
     ("tierbed-forward", &["core", "io", "kernels", "trainstore", "pagestore", "tierbed"]),
+    (
+        "tierbed-orders",
+        &["core", "io", "kernels", "cache", "trainstore", "pagestore", "tierbed", "forward"],
+    ),
     ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),
     (
         "tierbed-bench",
@@ -62,6 +66,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "trainstore",
             "pagestore",
             "tierbed",
+            "orders",
             "serve",
             "bench",
         ],

@@ -11,6 +11,7 @@ mod checkpoint;
 mod dump;
 mod lookup;
 mod options;
+mod planned;
 mod replan;
 mod room;
 mod scan;
@@ -31,6 +32,7 @@ use tierbed_kernels::{FeaturePlan, Hyper, Isa, Kernels};
 use tierbed_trainstore::CommitLog;
 
 pub use options::ForwardConfig;
+pub use planned::stored_plan;
 pub use replan::{Import, RecordSink, RowSource};
 pub use scan::AnySink;
 #[doc(hidden)]
@@ -51,7 +53,7 @@ use scratch::Scratch;
 /// The file of extents.
 const EXTENTS_FILE: &str = "forward.rows";
 /// What the commit log knows this store by.
-const BACKEND: &str = "forward";
+pub const BACKEND: &str = "forward";
 
 /// Where training stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

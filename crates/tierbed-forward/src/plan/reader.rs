@@ -105,6 +105,12 @@ impl Plan {
         &self.directory.shape
     }
 
+    /// Returns what identifies its batches and their order, as given to the builder.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        self.header.key.split_once(",source=").map_or("", |(_, source)| source)
+    }
+
     /// Returns what it holds.
     #[must_use]
     pub fn stats(&self) -> PlanStats {

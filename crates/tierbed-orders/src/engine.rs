@@ -1,0 +1,469 @@
+//! Which engine has the rows, and what does each call mean to it?
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tierbed::{Backend, Durability, Engine, Hyper};
+use tierbed_core::store::{Attachment, CommitInfo};
+use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId, TableSchema};
+use tierbed_forward::ForwardEngine;
+use tierbed_io::{Folder, FolderLock, FsFolder};
+use tierbed_kernels::FeaturePlan;
+use tierbed_trainstore::CommitLog;
+
+use crate::along::Along;
+use crate::follow::Making;
+use crate::moving::{self, GENERAL_FOLDER};
+use crate::options::{OnMismatch, Order, OrderConfig};
+
+/// Training in whichever order is known. Calls need `&mut`: one at a time, in a fixed order, so
+/// that equal calls give equal bits.
+pub struct OrderedEngine {
+    pub(crate) config: OrderConfig,
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) state: State,
+    pub(crate) making: Option<Making>,
+    pub(crate) notes: Notes,
+}
+
+/// Who has the rows.
+pub(crate) enum State {
+    /// Nobody yet: tables may be added, nothing was asked.
+    Undecided(Undecided),
+    /// The engine that reads rows by number.
+    General(Box<General>),
+    /// The engine that trains along a plan.
+    Along(Box<Along>),
+    /// A move failed half-way; the last checkpoint is whole.
+    Lost(String),
+}
+
+/// Tables without an engine.
+pub(crate) struct Undecided {
+    pub(crate) schema: Schema,
+    pub(crate) hypers: Vec<Hyper>,
+    pub(crate) lock: FolderLock,
+}
+
+/// The engine that needs no plan.
+pub(crate) struct General {
+    pub(crate) engine: Engine,
+    /// Nothing was written, so that another order may still be chosen.
+    pub(crate) is_untouched: bool,
+    /// Last checkpoint of the order left, until there is one of this engine.
+    pub(crate) past: Option<CommitLog>,
+    /// Of the folder around, when the engine has a folder inside.
+    pub(crate) outer_lock: Option<FolderLock>,
+}
+
+/// What is told about the order.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// Why the order is not forward.
+    pub(crate) reason: Option<String>,
+    /// Times that another plan was followed from then on.
+    pub(crate) replan_count: u64,
+    /// Times that all rows moved to the engine without plan.
+    pub(crate) fallback_count: u64,
+    /// Rows that moved.
+    pub(crate) rows_moved: u64,
+}
+
+impl State {
+    pub(crate) fn lost(cause: &Error) -> Self {
+        Self::Lost(cause.to_string())
+    }
+}
+
+pub(crate) fn general(engine: Engine, is_untouched: bool) -> State {
+    State::General(Box::new(General { engine, is_untouched, past: None, outer_lock: None }))
+}
+
+impl OrderedEngine {
+    /// Opens the store at `path` at its last checkpoint, in the order it was trained in, or
+    /// starts one in a new or empty folder. Only a `memory` store may do without a path.
+    ///
+    /// # Errors
+    /// `Closed` when another process owns the folder, `Invalid` for a budget too small (naming
+    /// the minimum), a folder that holds something else or an order it cannot follow,
+    /// `Corruption` for damaged files.
+    pub fn open(path: Option<&Path>, config: &OrderConfig) -> Result<Self> {
+        let mut opened = Self {
+            config: config.clone(),
+            path: path.map(Path::to_path_buf),
+            state: State::Lost("not opened".to_owned()),
+            making: None,
+            notes: Notes::default(),
+        };
+        opened.state = opened.open_state()?;
+        if config.order == Order::Window && matches!(opened.state, State::Along(_)) {
+            opened.move_to_general("order is \"window\"")?;
+        }
+        Ok(opened)
+    }
+
+    /// Wraps an engine that is open; it trains by window.
+    #[must_use]
+    pub fn over(engine: Engine) -> Self {
+        Self {
+            config: OrderConfig::new(engine.budget().limit_bytes()),
+            path: None,
+            state: general(engine, false),
+            making: None,
+            notes: Notes::default(),
+        }
+    }
+
+    fn open_state(&self) -> Result<State> {
+        let asked = self.config.backend;
+        let (path, backend) = match (&self.path, asked) {
+            (Some(path), None) => (path, Backend::File),
+            (path, backend) => {
+                if self.config.order == Order::Forward {
+                    return Err(Error::invalid("forward order needs a folder and no backend")
+                        .with("remedy", "give a path and leave the backend out"));
+                }
+                let config = self.config.engine(backend.unwrap_or(Backend::Memory));
+                return Ok(general(Engine::open(path.as_deref(), &config)?, false));
+            }
+        };
+        // Wrong options are told now, not when the first batch comes.
+        self.config.engine(backend).io_options()?;
+        let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(path)?);
+        let stored = CommitLog::stored_backend(&*folder)?;
+        if moving::has_moved(path)? {
+            return moving::open_moved(&folder, path, &self.config);
+        }
+        match stored.as_deref() {
+            None if self.config.durability == Durability::Step => {
+                // Not every backend can, and a plan is checkpointed now and then: told now.
+                let config = self.config.engine(Backend::File);
+                Ok(general(Engine::open(Some(path), &config)?, false))
+            }
+            None => {
+                let lock = folder.lock()?;
+                CommitLog::open(Arc::clone(&folder), "undecided")?;
+                let undecided = Undecided { schema: Schema::default(), hypers: Vec::new(), lock };
+                Ok(State::Undecided(undecided))
+            }
+            Some(tierbed_forward::BACKEND) => {
+                Ok(State::Along(Box::new(Along::reopen(folder, &self.config)?)))
+            }
+            Some(stored) => {
+                if self.config.order == Order::Forward {
+                    return Err(Error::invalid("store was trained in window order")
+                        .with("backend", stored)
+                        .with("remedy", "open it with order=\"auto\", or start a new folder"));
+                }
+                let backend = Backend::from_name(stored)?;
+                let engine = Engine::open(Some(path), &self.config.engine(backend))?;
+                Ok(general(engine, false))
+            }
+        }
+    }
+
+    // Opens the engine that needs no plan, when nothing else was decided.
+    pub(crate) fn decide(&mut self) -> Result<()> {
+        let State::Undecided(_) = &self.state else { return Ok(()) };
+        let lost = State::Lost("opening failed".to_owned());
+        let State::Undecided(undecided) = std::mem::replace(&mut self.state, lost) else {
+            return Ok(());
+        };
+        let Undecided { schema, hypers, lock } = undecided;
+        drop(lock);
+        match self.open_general(&schema, &hypers) {
+            Ok(engine) => {
+                self.state = general(engine, true);
+                Ok(())
+            }
+            Err(error) => {
+                self.restore_undecided(schema, hypers)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn open_general(&self, schema: &Schema, hypers: &[Hyper]) -> Result<Engine> {
+        let config = self.config.engine(Backend::File);
+        let mut engine = Engine::open(self.path.as_deref(), &config)?;
+        for (table, hyper) in schema.tables().iter().zip(hypers) {
+            let id = engine.add_table(table.clone())?;
+            engine.set_hyper(id, *hyper)?;
+        }
+        Ok(engine)
+    }
+
+    fn restore_undecided(&mut self, schema: Schema, hypers: Vec<Hyper>) -> Result<()> {
+        let lock = self.folder()?.lock()?;
+        self.state = State::Undecided(Undecided { schema, hypers, lock });
+        Ok(())
+    }
+
+    /// Goes back to no engine, from one that was never written to.
+    pub(crate) fn undecide(&mut self) -> Result<()> {
+        let fresh = || Hyper { step: 0, ..Hyper::default() };
+        let (schema, hypers) = match &self.state {
+            State::General(general) if general.is_untouched => {
+                let schema = general.engine.schema().clone();
+                let ids = (0..schema.tables().len() as u32).map(TableId);
+                let hypers = ids.map(|id| general.engine.hyper(id).unwrap_or_else(fresh));
+                let hypers = hypers.collect();
+                (schema, hypers)
+            }
+            State::Along(along) if along.is_untouched() => {
+                (along.engine.schema().clone(), hypers_of(&along.engine))
+            }
+            _ => return Ok(()),
+        };
+        self.state = State::Lost("changing the order failed".to_owned());
+        let folder = self.folder()?;
+        for name in folder.list()? {
+            if !name.starts_with(crate::follow::PLAN_PREFIX) {
+                folder.remove(&name)?;
+            }
+        }
+        self.restore_undecided(schema, hypers)
+    }
+
+    pub(crate) fn folder(&self) -> Result<Arc<dyn Folder>> {
+        let path = self.path.as_ref().ok_or_else(|| Error::invalid("the store has no folder"))?;
+        Ok(Arc::new(FsFolder::create(path)?))
+    }
+
+    /// Returns the engine that needs no plan, opening it if nothing was decided; `None` when
+    /// training follows a plan.
+    pub(crate) fn general_mut(&mut self) -> Result<Option<&mut General>> {
+        self.decide()?;
+        match &mut self.state {
+            State::General(general) => Ok(Some(general)),
+            State::Lost(cause) => Err(lost(cause)),
+            State::Along(_) | State::Undecided(_) => Ok(None),
+        }
+    }
+
+    /// Returns the engine that reads rows by number, for what only it can do.
+    ///
+    /// # Errors
+    /// `Invalid` when training follows a plan, otherwise those of opening it.
+    pub fn by_number(&mut self) -> Result<&mut Engine> {
+        let along = || Error::invalid("training follows a plan; rows are not reached by number");
+        let general = self.general_mut()?.ok_or_else(along)?;
+        general.is_untouched = false;
+        Ok(&mut general.engine)
+    }
+
+    pub(crate) fn along_mut(&mut self) -> Option<&mut Along> {
+        match &mut self.state {
+            State::Along(along) => Some(along),
+            _ => None,
+        }
+    }
+
+    /// Adds a table, or finds the identical one.
+    ///
+    /// # Errors
+    /// `Invalid` when the stored table of that name differs, the budget is too small, or rows
+    /// are planned and the table is new.
+    pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        match &mut self.state {
+            State::Undecided(undecided) => {
+                let known = undecided.schema.tables().len();
+                let id = undecided.schema.add(table)?;
+                if undecided.schema.tables().len() > known {
+                    undecided.hypers.push(Hyper { step: 0, ..Hyper::default() });
+                }
+                Ok(id)
+            }
+            State::General(general) => general.engine.add_table(table),
+            State::Along(along) => along.find_table(&table),
+            State::Lost(cause) => Err(lost(cause)),
+        }
+    }
+
+    /// Returns the tables.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        match &self.state {
+            State::Undecided(undecided) => &undecided.schema,
+            State::General(general) => general.engine.schema(),
+            State::Along(along) => along.engine.schema(),
+            State::Lost(_) => &moving::NO_TABLES,
+        }
+    }
+
+    /// Sets the hyperparameters of `table` from the next step on; `hyper.step` is ignored.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table or values that are negative or not finite.
+    pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        match &mut self.state {
+            State::Undecided(undecided) => {
+                let name = &undecided.schema.table(table)?.name;
+                hyper.check().map_err(|error| error.with("table", name))?;
+                if let Some(place) = undecided.hypers.get_mut(table.0 as usize) {
+                    *place = Hyper { step: 0, ..hyper };
+                }
+                Ok(())
+            }
+            State::General(general) => general.engine.set_hyper(table, hyper),
+            State::Along(along) => along.engine.set_hyper(table, hyper),
+            State::Lost(cause) => Err(lost(cause)),
+        }
+    }
+
+    /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
+    /// pooling. With `is_training` a step on the same batch will follow, so the batch must be
+    /// the planned one if there is a plan; without, any batch may be asked.
+    ///
+    /// # Errors
+    /// `Invalid` for shapes or ids out of range, or a batch to train on that is not the planned
+    /// one: nothing changed then. Otherwise the engine's.
+    pub fn lookup(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+        is_training: bool,
+    ) -> Result<()> {
+        if let Some(along) = self.along_mut() {
+            if !is_training {
+                return along.lookup_any(plan, bags, out);
+            }
+            match along.engine.lookup(plan, bags, out) {
+                Err(error) => self.answer_mismatch(plan, bags, error)?,
+                done => return done,
+            }
+        }
+        match self.general_mut()? {
+            Some(general) => general.engine.lookup(plan, bags, out),
+            None => Err(lost("no engine")),
+        }
+    }
+
+    /// Applies one optimizer step for `bags`; in forward order they are the next batch of the
+    /// plan, and the batch after it is the next one then.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup). An error of the disk poisons the engine: reopen it at the
+    /// last checkpoint.
+    pub fn update(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        mut grads: tierbed::update::Grads<'_>,
+    ) -> Result<()> {
+        if let Some(along) = self.along_mut() {
+            along.side.clear();
+            along.is_durable = false;
+            let weights = grads.weights.as_deref_mut();
+            let own = tierbed_forward::Grads { output: grads.output, weights };
+            match along.engine.update(plan, bags, own) {
+                Err(error) => self.answer_mismatch(plan, bags, error)?,
+                done => return done,
+            }
+        }
+        match self.general_mut()? {
+            Some(general) => {
+                general.is_untouched = false;
+                general.engine.update(plan, bags, grads)
+            }
+            None => Err(lost("no engine")),
+        }
+    }
+
+    // A batch that was not planned moves the rows, if that is wished; other errors stay errors.
+    pub(crate) fn answer_mismatch(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        error: Error,
+    ) -> Result<()> {
+        let may_move = self.config.on_mismatch == OnMismatch::Fallback;
+        let Some(along) = self.along_mut() else { return Err(error) };
+        if error.kind() != ErrorKind::Invalid || !may_move || along.engine.is_next(plan, bags)? {
+            return Err(error);
+        }
+        self.move_to_general(&error.to_string())
+    }
+
+    /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
+    /// returns the checkpoint's number.
+    ///
+    /// # Errors
+    /// `NoSpace` leaves the last checkpoint in force and training may go on; after `Io` the
+    /// store is poisoned: reopen it at the last checkpoint.
+    pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        if let Some(along) = self.along_mut() {
+            let number = along.engine.checkpoint(name, attachments)?;
+            along.is_durable = true;
+            return Ok(number);
+        }
+        match self.general_mut()? {
+            Some(general) => {
+                general.is_untouched = false;
+                let number = general.engine.checkpoint(name, attachments)?;
+                general.past = None;
+                Ok(number)
+            }
+            None => Err(lost("no engine")),
+        }
+    }
+
+    /// Returns number and name of the last checkpoint.
+    #[must_use]
+    pub fn last_checkpoint(&self) -> Option<&CommitInfo> {
+        match &self.state {
+            State::General(general) => {
+                let past = general.past.as_ref().and_then(CommitLog::info);
+                general.engine.last_checkpoint().or(past)
+            }
+            State::Along(along) => along.engine.last_checkpoint(),
+            State::Undecided(_) | State::Lost(_) => None,
+        }
+    }
+
+    /// Reads an attachment of the last checkpoint.
+    ///
+    /// # Errors
+    /// `Corruption` when it fails its checksum, `Io` from the device.
+    pub fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        match &mut self.state {
+            State::General(general) => match &general.past {
+                Some(past) => past.attachment(name),
+                None => general.engine.attachment(name),
+            },
+            State::Along(along) => along.engine.attachment(name),
+            State::Undecided(_) => Ok(None),
+            State::Lost(cause) => Err(lost(cause)),
+        }
+    }
+
+    /// Checks every checksum of the store; returns the number of pages (or chunks) checked.
+    ///
+    /// # Errors
+    /// `Corruption`, naming the first bad place.
+    pub fn verify(&mut self) -> Result<u64> {
+        match self.general_mut()? {
+            Some(general) => general.engine.verify(),
+            None => self.along_mut().map_or(Ok(0), |along| along.engine.verify()),
+        }
+    }
+
+    /// Returns the folder the rows are in now; a move puts them one deeper.
+    pub(crate) fn general_folder(&self) -> Result<PathBuf> {
+        let path = self.path.as_ref().ok_or_else(|| Error::invalid("the store has no folder"))?;
+        Ok(path.join(GENERAL_FOLDER))
+    }
+}
+
+pub(crate) fn lost(cause: &str) -> Error {
+    Error::new(ErrorKind::Poisoned, "changing the order of the store failed half-way")
+        .with("cause", cause)
+        .with("remedy", "reopen the store; it continues at its last checkpoint")
+}
+
+/// Runs of a forward engine: hyperparameters and steps of each table.
+pub(crate) fn hypers_of(engine: &ForwardEngine) -> Vec<Hyper> {
+    let ids = (0..engine.schema().tables().len() as u32).map(TableId);
+    ids.filter_map(|id| engine.hyper(id)).collect()
+}

@@ -1,0 +1,23 @@
+//! In which order will rows be needed, and who follows it?
+//!
+//! One [`OrderedEngine`] stands in front of two engines with the same semantics. When the order
+//! of the epoch is known, [`tierbed_forward::ForwardEngine`] trains along a plan; when only a
+//! window of batches is known, [`tierbed::Engine`] reads rows by number. A store starts
+//! undecided and is decided by the first call that needs to know. What was planned and does not
+//! come is an error, or every row moves to the other engine and training goes on: never a silent
+//! mismatch.
+
+mod along;
+mod engine;
+mod follow;
+mod moving;
+mod options;
+mod publish;
+mod rows;
+mod side;
+mod stats;
+
+pub use engine::OrderedEngine;
+pub use follow::{Answer, PlanRequest};
+pub use options::{OnMismatch, Order, OrderConfig};
+pub use stats::budget_json;

@@ -1,0 +1,122 @@
+//! A serving snapshot from either order: the same rows, the same bytes.
+//!
+//! Along a plan rows come in no order, so all of them are sorted at once, by table, use count and
+//! row, in the memory kept aside.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tierbed::publish::PublishProgress;
+use tierbed_core::store::Attachment;
+use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_pagestore::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_pagestore::{Report, SnapshotWriter};
+
+use crate::along::Along;
+use crate::engine::{lost, OrderedEngine};
+
+/// Sort key: table, use count inverted, row; most significant byte first.
+const KEY_BYTES: usize = 4 + 4 + 8;
+/// Rows between two progress calls.
+const PROGRESS_ROWS: u64 = 1 << 16;
+
+impl OrderedEngine {
+    /// Publishes the newest version of every written row to `path`, a new or empty folder,
+    /// together with `attachments`.
+    ///
+    /// # Errors
+    /// As [`tierbed::Engine::publish`].
+    pub fn publish(
+        &mut self,
+        path: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        if let Some(along) = self.along_mut() {
+            return along.publish(Arc::new(FsFolder::create(path)?), attachments, progress);
+        }
+        match self.general_mut()? {
+            Some(general) => general.engine.publish(path, attachments, progress),
+            None => Err(lost("no engine")),
+        }
+    }
+}
+
+impl Along {
+    fn publish(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.side.clear();
+        let schema = self.engine.schema().clone();
+        let dims = self.dims();
+        let mut writer = SnapshotWriter::create(Arc::clone(&folder), &schema, &self.aside)?;
+        let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
+        let mut show = |done: u64| match progress(done.min(row_count), row_count) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Closed, "publish was stopped")
+                .with("remedy", "publish again into an empty folder")),
+        };
+        let options = SorterOptions {
+            key_bytes: KEY_BYTES,
+            payload_bytes: 4 * dims.iter().copied().max().unwrap_or(0),
+            memory_bytes: (self.aside.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+            scratch_name: "scratch.rows".to_owned(),
+        };
+        let mut sorter = ExternalSorter::new(Arc::clone(&folder), &options, &self.aside)?;
+        let (mut seen, mut payload) = (0u64, vec![0; options.payload_bytes]);
+        self.engine.scan_all(&mut |table, row, record| {
+            let count = record.last().map_or(0, |word| word.to_bits());
+            let dim = dims.get(table.0 as usize).copied().unwrap_or(0);
+            let weights: &[u8] = bytemuck::cast_slice(record.get(..dim).unwrap_or(&[]));
+            if let Some(place) = payload.get_mut(..weights.len()) {
+                place.copy_from_slice(weights);
+            }
+            sorter.push(&key_of(table, count, row), &payload)?;
+            seen += 1;
+            if seen.is_multiple_of(PROGRESS_ROWS) {
+                show(seen / 2)?;
+            }
+            Ok(())
+        })?;
+        let mut sorted = sorter.finish()?;
+        let mut written = 0u64;
+        while let Some(record) = sorted.next()? {
+            let (table, row) = place_of(record.key)?;
+            let dim = dims.get(table.0 as usize).copied().unwrap_or(0);
+            let bytes = record.payload.get(..4 * dim).unwrap_or(&[]);
+            let weights: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+            writer.push(table, row, &weights)?;
+            written += 1;
+            if written.is_multiple_of(PROGRESS_ROWS) {
+                show((seen + written) / 2)?;
+            }
+        }
+        for attachment in attachments {
+            writer.attach(attachment.name, attachment.bytes)?;
+        }
+        show(row_count)?;
+        writer.finish()
+    }
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn key_of(table: TableId, count: u32, row: RowId) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    let head = table.0.to_be_bytes().into_iter().chain((u32::MAX - count).to_be_bytes());
+    for (place, byte) in key.iter_mut().zip(head.chain(row.0.to_be_bytes())) {
+        *place = byte;
+    }
+    key
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn place_of(key: &[u8]) -> Result<(TableId, RowId)> {
+    let table = key.first_chunk().map(|bytes| TableId(u32::from_be_bytes(*bytes)));
+    let row = key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
+    let short = || Error::corruption("sorted record has a short key");
+    Ok((table.ok_or_else(short)?, row.ok_or_else(short)?))
+}

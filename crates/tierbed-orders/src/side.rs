@@ -1,0 +1,137 @@
+//! Which rows were asked for that no plan knew of? Copies of their weights, for reading.
+//!
+//! Copies are right until the next update, which clears them.
+
+use hashbrown::HashMap;
+use tierbed_core::{Bags, Budget, Reservation, Result, RowKey, Schema};
+use tierbed_kernels::{init_record, BagRange, FeaturePlan, Kernels, Pooling, Rows};
+
+/// Bytes per row besides its weights: key, place and the map's spare room.
+const ROW_BYTES: u64 = 64;
+
+/// See the module documentation.
+pub(crate) struct Side {
+    starts: HashMap<RowKey, usize>,
+    weights: Vec<f32>,
+    scratch: Vec<usize>,
+    memory: Reservation,
+    budget: Budget,
+}
+
+impl Side {
+    pub(crate) fn new(budget: &Budget) -> Result<Self> {
+        Ok(Self {
+            starts: HashMap::new(),
+            weights: Vec::new(),
+            scratch: Vec::new(),
+            memory: budget.reserve("rows aside", 0)?,
+            budget: budget.clone(),
+        })
+    }
+
+    pub(crate) fn has_rows(&self) -> bool {
+        !self.starts.is_empty()
+    }
+
+    /// Forgets all rows and gives their memory back.
+    pub(crate) fn clear(&mut self) {
+        if self.starts.is_empty() && self.memory.bytes() == 0 {
+            return;
+        }
+        self.starts = HashMap::new();
+        self.weights = Vec::new();
+        self.scratch = Vec::new();
+        // Giving back cannot fail.
+        let _ = self.memory.resize(0);
+    }
+
+    pub(crate) fn has_all(&self, plan: &FeaturePlan, bags: &Bags<'_>) -> bool {
+        keys(plan, bags).all(|key| self.starts.contains_key(&key))
+    }
+
+    /// Makes places for the rows of `batches`, nearest first, with their initial values; returns
+    /// how many batches fit, and whether there are rows to be [filled](Self::fill).
+    pub(crate) fn place(
+        &mut self,
+        schema: &Schema,
+        plan: &FeaturePlan,
+        batches: &[Bags<'_>],
+    ) -> Result<(usize, bool)> {
+        let before = self.starts.len();
+        let mut record = Vec::new();
+        for (fitted, bags) in batches.iter().enumerate() {
+            let mut fresh: Vec<RowKey> =
+                keys(plan, bags).filter(|key| !self.starts.contains_key(key)).collect();
+            fresh.sort_unstable();
+            fresh.dedup();
+            let mut bytes = self.memory.bytes() + 8 * bags.indices.len() as u64;
+            for key in &fresh {
+                bytes += ROW_BYTES + 8 * u64::from(schema.table(key.table)?.dim);
+            }
+            if bytes > self.memory.bytes() + self.budget.free_bytes() {
+                return Ok((fitted, self.starts.len() > before));
+            }
+            self.memory.resize(bytes)?;
+            for key in fresh {
+                let table = schema.table(key.table)?;
+                record.resize(table.record_words(), 0.0);
+                init_record(table, key.row.0, &mut record);
+                self.starts.insert(key, self.weights.len());
+                self.weights.extend(record.iter().take(table.dim as usize));
+            }
+        }
+        Ok((batches.len(), self.starts.len() > before))
+    }
+
+    /// Takes the weights of a row that was ever used.
+    pub(crate) fn fill(&mut self, key: RowKey, weights: &[f32]) {
+        let Some(&start) = self.starts.get(&key) else { return };
+        if let Some(place) = self.weights.get_mut(start..start + weights.len()) {
+            place.copy_from_slice(weights);
+        }
+    }
+
+    /// Pools rows that are all here into `out`, as the engines do: same kernels, same order.
+    pub(crate) fn pool(
+        &mut self,
+        kernels: Kernels,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+    ) {
+        out.fill(0.0);
+        for (at, feature) in plan.features().iter().enumerate() {
+            let range = plan.range(bags, at);
+            let ids = bags.indices.get(range.clone()).unwrap_or(&[]);
+            let start = |&id: &i64| self.starts.get(&feature.row_key(id)).copied().unwrap_or(0);
+            self.scratch.clear();
+            self.scratch.extend(ids.iter().map(start));
+            let (arena, starts) = (self.weights.as_slice(), self.scratch.as_slice());
+            let columns = feature.columns;
+            if !plan.is_pooled() {
+                let rows = range.start * columns.dim..range.end * columns.dim;
+                kernels.gather_rows(
+                    arena,
+                    starts,
+                    columns.dim,
+                    out.get_mut(rows).unwrap_or(&mut []),
+                );
+                continue;
+            }
+            let offsets = bags.feature_offsets(at);
+            let weights = bags.weights.and_then(|weights| weights.get(range));
+            let rows = Rows { arena, starts, weights };
+            kernels.pool_add(rows, BagRange::whole(offsets), columns, out);
+            if feature.pooling == Pooling::Mean {
+                kernels.mean_scale(offsets, columns, out);
+            }
+        }
+    }
+}
+
+fn keys<'a>(plan: &'a FeaturePlan, bags: &'a Bags<'_>) -> impl Iterator<Item = RowKey> + 'a {
+    plan.features().iter().enumerate().flat_map(move |(at, feature)| {
+        let ids = bags.indices.get(plan.range(bags, at)).unwrap_or(&[]);
+        ids.iter().map(|&id| feature.row_key(id))
+    })
+}
