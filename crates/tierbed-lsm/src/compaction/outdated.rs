@@ -64,8 +64,9 @@ impl OutdatedMonitor {
         &self.counts
     }
 
-    /// Moves what is left of the counts of merged SSTs to what they became: outdated rows that
-    /// the merge could not know to be outdated are still there, spread by rows.
+    /// Moves what is left of the counts of merged SSTs, and reads that found rows there, to what
+    /// they became: outdated rows that the merge could not know to be outdated are still there,
+    /// spread by rows.
     pub(crate) fn replace(&mut self, inputs: &[SstId], outputs: &[SstMeta], dropped: u64) {
         let known: u64 = inputs.iter().filter_map(|id| self.counts.remove(id)).sum();
         let left = known.saturating_sub(dropped);
@@ -76,7 +77,17 @@ impl OutdatedMonitor {
                 self.counts.insert(sst.id, share as u64);
             }
         }
-        self.found_in.retain(|_, sst| !inputs.contains(sst));
+        // A row that was read is in the output that spans its key; it will be written yet.
+        self.found_in.retain(|key, sst| {
+            if inputs.contains(sst) {
+                let spans = |output: &&SstMeta| output.first <= *key && *key <= output.last;
+                match outputs.iter().find(spans) {
+                    Some(output) => *sst = output.id,
+                    None => return false,
+                }
+            }
+            true
+        });
     }
 }
 
@@ -139,6 +150,20 @@ mod tests {
         let expected = OutdatedCounts::from([(SstId(3), 1), (SstId(7), 6), (SstId(8), 2)]);
         assert_eq!(monitor.counts(), &expected);
         monitor.note_write(key(1));
-        assert_eq!(monitor.counts(), &expected, "its SST is gone");
+        assert_eq!(monitor.counts()[&SstId(7)], 7, "the row read before the merge lies there now");
+    }
+
+    /// Compactions begin right after a window was read; once that forgot the whole window.
+    #[test]
+    fn a_merge_between_read_and_write_forgets_no_row_that_its_outputs_hold() {
+        let mut monitor = OutdatedMonitor::new(8, [].into(), &Budget::unlimited()).unwrap();
+        let (low, high) =
+            (SstMeta { last: key(4), ..sst(7, 5) }, SstMeta { first: key(6), ..sst(8, 4) });
+        for row in [2, 5, 9] {
+            monitor.note_read(key(row), SstId(1));
+        }
+        monitor.replace(&[SstId(1)], &[low, high], 0);
+        (0..10).for_each(|row| monitor.note_write(key(row)));
+        assert_eq!(monitor.counts(), &OutdatedCounts::from([(SstId(7), 1), (SstId(8), 1)]));
     }
 }
