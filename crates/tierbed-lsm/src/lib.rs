@@ -32,7 +32,6 @@ mod scan;
 mod sst;
 mod stats;
 mod store;
-mod sync;
 mod version;
 mod wal;
 mod worker;

@@ -1,8 +1,7 @@
 //! How does work go to the background thread and back?
 //!
 //! Over a desk with room for one job and one result. Whoever waits sleeps on a condition variable
-//! and is woken by what it waits for. `crates/tierbed-models` runs this very file under every
-//! order of threads.
+//! and is woken by what it waits for.
 //!
 //! ```text
 //! caller   give ─▶ [job] ─▶ take    worker
@@ -10,7 +9,7 @@
 //!          close ─▶ take returns None; a worker that ends leaves the desk *deserted*
 //! ```
 
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Joins one caller and one worker. See the module documentation.
 #[derive(Debug)]
