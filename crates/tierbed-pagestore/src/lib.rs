@@ -12,6 +12,7 @@
 //! Rows never written take no storage; the normative format is docs/formats/snapshot.md. The
 //! [`sorter`] brings any number of fixed-size records into key order in bounded memory.
 
+pub mod delta;
 pub mod forward_index;
 #[doc(hidden)]
 pub mod fuzz;

@@ -38,6 +38,9 @@ pub struct Manifest {
     pub tables: Vec<TableContents>,
     /// The attachments, in name order.
     pub attachments: Vec<AttachmentInfo>,
+    /// In a delta: the identity of the snapshot it changes. `None`: a whole snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
 }
 
 /// What is stored of one table.
@@ -61,6 +64,15 @@ pub struct AttachmentInfo {
 }
 
 impl Manifest {
+    /// Returns what tells the snapshot from every other: checksums of manifest, pages, index.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn identity(&self) -> Result<String> {
+        let manifest = crc32c(&self.encode()?);
+        Ok(format!("{manifest:08x}{:08x}{:08x}", self.pages_crc32c, self.index_crc32c))
+    }
+
     /// Encodes the manifest file.
     ///
     /// # Errors
@@ -209,6 +221,7 @@ mod tests {
             index_crc32c: 6,
             tables: vec![TableContents { row_count: 3, page_count: 1 }],
             attachments: vec![AttachmentInfo { name: "model".into(), bytes: 2, crc32c: 7 }],
+            base: None,
         }
     }
 

@@ -152,6 +152,20 @@ impl Snapshot {
     /// `Invalid` when the folder holds no whole snapshot or the budget is too small (naming the
     /// minimum), `Corruption` when manifest or index are not what was written.
     pub fn open(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
+        let snapshot = Self::open_any(folder, options)?;
+        if let Some(base) = &snapshot.manifest.base {
+            return Err(Error::invalid("folder holds a delta, not a whole snapshot")
+                .with("delta_of", base)
+                .with("remedy", "apply it to that snapshot, and open the result"));
+        }
+        Ok(snapshot)
+    }
+
+    /// Opens the snapshot or the delta in `folder`; the rows of a delta are those that changed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_any(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
         let manifest = Manifest::read(folder.as_ref())?;
         let opened = Opened::new(folder.as_ref(), &manifest, options)?;
         let shapes = manifest.schema.tables().iter().map(PageShape::new).collect();
@@ -184,6 +198,14 @@ impl Snapshot {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// Returns what tells this snapshot from every other.
+    ///
+    /// # Errors
+    /// As [`Manifest::encode`].
+    pub fn identity(&self) -> Result<String> {
+        self.manifest.identity()
     }
 
     /// Returns the snapshot's folder.

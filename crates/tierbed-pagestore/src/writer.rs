@@ -45,6 +45,7 @@ pub struct SnapshotWriter {
     _buffers: Reservation,
     tables: Vec<TableContents>,
     attachments: Vec<AttachmentInfo>,
+    base: Option<String>,
     is_finished: bool,
     _lock: FolderLock,
 }
@@ -106,9 +107,15 @@ impl SnapshotWriter {
             _buffers: buffers,
             tables: vec![TableContents::default(); table_count],
             attachments: Vec::new(),
+            base: None,
             is_finished: false,
             _lock: lock,
         })
+    }
+
+    /// Makes this a delta of the snapshot with `identity`.
+    pub fn set_base(&mut self, identity: String) {
+        self.base = Some(identity);
     }
 
     /// Stores the weights `[dim]` of a row behind those pushed before.
@@ -187,6 +194,7 @@ impl SnapshotWriter {
             index_crc32c,
             tables: self.tables.clone(),
             attachments: std::mem::take(&mut self.attachments),
+            base: self.base.take(),
         };
         self.folder.sync()?;
         self.folder.write_atomic(MANIFEST_NAME, &manifest.encode()?)?;

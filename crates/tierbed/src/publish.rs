@@ -11,10 +11,12 @@ use std::sync::Arc;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
 use tierbed_io::{Folder, FsFolder};
+use tierbed_pagestore::delta::check_successor;
 use tierbed_pagestore::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_pagestore::{Report, SnapshotWriter};
+use tierbed_pagestore::{Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
 use crate::engine::Engine;
+use crate::publish_delta::Comparer;
 
 /// Called with (work done, work in all), in rows; `false` stops the publish.
 pub type PublishProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
@@ -40,6 +42,47 @@ impl Engine {
         self.publish_in(Arc::new(FsFolder::create(path)?), attachments, progress)
     }
 
+    /// Publishes to `path` what changed since the snapshot at `base`, which may be any snapshot
+    /// of this store; see [`publish`](Self::publish) and `tierbed_pagestore::delta`.
+    ///
+    /// Reads the snapshot in a quarter of the memory.
+    ///
+    /// # Errors
+    /// `Invalid` when `base` is of other tables or a delta itself, otherwise as
+    /// [`publish`](Self::publish).
+    pub fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        let base: Arc<dyn Folder> = Arc::new(FsFolder::open(base)?);
+        self.publish_delta_in(Arc::new(FsFolder::create(path)?), base, attachments, progress)
+    }
+
+    /// Publishes to `folder`; see [`publish_delta`](Self::publish_delta).
+    ///
+    /// # Errors
+    /// As [`publish_delta`](Self::publish_delta).
+    pub fn publish_delta_in(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        base: Arc<dyn Folder>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.check_alive()?;
+        self.release_buffer()?;
+        let dram_budget_bytes = self.budget.free_bytes() / 4;
+        let _memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
+        let options =
+            SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
+        let base = Arc::new(Snapshot::open(base, &options)?);
+        check_successor(base.schema(), &self.schema)?;
+        self.publish_to(folder, Some(&base), attachments, progress)
+    }
+
     /// Publishes to `folder`; see [`publish`](Self::publish).
     ///
     /// # Errors
@@ -51,10 +94,23 @@ impl Engine {
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.check_alive()?;
+        self.publish_to(folder, None, attachments, progress)
+    }
+
+    fn publish_to(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        base: Option<&Arc<Snapshot>>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
         let schema = self.schema.clone();
         let mut writer = SnapshotWriter::create(Arc::clone(&folder), &schema, &self.budget)?;
+        if let Some(base) = base {
+            writer.set_base(base.identity()?);
+        }
         let mut meter = Meter {
             progress,
             done: 0,
@@ -65,7 +121,7 @@ impl Engine {
                 meter.done += table.row_count;
                 continue;
             }
-            let (mut sorted, row_count) = self.sort_rows(TableId(at), &folder, &mut meter)?;
+            let (mut sorted, row_count) = self.sort_rows(TableId(at), &folder, base, &mut meter)?;
             let dim = table.dim as usize;
             let mut written = 0u64;
             while let Some(record) = sorted.next()? {
@@ -96,9 +152,12 @@ impl Engine {
         &mut self,
         table: TableId,
         folder: &Arc<dyn Folder>,
+        base: Option<&Arc<Snapshot>>,
         meter: &mut Meter<'_, '_>,
     ) -> Result<(SortedRecords, u64)> {
-        let weight_bytes = 4 * self.schema.table(table)?.dim as usize;
+        let schema = Arc::clone(&self.schema);
+        let shape = (table, schema.table(table)?);
+        let weight_bytes = 4 * shape.1.dim as usize;
         let options = SorterOptions {
             key_bytes: KEY_BYTES,
             payload_bytes: weight_bytes,
@@ -106,18 +165,30 @@ impl Engine {
             scratch_name: "scratch.rows".to_owned(),
         };
         let mut sorter = ExternalSorter::new(Arc::clone(folder), &options, &self.budget)?;
-        let mut row_count = 0u64;
+        let (mut row_count, mut scanned) = (0u64, 0u64);
+        let mut push = |count: u32, row: RowId, weights: &[u8]| {
+            row_count += 1;
+            sorter.push(&key_of(count, row), weights)
+        };
+        let mut comparer = base.map(|base| Comparer::new(Arc::clone(base)));
         self.store.scan(table, &mut |row, record| {
             let count = record.last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
             let weights = record.get(..weight_bytes).unwrap_or(&[]);
-            sorter.push(&key_of(count, row), weights)?;
-            row_count += 1;
-            if row_count.is_multiple_of(PROGRESS_ROWS) {
+            match &mut comparer {
+                None => push(count, row, weights)?,
+                Some(comparer) => comparer.add(shape, (count, row, weights), &mut push)?,
+            }
+            scanned += 1;
+            if scanned.is_multiple_of(PROGRESS_ROWS) {
                 meter.show(row.0 / 2)
             } else {
                 Ok(())
             }
         })?;
+        if let Some(comparer) = &mut comparer {
+            comparer.finish(shape, &mut push)?;
+            comparer.find_lost(shape, self.store.as_mut(), &mut push)?;
+        }
         Ok((sorter.finish()?, row_count))
     }
 }

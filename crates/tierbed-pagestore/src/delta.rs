@@ -1,0 +1,123 @@
+//! What changed since a snapshot, and how do both become the next one?
+//!
+//! A delta is a snapshot folder whose manifest names the snapshot it was made against: it holds
+//! only rows that differ, and all attachments. Applied to that snapshot, and to no other, it gives
+//! a whole one, streamed in bounded memory: rows keep the places they had, new ones come last.
+//! Ids of open tables that were evicted are gone from the index pages a delta brings, and freed
+//! rows come with their initial values: nothing evicted goes on being served.
+
+use std::sync::Arc;
+
+use tierbed_core::store::Attachment;
+use tierbed_core::{Budget, Error, Result, RowId, RowKey, RowStore, Schema, TableId};
+use tierbed_io::Folder;
+
+use crate::rows::SnapshotRows;
+use crate::snapshot::Snapshot;
+use crate::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+use crate::writer::{Report, SnapshotWriter};
+
+/// Page of the row in the base, then the row; most significant byte first.
+const KEY_BYTES: usize = 8 + 8;
+
+/// Checks that a store of `schema` can be described as a change of a snapshot of `base`: the
+/// same tables, where they may have grown and others may have come behind them.
+///
+/// # Errors
+/// `Invalid`, naming the first table that differs.
+pub fn check_successor(base: &Schema, schema: &Schema) -> Result<()> {
+    for (at, old) in base.tables().iter().enumerate() {
+        let new = schema.tables().get(at);
+        let is_same = new.is_some_and(|new| {
+            (&new.name, new.dim, new.init, new.seed) == (&old.name, old.dim, old.init, old.seed)
+                && new.row_count >= old.row_count
+        });
+        if !is_same {
+            return Err(Error::invalid("snapshot is of other tables")
+                .with("table", &old.name)
+                .with("remedy", "publish in full, or name a snapshot of this store"));
+        }
+    }
+    Ok(())
+}
+
+/// Writes the snapshot that `delta` makes of `base` into the empty folder `out`.
+///
+/// # Errors
+/// `Invalid` when `delta` is none, or was made against another snapshot than `base`, or `out`
+/// is not empty; `Corruption`, `Io` and `NoSpace` from the folders. There is no snapshot then.
+pub fn apply_delta(
+    base: &Arc<Snapshot>,
+    delta: &Arc<Snapshot>,
+    out: &Arc<dyn Folder>,
+    budget: &Budget,
+) -> Result<Report> {
+    let wanted = delta.manifest().base.as_deref();
+    let found = base.identity()?;
+    if wanted != Some(found.as_str()) {
+        return Err(Error::invalid("delta was not made against this snapshot")
+            .with("delta_of", wanted.unwrap_or("no snapshot: it is a whole one"))
+            .with("snapshot", found)
+            .with("remedy", "apply it to the snapshot it names"));
+    }
+    check_successor(base.schema(), delta.schema())?;
+    let mut writer = SnapshotWriter::create(Arc::clone(out), delta.schema(), budget)?;
+    for (table, at) in delta.schema().tables().iter().zip(0..) {
+        let table_id = TableId(at);
+        let options = SorterOptions {
+            key_bytes: KEY_BYTES,
+            payload_bytes: 4 * table.dim as usize,
+            memory_bytes: (budget.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+            scratch_name: "scratch.rows".to_owned(),
+        };
+        let mut sorter = ExternalSorter::new(Arc::clone(out), &options, budget)?;
+        let mut push = |row: RowId, record: &[u8], is_new: bool| {
+            let key = RowKey::new(table_id, row);
+            let is_replaced = !is_new && delta.index().get(key)?.is_some();
+            if is_replaced {
+                return Ok(());
+            }
+            let place = if holds(base.schema(), key) { base.index().get(key)? } else { None };
+            let weights = record.get(..options.payload_bytes).unwrap_or_default();
+            sorter.push(&key_of(place, row), weights)
+        };
+        if (at as usize) < base.schema().tables().len() {
+            SnapshotRows::new(Arc::clone(base))
+                .scan(table_id, &mut |row, record| push(row, record, false))?;
+        }
+        SnapshotRows::new(Arc::clone(delta))
+            .scan(table_id, &mut |row, record| push(row, record, true))?;
+        let mut sorted = sorter.finish()?;
+        while let Some(record) = sorted.next()? {
+            let weights: Vec<f32> = bytemuck::pod_collect_to_vec(record.payload);
+            writer.push(table_id, row_of(record.key)?, &weights)?;
+        }
+    }
+    for name in delta.attachment_names() {
+        if let Some(bytes) = delta.attachment(name)? {
+            let Attachment { name, bytes } = Attachment { name, bytes: &bytes };
+            writer.attach(name, bytes)?;
+        }
+    }
+    writer.finish()
+}
+
+/// Returns whether `key` is a row of `schema`: tables grow, and new ones come.
+#[must_use]
+pub fn holds(schema: &Schema, key: RowKey) -> bool {
+    schema.table(key.table).is_ok_and(|table| key.row.0 < table.row_count)
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn key_of(place: Option<u64>, row: RowId) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    let bytes = place.unwrap_or(u64::MAX).to_be_bytes().into_iter().chain(row.0.to_be_bytes());
+    key.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+    key
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn row_of(key: &[u8]) -> Result<RowId> {
+    let row = key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
+    row.ok_or_else(|| Error::corruption("sorted record has a short key"))
+}

@@ -1,0 +1,122 @@
+//! Which rows differ from the snapshot that is served? Found by comparing, so that none is missed.
+//!
+//! No list of changes is kept while training: rows and snapshot are read beside each other, in
+//! row order, and compared bit by bit. That is right after restarts, evictions, imports and
+//! crashes, for any snapshot of the store, at the price of reading both.
+
+use std::sync::Arc;
+
+use tierbed_core::{Result, RowId, RowKey, RowStore, TableId, TableSchema};
+use tierbed_kernels::init_record;
+use tierbed_pagestore::delta::holds;
+use tierbed_pagestore::{Snapshot, SnapshotRows};
+
+/// Rows compared at once.
+const CHUNK_ROWS: usize = 512;
+
+/// Takes a row that changed: use count, row, weights as bytes.
+pub(crate) type ChangeSink<'a> = dyn FnMut(u32, RowId, &[u8]) -> Result<()> + 'a;
+
+/// The rows of a snapshot, to hold others against.
+pub(crate) struct Comparer {
+    base: Arc<Snapshot>,
+    rows: SnapshotRows,
+    waiting: Vec<(u32, RowId)>,
+    weights: Vec<u8>,
+}
+
+impl Comparer {
+    pub(crate) fn new(base: Arc<Snapshot>) -> Self {
+        let rows = SnapshotRows::new(Arc::clone(&base));
+        Self { base, rows, waiting: Vec::new(), weights: Vec::new() }
+    }
+
+    /// Adds a row of `table`, in row order, to those to compare; hands changes to `sink`.
+    pub(crate) fn add(
+        &mut self,
+        (id, table): (TableId, &TableSchema),
+        (count, row, weights): (u32, RowId, &[u8]),
+        sink: &mut ChangeSink<'_>,
+    ) -> Result<()> {
+        self.waiting.push((count, row));
+        self.weights.extend_from_slice(weights);
+        if self.waiting.len() < CHUNK_ROWS {
+            return Ok(());
+        }
+        self.finish((id, table), sink)
+    }
+
+    /// Compares what waits.
+    pub(crate) fn finish(
+        &mut self,
+        (id, table): (TableId, &TableSchema),
+        sink: &mut ChangeSink<'_>,
+    ) -> Result<()> {
+        let weight_bytes = 4 * table.dim as usize;
+        let keys: Vec<RowKey> = self.waiting.iter().map(|(_, row)| RowKey::new(id, *row)).collect();
+        let known = keys.partition_point(|key| holds(self.base.schema(), *key));
+        let mut is_changed = vec![true; keys.len()];
+        let mut initial = vec![0.0f32; table.record_words()];
+        let weights = &self.weights;
+        let mut compare = |at: usize, stored: Option<&[u8]>| {
+            let now = weights.get(at * weight_bytes..(at + 1) * weight_bytes);
+            let Some(key) = keys.get(at) else { return Ok(()) };
+            if stored.is_none() {
+                init_record(table, key.row.0, &mut initial);
+            }
+            let before = stored.unwrap_or(bytemuck::cast_slice(&initial));
+            if let Some(is_changed) = is_changed.get_mut(at) {
+                *is_changed = before.get(..weight_bytes) != now;
+            }
+            Ok(())
+        };
+        self.rows.read(keys.get(..known).unwrap_or_default(), &mut compare)?;
+        for at in known..keys.len() {
+            compare(at, None)?;
+        }
+        for (at, &(count, row)) in self.waiting.iter().enumerate() {
+            if is_changed.get(at) == Some(&true) {
+                let weights = self.weights.get(at * weight_bytes..(at + 1) * weight_bytes);
+                sink(count, row, weights.unwrap_or_default())?;
+            }
+        }
+        self.waiting.clear();
+        self.weights.clear();
+        Ok(())
+    }
+
+    /// Finds rows that the snapshot has and `store` has not: the snapshot is of a later state
+    /// than the one the store was reopened at. They go back to their initial values.
+    pub(crate) fn find_lost(
+        &mut self,
+        (id, table): (TableId, &TableSchema),
+        store: &mut dyn RowStore,
+        sink: &mut ChangeSink<'_>,
+    ) -> Result<()> {
+        if self.base.schema().table(id).is_err() {
+            return Ok(());
+        }
+        let weight_bytes = 4 * table.dim as usize;
+        let (mut keys, mut initial) = (Vec::new(), vec![0.0f32; table.record_words()]);
+        let mut find = |keys: &mut Vec<RowKey>| {
+            let result = store.read(keys, &mut |at, record| match (record, keys.get(at)) {
+                (None, Some(key)) => {
+                    init_record(table, key.row.0, &mut initial);
+                    let bytes: &[u8] = bytemuck::cast_slice(&initial);
+                    sink(0, key.row, bytes.get(..weight_bytes).unwrap_or_default())
+                }
+                _ => Ok(()),
+            });
+            keys.clear();
+            result
+        };
+        self.rows.scan(id, &mut |row, _| {
+            keys.push(RowKey::new(id, row));
+            if keys.len() < CHUNK_ROWS {
+                return Ok(());
+            }
+            find(&mut keys)
+        })?;
+        find(&mut keys)
+    }
+}
