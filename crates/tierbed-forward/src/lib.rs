@@ -7,6 +7,7 @@
 //! Design: `docs/design/0002-forward-order.md`.
 
 mod bits;
+mod day;
 pub mod engine;
 #[doc(hidden)]
 pub mod fuzz;

@@ -32,7 +32,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
         ],
     ),
     // Its tests and examples hold it against the engine.
-    ("tierbed-forward", &["core", "io", "kernels", "trainstore", "pagestore", "tierbed"]),
+    ("tierbed-forward", &["core", "io", "kernels", "trainstore", "cold", "pagestore", "tierbed"]),
     (
         "tierbed-orders",
         &["core", "io", "kernels", "cache", "trainstore", "pagestore", "tierbed", "forward"],

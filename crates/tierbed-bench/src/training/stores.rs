@@ -91,7 +91,9 @@ pub(crate) fn open(job: &Job, schema: &Schema, memory_bytes: u64) -> Result<AnyS
             AnyStore::Other(Box::new(FileStore::open(folder()?, options)?))
         }
         "cold" => {
-            let options = ColdOptions::new(account, engine_options(job)?);
+            // Its own parts take a third of the budget it divides; the rest is the buffer above.
+            let options = ColdOptions::new(Budget::new(3 * memory_bytes), engine_options(job)?);
+            let options = ColdOptions { budget: account, ..options };
             AnyStore::Other(Box::new(ColdStore::open(folder()?, options)?))
         }
         "hashdb" => {

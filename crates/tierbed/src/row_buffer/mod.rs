@@ -19,7 +19,9 @@ use tierbed_kernels::init_record;
 use pool::{Mercy, RowPool};
 
 /// Most rows evicted at once: more share pages, but stay away longer than needed.
-const EVICT_ROWS_MAX: usize = 1024;
+const EVICT_ROWS_MAX: usize = 4096;
+/// Most rows given to the store at once.
+const WRITE_ROWS_MAX: usize = 1024;
 
 /// A row that got a slot and still waits for its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -157,7 +159,10 @@ impl RowBuffer {
         self.victims.clear();
         pool.pick_victims(count, mercy, &mut self.victims);
         self.victims.sort_unstable();
-        self.stats.written_back_count += write_back(pool, &self.victims, store)?;
+        for some in self.victims.chunks(WRITE_ROWS_MAX) {
+            self.stats.written_back_count += write_back(pool, some, store)?;
+            some.iter().for_each(|(_, slot)| pool.mark_clean(*slot));
+        }
         self.stats.evicted_count += self.victims.len() as u64;
         for (_, slot) in &self.victims {
             pool.remove(*slot);
@@ -213,7 +218,7 @@ impl RowBuffer {
         for pool in &mut self.pools {
             let mut dirty: Vec<_> = pool.dirty_slots().collect();
             dirty.sort_unstable();
-            for some in dirty.chunks(EVICT_ROWS_MAX) {
+            for some in dirty.chunks(WRITE_ROWS_MAX) {
                 self.stats.written_back_count += write_back(pool, some, store)?;
                 some.iter().for_each(|(_, slot)| pool.mark_clean(*slot));
             }
