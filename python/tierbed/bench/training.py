@@ -55,7 +55,7 @@ class TrainingOptions:
     dram_share: float = 0.05
     systems: tuple[str, ...] = ()
     scratch: Path | None = None
-    seconds_max: float = 600.0
+    seconds_max: float = 400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,8 @@ class _Size:
 
 def _size_of(options: TrainingOptions) -> _Size:
     if options.quick:
-        return _Size(options.scale or 0.01, 256, 48, 32)
-    scale = options.scale or 0.1
+        return _Size(options.scale or 0.01, 256, 32, 16)
+    scale = 0.1 if options.scale is None else options.scale
     if not 0 < scale <= 1:
         raise InvalidError(f"scale must be above 0 and at most 1, not {scale}")
     return _Size(scale, 2048 if scale >= 0.25 else 1024 if scale >= 0.05 else 256, 256, 96)

@@ -36,6 +36,9 @@ def bench(
     batch: Annotated[
         str, typer.Option("--batch", help="training --models: samples of a batch, by comma.")
     ] = "32,128,1024",
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="training: longest for one answer of a system.")
+    ] = 400.0,
     scratch: Annotated[
         Path | None, typer.Option("--scratch", help="training: folder for what is deleted again.")
     ] = None,
@@ -59,6 +62,7 @@ def bench(
             repeats=repeats,
             systems=_words(systems),
             scratch=scratch,
+            seconds_max=seconds,
         )
         path = run_training(out, options, json)
     elif suite in SUITES:

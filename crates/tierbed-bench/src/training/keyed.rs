@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tierbed_core::{Bags, Error, Result, RowId, RowKey, RowWrite, Schema, TableId};
+use tierbed_io::WordBuf;
 use tierbed_kernels::init_record;
 
 use super::job::{features_of, Job};
@@ -38,7 +39,7 @@ pub(crate) struct Keyed {
     horizon_windows: u32,
     batch_len: usize,
     words: usize,
-    arena: Vec<f32>,
+    arena: WordBuf,
     row_of_slot: Vec<u32>,
     free: Vec<u32>,
     /// Rows in memory by the window of their next use: slot, entry there.
@@ -86,7 +87,7 @@ impl Keyed {
             horizon_windows,
             batch_len: job.batch_len,
             words,
-            arena: vec![0.0; slot_count * words],
+            arena: WordBuf::new(slot_count * words),
             row_of_slot: vec![0; slot_count],
             free: (0..slot_count as u32).rev().collect(),
             lists: vec![Vec::new(); timeline.window_count() as usize],

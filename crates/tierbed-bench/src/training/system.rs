@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use serde_json::{json, Value};
 use tierbed_core::{Bags, Error, Result, Schema};
 use tierbed_forward::{ForwardConfig, ForwardEngine, Grads, Plan};
-use tierbed_io::FsFolder;
+use tierbed_io::{FsFolder, WordBuf};
 use tierbed_kernels::{init_record, FeaturePlan, Hyper};
 
 use super::job::{features_of, Job};
@@ -101,7 +101,7 @@ impl System for Forward {
 /// Every row in one array: what the kernels alone cost.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    arena: Vec<f32>,
+    arena: WordBuf,
     kernel: StepKernel,
     timeline: Timeline,
     window: Window,
@@ -114,7 +114,8 @@ impl Memory {
             job.timeline.as_ref().ok_or_else(|| Error::invalid("memory needs a timeline"))?;
         let words = schema.tables().first().map_or(0, |table| table.record_words());
         let rows: u64 = schema.tables().iter().map(|table| table.row_count).sum();
-        let mut arena = vec![0.0; rows as usize * words];
+        // In large pages, as the rows of the forward order lie.
+        let mut arena = WordBuf::new(rows as usize * words);
         let mut records = arena.chunks_exact_mut(words);
         for table in schema.tables() {
             for (row, record) in (0..table.row_count).zip(&mut records) {

@@ -66,7 +66,7 @@ fn every_system_trains_the_same_bits_whatever_its_look_ahead() {
     let mut memory = Session::open(&job(folder, "memory", None)).unwrap();
     let mut sessions = vec![("forward", Session::open(&job(folder, "forward", None)).unwrap())];
     for (system, look_ahead) in
-        [("file", Some(2)), ("file", Some(12)), ("file", None), ("recdb", Some(12))]
+        [("file", Some(2)), ("file", None), ("cold", Some(12)), ("recdb", Some(12))]
     {
         sessions.push((system, Session::open(&job(folder, system, look_ahead)).unwrap()));
     }
