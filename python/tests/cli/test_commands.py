@@ -143,8 +143,11 @@ def test_a_plan_needs_no_disk_and_names_the_least(run: Path, tmp_path: Path, cap
     assert "at least" in capsys.readouterr().err
 
 
-def test_a_plan_foretells_what_training_uses(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "plan.json"
+def test_a_plan_foretells_what_training_by_window_uses(tmp_path: Path) -> None:
+    out, trained = tmp_path / "plan.json", tmp_path / "out.json"
+    train = ("train", *SYNTHETIC, "--store", tmp_path / "run", "--dim", 4, "--seed", 1)
+    budget = ("--dram-budget", "4MiB", "--order", "window", "--json", trained)
+    assert tierbed(*train, *budget) == 0
     samples = ["--format", "synthetic", "--scale", "0.0005", "--samples", "3200"]
     assert (
         tierbed(
@@ -153,7 +156,7 @@ def test_a_plan_foretells_what_training_uses(run: Path, tmp_path: Path) -> None:
         )
         == 0
     )
-    predicted, real = result_of(out), result_of(run / "out.json")["stats"]
+    predicted, real = result_of(out), result_of(trained)["stats"]
     part = real["budget"]["parts"]["row buffer"]["peak_bytes"]
     assert predicted["row_buffer_bytes"] == pytest.approx(part, rel=0.1)
     # Shadow pages keep two homes for pages that changed between checkpoints.

@@ -251,7 +251,7 @@ def plan(
     categorical: Categorical = "",
     json_path: JsonOut = None,
 ) -> None:
-    """Predict memory, disk and reads per batch of a run from a sample of its data."""
+    """Predict memory, disk and reads per batch of training by window from a sample of its data."""
     import tempfile
 
     from tierbed.plan import TableShape, predict
