@@ -151,6 +151,44 @@ fn a_store_opens_with_the_next_plan_at_once() {
     assert_eq!((engine.position().epoch, engine.position().batch), (2, 10));
 }
 
+#[test]
+fn tables_grow_with_the_next_plan() {
+    for at_opening in [false, true] {
+        let job = Job::pooled(OptimizerKind::RowWiseAdagrad, 4);
+        let mut tomorrow = job.on_day(1, 20);
+        tomorrow.tables[0].1 += 700;
+        tomorrow.tables[4].1 += 1;
+        let (old, new) = (job.plan(3), tomorrow.plan(4));
+        let mut config = smallest_config(&tomorrow, &new);
+        config.dram_budget_bytes += 40_000;
+        // Memory starts with the larger tables: rows not used yet have their initial values.
+        let (features, folder) = (job.features(), memory_folder());
+        let mut oracle = tomorrow.open_oracle();
+        let mut engine = job.open(folder.clone(), &old, &config).unwrap();
+        for step in 0..33 {
+            job.oracle_step(&mut oracle, &features, step);
+            job.step(&mut engine, &features, step).unwrap();
+        }
+        let mut engine = if at_opening {
+            engine.checkpoint("c", &[]).unwrap();
+            drop(engine);
+            let (schema, plans) = (tomorrow.schema(), (&old, new.clone()));
+            ForwardEngine::open_replanned_in(folder.clone(), schema, plans, &config).unwrap()
+        } else {
+            engine.replan(new.clone(), "c", &[]).unwrap()
+        };
+        assert_eq!(engine.schema(), &tomorrow.schema());
+        for step in 0..40 {
+            let expected = tomorrow.oracle_step(&mut oracle, &features, step);
+            assert!(tomorrow.step(&mut engine, &features, step).unwrap() == expected);
+        }
+        assert!(tomorrow.records(&mut engine).unwrap() == tomorrow.oracle_records(&mut oracle));
+        // Back is refused: tables do not shrink.
+        let error = engine.replan(old.clone(), "c", &[]).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+}
+
 /// All rows of the oracle that were stepped at least once.
 fn used_rows(job: &Job, oracle: &mut tierbed::Engine) -> Vec<(TableId, RowId, Vec<u8>)> {
     let mut rows = Vec::new();

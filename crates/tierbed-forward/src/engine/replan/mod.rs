@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Result, RowId, Schema, TableId};
+use tierbed_core::{Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{AlignedBuf, Folder, FsFolder};
 use tierbed_kernels::Hyper;
 use tierbed_trainstore::Manifest;
@@ -64,6 +64,26 @@ pub(super) fn answer_bytes(row_count: u64, wanted_bytes: u64) -> u64 {
     Cut::new(row_count, wanted_bytes).memory_bytes
 }
 
+// The tables of `schema` with as many rows as `plan` was made for.
+fn grown(schema: &Schema, plan: &Plan) -> Result<Arc<Schema>> {
+    let mut tables = schema.tables().to_vec();
+    let (row_counts, records) = (&plan.shape().row_counts, &plan.shape().record_bytes);
+    let has_shrunk = |(table, &rows): (&TableSchema, &u64)| rows < table.row_count;
+    let record_bytes = tables.iter().map(|table| table.record_bytes() as u64);
+    let is_other = !record_bytes.eq(records.iter().map(|&bytes| u64::from(bytes)))
+        || tables.iter().zip(row_counts).any(has_shrunk);
+    if is_other {
+        return Err(Error::invalid("plan was made for other or smaller tables")
+            .with("tables", tables.len())
+            .with("planned_tables", row_counts.len())
+            .with("remedy", "make a plan for these tables, grown or not"));
+    }
+    for (table, &rows) in tables.iter_mut().zip(row_counts) {
+        table.row_count = rows;
+    }
+    Schema::new(tables).map(Arc::new)
+}
+
 /// Rows between two looks at the memory of the chunk lists.
 const MEMORY_CHECK_ROWS: u64 = 1 << 14;
 
@@ -79,16 +99,17 @@ struct Move<'a> {
 
 impl ForwardEngine {
     /// Goes on along `plan` from here on, whichever rows it uses: for a reshuffled epoch, or the
-    /// next day's data. To be called between two batches, at the end of an epoch or not.
+    /// next day's data. To be called between two batches, at the end of an epoch or not. Tables
+    /// grow to the rows that `plan` was made for.
     ///
     /// First makes a checkpoint `name` with `attachments` along the old plan, then moves the
     /// rows, then makes the same checkpoint along the new one. Values, use counts and optimizer
     /// steps stay; [`position`](Self::position) starts again at batch 0 of epoch 0.
     ///
     /// # Errors
-    /// `Invalid` for a plan of other tables or a budget too small, `NoSpace` when the disk does
-    /// not hold the rows twice, otherwise as [`checkpoint`](Self::checkpoint). The store then
-    /// stands at the checkpoint along the old plan: reopen it with that one. After a crash, or
+    /// `Invalid` for a plan of other or smaller tables or a budget too small, `NoSpace` when the
+    /// disk does not hold the rows twice, otherwise as [`checkpoint`](Self::checkpoint). The store
+    /// then stands at the checkpoint along the old plan: reopen it with that one. After a crash, or
     /// `Io` while the checkpoint came into force, it may be the new one;
     /// [`plan_in_force`](Self::plan_in_force) tells.
     pub fn replan(
@@ -97,16 +118,17 @@ impl ForwardEngine {
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> Result<Self> {
-        check_shape(&self.schema, &plan)?;
+        let grown = grown(&self.schema, &plan)?;
         self.checkpoint(name, attachments)?;
         let old = self.river.plan.clone();
-        let (site, schema, config) = self.into_site();
-        Self::move_along(site, (schema, config), (&old, plan), (name, attachments))
+        let (site, _, config) = self.into_site();
+        Self::move_along(site, (grown, &config), (&old, plan), (name, attachments))
     }
 
     /// Opens the store in `folder`, last trained along `old`, to go on along `new` from its last
     /// checkpoint on, whose name and attachments are kept; see [`replan`](Self::replan). A store
-    /// that has moved already, or that has no checkpoint, is just opened.
+    /// that has moved already, or that has no checkpoint, is just opened. `schema` is that of
+    /// `new`: its tables may have more rows than the stored ones.
     ///
     /// # Errors
     /// As [`open`](Self::open) and [`replan`](Self::replan).
@@ -117,10 +139,15 @@ impl ForwardEngine {
         config: &ForwardConfig,
     ) -> Result<Self> {
         check_shape(&schema, &new)?;
-        check_shape(&schema, old)?;
         let site = Site::open(folder)?;
         if stored::plan_identity(&site.log)?.is_none_or(|identity| identity == new.identity()) {
             return Self::open_at(site, Arc::new(schema), new, config);
+        }
+        let stored =
+            site.log.manifest().map(|manifest| grown(&manifest.schema, &new)).transpose()?;
+        if stored.as_ref().is_some_and(|stored| **stored != schema) {
+            return Err(Error::invalid("store holds other tables")
+                .with("remedy", "open it with the tables it was made with, grown or not"));
         }
         let names = site.log.manifest().into_iter().flat_map(|manifest| &manifest.attachments);
         let names = names.map(|meta| meta.name.clone()).filter(|name| !name.starts_with('_'));
@@ -132,7 +159,7 @@ impl ForwardEngine {
             kept.iter().map(|(bytes, name)| Attachment { name, bytes }).collect();
         let name = site.log.info().map_or_else(String::new, |info| info.name.clone());
         let schema = Arc::new(schema);
-        Self::move_along(site, (schema, config.clone()), (old, new), (&name, &attachments))
+        Self::move_along(site, (schema, config), (old, new), (&name, &attachments))
     }
 
     /// Opens the store at `path`; see [`open_replanned_in`](Self::open_replanned_in).
@@ -206,21 +233,22 @@ impl ForwardEngine {
 
     fn move_along(
         site: Site,
-        (schema, config): (Arc<Schema>, ForwardConfig),
+        (schema, config): (Arc<Schema>, &ForwardConfig),
         (old, new): (&Plan, Plan),
         (name, attachments): (&str, &[Attachment<'_>]),
     ) -> Result<Self> {
-        let stored = stored::read_stored(&site.log, &schema, old, &config)?;
         let manifest: Manifest = site.log.manifest().cloned().ok_or_else(|| {
             Error::new(ErrorKind::Closed, "the store has no checkpoint to move from")
         })?;
-        let sizes = (&*schema, config.dram_budget_bytes);
+        check_shape(&manifest.schema, old)?;
+        let stored = stored::read_stored(&site.log, &manifest.schema, old, config)?;
+        let sizes = (&manifest.schema, config.dram_budget_bytes);
         let mut rows = Resting::open(&site.folder, sizes, (&manifest, old, &stored))?;
         let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
         let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
         let stored = stored.moving();
         let moving = Move { source, stored, source_bytes, name, attachments };
-        Self::move_rows(site, schema, new, &config, moving)
+        Self::move_rows(site, schema, new, config, moving)
     }
 
     // Moves the rows, puts them in force, and opens the store anew with all of its memory.
