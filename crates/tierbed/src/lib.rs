@@ -12,6 +12,7 @@ pub mod lookup;
 pub mod options;
 pub mod prefetch;
 pub mod publish;
+mod publish_delta;
 pub mod published_ids;
 pub mod row_buffer;
 pub mod rows;
