@@ -88,6 +88,7 @@ impl System for Forward {
             "disk_bytes": stats.file_bytes,
             "dump_bytes": stats.dump_bytes,
             "windows": stats.window_count,
+            "wait_count": stats.wait_count,
             "budget_peak_bytes": self.engine.budget().report().peak_bytes,
         }))
     }
