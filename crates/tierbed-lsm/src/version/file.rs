@@ -157,6 +157,7 @@ fn decode_ssts(
 ) -> Result<(Version, Vec<(SstId, u64)>)> {
     let mut levels = vec![Vec::new(); LEVELS_MAX];
     let mut outdated = Vec::with_capacity(sst_count);
+    let mut level_before = 0;
     for at in (0..sst_count).map(|sst| HEADER_BYTES + SST_BYTES * sst) {
         let long =
             |field: usize| read_u64(bytes, at + 8 * field).ok_or_else(|| damaged("too short"));
@@ -181,10 +182,14 @@ fn decode_ssts(
             return Err(damaged("malformed SST").with("sst_id", sst.id.0));
         }
         outdated.push((sst.id, long(4)?));
-        let level = levels.get_mut(word(0)? as usize);
-        level
-            .ok_or_else(|| damaged("no such level").with("level", word(0).unwrap_or(0)))?
-            .push(sst);
+        let level = word(0)? as usize;
+        // Counts belong to SSTs by their order, which is that of the levels.
+        if level < level_before {
+            return Err(damaged("levels out of order").with("level", level));
+        }
+        level_before = level;
+        let place = levels.get_mut(level);
+        place.ok_or_else(|| damaged("no such level").with("level", level))?.push(sst);
     }
     Ok((Version::new(levels)?, outdated))
 }
@@ -240,6 +245,15 @@ mod tests {
     fn comes_back_as_it_was() {
         assert_eq!(decode(&encode(&stored())).unwrap(), stored());
         assert_eq!(encode(&stored()).len(), encoded_len(&stored()));
+    }
+
+    /// Found by fuzzing: such a file was read, and written again as another one.
+    #[test]
+    fn levels_out_of_order_are_damage() {
+        let mut bytes = encode(&stored());
+        let level_at = HEADER_BYTES + 48;
+        bytes[level_at..level_at + 4].copy_from_slice(&2u32.to_le_bytes());
+        assert!(decode(&bytes).is_err());
     }
 
     #[test]
