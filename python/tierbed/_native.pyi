@@ -19,9 +19,13 @@ __all__ = [
     "NativeStore",
     "Vocabulary",
     "VocabularyBuilder",
+    "apply_delta",
     "bench_worker",
     "check_python_store",
     "cpu_features",
+    "drop_checkpoint",
+    "kept_checkpoints",
+    "restore_checkpoint",
     "version",
 ]
 
@@ -42,6 +46,18 @@ def check_python_store(
 
 
 # ---------------------------------------------------------------- training store
+
+def kept_checkpoints(path: str) -> list[tuple[int, str, int]]:
+    """Number, name and bytes of each kept checkpoint of the store at ``path``."""
+
+def drop_checkpoint(path: str, name: str) -> None:
+    """Forgets a kept checkpoint."""
+
+def restore_checkpoint(path: str, name: str) -> None:
+    """Makes a kept checkpoint the last one of the store at ``path``, which must be closed."""
+
+def apply_delta(base: str, delta: str, out: str, dram_budget_bytes: int) -> str:
+    """Writes the snapshot that ``delta`` makes of ``base`` to ``out``; returns a JSON report."""
 
 @final
 class FeaturePlan:
@@ -211,9 +227,11 @@ class NativeStore:
     def use_counts(self, table: int, first_row: int, out: SupportsDLPack) -> None:
         """Copies how many update steps touched each row into ``out`` [N] i64."""
 
-    def checkpoint(self, name: str, attachments: list[tuple[str, bytes]]) -> int:
+    def checkpoint(
+        self, name: str, attachments: list[tuple[str, bytes]], keep: bool = False
+    ) -> int:
         """Makes rows, optimizer state, step counters and attachments durable, all or nothing.
-        Returns the checkpoint's number."""
+        Returns the checkpoint's number. With ``keep`` it outlives the next ones."""
 
     def last_checkpoint(self) -> tuple[int, str] | None: ...
     def attachment(self, name: str) -> bytes | None:
@@ -224,10 +242,12 @@ class NativeStore:
         path: str,
         attachments: list[tuple[str, bytes]],
         progress: Callable[[int, int], None] | None,
+        base: str | None = None,
     ) -> str:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
-        rows_total)``. Returns a JSON report."""
+        rows_total)``. Returns a JSON report. With ``base``, the path of a snapshot of this store:
+        a delta, only what changed since."""
 
     def verify(self) -> int:
         """Checks every checksum; returns the number of pages checked."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tierbed import ops
-from tierbed._native import NativeSnapshot
+from tierbed._native import NativeSnapshot, apply_delta
 from tierbed.budget import parse_bytes
 from tierbed.config import is_own
 from tierbed.errors import InvalidError
@@ -70,6 +70,37 @@ class Snapshot:
         }
         folder = os.fspath(path)
         return cls(NativeSnapshot(folder, json.dumps(options)), folder)
+
+    @staticmethod
+    def apply(
+        base: str | os.PathLike[str],
+        delta: str | os.PathLike[str],
+        out: str | os.PathLike[str],
+        *,
+        dram_budget: int | str = "256MiB",
+    ) -> dict[str, Any]:
+        """Writes the snapshot that a delta makes of the snapshot it was published against.
+
+        Equal inputs give equal snapshots, to the byte, so the next delta fits wherever this one
+        was applied.
+
+        Args:
+            base: The snapshot.
+            delta: What ``Store.publish(..., base=...)`` wrote.
+            out: A new folder.
+            dram_budget: Bytes of memory for all of it.
+
+        Returns:
+            A report: rows, pages and bytes written.
+
+        Raises:
+            InvalidError: The delta was made against another snapshot.
+        """
+        paths = [os.fspath(path) for path in (base, delta, out)]
+        report: dict[str, Any] = json.loads(
+            apply_delta(paths[0], paths[1], paths[2], parse_bytes(dram_budget, "dram_budget"))
+        )
+        return report
 
     @property
     def native(self) -> NativeSnapshot:

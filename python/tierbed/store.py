@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tierbed import state
+from tierbed import _native, state
 from tierbed._native import NativeStore
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
@@ -80,6 +80,7 @@ class Store:
         io_engine: str = "auto",
         queue_depth: int = 0,
         disk_quota: int | str | None = None,
+        checkpoint: str | None = None,
         vocabulary_dram: int | str | None = None,
         seed: int = 0,
     ) -> Self:
@@ -110,6 +111,8 @@ class Store:
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
             disk_quota: Most bytes on disk; None for no limit but the disk's.
+            checkpoint: Name of a kept checkpoint to go back to. What came after it and was not
+                kept itself is gone.
             vocabulary_dram: Bytes of ``dram_budget`` for index pages of open vocabularies, where
                 there are any; by default a sixteenth.
             seed: From it come the initial rows of every table.
@@ -149,6 +152,10 @@ class Store:
             else parse_bytes(vocabulary_dram, "vocabulary_dram"),
         }
         folder = None if path is None else os.fspath(path)
+        if checkpoint is not None:
+            if folder is None:
+                raise InvalidError("a store without a path has no checkpoint to go back to")
+            _native.restore_checkpoint(folder, checkpoint)
         has_choice = folder is not None and backend is None
         native = NativeStore(folder, json.dumps(options))
         return cls(native, folder, seed, order if has_choice else "window")
@@ -414,6 +421,7 @@ class Store:
         name: str,
         extra: Mapping[str, Any] | None = None,
         *,
+        keep: bool = False,
         capture_rng: bool = True,
         attachments: Mapping[str, bytes] | None = None,
     ) -> int:
@@ -423,6 +431,9 @@ class Store:
             name: A name for people.
             extra: What belongs to the run beside the tables (``model.state_dict()``, the data
                 position, ...): nested dictionaries and lists of tensors and plain values.
+            keep: Whether it outlives the next checkpoint, until :meth:`drop_checkpoint`; the name
+                is then of letters, digits, ``_`` and ``-``. Files that are never rewritten are
+                shared with the store, others are copied.
             capture_rng: Also keep the state of torch's, Python's and numpy's generators.
             attachments: Further named bytes.
         """
@@ -434,7 +445,25 @@ class Store:
             parts[EXTRA] = state.pack(extra)
         if capture_rng:
             parts[RNG] = state.pack(state.rng_state())
-        return self._native.checkpoint(name, sorted(parts.items()))
+        return self._native.checkpoint(name, sorted(parts.items()), keep)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Returns ``number``, ``name`` and ``bytes`` of each kept checkpoint, oldest first.
+
+        The bytes are those of all its files, shared ones and holes included.
+        """
+        kept = [] if self._path is None else _native.kept_checkpoints(self._path)
+        return [{"number": number, "name": name, "bytes": size} for number, name, size in kept]
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Forgets a kept checkpoint and gives its disk space back.
+
+        Raises:
+            InvalidError: No checkpoint of that name is kept.
+        """
+        if self._path is None:
+            raise InvalidError("a store without a path keeps no checkpoints")
+        _native.drop_checkpoint(self._path, name)
 
     def last_checkpoint(self) -> tuple[int, str] | None:
         """Returns number and name of the checkpoint the store was opened at or made last."""
@@ -462,6 +491,7 @@ class Store:
         path: str | os.PathLike[str],
         model: torch.nn.Module | None = None,
         *,
+        base: str | os.PathLike[str] | None = None,
         attachments: Mapping[str, bytes] | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
@@ -471,6 +501,8 @@ class Store:
             path: A new folder.
             model: Its dense parameters go along, and its ``config()`` where it has one, so that
                 ``tierbed serve`` can predict.
+            base: A snapshot of this store: write a delta, only the rows that differ from it, for
+                :meth:`Snapshot.apply`.
             attachments: Further named bytes.
             progress: Called with (rows done, rows in all).
 
@@ -481,7 +513,12 @@ class Store:
         if model is not None:
             parts.update(state.model_attachments(model))
         report: dict[str, Any] = json.loads(
-            self._native.publish(os.fspath(path), sorted(parts.items()), progress)
+            self._native.publish(
+                os.fspath(path),
+                sorted(parts.items()),
+                progress,
+                None if base is None else os.fspath(base),
+            )
         )
         return report
 

@@ -7,6 +7,7 @@
 
 mod data;
 mod errors;
+mod folders;
 mod python_store;
 mod server;
 mod snapshot;
@@ -26,6 +27,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<snapshot::NativeSnapshot>()?;
     module.add_class::<server::NativeServer>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
+    folders::register(module)?;
     data::register(module)
 }
 

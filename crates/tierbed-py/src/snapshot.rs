@@ -138,6 +138,7 @@ impl NativeSnapshot {
     }
 
     #[pyo3(signature = (plan, indices, offsets, now, out))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn translate(
         &self,
         plan: &Bound<'_, FeaturePlan>,

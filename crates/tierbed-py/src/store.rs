@@ -180,6 +180,7 @@ impl NativeStore {
     }
 
     #[pyo3(signature = (plan, indices, offsets, now, out))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn translate(
         &self,
         plan: &Bound<'_, FeaturePlan>,
@@ -423,13 +424,20 @@ impl NativeStore {
         })
     }
 
+    #[pyo3(signature = (name, attachments, keep=false))]
     fn checkpoint(
         &self,
         py: Python<'_>,
         name: &str,
         attachments: Vec<(String, Vec<u8>)>,
+        keep: bool,
     ) -> PyResult<u64> {
-        self.with(py, |engine| engine.checkpoint(name, &borrowed(&attachments)))
+        self.with(py, |engine| {
+            if keep {
+                return engine.keep_checkpoint(name, &borrowed(&attachments));
+            }
+            engine.checkpoint(name, &borrowed(&attachments))
+        })
     }
 
     fn last_checkpoint(&self, py: Python<'_>) -> PyResult<Option<(u64, String)>> {
@@ -447,13 +455,15 @@ impl NativeStore {
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
-    #[pyo3(signature = (path, attachments, progress))]
+    #[pyo3(signature = (path, attachments, progress, base=None))]
+    #[expect(clippy::too_many_arguments, reason = "as in Python")]
     fn publish(
         &self,
         py: Python<'_>,
         path: PathBuf,
         attachments: Vec<(String, Vec<u8>)>,
         progress: Option<Py<PyAny>>,
+        base: Option<PathBuf>,
     ) -> PyResult<String> {
         let mut raised: Option<PyErr> = None;
         let mut report_progress = |done: u64, total: u64| {
@@ -463,7 +473,11 @@ impl NativeStore {
             raised.is_none()
         };
         let result = self.with(py, |engine| {
-            let report = engine.publish(&path, &borrowed(&attachments), &mut report_progress)?;
+            let (parts, progress) = (borrowed(&attachments), &mut report_progress);
+            let report = match base {
+                None => engine.publish(&path, &parts, progress)?,
+                Some(base) => engine.publish_delta(&path, &base, &parts, progress)?,
+            };
             to_json(&report)
         });
         raised.map_or(result, Err)

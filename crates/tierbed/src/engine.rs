@@ -11,6 +11,7 @@ use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Isa, Kernels};
 
 use crate::backends::{buffer_bytes_max, open_store};
+use crate::kept::finish_restore;
 use crate::options::EngineConfig;
 use crate::row_buffer::{BufferStats, RowBuffer};
 use crate::scratch::Scratch;
@@ -30,6 +31,8 @@ pub struct Engine {
     pub(crate) ahead: crate::prefetch::Announced,
     pub(crate) step_count: u64,
     pub(crate) vocabularies: Vocabularies,
+    /// Where checkpoints are kept; `None` where they cannot be.
+    pub(crate) folder: Option<Arc<dyn Folder>>,
     buffer_bytes_max: u64,
     poison: Option<String>,
 }
@@ -76,10 +79,17 @@ impl Engine {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &EngineConfig) -> Result<Self> {
+        // RocksDB keeps its files in a folder of its own.
+        let keeps = folder.clone().filter(|_| !config.backend.is_rocksdb());
+        if let Some(folder) = &folder {
+            finish_restore(folder)?;
+        }
         let budget = Budget::new(config.dram_budget_bytes);
         let scratch = Scratch::new(&budget)?;
         let store = open_store(folder, config, &budget)?;
-        Self::assemble(store, budget, scratch, config)
+        let mut engine = Self::assemble(store, budget, scratch, config)?;
+        engine.folder = keeps;
+        Ok(engine)
     }
 
     /// Opens the engine over a store of the caller's, which keeps its own account of memory;
@@ -112,6 +122,7 @@ impl Engine {
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
             vocabularies: Vocabularies::new(config),
+            folder: None,
             poison: None,
         };
         engine.restore_runs()?;

@@ -8,6 +8,7 @@
 mod backends;
 pub mod checkpoint;
 pub mod engine;
+pub mod kept;
 pub mod lookup;
 pub mod options;
 pub mod prefetch;
@@ -21,6 +22,7 @@ pub mod update;
 pub mod vocabularies;
 
 pub use engine::{Engine, EngineStats};
+pub use kept::{drop_checkpoint, kept_checkpoints, restore_checkpoint, Kept};
 pub use options::{Backend, Durability, EngineConfig};
 pub use published_ids::PublishedIds;
 pub use row_buffer::BufferStats;

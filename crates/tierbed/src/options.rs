@@ -53,6 +53,12 @@ impl Backend {
             Error::invalid("store was written by an unknown backend").with("backend", name)
         })
     }
+
+    /// Returns whether the rows are in RocksDB's own folder.
+    #[must_use]
+    pub fn is_rocksdb(self) -> bool {
+        matches!(self, Self::RocksDb | Self::RocksDbUniversal)
+    }
 }
 
 /// Options of an [`Engine`](crate::Engine); JSON with these names at the Python border.

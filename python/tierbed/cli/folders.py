@@ -79,6 +79,27 @@ def inspect(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonO
     finish(result, json_path, str(folder))
 
 
+def checkpoints(
+    folder: Folder,
+    drop: Annotated[str | None, typer.Option("--drop", help="Forget this one.")] = None,
+    json_path: JsonOut = None,
+) -> None:
+    """List the kept checkpoints of a run or a store, or drop one."""
+    from tierbed import _native
+    from tierbed.report import print_table
+
+    place = str(tables_folder(folder))
+    if drop is not None:
+        _native.drop_checkpoint(place, drop)
+    kept = [
+        {"number": number, "name": name, "bytes": size}
+        for number, name, size in _native.kept_checkpoints(place)
+    ]
+    if json_path is None or str(json_path) != "-":
+        print_table(f"kept checkpoints of {folder}", kept)
+    finish({"path": place, "checkpoints": kept}, json_path, str(folder))
+
+
 def _short(init: Any) -> str:
     if not isinstance(init, dict):
         return ""
@@ -153,5 +174,6 @@ def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
     app.command("inspect")(inspect)
     app.command("verify")(verify)
+    app.command("checkpoints")(checkpoints)
     app.command("import")(import_)
     app.command("export")(export)

@@ -215,6 +215,9 @@ def eval_(
 def publish(
     store: RunFolder,
     out: Annotated[Path, typer.Option("--out", help="The snapshot: a new folder.")],
+    base: Annotated[
+        Path | None, typer.Option("--base", help="A snapshot: write only what differs from it.")
+    ] = None,
     dram_budget: DramBudget = "1GiB",
     json_path: JsonOut = None,
 ) -> None:
@@ -229,7 +232,7 @@ def publish(
     else:
         opened = Store.open(tables_folder(store), dram_budget=dram_budget)
     with opened, Progress("publishing", None, "rows") as bar:
-        report = opened.publish(out, model, progress=bar.set)
+        report = opened.publish(out, model, base=base, progress=bar.set)
     finish({**report, "snapshot": str(out)}, json_path, f"published {store}")
 
 

@@ -141,6 +141,25 @@ impl Folder for FsFolder {
         }
     }
 
+    fn link(&self, from: &str, to: &str) -> Result<bool> {
+        use std::io::ErrorKind::{PermissionDenied, TooManyLinks, Unsupported};
+        let (from, to) = (self.path_of(from)?, self.path_of(to)?);
+        let linked = match std::fs::hard_link(&from, &to) {
+            Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => {
+                std::fs::remove_file(&to).and_then(|()| std::fs::hard_link(&from, &to))
+            }
+            result => result,
+        };
+        match linked {
+            Ok(()) => Ok(true),
+            // File systems without links, or with no more of them.
+            Err(cause) if matches!(cause.kind(), PermissionDenied | TooManyLinks | Unsupported) => {
+                Ok(false)
+            }
+            Err(cause) => Err(Error::os("cannot link file", cause).with("path", to.display())),
+        }
+    }
+
     fn list(&self) -> Result<Vec<String>> {
         let failed =
             |cause| Error::os("cannot list folder", cause).with("path", self.path.display());

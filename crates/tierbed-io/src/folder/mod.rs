@@ -82,6 +82,17 @@ pub trait Folder: Send + Sync + Debug {
     /// `Io` when the operating system refuses.
     fn remove(&self, name: &str) -> Result<()>;
 
+    /// Gives the file `from` the second name `to`, replacing a file of that name; false, and
+    /// nothing done, where the folder cannot. Writing to one of them in place changes both.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the operating system refuses for another reason.
+    fn link(&self, from: &str, to: &str) -> Result<bool> {
+        let _ = (from, to);
+        Ok(false)
+    }
+
     /// Lists the names of all files in ascending order, without the lock file and temporaries.
     ///
     /// # Errors

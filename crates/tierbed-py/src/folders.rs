@@ -1,0 +1,68 @@
+//! Folders as a whole, for Python: kept checkpoints of a store, deltas of a snapshot.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tierbed_core::Budget;
+use tierbed_io::{Folder, FsFolder};
+use tierbed_pagestore::delta::apply_delta as apply;
+use tierbed_pagestore::{Snapshot, SnapshotOptions};
+
+use crate::errors::run;
+use crate::store::to_json;
+
+/// Adds the functions of this file to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(kept_checkpoints, module)?)?;
+    module.add_function(wrap_pyfunction!(drop_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(restore_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(apply_delta, module)?)
+}
+
+/// Lists the kept checkpoints of the store at `path`: number, name, bytes.
+#[pyfunction]
+fn kept_checkpoints(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, String, u64)>> {
+    run(py, || {
+        let kept = tierbed::kept_checkpoints(&FsFolder::open(path)?)?;
+        Ok(kept.into_iter().map(|kept| (kept.number, kept.name.clone(), kept.bytes())).collect())
+    })
+}
+
+/// Forgets a kept checkpoint.
+#[pyfunction]
+fn drop_checkpoint(py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
+    run(py, || tierbed::drop_checkpoint(&FsFolder::open(path)?, name))
+}
+
+/// Makes a kept checkpoint the last one of the store at `path`, which must be closed.
+#[pyfunction]
+fn restore_checkpoint(py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
+    run(py, || {
+        let folder: Arc<dyn Folder> = Arc::new(FsFolder::open(path)?);
+        tierbed::restore_checkpoint(&folder, name)
+    })
+}
+
+/// Writes the snapshot that `delta` makes of `base` to `out`; returns a report as JSON.
+#[pyfunction]
+fn apply_delta(
+    py: Python<'_>,
+    base: PathBuf,
+    delta: PathBuf,
+    out: PathBuf,
+    dram_budget_bytes: u64,
+) -> PyResult<String> {
+    run(py, || {
+        // A third each for what is read, and for sorting and writing.
+        let options = SnapshotOptions {
+            dram_budget_bytes: dram_budget_bytes / 3,
+            reader_count: 1,
+            ..SnapshotOptions::default()
+        };
+        let base = Arc::new(Snapshot::open(Arc::new(FsFolder::open(base)?), &options)?);
+        let delta = Arc::new(Snapshot::open_any(Arc::new(FsFolder::open(delta)?), &options)?);
+        let out: Arc<dyn Folder> = Arc::new(FsFolder::create(out)?);
+        to_json(&apply(&base, &delta, &out, &Budget::new(dram_budget_bytes / 3))?)
+    })
+}
