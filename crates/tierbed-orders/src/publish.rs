@@ -41,6 +41,47 @@ impl OrderedEngine {
             None => Err(lost("no engine")),
         }
     }
+
+    /// Publishes to `path` what differs from the snapshot at `base`.
+    ///
+    /// # Errors
+    /// As [`tierbed::Engine::publish_delta`]; `Unsupported` along a plan.
+    pub fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        if self.along_mut().is_some() {
+            return Err(Error::unsupported("the forward order publishes no deltas")
+                .with("remedy", "publish in full"));
+        }
+        match self.general_mut()? {
+            Some(general) => general.engine.publish_delta(path, base, attachments, progress),
+            None => Err(lost("no engine")),
+        }
+    }
+
+    /// Checkpoints and keeps the checkpoint under `name`; returns its number.
+    ///
+    /// # Errors
+    /// As [`tierbed::Engine::keep_checkpoint`]; `Unsupported` along a plan.
+    pub fn keep_checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        if self.along_mut().is_some() {
+            return Err(Error::unsupported("the forward order keeps no checkpoints")
+                .with("remedy", "copy the folder of the closed store"));
+        }
+        match self.general_mut()? {
+            Some(general) => {
+                general.is_untouched = false;
+                let number = general.engine.keep_checkpoint(name, attachments)?;
+                general.past = None;
+                Ok(number)
+            }
+            None => Err(lost("no engine")),
+        }
+    }
 }
 
 impl Along {
