@@ -1,5 +1,6 @@
 //! Training along a plan, and what else a training run asks meanwhile.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tierbed_core::store::{out_of_range, Attachment};
@@ -146,20 +147,34 @@ impl Along {
         if !has_all && self.engine.is_next(plan, bags)? {
             return self.engine.lookup(plan, bags, out);
         }
-        if !has_all {
+        self.lookup_aside(plan, bags, out)
+    }
+
+    // One pass brings the rows aside; a batch whose rows do not fit is looked up by halves.
+    fn lookup_aside(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+        if !self.side.has_all(plan, bags) {
             self.bring(plan, std::slice::from_ref(bags))?;
-            if !self.side.has_all(plan, bags) {
-                self.side.clear();
-                self.bring(plan, std::slice::from_ref(bags))?;
-            }
-            if !self.side.has_all(plan, bags) {
-                return Err(Error::invalid("unplanned batch does not fit the memory kept aside")
-                    .with("kept_aside_bytes", self.aside.limit_bytes())
-                    .with("remedy", "look up smaller batches, or raise dram_budget"));
-            }
         }
-        self.side.pool(Kernels::detect(), plan, bags, out);
-        Ok(())
+        if !self.side.has_all(plan, bags) {
+            self.side.clear();
+            self.bring(plan, std::slice::from_ref(bags))?;
+        }
+        if self.side.has_all(plan, bags) {
+            self.side.pool(Kernels::detect(), plan, bags, out);
+            return Ok(());
+        }
+        let sample_count = bags.batch_size();
+        if sample_count < 2 || !plan.is_pooled() {
+            return Err(Error::invalid("unplanned batch does not fit the memory kept aside")
+                .with("kept_aside_bytes", self.aside.limit_bytes())
+                .with("remedy", "look up smaller batches, or raise dram_budget"));
+        }
+        let middle = sample_count / 2;
+        let (first, second) = out.split_at_mut(out.len() / sample_count * middle);
+        let first_half = SampleBags::of(bags, 0..middle);
+        self.lookup_aside(plan, &first_half.bags()?, first)?;
+        let second_half = SampleBags::of(bags, middle..sample_count);
+        self.lookup_aside(plan, &second_half.bags()?, second)
     }
 
     /// Copies the rows of `batches` aside in one pass; returns how many of the batches fit.
@@ -183,6 +198,42 @@ impl Along {
             filled?;
         }
         Ok(fitted)
+    }
+}
+
+/// The bags of some samples of a batch.
+struct SampleBags {
+    indices: Vec<i64>,
+    offsets: Vec<i64>,
+    weights: Option<Vec<f32>>,
+    feature_count: usize,
+}
+
+impl SampleBags {
+    fn of(bags: &Bags<'_>, samples: Range<usize>) -> Self {
+        let mut part = Self {
+            indices: Vec::new(),
+            offsets: vec![0],
+            weights: bags.weights.map(|_| Vec::new()),
+            feature_count: bags.feature_count,
+        };
+        for feature in 0..bags.feature_count {
+            let offsets = bags.feature_offsets(feature);
+            let offsets = offsets.get(samples.start..=samples.end).unwrap_or(&[]);
+            for (&from, &to) in offsets.iter().zip(offsets.iter().skip(1)) {
+                let range = from as usize..to as usize;
+                part.indices.extend(bags.indices.get(range.clone()).unwrap_or(&[]));
+                if let (Some(into), Some(all)) = (&mut part.weights, bags.weights) {
+                    into.extend(all.get(range).unwrap_or(&[]));
+                }
+                part.offsets.push(part.indices.len() as i64);
+            }
+        }
+        part
+    }
+
+    fn bags(&self) -> Result<Bags<'_>> {
+        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.feature_count)
     }
 }
 

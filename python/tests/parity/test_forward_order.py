@@ -372,6 +372,21 @@ def test_unplanned_and_planned_evaluation(open_store: OpenStore) -> None:
     assert ours.store.order()["unplanned_scan_count"] >= 3
 
 
+def test_an_unplanned_batch_larger_than_the_memory_aside_is_looked_up_by_halves(
+    open_store: OpenStore,
+) -> None:
+    # An evaluation batch of a real log did not fit the twelfth of 16 MiB, and was refused.
+    ours, theirs = forward_training(open_store), memory_training(open_store)
+    large = random_bags(FEATURES, 4000, seed=900, is_weighted=True)
+    seen = []
+    for training in (ours, theirs):
+        training.run(Known())
+        training.emb.eval()
+        seen.append([training.emb(large).values().detach()])
+    assert ours.store.order()["unplanned_scan_count"] > 1
+    assert_same(*seen)
+
+
 def test_publishing_gives_the_same_bytes(open_store: OpenStore, tmp_path: Path) -> None:
     ours, theirs = forward_training(open_store), memory_training(open_store)
     ours.run(Known(epochs=2))
