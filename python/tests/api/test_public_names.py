@@ -16,12 +16,15 @@ PUBLIC = [
     "ClosedError",
     "Constant",
     "CorruptionError",
+    "CountBasedEvictionPolicy",
+    "CountTimestampMixedEvictionPolicy",
     "DataType",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "FrequencyAdmissionStrategy",
     "InvalidError",
     "IoError",
     "JaggedTensor",
@@ -37,6 +40,7 @@ PUBLIC = [
     "Snapshot",
     "Store",
     "TierbedError",
+    "TimestampBasedEvictionPolicy",
     "Uniform",
     "UnsupportedError",
     "__version__",
@@ -47,10 +51,10 @@ PUBLIC = [
 ]
 
 PARAMETERS = {
-    "Store.open": "path dram_budget backend order on_mismatch io_engine queue_depth "
-    "disk_quota seed",
-    "Store.checkpoint": "self name extra capture_rng attachments",
-    "Store.publish": "self path model attachments progress",
+    "Store.open": "path dram_budget backend durability order on_mismatch io_engine "
+    "queue_depth disk_quota checkpoint vocabulary_dram seed",
+    "Store.checkpoint": "self name extra keep capture_rng attachments",
+    "Store.publish": "self path model base attachments progress",
     "Store.read_rows": "self table first_row row_count",
     "Store.gather_rows": "self table rows",
     "Store.write_rows": "self table first_row weights rows_state",
@@ -58,9 +62,10 @@ PARAMETERS = {
     "Snapshot.open": "path dram_budget backend io_engine queue_depth",
     "Snapshot.lookup": "self features pooling tables",
     "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "
-    "weight_init_max weight_init_min init seed pooling",
+    "weight_init_max weight_init_min init seed admission_strategy virtual_table_eviction_policy "
+    "pooling",
     "EmbeddingConfig": "num_embeddings embedding_dim name feature_names data_type "
-    "weight_init_max weight_init_min init seed",
+    "weight_init_max weight_init_min init seed admission_strategy virtual_table_eviction_policy",
     "EmbeddingBagCollection": "tables store optimizer optimizer_kwargs is_weighted",
     "EmbeddingCollection": "tables store optimizer optimizer_kwargs",
     "EmbeddingBag": "num_embeddings embedding_dim store mode include_last_offset padding_idx "

@@ -39,16 +39,17 @@ def test_a_quick_benchmark_writes_table_json_and_picture(
 ) -> None:
     assert tierbed("bench", suite, "--quick", "--out", tmp_path) == 0
     result = json.loads((tmp_path / f"{suite}.json").read_text())
-    assert set(result) == {"suite", "machine", "date", "command", "rows", "ratios"}
+    assert set(result) >= {"suite", "machine", "date", "command", "rows", "ratios"}
     assert result["suite"] == suite
     assert len(result["rows"]) >= 3
     for row in result["rows"]:
-        assert all(isinstance(value, (str, int, float)) for value in row.values())
+        # None is a figure that a system does not have.
+        assert all(value is None or isinstance(value, (str, int, float)) for value in row.values())
         assert all(name == name.lower() for name in row)
-    systems = {row["system"] for row in result["rows"]}
-    for name in result["ratios"]:
-        one, _, other = name.partition("_vs_")
-        assert {one, other} <= systems
+    assert all("_vs_" in name for name in result["ratios"])
+    for name, ratio in result["ratios"].items():
+        assert ratio is None or ratio > 0
+        assert ratio is not None or result["notes"][name], "a ratio is missing without a reason"
     assert (tmp_path / f"{suite}.png").read_bytes().startswith(b"\x89PNG")
     assert all(path.suffix in (".json", ".png") for path in tmp_path.iterdir())
 
