@@ -131,7 +131,16 @@ fn load(root: &Path) -> Result<Vec<File>, String> {
 
 /// Lists the files under `folder`, sorted, leaving out what was built or fetched.
 pub(crate) fn files_under(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    const BUILT: [&str; 6] = ["target", "build", "demo-out", "bench-out", "__pycache__", "shared"];
+    const BUILT: [&str; 8] = [
+        "target",
+        "build",
+        "demo-out",
+        "bench-out",
+        "__pycache__",
+        "shared",
+        "corpus",
+        "artifacts",
+    ];
     let mut files = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
     while let Some(folder) = folders.pop() {
