@@ -39,6 +39,7 @@ mod device;
 mod disk;
 mod file;
 mod folder;
+pub mod kill;
 mod plan;
 
 pub use device::SimDevice;
