@@ -9,8 +9,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tierbed_core::env::Env;
 use tierbed_core::{Error, Result};
 
 const FOLDER: &str = "TIERBED_VICTIM_FOLDER";
@@ -50,10 +51,11 @@ pub fn run_and_kill(test: &str, folder: &Path, job: &str, delay: Duration) -> Re
         .stderr(Stdio::piped())
         .spawn()
         .map_err(not_run)?;
-    let started = Instant::now();
+    let clock = Env::real(0).clock;
+    let started_us = clock.now_us();
     loop {
         let ended = child.try_wait().map_err(not_run)?;
-        let age = started.elapsed();
+        let age = Duration::from_micros(clock.now_us() - started_us);
         match ended {
             Some(status) if status.success() => return Ok(Fate::Finished),
             Some(_) => break,
