@@ -20,31 +20,8 @@ pub use mmap::{MmapOptions, MmapStore};
 pub use rocks::{is_rocksdb_available, RocksMode, RocksOptions, RocksStore};
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Result, RowKey};
+use tierbed_core::RowKey;
 use tierbed_trainstore::CommitLog;
-
-/// Refuses to go on after a failure that left the store in doubt.
-fn check_alive(poison: Option<&String>) -> Result<()> {
-    match poison {
-        None => Ok(()),
-        Some(cause) => Err(Error::new(ErrorKind::Poisoned, "store failed earlier")
-            .with("cause", cause)
-            .with("remedy", "reopen the store; it continues at its last checkpoint")),
-    }
-}
-
-/// Refuses growth beyond the quota.
-fn check_quota(quota_bytes: Option<u64>, wanted_bytes: u64) -> Result<()> {
-    match quota_bytes {
-        Some(quota) if wanted_bytes > quota => {
-            Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
-                .with("disk_quota_bytes", quota)
-                .with("needed_bytes", wanted_bytes)
-                .with("remedy", "raise disk_quota"))
-        }
-        _ => Ok(()),
-    }
-}
 
 fn attached_bytes(log: &CommitLog, attachments: &[Attachment<'_>]) -> u64 {
     let new: u64 = attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();

@@ -14,21 +14,14 @@ use crate::table_file;
 
 impl ColdStore {
     pub(crate) fn commit_all(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        match self.put_in_force(name, attachments) {
-            Ok(()) => {
-                for table in &mut self.tables {
-                    table.extents.commit();
-                    table.is_dirty = false;
-                }
-                self.stats.commit_count += 1;
-                Ok(())
-            }
-            Err(CommitFailure::Undone(error)) => Err(error),
-            Err(CommitFailure::Poisoned(error)) => {
-                self.poison = Some(error.to_string());
-                Err(error)
-            }
+        let result = self.put_in_force(name, attachments);
+        result.map_err(|failure| failure.into_error(&mut self.poison))?;
+        for table in &mut self.tables {
+            table.extents.commit();
+            table.is_dirty = false;
         }
+        self.stats.commit_count += 1;
+        Ok(())
     }
 
     fn put_in_force(

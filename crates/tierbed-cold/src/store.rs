@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{check_keys, Ahead, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Error, ErrorKind, Reservation, Result, RowKey, RowStore, RowWrite, Schema, TableId,
-    TableSchema, TrainStore,
+    check_disk_quota, Error, Poison, Reservation, Result, RowKey, RowStore, RowWrite, Schema,
+    TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{Folder, FolderLock, OpenMode};
 use tierbed_trainstore::{check_records, CommitLog, TableMeta};
@@ -44,7 +44,7 @@ pub struct ColdStore {
     pub(crate) scheduler: Scheduler,
     pub(crate) stats: StoreStats,
     pub(crate) cold: ColdStats,
-    pub(crate) poison: Option<String>,
+    pub(crate) poison: Poison,
     memory: Memory,
     _lock: FolderLock,
 }
@@ -107,7 +107,7 @@ impl ColdStore {
             scheduler: Scheduler::default(),
             stats: StoreStats::default(),
             cold: ColdStats::default(),
-            poison: None,
+            poison: Poison::default(),
             memory,
             options,
             _lock: lock,
@@ -270,45 +270,13 @@ impl ColdStore {
         }
     }
 
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        match &self.poison {
-            None => Ok(()),
-            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "store failed earlier")
-                .with("cause", cause)
-                .with("remedy", "reopen the store; it continues at its last checkpoint")),
-        }
-    }
-
-    // Nothing in force is ever overwritten: a full disk or a damaged page leave the store as it
-    // was. After anything else nobody knows what the device holds.
-    pub(crate) fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            let is_harmless = matches!(
-                error.kind(),
-                ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::Corruption
-            );
-            if !is_harmless {
-                self.poison = Some(error.to_string());
-            }
-        }
-        result
-    }
-
     pub(crate) fn disk_bytes(&self) -> u64 {
         let tables: u64 = self.tables.iter().map(ColdTable::disk_bytes).sum();
         tables + self.log.attachment_bytes()
     }
 
     pub(crate) fn check_quota(&self, more_bytes: u64) -> Result<()> {
-        let Some(quota) = self.options.disk_quota_bytes else { return Ok(()) };
-        let wanted = self.disk_bytes() + more_bytes;
-        if wanted <= quota {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
-            .with("disk_quota_bytes", quota)
-            .with("needed_bytes", wanted)
-            .with("remedy", "raise disk_quota"))
+        check_disk_quota(self.options.disk_quota_bytes, self.disk_bytes() + more_bytes)
     }
 }
 
@@ -318,18 +286,18 @@ impl RowStore for ColdStore {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.stats.rows_read += keys.len() as u64;
         let result = self.read_rows(keys, sink);
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.schema.table(table)?;
         let result = self.scan_table(table, sink).map(drop);
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 
     fn stats(&self) -> StoreStats {
@@ -348,7 +316,7 @@ impl RowStore for ColdStore {
 
 impl TrainStore for ColdStore {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        self.check_alive()?;
+        self.poison.check()?;
         let id = self.schema.clone().add(table.clone())?;
         if (id.0 as usize) < self.tables.len() {
             return Ok(id);
@@ -357,7 +325,7 @@ impl TrainStore for ColdStore {
     }
 
     fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let mut schema = self.schema.clone();
         schema.grow(table, row_count)?;
         if let Some(cold) = self.tables.get_mut(table.0 as usize) {
@@ -368,15 +336,15 @@ impl TrainStore for ColdStore {
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         let result = self.write_rows(rows);
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.commit_all(name, attachments)
     }
 
@@ -389,7 +357,7 @@ impl TrainStore for ColdStore {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.log.verify()?;
         let mut checked = 0;
         for at in 0..self.tables.len() {
@@ -406,9 +374,9 @@ impl TrainStore for ColdStore {
     }
 
     fn observe(&mut self, ahead: &Ahead<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.scheduler.observe(self.options.clock.now_us(), ahead);
         let result = self.merge_ahead(ahead.accesses_buffered);
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 }

@@ -12,6 +12,7 @@ pub mod conformance;
 pub mod env;
 pub mod error;
 pub mod ids;
+pub mod poison;
 pub mod schema;
 pub mod stats;
 pub mod store;
@@ -20,6 +21,7 @@ pub use bags::Bags;
 pub use budget::{Budget, Reservation};
 pub use error::{Error, ErrorKind, Result};
 pub use ids::{RowId, RowKey, TableId};
+pub use poison::{check_disk_quota, Poison};
 pub use schema::{InitSpec, OptimizerKind, Schema, TableSchema};
 pub use store::{RowStore, RowWrite, TrainStore};
 

@@ -93,17 +93,9 @@ impl LsmStore {
             true => self.commit_step(name, attachments),
             false => self.put_in_force(name, attachments),
         };
-        match result {
-            Ok(()) => {
-                self.stats.commit_count += 1;
-                Ok(())
-            }
-            Err(CommitFailure::Undone(error)) => Err(error),
-            Err(CommitFailure::Poisoned(error)) => {
-                self.poison = Some(error.to_string());
-                Err(error)
-            }
-        }
+        result.map_err(|failure| failure.into_error(&mut self.poison))?;
+        self.stats.commit_count += 1;
+        Ok(())
     }
 
     // Whether the commit may be an entry of the log. It may not when something changed that only

@@ -47,7 +47,7 @@ impl LsmStore {
     /// As [`RowStore::read`](tierbed_core::RowStore::read), and `Invalid` when the budget does
     /// not hold the request.
     pub fn read_requests(&mut self, rows: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         for row in rows {
             let table = self.schema.table(row.table)?;
             if row.row.0 >= table.row_count {

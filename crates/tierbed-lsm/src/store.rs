@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{check_keys, Ahead, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Budget, Error, ErrorKind, Reservation, Result, RowKey, RowStore, RowWrite, Schema, TableId,
-    TableSchema, TrainStore,
+    check_disk_quota, Budget, Error, Poison, Reservation, Result, RowKey, RowStore, RowWrite,
+    Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{open_engine, DeviceId, EngineOptions, Folder, FolderLock, IoEngine, PAGE_BYTES};
 use tierbed_trainstore::{check_records, CommitLog};
@@ -71,7 +71,7 @@ pub struct LsmStore {
     pub(crate) block_bytes: usize,
     pub(crate) stats: StoreStats,
     pub(crate) lsm: LsmStats,
-    pub(crate) poison: Option<String>,
+    pub(crate) poison: Poison,
     memory: Memory,
     _lock: FolderLock,
 }
@@ -155,7 +155,7 @@ impl LsmStore {
             block_bytes: 0,
             stats: StoreStats::default(),
             lsm: LsmStats::default(),
-            poison: None,
+            poison: Poison::default(),
             memory,
             options,
             _lock: lock,
@@ -277,9 +277,9 @@ impl LsmStore {
     /// # Errors
     /// `NoSpace`, `Corruption`: the tree is as before; others poison the store.
     pub fn step(&mut self) -> Result<Work> {
-        self.check_alive()?;
+        self.poison.check()?;
         let result = self.work_once();
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 
     /// Returns what the tree did, for RecDB's figures.
@@ -312,30 +312,6 @@ impl LsmStore {
         &self.options.budget
     }
 
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        match &self.poison {
-            None => Ok(()),
-            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "store failed earlier")
-                .with("cause", cause)
-                .with("remedy", "reopen the store; it continues at its last checkpoint")),
-        }
-    }
-
-    // A full disk, a small budget or a damaged SST leave the tree as it was; after anything else
-    // nobody knows what the device holds.
-    pub(crate) fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            let is_harmless = matches!(
-                error.kind(),
-                ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::Corruption
-            );
-            if !is_harmless {
-                self.poison = Some(error.to_string());
-            }
-        }
-        result
-    }
-
     pub(crate) fn disk_bytes(&self) -> u64 {
         let is_live = |id: &SstId| self.ssts.contains_key(id);
         let kept = self.committed.ssts.iter().filter(|(id, _)| !is_live(id));
@@ -346,15 +322,7 @@ impl LsmStore {
     }
 
     pub(crate) fn check_quota(&self, more_bytes: u64) -> Result<()> {
-        let Some(quota) = self.options.disk_quota_bytes else { return Ok(()) };
-        let wanted = self.disk_bytes() + more_bytes;
-        if wanted <= quota {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
-            .with("disk_quota_bytes", quota)
-            .with("needed_bytes", wanted)
-            .with("remedy", "raise disk_quota"))
+        check_disk_quota(self.options.disk_quota_bytes, self.disk_bytes() + more_bytes)
     }
 }
 
@@ -364,13 +332,13 @@ impl RowStore for LsmStore {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.read_rows(keys, sink)
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.schema.table(table)?;
         self.scan_table(table, sink)
     }
@@ -387,7 +355,7 @@ impl RowStore for LsmStore {
 
 impl TrainStore for LsmStore {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        self.check_alive()?;
+        self.poison.check()?;
         let id = self.schema.clone().add(table.clone())?;
         if (id.0 as usize) < self.schema.tables().len() {
             return Ok(id);
@@ -396,32 +364,32 @@ impl TrainStore for LsmStore {
     }
 
     fn observe(&mut self, ahead: &Ahead<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.learn(ahead);
         if !self.options.works_on_write {
             return Ok(());
         }
         // The buffer is as full as it gets: the best moment for a compaction to begin.
         let result = self.work_until_idle();
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 
     fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         // Keys are as wide as any row; nothing in the tree is sized by a table's length.
         self.schema.grow(table, row_count)
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         let result = self.write_rows(rows);
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.commit_all(name, attachments)
     }
 
@@ -440,7 +408,7 @@ impl TrainStore for LsmStore {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.log.verify()?;
         for segment in &self.committed.segments {
             let folder = self.tools.folder.as_ref();

@@ -126,10 +126,8 @@ impl LsmStore {
         while self.sealed.len() >= self.options.memory.sealed_memtables_max {
             self.flush_oldest()?;
         }
-        if let Err(error) = self.sync_log() {
-            self.poison = Some(error.to_string());
-            return Err(error);
-        }
+        let synced = self.sync_log();
+        self.poison.on_any(synced)?;
         self.open_segment = None;
         let fresh = Memtable::new(self.options.memory.memtable_bytes);
         self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, fresh)));

@@ -15,8 +15,8 @@ use tierbed_core::conformance::check_row_store;
 use tierbed_core::stats::{IoStats, StoreStats};
 use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Error, ErrorKind, Result, RowId, RowKey, RowStore, RowWrite, Schema, TableId, TableSchema,
-    TrainStore,
+    Error, ErrorKind, Poison, Result, RowId, RowKey, RowStore, RowWrite, Schema, TableId,
+    TableSchema, TrainStore,
 };
 use tierbed_trainstore::check_records;
 
@@ -41,7 +41,7 @@ pub(crate) struct PythonStore {
     schema: Schema,
     info: Option<CommitInfo>,
     stats: StoreStats,
-    poison: Option<String>,
+    poison: Poison,
 }
 
 impl PythonStore {
@@ -55,7 +55,7 @@ impl PythonStore {
             schema: Schema::default(),
             info: None,
             stats: StoreStats::default(),
-            poison: None,
+            poison: Poison::default(),
         };
         let damaged = |cause: serde_json::Error| {
             Error::corruption("blobs of the Python store are damaged").with("cause", cause)
@@ -88,19 +88,10 @@ impl PythonStore {
     fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             if !matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Invalid) {
-                self.poison = Some(error.to_string());
+                self.poison.note(error);
             }
         }
         result
-    }
-
-    fn check_alive(&self) -> Result<()> {
-        match &self.poison {
-            None => Ok(()),
-            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "store failed earlier")
-                .with("cause", cause)
-                .with("remedy", "reopen the store; it continues at its last checkpoint")),
-        }
     }
 
     fn admit(&mut self, table: TableSchema) -> Result<TableId> {
@@ -248,7 +239,7 @@ impl RowStore for PythonStore {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         let mut first = 0;
         for same in keys.chunk_by(|a, b| a.table == b.table) {
@@ -261,7 +252,7 @@ impl RowStore for PythonStore {
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.scan_table(table, sink)
     }
 
@@ -275,12 +266,12 @@ impl RowStore for PythonStore {
 
 impl TrainStore for PythonStore {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.admit(table)
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         for same in rows.chunk_by(|a, b| a.key.table == b.key.table) {
@@ -293,7 +284,7 @@ impl TrainStore for PythonStore {
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let committed = self.commit_all(name, attachments);
         self.settle(committed)
     }
@@ -313,7 +304,7 @@ impl TrainStore for PythonStore {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         for table in 0..self.schema.tables().len() as u32 {
             self.scan_table(TableId(table), &mut |_, _| Ok(()))?;
         }

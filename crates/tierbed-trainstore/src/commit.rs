@@ -20,7 +20,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::store::{Attachment, CommitInfo};
-use tierbed_core::{Error, ErrorKind, Result, Schema};
+use tierbed_core::{Error, ErrorKind, Poison, Result, Schema};
 use tierbed_io::Folder;
 
 const CURRENT: &str = "CURRENT";
@@ -103,6 +103,18 @@ impl CommitFailure {
         match error.kind() {
             ErrorKind::NoSpace | ErrorKind::Invalid => Self::Undone(error),
             _ => Self::Poisoned(error),
+        }
+    }
+
+    /// Returns the error, noted in `poison` if the store must not go on.
+    #[must_use]
+    pub fn into_error(self, poison: &mut Poison) -> Error {
+        match self {
+            Self::Undone(error) => error,
+            Self::Poisoned(error) => {
+                poison.note(&error);
+                error
+            }
         }
     }
 }

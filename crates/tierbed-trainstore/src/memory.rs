@@ -10,12 +10,12 @@ use tierbed_core::checksum::{crc32c, crc32c_append};
 use tierbed_core::stats::{IoStats, StoreStats};
 use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Budget, Error, ErrorKind, Reservation, Result, RowId, RowKey, RowStore, RowWrite, Schema,
-    TableId, TableSchema, TrainStore,
+    Budget, Error, Poison, Reservation, Result, RowId, RowKey, RowStore, RowWrite, Schema, TableId,
+    TableSchema, TrainStore,
 };
 use tierbed_io::{AlignedBuf, Folder, FolderLock, OpenMode, PAGE_BYTES};
 
-use crate::commit::{CommitFailure, CommitLog, Manifest, TableMeta};
+use crate::commit::{CommitLog, Manifest, TableMeta};
 use crate::file::check_records;
 
 const CHUNK_ROWS: u64 = 256;
@@ -108,7 +108,7 @@ pub struct MemoryStore {
     budget: Budget,
     stats: StoreStats,
     disk: Option<Disk>,
-    poison: Option<String>,
+    poison: Poison,
 }
 
 struct Disk {
@@ -127,7 +127,7 @@ impl MemoryStore {
             budget,
             stats: StoreStats::default(),
             disk: None,
-            poison: None,
+            poison: Poison::default(),
         }
     }
 
@@ -150,15 +150,6 @@ impl MemoryStore {
         store.disk = Some(Disk { folder, log, _lock: lock });
         Ok(store)
     }
-
-    fn check_alive(&self) -> Result<()> {
-        match &self.poison {
-            None => Ok(()),
-            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "store failed earlier")
-                .with("cause", cause)
-                .with("remedy", "reopen the store; it continues at its last checkpoint")),
-        }
-    }
 }
 
 impl RowStore for MemoryStore {
@@ -167,7 +158,7 @@ impl RowStore for MemoryStore {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.stats.rows_read += keys.len() as u64;
         for (at, key) in keys.iter().enumerate() {
@@ -179,7 +170,7 @@ impl RowStore for MemoryStore {
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.schema.table(table)?;
         let mut rows = self.tables.get(table.0 as usize).into_iter().flat_map(Table::rows);
         rows.try_for_each(|(row, record)| sink(row, record))
@@ -193,7 +184,7 @@ impl RowStore for MemoryStore {
 
 impl TrainStore for MemoryStore {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        self.check_alive()?;
+        self.poison.check()?;
         let mut schema = self.schema.clone();
         let id = schema.add(table.clone())?;
         if id.0 as usize == self.tables.len() {
@@ -204,7 +195,7 @@ impl TrainStore for MemoryStore {
     }
 
     fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let mut schema = self.schema.clone();
         schema.grow(table, row_count)?;
         if let Some(table) = self.tables.get_mut(table.0 as usize) {
@@ -215,7 +206,7 @@ impl TrainStore for MemoryStore {
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         self.stats.rows_written += rows.len() as u64;
@@ -228,7 +219,7 @@ impl TrainStore for MemoryStore {
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let Some(disk) = &mut self.disk else {
             return Err(Error::unsupported(
                 "this memory store has no folder to keep a checkpoint in",
@@ -250,17 +241,11 @@ impl TrainStore for MemoryStore {
             store_file: None,
             attachments: Vec::new(),
         };
-        match disk.log.put_in_force(manifest, attachments) {
-            Ok(()) => {
-                self.stats.commit_count += 1;
-                Ok(())
-            }
-            Err(CommitFailure::Undone(error)) => Err(error),
-            Err(CommitFailure::Poisoned(error)) => {
-                self.poison = Some(error.to_string());
-                Err(error)
-            }
-        }
+        disk.log
+            .put_in_force(manifest, attachments)
+            .map_err(|failure| failure.into_error(&mut self.poison))?;
+        self.stats.commit_count += 1;
+        Ok(())
     }
 
     fn last_commit(&self) -> Option<&CommitInfo> {
@@ -272,7 +257,7 @@ impl TrainStore for MemoryStore {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.disk.as_ref().map_or(Ok(()), |disk| disk.log.verify())?;
         Ok(0)
     }
@@ -352,6 +337,7 @@ fn read_dump(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tierbed_core::ErrorKind;
     use tierbed_core::conformance::check_row_store;
     use tierbed_io::MemoryFolder;
 

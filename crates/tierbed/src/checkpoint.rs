@@ -36,7 +36,7 @@ impl Engine {
     /// `NoSpace` leaves the last checkpoint in force and training may go on; after `Io` the
     /// store is poisoned: reopen it at the last checkpoint.
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         if let Some(own) = attachments.iter().find(|given| given.name.starts_with('_')) {
             return Err(Error::invalid("attachment names must not start with '_'")
                 .with("attachment", own.name));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tierbed_core::stats::StoreStats;
-use tierbed_core::{Budget, Error, ErrorKind, Result, Schema, TableId, TableSchema, TrainStore};
+use tierbed_core::{Budget, Error, Poison, Result, Schema, TableId, TableSchema, TrainStore};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Isa, Kernels};
 
@@ -34,7 +34,7 @@ pub struct Engine {
     /// Where checkpoints are kept; `None` where they cannot be.
     pub(crate) folder: Option<Arc<dyn Folder>>,
     buffer_bytes_max: u64,
-    poison: Option<String>,
+    pub(crate) poison: Poison,
 }
 
 /// What training knows of a table besides its rows.
@@ -123,7 +123,7 @@ impl Engine {
             buffer_bytes_max: buffer_bytes_max(config),
             vocabularies: Vocabularies::new(config),
             folder: None,
-            poison: None,
+            poison: Poison::default(),
         };
         engine.restore_runs()?;
         engine.restore_vocabularies()?;
@@ -135,7 +135,7 @@ impl Engine {
     /// # Errors
     /// `Invalid` when the stored table of that name differs, or the budget is too small.
     pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        self.check_alive()?;
+        self.poison.check()?;
         if table.is_own() || self.vocabularies.find(&table.name).is_some() {
             return Err(Error::invalid("name belongs to an open table or to its index")
                 .with("table", &table.name)
@@ -218,23 +218,6 @@ impl Engine {
         self.buffer = None;
         self.ahead = crate::prefetch::Announced::default();
         Ok(())
-    }
-
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        match &self.poison {
-            None => Ok(()),
-            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "an update failed half-way")
-                .with("cause", cause)
-                .with("remedy", "reopen the store; it continues at its last checkpoint")),
-        }
-    }
-
-    /// Ends the engine when a step was applied in part: the rows no longer belong to any batch.
-    pub(crate) fn poison_on_error<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            self.poison = Some(error.to_string());
-        }
-        result
     }
 }
 

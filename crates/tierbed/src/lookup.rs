@@ -17,7 +17,7 @@ impl Engine {
     /// # Errors
     /// `Invalid` for ids or shapes out of range (nothing is read then), otherwise the store's.
     pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         plan.check(&self.schema, bags, out.len())?;
         self.ensure_buffer()?;
         out.fill(0.0);

@@ -53,7 +53,7 @@ impl Engine {
     /// `Invalid` for ids out of range, otherwise the store's. Values are never at stake: a row
     /// has one home, whoever brings it.
     pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
-        self.check_alive()?;
+        self.poison.check()?;
         for bags in batches {
             plan.check(&self.schema, bags, plan.output_len(bags))?;
         }

@@ -72,7 +72,7 @@ impl Engine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.release_buffer()?;
         let dram_budget_bytes = self.budget.free_bytes() / 4;
         let _memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
@@ -93,7 +93,7 @@ impl Engine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.publish_to(folder, None, attachments, progress)
     }
 

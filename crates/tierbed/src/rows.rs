@@ -22,7 +22,7 @@ impl Engine {
         count: usize,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let schema = self.schema.clone();
         let shape = schema.table(table)?;
         check_range(shape, first, count)?;
@@ -48,7 +48,7 @@ impl Engine {
     /// # Errors
     /// As [`visit_rows`](Self::visit_rows).
     pub fn gather_rows(&mut self, table: TableId, rows: &[i64], out: &mut [f32]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let schema = self.schema.clone();
         let shape = schema.table(table)?;
         let dim = shape.dim as usize;
@@ -84,7 +84,7 @@ impl Engine {
     /// # Errors
     /// As [`visit_rows`](Self::visit_rows).
     pub fn write_records(&mut self, table: TableId, first: u64, records: &[f32]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let schema = self.schema.clone();
         let shape = schema.table(table)?;
         let words = shape.record_words();
@@ -116,7 +116,7 @@ impl Engine {
         weights: &[f32],
         state: Option<&[f32]>,
     ) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let schema = self.schema.clone();
         let shape = schema.table(table)?;
         let (dim, words) = (shape.dim as usize, shape.record_words());
@@ -160,7 +160,7 @@ impl Engine {
     /// # Errors
     /// `Invalid` for an unknown table, otherwise the store's and those of `sink`.
     pub fn scan_rows(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.schema.table(table)?;
         if let Some(buffer) = &mut self.buffer {
             buffer.flush(self.store.as_mut())?;
@@ -174,7 +174,7 @@ impl Engine {
     /// # Errors
     /// The store's.
     pub fn take_over_rows(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.release_buffer()?;
         self.store.write(rows)
     }

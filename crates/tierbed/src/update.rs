@@ -31,7 +31,7 @@ impl Engine {
     /// changed then. An error of the store in the middle poisons the engine: reopen it at the
     /// last checkpoint.
     pub fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         plan.check(&self.schema, bags, grads.output.len())?;
         check_weights_grad(bags, &grads)?;
         self.ensure_buffer()?;
@@ -44,7 +44,7 @@ impl Engine {
                 .check_update(&self.schema.table(table)?.name, uses_of(plan, bags, table))?;
         }
         let result = self.step_tables(plan, bags, grads, &tables);
-        self.poison_on_error(result)?;
+        self.poison.on_any(result)?;
         self.step_count += 1;
         Ok(())
     }

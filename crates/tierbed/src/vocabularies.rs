@@ -100,7 +100,7 @@ impl Engine {
     /// `Invalid` when the stored table of that name differs or is not open, `Unsupported` when
     /// tables of the backend cannot grow.
     pub fn add_open_table(&mut self, table: TableSchema, policy: Policy) -> Result<TableId> {
-        self.check_alive()?;
+        self.poison.check()?;
         policy.check()?;
         if let Some(id) = self.schema.id_of(&table.name) {
             let stored_rows = self.schema.table(id)?.row_count;
@@ -123,7 +123,7 @@ impl Engine {
         }
         self.release_buffer()?;
         let result = self.create_vocabulary(table, policy);
-        self.poison_on_error(result)
+        self.poison.on_any(result)
     }
 
     fn create_vocabulary(&mut self, table: TableSchema, policy: Policy) -> Result<TableId> {
@@ -170,7 +170,7 @@ impl Engine {
         how: Translate,
         rows: &mut [i64],
     ) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         if rows.len() != bags.indices.len() || bags.feature_count != plan.features().len() {
             return Err(Error::invalid(
                 "translation needs one row per index, and the plan's features",
@@ -201,7 +201,7 @@ impl Engine {
     /// # Errors
     /// As [`translate`](Self::translate).
     pub fn translate_ids(&mut self, table: TableId, how: Translate, ids: &mut [i64]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.schema.table(table)?;
         if u32::try_from(ids.len()).is_err() {
             return Err(Error::invalid("a batch holds at most 2^32 - 1 indices"));
@@ -241,7 +241,7 @@ impl Engine {
             Translate::Train { now } => vocabulary.train(pages, store, scratch, now),
         };
         if matches!(how, Translate::Train { .. }) {
-            self.poison_on_error(result)?;
+            self.poison.on_any(result)?;
             // Splits may have lengthened the index.
             if self.schema.as_ref() != self.store.schema() {
                 self.refresh_schema();
@@ -293,7 +293,7 @@ impl Engine {
     /// `Invalid` when the table's vocabulary is not open; otherwise the store's, and the engine
     /// is poisoned.
     pub fn evict(&mut self, table: TableId, now: u32) -> Result<Evicted> {
-        self.check_alive()?;
+        self.poison.check()?;
         let Some(at) = self.vocabularies.position(table) else {
             return Err(Error::invalid("only tables of open vocabulary evict ids")
                 .with("table", &self.schema.table(table)?.name));
@@ -323,7 +323,7 @@ impl Engine {
         };
         let result = vocabulary.evict(pages, self.store.as_mut(), now, &mut blank);
         self.refresh_schema();
-        self.poison_on_error(result)
+        self.poison.on_any(result)
     }
 
     /// Visits (id, row) of every id of open table `table` that has a row, in hash order.
@@ -335,7 +335,7 @@ impl Engine {
         table: TableId,
         visit: &mut dyn FnMut(i64, u64) -> Result<()>,
     ) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.ensure_pages()?;
         let Some(at) = self.vocabularies.position(table) else { return Ok(()) };
         let Vocabularies { all, pages, .. } = &mut self.vocabularies;

@@ -3,14 +3,13 @@
 //! Read, merge, append, and only when the new versions are on the device they come into force:
 //! a failure in between leaves every row where it was, changed ones still in the cache.
 
-use tierbed_core::{Error, Result, RowKey};
+use tierbed_core::{check_disk_quota, Error, Result, RowKey};
 use tierbed_io::PAGE_BYTES;
 
 use super::bucket::{pages_of, Bucket, BucketId};
 use super::index::{Place, BUCKET_PAGES_MAX};
 use super::store::HashDb;
 use super::traffic::{read_buckets, Wanted};
-use crate::check_quota;
 
 /// Buckets merged at a time.
 pub(super) const MERGE_BUCKETS: usize = 256;
@@ -132,7 +131,7 @@ impl HashDb {
                 table.place(id.bucket).page_count() + pages_of(group.len(), table.record_bytes);
         }
         let wanted = self.disk_bytes() + (pages * PAGE_BYTES) as u64;
-        check_quota(self.options.disk_quota_bytes, wanted)
+        check_disk_quota(self.options.disk_quota_bytes, wanted)
     }
 
     /// Moves live buckets out of files with too many outdated ones.

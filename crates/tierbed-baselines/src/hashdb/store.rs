@@ -7,8 +7,8 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Budget, Error, ErrorKind, Reservation, Result, RowKey, RowStore, RowWrite, Schema, TableId,
-    TableSchema, TrainStore,
+    check_disk_quota, Budget, Error, ErrorKind, Poison, Reservation, Result, RowKey, RowStore,
+    RowWrite, Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{open_engine, EngineOptions, Folder, FolderLock, IoEngine, PAGE_BYTES};
 use tierbed_trainstore::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
@@ -19,7 +19,7 @@ use super::files::BucketFiles;
 use super::index::{self, Place, ReadIndex, TableIndex, BUCKET_PAGES_MAX};
 use super::merge::MERGE_BUCKETS;
 use super::traffic::{read_buckets, Wanted};
-use crate::{attached_bytes, check_alive, check_quota};
+use crate::attached_bytes;
 
 /// What a [`HashDb`] is opened with.
 #[derive(Debug, Clone)]
@@ -70,7 +70,7 @@ pub struct HashDb {
     folder: Arc<dyn Folder>,
     pub(super) options: HashDbOptions,
     pub(super) stats: StoreStats,
-    poison: Option<String>,
+    poison: Poison,
     _memory: [Reservation; 3],
     _lock: FolderLock,
 }
@@ -110,7 +110,7 @@ impl HashDb {
             folder,
             options,
             stats: StoreStats::default(),
-            poison: None,
+            poison: Poison::default(),
             _memory: memory,
             _lock: lock,
         })
@@ -139,20 +139,6 @@ impl HashDb {
     pub(super) fn bucket_of(&self, key: RowKey) -> Result<BucketId> {
         let bucket = self.table(key.table.0)?.bucket_of(key.row.0);
         Ok(BucketId { table: key.table.0, bucket })
-    }
-
-    // A full disk, a small budget or a damaged bucket leave everything as it was.
-    fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            let is_harmless = matches!(
-                error.kind(),
-                ErrorKind::NoSpace | ErrorKind::Invalid | ErrorKind::Corruption
-            );
-            if !is_harmless {
-                self.poison = Some(error.to_string());
-            }
-        }
-        result
     }
 
     fn read_rows(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
@@ -290,13 +276,13 @@ impl RowStore for HashDb {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.read_rows(keys, sink)
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         self.schema.table(table)?;
         self.scan_table(table, sink)
     }
@@ -316,7 +302,7 @@ impl RowStore for HashDb {
 
 impl TrainStore for HashDb {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         let mut schema = self.schema.clone();
         let id = schema.add(table.clone())?;
         if id.0 as usize == self.tables.len() {
@@ -327,7 +313,7 @@ impl TrainStore for HashDb {
     }
 
     fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         let mut schema = self.schema.clone();
         schema.grow(table, row_count)?;
         if let Some(index) = self.tables.get_mut(table.0 as usize) {
@@ -338,28 +324,21 @@ impl TrainStore for HashDb {
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         let result = self.write_rows(rows);
-        self.settle(result)
+        self.poison.on_doubt(result)
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         let wanted = self.files.disk_bytes() + attached_bytes(&self.log, attachments);
-        check_quota(self.options.disk_quota_bytes, wanted)?;
-        match self.put_in_force(name, attachments) {
-            Ok(()) => {
-                self.stats.commit_count += 1;
-                Ok(())
-            }
-            Err(CommitFailure::Undone(error)) => Err(error),
-            Err(CommitFailure::Poisoned(error)) => {
-                self.poison = Some(error.to_string());
-                Err(error)
-            }
-        }
+        check_disk_quota(self.options.disk_quota_bytes, wanted)?;
+        self.put_in_force(name, attachments)
+            .map_err(|failure| failure.into_error(&mut self.poison))?;
+        self.stats.commit_count += 1;
+        Ok(())
     }
 
     fn last_commit(&self) -> Option<&CommitInfo> {
@@ -371,7 +350,7 @@ impl TrainStore for HashDb {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         self.log.verify()?;
         let mut pages = 0;
         for at in 0..self.tables.len() {

@@ -19,13 +19,13 @@ use std::sync::Arc;
 use tierbed_core::stats::{IoStats, StoreStats};
 use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Budget, Error, Reservation, Result, RowKey, RowStore, RowWrite, Schema, TableId, TableSchema,
-    TrainStore,
+    check_disk_quota, Budget, Error, Poison, Reservation, Result, RowKey, RowStore, RowWrite,
+    Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{Folder, FolderLock, PAGE_BYTES};
 use tierbed_trainstore::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
 
-use crate::{attached_bytes, check_alive, check_quota};
+use crate::attached_bytes;
 use table::DenseTable;
 use undo::Undo;
 
@@ -66,7 +66,7 @@ pub struct MmapStore {
     /// `None` as long as nothing changed since the last commit.
     undo: Option<Undo>,
     stats: StoreStats,
-    poison: Option<String>,
+    poison: Poison,
     _memory: Reservation,
     _lock: FolderLock,
 }
@@ -95,7 +95,7 @@ impl MmapStore {
             options,
             undo: None,
             stats: StoreStats::default(),
-            poison: None,
+            poison: Poison::default(),
             _memory: memory,
             _lock: lock,
         };
@@ -238,7 +238,7 @@ impl RowStore for MmapStore {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.stats.rows_read += keys.len() as u64;
         for (at, key) in keys.iter().enumerate() {
@@ -250,7 +250,7 @@ impl RowStore for MmapStore {
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         self.schema.table(table)?;
         let mut rows = self.tables.get(table.0 as usize).into_iter().flat_map(DenseTable::rows);
         rows.try_for_each(|(row, record)| sink(row, record))
@@ -265,7 +265,7 @@ impl RowStore for MmapStore {
 
 impl TrainStore for MmapStore {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         let mut schema = self.schema.clone();
         let id = schema.add(table.clone())?;
         if id.0 as usize == self.tables.len() {
@@ -277,12 +277,12 @@ impl TrainStore for MmapStore {
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         let quota = self.options.disk_quota_bytes;
         if quota.is_some() {
-            check_quota(quota, self.disk_bytes() + self.growth_bytes(rows))?;
+            check_disk_quota(quota, self.disk_bytes() + self.growth_bytes(rows))?;
         }
         self.prepare(rows)?;
         for row in rows {
@@ -295,17 +295,11 @@ impl TrainStore for MmapStore {
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         let quota = self.options.disk_quota_bytes;
-        check_quota(quota, self.disk_bytes() + attached_bytes(&self.log, attachments))?;
-        match self.put_in_force(name, attachments) {
-            Ok(()) => {}
-            Err(CommitFailure::Undone(error)) => return Err(error),
-            Err(CommitFailure::Poisoned(error)) => {
-                self.poison = Some(error.to_string());
-                return Err(error);
-            }
-        }
+        check_disk_quota(quota, self.disk_bytes() + attached_bytes(&self.log, attachments))?;
+        self.put_in_force(name, attachments)
+            .map_err(|failure| failure.into_error(&mut self.poison))?;
         self.stats.commit_count += 1;
         self.tables.iter_mut().for_each(DenseTable::forget_saved);
         self.undo = None;
@@ -323,7 +317,7 @@ impl TrainStore for MmapStore {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         self.log.verify()?;
         let mut pages = 0;
         for table in &mut self.tables {

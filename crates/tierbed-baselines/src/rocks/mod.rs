@@ -15,14 +15,14 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::stats::{IoStats, StoreStats};
 use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Error, Reservation, Result, RowId, RowKey, RowStore, RowWrite, Schema, TableId, TableSchema,
-    TrainStore,
+    check_disk_quota, Error, Poison, Reservation, Result, RowId, RowKey, RowStore, RowWrite,
+    Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{Folder, FolderLock};
 use tierbed_trainstore::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
 
 use crate::ffi::rocksdb::{check_available, Db, Found};
-use crate::{attached_bytes, check_alive, check_quota, packed};
+use crate::{attached_bytes, packed};
 pub use options::{RocksMode, RocksOptions};
 
 /// Keys of one `MultiGet`.
@@ -46,7 +46,7 @@ pub struct RocksStore {
     options: RocksOptions,
     stats: StoreStats,
     record_bytes_max: usize,
-    poison: Option<String>,
+    poison: Poison,
     _memory: [Reservation; 3],
     _lock: FolderLock,
 }
@@ -93,7 +93,7 @@ impl RocksStore {
             path,
             options,
             stats: StoreStats::default(),
-            poison: None,
+            poison: Poison::default(),
             _memory: memory,
             _lock: lock,
         })
@@ -113,14 +113,6 @@ impl RocksStore {
 
     fn disk_bytes(&self) -> u64 {
         generation::disk_bytes(&self.path) + self.log.attachment_bytes()
-    }
-
-    // Errors of the library leave open what it did.
-    fn settle<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            self.poison = Some(error.to_string());
-        }
-        result
     }
 
     // One sorted MultiGet per chunk, several at a time.
@@ -171,7 +163,7 @@ impl RocksStore {
             names.clear();
             names.extend(round.iter().map(|key| name_of(*key)));
             let read = self.read_round(&names);
-            let found = self.settle(read)?;
+            let found = self.poison.on_any(read)?;
             for (key, record) in round.iter().zip(found.iter().flat_map(Found::records)) {
                 self.stats.rows_absent += u64::from(record.is_none());
                 if let Some(record) = record {
@@ -266,13 +258,13 @@ impl RowStore for RocksStore {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.read_rows(keys, sink)
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         let expected = self.schema.table(table)?;
         let (record_bytes, row_count) = (expected.record_bytes(), expected.row_count);
         self.db.scan(name_of(RowKey::new(table, RowId(0))), &mut |name, record| {
@@ -310,38 +302,38 @@ impl RowStore for RocksStore {
 
 impl TrainStore for RocksStore {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         self.record_bytes_max = self.record_bytes_max.max(table.record_bytes());
         self.schema.add(table)
     }
 
     fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         self.schema.grow(table, row_count)
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         if self.options.disk_quota_bytes.is_some() {
             let memtables = self.db.property(c"rocksdb.cur-size-all-mem-tables");
             let new: usize = rows.iter().map(|row| row.record.len()).sum();
             let wanted = self.disk_bytes() + memtables + new as u64;
-            check_quota(self.options.disk_quota_bytes, wanted)?;
+            check_disk_quota(self.options.disk_quota_bytes, wanted)?;
         }
         let written = self.db.write(rows.iter().map(|row| (name_of(row.key), row.record)));
-        self.settle(written)?;
+        self.poison.on_any(written)?;
         self.stats.rows_written += rows.len() as u64;
         Ok(())
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         let quota = self.options.disk_quota_bytes;
         if quota.is_some() {
             let files = generation::disk_bytes(&self.path);
-            check_quota(quota, files + attached_bytes(&self.log, attachments))?;
+            check_disk_quota(quota, files + attached_bytes(&self.log, attachments))?;
         }
         match self.put_in_force(name, attachments) {
             Ok(()) => {}
@@ -351,7 +343,7 @@ impl TrainStore for RocksStore {
                 let _ = generation::remove_others(&self.path, number, true);
                 return Err(error);
             }
-            Err(CommitFailure::Poisoned(error)) => return self.settle(Err(error)),
+            Err(CommitFailure::Poisoned(error)) => return self.poison.on_any(Err(error)),
         }
         // Older checkpoints are garbage; failing to remove them costs space, not correctness.
         let number = self.log.info().map(|info| info.number);
@@ -369,7 +361,7 @@ impl TrainStore for RocksStore {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        check_alive(self.poison.as_ref())?;
+        self.poison.check()?;
         self.log.verify()?;
         for table in 0..self.schema.tables().len() as u32 {
             self.scan(TableId(table), &mut |_, _| Ok(()))?;

@@ -28,13 +28,13 @@ impl ForwardEngine {
     /// `NoSpace` leaves the last checkpoint in force and training may go on; after `Io` the
     /// store is poisoned: reopen it at the last checkpoint.
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         if let Some(own) = attachments.iter().find(|given| given.name.starts_with('_')) {
             return Err(Error::invalid("attachment names must not start with '_'")
                 .with("attachment", own.name));
         }
         let settled = self.settle_disk();
-        self.poison_on_error(settled)?;
+        self.poison.on_any(settled)?;
         let number = self.log.next_number();
         let result = self.put_in_force(number, name, attachments);
         match result {
@@ -43,7 +43,7 @@ impl ForwardEngine {
                 self.remove_dumps(number);
                 return Err(error);
             }
-            Err(CommitFailure::Poisoned(error)) => return self.poison_on_error(Err(error)),
+            Err(CommitFailure::Poisoned(error)) => return self.poison.on_any(Err(error)),
         }
         let Ferry { shelves, extents, .. } = self.river.ferry()?;
         let buckets = shelves.iter().flat_map(Shelf::all_buckets);
@@ -198,9 +198,9 @@ impl ForwardEngine {
     /// # Errors
     /// `Corruption`, naming the first bad place.
     pub fn verify(&mut self) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         let settled = self.settle_disk();
-        self.poison_on_error(settled)?;
+        self.poison.on_any(settled)?;
         self.log.verify()?;
         self.river.plan.verify()?;
         for shelf in 0..self.river.shelves().len() {

@@ -14,7 +14,7 @@ impl ForwardEngine {
     /// `Invalid` for a batch that is not the planned one, or shapes out of range: nothing is
     /// changed then. An error of the disk poisons the engine: reopen it.
     pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         plan.check(&self.schema, bags, out.len())?;
         let mut batch = self.find_batch(plan, bags)?;
         out.fill(0.0);

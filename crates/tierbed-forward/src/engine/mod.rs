@@ -25,7 +25,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tierbed_core::stats::IoStats;
 use tierbed_core::{
-    Bags, Budget, Error, ErrorKind, Reservation, Result, Schema, TableId, TableSchema,
+    Bags, Budget, Error, Poison, Reservation, Result, Schema, TableId, TableSchema,
 };
 use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
 use tierbed_kernels::{FeaturePlan, Hyper, Isa, Kernels};
@@ -129,7 +129,7 @@ pub struct ForwardEngine {
     scan_window: WindowPlan,
     chunk_memory: Reservation,
     _memory: Vec<Reservation>,
-    poison: Option<String>,
+    poison: Poison,
     lock: FolderLock,
 }
 
@@ -238,7 +238,7 @@ impl ForwardEngine {
             scan_window: WindowPlan::default(),
             chunk_memory,
             _memory: memory,
-            poison: None,
+            poison: Poison::default(),
             lock: site.lock,
         })
     }
@@ -334,7 +334,7 @@ impl ForwardEngine {
     // Checks that `bags` are the next batch of the plan and makes its window the current one.
     // Nothing changes when they are not.
     fn find_batch(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<Batch> {
-        self.check_alive()?;
+        self.poison.check()?;
         plan.check(&self.schema, bags, plan.output_len(bags))?;
         let planned = &self.river.plan.shape().feature_tables;
         if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
@@ -343,7 +343,7 @@ impl ForwardEngine {
         if self.batch_in_window == self.river.current.plan.batch_count() {
             // Whose rows are in memory is not part of what a batch may change.
             let result = self.river.advance();
-            self.poison_on_error(result)?;
+            self.poison.on_any(result)?;
             self.count_window()?;
         }
         let batch = self.river.current.plan.batch(self.batch_in_window);
@@ -371,7 +371,7 @@ impl ForwardEngine {
             self.batch_in_epoch = 0;
         }
         let result = self.pay_for_chunks();
-        self.poison_on_error(result)
+        self.poison.on_any(result)
     }
 
     fn pay_for_chunks(&mut self) -> Result<()> {
@@ -383,23 +383,7 @@ impl ForwardEngine {
         self.batch_in_window += 1;
         self.batch_in_epoch += 1;
         let result = self.river.pump();
-        self.poison_on_error(result)
-    }
-
-    fn check_alive(&self) -> Result<()> {
-        match &self.poison {
-            None => Ok(()),
-            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "the store failed half-way")
-                .with("cause", cause)
-                .with("remedy", "reopen the store; it continues at its last checkpoint")),
-        }
-    }
-
-    fn poison_on_error<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            self.poison = Some(error.to_string());
-        }
-        result
+        self.poison.on_any(result)
     }
 }
 

@@ -62,7 +62,7 @@ impl ForwardEngine {
     /// # Errors
     /// `Invalid` for shapes or ids out of range, otherwise the disk's.
     pub fn is_next(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<bool> {
-        self.check_alive()?;
+        self.poison.check()?;
         plan.check(&self.schema, bags, plan.output_len(bags))?;
         match self.find_batch(plan, bags) {
             Ok(_) => Ok(true),

@@ -48,9 +48,9 @@ impl ForwardEngine {
 
     // Visits the rows of one shelf, or of all.
     fn walk(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let settled = self.settle_for_reading();
-        self.poison_on_error(settled)?;
+        self.poison.on_any(settled)?;
         let is_wanted = |shelf: usize| only.is_none_or(|only| only == shelf);
         let plan = self.river.plan.clone();
         let (window, mut loaded) = (&mut self.scan_window, None);

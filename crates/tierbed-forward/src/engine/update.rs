@@ -64,7 +64,7 @@ impl ForwardEngine {
         bags: &Bags<'_>,
         mut grads: Grads<'_>,
     ) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         plan.check(&self.schema, bags, grads.output.len())?;
         check_weights_grad(bags, &grads)?;
         let batch = self.find_batch(plan, bags)?;
@@ -76,7 +76,7 @@ impl ForwardEngine {
             let dim = self.schema.table(table)?.dim as usize;
             let work = Work { plan, bags, table, dim, grad: grads.output };
             let result = self.step_table(work, batch, grads.weights.as_deref_mut());
-            self.poison_on_error(result)?;
+            self.poison.on_any(result)?;
         }
         self.counters.step_count += 1;
         self.finish_batch()

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use tierbed_core::stats::{IoStats, StoreStats};
 use tierbed_core::store::{check_keys, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
-    Budget, Error, ErrorKind, Reservation, Result, RowKey, RowStore, RowWrite, Schema, TableId,
-    TableSchema, TrainStore,
+    check_disk_quota, Budget, Error, Poison, Reservation, Result, RowKey, RowStore, RowWrite,
+    Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{open_engine, EngineOptions, Folder, FolderLock, IoEngine, OpenMode, PAGE_BYTES};
 
@@ -53,7 +53,7 @@ pub struct FileStore {
     _commit_memory: Reservation,
     stats: StoreStats,
     io_before: IoStats,
-    poison: Option<String>,
+    poison: Poison,
     _lock: FolderLock,
 }
 
@@ -81,7 +81,7 @@ impl FileStore {
             _commit_memory: commit_memory,
             stats: StoreStats::default(),
             io_before: IoStats::default(),
-            poison: None,
+            poison: Poison::default(),
             _lock: lock,
         };
         if let Some(manifest) = store.log.manifest().cloned() {
@@ -199,19 +199,10 @@ impl FileStore {
         }
     }
 
-    fn check_alive(&self) -> Result<()> {
-        match &self.poison {
-            None => Ok(()),
-            Some(cause) => Err(Error::new(ErrorKind::Poisoned, "store failed earlier")
-                .with("cause", cause)
-                .with("remedy", "reopen the store; it continues at its last checkpoint")),
-        }
-    }
-
     fn settle<T>(&mut self, result: std::result::Result<T, Failure>) -> Result<T> {
         result.map_err(|failure| {
             if failure.is_poison {
-                self.poison = Some(failure.error.to_string());
+                self.poison.note(&failure.error);
             }
             failure.error
         })
@@ -254,18 +245,11 @@ impl FileStore {
     }
 
     fn check_commit_quota(&self, attachments: &[Attachment<'_>]) -> Result<()> {
-        let Some(quota) = self.options.disk_quota_bytes else { return Ok(()) };
         let new_bytes: u64 =
             attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();
         // Old and new attachments exist side by side until the commit is in force.
         let wanted = self.disk_bytes() + new_bytes;
-        if wanted > quota {
-            return Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
-                .with("disk_quota_bytes", quota)
-                .with("needed_bytes", wanted)
-                .with("remedy", "raise disk_quota"));
-        }
-        Ok(())
+        check_disk_quota(self.options.disk_quota_bytes, wanted)
     }
 }
 
@@ -275,7 +259,7 @@ impl RowStore for FileStore {
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, keys.iter().copied())?;
         self.stats.rows_read += keys.len() as u64;
         let result = self.pipeline().read(keys, sink);
@@ -283,7 +267,7 @@ impl RowStore for FileStore {
     }
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.schema.table(table)?;
         let result = self.pipeline().scan(table.0 as usize, sink).map(drop);
         self.settle(result)
@@ -296,7 +280,7 @@ impl RowStore for FileStore {
 
 impl TrainStore for FileStore {
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        self.check_alive()?;
+        self.poison.check()?;
         let id = self.schema.clone().add(table.clone())?;
         if (id.0 as usize) < self.tables.len() {
             return Ok(id);
@@ -305,7 +289,7 @@ impl TrainStore for FileStore {
     }
 
     fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         let mut schema = self.schema.clone();
         schema.grow(table, row_count)?;
         if let Some(file) = self.tables.get_mut(table.0 as usize) {
@@ -316,7 +300,7 @@ impl TrainStore for FileStore {
     }
 
     fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         check_keys(&self.schema, rows.iter().map(|row| row.key))?;
         check_records(&self.schema, rows)?;
         self.stats.rows_written += rows.len() as u64;
@@ -325,16 +309,10 @@ impl TrainStore for FileStore {
     }
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.check_commit_quota(attachments)?;
-        match self.put_in_force(name, attachments) {
-            Ok(()) => {}
-            Err(CommitFailure::Undone(error)) => return Err(error),
-            Err(CommitFailure::Poisoned(error)) => {
-                self.poison = Some(error.to_string());
-                return Err(error);
-            }
-        }
+        self.put_in_force(name, attachments)
+            .map_err(|failure| failure.into_error(&mut self.poison))?;
         for table in &mut self.tables {
             table.map.commit();
         }
@@ -351,7 +329,7 @@ impl TrainStore for FileStore {
     }
 
     fn verify(&mut self) -> Result<u64> {
-        self.check_alive()?;
+        self.poison.check()?;
         self.log.verify()?;
         let mut checked = 0;
         for at in 0..self.tables.len() {
