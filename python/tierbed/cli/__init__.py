@@ -26,9 +26,9 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from tierbed.cli import bench, demo, folders, serving, training
+    from tierbed.cli import bench, demo, folders, serving, tco, training
 
-    for module in (demo, training, serving, folders, bench):
+    for module in (demo, training, serving, folders, tco, bench):
         module.register(app)
 
 
