@@ -337,8 +337,8 @@ fn read_dump(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tierbed_core::ErrorKind;
     use tierbed_core::conformance::check_row_store;
+    use tierbed_core::ErrorKind;
     use tierbed_io::MemoryFolder;
 
     #[test]

@@ -3,12 +3,13 @@
 use super::{File, Finding};
 
 /// What each crate may depend on, bottom first. ARCHITECTURE.md draws the same picture.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     ("tierbed-core", &[]),
     ("tierbed-kernels", &["core"]),
     ("tierbed-io", &["core"]),
     ("tierbed-data", &["core"]),
     ("tierbed-cache", &["core"]),
+    ("tierbed-placement", &["core", "cache"]),
     ("tierbed-sim", &["core", "io"]),
     ("tierbed-trainstore", &["core", "io", "kernels", "cache"]),
     ("tierbed-lsm", &["core", "io", "trainstore"]),

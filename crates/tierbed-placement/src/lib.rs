@@ -1,0 +1,19 @@
+//! Who should sit next to whom? Rows to pages, with replicas, from a query log.
+//!
+//! A page read brings a whole page of rows, a query needs few of them. Rows that are asked for
+//! together should share a page, and a row with several circles of friends may sit on several:
+//!
+//! ```text
+//! query log ──▶ partition: every row has one home page ──▶ replicate: more pages ──▶ placement
+//! ```
+//!
+//! [`QueryLog`] is what was asked, [`Placement`] is who sits where. Nothing here reads a page or
+//! knows what a row holds.
+//!
+//! Source: MaxEmbed §5 (the problem, and one answer).
+
+mod placement;
+mod query_log;
+
+pub use placement::{Placement, PlacementBuilder};
+pub use query_log::{QueryLog, QueryLogBuilder};

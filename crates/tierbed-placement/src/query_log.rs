@@ -1,0 +1,264 @@
+//! What was asked? Queries of one table in order of time, each a set of distinct rows.
+//!
+//! ```text
+//! offsets  0     3  4       7        query q is rows[offsets[q]..offsets[q + 1]]
+//! rows     5 1 8 │1│ 2 8 9 │
+//! ```
+//!
+//! Four bytes per asked row and eight per query. A row of one query is called a *pin*.
+
+use tierbed_core::env::SplitMix64;
+use tierbed_core::{Error, Result};
+
+/// Queries over the rows `0..row_count` of one table, earliest first.
+///
+/// Inside a query rows are distinct and keep the order in which they were asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueryLog {
+    offsets: Vec<u64>,
+    rows: Vec<u32>,
+    row_count: u32,
+}
+
+impl QueryLog {
+    /// Starts an empty log over `row_count` rows.
+    #[must_use]
+    pub fn builder(row_count: u32) -> QueryLogBuilder {
+        let log = Self { offsets: vec![0], rows: Vec::new(), row_count };
+        QueryLogBuilder { log, seen: Vec::new() }
+    }
+
+    /// Builds a log from queries; see [`QueryLogBuilder::push`].
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a row that is not below `row_count`.
+    pub fn from_queries<Q: AsRef<[u32]>>(
+        row_count: u32,
+        queries: impl IntoIterator<Item = Q>,
+    ) -> Result<Self> {
+        let mut builder = Self::builder(row_count);
+        for query in queries {
+            builder.push(query.as_ref())?;
+        }
+        Ok(builder.finish())
+    }
+
+    /// Returns how many rows the table has; rows that were never asked for count.
+    #[must_use]
+    pub fn row_count(&self) -> u32 {
+        self.row_count
+    }
+
+    /// Returns how many queries there are; queries without rows count.
+    #[must_use]
+    pub fn query_count(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Returns how many pins there are: rows over all queries.
+    #[must_use]
+    pub fn pin_count(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Returns where each query begins, `[query_count + 1]`, and the rows, `[pin_count]`.
+    #[must_use]
+    pub fn as_parts(&self) -> (&[u64], &[u32]) {
+        (&self.offsets, &self.rows)
+    }
+
+    /// Gives up the log for its offsets, `[query_count + 1]`, and rows, `[pin_count]`.
+    #[must_use]
+    pub fn into_parts(self) -> (Vec<u64>, Vec<u32>) {
+        (self.offsets, self.rows)
+    }
+
+    /// Returns the rows of query `query`, or `None` past the end.
+    #[must_use]
+    pub fn query(&self, query: usize) -> Option<&[u32]> {
+        let (&begin, &end) = (self.offsets.get(query)?, self.offsets.get(query + 1)?);
+        self.rows.get(begin as usize..end as usize)
+    }
+
+    /// Returns the queries, earliest first.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u32]> + Clone {
+        self.offsets.windows(2).map(|pair| match *pair {
+            [begin, end] => self.rows.get(begin as usize..end as usize).unwrap_or_default(),
+            _ => &[],
+        })
+    }
+
+    /// Counts in how many queries each row is, `[row_count]`.
+    #[must_use]
+    pub fn frequencies(&self) -> Vec<u32> {
+        let mut counts = vec![0u32; self.row_count as usize];
+        for &row in &self.rows {
+            if let Some(count) = counts.get_mut(row as usize) {
+                *count = count.saturating_add(1);
+            }
+        }
+        counts
+    }
+
+    /// Splits by time: the earlier `share` of the queries (rounded down), and the later rest.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a share outside `0..=1`.
+    pub fn split_by_share(&self, share: f64) -> Result<(Self, Self)> {
+        if !(0.0..=1.0).contains(&share) {
+            return Err(Error::invalid("share of a split must be from 0 to 1").with("share", share));
+        }
+        let at = ((self.query_count() as f64 * share) as usize).min(self.query_count());
+        Ok((self.slice(0, at), self.slice(at, self.query_count())))
+    }
+
+    /// Copies the queries `begin..end`.
+    fn slice(&self, begin: usize, end: usize) -> Self {
+        let offsets = self.offsets.get(begin..=end).unwrap_or(&[0]);
+        let first = offsets.first().copied().unwrap_or(0);
+        let last = offsets.last().copied().unwrap_or(0);
+        Self {
+            offsets: offsets.iter().map(|offset| offset - first).collect(),
+            rows: self.rows.get(first as usize..last as usize).unwrap_or_default().to_vec(),
+            row_count: self.row_count,
+        }
+    }
+
+    /// Draws about `query_count` queries (all, when there are fewer), still in order of time.
+    ///
+    /// The same seed draws the same queries.
+    #[must_use]
+    pub fn sample(&self, query_count: usize, seed: u64) -> Self {
+        if query_count >= self.query_count() {
+            return self.clone();
+        }
+        let mut rng = SplitMix64::new(seed);
+        let mut sampled = Self { offsets: vec![0], rows: Vec::new(), row_count: self.row_count };
+        // Selection sampling (Knuth, volume 2, algorithm S): exactly as many as asked for.
+        let mut wanted = query_count as u64;
+        for (at, query) in self.iter().enumerate() {
+            if rng.below((self.query_count() - at) as u64) < wanted {
+                sampled.push_distinct(query);
+                wanted -= 1;
+            }
+        }
+        sampled
+    }
+
+    fn push_distinct(&mut self, rows: &[u32]) {
+        self.rows.extend_from_slice(rows);
+        self.offsets.push(self.rows.len() as u64);
+    }
+}
+
+/// Collects queries into a [`QueryLog`].
+#[derive(Debug)]
+pub struct QueryLogBuilder {
+    log: QueryLog,
+    /// The rows of the query being pushed, sorted: finds what is asked twice.
+    seen: Vec<u32>,
+}
+
+impl QueryLogBuilder {
+    /// Adds a query. Rows asked for twice count once, at their first place.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a row that is not below the row count; the log is then unchanged.
+    pub fn push(&mut self, rows: &[u32]) -> Result<()> {
+        let row_count = self.log.row_count;
+        if let Some(row) = rows.iter().find(|&&row| row >= row_count) {
+            return Err(Error::invalid("query asks for a row beyond the table")
+                .with("row", row)
+                .with("row_count", row_count)
+                .with("query", self.log.query_count()));
+        }
+        self.seen.clear();
+        self.seen.extend_from_slice(rows);
+        self.seen.sort_unstable();
+        self.seen.dedup();
+        if self.seen.len() == rows.len() {
+            self.log.push_distinct(rows);
+            return Ok(());
+        }
+        for row in rows {
+            // A row leaves `seen` when it is met first.
+            if let Ok(at) = self.seen.binary_search(row) {
+                self.log.rows.push(*row);
+                self.seen.remove(at);
+            }
+        }
+        self.log.offsets.push(self.log.rows.len() as u64);
+        Ok(())
+    }
+
+    /// Returns how many queries were pushed.
+    #[must_use]
+    pub fn query_count(&self) -> usize {
+        self.log.query_count()
+    }
+
+    /// Returns the log.
+    #[must_use]
+    pub fn finish(self) -> QueryLog {
+        self.log
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log() -> QueryLog {
+        QueryLog::from_queries(10, [&[5, 1, 8][..], &[1], &[], &[2, 8, 9, 2, 8], &[0]])
+            .expect("rows are in range")
+    }
+
+    #[test]
+    fn rows_of_a_query_are_distinct_and_keep_their_order() {
+        let log = log();
+        let queries: Vec<&[u32]> = log.iter().collect();
+        assert_eq!(queries, [&[5, 1, 8][..], &[1], &[], &[2, 8, 9], &[0]]);
+        assert_eq!((log.query_count(), log.pin_count()), (5, 8));
+        assert_eq!(log.query(3), Some(&[2, 8, 9][..]));
+        assert_eq!(log.query(5), None);
+        assert_eq!(log.frequencies(), [1, 2, 1, 0, 0, 1, 0, 0, 2, 1]);
+    }
+
+    #[test]
+    fn a_row_beyond_the_table_is_refused_and_leaves_the_log_alone() {
+        let mut builder = QueryLog::builder(3);
+        builder.push(&[2]).expect("in range");
+        let error = builder.push(&[0, 3]).expect_err("3 is beyond");
+        assert!(error.to_string().contains("row: 3"), "{error}");
+        assert_eq!(builder.finish().iter().collect::<Vec<_>>(), [&[2]]);
+    }
+
+    #[test]
+    fn a_split_keeps_all_queries_in_order() {
+        let log = log();
+        for share in [0.0, 0.3, 0.8, 1.0] {
+            let (early, late) = log.split_by_share(share).expect("a share");
+            assert_eq!(early.query_count(), (5.0 * share) as usize);
+            let both: Vec<&[u32]> = early.iter().chain(late.iter()).collect();
+            assert_eq!(both, log.iter().collect::<Vec<_>>());
+        }
+        assert!(log.split_by_share(1.1).is_err());
+        assert!(log.split_by_share(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn a_sample_has_the_size_asked_for_and_repeats_with_its_seed() {
+        let queries: Vec<[u32; 1]> = (0..100).map(|row| [row]).collect();
+        let log = QueryLog::from_queries(100, queries).expect("in range");
+        let sample = log.sample(30, 7);
+        assert_eq!(sample.query_count(), 30);
+        let rows: Vec<u32> = sample.iter().flatten().copied().collect();
+        assert!(rows.windows(2).all(|pair| pair[0] < pair[1]), "order of time");
+        assert_eq!(sample, log.sample(30, 7));
+        assert_ne!(sample, log.sample(30, 8));
+        assert_eq!(log.sample(100, 1), log);
+    }
+}
