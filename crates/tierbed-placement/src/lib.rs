@@ -12,8 +12,10 @@
 //!
 //! Source: MaxEmbed §5 (the problem, and one answer).
 
+pub mod index;
 mod placement;
 mod query_log;
+pub mod select;
 
 pub use placement::{Placement, PlacementBuilder};
 pub use query_log::{QueryLog, QueryLogBuilder};
