@@ -10,7 +10,7 @@
 //! page ─▶ inverted ─▶ all rows of the page
 //! ```
 //!
-//! Source: MaxEmbed §6.1 (forward and invert index, index shrinking).
+//! Source: MaxEmbed §6.1 (both indexes, index shrinking).
 
 mod lists;
 

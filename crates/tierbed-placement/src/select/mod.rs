@@ -1,9 +1,9 @@
 //! Which pages are read for these rows?
 //!
 //! A row may lie on several pages, and a page read for one row brings others along. Choosing the
-//! fewest pages is set cover; two choices are offered. [`one_pass`] goes through the rows once, those
-//! with fewest pages first, because a row with one page leaves no choice and often brings the others
-//! along. [`greedy`] reads the page with most rows still needed first, again and again.
+//! fewest pages is set cover; two choices are offered. [`one_pass`] goes through the rows once,
+//! those with fewest pages first, because a row with one page leaves no choice and often brings the
+//! others along. [`greedy`] reads the page with most rows still needed first, again and again.
 //!
 //! ```text
 //! rows of a query ─▶ marked as needed ─▶ page chosen ─▶ its rows are needed no more ─▶ …
