@@ -15,6 +15,6 @@ mod tier;
 
 pub use conformance::check_eviction_policy;
 pub use policy::{EvictionPolicy, Lru, PolicyKind};
-pub use shard::ShardedTier;
+pub use shard::{ShardedTier, Visits};
 pub use sizing::{RowClass, TierOptions};
 pub use tier::{Insertion, RowTier, TierStats};

@@ -48,15 +48,22 @@ impl ShardedTier {
     /// Looks up `keys` and hands every row found to `found` with its position.
     ///
     /// `found` runs under a shard's lock: it should copy and return.
-    pub fn get_many(&self, keys: &[RowKey], mut found: impl FnMut(usize, &[f32])) {
-        let homes = self.homes(keys);
-        for (shard_at, shard) in self.shards.iter().enumerate() {
+    pub fn get_many(
+        &self,
+        keys: &[RowKey],
+        visits: &mut Visits,
+        mut found: impl FnMut(usize, &[f32]),
+    ) {
+        self.arrange(keys, visits, |_| true);
+        for (shard, positions) in self.shards.iter().zip(visits.by_shard()) {
+            if positions.is_empty() {
+                continue;
+            }
             let mut tier = lock(shard);
-            for (position, (key, home)) in keys.iter().zip(&homes).enumerate() {
-                if usize::from(*home) == shard_at {
-                    if let Some(row) = tier.get(*key) {
-                        found(position, row);
-                    }
+            for &position in positions {
+                let row = keys.get(position as usize).and_then(|key| tier.get(*key));
+                if let Some(row) = row {
+                    found(position as usize, row);
                 }
             }
         }
@@ -69,16 +76,19 @@ impl ShardedTier {
     pub fn insert_many<'a>(
         &self,
         keys: &[RowKey],
+        visits: &mut Visits,
         row_of: impl Fn(usize) -> Option<&'a [f32]>,
     ) -> Result<()> {
-        let homes = self.homes(keys);
-        for (shard_at, shard) in self.shards.iter().enumerate() {
+        self.arrange(keys, visits, |position| row_of(position).is_some());
+        for (shard, positions) in self.shards.iter().zip(visits.by_shard()) {
+            if positions.is_empty() {
+                continue;
+            }
             let mut tier = lock(shard);
-            for (position, (key, home)) in keys.iter().zip(&homes).enumerate() {
-                if usize::from(*home) == shard_at {
-                    if let Some(row) = row_of(position) {
-                        tier.insert(*key, row)?;
-                    }
+            for &position in positions {
+                let position = position as usize;
+                if let (Some(key), Some(row)) = (keys.get(position), row_of(position)) {
+                    tier.insert(*key, row)?;
                 }
             }
         }
@@ -91,14 +101,79 @@ impl ShardedTier {
         self.shards.iter().fold(TierStats::default(), |sum, shard| sum.plus(&lock(shard).stats()))
     }
 
-    /// Returns the shard of each key, a byte per key.
-    fn homes(&self, keys: &[RowKey]) -> Vec<u8> {
+    /// Puts the positions of the keys that take part into the order of their shards.
+    fn arrange(&self, keys: &[RowKey], visits: &mut Visits, takes_part: impl Fn(usize) -> bool) {
+        let shard_count = self.shards.len() as u64;
         // Other bits than those the shard's index looks at.
         let home = |key: &RowKey| {
             let bits = (mix64(packed(*key)) >> 40) & 0xFFFF;
-            ((bits * self.shards.len() as u64) >> 16) as u8
+            ((bits * shard_count) >> 16) as u8
         };
-        keys.iter().map(home).collect()
+        visits.homes.clear();
+        visits.homes.extend(keys.iter().map(home));
+        visits.arrange(self.shards.len(), takes_part);
+    }
+}
+
+/// Which positions of a call belong to which shard. The caller keeps it, so that calls allocate
+/// nothing.
+#[derive(Debug, Default)]
+pub struct Visits {
+    /// Shard of each position.
+    homes: Vec<u8>,
+    /// Positions, shard by shard.
+    positions: Vec<u32>,
+    /// Where each shard's positions end.
+    ends: Vec<u32>,
+}
+
+impl Visits {
+    /// Bytes per key of the largest call.
+    pub const BYTES_PER_KEY: usize = size_of::<u8>() + size_of::<u32>();
+
+    /// Has room for calls of `key_count` keys.
+    #[must_use]
+    pub fn with_capacity(key_count: usize) -> Self {
+        Self {
+            homes: Vec::with_capacity(key_count),
+            positions: Vec::with_capacity(key_count),
+            ends: Vec::with_capacity(SHARDS_MAX as usize),
+        }
+    }
+
+    /// Sorts the positions that take part by shard, each shard's ascending: a counting sort.
+    fn arrange(&mut self, shard_count: usize, takes_part: impl Fn(usize) -> bool) {
+        self.ends.clear();
+        self.ends.resize(shard_count, 0);
+        let mut taking_part = 0;
+        for (_, &home) in self.homes.iter().enumerate().filter(|(at, _)| takes_part(*at)) {
+            if let Some(count) = self.ends.get_mut(usize::from(home)) {
+                *count += 1;
+            }
+            taking_part += 1;
+        }
+        let mut start = 0;
+        for end in &mut self.ends {
+            start += std::mem::replace(end, start);
+        }
+        self.positions.clear();
+        self.positions.resize(taking_part, 0);
+        for (at, &home) in self.homes.iter().enumerate().filter(|(at, _)| takes_part(*at)) {
+            let Some(next) = self.ends.get_mut(usize::from(home)) else { continue };
+            if let Some(place) = self.positions.get_mut(*next as usize) {
+                *place = at as u32;
+            }
+            *next += 1;
+        }
+    }
+
+    fn by_shard(&self) -> impl Iterator<Item = &[u32]> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let positions = self.positions.get(start..end as usize).unwrap_or_default();
+            start = end as usize;
+            positions
+        })
     }
 }
 
@@ -129,13 +204,14 @@ mod tests {
             for thread in 0..4u64 {
                 let tier = &tier;
                 scope.spawn(move || {
+                    let mut visits = Visits::default();
                     for round in 0..50 {
                         let keys: Vec<_> = (0..500)
                             .map(|at| key((round * 377 + thread * 11 + at) % 4000))
                             .collect();
                         let rows: Vec<_> = keys.iter().map(|key| [key.row.0 as f32; 8]).collect();
-                        tier.get_many(&keys, |at, row| assert_eq!(row, rows[at]));
-                        tier.insert_many(&keys, |at| Some(&rows[at][..])).unwrap();
+                        tier.get_many(&keys, &mut visits, |at, row| assert_eq!(row, rows[at]));
+                        tier.insert_many(&keys, &mut visits, |at| Some(&rows[at][..])).unwrap();
                     }
                 });
             }

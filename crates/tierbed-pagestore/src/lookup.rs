@@ -9,7 +9,7 @@ use tierbed_core::{Bags, Result};
 
 use tierbed_kernels::{fill_initial, BagRange, FeaturePlan, Pooling, Rows};
 
-use crate::reader::{Filled, Reader, Wanted};
+use crate::reader::{Filled, Reader, Scratch, Wanted};
 use crate::snapshot::Snapshot;
 
 /// What one lookup did.
@@ -99,7 +99,7 @@ impl Snapshot {
         let scratch = &mut reader.scratch;
         let (keys, words) = (&scratch.keys, &mut scratch.words);
         let (starts, filled) = (&scratch.row_starts, &mut scratch.filled);
-        self.cache().get_many(keys, |at, row| {
+        self.cache().get_many(keys, &mut scratch.visits, |at, row| {
             let place = starts.get(at).and_then(|&start| words.get_mut(start..start + row.len()));
             if let (Some(place), Some(state)) = (place, filled.get_mut(at)) {
                 place.copy_from_slice(row);
@@ -107,14 +107,8 @@ impl Snapshot {
             }
         });
         stats.pages_read += self.fetch(reader)?;
-        let scratch = &reader.scratch;
-        self.cache().insert_many(&scratch.keys, |at| {
-            let is_read = scratch.filled.get(at) == Some(&Filled::Read);
-            let key = scratch.keys.get(at).filter(|_| is_read)?;
-            let start = scratch.row_starts.get(at).copied()?;
-            scratch.words.get(start..start + self.dim(*key))
-        })?;
-        for state in &scratch.filled {
+        let rows_read_before = stats.rows_read;
+        for state in &reader.scratch.filled {
             stats.row_count += 1;
             match state {
                 Filled::Cached => stats.rows_cached += 1,
@@ -122,7 +116,16 @@ impl Snapshot {
                 Filled::Initial | Filled::No => stats.rows_initial += 1,
             }
         }
-        Ok(())
+        if stats.rows_read == rows_read_before {
+            return Ok(());
+        }
+        let Scratch { keys, words, row_starts, filled, visits, .. } = &mut reader.scratch;
+        self.cache().insert_many(keys, visits, |at| {
+            let is_read = filled.get(at) == Some(&Filled::Read);
+            let key = keys.get(at).filter(|_| is_read)?;
+            let start = row_starts.get(at).copied()?;
+            words.get(start..start + self.dim(*key))
+        })
     }
 
     /// Fills the rows of the scratch that are not filled yet; returns the pages read.
@@ -182,7 +185,7 @@ impl Snapshot {
 /// Puts as many indices from `first` on into the scratch as fit; returns the next one.
 fn gather(reader: &mut Reader, asked: Asked<'_>, first: usize) -> usize {
     let Asked { plan, bags } = asked;
-    reader.scratch.clear();
+    reader.scratch.start(bags.indices.len() - first);
     let mut next = first;
     for (at, feature) in plan.features().iter().enumerate() {
         let range = plan.range(bags, at);

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashTable;
+use tierbed_cache::Visits;
 use tierbed_core::env::mix64;
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Error, Result, RowKey};
@@ -39,7 +39,8 @@ pub(crate) struct Wanted {
 /// The unique rows of a chunk and their words.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    index: HashTable<u32>,
+    index: PlaceTable,
+    pub(crate) visits: Visits,
     pub(crate) keys: Vec<RowKey>,
     /// First word of each unique row.
     pub(crate) row_starts: Vec<usize>,
@@ -52,8 +53,14 @@ pub(crate) struct Scratch {
 }
 
 /// Bytes per unique row and index besides the words: key, start, state, start of the index, the
-/// cache's shard number, the hash table (5 bytes, 16/7 buckets), the page it is on.
-const ENTRY_BYTES: usize = size_of::<RowKey>() + 8 + 1 + 8 + 1 + 12 + size_of::<Wanted>();
+/// order of the cache's shards, the table of places, the page it is on.
+const ENTRY_BYTES: usize = size_of::<RowKey>()
+    + 8
+    + 1
+    + 8
+    + Visits::BYTES_PER_KEY
+    + PlaceTable::BYTES_PER_KEY
+    + size_of::<Wanted>();
 /// Words of a part: what the extra `Wanted`s of large rows are counted by.
 const PART_WORDS_MIN: usize = 1000;
 
@@ -66,7 +73,8 @@ impl Scratch {
         let parts_max = words / PART_WORDS_MIN;
         let entries = (half.saturating_sub(parts_max * size_of::<Wanted>()) / ENTRY_BYTES).max(1);
         Self {
-            index: HashTable::with_capacity(entries),
+            index: PlaceTable::with_capacity(entries),
+            visits: Visits::with_capacity(entries),
             keys: Vec::with_capacity(entries),
             row_starts: Vec::with_capacity(entries),
             filled: Vec::with_capacity(entries),
@@ -80,15 +88,16 @@ impl Scratch {
     /// Returns the bytes held: what counts against the budget.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let entries = self.keys.capacity();
-        let bytes = self.index.allocation_size()
-            + entries * (size_of::<RowKey>() + 8 + 1 + 8 + 1)
+        let bytes = self.index.memory_bytes()
+            + entries * (size_of::<RowKey>() + 8 + 1 + 8 + Visits::BYTES_PER_KEY)
             + self.wanted.capacity() * size_of::<Wanted>()
             + self.words.len() * size_of::<f32>();
         bytes as u64
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.index.clear();
+    /// Starts a chunk of `index_count` indices, or as many of them as fit.
+    pub(crate) fn start(&mut self, index_count: usize) {
+        self.index.start(index_count.min(self.starts.capacity()));
         self.keys.clear();
         self.row_starts.clear();
         self.filled.clear();
@@ -102,23 +111,18 @@ impl Scratch {
         if self.starts.len() == self.starts.capacity() {
             return false;
         }
-        let (keys, hash) = (&self.keys, hash_of(key));
-        let is_same = |at: &u32| keys.get(*at as usize) == Some(&key);
-        let start = if let Some(&at) = self.index.find(hash, is_same) {
-            self.row_starts.get(at as usize).copied().unwrap_or(0)
-        } else {
-            let start = self.words_used;
-            if start + row_words > self.words.len() {
-                return false;
+        let is_fitting = self.words_used + row_words <= self.words.len();
+        let start = match self.index.find_or_add(key, &self.keys, is_fitting) {
+            Found::Known(at) => self.row_starts.get(at as usize).copied().unwrap_or(0),
+            Found::Full => return false,
+            Found::Added => {
+                let start = self.words_used;
+                self.words_used += row_words;
+                self.keys.push(key);
+                self.row_starts.push(start);
+                self.filled.push(Filled::No);
+                start
             }
-            let keys = &self.keys;
-            let rehash = |at: &u32| keys.get(*at as usize).map_or(0, |key| hash_of(*key));
-            self.index.insert_unique(hash, keys.len() as u32, rehash);
-            self.words_used += row_words;
-            self.keys.push(key);
-            self.row_starts.push(start);
-            self.filled.push(Filled::No);
-            start
         };
         self.starts.push(start);
         true
@@ -137,8 +141,65 @@ impl Scratch {
     }
 }
 
-fn hash_of(key: RowKey) -> u64 {
-    mix64((u64::from(key.table.0) << 40) ^ key.row.0)
+/// Which unique row has which position? Open addressing; starting over costs nothing.
+///
+/// A chunk uses the first slots only, as many as it needs, and what earlier chunks left there has
+/// another generation.
+#[derive(Debug)]
+struct PlaceTable {
+    /// Generation and position.
+    slots: Box<[(u32, u32)]>,
+    generation: u32,
+    mask: usize,
+}
+
+enum Found {
+    Known(u32),
+    Added,
+    Full,
+}
+
+impl PlaceTable {
+    /// At most: two slots a key, rounded up to a power of two.
+    const BYTES_PER_KEY: usize = 4 * size_of::<(u32, u32)>();
+
+    fn with_capacity(key_count: usize) -> Self {
+        let slots = vec![(0, 0); (2 * key_count).next_power_of_two()].into_boxed_slice();
+        Self { slots, generation: 0, mask: 0 }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.slots)
+    }
+
+    /// Forgets everything and makes ready for `key_count` keys.
+    fn start(&mut self, key_count: usize) {
+        self.mask = (2 * key_count).next_power_of_two().min(self.slots.len()) - 1;
+        self.generation = self.generation.wrapping_add(1);
+        if self.generation == 0 {
+            self.slots.fill((0, 0));
+            self.generation = 1;
+        }
+    }
+
+    /// Finds `key` among `keys`, or gives it the next position if it may be added.
+    fn find_or_add(&mut self, key: RowKey, keys: &[RowKey], may_add: bool) -> Found {
+        let mut at = mix64((u64::from(key.table.0) << 40) ^ key.row.0) as usize & self.mask;
+        while let Some(slot) = self.slots.get_mut(at) {
+            if slot.0 != self.generation {
+                if !may_add {
+                    break;
+                }
+                *slot = (self.generation, keys.len() as u32);
+                return Found::Added;
+            }
+            if keys.get(slot.1 as usize) == Some(&key) {
+                return Found::Known(slot.1);
+            }
+            at = (at + 1) & self.mask;
+        }
+        Found::Full
+    }
 }
 
 /// An engine over the page file, and a scratch.

@@ -64,8 +64,8 @@ impl RowStore for SnapshotRows {
         let reader = guard.get();
         let mut first = 0;
         while first < keys.len() {
-            reader.scratch.clear();
             let rest = keys.get(first..).unwrap_or_default();
+            reader.scratch.start(rest.len());
             let fitting =
                 rest.iter().take_while(|key| reader.scratch.add(**key, snapshot.dim(**key)));
             let count = fitting.count();
