@@ -13,9 +13,14 @@
 //! Source: MaxEmbed §5 (the problem, and one answer).
 
 pub mod index;
+mod mapping;
 mod placement;
 mod query_log;
 pub mod select;
 
+pub use mapping::{decode_mapping, read_mapping, write_mapping};
 pub use placement::{Placement, PlacementBuilder};
-pub use query_log::{QueryLog, QueryLogBuilder};
+pub use query_log::{
+    read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder, QuerySource, ReadOptions,
+    TextQueries,
+};

@@ -7,8 +7,16 @@
 //!
 //! Four bytes per asked row and eight per query. A row of one query is called a *pin*.
 
+mod packed;
+mod source;
+mod text;
+
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
+
+pub use packed::{write_packed, PackedQueries};
+pub use source::{read_log, QuerySource, ReadOptions};
+pub use text::TextQueries;
 
 /// Queries over the rows `0..row_count` of one table, earliest first.
 ///
@@ -112,6 +120,12 @@ impl QueryLog {
         }
         let at = ((self.query_count() as f64 * share) as usize).min(self.query_count());
         Ok((self.slice(0, at), self.slice(at, self.query_count())))
+    }
+
+    /// Makes the table as small as the largest row that was asked for.
+    pub(crate) fn with_rows_seen(mut self) -> Self {
+        self.row_count = self.rows.iter().max().map_or(0, |row| row + 1);
+        self
     }
 
     /// Copies the queries `begin..end`.

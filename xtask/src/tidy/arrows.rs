@@ -9,7 +9,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
     ("tierbed-io", &["core"]),
     ("tierbed-data", &["core"]),
     ("tierbed-cache", &["core"]),
-    ("tierbed-placement", &["core", "cache"]),
+    ("tierbed-placement", &["core", "cache", "data"]),
     ("tierbed-sim", &["core", "io"]),
     ("tierbed-trainstore", &["core", "io", "kernels", "cache"]),
     ("tierbed-lsm", &["core", "io", "trainstore"]),
