@@ -3,9 +3,10 @@
 use super::{File, Finding};
 
 /// What each crate may depend on, bottom first. ARCHITECTURE.md draws the same picture.
-const ARROWS: [(&str, &[&str]); 19] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     ("tierbed-core", &[]),
     ("tierbed-kernels", &["core"]),
+    ("tierbed-exchange", &["core", "kernels"]),
     ("tierbed-io", &["core"]),
     ("tierbed-data", &["core"]),
     ("tierbed-cache", &["core"]),

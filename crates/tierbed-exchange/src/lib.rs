@@ -1,0 +1,31 @@
+//! Which rank holds this row, and how does its sum get there?
+//!
+//! Tables are divided over *ranks*; each rank trains with its own samples. The rank that holds a
+//! row looks it up, pools, and writes the sum straight into its place in the output of the rank
+//! whose sample it is: no collective call, no unpack. Gradients go the other way, straight into
+//! the owner's matrix. Source: Chen and others, *Accelerating Multi-GPU Embedding Retrieval with
+//! PGAS-Style Communication*, §III ("PGAS" below).
+//!
+//! ```text
+//!   rank 0                                  rank 1
+//!   ids ──publish──▶ [inbox] ◀──read── ids of all samples ─▶ look up, pool
+//!   output[k] ◀───────── one-sided write of each vector ────────┘
+//!        ◀───────────────── signal: epoch ──────────────────────┘
+//! ```
+//!
+//! Ranks share a [`SymmetricHeap`]: as many regions of one layout as there are ranks, each
+//! writable by all. Its [`pad`] says what is complete: words that only grow, one for each pair of
+//! ranks and kind of message.
+//!
+//! Invariants: (1) every word of a buffer has one writer per epoch; (2) it is read only after its
+//! writer's signal of that epoch was seen; (3) buffers take turns, so a writer of epoch `e + 2`
+//! has seen its reader's signal of `e + 1`, which the reader gave after it was done with `e`.
+
+pub mod heap;
+mod memory;
+pub mod pad;
+pub mod protocol;
+
+pub use heap::{LocalHeap, ShmHeap, SymmetricHeap};
+pub use memory::{Region, Writer};
+pub use pad::{Channel, Pad};
