@@ -149,8 +149,8 @@ impl ForwardEngine {
             while let Some((place, here)) = between.next_if(|(place, _)| place.window == window) {
                 dump.add(window, place.entry, ferry.live.record(here))?;
             }
-            for row in shelf.lists().iter(window as usize) {
-                dump.add(window, row.entry, shelf.record(row.slot))?;
+            for (entry, record) in shelf.lists().iter(window as usize) {
+                dump.add(window, entry, record)?;
             }
         }
         let (meta, bytes) = dump.finish()?;

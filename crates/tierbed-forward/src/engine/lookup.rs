@@ -1,4 +1,4 @@
-//! Ids in, one vector per bag out, by entry and slot.
+//! Ids in, one vector per bag out, by entry and place.
 
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::{BagRange, FeaturePlan, Pooling, Rows};

@@ -2,7 +2,7 @@
 //!
 //! The same two rivers as `tierbed::Engine`, with its semantics and its bits: [`lookup`] pools
 //! rows in index order, [`update`] sums the gradients of a row in index order and steps it once
-//! per batch. What differs is the way to a row: position in the plan, entry, slot.
+//! per batch. What differs is the way to a row: position in the plan, entry, place.
 //!
 //! Batches come in the order of the plan, epoch after epoch. A batch whose ids are not the
 //! planned ones is refused before anything changes.
@@ -81,7 +81,7 @@ pub struct ForwardStats {
     pub rows_read: u64,
     /// Rows made by the counter-based generator.
     pub rows_initialised: u64,
-    /// Bytes of records in slots.
+    /// Bytes of rows in memory: two windows, and what waits in lists.
     pub arena_bytes: u64,
     /// Bytes of the extents in use or quarantined.
     pub used_disk_bytes: u64,
@@ -204,7 +204,7 @@ impl ForwardEngine {
         let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
         let buckets = stored.buckets(sizes.shelves.len(), plan.window_count())?;
         let shelf = |(size, (buckets, parked)): (&ShelfSize, _)| {
-            let mut shelf = Shelf::new(size.words, size.slot_count, buckets);
+            let mut shelf = Shelf::new(size.words, size.blocks, buckets);
             shelf.set_parked(parked);
             shelf
         };

@@ -17,7 +17,7 @@ use crate::store::sizing::Sizes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Training,
-    /// Moving all rows to another plan: slots are write buffers, not windows.
+    /// Moving all rows to another plan: lists are write buffers, not windows.
     Moving {
         source_bytes: u64,
         row_count: u64,
@@ -84,7 +84,7 @@ impl Room {
         };
         let used_bytes = budget.limit_bytes() - budget.free_bytes();
         let taken_bytes = sizes.share_out(plan.window_count(), used_bytes, budget.free_bytes())?;
-        memory.push(budget.reserve("row slots", taken_bytes)?);
+        memory.push(budget.reserve("waiting rows", taken_bytes)?);
         Ok(Self { sizes, disk, budget, chunk_memory, answer_bytes, memory })
     }
 }

@@ -80,9 +80,9 @@ impl ForwardEngine {
                     plan.load_entries(number, window)?;
                     is_loaded = true;
                 }
-                for waiting in shelf.lists().iter(number) {
-                    let (table, row) = row_of(window, waiting.entry)?;
-                    sink(table, row, shelf.record(waiting.slot))?;
+                for (entry, record) in shelf.lists().iter(number) {
+                    let (table, row) = row_of(window, entry)?;
+                    sink(table, row, record)?;
                 }
                 for chunk in chunks {
                     let bytes = self.scan_buf.get_mut(..chunk.len_bytes());

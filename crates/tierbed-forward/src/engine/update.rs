@@ -1,4 +1,4 @@
-//! Gradients in, rows stepped in their slots.
+//! Gradients in, rows stepped in their places.
 //!
 //! Per table: the distinct rows of the batch are numbered by first appearance, their uses are
 //! gathered in position order by counting, summed, and applied in one step per row. Additions

@@ -66,15 +66,22 @@ impl Disk {
 
     /// Takes a buffer to write from, waiting for one if need be. No read may be in flight.
     pub(crate) fn write_buf(&mut self) -> Result<BufId> {
-        assert_eq!(self.reads_in_flight, 0, "lists are flushed between two windows");
-        let mut has_polled = false;
         loop {
-            if let Some(buf) = self.engine.acquire() {
+            if let Some(buf) = self.try_write_buf()? {
                 return Ok(buf);
             }
-            self.settle_writes(has_polled)?;
-            has_polled = true;
+            self.settle_writes(true)?;
         }
+    }
+
+    /// Takes a buffer to write from if one is free. No read may be in flight.
+    pub(crate) fn try_write_buf(&mut self) -> Result<Option<BufId>> {
+        assert_eq!(self.reads_in_flight, 0, "lists are flushed between two windows");
+        if let Some(buf) = self.engine.acquire() {
+            return Ok(Some(buf));
+        }
+        self.settle_writes(false)?;
+        Ok(self.engine.acquire())
     }
 
     pub(crate) fn bytes_mut(&mut self, buf: BufId) -> &mut [u8] {

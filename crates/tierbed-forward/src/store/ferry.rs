@@ -181,11 +181,8 @@ impl Ferry {
         record: &[u8],
     ) -> Result<()> {
         let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
-        if shelf.free_count() == 0 {
-            let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-            shelf.make_room(now, 1, &mut sink)?;
-        }
-        shelf.keep(window, entry, bytemuck::cast_slice(record))
+        let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
+        shelf.keep(now, (window, entry), bytemuck::cast_slice(record), &mut sink)
     }
 
     fn following(&self) -> usize {
@@ -202,47 +199,51 @@ impl Ferry {
         self.live.plan.entry_count() + entries(self.current) / 4 + entries(self.following())
     }
 
-    /// Moves about `rows` rows on, or fewer where that would mean waiting and `may_wait` is false.
+    /// Moves about `rows` rows on, or fewer where that would mean waiting and `may_wait` is false;
+    /// returns how many are left of them, 0 when all is done.
     ///
     /// # Errors
     /// `Corruption` for a damaged plan or chunk, otherwise the device's. Rows may be lost then:
     /// nothing can go on from here.
-    pub(crate) fn work(&mut self, mut rows: usize, may_wait: bool) -> Result<()> {
+    pub(crate) fn work(&mut self, mut rows: usize, may_wait: bool) -> Result<usize> {
         while rows > 0 {
             let moved = match self.stage {
-                Stage::Leave(table, entry) => self.leave(table, entry)?,
+                Stage::Leave(table, entry) => match self.leave(table, entry, may_wait)? {
+                    Some(moved) => moved,
+                    None => return Ok(rows),
+                },
                 Stage::Load => self.load()?,
                 Stage::Mark(table) => self.mark(table)?,
                 Stage::Ask => match self.ask(may_wait)? {
                     true => 1,
-                    false => return Ok(()),
+                    false => return Ok(rows),
                 },
                 Stage::Fill(shelf) => self.fill(shelf, rows)?,
                 Stage::Arrive => match self.arrive(may_wait)? {
                     true => 1,
-                    false => return Ok(()),
+                    false => return Ok(rows),
                 },
                 Stage::Initialise(table, entry) => self.initialise(table, entry, rows)?,
-                Stage::Done => return Ok(()),
+                Stage::Done => return Ok(0),
             };
             rows = rows.saturating_sub(moved.max(1));
         }
         if self.disk.reads_in_flight() > 0 {
             self.take_arrivals(false)?;
         }
-        Ok(())
+        Ok(0)
     }
 
-    // A piece of the window that ended goes to the lists of other windows.
-    fn leave(&mut self, at: usize, first: usize) -> Result<usize> {
+    // A piece of the window that ended goes to the lists of other windows; none of it when that
+    // would mean waiting and `may_wait` is false.
+    fn leave(&mut self, at: usize, first: usize, may_wait: bool) -> Result<Option<usize>> {
         let plan = Arc::clone(&self.live.plan);
         let (Some(table), Some(home)) = (plan.tables().get(at), self.homes.get(at)) else {
             self.stage = Stage::Load;
-            return Ok(0);
+            return Ok(Some(0));
         };
-        let Some(shelf) = self.shelves.get_mut(home.shelf) else { return Ok(0) };
-        let piece_rows = PIECE_ROWS.min(shelf.slot_count() / 4).max(1);
-        let end = (first + piece_rows).min(table.count as usize);
+        let Some(shelf) = self.shelves.get_mut(home.shelf) else { return Ok(Some(0)) };
+        let end = (first + PIECE_ROWS).min(table.count as usize);
         let start = self.live.table_start(at);
         self.leaving.clear();
         note_leaving(&plan, table, first..end, self.current, |offset, to| {
@@ -251,13 +252,18 @@ impl Ferry {
             Ok(())
         })?;
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-        shelf.make_room(self.current, self.leaving.len(), &mut sink)?;
-        shelf.keep_all(&self.leaving, self.live.arena())?;
+        let rows = (self.leaving.as_slice(), self.live.arena());
+        let kept = shelf.keep_all(self.current, rows, &mut sink, may_wait)?;
+        if let Some(stuck) = self.leaving.get(kept) {
+            let offset = (stuck.start - start) / home.words;
+            self.stage = Stage::Leave(at, offset);
+            return Ok((kept > 0).then_some(offset - first));
+        }
         self.stage = match end == table.count as usize {
             true => Stage::Leave(at + 1, 0),
             false => Stage::Leave(at, end),
         };
-        Ok(end - first)
+        Ok(Some(end - first))
     }
 
     fn load(&mut self) -> Result<usize> {
@@ -446,7 +452,7 @@ impl Ferry {
     pub(crate) fn settle(&mut self) -> Result<()> {
         match self.stage {
             Stage::Leave(..) => Ok(()),
-            _ => self.work(usize::MAX, true),
+            _ => self.work(usize::MAX, true).map(|_| ()),
         }
     }
 

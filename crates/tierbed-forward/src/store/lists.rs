@@ -1,70 +1,117 @@
-//! Which rows in memory wait for which window?
+//! Which rows in memory wait for which window, and where do they lie?
 //!
-//! Lists of (slot, entry) pairs in links of [`LINK_PAIRS`], so that walking a list follows one
-//! pointer per fifteen rows. Only the first link of a list may be part full, hence
-//! `slots / 15 + windows` links are always enough: all memory is taken at the start.
+//! A list per window, in *blocks* of a few rows each. A row lies in its block as it will lie on
+//! disk: entry, then record. So a flush copies whole blocks, and a window that comes reads its
+//! rows one after another; only the end of a list is ever written to. The last block of a list may
+//! be part full, no other: `rows / block_rows + windows` blocks are always enough.
+//!
+//! ```text
+//! list of window 8:  [e r|e r|e r|e r] ◀─ [e r|e r|   |   ] ◀─ end
+//! ```
 
-/// Pairs per link: a link is 128 bytes, two cache lines.
-pub(crate) const LINK_PAIRS: usize = 15;
-const NO_LINK: u32 = u32::MAX;
+use tierbed_io::{WordBuf, PAGE_BYTES};
+use tierbed_kernels::prefetch;
 
-/// A row in memory.
+const NO_BLOCK: u32 = u32::MAX;
+/// Part-full blocks of all windows together take at most this share of the memory.
+const TAILS_SHARE: u64 = 16;
+
+/// How memory is cut into blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Waiting {
-    /// Its slot.
-    pub(crate) slot: u32,
-    /// Its entry in the window it waits for.
-    pub(crate) entry: u32,
+pub(crate) struct BlockShape {
+    pub(crate) block_count: usize,
+    pub(crate) block_rows: usize,
 }
 
-/// A few rows taken from a list, so that the processor can fetch them before they are touched.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Handful {
-    pairs: [Waiting; LINK_PAIRS],
-    count: usize,
-}
+impl BlockShape {
+    /// Returns the bytes of blocks of one row each, for `rows_min` rows of `row_words`, entry
+    /// included: the least that lists of `window_count` windows can do with.
+    pub(crate) fn bytes_min(window_count: usize, row_words: usize, rows_min: usize) -> u64 {
+        Self { block_count: rows_min, block_rows: 1 }.memory_bytes(window_count, row_words)
+    }
 
-impl Handful {
-    pub(crate) fn rows(&self) -> &[Waiting] {
-        self.pairs.get(..self.count).unwrap_or(&[])
+    /// Cuts `memory_bytes` into blocks of at most a page, for at most `rows_max` rows: as long as
+    /// leaves little memory in part-full blocks.
+    pub(crate) fn new(
+        memory_bytes: u64,
+        (window_count, row_words): (usize, usize),
+        rows_max: usize,
+    ) -> Self {
+        let fixed_bytes = Self::default().memory_bytes(window_count, row_words);
+        let free_bytes = memory_bytes.saturating_sub(fixed_bytes);
+        let row_bytes = 4 * row_words as u64;
+        let tail_bytes = free_bytes / TAILS_SHARE / window_count.max(1) as u64;
+        let block_rows = (tail_bytes.min(PAGE_BYTES as u64) / row_bytes).max(1);
+        let block_count = (free_bytes / (block_rows * row_bytes + 4)) as usize;
+        let block_rows = block_rows as usize;
+        let tail_count = if block_rows == 1 { 0 } else { window_count };
+        let block_count = block_count.min(rows_max.div_ceil(block_rows) + tail_count);
+        Self { block_count, block_rows }
+    }
+
+    /// Returns the bytes that lists of `window_count` windows take.
+    pub(crate) fn memory_bytes(&self, window_count: usize, row_words: usize) -> u64 {
+        let block_bytes = 4 * self.block_rows * row_words + size_of::<u32>();
+        (self.block_count * block_bytes + window_count * (size_of::<End>() + size_of::<u32>()))
+            as u64
+    }
+
+    /// Returns the rows that all blocks hold.
+    pub(crate) fn row_count(&self) -> usize {
+        self.block_count * self.block_rows
     }
 }
 
-#[derive(Debug, Clone)]
-struct Link {
-    pairs: [Waiting; LINK_PAIRS],
-    count: u32,
-    next: u32,
+/// Where a list ends: its last block, and the rows in it.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    block: u32,
+    row_count: u32,
 }
+
+const EMPTY: End = End { block: NO_BLOCK, row_count: 0 };
 
 /// A list per window.
 #[derive(Debug)]
 pub(crate) struct Lists {
-    links: Vec<Link>,
+    rows: WordBuf,
+    /// Words of an entry and its record.
+    row_words: usize,
+    shape: BlockShape,
+    /// Per block: the block before it in its list, or another free one.
+    links: Vec<u32>,
     free: u32,
-    heads: Vec<u32>,
+    free_count: usize,
+    ends: Vec<End>,
     counts: Vec<u32>,
 }
 
 impl Lists {
-    /// Returns the bytes that lists of `window_count` windows over `slot_count` slots take.
-    pub(crate) fn memory_bytes(window_count: usize, slot_count: usize) -> u64 {
-        (size_of::<Link>() * (slot_count / LINK_PAIRS + window_count + 1) + 8 * window_count) as u64
-    }
-
-    pub(crate) fn new(window_count: usize, slot_count: usize) -> Self {
-        let link_count = slot_count / LINK_PAIRS + window_count + 1;
-        let chain = (1..=link_count as u32).map(|next| Link {
-            pairs: [Waiting::default(); LINK_PAIRS],
-            count: 0,
-            next: if next as usize == link_count { NO_LINK } else { next },
+    /// Takes the memory for lists of rows of `row_words`, entry included.
+    pub(crate) fn new(window_count: usize, row_words: usize, shape: BlockShape) -> Self {
+        let BlockShape { block_count, block_rows } = shape;
+        let chain = (1..=block_count as u32).map(|block| {
+            if block as usize == block_count {
+                NO_BLOCK
+            } else {
+                block
+            }
         });
         Self {
+            rows: WordBuf::new(block_count * block_rows * row_words),
+            row_words,
+            shape,
             links: chain.collect(),
             free: 0,
-            heads: vec![NO_LINK; window_count],
+            free_count: block_count,
+            ends: vec![EMPTY; window_count],
             counts: vec![0; window_count],
         }
+    }
+
+    /// Returns the bytes of all blocks.
+    pub(crate) fn rows_bytes(&self) -> u64 {
+        4 * self.rows.len() as u64
     }
 
     /// Returns the number of rows per window.
@@ -76,71 +123,127 @@ impl Lists {
         self.counts.get(window).map_or(0, |&count| count as usize)
     }
 
-    /// Adds a row to the list of `window`; `false` when there is no such window, which only a
-    /// damaged plan can name.
+    pub(crate) fn has_free_block(&self) -> bool {
+        self.free_count > 0
+    }
+
+    /// Tells whether a row fits behind the list of `window`.
     #[inline]
-    #[must_use]
-    pub(crate) fn push(&mut self, window: usize, waiting: Waiting) -> bool {
-        let (Some(head), Some(count)) = (self.heads.get_mut(window), self.counts.get_mut(window))
-        else {
-            return false;
-        };
-        let is_full =
-            self.links.get(*head as usize).is_none_or(|link| link.count as usize == LINK_PAIRS);
-        if is_full {
+    pub(crate) fn has_room(&self, window: usize) -> bool {
+        let is_open =
+            |end: &End| end.block != NO_BLOCK && (end.row_count as usize) < self.shape.block_rows;
+        self.has_free_block() || self.ends.get(window).is_some_and(is_open)
+    }
+
+    fn start_of(&self, block: u32, row: u32) -> usize {
+        (block as usize * self.shape.block_rows + row as usize) * self.row_words
+    }
+
+    /// Asks the processor to bring the end of the list of `window` near.
+    #[inline]
+    pub(crate) fn expect(&self, window: usize) {
+        let Some(end) = self.ends.get(window) else { return };
+        let is_open = (end.row_count as usize) < self.shape.block_rows && end.block != NO_BLOCK;
+        let (block, row) = if is_open { (end.block, end.row_count) } else { (self.free, 0) };
+        prefetch(&self.rows, self.start_of(block, row), self.row_words);
+    }
+
+    /// Adds a row to the list of `window`; returns the place of its record. `None` when there is
+    /// no such window, which only a damaged plan can name, or no [room](Self::has_room).
+    #[inline]
+    pub(crate) fn push(&mut self, window: usize, entry: u32) -> Option<&mut [f32]> {
+        let end = self.ends.get_mut(window)?;
+        if end.block == NO_BLOCK || end.row_count as usize == self.shape.block_rows {
             let fresh = self.free;
-            let Some(link) = self.links.get_mut(fresh as usize) else { return false };
-            self.free = link.next;
-            link.next = *head;
-            link.count = 0;
-            *head = fresh;
+            let link = self.links.get_mut(fresh as usize)?;
+            self.free = std::mem::replace(link, end.block);
+            self.free_count -= 1;
+            *end = End { block: fresh, row_count: 0 };
         }
-        let Some(link) = self.links.get_mut(*head as usize) else { return false };
-        if let Some(place) = link.pairs.get_mut(link.count as usize) {
-            *place = waiting;
-        }
-        link.count += 1;
-        *count += 1;
-        true
+        let (block, row) = (end.block, end.row_count);
+        end.row_count += 1;
+        *self.counts.get_mut(window)? += 1;
+        let start = self.start_of(block, row);
+        let (head, record) = self.rows.get_mut(start..start + self.row_words)?.split_first_mut()?;
+        *head = f32::from_bits(entry.to_le());
+        Some(record)
     }
 
-    /// Takes rows from the list of `window`: at most `rows_max`, and those of one link. None only
-    /// when the list is empty or `rows_max` is 0.
-    #[inline]
-    pub(crate) fn pop_some(&mut self, window: usize, rows_max: usize) -> Handful {
-        let mut taken = Handful::default();
-        let (Some(head), Some(count)) = (self.heads.get_mut(window), self.counts.get_mut(window))
-        else {
-            return taken;
+    /// Returns the last rows of the list of `window`, entry and record each: at most `rows_max`,
+    /// and those of one block. Empty only when the list is, or `rows_max` is 0.
+    pub(crate) fn last_rows(&self, window: usize, rows_max: usize) -> &[f32] {
+        let Some(end) = self.ends.get(window).filter(|end| end.block != NO_BLOCK) else {
+            return &[];
         };
-        let Some(link) = self.links.get_mut(*head as usize) else { return taken };
-        let left = (link.count as usize).saturating_sub(rows_max);
-        let pairs = link.pairs.get(left..link.count as usize).unwrap_or(&[]);
-        if let Some(places) = taken.pairs.get_mut(..pairs.len()) {
-            places.copy_from_slice(pairs);
-        }
-        taken.count = pairs.len();
-        *count -= pairs.len() as u32;
-        link.count = left as u32;
-        if left == 0 {
-            let emptied = *head;
-            *head = link.next;
-            link.next = self.free;
-            self.free = emptied;
-        }
-        taken
+        let taken = end.row_count.min(u32::try_from(rows_max).unwrap_or(u32::MAX));
+        let start = self.start_of(end.block, end.row_count - taken);
+        self.rows.get(start..self.start_of(end.block, end.row_count)).unwrap_or(&[])
     }
 
-    /// Visits the rows of `window` without taking them.
-    pub(crate) fn iter(&self, window: usize) -> impl Iterator<Item = Waiting> + '_ {
-        let mut at = self.heads.get(window).copied().unwrap_or(NO_LINK);
-        std::iter::from_fn(move || {
-            let link = self.links.get(at as usize)?;
-            at = link.next;
-            Some(link.pairs.iter().take(link.count as usize).copied())
-        })
-        .flatten()
+    /// Forgets the last `row_count` rows of the list of `window`, which lie in one block.
+    pub(crate) fn forget_last(&mut self, window: usize, row_count: usize) {
+        let (Some(end), Some(count)) = (self.ends.get_mut(window), self.counts.get_mut(window))
+        else {
+            return;
+        };
+        let row_count = (row_count as u32).min(end.row_count);
+        end.row_count -= row_count;
+        *count -= row_count;
+        if end.row_count > 0 || end.block == NO_BLOCK {
+            return;
+        }
+        let Some(link) = self.links.get_mut(end.block as usize) else { return };
+        let before = std::mem::replace(link, self.free);
+        self.free = end.block;
+        self.free_count += 1;
+        *end = match before {
+            NO_BLOCK => EMPTY,
+            block => End { block, row_count: self.shape.block_rows as u32 },
+        };
+        if before != NO_BLOCK {
+            // Its rows are the next to be asked for.
+            let start = self.start_of(before, 0);
+            prefetch(&self.rows, start, self.shape.block_rows.min(8) * self.row_words);
+        }
     }
+
+    /// Moves the last rows of the list of `window` into `rows`, as many as fit and there are.
+    pub(crate) fn take(&mut self, window: usize, rows: &mut [u8]) {
+        let row_bytes = 4 * self.row_words;
+        let mut rest = rows;
+        while !rest.is_empty() {
+            let found: &[u8] = bytemuck::cast_slice(self.last_rows(window, rest.len() / row_bytes));
+            let Some((place, behind)) = rest.split_at_mut_checked(found.len()) else { return };
+            if found.is_empty() {
+                return;
+            }
+            place.copy_from_slice(found);
+            let row_count = found.len() / row_bytes;
+            rest = behind;
+            self.forget_last(window, row_count);
+        }
+    }
+
+    /// Visits the rows of `window` without taking them: entry and record.
+    pub(crate) fn iter(&self, window: usize) -> impl Iterator<Item = (u32, &[f32])> {
+        let mut at = self.ends.get(window).copied().unwrap_or(EMPTY);
+        let blocks = std::iter::from_fn(move || {
+            let link = *self.links.get(at.block as usize)?;
+            let start = self.start_of(at.block, 0);
+            let rows = self.rows.get(start..self.start_of(at.block, at.row_count))?;
+            at = End { block: link, row_count: self.shape.block_rows as u32 };
+            Some(rows)
+        });
+        blocks.flat_map(|rows| split_rows(rows, self.row_words))
+    }
+}
+
+/// Splits rows into entries and records.
+pub(crate) fn split_rows(rows: &[f32], row_words: usize) -> impl Iterator<Item = (u32, &[f32])> {
+    rows.chunks_exact(row_words.max(1)).filter_map(|row| {
+        let (head, record) = row.split_first()?;
+        Some((u32::from_le(head.to_bits()), record))
+    })
 }
 
 #[cfg(test)]
@@ -148,44 +251,90 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn rows_of(lists: &Lists, window: usize) -> Vec<(u32, f32)> {
+        let mut rows: Vec<_> =
+            lists.iter(window).map(|(entry, record)| (entry, record[0])).collect();
+        rows.sort_by_key(|row| row.0);
+        rows
+    }
+
     proptest! {
         #[test]
         fn behaves_as_stacks(
             steps in proptest::collection::vec((0usize..5, any::<bool>(), 0usize..20), 0..400),
+            block_rows in 1usize..9,
         ) {
-            let mut lists = Lists::new(5, 60);
+            let shape = BlockShape { block_count: 60 / block_rows + 5, block_rows };
+            let mut lists = Lists::new(5, 2, shape);
             let mut model = vec![Vec::new(); 5];
             let mut live = 0;
             for (at, (window, is_push, rows_max)) in (0u32..).zip(steps) {
                 if is_push && live < 60 {
-                    let waiting = Waiting { slot: at, entry: at * 3 };
-                    prop_assert!(lists.push(window, waiting));
-                    model[window].push(waiting);
+                    prop_assert!(lists.has_room(window));
+                    lists.push(window, at * 3).unwrap()[0] = at as f32;
+                    model[window].push((at * 3, at as f32));
                     live += 1;
-                } else {
-                    let popped = lists.pop_some(window, rows_max);
-                    let left = model[window].len() - popped.rows().len();
-                    prop_assert_eq!(popped.rows(), &model[window][left..]);
+                } else if rows_max % 2 == 0 {
+                    let last = lists.last_rows(window, rows_max).to_vec();
+                    let left = model[window].len() - last.len() / 2;
                     let is_due = rows_max > 0 && !model[window].is_empty();
-                    prop_assert_eq!(!popped.rows().is_empty(), is_due);
-                    prop_assert!(popped.rows().len() <= rows_max);
+                    prop_assert_eq!(!last.is_empty(), is_due);
+                    let last: Vec<_> = split_rows(&last, 2).map(|(e, r)| (e, r[0])).collect();
+                    prop_assert_eq!(&last, &model[window][left..]);
+                    lists.forget_last(window, last.len());
                     model[window].truncate(left);
-                    live -= popped.rows().len();
+                    live -= last.len();
+                } else {
+                    let taken = rows_max.min(model[window].len());
+                    let mut bytes = vec![0; 8 * taken];
+                    lists.take(window, &mut bytes);
+                    let left = model[window].len() - taken;
+                    let mut found: Vec<_> = bytes
+                        .chunks_exact(8)
+                        .map(|row| {
+                            let (entry, value) = row.split_at(4);
+                            let entry = u32::from_le_bytes(entry.try_into().unwrap());
+                            (entry, f32::from_le_bytes(value.try_into().unwrap()))
+                        })
+                        .collect();
+                    found.sort_by_key(|row| row.0);
+                    prop_assert_eq!(&found, &model[window][left..]);
+                    model[window].truncate(left);
+                    live -= taken;
                 }
             }
             for (window, model) in model.iter().enumerate() {
-                let mut found: Vec<_> = lists.iter(window).collect();
                 prop_assert_eq!(lists.count(window), model.len());
-                found.sort_by_key(|waiting| waiting.slot);
-                prop_assert_eq!(&found, model);
+                prop_assert_eq!(&rows_of(&lists, window), model);
             }
+        }
+
+        #[test]
+        fn blocks_keep_within_their_memory(
+            memory_bytes in 0u64..1 << 24,
+            window_count in 1usize..3000,
+            row_words in 2usize..3000,
+            rows_max in 1usize..1 << 20,
+        ) {
+            let shape = BlockShape::new(memory_bytes, (window_count, row_words), rows_max);
+            let least_bytes = BlockShape::default().memory_bytes(window_count, row_words);
+            let taken_bytes = shape.memory_bytes(window_count, row_words);
+            prop_assert!(taken_bytes <= memory_bytes.max(least_bytes));
+            prop_assert!(shape.block_rows == 1 || 4 * shape.block_rows * row_words <= PAGE_BYTES);
+            let tails_bytes = 4 * shape.block_rows * row_words * window_count;
+            let share_bytes = memory_bytes / TAILS_SHARE;
+            prop_assert!(shape.block_rows == 1 || tails_bytes as u64 <= share_bytes);
         }
     }
 
     #[test]
-    fn windows_that_are_none_are_refused() {
-        let mut lists = Lists::new(2, 4);
-        assert!(!lists.push(2, Waiting::default()));
-        assert!(lists.pop_some(7, 1).rows().is_empty());
+    fn windows_that_are_none_and_full_blocks_are_refused() {
+        let mut lists = Lists::new(2, 2, BlockShape { block_count: 1, block_rows: 2 });
+        assert!(lists.push(2, 0).is_none());
+        assert!(lists.last_rows(7, 1).is_empty());
+        assert!(lists.push(0, 0).is_some() && lists.push(0, 1).is_some());
+        assert!(!lists.has_room(0) && lists.push(1, 0).is_none());
+        lists.forget_last(0, 2);
+        assert!(lists.has_room(1) && lists.push(1, 0).is_some());
     }
 }

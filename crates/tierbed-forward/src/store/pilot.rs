@@ -34,7 +34,7 @@ impl Pilot {
         let (returns, back) = channel();
         let serve = move || {
             for mut ferry in ferries {
-                let result = ferry.work(usize::MAX, true);
+                let result = ferry.work(usize::MAX, true).map(|_| ());
                 if returns.send((ferry, result)).is_err() {
                     return;
                 }

@@ -18,6 +18,9 @@ use crate::plan::Plan;
 /// Work per batch is this many quarters of an even share, so that reads have time to arrive.
 const PACE_QUARTERS: usize = 5;
 
+/// A batch makes good at most so many shares that batches before it left.
+const OWED_PACES_MAX: usize = 2;
+
 /// What the storage side did and holds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tally {
@@ -37,7 +40,7 @@ impl Tally {
         let mut arena_bytes = 8 * ferry.live.arena().len() as u64;
         for shelf in &ferry.shelves {
             rows.add(&shelf.stats());
-            arena_bytes += (4 * shelf.words() * shelf.slot_count()) as u64;
+            arena_bytes += shelf.lists().rows_bytes();
         }
         let chunk_count: usize = ferry.buckets().map(|bucket| bucket.chunks.capacity()).sum();
         Self {
@@ -63,6 +66,8 @@ pub(crate) struct River {
     pilot: Option<Pilot>,
     /// Rows to move per batch.
     pace_rows: usize,
+    /// Rows that batches left, because moving them would have meant waiting.
+    owed_rows: usize,
     /// As of the last time the ferry was here.
     tally: Tally,
     /// How often a window had to wait for the ferry.
@@ -79,6 +84,7 @@ impl River {
             tally: Tally::of(&ferry),
             current,
             pace_rows: 0,
+            owed_rows: 0,
             ferry: Some(ferry),
             pilot,
             late_count: 0,
@@ -154,6 +160,7 @@ impl River {
             Some(pilot) => return pilot.send(ferry),
             None => {
                 let batch_count = (self.current.plan.batch_count() as usize).max(1);
+                self.owed_rows = 0;
                 self.pace_rows = 1 + ferry.work_rows() * PACE_QUARTERS / 4 / batch_count;
                 self.ferry = Some(ferry);
             }
@@ -166,10 +173,11 @@ impl River {
     /// # Errors
     /// `Corruption` for damaged chunks, otherwise the device's.
     pub(crate) fn pump(&mut self) -> Result<()> {
-        match (&self.pilot, self.ferry.as_deref_mut()) {
-            (None, Some(ferry)) => ferry.work(self.pace_rows, false),
-            _ => Ok(()),
+        if let (None, Some(ferry)) = (&self.pilot, self.ferry.as_deref_mut()) {
+            let rows = self.pace_rows + self.owed_rows.min(OWED_PACES_MAX * self.pace_rows);
+            self.owed_rows = ferry.work(rows, false)?;
         }
+        Ok(())
     }
 
     /// Returns what was counted; with a pilot, as of the last change of window.

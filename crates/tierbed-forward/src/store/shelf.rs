@@ -1,32 +1,30 @@
-//! The rows of one record length: slots, lists and buckets.
+//! The rows of one record length: lists in memory, buckets on disk.
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
-use tierbed_io::{WordBuf, PAGE_BYTES};
-use tierbed_kernels::prefetch;
+use tierbed_io::{BufId, PAGE_BYTES};
 
 use super::disk::Disk;
 use super::extents::{Bucket, Chunk, Extents};
-use super::lists::{Handful, Lists, Waiting};
+use super::lists::{split_rows, BlockShape, Lists};
 use super::window::Live;
 
 /// Bytes of the entry number before each record on disk.
 pub(crate) const ENTRY_BYTES: usize = 4;
 /// Nearest window whose list may go to disk: the next one is read when the last rows have left.
 const HORIZON_MIN: usize = 1;
-/// How many rows ahead the processor is asked to fetch a free slot.
-const FETCH_AHEAD: usize = 6;
-/// Share of the slots, in tenths, that lists nearer than the horizon hold.
+/// How many rows ahead the processor is asked to fetch a row's place.
+const FETCH_AHEAD: usize = 8;
+/// Share of the memory, in tenths, that lists nearer than the horizon hold.
 /// Source: the prototype's beta of 0.4.
 const NEAR_TENTHS: usize = 6;
 
-/// Slots, lists and buckets of one record length.
+/// Lists and buckets of one record length.
 #[derive(Debug)]
 pub(crate) struct Shelf {
     words: usize,
-    arena: WordBuf,
-    slot_count: usize,
-    free: Vec<u32>,
+    /// Rows that fit into memory.
+    rows_max: usize,
     lists: Lists,
     buckets: Vec<Bucket>,
     /// Rows that wait for no window.
@@ -72,14 +70,12 @@ pub(crate) struct Sink<'a> {
 }
 
 impl Shelf {
-    pub(crate) fn new(words: usize, slot_count: usize, buckets: Vec<Bucket>) -> Self {
+    pub(crate) fn new(words: usize, shape: BlockShape, buckets: Vec<Bucket>) -> Self {
         let window_count = buckets.len();
         Self {
             words,
-            arena: WordBuf::new(words * slot_count),
-            slot_count,
-            free: (0..slot_count as u32).rev().collect(),
-            lists: Lists::new(window_count, slot_count),
+            rows_max: shape.row_count(),
+            lists: Lists::new(window_count, 1 + words, shape),
             buckets,
             parked: Bucket::default(),
             horizon: window_count.max(HORIZON_MIN),
@@ -91,18 +87,9 @@ impl Shelf {
         self.words
     }
 
-    pub(crate) fn slot_count(&self) -> usize {
-        self.slot_count
-    }
-
     /// Returns the bytes of a record on disk: entry number and record.
     pub(crate) fn stored_bytes(&self) -> usize {
         ENTRY_BYTES + 4 * self.words
-    }
-
-    pub(crate) fn record(&self, slot: u32) -> &[f32] {
-        let start = slot as usize * self.words;
-        self.arena.get(start..start + self.words).unwrap_or(&[])
     }
 
     pub(crate) fn lists(&self) -> &Lists {
@@ -143,50 +130,66 @@ impl Shelf {
         self.stats
     }
 
-    pub(crate) fn free_count(&self) -> usize {
-        self.free.len()
-    }
-
     /// Counts rows that came to their window from disk, and rows made there.
     pub(crate) fn note_arrivals(&mut self, read_count: u64, initialised_count: u64) {
         self.stats.rows_read += read_count;
         self.stats.rows_initialised += initialised_count;
     }
 
-    /// Lets a row wait for `window` in a free slot.
+    /// Lets a row wait for `window`, while window `now` is trained on.
     ///
     /// # Errors
-    /// `Corruption` when no slot is free, or there is no such window.
-    #[inline]
-    pub(crate) fn keep(&mut self, window: usize, entry: u32, record: &[f32]) -> Result<()> {
-        let full = || Error::corruption("no slot is free for a row that must wait");
-        if let Some(&soon) = self.free.iter().rev().nth(FETCH_AHEAD) {
-            prefetch(&self.arena, soon as usize * self.words, self.words);
+    /// `Corruption` when there is no such window, otherwise as [`make_room`](Self::make_room).
+    pub(crate) fn keep(
+        &mut self,
+        now: usize,
+        (window, entry): (usize, u32),
+        record: &[f32],
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        if !self.lists.has_room(window) {
+            self.make_room(now, sink, true)?;
         }
-        let slot = self.free.pop().ok_or_else(full)?;
-        let start = slot as usize * self.words;
-        let place = self.arena.get_mut(start..start + self.words).ok_or_else(full)?;
+        self.put(window, entry, record)
+    }
+
+    #[inline]
+    fn put(&mut self, window: usize, entry: u32, record: &[f32]) -> Result<()> {
+        let Some(place) = self.lists.push(window, entry) else {
+            return Err(Error::corruption("plan names a window that it does not have")
+                .with("at_window", window));
+        };
         if place.len() != record.len() {
             return Err(Error::corruption("a record is not as long as its shelf's"));
         }
         place.copy_from_slice(record);
-        match self.lists.push(window, Waiting { slot, entry }) {
-            true => Ok(()),
-            false => Err(Error::corruption("plan names a window that it does not have")
-                .with("at_window", window)),
-        }
+        Ok(())
     }
 
-    /// Lets `rows` of a window's memory, `arena`, wait; as many slots must be free.
+    /// Lets `rows` of a window's memory, `arena`, wait, while window `now` is trained on; returns
+    /// how many: all of them, unless room could only be made by waiting and `may_wait` is false.
     ///
     /// # Errors
     /// As [`keep`](Self::keep).
-    pub(crate) fn keep_all(&mut self, rows: &[Leaving], arena: &[f32]) -> Result<()> {
-        for row in rows {
+    pub(crate) fn keep_all(
+        &mut self,
+        now: usize,
+        (rows, arena): (&[Leaving], &[f32]),
+        sink: &mut Sink<'_>,
+        may_wait: bool,
+    ) -> Result<usize> {
+        for (at, row) in rows.iter().enumerate() {
+            if let Some(soon) = rows.get(at + FETCH_AHEAD) {
+                self.lists.expect(soon.window as usize);
+            }
+            let window = row.window as usize;
+            if !self.lists.has_room(window) && !self.make_room(now, sink, may_wait)? {
+                return Ok(at);
+            }
             let record = arena.get(row.start..row.start + self.words).unwrap_or(&[]);
-            self.keep(row.window as usize, row.entry, record)?;
+            self.put(window, row.entry, record)?;
         }
-        Ok(())
+        Ok(rows.len())
     }
 
     /// Lets at most `rows_max` rows that wait in memory for window `live` go there; returns how
@@ -195,42 +198,37 @@ impl Shelf {
     /// # Errors
     /// `Corruption` when a row is there already.
     pub(crate) fn send_waiting(&mut self, live: &mut Live, rows_max: usize) -> Result<usize> {
+        let row_words = 1 + self.words;
         let mut sent = 0;
-        let mut rows = self.pop_some(live.number, rows_max);
-        while !rows.rows().is_empty() {
-            sent += rows.rows().len();
-            rows.rows().iter().for_each(|row| live.expect(row.entry));
-            let following = self.pop_some(live.number, rows_max - sent);
-            for row in rows.rows() {
-                live.arrive(row.entry, self.record(row.slot))?;
-                self.free.push(row.slot);
+        loop {
+            let rows = self.lists.last_rows(live.number, rows_max - sent);
+            if rows.is_empty() {
+                return Ok(sent);
             }
-            rows = following;
+            let row_count = rows.len() / row_words;
+            let mut soon = split_rows(rows, row_words).skip(FETCH_AHEAD);
+            for (entry, _) in split_rows(rows, row_words).take(FETCH_AHEAD) {
+                live.expect(entry);
+            }
+            for (entry, record) in split_rows(rows, row_words) {
+                if let Some((entry, _)) = soon.next() {
+                    live.expect(entry);
+                }
+                live.arrive(entry, record)?;
+            }
+            drop(soon);
+            self.lists.forget_last(live.number, row_count);
+            sent += row_count;
         }
-        Ok(sent)
     }
 
-    // Takes rows from a list and asks the processor to fetch them.
-    #[inline]
-    fn pop_some(&mut self, window: usize, rows_max: usize) -> Handful {
-        let rows = self.lists.pop_some(window, rows_max);
-        for row in rows.rows() {
-            prefetch(&self.arena, row.slot as usize * self.words, self.words);
-        }
-        rows
-    }
-
-    /// Flushes lists that are far from window `now` until `wanted` slots are free.
+    /// Flushes lists that are far from window `now` until a row of any window fits; `false` when
+    /// that would mean waiting for the device and `may_wait` is false.
     ///
     /// # Errors
     /// Those of the device, `NoSpace` on a full disk or quota.
-    pub(crate) fn make_room(
-        &mut self,
-        now: usize,
-        wanted: usize,
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
-        while self.free.len() < wanted {
+    fn make_room(&mut self, now: usize, sink: &mut Sink<'_>, may_wait: bool) -> Result<bool> {
+        while !self.lists.has_free_block() {
             let (window, count) = self.largest_far_list(now);
             let is_small = count * self.stored_bytes() < PAGE_BYTES;
             if is_small && self.horizon > HORIZON_MIN {
@@ -239,12 +237,13 @@ impl Shelf {
             }
             if count == 0 {
                 return Err(Error::corruption("no row can leave memory: more rows than planned")
-                    .with("slots", self.slot_count)
-                    .with("wanted", wanted));
+                    .with("rows_in_memory", self.rows_max));
             }
-            self.flush(window, sink)?;
+            if !self.flush(window, sink, may_wait)? {
+                break;
+            }
         }
-        Ok(())
+        Ok(self.lists.has_free_block())
     }
 
     // Largest, not farthest: the farthest list alone would make flushes of single pages.
@@ -270,7 +269,8 @@ impl Shelf {
     }
 
     // Writes whole pages; what does not fill one stays in memory, unless it is all there is.
-    fn flush(&mut self, window: usize, sink: &mut Sink<'_>) -> Result<()> {
+    // False when no buffer is free and `may_wait` is false.
+    fn flush(&mut self, window: usize, sink: &mut Sink<'_>, may_wait: bool) -> Result<bool> {
         let stored_bytes = self.stored_bytes();
         let pages_min = stored_bytes.div_ceil(PAGE_BYTES);
         let buf_pages = sink.disk.buf_bytes() / PAGE_BYTES;
@@ -280,33 +280,43 @@ impl Shelf {
             let bytes = count * stored_bytes;
             if count == 0 || (bytes < PAGE_BYTES && !is_first) {
                 // Starts the writes.
-                return sink.disk.poll_writes();
+                sink.disk.poll_writes()?;
+                return Ok(true);
             }
             is_first = false;
+            let buf = match may_wait {
+                true => sink.disk.write_buf()?,
+                false => match sink.disk.try_write_buf()? {
+                    Some(buf) => buf,
+                    None => return Ok(false),
+                },
+            };
             let pages_max = (bytes / PAGE_BYTES).max(pages_min).min(buf_pages);
-            let Some(bucket) = self.buckets.get(window) else { return Ok(()) };
-            let (page, page_count) =
-                sink.extents.place(bucket, pages_min as u32, pages_max as u32)?;
+            let place = self.buckets.get(window).map_or_else(
+                || Err(Error::corruption("a list has no bucket")),
+                |bucket| sink.extents.place(bucket, pages_min as u32, pages_max as u32),
+            );
+            let (page, page_count) = place.inspect_err(|_| sink.disk.release(buf))?;
             let row_count = count.min(page_count as usize * PAGE_BYTES / stored_bytes);
-            self.write_chunk(window, page, row_count, sink)?;
+            self.write_chunk((window, row_count), page, buf, sink)?;
         }
     }
 
+    // Moves the last rows of a list into a buffer and starts writing it to `page`.
     fn write_chunk(
         &mut self,
-        window: usize,
+        (window, row_count): (usize, usize),
         page: u32,
-        row_count: usize,
+        buf: BufId,
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         let stored_bytes = self.stored_bytes();
         let page_count = (row_count * stored_bytes).div_ceil(PAGE_BYTES);
-        let buf = sink.disk.write_buf()?;
         let Some(bytes) = sink.disk.bytes_mut(buf).get_mut(..page_count * PAGE_BYTES) else {
             return Err(Error::corruption("a chunk is longer than a buffer"));
         };
         let (records, rest) = bytes.split_at_mut(row_count * stored_bytes);
-        self.pack_rows(window, records);
+        self.lists.take(window, records);
         rest.fill(0);
         let chunk = Chunk {
             page,
@@ -327,29 +337,10 @@ impl Shelf {
         Ok(())
     }
 
-    // Moves the rows of a list into `records`, which has a place for each.
-    fn pack_rows(&mut self, window: usize, records: &mut [u8]) {
-        let stored_bytes = self.stored_bytes();
-        let mut left = records.len() / stored_bytes;
-        let mut places = records.chunks_exact_mut(stored_bytes);
-        let mut rows = self.pop_some(window, left);
-        while !rows.rows().is_empty() {
-            left -= rows.rows().len();
-            let following = self.pop_some(window, left);
-            for (row, place) in rows.rows().iter().zip(places.by_ref()) {
-                let (entry, record) = place.split_at_mut(ENTRY_BYTES);
-                entry.copy_from_slice(&row.entry.to_le_bytes());
-                record.copy_from_slice(bytemuck::cast_slice(self.record(row.slot)));
-                self.free.push(row.slot);
-            }
-            rows = following;
-        }
-    }
-
-    /// Moves the horizon so that the lists nearer than it hold their share of the slots.
+    /// Moves the horizon so that the lists nearer than it hold their share of the memory.
     pub(crate) fn move_horizon(&mut self, now: usize) {
         let counts = self.lists.counts();
-        let near_max = self.slot_count * NEAR_TENTHS / 10;
+        let near_max = self.rows_max * NEAR_TENTHS / 10;
         let (mut sum, mut distance) = (0, 1);
         while distance < counts.len() {
             sum += counts.get((now + distance) % counts.len()).map_or(0, |&count| count as usize);

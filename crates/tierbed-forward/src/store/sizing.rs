@@ -1,11 +1,11 @@
-//! How is the budget shared among windows, buffers and slots?
+//! How is the budget shared among windows, buffers and lists?
 
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
 
 use super::extents::{Bucket, Chunk};
 use super::ferry::Ferry;
-use super::lists::Lists;
+use super::lists::BlockShape;
 use super::parking::Parking;
 use super::shelf::ENTRY_BYTES;
 use super::window::{Home, Live};
@@ -30,12 +30,12 @@ const FLUSH_THOUSANDTHS: u128 = 30;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ShelfSize {
     pub(crate) words: usize,
-    pub(crate) slot_count: usize,
+    pub(crate) blocks: BlockShape,
     /// Half the rows of its largest window, and a few: fewer would mean writing pages that are
     /// hardly filled.
-    slots_min: usize,
-    /// Rows the plan ever uses: more slots help nobody.
-    slots_max: usize,
+    rows_min: usize,
+    /// Rows the plan ever uses: more room helps nobody.
+    rows_max: usize,
     entry_count: u64,
 }
 
@@ -63,17 +63,28 @@ pub(crate) struct Sizes {
 }
 
 impl ShelfSize {
-    fn slot_bytes(&self) -> u64 {
-        // Record, free list, share of a link.
-        4 * self.words as u64 + 4 + 9
+    /// Words of an entry and its record.
+    fn row_words(&self) -> usize {
+        1 + self.words
     }
 
-    /// Returns the memory of the shelf with `slot_count` slots.
-    pub(crate) fn memory_bytes(&self, window_count: usize, slot_count: usize) -> u64 {
-        let fixed = size_of::<Bucket>() * window_count;
-        Lists::memory_bytes(window_count, slot_count)
-            + fixed as u64
-            + (4 * self.words as u64 + 4) * slot_count as u64
+    /// Returns the least memory of the shelf.
+    fn bytes_min(&self, window_count: usize) -> u64 {
+        self.buckets_bytes(window_count)
+            + BlockShape::bytes_min(window_count, self.row_words(), self.rows_min)
+    }
+
+    fn buckets_bytes(&self, window_count: usize) -> u64 {
+        (size_of::<Bucket>() * window_count) as u64
+    }
+
+    /// Makes blocks of `memory_bytes`; returns the memory of the shelf.
+    fn cut(&mut self, window_count: usize, memory_bytes: u64) -> u64 {
+        let buckets_bytes = self.buckets_bytes(window_count);
+        let lists_bytes = memory_bytes.saturating_sub(buckets_bytes);
+        let rows_max = self.rows_max.max(self.rows_min);
+        self.blocks = BlockShape::new(lists_bytes, (window_count, self.row_words()), rows_max);
+        buckets_bytes + self.blocks.memory_bytes(window_count, self.row_words())
     }
 }
 
@@ -114,23 +125,23 @@ impl Sizes {
         }
     }
 
-    /// Sizes slots for moving rows, where they are write buffers only and no window is trained
+    /// Sizes lists for moving rows, where they are write buffers only and no window is trained
     /// on; returns the bytes that parked rows are gathered in.
     pub(crate) fn for_moving(&mut self) -> u64 {
         let buf_bytes = self.buf_bytes;
         (self.words_max, self.entries_max, self.live_bytes) = (0, 0, 0);
         let parking = |shelf: &mut ShelfSize| {
             let page_rows = PAGE_BYTES.div_ceil(4 * shelf.words);
-            shelf.slots_min = shelf.slots_min.min(page_rows).max(1);
+            shelf.rows_min = shelf.rows_min.min(page_rows).max(1);
             Parking::memory_bytes(4 * shelf.words, buf_bytes) as u64
         };
         self.shelves.iter_mut().map(parking).sum()
     }
 
-    /// Shares `free_bytes` out as slots; returns the bytes that all shelves take.
+    /// Shares `free_bytes` out among the shelves; returns the bytes that all shelves take.
     ///
     /// # Errors
-    /// `Invalid` when the least slots do not fit; `used_bytes` are those taken
+    /// `Invalid` when the least memory does not fit; `used_bytes` are those taken
     /// before, so that the error can name the smallest budget that would do.
     pub(crate) fn share_out(
         &mut self,
@@ -138,7 +149,7 @@ impl Sizes {
         used_bytes: u64,
         free_bytes: u64,
     ) -> Result<u64> {
-        let need = |shelf: &ShelfSize| shelf.memory_bytes(window_count, shelf.slots_min);
+        let need = |shelf: &ShelfSize| shelf.bytes_min(window_count);
         let needed_bytes = self.slack_bytes + self.shelves.iter().map(need).sum::<u64>();
         if needed_bytes > free_bytes {
             let minimum = used_bytes + needed_bytes;
@@ -152,23 +163,19 @@ impl Sizes {
                 ));
         }
         let spare_bytes = free_bytes - needed_bytes;
-        let weight = |shelf: &ShelfSize| u128::from(shelf.entry_count * shelf.slot_bytes());
+        let weight = |shelf: &ShelfSize| u128::from(shelf.entry_count) * shelf.row_words() as u128;
         let all: u128 = self.shelves.iter().map(weight).sum::<u128>().max(1);
         let mut taken_bytes = 0;
         for shelf in &mut self.shelves {
             let share_bytes = (u128::from(spare_bytes) * weight(shelf) / all) as u64;
-            // One link more or less per shelf: rounding down leaves room for it.
-            let extra = (share_bytes / shelf.slot_bytes()) as usize;
-            let slots_max = shelf.slots_max.max(shelf.slots_min);
-            shelf.slot_count = (shelf.slots_min + extra.saturating_sub(16)).min(slots_max);
-            taken_bytes += shelf.memory_bytes(window_count, shelf.slot_count);
+            taken_bytes += shelf.cut(window_count, shelf.bytes_min(window_count) + share_bytes);
         }
         Ok(taken_bytes)
     }
 }
 
 /// Puts tables with records of one length on one shelf; returns the shelves, with the rows of
-/// their tables as `slots_max`, and the home of each table.
+/// their tables as `rows_max`, and the home of each table.
 pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<Home>) {
     let mut shelves: Vec<ShelfSize> = Vec::new();
     let mut homes = Vec::new();
@@ -181,7 +188,7 @@ pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<Home>) {
         });
         homes.push(Home { shelf: at, words });
         if let Some(shelf) = shelves.get_mut(at) {
-            shelf.slots_max += table.row_count as usize;
+            shelf.rows_max += table.row_count as usize;
         }
     }
     (shelves, homes)
@@ -189,7 +196,7 @@ pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<Home>) {
 
 // The rows that the plan uses, all of them.
 fn live_bytes(shelves: &[ShelfSize]) -> u64 {
-    let bytes = |shelf: &ShelfSize| (shelf.slots_max * 4 * shelf.words) as u64;
+    let bytes = |shelf: &ShelfSize| (shelf.rows_max * 4 * shelf.words) as u64;
     shelves.iter().map(bytes).sum::<u64>().max(1)
 }
 
@@ -212,7 +219,7 @@ fn note_windows(plan: &Plan, homes: &[Home], shelves: &mut [ShelfSize]) -> (usiz
             }
         }
         for (shelf, now) in shelves.iter_mut().zip(&now) {
-            shelf.slots_min = shelf.slots_min.max(*now);
+            shelf.rows_min = shelf.rows_min.max(*now);
             shelf.entry_count += *now as u64;
         }
         entries_max = entries_max.max(now.iter().sum());
@@ -220,9 +227,9 @@ fn note_windows(plan: &Plan, homes: &[Home], shelves: &mut [ShelfSize]) -> (usiz
         words_max = words_max.max(words);
     }
     for shelf in shelves {
-        shelf.slots_max =
-            shelf.slots_max.min(usize::try_from(shelf.entry_count).unwrap_or(usize::MAX));
-        shelf.slots_min = (shelf.slots_min / 2 + 4).min(shelf.slots_max.max(1));
+        shelf.rows_max =
+            shelf.rows_max.min(usize::try_from(shelf.entry_count).unwrap_or(usize::MAX));
+        shelf.rows_min = (shelf.rows_min / 2 + 4).min(shelf.rows_max.max(1));
     }
     (entries_max, words_max)
 }
