@@ -17,6 +17,7 @@
 //! panic; they never read or write out of bounds.
 
 mod accumulate;
+pub mod codec;
 pub mod grad;
 pub mod init;
 pub mod layout;
@@ -27,6 +28,7 @@ pub mod pool;
 mod reduce;
 mod simd;
 
+pub use codec::{Codec, Codes, ProductQuantizer};
 pub use grad::{Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};

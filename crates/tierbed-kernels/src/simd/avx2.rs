@@ -4,11 +4,11 @@ use std::arch::x86_64::*;
 
 use super::{Job, Lanes, LANES};
 
-/// Runs `job` with AVX2.
+/// Runs `job` with AVX2 and half-precision conversion.
 ///
 /// # Safety
-/// The processor MUST have AVX2.
-#[target_feature(enable = "avx2")]
+/// The processor MUST have AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
     job.run::<Avx2Lanes>()
 }
@@ -88,6 +88,66 @@ impl Lanes for Avx2Lanes {
         unsafe {
             _mm256_maskstore_ps(to, low, self.0);
             _mm256_maskstore_ps(to.wrapping_add(8), high, self.1);
+        }
+    }
+
+    #[inline(always)]
+    fn from_bytes(from: &[u8; LANES]) -> Self {
+        // SAFETY: 16 bytes are readable there, no alignment needed; AVX2 as above.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            Self(
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn from_f16(from: &[u8; 2 * LANES]) -> Self {
+        let from = from.as_ptr();
+        // SAFETY: 32 bytes are readable there, no alignment needed; AVX2 and F16C as above.
+        unsafe {
+            Self(
+                _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(from.add(LANES).cast())),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn from_bf16(from: &[u8; 2 * LANES]) -> Self {
+        let from = from.as_ptr();
+        // SAFETY: 32 bytes are readable there, no alignment needed; AVX2 as above.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(LANES).cast()));
+            Self(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    fn lookup(codes: &[u8; LANES], table: &[f32; LANES]) -> Self {
+        // SAFETY: 16 bytes and 16 numbers are readable there; each permutation uses the low three
+        // bits of a code, so it stays inside its half of the table; AVX2 as above.
+        unsafe {
+            let bytes = _mm_loadu_si128(codes.as_ptr().cast());
+            let low = _mm256_loadu_ps(table.as_ptr());
+            let high = _mm256_loadu_ps(table.as_ptr().add(8));
+            let eight = |codes: __m256i| {
+                // Bit 3 of the code, moved to the sign, chooses the half.
+                let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
+                let from_low = _mm256_permutevar8x32_ps(low, codes);
+                let from_high = _mm256_permutevar8x32_ps(high, codes);
+                _mm256_blendv_ps(from_low, from_high, is_high)
+            };
+            Self(
+                eight(_mm256_cvtepu8_epi32(bytes)),
+                eight(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))),
+            )
         }
     }
 

@@ -56,6 +56,40 @@ impl Lanes for Avx512Lanes {
     }
 
     #[inline(always)]
+    fn from_bytes(from: &[u8; LANES]) -> Self {
+        // SAFETY: 16 bytes are readable there, no alignment needed; AVX-512F as above.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)))
+        }
+    }
+
+    #[inline(always)]
+    fn from_f16(from: &[u8; 2 * LANES]) -> Self {
+        // SAFETY: 32 bytes are readable there, no alignment needed; AVX-512F as above.
+        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn from_bf16(from: &[u8; 2 * LANES]) -> Self {
+        // SAFETY: 32 bytes are readable there, no alignment needed; AVX-512F as above.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves)))
+        }
+    }
+
+    #[inline(always)]
+    fn lookup(codes: &[u8; LANES], table: &[f32; LANES]) -> Self {
+        // SAFETY: 16 bytes and 16 numbers are readable there; the permutation uses the low four
+        // bits of a code, so it stays inside the table; AVX-512F as above.
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.as_ptr().cast()));
+            Self(_mm512_permutexvar_ps(codes, _mm512_loadu_ps(table.as_ptr())))
+        }
+    }
+
+    #[inline(always)]
     fn add(self, other: Self) -> Self {
         // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
         unsafe { Self(_mm512_add_ps(self.0, other.0)) }

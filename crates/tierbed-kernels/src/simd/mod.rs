@@ -58,7 +58,8 @@ impl Isa {
     fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
-            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            // Half precision has a flag of its own; no processor has AVX2 without it.
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
             Self::Avx512 => is_x86_feature_detected!("avx512f"),
         }
     }
@@ -129,6 +130,14 @@ pub(crate) trait Lanes: Copy {
     fn load_part(from: &[f32]) -> Self;
     /// Writes the first `to.len()` lanes, fewer than 16.
     fn store_part(self, to: &mut [f32]);
+    /// Reads 16 bytes as numbers 0 to 255.
+    fn from_bytes(from: &[u8; LANES]) -> Self;
+    /// Reads 16 half-precision numbers, little-endian.
+    fn from_f16(from: &[u8; 2 * LANES]) -> Self;
+    /// Reads the upper halves of 16 numbers, little-endian.
+    fn from_bf16(from: &[u8; 2 * LANES]) -> Self;
+    /// Returns entry `codes[lane]` of `table` in each lane; codes are below 16.
+    fn lookup(codes: &[u8; LANES], table: &[f32; LANES]) -> Self;
     /// Returns `self + other`.
     fn add(self, other: Self) -> Self;
     /// Returns `self - other`.
@@ -152,15 +161,15 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
-/// Words of a cache line.
-const LINE_WORDS: usize = 16;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 
 /// Asks the processor to bring `words[start..start + len]` near; does nothing when out of bounds.
 #[inline(always)]
-pub fn prefetch(words: &[f32], start: usize, len: usize) {
+pub fn prefetch<T>(words: &[T], start: usize, len: usize) {
     let Some(words) = words.get(start..).and_then(|words| words.get(..len)) else { return };
     #[cfg(target_arch = "x86_64")]
-    for line in words.chunks(LINE_WORDS) {
+    for line in words.chunks(const { LINE_BYTES / size_of::<T>() }) {
         // SAFETY: a prefetch reads nothing as far as the program can see, and the address is valid.
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
@@ -169,7 +178,7 @@ pub fn prefetch(words: &[f32], start: usize, len: usize) {
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (words, LINE_WORDS);
+    let _ = (words, LINE_BYTES);
 }
 
 #[cfg(test)]

@@ -57,6 +57,34 @@ impl Lanes for ScalarLanes {
     }
 
     #[inline(always)]
+    fn from_bytes(from: &[u8; LANES]) -> Self {
+        Self(from.map(f32::from))
+    }
+
+    #[inline(always)]
+    fn from_f16(from: &[u8; 2 * LANES]) -> Self {
+        let mut lanes = [0.0; LANES];
+        for (lane, &bytes) in lanes.iter_mut().zip(from.as_chunks().0) {
+            *lane = half::f16::from_le_bytes(bytes).to_f32();
+        }
+        Self(lanes)
+    }
+
+    #[inline(always)]
+    fn from_bf16(from: &[u8; 2 * LANES]) -> Self {
+        let mut lanes = [0.0; LANES];
+        for (lane, &[low, high]) in lanes.iter_mut().zip(from.as_chunks().0) {
+            *lane = f32::from_bits(u32::from_le_bytes([0, 0, low, high]));
+        }
+        Self(lanes)
+    }
+
+    #[inline(always)]
+    fn lookup(codes: &[u8; LANES], table: &[f32; LANES]) -> Self {
+        Self(codes.map(|code| table.get(usize::from(code)).copied().unwrap_or(0.0)))
+    }
+
+    #[inline(always)]
     fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }

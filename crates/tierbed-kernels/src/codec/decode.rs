@@ -1,0 +1,234 @@
+//! How do codes become numbers, alone or already pooled?
+//!
+//! A codec decodes 16 numbers at a time ([`Decoder`]); the loops over rows and bags are here, once
+//! for all codecs. The end of a row that fills no vector reads whatever bytes follow and drops the
+//! lanes it must not have: no copy, where the arena goes on.
+
+#![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
+
+use super::evstore::{Evstore16, Evstore4, Evstore8};
+use super::float::{Bf16, F16, F32};
+use super::gauss4::Gauss4;
+use super::int4::Int4;
+use super::int8::Int8;
+use super::Codec;
+use crate::layout::{BagRange, Columns};
+use crate::simd::{prefetch, Job, Lanes, LANES};
+use crate::Kernels;
+
+/// How many rows ahead of the loop the processor is asked to fetch, from arenas no cache holds.
+const PREFETCH_AHEAD: usize = 8;
+/// From this size on an arena is taken to be outside the nearest cache.
+const FAR_ARENA_BYTES: usize = 256 << 10;
+
+/// Codes of rows of one table, in index order, somewhere in an arena.
+#[derive(Debug, Clone, Copy)]
+pub struct Codes<'a> {
+    /// How they are coded.
+    pub codec: &'a Codec,
+    /// Codes of any number of tables, `[bytes]`.
+    pub arena: &'a [u8],
+    /// First byte of the code of each index, `[E]`; duplicates allowed.
+    pub starts: &'a [usize],
+    /// Weight of each index, `[E]`, when pooling is weighted.
+    pub weights: Option<&'a [f32]>,
+}
+
+/// Numbers of one code, 16 at a time. Everything MUST be `#[inline(always)]`.
+pub(super) trait Decoder: Copy {
+    /// What is read once per row: its scale, for instance.
+    type Head: Copy;
+
+    /// Reads the head of the code that begins `code`.
+    fn head(self, code: &[u8]) -> Self::Head;
+
+    /// Returns numbers `at..at + 16` of the code that begins `code`; `at` is a multiple of 16.
+    fn full<L: Lanes>(self, head: Self::Head, code: &[u8], at: usize) -> L;
+
+    /// Returns the last `len` numbers, from `at` on, fewer than 16; the other lanes are anything.
+    fn part<L: Lanes>(self, head: Self::Head, code: &[u8], at: usize, len: usize) -> L;
+}
+
+impl Kernels {
+    /// Decodes each row to `out`, `[E, dim]`: pooling "none". Weights do not apply.
+    ///
+    /// # Panics
+    /// When `out` is not `[E, dim]`, a code lies outside the arena, or `dim` is not one the codec
+    /// keeps ([`Codec::check_dim`]).
+    pub fn decode_rows(self, codes: Codes<'_>, dim: usize, out: &mut [f32]) {
+        let codec = codes.codec;
+        assert!(codec.check_dim(dim).is_ok(), "the codec keeps rows of another dim");
+        assert_eq!(out.len(), codes.starts.len() * dim, "out must be [E, dim]");
+        let code_bytes = codec.code_bytes(dim);
+        struct Call<'a>(Kernels, Codes<'a>, usize, usize, &'a mut [f32]);
+        impl WithDecoder for Call<'_> {
+            #[inline(always)]
+            fn call<D: Decoder>(self, decoder: D) {
+                let Self(kernels, codes, code_bytes, dim, out) = self;
+                kernels.run(DecodeRows { decoder, codes, code_bytes, dim, out });
+            }
+        }
+        with_decoder(codec, Call(self, codes, code_bytes, dim, out));
+    }
+
+    /// Adds the decoded rows of each bag into its vector: `out[bag] += weight * row`, in index
+    /// order, as [`Kernels::pool_add`] does with rows that are not coded.
+    ///
+    /// `codes` are those of the run `bags`; `out` is `[B, stride]`, zeroed by the caller.
+    ///
+    /// # Panics
+    /// When weights are not `[E]`, a code or vector lies outside its arena, or the columns' dim is
+    /// not one the codec keeps.
+    pub fn pool_codes_add(
+        self,
+        codes: Codes<'_>,
+        bags: BagRange<'_>,
+        columns: Columns,
+        out: &mut [f32],
+    ) {
+        columns.check();
+        let codec = codes.codec;
+        assert!(codec.check_dim(columns.dim).is_ok(), "the codec keeps rows of another dim");
+        if let Some(weights) = codes.weights {
+            assert_eq!(weights.len(), codes.starts.len(), "weights must have one value per index");
+        }
+        let code_bytes = codec.code_bytes(columns.dim);
+        struct Call<'a>(Kernels, Codes<'a>, usize, BagRange<'a>, Columns, &'a mut [f32]);
+        impl WithDecoder for Call<'_> {
+            #[inline(always)]
+            fn call<D: Decoder>(self, decoder: D) {
+                let Self(kernels, codes, code_bytes, bags, columns, out) = self;
+                kernels.run(PoolCodes { decoder, codes, code_bytes, bags, columns, out });
+            }
+        }
+        with_decoder(codec, Call(self, codes, code_bytes, bags, columns, out));
+    }
+}
+
+/// What is to be done with a decoder, whichever it is.
+trait WithDecoder {
+    fn call<D: Decoder>(self, decoder: D);
+}
+
+/// Chooses the decoder, once per call.
+fn with_decoder(codec: &Codec, then: impl WithDecoder) {
+    match codec {
+        Codec::F32 => then.call(F32),
+        Codec::F16 => then.call(F16),
+        Codec::Bf16 => then.call(Bf16),
+        Codec::Int8 => then.call(Int8),
+        Codec::Int4 => then.call(Int4),
+        Codec::Gauss4 => then.call(Gauss4),
+        Codec::Evstore16 => then.call(Evstore16),
+        Codec::Evstore8 => then.call(Evstore8),
+        Codec::Evstore4 => then.call(Evstore4),
+        Codec::Product(quantizer) => then.call(quantizer.decoder()),
+    }
+}
+
+struct DecodeRows<'a, D> {
+    decoder: D,
+    codes: Codes<'a>,
+    code_bytes: usize,
+    dim: usize,
+    out: &'a mut [f32],
+}
+
+impl<D: Decoder> Job for DecodeRows<'_, D> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { decoder, codes: Codes { arena, starts, .. }, code_bytes, dim, out } = self;
+        let is_far = arena.len() >= FAR_ARENA_BYTES;
+        for (i, (&start, to)) in starts.iter().zip(out.chunks_exact_mut(dim)).enumerate() {
+            if let (true, Some(&ahead)) = (is_far, starts.get(i + PREFETCH_AHEAD)) {
+                prefetch(arena, ahead, code_bytes);
+            }
+            let code = code_at(arena, start, code_bytes);
+            let head = decoder.head(code);
+            let (full, part) = to.as_chunks_mut::<LANES>();
+            let mut at = 0;
+            for lanes in full {
+                decoder.full::<L>(head, code, at).store(lanes);
+                at += LANES;
+            }
+            if !part.is_empty() {
+                decoder.part::<L>(head, code, at, part.len()).store_part(part);
+            }
+        }
+    }
+}
+
+struct PoolCodes<'a, D> {
+    decoder: D,
+    codes: Codes<'a>,
+    code_bytes: usize,
+    bags: BagRange<'a>,
+    columns: Columns,
+    out: &'a mut [f32],
+}
+
+impl<D: Decoder> Job for PoolCodes<'_, D> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Codes { arena, starts, weights, .. } = self.codes;
+        let is_far = arena.len() >= FAR_ARENA_BYTES;
+        for bag in self.bags.first_bag()..self.bags.bag_count() {
+            let Some(rows) = self.bags.rows_of(bag, starts.len()) else { break };
+            for i in rows {
+                if let (true, Some(&ahead)) = (is_far, starts.get(i + PREFETCH_AHEAD)) {
+                    prefetch(arena, ahead, self.code_bytes);
+                }
+                let code = code_at(arena, starts[i], self.code_bytes);
+                let head = self.decoder.head(code);
+                let weight = weights.map(|weights| L::splat(weights[i]));
+                let scale = |lanes: L| weight.map_or(lanes, |weight| weight.mul(lanes));
+                let sum = &mut self.out[self.columns.range(bag)];
+                let (full, part) = sum.as_chunks_mut::<LANES>();
+                let mut at = 0;
+                for lanes in full {
+                    let row = self.decoder.full::<L>(head, code, at);
+                    L::load(lanes).add(scale(row)).store(lanes);
+                    at += LANES;
+                }
+                if !part.is_empty() {
+                    let row = self.decoder.part::<L>(head, code, at, part.len());
+                    L::load_part(part).add(scale(row)).store_part(part);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the arena from the code at `start` on, which is wholly inside.
+#[inline(always)]
+fn code_at(arena: &[u8], start: usize, code_bytes: usize) -> &[u8] {
+    let code = &arena[start..];
+    assert!(code.len() >= code_bytes, "a code must lie inside its arena");
+    code
+}
+
+/// Returns `N` bytes from `at` on, of which `len` belong to the code: what follows when there is
+/// enough, else zeroes.
+#[inline(always)]
+pub(super) fn padded<const N: usize>(code: &[u8], at: usize, len: usize) -> [u8; N] {
+    let from = &code[at..];
+    if let Some(whole) = from.first_chunk() {
+        return *whole;
+    }
+    let mut bytes = [0; N];
+    bytes[..len].copy_from_slice(&from[..len]);
+    bytes
+}
+
+/// Returns `N` bytes of the code from `at` on.
+#[inline(always)]
+pub(super) fn chunk<const N: usize>(code: &[u8], at: usize) -> &[u8; N] {
+    match code[at..].first_chunk() {
+        Some(chunk) => chunk,
+        None => panic!("a code must lie inside its arena"),
+    }
+}
