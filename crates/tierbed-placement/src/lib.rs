@@ -15,11 +15,13 @@
 pub mod index;
 mod mapping;
 mod placement;
+mod quality;
 mod query_log;
 pub mod select;
 
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
 pub use placement::{Placement, PlacementBuilder};
+pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
 pub use query_log::{
     read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder, QuerySource, ReadOptions,
     TextQueries,
