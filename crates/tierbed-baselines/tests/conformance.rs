@@ -10,11 +10,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{has_rocksdb, row, scratch, stores, table, versions, write_version, Open};
+use common::{has_rocksdb, scratch, stores, Open};
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, ErrorKind, TableId};
 use tierbed_io::{Folder, FsFolder};
+use tierbed_sim::rows::{row, table, versions, write_version};
 
 #[test]
 fn all_keep_the_waists_promise_over_crashes() {

@@ -11,10 +11,11 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{row, scratch, table, versions, write_version};
+use common::scratch;
 use tierbed_baselines::{MmapOptions, MmapStore};
 use tierbed_core::{Budget, ErrorKind, Result, RowStore, TrainStore};
 use tierbed_io::{FsFolder, MemoryFolder};
+use tierbed_sim::rows::{row, table, versions, write_version};
 
 fn open(path: &Path, boot_id: &str) -> Result<MmapStore> {
     let options =

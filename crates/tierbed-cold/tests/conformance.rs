@@ -14,7 +14,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{row, table, tiny, versions, write_version};
+use common::tiny;
 use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::env::{ManualClock, SplitMix64};
@@ -23,6 +23,7 @@ use tierbed_core::{Budget, ErrorKind, Result, RowKey, RowStore, TableId, TrainSt
 use tierbed_io::{
     EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode, PAGE_BYTES,
 };
+use tierbed_sim::rows::{row, table, versions, write_version};
 
 fn by_budget(budget_bytes: u64, choice: EngineChoice, queue_depth: u32) -> ColdOptions {
     let engine = EngineOptions { choice, queue_depth, buf_bytes: PAGE_BYTES };

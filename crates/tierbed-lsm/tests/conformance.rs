@@ -16,7 +16,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{announce, row, table, tiny, tiny_plain, versions, write_version};
+use common::{announce, tiny, tiny_plain, versions};
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
@@ -25,6 +25,7 @@ use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, Op
 use tierbed_lsm::{
     Durability, HotRule, LsmOptions, LsmStore, Picker, Scheduling, Work, WorkerChoice,
 };
+use tierbed_sim::rows::{row, table, write_version};
 
 /// Memtables that hold one of the kit's longest records (4,404 bytes) or a few.
 const MEMTABLE_BYTES: usize = 12 * 1024;

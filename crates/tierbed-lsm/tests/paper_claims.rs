@@ -18,11 +18,12 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::{announce, row, table, tiny_plain, versions, write_version};
+use common::{announce, tiny_plain, versions};
 use tierbed_core::env::{ManualClock, SplitMix64};
 use tierbed_core::{RowKey, RowStore, TableId, TrainStore};
 use tierbed_io::MemoryFolder;
 use tierbed_lsm::{HotRule, LsmOptions, LsmStats, LsmStore, Picker, Scheduling};
+use tierbed_sim::rows::{row, table, write_version};
 
 const ROWS: u64 = 20_000;
 const BATCH_SAMPLES: u64 = 64;

@@ -33,14 +33,17 @@
 //!
 //! Only calls that change something count as I/Os ([`SimFolder::io_count`]), since a crash
 //! between two reads is a crash at the next change. To test a store at every crash point, run it
-//! once to learn the count, then once with each `crash_after_io` below it.
+//! once to learn the count, then once with each `crash_after_io` below it; the checks of [`job`]
+//! do that and more for anything that trains.
 
 mod device;
 mod disk;
 mod file;
 mod folder;
+pub mod job;
 pub mod kill;
 mod plan;
+pub mod rows;
 
 pub use device::SimDevice;
 pub use folder::SimFolder;

@@ -9,10 +9,7 @@ use tierbed_baselines::{
     is_rocksdb_available, HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions,
     RocksStore,
 };
-use tierbed_core::store::RowWrite;
-use tierbed_core::{
-    Budget, InitSpec, OptimizerKind, Result, RowId, RowKey, TableId, TableSchema, TrainStore,
-};
+use tierbed_core::{Budget, Result, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder};
 
 /// A folder in memory where there is room, so that syncs cost nothing; else on disk.
@@ -91,45 +88,6 @@ pub fn stores() -> Vec<(&'static str, Open)> {
         stores.push(("rocksdb universal", rocks(RocksMode::Universal)));
     }
     stores
-}
-
-pub fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
-    TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    }
-}
-
-pub fn row(table: u32, row: u64) -> RowKey {
-    RowKey::new(TableId(table), RowId(row))
-}
-
-/// Reads rows and returns the first word of each record, which tests use as a version number.
-pub fn versions(store: &mut dyn TrainStore, rows: &[RowKey]) -> Result<Vec<Option<u32>>> {
-    let mut found = vec![None; rows.len()];
-    store.read(rows, &mut |at, record| {
-        found[at] = record.map(|record| u32::from_le_bytes(record[..4].try_into().unwrap()));
-        Ok(())
-    })?;
-    Ok(found)
-}
-
-/// Writes `version` as the first word of each row; `rows` ascending.
-pub fn write_version(store: &mut dyn TrainStore, rows: &[RowKey], version: u32) -> Result<()> {
-    let mut records = Vec::new();
-    for row in rows {
-        let mut record = vec![7; store.schema().table(row.table)?.record_bytes()];
-        record[..4].copy_from_slice(&version.to_le_bytes());
-        records.push(record);
-    }
-    let writes: Vec<_> =
-        rows.iter().zip(&records).map(|(key, record)| RowWrite { key: *key, record }).collect();
-    store.write(&writes)
 }
 
 /// The large files of the commit in force.

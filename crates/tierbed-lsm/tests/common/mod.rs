@@ -3,16 +3,14 @@
 use std::sync::Arc;
 
 use tierbed_core::env::ManualClock;
-use tierbed_core::store::{Ahead, RowWrite};
-use tierbed_core::{
-    Budget, InitSpec, OptimizerKind, Result, RowId, RowKey, RowStore, TableId, TableSchema,
-    TrainStore,
-};
+use tierbed_core::store::Ahead;
+use tierbed_core::{Budget, Result, RowKey, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions};
 use tierbed_lsm::{
     Durability, LsmOptions, LsmStore, MemoryOptions, Picker, Scheduling, SstOptions, TreeShape,
     WorkerChoice,
 };
+use tierbed_sim::rows::versions_by;
 
 /// Options of a tree whose memtables hold `memtable_bytes`; all of RecDB's parts are on.
 pub fn tiny(memtable_bytes: usize) -> LsmOptions {
@@ -50,39 +48,9 @@ pub fn tiny_plain(memtable_bytes: usize) -> LsmOptions {
     }
 }
 
-pub fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
-    TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    }
-}
-
-/// Reads rows and returns the first word of each record, which tests use as a version number.
+/// Reads the versions of rows as a look-ahead window asks for them.
 pub fn versions(store: &mut LsmStore, rows: &[RowKey]) -> Result<Vec<Option<u32>>> {
-    let mut found = vec![None; rows.len()];
-    store.read_requests(rows, &mut |at, record| {
-        found[at] = record.map(|record| u32::from_le_bytes(record[..4].try_into().unwrap()));
-        Ok(())
-    })?;
-    Ok(found)
-}
-
-/// Writes `version` as the first word of each row; `rows` ascending.
-pub fn write_version(store: &mut LsmStore, rows: &[RowKey], version: u32) -> Result<()> {
-    let mut records = Vec::new();
-    for row in rows {
-        let mut record = vec![0; store.schema().table(row.table)?.record_bytes()];
-        record[..4].copy_from_slice(&version.to_le_bytes());
-        records.push(record);
-    }
-    let writes: Vec<_> =
-        rows.iter().zip(&records).map(|(key, record)| RowWrite { key: *key, record }).collect();
-    store.write(&writes)
+    versions_by(rows, |sink| store.read_requests(rows, sink))
 }
 
 /// Announces batches whose accesses are `accesses`, as the engine does.
@@ -94,8 +62,4 @@ pub fn announce(store: &mut LsmStore, accesses: &[RowKey], sample_count: u64) ->
         access_count: accesses.len() as u64,
         visit_accesses: &|visit| accesses.iter().for_each(|row| visit(*row)),
     })
-}
-
-pub fn row(table: u32, row: u64) -> RowKey {
-    RowKey::new(TableId(table), RowId(row))
 }

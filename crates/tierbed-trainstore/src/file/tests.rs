@@ -2,11 +2,9 @@ use std::sync::Arc;
 
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::store::{Attachment, RowWrite};
-use tierbed_core::{
-    Budget, ErrorKind, InitSpec, OptimizerKind, Result, RowId, RowKey, RowStore, TableId,
-    TableSchema, TrainStore,
-};
+use tierbed_core::{Budget, ErrorKind, Result, RowId, RowKey, RowStore, TableId, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode};
+use tierbed_sim::rows::table;
 
 use super::{FileStore, FileStoreOptions};
 
@@ -15,18 +13,6 @@ fn options(choice: EngineChoice, queue_depth: u32) -> FileStoreOptions {
         budget: Budget::new(16 << 20),
         engine: EngineOptions { choice, queue_depth, buf_bytes: 4096 },
         disk_quota_bytes: None,
-    }
-}
-
-fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
-    TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
     }
 }
 
