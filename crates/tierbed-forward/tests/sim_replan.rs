@@ -5,7 +5,6 @@
 
 #![allow(
     clippy::unwrap_used,
-    clippy::expect_used,
     clippy::indexing_slicing,
     reason = "a test that panics has failed, as it should"
 )]
@@ -15,12 +14,15 @@ mod common;
 use std::sync::Arc;
 
 use common::{smallest_config, Job};
-use tierbed_core::env::SplitMix64;
-use tierbed_core::{ErrorKind, OptimizerKind, Result};
+use tierbed_core::{Error, ErrorKind, OptimizerKind, Result};
 use tierbed_forward::{ForwardConfig, ForwardEngine, Plan};
 use tierbed_io::Folder;
 use tierbed_kernels::Pooling;
-use tierbed_sim::{Chance, FaultPlan, SimFolder};
+use tierbed_sim::job::{
+    check_failed_calls, check_full_disk, check_lie, check_power_loss, check_recovery, lie,
+    FailedCalls, SimJob, Told,
+};
+use tierbed_sim::SimFolder;
 
 /// Steps of the first day: one epoch and the middle of a window of the next.
 const STEPS_OLD: u64 = 17;
@@ -28,10 +30,7 @@ const STEPS_OLD: u64 = 17;
 const STEPS_NEW: u64 = 9;
 
 fn seeds() -> Vec<u64> {
-    match std::env::var("TIERBED_SIM_SEED") {
-        Ok(seed) => vec![seed.parse().expect("TIERBED_SIM_SEED is a number")],
-        Err(_) => vec![1, 2],
-    }
+    tierbed_sim::job::seeds(&[1, 2])
 }
 
 struct Case {
@@ -66,51 +65,94 @@ impl Case {
             }
         }
         let case = Self { days, plans, config, oracle };
-        case.train(&SimFolder::default()).unwrap();
+        case.train(&SimFolder::default(), case.steps()).result.unwrap();
         case
     }
+}
 
-    /// Opens the store along the plan of its last checkpoint; returns the steps done.
-    fn open(&self, folder: &SimFolder) -> Result<(ForwardEngine, u64)> {
+impl Case {
+    fn replan(&self, moving: &mut Moving) -> Result<()> {
+        let engine = moving.engine.take().unwrap();
+        moving.engine = Some(engine.replan(self.plans[1].clone(), "day", &[])?);
+        moving.day = 1;
+        Ok(())
+    }
+}
+
+/// An engine that moves to the second plan when its day comes.
+struct Moving {
+    /// `None` while it moves, and when that failed.
+    engine: Option<ForwardEngine>,
+    day: usize,
+}
+
+impl Moving {
+    fn engine(&mut self) -> &mut ForwardEngine {
+        self.engine.as_mut().unwrap()
+    }
+}
+
+impl SimJob for Case {
+    type Store = Moving;
+
+    /// Opens the store along the plan of its last checkpoint.
+    fn open(&self, folder: &SimFolder) -> Result<Moving> {
         let folder: Arc<dyn Folder> = Arc::new(folder.clone());
         let identity = ForwardEngine::plan_in_force(folder.clone())?;
         let day = usize::from(identity == Some(self.plans[1].identity()));
         let engine = self.days[day].open(folder, &self.plans[day], &self.config)?;
-        let position = engine.position();
-        let steps = position.epoch * self.days[day].batches + position.batch;
-        Ok((engine, steps + day as u64 * STEPS_OLD))
+        Ok(Moving { engine: Some(engine), day })
     }
 
-    /// Trains the steps that are missing, moving to the second plan when its day comes.
-    fn train(&self, folder: &SimFolder) -> Result<()> {
-        let (mut engine, mut done) = self.open(folder)?;
-        if done <= STEPS_OLD && engine.plan().identity() == self.plans[0].identity() {
-            let features = self.days[0].features();
-            while done < STEPS_OLD {
-                self.days[0].step(&mut engine, &features, done)?;
-                done += 1;
-            }
-            engine = engine.replan(self.plans[1].clone(), "day", &[])?;
-        }
-        let features = self.days[1].features();
-        while done < STEPS_OLD + STEPS_NEW {
-            self.days[1].step(&mut engine, &features, done - STEPS_OLD)?;
-            done += 1;
-        }
-        engine.checkpoint("end", &[])?;
-        Ok(())
+    fn position(&self, moving: &mut Moving) -> Result<u64> {
+        let position = moving.engine().position();
+        let steps = position.epoch * self.days[moving.day].batches + position.batch;
+        Ok(steps + moving.day as u64 * STEPS_OLD)
     }
 
-    fn check_recovery(&self, folder: &SimFolder) {
-        let (mut engine, done) = self.open(folder).unwrap();
-        assert!([0, STEPS_OLD, STEPS_OLD + STEPS_NEW].contains(&done), "{done}");
-        engine.verify().unwrap();
-        let records = self.days[0].records(&mut engine).unwrap();
-        assert!(records == self.oracle[done as usize], "records after {done} steps");
-        drop(engine);
-        self.train(folder).unwrap();
-        let (mut engine, done) = self.open(folder).unwrap();
-        assert!(self.days[0].records(&mut engine).unwrap() == self.oracle[done as usize]);
+    fn step(&self, moving: &mut Moving, step: u64) -> Result<()> {
+        if step >= STEPS_OLD && moving.day == 0 {
+            // The first day was committed along its own plan.
+            self.replan(moving)?;
+        }
+        let day = &self.days[moving.day];
+        let step = step - moving.day as u64 * STEPS_OLD;
+        day.step(moving.engine(), &day.features(), step).map(|_| ())
+    }
+
+    fn commit(&self, moving: &mut Moving, position: u64) -> Result<()> {
+        if position > STEPS_OLD {
+            return moving.engine().checkpoint("end", &[]).map(|_| ());
+        }
+        self.replan(moving)
+    }
+
+    fn verify(&self, moving: &mut Moving) -> Result<()> {
+        moving.engine().verify().map(|_| ())
+    }
+
+    fn is_right(&self, moving: &mut Moving, position: u64) -> Result<bool> {
+        Ok(self.days[0].records(moving.engine())? == self.oracle[position as usize])
+    }
+
+    fn steps(&self) -> u64 {
+        STEPS_OLD + STEPS_NEW
+    }
+
+    /// The end of the first day is committed along the second plan.
+    fn next_commit(&self, position: u64) -> u64 {
+        if position < STEPS_OLD {
+            STEPS_OLD
+        } else {
+            STEPS_OLD + STEPS_NEW
+        }
+    }
+
+    fn tells_of_damage(&self, error: &Error) -> bool {
+        common::tells_of_damage(error)
+    }
+
+    fn check_folder(&self, folder: &SimFolder) {
         let mut names = Folder::list(folder).unwrap().into_iter();
         assert!(!names.any(|name| name.starts_with("replan")), "scratch stays behind");
     }
@@ -119,68 +161,25 @@ impl Case {
 #[test]
 fn power_loss_at_any_io_leaves_one_plan_in_force() {
     for seed in seeds() {
-        let case = Case::new(seed);
-        let healthy = SimFolder::default();
-        case.train(&healthy).unwrap();
-        let io_count = healthy.io_count();
+        let io_count = check_power_loss(&Case::new(seed), seed, 1);
         assert!(io_count > 100, "{io_count}");
-        let mut rng = SplitMix64::new(seed);
-        for point in 0..io_count {
-            let plan = FaultPlan { seed, crash_after_io: Some(point), ..FaultPlan::default() };
-            let folder = SimFolder::new(plan);
-            let _ = case.train(&folder);
-            assert!(folder.is_crashed(), "io {point}");
-            let image = match point % 2 {
-                0 => folder.crash(rng.next_u64()),
-                _ => folder.crash_to_synced(),
-            };
-            case.check_recovery(&image);
-        }
     }
 }
 
 #[test]
 fn failed_syncs_writes_and_reads_lose_nothing() {
     for seed in seeds() {
-        let case = Case::new(seed);
-        let mut failures = 0;
-        for nth in 0..24 {
-            for plan in [
-                FaultPlan { seed, sync_error: Chance::Nth(nth), ..FaultPlan::default() },
-                FaultPlan { seed, folder_sync_error: Chance::Nth(nth), ..FaultPlan::default() },
-                FaultPlan { seed, write_error: Chance::Nth(3 * nth), ..FaultPlan::default() },
-                FaultPlan { seed, read_error: Chance::Nth(3 * nth), ..FaultPlan::default() },
-            ] {
-                let folder = SimFolder::new(plan);
-                if case.train(&folder).is_ok() {
-                    continue;
-                }
-                failures += 1;
-                case.check_recovery(&folder.crash(seed ^ nth));
-            }
-        }
-        assert!(failures > 20, "{failures}");
+        let calls = FailedCalls { count: 24, write_stride: 3, read_stride: 3 };
+        let failure_count = check_failed_calls(&Case::new(seed), seed, calls);
+        assert!(failure_count > 20, "{failure_count}");
     }
 }
 
 #[test]
 fn a_full_disk_is_no_space_and_the_old_plan_goes_on() {
     for seed in seeds() {
-        let case = Case::new(seed);
-        let mut refusals = 0;
-        for enospc_after_bytes in (4096..800_000).step_by(12 * 1024) {
-            let plan = FaultPlan {
-                seed,
-                enospc_after_bytes: Some(enospc_after_bytes),
-                ..FaultPlan::default()
-            };
-            let folder = SimFolder::new(plan);
-            let Err(error) = case.train(&folder) else { continue };
-            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-            refusals += 1;
-            folder.set_plan(FaultPlan::default());
-            case.check_recovery(&folder);
-        }
+        let disk_bytes = (4096..800_000).step_by(12 * 1024);
+        let refusals = check_full_disk(&Case::new(seed), seed, disk_bytes);
         assert!(refusals > 5, "{refusals}");
     }
 }
@@ -189,10 +188,11 @@ fn a_full_disk_is_no_space_and_the_old_plan_goes_on() {
 fn a_quota_that_holds_the_rows_once_refuses_the_move() {
     let case = Case::new(2);
     let folder = SimFolder::default();
-    let (mut engine, _) = case.open(&folder).unwrap();
+    let mut moving = case.open(&folder).unwrap();
     for step in 0..STEPS_OLD {
-        case.days[0].step(&mut engine, &case.days[0].features(), step).unwrap();
+        case.step(&mut moving, step).unwrap();
     }
+    let mut engine = moving.engine.unwrap();
     let file_bytes = engine.stats().file_bytes;
     assert!(file_bytes > 0);
     engine.checkpoint("c", &[]).unwrap();
@@ -205,7 +205,7 @@ fn a_quota_that_holds_the_rows_once_refuses_the_move() {
     // What the move took is given back.
     let len = opened.open("forward.rows", tierbed_io::OpenMode::ReadOnly).unwrap().len_bytes();
     assert!(len.unwrap() <= file_bytes);
-    case.check_recovery(&folder);
+    check_recovery(&case, &folder, STEPS_OLD, "quota");
 }
 
 #[test]
@@ -214,30 +214,8 @@ fn lies_of_the_disk_are_corruption_never_other_values() {
     for base in seeds() {
         let case = Case::new(base);
         for luck in 0..96 {
-            let seed = 1000 * base + luck;
-            let lie = Chance::Nth(luck / 4 * 4);
-            let plan = match luck % 4 {
-                0 => FaultPlan { seed, lost_write: lie, ..FaultPlan::default() },
-                1 => FaultPlan { seed, misdirected_write: lie, ..FaultPlan::default() },
-                2 => FaultPlan { seed, torn_write: lie, ..FaultPlan::default() },
-                _ => FaultPlan { seed, read_bit_flip: lie, ..FaultPlan::default() },
-            };
-            let folder = SimFolder::new(plan);
-            let result = case.train(&folder);
-            folder.set_plan(FaultPlan::default());
-            let outcome = result.and_then(|()| {
-                let (mut engine, done) = case.open(&folder)?;
-                engine.verify()?;
-                let records = case.days[0].records(&mut engine)?;
-                assert!(records == case.oracle[done as usize], "silent damage, seed {seed}");
-                Ok(())
-            });
-            if let Err(error) = outcome {
-                let is_told =
-                    error.kind() == ErrorKind::Corruption || error.message().starts_with("CURRENT");
-                assert!(is_told, "seed {seed}: {error}");
-                found += 1;
-            }
+            let told = check_lie(&case, lie(luck % 4, luck / 4 * 4, 1000 * base + luck));
+            found += u64::from(told != Told::Never);
         }
     }
     assert!(found > 10, "lies found: {found}");

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use tierbed::{Engine, EngineConfig};
 use tierbed_core::env::SplitMix64;
-use tierbed_core::{Bags, InitSpec, OptimizerKind, Result, Schema, TableId, TableSchema};
+use tierbed_core::{
+    Bags, Error, ErrorKind, InitSpec, OptimizerKind, Result, Schema, TableId, TableSchema,
+};
 use tierbed_forward::{
     ForwardConfig, ForwardEngine, Grads, Plan, PlanBuilder, PlanOptions, PlanShape,
 };
@@ -238,6 +240,12 @@ fn gradient(output: &[f32]) -> Vec<f32> {
 
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Whether `error` says that the disk lied: a CURRENT that was never written looks like that of
+/// another program.
+pub(crate) fn tells_of_damage(error: &Error) -> bool {
+    error.kind() == ErrorKind::Corruption || error.message().starts_with("CURRENT")
 }
 
 pub(crate) fn memory_folder() -> Arc<dyn Folder> {
