@@ -37,6 +37,7 @@ pub use plan::{Feature, FeaturePlan};
 pub use simd::{prefetch, Isa};
 
 use simd::{CheckedIsa, Job};
+use tierbed_core::{Error, Result};
 
 /// The kernels, compiled for one instruction set this processor has.
 ///
@@ -59,6 +60,23 @@ impl Kernels {
         CheckedIsa::new(isa).map(|isa| Self { isa })
     }
 
+    /// Returns the kernels that an option names: `auto` is the widest this processor has.
+    ///
+    /// # Errors
+    /// `Invalid` when no instruction set of this processor has that name.
+    pub fn named(isa: &str) -> Result<Self> {
+        if isa == "auto" {
+            return Ok(Self::detect());
+        }
+        let named = Isa::available().into_iter().find(|known| known.name() == isa);
+        named.and_then(Self::with_isa).ok_or_else(|| {
+            let known: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+            Error::invalid("instruction set is unknown or not on this processor")
+                .with("isa", isa)
+                .with("available", known.join(", "))
+        })
+    }
+
     /// Returns the instruction set in use.
     #[must_use]
     pub fn isa(self) -> Isa {
@@ -74,5 +92,20 @@ impl Kernels {
 impl Default for Kernels {
     fn default() -> Self {
         Self::detect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_found_by_the_name_of_their_instruction_set() {
+        assert_eq!(Kernels::named("auto").unwrap(), Kernels::detect());
+        for isa in Isa::available() {
+            assert_eq!(Kernels::named(isa.name()).unwrap().isa(), isa);
+        }
+        let error = Kernels::named("abacus").unwrap_err();
+        assert!(error.to_string().contains("scalar"), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tierbed_core::stats::StoreStats;
 use tierbed_core::{Budget, Error, Poison, Result, Schema, TableId, TableSchema, TrainStore};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_kernels::{Hyper, Isa, Kernels};
+use tierbed_kernels::{Hyper, Kernels};
 
 use crate::backends::{buffer_bytes_max, open_store};
 use crate::kept::finish_restore;
@@ -115,7 +115,7 @@ impl Engine {
             store,
             buffer: None,
             scratch,
-            kernels: kernels_of(&config.isa)?,
+            kernels: Kernels::named(&config.isa)?,
             budget,
             tables: Vec::new(),
             ahead: crate::prefetch::Announced::default(),
@@ -219,17 +219,4 @@ impl Engine {
         self.ahead = crate::prefetch::Announced::default();
         Ok(())
     }
-}
-
-fn kernels_of(isa: &str) -> Result<Kernels> {
-    if isa == "auto" {
-        return Ok(Kernels::detect());
-    }
-    let named = Isa::available().into_iter().find(|known| known.name() == isa);
-    named.and_then(Kernels::with_isa).ok_or_else(|| {
-        let known: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
-        Error::invalid("instruction set is unknown or not on this processor")
-            .with("isa", isa)
-            .with("available", known.join(", "))
-    })
 }

@@ -47,15 +47,16 @@ impl Announced {
 impl Engine {
     /// Brings the rows of `batches`, nearest first, and keeps them until they were looked up.
     ///
-    /// Returns how many of the batches fit; the rest is to be announced again later.
+    /// Returns how many of the batches fit; the rest is to be announced again later. Batches are
+    /// checked when their turn comes: one that is wrong ends the announcement before it.
     ///
     /// # Errors
-    /// `Invalid` for ids out of range, otherwise the store's. Values are never at stake: a row
-    /// has one home, whoever brings it.
+    /// `Invalid` for ids out of range in the first batch, otherwise the store's. Values are never
+    /// at stake: a row has one home, whoever brings it.
     pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
         self.poison.check()?;
-        for bags in batches {
-            plan.check(&self.schema, bags, plan.output_len(bags))?;
+        if let Some(first) = batches.first() {
+            plan.check(&self.schema, first, plan.output_len(first))?;
         }
         self.ensure_buffer()?;
         if self.ahead.plan.as_ref() != Some(plan) || self.ahead.announced > u32::MAX / 2 {
@@ -64,6 +65,11 @@ impl Engine {
         }
         let mut fitted = 0;
         for bags in batches {
+            // Batches that do not fit any more are not looked at; they are offered again.
+            let is_wrong = || plan.check(&self.schema, bags, plan.output_len(bags)).is_err();
+            if fitted > 0 && is_wrong() {
+                break;
+            }
             if !self.announce(plan, bags, self.ahead.announced + 1)? {
                 break;
             }

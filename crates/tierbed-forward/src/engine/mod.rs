@@ -28,7 +28,7 @@ use tierbed_core::{
     Bags, Budget, Error, Poison, Reservation, Result, Schema, TableId, TableSchema,
 };
 use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
-use tierbed_kernels::{FeaturePlan, Hyper, Isa, Kernels};
+use tierbed_kernels::{FeaturePlan, Hyper, Kernels};
 use tierbed_trainstore::CommitLog;
 
 pub use options::ForwardConfig;
@@ -223,7 +223,7 @@ impl ForwardEngine {
             river: River::new(Box::new(ferry), live(), pilot),
             hypers: stored.hypers(&schema),
             scratch: Scratch::default(),
-            kernels: kernels_of(&config.isa)?,
+            kernels: Kernels::named(&config.isa)?,
             schema,
             epoch: stored.position.epoch,
             batch_in_window: stored.batch_in_window,
@@ -398,17 +398,4 @@ fn check_shape(schema: &Schema, plan: &Plan) -> Result<()> {
             .with("remedy", "make a plan for these tables"));
     }
     Ok(())
-}
-
-fn kernels_of(isa: &str) -> Result<Kernels> {
-    if isa == "auto" {
-        return Ok(Kernels::detect());
-    }
-    let named = Isa::available().into_iter().find(|known| known.name() == isa);
-    named.and_then(Kernels::with_isa).ok_or_else(|| {
-        let known: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
-        Error::invalid("instruction set is unknown or not on this processor")
-            .with("isa", isa)
-            .with("available", known.join(", "))
-    })
 }

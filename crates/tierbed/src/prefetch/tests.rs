@@ -70,8 +70,8 @@ impl TrainStore for Listener {
     }
 }
 
-#[test]
-fn the_store_is_told_what_was_announced() {
+/// An engine over one table of 100 rows of 4 weights.
+fn engine_and_plan() -> (Engine, TableId, FeaturePlan) {
     let config = EngineConfig { backend: Backend::Memory, ..EngineConfig::new(4 << 20) };
     let mut engine = Engine::open(None, &config).unwrap();
     let table = TableSchema {
@@ -85,6 +85,24 @@ fn the_store_is_told_what_was_announced() {
     };
     let id = engine.add_table(table).unwrap();
     let plan = FeaturePlan::new(&engine.schema, &[(id, Pooling::Sum)]).unwrap();
+    (engine, id, plan)
+}
+
+#[test]
+fn a_wrong_batch_ends_the_announcement_before_it() {
+    let (mut engine, _, plan) = engine_and_plan();
+    let good = Bags::new(&[7, 3], &[0, 1, 2], None, 1).unwrap();
+    let wrong = Bags::new(&[7, 100], &[0, 1, 2], None, 1).unwrap();
+    assert_eq!(engine.prefetch(&plan, &[good, wrong, good]).unwrap(), 1);
+    assert!(engine.prefetch(&plan, &[wrong, good]).is_err());
+    engine.lookup(&plan, &good, &mut [0.0; 8]).unwrap();
+    assert_eq!(engine.stats().buffer.miss_count, 2);
+}
+
+#[test]
+fn the_store_is_told_what_was_announced() {
+    let (mut engine, id, plan) = engine_and_plan();
+    let config = EngineConfig { backend: Backend::Memory, ..EngineConfig::new(4 << 20) };
     let told = Arc::new(Mutex::new(Vec::new()));
     let other = Engine::open(None, &config).unwrap();
     let memory = std::mem::replace(&mut engine.store, other.store);
