@@ -7,14 +7,18 @@
 //! line in its registry, and [`check_eviction_policy`].
 
 pub mod conformance;
+mod index;
 pub mod policy;
+mod replay;
 mod shard;
 mod sizing;
 mod slab;
 mod tier;
 
 pub use conformance::check_eviction_policy;
+pub use index::RobinHoodIndex;
 pub use policy::{EvictionPolicy, Lru, PolicyKind};
+pub use replay::{ReplayCache, ReplayCounts};
 pub use shard::{ShardedTier, Visits};
 pub use sizing::{RowClass, TierOptions};
 pub use tier::{Insertion, RowTier, TierStats};

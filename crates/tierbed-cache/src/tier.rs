@@ -61,7 +61,7 @@ pub enum Insertion {
     Stored,
     /// It was there; its words were overwritten.
     Replaced,
-    /// The tier's budget holds no slab at all.
+    /// It stays outside: the policy does not admit it, or the budget holds no slab at all.
     Bypassed,
 }
 
@@ -186,6 +186,14 @@ impl RowTier {
             }
             self.vacate(slot);
         }
+        let is_full = self.is_full(pool_at);
+        let arrival = self.pool_mut(pool_at).policy.arrive(mix64(packed), 0, is_full);
+        if !arrival.is_admitted {
+            return Ok(Insertion::Bypassed);
+        }
+        for _ in 0..arrival.flushed {
+            self.evict_one(pool_at);
+        }
         let Some(slot) = self.free_slot(pool_at) else { return Ok(Insertion::Bypassed) };
         let tick = self.tick;
         let slab = self.slab_mut(slot);
@@ -195,7 +203,7 @@ impl RowTier {
         slab.set_row(at(slot), row);
         let pool = self.pool_mut(pool_at);
         pool.free = next_free;
-        pool.policy.insert(slot, mix64(packed));
+        pool.policy.insert(slot, mix64(packed), arrival.score);
         self.index_insert(packed, slot);
         self.counters.insertions += 1;
         Ok(Insertion::Stored)
@@ -251,15 +259,27 @@ impl RowTier {
     fn free_slot(&mut self, pool_at: usize) -> Option<u32> {
         if self.pool_mut(pool_at).free == NONE && !self.grow(pool_at) {
             self.balance(pool_at);
-            let pool = self.pool_mut(pool_at);
-            if pool.free == NONE {
-                let victim = pool.policy.victim()?;
-                self.counters.evictions += 1;
-                self.vacate(victim);
+            if self.pool_mut(pool_at).free == NONE {
+                self.evict_one(pool_at);
             }
         }
         let free = self.pool_mut(pool_at).free;
         (free != NONE).then_some(free)
+    }
+
+    /// Evicts the victim of a pool, if it holds a row.
+    fn evict_one(&mut self, pool_at: usize) {
+        let Some(victim) = self.pool_mut(pool_at).policy.victim() else { return };
+        self.counters.evictions += 1;
+        let hash = mix64(self.key_of(victim));
+        self.pool_mut(pool_at).policy.evict(victim, hash);
+        self.empty(victim);
+    }
+
+    /// Tells whether a row would have to leave for another of this pool.
+    fn is_full(&mut self, pool_at: usize) -> bool {
+        let can_grow = self.slabs.len() < self.layout.slab_count as usize;
+        self.pool_mut(pool_at).free == NONE && !can_grow
     }
 
     /// Gives the pool a slab nobody has yet.
@@ -368,8 +388,15 @@ impl RowTier {
         }
     }
 
-    /// Empties an occupied slot and puts it first in the free list.
+    /// Takes the row of an occupied slot out for another reason than its rank.
     fn vacate(&mut self, slot: u32) {
+        let pool_at = self.slab_mut(slot).pool;
+        self.pool_mut(pool_at).policy.remove(slot);
+        self.empty(slot);
+    }
+
+    /// Empties a slot that its policy gave up, and puts it first in the free list.
+    fn empty(&mut self, slot: u32) {
         let key = self.key_of(slot);
         let entry = self.index.find_entry(mix64(key), |&held| held == slot);
         if let Ok(entry) = entry {
@@ -377,7 +404,6 @@ impl RowTier {
         }
         let pool_at = self.slab_mut(slot).pool;
         let pool = self.pool_mut(pool_at);
-        pool.policy.remove(slot, mix64(key));
         let next_free = std::mem::replace(&mut pool.free, slot);
         let slab = self.slab_mut(slot);
         slab.set_key(at(slot), EMPTY_KEY);

@@ -1,0 +1,209 @@
+//! Adaptive replacement: rows used once and rows used more often share the slots, and ghosts of
+//! both say which of the two lists should have been longer.
+//!
+//! Source: Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache" (FAST 2003).
+
+use super::ghosts::Ghosts;
+use super::list::List;
+use super::slots::{keeps_slots, Slots};
+use super::{order_of_leaving, Arrival, EvictionPolicy};
+
+/// Of which ghosts the row is that is about to come in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Incoming {
+    /// Of none.
+    #[default]
+    New,
+    /// It left after one use.
+    Recent,
+    /// It left after several uses.
+    Frequent,
+}
+
+/// Ghosts of two lists, and how long the first should be.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Balance {
+    pub(super) recent: Ghosts,
+    pub(super) frequent: Ghosts,
+    /// Slots the list of rows used once should have.
+    pub(super) target: f64,
+    pub(super) incoming: Incoming,
+}
+
+impl Balance {
+    /// Bytes per slot: as many ghosts of each list as slots.
+    pub(super) const BYTES: usize = 2 * Ghosts::<()>::BYTES;
+
+    pub(super) fn resize(&mut self, slot_count: usize) {
+        self.recent.resize(slot_count);
+        self.frequent.resize(slot_count);
+        self.target = self.target.min(slot_count as f64);
+    }
+
+    /// Finds the row of `hash` among the ghosts.
+    pub(super) fn identify(&mut self, hash: u64) {
+        self.incoming = if self.recent.contains(hash) {
+            Incoming::Recent
+        } else if self.frequent.contains(hash) {
+            Incoming::Frequent
+        } else {
+            Incoming::New
+        };
+    }
+
+    /// Moves the target towards the list whose ghost came back.
+    pub(super) fn adapt(&mut self, slot_count: usize) {
+        let (recent, frequent) = (self.recent.len() as f64, self.frequent.len() as f64);
+        match self.incoming {
+            Incoming::Recent => {
+                let step = (frequent / recent.max(1.0)).max(1.0);
+                self.target = (self.target + step).min(slot_count as f64);
+            }
+            Incoming::Frequent => {
+                let step = (recent / frequent.max(1.0)).max(1.0);
+                self.target = (self.target - step).max(0.0);
+            }
+            Incoming::New => {}
+        }
+    }
+
+    /// Forgets the ghosts of `hash`; tells whether there were any.
+    pub(super) fn welcome(&mut self, hash: u64) -> bool {
+        self.incoming = Incoming::New;
+        self.recent.take(hash).is_some() | self.frequent.take(hash).is_some()
+    }
+}
+
+/// The lists `T1` (used once) and `T2` with the ghosts `B1` and `B2` of the paper.
+#[derive(Debug, Clone, Default)]
+pub struct Arc {
+    /// Whether the row is in the list of rows used more than once.
+    slots: Slots<bool>,
+    once: List,
+    often: List,
+    balance: Balance,
+}
+
+impl Arc {
+    fn is_once_full(&self) -> bool {
+        self.balance.incoming == Incoming::New && self.once.len() >= self.slots.count()
+    }
+}
+
+impl EvictionPolicy for Arc {
+    fn name(&self) -> &'static str {
+        "arc"
+    }
+
+    keeps_slots!(bool, Balance::BYTES);
+
+    fn slots_changed(&mut self) {
+        self.balance.resize(self.slots.count());
+    }
+
+    fn arrive(&mut self, hash: u64, score: u16, _is_full: bool) -> Arrival {
+        self.balance.identify(hash);
+        self.balance.adapt(self.slots.count());
+        Arrival::admitted(score)
+    }
+
+    fn touch(&mut self, slot: u32) {
+        if self.slots.states.get(slot) {
+            self.often.refresh(&mut self.slots.links, slot);
+        } else {
+            self.once.remove(&mut self.slots.links, slot);
+            self.often.push_newest(&mut self.slots.links, slot);
+            self.slots.states.set(slot, true);
+        }
+    }
+
+    fn insert(&mut self, slot: u32, hash: u64, _score: u16) {
+        let was_ghost = self.balance.welcome(hash);
+        self.slots.states.set(slot, was_ghost);
+        let list = if was_ghost { &mut self.often } else { &mut self.once };
+        list.push_newest(&mut self.slots.links, slot);
+    }
+
+    fn victim(&mut self) -> Option<u32> {
+        let (len, target) = (self.once.len(), self.balance.target as usize);
+        let is_level = self.balance.incoming == Incoming::Frequent && len == target;
+        let from_once = len > target || is_level || self.is_once_full();
+        let first = if from_once { self.once.oldest() } else { self.often.oldest() };
+        first.or(self.once.oldest()).or(self.often.oldest())
+    }
+
+    fn evict(&mut self, slot: u32, hash: u64) -> u16 {
+        let slot_count = self.slots.count();
+        let balance = &mut self.balance;
+        let ghosts_fit = self.once.len() < slot_count;
+        if balance.incoming == Incoming::New {
+            let ghost_count = balance.recent.len() + balance.frequent.len();
+            if self.once.len() + balance.recent.len() >= slot_count {
+                balance.recent.pop_oldest();
+            } else if self.once.len() + self.often.len() + ghost_count >= 2 * slot_count {
+                balance.frequent.pop_oldest();
+            }
+        }
+        if self.slots.states.get(slot) {
+            balance.frequent.push(hash, ());
+        } else if ghosts_fit {
+            balance.recent.push(hash, ());
+        }
+        self.remove(slot)
+    }
+
+    fn remove(&mut self, slot: u32) -> u16 {
+        let list = if self.slots.states.get(slot) { &mut self.often } else { &mut self.once };
+        list.remove(&mut self.slots.links, slot);
+        0
+    }
+
+    fn dump(&self) -> Vec<u32> {
+        order_of_leaving(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_core::env::mix64;
+
+    use super::*;
+
+    /// Asks for a row by number; its slot is found by the test.
+    fn ask(arc: &mut Arc, rows: &mut [Option<u64>], row: u64) {
+        if let Some(slot) = rows.iter().position(|&held| held == Some(row)) {
+            arc.touch(slot as u32);
+            return;
+        }
+        arc.arrive(mix64(row), 0, true);
+        let empty = rows.iter().position(Option::is_none);
+        let slot = empty.unwrap_or_else(|| {
+            let slot = arc.victim().unwrap() as usize;
+            arc.evict(slot as u32, mix64(rows[slot].unwrap()));
+            slot
+        });
+        arc.insert(slot as u32, mix64(row), 0);
+        rows[slot] = Some(row);
+    }
+
+    #[test]
+    fn a_ghost_of_rows_used_once_makes_that_list_longer() {
+        let (mut arc, mut rows) = (Arc::default(), vec![None; 4]);
+        arc.add_slab(0, 4);
+        for row in [0, 1, 0, 2, 3, 4] {
+            ask(&mut arc, &mut rows, row);
+        }
+        // Row 1 left; 0 is in the list of rows used often.
+        let held = |list: &List, arc: &Arc, rows: &[Option<u64>]| -> Vec<u64> {
+            list.iter(&arc.slots.links).map(|slot| rows[slot as usize].unwrap()).collect()
+        };
+        assert_eq!(held(&arc.once, &arc, &rows), [2, 3, 4]);
+        assert_eq!(held(&arc.often, &arc, &rows), [0]);
+        assert_eq!((arc.balance.recent.len(), arc.balance.target), (1, 0.0));
+        ask(&mut arc, &mut rows, 1);
+        assert_eq!(arc.balance.target, 1.0);
+        assert_eq!(held(&arc.once, &arc, &rows), [3, 4]);
+        assert_eq!(held(&arc.often, &arc, &rows), [0, 1]);
+        assert!(arc.balance.recent.contains(mix64(2)));
+    }
+}

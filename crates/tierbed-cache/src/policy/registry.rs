@@ -1,0 +1,91 @@
+//! Which policies are there? Their names in options, and how each is built.
+
+use tierbed_core::{Error, Result};
+
+use super::{Arc, Car, Clock, EvCar, EvictionPolicy, Lfu, Lru, S3Fifo, Sieve};
+
+/// The policies there are: the registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PolicyKind {
+    /// Least recently used.
+    #[default]
+    Lru,
+    /// Least frequently used.
+    Lfu,
+    /// Second chance.
+    Clock,
+    /// A hand over rows by arrival.
+    Sieve,
+    /// Three first-in-first-out queues.
+    S3Fifo,
+    /// Adaptive replacement.
+    Arc,
+    /// Two clocks with adaptive replacement.
+    Car,
+    /// Two clocks that rank rows by their best group.
+    EvCar,
+}
+
+impl PolicyKind {
+    /// Every kind, for tests and tables.
+    pub const ALL: [Self; 8] = [
+        Self::Lru,
+        Self::Lfu,
+        Self::Clock,
+        Self::Sieve,
+        Self::S3Fifo,
+        Self::Arc,
+        Self::Car,
+        Self::EvCar,
+    ];
+
+    /// Returns the name, as in options and statistics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.build().name()
+    }
+
+    /// Returns the kind of `name`. Case and hyphens do not matter: `S3FIFO` is `s3-fifo`.
+    ///
+    /// # Errors
+    /// `Invalid` naming the kinds there are.
+    pub fn from_name(name: &str) -> Result<Self> {
+        let plain = |name: &str| name.replace(['-', '_'], "").to_lowercase();
+        Self::ALL.into_iter().find(|kind| plain(kind.name()) == plain(name)).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|kind| kind.name()).collect();
+            Error::invalid("unknown cache policy")
+                .with("policy", name)
+                .with("remedy", format_args!("use one of {}", names.join(", ")))
+        })
+    }
+
+    /// Builds an empty policy.
+    #[must_use]
+    pub fn build(self) -> Box<dyn EvictionPolicy> {
+        match self {
+            Self::Lru => Box::new(Lru::default()),
+            Self::Lfu => Box::new(Lfu::default()),
+            Self::Clock => Box::new(Clock::default()),
+            Self::Sieve => Box::new(Sieve::default()),
+            Self::S3Fifo => Box::new(S3Fifo::default()),
+            Self::Arc => Box::new(Arc::default()),
+            Self::Car => Box::new(Car::default()),
+            Self::EvCar => Box::new(EvCar::default()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_back_to_their_kinds() {
+        for kind in PolicyKind::ALL {
+            assert_eq!(PolicyKind::from_name(kind.name()).unwrap(), kind);
+        }
+        assert_eq!(PolicyKind::from_name("S3FIFO").unwrap(), PolicyKind::S3Fifo);
+        let error = PolicyKind::from_name("random").unwrap_err().to_string();
+        assert!(error.contains("lru, lfu, clock"), "{error}");
+    }
+}

@@ -1,0 +1,214 @@
+//! Which rows would have been hits? A cache of row numbers without rows, for replaying logs.
+//!
+//! The policies are those of the tiers, told of groups, hits and misses in the same order. What
+//! differs is the index: replayed rows are numbered densely, so it is an array.
+
+use tierbed_core::env::mix64;
+use tierbed_core::{Error, Result};
+
+use crate::policy::{EvictionPolicy, Group, PolicyKind, SLOT_BITS};
+
+/// No slot: the row is not cached. No row: the slot is empty.
+const NONE: u32 = u32::MAX;
+
+/// What groups of rows did to a cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReplayCounts {
+    /// Groups asked for.
+    pub groups: u64,
+    /// Groups of which every row was a hit.
+    pub perfect_hits: u64,
+    /// Rows asked for.
+    pub rows: u64,
+    /// Rows that were hits.
+    pub hits: u64,
+}
+
+/// A cache of at most `capacity_rows` of rows numbered `0..row_count`, without their bytes.
+#[derive(Debug)]
+pub struct ReplayCache {
+    policy: Box<dyn EvictionPolicy>,
+    /// Slot of each row, `[row_count]`.
+    slots: Vec<u32>,
+    /// Row of each slot, `[capacity_rows]`.
+    rows: Vec<u32>,
+    /// Score of each row that is not cached, as its record would hold it, `[row_count]`.
+    scores: Vec<u16>,
+    /// Empty slots.
+    free: Vec<u32>,
+    counts: ReplayCounts,
+    hashes: Vec<u64>,
+}
+
+impl ReplayCache {
+    /// Builds an empty cache.
+    ///
+    /// # Errors
+    /// `Invalid` when there are no rows or more than 2^32 - 2, or no room.
+    pub fn new(kind: PolicyKind, row_count: usize, capacity_rows: usize) -> Result<Self> {
+        if row_count == 0 || row_count >= NONE as usize {
+            return Err(Error::invalid("a replay needs 1 to 2^32 - 2 rows").with("rows", row_count));
+        }
+        if capacity_rows == 0 {
+            return Err(Error::invalid("a cache of no rows cannot be replayed"));
+        }
+        let capacity_rows = capacity_rows.min(row_count);
+        let mut policy = kind.build();
+        for (slab, first) in (0..capacity_rows).step_by(1 << SLOT_BITS).enumerate() {
+            let slot_count = (capacity_rows - first).min(1 << SLOT_BITS);
+            policy.add_slab(slab as u32, slot_count as u32);
+        }
+        Ok(Self {
+            policy,
+            slots: vec![NONE; row_count],
+            rows: vec![NONE; capacity_rows],
+            scores: vec![0; row_count],
+            // All slabs but the last are full: slots are numbered without gaps.
+            free: (0..capacity_rows as u32).rev().collect(),
+            counts: ReplayCounts::default(),
+            hashes: Vec::new(),
+        })
+    }
+
+    /// Asks for a group of rows, each named once. Returns the hits.
+    ///
+    /// # Errors
+    /// `Invalid` when a row is out of range.
+    pub fn ask(&mut self, group: &[u32]) -> Result<u32> {
+        let mut hit_count = 0;
+        for &row in group {
+            let slot = self.slots.get(row as usize).copied().ok_or_else(|| {
+                Error::invalid("row out of range").with("row", row).with("rows", self.slots.len())
+            })?;
+            hit_count += u32::from(slot != NONE);
+        }
+        self.hashes.clear();
+        self.hashes.extend(group.iter().map(|&row| hash_of(row)));
+        let row_count = group.len() as u32;
+        self.policy.begin_group(&Group { hashes: &self.hashes, row_count, hit_count });
+        for &row in group {
+            self.ask_one(row);
+        }
+        self.policy.end_group();
+        self.counts.groups += 1;
+        self.counts.perfect_hits += u64::from(hit_count == row_count);
+        self.counts.rows += u64::from(row_count);
+        self.counts.hits += u64::from(hit_count);
+        Ok(hit_count)
+    }
+
+    /// Tells whether `row` is cached; changes nothing.
+    #[must_use]
+    pub fn contains(&self, row: u32) -> bool {
+        self.slots.get(row as usize).is_some_and(|&slot| slot != NONE)
+    }
+
+    /// Returns what was counted so far.
+    #[must_use]
+    pub fn counts(&self) -> ReplayCounts {
+        self.counts
+    }
+
+    /// Returns the policy's bytes per cached row.
+    #[must_use]
+    pub fn policy_bytes_per_row(&self) -> usize {
+        self.policy.bytes_per_slot()
+    }
+
+    fn ask_one(&mut self, row: u32) {
+        let (Some(place), Some(score)) =
+            (self.slots.get_mut(row as usize), self.scores.get_mut(row as usize))
+        else {
+            return;
+        };
+        // A row of this group may have left since the hits were counted.
+        if *place != NONE {
+            self.policy.touch(*place);
+            return;
+        }
+        let hash = hash_of(row);
+        let is_full = self.free.is_empty();
+        let arrival = self.policy.arrive(hash, *score, is_full);
+        *score = arrival.score;
+        if !arrival.is_admitted {
+            return;
+        }
+        for _ in 0..arrival.flushed {
+            self.evict_one();
+        }
+        if self.free.is_empty() {
+            self.evict_one();
+        }
+        if let Some(slot) = self.free.pop() {
+            self.policy.insert(slot, hash, arrival.score);
+            self.place(slot, row);
+        }
+    }
+
+    /// Evicts the victim; its slot is free then.
+    fn evict_one(&mut self) {
+        let Some(slot) = self.policy.victim() else { return };
+        let row = self.rows.get(slot as usize).copied().unwrap_or(NONE);
+        let score = self.policy.evict(slot, hash_of(row));
+        if let Some(place) = self.slots.get_mut(row as usize) {
+            *place = NONE;
+        }
+        if let Some(remembered) = self.scores.get_mut(row as usize) {
+            *remembered = score;
+        }
+        self.free.push(slot);
+    }
+
+    fn place(&mut self, slot: u32, row: u32) {
+        if let Some(held) = self.rows.get_mut(slot as usize) {
+            *held = row;
+        }
+        if let Some(place) = self.slots.get_mut(row as usize) {
+            *place = slot;
+        }
+    }
+}
+
+fn hash_of(row: u32) -> u64 {
+    mix64(u64::from(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(kind: PolicyKind, capacity_rows: usize, groups: &[&[u32]]) -> ReplayCounts {
+        let mut cache = ReplayCache::new(kind, 10, capacity_rows).unwrap();
+        for group in groups {
+            cache.ask(group).unwrap();
+        }
+        cache.counts()
+    }
+
+    #[test]
+    fn counts_hits_of_rows_and_of_whole_groups() {
+        let groups: [&[u32]; 4] = [&[1, 2], &[1, 3], &[1, 3], &[2, 3]];
+        let expected = ReplayCounts { groups: 4, perfect_hits: 1, rows: 8, hits: 4 };
+        assert_eq!(counts(PolicyKind::Lru, 2, &groups), expected);
+        let all_fit = ReplayCounts { groups: 4, perfect_hits: 2, rows: 8, hits: 5 };
+        assert_eq!(counts(PolicyKind::Lru, 10, &groups), all_fit);
+    }
+
+    #[test]
+    fn every_policy_hits_everything_that_fits() {
+        for kind in PolicyKind::ALL {
+            let groups: Vec<&[u32]> = vec![&[0, 1, 2, 3, 4]; 20];
+            let counts = counts(kind, 10, &groups);
+            assert_eq!((counts.perfect_hits, counts.hits), (19, 95), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_calls_are_refused() {
+        assert!(ReplayCache::new(PolicyKind::Lru, 0, 1).is_err());
+        assert!(ReplayCache::new(PolicyKind::Lru, 10, 0).is_err());
+        let mut cache = ReplayCache::new(PolicyKind::Lru, 10, 2).unwrap();
+        assert!(cache.ask(&[3, 10]).is_err());
+        assert_eq!(cache.counts(), ReplayCounts::default());
+    }
+}
