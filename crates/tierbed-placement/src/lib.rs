@@ -12,6 +12,7 @@
 //!
 //! Source: MaxEmbed §5 (the problem, and one answer).
 
+mod file;
 pub mod index;
 mod mapping;
 mod placement;
@@ -19,6 +20,7 @@ mod quality;
 mod query_log;
 pub mod select;
 
+pub use file::{decode_placement, read_placement, write_placement};
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
 pub use placement::{Placement, PlacementBuilder};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
