@@ -15,6 +15,7 @@
 mod file;
 pub mod index;
 mod mapping;
+mod misses;
 mod placement;
 mod quality;
 mod query_log;
@@ -22,6 +23,7 @@ pub mod select;
 
 pub use file::{decode_placement, read_placement, write_placement};
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
+pub use misses::{miss_stream, CacheInFront, MissStream};
 pub use placement::{Placement, PlacementBuilder};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
 pub use query_log::{
