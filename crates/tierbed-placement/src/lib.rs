@@ -13,12 +13,16 @@
 //! Source: MaxEmbed §5 (the problem, and one answer).
 
 mod file;
+mod hypergraph;
+mod incidence;
 pub mod index;
 mod mapping;
 mod misses;
+pub mod partition;
 mod placement;
 mod quality;
 mod query_log;
+pub mod replicate;
 pub mod select;
 
 pub use file::{decode_placement, read_placement, write_placement};
@@ -30,3 +34,4 @@ pub use query_log::{
     read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder, QuerySource, ReadOptions,
     TextQueries,
 };
+pub use replicate::ReplicaBudget;

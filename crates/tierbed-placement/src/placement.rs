@@ -11,6 +11,9 @@
 
 use tierbed_core::{Error, Result};
 
+use crate::replicate::ReplicaBudget;
+use crate::QueryLog;
+
 /// Stands for "no page yet" while a placement is built.
 const NO_PAGE: u32 = u32::MAX;
 
@@ -120,21 +123,35 @@ impl Placement {
         (&self.page_offsets, &self.page_rows)
     }
 
-    /// Returns the home pages and as many replica pages, in order, as hold `replica_count`
-    /// replicas; the last page is shortened to the row.
+    /// Returns the home pages and as many replica pages, in order, as `budget` allows; the last
+    /// page is shortened to the row.
     ///
     /// Where replica pages are in order of worth, this is the placement of a lower ratio.
+    /// Replicas on home pages count but stay: they cost no page.
     #[must_use]
-    pub fn with_replicas_at_most(&self, replica_count: u64) -> Self {
-        let homes_end = self.page_offsets.get(self.home_page_count as usize).copied().unwrap_or(0);
-        let on_homes = homes_end.saturating_sub(self.home_page.len() as u64);
-        let end = homes_end + replica_count.saturating_sub(on_homes);
-        let end = end.min(self.page_rows.len() as u64);
+    pub fn with_replicas_at_most(&self, budget: ReplicaBudget) -> Self {
+        let home_page_count = self.home_page_count as usize;
+        let page_count = home_page_count.saturating_add(budget.page_count as usize);
+        let page_count = page_count.min(self.page_offsets.len() - 1);
+        let at = |page: usize| self.page_offsets.get(page).copied().unwrap_or(0);
+        let homes_end = at(home_page_count);
+        let seat_count = self.home_page.len() as u64 + budget.replica_count;
+        let end = seat_count.max(homes_end).min(at(page_count));
         let mut shorter = self.clone();
         shorter.page_offsets.retain(|&offset| offset < end);
         shorter.page_offsets.push(end);
         shorter.page_rows.truncate(end as usize);
         shorter
+    }
+
+    /// Refuses a log of another table.
+    pub(crate) fn check_log(&self, log: &QueryLog) -> Result<()> {
+        if log.row_count() == self.row_count() {
+            return Ok(());
+        }
+        Err(Error::invalid("query log and placement are of different tables")
+            .with("rows_of_log", log.row_count())
+            .with("rows_of_placement", self.row_count()))
     }
 }
 
@@ -147,6 +164,22 @@ pub struct PlacementBuilder {
 }
 
 impl PlacementBuilder {
+    /// Starts from the pages of `homes`, which are kept with their replicas.
+    pub(crate) fn from_homes(homes: &Placement) -> Result<Self> {
+        let mut builder = Placement::builder(homes.row_count(), homes.rows_per_page)?;
+        for (page, rows) in homes.pages().enumerate() {
+            let is_home = |row: u32| homes.home_page.get(row as usize) == Some(&(page as u32));
+            let (at_home, replicas): (Vec<u32>, Vec<u32>) =
+                rows.iter().partition(|&&row| is_home(row));
+            if at_home.is_empty() {
+                builder.push_replica_page(&replicas)?;
+            } else {
+                builder.push_home_page(&at_home, &replicas)?;
+            }
+        }
+        Ok(builder)
+    }
+
     /// Adds a page that is the home of `homes`, and holds `replicas` of other rows behind them.
     ///
     /// # Errors
@@ -262,19 +295,28 @@ mod tests {
     #[test]
     fn a_lower_ratio_is_a_prefix_to_the_row() {
         let placement = placement();
+        let with = |replica_count: u64, page_count: u64| {
+            let total_page_count = 2 + page_count;
+            placement.with_replicas_at_most(ReplicaBudget {
+                replica_count,
+                page_count,
+                total_page_count,
+            })
+        };
         for replica_count in 1..=6 {
-            let shorter = placement.with_replicas_at_most(replica_count);
+            let shorter = with(replica_count, 2);
             assert_eq!(shorter.replica_count(), replica_count);
             assert_eq!(shorter.home_pages(), placement.home_pages());
             let pages: Vec<u32> = shorter.pages().flatten().copied().collect();
             let all: Vec<u32> = placement.pages().flatten().copied().collect();
             assert_eq!(pages, all[..pages.len()]);
         }
-        assert_eq!(placement.with_replicas_at_most(4).page(2), Some(&[4, 2, 5][..]));
-        assert_eq!(placement.with_replicas_at_most(3).page(2), Some(&[4, 2][..]));
-        assert_eq!(placement.with_replicas_at_most(9), placement);
+        assert_eq!(with(4, 2).page(2), Some(&[4, 2, 5][..]));
+        assert_eq!(with(3, 2).page(2), Some(&[4, 2][..]));
+        assert_eq!(with(9, 9), placement);
+        assert_eq!(with(9, 1).page_count(), 3, "pages are counted too");
         // Replicas on home pages stay: they cost no page.
-        assert_eq!(placement.with_replicas_at_most(0).replica_count(), 1);
+        assert_eq!(with(0, 0).replica_count(), 1);
     }
 
     #[test]

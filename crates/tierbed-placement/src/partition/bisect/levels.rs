@@ -1,0 +1,165 @@
+//! In which order are nodes split? Level by level, the nodes of a level in parallel.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use tierbed_core::env::{mix64, SplitMix64};
+
+use super::divide::Divide;
+use super::exchange::Exchange;
+use super::{BisectionOptions, LevelReport};
+use crate::hypergraph::Hypergraph;
+use crate::partition::order::shuffle;
+
+/// A node: how many rows and pins it has. Its rows follow those of the node before it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Node {
+    row_count: usize,
+    /// Pages the node will become.
+    page_count: usize,
+    /// Pins in use.
+    pin_count: usize,
+    /// Pins the node's place had room for when its parent was split.
+    pin_room: usize,
+}
+
+/// One node's split, to be done by any thread.
+struct Job<'a> {
+    node: Node,
+    /// Position of the node's first row: with the level it names the node, for its seed.
+    first: usize,
+    rows: &'a mut [u32],
+    pins: &'a mut [u32],
+    children: [Node; 2],
+}
+
+/// Arrays a thread keeps from node to node.
+#[derive(Default)]
+struct Scratch {
+    exchange: Exchange,
+    divide: Divide,
+    ids: Vec<u32>,
+}
+
+/// How the rows of a node are shared out to its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fill {
+    /// All pages are full but the last one.
+    Full,
+    /// All pages are about equally full.
+    Even,
+}
+
+/// Splits a hypergraph into `page_count` pages.
+///
+/// Returns the rows that were asked for, page after page, and how many are on each page.
+pub(super) fn split(
+    mut graph: Hypergraph,
+    (page_count, fill): (usize, Fill),
+    options: &BisectionOptions,
+    report: &mut dyn FnMut(LevelReport),
+) -> (Vec<u32>, Vec<usize>) {
+    let pin_count = graph.pins.len();
+    let row_count = graph.rows.len();
+    let mut nodes = vec![Node { row_count, page_count, pin_count, pin_room: pin_count }];
+    let level_count = page_count.max(1).next_power_of_two().trailing_zeros();
+    for level in 0..level_count {
+        nodes = split_level(&mut graph, &nodes, (level, fill), options);
+        report(LevelReport {
+            levels_done: level + 1,
+            level_count,
+            pin_count: nodes.iter().map(|node| node.pin_count as u64).sum(),
+        });
+    }
+    (graph.rows, nodes.iter().map(|node| node.row_count).collect())
+}
+
+/// Splits every node of a level that does not fit a page; the others stay as they are.
+fn split_level(
+    graph: &mut Hypergraph,
+    nodes: &[Node],
+    (level, fill): (u32, Fill),
+    options: &BisectionOptions,
+) -> Vec<Node> {
+    let (mut rows, mut pins) = (graph.rows.as_mut_slice(), graph.pins.as_mut_slice());
+    let mut jobs = Vec::with_capacity(nodes.len());
+    let mut first = 0;
+    for &node in nodes {
+        let (of_node, behind) = std::mem::take(&mut rows).split_at_mut(node.row_count);
+        let (pins_of_node, pins_behind) = std::mem::take(&mut pins).split_at_mut(node.pin_room);
+        (rows, pins) = (behind, pins_behind);
+        let children = [node, Node::default()];
+        let job = Job { node, first, rows: of_node, pins: pins_of_node, children };
+        first += node.row_count;
+        jobs.push(Mutex::new(job));
+    }
+    let next = AtomicUsize::new(0);
+    // Few nodes: all threads work on one. Many nodes: every thread has one of its own.
+    let within = if jobs.len() < options.thread_count { options.thread_count } else { 1 };
+    let work = || {
+        let mut scratch = Scratch::default();
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut job = job.lock().unwrap_or_else(PoisonError::into_inner);
+            if job.node.page_count > 1 {
+                job.split((level, fill), within, options, &mut scratch);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let others = if within == 1 { options.thread_count.min(jobs.len()) - 1 } else { 0 };
+        for _ in 0..others {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let done = jobs.into_iter().map(|job| job.into_inner().unwrap_or_else(PoisonError::into_inner));
+    done.flat_map(|job| job.children).filter(|child| child.row_count > 0).collect()
+}
+
+impl Job<'_> {
+    fn split(
+        &mut self,
+        (level, fill): (u32, Fill),
+        thread_count: usize,
+        options: &BisectionOptions,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { exchange, divide, ids } = scratch;
+        let Node { row_count, page_count, .. } = self.node;
+        let left_pages = page_count / 2;
+        let left = match fill {
+            Fill::Full => left_pages * options.rows_per_page as usize,
+            Fill::Even => (row_count as u64 * left_pages as u64 / page_count as u64) as usize,
+        };
+        let name = u64::from(level) << 40 ^ self.first as u64;
+        let mut rng = SplitMix64::new(mix64(options.seed ^ mix64(name)));
+        ids.clear();
+        ids.extend(0..row_count as u32);
+        shuffle(ids, &mut rng);
+        exchange.side.clear();
+        exchange.side.resize(row_count, false);
+        for &row in ids.get(left..).unwrap_or_default() {
+            if let Some(side) = exchange.side.get_mut(row as usize) {
+                *side = true;
+            }
+        }
+        let pins = self.pins.get_mut(..self.node.pin_count).unwrap_or_default();
+        exchange.run(pins, options.iteration_count, thread_count);
+        let (left_pins, right_pins) = divide.run(self.rows, pins, &exchange.side);
+        self.children = [
+            Node {
+                row_count: left,
+                page_count: left_pages,
+                pin_count: left_pins,
+                pin_room: left_pins,
+            },
+            Node {
+                row_count: row_count - left,
+                page_count: page_count - left_pages,
+                pin_count: right_pins,
+                pin_room: self.node.pin_room - left_pins,
+            },
+        ];
+    }
+}

@@ -1,0 +1,189 @@
+//! Which rows sit in queries that need many pages? Replication by connectivity.
+//!
+//! A query that needs p home pages has connectivity p. A row scores `sum(p - 1)` over its
+//! queries. Each of the best rows becomes the base of one replica page, which it shares with the
+//! rows most often asked for together with it, those of its home page excepted:
+//!
+//! ```text
+//! score      40  31  30 ...          one base per page, best first
+//! page       [base, most frequent neighbours of the base ...]
+//! ```
+//!
+//! Source: MaxEmbed §5.3. As in its code, the number of replica pages is `r * row_count` over the
+//! rows of a page, rounded up; of a base with more than 10,000 queries an even sample is read; and
+//! pages may repeat each other. Differs: ties go by row, so the result is always the same; a base
+//! without neighbours elsewhere gets no page, because that page could not save a read.
+
+use std::cmp::Reverse;
+
+use tierbed_core::Result;
+
+use super::ReplicaBudget;
+use crate::incidence::Incidence;
+use crate::placement::{Placement, PlacementBuilder};
+use crate::QueryLog;
+
+/// From this many queries on, a base's neighbours are counted in a sample.
+pub(super) const SAMPLE_MIN: u32 = 10_000;
+
+/// Adds replica pages to `homes`, best base first, as far as `ratio` allows.
+///
+/// [`Placement::with_replicas_at_most`] cuts the result down to any lower ratio.
+///
+/// # Errors
+///
+/// `Invalid` for a bad ratio or a log of another table.
+pub fn by_connectivity(homes: &Placement, log: &QueryLog, ratio: f64) -> Result<Placement> {
+    homes.check_log(log)?;
+    let budget = ReplicaBudget::of_ratio(ratio, homes.row_count(), homes.rows_per_page())?;
+    let bases = best_bases(&scores(homes, log), budget.page_count as usize);
+    let mut is_base = vec![false; homes.row_count() as usize];
+    for &base in &bases {
+        if let Some(flag) = is_base.get_mut(base as usize) {
+            *flag = true;
+        }
+    }
+    let wanted = |row: u32| is_base.get(row as usize).copied().unwrap_or(false);
+    let incidence = Incidence::sampled(log, SAMPLE_MIN, wanted)?;
+    let mut builder = PlacementBuilder::from_homes(homes)?;
+    let mut neighbours = Neighbours::new(homes);
+    let mut left = budget.replica_count as usize;
+    for &base in &bases {
+        neighbours.count(&[base], log, &incidence);
+        let room = (homes.rows_per_page() as usize).min(left);
+        let mut page = vec![base];
+        page.extend(neighbours.most_frequent(room.saturating_sub(1)));
+        page.truncate(room);
+        if page.len() > 1 {
+            left -= page.len();
+            builder.push_replica_page(&page)?;
+        }
+    }
+    builder.finish()
+}
+
+/// Sums, for every row, the further home pages its queries need, `[row_count]`.
+fn scores(homes: &Placement, log: &QueryLog) -> Vec<u64> {
+    let home_pages = homes.home_pages();
+    let home = |row: u32| home_pages.get(row as usize).copied().unwrap_or(u32::MAX);
+    let mut scores = vec![0u64; home_pages.len()];
+    let mut pages = Vec::new();
+    for query in log.iter() {
+        pages.clear();
+        pages.extend(query.iter().map(|&row| home(row)));
+        pages.sort_unstable();
+        pages.dedup();
+        for &row in query {
+            if let Some(score) = scores.get_mut(row as usize) {
+                *score += pages.len() as u64 - 1;
+            }
+        }
+    }
+    scores
+}
+
+/// Returns the `count` rows of the highest scores, best first, equal ones by row.
+fn best_bases(scores: &[u64], count: usize) -> Vec<u32> {
+    let mut keys: Vec<(Reverse<u64>, u32)> = scores
+        .iter()
+        .enumerate()
+        .filter(|(_, &score)| score > 0)
+        .map(|(row, &score)| (Reverse(score), row as u32))
+        .collect();
+    if count < keys.len() {
+        keys.select_nth_unstable(count);
+        keys.truncate(count);
+    }
+    keys.sort_unstable();
+    keys.into_iter().map(|(_, row)| row).collect()
+}
+
+/// Counts who is asked for together with a row and has its home elsewhere.
+pub(super) struct Neighbours<'a> {
+    home_pages: &'a [u32],
+    counts: Vec<u32>,
+    /// Rows with a count, to be counted out again.
+    touched: Vec<u32>,
+}
+
+impl<'a> Neighbours<'a> {
+    pub(super) fn new(homes: &'a Placement) -> Self {
+        let home_pages = homes.home_pages();
+        Self { home_pages, counts: vec![0; home_pages.len()], touched: Vec::new() }
+    }
+
+    /// Counts over the queries of `rows`, which share one home page.
+    pub(super) fn count(&mut self, rows: &[u32], log: &QueryLog, incidence: &Incidence) {
+        for row in self.touched.drain(..) {
+            if let Some(count) = self.counts.get_mut(row as usize) {
+                *count = 0;
+            }
+        }
+        let home_of = |row: u32| self.home_pages.get(row as usize);
+        let home = rows.first().and_then(|&row| home_of(row));
+        for &query in rows.iter().flat_map(|&row| incidence.queries(row)) {
+            for &other in log.query(query as usize).unwrap_or_default() {
+                let Some(count) = self.counts.get_mut(other as usize) else { continue };
+                if home_of(other) != home {
+                    if *count == 0 {
+                        self.touched.push(other);
+                    }
+                    *count += 1;
+                }
+            }
+        }
+    }
+
+    /// Returns the `count` rows counted most, most frequent first, equal ones by row.
+    pub(super) fn most_frequent(&mut self, count: usize) -> Vec<u32> {
+        let counts = &self.counts;
+        let key = |row: &u32| (Reverse(counts.get(*row as usize).copied()), *row);
+        let mut rows = self.touched.clone();
+        if count < rows.len() {
+            rows.select_nth_unstable_by_key(count, key);
+            rows.truncate(count);
+        }
+        rows.sort_unstable_by_key(key);
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two pages of three; row 1 is asked for with 3 and 4, elsewhere.
+    fn example() -> (Placement, QueryLog) {
+        let homes = Placement::from_order(&[0, 1, 2, 3, 4, 5], 3).expect("room");
+        let queries = [&[0, 1][..], &[1, 3, 4], &[1, 3], &[1, 4, 3], &[2, 5]];
+        (homes, QueryLog::from_queries(6, queries).expect("in range"))
+    }
+
+    #[test]
+    fn scores_are_those_of_the_paper() {
+        let (homes, log) = example();
+        assert_eq!(scores(&homes, &log), [0, 3, 1, 3, 2, 1]);
+        assert_eq!(best_bases(&scores(&homes, &log), 4), [1, 3, 4, 2]);
+    }
+
+    #[test]
+    fn a_base_sits_with_its_most_frequent_neighbours_from_elsewhere() {
+        let (homes, log) = example();
+        let placement = by_connectivity(&homes, &log, 1.0).expect("a ratio");
+        let pages: Vec<&[u32]> = placement.pages().collect();
+        assert_eq!(pages, [&[0, 1, 2][..], &[3, 4, 5], &[1, 3, 4], &[3, 1]]);
+    }
+
+    #[test]
+    fn the_budget_holds_to_the_row() {
+        let (homes, log) = example();
+        for (ratio, replica_count) in [(0.0, 0), (0.34, 2), (0.5, 3), (0.84, 5)] {
+            let placement = by_connectivity(&homes, &log, ratio).expect("a ratio");
+            assert_eq!(placement.replica_count(), replica_count, "ratio {ratio}");
+        }
+        assert!(by_connectivity(&homes, &log, -0.1).is_err());
+        assert!(by_connectivity(&homes, &log, f64::NAN).is_err());
+        let other = QueryLog::from_queries(7, [[6]]).expect("in range");
+        assert!(by_connectivity(&homes, &other, 0.1).is_err());
+    }
+}
