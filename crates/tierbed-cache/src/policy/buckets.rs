@@ -45,6 +45,20 @@ impl Buckets {
         }
     }
 
+    /// Lowers every rank by `by`; what would fall below 0 stays there, the lower ones first.
+    pub(crate) fn fall(&mut self, links: &mut Links, by: usize) {
+        let mut lowest = List::default();
+        for list in self.lists.iter_mut().take(by + 1) {
+            lowest.append(links, std::mem::take(list));
+        }
+        self.lists.rotate_left(by.min(RANKS));
+        self.lists[0] = lowest;
+        self.filled = [0; RANKS / 64];
+        for (at, _) in self.lists.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
+            self.filled[at / 64] |= 1 << (at % 64);
+        }
+    }
+
     /// Returns the lowest rank that has a slot.
     pub(crate) fn lowest(&self) -> Option<u16> {
         let word = self.filled.iter().position(|&word| word != 0)?;

@@ -74,6 +74,20 @@ impl List {
         self.len += 1;
     }
 
+    /// Adds the slots of `other` after its own.
+    pub(crate) fn append(&mut self, links: &mut Links, other: Self) {
+        let (Some(_), Some(first)) = (self.oldest(), other.oldest()) else {
+            if self.is_empty() {
+                *self = other;
+            }
+            return;
+        };
+        links.get_mut(self.newest).newer = first;
+        links.get_mut(first).older = self.newest;
+        self.newest = other.newest;
+        self.len += other.len;
+    }
+
     /// Takes `slot` out.
     pub(crate) fn remove(&mut self, links: &mut Links, slot: u32) {
         let Link { older, newer } = links.get(slot);

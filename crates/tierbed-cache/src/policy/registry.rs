@@ -2,7 +2,10 @@
 
 use tierbed_core::{Error, Result};
 
-use super::{Arc, Car, Clock, EvCar, EvictionPolicy, Lfu, Lru, S3Fifo, Sieve};
+use super::{
+    Arc, Car, Clock, CreditRule, EvCar, EvLfu, EvictionPolicy, FlushRule, GroupFrequency, Lfu, Lru,
+    S3Fifo, Sieve,
+};
 
 /// The policies there are: the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,11 +27,15 @@ pub enum PolicyKind {
     Car,
     /// Two clocks that rank rows by their best group.
     EvCar,
+    /// Rows by their best group, flushed by a rule.
+    EvLfu(FlushRule),
+    /// Group-weighted frequency.
+    GroupFrequency(CreditRule),
 }
 
 impl PolicyKind {
     /// Every kind, for tests and tables.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 14] = [
         Self::Lru,
         Self::Lfu,
         Self::Clock,
@@ -37,6 +44,12 @@ impl PolicyKind {
         Self::Arc,
         Self::Car,
         Self::EvCar,
+        Self::EvLfu(FlushRule::RELEASED),
+        Self::EvLfu(FlushRule::PAPER),
+        Self::GroupFrequency(CreditRule::STEADY),
+        Self::GroupFrequency(CreditRule::FOR_EVER),
+        Self::GroupFrequency(CreditRule::DRIFTING),
+        Self::GroupFrequency(CreditRule::FAST),
     ];
 
     /// Returns the name, as in options and statistics.
@@ -45,11 +58,13 @@ impl PolicyKind {
         self.build().name()
     }
 
-    /// Returns the kind of `name`. Case and hyphens do not matter: `S3FIFO` is `s3-fifo`.
+    /// Returns the kind of `name`. Case and hyphens do not matter: `S3FIFO` is `s3-fifo`; `ours`
+    /// is `group-frequency`.
     ///
     /// # Errors
     /// `Invalid` naming the kinds there are.
     pub fn from_name(name: &str) -> Result<Self> {
+        let name = if name == "ours" { "group-frequency" } else { name };
         let plain = |name: &str| name.replace(['-', '_'], "").to_lowercase();
         Self::ALL.into_iter().find(|kind| plain(kind.name()) == plain(name)).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|kind| kind.name()).collect();
@@ -71,6 +86,8 @@ impl PolicyKind {
             Self::Arc => Box::new(Arc::default()),
             Self::Car => Box::new(Car::default()),
             Self::EvCar => Box::new(EvCar::default()),
+            Self::EvLfu(rule) => Box::new(EvLfu::new(rule)),
+            Self::GroupFrequency(rule) => Box::new(GroupFrequency::new(rule)),
         }
     }
 }

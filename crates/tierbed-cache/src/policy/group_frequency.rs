@@ -1,0 +1,291 @@
+//! How often was a row needed, counting most where it alone was missing?
+//!
+//! Every use of a row adds `1 / m^a` to its score, `m` the rows that were missing in its group:
+//! a group with `m` misses needs `m` rows to become a perfect hit, so each gets a part of the
+//! credit. The row of the lowest score leaves; a row comes in when its score is not below that.
+//! Scores outlive the stay: they go with the record and come back with it on the next miss.
+//! From time to time all scores are halved, so that old favourites leave.
+//!
+//! Halving touches no row: the unit of credit doubles instead. A score is 16 bits of a float,
+//! eight of exponent, counted in halvings since the beginning, eight of mantissa:
+//!
+//! ```text
+//! bit 15 ....... 8 7 ............ 0
+//!     exponent + e   mantissa            e: halvings so far, modulo 256
+//! ```
+//!
+//! A record not read for some 240 halvings may come back with a wrong score: the exponent has
+//! gone around.
+
+use tierbed_core::env::SplitMix64;
+
+use super::buckets::Buckets;
+use super::slots::{keeps_slots, Slots};
+use super::{Arrival, EvictionPolicy, Group};
+
+/// Groups with more misses get the credit of this many.
+const MISSES_MAX: usize = 256;
+/// The exponent of 1.0 in an f32, and bits of an f32 mantissa that a score leaves out.
+const EXPONENT_OF_ONE: i32 = 127;
+const BITS_LEFT_OUT: u32 = 15;
+/// Scores end here; what looks larger is older than the exponent can tell.
+const SCORE_MAX: f32 = 65_535.0;
+/// Scores below 2^-12 are ranked alike.
+const LOWEST_EXPONENT: i32 = EXPONENT_OF_ONE - 12;
+/// Ranks per doubling of the score.
+const RANKS_PER_OCTAVE: usize = 32;
+
+/// What a use is worth, and when worth is halved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CreditRule {
+    /// The exponent `a` in `1 / m^a`, in tenths.
+    pub exponent_tenths: u8,
+    /// All scores are halved each time so many rows per slot were asked for; 0: never.
+    pub halve_after: u16,
+}
+
+impl CreditRule {
+    /// Weighs missing rows by `1 / m^1.5` and forgets slowly.
+    pub const STEADY: Self = Self { exponent_tenths: 15, halve_after: 100 };
+    /// Never forgets.
+    pub const FOR_EVER: Self = Self { exponent_tenths: 15, halve_after: 0 };
+    /// Forgets within some turnovers of the cache.
+    pub const DRIFTING: Self = Self { exponent_tenths: 10, halve_after: 20 };
+    /// Forgets soon.
+    pub const FAST: Self = Self { exponent_tenths: 10, halve_after: 5 };
+}
+
+/// Slots by group-weighted frequency.
+#[derive(Debug, Clone)]
+pub struct GroupFrequency {
+    rule: CreditRule,
+    /// The score of each row here.
+    slots: Slots<u16>,
+    ranks: Buckets,
+    /// What a use is worth by missing rows, `[MISSES_MAX + 1]`.
+    credits: Box<[f32]>,
+    /// What a use of a row of the present group is worth.
+    credit: f32,
+    /// Halvings so far; wraps.
+    epoch: u8,
+    /// Rows asked for since the last halving.
+    asked: u64,
+    rng: SplitMix64,
+}
+
+impl GroupFrequency {
+    /// Builds the policy with a rule for credit.
+    #[must_use]
+    pub fn new(rule: CreditRule) -> Self {
+        let power = f32::from(rule.exponent_tenths) / 10.0;
+        let credits = (0..=MISSES_MAX).map(|misses| (misses.max(1) as f32).powf(-power));
+        Self {
+            rule,
+            slots: Slots::default(),
+            ranks: Buckets::default(),
+            credits: credits.collect(),
+            credit: 1.0,
+            epoch: 0,
+            asked: 0,
+            rng: SplitMix64::new(0x7469_6572),
+        }
+    }
+
+    /// Returns the score as a number of full credits of now.
+    fn value(&self, score: u16) -> f32 {
+        if score == 0 {
+            return 0.0;
+        }
+        let exponent = ((score >> 8) as u8).wrapping_sub(self.epoch);
+        let bits = (u32::from(exponent) << 23) | (u32::from(score & 0xFF) << BITS_LEFT_OUT);
+        let value = f32::from_bits(bits);
+        // Not a number when the exponent has just gone around.
+        if value <= SCORE_MAX {
+            value
+        } else {
+            0.0
+        }
+    }
+
+    /// Adds the present credit. The bits that do not fit are rounded by chance, so that small
+    /// credits add up on large scores.
+    fn raised(&mut self, score: u16) -> u16 {
+        let value = (self.value(score) + self.credit).min(SCORE_MAX);
+        let chance = (self.rng.next_u64() as u32) & ((1 << BITS_LEFT_OUT) - 1);
+        let bits = (value.to_bits() + chance).min(SCORE_MAX.to_bits());
+        let exponent = ((bits >> 23) as u8).wrapping_add(self.epoch);
+        let mantissa = ((bits >> BITS_LEFT_OUT) & 0xFF) as u16;
+        // 0 says "never seen".
+        ((u16::from(exponent) << 8) | mantissa).max(1)
+    }
+
+    fn rank(&self, score: u16) -> u16 {
+        let bits = self.value(score).to_bits();
+        let octave = ((bits >> 23) as i32 - LOWEST_EXPONENT).max(-1);
+        if octave < 0 {
+            return 0;
+        }
+        (octave as u16) * RANKS_PER_OCTAVE as u16 + ((bits >> 18) & 0x1F) as u16
+    }
+
+    fn place(&mut self, slot: u32, score: u16) {
+        self.slots.states.set(slot, score);
+        let rank = self.rank(score);
+        self.ranks.push(&mut self.slots.links, slot, rank);
+    }
+
+    fn age(&mut self, row_count: usize) {
+        self.asked += row_count as u64;
+        let period = u64::from(self.rule.halve_after) * self.slots.count() as u64;
+        if period > 0 && self.asked >= period {
+            self.asked = 0;
+            self.epoch = self.epoch.wrapping_add(1);
+            self.ranks.fall(&mut self.slots.links, RANKS_PER_OCTAVE);
+        }
+    }
+}
+
+impl EvictionPolicy for GroupFrequency {
+    fn name(&self) -> &'static str {
+        match self.rule {
+            CreditRule::FOR_EVER => "group-frequency-for-ever",
+            CreditRule::DRIFTING => "group-frequency-drifting",
+            CreditRule::FAST => "group-frequency-fast",
+            _ => "group-frequency",
+        }
+    }
+
+    keeps_slots!(u16, 0);
+
+    fn bytes_fixed(&self) -> usize {
+        Buckets::BYTES + size_of_val(&*self.credits)
+    }
+
+    fn begin_group(&mut self, group: &Group<'_>) {
+        let misses = (group.miss_count() as usize).min(MISSES_MAX);
+        self.credit = self.credits.get(misses).copied().unwrap_or(1.0);
+        self.age(group.hashes.len());
+    }
+
+    fn touch(&mut self, slot: u32) {
+        let old = self.remove(slot);
+        let score = self.raised(old);
+        self.place(slot, score);
+    }
+
+    fn arrive(&mut self, _hash: u64, score: u16, is_full: bool) -> Arrival {
+        let score = self.raised(score);
+        let lowest = self.ranks.lowest().unwrap_or(0);
+        let is_admitted = !is_full || self.rank(score) >= lowest;
+        Arrival { is_admitted, ..Arrival::admitted(score) }
+    }
+
+    fn insert(&mut self, slot: u32, _hash: u64, score: u16) {
+        self.place(slot, score);
+    }
+
+    fn victim(&mut self) -> Option<u32> {
+        self.ranks.oldest_lowest()
+    }
+
+    fn remove(&mut self, slot: u32) -> u16 {
+        let score = self.slots.states.get(slot);
+        let rank = self.rank(score);
+        self.ranks.remove(&mut self.slots.links, slot, rank);
+        score
+    }
+
+    fn dump(&self) -> Vec<u32> {
+        self.ranks.iter(&self.slots.links).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(exponent_tenths: u8, halve_after: u16, slot_count: u32) -> GroupFrequency {
+        let mut policy = GroupFrequency::new(CreditRule { exponent_tenths, halve_after });
+        policy.add_slab(0, slot_count);
+        policy
+    }
+
+    fn begin(policy: &mut GroupFrequency, row_count: u32, hit_count: u32) {
+        let hashes = vec![0; row_count as usize];
+        policy.begin_group(&Group { hashes: &hashes, row_count, hit_count });
+    }
+
+    #[test]
+    fn credit_falls_with_the_rows_that_were_missing() {
+        let mut policy = policy(20, 0, 4);
+        begin(&mut policy, 4, 0);
+        for slot in 0..4 {
+            let arrival = policy.arrive(0, 0, false);
+            assert!((policy.value(arrival.score) - 1.0 / 16.0).abs() < 1e-3);
+            policy.insert(slot, 0, arrival.score);
+        }
+        // Three perfect hits of row 2, one of row 1: a full credit each.
+        for slot in [2, 2, 1, 2] {
+            begin(&mut policy, 1, 1);
+            policy.touch(slot);
+        }
+        assert_eq!(policy.dump(), [0, 3, 1, 2]);
+        assert!((policy.value(policy.slots.states.get(2)) - 3.0625).abs() < 0.02);
+    }
+
+    #[test]
+    fn a_row_comes_in_when_its_remembered_score_is_high_enough() {
+        let mut policy = policy(10, 0, 1);
+        begin(&mut policy, 1, 1);
+        policy.insert(0, 0, 0);
+        (0..3).for_each(|_| policy.touch(0));
+        let mut score = 0;
+        for expected in [false, false, true] {
+            let arrival = policy.arrive(1, score, true);
+            assert_eq!(arrival.is_admitted, expected);
+            score = arrival.score;
+        }
+        assert_eq!(policy.value(policy.slots.states.get(0)), 3.0);
+        assert_eq!(policy.evict(0, 0), policy.slots.states.get(0));
+    }
+
+    #[test]
+    fn halving_lets_scores_of_any_place_fall_alike() {
+        let mut policy = policy(10, 2, 2);
+        begin(&mut policy, 1, 1);
+        policy.insert(0, 0, 0);
+        (0..8).for_each(|_| policy.touch(0));
+        let outside = policy.evict(0, 0);
+        policy.insert(0, 0, outside);
+        for _ in 0..2 {
+            begin(&mut policy, 4, 4);
+        }
+        assert_eq!(policy.epoch, 2);
+        assert_eq!((policy.value(outside), policy.value(policy.slots.states.get(0))), (2.0, 2.0));
+        assert_eq!(policy.dump(), [0]);
+        assert_eq!(policy.remove(0), outside);
+    }
+
+    /// The exponent goes around: long after, an old score counts for nothing.
+    #[test]
+    fn scores_fade_over_two_hundred_halvings() {
+        let mut policy = policy(10, 1, 1);
+        policy.insert(0, 0, 0);
+        (0..100).for_each(|_| policy.touch(0));
+        let score = policy.remove(0);
+        for _ in 0..200 {
+            begin(&mut policy, 1, 0);
+            assert!(policy.value(score) <= 50.1);
+        }
+        assert!(policy.value(score) < 1e-6);
+    }
+
+    #[test]
+    fn credits_add_up_on_large_scores() {
+        let mut policy = policy(10, 0, 1);
+        policy.insert(0, 0, 0);
+        (0..20_000).for_each(|_| policy.touch(0));
+        let value = policy.value(policy.slots.states.get(0));
+        assert!((18_000.0..22_000.0).contains(&value), "{value}");
+    }
+}
