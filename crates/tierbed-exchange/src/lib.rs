@@ -21,11 +21,22 @@
 //! writer's signal of that epoch was seen; (3) buffers take turns, so a writer of epoch `e + 2`
 //! has seen its reader's signal of `e + 1`, which the reader gave after it was done with `e`.
 
+pub mod array_rows;
+pub mod backward;
+mod batch;
+mod destinations;
+pub mod exchange;
 pub mod heap;
+pub mod layout;
 mod memory;
 pub mod pad;
+pub mod plan;
 pub mod protocol;
 
+pub use backward::UpdateRows;
+pub use exchange::{Exchange, LookupRows, Output, Step, Wants};
 pub use heap::{LocalHeap, ShmHeap, SymmetricHeap};
+pub use layout::{Layout, Limits};
 pub use memory::{Region, Writer};
 pub use pad::{Channel, Pad};
+pub use plan::{ExchangePlan, Group, GroupKind, Member, ShardedTable, Sharding};

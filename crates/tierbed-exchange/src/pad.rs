@@ -94,6 +94,11 @@ impl Pad {
         self.rank
     }
 
+    /// Changes how long a rank may be silent.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
     /// Returns the number of ranks.
     #[must_use]
     pub fn rank_count(&self) -> usize {

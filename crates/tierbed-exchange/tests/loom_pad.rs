@@ -4,6 +4,8 @@
 //! the very code of `protocol`. Two mutations show that it would notice: one buffer instead of
 //! two, and a signal without release.
 
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test's own words")]
+
 use std::sync::atomic::Ordering;
 
 use loom::sync::atomic::AtomicU32;

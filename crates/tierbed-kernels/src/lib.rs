@@ -25,6 +25,7 @@ pub mod optim;
 mod philox;
 pub mod plan;
 pub mod pool;
+pub mod pool_to;
 mod reduce;
 mod simd;
 
@@ -34,6 +35,7 @@ pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
 pub use optim::{Hyper, Prepared};
 pub use plan::{Feature, FeaturePlan};
+pub use pool_to::{Destination, PoolFeature};
 pub use simd::{prefetch, Isa};
 
 use simd::{CheckedIsa, Job};

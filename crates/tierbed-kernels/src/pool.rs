@@ -8,9 +8,9 @@ use crate::simd::{prefetch, Job, Lanes, LANES};
 use crate::Kernels;
 
 /// How many rows ahead of the sum the processor is asked to fetch, from arenas that no cache holds.
-const PREFETCH_AHEAD: usize = 8;
+pub(crate) const PREFETCH_AHEAD: usize = 8;
 /// From this size on an arena is taken to be outside the nearest cache: 256 KiB.
-const FAR_ARENA_WORDS: usize = 1 << 16;
+pub(crate) const FAR_ARENA_WORDS: usize = 1 << 16;
 
 impl Kernels {
     /// Adds the rows of each bag into its vector: `out[bag] += weight * row`, in index order.
@@ -73,9 +73,9 @@ impl Kernels {
 }
 
 /// Rows as they are.
-struct Plain<'a, const AHEAD: usize> {
-    arena: &'a [f32],
-    starts: &'a [usize],
+pub(crate) struct Plain<'a, const AHEAD: usize> {
+    pub(crate) arena: &'a [f32],
+    pub(crate) starts: &'a [usize],
 }
 
 impl<const AHEAD: usize> Source for Plain<'_, AHEAD> {
@@ -105,10 +105,10 @@ impl<const AHEAD: usize> Source for Plain<'_, AHEAD> {
 }
 
 /// Rows times weights.
-struct Weighted<'a, const AHEAD: usize> {
-    arena: &'a [f32],
-    starts: &'a [usize],
-    weights: &'a [f32],
+pub(crate) struct Weighted<'a, const AHEAD: usize> {
+    pub(crate) arena: &'a [f32],
+    pub(crate) starts: &'a [usize],
+    pub(crate) weights: &'a [f32],
 }
 
 impl<const AHEAD: usize> Source for Weighted<'_, AHEAD> {
@@ -184,12 +184,18 @@ impl Job for MeanScale<'_> {
             if count <= 0 {
                 continue;
             }
-            let divisor = L::splat(count as f32);
-            let (full, part) = self.out[self.columns.range(bag)].as_chunks_mut::<LANES>();
-            for lanes in full {
-                L::load(lanes).div(divisor).store(lanes);
-            }
-            L::load_part(part).div(divisor).store_part(part);
+            divide::<L>(&mut self.out[self.columns.range(bag)], count as f32);
         }
     }
+}
+
+/// Divides each element of `vector`.
+#[inline(always)]
+pub(crate) fn divide<L: Lanes>(vector: &mut [f32], divisor: f32) {
+    let divisor = L::splat(divisor);
+    let (full, part) = vector.as_chunks_mut::<LANES>();
+    for lanes in full {
+        L::load(lanes).div(divisor).store(lanes);
+    }
+    L::load_part(part).div(divisor).store_part(part);
 }

@@ -1,0 +1,97 @@
+//! The rows of one rank as plain arrays: what fits in memory and is only looked up.
+
+use tierbed_core::{Bags, Error, Result};
+use tierbed_kernels::{Destination, Kernels, PoolFeature, Pooling, Rows};
+
+use crate::exchange::LookupRows;
+use crate::plan::ExchangePlan;
+
+/// Held rows and columns of each table, `[rows, dim]`, without optimizer state.
+#[derive(Debug)]
+pub struct ArrayRows {
+    kernels: Kernels,
+    /// Per table of the plan; empty where nothing is held.
+    tables: Vec<Vec<f32>>,
+    /// Per group its members.
+    groups: Vec<Vec<HeldMember>>,
+    starts: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct HeldMember {
+    table: usize,
+    pooling: Pooling,
+    dim: usize,
+    first_row: u64,
+    row_count: u64,
+}
+
+impl ArrayRows {
+    /// Holds what `rank` holds by `plan`, filled by `fill(table, row, first_column, out)`.
+    #[must_use]
+    pub fn new(
+        plan: &ExchangePlan,
+        rank: usize,
+        mut fill: impl FnMut(usize, u64, usize, &mut [f32]),
+    ) -> Self {
+        let mut tables = vec![Vec::new(); plan.tables().len()];
+        let mut groups = Vec::new();
+        for group in plan.groups(rank) {
+            let mut members = Vec::new();
+            for member in &group.members {
+                let rows = member.first_row..member.end_row;
+                members.push(HeldMember {
+                    table: member.table,
+                    pooling: member.pooling,
+                    dim: member.dim,
+                    first_row: member.first_row,
+                    row_count: rows.end - rows.start,
+                });
+                let Some(words) = tables.get_mut(member.table) else { continue };
+                if words.is_empty() {
+                    words.resize((rows.end - rows.start) as usize * member.dim, 0.0);
+                    for (row, words) in rows.zip(words.chunks_exact_mut(member.dim)) {
+                        fill(member.table, row, member.first_column, words);
+                    }
+                }
+            }
+            groups.push(members);
+        }
+        Self { kernels: Kernels::detect(), tables, groups, starts: Vec::new() }
+    }
+
+    /// Returns the held part of `table`, `[rows, dim]`.
+    #[must_use]
+    pub fn table(&self, table: usize) -> &[f32] {
+        self.tables.get(table).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the held part of `table` for changes.
+    pub fn table_mut(&mut self, table: usize) -> &mut [f32] {
+        self.tables.get_mut(table).map_or(&mut [], Vec::as_mut_slice)
+    }
+}
+
+impl LookupRows for ArrayRows {
+    fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()> {
+        let members = self.groups.get(group).ok_or_else(|| Error::invalid("no such group"))?;
+        for (at, member) in members.iter().enumerate() {
+            let offsets = bags.feature_offsets(at);
+            let range = crate::batch::feature_range(offsets);
+            self.starts.clear();
+            for &id in bags.indices.get(range.clone()).unwrap_or(&[]) {
+                let row = (id as u64).wrapping_sub(member.first_row);
+                if row >= member.row_count {
+                    return Err(Error::invalid("row is not held here").with("row_id", id));
+                }
+                self.starts.push(row as usize * member.dim);
+            }
+            let arena = self.tables.get(member.table).map_or(&[][..], Vec::as_slice);
+            let weights = bags.weights.and_then(|weights| weights.get(range));
+            let rows = Rows { arena, starts: &self.starts, weights };
+            let of = PoolFeature { feature: at, offsets, pooling: member.pooling, dim: member.dim };
+            self.kernels.pool_to(rows, of, to);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! How do gradients reach the rows' holders, and what comes back?
+//!
+//! Each rank writes the gradient of its output straight into the holders' matrices, which have
+//! the samples of all ranks: `[B, width]` per group, nothing to permute. Then each holder sums
+//! per row, in the order of samples across ranks, and steps its rows: a row has one writer, and
+//! the bits are those of one process with the whole batch.
+//!
+//! Differs: PGAS §V plans remote atomic additions per row; those move a gradient per index
+//! instead of one per bag, and the order of additions would be that of their arrival.
+
+use tierbed_core::{Bags, Error, Result};
+use tierbed_kernels::Pooling;
+
+use crate::batch::{index_grad, GroupBags, Source};
+use crate::exchange::{Exchange, Step};
+use crate::pad::Channel;
+use crate::plan::{Group, GroupKind};
+
+/// Bytes of an element.
+const WORD: usize = 4;
+
+/// Who steps the rows this rank holds.
+pub trait UpdateRows {
+    /// Applies one optimizer step to the rows of `bags`, those of the rank's `group`.
+    ///
+    /// `grads` are `[B, width]`, or `[E, dim]` in a group of rows. `weight_grads`, `[E]`, receive
+    /// the gradient of the weights where they are wanted, from rows before the step.
+    ///
+    /// # Errors
+    /// Whatever keeps it from writing rows.
+    fn update(
+        &mut self,
+        group: usize,
+        bags: &Bags<'_>,
+        grads: &[f32],
+        weight_grads: Option<&mut [f32]>,
+    ) -> Result<()>;
+}
+
+impl Exchange {
+    /// Steps the rows of forward `step` together: `grad` is `[samples, output_dim]` of this rank.
+    /// `weight_grads`, `[E]` of this rank's batch, are written when the forward wanted them.
+    ///
+    /// # Errors
+    /// `Invalid` when the step is not waiting for its backward or a shape is wrong: nothing has
+    /// happened then. Later errors break the exchange, as in [`forward`](Self::forward).
+    pub fn backward(
+        &mut self,
+        step: u64,
+        grad: &[f32],
+        weight_grads: Option<&mut [f32]>,
+        rows: &mut impl UpdateRows,
+    ) -> Result<()> {
+        self.check()?;
+        let Some(at) = self.kept.iter().position(|kept| kept.number == step) else {
+            return Err(Error::invalid("this forward is not waiting for its backward")
+                .with("step", step)
+                .with("remedy", "run backward once, before the next forward but one"));
+        };
+        let samples = self.kept.get(at).map_or(0, |step| step.samples_of(self.rank()).len());
+        if grad.len() != samples * self.plan.output_dim() {
+            return Err(Error::invalid("gradient has the wrong size")
+                .with("expected_values", samples * self.plan.output_dim())
+                .with("found_values", grad.len()));
+        }
+        let step = self.kept.swap_remove(at);
+        self.grads_step += 1;
+        let result = self.put_and_update(&step, grad, weight_grads, rows);
+        self.break_on_error(result)
+    }
+
+    fn put_and_update(
+        &self,
+        step: &Step,
+        grad: &[f32],
+        weight_grads: Option<&mut [f32]>,
+        rows: &mut impl UpdateRows,
+    ) -> Result<()> {
+        let epoch = self.grads_step as u32;
+        for distance in 1..=self.pad.rank_count() {
+            self.put_grads(step, grad, (self.rank() + distance) % self.pad.rank_count());
+        }
+        self.pad.put_all(Channel::Grads, epoch);
+        self.pad.wait_all(Channel::Grads, epoch)?;
+        let is_wanted = step.wanting.contains(&true);
+        let mut at = self.layout.grads_at(self.grads_step);
+        let region = self.pad.heap().region(self.rank());
+        let groups = self.plan.groups(self.rank()).iter().zip(&step.groups);
+        for (number, (group, bags)) in groups.enumerate() {
+            let word_count = step.sample_count() * group.width;
+            let grads = region.read::<f32>(at, word_count);
+            at += word_count * WORD;
+            if group.kind == GroupKind::Rows {
+                let grads = self.grads_per_index(group, bags, grads);
+                rows.update(number, &bags.bags()?, &grads, None)?;
+                continue;
+            }
+            let wants = is_wanted && bags.weights.is_some();
+            let mut of_weights = vec![0.0; if wants { bags.indices.len() } else { 0 }];
+            let place = wants.then_some(of_weights.as_mut_slice());
+            rows.update(number, &bags.bags()?, grads, place)?;
+            if wants {
+                self.put_weight_grads(step, group, bags, &of_weights);
+            }
+        }
+        if is_wanted {
+            self.pad.put_all(Channel::WeightGrads, epoch);
+            self.pad.wait_all(Channel::WeightGrads, epoch)?;
+        }
+        match weight_grads {
+            Some(out) => self.read_weight_grads(step, grad, out),
+            None => Ok(()),
+        }
+    }
+
+    // Writes the columns that `holder` wants of this rank's samples.
+    fn put_grads(&self, step: &Step, grad: &[f32], holder: usize) {
+        let mut writer = self.pad.heap().region(holder).writer();
+        let stride = self.plan.output_dim();
+        let own = step.samples_of(self.rank());
+        let mut base = self.layout.grads_at(self.grads_step);
+        for group in self.plan.groups(holder) {
+            let runs = runs_of(group);
+            for (sample, row) in own.clone().zip(grad.chunks_exact(stride)) {
+                let to = base + sample * group.width * WORD;
+                for run in &runs {
+                    let from = row.get(run.output_column..run.output_column + run.len);
+                    let place = writer.values(to + run.grad_column * WORD, run.len);
+                    place.copy_from_slice(from.unwrap_or(&[]));
+                }
+            }
+            base += step.sample_count() * group.width * WORD;
+        }
+    }
+
+    // The gradient of each held index, from those of the bags: `[E, dim]`.
+    fn grads_per_index(&self, group: &Group, bags: &GroupBags, grads: &[f32]) -> Vec<f32> {
+        let mut per_index = Vec::new();
+        let samples = bags.sample_count();
+        for (at, member) in group.members.iter().enumerate() {
+            let pooling = self.plan.features().get(member.feature).map_or(Pooling::Sum, |f| f.1);
+            let range = crate::batch::feature_range(bags.offsets_of(at, samples));
+            for origin in bags.origins.get(range).unwrap_or(&[]) {
+                let start = origin.sample as usize * group.width + member.grad_column;
+                let of_bag = grads.get(start..start + member.dim).unwrap_or(&[]);
+                per_index.extend(of_bag.iter().map(|&value| index_grad(value, pooling, origin)));
+            }
+        }
+        per_index
+    }
+
+    // Sends the gradient of each weight to the rank whose index it is.
+    fn put_weight_grads(&self, step: &Step, group: &Group, bags: &GroupBags, of_weights: &[f32]) {
+        for (origin, &value) in bags.origins.iter().zip(of_weights) {
+            let rank = origin.rank as usize;
+            let is_mine = group.kind == GroupKind::Sums || rank == self.rank();
+            if is_mine && step.wanting.get(rank) == Some(&true) {
+                let at = self.layout.weight_grads_at() + origin.position as usize * WORD;
+                self.pad.heap().region(rank).writer().values(at, 1).fill(value);
+            }
+        }
+    }
+
+    fn read_weight_grads(&self, step: &Step, grad: &[f32], out: &mut [f32]) -> Result<()> {
+        let Some(own) = &step.own else {
+            return Err(Error::invalid("the forward did not want gradients of weights"));
+        };
+        if out.len() != own.indices.len() {
+            return Err(Error::invalid("gradient of weights must have one value per index")
+                .with("indices", own.indices.len())
+                .with("found", out.len()));
+        }
+        let region = self.pad.heap().region(self.rank());
+        out.copy_from_slice(region.read(self.layout.weight_grads_at(), out.len()));
+        // Rows of row-wise features are here already, as they were before the step.
+        let source = Source { rank: self.rank(), bags: own.bags()?, wants_weight_grads: true };
+        for feature in self.own_rows(&source) {
+            let dim = self.plan.table_of(feature.feature).dim;
+            let first = self.plan.first_column(feature.feature);
+            let word_count = feature.starts.last().map_or(0, |last| last + dim);
+            let arena = region.read::<f32>(self.layout.rows_at(step.output_epoch), word_count);
+            let pooling = self.plan.features().get(feature.feature).map_or(Pooling::Sum, |f| f.1);
+            let mut starts = feature.starts.iter();
+            for (bag, bounds) in feature.offsets.windows(2).enumerate() {
+                let &[start, end] = bounds else { continue };
+                let at = bag * self.plan.output_dim() + first;
+                let of_bag = grad.get(at..at + dim).unwrap_or(&[]);
+                for (position, &word) in (start as usize..end as usize).zip(&mut starts) {
+                    let row = arena.get(word..word + dim).unwrap_or(&[]);
+                    let product = self.kernels.dot(row, of_bag);
+                    if let Some(place) = out.get_mut(position) {
+                        let is_mean = pooling == Pooling::Mean;
+                        *place = if is_mean { product / (end - start) as f32 } else { product };
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Columns that lie side by side in output and matrix.
+struct Run {
+    output_column: usize,
+    grad_column: usize,
+    len: usize,
+}
+
+fn runs_of(group: &Group) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for member in &group.members {
+        match runs.last_mut() {
+            Some(run) if run.output_column + run.len == member.output_column => {
+                run.len += member.dim;
+            }
+            _ => runs.push(Run {
+                output_column: member.output_column,
+                grad_column: member.grad_column,
+                len: member.dim,
+            }),
+        }
+    }
+    runs
+}
