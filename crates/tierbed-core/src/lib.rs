@@ -2,8 +2,9 @@
 //!
 //! Tables, rows and bags ([`ids`], [`bags`], [`schema`]); the narrow waist every store
 //! implements ([`store`]); who may use how much memory ([`budget`]); what can go wrong
-//! ([`error`]); time and luck, which come in by the door ([`mod@env`]); and what was counted
-//! ([`stats`]). Every other crate depends on this one; this one depends on none of ours.
+//! ([`error`]); time and luck, which come in by the door ([`mod@env`]); how work goes to another
+//! thread ([`handover`]); and what was counted ([`stats`]). Every other crate depends on
+//! this one; this one depends on none of ours.
 
 pub mod bags;
 pub mod budget;
@@ -11,6 +12,7 @@ pub mod checksum;
 pub mod conformance;
 pub mod env;
 pub mod error;
+pub mod handover;
 pub mod ids;
 pub mod poison;
 pub mod schema;

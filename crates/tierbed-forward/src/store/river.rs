@@ -157,7 +157,7 @@ impl River {
         let Some(ferry) = self.ferry.take() else { return Ok(()) };
         self.tally = Tally::of(&ferry);
         match &mut self.pilot {
-            Some(pilot) => return pilot.send(ferry),
+            Some(pilot) => pilot.send(ferry),
             None => {
                 let batch_count = (self.current.plan.batch_count() as usize).max(1);
                 self.owed_rows = 0;

@@ -5,12 +5,12 @@
 //! io_uring per transfer, at the same rate.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::mpsc::{channel, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use tierbed_core::handover::Queue;
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Error, Result};
 
@@ -29,7 +29,7 @@ const STACK_BYTES: usize = 64 << 10;
 pub struct PreadEngine {
     arena: Arena,
     devices: Devices,
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Job>>,
     finished: Receiver<Finished>,
     threads: Vec<JoinHandle<()>>,
     /// A forked child has this engine but not its threads.
@@ -51,49 +51,6 @@ struct Finished {
     buf: AlignedBuf,
     /// The outer error is the payload of a panic in the device.
     result: std::result::Result<Result<()>, Box<dyn Any + Send>>,
-}
-
-/// Work that no thread has taken yet.
-#[derive(Debug, Default)]
-struct Queue {
-    state: Mutex<QueueState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct QueueState {
-    jobs: VecDeque<Job>,
-    is_closed: bool,
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, job: Job) {
-        self.lock().jobs.push_back(job);
-        self.changed.notify_one();
-    }
-
-    fn close(&self) {
-        self.lock().is_closed = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits for a job; `None` when the queue is closed and empty.
-    fn take(&self) -> Option<Job> {
-        let mut state = self.lock();
-        loop {
-            if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
-            }
-            if state.is_closed {
-                return None;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
 }
 
 /// A quarter of the requests in flight: a stack weighs as much as sixteen pages, and small queues
@@ -149,7 +106,7 @@ fn lost() -> Error {
 }
 
 /// A thread's life: take a job, move its bytes, report.
-fn serve(queue: &Queue, sender: &Sender<Finished>) {
+fn serve(queue: &Queue<Job>, sender: &Sender<Finished>) {
     while let Some(Job { request, device, mut buf }) = queue.take() {
         // A device that panics is a bug; it must surface in wait(), not hang it.
         let served = AssertUnwindSafe(|| transfer(device.as_ref(), &request, buf.as_mut()));

@@ -10,7 +10,6 @@
 //! next commit is in force, the inputs' files stay. An error of the worker is returned by that
 //! next call, and poisons the store exactly if it would have on the calling thread.
 
-mod desk;
 pub(crate) mod job;
 mod thread;
 

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use tierbed_core::handover::{Deserted, Desk};
 use tierbed_core::{Budget, Error, ErrorKind, Reservation, Result};
 
-use super::desk::{Deserted, Desk};
 use super::job::{carry_out, Done, Job};
 use crate::sst::SstTools;
 
@@ -43,15 +43,6 @@ pub(crate) struct Background {
     _stack: Reservation,
 }
 
-/// Says so when the thread ends, however it ends.
-struct LastWord(Arc<Desk<Job, Done>>);
-
-impl Drop for LastWord {
-    fn drop(&mut self) {
-        self.0.desert();
-    }
-}
-
 impl Worker {
     /// Starts the thread, if there is to be one.
     ///
@@ -71,13 +62,7 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name("tierbed-lsm".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn(move || {
-                let last_word = LastWord(Arc::clone(&there));
-                while let Some(job) = there.take() {
-                    there.deliver(carry_out(job, &tools_there));
-                }
-                drop(last_word);
-            })
+            .spawn(move || there.serve(|job| carry_out(job, &tools_there)))
             .map_err(|cause| Error::os("cannot start the background worker", cause))?;
         Ok(Self::Thread(Background {
             desk,

@@ -1,19 +1,21 @@
-//! How does work go to the background thread and back?
+//! How does one job at a time go to a background thread and back?
 //!
 //! Over a desk with room for one job and one result. Whoever waits sleeps on a condition variable
 //! and is woken by what it waits for.
 //!
 //! ```text
-//! caller   give ─▶ [job] ─▶ take    worker
-//!          collect, wait ◀─ [done] ◀─ deliver
-//!          close ─▶ take returns None; a worker that ends leaves the desk *deserted*
+//! caller   give ─▶ [job] ─▶ serve   worker
+//!          collect, wait ◀─ [done] ◀──┘
+//!          close ─▶ serve returns; a worker that ends, however it ends, leaves the desk *deserted*
 //! ```
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+
+use super::sync::{Condvar, Mutex, MutexGuard};
 
 /// Joins one caller and one worker. See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Desk<J, D> {
+pub struct Desk<J, D> {
     state: Mutex<State<J, D>>,
     changed: Condvar,
 }
@@ -28,13 +30,29 @@ struct State<J, D> {
 
 /// The worker is gone: it panicked, or the desk was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Deserted;
+pub struct Deserted;
+
+impl<J, D> Default for Desk<J, D> {
+    fn default() -> Self {
+        let state = State { job: None, done: None, is_closed: false, is_deserted: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+/// Says so when the worker ends, however it ends.
+struct LastWord<'a, J, D>(&'a Desk<J, D>);
+
+impl<J, D> Drop for LastWord<'_, J, D> {
+    fn drop(&mut self) {
+        self.0.desert();
+    }
+}
 
 impl<J, D> Desk<J, D> {
     /// Sets up an empty desk.
-    pub(crate) fn new() -> Self {
-        let state = State { job: None, done: None, is_closed: false, is_deserted: false };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
     }
 
     // The state is whole after every statement, so a panic elsewhere leaves nothing half done.
@@ -46,7 +64,7 @@ impl<J, D> Desk<J, D> {
     ///
     /// # Panics
     /// When a job or a result lies there already.
-    pub(crate) fn give(&self, job: J) {
+    pub fn give(&self, job: J) {
         let mut state = self.lock();
         assert!(state.job.is_none() && state.done.is_none(), "one job at a time");
         state.job = Some(job);
@@ -54,8 +72,17 @@ impl<J, D> Desk<J, D> {
         self.changed.notify_all();
     }
 
-    /// Waits for a job; `None` when the desk is closed. Worker.
-    pub(crate) fn take(&self) -> Option<J> {
+    /// Does jobs until the desk is closed. The worker's whole life.
+    pub fn serve(&self, mut work: impl FnMut(J) -> D) {
+        let last_word = LastWord(self);
+        while let Some(job) = self.take() {
+            self.deliver(work(job));
+        }
+        drop(last_word);
+    }
+
+    // Waits for a job; `None` when the desk is closed.
+    fn take(&self) -> Option<J> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
@@ -68,8 +95,7 @@ impl<J, D> Desk<J, D> {
         }
     }
 
-    /// Lays the result of the job taken last on the desk. Worker.
-    pub(crate) fn deliver(&self, done: D) {
+    fn deliver(&self, done: D) {
         self.lock().done = Some(done);
         self.changed.notify_all();
     }
@@ -78,7 +104,7 @@ impl<J, D> Desk<J, D> {
     ///
     /// # Errors
     /// [`Deserted`] when no result will ever come.
-    pub(crate) fn collect(&self) -> Result<Option<D>, Deserted> {
+    pub fn collect(&self) -> Result<Option<D>, Deserted> {
         let mut state = self.lock();
         match state.done.take() {
             None if state.is_deserted => Err(Deserted),
@@ -90,7 +116,7 @@ impl<J, D> Desk<J, D> {
     ///
     /// # Errors
     /// [`Deserted`] when no result will ever come.
-    pub(crate) fn wait(&self) -> Result<D, Deserted> {
+    pub fn wait(&self) -> Result<D, Deserted> {
         let mut state = self.lock();
         loop {
             if let Some(done) = state.done.take() {
@@ -104,13 +130,13 @@ impl<J, D> Desk<J, D> {
     }
 
     /// Tells the worker to go; a job it has not taken yet is not done. Caller.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
     }
 
-    /// Tells the caller that nobody works here any more. Worker, last of all.
-    pub(crate) fn desert(&self) {
+    // Tells the caller that nobody works here any more.
+    fn desert(&self) {
         self.lock().is_deserted = true;
         self.changed.notify_all();
     }
