@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{check_mistakes, in_many_orders, Row};
+use common::{check_mistakes, in_many_orders, Case, Row};
 use loom::thread;
 use std::sync::Arc;
 
@@ -161,7 +161,7 @@ fn a_caller_that_does_not_wait() {
 #[test]
 fn every_mistake_is_refused() {
     use tierbed_models as wrong;
-    let cases: [(&str, &[fn()]); 9] = [
+    let cases: [Case<'_>; 9] = [
         ("right", &scenarios::<Right>()),
         ("caller that does not wait", &[a_caller_that_does_not_wait]),
         ("give", &scenarios::<wrong::desk_give_wakes_nobody::Desk<Row, Row>>()),

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{check_mistakes, in_many_orders, Row};
+use common::{check_mistakes, in_many_orders, Case, Row};
 use loom::sync::mpsc::{channel, Receiver};
 use loom::thread;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ fn the_queue_holds_in_many_more_orders() {
 #[test]
 fn every_mistake_is_refused() {
     use tierbed_models as wrong;
-    let cases: [(&str, &[fn()]); 6] = [
+    let cases: [Case<'_>; 6] = [
         ("right", &scenarios::<Right>()),
         ("push", &scenarios::<wrong::queue_push_wakes_nobody::Queue<Row>>()),
         ("close", &scenarios::<wrong::queue_close_wakes_nobody::Queue<Row>>()),

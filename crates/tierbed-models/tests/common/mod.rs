@@ -35,11 +35,14 @@ pub(crate) fn in_many_orders(switches_max: usize, scenario: fn()) {
     model.check(scenario);
 }
 
+/// A name, and the scenarios that stand or fall under it.
+pub(crate) type Case<'a> = (&'a str, &'a [fn()]);
+
 /// Checks that each named set of scenarios fails in some order, by an assertion or a wait that
 /// never ends, and that those named "right" do not. Called by the test `test` alone.
 ///
 /// Each scenario runs in a process of its own: a model that ends in the middle may abort.
-pub(crate) fn check_mistakes(test: &str, cases: &[(&str, &[fn()])]) {
+pub(crate) fn check_mistakes(test: &str, cases: &[Case<'_>]) {
     if let Ok(chosen) = std::env::var(SCENARIO) {
         let named = |(name, at): (&str, usize)| format!("{name} {at}") == chosen;
         for (name, scenarios) in cases {
