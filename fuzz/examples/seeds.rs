@@ -16,8 +16,9 @@ use tierbed_core::{
 use tierbed_forward::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
-use tierbed_pagestore::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME};
-use tierbed_pagestore::SnapshotWriter;
+use tierbed_pagestore::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
+use tierbed_pagestore::{PlacedTables, SnapshotWriter};
+use tierbed_placement::index::PageIndex;
 use tierbed_trainstore::{FileStore, FileStoreOptions};
 
 type Outcome = Result<(), Box<dyn Error>>;
@@ -149,7 +150,27 @@ fn snapshot() -> Outcome {
     put("snapshot_manifest", "manifest", &manifest)?;
     put("snapshot_manifest", "body", &manifest[body..])?;
     let page_count = (pages.len() / BLOCK_BYTES) as u16;
-    put("snapshot_index", "index", &[&page_count.to_le_bytes(), &read(INDEX_NAME)?[..256]].concat())
+    let index = [&page_count.to_le_bytes(), &read(INDEX_NAME)?[..256]].concat();
+    put("snapshot_index", "index", &index)?;
+    places()
+}
+
+/// Three home pages of ten rows, and a page that repeats the first five.
+fn places() -> Outcome {
+    let folder = Arc::new(MemoryFolder::default());
+    let schema = Schema::new(vec![table("narrow", 8, 30)])?;
+    let rows: Vec<u32> = (0..30).collect();
+    let pages = rows.chunks(10).chain([&rows[..5]]);
+    let placed = PlacedTables { tables: vec![TableId(0)], index: PageIndex::new(30, pages)? };
+    let budget = Budget::unlimited();
+    let mut writer = SnapshotWriter::create_placed(folder.clone(), &schema, vec![placed], &budget)?;
+    writer.fill(0, &mut |key, out| {
+        out.fill(key.row.0 as f32);
+        Ok(true)
+    })?;
+    writer.finish()?;
+    let places = folder.read(PLACES_NAME)?.unwrap_or_default();
+    put("snapshot_places", "places", &[&[4, 35, 0], &places[..280]].concat())
 }
 
 fn main() -> Outcome {

@@ -41,6 +41,18 @@ pub fn check_successor(base: &Schema, schema: &Schema) -> Result<()> {
     Ok(())
 }
 
+/// Checks that deltas can be made against `base`: tables that share pages are published whole.
+///
+/// # Errors
+/// `Unsupported` when tables of `base` share pages.
+pub fn check_plain(base: &Snapshot) -> Result<()> {
+    if base.manifest().placed.is_none() {
+        return Ok(());
+    }
+    Err(Error::unsupported("snapshots whose tables share pages by a placement have no deltas")
+        .with("remedy", "publish in full, with the placement"))
+}
+
 /// Writes the snapshot that `delta` makes of `base` into the empty folder `out`.
 ///
 /// # Errors
@@ -61,6 +73,7 @@ pub fn apply_delta(
             .with("remedy", "apply it to the snapshot it names"));
     }
     check_successor(base.schema(), delta.schema())?;
+    check_plain(base)?;
     let mut writer = SnapshotWriter::create(Arc::clone(out), delta.schema(), budget)?;
     for (table, at) in delta.schema().tables().iter().zip(0..) {
         let table_id = TableId(at);

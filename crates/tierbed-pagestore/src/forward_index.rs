@@ -2,31 +2,16 @@
 //!
 //! Entry 0 says the row is not stored, entry `p + 1` that it starts on page `p`. Entries have the
 //! fewest bits that hold the page count; those of a table follow each other in row order, each
-//! table from a fresh 8-byte word. The file cuts the words into checksummed blocks of 4 KiB:
-//!
-//! ```text
-//! | crc32c | block number | 511 words of 8 bytes |
-//! 0        4              8                      4096
-//! ```
+//! table from a fresh 8-byte word. The words lie in checksummed [`blocks`](crate::blocks).
 //!
 //! Normative text: docs/formats/snapshot.md.
 
 use std::sync::Arc;
 
-use tierbed_core::checksum::{crc32c, crc32c_append};
-use tierbed_core::{Error, Result, RowKey, Schema};
-use tierbed_io::{AlignedBuf, Device, PAGE_BYTES};
+use tierbed_core::{Error, Result, RowKey, Schema, TableId};
+use tierbed_io::Device;
 
-use crate::page::{le_u32, le_u64};
-
-/// Words of the index in one block.
-pub const BLOCK_WORDS: usize = (PAGE_BYTES - BLOCK_HEADER_BYTES) / 8;
-/// Bytes before a block's words.
-pub const BLOCK_HEADER_BYTES: usize = 8;
-/// Blocks written or read at once.
-const BLOCKS_AT_ONCE: usize = 16;
-/// Memory a writer or the loading of an index needs besides the index.
-pub(crate) const BUFFER_BYTES: u64 = (BLOCKS_AT_ONCE * PAGE_BYTES) as u64;
+use crate::blocks::{block_count, check_crc, read_blocks, BlockWriter};
 
 /// Where the entries of each table lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,11 +27,21 @@ impl IndexShape {
     /// # Errors
     /// `Invalid` when the index would not fit the address space.
     pub(crate) fn new(schema: &Schema, page_count: u64) -> Result<Self> {
+        Self::without(schema, page_count, |_| false)
+    }
+
+    /// As [`new`](Self::new), but the tables that are left out have no entries.
+    pub(crate) fn without(
+        schema: &Schema,
+        page_count: u64,
+        is_left_out: impl Fn(TableId) -> bool,
+    ) -> Result<Self> {
         let bits = u64::BITS - page_count.leading_zeros();
         let mut starts = vec![0u64];
         let mut end = 0u64;
-        for table in schema.tables() {
-            let words = (u128::from(table.row_count) * u128::from(bits)).div_ceil(64);
+        for (table, at) in schema.tables().iter().zip(0..) {
+            let row_count = if is_left_out(TableId(at)) { 0 } else { table.row_count };
+            let words = (u128::from(row_count) * u128::from(bits)).div_ceil(64);
             end = u64::try_from(words)
                 .ok()
                 .and_then(|words| end.checked_add(words))
@@ -66,7 +61,7 @@ impl IndexShape {
     }
 
     pub(crate) fn block_count(&self) -> u64 {
-        self.word_count().div_ceil(BLOCK_WORDS as u64)
+        block_count(self.word_count())
     }
 
     fn bit_at(&self, key: RowKey) -> u64 {
@@ -79,29 +74,15 @@ impl IndexShape {
 #[derive(Debug)]
 pub(crate) struct IndexWriter {
     shape: IndexShape,
-    device: Arc<dyn Device>,
-    buffer: AlignedBuf,
-    /// Words in the buffer.
-    buffered: usize,
-    blocks_done: u64,
+    blocks: BlockWriter,
     /// Bits written so far, the last few of them in `word`.
     bits_done: u64,
     word: u64,
-    crc: u32,
 }
 
 impl IndexWriter {
     pub(crate) fn new(shape: IndexShape, device: Arc<dyn Device>) -> Self {
-        Self {
-            shape,
-            device,
-            buffer: AlignedBuf::new(BUFFER_BYTES as usize),
-            buffered: 0,
-            blocks_done: 0,
-            bits_done: 0,
-            word: 0,
-            crc: 0,
-        }
+        Self { shape, blocks: BlockWriter::new(device), bits_done: 0, word: 0 }
     }
 
     /// Notes that `key` starts on `page_id`; keys must be increasing.
@@ -113,7 +94,7 @@ impl IndexWriter {
         self.word |= value << offset;
         if offset + bits >= 64 {
             let word = self.word;
-            self.put_word(word)?;
+            self.blocks.put_word(word)?;
             // The rest of the value starts the next word.
             self.word = if offset == 0 { 0 } else { value >> (64 - offset) };
         }
@@ -125,65 +106,18 @@ impl IndexWriter {
     pub(crate) fn finish(mut self) -> Result<u32> {
         let end = self.shape.word_count() * 64;
         self.skip_to(end)?;
-        if !self.buffered.is_multiple_of(BLOCK_WORDS) {
-            // The last block is padded with zeros.
-            let missing = BLOCK_WORDS - self.buffered % BLOCK_WORDS;
-            for _ in 0..missing {
-                self.put_word(0)?;
-            }
-        }
-        self.flush()?;
-        Ok(self.crc)
+        self.blocks.finish()
     }
 
     fn skip_to(&mut self, at: u64) -> Result<()> {
         while self.bits_done / 64 < at / 64 {
             let word = std::mem::take(&mut self.word);
-            self.put_word(word)?;
+            self.blocks.put_word(word)?;
             self.bits_done = (self.bits_done / 64 + 1) * 64;
         }
         self.bits_done = at;
         Ok(())
     }
-
-    fn put_word(&mut self, word: u64) -> Result<()> {
-        if self.buffered == BLOCKS_AT_ONCE * BLOCK_WORDS {
-            self.flush()?;
-        }
-        let (block, at) = (self.buffered / BLOCK_WORDS, self.buffered % BLOCK_WORDS);
-        let start = block * PAGE_BYTES + BLOCK_HEADER_BYTES + 8 * at;
-        if let Some(place) = self.buffer.get_mut(start..start + 8) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        self.buffered += 1;
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        let block_count = self.buffered / BLOCK_WORDS;
-        let first = self.blocks_done;
-        let used = self.buffer.get_mut(..block_count * PAGE_BYTES).unwrap_or_default();
-        for (at, block) in used.chunks_exact_mut(PAGE_BYTES).enumerate() {
-            let (header, _) = block.split_at_mut(BLOCK_HEADER_BYTES);
-            header
-                .get_mut(4..)
-                .unwrap_or_default()
-                .copy_from_slice(&(block_number(first, at)).to_le_bytes());
-            let crc = crc32c(block.get(4..).unwrap_or_default());
-            self.crc = crc32c_append(self.crc, &crc.to_le_bytes());
-            block.get_mut(..4).unwrap_or_default().copy_from_slice(&crc.to_le_bytes());
-        }
-        self.device.write_at(first * PAGE_BYTES as u64, used)?;
-        used.fill(0);
-        self.blocks_done += block_count as u64;
-        self.buffered = 0;
-        Ok(())
-    }
-}
-
-/// Blocks are numbered modulo 2^32.
-fn block_number(first: u64, at: usize) -> u32 {
-    (first + at as u64) as u32
 }
 
 /// The index in memory.
@@ -209,12 +143,7 @@ impl ForwardIndex {
             let left = word_count - index.words.len();
             index.words.extend(words.take(left));
         })?;
-        if found != crc {
-            return Err(Error::corruption("forward index belongs to another snapshot")
-                .with("path", device.name())
-                .with("expected", format_args!("{crc:#010x}"))
-                .with("found", format_args!("{found:#010x}")));
-        }
+        check_crc(device, crc, found)?;
         Ok(index)
     }
 
@@ -245,44 +174,11 @@ impl ForwardIndex {
     }
 }
 
-/// Reads `block_count` blocks, checks each, hands its words over and returns the checksum over
-/// the checksums.
-pub(crate) fn read_blocks(
-    device: &dyn Device,
-    block_count: u64,
-    mut take: impl FnMut(&mut dyn Iterator<Item = u64>),
-) -> Result<u32> {
-    let mut buffer = AlignedBuf::new(BUFFER_BYTES as usize);
-    let mut crc = 0;
-    let mut first = 0;
-    while first < block_count {
-        let count = (block_count - first).min(BLOCKS_AT_ONCE as u64) as usize;
-        let blocks = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
-        device.read_at(first * PAGE_BYTES as u64, blocks)?;
-        for (at, block) in blocks.chunks_exact(PAGE_BYTES).enumerate() {
-            let (stored, computed) = (le_u32(block, 0), crc32c(block.get(4..).unwrap_or_default()));
-            if stored != computed || le_u32(block, 4) != block_number(first, at) {
-                return Err(Error::corruption("forward index block fails its checksum")
-                    .with("path", device.name())
-                    .with("block", first + at as u64)
-                    .with("expected", format_args!("{stored:#010x}"))
-                    .with("found", format_args!("{computed:#010x}"))
-                    .with("remedy", "publish the snapshot again"));
-            }
-            crc = crc32c_append(crc, &stored.to_le_bytes());
-            let words = block.get(BLOCK_HEADER_BYTES..).unwrap_or_default();
-            take(&mut words.chunks_exact(8).map(|word| le_u64(word, 0)));
-        }
-        first += count as u64;
-    }
-    Ok(crc)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tierbed_core::{InitSpec, OptimizerKind, RowId, TableId, TableSchema};
-    use tierbed_io::MemoryDevice;
+    use tierbed_core::{InitSpec, OptimizerKind, RowId, TableSchema};
+    use tierbed_io::{MemoryDevice, PAGE_BYTES};
 
     use super::*;
 

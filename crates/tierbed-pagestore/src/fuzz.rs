@@ -10,14 +10,28 @@ use tierbed_core::{InitSpec, OptimizerKind, RowId, RowKey, Schema, TableId, Tabl
 use tierbed_io::{Device, MemoryDevice, PAGE_BYTES};
 
 use crate::forward_index::{ForwardIndex, IndexShape};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Placed, PlacementInfo, PLAIN_VERSION, SNAPSHOT_VERSION};
 use crate::page::{PageShape, PageView};
+use crate::places::{places_blocks, Places};
 
 // Puts the checksum of the rest over the first four bytes.
 fn mend(bytes: &mut [u8]) -> u32 {
     let crc = bytes.get(4..).map_or(0, crc32c);
     if let Some(place) = bytes.get_mut(..4) {
         place.copy_from_slice(&crc.to_le_bytes());
+    }
+    crc
+}
+
+// Makes `file` that many blocks with their numbers and checksums; returns the checksum over those.
+fn mend_blocks(file: &mut Vec<u8>, block_count: u64) -> u32 {
+    file.resize(block_count as usize * PAGE_BYTES, 0);
+    let mut crc = 0;
+    for (number, block) in (0u32..).zip(file.chunks_exact_mut(PAGE_BYTES)) {
+        if let Some(place) = block.get_mut(4..8) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        crc = crc32c_append(crc, &mend(block).to_le_bytes());
     }
     crc
 }
@@ -53,11 +67,13 @@ pub fn page(bytes: &[u8]) {
 /// The manifest of a snapshot.
 pub fn manifest(bytes: &[u8]) {
     let _ = Manifest::decode(bytes);
-    let mut mended = crate::manifest::header_line(crc32c(bytes)).into_bytes();
-    mended.extend_from_slice(bytes);
-    if let Ok(manifest) = Manifest::decode(&mended) {
-        let again = manifest.encode().ok().and_then(|bytes| Manifest::decode(&bytes).ok());
-        assert_eq!(again, Some(manifest), "comes back as it was");
+    for version in [PLAIN_VERSION, SNAPSHOT_VERSION] {
+        let mut mended = crate::manifest::header_line(version, crc32c(bytes)).into_bytes();
+        mended.extend_from_slice(bytes);
+        if let Ok(manifest) = Manifest::decode(&mended) {
+            let again = manifest.encode().ok().and_then(|bytes| Manifest::decode(&bytes).ok());
+            assert_eq!(again, Some(manifest), "comes back as it was");
+        }
     }
 }
 
@@ -69,14 +85,7 @@ pub fn index(bytes: &[u8]) {
     let Ok(schema) = Schema::new(small) else { return };
     let Ok(shape) = IndexShape::new(&schema, page_count) else { return };
     let mut file = rest.to_vec();
-    file.resize(shape.block_count() as usize * PAGE_BYTES, 0);
-    let mut crc = 0;
-    for (number, block) in (0u32..).zip(file.chunks_exact_mut(PAGE_BYTES)) {
-        if let Some(place) = block.get_mut(4..8) {
-            place.copy_from_slice(&number.to_le_bytes());
-        }
-        crc = crc32c_append(crc, &mend(block).to_le_bytes());
-    }
+    let crc = mend_blocks(&mut file, shape.block_count());
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("rows.index"));
     if device.write_at(0, &file).is_err() {
         return;
@@ -88,6 +97,35 @@ pub fn index(bytes: &[u8]) {
             if let Ok(Some(page)) = index.get(RowKey::new(id, RowId(row))) {
                 assert!(page < page_count, "names a page that exists");
             }
+        }
+    }
+}
+
+/// The places of a snapshot's placement; the first three bytes say how many pages and seats.
+pub fn places(bytes: &[u8]) {
+    let Some((head, rest)) = bytes.split_first_chunk::<3>() else { return };
+    let [page_count, low, high] = *head;
+    let tables = tables().into_iter().take(1).map(|table| TableSchema { row_count: 30, ..table });
+    let Ok(schema) = Schema::new(tables.collect()) else { return };
+    let placement = PlacementInfo {
+        tables: vec![0],
+        first_page: 0,
+        page_count: u64::from(page_count),
+        seat_count: u64::from(u16::from_le_bytes([low, high])),
+    };
+    let mut placed = Placed { places_crc32c: 0, placements: vec![placement] };
+    let Ok(block_count) = places_blocks(&schema, &placed) else { return };
+    let mut file = rest.to_vec();
+    placed.places_crc32c = mend_blocks(&mut file, block_count);
+    let device = MemoryDevice::new("rows.places");
+    if device.write_at(0, &file).is_err() {
+        return;
+    }
+    let Ok(places) = Places::load(&schema, &placed, &device, Some(3)) else { return };
+    for placement in &places.placements {
+        for item in 0..placement.numbering.item_count {
+            let pages = placement.index.pages_of(item);
+            assert!(pages.iter().all(|&page| page < u32::from(page_count)), "pages that exist");
         }
     }
 }

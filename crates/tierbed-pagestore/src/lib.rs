@@ -12,6 +12,7 @@
 //! Rows never written take no storage; the normative format is docs/formats/snapshot.md. The
 //! [`sorter`] brings any number of fixed-size records into key order in bounded memory.
 
+pub mod blocks;
 pub mod delta;
 pub mod forward_index;
 #[doc(hidden)]
@@ -20,14 +21,24 @@ mod lookup;
 pub mod manifest;
 mod open;
 pub mod page;
+mod placed;
+mod placed_writer;
+mod places;
 mod reader;
 mod rows;
+mod scratch;
 mod snapshot;
 pub mod sorter;
+mod verify;
 mod writer;
 
 pub use lookup::LookupStats;
+pub use placed::PlacedTables;
+pub use placed_writer::RowSource;
 pub use rows::SnapshotRows;
-pub use snapshot::{Backend, Snapshot, SnapshotOptions, SnapshotStats, Summary, TableSummary};
+pub use snapshot::{
+    Backend, PlacementSummary, SelectOptions, Snapshot, SnapshotOptions, SnapshotStats, Summary,
+    TableSummary,
+};
 pub use tierbed_kernels::{FeaturePlan, Pooling};
 pub use writer::{Report, SnapshotWriter};

@@ -9,8 +9,9 @@ use tierbed_core::{Bags, Result};
 
 use tierbed_kernels::{fill_initial, BagRange, FeaturePlan, Pooling, Rows};
 
-use crate::reader::{Filled, Reader, Scratch, Wanted};
-use crate::snapshot::Snapshot;
+use crate::reader::{PagesRead, Reader};
+use crate::scratch::{AskedItem, Filled, Scratch, Wanted};
+use crate::snapshot::{Place, Snapshot};
 
 /// What one lookup did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -27,6 +28,10 @@ pub struct LookupStats {
     pub rows_initial: u64,
     /// Pages read.
     pub pages_read: u64,
+    /// Of these, pages that could not be read or failed their checks.
+    pub pages_failed: u64,
+    /// Rows of such pages that replicas on other pages gave.
+    pub rows_recovered: u64,
     /// Chunks the batch was handled in.
     pub chunk_count: u64,
 }
@@ -39,6 +44,8 @@ impl LookupStats {
         self.rows_read += other.rows_read;
         self.rows_initial += other.rows_initial;
         self.pages_read += other.pages_read;
+        self.pages_failed += other.pages_failed;
+        self.rows_recovered += other.rows_recovered;
         self.chunk_count += other.chunk_count;
     }
 }
@@ -106,7 +113,10 @@ impl Snapshot {
                 *state = Filled::Cached;
             }
         });
-        stats.pages_read += self.fetch(reader)?;
+        let read = self.fetch(reader)?;
+        stats.pages_read += read.pages_read;
+        stats.pages_failed += read.pages_failed;
+        stats.rows_recovered += read.rows_recovered;
         let rows_read_before = stats.rows_read;
         for state in &reader.scratch.filled {
             stats.row_count += 1;
@@ -129,15 +139,15 @@ impl Snapshot {
     }
 
     /// Fills the rows of the scratch that are not filled yet; returns the pages read.
-    pub(crate) fn fetch(&self, reader: &mut Reader) -> Result<u64> {
+    pub(crate) fn fetch(&self, reader: &mut Reader) -> Result<PagesRead> {
         let scratch = &mut reader.scratch;
         for at in 0..scratch.keys.len() {
             let (Some(&key), Some(Filled::No)) = (scratch.keys.get(at), scratch.filled.get(at))
             else {
                 continue;
             };
-            match self.index().get(key)? {
-                Some(page_id) => {
+            match self.place_of(key)? {
+                Place::Page(page_id) => {
                     let parts = self.shape(key).map_or(1, |shape| shape.parts_per_row as u32);
                     scratch.wanted.extend((0..parts).map(|part| Wanted {
                         page_id: page_id + u64::from(part),
@@ -145,7 +155,10 @@ impl Snapshot {
                         part,
                     }));
                 }
-                None => {
+                Place::Item { placement, item } => {
+                    scratch.asked.push(AskedItem { placement, item, at: at as u32 });
+                }
+                Place::Nowhere => {
                     let table = self.schema().table(key.table)?;
                     let out = scratch.row_mut(at, 0, table.dim as usize);
                     fill_initial(&table.init, table.seed, key.row.0, out);
@@ -153,7 +166,7 @@ impl Snapshot {
                 }
             }
         }
-        reader.read_wanted(self.page_table())
+        reader.read(&self.source())
     }
 
     /// Adds the rows of the chunk that starts at index `first` to their vectors.

@@ -5,8 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, OptimizerKind, Result, Schema};
+use tierbed_core::{Error, OptimizerKind, Result, Schema, TableId};
 use tierbed_io::Folder;
+
+use crate::placed::Numbering;
 
 /// The manifest's file name.
 pub const MANIFEST_NAME: &str = "snapshot.json";
@@ -14,12 +16,16 @@ pub const MANIFEST_NAME: &str = "snapshot.json";
 pub const PAGES_NAME: &str = "rows.pages";
 /// The forward index's file name.
 pub const INDEX_NAME: &str = "rows.index";
+/// The file name of the placements' index.
+pub const PLACES_NAME: &str = "rows.places";
 /// File names of attachments start with this.
 pub const ATTACHMENT_PREFIX: &str = "att.";
 /// First word of the manifest.
 pub const MANIFEST_MAGIC: &str = "tierbed-snapshot";
 /// Version of the snapshot format.
-pub const SNAPSHOT_VERSION: u32 = 1;
+pub const SNAPSHOT_VERSION: u32 = 2;
+/// Version written when no tables share pages: what readers of that version can read.
+pub const PLAIN_VERSION: u32 = 1;
 
 /// What a snapshot holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,6 +47,31 @@ pub struct Manifest {
     /// In a delta: the identity of the snapshot it changes. `None`: a whole snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// Tables that share pages by placements. `None`: each table has pages of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placed: Option<Placed>,
+}
+
+/// The placements of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placed {
+    /// CRC32C over the checksums of the blocks of the places file, in order.
+    pub places_crc32c: u32,
+    /// One for each group of tables that share pages.
+    pub placements: Vec<PlacementInfo>,
+}
+
+/// Tables that share pages, and the pages they share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementInfo {
+    /// Ids of the tables, in the order in which their rows are numbered through.
+    pub tables: Vec<u32>,
+    /// Number of the first page.
+    pub first_page: u64,
+    /// Pages.
+    pub page_count: u64,
+    /// Rows on all pages, each as often as it is there.
+    pub seat_count: u64,
 }
 
 /// What is stored of one table.
@@ -48,7 +79,7 @@ pub struct Manifest {
 pub struct TableContents {
     /// Rows stored.
     pub row_count: u64,
-    /// Pages they occupy.
+    /// Pages of their own that they occupy; 0 where tables share pages.
     pub page_count: u64,
 }
 
@@ -73,6 +104,32 @@ impl Manifest {
         Ok(format!("{manifest:08x}{:08x}{:08x}", self.pages_crc32c, self.index_crc32c))
     }
 
+    fn version(&self) -> u32 {
+        if self.placed.is_some() {
+            SNAPSHOT_VERSION
+        } else {
+            PLAIN_VERSION
+        }
+    }
+
+    /// Returns the placement that table `id` belongs to.
+    #[must_use]
+    pub fn placement_of(&self, id: TableId) -> Option<usize> {
+        let placements = &self.placed.as_ref()?.placements;
+        placements.iter().position(|placement| placement.tables.contains(&id.0))
+    }
+
+    /// Returns how many copies of rows there are beyond the first.
+    #[must_use]
+    pub fn replica_count(&self) -> u64 {
+        let placements = self.placed.iter().flat_map(|placed| &placed.placements);
+        let rows = placements.map(|placement| {
+            let tables = placement.tables.iter().filter_map(|&id| self.tables.get(id as usize));
+            placement.seat_count.saturating_sub(tables.map(|table| table.row_count).sum())
+        });
+        rows.sum()
+    }
+
     /// Encodes the manifest file.
     ///
     /// # Errors
@@ -81,7 +138,7 @@ impl Manifest {
         let mut body = serde_json::to_vec_pretty(self)
             .map_err(|cause| Error::invalid("cannot encode the manifest").with("cause", cause))?;
         body.push(b'\n');
-        let mut bytes = header_line(crc32c(&body)).into_bytes();
+        let mut bytes = header_line(self.version(), crc32c(&body)).into_bytes();
         bytes.append(&mut body);
         Ok(bytes)
     }
@@ -95,13 +152,21 @@ impl Manifest {
         let line_end =
             bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |at| at + 1);
         let (line, body) = bytes.split_at(line_end);
-        let expected = header_line(crc32c(body));
-        if line != expected.as_bytes() {
-            return Err(header_error(line, &expected));
-        }
+        let crc = crc32c(body);
+        let versions = [SNAPSHOT_VERSION, PLAIN_VERSION];
+        let Some(version) =
+            versions.into_iter().find(|&version| line == header_line(version, crc).as_bytes())
+        else {
+            return Err(header_error(line, crc));
+        };
         let manifest: Self = serde_json::from_slice(body).map_err(|cause| {
             Error::corruption("manifest is not the expected JSON").with("cause", cause)
         })?;
+        if manifest.version() != version {
+            return Err(Error::corruption("manifest is of another version than its content")
+                .with("expected", manifest.version())
+                .with("found", version));
+        }
         manifest.checked()
     }
 
@@ -133,14 +198,20 @@ impl Manifest {
         let schema = Schema::new(self.schema.tables().to_vec())
             .map_err(|error| bad("manifest has a bad schema").with("cause", error))?;
         let rows = self.tables.iter().try_fold(0u64, |sum, table| sum.checked_add(table.row_count));
-        let pages =
-            self.tables.iter().try_fold(0u64, |sum, table| sum.checked_add(table.page_count));
+        let own = self.tables.iter().map(|table| table.page_count);
+        let placements = self.placed.iter().flat_map(|placed| &placed.placements);
+        let pages = own
+            .chain(placements.map(|placement| placement.page_count))
+            .try_fold(0u64, u64::checked_add);
         if self.tables.len() != schema.tables().len()
             || rows != Some(self.row_count)
             || pages != Some(self.page_count)
             || self.page_count > u64::MAX >> 16
         {
             return Err(bad("manifest's counts do not add up"));
+        }
+        if let Some(placed) = &self.placed {
+            check_placements(placed, &schema, self.page_count)?;
         }
         for attachment in &self.attachments {
             check_attachment_name(&attachment.name)
@@ -171,11 +242,31 @@ pub(crate) fn check_attachment_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn header_line(crc: u32) -> String {
-    format!("{MANIFEST_MAGIC} {SNAPSHOT_VERSION} {crc:08x}\n")
+/// Fails when tables are placed twice, together with another dim, or on pages that are not there.
+fn check_placements(placed: &Placed, schema: &Schema, page_count: u64) -> Result<()> {
+    let bad = |at: usize| Error::corruption("manifest has a bad placement").with("placement", at);
+    let mut seen = Vec::new();
+    for (at, placement) in placed.placements.iter().enumerate() {
+        Numbering::new(schema, &placement.tables).map_err(|error| bad(at).with("cause", error))?;
+        let is_seen = placement.tables.iter().any(|table| seen.contains(table));
+        seen.extend_from_slice(&placement.tables);
+        let end = placement.first_page.checked_add(placement.page_count);
+        let is_inside = end.is_some_and(|end| end <= page_count);
+        if is_seen || !is_inside || placement.seat_count > u64::from(u32::MAX) {
+            return Err(bad(at));
+        }
+    }
+    if placed.placements.is_empty() {
+        return Err(bad(0));
+    }
+    Ok(())
 }
 
-fn header_error(line: &[u8], expected: &str) -> Error {
+pub(crate) fn header_line(version: u32, crc: u32) -> String {
+    format!("{MANIFEST_MAGIC} {version} {crc:08x}\n")
+}
+
+fn header_error(line: &[u8], crc: u32) -> Error {
     let shown =
         String::from_utf8_lossy(line.get(..line.len().min(80)).unwrap_or_default()).into_owned();
     let mut words = shown.split_ascii_whitespace();
@@ -183,14 +274,14 @@ fn header_error(line: &[u8], expected: &str) -> Error {
         return Error::invalid("not a snapshot manifest").with("found", format_args!("{shown:?}"));
     }
     match words.next().and_then(|version| version.parse::<u32>().ok()) {
-        Some(version) if version != SNAPSHOT_VERSION => {
+        Some(version) if !(PLAIN_VERSION..=SNAPSHOT_VERSION).contains(&version) => {
             Error::invalid("snapshot has another format version")
-                .with("expected", SNAPSHOT_VERSION)
+                .with("expected", format_args!("{PLAIN_VERSION} or {SNAPSHOT_VERSION}"))
                 .with("found", version)
                 .with("remedy", "publish it again with this version, or read it with that one")
         }
         _ => Error::corruption("manifest checksum mismatch")
-            .with("expected", format_args!("{:?}", expected.trim_end()))
+            .with("expected", format_args!("{crc:08x}"))
             .with("found", format_args!("{:?}", shown.trim_end()))
             .with("remedy", "publish the snapshot again"),
     }
@@ -222,12 +313,44 @@ mod tests {
             tables: vec![TableContents { row_count: 3, page_count: 1 }],
             attachments: vec![AttachmentInfo { name: "model".into(), bytes: 2, crc32c: 7 }],
             base: None,
+            placed: None,
+        }
+    }
+
+    fn placed_manifest() -> Manifest {
+        let placement =
+            PlacementInfo { tables: vec![0], first_page: 0, page_count: 1, seat_count: 4 };
+        Manifest {
+            tables: vec![TableContents { row_count: 3, page_count: 0 }],
+            placed: Some(Placed { places_crc32c: 8, placements: vec![placement] }),
+            ..manifest()
         }
     }
 
     #[test]
     fn comes_back_as_written() {
-        assert_eq!(Manifest::decode(&manifest().encode().unwrap()).unwrap(), manifest());
+        for manifest in [manifest(), placed_manifest()] {
+            assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
+        }
+    }
+
+    #[test]
+    fn placements_raise_the_version_and_must_fit_the_tables() {
+        assert!(manifest().encode().unwrap().starts_with(b"tierbed-snapshot 1 "));
+        assert!(placed_manifest().encode().unwrap().starts_with(b"tierbed-snapshot 2 "));
+        let breaks: [fn(&mut PlacementInfo); 5] = [
+            |placement| placement.tables = vec![1],
+            |placement| placement.tables = vec![0, 0],
+            |placement| placement.first_page = 1,
+            |placement| placement.first_page = u64::MAX,
+            |placement| placement.seat_count = 1 << 32,
+        ];
+        for (at, act) in breaks.iter().enumerate() {
+            let mut broken = placed_manifest();
+            broken.placed.iter_mut().for_each(|placed| act(&mut placed.placements[0]));
+            let error = Manifest::decode(&broken.encode().unwrap()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corruption, "{at}");
+        }
     }
 
     #[test]
@@ -244,10 +367,10 @@ mod tests {
     #[test]
     fn other_versions_and_other_files_are_named() {
         let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
-        let newer = text.replacen("snapshot 1", "snapshot 2", 1);
+        let newer = text.replacen("snapshot 1", "snapshot 3", 1);
         let error = Manifest::decode(newer.as_bytes()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("found: 2"), "{error}");
+        assert!(error.to_string().contains("found: 3"), "{error}");
         assert_eq!(Manifest::decode(b"{}").unwrap_err().kind(), ErrorKind::Invalid);
         let mut wrong = manifest();
         wrong.row_count = 4;
@@ -258,7 +381,7 @@ mod tests {
     proptest! {
         #[test]
         fn random_bodies_never_panic(body in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let mut bytes = header_line(crc32c(&body)).into_bytes();
+            let mut bytes = header_line(PLAIN_VERSION, crc32c(&body)).into_bytes();
             bytes.extend_from_slice(&body);
             prop_assert!(Manifest::decode(&bytes).is_err());
         }

@@ -12,9 +12,12 @@ use tierbed_io::{
     Device, EngineChoice, EngineOptions, Folder, MemoryDevice, MmapDevice, OpenMode, PAGE_BYTES,
 };
 
-use crate::forward_index::{ForwardIndex, IndexShape, BUFFER_BYTES};
-use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME};
-use crate::reader::{Reader, Scratch};
+use crate::blocks::BUFFER_BYTES;
+use crate::forward_index::{ForwardIndex, IndexShape};
+use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME, PLACES_NAME};
+use crate::places::{places_blocks, Places, PlacesMemory};
+use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
+use crate::scratch::Scratch;
 use crate::snapshot::{Backend, SnapshotOptions};
 
 /// Most locks the row cache is split over.
@@ -32,6 +35,8 @@ pub(crate) struct Opened {
     pub(crate) pages: Arc<dyn Device>,
     pub(crate) index: ForwardIndex,
     pub(crate) index_bytes: u64,
+    pub(crate) places: Places,
+    pub(crate) places_bytes: u64,
     pub(crate) cache: ShardedTier,
     pub(crate) readers: Vec<Reader>,
     pub(crate) budget: Budget,
@@ -44,25 +49,33 @@ impl Opened {
         manifest: &Manifest,
         options: &SnapshotOptions,
     ) -> Result<Self> {
-        let shape = IndexShape::new(&manifest.schema, manifest.page_count)?;
+        let is_placed = |table| manifest.placement_of(table).is_some();
+        let shape = IndexShape::without(&manifest.schema, manifest.page_count, is_placed)?;
+        let places_memory = PlacesMemory::of(manifest)?;
         let index_device = open_whole(folder, INDEX_NAME, shape.block_count())?;
         let file = open_whole(folder, PAGES_NAME, manifest.page_count)?;
         let file_bytes = manifest.page_count * PAGE_BYTES as u64;
         let copied_bytes = if options.backend == Backend::Memory { file_bytes } else { 0 };
-        let needed_bytes = shape.word_bytes() + copied_bytes;
+        let needed_bytes = shape.word_bytes() + copied_bytes + places_memory.held_bytes;
         let left_bytes = options.dram_budget_bytes.saturating_sub(needed_bytes);
         let row_words_max = manifest.schema.tables().iter().map(|table| table.dim).max();
-        let maker = ReaderMaker::new(options, left_bytes, row_words_max.unwrap_or(1) as usize);
+        let row_words_max = row_words_max.unwrap_or(1) as usize;
+        let maker =
+            ReaderMaker::new(options, left_bytes, (row_words_max, manifest.placed.is_some()));
         // A first reader, over no pages yet, says what readers cost here.
         let reader_bytes = maker.make(0, &file)?.memory_bytes();
-        check_budget(options, shape.word_bytes(), copied_bytes, reader_bytes)?;
+        let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
+        let index_needs = shape.word_bytes() + places_memory.held_bytes;
+        check_budget(options, index_needs, copied_bytes, reader_bytes.max(load_bytes))?;
 
         let budget = Budget::new(options.dram_budget_bytes);
         let mut reservations = vec![budget.reserve("forward_index", shape.word_bytes())?];
         let index_bytes = shape.block_count() * PAGE_BYTES as u64;
-        let load = budget.reserve("load", BUFFER_BYTES)?;
+        let load = budget.reserve("load", load_bytes)?;
         let (page_count, crc) = (manifest.page_count, manifest.index_crc32c);
         let index = ForwardIndex::load(shape, page_count, index_device.as_ref(), crc)?;
+        let (places, places_bytes) = load_places(folder, manifest, options)?;
+        reservations.push(budget.reserve("placement_index", places.memory_bytes())?);
         drop(load);
         let pages = match options.backend {
             Backend::Direct => file,
@@ -78,11 +91,35 @@ impl Opened {
         let readers = readers.collect::<Result<Vec<_>>>()?;
         let bytes = readers.iter().map(Reader::memory_bytes).sum();
         reservations.push(budget.reserve("readers", bytes)?);
-        let cache_bytes = budget.free_bytes();
+        let cache_bytes = budget.free_bytes().min(options.cache_bytes_max.unwrap_or(u64::MAX));
         reservations.push(budget.reserve("row_cache", cache_bytes)?);
         let cache = open_cache(manifest, cache_bytes)?;
-        Ok(Self { pages, index, index_bytes, cache, readers, budget, reservations })
+        Ok(Self {
+            pages,
+            index,
+            index_bytes,
+            places,
+            places_bytes,
+            cache,
+            readers,
+            budget,
+            reservations,
+        })
     }
+}
+
+/// Loads the placements' indexes; returns them and the bytes of their file.
+fn load_places(
+    folder: &dyn Folder,
+    manifest: &Manifest,
+    options: &SnapshotOptions,
+) -> Result<(Places, u64)> {
+    let Some(placed) = &manifest.placed else { return Ok((Places::default(), 0)) };
+    let block_count = places_blocks(&manifest.schema, placed)?;
+    let device = open_whole(folder, PLACES_NAME, block_count)?;
+    let index_limit = options.select.index_limit;
+    let places = Places::load(&manifest.schema, placed, device.as_ref(), index_limit)?;
+    Ok((places, block_count * PAGE_BYTES as u64))
 }
 
 /// How readers are made in what is left of a budget.
@@ -90,10 +127,15 @@ struct ReaderMaker {
     engine: EngineOptions,
     scratch_bytes: u64,
     row_words_max: usize,
+    choice_bytes_per_row: usize,
 }
 
 impl ReaderMaker {
-    fn new(options: &SnapshotOptions, left_bytes: u64, row_words_max: usize) -> Self {
+    fn new(
+        options: &SnapshotOptions,
+        left_bytes: u64,
+        (row_words_max, is_placed): (usize, bool),
+    ) -> Self {
         let share = left_bytes / 8;
         let mut engine = EngineOptions { buf_bytes: PAGE_BYTES, ..options.engine.clone() };
         if options.backend != Backend::Direct {
@@ -106,11 +148,13 @@ impl ReaderMaker {
             engine.queue_depth = engine.queue_depth.min(depth_max).max(QUEUE_DEPTH_MIN);
         }
         let scratch_bytes = share.clamp(SCRATCH_BYTES_MIN, SCRATCH_BYTES_MAX);
-        Self { engine, scratch_bytes, row_words_max }
+        let choice_bytes_per_row = if is_placed { CHOICE_BYTES_PER_ROW } else { 0 };
+        Self { engine, scratch_bytes, row_words_max, choice_bytes_per_row }
     }
 
     fn make(&self, number: usize, pages: &Arc<dyn Device>) -> Result<Reader> {
-        let scratch = Scratch::new(self.scratch_bytes, self.row_words_max);
+        let scratch =
+            Scratch::new(self.scratch_bytes, self.row_words_max, self.choice_bytes_per_row);
         Reader::new(number, &self.engine, pages, scratch)
     }
 }

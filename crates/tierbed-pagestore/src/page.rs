@@ -1,11 +1,12 @@
 //! How do rows lie in a page, and is this the page that was asked for?
 //!
 //! ```text
-//! | crc | magic | version | table | rows | part | page id | ids … | weights …        | zeros |
+//! | crc | magic | version | owner | rows | part | page id | ids … | weights …        | zeros |
 //! 0     4       6         8      12     14     16        24      24 + capacity*id            4096
 //! ```
 //!
-//! A page holds rows of one table. A row larger than a page is cut into parts on consecutive
+//! A page holds rows of one table, or of the tables of one placement; both have a number, the
+//! page's *owner*: tables come first, then placements. A row larger than a page is cut into parts on consecutive
 //! pages, one part a page. Normative text: docs/formats/snapshot.md.
 
 use tierbed_core::checksum::crc32c;
@@ -43,7 +44,17 @@ impl PageShape {
     #[must_use]
     pub fn new(table: &TableSchema) -> Self {
         let id_bytes = if table.row_count >= WIDE_ROW_COUNT { 8 } else { 4 };
-        let dim = table.dim as usize;
+        Self::of(table.dim, id_bytes)
+    }
+
+    /// Returns the shape of pages that tables of `dim` elements share by a placement.
+    #[must_use]
+    pub fn shared(dim: u32) -> Self {
+        Self::of(dim, size_of::<u32>())
+    }
+
+    fn of(dim: u32, id_bytes: usize) -> Self {
+        let dim = dim as usize;
         let whole_rows = PAYLOAD_BYTES / (id_bytes + 4 * dim);
         if whole_rows > 0 {
             let (rows_per_page, parts_per_row) = (whole_rows, 1);
@@ -124,16 +135,16 @@ impl PageBuilder {
         self.part = part;
     }
 
-    /// Completes the page as number `page_id`, hands its bytes out and starts over.
+    /// Completes the page of `owner` as number `page_id`, hands its bytes out and starts over.
     pub(crate) fn seal<T>(
         &mut self,
-        table: TableId,
+        owner: TableId,
         page_id: u64,
         take: impl FnOnce(&[u8]) -> T,
     ) -> T {
         self.put(4, &PAGE_MAGIC.to_le_bytes());
         self.put(6, &PAGE_VERSION.to_le_bytes());
-        self.put(8, &table.0.to_le_bytes());
+        self.put(8, &owner.0.to_le_bytes());
         self.put(12, &(self.row_count as u16).to_le_bytes());
         self.put(14, &(self.part as u16).to_le_bytes());
         self.put(16, &page_id.to_le_bytes());
@@ -158,14 +169,15 @@ pub(crate) struct PageView<'a> {
     bytes: &'a [u8],
     shape: PageShape,
     pub(crate) page_id: u64,
-    pub(crate) table: TableId,
+    /// A table, or behind the tables a placement.
+    pub(crate) owner: TableId,
     pub(crate) row_count: usize,
     pub(crate) part: usize,
     pub(crate) crc: u32,
 }
 
 impl<'a> PageView<'a> {
-    /// Checks that `bytes` are page `page_id` of a snapshot whose tables have `shapes`.
+    /// Checks that `bytes` are page `page_id` of a snapshot whose owners have `shapes`.
     pub(crate) fn parse(bytes: &'a [u8], page_id: u64, shapes: &[PageShape]) -> Result<Self> {
         let bad = |what: &str| Error::corruption(what).with("page_id", page_id);
         if bytes.len() != PAGE_BYTES {
@@ -184,15 +196,15 @@ impl<'a> PageView<'a> {
         if found_id != page_id {
             return Err(bad("another page lies here").with("found", found_id));
         }
-        let table = TableId(le_u32(bytes, 8));
-        let Some(shape) = shapes.get(table.0 as usize).copied() else {
-            return Err(bad("page names an unknown table").with("table_id", table.0));
+        let owner = TableId(le_u32(bytes, 8));
+        let Some(shape) = shapes.get(owner.0 as usize).copied() else {
+            return Err(bad("page has an unknown owner").with("owner", owner.0));
         };
         let (row_count, part) = (usize::from(le_u16(bytes, 12)), usize::from(le_u16(bytes, 14)));
         if !(1..=shape.rows_per_page).contains(&row_count) || part >= shape.parts_per_row {
             return Err(bad("page header out of range").with("rows", row_count).with("part", part));
         }
-        Ok(Self { bytes, shape, page_id, table, row_count, part, crc: stored })
+        Ok(Self { bytes, shape, page_id, owner, row_count, part, crc: stored })
     }
 
     /// Returns the row id in `slot`.

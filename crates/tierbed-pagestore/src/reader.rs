@@ -1,216 +1,98 @@
 //! How do the pages of one call come in? One engine and one scratch per concurrent call.
 //!
-//! A call handles its indices in chunks that fit the scratch: unique rows get a place in the
-//! scratch's words, then each is filled from the cache, from a page, or from the initialiser.
-//! Memory is fixed when the reader is made and counted against the budget.
+//! ```text
+//! plain tables   rows by page ────────────────┐
+//! placements     rows ─▶ choose a page ─▶ submit it, choose the next ─▶ … ─▶ land: check, copy out
+//!                              ▲                                                  │ bad page
+//!                              └──────────── another page of the same row ◀───────┘
+//! ```
+//!
+//! Choosing goes on while what was chosen flies. Source: MaxEmbed §6.2.
 
 use std::sync::Arc;
 
-use tierbed_cache::Visits;
-use tierbed_core::env::mix64;
 use tierbed_core::stats::IoStats;
-use tierbed_core::{Error, Result, RowKey};
-use tierbed_io::{open_engine, Device, DeviceId, EngineOptions, IoEngine, Op, Request, PAGE_BYTES};
+use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, TableId};
+use tierbed_io::{
+    open_engine, Completion, Device, DeviceId, EngineOptions, IoEngine, Op, Request, PAGE_BYTES,
+};
+use tierbed_placement::select;
 
 use crate::page::{PageShape, PageView};
+use crate::places::Places;
+use crate::scratch::{AskedItem, Filled, Scratch, Wanted};
+use crate::snapshot::SelectOptions;
 
-/// How a row of the scratch got its words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Filled {
-    /// Not yet.
-    No,
-    /// From the cache.
-    Cached,
-    /// From pages.
-    Read,
-    /// By the initialiser.
-    Initial,
+/// Chosen pages that share a system call; the first of a call goes at once.
+const HAND_OVER_PAGES: usize = 4;
+
+/// What a reader must know of a snapshot.
+pub(crate) struct Source<'a> {
+    pub(crate) pages: &'a PageTable,
+    pub(crate) places: &'a Places,
+    pub(crate) options: SelectOptions,
 }
 
-/// A row, or a part of one, wanted from a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Wanted {
-    pub(crate) page_id: u64,
-    /// Position among the unique rows.
-    pub(crate) at: u32,
-    pub(crate) part: u32,
-}
-
-/// The unique rows of a chunk and their words.
+/// What a reader must know of the page file.
 #[derive(Debug)]
-pub(crate) struct Scratch {
-    index: PlaceTable,
-    pub(crate) visits: Visits,
-    pub(crate) keys: Vec<RowKey>,
-    /// First word of each unique row.
-    pub(crate) row_starts: Vec<usize>,
-    pub(crate) filled: Vec<Filled>,
-    /// First word of the row of each index.
-    pub(crate) starts: Vec<usize>,
-    pub(crate) words: Vec<f32>,
-    words_used: usize,
-    pub(crate) wanted: Vec<Wanted>,
+pub(crate) struct PageTable {
+    /// By owner: the tables, then the placements.
+    pub(crate) shapes: Vec<PageShape>,
+    pub(crate) path: String,
 }
 
-/// Bytes per unique row and index besides the words: key, start, state, start of the index, the
-/// order of the cache's shards, the table of places, the page it is on.
-const ENTRY_BYTES: usize = size_of::<RowKey>()
-    + 8
-    + 1
-    + 8
-    + Visits::BYTES_PER_KEY
-    + PlaceTable::BYTES_PER_KEY
-    + size_of::<Wanted>();
-/// Words of a part: what the extra `Wanted`s of large rows are counted by.
-const PART_WORDS_MIN: usize = 1000;
-
-impl Scratch {
-    /// Lays out `memory_bytes`: half for words, half for the rest, but at least one row of
-    /// `row_words_max`.
-    pub(crate) fn new(memory_bytes: u64, row_words_max: usize) -> Self {
-        let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX / 4);
-        let words = (half / size_of::<f32>()).max(row_words_max);
-        let parts_max = words / PART_WORDS_MIN;
-        let entries = (half.saturating_sub(parts_max * size_of::<Wanted>()) / ENTRY_BYTES).max(1);
-        Self {
-            index: PlaceTable::with_capacity(entries),
-            visits: Visits::with_capacity(entries),
-            keys: Vec::with_capacity(entries),
-            row_starts: Vec::with_capacity(entries),
-            filled: Vec::with_capacity(entries),
-            starts: Vec::with_capacity(entries),
-            words: vec![0.0; words],
-            words_used: 0,
-            wanted: Vec::with_capacity(entries + parts_max),
-        }
-    }
-
-    /// Returns the bytes held: what counts against the budget.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let entries = self.keys.capacity();
-        let bytes = self.index.memory_bytes()
-            + entries * (size_of::<RowKey>() + 8 + 1 + 8 + Visits::BYTES_PER_KEY)
-            + self.wanted.capacity() * size_of::<Wanted>()
-            + self.words.len() * size_of::<f32>();
-        bytes as u64
-    }
-
-    /// Starts a chunk of `index_count` indices, or as many of them as fit.
-    pub(crate) fn start(&mut self, index_count: usize) {
-        self.index.start(index_count.min(self.starts.capacity()));
-        self.keys.clear();
-        self.row_starts.clear();
-        self.filled.clear();
-        self.starts.clear();
-        self.wanted.clear();
-        self.words_used = 0;
-    }
-
-    /// Adds an index of row `key`; `false` when the chunk is full.
-    pub(crate) fn add(&mut self, key: RowKey, row_words: usize) -> bool {
-        if self.starts.len() == self.starts.capacity() {
-            return false;
-        }
-        let is_fitting = self.words_used + row_words <= self.words.len();
-        let start = match self.index.find_or_add(key, &self.keys, is_fitting) {
-            Found::Known(at) => self.row_starts.get(at as usize).copied().unwrap_or(0),
-            Found::Full => return false,
-            Found::Added => {
-                let start = self.words_used;
-                self.words_used += row_words;
-                self.keys.push(key);
-                self.row_starts.push(start);
-                self.filled.push(Filled::No);
-                start
+impl Source<'_> {
+    /// Returns how pages name a row: their owner, and its number there.
+    fn seat_of(&self, key: RowKey) -> (TableId, RowId) {
+        match self.places.starts.find(key) {
+            None => (key.table, key.row),
+            Some((placement, item)) => {
+                let table_count = self.pages.shapes.len() - self.places.placements.len();
+                (TableId(table_count as u32 + placement), RowId(u64::from(item)))
             }
-        };
-        self.starts.push(start);
-        true
-    }
-
-    /// Returns the words of unique row `at`, from its `before`-th on.
-    pub(crate) fn row_mut(&mut self, at: usize, before: usize, count: usize) -> &mut [f32] {
-        let start = self.row_starts.get(at).copied().unwrap_or(usize::MAX / 2) + before;
-        self.words.get_mut(start..start + count).unwrap_or_default()
-    }
-
-    pub(crate) fn mark(&mut self, at: usize, filled: Filled) {
-        if let Some(state) = self.filled.get_mut(at) {
-            *state = filled;
-        }
-    }
-}
-
-/// Which unique row has which position? Open addressing; starting over costs nothing.
-///
-/// A chunk uses the first slots only, as many as it needs, and what earlier chunks left there has
-/// another generation.
-#[derive(Debug)]
-struct PlaceTable {
-    /// Generation and position.
-    slots: Box<[(u32, u32)]>,
-    generation: u32,
-    mask: usize,
-}
-
-enum Found {
-    Known(u32),
-    Added,
-    Full,
-}
-
-impl PlaceTable {
-    /// At most: two slots a key, rounded up to a power of two.
-    const BYTES_PER_KEY: usize = 4 * size_of::<(u32, u32)>();
-
-    fn with_capacity(key_count: usize) -> Self {
-        let slots = vec![(0, 0); (2 * key_count).next_power_of_two()].into_boxed_slice();
-        Self { slots, generation: 0, mask: 0 }
-    }
-
-    fn memory_bytes(&self) -> usize {
-        size_of_val(&*self.slots)
-    }
-
-    /// Forgets everything and makes ready for `key_count` keys.
-    fn start(&mut self, key_count: usize) {
-        self.mask = (2 * key_count).next_power_of_two().min(self.slots.len()) - 1;
-        self.generation = self.generation.wrapping_add(1);
-        if self.generation == 0 {
-            self.slots.fill((0, 0));
-            self.generation = 1;
         }
     }
 
-    /// Finds `key` among `keys`, or gives it the next position if it may be added.
-    fn find_or_add(&mut self, key: RowKey, keys: &[RowKey], may_add: bool) -> Found {
-        let mut at = mix64((u64::from(key.table.0) << 40) ^ key.row.0) as usize & self.mask;
-        while let Some(slot) = self.slots.get_mut(at) {
-            if slot.0 != self.generation {
-                if !may_add {
-                    break;
-                }
-                *slot = (self.generation, keys.len() as u32);
-                return Found::Added;
-            }
-            if keys.get(slot.1 as usize) == Some(&key) {
-                return Found::Known(slot.1);
-            }
-            at = (at + 1) & self.mask;
-        }
-        Found::Full
+    /// Returns the pages of a row that may be read, the most useful first; none for rows of
+    /// tables with pages of their own.
+    fn pages_of(&self, key: RowKey) -> impl Iterator<Item = u64> + '_ {
+        let found = self.places.starts.find(key);
+        let found = found.and_then(|(at, item)| Some((self.places.get(at)?, item)));
+        found.into_iter().flat_map(|(placement, item)| {
+            let pages = placement.index.pages_of(item);
+            pages.iter().map(|&page| placement.first_page + u64::from(page))
+        })
     }
+}
+
+/// Pages that a call read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct PagesRead {
+    pub(crate) pages_read: u64,
+    /// Of these, pages that could not be read or failed their checks.
+    pub(crate) pages_failed: u64,
+    /// Rows of such pages that other pages gave.
+    pub(crate) rows_recovered: u64,
 }
 
 /// An engine over the page file, and a scratch.
 pub(crate) struct Reader {
     /// Its place among the readers of a snapshot.
     pub(crate) number: usize,
-    engine: Box<dyn IoEngine>,
-    device: DeviceId,
+    flights: Flights,
     pub(crate) scratch: Scratch,
-    done: Vec<tierbed_io::Completion>,
+    choice: Choice,
 }
+
+/// Memory for choosing pages.
+#[derive(Default)]
+struct Choice {
+    items: Vec<u32>,
+    scratch: select::Scratch,
+}
+
+/// Bytes of a [`Choice`] per row.
+pub(crate) const CHOICE_BYTES_PER_ROW: usize = size_of::<u32>() + select::Scratch::BYTES_PER_ROW;
 
 impl Reader {
     pub(crate) fn new(
@@ -221,70 +103,213 @@ impl Reader {
     ) -> Result<Self> {
         let mut engine = open_engine(options)?;
         let device = engine.attach(Arc::clone(pages));
-        Ok(Self { number, engine, device, scratch, done: Vec::new() })
+        let flights = Flights {
+            engine,
+            device,
+            done: Vec::new(),
+            queued_count: 0,
+            failed: None,
+            failed_pages: Vec::new(),
+            retries: Vec::new(),
+            counts: PagesRead::default(),
+        };
+        Ok(Self { number, flights, scratch, choice: Choice::default() })
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.engine.memory_bytes() + self.scratch.memory_bytes()
+        self.flights.engine.memory_bytes() + self.scratch.memory_bytes()
     }
 
     pub(crate) fn io_stats(&self) -> IoStats {
-        self.engine.stats()
+        self.flights.engine.stats()
     }
 
-    /// Reads every page named in the scratch's `wanted` once and copies the wanted rows into its
-    /// words. Returns the number of pages read.
+    /// Reads the pages named in the scratch's `wanted`, and the pages it chooses for the rows in
+    /// `asked`, each once, and copies the rows out into the scratch's words.
     ///
     /// # Errors
     /// `Corruption` for a page that fails its checks or lacks a row the index promised, `Io`
-    /// from the device.
-    pub(crate) fn read_wanted(&mut self, pages: &PageTable) -> Result<u64> {
-        self.scratch.wanted.sort_unstable();
-        let mut next = 0;
-        let mut page_count = 0;
-        let mut failed = None;
-        while (next < self.scratch.wanted.len() && failed.is_none())
-            || self.engine.in_flight_count() > 0
-        {
-            // After a failure nothing new is submitted, but what flies must land: the engine is
-            // used by the next call.
-            while failed.is_none() {
-                let Some(first) = self.scratch.wanted.get(next).copied() else { break };
-                let Some(buf) = self.engine.acquire() else { break };
-                self.engine.submit(Request {
-                    device: self.device,
-                    op: Op::Read,
-                    offset_bytes: first.page_id * PAGE_BYTES as u64,
-                    len_bytes: PAGE_BYTES as u32,
-                    buf,
-                    tag: next as u64,
-                });
-                page_count += 1;
-                next += group_len(&self.scratch.wanted, next);
-            }
-            if let Err(error) = self.land(pages) {
-                failed.get_or_insert(error);
-            }
+    /// from the device; not when other pages have the rows.
+    pub(crate) fn read(&mut self, source: &Source<'_>) -> Result<PagesRead> {
+        let Self { flights, scratch, choice, .. } = self;
+        (flights.counts, flights.queued_count) = (PagesRead::default(), 0);
+        flights.failed_pages.clear();
+        scratch.wanted.sort_unstable();
+        flights.submit_from(scratch, 0, source);
+        let mut asked = std::mem::take(&mut scratch.asked);
+        asked.sort_unstable_by_key(|asked| asked.placement);
+        let chosen_from = scratch.wanted.len();
+        for asked in asked.chunk_by(|a, b| a.placement == b.placement) {
+            choice.choose(asked, source, |page_id, served| {
+                let first = scratch.wanted.len();
+                let rows = served.iter().filter_map(|&position| asked.get(position as usize));
+                scratch.wanted.extend(rows.map(|asked| Wanted { page_id, at: asked.at, part: 0 }));
+                if source.options.is_pipelined {
+                    flights.submit(scratch, first, source);
+                    flights.hand_over(scratch, source);
+                }
+            });
         }
-        failed.map_or(Ok(page_count), Err)
+        scratch.asked = asked;
+        if !source.options.is_pipelined {
+            flights.submit_from(scratch, chosen_from, source);
+        }
+        flights.finish(scratch, source)
+    }
+}
+
+impl Choice {
+    /// Chooses pages of one placement; `take` is given the page and positions in `asked`.
+    fn choose(
+        &mut self,
+        asked: &[AskedItem],
+        source: &Source<'_>,
+        mut take: impl FnMut(u64, &[u32]),
+    ) {
+        let placement = asked.first().and_then(|asked| source.places.get(asked.placement));
+        let Some(placement) = placement else { return };
+        self.items.clear();
+        self.items.extend(asked.iter().map(|asked| asked.item));
+        let (index, first_page) = (&placement.index, placement.first_page);
+        source.options.selection.select(index, &self.items, &mut self.scratch, |page, served| {
+            take(first_page + u64::from(page), served)
+        });
+    }
+}
+
+/// The pages of a call on their way.
+struct Flights {
+    engine: Box<dyn IoEngine>,
+    device: DeviceId,
+    done: Vec<Completion>,
+    /// Submitted since the last system call.
+    queued_count: usize,
+    /// After a failure nothing new is submitted, but what flies must land: the engine is used by
+    /// the next call.
+    failed: Option<Error>,
+    failed_pages: Vec<u64>,
+    /// First wanted rows of pages to be read in place of failed ones.
+    retries: Vec<usize>,
+    counts: PagesRead,
+}
+
+impl Flights {
+    /// Submits the pages of all wanted rows from `first` on.
+    fn submit_from(&mut self, scratch: &mut Scratch, first: usize, source: &Source<'_>) {
+        let (mut next, end) = (first, scratch.wanted.len());
+        while next < end && self.failed.is_none() {
+            self.submit(scratch, next, source);
+            next += group_len(&scratch.wanted, next);
+        }
     }
 
-    /// Waits for pages and takes the rows out of them.
-    fn land(&mut self, pages: &PageTable) -> Result<()> {
-        let mut done = std::mem::take(&mut self.done);
-        let mut result = self.engine.wait(&mut done);
-        for completion in done.drain(..) {
-            if result.is_ok() {
-                result = completion.result.and_then(|()| {
-                    let bytes = self.engine.bytes(completion.buf);
-                    let bytes = bytes.get(..PAGE_BYTES).unwrap_or_default();
-                    take_rows(&mut self.scratch, completion.tag as usize, bytes, pages)
-                });
+    /// Submits the page of the wanted row `first`, for it and those behind it on the same page.
+    fn submit(&mut self, scratch: &mut Scratch, first: usize, source: &Source<'_>) {
+        let buf = loop {
+            if self.failed.is_some() {
+                return;
             }
+            match self.engine.acquire() {
+                Some(buf) => break buf,
+                None => self.land(scratch, source, true),
+            }
+        };
+        let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
+        self.engine.submit(Request {
+            device: self.device,
+            op: Op::Read,
+            offset_bytes: page_id * PAGE_BYTES as u64,
+            len_bytes: PAGE_BYTES as u32,
+            buf,
+            tag: first as u64,
+        });
+        self.counts.pages_read += 1;
+        self.queued_count += 1;
+    }
+
+    /// Hands queued pages to the kernel when the device has nothing else to do, or there are
+    /// enough of them for a system call.
+    fn hand_over(&mut self, scratch: &mut Scratch, source: &Source<'_>) {
+        let is_idle = self.queued_count == self.engine.in_flight_count();
+        if self.queued_count > 0 && (is_idle || self.queued_count >= HAND_OVER_PAGES) {
+            self.land(scratch, source, false);
+        }
+    }
+
+    /// Waits for everything, failed pages' substitutes included.
+    fn finish(&mut self, scratch: &mut Scratch, source: &Source<'_>) -> Result<PagesRead> {
+        loop {
+            while let Some(first) = self.retries.pop() {
+                self.submit(scratch, first, source);
+            }
+            if self.engine.in_flight_count() == 0 {
+                break;
+            }
+            self.land(scratch, source, true);
+        }
+        self.failed.take().map_or(Ok(self.counts), Err)
+    }
+
+    /// Takes the rows out of the pages that have come; waits for one if told so.
+    fn land(&mut self, scratch: &mut Scratch, source: &Source<'_>, is_waiting: bool) {
+        self.queued_count = 0;
+        let mut done = std::mem::take(&mut self.done);
+        let landed =
+            if is_waiting { self.engine.wait(&mut done) } else { self.engine.poll(&mut done) };
+        if let Err(error) = landed {
+            self.failed.get_or_insert(error);
+        }
+        for completion in done.drain(..) {
+            let first = completion.tag as usize;
+            let taken = completion.result.and_then(|()| {
+                let bytes = self.engine.bytes(completion.buf).get(..PAGE_BYTES).unwrap_or_default();
+                take_rows(scratch, first, bytes, source)
+            });
             self.engine.release(completion.buf);
+            if let Err(error) = taken {
+                if self.failed.is_none() && !self.recover(scratch, first, source, &error) {
+                    self.failed = Some(error);
+                }
+            }
         }
         self.done = done;
-        result
+    }
+
+    /// Looks for other pages of the rows wanted from a failed page; `false` when a row has none.
+    fn recover(
+        &mut self,
+        scratch: &mut Scratch,
+        first: usize,
+        source: &Source<'_>,
+        error: &Error,
+    ) -> bool {
+        let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
+        self.failed_pages.push(page_id);
+        self.counts.pages_failed += 1;
+        if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) {
+            return false;
+        }
+        let start = scratch.wanted.len();
+        for entry in first..first + group_len(&scratch.wanted, first) {
+            let at = scratch.wanted.get(entry).map_or(0, |wanted| wanted.at);
+            if scratch.filled.get(at as usize) == Some(&Filled::Read) {
+                continue;
+            }
+            let key = scratch.keys.get(at as usize);
+            let other = key.and_then(|&key| {
+                source.pages_of(key).find(|page_id| !self.failed_pages.contains(page_id))
+            });
+            let Some(page_id) = other else { return false };
+            scratch.wanted.push(Wanted { page_id, at, part: 0 });
+            self.counts.rows_recovered += 1;
+        }
+        scratch.wanted.get_mut(start..).unwrap_or_default().sort_unstable();
+        let mut next = start;
+        while next < scratch.wanted.len() {
+            self.retries.push(next);
+            next += group_len(&scratch.wanted, next);
+        }
+        true
     }
 }
 
@@ -294,20 +319,14 @@ impl std::fmt::Debug for Reader {
     }
 }
 
-/// What a reader must know of the page file.
-#[derive(Debug)]
-pub(crate) struct PageTable {
-    pub(crate) shapes: Vec<PageShape>,
-    pub(crate) path: String,
-}
-
 fn group_len(wanted: &[Wanted], first: usize) -> usize {
     let rest = wanted.get(first..).unwrap_or_default();
     let page = rest.first().map(|wanted| wanted.page_id);
     rest.iter().take_while(|wanted| Some(wanted.page_id) == page).count()
 }
 
-fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], pages: &PageTable) -> Result<()> {
+fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<'_>) -> Result<()> {
+    let pages = source.pages;
     let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
     let named =
         |error: Error| error.with("path", &pages.path).with("remedy", "publish the snapshot again");
@@ -316,8 +335,9 @@ fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], pages: &PageTabl
         let Some(wanted) = scratch.wanted.get(entry).copied() else { break };
         let at = wanted.at as usize;
         let Some(key) = scratch.keys.get(at).copied() else { break };
-        let weights = (page.table == key.table && page.part == wanted.part as usize)
-            .then(|| page.find(key.row))
+        let (owner, row) = source.seat_of(key);
+        let weights = (page.owner == owner && page.part == wanted.part as usize)
+            .then(|| page.find(row))
             .flatten();
         let Some(weights) = weights else {
             return Err(named(
@@ -327,7 +347,7 @@ fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], pages: &PageTabl
                     .with("row", key.row.0),
             ));
         };
-        let shape = pages.shapes.get(key.table.0 as usize);
+        let shape = pages.shapes.get(owner.0 as usize);
         let (before, count) = shape.map_or((0, 0), |shape| shape.part_words(page.part));
         let out: &mut [u8] = bytemuck::cast_slice_mut(scratch.row_mut(at, before, count));
         if out.len() == weights.len() {

@@ -9,7 +9,8 @@ use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{check_keys, RowSink, ScanSink};
 use tierbed_core::{Result, RowId, RowKey, RowStore, Schema, TableId};
 
-use crate::reader::{Filled, Reader};
+use crate::reader::Reader;
+use crate::scratch::Filled;
 use crate::snapshot::Snapshot;
 
 /// Rows looked at per step of a scan, stored or not.
@@ -69,7 +70,7 @@ impl RowStore for SnapshotRows {
             let fitting =
                 rest.iter().take_while(|key| reader.scratch.add(**key, snapshot.dim(**key)));
             let count = fitting.count();
-            self.stats.pages_read += snapshot.fetch(reader)?;
+            self.stats.pages_read += snapshot.fetch(reader)?.pages_read;
             self.hand_out(reader, first, sink)?;
             first += count;
         }
@@ -84,7 +85,7 @@ impl RowStore for SnapshotRows {
             keys.clear();
             for row in first..row_count.min(first + SCAN_ROWS) {
                 let key = RowKey::new(table, RowId(row));
-                if snapshot.index().get(key)?.is_some() {
+                if snapshot.holds_row(key)? {
                     keys.push(key);
                 }
             }

@@ -9,21 +9,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 use tierbed_cache::{ShardedTier, TierStats};
 use tierbed_core::budget::BudgetReport;
-use tierbed_core::checksum::{crc32c, crc32c_append};
+use tierbed_core::checksum::crc32c;
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Budget, Error, Reservation, Result, RowKey, Schema};
-use tierbed_io::{AlignedBuf, Device, EngineOptions, Folder, OpenMode, PAGE_BYTES};
+use tierbed_io::{Device, EngineOptions, Folder, PAGE_BYTES};
 use tierbed_kernels::Kernels;
+use tierbed_placement::select::Selection;
 
-use crate::forward_index::{read_blocks, ForwardIndex};
+use crate::forward_index::ForwardIndex;
 use crate::lookup::LookupStats;
-use crate::manifest::{Manifest, ATTACHMENT_PREFIX, INDEX_NAME};
+use crate::manifest::{Manifest, ATTACHMENT_PREFIX};
 use crate::open::Opened;
-use crate::page::{PageShape, PageView};
-use crate::reader::{PageTable, Reader};
-
-/// Pages read at once by `verify`.
-const VERIFY_PAGES: usize = 16;
+use crate::page::PageShape;
+use crate::places::Places;
+use crate::reader::{PageTable, Reader, Source};
 
 /// How pages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,6 +36,24 @@ pub enum Backend {
     Memory,
 }
 
+/// How the pages of rows with several are chosen and read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectOptions {
+    /// How pages are chosen.
+    pub selection: Selection,
+    /// Most pages kept for a row in the forward index; `None`: all.
+    pub index_limit: Option<u32>,
+    /// Each page is read as soon as it is chosen; otherwise all are chosen first.
+    pub is_pipelined: bool,
+}
+
+impl Default for SelectOptions {
+    /// One pass over at most ten pages of a row, pipelined: what MaxEmbed §8 runs with.
+    fn default() -> Self {
+        Self { selection: Selection::OnePass, index_limit: Some(10), is_pipelined: true }
+    }
+}
+
 /// How to open a snapshot.
 #[derive(Debug, Clone)]
 pub struct SnapshotOptions {
@@ -48,6 +65,10 @@ pub struct SnapshotOptions {
     pub backend: Backend,
     /// Lookups that may run at once; fewer in small budgets.
     pub reader_count: usize,
+    /// How the pages of rows with several are chosen.
+    pub select: SelectOptions,
+    /// Most bytes of the row cache; `None`: what the rest of the budget allows.
+    pub cache_bytes_max: Option<u64>,
 }
 
 impl Default for SnapshotOptions {
@@ -57,6 +78,8 @@ impl Default for SnapshotOptions {
             engine: EngineOptions::default(),
             backend: Backend::default(),
             reader_count: std::thread::available_parallelism().map_or(4, |n| n.get().min(8)),
+            select: SelectOptions::default(),
+            cache_bytes_max: None,
         }
     }
 }
@@ -70,6 +93,9 @@ pub struct Snapshot {
     page_table: PageTable,
     index: ForwardIndex,
     index_bytes: u64,
+    places: Places,
+    places_bytes: u64,
+    select: SelectOptions,
     cache: ShardedTier,
     readers: Mutex<Readers>,
     reader_is_back: Condvar,
@@ -126,8 +152,25 @@ pub struct Summary {
     pub fill_ratio: f64,
     /// The tables, in id order.
     pub tables: Vec<TableSummary>,
+    /// Tables that share pages, by placement.
+    pub placements: Vec<PlacementSummary>,
     /// Names and bytes of the attachments.
     pub attachments: Vec<(String, u64)>,
+}
+
+/// What a snapshot holds of one placement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlacementSummary {
+    /// Ids of its tables.
+    pub tables: Vec<u32>,
+    /// Pages the tables share.
+    pub page_count: u64,
+    /// Rows on all pages, each as often as it is there.
+    pub seat_count: u64,
+    /// Bytes of the forward index in memory, as the index limit left it.
+    pub forward_bytes: u64,
+    /// Bytes of the inverted index in memory.
+    pub inverted_bytes: u64,
 }
 
 /// What a snapshot holds of one table.
@@ -141,7 +184,7 @@ pub struct TableSummary {
     pub row_count: u64,
     /// Rows stored; the others have their initial values.
     pub stored_rows: u64,
-    /// Pages.
+    /// Pages of its own; 0 where it shares pages.
     pub page_count: u64,
 }
 
@@ -168,7 +211,8 @@ impl Snapshot {
     pub fn open_any(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
         let manifest = Manifest::read(folder.as_ref())?;
         let opened = Opened::new(folder.as_ref(), &manifest, options)?;
-        let shapes = manifest.schema.tables().iter().map(PageShape::new).collect();
+        let placed = opened.places.placements.iter().map(|placement| placement.numbering.shape);
+        let shapes = manifest.schema.tables().iter().map(PageShape::new).chain(placed).collect();
         let page_table = PageTable { shapes, path: opened.pages.name().to_owned() };
         let io = opened.readers.iter().map(Reader::io_stats).collect();
         Ok(Self {
@@ -178,6 +222,9 @@ impl Snapshot {
             page_table,
             index: opened.index,
             index_bytes: opened.index_bytes,
+            places: opened.places,
+            places_bytes: opened.places_bytes,
+            select: options.select,
             cache: opened.cache,
             readers: Mutex::new(Readers { idle: opened.readers, io }),
             reader_is_back: Condvar::new(),
@@ -231,7 +278,16 @@ impl Snapshot {
         let weights = |table: &TableSummary| table.stored_rows * 4 * u64::from(table.dim);
         let weights_bytes: u64 = tables.iter().map(weights).sum();
         let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
+        let placed = manifest.placed.iter().flat_map(|placed| &placed.placements);
+        let placements = placed.zip(&self.places.placements).map(|(info, held)| PlacementSummary {
+            tables: info.tables.clone(),
+            page_count: info.page_count,
+            seat_count: info.seat_count,
+            forward_bytes: held.index.forward().memory_bytes(),
+            inverted_bytes: held.index.inverted().memory_bytes(),
+        });
         Summary {
+            placements: placements.collect(),
             row_count: manifest.row_count,
             page_count: manifest.page_count,
             pages_bytes,
@@ -246,7 +302,8 @@ impl Snapshot {
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         let attachments: u64 = self.manifest.attachments.iter().map(|a| a.bytes).sum();
-        self.manifest.page_count * PAGE_BYTES as u64 + self.index_bytes + attachments
+        let files = self.index_bytes + self.places_bytes;
+        self.manifest.page_count * PAGE_BYTES as u64 + files + attachments
     }
 
     /// Returns the names of the attachments, in order.
@@ -275,59 +332,6 @@ impl Snapshot {
         Ok(bytes)
     }
 
-    /// Checks every page, every row's place, the index and the attachments; returns the number
-    /// of pages and index blocks checked.
-    ///
-    /// # Errors
-    /// `Corruption` naming the first thing that is not what was written.
-    pub fn verify(&self) -> Result<u64> {
-        let mut buffer = AlignedBuf::new(VERIFY_PAGES * PAGE_BYTES);
-        let (mut crc, mut row_count, mut first) = (0, 0, 0);
-        while first < self.manifest.page_count {
-            let count = (self.manifest.page_count - first).min(VERIFY_PAGES as u64) as usize;
-            let bytes = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
-            self.pages.read_at(first * PAGE_BYTES as u64, bytes)?;
-            for (at, bytes) in bytes.chunks_exact(PAGE_BYTES).enumerate() {
-                let page = PageView::parse(bytes, first + at as u64, &self.page_table.shapes)
-                    .map_err(|error| error.with("path", &self.page_table.path))?;
-                crc = crc32c_append(crc, &page.crc.to_le_bytes());
-                row_count += self.verify_rows(&page)?;
-            }
-            first += count as u64;
-        }
-        if crc != self.manifest.pages_crc32c || row_count != self.manifest.row_count {
-            return Err(Error::corruption("page file belongs to another snapshot")
-                .with("path", &self.page_table.path)
-                .with("expected_rows", self.manifest.row_count)
-                .with("found_rows", row_count));
-        }
-        let blocks = self.index_bytes / PAGE_BYTES as u64;
-        let index = self.folder.open(INDEX_NAME, OpenMode::ReadOnly)?;
-        if read_blocks(index.as_ref(), blocks, |_| ())? != self.manifest.index_crc32c {
-            return Err(Error::corruption("forward index changed").with("path", index.name()));
-        }
-        for name in self.attachment_names() {
-            self.attachment(name)?;
-        }
-        Ok(self.manifest.page_count + blocks)
-    }
-
-    /// Checks that the index leads to each row that starts on `page`; returns their number.
-    fn verify_rows(&self, page: &PageView<'_>) -> Result<u64> {
-        let table = self.schema().table(page.table)?;
-        for slot in 0..page.row_count {
-            let key = RowKey::new(page.table, page.row(slot));
-            let first_page = page.page_id.checked_sub(page.part as u64);
-            if key.row.0 >= table.row_count || self.index.get(key)? != first_page {
-                return Err(Error::corruption("forward index and page disagree")
-                    .with("table", &table.name)
-                    .with("row", key.row.0)
-                    .with("page_id", page.page_id));
-            }
-        }
-        Ok(if page.part == 0 { page.row_count as u64 } else { 0 })
-    }
-
     /// Returns what was counted since the snapshot was opened.
     #[must_use]
     pub fn stats(&self) -> SnapshotStats {
@@ -352,6 +356,39 @@ impl Snapshot {
     #[must_use]
     pub fn budget_report(&self) -> BudgetReport {
         self.budget.report()
+    }
+
+    /// Tells where a row of the schema lies.
+    pub(crate) fn place_of(&self, key: RowKey) -> Result<Place> {
+        if let Some((placement, item)) = self.places.starts.find(key) {
+            let is_there = self
+                .places
+                .get(placement)
+                .is_some_and(|placement| !placement.index.pages_of(item).is_empty());
+            return Ok(if is_there { Place::Item { placement, item } } else { Place::Nowhere });
+        }
+        Ok(self.index.get(key)?.map_or(Place::Nowhere, Place::Page))
+    }
+
+    /// Tells whether a row of the schema is stored.
+    pub(crate) fn holds_row(&self, key: RowKey) -> Result<bool> {
+        Ok(self.place_of(key)? != Place::Nowhere)
+    }
+
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    pub(crate) fn pages(&self) -> &dyn Device {
+        self.pages.as_ref()
+    }
+
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.index_bytes
+    }
+
+    pub(crate) fn source(&self) -> Source<'_> {
+        Source { pages: &self.page_table, places: &self.places, options: self.select }
     }
 
     pub(crate) fn index(&self) -> &ForwardIndex {
@@ -395,6 +432,22 @@ impl Snapshot {
             readers = self.reader_is_back.wait(readers).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
+
+/// Where a row lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Not stored: it has its initial value.
+    Nowhere,
+    /// Starts on this page of its table's own.
+    Page(u64),
+    /// On the pages of an item of a placement.
+    Item {
+        /// The placement.
+        placement: u32,
+        /// The row's number in it.
+        item: u32,
+    },
 }
 
 /// A reader on loan; goes back when dropped.

@@ -8,6 +8,9 @@
 //! ```text
 //! push ─▶ page of the table ─▶ rows.pages        (row, page) ─▶ sorter ─▶ rows.index ─▶ manifest
 //! ```
+//!
+//! Rows of tables that share pages by a placement take another way to the same page file: see
+//! `placed_writer`.
 
 use std::sync::Arc;
 
@@ -17,12 +20,16 @@ use tierbed_core::store::out_of_range;
 use tierbed_core::{Budget, Error, Reservation, Result, RowId, RowKey, Schema, TableId};
 use tierbed_io::{AlignedBuf, Device, Folder, FolderLock, OpenMode, PAGE_BYTES};
 
-use crate::forward_index::{IndexShape, IndexWriter, BUFFER_BYTES};
+use crate::blocks::BUFFER_BYTES;
+use crate::forward_index::{IndexShape, IndexWriter};
 use crate::manifest::{
-    check_attachment_name, served_schema, AttachmentInfo, Manifest, TableContents,
-    ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME,
+    check_attachment_name, served_schema, AttachmentInfo, Manifest, Placed, PlacementInfo,
+    TableContents, ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME,
 };
 use crate::page::{PageBuilder, PageShape};
+use crate::placed::{PlacedTables, Starts};
+use crate::placed_writer::{PlacedWriter, RowSource};
+use crate::places::{places_blocks, PlacesWriter};
 use crate::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
 /// Pages handed to the device at once.
@@ -46,6 +53,8 @@ pub struct SnapshotWriter {
     tables: Vec<TableContents>,
     attachments: Vec<AttachmentInfo>,
     base: Option<String>,
+    starts: Starts,
+    placed: Vec<PlacedWriter>,
     is_finished: bool,
     _lock: FolderLock,
 }
@@ -61,6 +70,10 @@ pub struct Report {
     pub pages_bytes: u64,
     /// Bytes of the forward index.
     pub index_bytes: u64,
+    /// Bytes of the placements' index.
+    pub places_bytes: u64,
+    /// Copies of rows beyond the first, on pages that tables share.
+    pub replica_count: u64,
     /// Bytes of all attachments.
     pub attachments_bytes: u64,
     /// Bytes of weights per byte of the page file.
@@ -77,6 +90,23 @@ impl SnapshotWriter {
     /// `Invalid` when the folder is not empty or the budget does not reach, `Closed` when
     /// somebody else is writing there, `Io` and `NoSpace` from the folder.
     pub fn create(folder: Arc<dyn Folder>, schema: &Schema, budget: &Budget) -> Result<Self> {
+        Self::create_placed(folder, schema, Vec::new(), budget)
+    }
+
+    /// As [`create`](Self::create); the tables of each of `placed` share pages as it says.
+    ///
+    /// Rows sit where the placement put them, in whatever order they are pushed. The placements'
+    /// indexes and a sorter for each come out of `budget`.
+    ///
+    /// # Errors
+    /// `Invalid` when a placement is not one of its tables, or a table is in two of them;
+    /// otherwise as [`create`](Self::create).
+    pub fn create_placed(
+        folder: Arc<dyn Folder>,
+        schema: &Schema,
+        placed: Vec<PlacedTables>,
+        budget: &Budget,
+    ) -> Result<Self> {
         let schema = served_schema(schema)?;
         let lock = folder.lock()?;
         if let Some(name) = folder.list()?.first() {
@@ -97,7 +127,11 @@ impl SnapshotWriter {
         let sorter = ExternalSorter::new(Arc::clone(&folder), &options, budget)?;
         let pages = PageFileWriter::new(folder.open(PAGES_NAME, OpenMode::Create)?);
         let table_count = schema.tables().len();
+        let placed = open_placed(placed, &schema, (&folder, budget))?;
+        let starts = Starts::new(placed.iter().map(|placed| &placed.numbering));
         Ok(Self {
+            starts,
+            placed,
             folder,
             schema,
             pages,
@@ -134,6 +168,10 @@ impl SnapshotWriter {
                 .with("expected", schema.dim)
                 .with("found", weights.len()));
         }
+        if let Some((placement, item)) = self.starts.find(RowKey::new(table, row)) {
+            let placed = self.placed.get_mut(placement as usize);
+            return placed.map_or(Ok(()), |placed| placed.push(item, weights));
+        }
         let Some(place) = self.open_pages.get_mut(table.0 as usize) else {
             return Err(Error::invalid("no such table").with("table_id", table.0));
         };
@@ -148,6 +186,20 @@ impl SnapshotWriter {
             }
         }
         Ok(())
+    }
+
+    /// Writes the pages of placement `placement` with the rows that `row_of` gives: each row as often
+    /// as it has pages, page by page. For rows that can be asked for in any order; nothing is
+    /// sorted then.
+    ///
+    /// # Errors
+    /// `Invalid` when there is no such placement, or rows of its tables were given before;
+    /// `NoSpace` and `Io` from the folder; errors of `row_of` pass through.
+    pub fn fill(&mut self, placement: usize, row_of: &mut RowSource<'_>) -> Result<()> {
+        let Some(placed) = self.placed.get_mut(placement) else {
+            return Err(Error::invalid("no such placement").with("placement", placement));
+        };
+        placed.fill(&mut self.pages, row_of)
     }
 
     /// Adds the named blob `bytes`: dense parameters, feature names, ….
@@ -182,9 +234,21 @@ impl SnapshotWriter {
         }
         self.open_pages.clear();
         self.open_bytes.resize(0)?;
+        let mut sort_run_count = 0;
+        for placed in &mut self.placed {
+            sort_run_count += placed.finish(&mut self.pages)?;
+            placed.row_counts(|table| {
+                if let Some(contents) = self.tables.get_mut(table) {
+                    contents.row_count += 1;
+                }
+            });
+        }
         self.pages.finish()?;
-        let shape = IndexShape::new(&self.schema, self.pages.page_count)?;
-        let (index_crc32c, sort_run_count) = self.write_index(&shape)?;
+        let is_placed = |table| self.starts.is_placed(table);
+        let shape = IndexShape::without(&self.schema, self.pages.page_count, is_placed)?;
+        let (index_crc32c, run_count) = self.write_index(&shape)?;
+        sort_run_count += run_count;
+        let placed = self.write_places()?;
         self.attachments.sort_by(|a, b| a.name.cmp(&b.name));
         let manifest = Manifest {
             schema: self.schema.clone(),
@@ -195,11 +259,33 @@ impl SnapshotWriter {
             tables: self.tables.clone(),
             attachments: std::mem::take(&mut self.attachments),
             base: self.base.take(),
+            placed,
         };
         self.folder.sync()?;
         self.folder.write_atomic(MANIFEST_NAME, &manifest.encode()?)?;
         self.is_finished = true;
-        Ok(report(&manifest, shape.block_count() * PAGE_BYTES as u64, sort_run_count))
+        report(&manifest, shape.block_count() * PAGE_BYTES as u64, sort_run_count)
+    }
+
+    fn write_places(&mut self) -> Result<Option<Placed>> {
+        if self.placed.is_empty() {
+            return Ok(None);
+        }
+        let device = self.folder.open(PLACES_NAME, OpenMode::Create)?;
+        let mut places = PlacesWriter::new(Arc::clone(&device));
+        let mut placements = Vec::with_capacity(self.placed.len());
+        for placed in &self.placed {
+            placed.write_places(&mut places)?;
+            placements.push(PlacementInfo {
+                tables: placed.tables.clone(),
+                first_page: placed.first_page,
+                page_count: u64::from(placed.page_count),
+                seat_count: placed.seat_count,
+            });
+        }
+        let places_crc32c = places.finish()?;
+        device.sync()?;
+        Ok(Some(Placed { places_crc32c, placements }))
     }
 
     fn write_index(&mut self, shape: &IndexShape) -> Result<(u32, u64)> {
@@ -236,15 +322,34 @@ impl Drop for SnapshotWriter {
         // Best effort: without a manifest the files are no snapshot anyway.
         let _ = self.folder.remove(PAGES_NAME);
         let _ = self.folder.remove(INDEX_NAME);
+        let _ = self.folder.remove(PLACES_NAME);
         for attachment in &self.attachments {
             let _ = self.folder.remove(&format!("{ATTACHMENT_PREFIX}{}", attachment.name));
         }
     }
 }
 
+fn open_placed(
+    placed: Vec<PlacedTables>,
+    schema: &Schema,
+    target: (&Arc<dyn Folder>, &Budget),
+) -> Result<Vec<PlacedWriter>> {
+    let count = placed.len();
+    let mut tables: Vec<TableId> = placed.iter().flat_map(|p| p.tables.iter().copied()).collect();
+    tables.sort_unstable();
+    if let Some(twice) = tables
+        .windows(2)
+        .find_map(|pair| (pair.first() == pair.last()).then(|| pair.first()).flatten())
+    {
+        return Err(Error::invalid("table is in two placements").with("table_id", twice.0));
+    }
+    let open = |(number, placed)| PlacedWriter::new(placed, (number, count), schema, target);
+    placed.into_iter().enumerate().map(open).collect()
+}
+
 /// Appends pages to the page file, several at a time.
 #[derive(Debug)]
-struct PageFileWriter {
+pub(crate) struct PageFileWriter {
     device: Arc<dyn Device>,
     buffer: AlignedBuf,
     /// Pages in the buffer.
@@ -268,9 +373,6 @@ impl PageFileWriter {
         tables: &mut [TableContents],
         sorter: &mut Option<ExternalSorter>,
     ) -> Result<()> {
-        if self.buffered == PAGES_AT_ONCE {
-            self.flush()?;
-        }
         let page_id = self.page_count;
         if let (Some(contents), Some(sorter)) = (tables.get_mut(table.0 as usize), sorter) {
             contents.page_count += 1;
@@ -282,9 +384,23 @@ impl PageFileWriter {
                 }
             }
         }
+        self.put(table.0, page)
+    }
+
+    /// Returns the number that the next page gets.
+    pub(crate) fn page_count(&self) -> u64 {
+        self.page_count
+    }
+
+    /// Numbers a page of `owner`, appends and empties it.
+    pub(crate) fn put(&mut self, owner: u32, page: &mut PageBuilder) -> Result<()> {
+        if self.buffered == PAGES_AT_ONCE {
+            self.flush()?;
+        }
+        let page_id = self.page_count;
         let start = self.buffered * PAGE_BYTES;
         let (buffer, crc) = (&mut self.buffer, &mut self.crc);
-        page.seal(table, page_id, |bytes| {
+        page.seal(TableId(owner), page_id, |bytes| {
             *crc = crc32c_append(*crc, bytes.get(..4).unwrap_or_default());
             if let Some(place) = buffer.get_mut(start..start + PAGE_BYTES) {
                 place.copy_from_slice(bytes);
@@ -329,12 +445,16 @@ fn decode_key(bytes: &[u8]) -> RowKey {
     RowKey::new(TableId(table), RowId(row))
 }
 
-fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Report {
+fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Result<Report> {
     let tables = manifest.schema.tables().iter().zip(&manifest.tables);
     let weights_bytes: u64 =
         tables.map(|(schema, contents)| contents.row_count * 4 * u64::from(schema.dim)).sum();
     let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
-    Report {
+    let blocks =
+        manifest.placed.as_ref().map_or(Ok(0), |placed| places_blocks(&manifest.schema, placed))?;
+    Ok(Report {
+        places_bytes: blocks * PAGE_BYTES as u64,
+        replica_count: manifest.replica_count(),
         row_count: manifest.row_count,
         page_count: manifest.page_count,
         pages_bytes,
@@ -342,5 +462,5 @@ fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Report 
         attachments_bytes: manifest.attachments.iter().map(|attachment| attachment.bytes).sum(),
         fill_ratio: weights_bytes as f64 / pages_bytes.max(1) as f64,
         sort_run_count,
-    }
+    })
 }

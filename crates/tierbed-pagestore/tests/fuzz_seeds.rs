@@ -27,4 +27,5 @@ fn seeds_of_every_target_pass() {
     assert!(replay("snapshot_page", tierbed_pagestore::fuzz::page) > 0);
     assert!(replay("snapshot_manifest", tierbed_pagestore::fuzz::manifest) > 0);
     assert!(replay("snapshot_index", tierbed_pagestore::fuzz::index) > 0);
+    assert!(replay("snapshot_places", tierbed_pagestore::fuzz::places) > 0);
 }

@@ -71,6 +71,7 @@ impl GivenOptions {
             },
             backend,
             reader_count: given.reader_count.unwrap_or(defaults.reader_count),
+            ..defaults
         })
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_pagestore::delta::check_successor;
+use tierbed_pagestore::delta::{check_plain, check_successor};
 use tierbed_pagestore::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_pagestore::{Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
@@ -80,6 +80,7 @@ impl Engine {
             SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
         let base = Arc::new(Snapshot::open(base, &options)?);
         check_successor(base.schema(), &self.schema)?;
+        check_plain(&base)?;
         self.publish_to(folder, Some(&base), attachments, progress)
     }
 

@@ -19,7 +19,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("tierbed-baselines", &["core", "io", "trainstore"]),
     ("tierbed-vocab", &["core", "trainstore"]),
     ("tierbed-cold", &["core", "io", "trainstore"]),
-    ("tierbed-pagestore", &["core", "io", "kernels", "cache"]),
+    ("tierbed-pagestore", &["core", "io", "kernels", "cache", "placement"]),
     (
         "tierbed",
         &[

@@ -5,13 +5,15 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::{
     Bags, ErrorKind, InitSpec, OptimizerKind, RowId, RowStore, TableId, TableSchema,
 };
-use tierbed_io::{EngineChoice, FsFolder, MemoryFolder};
+use tierbed_io::{EngineChoice, FsFolder, MemoryFolder, OpenMode};
 use tierbed_kernels::layout::{BagRange, Columns, Rows};
 use tierbed_kernels::{fill_initial, Pooling};
 
 use super::*;
-use crate::manifest::{MANIFEST_NAME, PAGES_NAME};
+use crate::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use crate::{Backend, FeaturePlan, Report, SnapshotRows, SnapshotWriter};
+
+mod placed;
 
 type Model = BTreeMap<RowKey, Vec<f32>>;
 
@@ -71,7 +73,7 @@ fn memory_folder() -> Arc<dyn Folder> {
 
 fn options(dram_budget_bytes: u64) -> SnapshotOptions {
     let engine = EngineOptions { choice: EngineChoice::Inline, ..EngineOptions::default() };
-    SnapshotOptions { dram_budget_bytes, engine, backend: Backend::Direct, reader_count: 2 }
+    SnapshotOptions { dram_budget_bytes, engine, reader_count: 2, ..SnapshotOptions::default() }
 }
 
 /// A batch over every table: feature `at` reads table `at % tables`.
@@ -502,10 +504,11 @@ fn the_format_document_has_the_constants_of_the_code() {
         ),
         format!("| 6..8 | page version, {} |", crate::page::PAGE_VERSION),
         format!("| 16..{} | page id |", crate::page::HEADER_BYTES),
-        format!("| 8..4096 | {} words", crate::forward_index::BLOCK_WORDS),
+        format!("| 8..4096 | {} words", crate::blocks::BLOCK_WORDS),
         format!("`{MANIFEST_NAME}`"),
         format!("`{PAGES_NAME}`"),
         format!("`{INDEX_NAME}`"),
+        format!("`{PLACES_NAME}`"),
         format!("`{ATTACHMENT_PREFIX}<name>`"),
         format!(
             "{} bytes when the table has at least 2^{} rows",

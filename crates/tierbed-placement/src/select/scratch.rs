@@ -30,6 +30,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// Bytes per row of the largest one-pass call: slots up to the next power of two, what is
+    /// needed and served, and the order.
+    pub const BYTES_PER_ROW: usize = 2 * SLOTS_PER_ROW * 8 + 1 + 4 + size_of::<(u64, u32)>();
+
     /// Forgets the last call and marks `rows` as needed. A row asked for twice is needed once, at
     /// its first position; a row that lies on no page is not needed.
     pub(super) fn start(&mut self, index: &PageIndex, rows: &[u32]) {

@@ -1,0 +1,239 @@
+//! How do rows come to the pages a placement gave them?
+//!
+//! Rows arrive in any order, and a row may sit on several pages. So each row is handed to a sorter
+//! once for each of its pages, and comes out page by page. Where rows can be asked for one by one
+//! ([`PlacedWriter::fill`]) nothing needs sorting. Seats of rows that never came stay empty, and a
+//! page on which nobody sits is left out.
+
+use std::sync::Arc;
+
+use tierbed_core::{Budget, Error, Reservation, Result, RowId, RowKey, Schema};
+use tierbed_io::Folder;
+
+use crate::page::PageBuilder;
+use crate::placed::{Numbering, PlacedTables};
+use crate::places::PlacesWriter;
+use crate::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+use crate::writer::PageFileWriter;
+
+/// Sort key: page, then item, most significant byte first.
+const KEY_BYTES: usize = 4 + 4;
+/// A page that is not in the file.
+const NO_PAGE: u32 = u32::MAX;
+/// The sorter needs no more than this to sort a terabyte in two passes.
+const SORT_BYTES_MAX: u64 = 256 << 20;
+
+/// Gives the weights `[dim]` of a row, or tells that it was never written.
+pub type RowSource<'a> = dyn FnMut(RowKey, &mut [f32]) -> Result<bool> + 'a;
+
+/// Fills the pages of one placement.
+#[derive(Debug)]
+pub(crate) struct PlacedWriter {
+    pub(crate) numbering: Numbering,
+    pub(crate) tables: Vec<u32>,
+    placed: PlacedTables,
+    /// The page's number among the pages written, by the placement's number.
+    written: Vec<u32>,
+    /// A bit per item: its row came.
+    is_present: Vec<u64>,
+    sorter: Option<ExternalSorter>,
+    builder: PageBuilder,
+    /// The page being filled.
+    open_page: u32,
+    weights: Vec<f32>,
+    /// The page's owner, as pages name it.
+    owner: u32,
+    pub(crate) first_page: u64,
+    pub(crate) page_count: u32,
+    pub(crate) seat_count: u64,
+    _memory: Reservation,
+}
+
+impl PlacedWriter {
+    /// Makes ready for the rows of placement `number` of `count`.
+    pub(crate) fn new(
+        placed: PlacedTables,
+        (number, count): (usize, usize),
+        schema: &Schema,
+        (folder, budget): (&Arc<dyn Folder>, &Budget),
+    ) -> Result<Self> {
+        let numbering = placed.check(schema)?;
+        let page_count = placed.index.inverted().list_count() as usize;
+        let present_words = numbering.item_count.div_ceil(64) as usize;
+        let bytes = placed.index.memory_bytes() + (4 * page_count + 8 * present_words) as u64;
+        let memory = budget.reserve("placement", bytes)?;
+        let left = (count - number) as u64 + 1;
+        let options = SorterOptions {
+            key_bytes: KEY_BYTES,
+            payload_bytes: 4 * numbering.shape.dim,
+            memory_bytes: (budget.free_bytes() / left).clamp(MEMORY_BYTES_MIN, SORT_BYTES_MAX),
+            scratch_name: format!("scratch.places.{number}"),
+        };
+        let sorter = ExternalSorter::new(Arc::clone(folder), &options, budget)?;
+        Ok(Self {
+            tables: placed.tables.iter().map(|table| table.0).collect(),
+            written: vec![NO_PAGE; page_count],
+            is_present: vec![0; present_words],
+            sorter: Some(sorter),
+            builder: PageBuilder::new(numbering.shape),
+            open_page: NO_PAGE,
+            weights: vec![0.0; numbering.shape.dim],
+            owner: (schema.tables().len() + number) as u32,
+            first_page: 0,
+            page_count: 0,
+            seat_count: 0,
+            placed,
+            numbering,
+            _memory: memory,
+        })
+    }
+
+    /// Takes a row; `item` is its number.
+    pub(crate) fn push(&mut self, item: u32, weights: &[f32]) -> Result<()> {
+        let Some(sorter) = &mut self.sorter else { return Err(twice(item)) };
+        let pages = self.placed.index.pages_of(item);
+        if pages.is_empty() {
+            return Err(Error::invalid("placement has no page for a row").with("item", item));
+        }
+        if !set_bit(&mut self.is_present, item) {
+            return Err(twice(item));
+        }
+        for &page in pages {
+            sorter.push(&encode_key(page, item), bytemuck::cast_slice(weights))?;
+        }
+        Ok(())
+    }
+
+    /// Asks `row_of` for every row, page by page, and writes the pages.
+    pub(crate) fn fill(
+        &mut self,
+        pages: &mut PageFileWriter,
+        row_of: &mut RowSource<'_>,
+    ) -> Result<()> {
+        let is_empty = self.is_present.iter().all(|&bits| bits == 0);
+        if self.sorter.take().is_none() || !is_empty {
+            return Err(Error::invalid("rows of these tables were given before"));
+        }
+        self.first_page = pages.page_count();
+        for page in 0..self.placed.index.inverted().list_count() {
+            for at in 0..self.placed.index.rows_of(page).len() {
+                let item = self.placed.index.rows_of(page).get(at).copied();
+                let row = item.and_then(|item| Some((item, self.numbering.key_of(item)?)));
+                let Some((item, key)) = row else { continue };
+                let mut weights = std::mem::take(&mut self.weights);
+                if row_of(key, &mut weights)? {
+                    set_bit(&mut self.is_present, item);
+                    self.seat(pages, (page, item), &weights);
+                }
+                self.weights = weights;
+            }
+            self.seal(pages)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the pages of the rows that were pushed; returns the sorted runs.
+    pub(crate) fn finish(&mut self, pages: &mut PageFileWriter) -> Result<u64> {
+        let Some(sorter) = self.sorter.take() else { return Ok(0) };
+        self.first_page = pages.page_count();
+        let mut sorted = sorter.finish()?;
+        let mut weights = std::mem::take(&mut self.weights);
+        while let Some(record) = sorted.next()? {
+            let (page, item) = decode_key(record.key);
+            if page != self.open_page {
+                self.seal(pages)?;
+            }
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut weights);
+            if bytes.len() == record.payload.len() {
+                bytes.copy_from_slice(record.payload);
+            }
+            self.seat(pages, (page, item), &weights);
+        }
+        self.seal(pages)?;
+        Ok(sorted.stats().run_count)
+    }
+
+    fn seat(&mut self, pages: &PageFileWriter, (page, item): (u32, u32), weights: &[f32]) {
+        if self.open_page != page {
+            self.open_page = page;
+            let number = (pages.page_count() - self.first_page) as u32;
+            if let Some(place) = self.written.get_mut(page as usize) {
+                *place = number;
+            }
+        }
+        self.builder.push(RowId(u64::from(item)), 0, weights);
+        self.seat_count += 1;
+    }
+
+    fn seal(&mut self, pages: &mut PageFileWriter) -> Result<()> {
+        if self.builder.row_count() > 0 {
+            pages.put(self.owner, &mut self.builder)?;
+            self.page_count += 1;
+        }
+        self.open_page = NO_PAGE;
+        Ok(())
+    }
+
+    /// Writes the pages of each item.
+    pub(crate) fn write_places(&self, places: &mut PlacesWriter) -> Result<()> {
+        let forward = self.placed.index.forward();
+        let mut start = 0;
+        for item in 0..forward.list_count() {
+            places.put(start)?;
+            start += self.pages_of(item).len() as u32;
+        }
+        places.put(start)?;
+        for item in 0..forward.list_count() {
+            for &page in self.pages_of(item) {
+                places.put(self.written.get(page as usize).copied().unwrap_or(NO_PAGE))?;
+            }
+        }
+        places.end_placement()
+    }
+
+    fn pages_of(&self, item: u32) -> &[u32] {
+        let is_present = bit(&self.is_present, item);
+        if is_present {
+            self.placed.index.pages_of(item)
+        } else {
+            &[]
+        }
+    }
+
+    /// Counts the rows that came, by table.
+    pub(crate) fn row_counts(&self, mut add: impl FnMut(usize)) {
+        for item in (0..self.numbering.item_count).filter(|&item| bit(&self.is_present, item)) {
+            if let Some(key) = self.numbering.key_of(item) {
+                add(key.table.0 as usize);
+            }
+        }
+    }
+}
+
+fn twice(item: u32) -> Error {
+    Error::invalid("row was pushed twice").with("item", item)
+}
+
+fn bit(bits: &[u64], at: u32) -> bool {
+    bits.get(at as usize / 64).is_some_and(|bits| bits >> (at % 64) & 1 == 1)
+}
+
+/// Sets a bit; tells whether it was clear.
+fn set_bit(bits: &mut [u64], at: u32) -> bool {
+    let was_clear = !bit(bits, at);
+    if let Some(word) = bits.get_mut(at as usize / 64) {
+        *word |= 1 << (at % 64);
+    }
+    was_clear
+}
+
+#[expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
+fn encode_key(page: u32, item: u32) -> [u8; KEY_BYTES] {
+    ((u64::from(page) << 32) | u64::from(item)).to_be_bytes()
+}
+
+#[expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
+fn decode_key(bytes: &[u8]) -> (u32, u32) {
+    let key = bytes.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    ((key >> 32) as u32, key as u32)
+}

@@ -1,0 +1,222 @@
+//! Where do the rows of a chunk lie while a call works on them?
+//!
+//! Unique rows get a place in the scratch's words; each is filled once, from the cache, from a page,
+//! or by the initialiser. Memory is fixed when the scratch is made and counted against the budget.
+
+use tierbed_cache::Visits;
+use tierbed_core::env::mix64;
+use tierbed_core::RowKey;
+
+/// How a row of the scratch got its words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Filled {
+    /// Not yet.
+    No,
+    /// From the cache.
+    Cached,
+    /// From pages.
+    Read,
+    /// By the initialiser.
+    Initial,
+}
+
+/// A row, or a part of one, wanted from a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wanted {
+    pub(crate) page_id: u64,
+    /// Position among the unique rows.
+    pub(crate) at: u32,
+    pub(crate) part: u32,
+}
+
+/// A row wanted from the pages of a placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AskedItem {
+    pub(crate) placement: u32,
+    pub(crate) item: u32,
+    /// Position among the unique rows.
+    pub(crate) at: u32,
+}
+
+/// The unique rows of a chunk and their words.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    index: PlaceTable,
+    pub(crate) visits: Visits,
+    pub(crate) keys: Vec<RowKey>,
+    /// First word of each unique row.
+    pub(crate) row_starts: Vec<usize>,
+    pub(crate) filled: Vec<Filled>,
+    /// First word of the row of each index.
+    pub(crate) starts: Vec<usize>,
+    pub(crate) words: Vec<f32>,
+    words_used: usize,
+    pub(crate) wanted: Vec<Wanted>,
+    pub(crate) asked: Vec<AskedItem>,
+    /// Pages of a placement are chosen in memory of their own, which counts here.
+    choice_bytes_per_row: usize,
+}
+
+/// Bytes per unique row and index besides the words: key, start, state, start of the index, the
+/// order of the cache's shards, the table of places, the page it is on.
+const ENTRY_BYTES: usize = size_of::<RowKey>()
+    + 8
+    + 1
+    + 8
+    + Visits::BYTES_PER_KEY
+    + PlaceTable::BYTES_PER_KEY
+    + size_of::<Wanted>();
+/// Words of a part: what the extra `Wanted`s of large rows are counted by.
+const PART_WORDS_MIN: usize = 1000;
+
+impl Scratch {
+    /// Lays out `memory_bytes`: half for words, half for the rest, but at least one row of
+    /// `row_words_max`.
+    ///
+    /// With `choice_bytes_per_row`, choosing among pages takes that much besides; 0: nothing is
+    /// chosen.
+    pub(crate) fn new(
+        memory_bytes: u64,
+        row_words_max: usize,
+        choice_bytes_per_row: usize,
+    ) -> Self {
+        let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX / 4);
+        let words = (half / size_of::<f32>()).max(row_words_max);
+        let parts_max = words / PART_WORDS_MIN;
+        let asked_bytes = if choice_bytes_per_row > 0 { size_of::<AskedItem>() } else { 0 };
+        let entry_bytes = ENTRY_BYTES + asked_bytes + choice_bytes_per_row;
+        let entries = (half.saturating_sub(parts_max * size_of::<Wanted>()) / entry_bytes).max(1);
+        Self {
+            index: PlaceTable::with_capacity(entries),
+            visits: Visits::with_capacity(entries),
+            keys: Vec::with_capacity(entries),
+            row_starts: Vec::with_capacity(entries),
+            filled: Vec::with_capacity(entries),
+            starts: Vec::with_capacity(entries),
+            words: vec![0.0; words],
+            words_used: 0,
+            wanted: Vec::with_capacity(entries + parts_max),
+            asked: Vec::with_capacity(if asked_bytes > 0 { entries } else { 0 }),
+            choice_bytes_per_row,
+        }
+    }
+
+    /// Returns the bytes held: what counts against the budget.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let entries = self.keys.capacity();
+        let bytes = self.index.memory_bytes()
+            + entries * (size_of::<RowKey>() + 8 + 1 + 8 + Visits::BYTES_PER_KEY)
+            + entries * self.choice_bytes_per_row
+            + self.asked.capacity() * size_of::<AskedItem>()
+            + self.wanted.capacity() * size_of::<Wanted>()
+            + self.words.len() * size_of::<f32>();
+        bytes as u64
+    }
+
+    /// Starts a chunk of `index_count` indices, or as many of them as fit.
+    pub(crate) fn start(&mut self, index_count: usize) {
+        self.index.start(index_count.min(self.starts.capacity()));
+        self.keys.clear();
+        self.row_starts.clear();
+        self.filled.clear();
+        self.starts.clear();
+        self.wanted.clear();
+        self.asked.clear();
+        self.words_used = 0;
+    }
+
+    /// Adds an index of row `key`; `false` when the chunk is full.
+    pub(crate) fn add(&mut self, key: RowKey, row_words: usize) -> bool {
+        if self.starts.len() == self.starts.capacity() {
+            return false;
+        }
+        let is_fitting = self.words_used + row_words <= self.words.len();
+        let start = match self.index.find_or_add(key, &self.keys, is_fitting) {
+            Found::Known(at) => self.row_starts.get(at as usize).copied().unwrap_or(0),
+            Found::Full => return false,
+            Found::Added => {
+                let start = self.words_used;
+                self.words_used += row_words;
+                self.keys.push(key);
+                self.row_starts.push(start);
+                self.filled.push(Filled::No);
+                start
+            }
+        };
+        self.starts.push(start);
+        true
+    }
+
+    /// Returns the words of unique row `at`, from its `before`-th on.
+    pub(crate) fn row_mut(&mut self, at: usize, before: usize, count: usize) -> &mut [f32] {
+        let start = self.row_starts.get(at).copied().unwrap_or(usize::MAX / 2) + before;
+        self.words.get_mut(start..start + count).unwrap_or_default()
+    }
+
+    pub(crate) fn mark(&mut self, at: usize, filled: Filled) {
+        if let Some(state) = self.filled.get_mut(at) {
+            *state = filled;
+        }
+    }
+}
+
+/// Which unique row has which position? Open addressing; starting over costs nothing.
+///
+/// A chunk uses the first slots only, as many as it needs, and what earlier chunks left there has
+/// another generation.
+#[derive(Debug)]
+struct PlaceTable {
+    /// Generation and position.
+    slots: Box<[(u32, u32)]>,
+    generation: u32,
+    mask: usize,
+}
+
+enum Found {
+    Known(u32),
+    Added,
+    Full,
+}
+
+impl PlaceTable {
+    /// At most: two slots a key, rounded up to a power of two.
+    const BYTES_PER_KEY: usize = 4 * size_of::<(u32, u32)>();
+
+    fn with_capacity(key_count: usize) -> Self {
+        let slots = vec![(0, 0); (2 * key_count).next_power_of_two()].into_boxed_slice();
+        Self { slots, generation: 0, mask: 0 }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.slots)
+    }
+
+    /// Forgets everything and makes ready for `key_count` keys.
+    fn start(&mut self, key_count: usize) {
+        self.mask = (2 * key_count).next_power_of_two().min(self.slots.len()) - 1;
+        self.generation = self.generation.wrapping_add(1);
+        if self.generation == 0 {
+            self.slots.fill((0, 0));
+            self.generation = 1;
+        }
+    }
+
+    /// Finds `key` among `keys`, or gives it the next position if it may be added.
+    fn find_or_add(&mut self, key: RowKey, keys: &[RowKey], may_add: bool) -> Found {
+        let mut at = mix64((u64::from(key.table.0) << 40) ^ key.row.0) as usize & self.mask;
+        while let Some(slot) = self.slots.get_mut(at) {
+            if slot.0 != self.generation {
+                if !may_add {
+                    break;
+                }
+                *slot = (self.generation, keys.len() as u32);
+                return Found::Added;
+            }
+            if keys.get(slot.1 as usize) == Some(&key) {
+                return Found::Known(slot.1);
+            }
+            at = (at + 1) & self.mask;
+        }
+        Found::Full
+    }
+}

@@ -1,0 +1,105 @@
+//! Is every byte of a snapshot what was written, and does every index lead where it says?
+
+use tierbed_core::checksum::crc32c_append;
+use tierbed_core::{Error, Result, RowKey};
+use tierbed_io::{AlignedBuf, OpenMode, PAGE_BYTES};
+
+use crate::blocks::{check_crc, read_blocks};
+use crate::manifest::{INDEX_NAME, PLACES_NAME};
+use crate::page::PageView;
+use crate::places::{places_blocks, PlacementIndex};
+use crate::snapshot::Snapshot;
+
+/// Pages read at once.
+const VERIFY_PAGES: usize = 16;
+
+impl Snapshot {
+    /// Checks every page, every row's place, the index and the attachments; returns the number
+    /// of pages and index blocks checked.
+    ///
+    /// # Errors
+    /// `Corruption` naming the first thing that is not what was written.
+    pub fn verify(&self) -> Result<u64> {
+        let expected_rows = self.manifest().row_count + self.manifest().replica_count();
+        let mut buffer = AlignedBuf::new(VERIFY_PAGES * PAGE_BYTES);
+        let (mut crc, mut row_count, mut first) = (0, 0, 0);
+        while first < self.manifest().page_count {
+            let count = (self.manifest().page_count - first).min(VERIFY_PAGES as u64) as usize;
+            let bytes = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
+            self.pages().read_at(first * PAGE_BYTES as u64, bytes)?;
+            for (at, bytes) in bytes.chunks_exact(PAGE_BYTES).enumerate() {
+                let page = PageView::parse(bytes, first + at as u64, &self.page_table().shapes)
+                    .map_err(|error| error.with("path", &self.page_table().path))?;
+                crc = crc32c_append(crc, &page.crc.to_le_bytes());
+                row_count += self.verify_rows(&page)?;
+            }
+            first += count as u64;
+        }
+        if crc != self.manifest().pages_crc32c || row_count != expected_rows {
+            return Err(Error::corruption("page file belongs to another snapshot")
+                .with("path", &self.page_table().path)
+                .with("expected_rows", expected_rows)
+                .with("found_rows", row_count));
+        }
+        let mut blocks = self.index_bytes() / PAGE_BYTES as u64;
+        self.verify_blocks(INDEX_NAME, blocks, self.manifest().index_crc32c)?;
+        if let Some(placed) = &self.manifest().placed {
+            let places = places_blocks(self.schema(), placed)?;
+            self.verify_blocks(PLACES_NAME, places, placed.places_crc32c)?;
+            blocks += places;
+        }
+        for name in self.attachment_names() {
+            self.attachment(name)?;
+        }
+        Ok(self.manifest().page_count + blocks)
+    }
+
+    fn verify_blocks(&self, name: &str, block_count: u64, crc: u32) -> Result<()> {
+        let device = self.folder().open(name, OpenMode::ReadOnly)?;
+        let found = read_blocks(device.as_ref(), block_count, |_| ())?;
+        check_crc(device.as_ref(), crc, found)
+    }
+
+    /// Checks that the index leads to each row that starts on `page`; returns their number.
+    fn verify_rows(&self, page: &PageView<'_>) -> Result<u64> {
+        let table_count = self.schema().tables().len() as u32;
+        if let Some(placement) = page.owner.0.checked_sub(table_count) {
+            return verify_items(page, self.places().get(placement));
+        }
+        let table = self.schema().table(page.owner)?;
+        for slot in 0..page.row_count {
+            let key = RowKey::new(page.owner, page.row(slot));
+            let first_page = page.page_id.checked_sub(page.part as u64);
+            let is_placed = self.places().starts.is_placed(page.owner);
+            if key.row.0 >= table.row_count || is_placed || self.index().get(key)? != first_page {
+                return Err(disagreement(page, slot).with("table", &table.name));
+            }
+        }
+        Ok(if page.part == 0 { page.row_count as u64 } else { 0 })
+    }
+}
+
+/// Checks that the inverted index has each item of `page`; returns their number.
+fn verify_items(page: &PageView<'_>, placement: Option<&PlacementIndex>) -> Result<u64> {
+    let bad = |slot| Err(disagreement(page, slot));
+    let Some(placement) = placement else { return bad(0) };
+    let number = page.page_id.checked_sub(placement.first_page);
+    let number = number.and_then(|number| u32::try_from(number).ok());
+    let items = number.map_or(&[][..], |number| placement.index.rows_of(number));
+    if items.len() != page.row_count {
+        return bad(0);
+    }
+    for slot in 0..page.row_count {
+        let item = u32::try_from(page.row(slot).0).unwrap_or(u32::MAX);
+        if items.binary_search(&item).is_err() {
+            return bad(slot);
+        }
+    }
+    Ok(page.row_count as u64)
+}
+
+fn disagreement(page: &PageView<'_>, slot: usize) -> Error {
+    Error::corruption("index and page disagree")
+        .with("row", page.row(slot).0)
+        .with("page_id", page.page_id)
+}

@@ -1,0 +1,4 @@
+//! See `tierbed_pagestore::fuzz::places`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_pagestore::fuzz::places(bytes));
