@@ -1,8 +1,9 @@
 //! Which tables share pages, and which number has a row among theirs?
 //!
 //! A placement puts rows that are asked for together on one page, of whatever table they are, as
-//! long as their rows are of one size. Its rows are numbered through: those of its first table, then
-//! those of the next. Such a number is an *item*; pages and indexes of a placement speak of items.
+//! long as their rows are of one size. Its rows are numbered through: those of its first table,
+//! then those of the next. Such a number is an *item*; pages and indexes of a placement speak of
+//! items.
 //!
 //! ```text
 //! table   c3 (4 rows)   c7 (3 rows)          a page of both    | items 1 4 6 | weights … |

@@ -1,7 +1,7 @@
 //! On which pages does each item of a placement lie? The forward indexes of all placements.
 //!
-//! Numbers of 4 bytes, two to a word, in checksummed [`blocks`](crate::blocks). Each placement starts
-//! with a fresh word: where the pages of each item start, then the pages, counted from the
+//! Numbers of 4 bytes, two to a word, in checksummed [`blocks`](crate::blocks). Each placement
+//! starts with a fresh word: where the pages of each item start, then the pages, counted from the
 //! placement's first one, each item's most useful page first:
 //!
 //! ```text
@@ -191,7 +191,8 @@ mod tests {
             page_count in 1u64..40,
             seat_count in 0u64..40,
         ) {
-            if let Ok((lists, used)) = take_lists(&numbers, item_count, &info(page_count, seat_count)) {
+            let info = info(page_count, seat_count);
+            if let Ok((lists, used)) = take_lists(&numbers, item_count, &info) {
                 prop_assert_eq!(lists.list_count(), item_count);
                 prop_assert!(used <= numbers.len() + 1);
                 prop_assert!(lists.items().iter().all(|&page| u64::from(page) < page_count));

@@ -1,7 +1,8 @@
 //! Where do the rows of a chunk lie while a call works on them?
 //!
-//! Unique rows get a place in the scratch's words; each is filled once, from the cache, from a page,
-//! or by the initialiser. Memory is fixed when the scratch is made and counted against the budget.
+//! Unique rows get a place in the scratch's words; each is filled once, from the cache, from a
+//! page, or by the initialiser. Memory is fixed when the scratch is made and counted against the
+//! budget.
 
 use tierbed_cache::Visits;
 use tierbed_core::env::mix64;

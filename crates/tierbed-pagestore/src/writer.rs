@@ -188,8 +188,8 @@ impl SnapshotWriter {
         Ok(())
     }
 
-    /// Writes the pages of placement `placement` with the rows that `row_of` gives: each row as often
-    /// as it has pages, page by page. For rows that can be asked for in any order; nothing is
+    /// Writes the pages of placement `placement` with the rows that `row_of` gives: each row as
+    /// often as it has pages, page by page. For rows that can be asked for in any order; nothing is
     /// sorted then.
     ///
     /// # Errors
