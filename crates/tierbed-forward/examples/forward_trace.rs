@@ -24,7 +24,9 @@ use std::sync::Arc;
 use tierbed::{Backend, Engine, EngineConfig};
 use tierbed_core::env::{Env, SplitMix64};
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
-use tierbed_forward::{ForwardConfig, ForwardEngine, Plan, PlanBuilder, PlanOptions, PlanShape};
+use tierbed_forward::{
+    ForwardConfig, ForwardEngine, ForwardStats, Plan, PlanBuilder, PlanOptions, PlanShape,
+};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Pooling};
 
@@ -59,6 +61,8 @@ struct Job {
     budget_bytes: u64,
     window_bytes: u64,
     pipeline: bool,
+    /// Batches between checkpoints; none when 0.
+    checkpoint: u64,
     /// Ids are uniform numbers to this power, times the rows of the table.
     skew: f64,
 }
@@ -86,6 +90,7 @@ impl Job {
             window_bytes: options.get("window", budget_bytes / 12),
             budget_bytes,
             pipeline: options.get("pipeline", 0) == 1,
+            checkpoint: options.get("checkpoint", 0),
             skew: options.get("skew", 8.0),
             schema,
         }
@@ -195,6 +200,32 @@ impl Meter {
     }
 }
 
+fn report_epoch(job: &Job, (before, now): (&ForwardStats, &ForwardStats), rows: u64) {
+    let record_bytes = job.schema.tables()[0].record_bytes() as f64;
+    let flushed = (now.rows_flushed - before.rows_flushed) as f64 * record_bytes;
+    let written = (now.io.write_bytes - before.io.write_bytes) as f64;
+    println!(
+        "  {:.1} B read + {:.1} B written per row update, write amplification {:.3}, \
+         {:.1} rows/chunk, initialised {}, waited {} times",
+        (now.io.read_bytes - before.io.read_bytes) as f64 / rows as f64,
+        written / rows as f64,
+        written / flushed.max(1.0),
+        (now.rows_flushed - before.rows_flushed) as f64
+            / (now.chunks_written - before.chunks_written).max(1) as f64,
+        now.rows_initialised - before.rows_initialised,
+        now.wait_count - before.wait_count,
+    );
+    let live_bytes = now.rows_initialised as f64 * record_bytes;
+    println!(
+        "  extents per byte of used rows: {:.3} ever used, {:.3} in use, {:.3} quarantined; \
+         {} checkpoints",
+        now.file_bytes as f64 / live_bytes,
+        (now.used_disk_bytes - now.quarantined_bytes) as f64 / live_bytes,
+        now.quarantined_bytes as f64 / live_bytes,
+        now.checkpoint_count,
+    );
+}
+
 fn run_forward(job: &Job, folder: &Path) {
     let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
     let config = job.config();
@@ -215,24 +246,14 @@ fn run_forward(job: &Job, folder: &Path) {
                 let grads = tierbed_forward::Grads { output, weights: None };
                 engine.update(&features, &bags, grads).unwrap();
             });
+            if job.checkpoint > 0 && (at + 1) % job.checkpoint == 0 {
+                engine.checkpoint("between", &[]).unwrap();
+            }
         }
         let now = engine.stats();
         let rows = now.row_update_count - before.row_update_count;
         meter.report("forward", epoch + 1, rows);
-        let record_bytes = job.schema.tables()[0].record_bytes() as f64;
-        let flushed = (now.rows_flushed - before.rows_flushed) as f64 * record_bytes;
-        let written = (now.io.write_bytes - before.io.write_bytes) as f64;
-        println!(
-            "  {:.1} B read + {:.1} B written per row update, write amplification {:.3}, \
-             {:.1} rows/chunk, initialised {}, waited {} times",
-            (now.io.read_bytes - before.io.read_bytes) as f64 / rows as f64,
-            written / rows as f64,
-            written / flushed.max(1.0),
-            (now.rows_flushed - before.rows_flushed) as f64
-                / (now.chunks_written - before.chunks_written).max(1) as f64,
-            now.rows_initialised - before.rows_initialised,
-            now.wait_count - before.wait_count,
-        );
+        report_epoch(job, (&before, &now), rows);
     }
     let before_us = clock.now_us();
     engine.checkpoint("end", &[]).unwrap();
@@ -242,8 +263,8 @@ fn run_forward(job: &Job, folder: &Path) {
         "  checkpoint {:.3} s ({} MiB dumped), space amplification {:.3}, peak {} MiB, \
          budget {} MiB",
         (clock.now_us() - before_us) as f64 / 1e6,
-        stats.dump_bytes >> 20,
-        (stats.file_bytes + stats.dump_bytes) as f64 / live_bytes as f64,
+        (stats.dump_bytes / stats.checkpoint_count) >> 20,
+        (stats.file_bytes + stats.dump_bytes / stats.checkpoint_count) as f64 / live_bytes as f64,
         peak_kib() / 1024,
         job.budget_bytes >> 20,
     );

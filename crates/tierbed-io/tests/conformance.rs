@@ -132,6 +132,34 @@ fn sparse_files_occupy_only_what_was_written() {
     assert!((4096..1 << 20).contains(&allocated_bytes), "{allocated_bytes}");
 }
 
+#[test]
+fn space_taken_in_advance_is_zeros_and_needs_no_more() {
+    for scratch in scratch_folders() {
+        let path = scratch.path().join("file");
+        let device = FileDevice::open(&path, OpenMode::Create).expect("open");
+        device.write_at(0, &[1; PAGE_BYTES]).expect("write");
+        if !device.preallocate(0, 1 << 20) {
+            println!("skipped: {} takes no space in advance", path.display());
+            continue;
+        }
+        let taken_bytes = device.allocated_bytes().expect("occupied bytes");
+        assert!(taken_bytes >= 1 << 20, "{taken_bytes}");
+        assert_eq!(device.len_bytes().expect("length"), 1 << 20);
+        let mut page = [9; PAGE_BYTES];
+        device.read_at(0, &mut page).expect("read");
+        assert_eq!(page, [1; PAGE_BYTES]);
+        device.read_at((1 << 20) - PAGE_BYTES as u64, &mut page).expect("read");
+        assert_eq!(page, [0; PAGE_BYTES]);
+        device.write_at(1 << 19, &[2; PAGE_BYTES]).expect("write");
+        assert_eq!(device.len_bytes().expect("length"), 1 << 20);
+    }
+    let read_only = &scratch_folders()[0];
+    let path = read_only.path().join("file");
+    FileDevice::open(&path, OpenMode::Create).expect("open").write_at(0, b"abc").expect("write");
+    let device = FileDevice::open(&path, OpenMode::ReadOnly).expect("open");
+    assert!(!device.preallocate(0, 4096), "not through a file opened for reading");
+}
+
 /// Dropping an engine with everything in flight must wait: the kernel would otherwise write into
 /// freed memory. Nothing can be asserted but that the writes land or not, whole, and that no
 /// memory checker complains.

@@ -85,7 +85,9 @@ pub struct ForwardStats {
     pub arena_bytes: u64,
     /// Bytes of the extents in use or quarantined.
     pub used_disk_bytes: u64,
-    /// Bytes of the file of extents.
+    /// Of them, bytes that only the last checkpoint needs: the next one frees them.
+    pub quarantined_bytes: u64,
+    /// Bytes of the file of extents: the most that were ever used.
     pub file_bytes: u64,
     /// Checkpoints made.
     pub checkpoint_count: u64,
@@ -313,6 +315,7 @@ impl ForwardEngine {
             rows_initialised: tally.rows.rows_initialised,
             arena_bytes: tally.arena_bytes,
             used_disk_bytes: tally.used_extents * self.extent_bytes as u64,
+            quarantined_bytes: tally.quarantined_extents * self.extent_bytes as u64,
             file_bytes: tally.file_bytes,
             checkpoint_count: self.counters.checkpoint_count,
             dump_bytes: self.counters.dump_bytes,

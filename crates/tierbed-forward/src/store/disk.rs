@@ -3,21 +3,28 @@
 use std::sync::Arc;
 
 use tierbed_core::stats::IoStats;
-use tierbed_core::{Error, Result};
+use tierbed_core::Result;
 use tierbed_io::{
     open_engine, BufId, Completion, Device, DeviceId, EngineOptions, IoEngine, Op, Request,
 };
+
+use super::extents::Extents;
 
 /// The file of extents and what is in flight to and from it.
 pub(crate) struct Disk {
     engine: Box<dyn IoEngine>,
     device: Arc<dyn Device>,
     device_id: DeviceId,
+    depth: usize,
     writes_in_flight: usize,
     reads_in_flight: usize,
     done: Vec<Completion>,
+    /// Reads that arrived while somebody waited for writes.
+    early: Vec<Arrived>,
     wait_count: u64,
     is_dirty: bool,
+    /// Until the device refused once.
+    takes_space_ahead: bool,
 }
 
 /// A read that arrived.
@@ -35,11 +42,14 @@ impl Disk {
             engine,
             device,
             device_id,
+            depth: options.queue_depth as usize,
             writes_in_flight: 0,
             reads_in_flight: 0,
             done: Vec::new(),
+            early: Vec::new(),
             wait_count: 0,
             is_dirty: false,
+            takes_space_ahead: true,
         })
     }
 
@@ -64,7 +74,12 @@ impl Disk {
         self.engine.stats()
     }
 
-    /// Takes a buffer to write from, waiting for one if need be. No read may be in flight.
+    /// Returns how many transfers there are buffers for.
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Takes a buffer to write from, waiting for one if need be. Reads must not have them all.
     pub(crate) fn write_buf(&mut self) -> Result<BufId> {
         loop {
             if let Some(buf) = self.try_write_buf()? {
@@ -74,9 +89,8 @@ impl Disk {
         }
     }
 
-    /// Takes a buffer to write from if one is free. No read may be in flight.
+    /// Takes a buffer to write from if one is free.
     pub(crate) fn try_write_buf(&mut self) -> Result<Option<BufId>> {
-        assert_eq!(self.reads_in_flight, 0, "lists are flushed between two windows");
         if let Some(buf) = self.engine.acquire() {
             return Ok(Some(buf));
         }
@@ -94,6 +108,14 @@ impl Disk {
 
     pub(crate) fn release(&mut self, buf: BufId) {
         self.engine.release(buf);
+    }
+
+    /// Takes the space that `extents` grew by, so that writes need not. Where the device cannot,
+    /// they do: a disk that is full is told by a write.
+    pub(crate) fn take_space(&mut self, extents: &mut Extents) {
+        if let Some(range) = extents.take_growth().filter(|_| self.takes_space_ahead) {
+            self.takes_space_ahead = self.device.preallocate(range.start, range.end - range.start);
+        }
     }
 
     pub(crate) fn write(&mut self, buf: BufId, offset_bytes: u64, len_bytes: usize) {
@@ -124,11 +146,15 @@ impl Disk {
         self.writes_in_flight
     }
 
-    /// Waits for at least one transfer if any is in flight; adds reads to `arrived`.
+    /// Waits for at least one transfer if any is in flight and no read has arrived before; adds
+    /// reads to `arrived`.
     ///
     /// # Errors
     /// The first that failed; the buffers of the others are given back.
     pub(crate) fn wait(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
+        if !self.early.is_empty() {
+            return self.poll(arrived);
+        }
         self.wait_count += u64::from(self.writes_in_flight + self.reads_in_flight > 0);
         self.engine.wait(&mut self.done)?;
         self.sort_out(arrived)
@@ -139,6 +165,7 @@ impl Disk {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub(crate) fn poll(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
+        arrived.append(&mut self.early);
         self.engine.poll(&mut self.done)?;
         self.sort_out(arrived)
     }
@@ -171,21 +198,23 @@ impl Disk {
         Ok(())
     }
 
-    /// Takes note of the writes that are done, without waiting. No read may be in flight.
+    /// Takes note of the writes that are done, without waiting.
     pub(crate) fn poll_writes(&mut self) -> Result<()> {
         self.settle_writes(false)
     }
 
+    // Reads that arrive meanwhile are handed out by the next poll or wait.
     fn settle_writes(&mut self, may_wait: bool) -> Result<()> {
-        let mut arrived = Vec::new();
-        match may_wait {
-            true => self.wait(&mut arrived)?,
-            false => self.poll(&mut arrived)?,
+        if may_wait {
+            self.wait_count += u64::from(self.writes_in_flight + self.reads_in_flight > 0);
+            self.engine.wait(&mut self.done)?;
+        } else {
+            self.engine.poll(&mut self.done)?;
         }
-        match arrived.is_empty() {
-            true => Ok(()),
-            false => Err(Error::corruption("a read arrived that nobody asked for")),
-        }
+        let mut early = std::mem::take(&mut self.early);
+        let result = self.sort_out(&mut early);
+        self.early = early;
+        result
     }
 
     /// Makes every finished write survive power loss.

@@ -5,8 +5,13 @@
 //! checkpoint: a lost or misdirected write is found because the checksum is elsewhere. Extents of
 //! a consumed bucket that the last checkpoint needs are *quarantined* until the next one.
 
+use std::ops::Range;
+
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::PAGE_BYTES;
+
+/// Space of the file is taken ahead of need: the file's length divided by this.
+const RESERVE_SHARE: u32 = 64;
 
 /// A run of records written at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +53,8 @@ pub(crate) struct Extents {
     extent_pages: u32,
     /// Most extents the file may have.
     count_max: u32,
+    /// Extents whose disk space was asked for.
+    reserved_count: u32,
     free: Vec<u32>,
     quarantine: Vec<u32>,
     /// Per extent: does the last checkpoint need it?
@@ -67,6 +74,7 @@ impl Extents {
         let mut extents = Self {
             extent_pages,
             count_max: u32::try_from(count_max).unwrap_or(u32::MAX / extent_pages),
+            reserved_count: 0,
             free: Vec::new(),
             quarantine: Vec::new(),
             is_committed: Vec::new(),
@@ -75,6 +83,7 @@ impl Extents {
         let free = (0u32..).zip(&extents.is_committed).filter(|(_, needed)| !**needed);
         extents.free = free.map(|(at, _)| at).collect();
         extents.free.reverse();
+        extents.reserved_count = extents.is_committed.len() as u32;
         extents
     }
 
@@ -104,6 +113,20 @@ impl Extents {
             None => self.grow()?,
         };
         Ok((extent * self.extent_pages, self.extent_pages.min(pages_max)))
+    }
+
+    /// Returns the range of the file whose space is to be taken now, when it grew: what is needed
+    /// and a [`RESERVE_SHARE`] more, within the quota.
+    pub(crate) fn take_growth(&mut self) -> Option<Range<u64>> {
+        let count = self.is_committed.len() as u32;
+        if count <= self.reserved_count {
+            return None;
+        }
+        let spare = (count / RESERVE_SHARE).max(1);
+        let end = count.saturating_add(spare).min(self.count_max).max(count);
+        let start = std::mem::replace(&mut self.reserved_count, end);
+        let extent_bytes = u64::from(self.extent_pages) * PAGE_BYTES as u64;
+        Some(u64::from(start) * extent_bytes..u64::from(end) * extent_bytes)
     }
 
     fn grow(&mut self) -> Result<u32> {
@@ -159,6 +182,11 @@ impl Extents {
         self.is_committed.len() as u64 * u64::from(self.extent_pages) * PAGE_BYTES as u64
     }
 
+    /// Returns the extents that only the last checkpoint needs.
+    pub(crate) fn quarantined_count(&self) -> usize {
+        self.quarantine.len()
+    }
+
     /// Returns the extents in use or quarantined.
     pub(crate) fn used_count(&self) -> usize {
         self.is_committed.len() - self.free.len()
@@ -211,11 +239,25 @@ mod tests {
         fill(&mut extents, &mut b, 1);
         extents.commit(a.chunks.iter().chain(&b.chunks));
         extents.release(&a);
-        assert_eq!(extents.used_count(), 2);
+        assert_eq!((extents.used_count(), extents.quarantined_count()), (2, 1));
         extents.commit(b.chunks.iter());
         assert_eq!(extents.used_count(), 1);
         let reopened = Extents::new(PAGE_BYTES, None, b.chunks.iter());
         assert_eq!(reopened.used_count(), 1);
+    }
+
+    #[test]
+    fn space_is_taken_a_little_ahead_and_within_the_quota() {
+        let page = PAGE_BYTES as u64;
+        let mut extents = Extents::new(PAGE_BYTES, Some(130 * page), [].iter());
+        let mut bucket = Bucket::default();
+        assert_eq!(extents.take_growth(), None);
+        fill(&mut extents, &mut bucket, 1);
+        assert_eq!(extents.take_growth(), Some(0..2 * page));
+        fill(&mut extents, &mut bucket, 1);
+        assert_eq!(extents.take_growth(), None);
+        (2..129).for_each(|_| fill(&mut extents, &mut bucket, 1));
+        assert_eq!(extents.take_growth(), Some(2 * page..130 * page));
     }
 
     #[test]

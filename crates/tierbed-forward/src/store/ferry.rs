@@ -39,7 +39,7 @@ pub(crate) enum Stage {
     Load,
     /// Rows of the current window that come too are noted, from this table on.
     Mark(usize),
-    /// Reads of the bucket start when the writes to it are done.
+    /// The other reads of the bucket start, when the writes to it are done.
     Ask,
     /// Rows come from the lists, shelf after shelf.
     Fill(usize),
@@ -56,6 +56,8 @@ pub(crate) enum Stage {
 struct ReadAhead {
     shelf: usize,
     chunk: usize,
+    /// Chunks of the buckets when the current window began; `None` when some were being written.
+    chunks_known: Option<usize>,
 }
 
 /// The rows of a store that are not in the current window.
@@ -73,6 +75,8 @@ pub(crate) struct Ferry {
     pub(crate) carried: Vec<Carried>,
     pub(crate) stage: Stage,
     current: usize,
+    /// The window that is prepared.
+    coming: usize,
     /// Until [`Stage::Mark`] is over.
     current_plan: Option<Arc<WindowPlan>>,
     ahead: ReadAhead,
@@ -106,6 +110,7 @@ impl Ferry {
             carried: Vec::new(),
             stage: Stage::Done,
             current: 0,
+            coming: 0,
             current_plan: None,
             ahead: ReadAhead::default(),
             arrived: Vec::new(),
@@ -120,20 +125,41 @@ impl Ferry {
         (note_bytes * entries_max + size_of::<Leaving>() * PIECE_ROWS) as u64
     }
 
-    /// Begins the work of window `current`; the memory holds the window before it.
-    pub(crate) fn begin(&mut self, current: &Live) {
+    /// Begins the work of window `current`; the memory holds the window before it. Some reads
+    /// start at once, so that they have time to arrive.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn begin(&mut self, current: &Live) -> Result<()> {
         self.current = current.number;
+        self.coming = self.following();
         self.current_plan = Some(Arc::clone(&current.plan));
         self.stage = Stage::Leave(0, 0);
         for shelf in &mut self.shelves {
             shelf.move_horizon(current.number);
         }
+        self.disk.poll_writes()?;
+        self.ahead = ReadAhead::default();
+        if self.disk.writes_in_flight() == 0 {
+            self.ahead.chunks_known = Some(self.chunks_coming());
+            // Writes need buffers meanwhile.
+            self.read_ahead(self.disk.depth() / 2);
+            self.disk.poll_writes()?;
+        }
+        Ok(())
+    }
+
+    fn chunks_coming(&self) -> usize {
+        let chunks = |shelf: &Shelf| shelf.bucket(self.coming).map_or(0, |b| b.chunks.len());
+        self.shelves.iter().map(chunks).sum()
     }
 
     /// Prepares window `number`, with no window before it: its rows come by
     /// [`restore`](Self::restore), wait in lists or its bucket, or were never used.
     pub(crate) fn resume(&mut self, number: usize) -> Result<()> {
         self.current = number;
+        self.coming = number;
+        self.ahead = ReadAhead::default();
         self.come(number)?;
         // No window is there to carry rows from.
         self.stage = Stage::Ask;
@@ -141,9 +167,10 @@ impl Ferry {
     }
 
     /// Begins the work behind [`resume`](Self::resume): no rows leave.
-    pub(crate) fn begin_anew(&mut self, current: &Live) {
-        self.begin(current);
+    pub(crate) fn begin_anew(&mut self, current: &Live) -> Result<()> {
+        self.begin(current)?;
         self.stage = Stage::Load;
+        Ok(())
     }
 
     /// Lets a record wait for `window`; between [`resume`](Self::resume) and the first work.
@@ -228,7 +255,8 @@ impl Ferry {
             };
             rows = rows.saturating_sub(moved.max(1));
         }
-        if self.disk.reads_in_flight() > 0 {
+        // Before, the memory is not yet that of the window they are for.
+        if matches!(self.stage, Stage::Fill(_) | Stage::Arrive) {
             self.take_arrivals(false)?;
         }
         Ok(0)
@@ -267,7 +295,7 @@ impl Ferry {
     }
 
     fn load(&mut self) -> Result<usize> {
-        self.come(self.following())?;
+        self.come(self.coming)?;
         self.stage = Stage::Mark(0);
         Ok(0)
     }
@@ -275,7 +303,6 @@ impl Ferry {
     // The memory becomes window `number`.
     fn come(&mut self, number: usize) -> Result<()> {
         self.carried.clear();
-        self.ahead = ReadAhead::default();
         self.live.load(&self.plan, number, &self.homes)
     }
 
@@ -299,16 +326,18 @@ impl Ferry {
         Ok(table.count as usize / 4)
     }
 
-    // Starts reading the bucket; false while writes, which may be to it, are under way.
+    // Goes on reading the bucket; false while writes to it are under way.
     fn ask(&mut self, may_wait: bool) -> Result<bool> {
-        match may_wait {
-            true => self.disk.finish_writes()?,
-            false => self.disk.poll_writes()?,
+        if self.ahead.chunks_known != Some(self.chunks_coming()) {
+            match may_wait {
+                true => self.disk.finish_writes()?,
+                false => self.disk.poll_writes()?,
+            }
+            if self.disk.writes_in_flight() > 0 {
+                return Ok(false);
+            }
         }
-        if self.disk.writes_in_flight() > 0 {
-            return Ok(false);
-        }
-        self.read_ahead();
+        self.read_ahead(usize::MAX);
         self.disk.poll(&mut self.arrived)?;
         self.stage = Stage::Fill(0);
         Ok(true)
@@ -326,12 +355,20 @@ impl Ferry {
         Ok(sent)
     }
 
-    /// Asks for as much of the next window's buckets as there are buffers.
-    fn read_ahead(&mut self) {
-        let window = self.live.number;
+    /// Asks for as much of the coming window's buckets as there are buffers, while fewer than
+    /// `reads_max` reads are in flight.
+    fn read_ahead(&mut self, reads_max: usize) {
+        let window = self.coming;
         while let Some(shelf) = self.shelves.get(self.ahead.shelf) {
+            if self.disk.reads_in_flight() >= reads_max {
+                return;
+            }
             let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
             let Some(first) = chunks.get(self.ahead.chunk) else {
+                if matches!(self.stage, Stage::Leave(..)) {
+                    // More chunks may come.
+                    return;
+                }
                 self.ahead.shelf += 1;
                 self.ahead.chunk = 0;
                 continue;
@@ -385,7 +422,7 @@ impl Ferry {
                 return result;
             }
         }
-        self.read_ahead();
+        self.read_ahead(usize::MAX);
         Ok(())
     }
 

@@ -70,6 +70,7 @@ impl Parking {
         let len_bytes = rows_bytes.next_multiple_of(PAGE_BYTES);
         let page_count = (len_bytes / PAGE_BYTES) as u32;
         let (page, _) = sink.extents.place(&self.bucket, page_count, page_count)?;
+        sink.disk.take_space(sink.extents);
         let buf = sink.disk.write_buf()?;
         let bytes = sink.disk.bytes_mut(buf).get_mut(..len_bytes);
         let (Some(bytes), Some(rows)) = (bytes, self.stage.get(..rows_bytes)) else {

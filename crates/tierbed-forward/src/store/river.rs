@@ -27,6 +27,7 @@ pub(crate) struct Tally {
     pub(crate) rows: ShelfStats,
     pub(crate) arena_bytes: u64,
     pub(crate) used_extents: u64,
+    pub(crate) quarantined_extents: u64,
     pub(crate) file_bytes: u64,
     pub(crate) wait_count: u64,
     /// Memory of the lists of chunks.
@@ -47,6 +48,7 @@ impl Tally {
             rows,
             arena_bytes,
             used_extents: ferry.extents.used_count() as u64,
+            quarantined_extents: ferry.extents.quarantined_count() as u64,
             file_bytes: ferry.extents.file_bytes(),
             wait_count: ferry.disk.wait_count(),
             chunk_bytes: (chunk_count * size_of::<Chunk>()) as u64,
@@ -113,7 +115,7 @@ impl River {
         ferry.work(usize::MAX, true)?;
         let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
         std::mem::swap(&mut self.current, &mut ferry.live);
-        ferry.begin_anew(&self.current);
+        ferry.begin_anew(&self.current)?;
         self.send_off()
     }
 
@@ -148,7 +150,7 @@ impl River {
         ferry.carried = carried;
         result?;
         std::mem::swap(&mut self.current, &mut ferry.live);
-        ferry.begin(&self.current);
+        ferry.begin(&self.current)?;
         self.send_off()
     }
 

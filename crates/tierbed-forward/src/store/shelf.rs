@@ -297,6 +297,7 @@ impl Shelf {
                 |bucket| sink.extents.place(bucket, pages_min as u32, pages_max as u32),
             );
             let (page, page_count) = place.inspect_err(|_| sink.disk.release(buf))?;
+            sink.disk.take_space(sink.extents);
             let row_count = count.min(page_count as usize * PAGE_BYTES / stored_bytes);
             self.write_chunk((window, row_count), page, buf, sink)?;
         }

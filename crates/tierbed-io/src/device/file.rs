@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::result::Result as StdResult;
 
-use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, OFlags, StatxFlags};
 use tierbed_core::{Error, Result};
 
 use super::{past_the_end, Device};
@@ -264,6 +264,11 @@ impl Device for FileDevice {
         if !self.is_direct() && len_bytes > 0 {
             self.forget_cached(offset_bytes, len_bytes as usize);
         }
+    }
+
+    fn preallocate(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        let flags = FallocateFlags::empty();
+        rustix::fs::fallocate(&self.buffered, flags, offset_bytes, len_bytes).is_ok()
     }
 
     fn allocated_bytes(&self) -> Result<u64> {

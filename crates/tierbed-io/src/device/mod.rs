@@ -77,6 +77,13 @@ pub trait Device: Send + Sync + Debug {
     /// [`Device::fd`].
     fn drop_cached(&self, _offset_bytes: u64, _len_bytes: u32) {}
 
+    /// Takes disk space for a range in advance and extends the device to its end, so that later
+    /// writes change no metadata; `false` where that cannot be done, be it for lack of space:
+    /// then writes take space as they come. New bytes read as zeros.
+    fn preallocate(&self, _offset_bytes: u64, _len_bytes: u64) -> bool {
+        false
+    }
+
     /// Returns the bytes really occupied, which is less than the length of a sparse file.
     ///
     /// # Errors
