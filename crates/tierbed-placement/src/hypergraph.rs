@@ -66,6 +66,33 @@ impl Hypergraph {
         pins.shrink_to_fit();
         Ok(Self { rows, pins, row_count })
     }
+
+    /// Takes out the rows that no edge has; the others keep their order. Returns rows of the
+    /// table: those asked for alone, most frequent first, then those never asked for.
+    #[expect(clippy::indexing_slicing, reason = "pins are local rows")]
+    pub(crate) fn take_lone_rows(&mut self) -> Vec<u32> {
+        let mut number = vec![LAST; self.rows.len()];
+        for &pin in &self.pins {
+            number[local(pin)] = 0;
+        }
+        let mut is_seen = vec![false; self.row_count as usize];
+        let (mut kept, mut lone) = (Vec::new(), Vec::new());
+        for (number, &row) in number.iter_mut().zip(&self.rows) {
+            is_seen[row as usize] = true;
+            if *number == LAST {
+                lone.push(row);
+            } else {
+                *number = kept.len() as u32;
+                kept.push(row);
+            }
+        }
+        for pin in &mut self.pins {
+            *pin = number[local(*pin)] | (*pin & LAST);
+        }
+        self.rows = kept;
+        lone.extend((0..self.row_count).rev().filter(|&row| !is_seen[row as usize]));
+        lone
+    }
 }
 
 /// Walks the edges of `pins` in order; the local rows of an edge come through [`local`].

@@ -52,9 +52,9 @@ pub fn by_connectivity(homes: &Placement, log: &QueryLog, ratio: f64) -> Result<
         neighbours.count(&[base], log, &incidence);
         let room = (homes.rows_per_page() as usize).min(left);
         let mut page = vec![base];
-        page.extend(neighbours.most_frequent(room.saturating_sub(1)));
-        page.truncate(room);
-        if page.len() > 1 {
+        page.extend(neighbours.most_frequent(homes.rows_per_page() as usize - 1));
+        if page.len() > 1 && room > 0 {
+            page.truncate(room);
             left -= page.len();
             builder.push_replica_page(&page)?;
         }

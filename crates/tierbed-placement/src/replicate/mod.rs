@@ -6,12 +6,14 @@
 mod before_partition;
 mod connectivity;
 mod fill;
+mod marginal;
 
 use tierbed_core::{Error, Result};
 
 pub use before_partition::before_partition;
 pub use connectivity::by_connectivity;
 pub use fill::finer_and_filled;
+pub use marginal::by_marginal_gain;
 
 /// How much space replicas may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -56,23 +56,59 @@ pub(super) enum Fill {
 /// Returns the rows that were asked for, page after page, and how many are on each page.
 pub(super) fn split(
     mut graph: Hypergraph,
-    (page_count, fill): (usize, Fill),
+    shape: (usize, Fill),
     options: &BisectionOptions,
     report: &mut dyn FnMut(LevelReport),
 ) -> (Vec<u32>, Vec<usize>) {
+    let nodes = split_levels(&mut graph, shape, options, report);
+    (graph.rows, nodes.iter().map(|node| node.row_count).collect())
+}
+
+/// Splits a hypergraph into `part_count` parts that keep their edges.
+pub(super) fn split_into_parts(
+    mut graph: Hypergraph,
+    shape: (usize, Fill),
+    options: &BisectionOptions,
+    report: &mut dyn FnMut(LevelReport),
+) -> Vec<Hypergraph> {
+    let nodes = split_levels(&mut graph, shape, options, report);
+    if nodes.len() < 2 {
+        return vec![graph];
+    }
+    let (mut rows, mut pins) = (graph.rows.as_slice(), graph.pins.as_slice());
+    let mut parts = Vec::with_capacity(nodes.len());
+    for node in &nodes {
+        let (of_node, behind) = rows.split_at(node.row_count);
+        let (pins_of_node, pins_behind) = pins.split_at(node.pin_room);
+        (rows, pins) = (behind, pins_behind);
+        parts.push(Hypergraph {
+            rows: of_node.to_vec(),
+            pins: pins_of_node.get(..node.pin_count).unwrap_or_default().to_vec(),
+            row_count: graph.row_count,
+        });
+    }
+    parts
+}
+
+fn split_levels(
+    graph: &mut Hypergraph,
+    (page_count, fill): (usize, Fill),
+    options: &BisectionOptions,
+    report: &mut dyn FnMut(LevelReport),
+) -> Vec<Node> {
     let pin_count = graph.pins.len();
     let row_count = graph.rows.len();
     let mut nodes = vec![Node { row_count, page_count, pin_count, pin_room: pin_count }];
     let level_count = page_count.max(1).next_power_of_two().trailing_zeros();
     for level in 0..level_count {
-        nodes = split_level(&mut graph, &nodes, (level, fill), options);
+        nodes = split_level(graph, &nodes, (level, fill), options);
         report(LevelReport {
             levels_done: level + 1,
             level_count,
             pin_count: nodes.iter().map(|node| node.pin_count as u64).sum(),
         });
     }
-    (graph.rows, nodes.iter().map(|node| node.row_count).collect())
+    nodes
 }
 
 /// Splits every node of a level that does not fit a page; the others stay as they are.

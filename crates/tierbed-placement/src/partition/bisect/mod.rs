@@ -53,7 +53,7 @@ impl BisectionOptions {
         Self { rows_per_page, iteration_count: 16, seed: 1, thread_count: 1 }
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         if self.rows_per_page == 0 {
             return Err(Error::invalid("a page must have room for one row at least"));
         }
@@ -90,7 +90,15 @@ pub fn bisect(
     report: &mut dyn FnMut(LevelReport),
 ) -> Result<Placement> {
     options.check()?;
-    let graph = Hypergraph::from_log(log)?;
+    place_full(Hypergraph::from_log(log)?, options, report)
+}
+
+/// Fills page after page; rows never asked for come last.
+fn place_full(
+    graph: Hypergraph,
+    options: &BisectionOptions,
+    report: &mut dyn FnMut(LevelReport),
+) -> Result<Placement> {
     let row_count = graph.row_count;
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
     let (mut order, _) = levels::split(graph, (page_count, Fill::Full), options, report);
@@ -117,11 +125,15 @@ pub fn bisect_evenly(
     let seen_count = graph.rows.len();
     let unseen_pages = (row_count as usize - seen_count).div_ceil(page);
     let even_pages = (page_count as usize).saturating_sub(unseen_pages).min(seen_count);
-    if even_pages < seen_count.div_ceil(page) {
+    if page_count < u64::from(row_count.div_ceil(options.rows_per_page)) {
         return Err(Error::invalid("rows do not fit the pages")
             .with("row_count", row_count)
             .with("page_count", page_count)
             .with("rows_per_page", page));
+    }
+    if even_pages < seen_count.div_ceil(page) {
+        // No room to spare: unseen rows must share the last page of the others.
+        return place_full(graph, options, &mut |_| ());
     }
     let split = levels::split(graph, (even_pages, Fill::Even), options, &mut |_| ());
     let (mut order, sizes) = split;
@@ -137,6 +149,25 @@ pub fn bisect_evenly(
         builder.push_home_page(rows, &[])?;
     }
     builder.finish()
+}
+
+/// Returns all rows of `graph`, page after page, on the calling thread.
+pub(crate) fn bisect_block(graph: Hypergraph, options: &BisectionOptions) -> Vec<u32> {
+    let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
+    let options = BisectionOptions { thread_count: 1, ..options.clone() };
+    levels::split(graph, (page_count, Fill::Full), &options, &mut |_| ()).0
+}
+
+/// Bisects a hypergraph into blocks of whole pages and of `block_rows` rows at most.
+pub(crate) fn into_blocks(
+    graph: Hypergraph,
+    options: &BisectionOptions,
+    block_rows: u32,
+) -> Vec<Hypergraph> {
+    let rows_per_page = block_rows / options.rows_per_page * options.rows_per_page;
+    let block_count = graph.rows.len().div_ceil(rows_per_page as usize);
+    let options = BisectionOptions { rows_per_page, ..options.clone() };
+    levels::split_into_parts(graph, (block_count, Fill::Full), &options, &mut |_| ())
 }
 
 /// Appends the rows that `order` lacks, highest first.
