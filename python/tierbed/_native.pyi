@@ -60,6 +60,29 @@ def apply_delta(base: str, delta: str, out: str, dram_budget_bytes: int) -> str:
     """Writes the snapshot that ``delta`` makes of ``base`` to ``out``; returns a JSON report."""
 
 @final
+def cache_policies() -> list[str]:
+    """Names of the eviction policies of row tiers."""
+
+class CacheLog:
+    """A query log in memory, for replays; rows are numbered in the order of appearance."""
+
+    def __new__(cls, path: str, query_count_max: int | None) -> Self: ...
+    def sizes(self) -> tuple[int, int, int]:
+        """Queries, rows asked for, distinct rows."""
+
+    def replay(self, policy: str, capacity_rows: int, first: int) -> tuple[int, int, int, int]:
+        """Queries, perfect hits, rows and hits from query ``first`` on; starts empty."""
+
+    def replay_farthest(self, capacity_rows: int) -> tuple[int, int, int, int]:
+        """The same with the eviction of the row needed last."""
+
+    def perfect_bounds(self, capacity_rows: int) -> tuple[int, int, int]:
+        """Perfect hits of a greedy schedule, their bound, queries that ask for a new row."""
+
+    @staticmethod
+    def policy_bytes(policy: str) -> int:
+        """Bytes a policy keeps per cached row."""
+
 class FeaturePlan:
     """Which table, pooling and output columns each feature has. Made by ``NativeStore.plan``."""
 

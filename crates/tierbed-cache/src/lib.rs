@@ -6,6 +6,7 @@
 //! copies: losing one costs a read, never a row. Adding a policy is one file in [`policy`], one
 //! line in its registry, and [`check_eviction_policy`].
 
+pub mod bounds;
 pub mod conformance;
 mod index;
 pub mod policy;

@@ -24,6 +24,16 @@ pub struct ReplayCounts {
     pub hits: u64,
 }
 
+impl ReplayCounts {
+    /// Counts a group.
+    pub(crate) fn note(&mut self, row_count: usize, hit_count: usize) {
+        self.groups += 1;
+        self.perfect_hits += u64::from(hit_count == row_count);
+        self.rows += row_count as u64;
+        self.hits += hit_count as u64;
+    }
+}
+
 /// A cache of at most `capacity_rows` of rows numbered `0..row_count`, without their bytes.
 #[derive(Debug)]
 pub struct ReplayCache {
@@ -90,10 +100,7 @@ impl ReplayCache {
             self.ask_one(row);
         }
         self.policy.end_group();
-        self.counts.groups += 1;
-        self.counts.perfect_hits += u64::from(hit_count == row_count);
-        self.counts.rows += u64::from(row_count);
-        self.counts.hits += u64::from(hit_count);
+        self.counts.note(group.len(), hit_count as usize);
         Ok(hit_count)
     }
 

@@ -32,6 +32,6 @@ pub use placement::{Placement, PlacementBuilder};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
 pub use query_log::{
     read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder, QuerySource, ReadOptions,
-    TextQueries,
+    SampleQueries, TextQueries,
 };
 pub use replicate::ReplicaBudget;

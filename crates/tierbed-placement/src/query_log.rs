@@ -8,6 +8,7 @@
 //! Four bytes per asked row and eight per query. A row of one query is called a *pin*.
 
 mod packed;
+mod samples;
 mod source;
 mod text;
 
@@ -15,6 +16,7 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
 
 pub use packed::{write_packed, PackedQueries};
+pub use samples::SampleQueries;
 pub use source::{read_log, QuerySource, ReadOptions};
 pub use text::TextQueries;
 

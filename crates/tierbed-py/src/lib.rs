@@ -5,6 +5,7 @@
 //! panics into exceptions of `tierbed.errors` ([`errors`]). Nothing is decided here that a Rust
 //! caller would miss.
 
+mod cache;
 mod data;
 mod errors;
 mod folders;
@@ -28,6 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::NativeServer>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
     folders::register(module)?;
+    cache::register(module)?;
     data::register(module)
 }
 

@@ -69,6 +69,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
             "data",
             "trainstore",
             "pagestore",
+            "placement",
             "tierbed",
             "orders",
             "serve",

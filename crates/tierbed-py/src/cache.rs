@@ -1,0 +1,123 @@
+//! Replays of query logs through cache policies, for Python.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use tierbed_cache::bounds::{farthest_next_use, perfect_hits, Requests};
+use tierbed_cache::{PolicyKind, ReplayCache, ReplayCounts};
+use tierbed_core::Result;
+use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
+
+use crate::errors::run;
+
+/// Adds this module's classes.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(cache_policies, module)?)?;
+    module.add_class::<CacheLog>()
+}
+
+/// Returns the names of the eviction policies.
+#[pyfunction]
+fn cache_policies() -> Vec<&'static str> {
+    PolicyKind::ALL.iter().map(|kind| kind.name()).collect()
+}
+
+/// Groups, perfect hits, rows and hits.
+type Counts = (u64, u64, u64, u64);
+
+/// A query log in memory, its rows numbered densely in the order of appearance.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct CacheLog {
+    offsets: Vec<u64>,
+    rows: Vec<u32>,
+    row_count: usize,
+}
+
+impl CacheLog {
+    fn requests(&self) -> Result<Requests<'_>> {
+        Requests::new(&self.offsets, &self.rows, self.row_count)
+    }
+}
+
+#[pymethods]
+impl CacheLog {
+    /// Reads `path`: samples in Criteo's layout, or one query per line.
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, query_count_max: Option<u64>) -> PyResult<Self> {
+        run(py, || {
+            let mut source: Box<dyn QuerySource> = if SampleQueries::is_layout_of(&path)? {
+                Box::new(SampleQueries::open(&path)?)
+            } else {
+                Box::new(TextQueries::open(&path)?)
+            };
+            let options = ReadOptions { query_count_max, ..ReadOptions::default() };
+            let log = read_log(source.as_mut(), &options, &mut |_, _| Ok(()))?;
+            let (offsets, mut rows) = log.into_parts();
+            let mut numbers: HashMap<u32, u32> = HashMap::new();
+            for row in &mut rows {
+                let next = numbers.len() as u32;
+                *row = *numbers.entry(*row).or_insert(next);
+            }
+            Ok(Self { offsets, rows, row_count: numbers.len() })
+        })
+    }
+
+    /// Queries, rows asked for, distinct rows.
+    fn sizes(&self) -> (usize, usize, usize) {
+        (self.offsets.len() - 1, self.rows.len(), self.row_count)
+    }
+
+    /// Replays the log from an empty cache; counts from query `first` on.
+    fn replay(
+        &self,
+        py: Python<'_>,
+        policy: &str,
+        capacity_rows: usize,
+        first: usize,
+    ) -> PyResult<Counts> {
+        run(py, || {
+            let kind = PolicyKind::from_name(policy)?;
+            let mut cache = ReplayCache::new(kind, self.row_count, capacity_rows)?;
+            let mut before = ReplayCounts::default();
+            for (at, rows) in self.requests()?.iter().enumerate() {
+                if at == first {
+                    before = cache.counts();
+                }
+                cache.ask(rows)?;
+            }
+            Ok(difference(cache.counts(), before))
+        })
+    }
+
+    /// Replays the log with the eviction of the row needed last.
+    fn replay_farthest(&self, py: Python<'_>, capacity_rows: usize) -> PyResult<Counts> {
+        run(py, || {
+            let counts = farthest_next_use(&self.requests()?, capacity_rows);
+            Ok(difference(counts, ReplayCounts::default()))
+        })
+    }
+
+    /// Brackets perfect hits: a greedy schedule, the bound by area, queries with a new row.
+    fn perfect_bounds(&self, py: Python<'_>, capacity_rows: usize) -> PyResult<(u64, u64, u64)> {
+        run(py, || {
+            let bounds = perfect_hits(&self.requests()?, capacity_rows);
+            Ok((bounds.greedy, bounds.upper, bounds.first_seen))
+        })
+    }
+
+    /// Returns the bytes of `policy` per cached row.
+    #[staticmethod]
+    fn policy_bytes(py: Python<'_>, policy: &str) -> PyResult<usize> {
+        run(py, || Ok(PolicyKind::from_name(policy)?.build().bytes_per_slot()))
+    }
+}
+
+fn difference(counts: ReplayCounts, before: ReplayCounts) -> Counts {
+    (
+        counts.groups - before.groups,
+        counts.perfect_hits - before.perfect_hits,
+        counts.rows - before.rows,
+        counts.hits - before.hits,
+    )
+}

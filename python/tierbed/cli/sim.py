@@ -1,0 +1,87 @@
+"""``sim``: what would happen, replayed from a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tierbed.cli.options import JsonOut
+from tierbed.errors import InvalidError
+
+__all__ = ["register"]
+
+sim = typer.Typer(help="Simulate parts of the house on logs.", no_args_is_help=True)
+
+POLICIES = "lru,s3-fifo,ev-car,ev-lfu,ours"
+CAPACITIES = "0.005,0.01,0.02,0.05,0.1,0.2"
+
+
+@sim.callback()
+def _sim() -> None:
+    """Simulate parts of the house on logs."""
+
+
+@sim.command("cache")
+def cache(
+    log: Annotated[
+        Path,
+        typer.Option("--log", help="One query per line, or Criteo's layout; plain, gzip or zstd."),
+    ],
+    policies: Annotated[str, typer.Option("--policies", help="By comma, or `all`.")] = POLICIES,
+    capacity: Annotated[
+        str, typer.Option("--capacity", help="Shares of the log's distinct rows, by comma.")
+    ] = CAPACITIES,
+    warm: Annotated[
+        float, typer.Option("--warm", help="Share of the queries replayed before counting.")
+    ] = 0.0,
+    queries: Annotated[
+        int | None, typer.Option("--queries", min=1, help="Replay the first so many queries.")
+    ] = None,
+    bounds: Annotated[
+        bool, typer.Option("--bounds/--no-bounds", help="Offline bounds beside the policies.")
+    ] = True,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Curves; by default beside the JSON file.")
+    ] = None,
+    json: JsonOut = None,
+) -> None:
+    """Replay a query log through cache policies, from an empty cache, and count hits.
+
+    A hit is a row that was there; a perfect hit a query of which every row was.
+    """
+    from tierbed.cache_sim import SimOptions, draw_curves, simulate
+    from tierbed.report import print_table, save_figure, write_json
+
+    options = SimOptions(
+        policies=tuple(word.strip() for word in policies.split(",") if word.strip()),
+        capacity_shares=_shares(capacity),
+        warm_share=warm,
+        query_count_max=queries,
+        has_bounds=bounds,
+    )
+    result = simulate(log, options)
+    if json is None or str(json) != "-":
+        columns = ["policy", "capacity_share", "hit_rate", "perfect_hit_rate", "misses_per_request"]
+        print_table(f"{log.name}: {result['distinct_rows']:,} rows", result["rows"], columns)
+    if json is not None:
+        write_json(json, result)
+        if png is None and str(json) != "-":
+            png = json.with_suffix(".png")
+    if png is not None:
+        save_figure(png, lambda figure: draw_curves(figure, result))
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(",") if word.strip())
+    except ValueError as error:
+        raise InvalidError(
+            f"--capacity must be shares with commas between, not {text!r}"
+        ) from error
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb of this file."""
+    app.add_typer(sim, name="sim")
