@@ -9,6 +9,7 @@ PYTHON ?= python3
 
 FUZZ_VERSION := 0.13.2
 FUZZ_SECONDS ?= 20
+FUZZ_LONG_SECONDS ?= 600
 
 STEP := scripts/step
 UV := .tools/uv/bin/uv
@@ -123,6 +124,10 @@ test-long: setup ## Run the slow tests and many simulation seeds
 .PHONY: fuzz
 fuzz: $(FUZZ_STAMP) ## Fuzz every decoder of bytes on disk; FUZZ_SECONDS=20 for each
 	@$(STEP) 'fuzz' scripts/fuzz $(FUZZ_SECONDS)
+
+.PHONY: fuzz-long
+fuzz-long: $(FUZZ_STAMP) ## Fuzz for ten minutes each, two at a time; FUZZ_LONG_SECONDS=600
+	@$(STEP) 'fuzz-long' scripts/fuzz-long $(FUZZ_LONG_SECONDS)
 
 $(FUZZ_STAMP):
 	@$(STEP) 'cargo-fuzz $(FUZZ_VERSION) into .tools/cargo-fuzz' \

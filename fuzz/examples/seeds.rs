@@ -8,18 +8,22 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use tierbed_cold::{ColdOptions, ColdStore, MemoryOptions};
 use tierbed_core::env::{ManualClock, SplitMix64};
 use tierbed_core::store::{Attachment, RowWrite};
 use tierbed_core::{
-    Bags, Budget, InitSpec, OptimizerKind, RowId, RowKey, Schema, TableId, TableSchema, TrainStore,
+    Bags, Budget, InitSpec, OptimizerKind, RowId, RowKey, RowStore, Schema, TableId, TableSchema,
+    TrainStore,
 };
+use tierbed_data::trace::{write_trace, TraceOptions};
 use tierbed_forward::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
 use tierbed_pagestore::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use tierbed_pagestore::{PlacedTables, SnapshotWriter};
 use tierbed_placement::index::PageIndex;
-use tierbed_trainstore::{FileStore, FileStoreOptions};
+use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
+use tierbed_vocab::{bucket_table, PageCache, Policy, Scratch, Vocabulary, PAGE_BYTES};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -173,8 +177,73 @@ fn places() -> Outcome {
     put("snapshot_places", "places", &[&[4, 35, 0], &places[..280]].concat())
 }
 
+fn with_length(first: &[u8], rest: &[u8]) -> Vec<u8> {
+    [&(first.len() as u16).to_le_bytes(), first, rest].concat()
+}
+
+fn cold() -> Outcome {
+    let folder = Arc::new(MemoryFolder::default());
+    let memory = MemoryOptions {
+        write_buffer_bytes: 2400,
+        delta_index_bytes: 2048,
+        extent_bytes: 3 * BLOCK_BYTES,
+        read_rows_max: 50,
+    };
+    let options = ColdOptions {
+        clock: Arc::new(ManualClock::default()),
+        delta_share: 0.3,
+        memory,
+        ..ColdOptions::new(Budget::new(8 << 20), engine())
+    };
+    let mut store = ColdStore::open(folder.clone(), options)?;
+    store.add_table(table("t", 8, 1000))?;
+    for step in 0..8 {
+        write(&mut store, (0..30).map(|at| at * 30 + step))?;
+    }
+    store.commit("one", &[])?;
+    // Behind magic and version; in every run, rows differ by 30.
+    let file = &file(&folder, ".cold")?[12..];
+    let keys = [[0].as_slice(), &[29; 29]].concat();
+    put("cold_table", "table", &with_length(file, &keys.repeat(8)))?;
+    put("cold_keys", "keys", &[[30].as_slice(), &keys].concat())
+}
+
+fn vocabulary() -> Outcome {
+    let budget = Budget::new(8 << 20);
+    let mut store = MemoryStore::new(budget.clone());
+    let id = store.add_table(table("t", 8, 1000))?;
+    let mut cache = PageCache::new(&budget, 64 << 10)?;
+    let mut vocabulary =
+        Vocabulary::create(&mut cache, &mut store, id, Policy::default(), &budget)?;
+    let mut scratch = Scratch::default();
+    (0..400u32).for_each(|at| scratch.push(i64::from(at) * 7919, at));
+    scratch.sort();
+    vocabulary.train(&mut cache, &mut store, &mut scratch, 0)?;
+    cache.flush(&mut store)?;
+    let buckets = store.schema().id_of(&bucket_table("t").name).ok_or("no pages")?;
+    let mut pages = Vec::new();
+    store.scan(buckets, &mut |_, record| {
+        pages.extend_from_slice(record);
+        Ok(())
+    })?;
+    put("vocab_directory", "directory", &vocabulary.directory_bytes())?;
+    let few = &pages[..pages.len().min(2 * PAGE_BYTES)];
+    put("vocab_pages", "pages", &with_length(&vocabulary.directory_bytes(), few))
+}
+
+fn trace() -> Outcome {
+    let path = std::env::temp_dir().join(format!("tierbed-seed-{}.trace", std::process::id()));
+    write_trace(&TraceOptions { seed: 1, scale: 1e-7 }, &path, &mut |_| Ok(()))?;
+    let bytes = fs::read(&path)?;
+    fs::remove_file(&path)?;
+    put("trace", "trace", &[&bytes[..456], &bytes[BLOCK_BYTES..BLOCK_BYTES + 64]].concat())
+}
+
 fn main() -> Outcome {
     lsm()?;
+    cold()?;
+    vocabulary()?;
+    trace()?;
     file_store()?;
     forward()?;
     snapshot()

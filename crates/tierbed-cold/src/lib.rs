@@ -28,6 +28,7 @@ mod cost;
 mod disk;
 mod extents;
 mod flush;
+pub mod fuzz;
 mod geometry;
 mod image;
 mod index;

@@ -28,12 +28,16 @@ pub(crate) struct StoredTable {
     pub(crate) runs: Vec<Run>,
 }
 
+/// Returns the bytes that every table file begins with.
+pub(crate) fn head() -> Vec<u8> {
+    [MAGIC.as_slice(), &VERSION.to_le_bytes()].concat()
+}
+
 /// Encodes what a commit of `table` consists of.
 pub(crate) fn encode(table: &ColdTable) -> Vec<u8> {
-    let mut bytes = Vec::from(MAGIC);
+    let mut bytes = head();
     let mut put = |value: u32| bytes.extend(value.to_le_bytes());
     let (open_extent, open_used) = table.open.unwrap_or((NO_EXTENT, 0));
-    put(VERSION);
     put(table.geometry.page_bytes() as u32);
     put(table.geometry.range_pages as u32);
     put(table.next_version);

@@ -9,8 +9,8 @@
 
 pub mod batch;
 pub mod fingerprint;
+pub mod fuzz;
 pub mod generator;
-
 pub mod input;
 pub mod layout;
 pub mod reader;
@@ -18,7 +18,6 @@ pub mod trace;
 pub mod vocabulary;
 
 pub use batch::{BatchShape, SampleBatch};
-
 pub use generator::{Generator, GeneratorOptions};
 pub use layout::LogFormat;
 pub use reader::{BadLines, LogReader, Position, ReaderOptions};

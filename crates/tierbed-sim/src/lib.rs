@@ -40,6 +40,7 @@ mod device;
 mod disk;
 mod file;
 mod folder;
+pub mod fuzz;
 pub mod job;
 pub mod kill;
 mod plan;

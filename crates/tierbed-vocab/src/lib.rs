@@ -22,6 +22,7 @@
 mod bucket;
 mod directory;
 mod free_rows;
+pub mod fuzz;
 mod pages;
 mod policy;
 mod published;

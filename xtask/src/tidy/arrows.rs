@@ -79,7 +79,9 @@ const ARROWS: [(&str, &[&str]); 21] = [
 ];
 
 /// Who may use the faulty disk, in tests only.
-const MAY_TEST_WITH_SIM: [&str; 8] = [
+const MAY_TEST_WITH_SIM: [&str; 10] = [
+    "tierbed-data",
+    "tierbed-vocab",
     "tierbed-trainstore",
     "tierbed-lsm",
     "tierbed-baselines",

@@ -97,9 +97,8 @@ impl TraceWriter {
             body.extend(place.first_byte.to_le_bytes());
         }
         body.resize(PAGE_BYTES as usize - 12, 0);
-        let mut page = MAGIC.to_vec();
-        page.extend(crc32c(&body).to_le_bytes());
-        page.extend(body);
+        let mut page = [&[0; 12], body.as_slice()].concat();
+        mend(&mut page);
         self.file.set_len(self.end_byte).map_err(not_written)?;
         self.file.write_all_at(&page, 0).map_err(not_written)?;
         Ok(())
@@ -125,8 +124,13 @@ impl TraceReader {
         let file = File::open(path).map_err(|cause| {
             Error::os("could not open trace", cause).with("path", path.display())
         })?;
+        Self::of(file).map_err(|error| error.with("path", path.display()))
+    }
+
+    /// Reads the trace in `file`. Errors as [`open`](Self::open).
+    pub(crate) fn of(file: File) -> Result<Self> {
         let file_bytes = file.metadata().map_err(not_read)?.len();
-        let damaged = || Error::corruption("trace header is damaged").with("path", path.display());
+        let damaged = || Error::corruption("trace header is damaged");
         let mut page = vec![0; PAGE_BYTES as usize];
         if file_bytes < PAGE_BYTES {
             return Err(damaged());
@@ -201,6 +205,13 @@ impl TraceReader {
         }
         Ok(())
     }
+}
+
+/// Puts magic and checksum on a header.
+pub(crate) fn mend(page: &mut [u8]) {
+    let crc = page.get(12..).map_or(0, crc32c).to_le_bytes();
+    let head = MAGIC.into_iter().chain(crc);
+    page.iter_mut().zip(head).for_each(|(place, byte)| *place = byte);
 }
 
 fn decode(page: &[u8]) -> Option<(TraceOptions, u64, [Place; COLUMN_COUNT])> {

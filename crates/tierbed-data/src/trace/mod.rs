@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result};
 
 use columns::Columns;
+pub(crate) use file::mend;
 pub use file::TraceReader;
 pub use stats::{ColumnStats, TraceStats, STATS_BATCH_LEN};
 

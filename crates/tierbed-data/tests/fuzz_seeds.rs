@@ -1,0 +1,8 @@
+//! Do the seeds of this crate's fuzz targets still pass?
+
+use tierbed_sim::fuzz::replay_seeds;
+
+#[test]
+fn seeds_of_every_target_pass() {
+    replay_seeds("trace", tierbed_data::fuzz::trace);
+}
