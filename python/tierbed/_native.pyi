@@ -413,3 +413,21 @@ class Generator:
         progress: Callable[[int, int], None] | None,
     ) -> None:
         """``packing``: "plain", "gzip" or "zstd"."""
+
+class NativeCodec:
+    """A codec for rows of one dim."""
+
+    def __new__(
+        cls, name: str, dim: int, codebooks: SupportsDLPack | None, part_count: int
+    ) -> Self:
+        """The codec ``name``, or a product codec of ``codebooks`` ``[part_count, 256, dim /
+        part_count]``."""
+
+    def code_bytes(self) -> int: ...
+    def encode(self, rows: SupportsDLPack, codes: SupportsDLPack) -> None:
+        """Encodes ``rows`` ``[N, dim]`` f32 into ``codes`` ``[N, code_bytes]`` u8."""
+
+    def decode(
+        self, codes: SupportsDLPack, indices: SupportsDLPack, out: SupportsDLPack, rounds: int
+    ) -> None:
+        """Decodes codes ``indices`` ``[E]`` i64 into ``out`` ``[E, dim]`` f32, ``rounds`` times."""

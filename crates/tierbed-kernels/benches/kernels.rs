@@ -11,8 +11,8 @@ use std::hint::black_box;
 use tierbed_core::env::{Clock, SplitMix64, SystemClock};
 use tierbed_core::OptimizerKind;
 use tierbed_kernels::{
-    fill_initial, BagRange, Columns, Hyper, Isa, Kernels, Occurrence, Pooling, Prepared, Rows,
-    Upstream,
+    fill_initial, BagRange, Codec, Codes, Columns, Hyper, Isa, Kernels, Occurrence, Pooling,
+    Prepared, Rows, Upstream,
 };
 
 /// Bytes of records and indices of one call.
@@ -89,6 +89,26 @@ fn gather(kernels: Kernels, table: &Table) -> f64 {
     })
 }
 
+/// 2 Ki codes out of as many rows as are "near" uncoded, so that codes and output stay near.
+fn decode(kernels: Kernels, codec: &Codec, dim: usize) -> f64 {
+    let code_bytes = codec.code_bytes(dim);
+    let row_count = NEAR.bytes / (4 * dim);
+    let mut rng = SplitMix64::new(1);
+    let row: Vec<f32> = (0..dim).map(|i| (i % 97) as f32 * 0.01 - 0.3).collect();
+    let mut arena = vec![0; row_count * code_bytes];
+    for code in arena.chunks_exact_mut(code_bytes) {
+        assert!(codec.encode(&row, code).is_ok(), "the row is finite");
+    }
+    let start = |_| rng.below(row_count as u64) as usize * code_bytes;
+    let starts: Vec<usize> = (0..1 << 11).map(start).collect();
+    let mut out = vec![0.0; starts.len() * dim];
+    ns_per_row(starts.len(), || {
+        let codes = Codes { codec, arena: &arena, starts: &starts, weights: None };
+        kernels.decode_rows(codes, dim, &mut out);
+        black_box(&mut out);
+    })
+}
+
 /// Two occurrences per row, one call per row.
 fn sum_grads(kernels: Kernels, dim: usize) -> f64 {
     let grad = vec![0.5; 512 * dim];
@@ -158,7 +178,7 @@ fn main() {
         println!("{name:<24} {dim:>5} {}", Isa::ALL.map(cell).join(" "));
     };
     let weights = vec![0.5; FAR.indices];
-    for dim in [36, 64] {
+    for dim in [32, 36, 64] {
         for place in [NEAR, FAR] {
             let table = Table::new(dim, 0, place);
             let weights = &weights[..place.indices];
@@ -166,6 +186,9 @@ fn main() {
             report(&name("pool sum"), dim, &|k| pool(k, &table, None));
             report(&name("pool weighted"), dim, &|k| pool(k, &table, Some(weights)));
             report(&name("gather"), dim, &|k| gather(k, &table));
+        }
+        for codec in &Codec::FIXED {
+            report(&format!("decode {}", codec.name()), dim, &|k| decode(k, codec, dim));
         }
         report("sum_grads 2 per row", dim, &|k| sum_grads(k, dim));
         for kind in OptimizerKind::ALL {

@@ -11,9 +11,9 @@ use std::ops::Range;
 use crate::simd::{prefetch, Lanes, LANES};
 
 /// Registers of one block.
-const BLOCK_LANES: usize = 4;
+pub(crate) const BLOCK_LANES: usize = 4;
 /// Columns of one block.
-const BLOCK: usize = BLOCK_LANES * LANES;
+pub(crate) const BLOCK: usize = BLOCK_LANES * LANES;
 
 /// Vectors to add: where each one is, and what is done to it before it is added.
 pub(crate) trait Source {

@@ -6,6 +6,7 @@
 //! caller would miss.
 
 mod cache;
+mod codec;
 mod data;
 mod errors;
 mod folders;
@@ -27,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
     module.add_class::<server::NativeServer>()?;
+    module.add_class::<codec::NativeCodec>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
     folders::register(module)?;
     cache::register(module)?;

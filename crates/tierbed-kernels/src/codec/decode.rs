@@ -12,6 +12,7 @@ use super::gauss4::Gauss4;
 use super::int4::Int4;
 use super::int8::Int8;
 use super::Codec;
+use crate::accumulate::{by_shape, Shaped, BLOCK, BLOCK_LANES};
 use crate::layout::{BagRange, Columns};
 use crate::simd::{prefetch, Job, Lanes, LANES};
 use crate::Kernels;
@@ -139,6 +140,14 @@ impl<D: Decoder> Job for DecodeRows<'_, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
+        let dim = self.dim;
+        by_shape::<L, _>(self, dim);
+    }
+}
+
+impl<D: Decoder> Shaped for DecodeRows<'_, D> {
+    #[inline(always)]
+    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         let Self { decoder, codes: Codes { arena, starts, .. }, code_bytes, dim, out } = self;
         let is_far = arena.len() >= FAR_ARENA_BYTES;
         for (i, (&start, to)) in starts.iter().zip(out.chunks_exact_mut(dim)).enumerate() {
@@ -147,16 +156,35 @@ impl<D: Decoder> Job for DecodeRows<'_, D> {
             }
             let code = code_at(arena, start, code_bytes);
             let head = decoder.head(code);
-            let (full, part) = to.as_chunks_mut::<LANES>();
+            let mut blocks = to.chunks_exact_mut(BLOCK);
             let mut at = 0;
-            for lanes in full {
-                decoder.full::<L>(head, code, at).store(lanes);
-                at += LANES;
+            for block in &mut blocks {
+                decode_block::<L, D, BLOCK_LANES, false>(decoder, head, code, at, block);
+                at += BLOCK;
             }
-            if !part.is_empty() {
-                decoder.part::<L>(head, code, at, part.len()).store_part(part);
+            if REST > 0 || TAIL {
+                let rest = blocks.into_remainder();
+                decode_block::<L, D, REST, TAIL>(decoder, head, code, at, rest);
             }
         }
+    }
+}
+
+/// Decodes numbers `at..` into `to`: `FULL` vectors, and then a part if `TAIL`.
+#[inline(always)]
+fn decode_block<L: Lanes, D: Decoder, const FULL: usize, const TAIL: bool>(
+    decoder: D,
+    head: D::Head,
+    code: &[u8],
+    at: usize,
+    to: &mut [f32],
+) {
+    let (full, part) = to.as_chunks_mut::<LANES>();
+    for (i, lanes) in full[..FULL].iter_mut().enumerate() {
+        decoder.full::<L>(head, code, at + i * LANES).store(lanes);
+    }
+    if TAIL {
+        decoder.part::<L>(head, code, at + FULL * LANES, part.len()).store_part(part);
     }
 }
 

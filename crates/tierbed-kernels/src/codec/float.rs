@@ -1,7 +1,5 @@
 //! Numbers kept one by one: f32, f16, bf16.
 
-#![expect(clippy::indexing_slicing, reason = "lengths are checked by the caller")]
-
 use half::{bf16, f16};
 
 use super::decode::{chunk, padded, Decoder};
@@ -40,21 +38,12 @@ impl Decoder for F32 {
 
     #[inline(always)]
     fn full<L: Lanes>(self, (): (), code: &[u8], at: usize) -> L {
-        let bytes: &[u8; 4 * LANES] = chunk(code, 4 * at);
-        let mut values = [0.0; LANES];
-        for (value, from) in values.iter_mut().zip(bytes.as_chunks().0) {
-            *value = f32::from_le_bytes(*from);
-        }
-        L::load(&values)
+        L::from_f32(chunk(code, 4 * at))
     }
 
     #[inline(always)]
     fn part<L: Lanes>(self, (): (), code: &[u8], at: usize, len: usize) -> L {
-        let mut values = [0.0; LANES];
-        for (value, from) in values.iter_mut().zip(code[4 * at..][..4 * len].as_chunks().0) {
-            *value = f32::from_le_bytes(*from);
-        }
-        L::load(&values)
+        L::from_f32(&padded::<{ 4 * LANES }>(code, 4 * at, 4 * len))
     }
 }
 

@@ -92,6 +92,17 @@ impl Lanes for Avx2Lanes {
     }
 
     #[inline(always)]
+    fn from_f32(from: &[u8; 4 * LANES]) -> Self {
+        let from = from.as_ptr();
+        // SAFETY: 64 bytes are readable there, no alignment needed, and x86 is little-endian;
+        // AVX2 as above.
+        unsafe {
+            let high = from.add(2 * LANES).cast();
+            Self(_mm256_loadu_ps(from.cast()), _mm256_loadu_ps(high))
+        }
+    }
+
+    #[inline(always)]
     fn from_bytes(from: &[u8; LANES]) -> Self {
         // SAFETY: 16 bytes are readable there, no alignment needed; AVX2 as above.
         unsafe {

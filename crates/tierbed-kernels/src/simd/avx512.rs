@@ -56,6 +56,13 @@ impl Lanes for Avx512Lanes {
     }
 
     #[inline(always)]
+    fn from_f32(from: &[u8; 4 * LANES]) -> Self {
+        // SAFETY: 64 bytes are readable there, no alignment needed, and x86 is little-endian;
+        // AVX-512F as above.
+        unsafe { Self(_mm512_loadu_ps(from.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
     fn from_bytes(from: &[u8; LANES]) -> Self {
         // SAFETY: 16 bytes are readable there, no alignment needed; AVX-512F as above.
         unsafe {

@@ -130,6 +130,8 @@ pub(crate) trait Lanes: Copy {
     fn load_part(from: &[f32]) -> Self;
     /// Writes the first `to.len()` lanes, fewer than 16.
     fn store_part(self, to: &mut [f32]);
+    /// Reads 16 numbers, little-endian.
+    fn from_f32(from: &[u8; 4 * LANES]) -> Self;
     /// Reads 16 bytes as numbers 0 to 255.
     fn from_bytes(from: &[u8; LANES]) -> Self;
     /// Reads 16 half-precision numbers, little-endian.

@@ -57,6 +57,15 @@ impl Lanes for ScalarLanes {
     }
 
     #[inline(always)]
+    fn from_f32(from: &[u8; 4 * LANES]) -> Self {
+        let mut lanes = [0.0; LANES];
+        for (lane, &bytes) in lanes.iter_mut().zip(from.as_chunks().0) {
+            *lane = f32::from_le_bytes(bytes);
+        }
+        Self(lanes)
+    }
+
+    #[inline(always)]
     fn from_bytes(from: &[u8; LANES]) -> Self {
         Self(from.map(f32::from))
     }
