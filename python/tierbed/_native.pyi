@@ -59,10 +59,10 @@ def restore_checkpoint(path: str, name: str) -> None:
 def apply_delta(base: str, delta: str, out: str, dram_budget_bytes: int) -> str:
     """Writes the snapshot that ``delta`` makes of ``base`` to ``out``; returns a JSON report."""
 
-@final
 def cache_policies() -> list[str]:
     """Names of the eviction policies of row tiers."""
 
+@final
 class CacheLog:
     """A query log in memory, for replays; rows are numbered in the order of appearance."""
 
@@ -83,6 +83,7 @@ class CacheLog:
     def policy_bytes(policy: str) -> int:
         """Bytes a policy keeps per cached row."""
 
+@final
 class FeaturePlan:
     """Which table, pooling and output columns each feature has. Made by ``NativeStore.plan``."""
 
@@ -414,6 +415,7 @@ class Generator:
     ) -> None:
         """``packing``: "plain", "gzip" or "zstd"."""
 
+@final
 class NativeCodec:
     """A codec for rows of one dim."""
 

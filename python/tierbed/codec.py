@@ -81,12 +81,12 @@ class Codec:
         return codes
 
     def decode(self, codes: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Decodes ``codes`` ``[N, code_bytes]``; returns ``[N, D]`` f32, or rows ``indices``
-        ``[E]`` as ``[E, D]``."""
+        """Decodes ``codes`` ``[N, code_bytes]`` to ``[N, D]`` f32.
+
+        With ``indices`` ``[E]`` i64, decodes only those rows, in that order, to ``[E, D]``.
+        """
         if codes.dim() != 2 or codes.shape[1] != self.code_bytes:
-            raise InvalidError(
-                f"codes must be [N, {self.code_bytes}], found {tuple(codes.shape)}"
-            )
+            raise InvalidError(f"codes must be [N, {self.code_bytes}], found {tuple(codes.shape)}")
         asked = torch.arange(codes.shape[0]) if indices is None else indices
         out = torch.empty(asked.numel(), self.dim)
         self._native.decode(codes.contiguous(), asked.contiguous(), out, 1)
@@ -161,8 +161,8 @@ def _faiss() -> Any:
 def _faiss_codebooks(faiss: Any, sample: Tensor, part_count: int) -> Tensor:
     quantizer = faiss.ProductQuantizer(sample.shape[1], part_count, 8)
     quantizer.train(sample.contiguous().numpy())
-    books = faiss.vector_to_array(quantizer.centroids)
-    return torch.from_numpy(books).view(part_count, ENTRIES, -1).clone()
+    books: Tensor = torch.from_numpy(faiss.vector_to_array(quantizer.centroids))
+    return books.view(part_count, ENTRIES, -1).clone()
 
 
 def _sample(

@@ -1,4 +1,4 @@
-"""``bench``: measure this machine."""
+"""``bench SUITE``: measure this machine. Every suite writes OUT/SUITE.json and OUT/SUITE.png."""
 
 from __future__ import annotations
 
@@ -10,66 +10,92 @@ import typer
 from tierbed.cli.options import JsonOut
 from tierbed.errors import InvalidError
 
-__all__ = ["register"]
+__all__ = ["register", "suites"]
+
+Quick = Annotated[bool, typer.Option("--quick", help="Small sizes, about a minute.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for JSON and PNG.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of everything that is drawn.")]
+OUT = Path("bench-out")
+
+suites = typer.Typer(
+    help="Measure all systems of a suite; writes OUT/SUITE.json and OUT/SUITE.png.",
+    no_args_is_help=True,
+)
 
 
-def bench(
-    suite: Annotated[str, typer.Argument(help="training or lookup.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, about a minute.")] = False,
-    out: Annotated[Path, typer.Option("--out", help="Folder for JSON and PNG.")] = Path(
-        "bench-out"
-    ),
-    seed: Annotated[int, typer.Option("--seed")] = 1,
+@suites.command()
+def training(
+    quick: Quick = False,
+    out: Out = OUT,
+    seed: Seed = 1,
     json: JsonOut = None,
     scale: Annotated[
-        float | None,
-        typer.Option("--scale", help="training: share of Criteo-Kaggle's samples; 1 is all."),
+        float | None, typer.Option("--scale", help="Share of Criteo-Kaggle's samples; 1 is all.")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="training: slices a system.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", help="Slices a system.")] = 3,
     systems: Annotated[
-        str, typer.Option("--systems", help="training: these beside the forward order, by comma.")
+        str, typer.Option("--systems", help="These beside the forward order, by comma.")
     ] = "",
     models: Annotated[
-        str,
-        typer.Option("--models", help="training: whole steps of dlrm,deepfm,pnn, part by part."),
+        str, typer.Option("--models", help="Whole steps of dlrm,deepfm,pnn, part by part.")
     ] = "",
     batch: Annotated[
-        str, typer.Option("--batch", help="training --models: samples of a batch, by comma.")
+        str, typer.Option("--batch", help="With --models: samples of a batch, by comma.")
     ] = "32,128,1024",
     seconds: Annotated[
-        float, typer.Option("--seconds", help="training: longest for one answer of a system.")
+        float, typer.Option("--seconds", help="Longest for one answer of a system.")
     ] = 400.0,
     scratch: Annotated[
-        Path | None, typer.Option("--scratch", help="training: folder for what is deleted again.")
+        Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
     ] = None,
 ) -> None:
-    """Measure all systems of a suite; writes OUT/SUITE.json and OUT/SUITE.png."""
-    from tierbed.bench import SUITES, ModelOptions, TrainingOptions, run_models, run_training
+    """Measure training stores on a generated trace, each in a process of its own."""
+    from tierbed.bench import ModelOptions, TrainingOptions, run_models, run_training
 
-    if suite == "training" and models:
+    if models:
         wanted = ModelOptions(
-            models=_words(models),
-            batch_lens=_numbers(batch),
-            quick=quick,
-            seed=seed,
+            models=_words(models), batch_lens=_numbers(batch), quick=quick, seed=seed
         )
-        path = run_models(out, wanted, json)
-    elif suite == "training":
-        options = TrainingOptions(
-            scale=scale,
-            seed=seed,
-            quick=quick,
-            repeats=repeats,
-            systems=_words(systems),
-            scratch=scratch,
-            seconds_max=seconds,
-        )
-        path = run_training(out, options, json)
-    elif suite in SUITES:
-        path = SUITES[suite](out, quick, seed)
-    else:
-        known = ", ".join(sorted({"training", *SUITES}))
-        raise InvalidError(f"unknown suite {suite!r}; there are {known}")
+        _told(run_models(out, wanted, json))
+        return
+    options = TrainingOptions(
+        scale=scale,
+        seed=seed,
+        quick=quick,
+        repeats=repeats,
+        systems=_words(systems),
+        scratch=scratch,
+        seconds_max=seconds,
+    )
+    _told(run_training(out, options, json))
+
+
+@suites.command()
+def lookup(quick: Quick = False, out: Out = OUT, seed: Seed = 1) -> None:
+    """Measure lookups from a snapshot on disk, next to memory."""
+    from tierbed.bench import run_lookup
+
+    _told(run_lookup(out, quick, seed))
+
+
+@suites.command()
+def precision(
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Criteo file to train and score on; else generated samples."),
+    ] = None,
+    quick: Quick = False,
+    out: Out = OUT,
+    seed: Seed = 1,
+    json: JsonOut = None,
+) -> None:
+    """Measure codecs: their errors, the time to decode, and what they cost a model's AUC."""
+    from tierbed.bench import PrecisionOptions, run_precision
+
+    _told(run_precision(out, PrecisionOptions(log=log, quick=quick, seed=seed), json))
+
+
+def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
 
@@ -85,5 +111,5 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verb of this file."""
-    app.command("bench")(bench)
+    """Adds the verbs of this file."""
+    app.add_typer(suites, name="bench")

@@ -95,7 +95,7 @@ pub(super) struct ProductDecoder<'a> {
 }
 
 impl ProductDecoder<'_> {
-    /// Copies numbers `at..at + len` of the code.
+    /// Copies numbers `at..at + len` of the code, of parts of any dim.
     #[inline(always)]
     fn gather<L: Lanes>(self, code: &[u8], at: usize, len: usize) -> L {
         let mut values = [0.0; LANES];
@@ -110,6 +110,19 @@ impl ProductDecoder<'_> {
         }
         L::load(&values)
     }
+
+    /// Copies numbers `at..at + 16` of the code, of parts of `DIM`, a divisor of 16.
+    #[inline(always)]
+    fn gather_whole<L: Lanes, const DIM: usize>(self, code: &[u8], at: usize) -> L {
+        let entries = self.codebooks.as_chunks::<DIM>().0;
+        let first = at / DIM;
+        let mut values = [0.0; LANES];
+        let parts = values.as_chunks_mut::<DIM>().0;
+        for (i, (to, &byte)) in parts.iter_mut().zip(&code[first..]).enumerate() {
+            *to = entries[(first + i) * ENTRIES + usize::from(byte)];
+        }
+        L::load(&values)
+    }
 }
 
 impl Decoder for ProductDecoder<'_> {
@@ -120,7 +133,13 @@ impl Decoder for ProductDecoder<'_> {
 
     #[inline(always)]
     fn full<L: Lanes>(self, (): (), code: &[u8], at: usize) -> L {
-        self.gather(code, at, LANES)
+        match self.part_dim {
+            2 => self.gather_whole::<L, 2>(code, at),
+            4 => self.gather_whole::<L, 4>(code, at),
+            8 => self.gather_whole::<L, 8>(code, at),
+            16 => self.gather_whole::<L, 16>(code, at),
+            _ => self.gather(code, at, LANES),
+        }
     }
 
     #[inline(always)]

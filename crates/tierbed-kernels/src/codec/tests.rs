@@ -153,17 +153,21 @@ fn fixed_ranges_lose_small_rows_and_four_scaled_bits_beat_eight_fixed_ones() {
 #[test]
 fn a_product_codec_finds_the_nearest_entries() {
     let mut rng = SplitMix64::new(5);
-    let rows: Vec<_> = (0..256).map(|_| normal_row(&mut rng, 12, 0.3)).collect();
-    // Entry e of every part's codebook is that part of row e: rows come back as they were.
-    let mut codebooks = Vec::new();
-    for part in 0..4 {
-        codebooks.extend(rows.iter().flat_map(|row| &row[3 * part..3 * part + 3]));
+    let rows: Vec<_> = (0..256).map(|_| normal_row(&mut rng, 48, 0.3)).collect();
+    for part_dim in [1, 2, 3, 4, 6, 8, 16, 24, 48] {
+        // Entry e of every part's codebook is that part of row e: rows come back as they were.
+        let part_count = 48 / part_dim;
+        let mut codebooks = Vec::new();
+        for part in 0..part_count {
+            codebooks.extend(rows.iter().flat_map(|row| &row[part_dim * part..][..part_dim]));
+        }
+        let quantizer = ProductQuantizer::new(48, part_count, codebooks).unwrap();
+        let codec = Codec::Product(Arc::new(quantizer));
+        assert_eq!(codec.code_bytes(48), part_count);
+        let (arena, starts) = encode_all(&codec, &rows);
+        let found = decode_all(Kernels::detect(), &codec, &arena, &starts, 48);
+        assert_eq!(found, rows.concat(), "parts of {part_dim}");
     }
-    let codec = Codec::Product(Arc::new(ProductQuantizer::new(12, 4, codebooks).unwrap()));
-    assert_eq!(codec.code_bytes(12), 4);
-    let (arena, starts) = encode_all(&codec, &rows);
-    let found = decode_all(Kernels::detect(), &codec, &arena, &starts, 12);
-    assert_eq!(found, rows.concat());
 }
 
 #[test]
