@@ -12,6 +12,7 @@
 //!
 //! Source: MaxEmbed §5 (the problem, and one answer).
 
+mod choose;
 mod file;
 mod hypergraph;
 mod incidence;
@@ -25,6 +26,7 @@ mod query_log;
 pub mod replicate;
 pub mod select;
 
+pub use choose::{choose, Choice};
 pub use file::{decode_placement, read_placement, write_placement};
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
 pub use misses::{miss_stream, CacheInFront, MissStream};
