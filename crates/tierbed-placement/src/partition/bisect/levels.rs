@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use tierbed_core::env::{mix64, SplitMix64};
+use tierbed_core::Result;
 
 use super::divide::Divide;
 use super::exchange::Exchange;
@@ -96,26 +97,75 @@ fn split_levels(
     options: &BisectionOptions,
     report: &mut dyn FnMut(LevelReport),
 ) -> Vec<Node> {
+    let mut after_level = |report_of_level: LevelReport, _: &[u32]| {
+        report(report_of_level);
+        Ok(())
+    };
+    let known = Known { levels_done: 0, places: Vec::new() };
+    // Only what happens after a level can fail.
+    split_on(graph, (page_count, fill), options, (&known, &mut after_level)).unwrap_or_default()
+}
+
+/// Levels of an earlier run.
+pub(super) struct Known {
+    pub(super) levels_done: u32,
+    /// By row of the table: its place after these levels.
+    pub(super) places: Vec<u32>,
+}
+
+/// Is told the order of rows after each level.
+type AfterLevel<'a> = &'a mut dyn FnMut(LevelReport, &[u32]) -> Result<()>;
+
+/// Splits level by level, the known ones as they were.
+fn split_on(
+    graph: &mut Hypergraph,
+    (page_count, fill): (usize, Fill),
+    options: &BisectionOptions,
+    (known, after_level): (&Known, AfterLevel<'_>),
+) -> Result<Vec<Node>> {
     let pin_count = graph.pins.len();
     let row_count = graph.rows.len();
     let mut nodes = vec![Node { row_count, page_count, pin_count, pin_room: pin_count }];
     let level_count = page_count.max(1).next_power_of_two().trailing_zeros();
     for level in 0..level_count {
-        nodes = split_level(graph, &nodes, (level, fill), options);
-        report(LevelReport {
+        let places = (level < known.levels_done).then_some(known.places.as_slice());
+        nodes = split_level(graph, &nodes, Step { level, fill, places }, options);
+        let report = LevelReport {
             levels_done: level + 1,
             level_count,
             pin_count: nodes.iter().map(|node| node.pin_count as u64).sum(),
-        });
+        };
+        after_level(report, &graph.rows)?;
     }
-    nodes
+    Ok(nodes)
+}
+
+/// Splits into full pages, going on after the known levels; returns the rows, page after page.
+pub(super) fn go_on(
+    mut graph: Hypergraph,
+    options: &BisectionOptions,
+    known: &Known,
+    after_level: AfterLevel<'_>,
+) -> Result<Vec<u32>> {
+    let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
+    split_on(&mut graph, (page_count, Fill::Full), options, (known, after_level))?;
+    Ok(graph.rows)
+}
+
+/// One level's split.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    level: u32,
+    fill: Fill,
+    /// By row of the table: its place, when the level is known already.
+    places: Option<&'a [u32]>,
 }
 
 /// Splits every node of a level that does not fit a page; the others stay as they are.
 fn split_level(
     graph: &mut Hypergraph,
     nodes: &[Node],
-    (level, fill): (u32, Fill),
+    step: Step<'_>,
     options: &BisectionOptions,
 ) -> Vec<Node> {
     let (mut rows, mut pins) = (graph.rows.as_mut_slice(), graph.pins.as_mut_slice());
@@ -138,7 +188,7 @@ fn split_level(
         while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut job = job.lock().unwrap_or_else(PoisonError::into_inner);
             if job.node.page_count > 1 {
-                job.split((level, fill), within, options, &mut scratch);
+                job.split(step, within, options, &mut scratch);
             }
         }
     };
@@ -156,7 +206,7 @@ fn split_level(
 impl Job<'_> {
     fn split(
         &mut self,
-        (level, fill): (u32, Fill),
+        step: Step<'_>,
         thread_count: usize,
         options: &BisectionOptions,
         scratch: &mut Scratch,
@@ -164,24 +214,31 @@ impl Job<'_> {
         let Scratch { exchange, divide, ids } = scratch;
         let Node { row_count, page_count, .. } = self.node;
         let left_pages = page_count / 2;
-        let left = match fill {
+        let left = match step.fill {
             Fill::Full => left_pages * options.rows_per_page as usize,
             Fill::Even => (row_count as u64 * left_pages as u64 / page_count as u64) as usize,
         };
-        let name = u64::from(level) << 40 ^ self.first as u64;
-        let mut rng = SplitMix64::new(mix64(options.seed ^ mix64(name)));
-        ids.clear();
-        ids.extend(0..row_count as u32);
-        shuffle(ids, &mut rng);
         exchange.side.clear();
         exchange.side.resize(row_count, false);
-        for &row in ids.get(left..).unwrap_or_default() {
-            if let Some(side) = exchange.side.get_mut(row as usize) {
-                *side = true;
-            }
-        }
         let pins = self.pins.get_mut(..self.node.pin_count).unwrap_or_default();
-        exchange.run(pins, options.iteration_count, thread_count);
+        if let Some(places) = step.places {
+            let middle = self.first + left;
+            for (side, &row) in exchange.side.iter_mut().zip(&*self.rows) {
+                *side = places.get(row as usize).is_some_and(|&place| place as usize >= middle);
+            }
+        } else {
+            let name = u64::from(step.level) << 40 ^ self.first as u64;
+            let mut rng = SplitMix64::new(mix64(options.seed ^ mix64(name)));
+            ids.clear();
+            ids.extend(0..row_count as u32);
+            shuffle(ids, &mut rng);
+            for &row in ids.get(left..).unwrap_or_default() {
+                if let Some(side) = exchange.side.get_mut(row as usize) {
+                    *side = true;
+                }
+            }
+            exchange.run(pins, options.iteration_count, thread_count);
+        }
         let (left_pins, right_pins) = divide.run(self.rows, pins, &exchange.side);
         self.children = [
             Node {

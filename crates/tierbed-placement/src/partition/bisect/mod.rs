@@ -24,10 +24,14 @@
 mod divide;
 mod exchange;
 mod levels;
+mod state;
+
+use std::path::Path;
 
 use tierbed_core::{Error, Result};
 
 use levels::Fill;
+use state::State;
 
 use super::{Placement, QueryLog};
 use crate::hypergraph::Hypergraph;
@@ -91,6 +95,52 @@ pub fn bisect(
 ) -> Result<Placement> {
     options.check()?;
     place_full(Hypergraph::from_log(log)?, options, report)
+}
+
+/// Levels after which the state is written; those below are done sooner than read back.
+const STATE_LEVELS: u32 = 12;
+
+/// Partitions as [`bisect`] does, and keeps at `state` what is needed to go on after a crash.
+///
+/// The file is written after each of the first twelve levels and removed at the end. The result
+/// is the same however often the bisection was interrupted.
+///
+/// # Errors
+///
+/// As [`bisect`]; `Invalid` for a state of another log or other options, `Corruption` for a
+/// damaged one, `Io` and `NoSpace`.
+pub fn bisect_resumable(
+    log: QueryLog,
+    options: &BisectionOptions,
+    state: &Path,
+    report: &mut dyn FnMut(LevelReport),
+) -> Result<Placement> {
+    options.check()?;
+    let graph = Hypergraph::from_log(log)?;
+    let row_count = graph.row_count;
+    let state = State::new(state, &graph, options);
+    let mut known = levels::Known { levels_done: 0, places: vec![u32::MAX; row_count as usize] };
+    if let Some((levels_done, rows)) = state.read()? {
+        known.levels_done = levels_done;
+        for (place, &row) in rows.iter().enumerate() {
+            if let Some(slot) = known.places.get_mut(row as usize) {
+                *slot = place as u32;
+            }
+        }
+    }
+    let levels_done = known.levels_done;
+    let mut order = levels::go_on(graph, options, &known, &mut |level, rows| {
+        report(level);
+        let is_news = level.levels_done > levels_done && level.levels_done <= STATE_LEVELS;
+        if is_news && level.levels_done < level.level_count {
+            state.write(level.levels_done, rows)?;
+        }
+        Ok(())
+    })?;
+    push_unseen(&mut order, row_count);
+    let placement = Placement::from_order(&order, options.rows_per_page)?;
+    state.remove()?;
+    Ok(placement)
 }
 
 /// Fills page after page; rows never asked for come last.

@@ -1,6 +1,9 @@
 //! Do all rows get seats, always the same, and better ones than by chance?
 
+use std::path::Path;
+
 use tierbed_core::env::SplitMix64;
+use tierbed_core::ErrorKind;
 
 use super::*;
 use crate::partition::random;
@@ -123,4 +126,62 @@ fn options_out_of_range_are_refused() {
     assert!(no_room.is_err());
     let no_thread = BisectionOptions { thread_count: 0, ..options(4) };
     assert!(bisect(log, &no_thread, &mut |_| ()).is_err());
+}
+
+/// Bisects with a state file and fails at the report of `level`, as a crash would.
+fn interrupt(log: &QueryLog, options: &BisectionOptions, state: &Path, level: u32) {
+    let stopped = std::panic::catch_unwind(|| {
+        bisect_resumable(log.clone(), options, state, &mut |report| {
+            assert!(report.levels_done < level, "power cut");
+        })
+    });
+    assert!(stopped.is_err());
+}
+
+#[test]
+fn an_interrupted_bisection_goes_on_to_the_same_result() {
+    let log = planted(60, 8, 3000);
+    let options = options(8);
+    let whole = bisect(log.clone(), &options, &mut |_| ()).expect("fits");
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    for level in [2, 3, 6] {
+        interrupt(&log, &options, &state, level);
+        assert!(state.exists());
+    }
+    let resumed = bisect_resumable(log.clone(), &options, &state, &mut |_| ()).expect("fits");
+    assert_eq!(resumed, whole);
+    assert!(!state.exists());
+}
+
+#[test]
+fn a_state_of_something_else_is_refused() {
+    let log = planted(60, 8, 3000);
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    interrupt(&log, &options(8), &state, 3);
+    let resume = |log: &QueryLog, options: &BisectionOptions| {
+        let result = bisect_resumable(log.clone(), options, &state, &mut |_| ());
+        result.expect_err("not its state").kind()
+    };
+    let other_seed = BisectionOptions { seed: 9, ..options(8) };
+    assert_eq!(resume(&log, &other_seed), ErrorKind::Invalid);
+    assert_eq!(resume(&planted(60, 8, 3001), &options(8)), ErrorKind::Invalid);
+    let bytes = std::fs::read(&state).expect("written");
+    for at in [0, 9, 14, bytes.len() - 1] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        replace(&state, &damaged);
+        assert_eq!(resume(&log, &options(8)), ErrorKind::Corruption, "byte {at}");
+    }
+    for len in [0, 7, 12, 20, bytes.len() - 4] {
+        replace(&state, &bytes[..len]);
+        assert_eq!(resume(&log, &options(8)), ErrorKind::Corruption, "{len} bytes");
+    }
+}
+
+fn replace(path: &Path, bytes: &[u8]) {
+    use std::io::Write;
+    let mut file = std::fs::File::create(path).expect("a file");
+    file.write_all(bytes).expect("space");
 }
