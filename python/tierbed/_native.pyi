@@ -14,6 +14,9 @@ __all__ = [
     "CriteoReader",
     "FeaturePlan",
     "Generator",
+    "NativePlacement",
+    "NativeQueryLog",
+    "NativeQueryLogBuilder",
     "NativeServer",
     "NativeSnapshot",
     "NativeStore",
@@ -25,6 +28,7 @@ __all__ = [
     "cpu_features",
     "drop_checkpoint",
     "kept_checkpoints",
+    "placement_methods",
     "restore_checkpoint",
     "version",
 ]
@@ -433,3 +437,68 @@ class NativeCodec:
         self, codes: SupportsDLPack, indices: SupportsDLPack, out: SupportsDLPack, rounds: int
     ) -> None:
         """Decodes codes ``indices`` ``[E]`` i64 into ``out`` ``[E, dim]`` f32, ``rounds`` times."""
+
+# ---------------------------------------------------------------- query logs and placements
+
+def placement_methods() -> list[tuple[str, bool]]:
+    """Names of the placement methods, the simplest first, and whether each makes replicas."""
+
+@final
+class NativeQueryLog:
+    """A query log in memory."""
+
+    @staticmethod
+    def read(
+        path: str,
+        format: str,
+        options_json: str,
+        progress: Callable[[int, int], None] | None,
+    ) -> NativeQueryLog:
+        """``format``: text, maxembed-text or maxembed; ``progress`` hears bytes."""
+    @property
+    def row_count(self) -> int: ...
+    @property
+    def query_count(self) -> int: ...
+    @property
+    def pin_count(self) -> int: ...
+    def query(self, at: int) -> list[int] | None: ...
+    def split(self, share: float) -> tuple[NativeQueryLog, NativeQueryLog]: ...
+    def sample(self, query_count: int, seed: int) -> NativeQueryLog: ...
+    def shuffled(self, seed: int) -> NativeQueryLog: ...
+    def write(self, path: str) -> None:
+        """Writes MaxEmbed's binary log."""
+    def misses(self, earlier: NativeQueryLog, options_json: str) -> tuple[NativeQueryLog, str]:
+        """What misses a row cache warmed by ``earlier``, and a JSON report."""
+
+@final
+class NativeQueryLogBuilder:
+    """Collects the queries of readers written in Python."""
+
+    def __new__(cls, row_count: int) -> Self: ...
+    def push(self, values: SupportsDLPack, offsets: SupportsDLPack) -> None:
+        """Adds the queries ``values[offsets[q] : offsets[q + 1]]``; both i64."""
+    def finish(self) -> NativeQueryLog: ...
+
+@final
+class NativePlacement:
+    """Rows on pages, and the pages of each row in the order in which they are tried."""
+
+    @staticmethod
+    def build(
+        log: NativeQueryLog,
+        options_json: str,
+        homes: NativePlacement | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> NativePlacement: ...
+    @staticmethod
+    def read(path: str) -> NativePlacement: ...
+    @staticmethod
+    def read_mapping(path: str, rows_per_page: int) -> NativePlacement: ...
+    def write(self, path: str) -> None: ...
+    def write_mapping(self, path: str) -> None: ...
+    def ordered_by_use(self, log: NativeQueryLog) -> NativePlacement: ...
+    def page(self, at: int) -> list[int] | None: ...
+    def pages_of(self, row: int) -> list[int]: ...
+    def info_json(self) -> str: ...
+    def page_reads(self, log: NativeQueryLog, options_json: str) -> str: ...
+    def connectivity_sum(self, log: NativeQueryLog) -> int: ...

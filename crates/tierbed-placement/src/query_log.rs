@@ -15,6 +15,8 @@ mod text;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
 
+use crate::partition::order::shuffle;
+
 pub use packed::{write_packed, PackedQueries};
 pub use samples::SampleQueries;
 pub use source::{read_log, QuerySource, ReadOptions};
@@ -122,6 +124,18 @@ impl QueryLog {
         }
         let at = ((self.query_count() as f64 * share) as usize).min(self.query_count());
         Ok((self.slice(0, at), self.slice(at, self.query_count())))
+    }
+
+    /// Puts the queries into an order drawn by `seed`, for logs whose order is not that of time.
+    #[must_use]
+    pub fn shuffled(&self, seed: u64) -> Self {
+        let mut order: Vec<usize> = (0..self.query_count()).collect();
+        shuffle(&mut order, &mut SplitMix64::new(seed));
+        let mut shuffled = Self { offsets: vec![0], rows: Vec::new(), row_count: self.row_count };
+        for query in order {
+            shuffled.push_distinct(self.query(query).unwrap_or_default());
+        }
+        shuffled
     }
 
     /// Makes the table as small as the largest row that was asked for.
@@ -263,6 +277,20 @@ mod tests {
         }
         assert!(log.split_by_share(1.1).is_err());
         assert!(log.split_by_share(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn another_order_has_the_same_queries() {
+        let log = log();
+        let shuffled = log.shuffled(3);
+        let sorted = |log: &QueryLog| {
+            let mut queries: Vec<Vec<u32>> = log.iter().map(<[u32]>::to_vec).collect();
+            queries.sort();
+            queries
+        };
+        assert_eq!(sorted(&shuffled), sorted(&log));
+        assert_ne!(shuffled, log);
+        assert_eq!(shuffled, log.shuffled(3));
     }
 
     #[test]

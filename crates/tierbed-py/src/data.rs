@@ -19,6 +19,7 @@ use tierbed_data::{
 };
 
 use crate::errors::run;
+use crate::progress::Progress;
 
 /// Adds this module's classes.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -338,7 +339,7 @@ impl Generator {
         packing: &str,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let mut raised = None;
+        let mut told = Progress::new(progress);
         let result = run(py, || {
             let packing = match packing {
                 "plain" => Packing::Plain,
@@ -350,26 +351,15 @@ impl Generator {
                 }
             };
             let total = samples.1.saturating_sub(samples.0);
-            let mut report = |done: u64| {
-                let told = Python::attach(|py| {
-                    py.check_signals()?;
-                    progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, total)).map(drop))
-                });
-                told.map_err(|error| {
-                    raised = Some(error);
-                    Error::invalid("progress callback raised")
-                })
-            };
             let samples = samples.0..samples.1;
             tierbed_data::generator::write_criteo(
                 &self.generator,
                 samples,
                 &path,
                 packing,
-                &mut report,
+                &mut |done| told.tell(done, total),
             )
         });
-        // The caller's own exception, not ours about it.
-        raised.map_or(result, Err)
+        told.finish(result)
     }
 }

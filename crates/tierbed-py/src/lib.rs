@@ -10,6 +10,8 @@ mod codec;
 mod data;
 mod errors;
 mod folders;
+mod placement;
+mod progress;
 mod python_store;
 mod server;
 mod snapshot;
@@ -32,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
     folders::register(module)?;
     cache::register(module)?;
+    placement::register(module)?;
     data::register(module)
 }
 

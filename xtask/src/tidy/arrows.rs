@@ -67,6 +67,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
             "kernels",
             "cache",
             "data",
+            "placement",
             "trainstore",
             "pagestore",
             "placement",

@@ -1,0 +1,213 @@
+//! Which placement is wanted? The methods there are, by name.
+//!
+//! | name | homes | replicas |
+//! |---|---|---|
+//! | `random`, `by_frequency` | in that order | none |
+//! | `shp` | bisected | none |
+//! | `rpp` | bisected with twins of frequent rows | where twins land |
+//! | `fpr` | bisected finer | neighbours in the free seats |
+//! | `maxembed` | bisected | by connectivity, on pages of their own |
+
+use tierbed_core::{Error, Result};
+
+use crate::partition::{bisect, by_frequency, random, BisectionOptions, LevelReport};
+use crate::replicate::{before_partition, by_connectivity, finer_and_filled};
+use crate::{Placement, QueryLog};
+
+/// How rows get their pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Method {
+    /// [`random`].
+    Random,
+    /// [`by_frequency`].
+    ByFrequency,
+    /// [`bisect`].
+    Bisected,
+    /// [`before_partition`].
+    TwinsBefore,
+    /// [`finer_and_filled`].
+    FinerFilled,
+    /// [`bisect`], then [`by_connectivity`].
+    ByConnectivity,
+}
+
+impl Method {
+    /// Every method, the simplest first.
+    pub const ALL: [Self; 6] = [
+        Self::Random,
+        Self::ByFrequency,
+        Self::Bisected,
+        Self::TwinsBefore,
+        Self::FinerFilled,
+        Self::ByConnectivity,
+    ];
+
+    /// Returns the name, as in options and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::ByFrequency => "by_frequency",
+            Self::Bisected => "shp",
+            Self::TwinsBefore => "rpp",
+            Self::FinerFilled => "fpr",
+            Self::ByConnectivity => "maxembed",
+        }
+    }
+
+    /// Returns the method of `name`.
+    ///
+    /// # Errors
+    /// `Invalid` naming the methods there are.
+    pub fn from_name(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|method| method.name() == name).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|method| method.name()).collect();
+            Error::invalid("unknown placement method")
+                .with("method", name)
+                .with("remedy", format_args!("use one of {}", names.join(", ")))
+        })
+    }
+
+    /// Tells whether the method makes replicas at all.
+    #[must_use]
+    pub fn replicates(self) -> bool {
+        !matches!(self, Self::Random | Self::ByFrequency | Self::Bisected)
+    }
+
+    /// Tells whether the method keeps the homes it is given.
+    #[must_use]
+    pub fn keeps_homes(self) -> bool {
+        self == Self::ByConnectivity
+    }
+}
+
+/// What to build from.
+#[derive(Debug, Clone, Copy)]
+pub struct BuildInput<'a> {
+    /// The queries that pages will be read for.
+    pub log: &'a QueryLog,
+    /// Homes made before by the same options, for methods that keep them: saves bisecting again
+    /// for each of several ratios.
+    pub homes: Option<&'a Placement>,
+}
+
+/// Places the rows of a log.
+///
+/// `report` is called after each level of a bisection.
+///
+/// # Errors
+/// `Invalid` for options out of range and replicas of a method that makes none.
+pub fn build(
+    input: BuildInput<'_>,
+    method: Method,
+    options: &BisectionOptions,
+    ratio: f64,
+    report: &mut dyn FnMut(LevelReport),
+) -> Result<Placement> {
+    if ratio > 0.0 && !method.replicates() {
+        return Err(Error::invalid("this method makes no replicas")
+            .with("method", method.name())
+            .with("ratio", ratio)
+            .with("remedy", "use ratio 0, or another method"));
+    }
+    let BuildInput { log, homes } = input;
+    match method {
+        Method::Random => random(log.row_count(), options.rows_per_page, options.seed),
+        Method::ByFrequency => by_frequency(log, options.rows_per_page),
+        Method::Bisected => bisect(log.clone(), options, report),
+        Method::TwinsBefore => before_partition(log, options, ratio),
+        Method::FinerFilled => finer_and_filled(log, options, ratio),
+        Method::ByConnectivity => match homes {
+            Some(homes) => by_connectivity(homes, log, ratio),
+            None => by_connectivity(&bisect(log.clone(), options, report)?, log, ratio),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_core::env::SplitMix64;
+
+    use super::*;
+    use crate::index::PageIndex;
+    use crate::select::Selection;
+    use crate::{connectivity_sum, count_page_reads};
+
+    /// Circles of four rows, 25 apart, of which two to four are asked for together.
+    fn log() -> QueryLog {
+        let mut rng = SplitMix64::new(1);
+        let mut draw = |bound| rng.below(bound) as u32;
+        let queries = (0..600).map(|_| {
+            let circle = draw(25);
+            let friends = 2 + draw(3);
+            let first = draw(4);
+            (0..friends).map(|friend| circle + 25 * ((first + friend) % 4)).collect::<Vec<_>>()
+        });
+        QueryLog::from_queries(110, queries).unwrap()
+    }
+
+    fn pages_read(placement: &Placement, log: &QueryLog) -> u64 {
+        let index = PageIndex::new(placement.row_count(), placement.pages()).unwrap();
+        count_page_reads(&index, log, Selection::OnePass, 1).unwrap().page_count()
+    }
+
+    #[test]
+    fn every_method_keeps_its_promises() {
+        let log = log();
+        let options = BisectionOptions::new(4);
+        for method in Method::ALL {
+            for ratio in if method.replicates() { vec![0.0, 0.1, 0.5] } else { vec![0.0] } {
+                let input = BuildInput { log: &log, homes: None };
+                let placement = build(input, method, &options, ratio, &mut |_| ()).unwrap();
+                let name = method.name();
+                assert!(placement.replica_count() as f64 <= ratio * 110.0, "{name} {ratio}");
+                assert_eq!(placement.row_count(), 110, "{name}");
+                let read = pages_read(&placement, &log);
+                assert!(read <= connectivity_sum(&placement, &log), "{name} {ratio}");
+            }
+            assert_eq!(Method::from_name(method.name()).unwrap(), method);
+        }
+    }
+
+    #[test]
+    fn bisection_reads_less_than_chance() {
+        let log = log();
+        let options = BisectionOptions::new(4);
+        let input = BuildInput { log: &log, homes: None };
+        let read = |method| {
+            let placement = build(input, method, &options, 0.0, &mut |_| ()).unwrap();
+            pages_read(&placement, &log)
+        };
+        let (found, random) = (read(Method::Bisected), read(Method::Random));
+        assert!(found < random, "{found} of {random}");
+    }
+
+    #[test]
+    fn homes_given_are_kept_and_give_the_same() {
+        let log = log();
+        let options = BisectionOptions::new(3);
+        let input = BuildInput { log: &log, homes: None };
+        let mut levels = 0;
+        let homes = build(input, Method::Bisected, &options, 0.0, &mut |_| levels += 1).unwrap();
+        assert!(levels > 3);
+        let again = BuildInput { homes: Some(&homes), ..input };
+        let fast = build(again, Method::ByConnectivity, &options, 0.3, &mut |_| ()).unwrap();
+        let slow = build(input, Method::ByConnectivity, &options, 0.3, &mut |_| ()).unwrap();
+        assert_eq!(fast, slow);
+        assert_eq!(fast.home_pages(), homes.home_pages());
+    }
+
+    #[test]
+    fn what_cannot_be_built_is_refused() {
+        let log = log();
+        let input = BuildInput { log: &log, homes: None };
+        let options = BisectionOptions::new(4);
+        assert!(build(input, Method::Bisected, &options, 0.1, &mut |_| ()).is_err());
+        let none = BisectionOptions::new(0);
+        for method in Method::ALL {
+            assert!(build(input, method, &none, 0.0, &mut |_| ()).is_err(), "{}", method.name());
+        }
+        let told = Method::from_name("metis").unwrap_err().to_string();
+        assert!(told.contains("maxembed"), "{told}");
+    }
+}
