@@ -38,6 +38,7 @@ from tierbed.errors import (
 from tierbed.lookahead import lookahead
 from tierbed.nn import EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
 from tierbed.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
+from tierbed.placement import Placement, QueryLog, place
 from tierbed.snapshot import Snapshot
 from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tierbed.store import Store
@@ -68,8 +69,10 @@ __all__ = [
     "NoSpaceError",
     "Normal",
     "PartialRowWiseAdam",
+    "Placement",
     "PoisonedError",
     "PoolingType",
+    "QueryLog",
     "RowWiseAdagrad",
     "Snapshot",
     "Store",
@@ -82,4 +85,5 @@ __all__ = [
     "errors",
     "lookahead",
     "nn",
+    "place",
 ]

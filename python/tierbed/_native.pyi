@@ -450,11 +450,11 @@ class NativeQueryLog:
     @staticmethod
     def read(
         path: str,
-        format: str,
+        log_format: str,
         options_json: str,
         progress: Callable[[int, int], None] | None,
     ) -> NativeQueryLog:
-        """``format``: text, maxembed-text or maxembed; ``progress`` hears bytes."""
+        """``log_format``: text, maxembed-text or maxembed; ``progress`` hears bytes."""
     @property
     def row_count(self) -> int: ...
     @property

@@ -43,7 +43,7 @@ class QueryLog:
     def read(
         cls,
         path: Path,
-        format: str = "text",
+        log_format: str = "text",
         *,
         row_count: int | None = None,
         sample: float = 1.0,
@@ -56,7 +56,7 @@ class QueryLog:
 
         Args:
             path: The file, plain, gzip or zstd.
-            format: ``text`` (a query per line), ``maxembed-text`` or ``maxembed`` (binary).
+            log_format: ``text`` (a query per line), ``maxembed-text`` or ``maxembed`` (binary).
             row_count: Rows of the table; by default one more than the largest id.
             sample: Share of the queries to keep.
             seed: Equal seeds keep equal queries.
@@ -75,7 +75,7 @@ class QueryLog:
             "query_count_max": queries_max,
             "query_rows_max": query_rows_max,
         }
-        return cls(NativeQueryLog.read(os.fspath(path), format, json.dumps(options), progress))
+        return cls(NativeQueryLog.read(os.fspath(path), log_format, json.dumps(options), progress))
 
     @classmethod
     def from_batches(cls, row_count: int, batches: Iterable[tuple[Tensor, Tensor]]) -> QueryLog:

@@ -94,20 +94,20 @@ impl NativeQueryLog {
     fn read(
         py: Python<'_>,
         path: PathBuf,
-        format: &str,
+        log_format: &str,
         options_json: &str,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let mut told = Progress::new(progress);
         let result = run(py, || {
             let options = parse::<GivenRead>("reading options", options_json)?.into();
-            let mut source: Box<dyn QuerySource> = match format {
+            let mut source: Box<dyn QuerySource> = match log_format {
                 "text" => Box::new(TextQueries::open(&path)?),
                 "maxembed-text" => Box::new(TextQueries::open_with_header(&path)?),
                 "maxembed" => Box::new(PackedQueries::open(&path)?),
                 _ => {
                     return Err(Error::invalid("unknown format of a query log")
-                        .with("found", format)
+                        .with("found", log_format)
                         .with("allowed", "text, maxembed-text, maxembed"))
                 }
             };

@@ -33,8 +33,10 @@ PUBLIC = [
     "NoSpaceError",
     "Normal",
     "PartialRowWiseAdam",
+    "Placement",
     "PoisonedError",
     "PoolingType",
+    "QueryLog",
     "RowWiseAdagrad",
     "SGD",
     "Snapshot",
@@ -48,6 +50,7 @@ PUBLIC = [
     "errors",
     "lookahead",
     "nn",
+    "place",
 ]
 
 PARAMETERS = {
@@ -79,6 +82,9 @@ PARAMETERS = {
     "RowWiseAdagrad": "lr weight_decay eps initial_accumulator_value",
     "Adam": "lr weight_decay betas eps",
     "PartialRowWiseAdam": "lr weight_decay betas eps",
+    "place": "log rows_per_page method ratio homes seed threads iterations progress",
+    "Placement.reads": "self log select index_limit threads",
+    "QueryLog.misses": "self earlier share policy batch",
     "lookahead": "loader emb window key start",
     "nn.DLRM": "dense_count table_sizes store embedding_dim hidden optimizer",
     "nn.DeepFM": "dense_count table_sizes store embedding_dim hidden optimizer",

@@ -7,15 +7,18 @@ depend on who else uses the machine. Times are those of this machine, at this mo
 
 from tierbed.bench.lookup import run_lookup
 from tierbed.bench.models import ModelOptions, run_models
+from tierbed.bench.placement import PlacementOptions, run_placement
 from tierbed.bench.precision import PrecisionOptions, run_precision
 from tierbed.bench.training import TrainingOptions, run_training
 
 __all__ = [
     "ModelOptions",
+    "PlacementOptions",
     "PrecisionOptions",
     "TrainingOptions",
     "run_lookup",
     "run_models",
+    "run_placement",
     "run_precision",
     "run_training",
 ]

@@ -26,9 +26,9 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from tierbed.cli import bench, demo, folders, serving, sim, tco, training
+    from tierbed.cli import bench, demo, folders, place, serving, sim, tco, training
 
-    for module in (demo, training, serving, folders, tco, bench, sim):
+    for module in (demo, training, serving, folders, place, tco, bench, sim):
         module.register(app)
 
 

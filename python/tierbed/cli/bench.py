@@ -95,6 +95,61 @@ def precision(
     _told(run_precision(out, PrecisionOptions(log=log, quick=quick, seed=seed), json))
 
 
+@suites.command()
+def placement(
+    logs: Annotated[list[Path], typer.Option("--log", help="A query log; repeat for several.")],
+    log_format: Annotated[
+        str, typer.Option("--log-format", help="text, maxembed-text or maxembed (binary).")
+    ] = "text",
+    split: Annotated[
+        float, typer.Option("--split", help="Share of the queries to build from, the earlier ones.")
+    ] = 0.8,
+    shuffle: Annotated[
+        int | None, typer.Option("--shuffle", help="Split by this seed, not by time.")
+    ] = None,
+    rows_per_page: Annotated[
+        int, typer.Option("--rows-per-page", min=1, help="Rows of a page.")
+    ] = 16,
+    ratios: Annotated[
+        str, typer.Option("--ratios", help="Replicas per row, by comma.")
+    ] = "0.1,0.2,0.4,0.8",
+    cache: Annotated[
+        str, typer.Option("--cache", help="Cached shares of the rows, by comma.")
+    ] = "0,0.01,0.05,0.1",
+    cache_policy: Annotated[
+        str, typer.Option("--cache-policy", help="Who leaves the cache.")
+    ] = "s3fifo",
+    queries: Annotated[
+        int | None, typer.Option("--queries", help="Read at most this many of a log.")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, help="They change times, never counts.")
+    ] = 1,
+    quick: Quick = False,
+    out: Out = OUT,
+    seed: Seed = 1,
+    json: JsonOut = None,
+) -> None:
+    """Count the pages that later queries read, by placement, space, cache and page selection."""
+    from tierbed.bench import PlacementOptions, run_placement
+
+    options = PlacementOptions(
+        logs=logs,
+        log_format=log_format,
+        split=split,
+        shuffle=shuffle,
+        rows_per_page=rows_per_page,
+        ratios=_shares("--ratios", ratios),
+        caches=_shares("--cache", cache),
+        policy=cache_policy,
+        quick=quick,
+        queries_max=queries,
+        seed=seed,
+        threads=threads,
+    )
+    _told(run_placement(out, options, json))
+
+
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
@@ -108,6 +163,13 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(word) for word in _words(text))
     except ValueError as error:
         raise InvalidError(f"--batch must be numbers with commas between, not {text!r}") from error
+
+
+def _shares(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in _words(text))
+    except ValueError as error:
+        raise InvalidError(f"{option} must be numbers with commas between: {text!r}") from error
 
 
 def register(app: typer.Typer) -> None:

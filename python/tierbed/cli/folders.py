@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tierbed.cli.options import DramBudget, JsonOut, finish
+from tierbed.cli.place import LogFormat, inspect_placement, placement_file
 from tierbed.errors import InvalidError
 from tierbed.progress import Progress
 from tierbed.snapshot import Snapshot
@@ -45,9 +46,23 @@ def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
     return Snapshot.open(place, dram_budget=dram_budget)
 
 
-def inspect(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOut = None) -> None:
-    """Show tables, checkpoint, disk and memory of a run, a store or a snapshot."""
+def inspect(
+    folder: Folder,
+    dram_budget: DramBudget = "256MiB",
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Of a placement: a query log to count page reads of."),
+    ] = None,
+    log_format: LogFormat = "text",
+    json_path: JsonOut = None,
+) -> None:
+    """Show what is in a run, a store, a snapshot or a placement."""
     from tierbed.report import print_table
+
+    placed = placement_file(folder)
+    if placed is not None:
+        inspect_placement(placed, log, log_format, json_path)
+        return
 
     with open_folder(folder, dram_budget) as opened:
         stats = opened.stats()

@@ -1,0 +1,120 @@
+"""`tierbed place`, `inspect` of a placement and `bench placement`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tierbed.bench.placement_report import geometric_mean, ratios_of
+from tierbed.cli import main
+
+
+def tierbed(*arguments: Any) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def result_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    luck = random.Random(1)
+    path = tmp_path_factory.mktemp("log") / "circles.txt"
+    with path.open("w") as file:
+        for _ in range(1500):
+            circle = luck.randrange(80)
+            rows = [circle + 80 * at for at in luck.sample(range(6), luck.randint(2, 5))]
+            print(*rows, file=file)
+    return path
+
+
+def test_a_placement_is_made_inspected_and_judged(log: Path, tmp_path: Path) -> None:
+    out, told = tmp_path / "placed", tmp_path / "told.json"
+    code = tierbed(
+        *("place", "--log", log, "--rows-per-page", 6, "--method", "maxembed", "--ratio", 0.2),
+        *("--cache-share", 0.05, "--split", 0.8, "--out", out, "--json", told),
+        *("--mapping", tmp_path / "p.map"),
+    )
+    assert code == 0
+    result = result_of(told)
+    assert result["judged_on"] == "later queries"
+    assert result["queries_judged"] == 300
+    assert 0 < result["pages_per_query"] <= result["pages_per_query_without_replicas"]
+    assert result["replica_count"] <= 0.2 * result["row_count"]
+    assert (tmp_path / "p.map").stat().st_size > 0
+    assert tierbed("inspect", out, "--log", log, "--json", told) == 0
+    inspected = result_of(told)
+    assert inspected["connectivity_after"] <= inspected["connectivity_before"]
+    pages = sum(inspected["reads_by_useful_rows"])
+    assert pages == pytest.approx(1500 * inspected["connectivity_after"])
+    assert sum(inspected["pages_by_rows"]) == inspected["page_count"]
+
+
+def test_the_drift_report_says_when_to_rebuild(log: Path, tmp_path: Path) -> None:
+    out, told = tmp_path / "placed", tmp_path / "told.json"
+    frequency = ("--rows-per-page", 6, "--method", "by_frequency", "--ratio", 0)
+    assert tierbed("place", "--log", log, *frequency, "--out", out) == 0
+    drift = ("--drift", out, "--method", "shp", "--slices", 3, "--json", told)
+    assert tierbed("place", "--log", log, *drift) == 0
+    result = result_of(told)
+    assert len(result["slices"]) == 3
+    # Frequency knows nothing of circles: a fresh placement reads less, at once.
+    assert result["rebuild_at"] == 1
+
+
+def test_wrong_calls_say_what_to_do(log: Path, tmp_path: Path, capsys: Any) -> None:
+    for arguments, said in [
+        (["--out", tmp_path], "either --rows-per-page or --dim"),
+        (["--rows-per-page", 4], "--out"),
+        (["--out", tmp_path, "--dim", 64, "--method", "metis"], "use one of"),
+        (["--out", tmp_path, "--dim", 64, "--method", "shp", "--ratio", 0.1], "no replicas"),
+        (["--drift", tmp_path], "holds no placement"),
+    ]:
+        assert tierbed("place", "--log", log, *arguments) == 2
+        told = capsys.readouterr().err
+        assert said in told, told
+        assert "Traceback" not in told
+
+
+def test_the_bench_reports_every_promised_row(log: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    code = tierbed(
+        *("bench", "placement", "--log", log, "--rows-per-page", 6, "--ratios", "0.2"),
+        *("--cache", "0,0.1", "--out", tmp_path / "bench", "--json", told),
+    )
+    assert code == 0
+    result = result_of(told)
+    assert (tmp_path / "bench" / "placement.png").stat().st_size > 1000
+    rows = result["rows"]
+    promised = (
+        "method ratio cache_share batch select k pages_per_query useful_rows_per_page build_s"
+    )
+    assert all(name in row for row in rows for name in promised.split())
+    for method, replicates in (("random", False), ("shp", False), ("rpp", True), ("fpr", True)):
+        ratios = {row["ratio"] for row in rows if row["method"] == method}
+        assert ratios == ({0.0, 0.2} if replicates else {0.0}), method
+    selections = {(row["select"], row["k"]) for row in rows}
+    assert selections == {("one_pass", k) for k in (1, 3, 5, 10, "all")} | {("greedy", "all")}
+    assert {row["batch"] for row in rows} == {1, 32}
+    assert {row["cache_share"] for row in rows} == {0.0, 0.1}
+    assert result["ratios"]["maxembed_vs_shp_cache_0_batch_1_ratio_0.2"] <= 1.0
+
+
+def test_ratios_are_geometric_means_over_logs() -> None:
+    def row(log: str, method: str, pages: float) -> dict[str, Any]:
+        usual = {"batch": 1, "cache_share": 0.0, "ratio": 0.0, "select": "one_pass", "k": 10}
+        return {**usual, "log": log, "method": method, "pages_per_query": pages}
+
+    rows = [row("a", "ours", 1.0), row("a", "maxembed", 2.0)]
+    rows += [row("b", "ours", 4.0), row("b", "maxembed", 2.0), row("c", "ours", 9.0)]
+    ratios = ratios_of(rows)
+    assert ratios["ours_vs_maxembed_cache_0_batch_1_ratio_0"] == pytest.approx(1.0)
+    assert ratios["worst_ours_vs_maxembed_cache_0_batch_1_ratio_0"] == 2.0
+    assert geometric_mean([]) is None
+    assert math.isclose(geometric_mean([1.0, 4.0]) or 0.0, 2.0)

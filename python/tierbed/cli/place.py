@@ -1,0 +1,230 @@
+"""``place``: which rows share a page, from a query log; and how a placement ages."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tierbed.cli.options import JsonOut, finish
+from tierbed.errors import InvalidError
+from tierbed.placement import PageReads, Placement, QueryLog, place, rows_per_page_of
+from tierbed.progress import Progress
+
+__all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "read_log", "register"]
+
+PLACEMENT_FILE = "placement.tbp"
+
+Log = Annotated[Path, typer.Option("--log", help="The query log, plain or compressed.")]
+LogFormat = Annotated[
+    str, typer.Option("--log-format", help="text, maxembed-text or maxembed (binary).")
+]
+
+
+def placement_file(path: Path) -> Path | None:
+    """Returns the placement file at or in ``path``; None when there is none."""
+    inside = path / PLACEMENT_FILE
+    if inside.is_file():
+        return inside
+    return path if path.is_file() and path.suffix == ".tbp" else None
+
+
+def read_log(path: Path, log_format: str, **options: Any) -> QueryLog:
+    """Reads a log and shows how far it is."""
+    with Progress(f"read {path.name}", None, "bytes") as bar:
+        return QueryLog.read(path, log_format, progress=bar.set, **options)
+
+
+def place_(
+    log: Log,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the placement and its report.")
+    ] = None,
+    log_format: LogFormat = "text",
+    rows_per_page: Annotated[
+        int | None, typer.Option("--rows-per-page", min=1, help="Rows of a page; or give --dim.")
+    ] = None,
+    dim: Annotated[
+        int | None, typer.Option("--dim", help="Elements of a row, f32; or give --rows-per-page.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", help="Rows of the table; else the largest id says.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option("--method", help="random, by_frequency, shp, rpp, fpr or maxembed.")
+    ] = "maxembed",
+    ratio: Annotated[float, typer.Option("--ratio", help="Replicas per row of the table.")] = 0.1,
+    cache_share: Annotated[
+        float, typer.Option("--cache-share", help="Rows cached in front, as a share of the rows.")
+    ] = 0.0,
+    cache_policy: Annotated[
+        str, typer.Option("--cache-policy", help="Who leaves that cache.")
+    ] = "s3fifo",
+    split: Annotated[
+        float, typer.Option("--split", help="Build from this earlier share, judge on the rest.")
+    ] = 1.0,
+    sample: Annotated[float, typer.Option("--sample", help="Share of the queries to read.")] = 1.0,
+    query_rows: Annotated[
+        int | None, typer.Option("--query-rows", help="Keep at most this many rows of a query.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed")] = 1,
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, help="They change the time, never the placement.")
+    ] = 1,
+    mapping: Annotated[
+        Path | None, typer.Option("--mapping", help="Write MaxEmbed's mapping here, too.")
+    ] = None,
+    drift: Annotated[
+        Path | None,
+        typer.Option("--drift", help="Place nothing: say how this placement ages on the log."),
+    ] = None,
+    slices: Annotated[
+        int, typer.Option("--slices", help="--drift: slices of time of the log.")
+    ] = 10,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="--drift: further reads that are still fine.")
+    ] = 0.05,
+    json_path: JsonOut = None,
+) -> None:
+    """Choose which rows share a page, and which deserve several, from a query log."""
+    queries = read_log(
+        log, log_format, row_count=rows, sample=sample, seed=seed, query_rows_max=query_rows
+    )
+    if drift is not None:
+        _drift(drift, queries, slices, method, tolerance, seed, threads, json_path)
+        return
+    if out is None:
+        raise InvalidError("say where the placement goes with --out")
+    if (rows_per_page is None) == (dim is None):
+        raise InvalidError("give either --rows-per-page or --dim")
+    earlier, later = queries.split(split)
+    built_from = earlier
+    if cache_share > 0.0:
+        built_from = earlier.misses(earlier, cache_share, policy=cache_policy).log
+    started_s = time.perf_counter()
+    with Progress(f"place by {method}", None, "levels") as bar:
+        placement = place(
+            built_from,
+            rows_per_page=rows_per_page or rows_per_page_of(dim or 0),
+            method=method,
+            ratio=ratio,
+            seed=seed,
+            threads=threads,
+            progress=bar.set,
+        )
+    build_s = time.perf_counter() - started_s
+    placement = placement.ordered_by_use(built_from)
+    judged = (later if len(later) else earlier).misses(earlier, cache_share, policy=cache_policy)
+    result = {
+        "method": method,
+        "ratio": ratio,
+        "cache_share": cache_share,
+        "seed": seed,
+        "queries_built_from": len(earlier),
+        "queries_judged": judged.query_count,
+        "judged_on": "later queries" if len(later) else "the queries it was built from",
+        "hit_ratio": judged.hit_ratio,
+        "build_s": build_s,
+        **_judged(placement, judged.log, judged.query_count, threads),
+        **placement.info(),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    placement.write(out / PLACEMENT_FILE)
+    if mapping is not None:
+        placement.write_mapping(mapping)
+    from tierbed.report import write_json
+
+    write_json(out / "placement.json", result)
+    finish(result, json_path, f"placement in {out}")
+
+
+def _judged(placement: Placement, log: QueryLog, query_count: int, threads: int) -> dict[str, Any]:
+    """Pages with and without replicas, and how full of use they are."""
+    reads = placement.reads(log, threads=threads)
+    return {
+        "pages_per_query": reads.pages / max(1, query_count),
+        "pages_per_query_without_replicas": placement.connectivity(log)
+        * len(log)
+        / max(1, query_count),
+        "useful_rows_per_page": reads.useful_rows_per_page,
+        "absent_rows": reads.absent_rows,
+        "reads_by_useful_rows": reads.reads_by_useful_rows,
+    }
+
+
+def _drift(
+    path: Path,
+    newer: QueryLog,
+    slices: int,
+    method: str,
+    tolerance: float,
+    seed: int,
+    threads: int,
+    json_path: Path | None,
+) -> None:
+    from tierbed.drift import measure_drift
+    from tierbed.report import print_table, write_json
+
+    found = placement_file(path)
+    if found is None:
+        raise InvalidError(f"{path} holds no placement", {"path": str(path)})
+    with Progress("slices", slices, "slices") as bar:
+        drift = measure_drift(
+            Placement.read(found),
+            newer,
+            slices=slices,
+            method=method,
+            tolerance=tolerance,
+            seed=seed,
+            threads=threads,
+            progress=bar.set,
+        )
+    if json_path is None or str(json_path) != "-":
+        print_table(f"{path} on a newer log, beside a fresh placement by {method}", drift.slices)
+        told = "the placement still serves: no two slices in a row read too much"
+        if drift.rebuild_at is not None:
+            told = f"rebuild: from slice {drift.rebuild_at} on it reads too much"
+        print(told)
+    if json_path is not None:
+        write_json(json_path, {"slices": drift.slices, "rebuild_at": drift.rebuild_at})
+
+
+def inspect_placement(
+    path: Path, log: Path | None, log_format: str, json_path: Path | None
+) -> None:
+    """Shows what is in a placement file, and what a log reads through it."""
+    from tierbed.report import print_table
+
+    placement = Placement.read(path)
+    info = placement.info()
+    result: dict[str, Any] = {"kind": "placement", "path": str(path), **info}
+    reads: PageReads | None = None
+    if log is not None:
+        queries = read_log(log, log_format)
+        reads = placement.reads(queries)
+        result["connectivity_before"] = placement.connectivity(queries)
+        result["connectivity_after"] = reads.pages / len(queries)
+        result["useful_rows_per_page"] = reads.useful_rows_per_page
+        result["absent_rows"] = reads.absent_rows
+        result["reads_by_useful_rows"] = reads.reads_by_useful_rows
+    if json_path is None or str(json_path) != "-":
+        print_table("pages by rows on them", _histogram(info["pages_by_rows"], "rows", "pages"))
+        print_table("rows by pages they are on", _histogram(info["rows_by_pages"], "pages", "rows"))
+        if reads is not None:
+            useful = _histogram(reads.reads_by_useful_rows, "useful_rows", "page_reads")
+            print_table("page reads by useful rows", useful)
+    finish(result, json_path, str(path))
+
+
+def _histogram(counts: list[int], key: str, value: str) -> list[dict[str, Any]]:
+    total = max(1, sum(counts))
+    return [
+        {key: at, value: count, "share": count / total} for at, count in enumerate(counts) if count
+    ]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verb of this file."""
+    app.command("place")(place_)
