@@ -39,7 +39,7 @@ def measure_drift(
     newer: QueryLog,
     *,
     slices: int = 10,
-    method: str = "maxembed",
+    method: str = "ours",
     tolerance: float = 0.05,
     seed: int = 1,
     threads: int = 1,

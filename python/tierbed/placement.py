@@ -284,7 +284,7 @@ def place(
     log: QueryLog,
     *,
     rows_per_page: int = 16,
-    method: str = "maxembed",
+    method: str = "ours",
     ratio: float = 0.1,
     homes: Placement | None = None,
     seed: int = 1,
@@ -297,7 +297,7 @@ def place(
     Args:
         log: What pages will be read for; behind a cache, what misses it (:meth:`QueryLog.misses`).
         rows_per_page: Rows a page holds.
-        method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr`` or ``maxembed``.
+        method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr``, ``maxembed`` or ``ours``.
         ratio: Replicas per row of the table; 0 for methods that make none.
         homes: A placement by ``shp`` of the same log and options, for ``maxembed``: saves
             bisecting again for each of several ratios.

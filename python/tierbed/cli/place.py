@@ -53,8 +53,8 @@ def place_(
         int | None, typer.Option("--rows", help="Rows of the table; else the largest id says.")
     ] = None,
     method: Annotated[
-        str, typer.Option("--method", help="random, by_frequency, shp, rpp, fpr or maxembed.")
-    ] = "maxembed",
+        str, typer.Option("--method", help="random, by_frequency, shp, rpp, fpr, maxembed or ours.")
+    ] = "ours",
     ratio: Annotated[float, typer.Option("--ratio", help="Replicas per row of the table.")] = 0.1,
     cache_share: Annotated[
         float, typer.Option("--cache-share", help="Rows cached in front, as a share of the rows.")
