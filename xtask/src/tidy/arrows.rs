@@ -80,7 +80,8 @@ const ARROWS: [(&str, &[&str]); 21] = [
 ];
 
 /// Who may use the faulty disk, in tests only.
-const MAY_TEST_WITH_SIM: [&str; 10] = [
+const MAY_TEST_WITH_SIM: [&str; 11] = [
+    "tierbed-orders",
     "tierbed-data",
     "tierbed-vocab",
     "tierbed-trainstore",
