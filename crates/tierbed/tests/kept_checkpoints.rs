@@ -55,7 +55,8 @@ fn names(folder: &Arc<dyn Folder>) -> Vec<String> {
 
 #[test]
 fn every_kept_checkpoint_comes_back_and_training_goes_on_from_it() {
-    for backend in [Backend::File, Backend::Memory, Backend::Lsm] {
+    let log = [Backend::Lsm, Backend::LsmPlain, Backend::Cold, Backend::HashDb];
+    for backend in [Backend::File, Backend::Memory, Backend::Mmap].into_iter().chain(log) {
         let scratch = tempfile::tempdir().unwrap();
         let folder: Arc<dyn Folder> = if backend == Backend::Memory {
             Arc::new(MemoryFolder::new())
