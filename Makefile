@@ -1,6 +1,6 @@
 # Everything one does with Tierbed, in one word each. `make` prints the list.
 #
-# A fresh machine needs Rust (cargo), Python 3.10 or newer and a C compiler. All else is
+# A fresh machine needs Rust (cargo), Python 3.10 to 3.14 and a C compiler. All else is
 # fetched into this folder: .tools/ (uv), .venv/ (Python packages), target/ (Rust builds).
 # Nothing is installed globally and no step needs root.
 
