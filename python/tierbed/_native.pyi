@@ -14,6 +14,10 @@ __all__ = [
     "CriteoReader",
     "FeaturePlan",
     "Generator",
+    "NativeExchange",
+    "NativeExchangeBench",
+    "NativeExchangePlan",
+    "NativeHeap",
     "NativePlacement",
     "NativeQueryLog",
     "NativeQueryLogBuilder",
@@ -502,3 +506,92 @@ class NativePlacement:
     def info_json(self) -> str: ...
     def page_reads(self, log: NativeQueryLog, options_json: str) -> str: ...
     def connectivity_sum(self, log: NativeQueryLog) -> int: ...
+
+@final
+class NativeExchangePlan:
+    """Who holds what of each table, and the largest batch of a rank."""
+
+    def __new__(cls, plan_json: str, samples_max: int, indices_max: int) -> Self:
+        """``plan_json``: {"ranks": int, "tables": [{"row_count", "dim", "sharding": {"kind":
+        "whole", "rank"} | {"kind": "rows", "bounds"} | {"kind": "columns", "bounds"} |
+        {"kind": "mirrored"}}], "features": [[table, "sum"|"mean"]]}."""
+
+    @property
+    def output_dim(self) -> int: ...
+    @property
+    def region_bytes(self) -> int: ...
+    @property
+    def is_all_whole(self) -> bool: ...
+    def features(self, rank: int) -> list[tuple[int, int, int]]:
+        """Feature, first output column and columns of all that ``rank`` looks up."""
+
+    def groups(self, rank: int) -> list[list[tuple[int, str]]]:
+        """Table and pooling of each member of each group of ``rank``."""
+
+@final
+class NativeHeap:
+    """Memory with a region for each rank."""
+
+    @staticmethod
+    def local(rank_count: int, region_bytes: int) -> NativeHeap:
+        """For ranks that are threads of this process."""
+
+    @staticmethod
+    def create(rank_count: int, region_bytes: int) -> NativeHeap:
+        """For ranks that are processes; they open it at ``path`` while this object lives."""
+
+    @staticmethod
+    def open(path: str, rank_count: int) -> NativeHeap: ...
+    @property
+    def path(self) -> str | None: ...
+
+@final
+class NativeExchange:
+    """One rank of an exchange over a store. All ranks make the same calls in the same order."""
+
+    def __new__(
+        cls,
+        plan: NativeExchangePlan,
+        heap: NativeHeap,
+        rank: int,
+        timeout_ms: int,
+        groups: list[FeaturePlan],
+    ) -> Self: ...
+    def forward(
+        self,
+        store: NativeStore,
+        indices: Any,
+        offsets: Any,
+        weights: Any | None,
+        wants_backward: bool,
+        wants_weight_grads: bool,
+    ) -> tuple[int, int, int]:
+        """Looks up a batch of this rank's samples: step, address and samples of the output,
+        ``[samples, output_dim]`` f32, valid until the forward after the next."""
+
+    def backward(
+        self, store: NativeStore, step: int, grad: Any, weight_grads: Any | None
+    ) -> None: ...
+    def set_timeout_ms(self, timeout_ms: int) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class NativeExchangeBench:
+    """One rank of the measured exchange, with rows as arrays in memory."""
+
+    def __new__(
+        cls, plan: NativeExchangePlan, heap: NativeHeap, rank: int, timeout_ms: int
+    ) -> Self: ...
+    def begin(self, indices: Any, offsets: Any) -> int:
+        """Publishes a batch, for all calls that follow; returns the samples of all ranks."""
+
+    def one_sided(self) -> int:
+        """Looks up and writes to all ranks; returns the address of this rank's output."""
+
+    def compute_only(self, local: Any) -> None:
+        """Looks up into ``local`` ``[samples of all ranks, width]``; sends nothing."""
+
+    def all_to_all_and_unpack(self, local: Any, out: Any) -> None:
+        """Sends blocks of ``local`` over the shared memory; unpacks what came into ``out``."""
+
+    def close(self) -> None: ...

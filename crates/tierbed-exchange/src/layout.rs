@@ -1,7 +1,8 @@
 //! Where in a region does each message lie?
 //!
 //! ```text
-//! | pad | bags: header, offsets, indices, weights | outputs, 2 | rows, 2 | grads, 2 | weight grads |
+//! | pad | bags: header, offsets, indices, weights | outputs, 2 | rows, 2 | grads, 2 |
+//! | weight grads |
 //! ```
 //!
 //! All regions have this layout, long enough for the largest batch; memory is only taken for what

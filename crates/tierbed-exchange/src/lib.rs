@@ -23,6 +23,7 @@
 
 pub mod array_rows;
 pub mod backward;
+pub mod baseline;
 mod batch;
 mod destinations;
 pub mod exchange;

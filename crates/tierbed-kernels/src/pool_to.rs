@@ -7,8 +7,11 @@
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
 
+use tierbed_core::Bags;
+
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
 use crate::layout::{BagRange, Pooling, Rows};
+use crate::plan::FeaturePlan;
 use crate::pool::{divide, Plain, Weighted, FAR_ARENA_WORDS, PREFETCH_AHEAD};
 use crate::simd::{prefetch, Job, Lanes};
 use crate::Kernels;
@@ -31,6 +34,27 @@ pub struct PoolFeature<'a> {
     pub pooling: Pooling,
     /// Elements of a vector.
     pub dim: usize,
+}
+
+impl FeaturePlan {
+    /// Copies the vectors of an output of `bags`, as a lookup left it, to the places `to` says.
+    ///
+    /// # Panics
+    /// When `matrix` is not an output of `bags`.
+    pub fn scatter(&self, bags: &Bags<'_>, matrix: &[f32], to: &mut impl Destination) {
+        for (at, feature) in self.features().iter().enumerate() {
+            if self.is_pooled() {
+                for bag in 0..bags.batch_size() {
+                    to.vector(at, bag).copy_from_slice(&matrix[feature.columns.range(bag)]);
+                }
+            } else {
+                let range = self.range(bags, at);
+                for (index, row) in range.enumerate() {
+                    to.vector(at, index).copy_from_slice(&matrix[feature.columns.range(row)]);
+                }
+            }
+        }
+    }
 }
 
 impl Kernels {

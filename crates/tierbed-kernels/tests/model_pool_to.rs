@@ -1,6 +1,6 @@
 //! Pooling to places anywhere against pooling into a matrix, to the last bit.
 
-#![allow(clippy::indexing_slicing, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may panic")]
 
 mod common;
 

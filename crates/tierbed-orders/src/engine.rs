@@ -8,7 +8,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId, TableSchema};
 use tierbed_forward::ForwardEngine;
 use tierbed_io::{Folder, FolderLock, FsFolder};
-use tierbed_kernels::FeaturePlan;
+use tierbed_kernels::{Destination, FeaturePlan};
 use tierbed_trainstore::CommitLog;
 
 use crate::along::Along;
@@ -338,6 +338,29 @@ impl OrderedEngine {
             Some(general) => general.engine.lookup(plan, bags, out),
             None => Err(lost("no engine")),
         }
+    }
+
+    /// Looks up as [`lookup`](Self::lookup) into the places that `to` says; along a plan by way
+    /// of a matrix.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub fn lookup_to(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        to: &mut impl Destination,
+        is_training: bool,
+    ) -> Result<()> {
+        if self.along_mut().is_none() {
+            if let Some(general) = self.general_mut()? {
+                return general.engine.lookup_to(plan, bags, to);
+            }
+        }
+        let mut matrix = vec![0.0; plan.output_len(bags)];
+        self.lookup(plan, bags, &mut matrix, is_training)?;
+        plan.scatter(bags, &matrix, to);
+        Ok(())
     }
 
     /// Applies one optimizer step for `bags`; in forward order they are the next batch of the

@@ -9,6 +9,7 @@ mod cache;
 mod codec;
 mod data;
 mod errors;
+mod exchange;
 mod folders;
 mod placement;
 mod progress;
@@ -32,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::NativeServer>()?;
     module.add_class::<codec::NativeCodec>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
+    exchange::register(module)?;
     folders::register(module)?;
     cache::register(module)?;
     placement::register(module)?;

@@ -129,7 +129,7 @@ fn opened(engine: &mut Option<OrderedEngine>) -> Result<&mut OrderedEngine> {
 
 impl NativeStore {
     // Runs `work` on the engine without the GIL.
-    fn with<T: Send>(
+    pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut OrderedEngine) -> Result<T> + Send,
@@ -609,6 +609,17 @@ struct GivenHyper {
     weight_decay: f64,
 }
 
+pub(crate) fn named_pooling(name: &str) -> Result<Pooling> {
+    match name {
+        "sum" => Ok(Pooling::Sum),
+        "mean" => Ok(Pooling::Mean),
+        "none" => Ok(Pooling::None),
+        other => Err(Error::invalid("unknown pooling")
+            .with("found", other)
+            .with("allowed", "sum, mean, none")),
+    }
+}
+
 pub(crate) fn make_plan(
     schema: &tierbed_core::Schema,
     tables: &[u32],
@@ -621,17 +632,7 @@ pub(crate) fn make_plan(
     }
     let mut features = Vec::with_capacity(tables.len());
     for (table, pooling) in tables.iter().zip(poolings) {
-        let pooling = match pooling.as_str() {
-            "sum" => Pooling::Sum,
-            "mean" => Pooling::Mean,
-            "none" => Pooling::None,
-            other => {
-                return Err(Error::invalid("unknown pooling")
-                    .with("found", other)
-                    .with("allowed", "sum, mean, none"));
-            }
-        };
-        features.push((TableId(*table), pooling));
+        features.push((TableId(*table), named_pooling(pooling)?));
     }
     Ok(FeaturePlan { plan: tierbed::FeaturePlan::new(schema, &features)? })
 }

@@ -5,7 +5,7 @@
 //! left. Additions thus happen in index order whatever the budget: same bits always.
 
 use tierbed_core::{Bags, Result};
-use tierbed_kernels::{BagRange, FeaturePlan, Kernels, Pooling, Rows};
+use tierbed_kernels::{BagRange, Destination, FeaturePlan, Kernels, PoolFeature, Pooling, Rows};
 
 use crate::engine::Engine;
 use crate::row_buffer::{RowBuffer, Want};
@@ -34,11 +34,61 @@ impl Engine {
                 self.kernels.mean_scale(bags.feature_offsets(at), feature.columns, out);
             }
         }
+        self.note_lookup(plan);
+        Ok(())
+    }
+
+    /// Pools the rows of `bags` into the places that `to` says: the bits of
+    /// [`lookup`](Self::lookup), in one pass when all rows of the batch fit the buffer together.
+    /// Otherwise by way of a matrix, which is not counted against the budget, as an output is not.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub fn lookup_to(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        to: &mut impl Destination,
+    ) -> Result<()> {
+        self.poison.check()?;
+        plan.check(&self.schema, bags, plan.output_len(bags))?;
+        self.ensure_buffer()?;
+        let mut piece = Piece { first: 0, end: 0 };
+        if !bags.indices.is_empty() {
+            self.bring_piece(plan, bags, &mut piece)?;
+        }
+        if piece.end < bags.indices.len() {
+            let mut matrix = vec![0.0; plan.output_len(bags)];
+            self.lookup(plan, bags, &mut matrix)?;
+            plan.scatter(bags, &matrix, to);
+            return Ok(());
+        }
+        let Some(buffer) = &self.buffer else { return Ok(()) };
+        let starts = if bags.indices.is_empty() { &[][..] } else { &self.scratch.starts };
+        for (at, feature) in plan.features().iter().enumerate() {
+            let range = plan.range(bags, at);
+            let rows = Rows {
+                arena: buffer.arena(feature.table.0).0,
+                starts: starts.get(range.clone()).unwrap_or(&[]),
+                weights: bags.weights.and_then(|weights| weights.get(range)),
+            };
+            let of = PoolFeature {
+                feature: at,
+                offsets: bags.feature_offsets(at),
+                pooling: feature.pooling,
+                dim: feature.columns.dim,
+            };
+            self.kernels.pool_to(rows, of, to);
+        }
+        self.note_lookup(plan);
+        Ok(())
+    }
+
+    fn note_lookup(&mut self, plan: &FeaturePlan) {
         self.ahead.note_lookup(plan);
         if let Some(buffer) = &mut self.buffer {
             buffer.set_batch_done(self.ahead.batch_done());
         }
-        Ok(())
     }
 
     // Places rows from `piece.first` on until buffer or scratch is full; sets `piece.end`.

@@ -5,6 +5,7 @@ Every suite runs all its systems on the same data, in interleaved rounds, and re
 depend on who else uses the machine. Times are those of this machine, at this moment.
 """
 
+from tierbed.bench.exchange import ExchangeOptions, run_exchange
 from tierbed.bench.lookup import run_lookup
 from tierbed.bench.models import ModelOptions, run_models
 from tierbed.bench.placement import PlacementOptions, run_placement
@@ -12,10 +13,12 @@ from tierbed.bench.precision import PrecisionOptions, run_precision
 from tierbed.bench.training import TrainingOptions, run_training
 
 __all__ = [
+    "ExchangeOptions",
     "ModelOptions",
     "PlacementOptions",
     "PrecisionOptions",
     "TrainingOptions",
+    "run_exchange",
     "run_lookup",
     "run_models",
     "run_placement",

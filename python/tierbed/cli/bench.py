@@ -150,6 +150,14 @@ def placement(
     _told(run_placement(out, options, json))
 
 
+@suites.command()
+def exchange(quick: Quick = False, out: Out = OUT, seed: Seed = 1, json: JsonOut = None) -> None:
+    """Measure lookups of two ranks: one-sided, next to a collective exchange and to gloo."""
+    from tierbed.bench import ExchangeOptions, run_exchange
+
+    _told(run_exchange(out, ExchangeOptions(quick=quick, seed=seed), json))
+
+
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 

@@ -65,6 +65,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
             "core",
             "io",
             "kernels",
+            "exchange",
             "cache",
             "data",
             "placement",

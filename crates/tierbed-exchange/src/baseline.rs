@@ -1,0 +1,130 @@
+//! What would a collective exchange cost over the same memory? The comparison, not the product.
+//!
+//! Three steps, as collective libraries do them: each rank pools into a matrix of its own, copies
+//! a block of it to every rank (an all-to-all over the same heap and the same signals), and then
+//! copies what it received into columns side by side (*unpack*). Source: PGAS §II-C.
+
+use tierbed_core::{Error, Result};
+use tierbed_kernels::Destination;
+
+use crate::exchange::{Exchange, LookupRows, Step};
+use crate::pad::Channel;
+use crate::plan::{Group, GroupKind};
+
+/// Bytes of an element.
+const WORD: usize = 4;
+
+/// A matrix of this rank, `[B, width]`.
+struct Matrix<'a> {
+    words: &'a mut [f32],
+    width: usize,
+    /// First column and number of columns of each member.
+    columns: Vec<(usize, usize)>,
+}
+
+impl Destination for Matrix<'_> {
+    #[inline]
+    fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
+        let place = self.columns.get(feature).and_then(|&(first, dim)| {
+            let start = at * self.width + first;
+            self.words.get_mut(start..start + dim)
+        });
+        let Some(place) = place else { panic!("no sample {at} or no feature {feature}") };
+        place
+    }
+}
+
+impl Exchange {
+    /// Returns the columns that `rank` pools for all samples.
+    ///
+    /// # Errors
+    /// `Unsupported` unless every table is held whole.
+    pub fn pooled_width(&self, rank: usize) -> Result<usize> {
+        match self.plan.groups(rank) {
+            [] => Ok(0),
+            [group] if group.kind == GroupKind::Sums => Ok(group.width),
+            _ => Err(Error::unsupported("the comparison exchanges tables that are held whole")),
+        }
+    }
+
+    /// Pools into a matrix of this rank and sends nothing: `local` is `[B, width]`, with the
+    /// samples of all ranks.
+    ///
+    /// # Errors
+    /// As [`pooled_width`](Self::pooled_width), `Invalid` for another length, those of `rows`.
+    pub fn compute_only(
+        &self,
+        step: &Step,
+        rows: &mut impl LookupRows,
+        local: &mut [f32],
+    ) -> Result<()> {
+        let width = self.pooled_width(self.rank())?;
+        if local.len() != step.sample_count() * width {
+            return Err(Error::invalid("the matrix must be [samples of all ranks, width]")
+                .with("expected_values", step.sample_count() * width)
+                .with("found_values", local.len()));
+        }
+        let Some(group) = self.plan.groups(self.rank()).first() else { return Ok(()) };
+        let mut to = Matrix { words: local, width, columns: grad_columns(group) };
+        rows.lookup(0, &step.bags(0)?, &mut to)
+    }
+
+    /// Copies blocks of `local` to all ranks and waits for theirs, over the memory and signals of
+    /// the one-sided exchange; they lie in the output's buffer, not yet unpacked.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange) and [`compute_only`](Self::compute_only).
+    pub fn all_to_all(&mut self, step: &mut Step, local: &[f32]) -> Result<()> {
+        self.check()?;
+        self.output_epoch += 1;
+        step.output_epoch = self.output_epoch;
+        let (rank, epoch) = (self.rank(), self.output_epoch);
+        let width = self.pooled_width(rank)?;
+        let at = self.layout.output_at(epoch);
+        for peer in 0..self.pad.rank_count() {
+            let samples = step.samples_of(peer);
+            let block = local.get(samples.start * width..samples.end * width).unwrap_or(&[]);
+            let first = samples.len() * self.columns_before(rank)?;
+            let mut writer = self.pad.heap().region(peer).writer();
+            writer.values(at + first * WORD, block.len()).copy_from_slice(block);
+        }
+        self.pad.put_all(Channel::Outputs, epoch as u32);
+        let result = self.pad.wait_all(Channel::Outputs, epoch as u32);
+        self.break_on_error(result)
+    }
+
+    /// Copies the received blocks into columns side by side: `out` is `[samples, output_dim]`.
+    ///
+    /// # Errors
+    /// As [`pooled_width`](Self::pooled_width).
+    pub fn unpack(&self, step: &Step, out: &mut [f32]) -> Result<()> {
+        let samples = step.samples_of(self.rank()).len();
+        let region = self.pad.heap().region(self.rank());
+        let at = self.layout.output_at(step.output_epoch);
+        let stride = self.plan.output_dim();
+        for peer in 0..self.pad.rank_count() {
+            let width = self.pooled_width(peer)?;
+            let before = self.columns_before(peer)?;
+            let Some(group) = self.plan.groups(peer).first() else { continue };
+            let block = region.read::<f32>(at + samples * before * WORD, samples * width);
+            for (row, to) in block.chunks_exact(width).zip(out.chunks_exact_mut(stride)) {
+                for member in &group.members {
+                    let from = row.get(member.grad_column..member.grad_column + member.dim);
+                    let place = to.get_mut(member.output_column..member.output_column + member.dim);
+                    if let (Some(from), Some(place)) = (from, place) {
+                        place.copy_from_slice(from);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn columns_before(&self, rank: usize) -> Result<usize> {
+        (0..rank).map(|peer| self.pooled_width(peer)).sum()
+    }
+}
+
+fn grad_columns(group: &Group) -> Vec<(usize, usize)> {
+    group.members.iter().map(|member| (member.grad_column, member.dim)).collect()
+}

@@ -1,0 +1,405 @@
+//! The exchange between ranks, for Python.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use serde::Deserialize;
+use tierbed::update::Grads;
+use tierbed::{FeaturePlan as Plan, Pooling};
+use tierbed_core::env::SystemClock;
+use tierbed_core::{Bags, Error, Result};
+use tierbed_exchange::array_rows::ArrayRows;
+use tierbed_exchange::{
+    Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows, Pad, ShardedTable,
+    Sharding, ShmHeap, Step, SymmetricHeap, UpdateRows, Wants,
+};
+use tierbed_kernels::Destination;
+use tierbed_orders::OrderedEngine;
+
+use crate::errors::{run, to_python};
+use crate::store::{named_pooling, BatchTensors, FeaturePlan, NativeStore};
+use crate::tensors::{check_disjoint, Tensor};
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<NativeExchangePlan>()?;
+    module.add_class::<NativeHeap>()?;
+    module.add_class::<NativeExchange>()?;
+    module.add_class::<NativeExchangeBench>()
+}
+
+/// A plan as Python describes it.
+#[derive(Deserialize)]
+struct GivenPlan {
+    ranks: usize,
+    tables: Vec<GivenTable>,
+    features: Vec<(usize, String)>,
+}
+
+#[derive(Deserialize)]
+struct GivenTable {
+    row_count: u64,
+    dim: usize,
+    sharding: GivenSharding,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+enum GivenSharding {
+    Whole { rank: usize },
+    Rows { bounds: Vec<u64> },
+    Columns { bounds: Vec<usize> },
+    Mirrored,
+}
+
+impl From<GivenSharding> for Sharding {
+    fn from(given: GivenSharding) -> Self {
+        match given {
+            GivenSharding::Whole { rank } => Self::Whole { rank },
+            GivenSharding::Rows { bounds } => Self::Rows { bounds },
+            GivenSharding::Columns { bounds } => Self::Columns { bounds },
+            GivenSharding::Mirrored => Self::Mirrored,
+        }
+    }
+}
+
+/// Who holds what, and the largest batch of a rank.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct NativeExchangePlan {
+    plan: ExchangePlan,
+    layout: Layout,
+}
+
+#[pymethods]
+impl NativeExchangePlan {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        plan_json: &str,
+        samples_max: usize,
+        indices_max: usize,
+    ) -> PyResult<Self> {
+        run(py, || {
+            let given: GivenPlan = serde_json::from_str(plan_json)
+                .map_err(|cause| Error::invalid("sharding plan is wrong").with("cause", cause))?;
+            let table = |given: GivenTable| ShardedTable {
+                row_count: given.row_count,
+                dim: given.dim,
+                sharding: given.sharding.into(),
+            };
+            let tables = given.tables.into_iter().map(table).collect();
+            let features = given.features.iter();
+            let features = features.map(|(table, pooling)| Ok((*table, named_pooling(pooling)?)));
+            let plan =
+                ExchangePlan::new(given.ranks, tables, features.collect::<Result<Vec<_>>>()?)?;
+            let layout = Layout::new(&plan, Limits { samples_max, indices_max })?;
+            Ok(Self { plan, layout })
+        })
+    }
+
+    #[getter]
+    fn output_dim(&self) -> usize {
+        self.plan.output_dim()
+    }
+
+    #[getter]
+    fn region_bytes(&self) -> usize {
+        self.layout.region_bytes()
+    }
+
+    /// Whether every table is held whole by one rank.
+    #[getter]
+    fn is_all_whole(&self) -> bool {
+        let is_whole = |table: &ShardedTable| matches!(table.sharding, Sharding::Whole { .. });
+        self.plan.tables().iter().all(is_whole)
+    }
+
+    /// Returns feature, first output column and columns of what `rank` looks up, in order.
+    fn features(&self, rank: usize) -> Vec<(usize, usize, usize)> {
+        let members = self.plan.groups(rank).iter().flat_map(|group| &group.members);
+        members.map(|member| (member.feature, member.output_column, member.dim)).collect()
+    }
+
+    /// Returns per group of `rank` table and pooling of each member.
+    fn groups(&self, rank: usize) -> Vec<Vec<(usize, &'static str)>> {
+        let pooling = |pooling| match pooling {
+            Pooling::Sum => "sum",
+            Pooling::Mean => "mean",
+            Pooling::None => "none",
+        };
+        let members = |group: &Group| {
+            group.members.iter().map(|member| (member.table, pooling(member.pooling))).collect()
+        };
+        self.plan.groups(rank).iter().map(members).collect()
+    }
+}
+
+/// Memory that all ranks share.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct NativeHeap {
+    heap: Arc<dyn SymmetricHeap>,
+    path: Option<PathBuf>,
+}
+
+#[pymethods]
+impl NativeHeap {
+    #[staticmethod]
+    fn local(py: Python<'_>, rank_count: usize, region_bytes: usize) -> PyResult<Self> {
+        let heap = run(py, || LocalHeap::new(rank_count, region_bytes))?;
+        Ok(Self { heap: Arc::new(heap), path: None })
+    }
+
+    #[staticmethod]
+    fn create(py: Python<'_>, rank_count: usize, region_bytes: usize) -> PyResult<Self> {
+        let heap = run(py, || ShmHeap::create(rank_count, region_bytes))?;
+        Ok(Self { path: Some(heap.path()), heap: Arc::new(heap) })
+    }
+
+    #[staticmethod]
+    fn open(py: Python<'_>, path: PathBuf, rank_count: usize) -> PyResult<Self> {
+        let heap = run(py, || ShmHeap::open(&path, rank_count))?;
+        Ok(Self { heap: Arc::new(heap), path: Some(path) })
+    }
+
+    #[getter]
+    fn path(&self) -> Option<PathBuf> {
+        self.path.clone()
+    }
+}
+
+/// The rows of a rank's store, group by group.
+struct EngineRows<'a> {
+    engine: &'a mut OrderedEngine,
+    plans: &'a [Plan],
+    is_training: bool,
+}
+
+fn plan_of(plans: &[Plan], group: usize) -> Result<&Plan> {
+    plans.get(group).ok_or_else(|| Error::invalid("no such group"))
+}
+
+impl LookupRows for EngineRows<'_> {
+    fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()> {
+        let plan = plan_of(self.plans, group)?;
+        self.engine.lookup_to(plan, bags, to, self.is_training)
+    }
+}
+
+impl UpdateRows for EngineRows<'_> {
+    fn update(
+        &mut self,
+        group: usize,
+        bags: &Bags<'_>,
+        grads: &[f32],
+        weight_grads: Option<&mut [f32]>,
+    ) -> Result<()> {
+        let plan = plan_of(self.plans, group)?;
+        self.engine.update(plan, bags, Grads { output: grads, weights: weight_grads })
+    }
+}
+
+fn join(
+    plan: &NativeExchangePlan,
+    heap: &NativeHeap,
+    rank: usize,
+    timeout_ms: u64,
+) -> Result<Exchange> {
+    let clock = Arc::new(SystemClock::default());
+    let pad = Pad::new(heap.heap.clone(), rank, clock, Duration::from_millis(timeout_ms))?;
+    Exchange::new(plan.plan.clone(), plan.layout.clone(), pad)
+}
+
+/// One rank of an exchange over a store.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct NativeExchange {
+    exchange: Mutex<Exchange>,
+    feature_count: usize,
+    plans: Vec<Plan>,
+}
+
+impl NativeExchange {
+    fn with<T: Send>(
+        &self,
+        store: &Bound<'_, NativeStore>,
+        is_training: bool,
+        work: impl FnOnce(&mut Exchange, &mut EngineRows<'_>) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        store.get().with(store.py(), |engine| {
+            let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+            let plans = &self.plans;
+            work(&mut exchange, &mut EngineRows { engine, plans, is_training })
+        })
+    }
+}
+
+#[pymethods]
+impl NativeExchange {
+    #[new]
+    fn new(
+        plan: &Bound<'_, NativeExchangePlan>,
+        heap: &Bound<'_, NativeHeap>,
+        rank: usize,
+        timeout_ms: u64,
+        groups: Vec<PyRef<'_, FeaturePlan>>,
+    ) -> PyResult<Self> {
+        let plans = groups.iter().map(|group| group.plan.clone()).collect();
+        let (heap, inner) = (heap.get(), plan.get());
+        let exchange = run(plan.py(), || join(inner, heap, rank, timeout_ms))?;
+        let feature_count = inner.plan.feature_count();
+        Ok(Self { exchange: Mutex::new(exchange), feature_count, plans })
+    }
+
+    #[pyo3(signature = (store, indices, offsets, weights, wants_backward, wants_weight_grads))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
+    fn forward(
+        &self,
+        store: &Bound<'_, NativeStore>,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        wants_backward: bool,
+        wants_weight_grads: bool,
+    ) -> PyResult<(u64, usize, usize)> {
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let wants = Wants { backward: wants_backward, weight_grads: wants_weight_grads };
+        let bags = batch.bags(self.feature_count).map_err(|error| to_python(store.py(), &error))?;
+        let output = self
+            .with(store, wants_backward, |exchange, rows| exchange.forward(&bags, wants, rows))?;
+        Ok((output.step, output.address, output.sample_count))
+    }
+
+    #[pyo3(signature = (store, step, grad, weight_grads))]
+    fn backward(
+        &self,
+        store: &Bound<'_, NativeStore>,
+        step: u64,
+        grad: &Bound<'_, PyAny>,
+        weight_grads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let py = store.py();
+        let grad = Tensor::<f32>::import(grad, "grad")?;
+        let mut weight_grads =
+            weight_grads.map(|tensor| Tensor::<f32>::import(tensor, "weight_grads")).transpose()?;
+        let outputs: Vec<_> = weight_grads.iter().map(Tensor::place).collect();
+        check_disjoint(&outputs, &[grad.place()]).map_err(|error| to_python(py, &error))?;
+        let place = weight_grads.as_mut().map(Tensor::view_mut).transpose();
+        let place = place.map_err(|error| to_python(py, &error))?;
+        let grad = grad.view();
+        self.with(store, true, |exchange, rows| exchange.backward(step, grad, place, rows))
+    }
+
+    fn set_timeout_ms(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<()> {
+        run(py, || {
+            let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+            exchange.set_timeout(Duration::from_millis(timeout_ms));
+            Ok(())
+        })
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || self.exchange.lock().unwrap_or_else(PoisonError::into_inner).close())
+    }
+}
+
+/// One rank of the measured exchange: rows are arrays in memory.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct NativeExchangeBench {
+    state: Mutex<BenchState>,
+    feature_count: usize,
+}
+
+struct BenchState {
+    exchange: Exchange,
+    rows: ArrayRows,
+    step: Option<Step>,
+}
+
+impl NativeExchangeBench {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut BenchState, &mut Step) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        run(py, || {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut step = state.step.take().ok_or_else(|| Error::invalid("begin comes first"))?;
+            let result = work(&mut state, &mut step);
+            state.step = Some(step);
+            result
+        })
+    }
+}
+
+#[pymethods]
+impl NativeExchangeBench {
+    #[new]
+    fn new(
+        plan: &Bound<'_, NativeExchangePlan>,
+        heap: &Bound<'_, NativeHeap>,
+        rank: usize,
+        timeout_ms: u64,
+    ) -> PyResult<Self> {
+        let (heap, inner) = (heap.get(), plan.get());
+        run(plan.py(), || {
+            let exchange = join(inner, heap, rank, timeout_ms)?;
+            let fill = |table: usize, row: u64, first: usize, out: &mut [f32]| {
+                out.fill((table as u64 * 31 + row * 7 + first as u64) as f32 % 1024.0);
+            };
+            let rows = ArrayRows::new(&inner.plan, rank, fill);
+            let state = Mutex::new(BenchState { exchange, rows, step: None });
+            Ok(Self { state, feature_count: inner.plan.feature_count() })
+        })
+    }
+
+    /// Publishes the ids of a batch, which every call after it uses.
+    fn begin(&self, indices: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let batch = BatchTensors::import(indices, offsets, None)?;
+        let bags = batch.bags(self.feature_count);
+        let bags = bags.map_err(|error| to_python(indices.py(), &error))?;
+        run(indices.py(), || {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let wants = Wants { backward: false, weight_grads: false };
+            let step = state.exchange.begin(&bags, wants)?;
+            let sample_count = step.sample_count();
+            state.step = Some(step);
+            Ok(sample_count)
+        })
+    }
+
+    /// Looks up and writes to all ranks; returns where this rank's output is.
+    fn one_sided(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |state, step| Ok(state.exchange.exchange(step, &mut state.rows)?.address))
+    }
+
+    /// Looks up into `local`, and sends nothing.
+    fn compute_only(&self, local: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut tensor = Tensor::<f32>::import(local, "local")?;
+        let local_words = tensor.view_mut().map_err(|error| to_python(local.py(), &error))?;
+        self.with(local.py(), |state, step| {
+            state.exchange.compute_only(step, &mut state.rows, local_words)
+        })
+    }
+
+    /// Sends blocks of `local` over the shared memory, and unpacks what came into `out`.
+    fn all_to_all_and_unpack(
+        &self,
+        local: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let py = local.py();
+        let local = Tensor::<f32>::import(local, "local")?;
+        let mut out = Tensor::<f32>::import(out, "out")?;
+        check_disjoint(&[out.place()], &[local.place()]).map_err(|error| to_python(py, &error))?;
+        let out = out.view_mut().map_err(|error| to_python(py, &error))?;
+        let local = local.view();
+        self.with(py, |state, step| {
+            state.exchange.all_to_all(step, local)?;
+            state.exchange.unpack(step, out)
+        })
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || self.state.lock().unwrap_or_else(PoisonError::into_inner).exchange.close())
+    }
+}

@@ -1,0 +1,23 @@
+"""How do several ranks train tables together?
+
+Each rank is a process (under ``torchrun``) with its own samples and its own store, which holds
+its share of the tables. A lookup of all ranks gives each the vectors of its samples: the rank
+that holds a row pools it straight into the output of the rank whose sample it is. Numbers are
+those of one process with all samples, to the last bit.
+"""
+
+from tierbed.dist.collection import ShardedEmbeddingBagCollection
+from tierbed.dist.ranks import LocalRank, ProcessRank, local_ranks
+from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan, TableWise
+
+__all__ = [
+    "ColumnWise",
+    "LocalRank",
+    "Mirrored",
+    "ProcessRank",
+    "RowWise",
+    "ShardedEmbeddingBagCollection",
+    "ShardingPlan",
+    "TableWise",
+    "local_ranks",
+]

@@ -1,0 +1,268 @@
+"""How does a model use tables that are divided over ranks? As it uses those of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tierbed._native import NativeExchangePlan
+from tierbed.config import EmbeddingBagConfig
+from tierbed.dist.exchange import Collective, Exchange, OneSided
+from tierbed.dist.ranks import ProcessRank, Rank
+from tierbed.dist.sharding import ColumnWise, ShardingPlan
+from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.optim import Optimizer, PartialRowWiseAdam, RowWiseAdagrad, as_optimizer
+from tierbed.sparse import KeyedJaggedTensor, KeyedTensor, as_kjt
+from tierbed.store import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ShardedEmbeddingBagCollection"]
+
+EXCHANGES = ("auto", "one_sided", "collective")
+# Rows of a column-wise shard that are initialised at a time.
+CHUNK_ROWS = 65536
+
+
+class ShardedEmbeddingBagCollection(nn.Module):
+    """:class:`tierbed.EmbeddingBagCollection` for tables that are divided over ranks.
+
+    Every rank makes one with equal arguments (but for ``store`` and ``ranks``), and from then on
+    all ranks call it together: forward, backward, and at the end :meth:`close`. Each gives its own
+    samples, as many as it likes, and gets the vectors of those. Samples count as if those of
+    rank 0 came first. Numbers are those of one process, to the last bit.
+
+    Args:
+        tables: The tables; ids are dense (no open vocabularies).
+        store: This rank's store, a folder of its own or memory.
+        plan: Who holds what; by default :meth:`ShardingPlan.balanced`.
+        ranks: Who this rank is; by default this process of ``torch.distributed``.
+        exchange: ``"one_sided"`` over shared memory, ``"collective"`` over ``torch.distributed``,
+            or ``"auto"``: the first where all ranks can share memory, else the second.
+        optimizer: As for :class:`tierbed.EmbeddingBagCollection`.
+        optimizer_kwargs: As for :class:`tierbed.EmbeddingBagCollection`.
+        is_weighted: As for :class:`tierbed.EmbeddingBagCollection`.
+        samples_max: Most samples of a rank's batch. Memory is taken only for what comes.
+        indices_max: Most ids of a rank's batch.
+        timeout_s: How long another rank may be silent before this one gives up, naming it.
+        copies_outputs: Whether outputs are copied out of the shared memory. Without, an output is
+            valid until the lookup after the next, which fails if it is still in use.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        *,
+        store: Store,
+        plan: ShardingPlan | None = None,
+        ranks: Rank | None = None,
+        exchange: str = "auto",
+        optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+        is_weighted: bool = False,
+        samples_max: int = 65536,
+        indices_max: int = 8 << 20,
+        timeout_s: float = 60.0,
+        copies_outputs: bool = False,
+    ) -> None:
+        super().__init__()
+        if exchange not in EXCHANGES:
+            raise InvalidError(f"exchange must be one of {EXCHANGES}, not {exchange!r}")
+        if not tables:
+            raise InvalidError("a collection needs at least one table")
+        self._ranks = ProcessRank() if ranks is None else ranks
+        self._configs = list(tables)
+        self._store = store
+        self._plan = plan or ShardingPlan.balanced(tables, self._ranks.count)
+        if self._plan.rank_count != self._ranks.count:
+            raise InvalidError(
+                f"the plan is for {self._plan.rank_count} ranks, but there are {self._ranks.count}"
+            )
+        self._is_weighted = is_weighted
+        pairs = [(feature, config) for config in tables for feature in config.feature_names]
+        self._features = [feature for feature, _ in pairs]
+        self._names = [
+            name if self._features.count(name) == 1 else f"{name}@{config.name}"
+            for name, config in pairs
+        ]
+        self._dims = [config.embedding_dim for _, config in pairs]
+        fused = as_optimizer(optimizer, optimizer_kwargs)
+        native = NativeExchangePlan(self._plan.to_json(tables), samples_max, indices_max)
+        groups = [
+            store.native.plan(
+                [self._hold(self._configs[table], fused) for table, _ in members],
+                [pooling for _, pooling in members],
+            )
+            for members in native.groups(self._ranks.rank)
+        ]
+        self._exchange = self._join(exchange, native, groups, timeout_s, copies_outputs)
+        self._hook = torch.zeros(1, requires_grad=True)
+
+    @property
+    def store(self) -> Store:
+        """Where this rank's rows live."""
+        return self._store
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Who holds what."""
+        return self._plan
+
+    @property
+    def exchange(self) -> str:
+        """How vectors travel: ``"one_sided"`` or ``"collective"``."""
+        return "one_sided" if isinstance(self._exchange, OneSided) else "collective"
+
+    def feature_names(self) -> list[str]:
+        """Returns the input features, in the order of the output."""
+        return list(self._features)
+
+    def forward(self, features: Any) -> KeyedTensor:
+        """Looks up a batch, together with all ranks.
+
+        Args:
+            features: This rank's samples, a :class:`tierbed.KeyedJaggedTensor` or TorchRec's.
+
+        Returns:
+            ``[B, D]`` per feature, side by side, for this rank's samples.
+
+        Raises:
+            InvalidError: A bad batch; nothing was sent, and it may be mended.
+            TierbedError: Another rank failed or is silent; the message names it.
+        """
+        bags = as_kjt(features)
+        bags = bags if bags.keys() == self._features else bags.select(self._features)
+        weights = bags.weights_or_none() if self._is_weighted else None
+        if self._is_weighted and weights is None:
+            raise InvalidError("is_weighted=True, but the batch has no weights")
+        is_training = self.training and torch.is_grad_enabled()
+        rows = _Lookup.apply(  # type: ignore[no-untyped-call]
+            self._hook, weights, bags, self._exchange, is_training
+        )
+        return KeyedTensor(self._names, self._dims, rows)
+
+    def close(self) -> None:
+        """Leaves together with all other ranks; the store stays open."""
+        self._exchange.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # After an error the others learn it when this rank's exchange goes.
+        if kind is None:
+            self.close()
+
+    def extra_repr(self) -> str:
+        """Lists the tables and who holds them."""
+        return "\n".join(
+            f"({c.name}): {c.num_embeddings} x {c.embedding_dim} {self._plan.tables[c.name]}"
+            for c in self._configs
+        )
+
+    def _hold(self, config: EmbeddingBagConfig, optimizer: Optimizer) -> int:
+        """Adds what this rank holds of a table to its store.
+
+        Row ids stay those of the whole table, so that initial rows are the same; rows of other
+        ranks are never touched and take no room.
+        """
+        way = self._plan.tables[config.name]
+        if not isinstance(way, ColumnWise):
+            return self._store.add_table(config, optimizer)
+        if isinstance(optimizer, (RowWiseAdagrad, PartialRowWiseAdam)):
+            raise UnsupportedError(
+                f"table {config.name!r} is divided by columns, but {type(optimizer).__name__} "
+                "keeps state of whole rows; divide it by rows, or use SGD, Adagrad or Adam",
+                {"table": config.name},
+            )
+        bounds = self._plan.sharding(config)["bounds"]
+        first, end = bounds[self._ranks.rank], bounds[self._ranks.rank + 1]
+        name = f"{config.name}.columns.{first}"
+        is_new = name not in [table["name"] for table in self._store.tables()]
+        part = dataclasses.replace(config, name=name, embedding_dim=end - first)
+        table = self._store.add_table(part, optimizer)
+        if is_new:
+            self._initialise(config, optimizer, name, slice(first, end))
+        return table
+
+    def _initialise(
+        self, config: EmbeddingBagConfig, optimizer: Optimizer, name: str, columns: slice
+    ) -> None:
+        """Writes initial rows: those of some columns are not those of a narrow table."""
+        with Store.open(backend="memory", dram_budget="64MiB", seed=self._store.seed) as whole:
+            whole.add_table(config, optimizer)
+            row_count = config.num_embeddings or 0
+            for first in range(0, row_count, CHUNK_ROWS):
+                rows = whole.read_rows(config.name, first, min(CHUNK_ROWS, row_count - first))
+                self._store.write_rows(name, first, rows[:, columns].contiguous())
+
+    def _join(
+        self,
+        exchange: str,
+        plan: NativeExchangePlan,
+        groups: list[Any],
+        timeout_s: float,
+        copies_outputs: bool,
+    ) -> Exchange:
+        if exchange != "collective":
+            try:
+                heap = self._ranks.share_heap(plan.region_bytes)
+            except UnsupportedError:
+                if exchange == "one_sided":
+                    raise
+            else:
+                return OneSided(
+                    self._store.native,
+                    plan,
+                    heap,
+                    self._ranks.rank,
+                    groups,
+                    timeout_s=timeout_s,
+                    copies_outputs=copies_outputs,
+                )
+        if not isinstance(self._ranks, ProcessRank):
+            raise UnsupportedError("the collective exchange needs torch.distributed")
+        return Collective(self._store.native, plan, self._ranks.group, groups)
+
+
+class _Lookup(torch.autograd.Function):
+    """A lookup in an autograd graph; its backward steps the rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hook: Tensor,
+        weights: Tensor | None,
+        bags: KeyedJaggedTensor,
+        exchange: Exchange,
+        is_training: bool,
+    ) -> Tensor:
+        wants = (is_training, is_training and ctx.needs_input_grad[1])
+        indices = bags.values().detach().to(torch.int64).contiguous()
+        offsets = bags.offsets().detach().to(torch.int64).contiguous()
+        of_ids = None if weights is None else weights.detach().to(torch.float32).contiguous()
+        ctx.step, out = exchange.forward(indices, offsets, of_ids, wants)
+        ctx.exchange = exchange
+        ctx.is_training = is_training
+        ctx.index_count = indices.numel()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.is_training:
+            raise InvalidError("this lookup was not made in training mode; call train() first")
+        wants_weights = ctx.needs_input_grad[1]
+        weights_grad = torch.empty(ctx.index_count) if wants_weights else None
+        ctx.exchange.backward(ctx.step, grads[0].contiguous(), weights_grad)
+        return torch.zeros(1), weights_grad, None, None, None

@@ -1,0 +1,122 @@
+"""Who are the ranks, and how do they come to share memory?"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+import torch.distributed as dist
+
+from tierbed._native import NativeHeap
+from tierbed.errors import InvalidError, TierbedError, UnsupportedError
+
+__all__ = ["LocalRank", "ProcessRank", "Rank", "local_ranks"]
+
+
+class Rank(Protocol):
+    """One rank among others."""
+
+    @property
+    def rank(self) -> int:
+        """Its number, from 0."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def share_heap(self, region_bytes: int) -> NativeHeap:
+        """Returns memory that all ranks share; all call this together, with equal sizes."""
+
+
+class LocalRank:
+    """A rank that is a thread of this process: for tests, and to try shardings. See
+    :func:`local_ranks`.
+    """
+
+    def __init__(self, rank: int, count: int, heaps: list[NativeHeap], lock: threading.Lock):
+        self._rank = rank
+        self._count = count
+        self._heaps = heaps
+        self._lock = lock
+        self._taken = 0
+
+    @property
+    def rank(self) -> int:
+        """Its number, from 0."""
+        return self._rank
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self._count
+
+    def share_heap(self, region_bytes: int) -> NativeHeap:
+        """Returns the next heap of the process; whoever comes first makes it."""
+        with self._lock:
+            if self._taken == len(self._heaps):
+                self._heaps.append(NativeHeap.local(self._count, region_bytes))
+            heap = self._heaps[self._taken]
+            self._taken += 1
+            return heap
+
+
+def local_ranks(count: int) -> list[LocalRank]:
+    """Makes ``count`` ranks of one process, one for each thread."""
+    heaps: list[NativeHeap] = []
+    lock = threading.Lock()
+    return [LocalRank(rank, count, heaps, lock) for rank in range(count)]
+
+
+class ProcessRank:
+    """This process of a ``torch.distributed`` group, as ``torchrun`` starts it.
+
+    Args:
+        group: The process group; by default that of all ranks.
+
+    Raises:
+        InvalidError: ``torch.distributed`` is not initialised.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise InvalidError(
+                "torch.distributed is not initialised; start with torchrun and call "
+                'torch.distributed.init_process_group("gloo") first'
+            )
+        self.group = group
+
+    @property
+    def rank(self) -> int:
+        """Its number, from 0."""
+        return dist.get_rank(self.group)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return dist.get_world_size(self.group)
+
+    def share_heap(self, region_bytes: int) -> NativeHeap:
+        """Returns memory of rank 0 that the others open.
+
+        Raises:
+            UnsupportedError: Some rank cannot open it; all ranks get this error then.
+        """
+        heap, failure = None, None
+        made = NativeHeap.create(self.count, region_bytes) if self.rank == 0 else None
+        told = [str(made.path) if made is not None else None]
+        source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
+        dist.broadcast_object_list(told, src=source, group=self.group)
+        try:
+            heap = made or NativeHeap.open(str(told[0]), self.count)
+        except TierbedError as error:
+            failure = str(error)
+        failures: list[str | None] = [None] * self.count
+        # Also keeps rank 0's file open until everybody has opened it.
+        dist.all_gather_object(failures, failure, group=self.group)
+        if heap is None or any(failures):
+            first = next(text for text in failures if text is not None)
+            raise UnsupportedError(
+                f"ranks cannot share memory: {first}; use exchange='collective' for ranks on "
+                "several machines"
+            )
+        return heap
