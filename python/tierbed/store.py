@@ -46,7 +46,7 @@ BACKENDS = (
 )
 DURABILITIES = ("checkpoint", "step")
 ORDERS = ("auto", "forward", "window")
-ON_MISMATCH = ("error", "fallback")
+ON_MISMATCH = ("error", "fallback", "fallback_cold")
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
@@ -105,8 +105,9 @@ class Store:
                 ``"forward"`` insists on a plan, ``"window"`` never makes one.
             on_mismatch: What a batch does that is not the planned one: ``"error"``, or
                 ``"fallback"``: all rows move, once, to where they are read by number, and
-                training goes on with the same numbers. By default ``"error"`` with
-                ``order="forward"``, else ``"fallback"``.
+                training goes on with the same numbers; or ``"fallback_cold"``, the same with
+                the ``cold`` backend. By default ``"error"`` with ``order="forward"``, else
+                ``"fallback"``.
             io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.

@@ -14,7 +14,7 @@ use tierbed_trainstore::CommitLog;
 use crate::along::Along;
 use crate::follow::Making;
 use crate::moving::{self, GENERAL_FOLDER};
-use crate::options::{OnMismatch, Order, OrderConfig};
+use crate::options::{Order, OrderConfig};
 
 /// Training in whichever order is known. Calls need `&mut`: one at a time, in a fixed order, so
 /// that equal calls give equal bits.
@@ -401,7 +401,7 @@ impl OrderedEngine {
         bags: &Bags<'_>,
         error: Error,
     ) -> Result<()> {
-        let may_move = self.config.on_mismatch == OnMismatch::Fallback;
+        let may_move = self.config.on_mismatch.backend().is_some();
         let Some(along) = self.along_mut() else { return Err(error) };
         if error.kind() != ErrorKind::Invalid || !may_move || along.engine.is_next(plan, bags)? {
             return Err(error);

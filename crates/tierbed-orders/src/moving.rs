@@ -50,7 +50,9 @@ pub(crate) fn open_moved(
     }
     let lock = folder.lock()?;
     let inside = path.join(GENERAL_FOLDER);
-    let engine = Engine::open(Some(&inside), &config.engine(Backend::File))?;
+    let stored = CommitLog::stored_backend(&FsFolder::open(&inside)?)?;
+    let backend = stored.as_deref().map_or(Ok(Backend::File), Backend::from_name)?;
+    let engine = Engine::open(Some(&inside), &config.engine(backend))?;
     let is_left_over = |name: &&String| {
         name.as_str() == "CURRENT"
             || name.starts_with("commit-")
@@ -110,7 +112,8 @@ impl OrderedEngine {
         for name in leftovers.list()? {
             leftovers.remove(&name)?;
         }
-        let mut engine = Engine::open(Some(&inside), &self.config.engine(Backend::File))?;
+        let backend = self.config.on_mismatch.backend().unwrap_or(Backend::File);
+        let mut engine = Engine::open(Some(&inside), &self.config.engine(backend))?;
         for (table, hyper) in schema.tables().iter().zip(hypers) {
             let id = engine.add_table(table.clone())?;
             engine.take_over_run(id, *hyper)?;

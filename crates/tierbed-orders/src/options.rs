@@ -25,8 +25,22 @@ pub enum OnMismatch {
     /// The call fails and names epoch, batch and remedy. Nothing changes.
     #[default]
     Error,
-    /// Every row moves to the engine that needs no plan, once, and training goes on.
+    /// Every row moves to the engine that needs no plan, once, and training goes on; rows live in
+    /// the `file` store then.
     Fallback,
+    /// The same, and rows live in the `cold` store: for streams far larger than memory.
+    FallbackCold,
+}
+
+impl OnMismatch {
+    /// Returns where rows live after a move, if the answer is one.
+    pub(crate) fn backend(self) -> Option<Backend> {
+        match self {
+            Self::Error => None,
+            Self::Fallback => Some(Backend::File),
+            Self::FallbackCold => Some(Backend::Cold),
+        }
+    }
 }
 
 /// Options of an [`OrderedEngine`](crate::OrderedEngine); JSON with these names at the Python

@@ -272,10 +272,12 @@ def test_a_batch_that_is_not_planned_is_refused_and_changes_nothing(
     assert_same_rows(ours.store, theirs.store)
 
 
+@pytest.mark.parametrize("on_mismatch", ["fallback", "fallback_cold"])
 def test_fallback_moves_all_rows_once_and_goes_on_with_the_same_bits(
-    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture, on_mismatch: str
 ) -> None:
-    ours = forward_training(open_store, "adam", order="auto")
+    options = {"order": "auto", "on_mismatch": on_mismatch}
+    ours = forward_training(open_store, "adam", **options)
     theirs = memory_training(open_store, "adam")
     other = random_bags(FEATURES, BATCH, seed=77, is_weighted=True)
 
@@ -298,7 +300,7 @@ def test_fallback_moves_all_rows_once_and_goes_on_with_the_same_bits(
     assert_same_rows(ours.store, theirs.store)
     # Not checkpointed since: a new process stands at the checkpoint along the plan.
     ours.store.close()
-    again = forward_training(open_store, "adam", order="auto")
+    again = forward_training(open_store, "adam", **options)
     assert again.store.order()["kind"] == "forward"
     again.load()
     again.run(Known(start=7))
@@ -307,12 +309,16 @@ def test_fallback_moves_all_rows_once_and_goes_on_with_the_same_bits(
     again.save("moved")
     whole = again.store.read_rows("d", 0, ROWS["d"])
     again.store.close()
-    moved = forward_training(open_store, "adam", order="auto")
+    moved = forward_training(open_store, "adam", **options)
     assert moved.store.order()["kind"] == "window"
     last = moved.store.last_checkpoint()
     assert last is not None
     assert last[1] == "moved"
     assert torch.equal(moved.store.read_rows("d", 0, ROWS["d"]), whole)
+    manifests = list(Path(str(moved.store.path), "window").glob("commit-*.manifest"))
+    backend = b'"cold"' if on_mismatch == "fallback_cold" else b'"file"'
+    assert manifests
+    assert all(backend in manifest.read_bytes() for manifest in manifests)
 
 
 def test_a_loader_that_begins_elsewhere_is_refused(open_store: OpenStore) -> None:

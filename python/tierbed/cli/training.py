@@ -30,7 +30,9 @@ VOCABULARY = "vocabulary"
 Order = Annotated[str, typer.Option("--order", help="auto, forward (along a plan) or window.")]
 OnMismatch = Annotated[
     str | None,
-    typer.Option("--on-mismatch", help="A batch that was not planned: error or fallback."),
+    typer.Option(
+        "--on-mismatch", help="A batch that was not planned: error, fallback or fallback_cold."
+    ),
 ]
 DiskQuota = Annotated[str | None, typer.Option("--disk-quota", help="Most bytes on disk.")]
 Backend = Annotated[
@@ -138,6 +140,7 @@ def train(
         store_options={"dram_budget": dram_budget, "disk_quota": disk_quota, "backend": backend}
         | {"io_engine": io_engine, "order": order, "on_mismatch": on_mismatch},
         about={"data": source.about()},
+        eval_samples=source.eval_samples,
     )
     try:
         if run.resumed_from_step is not None:
