@@ -11,17 +11,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from tierbed.errors import InvalidError
-from tierbed.evaluate import evaluate
+from tierbed.evaluate import evaluate, score
 from tierbed.lookahead import lookahead
+from tierbed.metrics import summary
 from tierbed.nn import CtrModel, build_model
 from tierbed.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
 from tierbed.order import BatchOrder, fingerprint
@@ -117,6 +120,8 @@ class Run:
         train_samples: Samples ``0..train_samples`` train; the rest evaluates.
         store_options: Arguments of :meth:`tierbed.Store.open`.
         about: Kept in ``run.json`` for ``tierbed eval`` and people.
+        eval_samples: Samples behind the training samples. In forward order the plan of an epoch
+            has them behind its last step, so that scoring them needs no search for their rows.
     """
 
     def __init__(
@@ -128,6 +133,7 @@ class Run:
         *,
         store_options: dict[str, Any],
         about: dict[str, Any] | None = None,
+        eval_samples: int = 0,
     ) -> None:
         if train_samples < 1:
             raise InvalidError("no samples to train on; check --data and --eval-last")
@@ -135,6 +141,8 @@ class Run:
         self.source = source
         self.options = options
         self.train_samples = train_samples
+        self.eval_samples = eval_samples
+        self._scored = _Scored()
         folder.mkdir(parents=True, exist_ok=True)
         self._check_same(about or {})
         self.store = Store.open(folder / TABLES, seed=options.seed, **store_options)
@@ -187,6 +195,9 @@ class Run:
         with Progress("training", self.samples_total, "samples") as bar:
             bar.set(self.samples_done)
             for batch in lookahead(_Remaining(self), self.model, window=self.options.window):
+                if isinstance(batch, _EvalBatch):
+                    self._scored.add(self.steps, score(self.model, [batch]))
+                    continue
                 loss_sum += self._step(batch)
                 bar.advance(int(batch.label.numel()))
                 every = self.options.checkpoint_steps
@@ -206,10 +217,19 @@ class Run:
         }
 
     def evaluate(self, eval_samples: int) -> dict[str, float]:
-        """Scores the ``eval_samples`` samples behind the training samples."""
+        """Scores the ``eval_samples`` samples behind the training samples.
+
+        What was planned and scored behind the last step is not scored again.
+        """
+        labels, scores = self._scored.of(self.steps)
+        if labels.size == eval_samples:
+            return {**summary(labels, scores), "eval_samples": eval_samples}
+        return evaluate(self.model, self.eval_batches(eval_samples), window=4)
+
+    def eval_batches(self, eval_samples: int) -> Iterator[SampleBatch]:
+        """Yields the ``eval_samples`` samples behind the training samples in batches."""
         first = self.train_samples
-        batches = self.source.batches(first, first + eval_samples, EVAL_BATCH)
-        return evaluate(self.model, batches, window=4)
+        return self.source.batches(first, first + eval_samples, EVAL_BATCH)
 
     def usage(self) -> dict[str, Any]:
         """Returns memory and disk of the store, in bytes."""
@@ -288,22 +308,78 @@ class Run:
         }
 
 
+@dataclass(frozen=True)
+class _EvalBatch:
+    """A batch to score, not to train on."""
+
+    label: Tensor
+    dense: Tensor
+    sparse: Any
+
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass
+class _Scored:
+    """Labels and scores of the evaluation behind one step."""
+
+    step: int = -1
+    parts: list[tuple[_Floats, _Floats]] = field(default_factory=list)
+
+    def add(self, step: int, part: tuple[_Floats, _Floats]) -> None:
+        """Adds a batch; forgets those of another step."""
+        if step != self.step:
+            self.step, self.parts = step, []
+        self.parts.append(part)
+
+    def of(self, step: int) -> tuple[_Floats, _Floats]:
+        """Returns labels and scores behind ``step``, ``[N]`` each; empty when there are none."""
+        if step != self.step:
+            return np.zeros(0, np.float32), np.zeros(0, np.float32)
+        labels, scores = zip(*self.parts, strict=True)
+        return np.concatenate(labels), np.concatenate(scores)
+
+
 class _Remaining:
-    """The batches of a run that are still to come, epoch after epoch; they tell their order."""
+    """The batches of a run that are still to come, epoch after epoch; they tell their order.
+
+    In forward order the batches to score come behind the last step of each epoch.
+    """
 
     def __init__(self, run: Run) -> None:
+        self._run = run
         self._source = run.source
         self._samples = run.train_samples
         self._batch_size = run.options.batch_size
         self._done = run.samples_done
         self._total = run.samples_total
+        stands = run.store.order()
+        # Steps of an epoch are done, its evaluation is not.
+        self._is_unscored = self._done > 0 and stands.get("batch") == self._step_count
+
+    @property
+    def _step_count(self) -> int:
+        return -(-self._samples // self._batch_size)
 
     def __iter__(self) -> Iterator[SampleBatch]:
+        if self._is_unscored:
+            yield from self._to_score()
         done = self._done
         while done < self._total:
             position = done % self._samples
             yield from self._source.batches(position, self._samples, self._batch_size)
             done += self._samples - position
+            if self._run.store.order()["kind"] == "forward":
+                yield from self._to_score()
+
+    def _to_score(self) -> Iterator[SampleBatch]:
+        for batch in self._run.eval_batches(self._run.eval_samples):
+            yield _EvalBatch(batch.label, batch.dense, batch.sparse)
+
+    def _epoch(self) -> Iterator[SampleBatch]:
+        yield from self._source.batches(0, self._samples, self._batch_size)
+        yield from self._to_score()
 
     def known_order(self) -> BatchOrder | str:
         """Returns the order of one epoch, which all epochs share."""
@@ -311,11 +387,15 @@ class _Remaining:
         if identity is None:
             return "the samples do not tell what they are"
         parts = [identity(), self._samples, self._batch_size]
+        eval_samples = self._run.eval_samples
+        if eval_samples:
+            parts += [eval_samples, EVAL_BATCH]
+        start = self._done % self._samples // self._batch_size
         return BatchOrder(
             fingerprint(parts),
-            lambda: self._source.batches(0, self._samples, self._batch_size),
-            self._done % self._samples // self._batch_size,
-            -(-self._samples // self._batch_size),
+            self._epoch,
+            self._step_count if self._is_unscored else start,
+            self._step_count + -(-eval_samples // EVAL_BATCH),
         )
 
 

@@ -61,6 +61,36 @@ def test_a_finished_run_is_not_trained_again(run: Path, capsys: Any) -> None:
     assert again["resumed_from_step"] == again["steps"] == first["steps"]
 
 
+def test_evaluation_is_planned_in_forward_order(tmp_path: Path) -> None:
+    results = {}
+    for order in ("forward", "window"):
+        out = tmp_path / f"{order}.json"
+        train = ("train", *SYNTHETIC, "--store", tmp_path / order, "--dim", 4, "--seed", 1)
+        train = (*train, "--epochs", 2, "--order", order, "--dram-budget", "4MiB", "--json", out)
+        assert tierbed(*train) == 0
+        results[order] = result_of(out)
+    ours, theirs = results["forward"], results["window"]
+    assert (ours["auc"], ours["logloss"]) == (theirs["auc"], theirs["logloss"])
+    assert ours["eval_samples"] == theirs["eval_samples"] > 0
+    order = ours["stats"]["order"]
+    assert (order["kind"], order["unplanned_scan_count"]) == ("forward", 0)
+    assert (order["epoch"], order["batch"]) == (2, 0)
+
+
+def test_a_run_that_ended_before_its_evaluation_catches_up(tmp_path: Path) -> None:
+    # The last regular checkpoint is that of the last step: nothing is durable behind it.
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    train = ("train", *SYNTHETIC, "--store", tmp_path / "run", "--dim", 4, "--seed", 1)
+    train = (*train, "--order", "forward", "--dram-budget", "4MiB", "--checkpoint-steps", 1)
+    assert tierbed(*train, "--json", first) == 0
+    assert tierbed(*train, "--json", again) == 0
+    ours, theirs = result_of(again), result_of(first)
+    assert ours["resumed_from_step"] == theirs["steps"] == ours["steps"]
+    assert (ours["auc"], ours["logloss"]) == (theirs["auc"], theirs["logloss"])
+    order = ours["stats"]["order"]
+    assert (order["epoch"], order["batch"], order["unplanned_scan_count"]) == (1, 0, 0)
+
+
 def test_other_options_do_not_continue_a_run(run: Path, capsys: Any) -> None:
     code = tierbed("train", *SYNTHETIC, "--store", run / "run", "--dim", 8, "--seed", 1)
     assert code == 2
