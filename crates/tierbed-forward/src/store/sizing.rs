@@ -100,10 +100,11 @@ impl Sizes {
         let buf_bytes = (io_bytes / 8).min(2 * flush_bytes).min(BUF_BYTES_MAX as u64) as usize;
         let buf_bytes = buf_bytes.next_multiple_of(PAGE_BYTES).max(buf_min);
         let queue_depth = (io_bytes / buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
-        let chunk_bytes = flush_bytes.min(buf_bytes as u64).max(PAGE_BYTES as u64);
-        let chunks = live_bytes(&shelves) / chunk_bytes;
-        let slack_bytes = (chunks * CHUNK_BYTES).max(SLACK_MIN_BYTES);
         let bucket_bytes = live_bytes(&shelves) / plan.window_count().max(1) as u64;
+        let extent_bytes =
+            (bucket_bytes / 8).clamp(buf_min as u64, BUF_BYTES_MAX.max(buf_min) as u64);
+        let chunks = live_bytes(&shelves) / chunk_bytes(flush_bytes, extent_bytes, buf_bytes);
+        let slack_bytes = (chunks * CHUNK_BYTES).max(SLACK_MIN_BYTES);
         Self {
             shelves,
             homes,
@@ -117,9 +118,7 @@ impl Sizes {
                 + Ferry::memory_bytes(entries_max),
             entries_max,
             words_max,
-            extent_bytes: (bucket_bytes / 8)
-                .clamp(buf_min as u64, BUF_BYTES_MAX.max(buf_min) as u64)
-                as usize,
+            extent_bytes: extent_bytes as usize,
             stored_pages_bytes: buf_min,
             slack_bytes,
         }
@@ -205,6 +204,13 @@ fn flush_bytes(shelves: &[ShelfSize], limit_bytes: u64) -> u64 {
     let memory_bytes = u128::from(limit_bytes.min(1 << 40));
     let bytes = memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000;
     (bytes / u128::from(live_bytes(shelves))).clamp(1, 1 << 40) as u64
+}
+
+// How long a chunk is on average: a flush is cut where an extent or a buffer ends, and begins
+// behind what the extent holds already.
+fn chunk_bytes(flush_bytes: u64, extent_bytes: u64, buf_bytes: usize) -> u64 {
+    let cut_bytes = extent_bytes.min(buf_bytes as u64);
+    (flush_bytes * cut_bytes / (flush_bytes + cut_bytes)).max(PAGE_BYTES as u64)
 }
 
 // Notes what each shelf needs in each window; returns entries and words of the largest windows.
