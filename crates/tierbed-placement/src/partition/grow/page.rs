@@ -272,3 +272,46 @@ impl<'a> Growth<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hypergraph::Hypergraph;
+    use crate::partition::grow::pins::Pins;
+    use crate::QueryLog;
+
+    /// Rows 0, 1, 2 are asked for together most, then 0, 3; 4 is everybody's friend, once each.
+    fn pins() -> Pins {
+        let queries =
+            [&[0, 1, 2][..], &[0, 1, 2], &[0, 1, 2], &[0, 3], &[0, 3], &[1, 4], &[2, 4], &[3, 4]];
+        let log = QueryLog::from_queries(5, queries).expect("in range");
+        let graph = Hypergraph::from_log(log).expect("few rows");
+        assert_eq!(graph.rows, [0, 1, 2, 3, 4]);
+        Pins::new(&graph.pins, 5, 1)
+    }
+
+    #[test]
+    fn friends_join_in_order_and_savings_are_exact() {
+        let pins = pins();
+        let mut growth = Growth::new(Residual::alone(&pins), 3, 0.5);
+        let page = growth.grow(0, 3, None);
+        assert_eq!(page, Grown { rows: vec![0, 1, 2], saving: 6.0 });
+        assert_eq!(growth.owed(0), 5.0);
+        let without = [false, true, false, false, false];
+        assert_eq!(growth.grow(0, 2, Some(&without)).rows, [0, 2]);
+    }
+
+    #[test]
+    fn what_a_page_saves_is_not_saved_again() {
+        let pins = pins();
+        let mut growth = Growth::new(Residual::alone(&pins), 3, 0.5);
+        let before = growth.residual.total_reads();
+        let page = growth.grow(0, 3, None);
+        growth.accept(&page.rows, 0);
+        assert_eq!(before - growth.residual.total_reads(), 6);
+        let again = growth.grow(0, 3, None);
+        assert_eq!(again, Grown { rows: vec![0, 3, 4], saving: 3.0 });
+        growth.accept(&again.rows, 1);
+        assert_eq!(growth.grow(0, 3, None).saving, 0.0);
+    }
+}

@@ -281,3 +281,57 @@ impl Pair {
 fn gain_of(counts: [i32; 2], side: usize) -> i32 {
     i32::from(counts[side] == 1) - i32::from(counts[1 - side] == 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hypergraph::Hypergraph;
+    use crate::QueryLog;
+
+    /// Circles of `size` rows, each asked for as a whole three times; local rows are the same.
+    fn pins_of_circles(circle_count: u32, size: u32) -> Pins {
+        let queries: Vec<Vec<u32>> = (0..3 * circle_count)
+            .map(|at| (at / 3 * size..(at / 3 + 1) * size).collect())
+            .collect();
+        let log = QueryLog::from_queries(circle_count * size, &queries).expect("in range");
+        let graph = Hypergraph::from_log(log).expect("few rows");
+        Pins::new(&graph.pins, graph.rows.len(), 1)
+    }
+
+    #[test]
+    fn strangers_are_exchanged_and_pages_keep_their_size() {
+        let pins = pins_of_circles(2, 4);
+        let mut pages = vec![vec![0, 1, 6, 7], vec![4, 5, 2, 3]];
+        Refinement::new(&pins).run(&mut pages, 1);
+        for page in &mut pages {
+            page.sort_unstable();
+        }
+        pages.sort();
+        assert_eq!(pages, [[0, 1, 2, 3], [4, 5, 6, 7]]);
+    }
+
+    #[test]
+    fn gains_after_moves_are_those_counted_anew() {
+        let mut pair = Pair::default();
+        pair.clear(6);
+        for (query, items) in
+            [&[0usize, 1, 3][..], &[2, 3], &[0, 4, 5], &[1, 2, 3, 4]].into_iter().enumerate()
+        {
+            items.iter().for_each(|&item| pair.add(item, query as u32));
+        }
+        pair.side = vec![false, false, false, true, true, true];
+        pair.is_locked = vec![false; 6];
+        pair.group_by_query(4);
+        for item in [0, 4, 2] {
+            pair.move_item(item);
+            let kept = pair.gains.clone();
+            let mut anew =
+                Pair { side: pair.side.clone(), members: pair.members.clone(), ..Pair::default() };
+            anew.queries_of.resize_with(6, Vec::new);
+            anew.group_by_query(4);
+            for other in (0..6).filter(|&other| !pair.is_locked[other]) {
+                assert_eq!(kept[other], anew.gains[other], "row {other} after {item} moved");
+            }
+        }
+    }
+}

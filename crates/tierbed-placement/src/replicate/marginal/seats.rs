@@ -222,3 +222,38 @@ impl<'a> Seats<'a> {
         self.pages_of[row as usize].retain(|&other| other != page as u32);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hypergraph::Hypergraph;
+    use crate::QueryLog;
+
+    fn pins(queries: &[&[u32]], row_count: u32) -> Pins {
+        let log = QueryLog::from_queries(row_count, queries).expect("in range");
+        let graph = Hypergraph::from_log(log).expect("few rows");
+        assert!(graph.rows.iter().copied().eq(0..row_count), "local rows are the same");
+        Pins::new(&graph.pins, graph.rows.len(), 1)
+    }
+
+    #[test]
+    fn a_free_seat_goes_to_the_row_that_is_read_alone_most() {
+        let pins = pins(&[&[0, 1, 2], &[0, 1, 2], &[0, 2], &[1, 3], &[3, 1], &[0], &[0]], 4);
+        let mut pages = vec![vec![0, 1], vec![2], vec![3]];
+        sweep(&pins, &mut pages, 3);
+        assert!(pages[0].contains(&2), "{pages:?}");
+        assert_eq!(residual_of(&pins, &pages).total_reads(), 5);
+    }
+
+    #[test]
+    fn a_useless_replica_leaves_and_homes_stay() {
+        let pins = pins(&[&[0, 1, 2], &[0, 1, 2], &[0, 1], &[3, 2]], 4);
+        // 3 has a seat beside 0 and 1, who never need it; 2 would save two reads there.
+        let mut pages = vec![vec![0, 1, 3], vec![2], vec![3]];
+        sweep(&pins, &mut pages, 3);
+        assert_eq!(pages[0], [0, 1, 2]);
+        for row in 0..4 {
+            assert!(pages.iter().any(|page| page.contains(&row)), "row {row} has a seat");
+        }
+    }
+}
