@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 sim = typer.Typer(help="Simulate parts of the house on logs.", no_args_is_help=True)
 
-POLICIES = "lru,s3-fifo,ev-car,ev-lfu,ours"
+POLICIES = "lru,s3-fifo,ev-car,ev-lfu,ours,auto"
 CAPACITIES = "0.005,0.01,0.02,0.05,0.1,0.2"
 
 

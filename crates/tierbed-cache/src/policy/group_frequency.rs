@@ -28,6 +28,10 @@ const MISSES_MAX: usize = 256;
 /// The exponent of 1.0 in an f32, and bits of an f32 mantissa that a score leaves out.
 const EXPONENT_OF_ONE: i32 = 127;
 const BITS_LEFT_OUT: u32 = 15;
+/// Missing rows per group that make the exponent 1.
+const MISSES_PER_POWER: f32 = 5.0;
+/// Weight of one group in the running mean of misses.
+const MEAN_STEP: f32 = 1.0 / 1024.0;
 /// Scores end here; what looks larger is older than the exponent can tell.
 const SCORE_MAX: f32 = 65_535.0;
 /// Scores below 2^-12 are ranked alike.
@@ -35,24 +39,35 @@ const LOWEST_EXPONENT: i32 = EXPONENT_OF_ONE - 12;
 /// Ranks per doubling of the score.
 const RANKS_PER_OCTAVE: usize = 32;
 
+/// The exponent `a` of the credit `1 / m^a`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MissWeight {
+    /// So many tenths.
+    Tenths(u8),
+    /// A fifth of the rows that are missing per group on average, from 0.8 to 2. Where most of
+    /// a group is missing, few groups can be completed, and rows of the others are worth little;
+    /// where most is there, all rows are nearly alike.
+    ByMisses,
+}
+
 /// What a use is worth, and when worth is halved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreditRule {
-    /// The exponent `a` in `1 / m^a`, in tenths.
-    pub exponent_tenths: u8,
+    /// How credit falls with the rows that are missing.
+    pub weight: MissWeight,
     /// All scores are halved each time so many rows per slot were asked for; 0: never.
     pub halve_after: u16,
 }
 
 impl CreditRule {
-    /// Weighs missing rows by `1 / m^1.5` and forgets slowly.
-    pub const STEADY: Self = Self { exponent_tenths: 15, halve_after: 100 };
-    /// Never forgets.
-    pub const FOR_EVER: Self = Self { exponent_tenths: 15, halve_after: 0 };
+    /// Weighs by the misses of the log and forgets slowly.
+    pub const STEADY: Self = Self { weight: MissWeight::ByMisses, halve_after: 100 };
+    /// Weighs missing rows by `1 / m^1.5` and never forgets.
+    pub const FOR_EVER: Self = Self { weight: MissWeight::Tenths(15), halve_after: 0 };
     /// Forgets within some turnovers of the cache.
-    pub const DRIFTING: Self = Self { exponent_tenths: 10, halve_after: 20 };
+    pub const DRIFTING: Self = Self { weight: MissWeight::Tenths(10), halve_after: 20 };
     /// Forgets soon.
-    pub const FAST: Self = Self { exponent_tenths: 10, halve_after: 5 };
+    pub const FAST: Self = Self { weight: MissWeight::Tenths(10), halve_after: 5 };
 }
 
 /// Slots by group-weighted frequency.
@@ -64,6 +79,10 @@ pub struct GroupFrequency {
     ranks: Buckets,
     /// What a use is worth by missing rows, `[MISSES_MAX + 1]`.
     credits: Box<[f32]>,
+    /// The exponent that `credits` were made with.
+    power: f32,
+    /// Rows missing per group, a running mean.
+    misses_mean: f32,
     /// What a use of a row of the present group is worth.
     credit: f32,
     /// Halvings so far; wraps.
@@ -77,13 +96,17 @@ impl GroupFrequency {
     /// Builds the policy with a rule for credit.
     #[must_use]
     pub fn new(rule: CreditRule) -> Self {
-        let power = f32::from(rule.exponent_tenths) / 10.0;
-        let credits = (0..=MISSES_MAX).map(|misses| (misses.max(1) as f32).powf(-power));
+        let power = match rule.weight {
+            MissWeight::Tenths(tenths) => f32::from(tenths) / 10.0,
+            MissWeight::ByMisses => 1.5,
+        };
         Self {
             rule,
             slots: Slots::default(),
             ranks: Buckets::default(),
-            credits: credits.collect(),
+            misses_mean: power * MISSES_PER_POWER,
+            power,
+            credits: credits(power),
             credit: 1.0,
             epoch: 0,
             asked: 0,
@@ -119,7 +142,7 @@ impl GroupFrequency {
         ((u16::from(exponent) << 8) | mantissa).max(1)
     }
 
-    fn rank(&self, score: u16) -> u16 {
+    fn rank_of(&self, score: u16) -> u16 {
         let bits = self.value(score).to_bits();
         let octave = ((bits >> 23) as i32 - LOWEST_EXPONENT).max(-1);
         if octave < 0 {
@@ -130,8 +153,21 @@ impl GroupFrequency {
 
     fn place(&mut self, slot: u32, score: u16) {
         self.slots.states.set(slot, score);
-        let rank = self.rank(score);
+        let rank = self.rank_of(score);
         self.ranks.push(&mut self.slots.links, slot, rank);
+    }
+
+    /// Follows the mean of misses with the exponent, in steps.
+    fn weigh(&mut self, misses: usize) {
+        if self.rule.weight != MissWeight::ByMisses {
+            return;
+        }
+        self.misses_mean += (misses as f32 - self.misses_mean) * MEAN_STEP;
+        let power = (self.misses_mean / MISSES_PER_POWER).clamp(0.8, 2.0);
+        if (power - self.power).abs() > 0.05 {
+            self.power = power;
+            self.credits = credits(power);
+        }
     }
 
     fn age(&mut self, row_count: usize) {
@@ -143,6 +179,10 @@ impl GroupFrequency {
             self.ranks.fall(&mut self.slots.links, RANKS_PER_OCTAVE);
         }
     }
+}
+
+fn credits(power: f32) -> Box<[f32]> {
+    (0..=MISSES_MAX).map(|misses| (misses.max(1) as f32).powf(-power)).collect()
 }
 
 impl EvictionPolicy for GroupFrequency {
@@ -163,6 +203,7 @@ impl EvictionPolicy for GroupFrequency {
 
     fn begin_group(&mut self, group: &Group<'_>) {
         let misses = (group.miss_count() as usize).min(MISSES_MAX);
+        self.weigh(misses);
         self.credit = self.credits.get(misses).copied().unwrap_or(1.0);
         self.age(group.hashes.len());
     }
@@ -176,12 +217,16 @@ impl EvictionPolicy for GroupFrequency {
     fn arrive(&mut self, _hash: u64, score: u16, is_full: bool) -> Arrival {
         let score = self.raised(score);
         let lowest = self.ranks.lowest().unwrap_or(0);
-        let is_admitted = !is_full || self.rank(score) >= lowest;
+        let is_admitted = !is_full || self.rank_of(score) >= lowest;
         Arrival { is_admitted, ..Arrival::admitted(score) }
     }
 
     fn insert(&mut self, slot: u32, _hash: u64, score: u16) {
         self.place(slot, score);
+    }
+
+    fn rank(&self, score: u16) -> u16 {
+        self.rank_of(score)
     }
 
     fn victim(&mut self) -> Option<u32> {
@@ -190,7 +235,7 @@ impl EvictionPolicy for GroupFrequency {
 
     fn remove(&mut self, slot: u32) -> u16 {
         let score = self.slots.states.get(slot);
-        let rank = self.rank(score);
+        let rank = self.rank_of(score);
         self.ranks.remove(&mut self.slots.links, slot, rank);
         score
     }
@@ -205,7 +250,8 @@ mod tests {
     use super::*;
 
     fn policy(exponent_tenths: u8, halve_after: u16, slot_count: u32) -> GroupFrequency {
-        let mut policy = GroupFrequency::new(CreditRule { exponent_tenths, halve_after });
+        let weight = MissWeight::Tenths(exponent_tenths);
+        let mut policy = GroupFrequency::new(CreditRule { weight, halve_after });
         policy.add_slab(0, slot_count);
         policy
     }
@@ -278,6 +324,17 @@ mod tests {
             assert!(policy.value(score) <= 50.1);
         }
         assert!(policy.value(score) < 1e-6);
+    }
+
+    #[test]
+    fn the_weight_follows_the_misses_of_the_log() {
+        let mut policy = GroupFrequency::new(CreditRule::STEADY);
+        policy.add_slab(0, 4);
+        for (missing, power) in [(1, 0.8), (6, 1.2), (20, 2.0)] {
+            (0..8000).for_each(|_| begin(&mut policy, 26, 26 - missing));
+            assert!((policy.power - power).abs() < 0.06, "{} {power}", policy.power);
+            assert!((policy.credits[2] - 2f32.powf(-policy.power)).abs() < 1e-6);
+        }
     }
 
     #[test]

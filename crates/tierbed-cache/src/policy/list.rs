@@ -74,6 +74,17 @@ impl List {
         self.len += 1;
     }
 
+    /// Adds `slot`, which is in no list, at the oldest end.
+    pub(crate) fn push_oldest(&mut self, links: &mut Links, slot: u32) {
+        links.set(slot, Link { older: NONE, newer: self.oldest });
+        match self.oldest {
+            NONE => self.newest = slot,
+            oldest => links.get_mut(oldest).older = slot,
+        }
+        self.oldest = slot;
+        self.len += 1;
+    }
+
     /// Adds the slots of `other` after its own.
     pub(crate) fn append(&mut self, links: &mut Links, other: Self) {
         let (Some(_), Some(first)) = (self.oldest(), other.oldest()) else {

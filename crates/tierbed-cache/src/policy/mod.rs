@@ -13,32 +13,42 @@
 //! ```
 
 mod arc;
+mod auto;
 mod buckets;
 mod car;
 mod clock;
+mod ev_arc;
 mod ev_car;
 mod ev_lfu;
 mod ghosts;
 mod group_frequency;
 mod lfu;
+mod lirs;
 mod list;
 mod lru;
 mod registry;
 mod s3_fifo;
+mod score_table;
+mod shadow;
 mod sieve;
 mod slots;
+mod w_tiny_lfu;
 
 pub use arc::Arc;
+pub use auto::Auto;
 pub use car::{Car, MarkRule, SecondChance, TwoClocks};
 pub use clock::Clock;
+pub use ev_arc::EvArc;
 pub use ev_car::{BestGroup, EvCar};
 pub use ev_lfu::{EvLfu, FlushRule};
-pub use group_frequency::{CreditRule, GroupFrequency};
+pub use group_frequency::{CreditRule, GroupFrequency, MissWeight};
 pub use lfu::Lfu;
+pub use lirs::Lirs;
 pub use lru::Lru;
 pub use registry::PolicyKind;
 pub use s3_fifo::S3Fifo;
 pub use sieve::Sieve;
+pub use w_tiny_lfu::WTinyLfu;
 
 use tierbed_core::env::mix64;
 
@@ -133,6 +143,11 @@ pub trait EvictionPolicy: Send + std::fmt::Debug {
     /// Notes that a row moved into the empty slot `slot`, with the score of its [`Arrival`];
     /// `hash` is that of its key, for policies that remember rows beyond their stay.
     fn insert(&mut self, slot: u32, hash: u64, score: u16);
+
+    /// Returns the rank of a score this policy gave: rows of lower rank leave first.
+    fn rank(&self, score: u16) -> u16 {
+        score
+    }
 
     /// Names the occupied slot that leaves next.
     fn victim(&mut self) -> Option<u32>;

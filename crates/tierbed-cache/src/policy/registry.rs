@@ -3,8 +3,8 @@
 use tierbed_core::{Error, Result};
 
 use super::{
-    Arc, Car, Clock, CreditRule, EvCar, EvLfu, EvictionPolicy, FlushRule, GroupFrequency, Lfu, Lru,
-    S3Fifo, Sieve,
+    Arc, Auto, Car, Clock, CreditRule, EvArc, EvCar, EvLfu, EvictionPolicy, FlushRule,
+    GroupFrequency, Lfu, Lirs, Lru, S3Fifo, Sieve, WTinyLfu,
 };
 
 /// The policies there are: the registry.
@@ -25,17 +25,25 @@ pub enum PolicyKind {
     Arc,
     /// Two clocks with adaptive replacement.
     Car,
+    /// Low inter-reference recency.
+    Lirs,
+    /// A window in front of rows that compete by count.
+    WTinyLfu,
+    /// Adaptive replacement with rows used often by their best group, flushed by a rule.
+    EvArc(FlushRule),
     /// Two clocks that rank rows by their best group.
     EvCar,
     /// Rows by their best group, flushed by a rule.
     EvLfu(FlushRule),
     /// Group-weighted frequency.
     GroupFrequency(CreditRule),
+    /// What the best of six other policies holds.
+    Auto,
 }
 
 impl PolicyKind {
     /// Every kind, for tests and tables.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::Lru,
         Self::Lfu,
         Self::Clock,
@@ -43,6 +51,9 @@ impl PolicyKind {
         Self::S3Fifo,
         Self::Arc,
         Self::Car,
+        Self::Lirs,
+        Self::WTinyLfu,
+        Self::EvArc(FlushRule::RELEASED_ARC),
         Self::EvCar,
         Self::EvLfu(FlushRule::RELEASED),
         Self::EvLfu(FlushRule::PAPER),
@@ -50,6 +61,7 @@ impl PolicyKind {
         Self::GroupFrequency(CreditRule::FOR_EVER),
         Self::GroupFrequency(CreditRule::DRIFTING),
         Self::GroupFrequency(CreditRule::FAST),
+        Self::Auto,
     ];
 
     /// Returns the name, as in options and statistics.
@@ -85,9 +97,13 @@ impl PolicyKind {
             Self::S3Fifo => Box::new(S3Fifo::default()),
             Self::Arc => Box::new(Arc::default()),
             Self::Car => Box::new(Car::default()),
+            Self::Lirs => Box::new(Lirs::default()),
+            Self::WTinyLfu => Box::new(WTinyLfu::default()),
+            Self::EvArc(rule) => Box::new(EvArc::new(rule)),
             Self::EvCar => Box::new(EvCar::default()),
             Self::EvLfu(rule) => Box::new(EvLfu::new(rule)),
             Self::GroupFrequency(rule) => Box::new(GroupFrequency::new(rule)),
+            Self::Auto => Box::new(Auto::default()),
         }
     }
 }
