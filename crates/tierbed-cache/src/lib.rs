@@ -6,6 +6,7 @@
 //! copies: losing one costs a read, never a row. Adding a policy is one file in [`policy`], one
 //! line in its registry, and [`check_eviction_policy`].
 
+mod admission;
 pub mod bounds;
 pub mod conformance;
 mod index;
@@ -16,6 +17,7 @@ mod sizing;
 mod slab;
 mod tier;
 
+pub use admission::{AdmissionBitmap, AdmissionRule};
 pub use conformance::check_eviction_policy;
 pub use index::RobinHoodIndex;
 pub use policy::{EvictionPolicy, Lru, PolicyKind};

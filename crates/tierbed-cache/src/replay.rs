@@ -6,6 +6,7 @@
 use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result};
 
+use crate::admission::{AdmissionBitmap, AdmissionRule};
 use crate::policy::{EvictionPolicy, Group, PolicyKind, SLOT_BITS};
 
 /// No slot: the row is not cached. No row: the slot is empty.
@@ -48,6 +49,7 @@ pub struct ReplayCache {
     free: Vec<u32>,
     counts: ReplayCounts,
     hashes: Vec<u64>,
+    admission: Option<AdmissionBitmap>,
 }
 
 impl ReplayCache {
@@ -77,7 +79,17 @@ impl ReplayCache {
             free: (0..capacity_rows as u32).rev().collect(),
             counts: ReplayCounts::default(),
             hashes: Vec::new(),
+            admission: None,
         })
+    }
+
+    /// Lets only rows in that `rule` admits.
+    ///
+    /// # Errors
+    /// `Invalid` when the rule has no sense.
+    pub fn with_admission(mut self, rule: AdmissionRule) -> Result<Self> {
+        self.admission = AdmissionBitmap::new(rule, self.slots.len() as u64)?;
+        Ok(self)
     }
 
     /// Asks for a group of rows, each named once. Returns the hits.
@@ -128,9 +140,13 @@ impl ReplayCache {
         else {
             return;
         };
+        let is_worth = self.admission.as_mut().is_none_or(|bitmap| bitmap.note(u64::from(row)));
         // A row of this group may have left since the hits were counted.
         if *place != NONE {
             self.policy.touch(*place);
+            return;
+        }
+        if !is_worth {
             return;
         }
         let hash = hash_of(row);
@@ -208,6 +224,17 @@ mod tests {
             let counts = counts(kind, 10, &groups);
             assert_eq!((counts.perfect_hits, counts.hits), (19, 95), "{kind:?}");
         }
+    }
+
+    #[test]
+    fn a_row_used_once_does_not_enter_past_the_bitmap() {
+        let cache = ReplayCache::new(PolicyKind::Lru, 10, 2).unwrap();
+        let mut cache = cache.with_admission(AdmissionRule::SECOND_USE).unwrap();
+        for row in [1, 1, 2, 3, 1] {
+            cache.ask(&[row]).unwrap();
+        }
+        assert_eq!(cache.counts().hits, 1);
+        assert!(cache.contains(1) && !cache.contains(2));
     }
 
     #[test]

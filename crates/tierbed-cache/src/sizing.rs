@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! capacity >= slabs * (slab_bytes + per-slab tables) + index for the most rows they can hold
+//!             + what the policies keep whatever the slots
 //! slab     =  slots * (row words * 4 + slot metadata)           slot metadata: key, tick, policy
 //! ```
 //!
@@ -10,6 +11,7 @@
 
 use tierbed_core::{Error, Result};
 
+use crate::index::RobinHoodIndex;
 use crate::policy::{EvictionPolicy, PolicyKind, SLOT_BITS};
 use crate::slab::{Slab, SLAB_OVERHEAD_BYTES, SLOT_METADATA_BYTES};
 
@@ -45,6 +47,8 @@ pub(crate) struct Layout {
     pub(crate) slab_count: u32,
     /// Most rows held at once.
     pub(crate) rows_max: u64,
+    /// Bytes the policies of all classes keep whatever the slots.
+    pub(crate) policy_bytes: u64,
     /// Row words and slots per slab of each class, by growing row words.
     pub(crate) classes: Vec<ClassLayout>,
 }
@@ -76,7 +80,7 @@ impl Layout {
             let slots = (slab_bytes - SLAB_OVERHEAD_BYTES) / slot_bytes(class, policy.as_ref());
             class.slots_per_slab = slots.min(1 << SLOT_BITS) as u32;
         }
-        let mut layout = Self { slab_bytes, slab_count: 0, rows_max: 0, classes };
+        let mut layout = Self { slab_bytes, slab_count: 0, rows_max: 0, policy_bytes: 0, classes };
         layout.fit(options.capacity_bytes, policy.as_ref());
         Ok(layout)
     }
@@ -99,12 +103,16 @@ impl Layout {
             }
         }
         self.slab_count = least as u32;
+        if least > 0 {
+            self.policy_bytes = self.classes.len() as u64 * policy.bytes_fixed() as u64;
+        }
         self.rows_max = self.rows_in(least);
     }
 
     fn bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
         slab_count * (self.slab_bytes + self.table_bytes_per_slab(policy))
             + index_bytes(self.rows_in(slab_count))
+            + self.classes.len() as u64 * policy.bytes_fixed() as u64
     }
 
     fn rows_in(&self, slab_count: u64) -> u64 {
@@ -126,22 +134,9 @@ impl Layout {
     }
 }
 
-/// Returns the capacity to ask the index for when it holds `rows`: a third more, so that it
-/// can be swept of tombstones rarely and never has to grow.
-pub(crate) fn index_capacity(rows: u64) -> usize {
-    if rows == 0 {
-        return 0;
-    }
-    usize::try_from(rows + rows / 3 + 8).unwrap_or(usize::MAX)
-}
-
-/// Bytes of the index: 8/7 buckets per entry, a power of two, 4 bytes and a tag each.
+/// Bytes of the index.
 pub(crate) fn index_bytes(rows: u64) -> u64 {
-    if rows == 0 {
-        return 0;
-    }
-    let buckets = (index_capacity(rows) as u64 * 8 / 7 + 1).next_power_of_two();
-    buckets * 5 + 64
+    RobinHoodIndex::bytes_for(usize::try_from(rows).unwrap_or(usize::MAX)) as u64
 }
 
 fn slot_bytes(class: &ClassLayout, policy: &dyn EvictionPolicy) -> u64 {

@@ -8,12 +8,12 @@
 //!
 //! Source: the slab rebalancing by tail age of CacheLib (Berg et al., OSDI 2020).
 
-use hashbrown::HashTable;
 use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowKey};
 
+use crate::index::RobinHoodIndex;
 use crate::policy::{EvictionPolicy, SLOT_BITS};
-use crate::sizing::{index_capacity, Layout, TierOptions};
+use crate::sizing::{Layout, TierOptions};
 use crate::slab::{Slab, EMPTY_KEY};
 
 /// No slot: end of a free list.
@@ -26,7 +26,7 @@ const TAIL_AGE_RATIO: u32 = 2;
 #[derive(Debug)]
 pub struct RowTier {
     layout: Layout,
-    index: HashTable<u32>,
+    index: RobinHoodIndex,
     slabs: Vec<Option<Slab>>,
     pools: Vec<Pool>,
     /// Counts accesses; wraps.
@@ -118,7 +118,7 @@ impl RowTier {
     /// `Invalid` when a class has rows of no words or larger than a slab.
     pub fn new(options: &TierOptions) -> Result<Self> {
         let layout = Layout::new(options)?;
-        let index = HashTable::with_capacity(index_capacity(layout.rows_max));
+        let index = RobinHoodIndex::with_capacity(layout.rows_max as usize);
         let pools = layout.classes.iter().map(|class| Pool {
             row_words: class.row_words,
             slots_per_slab: class.slots_per_slab,
@@ -129,7 +129,8 @@ impl RowTier {
         });
         let pools: Vec<Pool> = pools.collect();
         let tables = layout.table_bytes_per_slab(options.policy.build().as_ref());
-        let fixed_bytes = index.allocation_size() as u64 + tables * u64::from(layout.slab_count);
+        let fixed_bytes =
+            index.bytes() as u64 + layout.policy_bytes + tables * u64::from(layout.slab_count);
         Ok(Self {
             slabs: Vec::with_capacity(layout.slab_count as usize),
             index,
@@ -195,6 +196,9 @@ impl RowTier {
             self.evict_one(pool_at);
         }
         let Some(slot) = self.free_slot(pool_at) else { return Ok(Insertion::Bypassed) };
+        if !self.index.insert(mix64(packed), slot) {
+            return Ok(Insertion::Bypassed);
+        }
         let tick = self.tick;
         let slab = self.slab_mut(slot);
         let next_free = slab.tick(at(slot));
@@ -204,7 +208,6 @@ impl RowTier {
         let pool = self.pool_mut(pool_at);
         pool.free = next_free;
         pool.policy.insert(slot, mix64(packed), arrival.score);
-        self.index_insert(packed, slot);
         self.counters.insertions += 1;
         Ok(Insertion::Stored)
     }
@@ -398,10 +401,7 @@ impl RowTier {
     /// Empties a slot that its policy gave up, and puts it first in the free list.
     fn empty(&mut self, slot: u32) {
         let key = self.key_of(slot);
-        let entry = self.index.find_entry(mix64(key), |&held| held == slot);
-        if let Ok(entry) = entry {
-            entry.remove();
-        }
+        self.index.remove(mix64(key), slot);
         let pool_at = self.slab_mut(slot).pool;
         let pool = self.pool_mut(pool_at);
         let next_free = std::mem::replace(&mut pool.free, slot);
@@ -411,29 +411,7 @@ impl RowTier {
     }
 
     fn find(&self, packed: u64) -> Option<u32> {
-        self.index.find(mix64(packed), |&slot| self.key_of(slot) == packed).copied()
-    }
-
-    /// Adds to the index without ever growing it: when tombstones have used its room up, it is
-    /// swept and filled anew.
-    fn index_insert(&mut self, packed: u64, slot: u32) {
-        let slabs = &self.slabs;
-        let hash = |slot: &u32| mix64(key_in(slabs, *slot));
-        if self.index.len() < self.index.capacity() {
-            self.index.insert_unique(mix64(packed), slot, hash);
-            return;
-        }
-        self.index.clear();
-        for (number, slab) in slabs.iter().enumerate() {
-            let slots = slab.as_ref().map_or(0, Slab::slot_count) as u32;
-            for slot in 0..slots {
-                let slot = ((number as u32) << SLOT_BITS) | slot;
-                let key = key_in(slabs, slot);
-                if key != EMPTY_KEY {
-                    self.index.insert_unique(mix64(key), slot, hash);
-                }
-            }
-        }
+        self.index.find(mix64(packed), |slot| self.key_of(slot) == packed)
     }
 
     fn key_of(&self, slot: u32) -> u64 {

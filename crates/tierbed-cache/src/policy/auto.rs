@@ -1,4 +1,4 @@
-//! Which policy suits this traffic? Six shadows are told of every group; the rows here are those
+//! Which policy suits this traffic? Seven shadows are told of every group; the rows here are those
 //! of the shadow that has done best lately.
 //!
 //! ```text
@@ -20,7 +20,7 @@ use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, Lru, S3F
 use crate::index::RobinHoodIndex;
 
 /// Groups of an epoch.
-const EPOCH_GROUPS: u32 = 1000;
+const EPOCH_GROUPS: u32 = 500;
 /// What a standing keeps from one epoch to the next.
 const DECAY: f64 = 0.6;
 /// Another shadow leads when its standing is this much better.
@@ -55,10 +55,11 @@ pub struct Auto {
 
 impl Default for Auto {
     fn default() -> Self {
-        let policies: [Box<dyn EvictionPolicy>; 6] = [
+        let policies: [Box<dyn EvictionPolicy>; 7] = [
             Box::new(GroupFrequency::new(CreditRule::STEADY)),
             Box::new(GroupFrequency::new(CreditRule::DRIFTING)),
             Box::new(GroupFrequency::new(CreditRule::FAST)),
+            Box::new(GroupFrequency::new(CreditRule::STEEP)),
             Box::new(S3Fifo::default()),
             Box::new(TwoClocks::<BestGroup>::default()),
             Box::new(Lru::default()),
@@ -263,7 +264,7 @@ mod tests {
 
     #[test]
     fn rows_the_leader_gives_up_become_strays_and_leave_first() {
-        let mut auto = Auto { leader: 5, ..Auto::default() };
+        let mut auto = Auto { leader: 6, ..Auto::default() };
         auto.add_slab(0, 3);
         ask(&mut auto, &[0, 1, 2]);
         for slot in 0..3 {

@@ -66,6 +66,8 @@ impl CreditRule {
     pub const FOR_EVER: Self = Self { weight: MissWeight::Tenths(15), halve_after: 0 };
     /// Forgets within some turnovers of the cache.
     pub const DRIFTING: Self = Self { weight: MissWeight::Tenths(10), halve_after: 20 };
+    /// Cares for nearly complete groups alone, and forgets very slowly.
+    pub const STEEP: Self = Self { weight: MissWeight::Tenths(30), halve_after: 1000 };
     /// Forgets soon.
     pub const FAST: Self = Self { weight: MissWeight::Tenths(10), halve_after: 5 };
 }
@@ -191,6 +193,7 @@ impl EvictionPolicy for GroupFrequency {
             CreditRule::FOR_EVER => "group-frequency-for-ever",
             CreditRule::DRIFTING => "group-frequency-drifting",
             CreditRule::FAST => "group-frequency-fast",
+            CreditRule::STEEP => "group-frequency-steep",
             _ => "group-frequency",
         }
     }

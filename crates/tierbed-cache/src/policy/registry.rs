@@ -37,13 +37,13 @@ pub enum PolicyKind {
     EvLfu(FlushRule),
     /// Group-weighted frequency.
     GroupFrequency(CreditRule),
-    /// What the best of six other policies holds.
+    /// What the best of seven other policies holds.
     Auto,
 }
 
 impl PolicyKind {
     /// Every kind, for tests and tables.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Lru,
         Self::Lfu,
         Self::Clock,
@@ -61,6 +61,7 @@ impl PolicyKind {
         Self::GroupFrequency(CreditRule::FOR_EVER),
         Self::GroupFrequency(CreditRule::DRIFTING),
         Self::GroupFrequency(CreditRule::FAST),
+        Self::GroupFrequency(CreditRule::STEEP),
         Self::Auto,
     ];
 

@@ -89,12 +89,12 @@ fn slabs_follow_the_rows_that_are_asked_for() {
 #[test]
 fn the_index_never_grows_over_long_runs() {
     let mut tier = RowTier::new(&options(200 << 10, &[(4, 1 << 30)])).unwrap();
-    let before = tier.index.allocation_size();
+    let before = tier.index.bytes();
     let mut rng = SplitMix64::new(3);
     for _ in 0..200_000 {
         tier.insert(key(0, rng.below(1 << 30)), &[1.0; 4]).unwrap();
     }
-    assert_eq!(tier.index.allocation_size(), before);
+    assert_eq!(tier.index.bytes(), before);
     assert_eq!(tier.index.len() as u64, tier.stats().row_count);
     assert!(tier.stats().data_bytes + tier.stats().metadata_bytes <= 200 << 10);
 }
