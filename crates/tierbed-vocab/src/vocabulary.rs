@@ -5,18 +5,23 @@
 //! then index pages are changed, in hash order. So the same batches give the same rows, however
 //! much memory there is and whatever was looked up or fetched ahead in between.
 
+mod evict;
+mod scratch;
+
 use serde::{Deserialize, Serialize};
 use tierbed_core::{
     Budget, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema, TrainStore,
 };
 
-use crate::bucket::{
-    insert_entry, mix, set_entry, unmix, write_bucket, Bucket, Entry, ENTRIES_MAX,
-};
+use crate::bucket::{insert_entry, set_entry, unmix, write_bucket, Bucket, Entry, ENTRIES_MAX};
 use crate::directory::Directory;
 use crate::free_rows::FreeRows;
 use crate::pages::{page_table, PageCache};
 use crate::policy::Policy;
+
+pub use evict::{Evicted, FreedSink};
+pub use scratch::Scratch;
+use scratch::{Group, Todo};
 
 /// The row of every id without a row of its own.
 pub const SHARED_ROW: u64 = 0;
@@ -45,45 +50,6 @@ pub struct State {
     pub waiting_count: u64,
 }
 
-/// Takes rows that eviction freed, increasing, and gives them their initial values in the store.
-pub type FreedSink<'a> = dyn FnMut(&mut dyn TrainStore, &[u64]) -> Result<()> + 'a;
-
-/// Ids of one batch on their way to rows; kept from call to call.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    order: Vec<(u64, u32)>,
-    groups: Vec<Group>,
-    pending: Vec<(u32, u32)>,
-}
-
-/// One different id of a batch.
-#[derive(Debug, Clone, Copy)]
-struct Group {
-    hash: u64,
-    /// Position of its first appearance.
-    first: u32,
-    row: u64,
-    todo: Todo,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Todo {
-    Nothing,
-    /// Remember that it appeared.
-    Wait,
-    /// Give it a row.
-    Admit,
-}
-
-/// What an eviction did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Evicted {
-    /// Ids that lost their row.
-    pub id_count: u64,
-    /// Ids forgotten before they had one.
-    pub waiting_count: u64,
-}
-
 /// Room an insertion of new ids needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Growth {
@@ -101,37 +67,6 @@ pub struct Vocabulary {
     state: State,
     directory: Directory,
     memory: Reservation,
-}
-
-impl Scratch {
-    /// Empties it for the next batch.
-    pub fn clear(&mut self) {
-        self.order.clear();
-        self.groups.clear();
-    }
-
-    /// Adds the id at `position` of the batch.
-    pub fn push(&mut self, id: i64, position: u32) {
-        self.order.push((mix(id), position));
-    }
-
-    /// Brings together the appearances of each id; returns how many different ids there are.
-    pub fn sort(&mut self) -> u64 {
-        self.order.sort_unstable();
-        self.groups.clear();
-        self.groups.extend(self.order.chunk_by(|a, b| a.0 == b.0).filter_map(|same| {
-            let &(hash, first) = same.first()?;
-            Some(Group { hash, first, row: SHARED_ROW, todo: Todo::Nothing })
-        }));
-        self.groups.len() as u64
-    }
-
-    /// Visits (position, row) of every appearance.
-    pub fn for_each(&self, mut visit: impl FnMut(u32, u64)) {
-        for (same, group) in self.order.chunk_by(|a, b| a.0 == b.0).zip(&self.groups) {
-            same.iter().for_each(|&(_, position)| visit(position, group.row));
-        }
-    }
 }
 
 /// Returns the hidden table of the buckets of table `name`.
@@ -433,71 +368,6 @@ impl Vocabulary {
         write_bucket(pages.create(store, new)?, depth + 1, high);
         write_bucket(pages.page_mut(store, old)?, depth + 1, low);
         Ok(())
-    }
-
-    /// Takes the rows of ids that the policy judges, at time `now`, and hands the rows, some at
-    /// a time and increasing, to `freed`, which must give them their initial values.
-    ///
-    /// # Errors
-    /// As [`train`](Self::train).
-    pub fn evict(
-        &mut self,
-        pages: &mut PageCache,
-        store: &mut dyn TrainStore,
-        now: u32,
-        freed: &mut FreedSink<'_>,
-    ) -> Result<Evicted> {
-        let mut evicted = Evicted::default();
-        let (mut slot, mut rows) = (0, Vec::new());
-        while self.state.policy.counts_everybody() {
-            let keys = self.bring_next(pages, store, &mut slot)?;
-            if keys.is_empty() {
-                break;
-            }
-            for key in keys {
-                evicted.waiting_count += self.evict_bucket(pages, store, (key, now), &mut rows)?;
-                evicted.id_count += rows.len() as u64;
-                for row in &rows {
-                    self.free.push(pages, store, &mut self.state.free_count, *row)?;
-                }
-                rows.sort_unstable();
-                if !rows.is_empty() {
-                    freed(store, &rows)?;
-                }
-            }
-        }
-        self.state.id_count = self.state.id_count.saturating_sub(evicted.id_count);
-        self.state.waiting_count = self.state.waiting_count.saturating_sub(evicted.waiting_count);
-        Ok(evicted)
-    }
-
-    // Judges the ids of one bucket; their rows replace `rows`. Returns how many had none.
-    fn evict_bucket(
-        &self,
-        pages: &mut PageCache,
-        store: &mut dyn TrainStore,
-        (key, now): (RowKey, u32),
-        rows: &mut Vec<u64>,
-    ) -> Result<u64> {
-        rows.clear();
-        let bucket = Bucket::parse(pages.page(store, key)?)?;
-        let (mut kept, mut waiting, mut is_changed) = (Vec::new(), 0, false);
-        for mut entry in bucket.entries() {
-            let before = entry.count;
-            if !self.state.policy.eviction.judge(&mut entry.count, entry.seen, now) {
-                is_changed |= before.to_bits() != entry.count.to_bits();
-                kept.push(entry);
-            } else if let Some(row) = entry.row {
-                rows.push(self.checked_row(row)?);
-            } else {
-                waiting += 1;
-            }
-        }
-        if is_changed || kept.len() < bucket.len() {
-            let depth = bucket.depth;
-            write_bucket(pages.page_mut(store, key)?, depth, &kept);
-        }
-        Ok(waiting)
     }
 
     /// Visits (id, row) of every id that has a row, in the order of their hashes.

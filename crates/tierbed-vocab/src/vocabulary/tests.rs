@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
+use crate::mix;
 use crate::policy::Eviction;
 use proptest::prelude::*;
 use tierbed_core::{InitSpec, OptimizerKind, RowStore};

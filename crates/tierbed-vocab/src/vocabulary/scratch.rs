@@ -1,0 +1,63 @@
+//! Which ids does a batch have? Each once, with all its appearances.
+
+use super::SHARED_ROW;
+use crate::bucket::mix;
+
+/// Ids of one batch on their way to rows; kept from call to call.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    order: Vec<(u64, u32)>,
+    pub(super) groups: Vec<Group>,
+    pub(super) pending: Vec<(u32, u32)>,
+}
+
+/// One different id of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    pub(super) hash: u64,
+    /// Position of its first appearance.
+    pub(super) first: u32,
+    pub(super) row: u64,
+    pub(super) todo: Todo,
+}
+
+/// What is to be done about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Todo {
+    Nothing,
+    /// Remember that it appeared.
+    Wait,
+    /// Give it a row.
+    Admit,
+}
+
+impl Scratch {
+    /// Empties it for the next batch.
+    pub fn clear(&mut self) {
+        self.order.clear();
+        self.groups.clear();
+    }
+
+    /// Adds the id at `position` of the batch.
+    pub fn push(&mut self, id: i64, position: u32) {
+        self.order.push((mix(id), position));
+    }
+
+    /// Brings together the appearances of each id; returns how many different ids there are.
+    pub fn sort(&mut self) -> u64 {
+        self.order.sort_unstable();
+        self.groups.clear();
+        self.groups.extend(self.order.chunk_by(|a, b| a.0 == b.0).filter_map(|same| {
+            let &(hash, first) = same.first()?;
+            Some(Group { hash, first, row: SHARED_ROW, todo: Todo::Nothing })
+        }));
+        self.groups.len() as u64
+    }
+
+    /// Visits (position, row) of every appearance.
+    pub fn for_each(&self, mut visit: impl FnMut(u32, u64)) {
+        for (same, group) in self.order.chunk_by(|a, b| a.0 == b.0).zip(&self.groups) {
+            same.iter().for_each(|&(_, position)| visit(position, group.row));
+        }
+    }
+}
