@@ -10,21 +10,16 @@
 //! | `ours` | grown, with room left | by marginal gain; guarded |
 //!
 //! Growth learns more of a log than bisection, and on some logs what it learns does not last. The
-//! *guard* builds both from the first nine tenths of the log and lets the last tenth decide.
+//! *guard* builds both from the first nine tenths of the log and lets the last tenth decide
+//! ([`choose`]).
 
 use tierbed_core::{Error, Result};
 
 use crate::partition::{
     bisect, by_frequency, random, BisectionOptions, GrowthOptions, LevelReport,
 };
-use crate::replicate::{before_partition, by_connectivity, by_marginal_gain, finer_and_filled};
-use crate::select::Selection;
-use crate::{count_page_reads, index_by_use, Placement, QueryLog};
-
-/// Share of the log that the guard builds from.
-const GUARD_SHARE: f64 = 0.9;
-/// Pages known per row while the guard judges: MaxEmbed's choice for serving.
-const GUARD_INDEX_LIMIT: u32 = 10;
+use crate::replicate::{before_partition, by_connectivity, finer_and_filled};
+use crate::{choose, Placement, QueryLog};
 
 /// How rows get their pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,7 +36,7 @@ pub enum Method {
     FinerFilled,
     /// [`bisect`], then [`by_connectivity`].
     ByConnectivity,
-    /// [`by_marginal_gain`], or [`by_connectivity`] where that reads fewer pages of the last
+    /// [`by_marginal_gain`](crate::replicate::by_marginal_gain), or [`by_connectivity`] where that reads fewer pages of the last
     /// queries.
     Grown,
 }
@@ -138,7 +133,7 @@ pub fn build(
             Some(homes) => by_connectivity(homes, log, ratio),
             None => bisected_with_replicas(log, options, ratio, report),
         },
-        Method::Grown => guarded(log, options, ratio, report),
+        Method::Grown => guarded(log, options, ratio),
     }
 }
 
@@ -151,32 +146,11 @@ fn bisected_with_replicas(
     by_connectivity(&bisect(log.clone(), options, report)?, log, ratio)
 }
 
-fn grown(log: &QueryLog, options: &BisectionOptions, ratio: f64) -> Result<Placement> {
+/// Grows pages unless the last queries of `log` read fewer pages of bisected ones.
+fn guarded(log: &QueryLog, options: &BisectionOptions, ratio: f64) -> Result<Placement> {
     let growth =
         GrowthOptions { bisection: options.clone(), ..GrowthOptions::new(options.rows_per_page) };
-    by_marginal_gain(log.clone(), &growth, ratio)
-}
-
-/// Grows pages unless the last queries of `log` read fewer pages of bisected ones.
-fn guarded(
-    log: &QueryLog,
-    options: &BisectionOptions,
-    ratio: f64,
-    report: &mut dyn FnMut(LevelReport),
-) -> Result<Placement> {
-    let (first, last) = log.split_by_share(GUARD_SHARE)?;
-    let reads = |placement: &Placement| {
-        let index = index_by_use(placement, &first)?.limited(Some(GUARD_INDEX_LIMIT));
-        let threads = options.thread_count;
-        Ok(count_page_reads(&index, &last, Selection::OnePass, threads)?.page_count())
-    };
-    let by_growth = reads(&grown(&first, options, ratio)?)?;
-    let by_bisection = reads(&bisected_with_replicas(&first, options, ratio, report)?)?;
-    if by_growth <= by_bisection {
-        grown(log, options, ratio)
-    } else {
-        bisected_with_replicas(log, options, ratio, report)
-    }
+    Ok(choose(log, log, &growth, ratio)?.placement)
 }
 
 #[cfg(test)]
@@ -184,8 +158,9 @@ mod tests {
     use tierbed_core::env::SplitMix64;
 
     use super::*;
-    use crate::connectivity_sum;
     use crate::index::PageIndex;
+    use crate::select::Selection;
+    use crate::{connectivity_sum, count_page_reads};
 
     /// Circles of four rows, 25 apart, of which two to four are asked for together.
     fn log() -> QueryLog {
@@ -237,32 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_keeps_what_read_less_of_the_last_queries() {
-        // Bisection cannot tell these circles apart, growth does.
-        let circles = log();
-        let options = BisectionOptions::new(4);
-        let input = BuildInput { log: &circles, homes: None };
+    fn ours_is_what_the_guard_chose() {
+        let (log, options) = (log(), BisectionOptions::new(4));
+        let input = BuildInput { log: &log, homes: None };
         let ours = build(input, Method::Grown, &options, 0.1, &mut |_| ()).unwrap();
-        assert_eq!(ours, grown(&circles, &options, 0.1).unwrap());
-        // What was learnt does not last: rows are asked for with others in the end.
-        let mut rng = SplitMix64::new(2);
-        let mut queries: Vec<Vec<u32>> = circles.iter().map(<[u32]>::to_vec).collect();
-        for query in queries.iter_mut().skip(500) {
-            query.iter_mut().for_each(|row| *row = rng.below(110) as u32);
-        }
-        let noise = QueryLog::from_queries(110, &queries).unwrap();
-        let input = BuildInput { log: &noise, homes: None };
-        let kept = build(input, Method::Grown, &options, 0.0, &mut |_| ()).unwrap();
-        let (first, last) = noise.split_by_share(GUARD_SHARE).unwrap();
-        let reads = |placement: Placement| pages_read(&placement, &last);
-        let by_growth = reads(grown(&first, &options, 0.0).unwrap());
-        let by_bisection = reads(bisect(first.clone(), &options, &mut |_| ()).unwrap());
-        let expected = if by_growth <= by_bisection {
-            grown(&noise, &options, 0.0).unwrap()
-        } else {
-            bisect(noise.clone(), &options, &mut |_| ()).unwrap()
-        };
-        assert_eq!(kept, expected);
+        let choice = choose(&log, &log, &GrowthOptions::new(4), 0.1).unwrap();
+        // Bisection cannot tell these circles apart, growth does.
+        assert!(choice.is_grown());
+        assert_eq!(ours, choice.placement);
     }
 
     #[test]
