@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tierbed._native import NativePlacement, NativeQueryLog, NativeQueryLogBuilder
 from tierbed.errors import InvalidError
+from tierbed.sparse import KeyedJaggedTensor
 
 __all__ = ["MissStream", "PageReads", "Placement", "QueryLog", "place", "rows_per_page_of"]
 
@@ -93,6 +94,41 @@ class QueryLog:
             wanted = [part.to(torch.int64).contiguous() for part in (values, offsets)]
             builder.push(*wanted)
         return cls(builder.finish())
+
+    @classmethod
+    def from_samples(
+        cls, table_sizes: Mapping[str, int], samples: Iterable[KeyedJaggedTensor]
+    ) -> QueryLog:
+        """Collects the samples of a data set, each as one query over all its features.
+
+        Rows are numbered through: those of the first feature's table, then those of the next. A
+        placement of such a log is one of several tables that share pages.
+
+        Args:
+            table_sizes: Rows of each feature's table, in the order of the features.
+            samples: Batches of ids, feature-major, as data sets yield them.
+
+        Raises:
+            InvalidError: An id is beyond its table.
+        """
+        sizes = torch.tensor(list(table_sizes.values()))
+        starts = torch.cumsum(sizes, 0) - sizes
+
+        def by_sample() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in samples:
+                lengths = batch.lengths().view(len(sizes), batch.stride())
+                per_feature = lengths.sum(1)
+                ids, limits = batch.values(), sizes.repeat_interleave(per_feature)
+                if bool(((ids < 0) | (ids >= limits)).any()):
+                    raise InvalidError("a sample has an id beyond its table")
+                sample = torch.arange(batch.stride()).repeat(len(sizes))
+                order = torch.argsort(sample.repeat_interleave(lengths.flatten()), stable=True)
+                rows = (ids + starts.repeat_interleave(per_feature))[order]
+                bounds = torch.zeros(batch.stride() + 1, dtype=torch.int64)
+                torch.cumsum(lengths.sum(0), 0, out=bounds[1:])
+                yield rows, bounds
+
+        return cls.from_batches(int(sizes.sum()), by_sample())
 
     @property
     def row_count(self) -> int:

@@ -68,6 +68,20 @@ def test_the_drift_report_says_when_to_rebuild(log: Path, tmp_path: Path) -> Non
     assert result["rebuild_at"] == 1
 
 
+def test_samples_of_a_click_log_are_placed(tmp_path: Path) -> None:
+    from tierbed.data import write_criteo_tsv
+
+    samples = tmp_path / "clicks.tsv"
+    write_criteo_tsv(samples, 300, scale=0.0001, seed=1)
+    told = tmp_path / "told.json"
+    given = ("--log", samples, "--log-format", "criteo", "--dim", 64, "--ratio", 0)
+    out = ("--out", tmp_path / "placed", "--json", told)
+    assert tierbed("place", *given, "--method", "by_frequency", *out) == 0
+    result = result_of(told)
+    assert (result["queries_built_from"], result["rows_per_page"]) == (300, 15)
+    assert 2 < result["useful_rows_per_page"] <= 15
+
+
 def test_wrong_calls_say_what_to_do(log: Path, tmp_path: Path, capsys: Any) -> None:
     for arguments, said in [
         (["--out", tmp_path], "either --rows-per-page or --dim"),

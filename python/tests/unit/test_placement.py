@@ -58,6 +58,18 @@ def test_a_log_comes_in_as_it_was_written(tmp_path: Path) -> None:
         log[50]
 
 
+def test_samples_are_queries_over_all_their_features() -> None:
+    # Feature a: [0, 2] and []; feature b: [1] and [0, 1]; rows of b begin at 3.
+    samples = tb.KeyedJaggedTensor(
+        ["a", "b"], torch.tensor([0, 2, 1, 0, 1]), lengths=torch.tensor([2, 0, 1, 2]), stride=2
+    )
+    log = tb.QueryLog.from_samples({"a": 3, "b": 2}, [samples, samples])
+    assert [log[at] for at in range(4)] == [[0, 2, 4], [3, 4]] * 2
+    assert log.row_count == 5
+    with pytest.raises(InvalidError, match="beyond its table"):
+        tb.QueryLog.from_samples({"a": 2, "b": 2}, [samples])
+
+
 def test_bad_logs_are_refused_with_their_line(tmp_path: Path) -> None:
     path = text_of(tmp_path / "log.txt", [[1, 2], [3]])
     path.write_text(path.read_text() + "4 five\n")

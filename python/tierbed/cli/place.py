@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +17,12 @@ from tierbed.progress import Progress
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "read_log", "register"]
 
 PLACEMENT_FILE = "placement.tbp"
+SAMPLES_AT_ONCE = 1 << 14
 
 Log = Annotated[Path, typer.Option("--log", help="The query log, plain or compressed.")]
 LogFormat = Annotated[
-    str, typer.Option("--log-format", help="text, maxembed-text or maxembed (binary).")
+    str,
+    typer.Option("--log-format", help="text, maxembed-text, maxembed (binary), criteo, avazu."),
 ]
 
 
@@ -32,9 +35,34 @@ def placement_file(path: Path) -> Path | None:
 
 
 def read_log(path: Path, log_format: str, **options: Any) -> QueryLog:
-    """Reads a log and shows how far it is."""
+    """Reads a log, or the samples of a data set, and shows how far it is."""
+    if log_format in ("criteo", "avazu"):
+        return _read_samples(path, log_format, **options)
     with Progress(f"read {path.name}", None, "bytes") as bar:
         return QueryLog.read(path, log_format, progress=bar.set, **options)
+
+
+def _read_samples(
+    path: Path,
+    log_format: str,
+    *,
+    row_count: int | None = None,
+    sample: float = 1.0,
+    seed: int = 0,
+    query_rows_max: int | None = None,
+) -> QueryLog:
+    """Numbers the tokens of a file of samples; each sample is a query over all its features."""
+    from tierbed.source import DataOptions, open_source
+
+    if row_count is not None or query_rows_max is not None:
+        raise InvalidError(f"{log_format} files say their rows: leave out --rows and --query-rows")
+    with tempfile.TemporaryDirectory() as folder:
+        given = DataOptions(format=log_format, paths=(str(path),))
+        source = open_source(given, Path(folder) / "vocabulary")
+        sizes = source.table_sizes
+        batches = source.batches(0, source.train_samples, SAMPLES_AT_ONCE)
+        log = QueryLog.from_samples(sizes, (batch.sparse for batch in batches))
+    return log if sample >= 1.0 else log.sample(int(sample * len(log)), seed)
 
 
 def place_(
