@@ -27,10 +27,12 @@ __all__ = [
     "Vocabulary",
     "VocabularyBuilder",
     "apply_delta",
+    "bench_lookup",
     "bench_worker",
     "check_python_store",
     "cpu_features",
     "drop_checkpoint",
+    "import_tables",
     "kept_checkpoints",
     "placement_methods",
     "restore_checkpoint",
@@ -46,6 +48,9 @@ def cpu_features() -> str: ...
 def bench_worker() -> None:
     """Serves the commands of ``tierbed bench training``: lines of JSON on standard input, one
     answer each on standard output, until the input ends. See ``tierbed_bench::training``."""
+def bench_lookup(command: str) -> str:
+    """Carries out one command of ``tierbed bench lookup --log``: a JSON object, answered by one.
+    See ``tierbed_bench::lookup``."""
 def check_python_store(
     make: Callable[[], Any], seed: int, step_count: int, keeps: bool
 ) -> None:
@@ -90,6 +95,15 @@ class CacheLog:
     @staticmethod
     def policy_bytes(policy: str) -> int:
         """Bytes a policy keeps per cached row."""
+
+def import_tables(
+    tables: list[tuple[str, SupportsDLPack]],
+    placements: list[tuple[list[int], str]],
+    out: str,
+    dram_budget_bytes: int,
+) -> str:
+    """Writes a snapshot of matrices [rows, dim] f32 to ``out``; returns a JSON report. For
+    ``placements`` see :meth:`NativeStore.publish`."""
 
 @final
 class FeaturePlan:
@@ -275,11 +289,13 @@ class NativeStore:
         attachments: list[tuple[str, bytes]],
         progress: Callable[[int, int], None] | None,
         base: str | None = None,
+        placements: list[tuple[list[int], str]] = [],
     ) -> str:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
         rows_total)``. Returns a JSON report. With ``base``, the path of a snapshot of this store:
-        a delta, only what changed since."""
+        a delta, only what changed since. With ``placements``, ids of tables and the file of their
+        placement: these tables share pages as it says."""
 
     def verify(self) -> int:
         """Checks every checksum; returns the number of pages checked."""

@@ -27,6 +27,7 @@ from tierbed.config import BaseEmbeddingConfig, is_own
 from tierbed.errors import InvalidError
 from tierbed.ops import minutes_now
 from tierbed.optim import Optimizer, state_words
+from tierbed.placed import PlacementFiles, placement_files
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -493,6 +494,7 @@ class Store:
         model: torch.nn.Module | None = None,
         *,
         base: str | os.PathLike[str] | None = None,
+        placement: PlacementFiles | None = None,
         attachments: Mapping[str, bytes] | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
@@ -504,6 +506,9 @@ class Store:
                 ``tierbed serve`` can predict.
             base: A snapshot of this store: write a delta, only the rows that differ from it, for
                 :meth:`Snapshot.apply`.
+            placement: Which rows share pages, from ``tierbed place``: the file of a store with one
+                table, or a file per table or tuple of tables of one dim, whose rows are numbered
+                through in that order. Other tables lie most used rows first.
             attachments: Further named bytes.
             progress: Called with (rows done, rows in all).
 
@@ -519,6 +524,7 @@ class Store:
                 sorted(parts.items()),
                 progress,
                 None if base is None else os.fspath(base),
+                placement_files(placement, [table["name"] for table in self.tables()], self.table_id),
             )
         )
         return report

@@ -11,7 +11,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_pagestore::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_pagestore::{Report, SnapshotWriter};
+use tierbed_pagestore::{PlacedTables, Report, SnapshotWriter};
 
 use crate::along::Along;
 use crate::engine::{lost, OrderedEngine};
@@ -33,11 +33,27 @@ impl OrderedEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
+        self.publish_placed(path, Vec::new(), attachments, progress)
+    }
+
+    /// Publishes as [`publish`](Self::publish); the tables of each of `placed` share pages as it
+    /// says.
+    ///
+    /// # Errors
+    /// As [`tierbed::Engine::publish_placed`].
+    pub fn publish_placed(
+        &mut self,
+        path: &Path,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
         if let Some(along) = self.along_mut() {
-            return along.publish(Arc::new(FsFolder::create(path)?), attachments, progress);
+            let folder = Arc::new(FsFolder::create(path)?);
+            return along.publish(folder, placed, attachments, progress);
         }
         match self.general_mut()? {
-            Some(general) => general.engine.publish(path, attachments, progress),
+            Some(general) => general.engine.publish_placed(path, placed, attachments, progress),
             None => Err(lost("no engine")),
         }
     }
@@ -88,13 +104,15 @@ impl Along {
     fn publish(
         &mut self,
         folder: Arc<dyn Folder>,
+        placed: Vec<PlacedTables>,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.side.clear();
         let schema = self.engine.schema().clone();
         let dims = self.dims();
-        let mut writer = SnapshotWriter::create(Arc::clone(&folder), &schema, &self.aside)?;
+        let target = Arc::clone(&folder);
+        let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &self.aside)?;
         let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
         let mut show = |done: u64| match progress(done.min(row_count), row_count) {
             true => Ok(()),

@@ -17,6 +17,7 @@ pub mod delta;
 pub mod forward_index;
 #[doc(hidden)]
 pub mod fuzz;
+mod import;
 mod lookup;
 pub mod manifest;
 mod open;
@@ -32,6 +33,7 @@ pub mod sorter;
 mod verify;
 mod writer;
 
+pub use import::{import_tables, PlainTable};
 pub use lookup::LookupStats;
 pub use placed::PlacedTables;
 pub use placed_writer::RowSource;
@@ -41,4 +43,5 @@ pub use snapshot::{
     TableSummary,
 };
 pub use tierbed_kernels::{FeaturePlan, Pooling};
+pub use tierbed_placement::index::PageIndex;
 pub use writer::{Report, SnapshotWriter};

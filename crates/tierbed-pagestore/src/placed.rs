@@ -10,8 +10,11 @@
 //! item    0  1  2  3    4  5  6                                  c3:1 c7:0 c7:2
 //! ```
 
+use std::path::Path;
+
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_placement::index::PageIndex;
+use tierbed_placement::read_placement;
 
 use crate::page::PageShape;
 
@@ -25,6 +28,15 @@ pub struct PlacedTables {
 }
 
 impl PlacedTables {
+    /// Reads the placement of `tables` from a file that `tierbed place` wrote.
+    ///
+    /// # Errors
+    /// `Io` and `Corruption` as [`read_placement`].
+    pub fn read(tables: Vec<TableId>, path: &Path) -> Result<Self> {
+        let (_, index) = read_placement(path)?;
+        Ok(Self { tables, index })
+    }
+
     /// Checks that the placement is one of these tables of `schema`; returns their numbering.
     pub(crate) fn check(&self, schema: &Schema) -> Result<Numbering> {
         let tables: Vec<u32> = self.tables.iter().map(|table| table.0).collect();

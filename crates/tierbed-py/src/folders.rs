@@ -1,23 +1,28 @@
-//! Folders as a whole, for Python: kept checkpoints of a store, deltas of a snapshot.
+//! Folders as a whole, for Python: kept checkpoints of a store, deltas of a snapshot, snapshots
+//! of plain tables.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tierbed_core::Budget;
+use tierbed_core::{Budget, Result, TableId};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_pagestore::delta::apply_delta as apply;
-use tierbed_pagestore::{Snapshot, SnapshotOptions};
+use tierbed_pagestore::{
+    import_tables as import, PlacedTables, PlainTable, Snapshot, SnapshotOptions,
+};
 
 use crate::errors::run;
 use crate::store::to_json;
+use crate::tensors::Tensor;
 
 /// Adds the functions of this file to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(kept_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(drop_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(restore_checkpoint, module)?)?;
-    module.add_function(wrap_pyfunction!(apply_delta, module)?)
+    module.add_function(wrap_pyfunction!(apply_delta, module)?)?;
+    module.add_function(wrap_pyfunction!(import_tables, module)?)
 }
 
 /// Lists the kept checkpoints of the store at `path`: number, name, bytes.
@@ -65,4 +70,37 @@ fn apply_delta(
         let out: Arc<dyn Folder> = Arc::new(FsFolder::create(out)?);
         to_json(&apply(&base, &delta, &out, &Budget::new(dram_budget_bytes / 3))?)
     })
+}
+
+/// Writes a snapshot of the matrices `tables` to `out`; returns a report as JSON.
+#[pyfunction]
+fn import_tables(
+    py: Python<'_>,
+    tables: Vec<(String, Bound<'_, PyAny>)>,
+    placements: Vec<(Vec<u32>, PathBuf)>,
+    out: PathBuf,
+    dram_budget_bytes: u64,
+) -> PyResult<String> {
+    let mut given = Vec::with_capacity(tables.len());
+    for (name, weights) in &tables {
+        let dim: u32 = weights.getattr("shape")?.get_item(1)?.extract()?;
+        given.push((name.clone(), dim, Tensor::<f32>::import(weights, "weights")?));
+    }
+    let plain: Vec<PlainTable<'_>> = given
+        .iter()
+        .map(|(name, dim, weights)| PlainTable { name, dim: *dim, weights: weights.view() })
+        .collect();
+    run(py, || {
+        let out: Arc<dyn Folder> = Arc::new(FsFolder::create(out)?);
+        let placed = read_placements(&placements)?;
+        to_json(&import(out, &plain, placed, &Budget::new(dram_budget_bytes))?)
+    })
+}
+
+/// Reads the placement of each group of tables.
+pub(crate) fn read_placements(files: &[(Vec<u32>, PathBuf)]) -> Result<Vec<PlacedTables>> {
+    let read = |(tables, path): &(Vec<u32>, PathBuf)| {
+        PlacedTables::read(tables.iter().map(|&id| TableId(id)).collect(), path)
+    };
+    files.iter().map(read).collect()
 }

@@ -27,6 +27,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(bench_worker, module)?)?;
+    module.add_function(wrap_pyfunction!(bench_lookup, module)?)?;
     module.add_class::<store::FeaturePlan>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
@@ -58,4 +59,10 @@ fn bench_worker(py: Python<'_>) -> PyResult<()> {
     errors::run(py, || {
         tierbed_bench::training::serve(std::io::stdin().lock(), std::io::stdout().lock())
     })
+}
+
+/// Carries out one command of `tierbed bench lookup --log`; both sides are JSON objects.
+#[pyfunction]
+fn bench_lookup(py: Python<'_>, command: &str) -> PyResult<String> {
+    errors::run(py, || Ok(tierbed_bench::lookup::serve(command)?.to_string()))
 }

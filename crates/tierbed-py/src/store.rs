@@ -12,6 +12,7 @@ use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
 use tierbed_orders::{OrderConfig, OrderedEngine, PlanRequest};
 
 use crate::errors::{run, to_python};
+use crate::folders::read_placements;
 use crate::python_store::PythonStore;
 use crate::tensors::{check_disjoint, Tensor};
 
@@ -455,7 +456,7 @@ impl NativeStore {
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
-    #[pyo3(signature = (path, attachments, progress, base=None))]
+    #[pyo3(signature = (path, attachments, progress, base=None, placements=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "as in Python")]
     fn publish(
         &self,
@@ -464,6 +465,7 @@ impl NativeStore {
         attachments: Vec<(String, Vec<u8>)>,
         progress: Option<Py<PyAny>>,
         base: Option<PathBuf>,
+        placements: Vec<(Vec<u32>, PathBuf)>,
     ) -> PyResult<String> {
         let mut raised: Option<PyErr> = None;
         let mut report_progress = |done: u64, total: u64| {
@@ -474,8 +476,13 @@ impl NativeStore {
         };
         let result = self.with(py, |engine| {
             let (parts, progress) = (borrowed(&attachments), &mut report_progress);
+            let placed = read_placements(&placements)?;
             let report = match base {
-                None => engine.publish(&path, &parts, progress)?,
+                None => engine.publish_placed(&path, placed, &parts, progress)?,
+                Some(_) if !placed.is_empty() => {
+                    return Err(Error::unsupported("a delta cannot have placements")
+                        .with("remedy", "publish in full, with the placement"));
+                }
                 Some(base) => engine.publish_delta(&path, &base, &parts, progress)?,
             };
             to_json(&report)

@@ -13,7 +13,7 @@ use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_pagestore::delta::{check_plain, check_successor};
 use tierbed_pagestore::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_pagestore::{Report, Snapshot, SnapshotOptions, SnapshotWriter};
+use tierbed_pagestore::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
 use crate::engine::Engine;
 use crate::publish_delta::Comparer;
@@ -40,6 +40,23 @@ impl Engine {
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.publish_in(Arc::new(FsFolder::create(path)?), attachments, progress)
+    }
+
+    /// Publishes to `path`; the tables of each of `placed` share pages as it says. See
+    /// [`publish`](Self::publish).
+    ///
+    /// # Errors
+    /// `Invalid` when a placement is not one of its tables, otherwise as [`publish`](Self::publish).
+    pub fn publish_placed(
+        &mut self,
+        path: &Path,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.poison.check()?;
+        let layout = Layout { placed, base: None };
+        self.publish_to(Arc::new(FsFolder::create(path)?), layout, attachments, progress)
     }
 
     /// Publishes to `path` what changed since the snapshot at `base`, which may be any snapshot
@@ -81,7 +98,8 @@ impl Engine {
         let base = Arc::new(Snapshot::open(base, &options)?);
         check_successor(base.schema(), &self.schema)?;
         check_plain(&base)?;
-        self.publish_to(folder, Some(&base), attachments, progress)
+        let layout = Layout { placed: Vec::new(), base: Some(base) };
+        self.publish_to(folder, layout, attachments, progress)
     }
 
     /// Publishes to `folder`; see [`publish`](Self::publish).
@@ -95,21 +113,23 @@ impl Engine {
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.poison.check()?;
-        self.publish_to(folder, None, attachments, progress)
+        self.publish_to(folder, Layout::default(), attachments, progress)
     }
 
     fn publish_to(
         &mut self,
         folder: Arc<dyn Folder>,
-        base: Option<&Arc<Snapshot>>,
+        layout: Layout,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
+        let Layout { placed, base } = layout;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
         let schema = self.schema.clone();
-        let mut writer = SnapshotWriter::create(Arc::clone(&folder), &schema, &self.budget)?;
-        if let Some(base) = base {
+        let target = Arc::clone(&folder);
+        let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &self.budget)?;
+        if let Some(base) = &base {
             writer.set_base(base.identity()?);
         }
         let mut meter = Meter {
@@ -122,7 +142,8 @@ impl Engine {
                 meter.done += table.row_count;
                 continue;
             }
-            let (mut sorted, row_count) = self.sort_rows(TableId(at), &folder, base, &mut meter)?;
+            let (mut sorted, row_count) =
+                self.sort_rows(TableId(at), &folder, base.as_ref(), &mut meter)?;
             let dim = table.dim as usize;
             let mut written = 0u64;
             while let Some(record) = sorted.next()? {
@@ -192,6 +213,14 @@ impl Engine {
         }
         Ok((sorter.finish()?, row_count))
     }
+}
+
+/// What a publish lays rows out by.
+#[derive(Default)]
+struct Layout {
+    placed: Vec<PlacedTables>,
+    /// The snapshot a delta is made against.
+    base: Option<Arc<Snapshot>>,
 }
 
 /// How much is done.

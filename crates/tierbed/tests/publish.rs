@@ -14,9 +14,10 @@ use std::sync::Arc;
 use common::{bits, small_config, Job};
 use tierbed::{Engine, EngineConfig};
 use tierbed_core::store::Attachment;
-use tierbed_core::{ErrorKind, OptimizerKind};
+use tierbed_core::{ErrorKind, OptimizerKind, TableId};
 use tierbed_io::FsFolder;
-use tierbed_pagestore::{Snapshot, SnapshotOptions};
+use tierbed_pagestore::page::PageShape;
+use tierbed_pagestore::{PageIndex, PlacedTables, Snapshot, SnapshotOptions};
 
 fn trained(config: &EngineConfig) -> (tempfile::TempDir, Engine, Job, tierbed::FeaturePlan) {
     let scratch = tempfile::tempdir().unwrap();
@@ -63,6 +64,40 @@ fn a_snapshot_answers_as_the_engine_does() {
         // Training goes on as if nothing had happened.
         job.step(&mut engine, &plan, 30).unwrap();
     }
+}
+
+#[test]
+fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
+    let (scratch, mut engine, job, plan) = trained(&EngineConfig::new(64 << 20));
+    let schema = engine.schema().clone();
+    let place = |(at, table): (u32, &tierbed_core::TableSchema)| {
+        let rows_per_page = PageShape::new(table).rows_per_page;
+        let rows: Vec<u32> = (0..table.row_count as u32).rev().collect();
+        let replicas = &rows[..rows_per_page.min(rows.len())];
+        let index = PageIndex::new(rows.len() as u32, rows.chunks(rows_per_page).chain([replicas]));
+        PlacedTables { tables: vec![TableId(at)], index: index.unwrap() }
+    };
+    let placed = (0..).zip(schema.tables()).map(place).collect();
+    let target = scratch.path().join("placed");
+    let report = engine.publish_placed(&target, placed, &[], &mut |_, _| true).unwrap();
+    assert!(report.replica_count > 0 && report.places_bytes > 0, "{report:?}");
+    let folder = Arc::new(FsFolder::open(&target).unwrap());
+    let snapshot = Snapshot::open(folder, &snapshot_options(16 << 20)).unwrap();
+    snapshot.verify().unwrap();
+    for step in 0..20 {
+        let batch = job.batch(step);
+        let bags = batch.bags();
+        let mut expected = vec![0.0; plan.output_rows(&bags) * plan.output_dim()];
+        engine.lookup(&plan, &bags, &mut expected).unwrap();
+        let mut found = vec![f32::NAN; expected.len()];
+        snapshot.lookup(&plan, &bags, &mut found).unwrap();
+        assert_eq!(bits(&found), bits(&expected), "step {step}");
+    }
+    drop(snapshot);
+    let error = engine
+        .publish_delta(&scratch.path().join("delta"), &target, &[], &mut |_, _| true)
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }
 
 #[test]

@@ -54,6 +54,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
             "lsm",
             "cold",
             "baselines",
+            "placement",
             "pagestore",
             "tierbed",
             "forward",

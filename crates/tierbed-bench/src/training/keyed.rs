@@ -15,11 +15,11 @@ use tierbed_kernels::init_record;
 
 use super::job::{features_of, Job};
 use super::kernel::{Places, StepKernel};
-use super::meter::{thread_cpu_ns, Meter};
 use super::store_thread::{record_words, Request, StoreThread};
 use super::stores::{self, AnyStore};
 use super::system::System;
 use super::timeline::{first_rows, Timeline, Window, NEVER};
+use crate::meter::{thread_cpu_ns, Meter};
 
 const NO_SLOT: u32 = u32::MAX;
 /// Promised to the next window by the current one.

@@ -11,7 +11,6 @@
 mod job;
 mod kernel;
 mod keyed;
-mod meter;
 mod session;
 mod store_thread;
 mod stores;

@@ -5,8 +5,8 @@ use tierbed_core::{Error, Result};
 
 use super::job::{schema_of, Batches, Job};
 use super::keyed::Keyed;
-use super::meter::{process_cpu_ns, resident_bytes, thread_cpu_ns, Meter};
 use super::system::{Forward, Memory, System};
+use crate::meter::{process_cpu_ns, resident_bytes, thread_cpu_ns, Meter};
 
 /// An open system and where it stands.
 #[derive(Debug)]

@@ -24,9 +24,9 @@ use tierbed_forward::{Plan, PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::FsFolder;
 
 use super::job::{schema_of, Batches, Job, FEATURE_COUNT};
-use super::meter::{process_cpu_ns, resident_bytes, thread_cpu_ns, Meter};
 use super::session::{Mode, Session};
 use super::timeline::write_timeline;
+use crate::meter::{process_cpu_ns, resident_bytes, thread_cpu_ns, Meter};
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]

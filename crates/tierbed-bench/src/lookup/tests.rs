@@ -1,0 +1,96 @@
+use std::path::Path;
+
+use serde_json::json;
+use tierbed_core::env::SplitMix64;
+use tierbed_placement::index::PageIndex;
+use tierbed_placement::{write_packed, write_placement, Placement, QueryLog};
+
+use super::*;
+
+const ROWS: u32 = 300;
+
+/// A log of circles of five rows, and rows placed by circle or not.
+fn prepare(folder: &Path) {
+    let mut rng = SplitMix64::new(3);
+    let queries = (0..400).map(|_| {
+        let circle = rng.below(60) as u32;
+        (0..4).map(|at| circle + 60 * at).collect::<Vec<u32>>()
+    });
+    let log = QueryLog::from_queries(ROWS, queries).unwrap();
+    write_packed(&log, &folder.join("log")).unwrap();
+    let orders: [(&str, Vec<u32>); 2] = [
+        ("apart", (0..ROWS).collect()),
+        ("together", (0..ROWS).map(|at| at / 5 + 60 * (at % 5)).collect()),
+    ];
+    for (name, order) in orders {
+        let placement = Placement::from_order(&order, 15).unwrap();
+        let index = PageIndex::new(ROWS, placement.pages()).unwrap();
+        write_placement(&placement, &index, &folder.join(name)).unwrap();
+    }
+}
+
+fn number(answer: &Value, field: &str) -> f64 {
+    answer[field].as_f64().unwrap_or_else(|| panic!("{field} in {answer}"))
+}
+
+#[test]
+fn placed_together_a_query_reads_a_page_where_it_read_several() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    prepare(folder.path());
+    let asked = json!({ "log": path("log"), "clones": 4, "skew": 1.0, "seed": 1 });
+    let choice = json!({ "is_greedy": false, "index_limit": 10, "is_pipelined": true });
+    let mut read = Vec::new();
+    for name in ["apart", "together"] {
+        let out = path(&format!("{name}.snapshot"));
+        let written = json!({
+            "do": "write", "placement": path(name), "out": out, "dim": 64, "clones": 4,
+        });
+        let written = serve(&written.to_string()).unwrap();
+        assert_eq!(number(&written, "row_count"), f64::from(4 * ROWS));
+        let run = |backend: &str, cache_share: f64| {
+            let job = json!({
+                "do": "run", "snapshot": out, "asked": asked, "choice": choice,
+                "backend": backend, "threads": 2, "queue_depth": 8, "batch": 1,
+                "warm_calls": 50, "calls": 100, "cache_share": cache_share,
+            });
+            serve(&job.to_string()).unwrap()
+        };
+        let cold = run("direct", 0.0);
+        assert_eq!(number(&cold, "pages_read"), number(&run("memory", 0.0), "pages_read"));
+        assert!(number(&run("direct", 0.5), "rows_cached") > 100.0);
+        let job = json!({
+            "do": "select", "placement": path(name), "asked": asked, "choice": choice,
+            "batch": 1, "calls": 100,
+        });
+        let selected = serve(&job.to_string()).unwrap();
+        assert!(number(&selected, "pages_per_query") >= 1.0);
+        read.push(number(&cold, "pages_per_query"));
+        let raw = json!({
+            "do": "raw", "snapshot": out, "threads": 1, "queue_depth": 8, "reads": 50, "seed": 1,
+        });
+        assert!(number(&serve(&raw.to_string()).unwrap(), "reads_per_s") > 0.0);
+    }
+    assert_eq!(read, [4.0, 1.0]);
+}
+
+#[test]
+fn commands_that_are_none_are_refused() {
+    assert!(serve("{}").is_err());
+    assert!(serve(r#"{"do": "raw", "snapshot": "/nowhere", "threads": 1}"#).is_err());
+    assert!(Clones::new(10, 0, 1.0).is_err());
+    assert!(Clones::new(1 << 20, 1 << 12, 1.0).is_err());
+}
+
+#[test]
+fn earlier_clones_are_asked_for_more_often() {
+    let clones = Clones::new(10, 3, 1.0).unwrap();
+    let mut rng = SplitMix64::new(2);
+    let mut counts = [0; 3];
+    for _ in 0..1100 {
+        counts[clones.draw(&mut rng) as usize / 10] += 1;
+    }
+    for (count, expected) in counts.into_iter().zip([600, 300, 200]) {
+        assert!((count - expected).abs() < 60, "{counts:?}");
+    }
+}
