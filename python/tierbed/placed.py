@@ -29,14 +29,14 @@ PlacementFiles: TypeAlias = "PathLike | Mapping[str | tuple[str, ...], PathLike]
 
 def placement_files(
     placement: PlacementFiles | None,
-    names: Sequence[str],
+    tables: Sequence[Mapping[str, Any]],
     table_id: Callable[[str], int],
 ) -> list[tuple[list[int], str]]:
     """Returns the table ids and the file of each placement.
 
     Args:
         placement: A file where there is one table, or a file per table or tuple of tables.
-        names: The tables there are.
+        tables: The tables there are, each with its ``name``.
         table_id: Gives the id of a name.
 
     Raises:
@@ -45,18 +45,19 @@ def placement_files(
     if placement is None:
         return []
     if not isinstance(placement, Mapping):
+        names = [str(table["name"]) for table in tables]
         if len(names) != 1:
             raise InvalidError(
                 f"one placement for {len(names)} tables: say which, as {{tables: file}}",
-                {"tables": list(names)},
+                {"tables": names},
             )
         placement = {names[0]: placement}
     return [
         (
-            [table_id(name) for name in ((tables,) if isinstance(tables, str) else tables)],
+            [table_id(name) for name in ((group,) if isinstance(group, str) else group)],
             os.fspath(path),
         )
-        for tables, path in placement.items()
+        for group, path in placement.items()
     ]
 
 
@@ -99,7 +100,7 @@ def import_tables(
     report: dict[str, Any] = json.loads(
         _native.import_tables(
             [(name, rows.detach().contiguous()) for name, rows in tables.items()],
-            placement_files(placement, names, table_id),
+            placement_files(placement, [{"name": name} for name in names], table_id),
             os.fspath(out),
             parse_bytes(dram_budget, "dram_budget"),
         )
@@ -108,7 +109,7 @@ def import_tables(
 
 
 def read_tables(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """Opens the tables of ``.npy``, ``.safetensors`` and torch files, mapped where that is possible.
+    """Opens the tables of ``.npy``, ``.safetensors`` and torch files, mapped where possible.
 
     A ``.npy`` file is one table with the name of the file; of the others every two-dimensional
     floating-point tensor is a table, with its own name without a trailing ``.weight``.

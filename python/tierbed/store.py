@@ -524,7 +524,7 @@ class Store:
                 sorted(parts.items()),
                 progress,
                 None if base is None else os.fspath(base),
-                placement_files(placement, [table["name"] for table in self.tables()], self.table_id),
+                placement_files(placement, self.tables(), self.table_id),
             )
         )
         return report

@@ -30,7 +30,8 @@ pub struct PlainTable<'a> {
 ///
 /// # Errors
 /// `Invalid` for a table without rows or of another length than rows of `dim`, and as
-/// [`SnapshotWriter::create_placed`]; `NoSpace` and `Io` from the folder. There is no snapshot then.
+/// [`SnapshotWriter::create_placed`]; `NoSpace` and `Io` from the folder. There is no snapshot
+/// then.
 pub fn import_tables(
     out: Arc<dyn Folder>,
     tables: &[PlainTable<'_>],

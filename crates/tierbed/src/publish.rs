@@ -46,7 +46,8 @@ impl Engine {
     /// [`publish`](Self::publish).
     ///
     /// # Errors
-    /// `Invalid` when a placement is not one of its tables, otherwise as [`publish`](Self::publish).
+    /// `Invalid` when a placement is not one of its tables, otherwise as
+    /// [`publish`](Self::publish).
     pub fn publish_placed(
         &mut self,
         path: &Path,

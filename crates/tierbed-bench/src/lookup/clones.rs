@@ -1,9 +1,9 @@
 //! How does a small log speak of a large table? Clones of its rows, asked for unevenly.
 //!
-//! The table is the log's rows again and again, clone after clone. A query is one of the log's, of a
-//! clone drawn with Zipf weights: the clones are as uneven as rows of a real table are, and within
-//! a clone nothing changes. A placement of the log is cloned likewise ([`Clones::index`]), which is
-//! what placing the cloned log would give, since no query asks for rows of two clones.
+//! The table is the log's rows again and again, clone after clone. A query is one of the log's, of
+//! a clone drawn with Zipf weights: the clones are as uneven as rows of a real table are, and
+//! within a clone nothing changes. A placement of the log is cloned likewise ([`Clones::index`]),
+//! which is what placing the cloned log would give, since no query asks for rows of two clones.
 
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};

@@ -1,10 +1,11 @@
 //! What does a lookup cost from pages on a device, and what does a placement save?
 //!
 //! One command is one JSON object with the field `do`; the answer is one JSON object. Python
-//! (`tierbed bench lookup --log`) makes placements, decides what is compared and draws the tables.
+//! (`tierbed bench lookup --log`) decides what is compared and draws the tables.
 //!
 //! | command | what it does | answer |
 //! |---|---|---|
+//! | `place` | placements of the earlier part of a log | replicas, seconds |
 //! | `write` | a snapshot of the clones of a placed table | rows, pages, bytes |
 //! | `run` | queries of a log, closed loop, on some threads | counts, time, processor time |
 //! | `select` | choosing pages alone, of the same queries | processor time |
@@ -14,6 +15,7 @@
 
 mod clones;
 mod drive;
+mod place;
 mod raw;
 mod write;
 
@@ -26,6 +28,7 @@ pub use clones::Clones;
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 enum Command {
+    Place(place::PlaceJob),
     Write(write::WriteJob),
     Run(drive::RunJob),
     Select(drive::SelectJob),
@@ -40,6 +43,7 @@ pub fn serve(command: &str) -> Result<Value> {
     let command: Command = serde_json::from_str(command)
         .map_err(|cause| Error::invalid("lookup bench command is wrong").with("cause", cause))?;
     match command {
+        Command::Place(job) => place::place(&job),
         Command::Write(job) => write::write(&job),
         Command::Run(job) => drive::run(&job),
         Command::Select(job) => drive::select(&job),

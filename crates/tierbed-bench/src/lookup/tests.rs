@@ -75,6 +75,38 @@ fn placed_together_a_query_reads_a_page_where_it_read_several() {
 }
 
 #[test]
+fn the_later_part_of_a_log_is_asked_of_what_the_earlier_part_placed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let line = |query: u32| {
+        let circle = query * 7 % 60;
+        (0..4).map(|at| (circle + 60 * at).to_string()).collect::<Vec<_>>().join(" ") + "\n"
+    };
+    let text: String = (0..500).map(line).collect();
+    let log: &dyn tierbed_io::Folder = &tierbed_io::FsFolder::open(folder.path()).unwrap();
+    log.write_atomic("log.txt", text.as_bytes()).unwrap();
+    let wanted = |(method, ratio): (&str, f64)| json!({ "method": method, "ratio": ratio, "cache_share": 0.05, "out": path(method) });
+    let methods = [("random", 0.0), ("shp", 0.0), ("maxembed", 0.4), ("ours", 0.4)];
+    let job = json!({
+        "do": "place", "log": path("log.txt"), "split": 0.8, "query_count_max": null,
+        "rows_per_page": 8, "methods": methods.map(wanted), "later": path("later"), "seed": 1,
+        "threads": 1,
+    });
+    let placed = serve(&job.to_string()).unwrap();
+    assert_eq!(number(&placed, "later_queries"), 100.0);
+    let pages = methods.map(|(method, _)| {
+        let job = json!({
+            "do": "select", "placement": path(method), "batch": 1, "calls": 100,
+            "asked": { "log": path("later"), "clones": 3, "skew": 1.0, "seed": 1 },
+            "choice": { "is_greedy": false, "index_limit": 10, "is_pipelined": true },
+        });
+        number(&serve(&job.to_string()).unwrap(), "pages_per_query")
+    });
+    assert!(pages[0] > 2.0 && pages[1] < 2.0, "{pages:?}");
+    assert!(pages[2] <= pages[1] && pages[3] <= pages[1], "{pages:?}");
+}
+
+#[test]
 fn commands_that_are_none_are_refused() {
     assert!(serve("{}").is_err());
     assert!(serve(r#"{"do": "raw", "snapshot": "/nowhere", "threads": 1}"#).is_err());
@@ -86,7 +118,7 @@ fn commands_that_are_none_are_refused() {
 fn earlier_clones_are_asked_for_more_often() {
     let clones = Clones::new(10, 3, 1.0).unwrap();
     let mut rng = SplitMix64::new(2);
-    let mut counts = [0; 3];
+    let mut counts = [0i32; 3];
     for _ in 0..1100 {
         counts[clones.draw(&mut rng) as usize / 10] += 1;
     }
