@@ -85,7 +85,10 @@ fn the_later_part_of_a_log_is_asked_of_what_the_earlier_part_placed() {
     let text: String = (0..500).map(line).collect();
     let log: &dyn tierbed_io::Folder = &tierbed_io::FsFolder::open(folder.path()).unwrap();
     log.write_atomic("log.txt", text.as_bytes()).unwrap();
-    let wanted = |(method, ratio): (&str, f64)| json!({ "method": method, "ratio": ratio, "cache_share": 0.05, "out": path(method) });
+    let wanted = |(method, ratio): (&str, f64)| {
+        let out = path(method);
+        json!({ "method": method, "ratio": ratio, "cache_share": 0.05, "out": out })
+    };
     let methods = [("random", 0.0), ("shp", 0.0), ("maxembed", 0.4), ("ours", 0.4)];
     let job = json!({
         "do": "place", "log": path("log.txt"), "split": 0.8, "query_count_max": null,
