@@ -18,10 +18,7 @@ use std::collections::BTreeMap;
 use common::{announce, tiny, versions};
 use tierbed_core::{ErrorKind, TrainStore};
 use tierbed_lsm::{Durability, HotRule, LsmOptions, LsmStore, WorkerChoice};
-use tierbed_sim::job::{
-    check_failed_calls, check_failed_sync, check_full_disk, check_lie, check_power_loss,
-    check_repeated_power_loss, check_use_after_full_disk, lie, FailedCalls, SimJob, StoreJob, Told,
-};
+use tierbed_sim::job::{check_failed_calls, check_power_loss, FailedCalls, SimJob, StoreJob};
 use tierbed_sim::rows::{row, write_version};
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
 
@@ -58,18 +55,13 @@ fn job(seed: u64) -> StoreJob<LsmStore> {
     }
 }
 
+tierbed_sim::store_simulations!(seeds: seeds, job: job, pressure_rows: 100);
+
 #[test]
 fn power_loss_at_any_io_recovers_to_a_commit() {
     for seed in seeds() {
         let io_count = check_power_loss(&job(seed), seed, 1);
         assert!(io_count > 100, "{io_count}");
-    }
-}
-
-#[test]
-fn repeated_power_loss_and_resume_reaches_the_same_end() {
-    for seed in seeds() {
-        check_repeated_power_loss(&StoreJob { steps: 36, ..job(seed) }, seed, 20, 120);
     }
 }
 
@@ -86,48 +78,6 @@ fn the_simulated_job_flushes_compacts_rewrites_and_moves_rows() {
         assert!(stats.rows_dropped > 0 && stats.rows_promoted > 0, "{stats:?}");
         assert!(stats.rows_demoted > 0, "{stats:?}");
     }
-}
-
-#[test]
-fn failed_writes_and_syncs_lose_no_commit() {
-    for seed in seeds() {
-        let calls = FailedCalls { count: 16, write_stride: 5, read_stride: 9 };
-        let failure_count = check_failed_calls(&job(seed), seed, calls);
-        assert!(failure_count > 20, "{failure_count}");
-    }
-}
-
-#[test]
-fn a_failed_sync_poisons_the_store() {
-    for seed in seeds() {
-        check_failed_sync(&job(seed));
-    }
-}
-
-#[test]
-fn a_full_disk_is_no_space_and_loses_nothing() {
-    for seed in seeds() {
-        let refusals = check_full_disk(&job(seed), seed, (4096..300_000).step_by(8 * 1024));
-        assert!(refusals > 3, "{refusals}");
-    }
-}
-
-#[test]
-fn after_a_full_disk_the_same_store_goes_on() {
-    for seed in seeds() {
-        check_use_after_full_disk(&job(seed), 100);
-    }
-}
-
-#[test]
-fn lies_of_the_disk_are_corruption_never_other_values() {
-    let mut found = 0;
-    for seed in seeds().into_iter().flat_map(|seed| (0..40).map(move |at| 101 * seed + at)) {
-        // All four jobs with every kind of lie.
-        let told = check_lie(&job(1 + (seed / 8) % 4), lie(seed % 4, (seed / 4) % 70, seed));
-        found += u64::from(told != Told::Never);
-    }
-    assert!(found > 20, "{found} lies were found");
 }
 
 #[test]

@@ -11,6 +11,7 @@
 
 mod checks;
 mod store;
+mod suite;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that panics has failed")]
 mod tests;
