@@ -36,8 +36,8 @@ pub enum Method {
     FinerFilled,
     /// [`bisect`], then [`by_connectivity`].
     ByConnectivity,
-    /// [`by_marginal_gain`](crate::replicate::by_marginal_gain), or [`by_connectivity`] where that reads fewer pages of the last
-    /// queries.
+    /// [`by_marginal_gain`](crate::replicate::by_marginal_gain), or [`by_connectivity`] where that
+    /// reads fewer pages of the last queries: [`choose`].
     Grown,
 }
 
