@@ -83,8 +83,13 @@ class CacheLog:
     def sizes(self) -> tuple[int, int, int]:
         """Queries, rows asked for, distinct rows."""
 
-    def replay(self, policy: str, capacity_rows: int, first: int) -> tuple[int, int, int, int]:
-        """Queries, perfect hits, rows and hits from query ``first`` on; starts empty."""
+    def replay(
+        self, policy: str, capacity_rows: int, first: int, threshold: int
+    ) -> tuple[int, int, int, int]:
+        """Queries, perfect hits, rows and hits from query ``first`` on; starts empty.
+
+        ``threshold`` is that of the admission bitmap; 0 admits always.
+        """
 
     def replay_farthest(self, capacity_rows: int) -> tuple[int, int, int, int]:
         """The same with the eviction of the row needed last."""

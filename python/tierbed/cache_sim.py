@@ -29,6 +29,8 @@ class SimOptions:
         capacity_shares: Capacities as shares of the log's distinct rows, each in ``(0, 1]``.
         warm_share: Share of the queries replayed before counting begins, in ``[0, 1)``.
         query_count_max: Replay only the first so many queries.
+        admission_threshold: Uses from which on a row may enter, 1 to 3, counted in two bits per
+            row (FlashEmbedding's bitmap); 0 admits always.
         has_bounds: Add what is possible when the future is known (counts from the first query on,
             so it needs ``warm_share`` 0).
     """
@@ -37,6 +39,7 @@ class SimOptions:
     capacity_shares: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
     warm_share: float = 0.0
     query_count_max: int | None = None
+    admission_threshold: int = 0
     has_bounds: bool = True
 
     def __post_init__(self) -> None:
@@ -45,6 +48,10 @@ class SimOptions:
         if not self.capacity_shares or not all(0 < share <= 1 for share in self.capacity_shares):
             raise InvalidError(
                 f"capacities are shares above 0 and at most 1, not {self.capacity_shares}"
+            )
+        if self.admission_threshold not in range(4):
+            raise InvalidError(
+                f"admission threshold must be 0 (always) to 3, not {self.admission_threshold}"
             )
         if not 0 <= self.warm_share < 1:
             raise InvalidError(f"warm share must be in [0, 1), not {self.warm_share}")
@@ -86,7 +93,7 @@ def simulate(log: str | os.PathLike[str], options: SimOptions | None = None) -> 
             size = {"capacity_share": share, "capacity_rows": capacity_rows}
             for name in names:
                 started_s = time.perf_counter()
-                counts = trace.replay(name, capacity_rows, first)
+                counts = trace.replay(name, capacity_rows, first, options.admission_threshold)
                 seconds = time.perf_counter() - started_s
                 rows.append(
                     {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tierbed_cache::bounds::{farthest_next_use, perfect_hits, Requests};
-use tierbed_cache::{PolicyKind, ReplayCache, ReplayCounts};
+use tierbed_cache::{AdmissionRule, PolicyKind, ReplayCache, ReplayCounts};
 use tierbed_core::Result;
 use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
 
@@ -68,17 +68,25 @@ impl CacheLog {
         (self.offsets.len() - 1, self.rows.len(), self.row_count)
     }
 
-    /// Replays the log from an empty cache; counts from query `first` on.
+    /// Replays the log from an empty cache; counts from query `first` on. `threshold` is that of
+    /// the admission bitmap, 0 admits always.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a Python method")]
     fn replay(
         &self,
         py: Python<'_>,
         policy: &str,
         capacity_rows: usize,
         first: usize,
+        threshold: u8,
     ) -> PyResult<Counts> {
         run(py, || {
             let kind = PolicyKind::from_name(policy)?;
-            let mut cache = ReplayCache::new(kind, self.row_count, capacity_rows)?;
+            let admission = match threshold {
+                0 => AdmissionRule::Always,
+                threshold => AdmissionRule::Bitmap { threshold, age_after: 0 },
+            };
+            let cache = ReplayCache::new(kind, self.row_count, capacity_rows)?;
+            let mut cache = cache.with_admission(admission)?;
             let mut before = ReplayCounts::default();
             for (at, rows) in self.requests()?.iter().enumerate() {
                 if at == first {

@@ -42,6 +42,14 @@ def test_counting_may_begin_later(log: Path) -> None:
     assert [row["perfect_hit_rate"] for row in result["rows"]] == [1.0]
 
 
+def test_the_admission_bitmap_keeps_rows_of_one_use_out(log: Path) -> None:
+    options = SimOptions(policies=("lru",), capacity_shares=(1.0,), admission_threshold=2)
+    # Rows enter at their second use: 10 at the second query, 30 at the third, 20 at the last.
+    assert simulate(log, options)["rows"][0]["hit_rate"] == 2 / 8
+    with pytest.raises(InvalidError):
+        SimOptions(admission_threshold=4)
+
+
 def test_samples_in_criteo_layout_have_rows_per_column(tmp_path: Path) -> None:
     path = tmp_path / "samples.tsv"
     lines = [["0"] + [""] * 13 + [token] + ["x"] * 25 for token in "aab"]

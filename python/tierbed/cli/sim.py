@@ -39,6 +39,10 @@ def cache(
     queries: Annotated[
         int | None, typer.Option("--queries", min=1, help="Replay the first so many queries.")
     ] = None,
+    threshold: Annotated[
+        int,
+        typer.Option("--admit-from", help="Uses from which on rows enter, 1 to 3; 0: always."),
+    ] = 0,
     bounds: Annotated[
         bool, typer.Option("--bounds/--no-bounds", help="Offline bounds beside the policies.")
     ] = True,
@@ -59,6 +63,7 @@ def cache(
         capacity_shares=_shares(capacity),
         warm_share=warm,
         query_count_max=queries,
+        admission_threshold=threshold,
         has_bounds=bounds,
     )
     result = simulate(log, options)

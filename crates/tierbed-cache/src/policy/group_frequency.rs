@@ -212,9 +212,15 @@ impl EvictionPolicy for GroupFrequency {
     }
 
     fn touch(&mut self, slot: u32) {
-        let old = self.remove(slot);
+        let old = self.slots.states.get(slot);
         let score = self.raised(old);
-        self.place(slot, score);
+        self.slots.states.set(slot, score);
+        let (from, to) = (self.rank_of(old), self.rank_of(score));
+        // Most uses of rows used often change nothing.
+        if from != to {
+            self.ranks.remove(&mut self.slots.links, slot, from);
+            self.ranks.push(&mut self.slots.links, slot, to);
+        }
     }
 
     fn arrive(&mut self, _hash: u64, score: u16, is_full: bool) -> Arrival {
