@@ -190,9 +190,9 @@ impl Directory {
     /// Returns the bytes of the directory that `header` announces.
     pub(crate) fn expected_bytes(header: &Header) -> u64 {
         let (tables, features) = (u64::from(header.table_count), u64::from(header.feature_count));
-        4 * features
-            + 12 * tables
-            + u64::from(header.window_count) * (WINDOW_META_BYTES + 4 * tables)
+        // Counts that no file has room for stay larger than any file.
+        let windows = u64::from(header.window_count).saturating_mul(WINDOW_META_BYTES + 4 * tables);
+        windows.saturating_add(4 * features + 12 * tables)
     }
 
     pub(crate) fn decode(header: &Header, bytes: &[u8]) -> Result<Self> {
