@@ -294,7 +294,7 @@ class NativeStore:
         attachments: list[tuple[str, bytes]],
         progress: Callable[[int, int], None] | None,
         base: str | None = None,
-        placements: list[tuple[list[int], str]] = [],
+        placements: list[tuple[list[int], str]] = ...,
     ) -> str:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,

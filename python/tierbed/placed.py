@@ -19,7 +19,7 @@ from tierbed.budget import parse_bytes
 from tierbed.errors import InvalidError
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeAlias
+    from typing import TypeAlias
 
 __all__ = ["PlacementFiles", "import_tables", "placement_files", "read_tables"]
 
@@ -49,7 +49,7 @@ def placement_files(
         if len(names) != 1:
             raise InvalidError(
                 f"one placement for {len(names)} tables: say which, as {{tables: file}}",
-                {"tables": names},
+                {"tables": ", ".join(names)},
             )
         placement = {names[0]: placement}
     return [

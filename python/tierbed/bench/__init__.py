@@ -7,6 +7,7 @@ depend on who else uses the machine. Times are those of this machine, at this mo
 
 from tierbed.bench.exchange import ExchangeOptions, run_exchange
 from tierbed.bench.lookup import run_lookup
+from tierbed.bench.lookup_log import LogOptions, run_lookup_log
 from tierbed.bench.models import ModelOptions, run_models
 from tierbed.bench.placement import PlacementOptions, run_placement
 from tierbed.bench.precision import PrecisionOptions, run_precision
@@ -14,12 +15,14 @@ from tierbed.bench.training import TrainingOptions, run_training
 
 __all__ = [
     "ExchangeOptions",
+    "LogOptions",
     "ModelOptions",
     "PlacementOptions",
     "PrecisionOptions",
     "TrainingOptions",
     "run_exchange",
     "run_lookup",
+    "run_lookup_log",
     "run_models",
     "run_placement",
     "run_precision",

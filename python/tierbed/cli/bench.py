@@ -71,11 +71,56 @@ def training(
 
 
 @suites.command()
-def lookup(quick: Quick = False, out: Out = OUT, seed: Seed = 1) -> None:
-    """Measure lookups from a snapshot on disk, next to memory."""
-    from tierbed.bench import run_lookup
+def lookup(
+    quick: Quick = False,
+    out: Out = OUT,
+    seed: Seed = 1,
+    json: JsonOut = None,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Compare placements of this query log (text, a query a line)."),
+    ] = None,
+    table: Annotated[
+        str, typer.Option("--table", help="With --log: the table is at least this large.")
+    ] = "8GiB",
+    dim: Annotated[int, typer.Option("--dim", help="With --log: elements of a row.")] = 64,
+    ratios: Annotated[
+        str, typer.Option("--ratios", help="With --log: replicas per row, by comma.")
+    ] = "0,0.1,0.2,0.4,0.8",
+    cache: Annotated[
+        str, typer.Option("--cache", help="With --log: cached share of the rows, by comma.")
+    ] = "0,0.01,0.05,0.1,0.2,0.4",
+    threads: Annotated[int, typer.Option("--threads", help="With --log: threads that ask.")] = 4,
+    batch: Annotated[int, typer.Option("--batch", help="With --log: queries of a call.")] = 1,
+    calls: Annotated[
+        int, typer.Option("--calls", help="With --log: measured calls of a thread.")
+    ] = 20_000,
+    scratch: Annotated[
+        Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
+    ] = None,
+) -> None:
+    """Measure lookups from a snapshot on disk, next to memory; with --log by placement."""
+    from tierbed.bench import LogOptions, run_lookup, run_lookup_log
+    from tierbed.bench.lookup_log import check, quick as quick_options
+    from tierbed.budget import parse_bytes
 
-    _told(run_lookup(out, quick, seed))
+    if log is None:
+        _told(run_lookup(out, quick, seed))
+        return
+    options = LogOptions(
+        log=log,
+        table_bytes=parse_bytes(table, "table"),
+        dim=dim,
+        ratios=_shares("--ratios", ratios),
+        caches=_shares("--cache", cache),
+        threads=threads,
+        batch=batch,
+        calls=calls,
+        scratch=scratch,
+        seed=seed,
+    )
+    check(options)
+    _told(run_lookup_log(out, quick_options(options) if quick else options, json))
 
 
 @suites.command()

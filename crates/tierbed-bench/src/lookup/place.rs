@@ -6,11 +6,10 @@ use serde::Deserialize;
 use serde_json::{json, Value};
 use tierbed_cache::PolicyKind;
 use tierbed_core::{Error, Result};
-use tierbed_placement::partition::{bisect, random, BisectionOptions, GrowthOptions};
-use tierbed_placement::replicate::{by_connectivity, by_marginal_gain};
+use tierbed_placement::partition::BisectionOptions;
 use tierbed_placement::{
-    index_by_use, miss_stream, read_log, write_packed, write_placement, CacheInFront, Placement,
-    QueryLog, ReadOptions, TextQueries,
+    build, index_by_use, miss_stream, read_log, write_packed, write_placement, BuildInput,
+    CacheInFront, Method, Placement, QueryLog, ReadOptions, TextQueries,
 };
 
 use crate::meter::Meter;
@@ -38,7 +37,7 @@ pub(super) struct PlaceJob {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
-    /// `random`, `shp`, `maxembed` or `ours`.
+    /// Name of a [`Method`]; `shp` before `maxembed` saves bisecting twice.
     method: String,
     ratio: f64,
     /// Rows of the cache in front that `ours` is built for, as a share of all.
@@ -62,7 +61,7 @@ pub(super) fn place(job: &PlaceJob) -> Result<Value> {
     let mut built = Vec::new();
     for wanted in &job.methods {
         let started_us = meter.now_us();
-        let placement = build(job, wanted, &earlier, &mut homes)?;
+        let placement = build_one(job, wanted, &earlier, &mut homes)?;
         let index = index_by_use(&placement, &earlier)?;
         write_placement(&placement, &index, &wanted.out)?;
         built.push(json!({
@@ -81,38 +80,28 @@ pub(super) fn place(job: &PlaceJob) -> Result<Value> {
 }
 
 /// Builds one placement; `homes` keeps the bisected pages for the next.
-fn build(
+fn build_one(
     job: &PlaceJob,
     wanted: &Wanted,
     earlier: &QueryLog,
     homes: &mut Option<Placement>,
 ) -> Result<Placement> {
-    let mut bisection = BisectionOptions::new(job.rows_per_page);
-    (bisection.seed, bisection.thread_count) = (job.seed, job.threads);
-    match wanted.method.as_str() {
-        "random" => return random(earlier.row_count(), job.rows_per_page, job.seed),
-        "ours" => {
-            let cache = CacheInFront { share: wanted.cache_share, policy: PolicyKind::Lru };
-            let misses = miss_stream(earlier, earlier, cache, 1)?.log;
-            let options = GrowthOptions { bisection, ..GrowthOptions::new(job.rows_per_page) };
-            return by_marginal_gain(misses, &options, wanted.ratio);
-        }
-        "shp" | "maxembed" => {}
-        other => {
-            return Err(Error::invalid("unknown method")
-                .with("found", other)
-                .with("allowed", "random, shp, maxembed, ours"));
-        }
+    let method = Method::from_name(&wanted.method)?;
+    let mut options = BisectionOptions::new(job.rows_per_page);
+    (options.seed, options.thread_count) = (job.seed, job.threads);
+    if method == Method::Grown {
+        let cache = CacheInFront { share: wanted.cache_share, policy: PolicyKind::Lru };
+        let misses = miss_stream(earlier, earlier, cache, 1)?.log;
+        let input = BuildInput { log: &misses, homes: None };
+        return build(input, method, &options, wanted.ratio, &mut |_| ());
     }
-    let bisected = match homes.take() {
-        Some(bisected) => bisected,
-        None => bisect(earlier.clone(), &bisection, &mut |_| ())?,
+    let input = BuildInput { log: earlier, homes: homes.as_ref() };
+    let placement = match (&input.homes, method) {
+        (Some(homes), Method::Bisected) => (*homes).clone(),
+        _ => build(input, method, &options, wanted.ratio, &mut |_| ())?,
     };
-    let placement = if wanted.method == "shp" {
-        bisected.clone()
-    } else {
-        by_connectivity(&bisected, earlier, wanted.ratio)?
-    };
-    *homes = Some(bisected);
+    if method == Method::Bisected {
+        *homes = Some(placement.clone());
+    }
     Ok(placement)
 }

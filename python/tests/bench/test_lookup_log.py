@@ -1,0 +1,59 @@
+"""Queries of a log against placed snapshots: what is counted must be what a placement promises."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tierbed.bench import LogOptions, run_lookup_log
+from tierbed.bench.lookup_log import quick
+from tierbed.cli import main
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Circles of six rows, 50 apart, of which four are asked for together."""
+    draw = random.Random(1)
+    lines = []
+    for _ in range(1500):
+        circle = draw.randrange(50)
+        lines.append(" ".join(str(circle + 50 * at) for at in draw.sample(range(6), 4)))
+    path = tmp_path / "queries.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_fewer_pages_are_read_where_rows_were_placed(log: Path, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    options = LogOptions(log=log, table_bytes=1 << 20, ratios=(0.0, 0.4), caches=(0.0, 0.5))
+    small = quick(options)
+    assert small.table_bytes == 16 << 20
+    options = LogOptions(
+        log=log, table_bytes=1 << 20, ratios=(0.0, 0.4), caches=(0.0, 0.5), threads=2, calls=50
+    )
+    run_lookup_log(tmp_path / "out", options, path)
+    result = json.loads(path.read_text())
+    assert result["clones"] > 10
+    pages = {
+        (row["method"], row["ratio"], row["cache_share"]): row["pages_per_query"]
+        for row in result["rows"]
+        if row["what"] == "direct"
+    }
+    for cache in (0.0, 0.5):
+        assert pages["shp", 0.0, cache] < pages["random", 0.0, cache]
+        assert pages["ours", 0.4, cache] <= 1.01 * pages["shp", 0.0, cache]
+    kinds = {row["what"] for row in result["rows"]}
+    assert kinds == {"direct", "device", "mmap", "memory", "index limit", "greedy", "not pipelined"}
+    held = [row["forward_bytes"] for row in result["rows"] if row["what"] == "index limit"]
+    assert held == sorted(held)
+    assert held[0] < held[-1]
+    cpu = [row["selection_cpu_share"] for row in result["rows"] if "selection_cpu_share" in row]
+    assert cpu
+    assert all(share > 0 for share in cpu)
+
+
+def test_a_log_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert main(["bench", "lookup", "--log", str(tmp_path / "none"), "--out", str(tmp_path)]) == 2

@@ -1,0 +1,86 @@
+"""Snapshots laid out by placements, from stores and from plain tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import tierbed as tb
+from tierbed.placed import import_tables, read_tables
+from tierbed.placement import QueryLog, place
+
+
+def _placement(folder: Path, rows: int, rows_per_page: int) -> Path:
+    text = "\n".join(f"{at} {(at * 7 + 1) % rows} {(at * 3 + 2) % rows}" for at in range(rows))
+    path = folder / f"log{rows}.txt"
+    path.write_text(text + "\n")
+    log = QueryLog.read(path, row_count=rows)
+    out = folder / f"placed{rows}.tbp"
+    place(log, rows_per_page=rows_per_page, method="maxembed", ratio=0.3).write(out)
+    return out
+
+
+def _check(path: Path, tables: dict[str, torch.Tensor]) -> None:
+    with tb.Snapshot.open(path) as snapshot:
+        snapshot.verify()
+        for name, rows in tables.items():
+            ids = torch.arange(rows.shape[0])
+            found = snapshot.lookup(
+                tb.KeyedJaggedTensor([name], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
+            )
+            assert torch.equal(found.values(), rows)
+
+
+def test_plain_tables_come_back_row_for_row(tmp_path: Path) -> None:
+    tables = {
+        "a": torch.arange(200.0).view(50, 4),
+        "b": -torch.arange(120.0).view(30, 4),
+        "c": torch.rand(20, 6),
+    }
+    numpy.save(tmp_path / "a.npy", tables["a"].numpy())
+    save_file({"b.weight": tables["b"]}, tmp_path / "b.safetensors")
+    torch.save({"state_dict": {"c.weight": tables["c"], "bias": torch.ones(3)}}, tmp_path / "c.pt")
+    read = read_tables([tmp_path / name for name in ("a.npy", "b.safetensors", "c.pt")])
+    assert {name: list(rows.shape) for name, rows in read.items()} == {
+        "a": [50, 4],
+        "b": [30, 4],
+        "c": [20, 6],
+    }
+    placement = _placement(tmp_path, 80, 16)
+    report = import_tables(read, tmp_path / "out", placement={("a", "b"): placement})
+    assert report["row_count"] == 100
+    assert report["replica_count"] > 0
+    _check(tmp_path / "out", tables)
+
+
+def test_what_does_not_fit_a_placement_is_refused(tmp_path: Path) -> None:
+    tables = {"a": torch.rand(50, 4), "b": torch.rand(30, 4)}
+    placement = _placement(tmp_path, 80, 16)
+    with pytest.raises(tb.InvalidError, match="another number of rows"):
+        import_tables(tables, tmp_path / "x", placement={"a": placement})
+    with pytest.raises(tb.InvalidError, match="say which"):
+        import_tables(tables, tmp_path / "y", placement=placement)
+    with pytest.raises(tb.InvalidError, match="no table"):
+        import_tables(tables, tmp_path / "z", placement={"c": placement})
+    with pytest.raises(tb.InvalidError, match="float32"):
+        import_tables({"a": torch.ones(3, 2, dtype=torch.int64)}, tmp_path / "w")
+
+
+def test_a_store_publishes_by_a_placement(tmp_path: Path) -> None:
+    placement = _placement(tmp_path, 60, 16)
+    with tb.Store.open(tmp_path / "store", dram_budget="8MiB") as store:
+        emb = tb.EmbeddingBagCollection(
+            [tb.EmbeddingBagConfig(name="a", num_embeddings=60, embedding_dim=8)],
+            store=store,
+            optimizer=tb.SGD(lr=0.1),
+        )
+        ids = torch.arange(60)
+        bags = tb.KeyedJaggedTensor(["a"], ids, lengths=torch.ones(60, dtype=torch.int64))
+        emb(bags).values().sum().backward()
+        report = store.publish(tmp_path / "out", placement=placement)
+        assert report["replica_count"] > 0
+        _check(tmp_path / "out", {"a": store.read_rows("a", 0, 60)})

@@ -1,0 +1,299 @@
+"""What does a placement save when queries of a log are answered from pages on a device?
+
+The earlier part of a log is placed; the later part is asked, in a closed loop, of a table that is
+the log's rows again and again until it is as large as wanted (see ``tierbed_bench::lookup``).
+Every query is checked. One snapshot is on disk at a time. Beside the snapshots stand the same rows
+in memory, mapped, and the reads per second of the device itself, all of the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tierbed import _native
+from tierbed.errors import InvalidError
+from tierbed.placement import rows_per_page_of
+from tierbed.report import print_table, write_json, write_suite
+
+__all__ = ["LogOptions", "run_lookup_log"]
+
+Row = dict[str, Any]
+
+#: Methods that make no replicas.
+PLAIN = ("random", "shp")
+#: Of MaxEmbed §8.3 and §8.4: cache 10 %, ten pages of a row known.
+CACHE_SHARE = 0.1
+INDEX_LIMIT = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """What ``tierbed bench lookup --log`` measures.
+
+    Args:
+        log: One query per line.
+        table_bytes: The table is at least that large.
+        dim: Elements of a row.
+        ratios: Replicas per row, for the methods that make replicas.
+        caches: Rows the cache holds, as shares of all.
+        threads: Threads that ask.
+        batch: Queries of a call.
+        queue_depth: Reads a thread has in flight at most.
+        calls: Measured calls of a thread; as many warm the cache.
+        skew: How unevenly the copies of the log's rows are asked for.
+        scratch: Folder for what is deleted again; it needs room for a table and its replicas.
+        seed: Of everything that is drawn.
+        query_count_max: Queries of the log that are used.
+    """
+
+    log: Path
+    table_bytes: int = 8 << 30
+    dim: int = 64
+    ratios: tuple[float, ...] = (0.0, 0.1, 0.2, 0.4, 0.8)
+    caches: tuple[float, ...] = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
+    threads: int = 4
+    batch: int = 1
+    queue_depth: int = 64
+    calls: int = 20_000
+    skew: float = 1.0
+    scratch: Path | None = None
+    seed: int = 1
+    query_count_max: int | None = None
+
+
+def quick(options: LogOptions) -> LogOptions:
+    """Returns the same on a small table with few queries: seconds, for tests."""
+    return LogOptions(
+        log=options.log,
+        table_bytes=16 << 20,
+        dim=options.dim,
+        ratios=(0.0, 0.4),
+        caches=(0.0, 0.1),
+        threads=2,
+        batch=options.batch,
+        queue_depth=16,
+        calls=400,
+        skew=options.skew,
+        scratch=options.scratch,
+        seed=options.seed,
+        query_count_max=20_000,
+    )
+
+
+def run_lookup_log(out: Path, options: LogOptions, json_path: Path | None = None) -> Path:
+    """Runs the suite; writes ``lookup_log.json`` and ``.png`` to ``out``, and ``json_path``."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.scratch or out) as folder:
+        bench = _Bench(options, Path(folder))
+        rows = bench.measure()
+    ratios = _speeds(rows)
+    told = {"placed": bench.placed, "clones": bench.clones}
+    path = write_suite(out, "lookup_log", rows, ratios, _bars(rows), told)
+    if json_path is not None:
+        write_json(json_path, {"rows": rows, "ratios": ratios, **told})
+    columns = (
+        "what method ratio cache_share index_limit pages_per_query useful_rows_per_page "
+        "queries_per_s effective_mb_per_s latency_us_p50 latency_us_p99 selection_cpu_share "
+        "device_share"
+    )
+    print_table("queries of a log, from pages", rows, columns.split())
+    return path
+
+
+class _Bench:
+    """One run: places the log, then writes and asks one snapshot after the other."""
+
+    def __init__(self, options: LogOptions, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        self.placed: Row = {}
+        self.clones = 1
+
+    def measure(self) -> list[Row]:
+        """Returns a row for each placement, cache and way of reading."""
+        wanted = self._wanted()
+        self.placed = self._command(
+            "place",
+            log=str(self.options.log),
+            split=0.8,
+            query_count_max=self.options.query_count_max,
+            rows_per_page=rows_per_page_of(self.options.dim),
+            methods=wanted,
+            later=str(self.folder / "later"),
+            seed=self.options.seed,
+            threads=self.options.threads,
+        )
+        row_bytes = 4 * self.options.dim * int(self.placed["row_count"])
+        self.clones = max(1, math.ceil(self.options.table_bytes / row_bytes))
+        last = wanted[-1]
+        rows: list[Row] = []
+        for one in wanted:
+            rows += self._snapshot(one, is_last=one is last)
+        return rows
+
+    def _wanted(self) -> list[Row]:
+        methods = [(method, 0.0) for method in PLAIN]
+        methods += [("maxembed", ratio) for ratio in self.options.ratios if ratio > 0]
+        methods += [("ours", ratio) for ratio in self.options.ratios]
+        return [
+            {
+                "method": method,
+                "ratio": ratio,
+                "cache_share": CACHE_SHARE,
+                "out": str(self.folder / f"{method}.{ratio}"),
+            }
+            for method, ratio in methods
+        ]
+
+    def _snapshot(self, one: Row, *, is_last: bool) -> list[Row]:
+        path = self.folder / "snapshot"
+        written = self._command(
+            "write",
+            placement=one["out"],
+            out=str(path),
+            dim=self.options.dim,
+            clones=self.clones,
+        )
+        named = {"method": one["method"], "ratio": one["ratio"]}
+        named["pages_bytes"] = written["pages_bytes"]
+        device = self._raw(path)
+        rows = []
+        for share in self.options.caches:
+            row = self._ask(path, cache_share=share)
+            row["device_share"] = row["pages_per_s"] / device["reads_per_s"]
+            if share == 0:
+                row["selection_cpu_share"] = self._selection_share(one, row)
+            rows.append({"what": "direct", **named, **row})
+        if one["method"] == "maxembed" and one["ratio"] == max(self.options.ratios):
+            rows += [{**row, **named} for row in self._ablations(one, path)]
+        rows.append({"what": "device", **named, "pages_per_s": device["reads_per_s"]})
+        if is_last:
+            for backend in ("mmap", "memory"):
+                rows.append({"what": backend, **named, **self._ask(path, 0.0, backend=backend)})
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+        return rows
+
+    def _ablations(self, one: Row, path: Path) -> list[Row]:
+        """Figures 15 and 16: without the pipeline, with other index limits, and greedy."""
+        rows = []
+        row = self._ask(path, 0.0, is_pipelined=False)
+        rows.append({"what": "not pipelined", **row})
+        limits: Sequence[int | None] = (1, 3, 5, INDEX_LIMIT, None)
+        for limit in limits:
+            row = self._ask(path, 0.0, index_limit=limit)
+            row["selection_cpu_share"] = self._selection_share(one, row, index_limit=limit)
+            rows.append({"what": "index limit", **row})
+        row = self._ask(path, 0.0, is_greedy=True, index_limit=None)
+        share = self._selection_share(one, row, is_greedy=True, index_limit=None)
+        return [*rows, {"what": "greedy", **row, "selection_cpu_share": share}]
+
+    def _ask(
+        self, path: Path, cache_share: float, *, backend: str = "direct", **choice: Any
+    ) -> Row:
+        options = self.options
+        answer = self._command(
+            "run",
+            snapshot=str(path),
+            asked=self._asked(),
+            choice=_choice(choice),
+            backend=backend,
+            threads=options.threads,
+            queue_depth=options.queue_depth,
+            batch=options.batch,
+            warm_calls=options.calls,
+            calls=options.calls,
+            cache_share=cache_share,
+        )
+        return {"cache_share": cache_share, **_choice(choice), **answer}
+
+    def _selection_share(self, one: Row, row: Row, **choice: Any) -> float:
+        answer = self._command(
+            "select",
+            placement=one["out"],
+            asked=self._asked(),
+            choice=_choice(choice),
+            batch=self.options.batch,
+            calls=self.options.calls,
+        )
+        return float(answer["cpu_us_per_query"]) / float(row["cpu_us_per_query"])
+
+    def _raw(self, path: Path) -> Row:
+        return self._command(
+            "raw",
+            snapshot=str(path),
+            threads=self.options.threads,
+            queue_depth=self.options.queue_depth,
+            reads=10 * self.options.calls,
+            seed=self.options.seed,
+        )
+
+    def _asked(self) -> Row:
+        return {
+            "log": str(self.folder / "later"),
+            "clones": self.clones,
+            "skew": self.options.skew,
+            "seed": self.options.seed,
+        }
+
+    @staticmethod
+    def _command(do: str, **fields: Any) -> Row:
+        answer: Row = json.loads(_native.bench_lookup(json.dumps({"do": do, **fields})))
+        return answer
+
+
+def _choice(changed: Row) -> Row:
+    return {"is_greedy": False, "index_limit": INDEX_LIMIT, "is_pipelined": True, **changed}
+
+
+def _speeds(rows: Sequence[Row]) -> dict[str, float]:
+    """Pages per query and queries per second next to SHP, at the same cache."""
+    shp = {
+        row["cache_share"]: row
+        for row in rows
+        if row["what"] == "direct" and row["method"] == "shp"
+    }
+    ratios = {}
+    for row in rows:
+        base = shp.get(row.get("cache_share"))
+        if row["what"] != "direct" or base is None or row is base:
+            continue
+        name = f"{row['method']}_r{row['ratio']}_cache{row['cache_share']}"
+        for field in ("pages_per_query", "queries_per_s"):
+            if base[field]:
+                ratios[f"{name}_{field}_vs_shp"] = row[field] / base[field]
+    return ratios
+
+
+def _bars(rows: Sequence[Row]) -> Callable[[Any], None]:
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        shown = [row for row in rows if row["what"] == "direct" and row["cache_share"] == 0]
+        names = [f"{row['method']} r={row['ratio']}" for row in shown]
+        left.barh(names, [row["pages_per_query"] for row in shown], color="#3b6ea5")
+        left.set_xlabel("pages per query, no cache")
+        left.invert_yaxis()
+        right.barh(names, [row["queries_per_s"] for row in shown], color="#b5651d")
+        right.set_xlabel("queries per second, no cache")
+        right.invert_yaxis()
+
+    return draw
+
+
+def check(options: LogOptions) -> None:
+    """Refuses what cannot be measured.
+
+    Raises:
+        InvalidError: No log, or SHP and a run without cache are missing from the comparison.
+    """
+    if not options.log.is_file():
+        raise InvalidError(f"no log at {options.log}", {"path": str(options.log)})
+    if 0.0 not in options.caches:
+        raise InvalidError("--cache must have 0: the share of selection is measured there")
