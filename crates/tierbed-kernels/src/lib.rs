@@ -17,6 +17,7 @@
 //! panic; they never read or write out of bounds.
 
 mod accumulate;
+pub mod batch;
 pub mod codec;
 pub mod grad;
 pub mod init;
@@ -25,15 +26,17 @@ pub mod optim;
 mod philox;
 pub mod plan;
 pub mod pool;
+mod pool_batch;
 pub mod pool_to;
 mod reduce;
 mod simd;
 
+pub use batch::{FeatureRows, Places};
 pub use codec::{Codec, Codes, ProductQuantizer};
 pub use grad::{Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
-pub use optim::{Hyper, Prepared};
+pub use optim::{FeatureStep, Hyper, OpenSums, Prepared};
 pub use plan::{Feature, FeaturePlan};
 pub use pool_to::{Destination, PoolFeature};
 pub use simd::{prefetch, Isa};

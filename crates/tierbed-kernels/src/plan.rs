@@ -101,6 +101,15 @@ impl FeaturePlan {
     /// # Errors
     /// `Invalid`, naming the feature, the id, or the shape.
     pub fn check(&self, schema: &Schema, bags: &Bags<'_>, matrix_len: usize) -> Result<()> {
+        self.check_shape(bags, matrix_len)?;
+        self.check_ids(schema, bags)
+    }
+
+    /// Checks what [`check`](Self::check) does, without looking at the ids.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the shape.
+    pub fn check_shape(&self, bags: &Bags<'_>, matrix_len: usize) -> Result<()> {
         if bags.feature_count != self.features.len() {
             return Err(Error::invalid("batch has another number of features than the plan")
                 .with("features", bags.feature_count)
@@ -113,14 +122,25 @@ impl FeaturePlan {
                 .with("columns", self.output_dim)
                 .with("found_values", matrix_len));
         }
-        if u32::try_from(bags.indices.len()).is_err() {
-            return Err(Error::invalid("a batch holds at most 2^32 - 1 indices"));
+        if i32::try_from(bags.indices.len()).is_err() {
+            return Err(Error::invalid("a batch holds at most 2^31 - 1 indices"));
         }
+        Ok(())
+    }
+
+    /// Checks that every id names a row.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the feature and the id.
+    pub fn check_ids(&self, schema: &Schema, bags: &Bags<'_>) -> Result<()> {
         for (at, feature) in self.features.iter().enumerate() {
             let table = schema.table(feature.table)?;
             let indices = self.indices(bags, at);
-            let is_bad = |id: &i64| u64::try_from(*id).map_or(true, |id| id >= table.row_count);
-            if let Some(id) = indices.iter().find(|id| is_bad(id)) {
+            // Negative ids are large without their sign. No early end, so that it is one pass
+            // of vector instructions; the culprit is looked for afterwards.
+            let is_bad = |id: i64| id as u64 >= table.row_count;
+            if indices.iter().fold(false, |any, &id| any | is_bad(id)) {
+                let id = indices.iter().copied().find(|&id| is_bad(id)).unwrap_or_default();
                 return Err(out_of_range(table, id).with("feature", at));
             }
         }

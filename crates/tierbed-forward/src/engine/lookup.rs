@@ -1,10 +1,11 @@
 //! Ids in, one vector per bag out, by entry and place.
 
 use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::{BagRange, FeaturePlan, Pooling, Rows};
+use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, Places};
 
 use super::ForwardEngine;
 use crate::plan::Batch;
+use crate::store::river::River;
 
 impl ForwardEngine {
     /// Pools the rows of `bags`, which are the next batch of the plan, into `out`, overwritten:
@@ -14,52 +15,65 @@ impl ForwardEngine {
     /// `Invalid` for a batch that is not the planned one, or shapes out of range: nothing is
     /// changed then. An error of the disk poisons the engine: reopen it.
     pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
-        self.poison.check()?;
-        plan.check(&self.schema, bags, out.len())?;
-        let mut batch = self.find_batch(plan, bags)?;
-        out.fill(0.0);
-        for at in 0..plan.features().len() {
-            self.pool_feature((plan, bags), at, &mut batch, out)?;
-        }
+        let batch = self.find_batch(plan, bags, out.len())?;
+        self.unpack_entries(plan, bags, batch)?;
+        let features = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
+        self.kernels.pool_batch(self.river.current.arena(), &features, out);
         Ok(())
     }
 
-    fn pool_feature(
+    // Unpacks the entry of every index of `batch`, unless that was done for it already.
+    pub(super) fn unpack_entries(
         &mut self,
-        (plan, bags): (&FeaturePlan, &Bags<'_>),
-        at: usize,
-        batch: &mut Batch,
-        out: &mut [f32],
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        mut batch: Batch,
     ) -> Result<()> {
-        let Some(feature) = plan.features().get(at) else { return Ok(()) };
-        let range = plan.range(bags, at);
-        let current = &self.river.current;
-        let table = feature.table.0 as usize;
-        let Some(home) = self.river.home(table) else { return Ok(()) };
-        let mapping = current.plan.mapping(batch, table, range.len());
-        let entry_count = current.plan.tables().get(table).map_or(0, |entries| entries.count);
-        let first = current.table_start(table);
-        self.scratch.starts.clear();
-        for index in 0..range.len() {
-            let entry = mapping.get(index).filter(|&entry| entry < u64::from(entry_count));
-            let entry = entry.ok_or_else(|| Error::corruption("plan names an unknown entry"))?;
-            self.scratch.starts.push(first + entry as usize * home.words);
+        let position = self.position();
+        if self.scratch.unpacked == Some(position) {
+            return Ok(());
         }
-        let (arena, starts) = (current.arena(), self.scratch.starts.as_slice());
-        let columns = feature.columns;
-        if plan.is_pooled() {
-            let offsets = bags.feature_offsets(at);
-            let weights = bags.weights.and_then(|weights| weights.get(range));
-            let rows = Rows { arena, starts, weights };
-            self.kernels.pool_add(rows, BagRange::whole(offsets), columns, out);
-            if feature.pooling == Pooling::Mean {
-                self.kernels.mean_scale(offsets, columns, out);
+        self.scratch.unpacked = None;
+        self.scratch.entries.clear();
+        for (at, feature) in plan.features().iter().enumerate() {
+            let count = plan.range(bags, at).len();
+            let current = &self.river.current.plan;
+            let table = feature.table.0 as usize;
+            let mapping = current.mapping(&mut batch, table, count);
+            let entry_count = current.tables().get(table).map_or(0, |entries| entries.count);
+            for index in 0..count {
+                let entry = mapping.get(index).filter(|&entry| entry < u64::from(entry_count));
+                let entry =
+                    entry.ok_or_else(|| Error::corruption("plan names an unknown entry"))?;
+                self.scratch.entries.push(entry as u32);
             }
-        } else {
-            let dim = columns.dim;
-            let rows = out.get_mut(range.start * dim..range.end * dim).unwrap_or(&mut []);
-            self.kernels.gather_rows(arena, starts, dim, rows);
         }
+        self.scratch.unpacked = Some(position);
         Ok(())
     }
+}
+
+/// Returns which rows each feature of a batch uses, by the entries of all its indices.
+pub(super) fn feature_rows<'a>(
+    river: &River,
+    entries: &'a [u32],
+    (plan, bags): (&FeaturePlan, &Bags<'a>),
+) -> Vec<FeatureRows<'a>> {
+    let rows = |(at, feature): (usize, &Feature)| {
+        let range = plan.range(bags, at);
+        let table = feature.table.0 as usize;
+        FeatureRows {
+            numbers: entries.get(range.clone()).unwrap_or(&[]),
+            places: Places {
+                first: river.current.table_start(table),
+                words: river.home(table).map_or(0, |home| home.words),
+                slots: None,
+            },
+            offsets: bags.feature_offsets(at),
+            weights: bags.weights.and_then(|weights| weights.get(range)),
+            pooling: feature.pooling,
+            columns: feature.columns,
+        }
+    };
+    plan.features().iter().enumerate().map(rows).collect()
 }

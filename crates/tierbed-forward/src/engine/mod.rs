@@ -330,15 +330,21 @@ impl ForwardEngine {
     /// # Errors
     /// As [`lookup`](Self::lookup).
     pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
-        self.find_batch(plan, bags)?;
+        self.find_batch(plan, bags, plan.output_len(bags))?;
         self.finish_batch()
     }
 
     // Checks that `bags` are the next batch of the plan and makes its window the current one.
     // Nothing changes when they are not.
-    fn find_batch(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<Batch> {
+    // `matrix_len` is the length of the output or gradient.
+    fn find_batch(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        matrix_len: usize,
+    ) -> Result<Batch> {
         self.poison.check()?;
-        plan.check(&self.schema, bags, plan.output_len(bags))?;
+        plan.check_shape(bags, matrix_len)?;
         let planned = &self.river.plan.shape().feature_tables;
         if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
             return Err(Error::invalid("features read other tables than those of the plan"));
@@ -353,6 +359,7 @@ impl ForwardEngine {
         let batch = batch.ok_or_else(|| Error::corruption("plan window holds no batch"))?;
         let found = ids_checksum(bags);
         if batch.index_count as usize != bags.indices.len() || batch.checksum != found {
+            plan.check_ids(&self.schema, bags)?;
             let position = self.position();
             return Err(Error::invalid("batch is not the planned one")
                 .with("epoch", position.epoch)

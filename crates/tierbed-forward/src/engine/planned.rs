@@ -62,12 +62,13 @@ impl ForwardEngine {
     /// # Errors
     /// `Invalid` for shapes or ids out of range, otherwise the disk's.
     pub fn is_next(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<bool> {
-        self.poison.check()?;
-        plan.check(&self.schema, bags, plan.output_len(bags))?;
-        match self.find_batch(plan, bags) {
+        let found = self.find_batch(plan, bags, plan.output_len(bags));
+        match found {
             Ok(_) => Ok(true),
-            // Shapes and ids were checked before: it is another batch.
-            Err(error) if error.kind() == ErrorKind::Invalid => Ok(false),
+            // If its shapes and ids are right, it is another batch.
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                plan.check(&self.schema, bags, plan.output_len(bags)).map(|()| false)
+            }
             Err(error) => Err(error),
         }
     }

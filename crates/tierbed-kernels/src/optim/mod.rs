@@ -13,12 +13,15 @@ mod partial_row_wise_adam;
 mod row;
 mod row_wise_adagrad;
 mod sgd;
+mod step;
 
 use tierbed_core::{Error, OptimizerKind, Result};
 
 use crate::simd::{prefetch, Job, Lanes};
 use crate::Kernels;
 use row::{Decay, NoDecay, L2};
+
+pub use step::{FeatureStep, OpenSums};
 
 /// Hyperparameters of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]

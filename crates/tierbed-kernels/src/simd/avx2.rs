@@ -187,4 +187,24 @@ impl Lanes for Avx2Lanes {
         // SAFETY: lane code runs only inside `run`, on a processor that has AVX2.
         unsafe { Self(_mm256_sqrt_ps(self.0), _mm256_sqrt_ps(self.1)) }
     }
+
+    #[inline(always)]
+    fn reduce_add(self) -> f32 {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX2.
+        unsafe { reduce_eight(_mm256_add_ps(self.0, self.1)) }
+    }
+}
+
+/// Adds eight lanes by the tree of [`Lanes::reduce_add`]: 4 apart, then 2, then 1.
+///
+/// # Safety
+/// The processor MUST have AVX.
+#[inline(always)]
+pub(super) unsafe fn reduce_eight(sums: __m256) -> f32 {
+    // SAFETY: the caller sees to AVX.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
 }

@@ -125,4 +125,14 @@ impl Lanes for Avx512Lanes {
         // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
         unsafe { Self(_mm512_sqrt_ps(self.0)) }
     }
+
+    #[inline(always)]
+    fn reduce_add(self) -> f32 {
+        // SAFETY: lane code runs only inside `run`, on a processor that has AVX-512F.
+        unsafe {
+            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
+            let high = _mm256_castpd_ps(high);
+            super::avx2::reduce_eight(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
+        }
+    }
 }

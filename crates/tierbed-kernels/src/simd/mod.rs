@@ -164,7 +164,7 @@ pub(crate) trait Lanes: Copy {
 }
 
 /// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// Asks the processor to bring `words[start..start + len]` near; does nothing when out of bounds.
 #[inline(always)]

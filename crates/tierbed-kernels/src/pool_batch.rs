@@ -1,0 +1,124 @@
+//! Here are the rows of a batch, give me all its vectors: the lookup of rows that are in memory.
+//!
+//! The same additions as `Kernels::pool_add` onto zeroed vectors, sample after sample: sums begin
+//! at +0 in registers, so nothing is zeroed before and nothing is read back.
+
+#![expect(clippy::indexing_slicing, reason = "bounds are checked once per bag, by slicing")]
+
+use crate::accumulate::{add_vectors, by_shape, Begin, Shaped};
+use crate::batch::{blocks, FeatureRows, RowsOf, BLOCK_BAGS, INDICES_AHEAD};
+use crate::layout::Pooling;
+use crate::pool::divide;
+use crate::simd::{prefetch, Job, Lanes};
+use crate::Kernels;
+
+impl Kernels {
+    /// Pools the rows of every feature into `out`, `[B, stride]`, overwriting the columns of the
+    /// features; vectors of empty bags become +0. Rows of features without pooling are copied to
+    /// `[E, stride]`; weights do not apply to them.
+    ///
+    /// # Panics
+    /// When parts of a feature do not belong together, features differ in their number of bags,
+    /// or a row or vector lies outside `arena` or `out`.
+    pub fn pool_batch(self, arena: &[f32], features: &[FeatureRows<'_>], out: &mut [f32]) {
+        let Some(batch_size) = features.first().map(FeatureRows::bag_count) else { return };
+        for rows in features {
+            rows.check();
+            assert_eq!(rows.bag_count(), batch_size, "features must have one bag per sample");
+        }
+        for dim in distinct(features.iter().map(|rows| rows.columns.dim)) {
+            self.run(PoolBatch { arena, features, dim, out });
+        }
+    }
+}
+
+/// Returns the values in order of their first appearance.
+pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for value in values {
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+    }
+    seen
+}
+
+/// The features of one dim.
+struct PoolBatch<'a> {
+    arena: &'a [f32],
+    features: &'a [FeatureRows<'a>],
+    dim: usize,
+    out: &'a mut [f32],
+}
+
+impl Job for PoolBatch<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let dim = self.dim;
+        by_shape::<L, _>(self, dim);
+    }
+}
+
+impl Shaped for PoolBatch<'_> {
+    #[inline(always)]
+    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
+        let Self { arena, features, dim, out } = self;
+        let of_dim = || features.iter().filter(|rows| rows.columns.dim == dim);
+        let batch_size = features.first().map_or(0, FeatureRows::bag_count);
+        for block in blocks(batch_size) {
+            for rows in of_dim() {
+                for bag in block.clone() {
+                    // The block after this one lies on pages no processor looks at by itself.
+                    prefetch(out, rows.columns.start(bag + BLOCK_BAGS), dim);
+                    pool_bag::<L, REST, TAIL>(arena, rows, bag, out);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn pool_bag<L: Lanes, const REST: usize, const TAIL: bool>(
+    arena: &[f32],
+    rows: &FeatureRows<'_>,
+    bag: usize,
+    out: &mut [f32],
+) {
+    let indices = rows.indices(bag);
+    for at in indices.clone() {
+        if let Some(&soon) = rows.numbers.get(at + INDICES_AHEAD) {
+            prefetch(arena, rows.places.start(soon), rows.columns.dim);
+        }
+    }
+    if rows.pooling == Pooling::None {
+        return copy_rows(arena, rows, indices, out);
+    }
+    let sum = &mut out[rows.columns.range(bag)];
+    let count = indices.len();
+    if rows.weights.is_some() {
+        let source = RowsOf::<true> { arena, rows };
+        add_vectors::<L, _, REST, TAIL>(&source, indices, Begin::Zero, sum);
+    } else {
+        let source = RowsOf::<false> { arena, rows };
+        add_vectors::<L, _, REST, TAIL>(&source, indices, Begin::Zero, sum);
+    }
+    if rows.pooling == Pooling::Mean && count > 0 {
+        divide::<L>(sum, count as f32);
+    }
+}
+
+#[inline(always)]
+fn copy_rows(
+    arena: &[f32],
+    rows: &FeatureRows<'_>,
+    indices: std::ops::Range<usize>,
+    out: &mut [f32],
+) {
+    for at in indices {
+        let from = rows.places.start(rows.numbers[at]);
+        let to = &mut out[rows.columns.range(rows.vector(0, at))];
+        to.copy_from_slice(&arena[from..][..rows.columns.dim]);
+    }
+}
