@@ -97,7 +97,7 @@ impl Job {
     }
 
     fn make_plan(&mut self) {
-        let folder = Arc::new(FsFolder::create(&self.folder.join("plan")).unwrap());
+        let folder = Arc::new(FsFolder::create(self.folder.join("plan")).unwrap());
         let tables: Vec<_> = (0..FEATURES as u32).map(TableId).collect();
         let shape = PlanShape::new(&self.schema, &tables).unwrap();
         let options = PlanOptions {
@@ -218,7 +218,7 @@ fn main() {
         job.trace.sample_count(),
         job.schema.tables().iter().map(|table| table.row_count).sum::<u64>(),
         job.schema.table_bytes() >> 20,
-        job.budget_bytes * 5 / 4 >> 20,
+        (job.budget_bytes * 5 / 4) >> 20,
         clock.now_us() / 1_000_000,
     );
     job.make_plan();
