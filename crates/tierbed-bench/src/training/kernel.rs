@@ -1,17 +1,9 @@
 //! One step when every row of the batch is in one array: pool, sum gradients, step rows.
 //!
-//! The same kernels in the same order as the engines: per table, rows are numbered by first
-//! appearance, their uses gathered by counting, summed and stepped.
+//! The same kernels on the same batches as the forward order; here a row's place is looked up.
 
-use tierbed_core::{Bags, Error, Result, Schema};
-use tierbed_kernels::{
-    BagRange, Feature, FeaturePlan, Groups, Hyper, Kernels, Occurrence, Pooling, Prepared, Rows,
-    Upstream,
-};
-
-const NO_ROW: u32 = u32::MAX;
-/// Rows whose gradients are summed before they are applied, as the engines do.
-const PIECE_ROWS: usize = 512;
+use tierbed_core::{Bags, Result, Schema};
+use tierbed_kernels::{FeaturePlan, FeatureRows, FeatureStep, Hyper, Kernels, OpenSums, Prepared};
 
 /// Work arrays of steps.
 #[derive(Debug)]
@@ -23,14 +15,7 @@ pub(crate) struct StepKernel {
     step: u64,
     output: Vec<f32>,
     grad: Vec<f32>,
-    starts: Vec<usize>,
-    row_of_entry: Vec<u32>,
-    entries: Vec<u32>,
-    row_of_index: Vec<u32>,
-    row_starts: Vec<usize>,
-    bounds: Vec<usize>,
-    occurrences: Vec<Occurrence>,
-    sums: Vec<f32>,
+    sums: OpenSums,
 }
 
 /// Where the rows of a batch lie.
@@ -58,14 +43,7 @@ impl StepKernel {
             features,
             schema,
             step: 0,
-            starts: Vec::new(),
-            row_of_entry: Vec::new(),
-            entries: Vec::new(),
-            row_of_index: Vec::new(),
-            row_starts: Vec::new(),
-            bounds: Vec::new(),
-            occurrences: Vec::new(),
-            sums: Vec::new(),
+            sums: OpenSums::default(),
         }
     }
 
@@ -75,124 +53,52 @@ impl StepKernel {
         &self.output
     }
 
-    /// Looks the batch up and steps its rows in `arena`.
-    pub(crate) fn step(
+    fn rows<'a>(&self, bags: &Bags<'a>, places: Places<'a>) -> Vec<FeatureRows<'a>> {
+        let rows = |(at, feature): (usize, &tierbed_kernels::Feature)| FeatureRows {
+            numbers: places.entries.get(self.features.range(bags, at)).unwrap_or(&[]),
+            places: tierbed_kernels::Places {
+                first: 0,
+                words: self.words,
+                slots: Some(places.slots),
+            },
+            offsets: bags.feature_offsets(at),
+            weights: None,
+            pooling: feature.pooling,
+            columns: feature.columns,
+        };
+        self.features.features().iter().enumerate().map(rows).collect()
+    }
+
+    /// Pools the rows of the batch.
+    pub(crate) fn lookup(&mut self, arena: &[f32], bags: &Bags<'_>, places: Places<'_>) {
+        let rows = self.rows(bags, places);
+        self.kernels.pool_batch(arena, &rows, &mut self.output);
+    }
+
+    /// Sums the gradients of each row of the batch and steps it in `arena`.
+    pub(crate) fn update(
         &mut self,
         arena: &mut [f32],
         bags: &Bags<'_>,
         places: Places<'_>,
     ) -> Result<()> {
         self.step += 1;
-        if self.row_of_entry.len() < places.slots.len() {
-            self.row_of_entry.resize(places.slots.len(), NO_ROW);
-        }
-        let features = self.features.clone();
-        self.output.fill(0.0);
-        for (at, feature) in features.features().iter().enumerate() {
-            let range = features.range(bags, at);
-            let entries = places.entries.get(range).unwrap_or(&[]);
-            self.pool(arena, bags.feature_offsets(at), feature, (entries, places.slots))?;
-        }
-        for (at, feature) in features.features().iter().enumerate() {
-            let range = features.range(bags, at);
-            let entries = places.entries.get(range).unwrap_or(&[]);
-            self.number_rows(entries, places.slots);
-            self.group_rows(bags.feature_offsets(at));
-            self.apply(arena, bags.feature_offsets(at), feature)?;
-        }
-        Ok(())
-    }
-
-    fn pool(
-        &mut self,
-        arena: &[f32],
-        offsets: &[i64],
-        feature: &Feature,
-        (entries, slots): (&[u32], &[u32]),
-    ) -> Result<()> {
-        self.starts.clear();
-        for &entry in entries {
-            let slot = slots.get(entry as usize);
-            let slot = slot.ok_or_else(|| Error::corruption("timeline names an unknown entry"))?;
-            self.starts.push(*slot as usize * self.words);
-        }
-        let rows = Rows { arena, starts: &self.starts, weights: None };
-        self.kernels.pool_add(rows, BagRange::whole(offsets), feature.columns, &mut self.output);
-        Ok(())
-    }
-
-    fn number_rows(&mut self, entries: &[u32], slots: &[u32]) {
-        self.row_starts.clear();
-        self.entries.clear();
-        self.row_of_index.clear();
-        for &entry in entries {
-            let Some(row) = self.row_of_entry.get_mut(entry as usize) else { continue };
-            if *row == NO_ROW {
-                *row = self.row_starts.len() as u32;
-                let slot = slots.get(entry as usize).copied().unwrap_or(0);
-                self.row_starts.push(slot as usize * self.words);
-                self.entries.push(entry);
-            }
-            self.row_of_index.push(*row);
-        }
-        for &entry in &self.entries {
-            if let Some(row) = self.row_of_entry.get_mut(entry as usize) {
-                *row = NO_ROW;
-            }
-        }
-    }
-
-    fn group_rows(&mut self, offsets: &[i64]) {
-        self.bounds.clear();
-        self.bounds.resize(self.row_starts.len() + 2, 0);
-        for &row in &self.row_of_index {
-            if let Some(count) = self.bounds.get_mut(row as usize + 2) {
-                *count += 1;
-            }
-        }
-        let mut sum = 0;
-        for bound in &mut self.bounds {
-            sum += *bound;
-            *bound = sum;
-        }
-        self.occurrences.resize(self.row_of_index.len(), Occurrence { bag: 0, index: 0 });
-        let first = offsets.first().copied().unwrap_or(0) as u32;
-        for (bag, &row) in self.row_of_index.iter().enumerate() {
-            let Some(place) = self.bounds.get_mut(row as usize + 1) else { continue };
-            if let Some(use_of_row) = self.occurrences.get_mut(*place) {
-                *use_of_row = Occurrence { bag: bag as u32, index: first + bag as u32 };
-            }
-            *place += 1;
-        }
-        self.bounds.truncate(self.row_starts.len() + 1);
-    }
-
-    fn apply(&mut self, arena: &mut [f32], offsets: &[i64], feature: &Feature) -> Result<()> {
-        let optimizer = self.schema.table(feature.table)?.optimizer;
         let hyper = Hyper { lr: 0.01, step: self.step, ..Hyper::default() };
-        let prepared = Prepared::new(optimizer, &hyper);
-        let dim = feature.columns.dim;
-        let upstream = Upstream {
-            grad: &self.grad,
-            columns: feature.columns,
-            pooling: Pooling::Sum,
-            offsets,
-            weights: None,
+        let prepared = |feature: &tierbed_kernels::Feature| {
+            Ok(Prepared::new(self.schema.table(feature.table)?.optimizer, &hyper))
         };
-        for first in (0..self.row_starts.len()).step_by(PIECE_ROWS) {
-            let end = (first + PIECE_ROWS).min(self.row_starts.len());
-            let bounds = self.bounds.get(first..=end).unwrap_or(&[0]);
-            let groups = Groups { occurrences: &self.occurrences, bounds };
-            self.sums.resize((end - first) * dim, 0.0);
-            self.kernels.sum_grads_grouped(&upstream, groups, &mut self.sums);
-            let starts = self.row_starts.get(first..end).unwrap_or(&[]);
-            self.kernels.apply_rows(&prepared, arena, starts, &self.sums);
-            for &start in starts {
-                if let Some(count) = arena.get_mut(start + self.words - 1) {
-                    *count = f32::from_bits(count.to_bits().saturating_add(1));
-                }
-            }
-        }
+        let steps: Vec<_> = self.features.features().iter().map(prepared).collect::<Result<_>>()?;
+        // Entries are numbered through all tables, and every feature has a table of its own.
+        let rows = self.rows(bags, places).into_iter().zip(self.features.features()).zip(&steps);
+        let step = |((rows, feature), step): ((_, &tierbed_kernels::Feature), _)| FeatureStep {
+            rows,
+            table: feature.table,
+            step,
+            number_first: 0,
+        };
+        let features: Vec<_> = rows.map(step).collect();
+        let rows = (arena, places.slots.len());
+        self.kernels.step_batch(&self.grad, &features, &mut self.sums, rows);
         Ok(())
     }
 }

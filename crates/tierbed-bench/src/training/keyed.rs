@@ -45,6 +45,7 @@ pub(crate) struct Keyed {
     /// Rows in memory by the window of their next use: slot, entry there.
     lists: Vec<Vec<(u32, u32)>>,
     number: Option<u32>,
+    batch: u32,
     current: Arc<Window>,
     slots: Vec<u32>,
     next: Arc<Window>,
@@ -93,6 +94,7 @@ impl Keyed {
             lists: vec![Vec::new(); timeline.window_count() as usize],
             timeline,
             number: None,
+            batch: 0,
             current: Arc::default(),
             slots: Vec::new(),
             next: Arc::default(),
@@ -273,15 +275,29 @@ impl Keyed {
 }
 
 impl System for Keyed {
-    fn step(&mut self, number: u64, bags: &Bags<'_>) -> Result<()> {
+    fn prepare(&mut self, number: u64, _: &Bags<'_>) -> Result<()> {
         let (window, batch) = self.timeline.place(number)?;
         if self.number != Some(window) {
             self.enter(window)?;
         }
+        self.batch = batch;
+        Ok(())
+    }
+
+    fn lookup(&mut self, bags: &Bags<'_>) -> Result<()> {
         let start_ns = thread_cpu_ns();
-        let entries = self.current.batch(batch, bags.indices.len());
+        let entries = self.current.batch(self.batch, bags.indices.len());
         let places = Places { entries, slots: &self.slots };
-        self.kernel.step(&mut self.arena, bags, places)?;
+        self.kernel.lookup(&self.arena, bags, places);
+        self.train_cpu_ns += thread_cpu_ns() - start_ns;
+        Ok(())
+    }
+
+    fn update(&mut self, bags: &Bags<'_>) -> Result<()> {
+        let start_ns = thread_cpu_ns();
+        let entries = self.current.batch(self.batch, bags.indices.len());
+        let places = Places { entries, slots: &self.slots };
+        self.kernel.update(&mut self.arena, bags, places)?;
         self.train_cpu_ns += thread_cpu_ns() - start_ns;
         Ok(())
     }

@@ -47,6 +47,7 @@ impl Session {
         let before = self.system.counters()?;
         let mut steps_us = Vec::with_capacity(count as usize);
         let mut reading_ns = 0;
+        let mut lookup_us = 0;
         let start_ns = process_cpu_ns();
         for number in first..first + count {
             let read_ns = thread_cpu_ns();
@@ -55,7 +56,13 @@ impl Session {
             reading_ns += thread_cpu_ns() - read_ns;
             let start_us = self.meter.now_us();
             match mode {
-                Mode::Train => self.system.step(number, &bags)?,
+                Mode::Train => {
+                    self.system.prepare(number, &bags)?;
+                    let begun_us = self.meter.now_us();
+                    self.system.lookup(&bags)?;
+                    lookup_us += self.meter.now_us() - begun_us;
+                    self.system.update(&bags)?;
+                }
                 Mode::Pass => self.system.pass(&bags)?,
             }
             steps_us.push(self.meter.now_us() - start_us);
@@ -71,6 +78,7 @@ impl Session {
             "batches": count,
             "row_updates": self.batches.count_rows(first, count)?,
             "steps_us": steps_us,
+            "lookup_us": lookup_us,
             "tail_us": tail_us,
             "cpu_ns": cpu_ns,
             "resident_bytes": resident,

@@ -14,8 +14,14 @@ use super::timeline::{Timeline, Window};
 
 /// A system under measurement. Batches come one after another, each once.
 pub(crate) trait System: Debug {
-    /// Trains batch `number`: looks it up and steps its rows.
-    fn step(&mut self, number: u64, bags: &Bags<'_>) -> Result<()>;
+    /// Brings the rows of batch `number` into memory and finds them.
+    fn prepare(&mut self, number: u64, bags: &Bags<'_>) -> Result<()>;
+
+    /// Pools the rows of the batch that was prepared last.
+    fn lookup(&mut self, bags: &Bags<'_>) -> Result<()>;
+
+    /// Steps the rows of the batch that was prepared last.
+    fn update(&mut self, bags: &Bags<'_>) -> Result<()>;
 
     /// Moves the rows of the batch and computes nothing: what the storage alone costs.
     fn pass(&mut self, _bags: &Bags<'_>) -> Result<()> {
@@ -59,8 +65,15 @@ impl Forward {
 }
 
 impl System for Forward {
-    fn step(&mut self, _: u64, bags: &Bags<'_>) -> Result<()> {
-        self.engine.lookup(&self.features, bags, &mut self.output)?;
+    fn prepare(&mut self, _: u64, bags: &Bags<'_>) -> Result<()> {
+        self.engine.prepare(&self.features, bags)
+    }
+
+    fn lookup(&mut self, bags: &Bags<'_>) -> Result<()> {
+        self.engine.lookup(&self.features, bags, &mut self.output)
+    }
+
+    fn update(&mut self, bags: &Bags<'_>) -> Result<()> {
         let grads = Grads { output: &self.grad, weights: None };
         self.engine.update(&self.features, bags, grads)
     }
@@ -107,6 +120,7 @@ pub(crate) struct Memory {
     timeline: Timeline,
     window: Window,
     window_number: Option<u32>,
+    batch: u32,
 }
 
 impl Memory {
@@ -129,22 +143,36 @@ impl Memory {
             timeline: Timeline::open(path)?,
             window: Window::default(),
             window_number: None,
+            batch: 0,
         })
     }
 }
 
+/// Returns where the rows of a batch lie when every row has its own place.
+fn places_of<'a>(window: &'a Window, batch: u32, bags: &Bags<'_>) -> Places<'a> {
+    Places { entries: window.batch(batch, bags.indices.len()), slots: &window.rows }
+}
+
 impl System for Memory {
-    fn step(&mut self, number: u64, bags: &Bags<'_>) -> Result<()> {
+    fn prepare(&mut self, number: u64, _: &Bags<'_>) -> Result<()> {
         let (window, batch) = self.timeline.place(number)?;
         if self.window_number != Some(window) {
             self.window = self.timeline.read(window)?;
             self.window_number = Some(window);
         }
-        let places = Places {
-            entries: self.window.batch(batch, bags.indices.len()),
-            slots: &self.window.rows,
-        };
-        self.kernel.step(&mut self.arena, bags, places)
+        self.batch = batch;
+        Ok(())
+    }
+
+    fn lookup(&mut self, bags: &Bags<'_>) -> Result<()> {
+        let places = places_of(&self.window, self.batch, bags);
+        self.kernel.lookup(&self.arena, bags, places);
+        Ok(())
+    }
+
+    fn update(&mut self, bags: &Bags<'_>) -> Result<()> {
+        let places = places_of(&self.window, self.batch, bags);
+        self.kernel.update(&mut self.arena, bags, places)
     }
 
     fn checkpoint(&mut self) -> Result<()> {

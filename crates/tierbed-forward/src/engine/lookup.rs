@@ -8,6 +8,16 @@ use crate::plan::Batch;
 use crate::store::river::River;
 
 impl ForwardEngine {
+    /// Makes sure that the rows of `bags`, which are the next batch of the plan, are in memory,
+    /// and finds them. A lookup does so itself; done before, it has the sums left to do.
+    ///
+    /// # Errors
+    /// As for [`Self::lookup`].
+    pub fn prepare(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        let batch = self.find_batch(plan, bags, plan.output_len(bags))?;
+        self.unpack_entries(plan, bags, batch)
+    }
+
     /// Pools the rows of `bags`, which are the next batch of the plan, into `out`, overwritten:
     /// `[B, output_dim]`, or `[E, D]` without pooling. May be called again for the same batch.
     ///
