@@ -11,9 +11,11 @@ from typing import Any, Protocol, final, type_check_only
 from typing_extensions import Self
 
 __all__ = [
+    "CacheLog",
     "CriteoReader",
     "FeaturePlan",
     "Generator",
+    "NativeCodec",
     "NativeExchange",
     "NativeExchangeBench",
     "NativeExchangePlan",
@@ -29,6 +31,7 @@ __all__ = [
     "apply_delta",
     "bench_lookup",
     "bench_worker",
+    "cache_policies",
     "check_python_store",
     "cpu_features",
     "drop_checkpoint",

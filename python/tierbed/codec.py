@@ -161,8 +161,8 @@ def _faiss() -> Any:
 def _faiss_codebooks(faiss: Any, sample: Tensor, part_count: int) -> Tensor:
     quantizer = faiss.ProductQuantizer(sample.shape[1], part_count, 8)
     quantizer.train(sample.contiguous().numpy())
-    books: Tensor = torch.from_numpy(faiss.vector_to_array(quantizer.centroids))
-    return books.view(part_count, ENTRIES, -1).clone()
+    books = torch.as_tensor(faiss.vector_to_array(quantizer.centroids))
+    return books.reshape(part_count, ENTRIES, sample.shape[1] // part_count).clone()
 
 
 def _sample(
@@ -180,12 +180,13 @@ def _sample(
 
 def _k_means(points: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
     """Returns 256 centres ``[256, d]`` of ``points`` ``[N, d]``."""
-    distinct = torch.unique(points, dim=0)
+    distinct: Tensor = torch.unique(points, dim=0)
     if distinct.shape[0] <= ENTRIES:
-        centres = torch.zeros(ENTRIES, points.shape[1])
-        centres[: distinct.shape[0]] = distinct
-        return centres
-    centres = distinct[torch.randperm(distinct.shape[0], generator=generator)[:ENTRIES]].clone()
+        padding = torch.zeros(ENTRIES - distinct.shape[0], points.shape[1])
+        return torch.cat([distinct, padding])
+    centres: Tensor = distinct[
+        torch.randperm(distinct.shape[0], generator=generator)[:ENTRIES]
+    ].clone()
     for _ in range(rounds):
         # The squared distance, without the point's own square, which is the same for all centres.
         squares = centres.pow(2).sum(1)

@@ -53,7 +53,7 @@ def row_rate(part: Slice) -> float:
 
     Where that time is not told apart, of whole steps.
     """
-    pooling_s = part.get("lookup_us", 0) / 1e6
+    pooling_s = float(part.get("lookup_us", 0)) / 1e6
     return float(part["row_updates"]) / max(_seconds(part) - pooling_s, 1e-9)
 
 
@@ -108,8 +108,8 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
 def _lookup_ms(outcome: Outcome) -> float | None:
     if not _is_parted(outcome):
         return None
-    taken_us = sum(part["lookup_us"] for part in outcome.slices)
-    return float(taken_us) / 1e3 / sum(part["batches"] for part in outcome.slices)
+    taken_us = float(sum(part["lookup_us"] for part in outcome.slices))
+    return taken_us / 1e3 / float(sum(part["batches"] for part in outcome.slices))
 
 
 def _storage_cpu(outcome: Outcome) -> float | None:
