@@ -161,8 +161,10 @@ pub(crate) fn take_lists(
 ) -> Result<(Lists, usize)> {
     let starts_len = item_count as usize + 1;
     let seat_count = info.seat_count as usize;
-    let starts = numbers.get(..starts_len).unwrap_or_default();
-    let pages = numbers.get(starts_len..starts_len + seat_count).unwrap_or_default();
+    let (starts, pages) = numbers
+        .get(..starts_len + seat_count)
+        .and_then(|numbers| numbers.split_at_checked(starts_len))
+        .ok_or_else(|| Error::corruption("places file ends within a placement"))?;
     let lists = Lists::from_parts(starts.to_vec(), pages.to_vec())?;
     let outside = lists.items().iter().find(|&&page| u64::from(page) >= info.page_count);
     if let Some(page) = outside {
@@ -209,5 +211,6 @@ mod tests {
         assert!(take_lists(&numbers, 3, &info(4, 3)).is_err(), "page 4 of 4");
         assert!(take_lists(&numbers, 3, &info(5, 4)).is_err());
         assert!(take_lists(&numbers[..5], 3, &info(5, 3)).is_err());
+        assert!(take_lists(&[0], 0, &info(1, 2)).is_err(), "no list asks for the missing pages");
     }
 }
