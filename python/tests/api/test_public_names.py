@@ -57,7 +57,7 @@ PARAMETERS = {
     "Store.open": "path dram_budget backend durability order on_mismatch io_engine "
     "queue_depth disk_quota checkpoint vocabulary_dram seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
-    "Store.publish": "self path model base attachments progress",
+    "Store.publish": "self path model base placement attachments progress",
     "Store.read_rows": "self table first_row row_count",
     "Store.gather_rows": "self table rows",
     "Store.write_rows": "self table first_row weights rows_state",

@@ -226,7 +226,7 @@ def test_generated_files_train_like_real_ones(tmp_path: Path) -> None:
         (["lookup", "--table", "a", "--ids", "1"], "--url"),
         (["lookup", "nowhere", "--table", "a", "--ids", "one"], "--ids"),
         (["lookup", "--url", "ftp://x", "--table", "a", "--ids", "1"], "http://"),
-        (["bench", "speed"], "training"),
+        (["bench", "speed"], "bench --help"),
         (["dance"], "dance"),
     ],
 )
