@@ -108,7 +108,7 @@ lint: setup ## Check formatting, lints, house rules and types
 
 .PHONY: test-rust
 test-rust: ## Run the Rust tests
-	@$(STEP) 'cargo test' cargo test --locked
+	@$(STEP) 'cargo test' cargo test --locked --no-fail-fast
 
 .PHONY: test-python
 test-python: setup ## Run the quick Python tests
