@@ -514,6 +514,7 @@ class NativePlacement:
     @staticmethod
     def build(
         log: NativeQueryLog,
+        misses: NativeQueryLog | None,
         options_json: str,
         homes: NativePlacement | None,
         progress: Callable[[int, int], None] | None,

@@ -319,6 +319,7 @@ def rows_per_page_of(dim: int) -> int:
 def place(
     log: QueryLog,
     *,
+    misses: QueryLog | None = None,
     rows_per_page: int = 16,
     method: str = "ours",
     ratio: float = 0.1,
@@ -331,7 +332,9 @@ def place(
     """Places the rows of a log.
 
     Args:
-        log: What pages will be read for; behind a cache, what misses it (:meth:`QueryLog.misses`).
+        log: The queries.
+        misses: What of them misses the cache that will stand in front (:meth:`QueryLog.misses`);
+            ``ours`` grows pages for these.
         rows_per_page: Rows a page holds.
         method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr``, ``maxembed`` or ``ours``.
         ratio: Replicas per row of the table; 0 for methods that make none.
@@ -354,4 +357,12 @@ def place(
         "iterations": iterations,
     }
     given = None if homes is None else homes.native
-    return Placement(NativePlacement.build(log.native, json.dumps(options), given, progress))
+    return Placement(
+        NativePlacement.build(
+            log.native,
+            None if misses is None else misses.native,
+            json.dumps(options),
+            given,
+            progress,
+        )
+    )

@@ -96,8 +96,11 @@ impl Method {
 /// What to build from.
 #[derive(Debug, Clone, Copy)]
 pub struct BuildInput<'a> {
-    /// The queries that pages will be read for.
+    /// The queries, whole.
     pub log: &'a QueryLog,
+    /// What of them misses the cache that will stand in front, one query for one query; without a
+    /// cache, None. Growth follows the misses, bisection and its replicas the log.
+    pub misses: Option<&'a QueryLog>,
     /// Homes made before by the same options, for methods that keep them: saves bisecting again
     /// for each of several ratios.
     pub homes: Option<&'a Placement>,
@@ -122,7 +125,7 @@ pub fn build(
             .with("ratio", ratio)
             .with("remedy", "use ratio 0, or another method"));
     }
-    let BuildInput { log, homes } = input;
+    let BuildInput { log, misses, homes } = input;
     match method {
         Method::Random => random(log.row_count(), options.rows_per_page, options.seed),
         Method::ByFrequency => by_frequency(log, options.rows_per_page),
@@ -133,7 +136,7 @@ pub fn build(
             Some(homes) => by_connectivity(homes, log, ratio),
             None => bisected_with_replicas(log, options, ratio, report),
         },
-        Method::Grown => guarded(log, options, ratio),
+        Method::Grown => guarded(log, misses.unwrap_or(log), options, ratio),
     }
 }
 
@@ -146,11 +149,16 @@ fn bisected_with_replicas(
     by_connectivity(&bisect(log.clone(), options, report)?, log, ratio)
 }
 
-/// Grows pages unless the last queries of `log` read fewer pages of bisected ones.
-fn guarded(log: &QueryLog, options: &BisectionOptions, ratio: f64) -> Result<Placement> {
+/// Grows pages unless the last of the misses read fewer pages of bisected ones.
+fn guarded(
+    log: &QueryLog,
+    misses: &QueryLog,
+    options: &BisectionOptions,
+    ratio: f64,
+) -> Result<Placement> {
     let growth =
         GrowthOptions { bisection: options.clone(), ..GrowthOptions::new(options.rows_per_page) };
-    Ok(choose(log, log, &growth, ratio)?.placement)
+    Ok(choose(log, misses, &growth, ratio)?.placement)
 }
 
 #[cfg(test)]
@@ -186,7 +194,7 @@ mod tests {
         let options = BisectionOptions::new(4);
         for method in Method::ALL {
             for ratio in if method.replicates() { vec![0.0, 0.1, 0.5] } else { vec![0.0] } {
-                let input = BuildInput { log: &log, homes: None };
+                let input = BuildInput { log: &log, misses: None, homes: None };
                 let placement = build(input, method, &options, ratio, &mut |_| ()).unwrap();
                 let name = method.name();
                 assert!(placement.replica_count() as f64 <= ratio * 110.0, "{name} {ratio}");
@@ -202,7 +210,7 @@ mod tests {
     fn bisection_reads_less_than_chance() {
         let log = log();
         let options = BisectionOptions::new(4);
-        let input = BuildInput { log: &log, homes: None };
+        let input = BuildInput { log: &log, misses: None, homes: None };
         let read = |method| {
             let placement = build(input, method, &options, 0.0, &mut |_| ()).unwrap();
             pages_read(&placement, &log)
@@ -214,7 +222,7 @@ mod tests {
     #[test]
     fn ours_is_what_the_guard_chose() {
         let (log, options) = (log(), BisectionOptions::new(4));
-        let input = BuildInput { log: &log, homes: None };
+        let input = BuildInput { log: &log, misses: None, homes: None };
         let ours = build(input, Method::Grown, &options, 0.1, &mut |_| ()).unwrap();
         let choice = choose(&log, &log, &GrowthOptions::new(4), 0.1).unwrap();
         // Bisection cannot tell these circles apart, growth does.
@@ -226,7 +234,7 @@ mod tests {
     fn homes_given_are_kept_and_give_the_same() {
         let log = log();
         let options = BisectionOptions::new(3);
-        let input = BuildInput { log: &log, homes: None };
+        let input = BuildInput { log: &log, misses: None, homes: None };
         let mut levels = 0;
         let homes = build(input, Method::Bisected, &options, 0.0, &mut |_| levels += 1).unwrap();
         assert!(levels > 3);
@@ -240,7 +248,7 @@ mod tests {
     #[test]
     fn what_cannot_be_built_is_refused() {
         let log = log();
-        let input = BuildInput { log: &log, homes: None };
+        let input = BuildInput { log: &log, misses: None, homes: None };
         let options = BisectionOptions::new(4);
         assert!(build(input, Method::Bisected, &options, 0.1, &mut |_| ()).is_err());
         let none = BisectionOptions::new(0);

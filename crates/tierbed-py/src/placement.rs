@@ -275,14 +275,17 @@ impl NativePlacement {
 #[pymethods]
 impl NativePlacement {
     #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "one per argument of the Python function")]
     fn build(
         py: Python<'_>,
         log: &Bound<'_, NativeQueryLog>,
+        misses: Option<&Bound<'_, NativeQueryLog>>,
         options_json: &str,
         homes: Option<&Bound<'_, Self>>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let log = Arc::clone(&log.get().log);
+        let misses = misses.map(|misses| Arc::clone(&misses.get().log));
         let homes = homes.map(|homes| Arc::clone(&homes.get().placement));
         let mut told = Progress::new(progress);
         let result = run(py, || {
@@ -294,7 +297,8 @@ impl NativePlacement {
                 thread_count: given.threads,
             };
             let method = Method::from_name(&given.method)?;
-            let input = BuildInput { log: &log, homes: homes.as_deref() };
+            let input =
+                BuildInput { log: &log, misses: misses.as_deref(), homes: homes.as_deref() };
             let mut stopped = Ok(());
             let placement = build(input, method, &options, given.ratio, &mut |level| {
                 if stopped.is_ok() {

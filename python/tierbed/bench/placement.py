@@ -185,7 +185,8 @@ def _build(
                 shared = homes if method == "maxembed" else None
                 started_s = time.perf_counter()
                 placement = place(
-                    log,
+                    stage.earlier,
+                    misses=log if method == "ours" else None,
                     rows_per_page=options.rows_per_page,
                     method=method,
                     ratio=ratio,

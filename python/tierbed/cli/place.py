@@ -128,13 +128,14 @@ def place_(
     if (rows_per_page is None) == (dim is None):
         raise InvalidError("give either --rows-per-page or --dim")
     earlier, later = queries.split(split)
-    built_from = earlier
+    misses = None
     if cache_share > 0.0:
-        built_from = earlier.misses(earlier, cache_share, policy=cache_policy).log
+        misses = earlier.misses(earlier, cache_share, policy=cache_policy).log
     started_s = time.perf_counter()
     with Progress(f"place by {method}", None, "levels") as bar:
         placement = place(
-            built_from,
+            earlier,
+            misses=misses,
             rows_per_page=rows_per_page or rows_per_page_of(dim or 0),
             method=method,
             ratio=ratio,
@@ -143,7 +144,7 @@ def place_(
             progress=bar.set,
         )
     build_s = time.perf_counter() - started_s
-    placement = placement.ordered_by_use(built_from)
+    placement = placement.ordered_by_use(earlier if misses is None else misses)
     judged = (later if len(later) else earlier).misses(earlier, cache_share, policy=cache_policy)
     result = {
         "method": method,

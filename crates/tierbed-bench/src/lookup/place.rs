@@ -92,10 +92,10 @@ fn build_one(
     if method == Method::Grown {
         let cache = CacheInFront { share: wanted.cache_share, policy: PolicyKind::Lru };
         let misses = miss_stream(earlier, earlier, cache, 1)?.log;
-        let input = BuildInput { log: &misses, homes: None };
+        let input = BuildInput { log: earlier, misses: Some(&misses), homes: None };
         return build(input, method, &options, wanted.ratio, &mut |_| ());
     }
-    let input = BuildInput { log: earlier, homes: homes.as_ref() };
+    let input = BuildInput { log: earlier, misses: None, homes: homes.as_ref() };
     let placement = match (&input.homes, method) {
         (Some(homes), Method::Bisected) => (*homes).clone(),
         _ => build(input, method, &options, wanted.ratio, &mut |_| ())?,
