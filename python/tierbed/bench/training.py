@@ -12,6 +12,7 @@ Slices are short next to an epoch: amplification of the baselines is still risin
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -207,6 +208,8 @@ class _Bench:
                 keeps = any(other.is_loaded_by == system.name for other in systems)
                 if not keeps:
                     shutil.rmtree(self._rows(system), ignore_errors=True)
+                    # Discarding gigabytes may keep the device busy: not in others' slices.
+                    os.sync()
             forward.storage = worker.ask(
                 "run", first=self.first, count=self.size.slice_batches, mode="pass"
             )
