@@ -37,15 +37,7 @@ fn put(target: &str, name: &str, bytes: &[u8]) -> Outcome {
 }
 
 fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
-    TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    }
+    TableSchema::plain(name, row_count, dim)
 }
 
 fn engine() -> EngineOptions {

@@ -19,7 +19,7 @@ use tierbed_baselines::{
 use tierbed_core::env::{Env, SplitMix64};
 use tierbed_core::store::RowWrite;
 use tierbed_core::{
-    Budget, InitSpec, OptimizerKind, Result, RowId, RowKey, TableId, TableSchema, TrainStore,
+    Budget, OptimizerKind, Result, RowId, RowKey, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::FsFolder;
 
@@ -54,13 +54,8 @@ fn cpu_us() -> u64 {
 fn measure(name: &str, folder: &Path, row_count: u64, counts: (usize, usize)) -> Result<()> {
     let (windows, threads) = counts;
     let table = TableSchema {
-        name: "t".into(),
-        row_count,
-        dim: 36,
         optimizer: OptimizerKind::RowWiseAdagrad,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
+        ..TableSchema::plain("t", row_count, 36)
     };
     let (record_bytes, table_bytes) = (table.record_bytes(), table.table_bytes());
     let path = folder.join(name);

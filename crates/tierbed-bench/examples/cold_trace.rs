@@ -59,13 +59,10 @@ impl Job {
         let path: String = options.get("trace", "trace.bin".to_owned());
         let trace = TraceReader::open(PathBuf::from(path).as_path()).unwrap();
         let table = |(at, &row_count): (usize, &u64)| TableSchema {
-            name: format!("c{at}"),
-            row_count,
-            dim: options.get("dim", 36),
             optimizer: OptimizerKind::RowWiseAdagrad,
-            state_init: 0.0,
             init: InitSpec::Uniform { low: -0.01, high: 0.01 },
             seed: at as u64,
+            ..TableSchema::plain(format!("c{at}"), row_count, options.get("dim", 36))
         };
         let schema = Schema::new(trace.row_counts().iter().enumerate().map(table).collect());
         Self {

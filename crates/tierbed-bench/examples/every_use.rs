@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tierbed_core::env::Env;
-use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
+use tierbed_core::{Bags, InitSpec, Schema, TableId, TableSchema};
 use tierbed_data::trace::{write_trace, TraceOptions, TraceReader};
 use tierbed_forward::{
     ForwardConfig, ForwardEngine, Grads, Plan, PlanBuilder, PlanOptions, PlanShape,
@@ -65,13 +65,9 @@ impl Job {
         write_trace(&TraceOptions { seed: 1, scale }, &path, &mut |_| Ok(())).unwrap();
         let trace = TraceReader::open(&path).unwrap();
         let table = |(at, &row_count): (usize, &u64)| TableSchema {
-            name: format!("c{at}"),
-            row_count,
-            dim: DIM as u32,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
             init: InitSpec::Uniform { low: -0.5, high: 0.5 },
             seed: at as u64,
+            ..TableSchema::plain(format!("c{at}"), row_count, DIM as u32)
         };
         let schema = Schema::new(trace.row_counts().iter().enumerate().map(table).collect());
         let schema = schema.unwrap();

@@ -58,13 +58,10 @@ impl PatternOptions {
 
     fn table(&self, at: u32) -> TableSchema {
         TableSchema {
-            name: format!("table{at}"),
-            row_count: self.rows,
-            dim: self.dim,
             optimizer: OptimizerKind::RowWiseAdagrad,
-            state_init: 0.0,
             init: InitSpec::Uniform { low: -0.01, high: 0.01 },
             seed: self.seed + u64::from(at),
+            ..TableSchema::plain(format!("table{at}"), self.rows, self.dim)
         }
     }
 

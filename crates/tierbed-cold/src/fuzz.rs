@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Budget, Error, InitSpec, OptimizerKind, Result, TableSchema, TrainStore};
+use tierbed_core::{Budget, Error, Result, TableSchema, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions, MemoryFolder};
 
 use crate::geometry::Geometry;
@@ -19,15 +19,7 @@ use crate::{ColdOptions, ColdStore};
 const ROW_COUNT: u64 = 1000;
 
 fn schema() -> TableSchema {
-    TableSchema {
-        name: "t".into(),
-        row_count: ROW_COUNT,
-        dim: 8,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    }
+    TableSchema::plain("t", ROW_COUNT, 8)
 }
 
 /// Keys of a run: how many, then the keys.

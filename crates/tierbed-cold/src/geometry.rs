@@ -108,18 +108,9 @@ impl Geometry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tierbed_core::{InitSpec, OptimizerKind};
 
     fn table(dim: u32, row_count: u64) -> TableSchema {
-        TableSchema {
-            name: "t".into(),
-            row_count,
-            dim,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
-        }
+        TableSchema::plain("t", row_count, dim)
     }
 
     #[test]

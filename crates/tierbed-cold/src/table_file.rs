@@ -197,18 +197,9 @@ impl StoredTable {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tierbed_core::{InitSpec, OptimizerKind};
 
     fn schema() -> TableSchema {
-        TableSchema {
-            name: "t".into(),
-            row_count: 10_000,
-            dim: 9,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
-        }
+        TableSchema::plain("t", 10_000, 9)
     }
 
     proptest! {

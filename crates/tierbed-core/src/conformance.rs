@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use crate::env::SplitMix64;
 use crate::store::{Attachment, RowWrite};
 use crate::{
-    Error, ErrorKind, InitSpec, OptimizerKind, Result, RowId, RowKey, TableId, TableSchema,
-    TrainStore,
+    Error, ErrorKind, OptimizerKind, Result, RowId, RowKey, TableId, TableSchema, TrainStore,
 };
 
 type Model = BTreeMap<RowKey, Vec<u8>>;
@@ -77,15 +76,8 @@ fn add_tables(store: &mut dyn TrainStore) -> Result<Vec<(TableId, TableSchema)>>
     ];
     let mut tables = Vec::new();
     for (dim, row_count, optimizer) in shapes {
-        let table = TableSchema {
-            name: format!("dim{dim}"),
-            row_count,
-            dim,
-            optimizer,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
-        };
+        let table =
+            TableSchema { optimizer, ..TableSchema::plain(format!("dim{dim}"), row_count, dim) };
         let id = store.add_table(table.clone())?;
         expect_eq(store.add_table(table.clone())?, id, "id of the same table", 0)?;
         tables.push((id, table));

@@ -104,6 +104,21 @@ pub struct TableSchema {
 }
 
 impl TableSchema {
+    /// Describes a table of rows and nothing else: no optimizer state, zero where nothing was
+    /// written. For snapshots, tools and tests, and as the base of a longer description.
+    #[must_use]
+    pub fn plain(name: impl Into<String>, row_count: u64, dim: u32) -> Self {
+        Self {
+            name: name.into(),
+            row_count,
+            dim,
+            optimizer: OptimizerKind::Sgd,
+            state_init: 0.0,
+            init: InitSpec::Constant { value: 0.0 },
+            seed: 0,
+        }
+    }
+
     /// Returns the words of one record: weights, state, use count.
     #[must_use]
     pub fn record_words(&self) -> usize {
@@ -266,15 +281,7 @@ mod tests {
     use super::*;
 
     fn table(name: &str) -> TableSchema {
-        TableSchema {
-            name: name.into(),
-            row_count: 10,
-            dim: 4,
-            optimizer: OptimizerKind::Adam,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 1,
-        }
+        TableSchema { optimizer: OptimizerKind::Adam, seed: 1, ..TableSchema::plain(name, 10, 4) }
     }
 
     #[test]

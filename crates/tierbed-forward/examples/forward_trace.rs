@@ -71,13 +71,14 @@ impl Job {
     fn new(options: &Options) -> Self {
         let scale: f64 = options.get("scale", 0.02);
         let table = |(at, &rows): (usize, &u64)| TableSchema {
-            name: format!("c{at}"),
-            row_count: ((rows as f64 * scale) as u64).max(rows.min(1000)),
-            dim: options.get("dim", 36),
             optimizer: OptimizerKind::RowWiseAdagrad,
-            state_init: 0.0,
             init: InitSpec::Uniform { low: -0.01, high: 0.01 },
             seed: at as u64,
+            ..TableSchema::plain(
+                format!("c{at}"),
+                ((rows as f64 * scale) as u64).max(rows.min(1000)),
+                options.get("dim", 36),
+            )
         };
         let schema = Schema::new(CARDINALITIES.iter().enumerate().map(table).collect()).unwrap();
         let share: f64 = options.get("share", 0.05);

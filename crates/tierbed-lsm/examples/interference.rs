@@ -19,9 +19,7 @@ use std::sync::Arc;
 
 use tierbed_core::env::{Clock, SplitMix64, SystemClock};
 use tierbed_core::store::{Ahead, RowWrite};
-use tierbed_core::{
-    Budget, InitSpec, OptimizerKind, RowId, RowKey, RowStore, TableId, TableSchema, TrainStore,
-};
+use tierbed_core::{Budget, RowId, RowKey, RowStore, TableId, TableSchema, TrainStore};
 use tierbed_io::FsFolder;
 use tierbed_lsm::{LsmOptions, LsmStore, Scheduling, WorkerChoice};
 
@@ -67,17 +65,7 @@ fn fill(folder: &Path) {
     options.sst.sst_bytes = MEMTABLE_BYTES as u64;
     options.shape.level1_bytes = 4 * MEMTABLE_BYTES as u64;
     let mut store = LsmStore::open(folder, options).unwrap();
-    store
-        .add_table(TableSchema {
-            name: "t".into(),
-            row_count: ROWS,
-            dim: DIM,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
-        })
-        .unwrap();
+    store.add_table(TableSchema::plain("t", ROWS, DIM)).unwrap();
     let record = vec![1; store.schema().table(TableId(0)).unwrap().record_bytes()];
     for first in (0..ROWS).step_by(5000) {
         let keys: Vec<_> =

@@ -5,7 +5,7 @@
 //! else that goes wrong is a bug.
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Budget, InitSpec, OptimizerKind, Schema, TableSchema};
+use tierbed_core::{Budget, Schema, TableSchema};
 use tierbed_io::{Folder, MemoryFolder};
 
 use crate::key::Key;
@@ -52,15 +52,7 @@ pub fn version(bytes: &[u8]) {
 }
 
 fn schema() -> Option<Schema> {
-    let table = TableSchema {
-        name: "t".into(),
-        row_count: 1000,
-        dim: 1,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    };
+    let table = TableSchema::plain("t", 1000, 1);
     Schema::new(vec![table]).ok()
 }
 

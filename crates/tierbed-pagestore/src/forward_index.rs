@@ -177,21 +177,14 @@ impl ForwardIndex {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tierbed_core::{InitSpec, OptimizerKind, RowId, TableSchema};
+    use tierbed_core::{RowId, TableSchema};
     use tierbed_io::{MemoryDevice, PAGE_BYTES};
 
     use super::*;
 
     fn schema(row_counts: &[u64]) -> Schema {
-        let table = |(at, &row_count): (usize, &u64)| TableSchema {
-            name: format!("t{at}"),
-            row_count,
-            dim: 1,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
-        };
+        let table =
+            |(at, &row_count): (usize, &u64)| TableSchema::plain(format!("t{at}"), row_count, 1);
         Schema::new(row_counts.iter().enumerate().map(table).collect()).unwrap()
     }
 

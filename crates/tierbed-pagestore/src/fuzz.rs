@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use tierbed_core::checksum::{crc32c, crc32c_append};
-use tierbed_core::{InitSpec, OptimizerKind, RowId, RowKey, Schema, TableId, TableSchema};
+use tierbed_core::{RowId, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::{Device, MemoryDevice, PAGE_BYTES};
 
 use crate::forward_index::{ForwardIndex, IndexShape};
@@ -37,15 +37,7 @@ fn mend_blocks(file: &mut Vec<u8>, block_count: u64) -> u32 {
 }
 
 fn tables() -> Vec<TableSchema> {
-    let table = |(name, dim, row_count): (&str, u32, u64)| TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    };
+    let table = |(name, dim, row_count): (&str, u32, u64)| TableSchema::plain(name, row_count, dim);
     [("narrow", 8, 3000), ("long", 3000, 40), ("wide", 4, 1 << 33)].map(table).to_vec()
 }
 

@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{
-    Budget, Error, InitSpec, OptimizerKind, Result, RowId, RowKey, Schema, TableId, TableSchema,
-};
+use tierbed_core::{Budget, Error, Result, RowId, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::Folder;
 
 use crate::placed::PlacedTables;
@@ -76,15 +74,7 @@ fn schema_of(table: &PlainTable<'_>) -> Result<TableSchema> {
             .with("dim", table.dim)
             .with("elements", table.weights.len()));
     }
-    Ok(TableSchema {
-        name: table.name.to_owned(),
-        row_count,
-        dim: table.dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    })
+    Ok(TableSchema::plain(table.name, row_count, table.dim))
 }
 
 #[cfg(test)]

@@ -296,13 +296,9 @@ mod tests {
 
     fn manifest() -> Manifest {
         let table = TableSchema {
-            name: "c1".into(),
-            row_count: 10,
-            dim: 4,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
             init: InitSpec::Uniform { low: -0.1, high: 0.3 },
             seed: 1,
+            ..TableSchema::plain("c1", 10, 4)
         };
         Manifest {
             schema: Schema::new(vec![table]).unwrap(),

@@ -241,20 +241,11 @@ pub(crate) fn le_u64(bytes: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tierbed_core::{InitSpec, OptimizerKind};
 
     use super::*;
 
     fn table(dim: u32, row_count: u64) -> TableSchema {
-        TableSchema {
-            name: "t".into(),
-            row_count,
-            dim,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
-        }
+        TableSchema::plain("t", row_count, dim)
     }
 
     #[test]

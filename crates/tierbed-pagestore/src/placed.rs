@@ -162,19 +162,13 @@ impl Starts {
 
 #[cfg(test)]
 mod tests {
-    use tierbed_core::{InitSpec, OptimizerKind, TableSchema};
+    use tierbed_core::TableSchema;
 
     use super::*;
 
     fn schema(tables: &[(u64, u32)]) -> Schema {
-        let table = |(at, &(row_count, dim)): (usize, &(u64, u32))| TableSchema {
-            name: format!("t{at}"),
-            row_count,
-            dim,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
+        let table = |(at, &(row_count, dim)): (usize, &(u64, u32))| {
+            TableSchema::plain(format!("t{at}"), row_count, dim)
         };
         Schema::new(tables.iter().enumerate().map(table).collect()).unwrap()
     }

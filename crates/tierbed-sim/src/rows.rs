@@ -2,10 +2,7 @@
 //! stale or lost write shows.
 
 use tierbed_core::store::{RowSink, RowWrite};
-use tierbed_core::{
-    Error, InitSpec, OptimizerKind, Result, RowId, RowKey, RowStore, TableId, TableSchema,
-    TrainStore,
-};
+use tierbed_core::{Error, Result, RowId, RowKey, RowStore, TableId, TableSchema, TrainStore};
 
 /// Bytes of a record behind its version.
 const FILL: u8 = 7;
@@ -22,15 +19,7 @@ pub fn row(table: u32, row: u64) -> RowKey {
 /// Describes a table of plain rows: no optimizer state, zero where nothing was written.
 #[must_use]
 pub fn table(name: &str, dim: u32, row_count: u64) -> TableSchema {
-    TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    }
+    TableSchema::plain(name, row_count, dim)
 }
 
 /// Returns the version in `record`.

@@ -367,13 +367,9 @@ mod tests {
         let budget = Budget::new(100_000);
         let mut store = MemoryStore::new(budget.clone());
         let table = TableSchema {
-            name: "t".into(),
-            row_count: 100_000,
-            dim: 16,
             optimizer: tierbed_core::OptimizerKind::Sgd,
-            state_init: 0.0,
             init: tierbed_core::InitSpec::Constant { value: 0.0 },
-            seed: 0,
+            ..TableSchema::plain("t", 100_000, 16)
         };
         let id = store.add_table(table).unwrap();
         let record = vec![1u8; 68];

@@ -4,7 +4,7 @@
 //! takes the bytes as they are and uses them as serving would. Damage is an error, which is fine;
 //! anything else that goes wrong is a bug.
 
-use tierbed_core::{Budget, InitSpec, OptimizerKind, Schema, TableSchema};
+use tierbed_core::{Budget, Schema, TableSchema};
 
 use crate::bucket::{unmix, Bucket};
 use crate::directory::Directory;
@@ -28,15 +28,7 @@ pub fn directory(bytes: &[u8]) {
 }
 
 fn published(directory: &[u8]) -> Option<Published> {
-    let table = TableSchema {
-        name: "t".into(),
-        row_count: ROW_COUNT,
-        dim: 8,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    };
+    let table = TableSchema::plain("t", ROW_COUNT, 8);
     let schema = Schema::new(vec![table, bucket_table("t"), free_table("t")]).ok()?;
     let state = State {
         table: "t".into(),

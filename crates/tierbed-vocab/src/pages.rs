@@ -5,10 +5,7 @@
 //! together. Who leaves: CLOCK (second chance).
 
 use hashbrown::HashMap;
-use tierbed_core::{
-    Budget, Error, InitSpec, OptimizerKind, Reservation, Result, RowKey, RowWrite, TableSchema,
-    TrainStore,
-};
+use tierbed_core::{Budget, Error, Reservation, Result, RowKey, RowWrite, TableSchema, TrainStore};
 
 /// Elements of a hidden table's rows: with the use count, a record fills a 4 KiB page of the
 /// `file` store (24 bytes of header, 4 of presence bits).
@@ -44,15 +41,7 @@ pub struct PageCache {
 
 /// Builds the schema of a hidden table of `page_count` pages.
 pub(crate) fn page_table(name: String, page_count: u64) -> TableSchema {
-    TableSchema {
-        name,
-        row_count: page_count,
-        dim: PAGE_WORDS as u32,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    }
+    TableSchema::plain(name, page_count, PAGE_WORDS as u32)
 }
 
 impl PageCache {

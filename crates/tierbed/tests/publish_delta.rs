@@ -34,13 +34,10 @@ fn folder() -> Arc<dyn Folder> {
 
 fn table(name: &str, row_count: u64) -> TableSchema {
     TableSchema {
-        name: name.into(),
-        row_count,
-        dim: 18,
         optimizer: OptimizerKind::RowWiseAdagrad,
-        state_init: 0.0,
         init: InitSpec::Normal { mean: 0.0, std: 0.1 },
         seed: 3,
+        ..TableSchema::plain(name, row_count, 18)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{json, Value};
-use tierbed_core::{Budget, InitSpec, OptimizerKind, Result, Schema, TableId, TableSchema};
+use tierbed_core::{Budget, Result, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
 use tierbed_pagestore::{PlacedTables, SnapshotWriter};
 use tierbed_placement::read_placement;
@@ -40,15 +40,7 @@ pub(super) fn write(job: &WriteJob) -> Result<Value> {
     let started_us = meter.now_us();
     let (placement, index) = read_placement(&job.placement)?;
     let clones = Clones::new(placement.row_count(), job.clones, 0.0)?;
-    let table = TableSchema {
-        name: TABLE.to_owned(),
-        row_count: u64::from(clones.row_count()),
-        dim: job.dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    };
+    let table = TableSchema::plain(TABLE, u64::from(clones.row_count()), job.dim);
     let placed = PlacedTables { tables: vec![TableId(0)], index: clones.index(&index)? };
     let schema = Schema::new(vec![table])?;
     let folder = Arc::new(FsFolder::create(&job.out)?);

@@ -48,13 +48,10 @@ fn default_io_engine() -> String {
 /// The tables of a trace.
 pub(crate) fn schema_of(row_counts: &[u64; FEATURE_COUNT], dim: u32) -> Result<Schema> {
     let table = |(at, &row_count): (usize, &u64)| TableSchema {
-        name: format!("c{}", at + 1),
-        row_count,
-        dim,
         optimizer: OptimizerKind::RowWiseAdagrad,
-        state_init: 0.0,
         init: InitSpec::Uniform { low: -0.01, high: 0.01 },
         seed: at as u64,
+        ..TableSchema::plain(format!("c{}", at + 1), row_count, dim)
     };
     Schema::new(row_counts.iter().enumerate().map(table).collect())
 }

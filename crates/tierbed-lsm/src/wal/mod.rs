@@ -243,20 +243,11 @@ pub(crate) fn decode_segment(
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tierbed_core::{ErrorKind, InitSpec, OptimizerKind, RowId, RowKey, TableId, TableSchema};
+    use tierbed_core::{ErrorKind, RowId, RowKey, TableId, TableSchema};
     use tierbed_io::MemoryFolder;
 
     fn schema() -> Schema {
-        Schema::new(vec![TableSchema {
-            name: "t".into(),
-            row_count: 100,
-            dim: 1,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
-        }])
-        .unwrap()
+        Schema::new(vec![TableSchema::plain("t", 100, 1)]).unwrap()
     }
 
     fn key(row: u64) -> Key {

@@ -19,13 +19,10 @@ type Model = BTreeMap<RowKey, Vec<f32>>;
 
 fn table(name: &str, row_count: u64, dim: u32) -> TableSchema {
     TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
         optimizer: OptimizerKind::Adam,
-        state_init: 0.0,
         init: InitSpec::Uniform { low: -0.5, high: 0.5 },
         seed: u64::from(dim),
+        ..TableSchema::plain(name, row_count, dim)
     }
 }
 

@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{json, Value};
 use tierbed_core::env::ManualClock;
-use tierbed_core::{Bags, Budget, InitSpec, OptimizerKind, RowId, Schema, TableId, TableSchema};
+use tierbed_core::{Bags, Budget, InitSpec, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, OpenMode};
 use tierbed_pagestore::{FeaturePlan, Pooling, SnapshotOptions, SnapshotWriter};
 
@@ -16,13 +16,9 @@ use super::*;
 
 fn table(name: &str, row_count: u64, dim: u32) -> TableSchema {
     TableSchema {
-        name: name.into(),
-        row_count,
-        dim,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
         init: InitSpec::Uniform { low: -1.0, high: 1.0 },
         seed: 3,
+        ..TableSchema::plain(name, row_count, dim)
     }
 }
 

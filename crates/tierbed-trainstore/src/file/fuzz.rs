@@ -1,7 +1,7 @@
 //! Entries for the crate's `fuzz`: page maps and pages of records.
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{InitSpec, OptimizerKind, TableSchema};
+use tierbed_core::{OptimizerKind, TableSchema};
 use tierbed_io::{Folder, MemoryFolder, PAGE_BYTES};
 
 use super::layout::{page_layout, seal, verify, PageName};
@@ -29,13 +29,8 @@ pub fn map(bytes: &[u8]) {
 pub fn page(bytes: &[u8]) {
     for dim in [1, 8, 2000] {
         let layout = page_layout(&TableSchema {
-            name: "t".into(),
-            row_count: 5000,
-            dim,
             optimizer: OptimizerKind::Adam,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
+            ..TableSchema::plain("t", 5000, dim)
         });
         let mut page = bytes.to_vec();
         page.resize(layout.page_bytes, 0);

@@ -169,17 +169,12 @@ pub fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tierbed_core::{InitSpec, OptimizerKind};
+    use tierbed_core::OptimizerKind;
 
     fn table(dim: u32, row_count: u64) -> TableSchema {
         TableSchema {
-            name: "t".into(),
-            row_count,
-            dim,
             optimizer: OptimizerKind::RowWiseAdagrad,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
+            ..TableSchema::plain("t", row_count, dim)
         }
     }
 

@@ -6,19 +6,11 @@ use super::*;
 use crate::mix;
 use crate::policy::Eviction;
 use proptest::prelude::*;
-use tierbed_core::{InitSpec, OptimizerKind, RowStore};
+use tierbed_core::RowStore;
 use tierbed_trainstore::MemoryStore;
 
 fn open_table(name: &str) -> TableSchema {
-    TableSchema {
-        name: name.into(),
-        row_count: 4,
-        dim: 2,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    }
+    TableSchema::plain(name, 4, 2)
 }
 
 struct Bench {

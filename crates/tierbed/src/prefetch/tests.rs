@@ -5,10 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{Ahead, Attachment, CommitInfo, RowSink, RowUses, RowWrite, ScanSink};
-use tierbed_core::{
-    Bags, InitSpec, OptimizerKind, Result, RowKey, RowStore, Schema, TableId, TableSchema,
-    TrainStore,
-};
+use tierbed_core::{Bags, Result, RowKey, RowStore, Schema, TableId, TableSchema, TrainStore};
 use tierbed_kernels::{FeaturePlan, Pooling};
 
 use crate::options::{Backend, EngineConfig};
@@ -74,15 +71,7 @@ impl TrainStore for Listener {
 fn engine_and_plan() -> (Engine, TableId, FeaturePlan) {
     let config = EngineConfig { backend: Backend::Memory, ..EngineConfig::new(4 << 20) };
     let mut engine = Engine::open(None, &config).unwrap();
-    let table = TableSchema {
-        name: "t".into(),
-        row_count: 100,
-        dim: 4,
-        optimizer: OptimizerKind::Sgd,
-        state_init: 0.0,
-        init: InitSpec::Constant { value: 0.0 },
-        seed: 0,
-    };
+    let table = TableSchema::plain("t", 100, 4);
     let id = engine.add_table(table).unwrap();
     let plan = FeaturePlan::new(&engine.schema, &[(id, Pooling::Sum)]).unwrap();
     (engine, id, plan)

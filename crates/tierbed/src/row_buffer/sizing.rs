@@ -81,17 +81,11 @@ fn slots_within(words: usize, bytes: u64, rows: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tierbed_core::{InitSpec, OptimizerKind, TableSchema};
+    use tierbed_core::TableSchema;
 
     fn schema(tables: &[(u32, u64)]) -> Schema {
-        let table = |(at, &(dim, row_count)): (usize, &(u32, u64))| TableSchema {
-            name: format!("t{at}"),
-            row_count,
-            dim,
-            optimizer: OptimizerKind::Sgd,
-            state_init: 0.0,
-            init: InitSpec::Constant { value: 0.0 },
-            seed: 0,
+        let table = |(at, &(dim, row_count)): (usize, &(u32, u64))| {
+            TableSchema::plain(format!("t{at}"), row_count, dim)
         };
         Schema::new(tables.iter().enumerate().map(table).collect()).unwrap()
     }
