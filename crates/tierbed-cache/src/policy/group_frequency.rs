@@ -28,8 +28,14 @@ const MISSES_MAX: usize = 256;
 /// The exponent of 1.0 in an f32, and bits of an f32 mantissa that a score leaves out.
 const EXPONENT_OF_ONE: i32 = 127;
 const BITS_LEFT_OUT: u32 = 15;
-/// Missing rows per group that make the exponent 1.
-const MISSES_PER_POWER: f32 = 5.0;
+/// Share of a first use in what is missing: no cache could have had the row.
+const FIRST_USE_SHARE: f32 = 0.5;
+/// The exponent at no misses, its rise per missing row, and where it ends.
+const POWER_AT_0: f32 = -1.3;
+const POWER_PER_MISS: f32 = 0.6;
+const POWER_RANGE: (f32, f32) = (0.4, 1.8);
+/// The exponent before anything is known.
+const POWER_AT_START: f32 = 1.5;
 /// Weight of one group in the running mean of misses.
 const MEAN_STEP: f32 = 1.0 / 1024.0;
 /// Scores end here; what looks larger is older than the exponent can tell.
@@ -44,9 +50,10 @@ const RANKS_PER_OCTAVE: usize = 32;
 pub enum MissWeight {
     /// So many tenths.
     Tenths(u8),
-    /// A fifth of the rows that are missing per group on average, from 0.8 to 2. Where most of
-    /// a group is missing, few groups can be completed, and rows of the others are worth little;
-    /// where most is there, all rows are nearly alike.
+    /// By the rows that are missing per group on average, first uses counted half: `0.6` for
+    /// each, less `1.3`, from 0.4 to 1.8. Where most of a group is missing, few groups can be
+    /// completed, and rows of the others are worth little; where most is there, groups become
+    /// complete of themselves, and the count of uses is what saves reads.
     ByMisses,
 }
 
@@ -66,6 +73,8 @@ impl CreditRule {
     pub const FOR_EVER: Self = Self { weight: MissWeight::Tenths(15), halve_after: 0 };
     /// Forgets within some turnovers of the cache.
     pub const DRIFTING: Self = Self { weight: MissWeight::Tenths(10), halve_after: 20 };
+    /// Counts uses, those of rows outside too, and looks at no group: LFU with a full memory.
+    pub const PLAIN: Self = Self { weight: MissWeight::Tenths(0), halve_after: 0 };
     /// Cares for nearly complete groups alone, and forgets very slowly.
     pub const STEEP: Self = Self { weight: MissWeight::Tenths(30), halve_after: 1000 };
     /// Forgets soon.
@@ -83,8 +92,10 @@ pub struct GroupFrequency {
     credits: Box<[f32]>,
     /// The exponent that `credits` were made with.
     power: f32,
-    /// Rows missing per group, a running mean.
+    /// Rows missing per group, first uses in part, a running mean.
     misses_mean: f32,
+    /// First uses in the present group.
+    first_uses: u32,
     /// What a use of a row of the present group is worth.
     credit: f32,
     /// Halvings so far; wraps.
@@ -100,13 +111,14 @@ impl GroupFrequency {
     pub fn new(rule: CreditRule) -> Self {
         let power = match rule.weight {
             MissWeight::Tenths(tenths) => f32::from(tenths) / 10.0,
-            MissWeight::ByMisses => 1.5,
+            MissWeight::ByMisses => POWER_AT_START,
         };
         Self {
             rule,
             slots: Slots::default(),
             ranks: Buckets::default(),
-            misses_mean: power * MISSES_PER_POWER,
+            misses_mean: (power - POWER_AT_0) / POWER_PER_MISS,
+            first_uses: 0,
             power,
             credits: credits(power),
             credit: 1.0,
@@ -164,8 +176,12 @@ impl GroupFrequency {
         if self.rule.weight != MissWeight::ByMisses {
             return;
         }
-        self.misses_mean += (misses as f32 - self.misses_mean) * MEAN_STEP;
-        let power = (self.misses_mean / MISSES_PER_POWER).clamp(0.8, 2.0);
+        // First uses are known when a group ends: those of the group before go in here.
+        let first_uses = std::mem::take(&mut self.first_uses) as f32;
+        let missing = misses as f32 - FIRST_USE_SHARE * first_uses;
+        self.misses_mean += (missing - self.misses_mean) * MEAN_STEP;
+        let (low, high) = POWER_RANGE;
+        let power = (POWER_AT_0 + POWER_PER_MISS * self.misses_mean).clamp(low, high);
         if (power - self.power).abs() > 0.05 {
             self.power = power;
             self.credits = credits(power);
@@ -194,6 +210,7 @@ impl EvictionPolicy for GroupFrequency {
             CreditRule::DRIFTING => "group-frequency-drifting",
             CreditRule::FAST => "group-frequency-fast",
             CreditRule::STEEP => "group-frequency-steep",
+            CreditRule::PLAIN => "frequency",
             _ => "group-frequency",
         }
     }
@@ -224,6 +241,7 @@ impl EvictionPolicy for GroupFrequency {
     }
 
     fn arrive(&mut self, _hash: u64, score: u16, is_full: bool) -> Arrival {
+        self.first_uses += u32::from(score == 0);
         let score = self.raised(score);
         let lowest = self.ranks.lowest().unwrap_or(0);
         let is_admitted = !is_full || self.rank_of(score) >= lowest;
@@ -339,11 +357,29 @@ mod tests {
     fn the_weight_follows_the_misses_of_the_log() {
         let mut policy = GroupFrequency::new(CreditRule::STEADY);
         policy.add_slab(0, 4);
-        for (missing, power) in [(1, 0.8), (6, 1.2), (20, 2.0)] {
+        for (missing, power) in [(1, 0.4), (4, 1.1), (20, 1.8)] {
             (0..8000).for_each(|_| begin(&mut policy, 26, 26 - missing));
             assert!((policy.power - power).abs() < 0.06, "{} {power}", policy.power);
             assert!((policy.credits[2] - 2f32.powf(-policy.power)).abs() < 1e-6);
         }
+    }
+
+    /// Rows never seen before count half.
+    #[test]
+    fn the_weight_does_not_follow_first_uses_alone() {
+        let power_with = |score: u16| {
+            let mut policy = GroupFrequency::new(CreditRule::STEADY);
+            policy.add_slab(0, 4);
+            for _ in 0..8000 {
+                begin(&mut policy, 26, 22);
+                for hash in 0..4 {
+                    policy.arrive(hash, score, true);
+                }
+            }
+            policy.power
+        };
+        assert!((power_with(1) - 1.1).abs() < 0.06, "{}", power_with(1));
+        assert!((power_with(0) - 0.4).abs() < 0.06, "{}", power_with(0));
     }
 
     #[test]

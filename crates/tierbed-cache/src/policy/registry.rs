@@ -43,7 +43,7 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// Every kind, for tests and tables.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Lru,
         Self::Lfu,
         Self::Clock,
@@ -62,6 +62,7 @@ impl PolicyKind {
         Self::GroupFrequency(CreditRule::DRIFTING),
         Self::GroupFrequency(CreditRule::FAST),
         Self::GroupFrequency(CreditRule::STEEP),
+        Self::GroupFrequency(CreditRule::PLAIN),
         Self::Auto,
     ];
 
