@@ -18,6 +18,12 @@ pub(crate) struct PageFile {
     pub(crate) page_bytes: usize,
 }
 
+/// Runs of pages of one file.
+pub(crate) type FileRuns<'a> = (PageFile, &'a [PageRun]);
+
+/// Takes pages read: positions of the part and of the run in it, and their bytes.
+pub(crate) type PageSink<'a> = dyn FnMut(usize, usize, &[u8]) -> Result<()> + 'a;
+
 /// The I/O engine and what is in flight.
 pub(crate) struct Disk {
     engine: Box<dyn IoEngine>,
@@ -87,51 +93,57 @@ impl Disk {
         self.cost.gap_pages(file.page_bytes)
     }
 
-    /// Reads `runs` and gives each, by its position, to `visit`, in any order.
+    /// Reads the runs of every part and gives each, by the positions of part and run, to `visit`,
+    /// in any order. New requests go out by the half queue: one call into the kernel, and one
+    /// into a virtual machine's host, for many.
     ///
     /// # Errors
     /// The first that a read or `visit` has; nothing is in flight afterwards.
-    pub(crate) fn read(
-        &mut self,
-        file: PageFile,
-        runs: &[PageRun],
-        visit: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn read(&mut self, parts: &[FileRuns<'_>], visit: &mut PageSink<'_>) -> Result<()> {
         let began_us = self.clock.now_us();
-        let (mut next, mut bytes, mut result) = (0, 0, Ok(()));
+        let refill_below = (self.options.queue_depth as usize / 2).max(1);
+        let mut waiting = (0u64..).zip(parts).flat_map(|(part, (file, runs))| {
+            (0u64..).zip(*runs).map(move |(at, run)| (part << 32 | at, *file, *run))
+        });
+        let (mut count, mut bytes, mut result) = (0, 0, Ok(()));
         loop {
-            while let (Some(run), true) = (runs.get(next), result.is_ok()) {
-                let Some(buf) = self.engine.acquire() else { break };
+            let is_low = self.engine.in_flight_count() <= refill_below && result.is_ok();
+            while let Some(buf) = is_low.then(|| self.engine.acquire()).flatten() {
+                let Some((tag, file, run)) = waiting.next() else {
+                    self.engine.release(buf);
+                    break;
+                };
                 bytes += u64::from(run.count) * file.page_bytes as u64;
-                self.submit(Op::Read, file, *run, (buf, next));
-                next += 1;
+                self.submit(Op::Read, file, run, (buf, tag));
+                count += 1;
             }
             if self.engine.in_flight_count() == 0 {
                 break;
             }
             self.engine.wait(&mut self.done)?;
             for completion in self.done.drain(..) {
-                let run = runs.get(completion.tag as usize);
-                if let (Some(run), Ok(())) = (run, &result) {
+                let (part, at) = ((completion.tag >> 32) as usize, completion.tag as u32 as usize);
+                let run = parts.get(part).and_then(|(file, runs)| Some((file, runs.get(at)?)));
+                if let (Some((file, run)), Ok(())) = (run, &result) {
                     let len_bytes = run.count as usize * file.page_bytes;
                     let pages = self.engine.bytes(completion.buf).get(..len_bytes).unwrap_or(&[]);
-                    result = completion.result.and_then(|()| visit(completion.tag as usize, pages));
+                    result = completion.result.and_then(|()| visit(part, at, pages));
                 }
                 self.engine.release(completion.buf);
             }
         }
-        self.cost.observe(next as u64, bytes, self.clock.now_us() - began_us);
+        self.cost.observe(count, bytes, self.clock.now_us() - began_us);
         result
     }
 
-    fn submit(&mut self, op: Op, file: PageFile, pages: PageRun, (buf, tag): (BufId, usize)) {
+    fn submit(&mut self, op: Op, file: PageFile, pages: PageRun, (buf, tag): (BufId, u64)) {
         self.engine.submit(Request {
             device: file.device,
             op,
             offset_bytes: u64::from(pages.first) * file.page_bytes as u64,
             len_bytes: pages.count * file.page_bytes as u32,
             buf,
-            tag: tag as u64,
+            tag,
         });
     }
 

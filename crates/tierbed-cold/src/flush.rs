@@ -22,17 +22,25 @@ struct Placement {
     open: Option<(u32, u32)>,
 }
 
+/// A run that is being written.
+pub(crate) struct BegunRun {
+    run: Run,
+    placement: Placement,
+}
+
 impl ColdTable {
-    /// Writes `rows` as a new run and makes it the newest; returns the bytes written.
+    /// Begins to write `rows` as a new run. When no write is in flight any more,
+    /// [`finish_run`](Self::finish_run) makes it the newest, or
+    /// [`give_up_run`](Self::give_up_run) leaves the table as it was.
     ///
     /// # Errors
     /// `NoSpace`, `Io`: the table is as before.
-    pub(crate) fn write_run(
+    pub(crate) fn begin_run(
         &mut self,
         disk: &mut Disk,
         rows: SortedRows<'_>,
         buffer: &WriteBuffer,
-    ) -> Result<u64> {
+    ) -> Result<BegunRun> {
         let keys = encode_keys(rows.iter().map(|(key, _)| key.row.0));
         let version = self.take_version()?;
         let key_pages = keys.len().div_ceil(self.payload_bytes());
@@ -45,17 +53,28 @@ impl ColdTable {
             key_bytes: keys.len() as u32,
             segments: placement.segments.clone(),
         };
-        let written = self.write_pages(disk, &run, (&keys, rows), buffer);
-        if let Err(error) = written {
+        let begun = BegunRun { run, placement };
+        if let Err(error) = self.write_pages(disk, &begun.run, (&keys, rows), buffer) {
             // Writes still in flight must not meet the extent's next owner.
             let _ = disk.finish_writes();
-            placement.taken.iter().for_each(|extent| self.extents.release(*extent));
+            self.give_up_run(&begun);
             return Err(error.with("file", &self.file));
         }
+        Ok(begun)
+    }
+
+    /// Makes a run whose pages are written, of `rows`, the newest; returns its bytes.
+    pub(crate) fn finish_run(&mut self, begun: BegunRun, rows: SortedRows<'_>) -> u64 {
+        let BegunRun { run, placement } = begun;
         self.is_dirty = true;
         let bytes = run.page_count() * self.geometry.page_bytes() as u64;
         self.register(run, rows, placement.open);
-        Ok(bytes)
+        bytes
+    }
+
+    /// Gives back what a run took that is not to be.
+    pub(crate) fn give_up_run(&mut self, begun: &BegunRun) {
+        begun.placement.taken.iter().for_each(|extent| self.extents.release(*extent));
     }
 
     /// Returns the most bytes of extents that a run of `row_count` rows may take.
@@ -127,7 +146,7 @@ impl ColdTable {
                 disk.write(self.pages, piece, buf);
             }
         }
-        disk.finish_writes()
+        Ok(())
     }
 
     fn fill_records(&self, page: &mut [u8], rows: SortedRows<'_>, buffer: &WriteBuffer) {

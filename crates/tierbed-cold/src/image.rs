@@ -9,7 +9,7 @@ use tierbed_trainstore::verify;
 use crate::cost::{cover, PageRun};
 use crate::disk::Disk;
 use crate::read::page_of;
-use crate::table::ColdTable;
+use crate::table::{ColdTable, HomeRange};
 
 /// Memory per delta row while an image is made: place, range and position; and a request.
 pub(crate) const OVERLAY_BYTES: usize = size_of::<(u32, u32, u16)>() + size_of::<PageRun>();
@@ -18,52 +18,60 @@ pub(crate) const OVERLAY_BYTES: usize = size_of::<(u32, u32, u16)>() + size_of::
 pub(crate) type ReadBytes = u64;
 
 impl ColdTable {
-    /// Fills `image` (a range's bytes per range) with the homes of ranges `first..first + count`
-    /// and their delta rows. Pages are not sealed; those without rows are zeros.
+    /// Fills `image` (a range's bytes per range) with the homes of `ranges` (ascending) and their
+    /// delta rows. Pages are not sealed; those without rows are zeros. Of the range at the same
+    /// place, `unneeded` has a bit per page whose home is not to be read.
     ///
     /// # Errors
     /// `Corruption`, `Io`.
     pub(crate) fn load(
         &self,
         disk: &mut Disk,
-        (first, count): (usize, usize),
+        (ranges, unneeded): (&[usize], &[u64]),
         image: &mut [u8],
     ) -> Result<ReadBytes> {
         image.fill(0);
-        Ok(self.load_homes(disk, (first, count), image)?
-            + self.load_deltas(disk, (first, count), image)?)
+        Ok(self.load_homes(disk, (ranges, unneeded), image)?
+            + self.load_deltas(disk, ranges, image)?)
     }
 
     fn load_homes(
         &self,
         disk: &mut Disk,
-        (first, count): (usize, usize),
+        (ranges, unneeded): (&[usize], &[u64]),
         image: &mut [u8],
     ) -> Result<ReadBytes> {
         let page_bytes = self.geometry.page_bytes();
+        let is_needed = |place: usize, page: u64, home: HomeRange| {
+            let unneeded = unneeded.get(place).copied().unwrap_or(0);
+            home.has_page(page) && unneeded >> page & 1 == 0
+        };
         let (mut runs, mut owners) = (Vec::new(), Vec::new());
-        for range in first..first + count {
-            let home = self.range(range);
+        for (place, range) in ranges.iter().enumerate() {
+            let home = self.range(*range);
             let Some(extent) = home.extent() else { continue };
             let at = self.geometry.first_page(extent);
-            let pages = (0..self.geometry.range_pages).filter(|page| home.has_page(*page));
+            let pages = (0..self.geometry.range_pages).filter(|page| is_needed(place, *page, home));
             let pages = pages.map(|page| at + page as u32);
             runs.extend(cover(pages, disk.gap_pages(self.pages), disk.pages_max(self.pages)));
-            owners.resize(runs.len(), range);
+            owners.resize(runs.len(), (place, *range));
         }
-        disk.read(self.pages, &runs, &mut |at, bytes| {
-            let (Some(run), Some(range)) = (runs.get(at), owners.get(at)) else { return Ok(()) };
+        disk.read(&[(self.pages, &runs)], &mut |_, at, bytes| {
+            let (Some(run), Some((place, range))) = (runs.get(at), owners.get(at)) else {
+                return Ok(());
+            };
             let home = self.range(*range);
             let first_page = home.extent().map_or(0, |extent| self.geometry.first_page(extent));
             for number in run.first..run.end() {
                 let page = u64::from(number - first_page);
-                if !home.has_page(page) {
+                // Pages may be read only because they lie between others.
+                if !is_needed(*place, page, home) {
                     continue;
                 }
                 let bytes = page_of(bytes, number - run.first, page_bytes);
                 verify(bytes, self.home_name(*range, page, home.version), &self.file)?;
-                if let Some(place) = self.image_page(image, range - first, page) {
-                    place.copy_from_slice(bytes);
+                if let Some(page) = self.image_page(image, *place, page) {
+                    page.copy_from_slice(bytes);
                 }
             }
             Ok(())
@@ -71,15 +79,31 @@ impl ColdTable {
         Ok(bytes_of(&runs, page_bytes))
     }
 
+    /// Returns a bit per page of `range` whose rows all have deltas: nobody needs its home.
+    pub(crate) fn overlaid_pages(&self, range: usize) -> u64 {
+        let per_page = self.geometry.layout.rows_per_page;
+        let rows = self.index.list(range).into_iter().flat_map(|list| list.iter());
+        let (mut overlaid, mut current, mut count) = (0, u64::MAX, 0);
+        for (position, _) in rows {
+            let page = self.geometry.place_in_range(position).0;
+            count = if page == current { count + 1 } else { 1 };
+            current = page;
+            if count == per_page {
+                overlaid |= 1 << page;
+            }
+        }
+        overlaid
+    }
+
     fn load_deltas(
         &self,
         disk: &mut Disk,
-        (first, count): (usize, usize),
+        ranges: &[usize],
         image: &mut [u8],
     ) -> Result<ReadBytes> {
         let mut rows: Vec<(u32, u32, u16)> = Vec::new();
-        for at in 0..count {
-            let list = self.index.list(first + at);
+        for (at, range) in ranges.iter().enumerate() {
+            let list = self.index.list(*range);
             rows.extend(list.into_iter().flat_map(|list| {
                 list.iter().map(move |(position, loc)| (loc, at as u32, position))
             }));
@@ -89,7 +113,7 @@ impl ColdTable {
         let pages = rows.iter().map(|row| row.0 / slots);
         let runs = cover(pages, disk.gap_pages(self.pages), disk.pages_max(self.pages));
         let page_bytes = self.geometry.page_bytes();
-        disk.read(self.pages, &runs, &mut |at, bytes| {
+        disk.read(&[(self.pages, &runs)], &mut |_, at, bytes| {
             let Some(run) = runs.get(at) else { return Ok(()) };
             let from = rows.partition_point(|row| row.0 / slots < run.first);
             let mut checked = None;

@@ -30,21 +30,22 @@ impl ColdTable {
         (home_pages + pages) * page_bytes + outdated * 2 * self.record_bytes() as u64
     }
 
-    /// Merges ranges `first..first + count`; `image` holds their bytes for a while.
+    /// Merges `ranges` (ascending); `image` holds their bytes for a while.
     ///
     /// # Errors
     /// `NoSpace`, `Corruption`, `Io`: the table is as before.
     pub(crate) fn merge(
         &mut self,
         disk: &mut Disk,
-        (first, count): (usize, usize),
+        ranges: &[usize],
         image: &mut [u8],
     ) -> Result<Merged> {
         let version = self.take_version()?;
-        let mut merged =
-            Merged { read_bytes: self.load(disk, (first, count), image)?, ..Merged::default() };
-        let mut homes = Vec::with_capacity(count);
-        let result = self.write_homes(disk, (first, count), version, (image, &mut homes));
+        let overlaid: Vec<u64> = ranges.iter().map(|range| self.overlaid_pages(*range)).collect();
+        let read_bytes = self.load(disk, (ranges, &overlaid), image)?;
+        let mut merged = Merged { read_bytes, ..Merged::default() };
+        let mut homes = Vec::with_capacity(ranges.len());
+        let result = self.write_homes(disk, ranges, version, (image, &mut homes));
         let result = result.and_then(|()| disk.finish_writes());
         if let Err(error) = result {
             // Writes still in flight must not meet the extent's next owner.
@@ -52,7 +53,7 @@ impl ColdTable {
             homes.iter().filter_map(HomeRange::extent).for_each(|at| self.extents.release(at));
             return Err(error.with("file", &self.file));
         }
-        for (range, home) in (first..).zip(homes) {
+        for (range, home) in ranges.iter().copied().zip(homes) {
             merged.write_bytes +=
                 u64::from(home.pages.count_ones()) * self.geometry.page_bytes() as u64;
             self.set_home(range, home);
@@ -66,12 +67,11 @@ impl ColdTable {
     fn write_homes(
         &mut self,
         disk: &mut Disk,
-        (first, count): (usize, usize),
+        ranges: &[usize],
         version: u32,
         (image, homes): (&mut [u8], &mut Vec<HomeRange>),
     ) -> Result<()> {
-        for at in 0..count {
-            let range = first + at;
+        for (at, range) in ranges.iter().copied().enumerate() {
             let mut pages = self.range(range).pages;
             for (position, _) in self.index.list(range).into_iter().flat_map(|list| list.iter()) {
                 pages |= 1 << self.geometry.place_in_range(position).0;

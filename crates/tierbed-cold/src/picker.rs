@@ -83,27 +83,21 @@ pub(crate) fn pick(
     best
 }
 
-/// Cuts picks into groups of neighbours that fit into an image of `ranges_max` ranges: table,
-/// first range, count.
-pub(crate) fn group(
-    picks: &[Candidate],
-    ranges_max: impl Fn(u32) -> usize,
-) -> Vec<(u32, usize, usize)> {
-    let mut groups: Vec<(u32, usize, usize)> = Vec::new();
-    for pick in picks {
-        let range = pick.range as usize;
-        match groups.last_mut() {
-            Some((table, first, count))
-                if *table == pick.table
-                    && *first + *count == range
-                    && *count < ranges_max(pick.table) =>
-            {
-                *count += 1;
-            }
-            _ => groups.push((pick.table, range, 1)),
-        }
-    }
-    groups
+/// Ranges of one table that are merged together: table, range numbers.
+pub(crate) type Group = (u32, Vec<usize>);
+
+/// Cuts picks (in order) into groups that fit into an image of `ranges_max` ranges. Ranges of a
+/// group need not be neighbours: what counts is that their reads, and then their writes, fly
+/// together.
+pub(crate) fn group(picks: &[Candidate], ranges_max: impl Fn(u32) -> usize) -> Vec<Group> {
+    let same_table = picks.chunk_by(|a, b| a.table == b.table);
+    let groups = same_table.flat_map(|picks| {
+        let table = picks.first().map_or(0, |pick| pick.table);
+        picks
+            .chunks(ranges_max(table).max(1))
+            .map(move |picks| (table, picks.iter().map(|pick| pick.range as usize).collect()))
+    });
+    groups.collect()
 }
 
 #[cfg(test)]
@@ -142,8 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_merged_together() {
-        let picks: Vec<_> = [3, 4, 5, 6, 9].map(|range| candidate(range, 1, 1)).into();
-        assert_eq!(group(&picks, |_| 3), [(0, 3, 3), (0, 6, 1), (0, 9, 1)]);
+    fn ranges_of_a_table_are_merged_together_as_many_as_an_image_holds() {
+        let mut picks: Vec<_> = [3, 4, 6, 9].map(|range| candidate(range, 1, 1)).into();
+        picks.push(Candidate { table: 1, ..candidate(2, 1, 1) });
+        let groups = group(&picks, |_| 3);
+        assert_eq!(groups, [(0, vec![3, 4, 6]), (0, vec![9]), (1, vec![2])]);
     }
 }

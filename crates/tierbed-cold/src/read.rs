@@ -2,14 +2,15 @@
 //!
 //! The rows of a request come in order. Each is looked for in memory; what is left wants a page,
 //! of a run or of a home. These pages are sorted by their place in the file, near ones are
-//! joined (see [`crate::cost`]), and all requests fly at once.
+//! joined (see [`crate::cost`]), and the requests of all tables are one stream, so that the
+//! device's queue runs dry once per request and not once per table.
 
 use tierbed_core::store::RowSink;
 use tierbed_core::{Error, Result, RowKey};
 use tierbed_trainstore::{verify, PageName, HEADER_BYTES};
 
 use crate::cost::{cover, PageRun};
-use crate::disk::Disk;
+use crate::disk::{Disk, FileRuns};
 use crate::run::{run_page, DELTA_MAGIC};
 use crate::stats::ColdStats;
 use crate::table::ColdTable;
@@ -29,6 +30,78 @@ pub(crate) struct Want {
     slot: u32,
     /// Position in the request.
     at: u32,
+}
+
+/// What a request wants of one table: rows on pages, by page, and the runs that cover them.
+struct TablePart<'a> {
+    table: &'a ColdTable,
+    keys: &'a [RowKey],
+    /// Position of the first key in the request.
+    first: usize,
+    wants: Vec<Want>,
+    runs: Vec<PageRun>,
+}
+
+impl TablePart<'_> {
+    // Takes the rows wanted from the pages of run `at`; returns how many pages were wanted.
+    fn take(&self, at: usize, pages: &[u8], sink: &mut RowSink<'_>) -> Result<u64> {
+        let Some(run) = self.runs.get(at) else { return Ok(0) };
+        let from = self.wants.partition_point(|want| want.page < run.first);
+        let wanted = self.wants.get(from..).unwrap_or(&[]);
+        let mut wanted = wanted.iter().take_while(|want| want.page < run.end()).peekable();
+        let mut needed = 0;
+        while let Some(page_number) = wanted.peek().map(|want| want.page) {
+            needed += 1;
+            let page = page_of(pages, page_number - run.first, self.table.geometry.page_bytes());
+            let mut is_checked = false;
+            while let Some(want) = wanted.next_if(|want| want.page == page_number) {
+                let Some(key) = self.keys.get(want.at as usize) else { continue };
+                if !is_checked {
+                    verify(page, self.table.name_of(*want, key.row.0)?, &self.table.file)?;
+                    is_checked = true;
+                }
+                sink(self.first + want.at as usize, self.table.record_in(page, want.slot))?;
+            }
+        }
+        Ok(needed)
+    }
+}
+
+/// Reads `keys` (checked, in order) of any of `tables`.
+///
+/// # Errors
+/// `Corruption`, `Io`; those of `sink` pass through.
+pub(crate) fn read(
+    tables: &[ColdTable],
+    (disk, stats): (&mut Disk, &mut ColdStats),
+    keys: &[RowKey],
+    buffer: &WriteBuffer,
+    sink: &mut RowSink<'_>,
+) -> Result<()> {
+    let mut absent = 0;
+    let sink = &mut |at: usize, record: Option<&[u8]>| {
+        absent += u64::from(record.is_none());
+        sink(at, record)
+    };
+    let (mut parts, mut first) = (Vec::new(), 0);
+    for same_table in keys.chunk_by(|a, b| a.table == b.table) {
+        let id = same_table.first().map_or(0, |key| key.table.0);
+        if let Some(table) = tables.get(id as usize) {
+            parts.push(table.part((same_table, first), disk, buffer, sink)?);
+        }
+        first += same_table.len();
+    }
+    let files: Vec<FileRuns<'_>> =
+        parts.iter().map(|part| (part.table.pages, part.runs.as_slice())).collect();
+    let mut needed = 0;
+    disk.read(&files, &mut |part, at, pages| {
+        let Some(part) = parts.get(part) else { return Ok(()) };
+        needed += part.take(at, pages, sink)?;
+        Ok(())
+    })?;
+    stats.rows_absent += absent;
+    stats.count_read(needed, files.iter().flat_map(|(_, runs)| runs.iter()));
+    Ok(())
 }
 
 impl ColdTable {
@@ -64,52 +137,21 @@ impl ColdTable {
         Ok(())
     }
 
-    /// Reads `keys`, all of this table, in row order.
-    ///
-    /// # Errors
-    /// `Corruption`, `Io`; those of `sink` pass through.
-    pub(crate) fn read(
-        &self,
-        (disk, stats): (&mut Disk, &mut ColdStats),
-        keys: &[RowKey],
+    /// Answers what of `keys`, all of this table and at `first` in the request, is in memory, and
+    /// says which pages the others want.
+    fn part<'a>(
+        &'a self,
+        (keys, first): (&'a [RowKey], usize),
+        disk: &Disk,
         buffer: &WriteBuffer,
         sink: &mut RowSink<'_>,
-    ) -> Result<()> {
-        let mut wants = Vec::new();
-        let mut absent = 0;
-        self.locate(keys, buffer, &mut wants, &mut |at, record| {
-            absent += u64::from(record.is_none());
-            sink(at, record)
-        })?;
+    ) -> Result<TablePart<'a>> {
+        let mut wants = Vec::with_capacity(keys.len());
+        self.locate(keys, buffer, &mut wants, &mut |at, record| sink(first + at, record))?;
         wants.sort_unstable_by_key(|want| want.page);
         let pages = wants.iter().map(|want| want.page);
         let runs = cover(pages, disk.gap_pages(self.pages), disk.pages_max(self.pages));
-        let mut needed = 0;
-        disk.read(self.pages, &runs, &mut |at, pages| {
-            let Some(run) = runs.get(at) else { return Ok(()) };
-            let first = wants.partition_point(|want| want.page < run.first);
-            let wanted = wants.get(first..).unwrap_or(&[]);
-            let mut wanted = wanted.iter().take_while(|want| want.page < run.end()).peekable();
-            while let Some(page_number) = wanted.peek().map(|want| want.page) {
-                needed += 1;
-                let page = page_of(pages, page_number - run.first, self.geometry.page_bytes());
-                let mut is_checked = false;
-                while let Some(want) = wanted.next_if(|want| want.page == page_number) {
-                    let Some(key) = keys.get(want.at as usize) else { continue };
-                    if !is_checked {
-                        verify(page, self.name_of(*want, key.row.0)?, &self.file)?;
-                        is_checked = true;
-                    }
-                    let record = self.record_in(page, want.slot);
-                    absent += u64::from(record.is_none());
-                    sink(want.at as usize, record)?;
-                }
-            }
-            Ok(())
-        })?;
-        stats.rows_absent += absent;
-        stats.count_read(needed, &runs);
-        Ok(())
+        Ok(TablePart { table: self, keys, first, wants, runs })
     }
 
     fn name_of(&self, want: Want, row: u64) -> Result<PageName> {

@@ -3,8 +3,10 @@
 use tierbed_core::store::{RowSink, ScanSink};
 use tierbed_core::{ErrorKind, Result, RowId, RowKey, RowWrite, TableId};
 
+use crate::flush::{BegunRun, SortedRows};
 use crate::index::ROW_ALONE_BYTES;
 use crate::picker::{group, pick, Candidate};
+use crate::read;
 use crate::store::ColdStore;
 use crate::table::ColdTable;
 
@@ -17,14 +19,11 @@ impl ColdStore {
     /// Reads `keys` (checked) in pieces whose requests fit the memory reserved for them.
     pub(crate) fn read_rows(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
         let mut done = 0;
-        for same_table in keys.chunk_by(|a, b| a.table == b.table) {
-            let Some(first) = same_table.first() else { continue };
-            let Some(table) = self.tables.get(first.table.0 as usize) else { continue };
-            for piece in same_table.chunks(self.options.memory.read_rows_max) {
-                let sink = &mut |at: usize, record: Option<&[u8]>| sink(done + at, record);
-                table.read((&mut self.disk, &mut self.cold), piece, &self.buffer, sink)?;
-                done += piece.len();
-            }
+        for piece in keys.chunks(self.options.memory.read_rows_max) {
+            let sink = &mut |at: usize, record: Option<&[u8]>| sink(done + at, record);
+            let counted = (&mut self.disk, &mut self.cold);
+            read::read(&self.tables, counted, piece, &self.buffer, sink)?;
+            done += piece.len();
         }
         Ok(())
     }
@@ -60,7 +59,8 @@ impl ColdStore {
                 continue;
             }
             let bytes = image.get_mut(..count * extent_bytes).unwrap_or(&mut []);
-            table.load(&mut self.disk, (first, count), bytes)?;
+            let ranges: Vec<usize> = (first..first + count).collect();
+            table.load(&mut self.disk, (&ranges, &[]), bytes)?;
             for (key, at) in rows {
                 let (range, position) = table.geometry.range_of(key.row.0);
                 let (page, slot) = table.geometry.place_in_range(position);
@@ -127,22 +127,46 @@ impl ColdStore {
         }
     }
 
-    /// Turns the write buffer into runs.
+    /// Turns the write buffer into runs: all are written before any is made known, so that the
+    /// device is waited for once.
     pub(crate) fn flush_runs(&mut self) -> Result<()> {
         self.make_index_room()?;
         let rows = self.buffer.sorted();
+        let mut begun = Vec::new();
+        let mut result = Ok(());
         for same_table in rows.chunk_by(|a, b| a.0.table == b.0.table) {
             let Some((key, _)) = same_table.first() else { continue };
             let at = key.table.0 as usize;
-            let bytes =
-                self.tables.get(at).map_or(0, |table| table.run_bytes_max(same_table.len()));
-            self.check_quota(bytes)?;
+            match self.begin_run(at, same_table) {
+                Ok(Some(run)) => begun.push((at, run, same_table)),
+                Ok(None) => {}
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        // Writes still in flight must not meet an extent's next owner.
+        let result = result.and(self.disk.finish_writes());
+        for (at, run, same_table) in begun {
             let Some(table) = self.tables.get_mut(at) else { continue };
-            self.cold.run_bytes += table.write_run(&mut self.disk, same_table, &self.buffer)?;
+            if result.is_err() {
+                table.give_up_run(&run);
+                continue;
+            }
+            self.cold.run_bytes += table.finish_run(run, same_table);
             self.cold.run_count += 1;
         }
+        result?;
         self.buffer.clear();
         Ok(())
+    }
+
+    fn begin_run(&mut self, at: usize, rows: SortedRows<'_>) -> Result<Option<BegunRun>> {
+        let bytes = self.tables.get(at).map_or(0, |table| table.run_bytes_max(rows.len()));
+        self.check_quota(bytes)?;
+        let Some(table) = self.tables.get_mut(at) else { return Ok(None) };
+        table.begin_run(&mut self.disk, rows, &self.buffer).map(Some)
     }
 
     // Merges until the index surely holds what is in the write buffer.
@@ -213,8 +237,8 @@ impl ColdStore {
         let groups = group(&picks, ranges_max);
         let mut image = self.take_image();
         let began_us = self.options.clock.now_us();
-        let result = groups.into_iter().try_fold(0, |moved, (id, first, count)| {
-            Ok(moved + self.merge_group(id, (first, count), &mut image)?)
+        let result = groups.iter().try_fold(0, |moved, (id, ranges)| {
+            Ok(moved + self.merge_group(*id, ranges, &mut image)?)
         });
         self.image = image;
         let us = self.options.clock.now_us() - began_us;
@@ -225,18 +249,14 @@ impl ColdStore {
         result
     }
 
-    fn merge_group(
-        &mut self,
-        id: u32,
-        (first, count): (usize, usize),
-        image: &mut [u8],
-    ) -> Result<u64> {
+    fn merge_group(&mut self, id: u32, ranges: &[usize], image: &mut [u8]) -> Result<u64> {
+        let count = ranges.len();
         let extent_bytes =
             self.tables.get(id as usize).map_or(0, |table| table.geometry.extent_bytes());
         self.check_quota((count * extent_bytes) as u64)?;
         let Some(table) = self.tables.get_mut(id as usize) else { return Ok(0) };
         let image = image.get_mut(..count * extent_bytes).unwrap_or(&mut []);
-        let merged = table.merge(&mut self.disk, (first, count), image)?;
+        let merged = table.merge(&mut self.disk, ranges, image)?;
         self.cold.ranges_merged += count as u64;
         self.cold.rows_merged += merged.row_count;
         self.cold.merge_read_bytes += merged.read_bytes;

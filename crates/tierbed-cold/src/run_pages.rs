@@ -135,7 +135,7 @@ impl ColdTable {
             positions.push(before);
             before += piece.count as usize;
         }
-        disk.read(self.pages, pieces, &mut |at, bytes| {
+        disk.read(&[(self.pages, pieces)], &mut |_, at, bytes| {
             let (Some(piece), Some(position)) = (pieces.get(at), positions.get(at)) else {
                 return Ok(());
             };

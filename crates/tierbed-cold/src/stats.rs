@@ -61,14 +61,18 @@ impl ColdStats {
         written as f64 / self.user_bytes_written.max(1) as f64
     }
 
-    pub(crate) fn count_read(&mut self, wanted: u64, runs: &[PageRun]) {
-        let read: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+    pub(crate) fn count_read<'a>(&mut self, wanted: u64, runs: impl Iterator<Item = &'a PageRun>) {
+        let (mut requests, mut read) = (0, 0);
+        for run in runs {
+            requests += 1;
+            read += u64::from(run.count);
+        }
         self.pages_wanted += wanted;
         self.pages_read += read;
-        self.request_count += runs.len() as u64;
+        self.request_count += requests;
         // A read as a whole: which of its requests swept is not worth counting apart.
         if read > wanted {
-            self.sweep_count += (runs.len() as u64).min(read - wanted);
+            self.sweep_count += requests.min(read - wanted);
         }
     }
 }

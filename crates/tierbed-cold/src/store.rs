@@ -24,8 +24,10 @@ use crate::table::{ColdTable, TableParts};
 use crate::table_file::{self, StoredTable};
 use crate::write_buffer::WriteBuffer;
 
-/// Ranges merged together at most: their delta rows share pages.
-const IMAGE_RANGES: usize = 4;
+/// Largest extents merged together: as many as the write buffer holds, within these bounds. A
+/// merge waits for the device three times, for homes, delta rows and writes, however many it takes.
+const IMAGE_RANGES_MIN: usize = 4;
+const IMAGE_RANGES_MAX: usize = 16;
 /// Memory per row while a run is written, opened or compacted: id, encoded key, place.
 const RUN_ROW_BYTES: usize = 48;
 
@@ -231,7 +233,9 @@ impl ColdStore {
             self.memory.index.resize(self.memory.index.bytes().max(wanted))?;
             self.buffer = WriteBuffer::new(capacity);
         }
-        let most = IMAGE_RANGES * self.options.memory.extent_bytes;
+        let memory = &self.options.memory;
+        let ranges_max = memory.write_buffer_bytes / memory.extent_bytes;
+        let most = ranges_max.clamp(IMAGE_RANGES_MIN, IMAGE_RANGES_MAX) * memory.extent_bytes;
         let ranges = (most / geometry.extent_bytes()).max(1);
         let image_bytes = ranges * geometry.extent_bytes();
         let rows = ranges as u64 * geometry.rows_per_range();

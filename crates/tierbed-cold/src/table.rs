@@ -219,6 +219,10 @@ impl ColdTable {
                 self.extents.release(extent);
                 return Err(error.with("file", &self.file));
             }
+            // Writing where no block is yet is several times slower, one write after another;
+            // where the file system cannot give blocks ahead, it is just that.
+            let from = u64::from(self.file_extents) * self.geometry.extent_bytes() as u64;
+            let _ = self.device.preallocate(from, len_bytes - from);
             self.file_extents = wanted;
         }
         self.is_dirty = true;

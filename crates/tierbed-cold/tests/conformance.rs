@@ -213,6 +213,23 @@ fn amplifications_stay_bounded() {
 }
 
 #[test]
+fn homes_that_deltas_cover_are_not_read_by_merges() {
+    let mut options = tiny(64 << 10);
+    options.memory.delta_index_bytes = 128 << 10;
+    let mut pair = Pair::new(options, &[(36, 20_000)]);
+    let all: Vec<_> = (0..20_000).map(|at| row(0, at)).collect();
+    pair.write(&all, 1);
+    let before = pair.store().cold_stats();
+    (2..5).for_each(|step| pair.write(&all, step));
+    let after = pair.store().cold_stats();
+    let read = after.merge_read_bytes - before.merge_read_bytes;
+    let written = after.merge_write_bytes - before.merge_write_bytes;
+    // The deltas alone are as much as the new homes; the old homes would be as much again.
+    assert!(written > 0 && read * 4 < written * 6, "{read} read, {written} written");
+    pair.check(&all);
+}
+
+#[test]
 fn rows_never_written_occupy_nothing_and_cost_no_read() {
     let mut pair = Pair::new(tiny(3000), &[(36, 1 << 20)]);
     let rows: Vec<_> = (0..200).map(|at| row(0, at)).collect();

@@ -37,6 +37,21 @@ enum Call {
     Counters,
 }
 
+/// What a request brings, as the store is told of it.
+struct Brought {
+    window: Arc<Window>,
+    window_batches: u32,
+    batch_len: usize,
+}
+
+impl Call {
+    fn brought(&self) -> Option<Brought> {
+        let Self::Exchange(request) = self else { return None };
+        let Request { window_batches, batch_len, .. } = *request;
+        Some(Brought { window: request.window.clone()?, window_batches, batch_len })
+    }
+}
+
 enum Answer {
     /// The records read, and the request back for its memory.
     Exchanged(Vec<f32>, Request),
@@ -54,16 +69,22 @@ pub(crate) struct StoreThread {
 
 impl StoreThread {
     pub(crate) fn start(store: AnyStore, first_rows: Vec<u32>) -> Result<Self> {
-        let (calls, work) = channel();
+        let (calls, work) = channel::<Call>();
         let (done, answers) = channel();
         let builder = std::thread::Builder::new().name("bench-store".to_owned());
         let thread = builder
             .spawn(move || {
                 let mut side = StoreSide { store, first_rows };
+                let mut observed = Ok(());
                 while let Ok(call) = work.recv() {
-                    if done.send(side.answer(call)).is_err() {
+                    let brought = call.brought();
+                    let answer = observed.and_then(|()| side.answer(call));
+                    if done.send(answer).is_err() {
                         break;
                     }
+                    // The rows come first: what the store does about them, compactions for
+                    // instance, is not in their way. The next call tells of a failure.
+                    observed = brought.map_or(Ok(()), |brought| side.observe(&brought));
                 }
             })
             .map_err(|cause| Error::os("could not start the store's thread", cause))?;
@@ -131,7 +152,6 @@ impl StoreSide {
             Call::Exchange(request) => {
                 self.write(&request)?;
                 let records = self.read(&request)?;
-                self.observe(&request)?;
                 Ok(Answer::Exchanged(records, request))
             }
             Call::Commit => {
@@ -184,8 +204,8 @@ impl StoreSide {
     }
 
     // Tells the store what was brought, as the engine's look-ahead does.
-    fn observe(&mut self, request: &Request) -> Result<()> {
-        let Some(window) = &request.window else { return Ok(()) };
+    fn observe(&mut self, brought: &Brought) -> Result<()> {
+        let Brought { window, window_batches, batch_len } = brought;
         let first_rows = &self.first_rows;
         let visit = |sink: &mut dyn FnMut(RowKey)| {
             for entry in &window.entries {
@@ -197,9 +217,9 @@ impl StoreSide {
         };
         let accesses = window.entries.len() as u64;
         self.store.get().observe(&Ahead {
-            batches_buffered: request.window_batches,
+            batches_buffered: *window_batches,
             accesses_buffered: accesses,
-            sample_count: u64::from(request.window_batches) * request.batch_len as u64,
+            sample_count: u64::from(*window_batches) * *batch_len as u64,
             access_count: accesses,
             visit_accesses: &visit,
         })

@@ -18,6 +18,7 @@ use super::job::Job;
 pub(crate) enum AnyStore {
     Lsm(Box<LsmStore>),
     Rocks(Box<RocksStore>),
+    Cold(Box<ColdStore>),
     Other(Box<dyn TrainStore>),
 }
 
@@ -26,6 +27,7 @@ impl AnyStore {
         match self {
             Self::Lsm(store) => store.as_mut(),
             Self::Rocks(store) => store.as_mut(),
+            Self::Cold(store) => store.as_mut(),
             Self::Other(store) => store.as_mut(),
         }
     }
@@ -35,6 +37,7 @@ impl AnyStore {
         match self {
             Self::Lsm(store) => lsm_counters(store),
             Self::Rocks(store) => rocks_counters(store),
+            Self::Cold(store) => cold_counters(store),
             Self::Other(_) => Value::Object(Map::new()),
         }
     }
@@ -55,6 +58,28 @@ fn lsm_counters(store: &LsmStore) -> Value {
     put("compaction_read_bytes", stats.compaction_read_bytes);
     put("compaction_write_bytes", stats.compaction_write_bytes);
     put("hot_rows", store.hot_row_count() as u64);
+    Value::Object(counters)
+}
+
+fn cold_counters(store: &ColdStore) -> Value {
+    let stats = store.cold_stats();
+    let mut counters = Map::new();
+    for (name, value) in [
+        ("pages_wanted", stats.pages_wanted),
+        ("pages_read", stats.pages_read),
+        ("page_requests", stats.request_count),
+        ("sweeps", stats.sweep_count),
+        ("runs_written", stats.run_count),
+        ("ranges_merged", stats.ranges_merged),
+        ("urgent_merges", stats.urgent_count),
+        ("deferred_merges", stats.deferred_count),
+        ("runs_compacted", stats.runs_compacted),
+        ("merge_us", stats.merge_us),
+        ("compaction_read_bytes", stats.merge_read_bytes),
+        ("compaction_write_bytes", stats.merge_write_bytes),
+    ] {
+        counters.insert(name.to_owned(), Value::from(value));
+    }
     Value::Object(counters)
 }
 
@@ -94,7 +119,7 @@ pub(crate) fn open(job: &Job, schema: &Schema, memory_bytes: u64) -> Result<AnyS
             // Its own parts take a third of the budget it divides; the rest is the buffer above.
             let options = ColdOptions::new(Budget::new(3 * memory_bytes), engine_options(job)?);
             let options = ColdOptions { budget: account, ..options };
-            AnyStore::Other(Box::new(ColdStore::open(folder()?, options)?))
+            AnyStore::Cold(Box::new(ColdStore::open(folder()?, options)?))
         }
         "hashdb" => {
             let options = HashDbOptions::within(memory_bytes, account);
