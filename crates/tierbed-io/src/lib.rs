@@ -21,7 +21,8 @@ pub mod folder;
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
 pub use device::{Device, FileDevice, MemoryDevice, MmapDevice};
 pub use engine::{
-    open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine, Op, Request,
+    depth::Depth, open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine,
+    Op, Request,
 };
 pub use folder::{Folder, FolderLock, FsFolder, MemoryFolder, OpenMode};
 

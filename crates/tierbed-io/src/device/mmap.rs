@@ -1,19 +1,23 @@
 //! Bytes of a file mapped read-only: the baseline the page cache offers.
 //!
-//! The kernel decides what stays in memory, outside any budget. Invariant: the file does not
-//! shrink while it is mapped (touching a lost page ends the process with `SIGBUS`), so map only
-//! immutable files, such as published snapshots.
+//! The kernel decides what stays in memory, outside any budget, unless the map is bounded: then
+//! pages that have to leave are given back to it one by one. Invariant: the file does not shrink
+//! while it is mapped (touching a lost page ends the process with `SIGBUS`), so map only immutable
+//! files, such as published snapshots.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 use tierbed_core::{Error, Result};
 
 use super::file::open_error;
+use super::window::Window;
 use super::{past_the_end, Device};
+use crate::buffer::PAGE_BYTES;
 
 /// A read-only map of a whole file.
 #[derive(Debug)]
@@ -23,6 +27,8 @@ pub struct MmapDevice {
     /// `None` for an empty file, which cannot be mapped.
     start: Option<NonNull<u8>>,
     len_bytes: usize,
+    /// Pages in memory, when they are bounded.
+    window: Option<Mutex<Window>>,
 }
 
 impl MmapDevice {
@@ -39,7 +45,55 @@ impl MmapDevice {
             .map_err(|_| Error::unsupported("file does not fit the address space"))?;
         let start =
             if len_bytes == 0 { None } else { Some(map(&file, len_bytes).map_err(failed)?) };
-        Ok(Self { name: path.display().to_string(), file, start, len_bytes })
+        Ok(Self { name: path.display().to_string(), file, start, len_bytes, window: None })
+    }
+
+    /// Maps the file at `path`, and keeps at most `resident_bytes_max` of it in memory.
+    ///
+    /// Counts the pages that this device touched; what others cache of the file is let go once.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); `Unsupported` for 2^32 pages or more.
+    pub fn open_bounded(path: impl AsRef<Path>, resident_bytes_max: u64) -> Result<Self> {
+        let mut device = Self::open(path)?;
+        let page_count = u32::try_from(device.len_bytes.div_ceil(PAGE_BYTES))
+            .map_err(|_| Error::unsupported("a bounded map has fewer than 2^32 pages"))?;
+        let page_count_max = resident_bytes_max / PAGE_BYTES as u64;
+        let page_count_max = usize::try_from(page_count_max).unwrap_or(usize::MAX);
+        device.let_go(0, device.len_bytes);
+        device.window = Some(Mutex::new(Window::new(page_count, page_count_max)));
+        Ok(device)
+    }
+
+    /// Notes a read of a bounded map, and lets the pages go that have to leave for it.
+    fn touch(&self, at: usize, len_bytes: usize) {
+        let Some(window) = &self.window else { return };
+        for page in at / PAGE_BYTES..(at + len_bytes).div_ceil(PAGE_BYTES) {
+            // A window is whole after every statement.
+            let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
+            let leaving = window.touch(page as u32);
+            drop(window);
+            if let Some(leaving) = leaving {
+                self.let_go(leaving as usize * PAGE_BYTES, PAGE_BYTES);
+            }
+        }
+    }
+
+    /// Gives pages of the map, and what the page cache has of them, back to the kernel.
+    fn let_go(&self, at: usize, len_bytes: usize) {
+        let Some(start) = self.start else { return };
+        let len_bytes = len_bytes.min(self.len_bytes.saturating_sub(at));
+        // SAFETY: at..at + len_bytes lies within the map; a shared map of a file that is read
+        // again gets the same bytes again, so readers of this page notice nothing.
+        unsafe {
+            libc::madvise(start.as_ptr().add(at).cast(), len_bytes, libc::MADV_DONTNEED);
+        }
+        let (at, len_bytes) = (at as libc::off_t, len_bytes as libc::off_t);
+        // SAFETY: advice about an open file; a refusal does not matter.
+        unsafe {
+            libc::posix_fadvise(self.file.as_raw_fd(), at, len_bytes, libc::POSIX_FADV_DONTNEED)
+        };
     }
 
     fn refuse_write(&self) -> Error {
@@ -96,6 +150,7 @@ impl Device for MmapDevice {
         if end > self.len_bytes {
             return Err(past());
         }
+        self.touch(at, out.len());
         if let Some(start) = self.start {
             // SAFETY: at..end lies within the map, and out is memory of ours, not of the map.
             unsafe {

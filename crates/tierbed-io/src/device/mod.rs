@@ -7,6 +7,7 @@
 pub mod file;
 pub mod memory;
 pub mod mmap;
+mod window;
 
 pub use file::FileDevice;
 pub use memory::MemoryDevice;

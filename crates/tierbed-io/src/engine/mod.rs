@@ -15,6 +15,7 @@
 //! on; a write that is not made of whole sectors overlaps all pages it touches.
 
 mod arena;
+pub mod depth;
 pub mod inline;
 pub mod pread;
 pub mod uring;
