@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +207,55 @@ class Snapshot:
         """Returns counters of lookups, the cache, the budget and the disk."""
         stats: dict[str, Any] = json.loads(self._native.stats_json())
         return stats
+
+    def record(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        tables: Sequence[str | Sequence[str]] | None = None,
+        sample: float = 1.0,
+        seed: int = 0,
+        file_bytes: int | str = "1MiB",
+        bytes_max: int | str = "1GiB",
+    ) -> list[Path]:
+        """Records what is looked up from now on, as query logs to place by.
+
+        Each sample of a lookup is a query. Files appear whole; when they take more than
+        ``bytes_max`` the oldest are removed. A lookup never waits for the disk: what it cannot
+        take is dropped and counted, see ``recorded`` of ``snapshot`` in :meth:`stats`. What is in
+        memory is written when the snapshot is closed.
+
+        Args:
+            folder: Gets a folder for each group of tables, named like them with ``+`` between.
+            tables: The tables, or tuples of tables whose rows are to share pages; by default
+                every table by itself.
+            sample: Share of the samples to record, each drawn by itself.
+            seed: Equal seeds draw equal samples.
+            file_bytes: Size of a file.
+            bytes_max: Size of all files of a group.
+
+        Returns:
+            The folder of each group: what ``tierbed place --log`` reads.
+
+        Raises:
+            InvalidError: The snapshot records already, or tables that cannot share pages.
+        """
+        if tables is None:
+            tables = [str(table["name"]) for table in self.tables()]
+        groups = [(group,) if isinstance(group, str) else tuple(group) for group in tables]
+        paths = [Path(folder) / "+".join(group) for group in groups]
+        options = {
+            "groups": [
+                {"tables": [self.table_id(name) for name in group], "folder": str(path)}
+                for group, path in zip(groups, paths, strict=True)
+            ],
+            "sample": sample,
+            "seed": seed,
+            "file_bytes": parse_bytes(file_bytes, "file_bytes"),
+            "bytes_max": parse_bytes(bytes_max, "bytes_max"),
+        }
+        self._native.record(json.dumps(options))
+        return paths
 
     def close(self) -> None:
         """Gives back memory and files."""

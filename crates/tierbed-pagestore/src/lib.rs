@@ -26,6 +26,7 @@ mod placed;
 mod placed_writer;
 mod places;
 mod reader;
+mod record;
 mod rows;
 mod scratch;
 mod snapshot;
@@ -37,6 +38,7 @@ pub use import::{import_tables, PlainTable};
 pub use lookup::LookupStats;
 pub use placed::PlacedTables;
 pub use placed_writer::RowSource;
+pub use record::{RecordOptions, RecordStats, Recorded};
 pub use rows::SnapshotRows;
 pub use snapshot::{
     Backend, PlacementSummary, SelectOptions, Snapshot, SnapshotOptions, SnapshotStats, Summary,

@@ -80,6 +80,9 @@ impl Snapshot {
         }
         let mut stats =
             LookupStats { index_count: bags.indices.len() as u64, ..Default::default() };
+        if let Some(recorder) = self.recorder.get() {
+            recorder.note(plan, bags);
+        }
         let asked = Asked { plan, bags };
         let mut guard = self.take_reader();
         let reader = guard.get();

@@ -79,7 +79,7 @@ impl Opened {
         drop(load);
         let pages = match options.backend {
             Backend::Direct => file,
-            Backend::Mmap => map_pages(folder)?,
+            Backend::Mmap => map_pages(folder, options.mapped_bytes_max)?,
             Backend::Memory => {
                 reservations.push(budget.reserve("pages", copied_bytes)?);
                 copy_pages(file.as_ref(), page_count)?
@@ -194,12 +194,16 @@ fn open_whole(folder: &dyn Folder, name: &str, page_count: u64) -> Result<Arc<dy
     Ok(device)
 }
 
-fn map_pages(folder: &dyn Folder) -> Result<Arc<dyn Device>> {
+fn map_pages(folder: &dyn Folder, bytes_max: Option<u64>) -> Result<Arc<dyn Device>> {
     let Some(path) = folder.path() else {
         return Err(Error::unsupported("a folder in memory cannot be mapped")
             .with("remedy", "open the snapshot with the memory backend"));
     };
-    Ok(Arc::new(MmapDevice::open(path.join(PAGES_NAME))?))
+    let path = path.join(PAGES_NAME);
+    Ok(Arc::new(match bytes_max {
+        Some(bytes_max) => MmapDevice::open_bounded(path, bytes_max)?,
+        None => MmapDevice::open(path)?,
+    }))
 }
 
 fn copy_pages(file: &dyn Device, page_count: u64) -> Result<Arc<dyn Device>> {

@@ -11,10 +11,12 @@
 
 use std::sync::Arc;
 
+use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, TableId};
 use tierbed_io::{
-    open_engine, Completion, Device, DeviceId, EngineOptions, IoEngine, Op, Request, PAGE_BYTES,
+    open_engine, Completion, Depth, Device, DeviceId, EngineOptions, IoEngine, Op, Request,
+    PAGE_BYTES,
 };
 use tierbed_placement::select;
 
@@ -106,6 +108,8 @@ impl Reader {
         let flights = Flights {
             engine,
             device,
+            depth: Depth::new(options.queue_depth, options.queue_depth),
+            clock: SystemClock::default(),
             done: Vec::new(),
             queued_count: 0,
             failed: None,
@@ -118,6 +122,11 @@ impl Reader {
 
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.flights.engine.memory_bytes() + self.scratch.memory_bytes()
+    }
+
+    /// Returns how many pages the reader lets fly at once, as it found out.
+    pub(crate) fn queue_depth(&self) -> u32 {
+        self.flights.depth.limit()
     }
 
     pub(crate) fn io_stats(&self) -> IoStats {
@@ -181,6 +190,8 @@ impl Choice {
 struct Flights {
     engine: Box<dyn IoEngine>,
     device: DeviceId,
+    depth: Depth,
+    clock: SystemClock,
     done: Vec<Completion>,
     /// Submitted since the last system call.
     queued_count: usize,
@@ -203,13 +214,18 @@ impl Flights {
         }
     }
 
+    /// Tells whether as many pages fly as the device needs.
+    fn is_full(&self) -> bool {
+        self.engine.in_flight_count() >= self.depth.limit() as usize
+    }
+
     /// Submits the page of the wanted row `first`, for it and those behind it on the same page.
     fn submit(&mut self, scratch: &mut Scratch, first: usize, source: &Source<'_>) {
         let buf = loop {
             if self.failed.is_some() {
                 return;
             }
-            match self.engine.acquire() {
+            match if self.is_full() { None } else { self.engine.acquire() } {
                 Some(buf) => break buf,
                 None => self.land(scratch, source, true),
             }
@@ -253,11 +269,16 @@ impl Flights {
     /// Takes the rows out of the pages that have come; waits for one if told so.
     fn land(&mut self, scratch: &mut Scratch, source: &Source<'_>, is_waiting: bool) {
         self.queued_count = 0;
+        let is_busy = !is_waiting || self.is_full();
         let mut done = std::mem::take(&mut self.done);
         let landed =
             if is_waiting { self.engine.wait(&mut done) } else { self.engine.poll(&mut done) };
         if let Err(error) = landed {
             self.failed.get_or_insert(error);
+        }
+        match is_busy {
+            true => self.depth.landed(done.len() as u32, self.clock.now_us()),
+            false => self.depth.idle(),
         }
         for completion in done.drain(..) {
             let first = completion.tag as usize;

@@ -2,9 +2,9 @@
 //!
 //! One budget holds the forward index, the readers (I/O buffers and scratch) and the row cache,
 //! which gets what the others leave. With the memory backend the pages count too; with mmap they
-//! live in the page cache of the operating system, outside the budget.
+//! live in the page cache of the operating system, outside the budget, and may be bounded there.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::Serialize;
 use tierbed_cache::{ShardedTier, TierStats};
@@ -23,6 +23,7 @@ use crate::open::Opened;
 use crate::page::PageShape;
 use crate::places::Places;
 use crate::reader::{PageTable, Reader, Source};
+use crate::record::{RecordStats, Recorder};
 
 /// How pages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,7 +60,8 @@ impl Default for SelectOptions {
 pub struct SnapshotOptions {
     /// Bytes for everything this snapshot keeps in memory.
     pub dram_budget_bytes: u64,
-    /// The I/O engine of each reader; buffers are pages, the depth shrinks in small budgets.
+    /// The I/O engine of each reader; buffers are pages, the depth shrinks in small budgets and
+    /// adapts to the device below that.
     pub engine: EngineOptions,
     /// How pages are read.
     pub backend: Backend,
@@ -69,6 +71,8 @@ pub struct SnapshotOptions {
     pub select: SelectOptions,
     /// Most bytes of the row cache; `None`: what the rest of the budget allows.
     pub cache_bytes_max: Option<u64>,
+    /// Most bytes of mapped pages in memory, besides the budget; `None`: as the system likes.
+    pub mapped_bytes_max: Option<u64>,
 }
 
 impl Default for SnapshotOptions {
@@ -80,6 +84,7 @@ impl Default for SnapshotOptions {
             reader_count: std::thread::available_parallelism().map_or(4, |n| n.get().min(8)),
             select: SelectOptions::default(),
             cache_bytes_max: None,
+            mapped_bytes_max: None,
         }
     }
 }
@@ -101,6 +106,7 @@ pub struct Snapshot {
     reader_is_back: Condvar,
     totals: Mutex<(u64, LookupStats)>,
     kernels: Kernels,
+    pub(crate) recorder: OnceLock<Recorder>,
     budget: Budget,
     _reservations: Vec<Reservation>,
 }
@@ -108,8 +114,8 @@ pub struct Snapshot {
 #[derive(Debug)]
 struct Readers {
     idle: Vec<Reader>,
-    /// What the engine of each reader did, as of its last return.
-    io: Vec<IoStats>,
+    /// What the engine of each reader did and how deep its queue was, as of its last return.
+    io: Vec<(IoStats, u32)>,
 }
 
 /// What a snapshot did since it was opened.
@@ -133,8 +139,12 @@ pub struct SnapshotStats {
     pub cache_capacity_bytes: u64,
     /// Lookups that may run at once.
     pub reader_count: u64,
+    /// Pages a reader lets fly at once at most; the largest of all readers.
+    pub queue_depth: u32,
     /// What the engines did.
     pub io: IoStats,
+    /// Queries recorded for placements, where they are.
+    pub recorded: Option<RecordStats>,
 }
 
 /// What a snapshot holds.
@@ -214,7 +224,8 @@ impl Snapshot {
         let placed = opened.places.placements.iter().map(|placement| placement.numbering.shape);
         let shapes = manifest.schema.tables().iter().map(PageShape::new).chain(placed).collect();
         let page_table = PageTable { shapes, path: opened.pages.name().to_owned() };
-        let io = opened.readers.iter().map(Reader::io_stats).collect();
+        let io = opened.readers.iter().map(|reader| (reader.io_stats(), reader.queue_depth()));
+        let io = io.collect();
         Ok(Self {
             folder,
             manifest,
@@ -230,6 +241,7 @@ impl Snapshot {
             reader_is_back: Condvar::new(),
             totals: Mutex::default(),
             kernels: Kernels::detect(),
+            recorder: OnceLock::new(),
             budget: opened.budget,
             _reservations: opened.reservations,
         })
@@ -348,7 +360,9 @@ impl Snapshot {
             cache_used_bytes: cache.data_bytes + cache.metadata_bytes,
             cache_capacity_bytes: cache.capacity_bytes,
             reader_count: readers.io.len() as u64,
+            queue_depth: readers.io.iter().map(|(_, depth)| *depth).max().unwrap_or(0),
             io: sum_io(&readers.io),
+            recorded: self.record_stats(),
         }
     }
 
@@ -470,7 +484,7 @@ impl Drop for ReaderGuard<'_> {
         let Some(reader) = self.reader.take() else { return };
         let mut readers = lock(&self.snapshot.readers);
         if let Some(io) = readers.io.get_mut(reader.number) {
-            *io = reader.io_stats();
+            *io = (reader.io_stats(), reader.queue_depth());
         }
         readers.idle.push(reader);
         drop(readers);
@@ -484,9 +498,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn sum_io(engines: &[IoStats]) -> IoStats {
-    let mut sum = engines.first().cloned().unwrap_or_default();
-    for io in engines.iter().skip(1) {
+fn sum_io(engines: &[(IoStats, u32)]) -> IoStats {
+    let mut sum = engines.first().map(|(io, _)| io.clone()).unwrap_or_default();
+    for (io, _) in engines.iter().skip(1) {
         sum.read_count += io.read_count;
         sum.write_count += io.write_count;
         sum.read_bytes += io.read_bytes;

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed::PublishedIds;
-use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_core::{Error, ErrorKind, Result, TableId};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_orders::budget_json;
-use tierbed_pagestore::{Backend, Snapshot, SnapshotOptions};
+use tierbed_pagestore::{Backend, RecordOptions, Recorded, Snapshot, SnapshotOptions};
 
 use crate::errors::run;
 use crate::store::{make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments};
@@ -97,8 +97,42 @@ impl NativeSnapshot {
     }
 }
 
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenRecording {
+    groups: Vec<GivenGroup>,
+    sample: f64,
+    seed: u64,
+    file_bytes: usize,
+    bytes_max: u64,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GivenGroup {
+    tables: Vec<u32>,
+    folder: PathBuf,
+}
+
 #[pymethods]
 impl NativeSnapshot {
+    /// Records queries of groups of tables, each into a folder of its own.
+    fn record(&self, py: Python<'_>, options_json: &str) -> PyResult<()> {
+        let snapshot = self.shared();
+        run(py, || {
+            let given: GivenRecording = serde_json::from_str(options_json).map_err(|cause| {
+                Error::invalid("recording options are wrong").with("cause", cause)
+            })?;
+            let GivenRecording { groups, sample, seed, file_bytes, bytes_max } = given;
+            let groups = groups.into_iter().map(|group| {
+                let tables = group.tables.into_iter().map(TableId).collect();
+                Ok(Recorded { tables, folder: Arc::new(FsFolder::create(group.folder)?) })
+            });
+            let options = RecordOptions { sample, seed, file_bytes, bytes_max };
+            snapshot?.record(groups.collect::<Result<Vec<_>>>()?, &options)
+        })
+    }
+
     #[new]
     fn new(py: Python<'_>, path: PathBuf, options_json: &str) -> PyResult<Self> {
         let (snapshot, ids) = run(py, || {

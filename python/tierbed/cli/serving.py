@@ -28,6 +28,23 @@ def serve(
     backend: Annotated[str, typer.Option("--backend", help="direct, mmap or memory.")] = "direct",
     io_engine: IoEngine = "auto",
     threads: Threads = 1,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Record queries here, for `tierbed place`.")
+    ] = None,
+    record_tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--record-tables",
+            help="Tables that share pages, with commas between; repeat for several groups. "
+            "By default every table by itself.",
+        ),
+    ] = None,
+    record_sample: Annotated[
+        float, typer.Option("--record-sample", help="Share of the queries that are recorded.")
+    ] = 1.0,
+    record_max: Annotated[
+        str, typer.Option("--record-max", help="Most bytes of each log; the oldest are removed.")
+    ] = "1GiB",
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
     from tierbed.serve import Server
@@ -43,6 +60,10 @@ def serve(
         ) as opened,
         Server(opened, address) as server,
     ):
+        if record is not None:
+            groups = [group.split(",") for group in record_tables or []] or None
+            logs = opened.record(record, tables=groups, sample=record_sample, bytes_max=record_max)
+            print(f"recording queries in {', '.join(str(log) for log in logs)}", flush=True)
         answers = "lookups and predictions" if server.predicts else "lookups"
         print(f"serving {answers} on http://{server.address}", flush=True)
         while not stop.is_set() and not server.wait(0.2):

@@ -7,8 +7,11 @@
 //! ```
 //! Plain, gzip or zstd, told by the first bytes. MaxEmbed's text begins with a line
 //! `base row_count query_count pin_count`, and its ids begin at `base`.
+//!
+//! A folder is a log in several files, in order of their names: what servers record.
 
-use std::path::Path;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 
 use tierbed_core::{Error, Result};
 use tierbed_data::input::LineReader;
@@ -28,6 +31,11 @@ struct Header {
 #[derive(Debug)]
 pub struct TextQueries {
     lines: LineReader,
+    /// Files still to come.
+    rest: VecDeque<PathBuf>,
+    /// Bytes of files that are read.
+    before_bytes: u64,
+    /// Bytes of all files.
     file_bytes: u64,
     header: Option<Header>,
     query_count: u64,
@@ -35,16 +43,48 @@ pub struct TextQueries {
 }
 
 impl TextQueries {
-    /// Opens a log of one query per line, ids from 0.
+    /// Opens a log of one query per line, ids from 0: a file, or a folder of files.
     ///
     /// # Errors
-    /// `Io` when the file cannot be opened.
+    /// `Io` when the file cannot be opened, `Invalid` for a folder without files.
     pub fn open(path: &Path) -> Result<Self> {
-        let lines = LineReader::open(path)?;
-        let file_bytes = std::fs::metadata(path)
-            .map_err(|cause| Error::os("cannot read log file", cause).with("path", path.display()))?
-            .len();
-        Ok(Self { lines, file_bytes, header: None, query_count: 0, pin_count: 0 })
+        let failed = |cause| Error::os("cannot read log file", cause).with("path", path.display());
+        let mut rest = VecDeque::new();
+        let mut file_bytes = 0;
+        if path.is_dir() {
+            for entry in std::fs::read_dir(path).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let is_whole = !entry.file_name().to_string_lossy().ends_with(".tmp");
+                let found = entry.metadata().map_err(failed)?;
+                if is_whole && found.is_file() {
+                    file_bytes += found.len();
+                    rest.push_back(entry.path());
+                }
+            }
+            rest.make_contiguous().sort_unstable();
+        } else {
+            file_bytes = std::fs::metadata(path).map_err(failed)?.len();
+            rest.push_back(path.to_path_buf());
+        }
+        let Some(first) = rest.pop_front() else {
+            return Err(Error::invalid("folder holds no query log").with("path", path.display()));
+        };
+        let lines = LineReader::open(&first)?;
+        let (before_bytes, header) = (0, None);
+        Ok(Self { lines, rest, before_bytes, file_bytes, header, query_count: 0, pin_count: 0 })
+    }
+
+    /// Goes on with the next file that is still there; `false` after the last one. A server that
+    /// records may remove its oldest ones at any time.
+    fn next_file(&mut self) -> Result<bool> {
+        while let Some(path) = self.rest.pop_front() {
+            if path.exists() {
+                self.before_bytes += self.lines.file_read_bytes();
+                self.lines = LineReader::open(&path)?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Opens MaxEmbed's text: a first line of base, rows, queries and pins, then the queries.
@@ -126,6 +166,9 @@ impl QuerySource for TextQueries {
         loop {
             rows.clear();
             let Some(line) = self.lines.next_line()? else {
+                if self.next_file()? {
+                    continue;
+                }
                 self.check_end()?;
                 return Ok(false);
             };
@@ -151,7 +194,7 @@ impl QuerySource for TextQueries {
     }
 
     fn progress(&self) -> (u64, u64) {
-        (self.lines.file_read_bytes(), self.file_bytes)
+        (self.before_bytes + self.lines.file_read_bytes(), self.file_bytes)
     }
 }
 
@@ -239,5 +282,32 @@ mod tests {
             let error = all(TextQueries::open_with_header(file.path())).unwrap_err();
             assert!(error.to_string().contains(told), "{error}");
         }
+    }
+
+    #[test]
+    fn a_folder_is_a_log_in_order_of_its_files_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| {
+            let mut file = std::fs::File::create(folder.path().join(name)).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        };
+        assert!(all(TextQueries::open(folder.path()))
+            .unwrap_err()
+            .to_string()
+            .contains("no query"));
+        put("queries-00000010.txt", "5\n");
+        put("queries-00000009.txt", "1 2\n3\n");
+        put("queries-00000011.txt.tmp", "torn");
+        put("queries-00000012.txt", "6 7\n");
+        let mut source = TextQueries::open(folder.path()).unwrap();
+        let mut rows = Vec::new();
+        assert!(source.next_query(&mut rows).unwrap());
+        // A server that records makes room.
+        std::fs::remove_file(folder.path().join("queries-00000010.txt")).unwrap();
+        let mut found = vec![rows.clone()];
+        while source.next_query(&mut rows).unwrap() {
+            found.push(rows.clone());
+        }
+        assert_eq!(found, [vec![1, 2], vec![3], vec![6, 7]]);
     }
 }
