@@ -35,6 +35,14 @@ fn cpu_ns(clock: rustix::time::ClockId) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Bytes that this process had read from devices, mapped pages included; 0 where the kernel tells
+/// none.
+pub(crate) fn process_read_bytes() -> u64 {
+    let told = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let line = told.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+}
+
 /// Resident set of this process: now and at its largest, bytes; 0 where the kernel tells none.
 pub(crate) fn resident_bytes() -> (u64, u64) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

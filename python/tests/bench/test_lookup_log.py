@@ -45,8 +45,21 @@ def test_fewer_pages_are_read_where_rows_were_placed(log: Path, tmp_path: Path) 
     for cache in (0.0, 0.5):
         assert pages["shp", 0.0, cache] < pages["random", 0.0, cache]
         assert pages["ours", 0.4, cache] <= 1.01 * pages["shp", 0.0, cache]
-    kinds = {row["what"] for row in result["rows"]}
-    assert kinds == {"direct", "device", "mmap", "memory", "index limit", "greedy", "not pipelined"}
+    rows = result["rows"]
+    kinds = {row["what"] for row in rows}
+    assert kinds == {
+        *("direct", "saturated", "device", "mmap", "memory"),
+        *("index limit", "greedy", "not pipelined"),
+    }
+    for row in rows:
+        if row["what"] == "saturated":
+            assert row["batch"] == 32
+            assert row["pages_per_query"] < pages[row["method"], row["ratio"], 0.0]
+            assert row["device_share"] > 0
+    # A map reads the pages that the same snapshot reads without a cache, bounded or not.
+    mapped = {row["cache_share"]: row for row in rows if row["what"] == "mmap"}
+    assert set(mapped) == {0.5, 1.0}
+    assert {row["pages_per_query"] for row in mapped.values()} == {pages["shp", 0.0, 0.0]}
     held = [row["forward_bytes"] for row in result["rows"] if row["what"] == "index limit"]
     assert held == sorted(held)
     assert held[0] < held[-1]

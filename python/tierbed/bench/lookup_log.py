@@ -2,8 +2,10 @@
 
 The earlier part of a log is placed; the later part is asked, in a closed loop, of a table that is
 the log's rows again and again until it is as large as wanted (see ``tierbed_bench::lookup``).
-Every query is checked. One snapshot is on disk at a time. Beside the snapshots stand the same rows
-in memory, mapped, and the reads per second of the device itself, all of the same run.
+Every query is checked. One snapshot is on disk at a time. ``ours`` is built for the cache of the
+row it is measured in. Beside the snapshots stand, all of the same run: the same rows in memory;
+mapped, with as many bytes of pages in memory as the row cache has in the row beside it; and the
+reads per second of the device itself, with as many in flight.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ Row = dict[str, Any]
 
 #: Methods that make no replicas.
 PLAIN = ("random", "shp")
-#: Of MaxEmbed §8.3 and §8.4: cache 10 %, ten pages of a row known.
-CACHE_SHARE = 0.1
+#: Of MaxEmbed §8.4: ten pages of a row known.
 INDEX_LIMIT = 10
+#: Queries of a call that keep the device busy.
+SATURATING_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +101,9 @@ def run_lookup_log(out: Path, options: LogOptions, json_path: Path | None = None
     if json_path is not None:
         write_json(json_path, {"rows": rows, "ratios": ratios, **told})
     columns = (
-        "what method ratio cache_share index_limit pages_per_query useful_rows_per_page "
-        "queries_per_s effective_mb_per_s latency_us_p50 latency_us_p99 selection_cpu_share "
-        "device_share"
+        "what method ratio cache_share batch index_limit pages_per_query useful_rows_per_page "
+        "device_kib_per_query queries_per_s effective_mb_per_s latency_us_p50 latency_us_p99 "
+        "selection_cpu_share device_share"
     )
     print_table("queries of a log, from pages", rows, columns.split())
     return path
@@ -131,27 +134,28 @@ class _Bench:
         )
         row_bytes = 4 * self.options.dim * int(self.placed["row_count"])
         self.clones = max(1, math.ceil(self.options.table_bytes / row_bytes))
-        last = wanted[-1]
         rows: list[Row] = []
         for one in wanted:
-            rows += self._snapshot(one, is_last=one is last)
+            rows += self._snapshot(one)
         return rows
 
     def _wanted(self) -> list[Row]:
-        methods = [(method, 0.0) for method in PLAIN]
-        methods += [("maxembed", ratio) for ratio in self.options.ratios if ratio > 0]
-        methods += [("ours", ratio) for ratio in self.options.ratios]
+        methods = [(method, 0.0, 0.0) for method in PLAIN]
+        methods += [("maxembed", ratio, 0.0) for ratio in self.options.ratios if ratio > 0]
+        methods += [
+            ("ours", ratio, cache) for ratio in self.options.ratios for cache in self.options.caches
+        ]
         return [
             {
                 "method": method,
                 "ratio": ratio,
-                "cache_share": CACHE_SHARE,
-                "out": str(self.folder / f"{method}.{ratio}"),
+                "cache_share": cache,
+                "out": str(self.folder / f"{method}.{ratio}.{cache}"),
             }
-            for method, ratio in methods
+            for method, ratio, cache in methods
         ]
 
-    def _snapshot(self, one: Row, *, is_last: bool) -> list[Row]:
+    def _snapshot(self, one: Row) -> list[Row]:
         path = self.folder / "snapshot"
         written = self._command(
             "write",
@@ -162,29 +166,47 @@ class _Bench:
         )
         named = {"method": one["method"], "ratio": one["ratio"]}
         named["pages_bytes"] = written["pages_bytes"]
-        device = self._raw(path)
         rows = []
-        for share in self.options.caches:
+        # What knows of no cache is measured behind each; ours behind the one it was built for.
+        caches = (one["cache_share"],) if one["method"] == "ours" else self.options.caches
+        for share in caches:
             row = self._ask(path, cache_share=share)
-            row["device_share"] = row["pages_per_s"] / device["reads_per_s"]
             if share == 0:
                 row["selection_cpu_share"] = self._selection_share(one, row)
-            rows.append({"what": "direct", **named, **row})
+                rows += self._saturated(path)
+            rows.append({"what": "direct", **row})
         if one["method"] == "maxembed" and one["ratio"] == max(self.options.ratios):
-            rows += [{**row, **named} for row in self._ablations(one, path)]
-        rows.append({"what": "device", **named, "pages_per_s": device["reads_per_s"]})
-        if is_last:
-            for backend in ("mmap", "memory"):
-                rows.append({"what": backend, **named, **self._ask(path, 0.0, backend=backend)})
+            rows += self._ablations(one, path)
+        if one["method"] == "shp":
+            rows += self._in_memory(path)
+        rows = [{**row, **named} for row in rows]
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
         return rows
 
+    def _saturated(self, path: Path) -> list[Row]:
+        """Calls of many queries, and the device alone before and after."""
+        before = self._raw(path)
+        row = self._ask(path, 0.0, batch=SATURATING_BATCH)
+        after = self._raw(path)
+        reads_per_s = (before["reads_per_s"] + after["reads_per_s"]) / 2
+        row["device_share"] = row["pages_per_s"] / reads_per_s
+        return [
+            {"what": "saturated", **row},
+            {"what": "device", "cache_share": 0.0, "pages_per_s": reads_per_s},
+        ]
+
+    def _in_memory(self, path: Path) -> list[Row]:
+        """Through a map, with as much memory as the caches have and with all; and from a copy."""
+        shares = [share for share in self.options.caches if share > 0] + [1.0]
+        rows = [{"what": "mmap", **self._ask(path, share, backend="mmap")} for share in shares]
+        return [*rows, {"what": "memory", **self._ask(path, 0.0, backend="memory")}]
+
     def _ablations(self, one: Row, path: Path) -> list[Row]:
         """Figures 15 and 16: without the pipeline, with other index limits, and greedy."""
         rows = []
-        row = self._ask(path, 0.0, is_pipelined=False)
+        row = self._ask(path, 0.0, is_pipelined=False, index_limit=None)
         rows.append({"what": "not pipelined", **row})
         limits: Sequence[int | None] = (1, 3, 5, INDEX_LIMIT, None)
         for limit in limits:
@@ -196,9 +218,18 @@ class _Bench:
         return [*rows, {"what": "greedy", **row, "selection_cpu_share": share}]
 
     def _ask(
-        self, path: Path, cache_share: float, *, backend: str = "direct", **choice: Any
+        self,
+        path: Path,
+        cache_share: float,
+        *,
+        backend: str = "direct",
+        batch: int | None = None,
+        **choice: Any,
     ) -> Row:
         options = self.options
+        batch = batch or options.batch
+        # As many queries, however many a call has.
+        calls = max(10, options.calls * options.batch // batch)
         answer = self._command(
             "run",
             snapshot=str(path),
@@ -207,12 +238,12 @@ class _Bench:
             backend=backend,
             threads=options.threads,
             queue_depth=options.queue_depth,
-            batch=options.batch,
-            warm_calls=options.calls,
-            calls=options.calls,
+            batch=batch,
+            warm_calls=calls,
+            calls=calls,
             cache_share=cache_share,
         )
-        return {"cache_share": cache_share, **_choice(choice), **answer}
+        return {"cache_share": cache_share, "batch": batch, **_choice(choice), **answer}
 
     def _selection_share(self, one: Row, row: Row, **choice: Any) -> float:
         answer = self._command(
@@ -254,19 +285,23 @@ def _choice(changed: Row) -> Row:
 
 
 def _speeds(rows: Sequence[Row]) -> dict[str, float]:
-    """Pages per query and queries per second next to SHP, at the same cache."""
-    shp = {
-        row["cache_share"]: row
-        for row in rows
-        if row["what"] == "direct" and row["method"] == "shp"
-    }
+    """Pages per query and queries per second next to SHP, at the same cache and batch.
+
+    ``..._pages_per_s_vs_shp`` of saturated rows says whether fewer pages are as many more queries:
+    1 where they are.
+    """
+    shp = {(row["what"], row.get("cache_share")): row for row in rows if row["method"] == "shp"}
     ratios = {}
     for row in rows:
-        base = shp.get(row.get("cache_share"))
-        if row["what"] != "direct" or base is None or row is base:
+        base = shp.get((row["what"], row.get("cache_share")))
+        if row["what"] not in ("direct", "saturated") or base is None or row is base:
             continue
         name = f"{row['method']}_r{row['ratio']}_cache{row['cache_share']}"
-        for field in ("pages_per_query", "queries_per_s"):
+        fields = ["pages_per_query", "queries_per_s"]
+        if row["what"] == "saturated":
+            name = f"saturated_{row['method']}_r{row['ratio']}"
+            fields.append("pages_per_s")
+        for field in fields:
             if base[field]:
                 ratios[f"{name}_{field}_vs_shp"] = row[field] / base[field]
     return ratios

@@ -16,7 +16,7 @@ use tierbed_placement::{read_log, read_placement, PackedQueries, QueryLog, ReadO
 
 use super::write::weight_of;
 use super::Clones;
-use crate::meter::{process_cpu_ns, thread_cpu_ns, Meter};
+use crate::meter::{process_cpu_ns, process_read_bytes, thread_cpu_ns, Meter};
 
 /// More than any snapshot needs: what is measured is bounded by its cache.
 const DRAM_BUDGET_BYTES: u64 = 1 << 40;
@@ -62,7 +62,8 @@ pub(super) struct RunJob {
     warm_calls: u64,
     /// Calls of each thread that are measured.
     calls: u64,
-    /// Rows the cache holds, as a share of all.
+    /// Rows the cache holds, as a share of all; of a map, the pages that stay in memory, as a
+    /// share of the bytes of all rows, 1 for all of them.
     cache_share: f64,
 }
 
@@ -133,12 +134,11 @@ fn open(job: &RunJob) -> Result<Snapshot> {
     };
     let folder = Arc::new(FsFolder::open(&job.snapshot)?);
     let manifest = tierbed_pagestore::manifest::Manifest::read(folder.as_ref())?;
-    let row_bytes: u64 = manifest
-        .schema
-        .tables()
-        .iter()
-        .map(|table| table.row_count * (4 * u64::from(table.dim) + CACHED_ROW_BYTES))
-        .sum();
+    let tables = manifest.schema.tables().iter();
+    let row_bytes: u64 =
+        tables.map(|table| table.row_count * (4 * u64::from(table.dim) + CACHED_ROW_BYTES)).sum();
+    let cache_bytes = (row_bytes as f64 * job.cache_share) as u64;
+    let is_mapped = backend == Backend::Mmap;
     let options = SnapshotOptions {
         dram_budget_bytes: DRAM_BUDGET_BYTES,
         engine: EngineOptions { queue_depth: job.queue_depth, ..EngineOptions::default() },
@@ -149,7 +149,9 @@ fn open(job: &RunJob) -> Result<Snapshot> {
             index_limit: job.choice.index_limit,
             is_pipelined: job.choice.is_pipelined,
         },
-        cache_bytes_max: Some((row_bytes as f64 * job.cache_share) as u64),
+        // Both have the same memory: rows in one case, pages in the other.
+        cache_bytes_max: Some(if is_mapped { 0 } else { cache_bytes }),
+        mapped_bytes_max: (is_mapped && job.cache_share < 1.0).then_some(cache_bytes),
     };
     Snapshot::open(folder, &options)
 }
@@ -184,11 +186,19 @@ pub(super) fn run(job: &RunJob) -> Result<Value> {
     all(job.warm_calls, 0)?;
     let meter = Meter::new();
     let (started_us, cpu_before_ns) = (meter.now_us(), process_cpu_ns());
+    let read_before_bytes = process_read_bytes();
     let seen = all(job.calls, 500)?;
     let seconds = (meter.now_us() - started_us) as f64 / 1e6;
     let cpu_ns = process_cpu_ns() - cpu_before_ns;
     let dim = snapshot.schema().table(TableId(0))?.dim;
-    Ok(report(&seen, job, (seconds, cpu_ns), dim, &snapshot))
+    let mut told = report(&seen, job, (seconds, cpu_ns), dim, &snapshot);
+    let read_bytes = process_read_bytes().saturating_sub(read_before_bytes);
+    let queries = (job.calls * (job.threads * job.batch) as u64) as f64;
+    if let Some(told) = told.as_object_mut() {
+        let kib = read_bytes as f64 / 1024.0 / queries;
+        told.insert("device_kib_per_query".to_owned(), json!(kib));
+    }
+    Ok(told)
 }
 
 fn report(
@@ -227,6 +237,8 @@ fn report(
         "cpu_us_per_query": cpu_ns as f64 / 1e3 / queries as f64,
         "forward_bytes": held.iter().map(|held| held.forward_bytes).sum::<u64>(),
         "inverted_bytes": held.iter().map(|held| held.inverted_bytes).sum::<u64>(),
+        "cache_bytes": snapshot.stats().cache_capacity_bytes,
+        "queue_depth": snapshot.stats().queue_depth,
         "io_engine": snapshot.stats().io.engine,
     })
 }

@@ -59,6 +59,8 @@ fn placed_together_a_query_reads_a_page_where_it_read_several() {
         let cold = run("direct", 0.0);
         assert_eq!(number(&cold, "pages_read"), number(&run("memory", 0.0), "pages_read"));
         assert!(number(&run("direct", 0.5), "rows_cached") > 100.0);
+        let mapped = run("mmap", 0.1);
+        assert_eq!(number(&mapped, "pages_read"), number(&cold, "pages_read"));
         let job = json!({
             "do": "select", "placement": path(name), "asked": asked, "choice": choice,
             "batch": 1, "calls": 100,
