@@ -14,6 +14,8 @@
 
 mod choose;
 mod file;
+#[doc(hidden)]
+pub mod fuzz;
 mod hypergraph;
 mod incidence;
 pub mod index;
@@ -35,7 +37,7 @@ pub use misses::{miss_stream, CacheInFront, MissStream};
 pub use placement::{Placement, PlacementBuilder};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
 pub use query_log::{
-    read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder, QuerySource, ReadOptions,
-    SampleQueries, TextQueries,
+    decode_packed, encode_packed, read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder,
+    QuerySource, ReadOptions, SampleQueries, TextQueries,
 };
 pub use replicate::ReplicaBudget;

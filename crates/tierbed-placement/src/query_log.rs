@@ -17,7 +17,7 @@ use tierbed_core::{Error, Result};
 
 use crate::partition::order::shuffle;
 
-pub use packed::{write_packed, PackedQueries};
+pub use packed::{decode_packed, encode_packed, write_packed, PackedQueries};
 pub use samples::SampleQueries;
 pub use source::{read_log, QuerySource, ReadOptions};
 pub use text::TextQueries;

@@ -11,6 +11,7 @@ mod data;
 mod errors;
 mod exchange;
 mod folders;
+mod place_parts;
 mod placement;
 mod progress;
 mod python_store;
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     folders::register(module)?;
     cache::register(module)?;
     placement::register(module)?;
+    place_parts::register(module)?;
     data::register(module)
 }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use serde::Deserialize;
 use serde_json::json;
 use tierbed_cache::PolicyKind;
@@ -15,9 +16,10 @@ use tierbed_placement::index::PageIndex;
 use tierbed_placement::partition::BisectionOptions;
 use tierbed_placement::select::Selection;
 use tierbed_placement::{
-    build, connectivity_sum, count_page_reads, index_by_use, miss_stream, read_log, read_mapping,
-    read_placement, write_mapping, write_packed, write_placement, BuildInput, CacheInFront, Method,
-    PackedQueries, Placement, QueryLog, QueryLogBuilder, QuerySource, ReadOptions, TextQueries,
+    build, connectivity_sum, count_page_reads, decode_packed, encode_packed, index_by_use,
+    miss_stream, read_log, read_mapping, read_placement, write_mapping, write_packed,
+    write_placement, BuildInput, CacheInFront, Method, PackedQueries, Placement, QueryLog,
+    QueryLogBuilder, QuerySource, ReadOptions, TextQueries,
 };
 
 use crate::errors::run;
@@ -38,7 +40,7 @@ fn placement_methods() -> Vec<(&'static str, bool)> {
     Method::ALL.into_iter().map(|method| (method.name(), method.replicates())).collect()
 }
 
-fn parse<'a, T: Deserialize<'a>>(what: &'static str, text: &'a str) -> Result<T> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(what: &'static str, text: &'a str) -> Result<T> {
     serde_json::from_str(text)
         .map_err(|cause| Error::invalid(format!("{what} are wrong")).with("cause", cause))
 }
@@ -46,7 +48,7 @@ fn parse<'a, T: Deserialize<'a>>(what: &'static str, text: &'a str) -> Result<T>
 /// A query log in memory.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeQueryLog {
-    log: Arc<QueryLog>,
+    pub(crate) log: Arc<QueryLog>,
 }
 
 #[derive(Deserialize)]
@@ -114,6 +116,17 @@ impl NativeQueryLog {
             read_log(&mut *source, &options, &mut |done, total| told.tell(done, total))
         });
         told.finish(result).map(Self::new)
+    }
+
+    /// The bytes of MaxEmbed's binary log.
+    fn pack<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let bytes = py.detach(|| encode_packed(&self.log));
+        PyBytes::new(py, &bytes)
+    }
+
+    #[staticmethod]
+    fn unpack(py: Python<'_>, packed: &[u8]) -> PyResult<Self> {
+        run(py, || decode_packed(packed).map(Self::new))
     }
 
     #[getter]
@@ -242,7 +255,7 @@ fn query_of<'a>(values: &'a [i64], bounds: &[i64]) -> Option<&'a [i64]> {
 /// A placement, and the pages of each row in the order in which they are tried.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativePlacement {
-    placement: Arc<Placement>,
+    pub(crate) placement: Arc<Placement>,
     index: Arc<PageIndex>,
 }
 
@@ -266,7 +279,7 @@ struct GivenBuild {
 }
 
 impl NativePlacement {
-    fn in_page_order(placement: Placement) -> Result<Self> {
+    pub(crate) fn in_page_order(placement: Placement) -> Result<Self> {
         let index = PageIndex::new(placement.row_count(), placement.pages())?;
         Ok(Self { placement: Arc::new(placement), index: Arc::new(index) })
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,6 +102,10 @@ def place_(
     threads: Annotated[
         int, typer.Option("--threads", min=1, help="They change the time, never the placement.")
     ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", help="Build on a Ray cluster: its address, or local."),
+    ] = None,
     mapping: Annotated[
         Path | None, typer.Option("--mapping", help="Write MaxEmbed's mapping here, too.")
     ] = None,
@@ -132,17 +137,9 @@ def place_(
     if cache_share > 0.0:
         misses = earlier.misses(earlier, cache_share, policy=cache_policy).log
     started_s = time.perf_counter()
-    with Progress(f"place by {method}", None, "levels") as bar:
-        placement = place(
-            earlier,
-            misses=misses,
-            rows_per_page=rows_per_page or rows_per_page_of(dim or 0),
-            method=method,
-            ratio=ratio,
-            seed=seed,
-            threads=threads,
-            progress=bar.set,
-        )
+    page = rows_per_page or rows_per_page_of(dim or 0)
+    with Progress(f"place by {method}", None, "levels" if ray is None else "tasks") as bar:
+        placement = _placed(earlier, misses, page, method, ratio, seed, threads, ray, bar.set)
     build_s = time.perf_counter() - started_s
     placement = placement.ordered_by_use(earlier if misses is None else misses)
     judged = (later if len(later) else earlier).misses(earlier, cache_share, policy=cache_policy)
@@ -167,6 +164,42 @@ def place_(
 
     write_json(out / "placement.json", result)
     finish(result, json_path, f"placement in {out}")
+
+
+def _placed(
+    log: QueryLog,
+    misses: QueryLog | None,
+    rows_per_page: int,
+    method: str,
+    ratio: float,
+    seed: int,
+    threads: int,
+    ray: str | None,
+    progress: Callable[[int, int], None],
+) -> Placement:
+    if ray is None:
+        return place(
+            log,
+            misses=misses,
+            rows_per_page=rows_per_page,
+            method=method,
+            ratio=ratio,
+            seed=seed,
+            threads=threads,
+            progress=progress,
+        )
+    from tierbed.ray_place import place_on_ray
+
+    return place_on_ray(
+        log,
+        address=ray,
+        misses=misses,
+        rows_per_page=rows_per_page,
+        method=method,
+        ratio=ratio,
+        seed=seed,
+        progress=progress,
+    )
 
 
 def _judged(placement: Placement, log: QueryLog, query_count: int, threads: int) -> dict[str, Any]:

@@ -82,7 +82,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
 ];
 
 /// Who may use the faulty disk, in tests only.
-const MAY_TEST_WITH_SIM: [&str; 11] = [
+const MAY_TEST_WITH_SIM: [&str; 12] = [
     "tierbed-orders",
     "tierbed-data",
     "tierbed-vocab",
@@ -90,6 +90,7 @@ const MAY_TEST_WITH_SIM: [&str; 11] = [
     "tierbed-lsm",
     "tierbed-baselines",
     "tierbed-cold",
+    "tierbed-placement",
     "tierbed-pagestore",
     "tierbed-forward",
     "tierbed",

@@ -10,7 +10,9 @@ use std::thread;
 
 use crate::{Placement, QueryLog};
 
-pub use bisect::{bisect, bisect_evenly, bisect_resumable, BisectionOptions, LevelReport};
+pub use bisect::{
+    bisect, bisect_evenly, bisect_resumable, order_of_parts, BisectionOptions, LevelReport, Subtree,
+};
 pub use grow::{grow, GrowthOptions};
 pub use order::{by_frequency, random};
 

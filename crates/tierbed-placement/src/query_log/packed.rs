@@ -147,20 +147,64 @@ fn next_u64(source: &mut impl Read) -> std::io::Result<u64> {
 pub fn write_packed(log: &QueryLog, path: &Path) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let mut file = BufWriter::with_capacity(256 << 10, File::create(path)?);
-        let (offsets, rows) = log.as_parts();
-        file.write_all(&(log.query_count() as u64).to_le_bytes())?;
-        file.write_all(&u64::from(log.row_count()).to_le_bytes())?;
-        for offset in offsets {
-            file.write_all(&offset.to_le_bytes())?;
-        }
-        for row in rows {
-            file.write_all(&row.to_le_bytes())?;
-        }
+        put_packed(log, &mut file)?;
         file.flush()
     };
     write().map_err(|cause| {
         Error::os("cannot write binary query log", cause).with("path", path.display())
     })
+}
+
+/// Returns `log` as the bytes of a binary log.
+#[must_use]
+pub fn encode_packed(log: &QueryLog) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // Memory takes all that is written.
+    let _ = put_packed(log, &mut bytes);
+    bytes
+}
+
+fn put_packed(log: &QueryLog, out: &mut impl Write) -> std::io::Result<()> {
+    let (offsets, rows) = log.as_parts();
+    out.write_all(&(log.query_count() as u64).to_le_bytes())?;
+    out.write_all(&u64::from(log.row_count()).to_le_bytes())?;
+    for offset in offsets {
+        out.write_all(&offset.to_le_bytes())?;
+    }
+    for row in rows {
+        out.write_all(&row.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+/// Reads the bytes of a binary log.
+///
+/// # Errors
+/// `Corruption` for bytes that are no binary log, or not all of one.
+pub fn decode_packed(bytes: &[u8]) -> Result<QueryLog> {
+    let wrong = || Error::corruption("these bytes are no binary query log");
+    let (words, _) = bytes.as_chunks::<8>();
+    let word = |at: usize| words.get(at).map(|word| u64::from_le_bytes(*word));
+    let count = |at: usize| word(at).and_then(|count| usize::try_from(count).ok());
+    let (query_count, row_count) = (count(0).ok_or_else(wrong)?, word(1).ok_or_else(wrong)?);
+    let row_count = u32::try_from(row_count).ok().filter(|count| *count < u32::MAX);
+    let mut builder = QueryLog::builder(row_count.ok_or_else(wrong)?);
+    let rows_at = query_count.checked_add(3).and_then(|words| words.checked_mul(8));
+    let rows = rows_at.and_then(|at| bytes.get(at..)).ok_or_else(wrong)?;
+    let (rows, []) = rows.as_chunks::<4>() else { return Err(wrong()) };
+    let mut query = Vec::new();
+    let mut end = count(2).filter(|&first| first == 0).ok_or_else(wrong)?;
+    for at in 0..query_count {
+        let begin = std::mem::replace(&mut end, count(at + 3).ok_or_else(wrong)?);
+        query.clear();
+        let found = rows.get(begin..end).ok_or_else(wrong)?;
+        query.extend(found.iter().map(|row| u32::from_le_bytes(*row)));
+        builder.push(&query)?;
+    }
+    if end != rows.len() {
+        return Err(wrong());
+    }
+    Ok(builder.finish())
 }
 
 #[cfg(test)]
@@ -204,6 +248,8 @@ mod tests {
             let queries: Vec<Vec<u32>> =
                 queries.into_iter().map(|query| query.into_iter().collect()).collect();
             let log = QueryLog::from_queries(50, &queries).unwrap();
+            prop_assert_eq!(encode_packed(&log), bytes_of(&log));
+            prop_assert_eq!(&decode_packed(&bytes_of(&log)).unwrap(), &log);
             prop_assert_eq!(read(&bytes_of(&log)).unwrap(), log);
         }
 
@@ -216,6 +262,7 @@ mod tests {
             let at = at % bytes.len();
             bytes[at] = value;
             bytes.truncate(bytes.len() - cut % bytes.len());
+            let _ = decode_packed(&bytes);
             if let Ok(read) = read(&bytes) {
                 let (_, rows) = read.as_parts();
                 prop_assert!(rows.iter().all(|row| *row < read.row_count()));

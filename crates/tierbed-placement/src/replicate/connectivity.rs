@@ -34,36 +34,75 @@ pub(super) const SAMPLE_MIN: u32 = 10_000;
 ///
 /// `Invalid` for a bad ratio or a log of another table.
 pub fn by_connectivity(homes: &Placement, log: &QueryLog, ratio: f64) -> Result<Placement> {
-    homes.check_log(log)?;
+    let scores = connectivity_scores(homes, log)?;
     let budget = ReplicaBudget::of_ratio(ratio, homes.row_count(), homes.rows_per_page())?;
-    let bases = best_bases(&scores(homes, log), budget.page_count as usize);
+    let bases = best_bases(&scores, budget.page_count as usize);
+    let pages = connectivity_pages(homes, log, &bases)?;
+    with_connectivity_pages(homes, pages.iter().map(Vec::as_slice), ratio)
+}
+
+/// Returns for each of `bases` the replica page it would have, itself first; a page of one row
+/// where no neighbour lives elsewhere. Any part of the bases gives these pages of all.
+///
+/// # Errors
+///
+/// `Invalid` for a log of another table, `Unsupported` for 2^32 queries or more.
+pub fn connectivity_pages(
+    homes: &Placement,
+    log: &QueryLog,
+    bases: &[u32],
+) -> Result<Vec<Vec<u32>>> {
+    homes.check_log(log)?;
     let mut is_base = vec![false; homes.row_count() as usize];
-    for &base in &bases {
+    for &base in bases {
         if let Some(flag) = is_base.get_mut(base as usize) {
             *flag = true;
         }
     }
     let wanted = |row: u32| is_base.get(row as usize).copied().unwrap_or(false);
     let incidence = Incidence::sampled(log, SAMPLE_MIN, wanted)?;
-    let mut builder = PlacementBuilder::from_homes(homes)?;
     let mut neighbours = Neighbours::new(homes);
-    let mut left = budget.replica_count as usize;
-    for &base in &bases {
+    let page_of = |&base: &u32| {
         neighbours.count(&[base], log, &incidence);
-        let room = (homes.rows_per_page() as usize).min(left);
         let mut page = vec![base];
         page.extend(neighbours.most_frequent(homes.rows_per_page() as usize - 1));
+        page
+    };
+    Ok(bases.iter().map(page_of).collect())
+}
+
+/// Adds `pages`, best base first, to `homes` as far as `ratio` allows.
+///
+/// # Errors
+///
+/// `Invalid` for a bad ratio and for pages that are none of this table.
+pub fn with_connectivity_pages<'a>(
+    homes: &Placement,
+    pages: impl IntoIterator<Item = &'a [u32]>,
+    ratio: f64,
+) -> Result<Placement> {
+    let budget = ReplicaBudget::of_ratio(ratio, homes.row_count(), homes.rows_per_page())?;
+    let mut builder = PlacementBuilder::from_homes(homes)?;
+    let mut left = budget.replica_count as usize;
+    for page in pages.into_iter().take(budget.page_count as usize) {
+        let room = (homes.rows_per_page() as usize).min(left);
         if page.len() > 1 && room > 0 {
-            page.truncate(room);
+            let page = page.get(..room).unwrap_or(page);
             left -= page.len();
-            builder.push_replica_page(&page)?;
+            builder.push_replica_page(page)?;
         }
     }
     builder.finish()
 }
 
-/// Sums, for every row, the further home pages its queries need, `[row_count]`.
-fn scores(homes: &Placement, log: &QueryLog) -> Vec<u64> {
+/// Sums, for every row, the further home pages its queries need, `[row_count]`. Scores of parts of
+/// a log add up to those of the log.
+///
+/// # Errors
+///
+/// `Invalid` for a log of another table.
+pub fn connectivity_scores(homes: &Placement, log: &QueryLog) -> Result<Vec<u64>> {
+    homes.check_log(log)?;
     let home_pages = homes.home_pages();
     let home = |row: u32| home_pages.get(row as usize).copied().unwrap_or(u32::MAX);
     let mut scores = vec![0u64; home_pages.len()];
@@ -79,11 +118,12 @@ fn scores(homes: &Placement, log: &QueryLog) -> Vec<u64> {
             }
         }
     }
-    scores
+    Ok(scores)
 }
 
 /// Returns the `count` rows of the highest scores, best first, equal ones by row.
-fn best_bases(scores: &[u64], count: usize) -> Vec<u32> {
+#[must_use]
+pub fn best_bases(scores: &[u64], count: usize) -> Vec<u32> {
     let mut keys: Vec<(Reverse<u64>, u32)> = scores
         .iter()
         .enumerate()
@@ -162,8 +202,26 @@ mod tests {
     #[test]
     fn scores_are_those_of_the_paper() {
         let (homes, log) = example();
-        assert_eq!(scores(&homes, &log), [0, 3, 1, 3, 2, 1]);
-        assert_eq!(best_bases(&scores(&homes, &log), 4), [1, 3, 4, 2]);
+        let scores = connectivity_scores(&homes, &log).expect("its table");
+        assert_eq!(scores, [0, 3, 1, 3, 2, 1]);
+        assert_eq!(best_bases(&scores, 4), [1, 3, 4, 2]);
+    }
+
+    #[test]
+    fn parts_of_the_log_and_of_the_bases_give_what_the_whole_gives() {
+        let (homes, log) = example();
+        let (one, two) = log.split_by_share(0.5).expect("a share");
+        let sums = [&one, &two].map(|part| connectivity_scores(&homes, part).expect("its table"));
+        let sum: Vec<u64> = sums[0].iter().zip(&sums[1]).map(|(a, b)| a + b).collect();
+        assert_eq!(sum, connectivity_scores(&homes, &log).expect("its table"));
+        let bases = best_bases(&sum, 2);
+        let pages: Vec<Vec<u32>> = bases
+            .chunks(1)
+            .flat_map(|part| connectivity_pages(&homes, &log, part).expect("its table"))
+            .collect();
+        let pages = pages.iter().map(Vec::as_slice);
+        let together = with_connectivity_pages(&homes, pages, 1.0).expect("a ratio");
+        assert_eq!(together, by_connectivity(&homes, &log, 1.0).expect("a ratio"));
     }
 
     #[test]

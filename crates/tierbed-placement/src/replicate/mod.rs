@@ -11,7 +11,9 @@ mod marginal;
 use tierbed_core::{Error, Result};
 
 pub use before_partition::before_partition;
-pub use connectivity::by_connectivity;
+pub use connectivity::{
+    best_bases, by_connectivity, connectivity_pages, connectivity_scores, with_connectivity_pages,
+};
 pub use fill::finer_and_filled;
 pub use marginal::by_marginal_gain;
 

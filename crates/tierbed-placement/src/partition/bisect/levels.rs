@@ -103,7 +103,52 @@ fn split_levels(
     };
     let known = Known { levels_done: 0, places: Vec::new() };
     // Only what happens after a level can fail.
-    split_on(graph, (page_count, fill), options, (&known, &mut after_level)).unwrap_or_default()
+    let shape = (page_count, fill, Root::default());
+    split_on(graph, shape, options, (&known, &mut after_level)).unwrap_or_default()
+}
+
+/// Where a graph lies in the whole bisection: at its top, or below.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Root {
+    /// Splits above it.
+    pub(super) level: u32,
+    /// Rows before it in the order of the whole.
+    pub(super) first: usize,
+}
+
+/// Does the first split of a graph with two pages or more; returns both children, with their pages.
+pub(super) fn split_once(
+    mut graph: Hypergraph,
+    page_count: usize,
+    root: Root,
+    options: &BisectionOptions,
+) -> [(Hypergraph, usize); 2] {
+    let (row_count, pin_count) = (graph.rows.len(), graph.pins.len());
+    let node = Node { row_count, page_count, pin_count, pin_room: pin_count };
+    let step = Step { level: root.level, first: root.first, fill: Fill::Full, places: None };
+    let nodes = split_level(&mut graph, &[node], step, options);
+    let left = nodes.first().copied().unwrap_or_default();
+    let right = nodes.get(1).copied().unwrap_or_default();
+    let right_rows = graph.rows.split_off(left.row_count);
+    let mut right_pins = graph.pins.split_off(left.pin_room);
+    graph.pins.truncate(left.pin_count);
+    right_pins.truncate(right.pin_count);
+    let row_count = graph.row_count;
+    let other = Hypergraph { rows: right_rows, pins: right_pins, row_count };
+    [(graph, left.page_count), (other, right.page_count)]
+}
+
+/// Splits a graph that lies anywhere in the whole down to pages; returns its rows in order.
+pub(super) fn split_below(
+    mut graph: Hypergraph,
+    page_count: usize,
+    root: Root,
+    options: &BisectionOptions,
+) -> Result<Vec<u32>> {
+    let known = Known { levels_done: 0, places: Vec::new() };
+    let shape = (page_count, Fill::Full, root);
+    split_on(&mut graph, shape, options, (&known, &mut |_, _| Ok(())))?;
+    Ok(graph.rows)
 }
 
 /// Levels of an earlier run.
@@ -119,7 +164,7 @@ type AfterLevel<'a> = &'a mut dyn FnMut(LevelReport, &[u32]) -> Result<()>;
 /// Splits level by level, the known ones as they were.
 fn split_on(
     graph: &mut Hypergraph,
-    (page_count, fill): (usize, Fill),
+    (page_count, fill, root): (usize, Fill, Root),
     options: &BisectionOptions,
     (known, after_level): (&Known, AfterLevel<'_>),
 ) -> Result<Vec<Node>> {
@@ -129,7 +174,8 @@ fn split_on(
     let level_count = page_count.max(1).next_power_of_two().trailing_zeros();
     for level in 0..level_count {
         let places = (level < known.levels_done).then_some(known.places.as_slice());
-        nodes = split_level(graph, &nodes, Step { level, fill, places }, options);
+        let step = Step { level: root.level + level, first: root.first, fill, places };
+        nodes = split_level(graph, &nodes, step, options);
         let report = LevelReport {
             levels_done: level + 1,
             level_count,
@@ -148,7 +194,8 @@ pub(super) fn go_on(
     after_level: AfterLevel<'_>,
 ) -> Result<Vec<u32>> {
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    split_on(&mut graph, (page_count, Fill::Full), options, (known, after_level))?;
+    let shape = (page_count, Fill::Full, Root::default());
+    split_on(&mut graph, shape, options, (known, after_level))?;
     Ok(graph.rows)
 }
 
@@ -156,6 +203,8 @@ pub(super) fn go_on(
 #[derive(Clone, Copy)]
 struct Step<'a> {
     level: u32,
+    /// Rows before the first node, in the order of the whole.
+    first: usize,
     fill: Fill,
     /// By row of the table: its place, when the level is known already.
     places: Option<&'a [u32]>,
@@ -170,7 +219,7 @@ fn split_level(
 ) -> Vec<Node> {
     let (mut rows, mut pins) = (graph.rows.as_mut_slice(), graph.pins.as_mut_slice());
     let mut jobs = Vec::with_capacity(nodes.len());
-    let mut first = 0;
+    let mut first = step.first;
     for &node in nodes {
         let (of_node, behind) = std::mem::take(&mut rows).split_at_mut(node.row_count);
         let (pins_of_node, pins_behind) = std::mem::take(&mut pins).split_at_mut(node.pin_room);

@@ -25,6 +25,7 @@ mod divide;
 mod exchange;
 mod levels;
 mod state;
+mod subtree;
 
 use std::path::Path;
 
@@ -32,6 +33,7 @@ use tierbed_core::{Error, Result};
 
 use levels::Fill;
 use state::State;
+pub use subtree::{order_of_parts, Subtree};
 
 use super::{Placement, QueryLog};
 use crate::hypergraph::Hypergraph;

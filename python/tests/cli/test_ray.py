@@ -1,0 +1,69 @@
+"""A placement built on two nodes of a Ray cluster is that of one machine, lost node or not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tierbed as tb
+from tierbed.cli import main
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+with_ray = pytest.mark.skipif(not HAS_RAY, reason="ray is not installed (extra `ray`)")
+
+
+def _case(name: str) -> dict[str, Any]:
+    script = Path(__file__).with_name("ray_cases.py")
+    done = subprocess.run(
+        [sys.executable, str(script), name], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+@with_ray
+@pytest.mark.slow
+def test_two_nodes_build_what_one_machine_builds() -> None:
+    told = _case("same")
+    assert told["nodes"] == 2
+    assert told["equal"] == {"shp": True, "maxembed": True, "ours": True, "by_frequency": True}
+
+
+@with_ray
+@pytest.mark.slow
+def test_a_node_lost_in_the_middle_does_not_lose_the_job() -> None:
+    told = _case("killed")
+    done, total = told["done_before"]
+    assert 0 < done < total, "the node was lost before or after the job"
+    assert told["nodes"] == 1
+    assert told["equal"]
+
+
+@pytest.mark.skipif(HAS_RAY, reason="ray is installed")
+def test_without_ray_the_call_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("1 2\n2 3\n")
+    given = ["--log", str(log), "--rows-per-page", "4", "--out", str(tmp_path / "out")]
+    assert main(["place", *given, "--method", "shp", "--ratio", "0", "--ray", "local"]) == 2
+    assert "tierbed[ray]" in capsys.readouterr().err
+
+
+def test_what_cannot_be_built_is_refused_before_a_cluster_is_sought() -> None:
+    import torch
+
+    from tierbed.ray_place import place_on_ray
+
+    log = tb.QueryLog.from_batches(3, [(torch.tensor([0, 1]), torch.tensor([0, 2]))])
+    with pytest.raises(tb.InvalidError, match="use one of"):
+        place_on_ray(log, method="metis")
+    with pytest.raises(tb.InvalidError, match="no replicas"):
+        place_on_ray(log, method="shp", ratio=0.1)
