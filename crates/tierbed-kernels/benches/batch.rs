@@ -12,8 +12,8 @@ use std::hint::black_box;
 use tierbed_core::env::{Clock, SplitMix64, SystemClock};
 use tierbed_core::{OptimizerKind, TableId};
 use tierbed_kernels::{
-    BagRange, Columns, FeatureRows, FeatureStep, Hyper, Isa, Kernels, OpenSums, Places, Pooling,
-    Prepared, Rows,
+    BagRange, Columns, FeatureRows, FeatureStep, Hyper, Isa, Kernels, Places, Pooling, Prepared,
+    RowSums, Rows,
 };
 
 const SAMPLES: usize = 2048;
@@ -30,7 +30,7 @@ struct Batch {
     offsets: Vec<i64>,
     arena: Vec<f32>,
     matrix: Vec<f32>,
-    sums: OpenSums,
+    sums: RowSums,
 }
 
 impl Batch {
@@ -49,7 +49,7 @@ impl Batch {
             offsets: (0..=(SAMPLES * FEATURES) as i64).collect(),
             arena: (0..row_count * WORDS).map(|i| (i % 97) as f32 * 0.01).collect(),
             matrix: vec![0.01; SAMPLES * FEATURES * DIM],
-            sums: OpenSums::default(),
+            sums: RowSums::default(),
         }
     }
 
@@ -88,11 +88,11 @@ impl Batch {
         let mut sums = std::mem::take(&mut self.sums);
         let feature = |(at, rows)| {
             let table = TableId(at as u32);
-            FeatureStep { rows, table, step, number_first: at * ROWS as usize }
+            let number_count = ROWS as usize;
+            FeatureStep { rows, table, step, number_first: at * number_count, number_count }
         };
         let features: Vec<_> = self.rows().into_iter().enumerate().map(feature).collect();
-        let numbers = FEATURES * ROWS as usize;
-        let count = kernels.step_batch(&self.matrix, &features, &mut sums, (&mut arena, numbers));
+        let count = kernels.step_batch(&self.matrix, &features, &mut sums, &mut arena);
         self.arena = arena;
         self.sums = sums;
         count

@@ -77,6 +77,17 @@ impl FeatureRows<'_> {
         self.offsets.len().saturating_sub(1)
     }
 
+    /// Returns whether every bag has one index.
+    pub(crate) fn is_one_hot(&self) -> bool {
+        let (starts, ends) = (self.offsets, self.offsets.get(1..).unwrap_or(&[]));
+        starts.iter().zip(ends).all(|(start, end)| end - start == 1)
+    }
+
+    /// Returns whether pooling copies the row of each bag's one index.
+    pub(crate) fn is_copied(&self) -> bool {
+        self.pooling != Pooling::None && self.weights.is_none() && self.is_one_hot()
+    }
+
     /// Returns the batch's position of the feature's first index.
     #[inline(always)]
     pub(crate) fn first_index(&self) -> usize {

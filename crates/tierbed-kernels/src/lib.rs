@@ -36,7 +36,7 @@ pub use codec::{Codec, Codes, ProductQuantizer};
 pub use grad::{Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
-pub use optim::{FeatureStep, Hyper, OpenSums, Prepared};
+pub use optim::{FeatureStep, Hyper, Prepared, RowSums};
 pub use plan::{Feature, FeaturePlan};
 pub use pool_to::{Destination, PoolFeature};
 pub use simd::{prefetch, Isa};

@@ -5,11 +5,13 @@
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per bag, by slicing")]
 
+use std::ops::Range;
+
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped};
 use crate::batch::{blocks, FeatureRows, RowsOf, BLOCK_BAGS, INDICES_AHEAD};
 use crate::layout::Pooling;
 use crate::pool::divide;
-use crate::simd::{prefetch, Job, Lanes};
+use crate::simd::{prefetch, Job, Lanes, LANES};
 use crate::Kernels;
 
 impl Kernels {
@@ -65,18 +67,66 @@ impl Shaped for PoolBatch<'_> {
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         let Self { arena, features, dim, out } = self;
-        let of_dim = || features.iter().filter(|rows| rows.columns.dim == dim);
+        // Copied, so that nothing written to `out` can change them.
+        let of_dim = features.iter().filter(|rows| rows.columns.dim == dim);
+        let of_dim: Vec<_> = of_dim.map(|rows| (*rows, rows.is_copied())).collect();
         let batch_size = features.first().map_or(0, FeatureRows::bag_count);
         for block in blocks(batch_size) {
-            for rows in of_dim() {
+            for &(rows, is_copied) in &of_dim {
+                if is_copied {
+                    copy_block::<L, REST, TAIL>(arena, rows, block.clone(), out);
+                    continue;
+                }
                 for bag in block.clone() {
                     // The block after this one lies on pages no processor looks at by itself.
                     prefetch(out, rows.columns.start(bag + BLOCK_BAGS), dim);
-                    pool_bag::<L, REST, TAIL>(arena, rows, bag, out);
+                    pool_bag::<L, REST, TAIL>(arena, &rows, bag, out);
                 }
             }
         }
     }
+}
+
+// Bags of one index each: the sum is the row.
+#[inline(always)]
+fn copy_block<L: Lanes, const REST: usize, const TAIL: bool>(
+    arena: &[f32],
+    rows: FeatureRows<'_>,
+    block: Range<usize>,
+    out: &mut [f32],
+) {
+    let FeatureRows { numbers, places, columns, .. } = rows;
+    for bag in block {
+        if let Some(&soon) = numbers.get(bag + INDICES_AHEAD) {
+            prefetch(arena, places.start(soon), columns.dim);
+        }
+        let row = &arena[places.start(numbers[bag])..][..columns.dim];
+        copy_row::<L, REST, TAIL>(row, &mut out[columns.range(bag)]);
+    }
+}
+
+// Adds a row to +0, which only changes -0.
+#[inline(always)]
+fn copy_row<L: Lanes, const REST: usize, const TAIL: bool>(from: &[f32], to: &mut [f32]) {
+    let zero = L::splat(0.0);
+    let (from_full, from_part) = from.as_chunks::<LANES>();
+    let (to_full, _) = to.as_chunks_mut::<LANES>();
+    let (from_blocks, from_rest) = from_full.split_at(from_full.len() - REST);
+    let (to_blocks, to_rest) = to_full.split_at_mut(from_full.len() - REST);
+    for (from, to) in from_blocks.iter().zip(to_blocks) {
+        zero.add(L::load(from)).store(to);
+    }
+    for (from, to) in from_rest[..REST].iter().zip(&mut to_rest[..REST]) {
+        zero.add(L::load(from)).store(to);
+    }
+    if !TAIL {
+        return;
+    }
+    // A whole vector that ends with the row is written faster than a part of one.
+    if let (Some(from), Some(to)) = (from.last_chunk(), to.last_chunk_mut()) {
+        return zero.add(L::load(from)).store(to);
+    }
+    zero.add(L::load_part(from_part)).store_part(to);
 }
 
 #[inline(always)]

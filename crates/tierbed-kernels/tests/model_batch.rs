@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{OptimizerKind, TableId};
 use tierbed_kernels::{
-    BagRange, Columns, FeatureRows, FeatureStep, Hyper, Kernels, Occurrence, OpenSums, Places,
-    Pooling, Prepared, Rows, Upstream,
+    BagRange, Columns, FeatureRows, FeatureStep, Hyper, Kernels, Occurrence, Places, Pooling,
+    Prepared, RowSums, Rows, Upstream,
 };
 
 /// Rows of a table.
@@ -221,21 +221,19 @@ proptest! {
         let grad = draw(Numbers::Tame, seed, batch.matrix_len());
         for kernels in all_kernels() {
             let (expected, row_count) = batch.step_by_row(kernels, &grad);
-            let mut sums = OpenSums::default();
+            let mut sums = RowSums::default();
             let rows = batch.rows();
             let features: Vec<_> = rows.iter().zip(&batch.features).map(|(rows, feature)| {
                 let step = &batch.tables[feature.table].step;
                 let table = TableId(feature.table as u32);
-                FeatureStep { rows: *rows, table, step, number_first: feature.table * ROWS }
+                let number_first = feature.table * ROWS;
+                FeatureStep { rows: *rows, table, step, number_first, number_count: ROWS }
             }).collect();
-            let number_count = batch.tables.len() * ROWS;
             let mut arena = batch.arena.clone();
             // Twice, so that work arrays of the first time are met by the second.
             for _ in 0..2 {
                 arena.copy_from_slice(&batch.arena);
-                let found = kernels.step_batch(
-                    &grad, &features, &mut sums, (&mut arena, number_count),
-                );
+                let found = kernels.step_batch(&grad, &features, &mut sums, &mut arena);
                 prop_assert_eq!(found, row_count);
                 assert_same_bits(&arena, &expected, kernels.isa().name());
             }

@@ -3,7 +3,7 @@
 //! The same kernels on the same batches as the forward order; here a row's place is looked up.
 
 use tierbed_core::{Bags, Result, Schema};
-use tierbed_kernels::{FeaturePlan, FeatureRows, FeatureStep, Hyper, Kernels, OpenSums, Prepared};
+use tierbed_kernels::{FeaturePlan, FeatureRows, FeatureStep, Hyper, Kernels, Prepared, RowSums};
 
 /// Work arrays of steps.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct StepKernel {
     step: u64,
     output: Vec<f32>,
     grad: Vec<f32>,
-    sums: OpenSums,
+    sums: RowSums,
 }
 
 /// Where the rows of a batch lie.
@@ -43,7 +43,7 @@ impl StepKernel {
             features,
             schema,
             step: 0,
-            sums: OpenSums::default(),
+            sums: RowSums::default(),
         }
     }
 
@@ -95,10 +95,10 @@ impl StepKernel {
             table: feature.table,
             step,
             number_first: 0,
+            number_count: places.slots.len(),
         };
         let features: Vec<_> = rows.map(step).collect();
-        let rows = (arena, places.slots.len());
-        self.kernels.step_batch(&self.grad, &features, &mut self.sums, rows);
+        self.kernels.step_batch(&self.grad, &features, &mut self.sums, arena);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Work arrays of one batch, kept from call to call and paid for at opening.
 
 use tierbed_core::Schema;
-use tierbed_kernels::OpenSums;
+use tierbed_kernels::RowSums;
 
 use super::Position;
 use crate::plan::Plan;
@@ -13,7 +13,7 @@ pub(crate) struct Scratch {
     pub(crate) entries: Vec<u32>,
     /// The batch whose entries they are.
     pub(crate) unpacked: Option<Position>,
-    pub(crate) sums: OpenSums,
+    pub(crate) sums: RowSums,
 }
 
 impl Scratch {
@@ -21,7 +21,9 @@ impl Scratch {
     pub(crate) fn memory_bytes(schema: &Schema, plan: &Plan, entries_max: usize) -> u64 {
         let indices = plan.batch_indices_max() as u64;
         let dim_max = schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize;
+        let table_max = plan.counts().flatten().copied().max().unwrap_or(0);
+        let sums = RowSums::memory_bytes(indices, dim_max, entries_max as u64, table_max.into());
         // The vector of entries grows by doubling.
-        2 * 4 * indices + OpenSums::memory_bytes(indices, dim_max, entries_max as u64)
+        2 * 4 * indices + sums
     }
 }

@@ -72,16 +72,17 @@ impl ForwardEngine {
     ) {
         let Scratch { entries, sums, .. } = &mut self.scratch;
         let current = &self.river.current.plan;
-        let number_count = current.entry_count();
         let rows = feature_rows(&self.river, entries, (plan, bags)).into_iter();
         let mut features = Vec::with_capacity(steps.len());
         for ((feature, rows), step) in plan.features().iter().zip(rows).zip(steps) {
             let entries = current.tables().get(feature.table.0 as usize);
-            let number_first = entries.map_or(0, |entries| entries.first as usize);
-            features.push(FeatureStep { rows, table: feature.table, step, number_first });
+            let (number_first, number_count) =
+                entries.map_or((0, 0), |entries| (entries.first as usize, entries.count as usize));
+            let table = feature.table;
+            features.push(FeatureStep { rows, table, step, number_first, number_count });
         }
-        let rows = (self.river.current.arena_mut(), number_count);
-        let row_count = self.kernels.step_batch(grad, &features, sums, rows);
+        let arena = self.river.current.arena_mut();
+        let row_count = self.kernels.step_batch(grad, &features, sums, arena);
         self.counters.row_update_count += row_count as u64;
     }
 

@@ -14,6 +14,7 @@ mod row;
 mod row_wise_adagrad;
 mod sgd;
 mod step;
+mod sums;
 
 use tierbed_core::{Error, OptimizerKind, Result};
 
@@ -21,7 +22,8 @@ use crate::simd::{prefetch, Job, Lanes};
 use crate::Kernels;
 use row::{Decay, NoDecay, L2};
 
-pub use step::{FeatureStep, OpenSums};
+pub use step::FeatureStep;
+pub use sums::RowSums;
 
 /// Hyperparameters of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]

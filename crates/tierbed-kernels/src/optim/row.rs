@@ -48,33 +48,88 @@ pub(super) fn step_elements<L: Lanes, D: Decay, R: ElementRule<L, S>, const S: u
     decay: D,
 ) {
     let dim = weights.len();
-    let (weights_full, weights_part) = weights.as_chunks_mut::<LANES>();
-    let (grad_full, grad_part) = grad[..dim].as_chunks::<LANES>();
-    let mut state = state.map(|words| words[..dim].as_chunks_mut::<LANES>());
-    for (i, (weight, grad)) in weights_full.iter_mut().zip(grad_full).enumerate() {
-        let old = L::load(weight);
+    let grad = &grad[..dim];
+    if dim < LANES {
+        return step_part(rule, weights, state, grad, decay);
+    }
+    let mut row = Elements { weights, state };
+    // What is behind the last whole vector is stepped with elements before it: a vector that ends
+    // with the row. Elements do not depend on each other, so both of their steps are the same.
+    let last = dim - LANES;
+    let tail = (!dim.is_multiple_of(LANES)).then(|| row.step(rule, grad, decay, last));
+    for vector in 0..dim / LANES {
+        let next = row.step(rule, grad, decay, vector * LANES);
+        row.store(vector * LANES, next);
+    }
+    if let Some(next) = tail {
+        row.store(last, next);
+    }
+}
+
+/// Weights and state of a row.
+struct Elements<'a, const S: usize> {
+    weights: &'a mut [f32],
+    state: [&'a mut [f32]; S],
+}
+
+impl<const S: usize> Elements<'_, S> {
+    /// Returns elements `at..at + 16` after their step.
+    #[inline(always)]
+    fn step<L: Lanes, D: Decay, R: ElementRule<L, S>>(
+        &self,
+        rule: &R,
+        grad: &[f32],
+        decay: D,
+        at: usize,
+    ) -> (L, [L; S]) {
+        let old = load::<L>(self.weights, at);
         let mut lanes = [old; S];
-        for (lanes, (full, _)) in lanes.iter_mut().zip(&state) {
-            *lanes = L::load(&full[i]);
+        for (lanes, words) in lanes.iter_mut().zip(&self.state) {
+            *lanes = load(words, at);
         }
-        let (new, lanes) = rule.step(old, lanes, decay.decay(L::load(grad), old));
-        new.store(weight);
-        for (lanes, (full, _)) in lanes.iter().zip(&mut state) {
-            lanes.store(&mut full[i]);
+        rule.step(old, lanes, decay.decay(load(grad, at), old))
+    }
+
+    #[inline(always)]
+    fn store<L: Lanes>(&mut self, at: usize, (new, lanes): (L, [L; S])) {
+        store(new, self.weights, at);
+        for (lanes, words) in lanes.into_iter().zip(&mut self.state) {
+            store(lanes, words, at);
         }
     }
-    if weights_part.is_empty() {
-        return;
+}
+
+#[inline(always)]
+fn load<L: Lanes>(words: &[f32], at: usize) -> L {
+    words[at..].first_chunk().map_or(L::splat(0.0), L::load)
+}
+
+#[inline(always)]
+fn store<L: Lanes>(lanes: L, words: &mut [f32], at: usize) {
+    if let Some(words) = words[at..].first_chunk_mut() {
+        lanes.store(words);
     }
-    let old = L::load_part(weights_part);
+}
+
+/// Steps a row shorter than a vector.
+#[inline(always)]
+fn step_part<L: Lanes, D: Decay, R: ElementRule<L, S>, const S: usize>(
+    rule: &R,
+    weights: &mut [f32],
+    state: [&mut [f32]; S],
+    grad: &[f32],
+    decay: D,
+) {
+    let dim = weights.len();
+    let old = L::load_part(weights);
     let mut lanes = [old; S];
-    for (lanes, (_, part)) in lanes.iter_mut().zip(&state) {
-        *lanes = L::load_part(part);
+    for (lanes, words) in lanes.iter_mut().zip(&state) {
+        *lanes = L::load_part(&words[..dim]);
     }
-    let (new, lanes) = rule.step(old, lanes, decay.decay(L::load_part(grad_part), old));
-    new.store_part(weights_part);
-    for (lanes, (_, part)) in lanes.iter().zip(&mut state) {
-        lanes.store_part(part);
+    let (new, lanes) = rule.step(old, lanes, decay.decay(L::load_part(grad), old));
+    new.store_part(weights);
+    for (lanes, words) in lanes.iter().zip(state) {
+        lanes.store_part(&mut words[..dim]);
     }
 }
 

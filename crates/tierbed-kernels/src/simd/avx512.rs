@@ -1,14 +1,17 @@
 //! What are 16 lanes on AVX-512? One register.
+//!
+//! Parts are read and written by the shortest register that holds them. A masked access touches the
+//! cache lines of all its lanes, and what is read next to a masked write waits for it.
 
 use std::arch::x86_64::*;
 
 use super::{Job, Lanes, LANES};
 
-/// Runs `job` with AVX-512F.
+/// Runs `job` with AVX-512F and AVX-512VL.
 ///
 /// # Safety
-/// The processor MUST have AVX-512F.
-#[target_feature(enable = "avx512f")]
+/// The processor MUST have AVX-512F and AVX-512VL.
+#[target_feature(enable = "avx512f,avx512vl")]
 pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
     job.run::<Avx512Lanes>()
 }
@@ -45,14 +48,30 @@ impl Lanes for Avx512Lanes {
 
     #[inline(always)]
     fn load_part(from: &[f32]) -> Self {
-        // SAFETY: masked-off lanes are not accessed, and the mask covers `from.len()` lanes.
-        unsafe { Self(_mm512_maskz_loadu_ps(mask(from.len()), from.as_ptr())) }
+        let (mask, from_ptr) = (mask(from.len()), from.as_ptr());
+        // SAFETY: masked-off lanes are not accessed, and the mask covers `from.len()` lanes; lanes
+        // behind a shorter register become 0; AVX-512F and VL as above.
+        unsafe {
+            Self(match from.len() {
+                0..=4 => _mm512_zextps128_ps512(_mm_maskz_loadu_ps(mask as u8, from_ptr)),
+                5..=8 => _mm512_zextps256_ps512(_mm256_maskz_loadu_ps(mask as u8, from_ptr)),
+                _ => _mm512_maskz_loadu_ps(mask, from_ptr),
+            })
+        }
     }
 
     #[inline(always)]
     fn store_part(self, to: &mut [f32]) {
-        // SAFETY: masked-off lanes are not accessed, and the mask covers `to.len()` lanes.
-        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask(to.len()), self.0) }
+        let (mask, to_ptr) = (mask(to.len()), to.as_mut_ptr());
+        // SAFETY: masked-off lanes are not accessed, and the mask covers `to.len()` lanes;
+        // AVX-512F and VL as above.
+        unsafe {
+            match to.len() {
+                0..=4 => _mm_mask_storeu_ps(to_ptr, mask as u8, _mm512_castps512_ps128(self.0)),
+                5..=8 => _mm256_mask_storeu_ps(to_ptr, mask as u8, _mm512_castps512_ps256(self.0)),
+                _ => _mm512_mask_storeu_ps(to_ptr, mask, self.0),
+            }
+        }
     }
 
     #[inline(always)]

@@ -24,7 +24,7 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2: two registers of 8 lanes.
     Avx2,
-    /// x86-64 with AVX-512F: one register of 16 lanes.
+    /// x86-64 with AVX-512F and VL: one register of 16 lanes.
     Avx512,
 }
 
@@ -60,7 +60,10 @@ impl Isa {
             Self::Scalar => true,
             // Half precision has a flag of its own; no processor has AVX2 without it.
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c"),
-            Self::Avx512 => is_x86_feature_detected!("avx512f"),
+            // All but one forgotten kind have both.
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl")
+            }
         }
     }
 
@@ -98,7 +101,7 @@ impl CheckedIsa {
             // SAFETY: `new` and `detect` saw that the processor has AVX2.
             Isa::Avx2 => unsafe { avx2::run(job) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `new` and `detect` saw that the processor has AVX-512F.
+            // SAFETY: `new` and `detect` saw that the processor has AVX-512F and VL.
             Isa::Avx512 => unsafe { avx512::run(job) },
             _ => scalar::run(job),
         }
@@ -166,21 +169,23 @@ pub(crate) trait Lanes: Copy {
 /// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// Asks the processor to bring `words[start..start + len]` near; does nothing when out of bounds.
+/// Asks the processor to bring `words[start..start + len]` near. Costs no check: where there are no
+/// such words, nothing happens.
 #[inline(always)]
 pub fn prefetch<T>(words: &[T], start: usize, len: usize) {
-    let Some(words) = words.get(start..).and_then(|words| words.get(..len)) else { return };
-    #[cfg(target_arch = "x86_64")]
-    for line in words.chunks(const { LINE_BYTES / size_of::<T>() }) {
-        // SAFETY: a prefetch reads nothing as far as the program can see, and the address is valid.
+    let per_line = const { LINE_BYTES / size_of::<T>() };
+    let first = words.as_ptr().wrapping_add(start);
+    for line in 0..len.div_ceil(per_line) {
+        let address = first.wrapping_add(line * per_line);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch is a hint: it reads nothing as far as the program can see, and no
+        // address makes it fail.
         unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
-                line.as_ptr().cast(),
-            );
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = address;
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (words, LINE_BYTES);
 }
 
 #[cfg(test)]
@@ -236,7 +241,7 @@ mod tests {
     #[test]
     fn prefetch_outside_the_arena_is_harmless() {
         prefetch(&[0.0; 4], 2, 100);
-        prefetch(&[0.0; 4], usize::MAX, usize::MAX);
+        prefetch(&[0.0; 4], usize::MAX, 100);
         prefetch(&[0.0; 40], 1, 39);
     }
 }
