@@ -197,6 +197,16 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """
 
 
+def feature_labels(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
+    """Names every feature of every table in order; ``feature@table`` when several tables use it."""
+    features = [feature for config in tables for feature in config.feature_names]
+    return [
+        feature if features.count(feature) == 1 else f"{feature}@{config.name}"
+        for config in tables
+        for feature in config.feature_names
+    ]
+
+
 def is_own(table: dict[str, Any]) -> bool:
     """Returns whether a table is an index of an open vocabulary, not a user's."""
     return str(table["name"]).startswith("_ids.")

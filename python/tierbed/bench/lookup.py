@@ -29,7 +29,7 @@ from tierbed.bench.common import (
 from tierbed.config import EmbeddingBagConfig, Uniform
 from tierbed.nn import EmbeddingBagCollection
 from tierbed.optim import SGD
-from tierbed.report import print_table, write_suite
+from tierbed.report import print_table, write_json, write_suite
 from tierbed.snapshot import Snapshot
 from tierbed.sparse import KeyedJaggedTensor
 from tierbed.store import Store
@@ -54,8 +54,8 @@ _QUICK = _Size({f"c{at}": 250_000 for at in range(4)}, 32, 64, 100, 5)
 _FULL = _Size({f"c{at}": 1_000_000 for at in range(8)}, 64, 64, 400, 5)
 
 
-def run_lookup(out: Path, quick: bool, seed: int = 1) -> Path:
-    """Runs the suite and writes ``lookup.json`` and ``lookup.png`` to ``out``."""
+def run_lookup(out: Path, quick: bool, seed: int = 1, json_path: Path | None = None) -> Path:
+    """Runs the suite; writes ``lookup.json`` and ``.png`` to ``out``, and ``json_path``."""
     size = _QUICK if quick else _FULL
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def run_lookup(out: Path, quick: bool, seed: int = 1) -> Path:
         ]
         interleave([system for system, _ in systems], size.rounds)
     rows = [_row(system, waits, size, row_bytes) for system, waits in systems]
-    return _write(out, rows)
+    return _write(out, rows, json_path)
 
 
 def _publish(folder: Path, size: _Size, seed: int) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -200,7 +200,7 @@ def _row(system: Measured, waits: list[float], size: _Size, row_bytes: int) -> d
     }
 
 
-def _write(out: Path, rows: Sequence[dict[str, Any]]) -> Path:
+def _write(out: Path, rows: Sequence[dict[str, Any]], json_path: Path | None) -> Path:
     speed = {row["system"]: row["ids_per_s"] for row in rows}
     ratios = {
         f"{name}_vs_{baseline}": ratio(speed[name], speed[baseline])
@@ -212,6 +212,8 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> Path:
     shown = [name for name in names if _is_shown(name)]
     print_table("lookup: a batch of one id per feature", rows, shown)
     print_table("ratios of ids per second", [{"ratio": k, "value": v} for k, v in ratios.items()])
+    if json_path is not None:
+        write_json(json_path, {"rows": rows, "ratios": ratios})
     return write_suite(out, "lookup", rows, ratios, _bars(rows))
 
 

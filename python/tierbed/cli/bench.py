@@ -105,7 +105,7 @@ def lookup(
     from tierbed.budget import parse_bytes
 
     if log is None:
-        _told(run_lookup(out, quick, seed))
+        _told(run_lookup(out, quick, seed, json))
         return
     options = LogOptions(
         log=log,

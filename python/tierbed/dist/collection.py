@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tierbed._native import NativeExchangePlan
-from tierbed.config import EmbeddingBagConfig
+from tierbed.config import EmbeddingBagConfig, feature_labels
 from tierbed.dist.exchange import Collective, Exchange, OneSided
 from tierbed.dist.ranks import ProcessRank, Rank
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
@@ -87,10 +87,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._is_weighted = is_weighted
         pairs = [(feature, config) for config in tables for feature in config.feature_names]
         self._features = [feature for feature, _ in pairs]
-        self._names = [
-            name if self._features.count(name) == 1 else f"{name}@{config.name}"
-            for name, config in pairs
-        ]
+        self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
         fused = as_optimizer(optimizer, optimizer_kwargs)
         native = NativeExchangePlan(self._plan.to_json(tables), samples_max, indices_max)

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tierbed import ops
-from tierbed.config import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
+from tierbed.config import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    feature_labels,
+)
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.optim import Optimizer, RowWiseAdagrad, as_optimizer
 from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, as_kjt
@@ -68,12 +73,8 @@ class _Collection(nn.Module):
         fused = as_optimizer(optimizer, optimizer_kwargs)
         ids = {config.name: _table_id(store, config, fused) for config in tables}
         pairs = [(feature, config) for config in tables for feature in config.feature_names]
-        features = [feature for feature, _ in pairs]
-        self._features = features
-        self._names = [
-            feature if features.count(feature) == 1 else f"{feature}@{config.name}"
-            for feature, config in pairs
-        ]
+        self._features = [feature for feature, _ in pairs]
+        self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
         self._binding = ops.Binding(
             store.native,

@@ -239,3 +239,20 @@ fn note_windows(plan: &Plan, homes: &[Home], shelves: &mut [ShelfSize]) -> (usiz
     }
     (entries_max, words_max)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_shorter_than_flushes_extents_and_buffers() {
+        let page = PAGE_BYTES as u64;
+        // A long flush is cut by every extent, and then begins where the last one ended.
+        assert_eq!(chunk_bytes(64 * page, 64 * page, 64 * PAGE_BYTES), 32 * page);
+        assert!(chunk_bytes(1000 * page, 8 * page, 64 * PAGE_BYTES) < 8 * page);
+        assert!(chunk_bytes(1000 * page, 64 * page, 8 * PAGE_BYTES) < 8 * page);
+        // A short one nearly never; and no chunk is shorter than a page.
+        assert!(chunk_bytes(4 * page, 1000 * page, 1000 * PAGE_BYTES) > 3 * page);
+        assert_eq!(chunk_bytes(1, 64 * page, 64 * PAGE_BYTES), page);
+    }
+}
