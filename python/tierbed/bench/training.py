@@ -70,11 +70,13 @@ class _System:
     dram_share: float | None = None
     look_ahead: int | None = LOOK_AHEAD_BATCHES
     is_loaded_by: str | None = None
+    is_pipelined: bool = False  # rows move on a thread of their own
 
 
 _SYSTEMS = (
     _System(name="memory", kind="memory", order="any", look_ahead=None),
     # Early: they must come to where the forward order stands before they can be held beside it.
+    _System(name="forward_pipelined", kind="forward", order="forward", is_pipelined=True),
     _System(name="forward_2_5_percent", kind="forward", order="forward", dram_share=0.025),
     _System(name="forward_20_percent", kind="forward", order="forward", dram_share=0.2),
     _System(name="rocksdb", kind="keyed", order="by key"),
@@ -296,7 +298,7 @@ class _Bench:
         outcome.first_epoch = worker.ask("run", first=0, count=self.batches, mode="train")
         outcome.checkpoint = worker.ask("checkpoint")
         outcome.warm = worker.ask("run", first=self.batches, count=self._warm(), mode="train")
-        if system.dram_share is None:
+        if system.dram_share is None and not system.is_pipelined:
             self.first = self.batches + self._warm()
 
     def _job(self, system: _System, name: str, budget: int, plan: Path) -> dict[str, Any]:
@@ -310,6 +312,7 @@ class _Bench:
             "batch_len": self.size.batch_len,
             "dram_budget_bytes": budget,
             "look_ahead_batches": system.look_ahead,
+            "is_pipelined": system.is_pipelined,
             "is_loaded": system.is_loaded_by is not None,
         }
 

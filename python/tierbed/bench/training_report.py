@@ -177,6 +177,7 @@ _RATIOS = {
     "forward_vs_rocksdb": ("forward", "rocksdb"),
     "forward_vs_rocksdb_full_lookahead": ("forward", "rocksdb_full_lookahead"),
     "forward_vs_memory": ("forward", "memory"),
+    "forward_pipelined_vs_memory": ("forward_pipelined", "memory"),
     "forward_vs_torch": ("forward_python", "torch"),
     "forward_vs_fbgemm": ("forward_python", "fbgemm"),
     "forward_vs_hashdb": ("forward", "hashdb"),

@@ -36,6 +36,9 @@ pub struct Job {
     /// Whether `folder` holds every row already, committed by a keyed system of an earlier job.
     #[serde(default)]
     pub is_loaded: bool,
+    /// Whether rows move on a thread of their own, for `forward`.
+    #[serde(default)]
+    pub is_pipelined: bool,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     #[serde(default = "default_io_engine")]
     pub io_engine: String,

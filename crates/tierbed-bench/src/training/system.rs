@@ -54,6 +54,7 @@ impl Forward {
         let plan = Plan::open(&FsFolder::open(folder.clone())?, "plan")?;
         let mut config = ForwardConfig::new(job.dram_budget_bytes);
         config.io_engine.clone_from(&job.io_engine);
+        config.pipeline = job.is_pipelined;
         let features = features_of(&schema)?;
         let mut engine = ForwardEngine::open(&job.folder, schema, plan, &config)?;
         for feature in features.features() {

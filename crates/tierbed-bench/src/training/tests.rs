@@ -54,6 +54,7 @@ fn job(folder: &Path, system: &str, look_ahead_batches: Option<u64>) -> Job {
         dram_budget_bytes: if system == "forward" { 600_000 } else { 200_000 },
         look_ahead_batches,
         is_loaded: false,
+        is_pipelined: false,
         io_engine: "inline".to_owned(),
     }
 }
