@@ -7,6 +7,7 @@
 use std::fmt;
 use std::path::Path;
 
+use crate::schema::ROW_COUNT_MAX;
 use crate::stats::StoreStats;
 use crate::{Error, Result, RowId, RowKey, Schema, TableId, TableSchema};
 
@@ -157,12 +158,18 @@ impl Ahead<'_> {
     /// Takes `access_count` keys of memory for a moment, which the caller reserves, and sorts them.
     #[must_use]
     pub fn unique_rows(&self) -> Vec<RowUses> {
+        // One number per access sorts in half the time of a pair; schemas keep rows below 2^40.
+        const ROW_BITS: u32 = ROW_COUNT_MAX.ilog2();
         let mut keys = Vec::with_capacity(usize::try_from(self.access_count).unwrap_or(0));
-        (self.visit_accesses)(&mut |key| keys.push(key));
+        (self.visit_accesses)(&mut |key| {
+            keys.push(u64::from(key.table.0) << ROW_BITS | key.row.0);
+        });
         keys.sort_unstable();
-        let uses = |same: &[RowKey]| {
+        let uses = |same: &[u64]| {
             let access_count = u32::try_from(same.len()).unwrap_or(u32::MAX);
-            same.first().map(|&key| RowUses { key, access_count })
+            let number = *same.first()?;
+            let (table, row) = (TableId((number >> ROW_BITS) as u32), number % ROW_COUNT_MAX);
+            Some(RowUses { key: RowKey::new(table, RowId(row)), access_count })
         };
         keys.chunk_by(|a, b| a == b).filter_map(uses).collect()
     }

@@ -4,8 +4,10 @@
 //! enter. The capacity is reserved from the budget as `block cache`. Source: RecDB §2.2 and
 //! §5.1.4 (LRU block cache beside the write buffers).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::version::SstId;
 

@@ -1,13 +1,14 @@
 //! Where is the newest version of each asked row?
 //!
 //! Memtables, then level 0 from the newest SST to the oldest, then one SST of each deeper level.
-//! With the key sorter a request goes through the tree SST by SST, in key order, and all blocks
-//! an SST must deliver are submitted together; each is loaded once, whatever the cache holds.
+//! With the key sorter a request goes through the tree level by level, in key order, and all
+//! blocks that the SSTs of a level (on level 0: one SST) must deliver are one stream; each is
+//! loaded once, whatever the cache holds.
 //! Without it rows are looked up one by one in the order given, as a plain tree does.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use tierbed_core::store::{out_of_range, RowSink};
 use tierbed_core::{Error, Result, RowKey};
 use tierbed_io::{BufId, Completion, Op, Request, PAGE_BYTES};
@@ -24,6 +25,9 @@ const ROW_SCRATCH_BYTES: u64 = 96;
 /// How often each block was loaded in one call.
 type BlockLoads = HashMap<(SstId, u32), u32>;
 
+/// Takes loaded blocks by their position in what was asked.
+type BlockSink<'a> = dyn FnMut(&mut LsmStore, usize, Arc<[u8]>) -> Result<()> + 'a;
+
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     key: Key,
@@ -31,9 +35,10 @@ struct Wanted {
     is_found: bool,
 }
 
-/// Wanted rows `from..to` that block `block` may hold.
+/// Wanted rows `from..to` that block `block` of an SST may hold.
 #[derive(Debug, Clone, Copy)]
-struct BlockGroup {
+struct BlockGroup<'a> {
+    sst: &'a OpenSst,
     block: u32,
     from: usize,
     to: usize,
@@ -100,15 +105,18 @@ impl LsmStore {
             }
         }
         let version = Arc::clone(&self.version);
-        let level_0 = version.level(0).iter().rev().map(|sst| (0, sst));
-        let deeper = version.ssts().filter(|(level, _)| *level > 0);
-        for (level, meta) in level_0.chain(deeper) {
+        // SSTs of level 0 overlap, so they are asked one after another; those of a deeper level
+        // do not.
+        let level_0 = version.level(0).iter().rev().map(|sst| (0, std::slice::from_ref(sst)));
+        let deeper = (1..crate::LEVELS_MAX).map(|level| (level, version.level(level)));
+        for (level, metas) in level_0.chain(deeper) {
             if wanted.is_empty() {
                 break;
             }
-            let Some(sst) = self.ssts.get(&meta.id).cloned() else { continue };
+            let ssts: Vec<_> =
+                metas.iter().filter_map(|meta| self.ssts.get(&meta.id).cloned()).collect();
             let (loads_before, wanted_before) = (self.lsm.block_loads, wanted.len());
-            self.read_from(&sst, &mut wanted, loads, sink)?;
+            self.read_from(&ssts, &mut wanted, loads, sink)?;
             let found = (wanted_before - wanted.len()) as u64;
             self.lsm.count_level(level, self.lsm.block_loads - loads_before, found);
         }
@@ -116,49 +124,51 @@ impl LsmStore {
         wanted.iter().try_for_each(|row| sink(row.at, None))
     }
 
-    // Answers what `sst` has of `wanted` (ascending) and leaves the others.
+    // Answers what `ssts`, which do not overlap, have of `wanted` (ascending) and leaves the
+    // others.
     fn read_from(
         &mut self,
-        sst: &OpenSst,
+        ssts: &[Arc<OpenSst>],
         wanted: &mut Vec<Wanted>,
         loads: &mut BlockLoads,
         sink: &mut RowSink<'_>,
     ) -> Result<()> {
-        let groups = self.block_groups(sst, wanted);
-        if groups.is_empty() {
-            return Ok(());
-        }
+        let mut groups = Vec::new();
+        ssts.iter().for_each(|sst| self.block_groups(sst, wanted, &mut groups));
         let mut missing = Vec::new();
         for group in groups {
-            match self.cache.get((sst.meta.id, group.block)) {
+            match self.cache.get((group.sst.meta.id, group.block)) {
                 Some(block) => {
                     self.lsm.cache_hits += 1;
-                    self.answer(sst, &block, wanted.get_mut(group.from..group.to), sink)?;
+                    self.answer(group.sst, &block, wanted.get_mut(group.from..group.to), sink)?;
                 }
                 None => missing.push(group),
             }
         }
-        let wave_len = self.options.engine.queue_depth as usize;
         for group in &missing {
             let is_hot = wanted.get(group.from).is_some_and(|row| row.key.is_hot());
             self.lsm.hot_block_loads += u64::from(is_hot);
         }
-        for wave in missing.chunks(wave_len.max(1)) {
-            let numbers: Vec<u32> = wave.iter().map(|group| group.block).collect();
-            let blocks = self.load_blocks(sst, &numbers, loads)?;
-            for (group, block) in wave.iter().zip(blocks) {
-                self.answer(sst, &block, wanted.get_mut(group.from..group.to), sink)?;
-                self.cache.insert((sst.meta.id, group.block), block);
-            }
-        }
+        let places: Vec<_> = missing.iter().map(|group| (group.sst, group.block)).collect();
+        self.load_blocks(&places, loads, &mut |store, at, block| {
+            let Some(group) = missing.get(at) else { return Ok(()) };
+            store.answer(group.sst, &block, wanted.get_mut(group.from..group.to), sink)?;
+            store.cache.insert((group.sst.meta.id, group.block), block);
+            Ok(())
+        })?;
         wanted.retain(|row| !row.is_found);
         Ok(())
     }
 
-    fn block_groups(&mut self, sst: &OpenSst, wanted: &[Wanted]) -> Vec<BlockGroup> {
+    fn block_groups<'a>(
+        &mut self,
+        sst: &'a OpenSst,
+        wanted: &[Wanted],
+        groups: &mut Vec<BlockGroup<'a>>,
+    ) {
         let from = wanted.partition_point(|row| row.key < sst.meta.first);
         let to = wanted.partition_point(|row| row.key <= sst.meta.last);
-        let mut groups: Vec<BlockGroup> = Vec::new();
+        let mut last_block = None;
         for at in from..to {
             let Some(row) = wanted.get(at) else { continue };
             if !sst.may_hold(row.key) {
@@ -167,11 +177,11 @@ impl LsmStore {
             }
             let Some(block) = sst.block_of(row.key) else { continue };
             match groups.last_mut() {
-                Some(last) if last.block == block => last.to = at + 1,
-                _ => groups.push(BlockGroup { block, from: at, to: at + 1 }),
+                Some(last) if last_block == Some(block) => last.to = at + 1,
+                _ => groups.push(BlockGroup { sst, block, from: at, to: at + 1 }),
             }
+            last_block = Some(block);
         }
-        groups
     }
 
     fn answer(
@@ -250,7 +260,11 @@ impl LsmStore {
                     block
                 }
                 None => {
-                    let loaded = self.load_blocks(&sst, &[number], loads)?.pop();
+                    let mut loaded = None;
+                    self.load_blocks(&[(sst.as_ref(), number)], loads, &mut |_, _, block| {
+                        loaded = Some(block);
+                        Ok(())
+                    })?;
                     let Some(block) = loaded else { continue };
                     self.cache.insert(place, Arc::clone(&block));
                     block
@@ -265,57 +279,77 @@ impl LsmStore {
         Ok(false)
     }
 
-    /// Loads and checks blocks, at most as many as the engine has buffers, all in flight at once.
+    /// Loads and checks blocks (SST, number) and gives each, by its position, to `take`, in any
+    /// order. New requests go out by the half queue, so that one call into the kernel starts many
+    /// and the device is never without work.
     fn load_blocks(
         &mut self,
-        sst: &OpenSst,
-        numbers: &[u32],
+        places: &[(&OpenSst, u32)],
         loads: &mut BlockLoads,
-    ) -> Result<Vec<Arc<[u8]>>> {
+        take: &mut BlockSink<'_>,
+    ) -> Result<()> {
+        let refill_below = (self.options.engine.queue_depth as usize / 2).max(1);
+        let mut waiting = (0u64..).zip(places);
+        let mut done: Vec<Completion> = Vec::new();
+        let mut result = Ok(());
+        loop {
+            let is_low = self.engine.in_flight_count() <= refill_below && result.is_ok();
+            while let Some(buf) = is_low.then(|| self.engine.acquire()).flatten() {
+                let Some((tag, (sst, number))) = waiting.next() else {
+                    self.engine.release(buf);
+                    break;
+                };
+                let begun = self.submit_block(sst, *number, (buf, tag));
+                if let Err(error) = begun {
+                    self.engine.release(buf);
+                    result = Err(error);
+                    break;
+                }
+                *loads.entry((sst.meta.id, *number)).or_default() += 1;
+            }
+            if self.engine.in_flight_count() == 0 {
+                return result;
+            }
+            self.engine.wait(&mut done)?;
+            for Completion { tag, buf, result: read, .. } in done.drain(..) {
+                let block = match (places.get(tag as usize), &result) {
+                    (Some((sst, number)), Ok(())) => {
+                        read.and_then(|()| self.checked_block(sst, *number, buf)).map(Some)
+                    }
+                    _ => Ok(None),
+                };
+                self.engine.release(buf);
+                let taken = block.and_then(|block| {
+                    block.map_or(Ok(()), |block| take(self, tag as usize, block))
+                });
+                result = result.and(taken);
+            }
+        }
+    }
+
+    fn submit_block(&mut self, sst: &OpenSst, number: u32, (buf, tag): (BufId, u64)) -> Result<()> {
         let block_bytes = sst.meta.block_bytes;
         let device = self.device_ids.get(&sst.meta.id).copied().ok_or_else(|| {
             Error::corruption("live SST is not attached").with("sst_id", sst.meta.id.0)
         })?;
-        let mut bufs: Vec<BufId> = Vec::with_capacity(numbers.len());
-        for (tag, number) in (0..).zip(numbers) {
-            let Some(buf) = self.engine.acquire() else { break };
-            bufs.push(buf);
-            self.engine.submit(Request {
-                device,
-                op: Op::Read,
-                offset_bytes: u64::from(*number) * u64::from(block_bytes),
-                len_bytes: block_bytes,
-                buf,
-                tag,
-            });
-            *loads.entry((sst.meta.id, *number)).or_default() += 1;
-        }
-        let waited = self.wait_for_all();
-        let mut blocks = Vec::with_capacity(numbers.len());
-        let mut result = waited;
-        for (number, buf) in numbers.iter().zip(&bufs) {
-            if result.is_ok() {
-                let bytes = self.engine.bytes(*buf).get(..block_bytes as usize).unwrap_or(&[]);
-                match Rows::check(bytes, sst.block_name(*number)) {
-                    Ok(_) => blocks.push(Arc::from(bytes)),
-                    Err(error) => result = Err(error),
-                }
-            }
-        }
-        bufs.into_iter().for_each(|buf| self.engine.release(buf));
-        self.lsm.block_loads += numbers.len() as u64;
-        let bytes = u64::from(block_bytes) * numbers.len() as u64;
-        self.stats.pages_read += bytes / PAGE_BYTES as u64;
-        self.scheduler.observe_client(bytes);
-        result.map(|()| blocks)
+        self.engine.submit(Request {
+            device,
+            op: Op::Read,
+            offset_bytes: u64::from(number) * u64::from(block_bytes),
+            len_bytes: block_bytes,
+            buf,
+            tag,
+        });
+        self.lsm.block_loads += 1;
+        self.stats.pages_read += u64::from(block_bytes) / PAGE_BYTES as u64;
+        self.scheduler.observe_client(u64::from(block_bytes));
+        Ok(())
     }
 
-    // Waits until nothing flies; the first failure is the result.
-    fn wait_for_all(&mut self) -> Result<()> {
-        let mut done: Vec<Completion> = Vec::new();
-        while self.engine.in_flight_count() > 0 {
-            self.engine.wait(&mut done)?;
-        }
-        done.into_iter().try_for_each(|completion| completion.result)
+    // The block in `buf`, copied for the cache once it is known to be what it should be.
+    fn checked_block(&self, sst: &OpenSst, number: u32, buf: BufId) -> Result<Arc<[u8]>> {
+        let bytes = self.engine.bytes(buf).get(..sst.meta.block_bytes as usize).unwrap_or(&[]);
+        Rows::check(bytes, sst.block_name(number))?;
+        Ok(Arc::from(bytes))
     }
 }

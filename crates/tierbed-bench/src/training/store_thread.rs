@@ -208,12 +208,10 @@ impl StoreSide {
         let Brought { window, window_batches, batch_len } = brought;
         let first_rows = &self.first_rows;
         let visit = |sink: &mut dyn FnMut(RowKey)| {
-            for entry in &window.entries {
-                let row = window.rows.get(*entry as usize).copied().unwrap_or(0);
-                let table = first_rows.partition_point(|first| *first <= row) - 1;
-                let first = first_rows.get(table).copied().unwrap_or(0);
-                sink(RowKey::new(TableId(table as u32), RowId(u64::from(row - first))));
-            }
+            let mut keys = Keys::new(first_rows);
+            let keys: Vec<RowKey> = window.rows.iter().map(|row| keys.key(*row)).collect();
+            let accesses = window.entries.iter().filter_map(|entry| keys.get(*entry as usize));
+            accesses.for_each(|key| sink(*key));
         };
         let accesses = window.entries.len() as u64;
         self.store.get().observe(&Ahead {

@@ -8,8 +8,9 @@
 //! the row was found (bounded), and the write counts. Rows written without being read are not
 //! counted; so the count is a lower bound, as in the paper ("at least").
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use hashbrown::HashMap;
 use tierbed_core::{Budget, Reservation, Result};
 
 use crate::key::Key;

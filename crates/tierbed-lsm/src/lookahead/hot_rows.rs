@@ -78,8 +78,9 @@ pub fn pick_hot_rows(
     let k = (window.access_count as f64 * rule.hot_ratio).floor() as usize;
     let is_candidate = |uses: &&RowUses| {
         let frequency = f64::from(uses.access_count) / window.sample_count.max(1) as f64;
-        let is_hot = hot_before.contains(&uses.key);
-        frequency > if is_hot { rule.frequency_keep } else { rule.frequency_min }
+        // Seldom both: few rows are between the two thresholds.
+        frequency > rule.frequency_min
+            || (frequency > rule.frequency_keep && hot_before.contains(&uses.key))
     };
     let mut candidates: Vec<RowUses> = window.rows.iter().filter(is_candidate).copied().collect();
     candidates.sort_unstable_by_key(|uses| (std::cmp::Reverse(uses.access_count), uses.key));

@@ -153,6 +153,11 @@ impl<'a> SstWriter<'a> {
     fn write_chunk(&mut self) -> Result<()> {
         let full = self.chunk.get(..self.filled_bytes).unwrap_or(&[]);
         if !full.is_empty() {
+            if self.written_bytes == 0 {
+                // Blocks that are taken ahead need not be taken write by write; `finish` gives
+                // back what was too much. Where it cannot be, writes do it.
+                let _ = self.device.preallocate(0, self.tools.sst_bytes);
+            }
             self.device.write_at(self.written_bytes, full)?;
         }
         self.written_bytes += self.filled_bytes as u64;
@@ -203,6 +208,7 @@ impl<'a> SstWriter<'a> {
             filter_bits_per_row: filter.as_ref().map_or(0, |_| self.tools.filter_bits_per_row),
         };
         self.write_chunk()?;
+        self.device.set_len(self.written_bytes)?;
         self.device.sync()?;
         OpenSst::new(self.tools, meta, self.device, std::mem::take(&mut self.first_keys), filter)
     }
