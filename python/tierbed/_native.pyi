@@ -100,6 +100,9 @@ class CacheLog:
     def perfect_bounds(self, capacity_rows: int) -> tuple[int, int, int]:
         """Perfect hits of a greedy schedule, their bound, queries that ask for a new row."""
 
+    def replay_ssd(self, options: str) -> str:
+        """Sends the log to a simulated SSD; JSON as in ``tierbed_bench::ssd``."""
+
     @staticmethod
     def policy_bytes(policy: str) -> int:
         """Bytes a policy keeps per cached row."""

@@ -9,6 +9,8 @@
 //! IoEngine how many bytes move at once             submit(Request) … wait() ─▶ Completion
 //! ```
 //!
+//! [`VectorSsd`] is a model of a device that reads vectors: real bytes, simulated time.
+//!
 //! Slow paths (recovery, checkpoints) call the [`Device`] directly; hot paths hand batches of
 //! [`Request`]s to an [`IoEngine`], which owns the buffers until they are complete.
 
@@ -17,6 +19,7 @@ pub mod conformance;
 pub mod device;
 pub mod engine;
 pub mod folder;
+pub mod vector_ssd;
 
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
 pub use device::{Device, FileDevice, MemoryDevice, MmapDevice};
@@ -25,6 +28,7 @@ pub use engine::{
     Op, Request,
 };
 pub use folder::{Folder, FolderLock, FsFolder, MemoryFolder, OpenMode};
+pub use vector_ssd::{SsdModel, VectorSsd, VectorTable};
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("tierbed-io uses O_DIRECT, flock and io_uring, and runs on Linux only");

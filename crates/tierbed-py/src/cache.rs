@@ -114,6 +114,11 @@ impl CacheLog {
         })
     }
 
+    /// Sends the log to a simulated SSD; options and result are JSON.
+    fn replay_ssd(&self, py: Python<'_>, options: &str) -> PyResult<String> {
+        run(py, || Ok(tierbed_bench::ssd::replay(&self.requests()?, options)?.to_string()))
+    }
+
     /// Returns the bytes of `policy` per cached row.
     #[staticmethod]
     fn policy_bytes(py: Python<'_>, policy: &str) -> PyResult<usize> {

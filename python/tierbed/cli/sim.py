@@ -78,6 +78,71 @@ def cache(
         save_figure(png, lambda figure: draw_curves(figure, result))
 
 
+@sim.command("ssd")
+def ssd(
+    log: Annotated[
+        Path,
+        typer.Option("--log", help="One query per line, or Criteo's layout; plain, gzip or zstd."),
+    ],
+    read_us: Annotated[
+        int, typer.Option("--read-us", min=1, help="Read of a flash page: 4, 10 or 30.")
+    ] = 10,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Queries of a batch.")] = 128,
+    vector_bytes: Annotated[
+        int, typer.Option("--vector-bytes", min=1, help="Bytes of a row.")
+    ] = 128,
+    cache_share: Annotated[
+        float, typer.Option("--cache", help="Caches, as a share of all rows' bytes.")
+    ] = 0.01,
+    sub_batches: Annotated[
+        int, typer.Option("--sub-batches", min=1, help="Parts of a batch in the pipeline.")
+    ] = 8,
+    row_ns: Annotated[int, typer.Option("--row-ns", min=0, help="Host time of a row.")] = 100,
+    block_host_ns: Annotated[
+        int, typer.Option("--block-host-ns", min=0, help="Host time of a block read.")
+    ] = 10_000,
+    dense_us: Annotated[
+        int, typer.Option("--dense-us", min=0, help="Host time of a batch besides lookups.")
+    ] = 2_000,
+    queries: Annotated[
+        int | None, typer.Option("--queries", min=1, help="Replay the first so many queries.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Curves; by default beside the JSON file.")
+    ] = None,
+    json: JsonOut = None,
+) -> None:
+    """Send a query log to a simulated SSD that reads vectors (FlashEmbedding).
+
+    All times are simulated. Beside it: block reads behind a page cache, and rows in memory.
+    """
+    from tierbed.report import print_table, save_figure, write_json
+    from tierbed.ssd_sim import SsdSimOptions, draw_ssd, simulate_ssd
+
+    options = SsdSimOptions(
+        read_us=read_us,
+        batch=batch,
+        vector_bytes=vector_bytes,
+        cache_share=cache_share,
+        sub_batches=sub_batches,
+        row_ns=row_ns,
+        block_host_ns=block_host_ns,
+        dense_us=dense_us,
+        query_count_max=queries,
+    )
+    result = simulate_ssd(log, options)
+    if json is None or str(json) != "-":
+        columns = ["sweep", "value", "system", "lookup_us", "lookup_ratio", "total_us"]
+        columns += ["bytes_ratio", "hit_rate"]
+        print_table(f"{log.name}: simulated times", result["rows"], columns)
+    if json is not None:
+        write_json(json, result)
+        if png is None and str(json) != "-":
+            png = json.with_suffix(".png")
+    if png is not None:
+        save_figure(png, lambda figure: draw_ssd(figure, result))
+
+
 def _shares(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(word) for word in text.split(",") if word.strip())
