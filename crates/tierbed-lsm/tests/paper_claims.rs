@@ -256,6 +256,9 @@ fn the_scheduler_compacts_less_often_and_frees_more_per_compaction() {
         // Fig. 19: 47.83 % fewer compactions; §5.4.4: waiting raises GC efficiency.
         assert!(lazy.compaction_count < eager.compaction_count);
         assert!(lazy.gc_efficiency() > eager.gc_efficiency());
+        // What contends with reads for the device is what compactions move.
+        let moved = |stats: &LsmStats| stats.compaction_read_bytes + stats.compaction_write_bytes;
+        assert!(moved(&lazy) < moved(&eager), "{} {}", moved(&lazy), moved(&eager));
         assert!(lazy.deferred_count > 0);
     }
 }
