@@ -20,7 +20,15 @@ from tierbed._native import NativePlacement, NativeQueryLog, NativeQueryLogBuild
 from tierbed.errors import InvalidError
 from tierbed.sparse import KeyedJaggedTensor
 
-__all__ = ["MissStream", "PageReads", "Placement", "QueryLog", "place", "rows_per_page_of"]
+__all__ = [
+    "MissStream",
+    "PageReads",
+    "Placement",
+    "QueryLog",
+    "place",
+    "place_each",
+    "rows_per_page_of",
+]
 
 _PAGE_BYTES = 4096
 _HEADER_BYTES = 24
@@ -348,21 +356,67 @@ def place(
     Raises:
         InvalidError: An option is out of range, or unknown.
     """
+    return place_each(
+        log,
+        [ratio],
+        misses=misses,
+        rows_per_page=rows_per_page,
+        method=method,
+        homes=homes,
+        seed=seed,
+        threads=threads,
+        iterations=iterations,
+        progress=progress,
+    )[0]
+
+
+def place_each(
+    log: QueryLog,
+    ratios: Iterable[float],
+    *,
+    misses: QueryLog | None = None,
+    rows_per_page: int = 16,
+    method: str = "ours",
+    homes: Placement | None = None,
+    seed: int = 1,
+    threads: int = 1,
+    iterations: int = 16,
+    progress: Progress | None = None,
+) -> list[Placement]:
+    """Places the rows of a log once for several ratios.
+
+    Args:
+        log: The queries.
+        ratios: Replicas per row of the table, of one placement each.
+        misses: What of the queries misses the cache that will stand in front.
+        rows_per_page: Rows a page holds.
+        method: As of :func:`place`.
+        homes: A placement by ``shp`` of the same log and options, for ``maxembed``.
+        seed: Equal seeds make equal placements.
+        threads: They change the time, never the placements.
+        iterations: Exchanges per split of a bisection.
+        progress: Called with levels done and levels in all.
+
+    Returns:
+        A placement for each ratio, in their order; equal to those of :func:`place`. Home pages are
+        made once where the method makes the same for all.
+
+    Raises:
+        InvalidError: An option is out of range, or unknown.
+    """
     options = {
         "method": method,
         "rows_per_page": rows_per_page,
-        "ratio": ratio,
+        "ratios": list(ratios),
         "seed": seed,
         "threads": threads,
         "iterations": iterations,
     }
-    given = None if homes is None else homes.native
-    return Placement(
-        NativePlacement.build(
-            log.native,
-            None if misses is None else misses.native,
-            json.dumps(options),
-            given,
-            progress,
-        )
+    built = NativePlacement.build(
+        log.native,
+        None if misses is None else misses.native,
+        json.dumps(options),
+        None if homes is None else homes.native,
+        progress,
     )
+    return [Placement(native) for native in built]

@@ -58,7 +58,7 @@ def _pages(homes: tuple[list[bytes], int, int], log: bytes, bases: list[int]) ->
 def _whole(log: bytes, misses: bytes | None, options: str) -> bytes:
     given = NativeQueryLog.unpack(log)
     missed = None if misses is None else NativeQueryLog.unpack(misses)
-    placement = NativePlacement.build(given, missed, options, None, None)
+    [placement] = NativePlacement.build(given, missed, options, None, None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "placement"
         placement.write(str(file))
@@ -209,7 +209,7 @@ def _blocks(log: NativeQueryLog, count: int) -> Iterator[NativeQueryLog]:
 def _built_whole(job: _Job, misses: QueryLog | None, method: str, ratio: float) -> Placement:
     whole = job.remote(_whole)
     missed = None if misses is None else misses.native.pack()
-    told = json.dumps({**job.shp, "method": method, "ratio": ratio})
+    told = json.dumps({**job.shp, "method": method, "ratios": [ratio]})
     [built] = job.wait([whole.remote(job.log.pack(), missed, told)])
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "placement"

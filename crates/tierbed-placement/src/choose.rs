@@ -2,36 +2,39 @@
 //!
 //! Growth follows the log closely. Where rows that were asked for together will not be again, it
 //! learns what does not come back, and halves would have been the better guess. So both ways are
-//! tried on the earlier nine tenths of the build log, and judged by the pages that the last tenth
-//! would read; the better way then takes the whole log.
+//! tried on the earlier nine tenths of the build log, without replicas, and judged by the pages
+//! that the last tenth would read; the better way then takes the whole log.
 //!
 //! ```text
 //! build log  [ ......... both are built ......... │ judged ]      later: held-out queries of users
 //! ```
+//!
+//! Growth learns from the rows that are *likely to miss*. A row that the cache holds now and then
+//! misses in few queries, too few to tell who its friends are, so rows that miss often enough keep
+//! all their queries.
 
 use tierbed_core::{Error, Result};
 
-use crate::partition::{bisect, GrowthOptions};
+use crate::partition::{bisect, grow, GrowthOptions};
 use crate::placement::Placement;
-use crate::quality::{count_page_reads, index_by_use};
-use crate::replicate::{by_connectivity, by_marginal_gain};
-use crate::select::Selection;
+use crate::quality::connectivity_sum;
+use crate::replicate::{by_connectivity, by_marginal_gain_each, ReplicaBudget};
 use crate::QueryLog;
 
 /// The share of the build log, its latest part, that judges.
 const JUDGING_SHARE: f64 = 0.1;
 
-/// Pages of a row that the trial's index keeps, as MaxEmbed's code does.
-const INDEX_LIMIT: u32 = 10;
+/// A row that misses in this share of its queries is grown by all of them.
+const MISS_SHARE_MIN: f64 = 0.1;
 
-/// A placement, and why it is this one.
+/// Placements, and why they are these.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// The placement, built from the whole log.
-    pub placement: Placement,
-    /// Pages that the judging queries read of grown pages with replicas by marginal gain.
+    /// By ratio: the placement, built from the whole log.
+    pub placements: Vec<Placement>,
+    /// Pages that the judging queries read of grown pages.
     pub grown_reads: u64,
-    /// Pages they read of bisected pages with replicas by connectivity.
+    /// Pages they read of bisected pages.
     pub bisected_reads: u64,
 }
 
@@ -43,49 +46,90 @@ impl Choice {
     }
 }
 
-/// Places rows with replicas by `ratio` in the way that reads fewer pages of held-out queries.
+/// Places rows with replicas by each of `ratios`, in the way that reads fewer pages of held-out
+/// queries.
 ///
 /// `log` is the build log, `misses` what of it missed the cache that will stand in front (the log
 /// itself without a cache), one query for one query. Grown pages follow the misses, bisected ones
-/// the log. Costs both builds on nine tenths and one of them on all.
+/// the log. Costs both builds without replicas on nine tenths, and one of them on all.
 ///
 /// # Errors
 ///
 /// `Invalid` for a bad ratio, options out of range or logs of different tables; `Unsupported` as
-/// for [`by_marginal_gain`].
+/// for [`by_marginal_gain_each`].
 pub fn choose(
     log: &QueryLog,
     misses: &QueryLog,
     options: &GrowthOptions,
-    ratio: f64,
+    ratios: &[f64],
 ) -> Result<Choice> {
-    if log.row_count() != misses.row_count() {
-        return Err(Error::invalid("log and misses are of different tables")
+    if (log.row_count(), log.query_count()) != (misses.row_count(), misses.query_count()) {
+        return Err(Error::invalid("misses must be of the log, one query for one query")
             .with("rows_of_log", log.row_count())
-            .with("rows_of_misses", misses.row_count()));
+            .with("rows_of_misses", misses.row_count())
+            .with("queries_of_log", log.query_count())
+            .with("queries_of_misses", misses.query_count()));
     }
     let (early_log, _) = log.split_by_share(1.0 - JUDGING_SHARE)?;
     let (early_misses, judges) = misses.split_by_share(1.0 - JUDGING_SHARE)?;
-    let grown = by_marginal_gain(early_misses.clone(), options, ratio)?;
-    let bisected = bisected(&early_log, options, ratio)?;
-    let reads = |placement: &Placement| -> Result<u64> {
-        let index = index_by_use(placement, &early_misses)?.limited(Some(INDEX_LIMIT));
-        let threads = options.bisection.thread_count;
-        Ok(count_page_reads(&index, &judges, Selection::OnePass, threads)?.page_count())
-    };
-    let mut choice =
-        Choice { grown_reads: reads(&grown)?, bisected_reads: reads(&bisected)?, placement: grown };
-    choice.placement = if choice.is_grown() {
-        by_marginal_gain(misses.clone(), options, ratio)?
+    let grown = grow(likely_misses(&early_log, &early_misses)?, options)?;
+    let bisected = bisect(early_log, &options.bisection, &mut |_| ())?;
+    let grown_reads = connectivity_sum(&grown, &judges);
+    let bisected_reads = connectivity_sum(&bisected, &judges);
+    let placements = if grown_reads <= bisected_reads {
+        by_marginal_gain_each(likely_misses(log, misses)?, options, ratios)?
     } else {
-        self::bisected(log, options, ratio)?
+        self::bisected(log, options, ratios)?
     };
-    Ok(choice)
+    Ok(Choice { placements, grown_reads, bisected_reads })
 }
 
-fn bisected(log: &QueryLog, options: &GrowthOptions, ratio: f64) -> Result<Placement> {
+/// Bisects once; replicas by a lower ratio are the first of those by the highest.
+fn bisected(log: &QueryLog, options: &GrowthOptions, ratios: &[f64]) -> Result<Vec<Placement>> {
     let homes = bisect(log.clone(), &options.bisection, &mut |_| ())?;
-    by_connectivity(&homes, log, ratio)
+    by_connectivity_each(&homes, log, ratios)
+}
+
+/// Adds replicas by connectivity to `homes`, by each of `ratios`, in one run.
+///
+/// # Errors
+///
+/// As [`by_connectivity`].
+pub(crate) fn by_connectivity_each(
+    homes: &Placement,
+    log: &QueryLog,
+    ratios: &[f64],
+) -> Result<Vec<Placement>> {
+    let budget_of =
+        |&ratio: &f64| ReplicaBudget::of_ratio(ratio, homes.row_count(), homes.rows_per_page());
+    let budgets = ratios.iter().map(budget_of).collect::<Result<Vec<_>>>()?;
+    let most = ratios.iter().copied().fold(0.0, f64::max);
+    let placement = by_connectivity(homes, log, most)?;
+    Ok(budgets.iter().map(|&budget| placement.with_replicas_at_most(budget)).collect())
+}
+
+/// Returns the queries of `log` with the rows that missed, and with those that miss often.
+#[expect(clippy::indexing_slicing, reason = "rows of both logs are below their row count")]
+fn likely_misses(log: &QueryLog, misses: &QueryLog) -> Result<QueryLog> {
+    if log == misses {
+        return Ok(log.clone());
+    }
+    let (asked, missed) = (log.frequencies(), misses.frequencies());
+    let often =
+        |(&asked, &missed): (&u32, &u32)| f64::from(missed) >= MISS_SHARE_MIN * f64::from(asked);
+    let is_likely: Vec<bool> = asked.iter().zip(&missed).map(often).collect();
+    // By row: the query, from 1, that it missed in last.
+    let mut missed_in = vec![0u64; is_likely.len()];
+    let mut builder = QueryLog::builder(log.row_count());
+    let mut rows = Vec::new();
+    for ((at, asked), missed) in (1..).zip(log.iter()).zip(misses.iter()) {
+        missed.iter().for_each(|&row| missed_in[row as usize] = at);
+        let wanted = |row: &u32| is_likely[*row as usize] || missed_in[*row as usize] == at;
+        rows.clear();
+        rows.extend(asked.iter().copied().filter(wanted));
+        builder.push(&rows)?;
+    }
+    Ok(builder.finish())
 }
 
 #[cfg(test)]
@@ -110,31 +154,55 @@ mod tests {
     }
 
     #[test]
-    fn the_placement_is_the_one_that_won() {
+    fn the_placements_are_those_that_won() {
         let options = GrowthOptions::new(8);
         for has_circles in [true, false] {
             let log = log(has_circles);
-            let choice = choose(&log, &log, &options, 0.1).expect("a ratio");
+            let choice = choose(&log, &log, &options, &[0.1, 0.0]).expect("ratios");
             let expected = if choice.is_grown() {
-                by_marginal_gain(log, &options, 0.1)
+                by_marginal_gain_each(log, &options, &[0.1, 0.0])
             } else {
-                bisected(&log, &options, 0.1)
+                bisected(&log, &options, &[0.1, 0.0])
             };
-            assert_eq!(choice.placement, expected.expect("a ratio"));
+            assert_eq!(choice.placements, expected.expect("ratios"));
         }
     }
 
     #[test]
     fn growth_wins_where_circles_come_back() {
         let log = log(true);
-        let choice = choose(&log, &log, &GrowthOptions::new(8), 0.1).expect("a ratio");
+        let choice = choose(&log, &log, &GrowthOptions::new(8), &[0.1]).expect("a ratio");
         assert!(choice.is_grown(), "{} {}", choice.grown_reads, choice.bisected_reads);
         assert!(choice.grown_reads < choice.bisected_reads);
     }
 
     #[test]
-    fn logs_of_different_tables_are_refused() {
-        let other = QueryLog::from_queries(3, [[1, 2]]).expect("in range");
-        assert!(choose(&log(true), &other, &GrowthOptions::new(8), 0.1).is_err());
+    fn rows_that_miss_often_keep_all_their_queries() {
+        let queries = [&[0, 1, 2][..], &[0, 1], &[0, 2], &[0, 1]].repeat(5);
+        let log = QueryLog::from_queries(3, &queries).expect("in range");
+        // Row 0 misses once in 20 queries, row 1 in 5 of 15, row 2 always.
+        let misses: Vec<Vec<u32>> = (0..20)
+            .map(|at| match at % 4 {
+                0 if at == 0 => vec![0, 1, 2],
+                0 => vec![1, 2],
+                2 => vec![2],
+                _ => vec![],
+            })
+            .collect();
+        let misses = QueryLog::from_queries(3, &misses).expect("in range");
+        let likely = likely_misses(&log, &misses).expect("few rows");
+        assert_eq!(likely.query(0), Some(&[0, 1, 2][..]));
+        assert_eq!(likely.query(1), Some(&[1][..]));
+        assert_eq!(likely.query(2), Some(&[2][..]));
+        assert_eq!(likely.query(4), Some(&[1, 2][..]));
+        assert_eq!(likely_misses(&log, &log).expect("few rows"), log);
+    }
+
+    #[test]
+    fn logs_of_different_tables_or_queries_are_refused() {
+        let (log, options) = (log(true), GrowthOptions::new(8));
+        for other in [QueryLog::from_queries(3, [[1, 2]]), QueryLog::from_queries(400, [[1, 2]])] {
+            assert!(choose(&log, &other.expect("in range"), &options, &[0.1]).is_err());
+        }
     }
 }

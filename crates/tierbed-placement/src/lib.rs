@@ -32,7 +32,7 @@ pub mod select;
 pub use choose::{choose, Choice};
 pub use file::{decode_placement, read_placement, write_placement};
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
-pub use method::{build, BuildInput, Method};
+pub use method::{build, build_each, BuildInput, Method};
 pub use misses::{miss_stream, CacheInFront, MissStream};
 pub use placement::{Placement, PlacementBuilder};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};

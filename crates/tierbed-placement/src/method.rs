@@ -7,7 +7,7 @@
 //! | `rpp` | bisected with twins of frequent rows | where twins land |
 //! | `fpr` | bisected finer | neighbours in the free seats |
 //! | `maxembed` | bisected | by connectivity, on pages of their own |
-//! | `ours` | grown, with room left | by marginal gain; guarded |
+//! | `ours` | grown | by marginal gain; guarded |
 //!
 //! Growth learns more of a log than bisection, and on some logs what it learns does not last. The
 //! *guard* builds both from the first nine tenths of the log and lets the last tenth decide
@@ -15,10 +15,11 @@
 
 use tierbed_core::{Error, Result};
 
+use crate::choose::by_connectivity_each;
 use crate::partition::{
     bisect, by_frequency, random, BisectionOptions, GrowthOptions, LevelReport,
 };
-use crate::replicate::{before_partition, by_connectivity, finer_and_filled};
+use crate::replicate::{before_partition, finer_and_filled};
 use crate::{choose, Placement, QueryLog};
 
 /// How rows get their pages.
@@ -34,10 +35,10 @@ pub enum Method {
     TwinsBefore,
     /// [`finer_and_filled`].
     FinerFilled,
-    /// [`bisect`], then [`by_connectivity`].
+    /// [`bisect`], then [`by_connectivity`](crate::replicate::by_connectivity).
     ByConnectivity,
-    /// [`by_marginal_gain`](crate::replicate::by_marginal_gain), or [`by_connectivity`] where that
-    /// reads fewer pages of the last queries: [`choose`].
+    /// [`by_marginal_gain`](crate::replicate::by_marginal_gain), or as [`Self::ByConnectivity`]
+    /// where bisected pages are read less often by the last queries: [`choose`].
     Grown,
 }
 
@@ -119,46 +120,56 @@ pub fn build(
     ratio: f64,
     report: &mut dyn FnMut(LevelReport),
 ) -> Result<Placement> {
-    if ratio > 0.0 && !method.replicates() {
+    let mut placements = build_each(input, method, options, &[ratio], report)?;
+    placements.pop().ok_or_else(|| Error::invalid("no ratio"))
+}
+
+/// Places the rows of a log with replicas by each of `ratios`, in their order; home pages are
+/// made once where the method makes the same for all.
+///
+/// `report` is called after each level of a bisection.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_each(
+    input: BuildInput<'_>,
+    method: Method,
+    options: &BisectionOptions,
+    ratios: &[f64],
+    report: &mut dyn FnMut(LevelReport),
+) -> Result<Vec<Placement>> {
+    if let Some(ratio) = ratios.iter().find(|&&ratio| ratio > 0.0 && !method.replicates()) {
         return Err(Error::invalid("this method makes no replicas")
             .with("method", method.name())
             .with("ratio", ratio)
             .with("remedy", "use ratio 0, or another method"));
     }
     let BuildInput { log, misses, homes } = input;
-    match method {
-        Method::Random => random(log.row_count(), options.rows_per_page, options.seed),
-        Method::ByFrequency => by_frequency(log, options.rows_per_page),
-        Method::Bisected => bisect(log.clone(), options, report),
-        Method::TwinsBefore => before_partition(log, options, ratio),
-        Method::FinerFilled => finer_and_filled(log, options, ratio),
-        Method::ByConnectivity => match homes {
-            Some(homes) => by_connectivity(homes, log, ratio),
-            None => bisected_with_replicas(log, options, ratio, report),
-        },
-        Method::Grown => guarded(log, misses.unwrap_or(log), options, ratio),
-    }
-}
-
-fn bisected_with_replicas(
-    log: &QueryLog,
-    options: &BisectionOptions,
-    ratio: f64,
-    report: &mut dyn FnMut(LevelReport),
-) -> Result<Placement> {
-    by_connectivity(&bisect(log.clone(), options, report)?, log, ratio)
-}
-
-/// Grows pages unless the last of the misses read fewer pages of bisected ones.
-fn guarded(
-    log: &QueryLog,
-    misses: &QueryLog,
-    options: &BisectionOptions,
-    ratio: f64,
-) -> Result<Placement> {
-    let growth =
-        GrowthOptions { bisection: options.clone(), ..GrowthOptions::new(options.rows_per_page) };
-    Ok(choose(log, misses, &growth, ratio)?.placement)
+    let without_replicas = match method {
+        Method::Random => random(log.row_count(), options.rows_per_page, options.seed)?,
+        Method::ByFrequency => by_frequency(log, options.rows_per_page)?,
+        Method::Bisected => bisect(log.clone(), options, report)?,
+        Method::TwinsBefore => {
+            return ratios.iter().map(|&ratio| before_partition(log, options, ratio)).collect()
+        }
+        Method::FinerFilled => {
+            return ratios.iter().map(|&ratio| finer_and_filled(log, options, ratio)).collect()
+        }
+        Method::ByConnectivity => {
+            return match homes {
+                Some(homes) => by_connectivity_each(homes, log, ratios),
+                None => by_connectivity_each(&bisect(log.clone(), options, report)?, log, ratios),
+            }
+        }
+        Method::Grown => {
+            let options = GrowthOptions {
+                bisection: options.clone(),
+                ..GrowthOptions::new(options.rows_per_page)
+            };
+            return Ok(choose(log, misses.unwrap_or(log), &options, ratios)?.placements);
+        }
+    };
+    Ok(vec![without_replicas; ratios.len()])
 }
 
 #[cfg(test)]
@@ -207,6 +218,19 @@ mod tests {
     }
 
     #[test]
+    fn several_ratios_at_once_are_those_of_one_by_one() {
+        let (log, options) = (log(), BisectionOptions::new(4));
+        let input = BuildInput { log: &log, misses: None, homes: None };
+        let ratios = [0.8, 0.0, 0.1, 0.33];
+        for method in Method::ALL.into_iter().filter(|method| method.replicates()) {
+            let together = build_each(input, method, &options, &ratios, &mut |_| ()).unwrap();
+            let alone = ratios.map(|ratio| build(input, method, &options, ratio, &mut |_| ()));
+            let alone = alone.map(Result::unwrap);
+            assert_eq!(together, alone, "{}", method.name());
+        }
+    }
+
+    #[test]
     fn bisection_reads_less_than_chance() {
         let log = log();
         let options = BisectionOptions::new(4);
@@ -224,10 +248,10 @@ mod tests {
         let (log, options) = (log(), BisectionOptions::new(4));
         let input = BuildInput { log: &log, misses: None, homes: None };
         let ours = build(input, Method::Grown, &options, 0.1, &mut |_| ()).unwrap();
-        let choice = choose(&log, &log, &GrowthOptions::new(4), 0.1).unwrap();
+        let choice = choose(&log, &log, &GrowthOptions::new(4), &[0.1]).unwrap();
         // Bisection cannot tell these circles apart, growth does.
         assert!(choice.is_grown());
-        assert_eq!(ours, choice.placement);
+        assert_eq!([ours], choice.placements[..]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tierbed_placement::index::PageIndex;
 use tierbed_placement::partition::BisectionOptions;
 use tierbed_placement::select::Selection;
 use tierbed_placement::{
-    build, connectivity_sum, count_page_reads, decode_packed, encode_packed, index_by_use,
+    build_each, connectivity_sum, count_page_reads, decode_packed, encode_packed, index_by_use,
     miss_stream, read_log, read_mapping, read_placement, write_mapping, write_packed,
     write_placement, BuildInput, CacheInFront, Method, PackedQueries, Placement, QueryLog,
     QueryLogBuilder, QuerySource, ReadOptions, TextQueries,
@@ -272,7 +272,7 @@ struct GivenSelection {
 struct GivenBuild {
     method: String,
     rows_per_page: u32,
-    ratio: f64,
+    ratios: Vec<f64>,
     seed: u64,
     threads: usize,
     iterations: u32,
@@ -296,7 +296,7 @@ impl NativePlacement {
         options_json: &str,
         homes: Option<&Bound<'_, Self>>,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Vec<Self>> {
         let log = Arc::clone(&log.get().log);
         let misses = misses.map(|misses| Arc::clone(&misses.get().log));
         let homes = homes.map(|homes| Arc::clone(&homes.get().placement));
@@ -313,13 +313,13 @@ impl NativePlacement {
             let input =
                 BuildInput { log: &log, misses: misses.as_deref(), homes: homes.as_deref() };
             let mut stopped = Ok(());
-            let placement = build(input, method, &options, given.ratio, &mut |level| {
+            let placements = build_each(input, method, &options, &given.ratios, &mut |level| {
                 if stopped.is_ok() {
                     stopped = told.tell(level.levels_done.into(), level.level_count.into());
                 }
             })?;
             stopped?;
-            Self::in_page_order(placement)
+            placements.into_iter().map(Self::in_page_order).collect()
         });
         told.finish(result)
     }

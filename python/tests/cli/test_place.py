@@ -109,7 +109,8 @@ def test_the_bench_reports_every_promised_row(log: Path, tmp_path: Path) -> None
     promised = (
         "method ratio cache_share batch select k pages_per_query useful_rows_per_page build_s"
     )
-    assert all(name in row for row in rows for name in promised.split())
+    assert all(list(row) == promised.split() for row in rows)
+    assert result["logs"][0]["queries"] == 1500
     for method, replicates in (("random", False), ("shp", False), ("rpp", True), ("fpr", True)):
         ratios = {row["ratio"] for row in rows if row["method"] == method}
         assert ratios == ({0.0, 0.2} if replicates else {0.0}), method
@@ -118,6 +119,29 @@ def test_the_bench_reports_every_promised_row(log: Path, tmp_path: Path) -> None
     assert {row["batch"] for row in rows} == {1, 32}
     assert {row["cache_share"] for row in rows} == {0.0, 0.1}
     assert result["ratios"]["maxembed_vs_shp_cache_0_batch_1_ratio_0.2"] <= 1.0
+
+
+def test_the_bench_takes_click_logs_and_several_logs(log: Path, tmp_path: Path) -> None:
+    luck = random.Random(2)
+    clicks, told = tmp_path / "clicks.tsv", tmp_path / "told.json"
+    with clicks.open("w") as file:
+        for _ in range(400):
+            tokens = [f"{luck.randrange(4) * luck.randrange(9):08x}" for _ in range(26)]
+            print(1, *[""] * 13, *tokens, sep="\t", file=file)
+    arguments = ("bench", "placement", "--log", clicks, "--log", log, "--quick")
+    assert tierbed(*arguments, "--out", tmp_path / "bench", "--json", told) == 0
+    result = result_of(told)
+    assert [(found["log"], found["queries"]) for found in result["logs"]] == [
+        ("clicks", 400),
+        ("circles", 1500),
+    ]
+    for name in ("clicks", "circles"):
+        rows = [row for row in result["rows"] if row["log"] == name]
+        assert {row["method"] for row in rows} == {
+            *("random", "by_frequency", "shp", "maxembed", "ours"),
+        }
+        ours = {(row["ratio"], row["cache_share"]) for row in rows if row["method"] == "ours"}
+        assert ours == {(ratio, cache) for ratio in (0.0, 0.1, 0.8) for cache in (0.0, 0.1)}
 
 
 def test_ratios_are_geometric_means_over_logs() -> None:

@@ -2,7 +2,8 @@
 
 Placements are built from the earlier part of a log and judged on the later part, through the
 index and page selection that serving uses, behind a warm row cache. Everything that is counted
-repeats exactly; only ``build_s`` is a time.
+repeats exactly; only ``build_s`` is a time: of the run that made the placements of all ratios at
+once, replay of the cache included.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 from tierbed._native import placement_methods
 from tierbed.bench.placement_report import report
 from tierbed.errors import InvalidError
-from tierbed.placement import MissStream, Placement, QueryLog, place
+from tierbed.log_files import read_log
+from tierbed.placement import MissStream, Placement, QueryLog, place_each
 from tierbed.progress import Progress
 
 __all__ = ["PlacementOptions", "run_placement"]
@@ -33,7 +35,7 @@ class PlacementOptions:
 
     Args:
         logs: Query logs, each measured for itself.
-        log_format: Format of the logs, as :meth:`~tierbed.placement.QueryLog.read` names it.
+        log_format: One of :data:`~tierbed.log_files.LOG_FORMATS`.
         split: Share of the queries that placements are built from: the earlier ones.
         shuffle: Draw the earlier part by this seed instead, for logs not in order of time.
         rows_per_page: Rows a page holds.
@@ -47,7 +49,7 @@ class PlacementOptions:
     """
 
     logs: Sequence[Path]
-    log_format: str = "text"
+    log_format: str = "auto"
     split: float = 0.8
     shuffle: int | None = None
     rows_per_page: int = 16
@@ -106,16 +108,13 @@ def run_placement(out: Path, options: PlacementOptions, json_path: Path | None =
     rows: list[Row] = []
     logs: list[dict[str, Any]] = []
     for path in options.logs:
-        with Progress(f"read {path.name}", None, "bytes") as bar:
-            log = QueryLog.read(
-                path, options.log_format, queries_max=options.queries_max, progress=bar.set
-            )
+        log = read_log(path, options.log_format, queries_max=options.queries_max, seed=options.seed)
         if options.shuffle is not None:
             log = log.shuffled(options.shuffle)
-        logs.append(
-            {"log": _name(path), "rows": log.row_count, "queries": len(log), "pins": log.pin_count}
-        )
-        rows += [{"log": _name(path), **row} for row in _measure(_Stage(log, options), options)]
+        sizes = {"rows": log.row_count, "queries": len(log), "pins": log.pin_count}
+        stage = _Stage(log, options)
+        rows += [{"log": _name(path), **row} for row in _measure(stage, options)]
+        logs.append({"log": _name(path), **sizes, "hit_ratios": stage.hit_ratios()})
     told = {"logs": logs, "split": options.split, "shuffle": options.shuffle}
     return report(out, rows, told, json_path)
 
@@ -154,6 +153,13 @@ class _Stage:
             )
         return self._judge[key]
 
+    def hit_ratios(self) -> list[dict[str, float]]:
+        """Which share of the rows asked for later each cache served, by batch."""
+        return [
+            {"cache_share": cache, "batch": batch, "hit_ratio": stream.hit_ratio}
+            for (cache, batch), stream in self._judge.items()
+        ]
+
 
 def _measure(stage: _Stage, options: PlacementOptions) -> Iterator[Row]:
     methods, ratios, caches = options.methods, options.all_ratios, options.all_caches
@@ -174,30 +180,31 @@ def _measure(stage: _Stage, options: PlacementOptions) -> Iterator[Row]:
 def _build(
     stage: _Stage, options: PlacementOptions, methods: Mapping[str, bool], ratios: Sequence[float]
 ) -> Iterator[_Built]:
-    """Builds every placement; homes that MaxEmbed shares with SHP are bisected once."""
+    """Builds every placement, those of all ratios at once; MaxEmbed takes SHP's homes."""
     homes: _Built | None = None
     for method, replicates in methods.items():
         # Ours is built for the cache in front, the others know of none.
         groups = [[c] for c in options.all_caches] if method == "ours" else [options.all_caches]
         for caches in groups:
             log, replay_s = stage.build_log(caches[0] if method == "ours" else 0.0)
-            for ratio in ratios if replicates else [0.0]:
-                shared = homes if method == "maxembed" else None
-                started_s = time.perf_counter()
-                placement = place(
-                    stage.earlier,
-                    misses=log if method == "ours" else None,
-                    rows_per_page=options.rows_per_page,
-                    method=method,
-                    ratio=ratio,
-                    homes=None if shared is None else shared.placement,
-                    seed=options.seed,
-                    threads=options.threads,
-                )
-                if method == "ours":
-                    placement = placement.ordered_by_use(log)
-                build_s = time.perf_counter() - started_s + replay_s
-                build_s += 0.0 if shared is None else shared.build_s
+            shared = homes if method == "maxembed" else None
+            wanted = ratios if replicates else [0.0]
+            started_s = time.perf_counter()
+            placements = place_each(
+                stage.earlier,
+                wanted,
+                misses=log if method == "ours" else None,
+                rows_per_page=options.rows_per_page,
+                method=method,
+                homes=None if shared is None else shared.placement,
+                seed=options.seed,
+                threads=options.threads,
+            )
+            if method == "ours":
+                placements = [placement.ordered_by_use(log) for placement in placements]
+            build_s = time.perf_counter() - started_s + replay_s
+            build_s += 0.0 if shared is None else shared.build_s
+            for ratio, placement in zip(wanted, placements, strict=True):
                 built = _Built(method, ratio, placement, build_s, caches)
                 homes = built if method == "shp" else homes
                 yield built
@@ -224,8 +231,4 @@ def _judge(
             "pages_per_query": reads.pages / stream.query_count,
             "useful_rows_per_page": reads.useful_rows_per_page,
             "build_s": built.build_s,
-            "hit_ratio": stream.hit_ratio,
-            "replicas": built.placement.info()["replica_count"],
-            "index_bytes": reads.index_bytes,
-            "reads_by_useful_rows": reads.reads_by_useful_rows,
         }

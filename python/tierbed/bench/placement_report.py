@@ -24,7 +24,10 @@ def report(out: Path, rows: Sequence[Row], told: Mapping[str, Any], json_path: P
         for log in dict.fromkeys(row["log"] for row in rows):
             print_table(f"{log}: pages per query, one-pass, k = 10", _by_cache(rows, log))
         print_table("pages per query of one method by another's, over logs", _compared(ratios))
-    path = write_suite(out, "placement", rows, ratios, _figure(rows), told)
+    # Of one log every row is: the head of the file names it.
+    is_one_log = len({row["log"] for row in rows}) == 1
+    written = [{k: v for k, v in row.items() if k != "log"} for row in rows] if is_one_log else rows
+    path = write_suite(out, "placement", written, ratios, _figure(rows), told)
     if json_path is not None:
         write_json(json_path, json.loads(path.read_text()))
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -144,8 +145,12 @@ def precision(
 def placement(
     logs: Annotated[list[Path], typer.Option("--log", help="A query log; repeat for several.")],
     log_format: Annotated[
-        str, typer.Option("--log-format", help="text, maxembed-text or maxembed (binary).")
-    ] = "text",
+        str,
+        typer.Option(
+            "--log-format",
+            help="text, maxembed-text, maxembed (binary), criteo, avazu; auto goes by the name.",
+        ),
+    ] = "auto",
     split: Annotated[
         float, typer.Option("--split", help="Share of the queries to build from, the earlier ones.")
     ] = 0.8,
@@ -168,8 +173,9 @@ def placement(
         int | None, typer.Option("--queries", help="Read at most this many of a log.")
     ] = None,
     threads: Annotated[
-        int, typer.Option("--threads", min=1, help="They change times, never counts.")
-    ] = 1,
+        int | None,
+        typer.Option("--threads", min=1, help="They change times, never counts; else one a core."),
+    ] = None,
     quick: Quick = False,
     out: Out = OUT,
     seed: Seed = 1,
@@ -190,7 +196,7 @@ def placement(
         quick=quick,
         queries_max=queries,
         seed=seed,
-        threads=threads,
+        threads=threads or len(os.sched_getaffinity(0)),
     )
     _told(run_placement(out, options, json))
 

@@ -53,7 +53,7 @@ def inspect(
         Path | None,
         typer.Option("--log", help="Of a placement: a query log to count page reads of."),
     ] = None,
-    log_format: LogFormat = "text",
+    log_format: LogFormat = "auto",
     json_path: JsonOut = None,
 ) -> None:
     """Show what is in a run, a store, a snapshot or a placement."""

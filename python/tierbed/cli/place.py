@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +11,21 @@ import typer
 
 from tierbed.cli.options import JsonOut, finish
 from tierbed.errors import InvalidError
+from tierbed.log_files import read_log
 from tierbed.placement import PageReads, Placement, QueryLog, place, rows_per_page_of
 from tierbed.progress import Progress
 
-__all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "read_log", "register"]
+__all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
 
 PLACEMENT_FILE = "placement.tbp"
-SAMPLES_AT_ONCE = 1 << 14
 
 Log = Annotated[Path, typer.Option("--log", help="The query log, plain or compressed.")]
 LogFormat = Annotated[
     str,
-    typer.Option("--log-format", help="text, maxembed-text, maxembed (binary), criteo, avazu."),
+    typer.Option(
+        "--log-format",
+        help="text, maxembed-text, maxembed (binary), criteo, avazu; auto goes by the name.",
+    ),
 ]
 
 
@@ -35,43 +37,12 @@ def placement_file(path: Path) -> Path | None:
     return path if path.is_file() and path.suffix == ".tbp" else None
 
 
-def read_log(path: Path, log_format: str, **options: Any) -> QueryLog:
-    """Reads a log, or the samples of a data set, and shows how far it is."""
-    if log_format in ("criteo", "avazu"):
-        return _read_samples(path, log_format, **options)
-    with Progress(f"read {path.name}", None, "bytes") as bar:
-        return QueryLog.read(path, log_format, progress=bar.set, **options)
-
-
-def _read_samples(
-    path: Path,
-    log_format: str,
-    *,
-    row_count: int | None = None,
-    sample: float = 1.0,
-    seed: int = 0,
-    query_rows_max: int | None = None,
-) -> QueryLog:
-    """Numbers the tokens of a file of samples; each sample is a query over all its features."""
-    from tierbed.source import DataOptions, open_source
-
-    if row_count is not None or query_rows_max is not None:
-        raise InvalidError(f"{log_format} files say their rows: leave out --rows and --query-rows")
-    with tempfile.TemporaryDirectory() as folder:
-        given = DataOptions(format=log_format, paths=(str(path),))
-        source = open_source(given, Path(folder) / "vocabulary")
-        sizes = source.table_sizes
-        batches = source.batches(0, source.train_samples, SAMPLES_AT_ONCE)
-        log = QueryLog.from_samples(sizes, (batch.sparse for batch in batches))
-    return log if sample >= 1.0 else log.sample(int(sample * len(log)), seed)
-
-
 def place_(
     log: Log,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the placement and its report.")
     ] = None,
-    log_format: LogFormat = "text",
+    log_format: LogFormat = "auto",
     rows_per_page: Annotated[
         int | None, typer.Option("--rows-per-page", min=1, help="Rows of a page; or give --dim.")
     ] = None,

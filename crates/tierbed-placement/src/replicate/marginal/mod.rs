@@ -1,20 +1,23 @@
 //! Which seat saves most reads now? Replication by marginal gain.
 //!
 //! After every replica page the queries it helps are served anew, so that no later page is paid for
-//! the same saving, and no page is built twice. Part of the budget goes into the home pages: they
-//! are built for fewer rows than they hold, and the free seats are filled with whoever saves most
-//! there. Short of a whole new page, a seat next to the right rows is the cheapest replica.
+//! the same saving, and no page is built twice. Then seats of replicas go to whoever saves more
+//! there.
 //!
 //! ```text
-//! grow home pages of ceil(d / (1 + r/2)) rows ─▶ replica pages by marginal gain ─▶ seat sweeps
+//! grow full home pages ─▶ replica pages by marginal gain ─▶ seat sweeps, for each ratio
+//!                         a lower ratio takes fewer of them
 //! ```
+//!
+//! Home pages are full: room left on all of them would mostly lie on pages that are seldom read,
+//! while replicas of popular rows want pages of their own.
 //!
 //! Differs from MaxEmbed §5.3: its replica pages are chosen independently of each other.
 
 mod pages;
 mod seats;
 
-use tierbed_core::Result;
+use tierbed_core::{Error, Result};
 
 use super::ReplicaBudget;
 use crate::hypergraph::Hypergraph;
@@ -26,7 +29,11 @@ use crate::QueryLog;
 /// A block with pages of local rows.
 struct Built {
     block: Block,
+    /// Home pages, then replica pages, the most gainful first.
     pages: Vec<Vec<u32>>,
+    home_page_count: usize,
+    /// Reads of its queries beyond one page each, without replicas.
+    cost: u64,
 }
 
 /// Grows home pages for the rows of `log` and adds what replicas `ratio` allows.
@@ -38,81 +45,84 @@ struct Built {
 /// `Invalid` for a bad ratio or options out of range, `Unsupported` for 2^31 rows or more and for
 /// blocks of 2^32 pins or more.
 pub fn by_marginal_gain(log: QueryLog, options: &GrowthOptions, ratio: f64) -> Result<Placement> {
+    let mut placements = by_marginal_gain_each(log, options, &[ratio])?;
+    placements.pop().ok_or_else(|| Error::invalid("no ratio"))
+}
+
+/// Grows home pages once and adds what replicas each of `ratios` allows; the placements are in
+/// the order of ratios, each as [`by_marginal_gain`] makes it.
+///
+/// # Errors
+///
+/// As [`by_marginal_gain`].
+pub fn by_marginal_gain_each(
+    log: QueryLog,
+    options: &GrowthOptions,
+    ratios: &[f64],
+) -> Result<Vec<Placement>> {
     options.check()?;
     let rows_per_page = options.bisection.rows_per_page;
     let row_count = log.row_count();
-    let budget = ReplicaBudget::of_ratio(ratio, row_count, rows_per_page)?;
+    let budget_of = |&ratio: &f64| ReplicaBudget::of_ratio(ratio, row_count, rows_per_page);
+    let budgets = ratios.iter().map(budget_of).collect::<Result<Vec<_>>>()?;
     let mut graph = Hypergraph::from_log(log)?;
     let lone = graph.take_lone_rows();
     let lone_pages = lone.len().div_ceil(rows_per_page as usize);
-    let most = (budget.total_page_count as usize).saturating_sub(lone_pages);
-    let full = rows_per_page;
-    let rows_at_home = home_rows(rows_per_page, ratio);
-    let with_room = if rows_at_home < full {
-        let built = home_pages(graph.clone(), options, rows_at_home)?;
-        Some(built).filter(|built| page_count(built) <= most)
-    } else {
-        None
+    let mut built = home_pages(graph, options)?;
+    let home_pages = lone_pages + built.iter().map(|built| built.home_page_count).sum::<usize>();
+    let room = |budget: &ReplicaBudget| match budget.replica_count {
+        0 => 0,
+        _ => (budget.total_page_count as usize).saturating_sub(home_pages),
     };
-    let mut built = match with_room {
-        Some(built) => built,
-        None => home_pages(graph, options, full)?,
+    built = add_replica_pages(built, options, budgets.iter().map(room).max().unwrap_or(0));
+    let place = |budget: &ReplicaBudget| {
+        let pages = pages_within(&built, options, room(budget), budget.replica_count > 0);
+        assemble(&built, &pages, &lone, (row_count, rows_per_page), *budget)
     };
-    if budget.replica_count > 0 {
-        let replica_pages = most.saturating_sub(page_count(&built));
-        built = replicate(built, options, replica_pages);
-    }
-    assemble(&built, lone, (row_count, rows_per_page), budget)
+    budgets.iter().map(place).collect()
 }
 
-fn page_count(built: &[Built]) -> usize {
-    built.iter().map(|built| built.pages.len()).sum()
-}
-
-/// Returns how many rows a home page is built for: half of the budget goes into its free seats.
-fn home_rows(rows_per_page: u32, ratio: f64) -> u32 {
-    let d = f64::from(rows_per_page);
-    let rows = (d / (1.0 + ratio / 2.0) - 1e-9).ceil() as u32;
-    let rows = rows.clamp(1, rows_per_page.saturating_sub(1).max(1));
-    // One seat of a page may be more than the budget of all pages.
-    if d / f64::from(rows) - 1.0 > ratio + 1e-6 {
-        rows_per_page
-    } else {
-        rows
-    }
-}
-
-fn home_pages(graph: Hypergraph, options: &GrowthOptions, at_home: u32) -> Result<Vec<Built>> {
-    let mut options = options.clone();
-    options.bisection.rows_per_page = at_home;
-    run_blocks(graph, &options, |block| {
+fn home_pages(graph: Hypergraph, options: &GrowthOptions) -> Result<Vec<Built>> {
+    run_blocks(graph, options, |block| {
         let pages = block.home_pages(&options.bisection);
-        Built { block, pages }
+        let reads = pages::residual_of(&block.pins, &pages).total_reads();
+        let cost = reads.saturating_sub(block.pins.query_count() as u64);
+        Built { home_page_count: pages.len(), block, pages, cost }
     })
 }
 
-/// Adds `replica_pages` pages, shared out to blocks by what their queries read beyond one page.
-fn replicate(built: Vec<Built>, options: &GrowthOptions, replica_pages: usize) -> Vec<Built> {
+/// Shares `replica_pages` out to blocks by their cost; a smaller number gives none of them more.
+fn shares(built: &[Built], replica_pages: usize) -> Vec<usize> {
+    let total = built.iter().map(|built| u128::from(built.cost)).sum::<u128>().max(1);
+    let share = |cost: u128| (replica_pages as u128 * cost / total) as usize;
+    built.iter().map(|built| share(u128::from(built.cost))).collect()
+}
+
+fn add_replica_pages(built: Vec<Built>, options: &GrowthOptions, most: usize) -> Vec<Built> {
     let rows_per_page = options.bisection.rows_per_page as usize;
-    let thread_count = options.bisection.thread_count;
-    let costs = parallel(built.iter().collect(), thread_count, |built: &Built| {
-        let residual = pages::residual_of(&built.block.pins, &built.pages);
-        residual.total_reads() - built.block.pins.query_count() as u64
-    });
-    let total = costs.iter().sum::<u64>().max(1) as u128;
-    let mut before = 0u128;
-    let mut jobs = Vec::with_capacity(built.len());
-    for (built, cost) in built.into_iter().zip(costs) {
-        let share = |cost: u128| (replica_pages as u128 * cost / total) as usize;
-        let after = before + u128::from(cost);
-        jobs.push((built, share(after) - share(before)));
-        before = after;
-    }
-    parallel(jobs, thread_count, |(built, replica_pages): (Built, usize)| {
-        let Built { block, mut pages } = built;
-        pages::add_pages(&block.pins, &mut pages, rows_per_page, replica_pages);
-        seats::sweep(&block.pins, &mut pages, rows_per_page);
-        Built { block, pages }
+    let jobs: Vec<(usize, Built)> = shares(&built, most).into_iter().zip(built).collect();
+    parallel(jobs, options.bisection.thread_count, |(share, mut built)| {
+        pages::add_pages(&built.block.pins, &mut built.pages, rows_per_page, share);
+        built
+    })
+}
+
+/// Returns the pages of each block with at most `replica_pages` over all blocks, seats swept.
+fn pages_within(
+    built: &[Built],
+    options: &GrowthOptions,
+    replica_pages: usize,
+    has_replicas: bool,
+) -> Vec<Vec<Vec<u32>>> {
+    let rows_per_page = options.bisection.rows_per_page as usize;
+    let jobs: Vec<(usize, &Built)> = shares(built, replica_pages).into_iter().zip(built).collect();
+    parallel(jobs, options.bisection.thread_count, |(share, built)| {
+        let mut pages = built.pages.clone();
+        pages.truncate(built.home_page_count + share);
+        if has_replicas {
+            seats::sweep(&built.block.pins, &mut pages, rows_per_page);
+        }
+        pages
     })
 }
 
@@ -121,7 +131,8 @@ fn replicate(built: Vec<Built>, options: &GrowthOptions, replica_pages: usize) -
 /// A row's home is its first page; pages without homes come last.
 fn assemble(
     built: &[Built],
-    lone: Vec<u32>,
+    pages: &[Vec<Vec<u32>>],
+    lone: &[u32],
     (row_count, rows_per_page): (u32, u32),
     budget: ReplicaBudget,
 ) -> Result<Placement> {
@@ -129,8 +140,8 @@ fn assemble(
     let mut has_home = vec![false; row_count as usize];
     let mut left = budget.replica_count as usize;
     let mut replica_pages = Vec::new();
-    let mut lone = lone.as_slice();
-    for Built { block, pages } in built {
+    let mut lone = lone;
+    for (Built { block, .. }, pages) in built.iter().zip(pages) {
         for page in pages {
             let rows = page.iter().filter_map(|&row| block.rows.get(row as usize)).copied();
             let (mut homes, mut replicas): (Vec<u32>, Vec<u32>) = rows.partition(|&row| {
