@@ -61,12 +61,24 @@ class Dense(nn.Module):
         return self.top(torch.cat([bottom, pairs], dim=1)).squeeze(1)
 
 
+def divide(sharding: str, count: int) -> tbd.ShardingPlan:
+    """Returns the plan called ``sharding`` for ``count`` ranks."""
+    if sharding == "balanced":
+        return tbd.ShardingPlan.balanced(tables(), count)
+    if sharding == "table":
+        return tbd.ShardingPlan(
+            count, {name: tbd.TableWise(at % count) for at, name in enumerate(ROWS)}
+        )
+    ways = {"row": tbd.RowWise(), "column": tbd.ColumnWise(), "mirrored": tbd.Mirrored()}
+    return tbd.ShardingPlan(count, dict.fromkeys(ROWS, ways[sharding]))
+
+
 class OneProcess:
     """The same tables in one process, fed with what all ranks saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: tb.Adagrad | tb.RowWiseAdagrad) -> None:
         self.store = tb.Store.open(backend="memory", dram_budget="256MiB")
-        self.rows = tb.EmbeddingBagCollection(tables(), store=self.store)
+        self.rows = tb.EmbeddingBagCollection(tables(), store=self.store, optimizer=optimizer)
 
     def step(self, bags: tb.KeyedJaggedTensor, pooled: Tensor, grad: Tensor) -> None:
         """Repeats a step on rank 0 and compares the outputs of all ranks."""
@@ -89,36 +101,44 @@ class OneProcess:
         for config in tables():
             way = plan.sharding(config)
             first, end = 0, ROWS[config.name]
+            columns, name = slice(None), config.name
+            bounds = way["bounds"][dist.get_rank() : dist.get_rank() + 2] if "bounds" in way else []
             if way["kind"] == "rows":
-                first, end = way["bounds"][dist.get_rank() : dist.get_rank() + 2]
+                first, end = bounds
+            if way["kind"] == "columns":
+                columns, name = slice(*bounds), f"{name}.columns.{bounds[0]}"
             if way["kind"] != "whole" or way["rank"] == dist.get_rank():
-                rows = store.read_rows_and_state(config.name, first, end - first)
-                held[config.name] = (first, end, *rows)
-        everybody: list[dict[str, tuple[int, int, Tensor, Tensor]]] = [{}] * dist.get_world_size()
+                rows = store.read_rows_and_state(name, first, end - first)
+                held[config.name] = (first, end, columns, *rows)
+        everybody: list[dict[str, tuple[int, int, slice, Tensor, Tensor]]] = [
+            {} for _ in range(dist.get_world_size())
+        ]
         dist.all_gather_object(everybody, held)
         # Only rank 0 trained them in one process.
         for rank, of_rank in enumerate(everybody if dist.get_rank() == 0 else []):
-            for name, (first, end, rows, state) in of_rank.items():
-                whole = self.store.read_rows_and_state(name, first, end - first)
-                if not (torch.equal(rows, whole[0]) and torch.equal(state, whole[1])):
+            for name, (first, end, columns, rows, state) in of_rank.items():
+                weights, whole_state = self.store.read_rows_and_state(name, first, end - first)
+                if columns != slice(None):
+                    weights, whole_state = weights[:, columns], whole_state[:, columns]
+                if not (torch.equal(rows, weights) and torch.equal(state, whole_state)):
                     raise SystemExit(f"rows of {name} on rank {rank} differ from one process")
 
 
-def train(exchange: str, steps: int, samples: int, is_checked: bool) -> None:
+def train(exchange: str, sharding: str, options: argparse.Namespace) -> None:
     """Trains this rank's part."""
     rank, count = dist.get_rank(), dist.get_world_size()
-    plan = tbd.ShardingPlan.balanced(tables(), count)
-    if exchange == "collective":
-        whole = {name: tbd.TableWise(at % count) for at, name in enumerate(ROWS)}
-        plan = tbd.ShardingPlan(count, whole)
+    steps, samples, is_checked = options.steps, options.samples, options.check
+    plan = divide("table" if exchange == "collective" else sharding, count)
+    # Columns of a row have no state of the whole row.
+    of_rows = tb.Adagrad(lr=0.05) if sharding == "column" else tb.RowWiseAdagrad(lr=0.05)
     store = tb.Store.open(backend="memory", dram_budget="256MiB")
     torch.manual_seed(7)
     dense = Dense()
     optimizer = torch.optim.Adagrad(dense.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(rank)
-    one = OneProcess()
+    one = OneProcess(of_rows)
     with tbd.ShardedEmbeddingBagCollection(
-        tables(), store=store, plan=plan, exchange=exchange, samples_max=4096
+        tables(), store=store, plan=plan, exchange=exchange, optimizer=of_rows, samples_max=4096
     ) as rows:
         for step in range(steps):
             # Batches need not be equally long.
@@ -140,7 +160,8 @@ def train(exchange: str, steps: int, samples: int, is_checked: bool) -> None:
         if is_checked:
             one.compare_rows(store, plan)
         if is_checked and rank == 0:
-            print(f"{exchange}: {count} ranks have the bits of one process", flush=True)
+            what = f"{exchange}, {sharding}: {count} ranks"
+            print(f"{what} have the bits of one process", flush=True)
 
 
 def main() -> None:
@@ -151,11 +172,19 @@ def main() -> None:
     parser.add_argument(
         "--exchange", nargs="+", default=["one_sided"], choices=["one_sided", "collective"]
     )
+    parser.add_argument(
+        "--sharding",
+        nargs="+",
+        default=["balanced"],
+        choices=["balanced", "table", "row", "column", "mirrored"],
+        help="how tables are divided; the collective exchange takes them whole",
+    )
     parser.add_argument("--check", action="store_true", help="compare with one process")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     for exchange in options.exchange:
-        train(exchange, options.steps, options.samples, options.check)
+        for sharding in options.sharding:
+            train(exchange, sharding, options)
     dist.destroy_process_group()
 
 

@@ -143,6 +143,25 @@ def ssd(
         save_figure(png, lambda figure: draw_ssd(figure, result))
 
 
+@sim.command("exchange")
+def exchange(json: JsonOut = None) -> None:
+    """Predict exchanges between GPUs from bytes and bandwidths, beside the ratios of the paper.
+
+    A model: nothing is measured. Its one free number is fitted to two GPUs of the paper and held
+    against three and four.
+    """
+    from tierbed.bench.exchange_model import model_report
+    from tierbed.report import print_table, write_json
+
+    report = model_report()
+    if json is None or str(json) != "-":
+        print_table("model: baseline / fused, fitted to two GPUs", report["hold_out"])
+        print_table("model: from bytes alone", report["rows"])
+        print_table("model: share sent, weak scaling, four V100", report["volume"])
+    if json is not None:
+        write_json(json, report)
+
+
 def _shares(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(word) for word in text.split(",") if word.strip())

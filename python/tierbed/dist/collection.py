@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from tierbed._native import NativeExchangePlan
 from tierbed.config import EmbeddingBagConfig, feature_labels
+from tierbed.dist.checkpoint import load_rows, save_rows
 from tierbed.dist.exchange import Collective, Exchange, OneSided
 from tierbed.dist.ranks import ProcessRank, Rank
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
@@ -89,7 +92,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._features = [feature for feature, _ in pairs]
         self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
-        fused = as_optimizer(optimizer, optimizer_kwargs)
+        fused = self._optimizer = as_optimizer(optimizer, optimizer_kwargs)
         native = NativeExchangePlan(self._plan.to_json(tables), samples_max, indices_max)
         groups = [
             store.native.plan(
@@ -143,6 +146,39 @@ class ShardedEmbeddingBagCollection(nn.Module):
             self._hook, weights, bags, self._exchange, is_training
         )
         return KeyedTensor(self._names, self._dims, rows)
+
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
+        """Writes a checkpoint that any number of ranks can load; all ranks call this together.
+
+        Rows and optimizer state of these tables, in a folder that all ranks see; whole or not at
+        all. A rank's own ``store.checkpoint`` is quicker, and for as many ranks only.
+
+        Args:
+            path: A new folder.
+            extra: What belongs to the run beside the tables; that of rank 0 is kept.
+
+        Raises:
+            InvalidError: The folder exists.
+            TierbedError: Another rank failed; the message names it.
+        """
+        save_rows(
+            Path(path), self._ranks, self._store, self._configs, self._plan, self._optimizer, extra
+        )
+
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any] | None:
+        """Reads the rows that this rank holds, into a store that trained none yet; all ranks call
+        this together. Learning rates are those of this collection.
+
+        Returns:
+            The ``extra`` that was saved.
+
+        Raises:
+            InvalidError: Other tables, another optimizer or seed, or rows that were trained.
+            CorruptionError: A file is missing, or not as it was written.
+        """
+        return load_rows(
+            Path(path), self._ranks, self._store, self._configs, self._plan, self._optimizer
+        )
 
     def close(self) -> None:
         """Leaves together with all other ranks; the store stays open."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from tierbed._native import NativeHeap
 from tierbed.errors import InvalidError, TierbedError, UnsupportedError
+
+# How long ranks of a process wait for each other where no time-out was given.
+GATHER_SECONDS = 600.0
 
 __all__ = ["LocalRank", "ProcessRank", "Rank", "local_ranks"]
 
@@ -27,17 +30,19 @@ class Rank(Protocol):
     def share_heap(self, region_bytes: int) -> NativeHeap:
         """Returns memory that all ranks share; all call this together, with equal sizes."""
 
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, that of rank 0 first; all call this together."""
+
 
 class LocalRank:
     """A rank that is a thread of this process: for tests, and to try shardings. See
     :func:`local_ranks`.
     """
 
-    def __init__(self, rank: int, count: int, heaps: list[NativeHeap], lock: threading.Lock):
+    def __init__(self, rank: int, count: int, process: _Process):
         self._rank = rank
         self._count = count
-        self._heaps = heaps
-        self._lock = lock
+        self._process = process
         self._taken = 0
 
     @property
@@ -52,19 +57,46 @@ class LocalRank:
 
     def share_heap(self, region_bytes: int) -> NativeHeap:
         """Returns the next heap of the process; whoever comes first makes it."""
-        with self._lock:
-            if self._taken == len(self._heaps):
-                self._heaps.append(NativeHeap.local(self._count, region_bytes))
-            heap = self._heaps[self._taken]
+        heaps = self._process.heaps
+        with self._process.lock:
+            if self._taken == len(heaps):
+                heaps.append(NativeHeap.local(self._count, region_bytes))
+            heap = heaps[self._taken]
             self._taken += 1
             return heap
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, that of rank 0 first.
+
+        Raises:
+            TierbedError: Some rank did not call this within :data:`GATHER_SECONDS`.
+        """
+        process = self._process
+        process.values[self._rank] = value
+        try:
+            process.barrier.wait(GATHER_SECONDS)
+            found = list(process.values)
+            # Nobody gathers again before all have looked.
+            process.barrier.wait(GATHER_SECONDS)
+        except threading.BrokenBarrierError as error:
+            raise TierbedError(f"a rank did not join rank {self._rank} in time") from error
+        return found
+
+
+class _Process:
+    """What the ranks of a process share."""
+
+    def __init__(self, count: int) -> None:
+        self.heaps: list[NativeHeap] = []
+        self.lock = threading.Lock()
+        self.values: list[Any] = [None] * count
+        self.barrier = threading.Barrier(count)
 
 
 def local_ranks(count: int) -> list[LocalRank]:
     """Makes ``count`` ranks of one process, one for each thread."""
-    heaps: list[NativeHeap] = []
-    lock = threading.Lock()
-    return [LocalRank(rank, count, heaps, lock) for rank in range(count)]
+    process = _Process(count)
+    return [LocalRank(rank, count, process) for rank in range(count)]
 
 
 class ProcessRank:
@@ -120,3 +152,9 @@ class ProcessRank:
                 "several machines"
             )
         return heap
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, that of rank 0 first."""
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value, group=self.group)
+        return found

@@ -1,0 +1,345 @@
+"""How does a run on four ranks go on with two? By a checkpoint that does not know of ranks.
+
+Each rank writes the rows it holds that were ever written, in files of at most ``CHUNK_ROWS``;
+then rank 0 writes a manifest that names them all, and gives the folder its name. A checkpoint is
+there whole or not at all. Loading reads every file and keeps what the new plan gives this rank,
+rows and columns; rows that were never written are initial rows again, from the same seed. Format:
+``docs/formats/ranks.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierbed import state
+from tierbed.config import EmbeddingBagConfig
+from tierbed.dist.ranks import Rank
+from tierbed.dist.sharding import ShardingPlan
+from tierbed.errors import CorruptionError, InvalidError, TierbedError, UnsupportedError
+from tierbed.optim import Adam, Optimizer, PartialRowWiseAdam
+from tierbed.store import Store
+
+__all__ = ["load_rows", "save_rows"]
+
+FORMAT = "tierbed-ranks"
+VERSION = 1
+MANIFEST = "manifest.json"
+EXTRA = "extra.pt"
+CHUNK_ROWS = 65536
+
+
+class Held:
+    """What a rank holds of a table.
+
+    Args:
+        config: The table.
+        name: What the rank's store calls it.
+        rows: Rows that are held.
+        columns: Columns that are held.
+    """
+
+    def __init__(self, config: EmbeddingBagConfig, name: str, rows: range, columns: range) -> None:
+        self.config = config
+        self.name = name
+        self.rows = rows
+        self.columns = columns
+
+
+def held_tables(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int
+) -> Iterator[Held]:
+    """Yields what ``rank`` holds by ``plan``."""
+    for config in tables:
+        way = plan.sharding(config)
+        rows, columns = range(config.num_embeddings or 0), range(config.embedding_dim)
+        name = config.name
+        if way["kind"] == "whole" and way["rank"] != rank:
+            continue
+        if way["kind"] == "rows":
+            rows = range(way["bounds"][rank], way["bounds"][rank + 1])
+        if way["kind"] == "columns":
+            columns = range(way["bounds"][rank], way["bounds"][rank + 1])
+            name = f"{config.name}.columns.{columns.start}"
+        if len(columns) > 0:
+            yield Held(config, name, rows, columns)
+
+
+def save_rows(
+    folder: Path,
+    ranks: Rank,
+    store: Store,
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    optimizer: Optimizer,
+    extra: Mapping[str, Any] | None,
+) -> None:
+    """Writes a checkpoint together with all ranks; ``extra`` is that of rank 0.
+
+    Raises:
+        InvalidError: ``folder`` exists; nothing was written.
+        UnsupportedError: An optimizer that counts the steps of each row.
+        TierbedError: Another rank failed; the folder is not there then.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+
+    def begin() -> None:
+        _check_optimizer(optimizer)
+        if folder.exists():
+            raise InvalidError(f"a checkpoint must be a new folder, and {folder} exists")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+
+    together(ranks, begin if ranks.rank == 0 else None)
+    files = together(ranks, lambda: _write_files(temporary, ranks, store, tables, plan))
+
+    def finish() -> None:
+        if extra is not None:
+            _write(temporary / EXTRA, state.pack(extra))
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "rank_count": ranks.count,
+            "tables": _identities(tables, optimizer, store.seed),
+            "files": [file for of_rank in files for file in of_rank],
+            "has_extra": extra is not None,
+        }
+        _write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _sync_folder(temporary)
+        temporary.rename(folder)
+        _sync_folder(folder.parent)
+
+    together(ranks, finish if ranks.rank == 0 else None)
+
+
+def load_rows(
+    folder: Path,
+    ranks: Rank,
+    store: Store,
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    optimizer: Optimizer,
+) -> dict[str, Any] | None:
+    """Reads what this rank holds of a checkpoint into its store; returns the ``extra``.
+
+    Raises:
+        InvalidError: Other tables, another optimizer or seed, or a store that was trained.
+        CorruptionError: A file is missing or has other bytes than were written.
+    """
+
+    extra: dict[str, Any] | None = None
+
+    def load() -> None:
+        nonlocal extra
+        _check_optimizer(optimizer)
+        manifest = _read_manifest(folder)
+        _check_tables(manifest, _identities(tables, optimizer, store.seed))
+        _check_new(store)
+        held = {one.config.name: one for one in held_tables(tables, plan, ranks.rank)}
+        for file in manifest["files"]:
+            target = held.get(file["table"])
+            if target is None or not _overlaps(file, target):
+                continue
+            _load_file(folder, file, store, target)
+        if manifest["has_extra"]:
+            extra = state.unpack((folder / EXTRA).read_bytes())
+
+    together(ranks, load)
+    return extra
+
+
+def together(ranks: Rank, work: Callable[[], Any] | None) -> list[Any]:
+    """Runs ``work`` where there is some, and returns the results of all ranks.
+
+    Raises:
+        TierbedError: That of this rank, or one that names the first rank that failed.
+    """
+    result: Any = None
+    failure: Exception | None = None
+    try:
+        result = None if work is None else work()
+    except (TierbedError, OSError, ValueError, RuntimeError) as error:
+        failure = error
+    told = ranks.gather((result, None if failure is None else str(failure)))
+    if failure is not None:
+        raise failure
+    for rank, (_, text) in enumerate(told):
+        if text is not None:
+            raise TierbedError(f"rank {rank} failed: {text}")
+    return [value for value, _ in told]
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, (Adam, PartialRowWiseAdam)):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} counts the steps of each row, which cannot be written "
+            "back yet; use store.checkpoint on as many ranks, or another optimizer"
+        )
+
+
+def _identities(
+    tables: Sequence[EmbeddingBagConfig], optimizer: Optimizer, seed: int
+) -> dict[str, Any]:
+    """What makes two tables the same one: shape, initial rows, optimizer."""
+    return {config.name: json.loads(config.table_json(optimizer, seed)) for config in tables}
+
+
+def _write_files(
+    folder: Path,
+    ranks: Rank,
+    store: Store,
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+) -> list[dict[str, Any]]:
+    from safetensors.torch import save
+
+    held = {one.name: one for one in held_tables(tables, plan, ranks.rank)}
+    if ranks.rank != 0:
+        mirrored = {c.name for c in tables if plan.sharding(c)["kind"] == "mirrored"}
+        held = {name: one for name, one in held.items() if one.config.name not in mirrored}
+    files: list[dict[str, Any]] = []
+
+    def visit(table: str, rows: Tensor, weights: Tensor, rows_state: Tensor, _: Tensor) -> None:
+        if table not in held or rows.numel() == 0:
+            return
+        of = held[table]
+        name = f"rank{ranks.rank}-{len(files)}.safetensors"
+        parts = {"rows": rows, "weights": weights, "state": rows_state}
+        raw = save({part: tensor.contiguous() for part, tensor in parts.items()})
+        _write(folder / name, raw)
+        files.append(
+            {
+                "name": name,
+                "table": of.config.name,
+                "columns": [of.columns.start, of.columns.stop],
+                "row_count": rows.numel(),
+                "bytes": len(raw),
+                "crc32": zlib.crc32(raw),
+            }
+        )
+
+    store.scan(visit, chunk_rows=CHUNK_ROWS)
+    return files
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError as error:
+        raise InvalidError(f"{folder} is no checkpoint of ranks: it has no {MANIFEST}") from error
+    except ValueError as error:
+        raise CorruptionError(f"{folder / MANIFEST} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+        raise InvalidError(f"{folder} is no checkpoint of ranks, version {VERSION}")
+    return manifest
+
+
+def _check_tables(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    found = manifest["tables"]
+    if set(found) != set(expected):
+        raise InvalidError(
+            f"the checkpoint has tables {sorted(found)}, the collection {sorted(expected)}"
+        )
+    for name, table in expected.items():
+        if found[name] != table:
+            raise InvalidError(
+                f"table {name!r} of the checkpoint has another shape, optimizer, or seed: "
+                f"{found[name]}, not {table}",
+                {"table": name},
+            )
+
+
+def _check_new(store: Store) -> None:
+    def visit(table: str, rows: Tensor, _w: Tensor, _s: Tensor, counts: Tensor) -> None:
+        if bool((counts > 0).any()):
+            raise InvalidError(
+                f"rows of table {table!r} were trained already; load into a new store",
+                {"table": table},
+            )
+
+    store.scan(visit)
+
+
+def _overlaps(file: Mapping[str, Any], target: Held) -> bool:
+    first, end = file["columns"]
+    return bool(first < target.columns.stop and end > target.columns.start)
+
+
+def _load_file(folder: Path, file: Mapping[str, Any], store: Store, target: Held) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    path = folder / file["name"]
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CorruptionError(f"{path} is missing") from error
+    if len(raw) != file["bytes"] or zlib.crc32(raw) != file["crc32"]:
+        raise CorruptionError(f"{path} has other bytes than were written")
+    try:
+        parts = load(raw)
+    except SafetensorError as error:
+        raise CorruptionError(f"{path} cannot be read: {error}") from error
+    rows, order = torch.sort(parts["rows"])
+    is_held = (rows >= target.rows.start) & (rows < target.rows.stop)
+    rows, order = rows[is_held], order[is_held]
+    if rows.numel() == 0:
+        return
+    weights, rows_state = parts["weights"][order], parts["state"][order]
+    breaks = (torch.diff(rows) != 1).nonzero().view(-1) + 1
+    starts = [0, *breaks.tolist(), rows.numel()]
+    for start, end in zip(starts, starts[1:], strict=False):
+        _write_run(store, target, file, int(rows[start]), weights[start:end], rows_state[start:end])
+
+
+def _write_run(
+    store: Store,
+    target: Held,
+    file: Mapping[str, Any],
+    first_row: int,
+    weights: Tensor,
+    rows_state: Tensor,
+) -> None:
+    first, end = file["columns"]
+    if (first, end) == (target.columns.start, target.columns.stop):
+        store.write_rows(target.name, first_row, weights, rows_state)
+        return
+    # Some columns of the file are some columns of what is held; the others stay.
+    own, own_state = store.read_rows_and_state(target.name, first_row, weights.shape[0])
+    both = range(max(first, target.columns.start), min(end, target.columns.stop))
+    _copy_columns(weights, first, own, target.columns.start, both)
+    width, own_width = end - first, len(target.columns)
+    for word in range(rows_state.shape[1] // width):
+        from_file = rows_state[:, word * width : (word + 1) * width]
+        place = own_state[:, word * own_width : (word + 1) * own_width]
+        _copy_columns(from_file, first, place, target.columns.start, both)
+    store.write_rows(target.name, first_row, own, own_state)
+
+
+def _copy_columns(source: Tensor, first: int, to: Tensor, to_first: int, columns: range) -> None:
+    to[:, columns.start - to_first : columns.stop - to_first] = source[
+        :, columns.start - first : columns.stop - first
+    ]
+
+
+def _write(path: Path, raw: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
