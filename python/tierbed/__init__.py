@@ -42,6 +42,8 @@ from tierbed.placement import Placement, QueryLog, place
 from tierbed.snapshot import Snapshot
 from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tierbed.store import Store
+from tierbed.tier_plan import plan_tiers
+from tierbed.tiers import CacheTier, TierPlan
 
 __version__ = _version()
 
@@ -49,6 +51,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "CacheTier",
     "ClosedError",
     "Constant",
     "CorruptionError",
@@ -76,6 +79,7 @@ __all__ = [
     "RowWiseAdagrad",
     "Snapshot",
     "Store",
+    "TierPlan",
     "TierbedError",
     "TimestampBasedEvictionPolicy",
     "Uniform",
@@ -86,4 +90,5 @@ __all__ = [
     "lookahead",
     "nn",
     "place",
+    "plan_tiers",
 ]

@@ -23,6 +23,7 @@ __all__ = [
     "NativePlacement",
     "NativeQueryLog",
     "NativeQueryLogBuilder",
+    "NativeResident",
     "NativeServer",
     "NativeSnapshot",
     "NativeStore",
@@ -332,9 +333,13 @@ class NativeStore:
 class NativeSnapshot:
     """A published snapshot, read through a byte-budgeted row cache. Read-only, thread-safe."""
 
-    def __new__(cls, path: str, options_json: str) -> Self:
+    def __new__(cls, path: str, options_json: str, resident: list[NativeResident]) -> Self:
         """``options_json``: {"dram_budget_bytes": int, "io_engine": ..., "queue_depth": int,
-        "backend": "direct"|"mmap"|"memory"}."""
+        "backend": "direct"|"mmap"|"memory", "cache_bytes_max": int|None, "tiers": list[str],
+        "misses": "read"|"surrogate"|"default"}."""
+
+    def identity(self) -> str:
+        """What tells this snapshot from every other."""
 
     def schema_json(self) -> str: ...
     def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan: ...
@@ -461,6 +466,22 @@ class Generator:
         """``packing``: "plain", "gzip" or "zstd"."""
 
 @final
+class NativeResident:
+    """What of a table is in memory as long as a snapshot is open."""
+
+    def __new__(
+        cls,
+        table: int,
+        row_count: int,
+        head: tuple[NativeCodec, SupportsDLPack, SupportsDLPack] | None,
+        tail: tuple[NativeCodec, SupportsDLPack] | None,
+        neighbours: SupportsDLPack | None,
+        default_row: SupportsDLPack | None,
+    ) -> Self:
+        """``head``: codec, rows ``[H]`` i64 ascending, codes ``[H, code_bytes]`` u8; ``tail``:
+        codec and codes of every row; ``neighbours`` ``[row_count]`` i64; ``default_row``
+        ``[dim]`` f32."""
+
 class NativeCodec:
     """A codec for rows of one dim."""
 

@@ -62,7 +62,24 @@ class Codec:
             codebooks = codebooks.detach().contiguous()
         self.name = name
         self.dim = dim
+        self._codebooks = codebooks
         self._native = NativeCodec(name, dim, codebooks, parts)
+
+    @property
+    def native(self) -> NativeCodec:
+        """The engine's codec, for resident rows."""
+        return self._native
+
+    @property
+    def codebooks(self) -> Tensor:
+        """``[P, 256, dim / P]`` f32 of a product codec.
+
+        Raises:
+            InvalidError: Any other codec.
+        """
+        if self._codebooks is None:
+            raise InvalidError(f"the codec {self.name!r} has no codebooks")
+        return self._codebooks
 
     @property
     def code_bytes(self) -> int:

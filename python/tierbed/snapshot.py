@@ -16,16 +16,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tierbed import ops
-from tierbed._native import NativeSnapshot, apply_delta
+from tierbed._native import NativeResident, NativeSnapshot, apply_delta
 from tierbed.budget import parse_bytes
 from tierbed.config import is_own
 from tierbed.errors import InvalidError
 from tierbed.sparse import KeyedTensor, as_kjt
+from tierbed.tiers import CacheTier, TierPlan, tier_specs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Snapshot"]
+
+
+def _resident(
+    folder: str, tiers: TierPlan | str | os.PathLike[str], dram_budget: int | str
+) -> list[NativeResident]:
+    """Returns what ``tiers`` keeps of the tables of the snapshot in ``folder``."""
+    plan = tiers if isinstance(tiers, TierPlan) else TierPlan.load(tiers)
+    with Snapshot.open(folder, dram_budget=dram_budget, cache=[]) as snapshot:
+        made_of = plan.about.get("snapshot", snapshot.identity)
+        if made_of != snapshot.identity:
+            raise InvalidError(
+                "the plan of tiers was made of another snapshot",
+                {"expected": snapshot.identity, "found": str(made_of)},
+            )
+        return plan.native(snapshot.table_id)
 
 
 class Snapshot:
@@ -48,6 +64,10 @@ class Snapshot:
         backend: str = "direct",
         io_engine: str = "auto",
         queue_depth: int = 0,
+        cache: str | CacheTier | Sequence[str | CacheTier] = "lru",
+        cache_bytes: int | str | None = None,
+        tiers: TierPlan | str | os.PathLike[str] | None = None,
+        misses: str = "read",
     ) -> Self:
         """Opens the snapshot at ``path`` for reading.
 
@@ -58,6 +78,13 @@ class Snapshot:
                 ``"memory"`` loads everything first.
             io_engine: ``"auto"``, ``"io_uring"`` or ``"pread"``.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
+            cache: Its tiers, the first asked first: each a :class:`CacheTier` or
+                ``"codec:policy:share:admit"``, of which a lone name is a policy. What leaves one
+                falls to the next.
+            cache_bytes: Most bytes of the tiers, metadata included; all that is left by default.
+            tiers: Rows that stay in memory, from :func:`plan_tiers` or its file.
+            misses: ``"read"``, or ``"surrogate"`` to answer misses by what ``tiers`` keeps for
+                them, or ``"default"`` to read nothing at all. Counted in :meth:`stats`.
 
         Raises:
             InvalidError: Not a snapshot, or a budget that is too small.
@@ -68,9 +95,13 @@ class Snapshot:
             "backend": backend,
             "io_engine": io_engine,
             "queue_depth": queue_depth,
+            "cache_bytes_max": None if cache_bytes is None else parse_bytes(cache_bytes, "cache"),
+            "tiers": tier_specs(cache),
+            "misses": misses,
         }
         folder = os.fspath(path)
-        return cls(NativeSnapshot(folder, json.dumps(options)), folder)
+        resident = [] if tiers is None else _resident(folder, tiers, dram_budget)
+        return cls(NativeSnapshot(folder, json.dumps(options), resident), folder)
 
     @staticmethod
     def apply(
@@ -112,6 +143,11 @@ class Snapshot:
     def path(self) -> str:
         """The folder."""
         return self._path
+
+    @property
+    def identity(self) -> str:
+        """What tells this snapshot from every other."""
+        return self._native.identity()
 
     @property
     def is_trainable(self) -> bool:

@@ -24,4 +24,4 @@ pub use policy::{EvictionPolicy, Lru, PolicyKind};
 pub use replay::{ReplayCache, ReplayCounts};
 pub use shard::{ShardedTier, Visits};
 pub use sizing::{RowClass, TierOptions};
-pub use tier::{Insertion, RowTier, TierStats};
+pub use tier::{Insertion, RowTier, TierGroup, TierStats};

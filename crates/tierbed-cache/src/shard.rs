@@ -9,7 +9,7 @@ use tierbed_core::env::mix64;
 use tierbed_core::{Result, RowKey};
 
 use crate::sizing::{RowClass, TierOptions};
-use crate::tier::{packed, RowTier, TierStats};
+use crate::tier::{packed, Insertion, RowTier, TierGroup, TierStats};
 
 /// Bytes a shard should at least have; below, fewer shards.
 const SHARD_BYTES_WANTED: u64 = 2 << 20;
@@ -21,6 +21,7 @@ const SHARDS_MAX: u64 = 256;
 #[derive(Debug)]
 pub struct ShardedTier {
     shards: Vec<Mutex<RowTier>>,
+    knows_groups: bool,
 }
 
 impl ShardedTier {
@@ -42,7 +43,8 @@ impl ShardedTier {
             policy: options.policy,
         };
         let shards = (0..shard_count).map(|_| Ok(Mutex::new(RowTier::new(&shard)?)));
-        Ok(Self { shards: shards.collect::<Result<_>>()? })
+        let knows_groups = options.policy.knows_groups();
+        Ok(Self { shards: shards.collect::<Result<_>>()?, knows_groups })
     }
 
     /// Looks up `keys` and hands every row found to `found` with its position.
@@ -67,6 +69,74 @@ impl ShardedTier {
                 }
             }
         }
+    }
+
+    /// As [`get_many`](Self::get_many), but counts nothing and tells the policies nothing.
+    pub fn peek_many(
+        &self,
+        keys: &[RowKey],
+        visits: &mut Visits,
+        mut found: impl FnMut(usize, &[f32]),
+    ) {
+        self.arrange(keys, visits, |_| true);
+        for (shard, positions) in self.shards.iter().zip(visits.by_shard()) {
+            if positions.is_empty() {
+                continue;
+            }
+            let tier = lock(shard);
+            for &position in positions {
+                let row = keys.get(position as usize).and_then(|key| tier.peek(*key));
+                if let Some(row) = row {
+                    found(position as usize, row);
+                }
+            }
+        }
+    }
+
+    /// Tells the policies of a group that was asked for, and offers them the rows that are not
+    /// here: `row_of` gives the row of a position, or none to leave it out. Rows that leave for
+    /// others, and those that do not come in, go to `left`.
+    ///
+    /// `row_of` and `left` run under a shard's lock: they should copy and return.
+    ///
+    /// # Errors
+    /// As [`RowTier::insert`].
+    pub fn settle<'a>(
+        &self,
+        group: &TierGroup<'_>,
+        visits: &mut Visits,
+        mut row_of: impl FnMut(usize) -> Option<&'a [f32]>,
+        mut left: impl FnMut(RowKey, &[f32]),
+    ) -> Result<()> {
+        self.arrange(group.keys, visits, |_| true);
+        let (mut keys, mut row_words) = (Vec::new(), Vec::new());
+        for (shard, positions) in self.shards.iter().zip(visits.by_shard()) {
+            if positions.is_empty() {
+                continue;
+            }
+            keys.clear();
+            row_words.clear();
+            for &position in positions {
+                keys.extend(group.keys.get(position as usize));
+                row_words.extend(group.row_words.get(position as usize));
+            }
+            let mut tier = lock(shard);
+            tier.begin_group(&TierGroup { keys: &keys, row_words: &row_words, ..*group });
+            for (key, &position) in keys.iter().zip(positions) {
+                // Policies without groups heard of hits from `get_many`.
+                let is_here =
+                    if self.knows_groups { tier.get(*key).is_some() } else { tier.contains(*key) };
+                if !is_here {
+                    if let Some(row) = row_of(position as usize) {
+                        if tier.insert_with(*key, row, &mut left)? == Insertion::Bypassed {
+                            left(*key, row);
+                        }
+                    }
+                }
+            }
+            tier.end_group();
+        }
+        Ok(())
     }
 
     /// Stores copies of rows: `row_of` gives the row of a position, or none to leave it out.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! capacity >= slabs * (slab_bytes + per-slab tables) + index for the most rows they can hold
-//!             + what the policies keep whatever the slots
+//!             + what the policies keep whatever the slots + scores of rows that left
 //! slab     =  slots * (row words * 4 + slot metadata)           slot metadata: key, tick, policy
 //! ```
 //!
@@ -12,11 +12,13 @@
 use tierbed_core::{Error, Result};
 
 use crate::index::RobinHoodIndex;
-use crate::policy::{EvictionPolicy, PolicyKind, SLOT_BITS};
+use crate::policy::{EvictionPolicy, PolicyKind, ScoreTable, SLOT_BITS};
 use crate::slab::{Slab, SLAB_OVERHEAD_BYTES, SLOT_METADATA_BYTES};
 
 const SLAB_BYTES_MAX: u64 = 64 << 10;
 const SLAB_BYTES_MIN: u64 = 4 << 10;
+/// Scores of rows that are not here, per row that may be, for policies that want them.
+const SCORES_PER_ROW: u64 = 2;
 /// Slabs a tier should at least be made of, so that several row sizes find room.
 const SLABS_WANTED: u64 = 64;
 
@@ -49,6 +51,8 @@ pub(crate) struct Layout {
     pub(crate) rows_max: u64,
     /// Bytes the policies of all classes keep whatever the slots.
     pub(crate) policy_bytes: u64,
+    /// Whether scores of rows that left are kept.
+    remembers_scores: bool,
     /// Row words and slots per slab of each class, by growing row words.
     pub(crate) classes: Vec<ClassLayout>,
 }
@@ -80,7 +84,14 @@ impl Layout {
             let slots = (slab_bytes - SLAB_OVERHEAD_BYTES) / slot_bytes(class, policy.as_ref());
             class.slots_per_slab = slots.min(1 << SLOT_BITS) as u32;
         }
-        let mut layout = Self { slab_bytes, slab_count: 0, rows_max: 0, policy_bytes: 0, classes };
+        let mut layout = Self {
+            slab_bytes,
+            slab_count: 0,
+            rows_max: 0,
+            policy_bytes: 0,
+            remembers_scores: options.policy.remembers_scores(),
+            classes,
+        };
         layout.fit(options.capacity_bytes, policy.as_ref());
         Ok(layout)
     }
@@ -112,6 +123,7 @@ impl Layout {
     fn bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
         slab_count * (self.slab_bytes + self.table_bytes_per_slab(policy))
             + index_bytes(self.rows_in(slab_count))
+            + ScoreTable::bytes_for(self.score_count(self.rows_in(slab_count)))
             + self.classes.len() as u64 * policy.bytes_fixed() as u64
     }
 
@@ -125,6 +137,16 @@ impl Layout {
             slabs_left -= slabs;
         }
         rows
+    }
+
+    /// Scores remembered besides those of the rows held, with room for `rows` of them.
+    pub(crate) fn score_count(&self, rows: u64) -> u64 {
+        let all = self.classes.iter().fold(0u64, |sum, class| sum.saturating_add(class.row_count));
+        if self.remembers_scores {
+            (rows * SCORES_PER_ROW).min(all)
+        } else {
+            0
+        }
     }
 
     /// Bytes per slab outside the slab itself: the slab table, and what each pool keeps.

@@ -12,7 +12,7 @@ use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowKey};
 
 use crate::index::RobinHoodIndex;
-use crate::policy::{EvictionPolicy, SLOT_BITS};
+use crate::policy::{EvictionPolicy, Group, ScoreTable, SLOT_BITS};
 use crate::sizing::{Layout, TierOptions};
 use crate::slab::{Slab, EMPTY_KEY};
 
@@ -29,6 +29,9 @@ pub struct RowTier {
     index: RobinHoodIndex,
     slabs: Vec<Option<Slab>>,
     pools: Vec<Pool>,
+    /// Scores of rows that left, where the policy wants them.
+    scores: ScoreTable,
+    hashes: Vec<u64>,
     /// Counts accesses; wraps.
     tick: u32,
     fixed_bytes: u64,
@@ -52,6 +55,19 @@ struct Counters {
     insertions: u64,
     evictions: u64,
     slab_moves: u64,
+}
+
+/// The rows of a group that a tier deals with.
+#[derive(Debug, Clone, Copy)]
+pub struct TierGroup<'a> {
+    /// Their keys, each once.
+    pub keys: &'a [RowKey],
+    /// Words of each, `[keys]`.
+    pub row_words: &'a [usize],
+    /// Rows of the whole group, those of other tiers too.
+    pub row_count: u32,
+    /// How many of them needed no read.
+    pub hit_count: u32,
 }
 
 /// What became of an inserted row.
@@ -111,6 +127,12 @@ pub(crate) fn packed(key: RowKey) -> u64 {
     (u64::from(key.table.0) << 40) | key.row.0
 }
 
+/// The key that was [`packed`].
+fn unpacked(key: u64) -> RowKey {
+    let table = tierbed_core::TableId((key >> 40) as u32);
+    RowKey::new(table, tierbed_core::RowId(key & ((1 << 40) - 1)))
+}
+
 impl RowTier {
     /// Builds an empty tier; memory is taken as rows arrive, except the index's.
     ///
@@ -129,9 +151,16 @@ impl RowTier {
         });
         let pools: Vec<Pool> = pools.collect();
         let tables = layout.table_bytes_per_slab(options.policy.build().as_ref());
-        let fixed_bytes =
-            index.bytes() as u64 + layout.policy_bytes + tables * u64::from(layout.slab_count);
+        let score_count = layout.score_count(layout.rows_max);
+        let mut scores = ScoreTable::default();
+        scores.resize(usize::try_from(score_count).unwrap_or(usize::MAX));
+        let fixed_bytes = index.bytes() as u64
+            + layout.policy_bytes
+            + ScoreTable::bytes_for(score_count)
+            + tables * u64::from(layout.slab_count);
         Ok(Self {
+            scores,
+            hashes: Vec::new(),
             slabs: Vec::with_capacity(layout.slab_count as usize),
             index,
             pools,
@@ -159,6 +188,39 @@ impl RowTier {
         Some(slab.row(at(slot)))
     }
 
+    /// Returns the row of `key` if it is here, `[row_words]`; counts nothing and tells the
+    /// policy nothing.
+    #[must_use]
+    pub fn peek(&self, key: RowKey) -> Option<&[f32]> {
+        let slot = self.find(packed(key))?;
+        let slab = self.slabs.get((slot >> SLOT_BITS) as usize)?.as_ref()?;
+        Some(slab.row(at(slot)))
+    }
+
+    /// Tells the policies that the rows of `group` were asked for together, and how many of the
+    /// whole group were hits, wherever they were found. [`get`](Self::get) and
+    /// [`insert`](Self::insert) for each row follow, then [`end_group`](Self::end_group).
+    pub fn begin_group(&mut self, group: &TierGroup<'_>) {
+        for pool in &mut self.pools {
+            self.hashes.clear();
+            let rows = group.keys.iter().zip(group.row_words);
+            let rows = rows.filter(|(_, words)| **words == pool.row_words);
+            self.hashes.extend(rows.map(|(key, _)| mix64(packed(*key))));
+            pool.policy.begin_group(&Group {
+                hashes: &self.hashes,
+                row_count: group.row_count,
+                hit_count: group.hit_count,
+            });
+        }
+    }
+
+    /// Tells the policies that the group that began last has been dealt with.
+    pub fn end_group(&mut self) {
+        for pool in &mut self.pools {
+            pool.policy.end_group();
+        }
+    }
+
     /// Tells whether `key` is here; counts nothing.
     #[must_use]
     pub fn contains(&self, key: RowKey) -> bool {
@@ -170,6 +232,19 @@ impl RowTier {
     /// # Errors
     /// `Invalid` when no class has rows of this size.
     pub fn insert(&mut self, key: RowKey, row: &[f32]) -> Result<Insertion> {
+        self.insert_with(key, row, &mut |_, _| ())
+    }
+
+    /// Stores a copy of `row` `[row_words]`, and hands every row that leaves for it to `left`.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub fn insert_with(
+        &mut self,
+        key: RowKey,
+        row: &[f32],
+        left: &mut dyn FnMut(RowKey, &[f32]),
+    ) -> Result<Insertion> {
         let packed = packed(key);
         let pool_at =
             self.pools.binary_search_by_key(&row.len(), |pool| pool.row_words).map_err(|_| {
@@ -188,14 +263,16 @@ impl RowTier {
             self.vacate(slot);
         }
         let is_full = self.is_full(pool_at);
-        let arrival = self.pool_mut(pool_at).policy.arrive(mix64(packed), 0, is_full);
+        let score = self.scores.get(mix64(packed));
+        let arrival = self.pool_mut(pool_at).policy.arrive(mix64(packed), score, is_full);
         if !arrival.is_admitted {
+            self.remember(pool_at, mix64(packed), arrival.score);
             return Ok(Insertion::Bypassed);
         }
         for _ in 0..arrival.flushed {
-            self.evict_one(pool_at);
+            self.evict_one(pool_at, left);
         }
-        let Some(slot) = self.free_slot(pool_at) else { return Ok(Insertion::Bypassed) };
+        let Some(slot) = self.free_slot(pool_at, left) else { return Ok(Insertion::Bypassed) };
         if !self.index.insert(mix64(packed), slot) {
             return Ok(Insertion::Bypassed);
         }
@@ -250,20 +327,15 @@ impl RowTier {
     pub fn dump(&self, row_words: usize) -> Vec<RowKey> {
         let pool = self.pools.iter().find(|pool| pool.row_words == row_words);
         let slots = pool.map_or_else(Vec::new, |pool| pool.policy.dump());
-        let keys = slots.iter().map(|&slot| self.key_of(slot));
-        keys.map(|key| {
-            let table = tierbed_core::TableId((key >> 40) as u32);
-            RowKey::new(table, tierbed_core::RowId(key & ((1 << 40) - 1)))
-        })
-        .collect()
+        slots.iter().map(|&slot| unpacked(self.key_of(slot))).collect()
     }
 
     /// Finds an empty slot of `pool_at`, making one if need be. It stays first of the free list.
-    fn free_slot(&mut self, pool_at: usize) -> Option<u32> {
+    fn free_slot(&mut self, pool_at: usize, left: &mut dyn FnMut(RowKey, &[f32])) -> Option<u32> {
         if self.pool_mut(pool_at).free == NONE && !self.grow(pool_at) {
             self.balance(pool_at);
             if self.pool_mut(pool_at).free == NONE {
-                self.evict_one(pool_at);
+                self.evict_one(pool_at, left);
             }
         }
         let free = self.pool_mut(pool_at).free;
@@ -271,12 +343,21 @@ impl RowTier {
     }
 
     /// Evicts the victim of a pool, if it holds a row.
-    fn evict_one(&mut self, pool_at: usize) {
+    fn evict_one(&mut self, pool_at: usize, left: &mut dyn FnMut(RowKey, &[f32])) {
         let Some(victim) = self.pool_mut(pool_at).policy.victim() else { return };
         self.counters.evictions += 1;
-        let hash = mix64(self.key_of(victim));
-        self.pool_mut(pool_at).policy.evict(victim, hash);
+        let key = self.key_of(victim);
+        let score = self.pool_mut(pool_at).policy.evict(victim, mix64(key));
+        self.remember(pool_at, mix64(key), score);
+        left(unpacked(key), self.slab_mut(victim).row(at(victim)));
         self.empty(victim);
+    }
+
+    /// Keeps the score of a row that is not here.
+    fn remember(&mut self, pool_at: usize, hash: u64, score: u16) {
+        if let Some(pool) = self.pools.get(pool_at) {
+            self.scores.put(hash, score, |score| pool.policy.rank(score));
+        }
     }
 
     /// Tells whether a row would have to leave for another of this pool.

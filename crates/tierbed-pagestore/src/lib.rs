@@ -31,6 +31,7 @@ mod rows;
 mod scratch;
 mod snapshot;
 pub mod sorter;
+mod tiers;
 mod verify;
 mod writer;
 
@@ -46,4 +47,7 @@ pub use snapshot::{
 };
 pub use tierbed_kernels::{FeaturePlan, Pooling};
 pub use tierbed_placement::index::PageIndex;
+pub use tiers::{
+    CacheTier, HeadRows, MissMode, ResidentTable, Tail, TierStackOptions, TierSummary,
+};
 pub use writer::{Report, SnapshotWriter};

@@ -12,6 +12,7 @@ use tierbed_kernels::{fill_initial, BagRange, FeaturePlan, Pooling, Rows};
 use crate::reader::{PagesRead, Reader};
 use crate::scratch::{AskedItem, Filled, Scratch, Wanted};
 use crate::snapshot::{Place, Snapshot};
+use crate::tiers::{Answer, Group};
 
 /// What one lookup did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -20,8 +21,14 @@ pub struct LookupStats {
     pub index_count: u64,
     /// Rows fetched: unique in each chunk.
     pub row_count: u64,
-    /// Of these, found in the row cache.
+    /// Of these, found in a tier of the row cache.
     pub rows_cached: u64,
+    /// Of these, always in memory.
+    pub rows_resident: u64,
+    /// Of these, answered by a coarse code or another row.
+    pub rows_surrogate: u64,
+    /// Of these, answered by the default row of their table.
+    pub rows_default: u64,
     /// Of these, read from pages.
     pub rows_read: u64,
     /// Of these, never written: their initial values were computed.
@@ -41,6 +48,9 @@ impl LookupStats {
         self.index_count += other.index_count;
         self.row_count += other.row_count;
         self.rows_cached += other.rows_cached;
+        self.rows_resident += other.rows_resident;
+        self.rows_surrogate += other.rows_surrogate;
+        self.rows_default += other.rows_default;
         self.rows_read += other.rows_read;
         self.rows_initial += other.rows_initial;
         self.pages_read += other.pages_read;
@@ -89,7 +99,7 @@ impl Snapshot {
         let mut first = 0;
         while first < bags.indices.len() {
             let end = gather(reader, asked, first);
-            self.fetch_cached(reader, &mut stats)?;
+            self.fetch_cached(reader, asked, first, &mut stats)?;
             self.pool_chunk(reader, asked, first, out);
             stats.chunk_count += 1;
             first = end;
@@ -104,19 +114,16 @@ impl Snapshot {
         Ok(stats)
     }
 
-    /// Fills the scratch's rows: from the cache, then from pages, then the cache from those.
-    fn fetch_cached(&self, reader: &mut Reader, stats: &mut LookupStats) -> Result<()> {
-        let scratch = &mut reader.scratch;
-        let (keys, words) = (&scratch.keys, &mut scratch.words);
-        let (starts, filled) = (&scratch.row_starts, &mut scratch.filled);
-        self.cache().get_many(keys, &mut scratch.visits, |at, row| {
-            let place = starts.get(at).and_then(|&start| words.get_mut(start..start + row.len()));
-            if let (Some(place), Some(state)) = (place, filled.get_mut(at)) {
-                place.copy_from_slice(row);
-                *state = Filled::Cached;
-            }
-        });
-        let read = self.fetch(reader)?;
+    /// Fills the scratch's rows: from the tiers, then from pages, then the tiers from those.
+    fn fetch_cached(
+        &self,
+        reader: &mut Reader,
+        asked: Asked<'_>,
+        first: usize,
+        stats: &mut LookupStats,
+    ) -> Result<()> {
+        self.tiers().answer(&mut reader.scratch);
+        let read = self.fetch(reader, true)?;
         stats.pages_read += read.pages_read;
         stats.pages_failed += read.pages_failed;
         stats.rows_recovered += read.rows_recovered;
@@ -125,31 +132,83 @@ impl Snapshot {
             stats.row_count += 1;
             match state {
                 Filled::Cached => stats.rows_cached += 1,
+                Filled::Resident => stats.rows_resident += 1,
+                Filled::Surrogate => stats.rows_surrogate += 1,
+                Filled::Default => stats.rows_default += 1,
                 Filled::Read => stats.rows_read += 1,
                 Filled::Initial | Filled::No => stats.rows_initial += 1,
             }
         }
-        if stats.rows_read == rows_read_before {
+        let rows_read = stats.rows_read - rows_read_before;
+        if self.tiers().knows_groups() {
+            return self.settle_samples(&mut reader.scratch, asked, first);
+        }
+        if rows_read == 0 {
             return Ok(());
         }
-        let Scratch { keys, words, row_starts, filled, visits, .. } = &mut reader.scratch;
-        self.cache().insert_many(keys, visits, |at| {
-            let is_read = filled.get(at) == Some(&Filled::Read);
-            let key = keys.get(at).filter(|_| is_read)?;
-            let start = row_starts.get(at).copied()?;
-            words.get(start..start + self.dim(*key))
-        })
+        let scratch = &mut reader.scratch;
+        let every: Vec<u32> = (0..scratch.keys.len() as u32).collect();
+        let hit_count = every.len() as u32 - rows_read as u32;
+        self.tiers().settle(&Group { positions: &every, hit_count }, scratch)
     }
 
-    /// Fills the rows of the scratch that are not filled yet; returns the pages read.
-    pub(crate) fn fetch(&self, reader: &mut Reader) -> Result<PagesRead> {
+    /// Tells the tiers which rows each sample asked for. A row that an earlier sample of the
+    /// chunk had read came along for free.
+    fn settle_samples(&self, scratch: &mut Scratch, asked: Asked<'_>, first: usize) -> Result<()> {
+        let Asked { plan, bags } = asked;
+        let end = first + scratch.ats.len();
+        let mut positions = Vec::new();
+        for sample in 0..bags.batch_size() {
+            positions.clear();
+            let (mark, mut hit_count) = (sample as u32 + 1, 0);
+            for feature in 0..plan.features().len() {
+                let offsets = bags.feature_offsets(feature);
+                let bound = |at: usize| offsets.get(at).map_or(0, |&offset| offset as usize);
+                let (from, to) = (bound(sample).max(first), bound(sample + 1).min(end));
+                for at in from..to {
+                    let Some(&row) = scratch.ats.get(at - first) else { continue };
+                    let Some(by) = scratch.asked_by.get_mut(row as usize) else { continue };
+                    if *by == mark {
+                        continue;
+                    }
+                    let is_read = scratch.filled.get(row as usize) == Some(&Filled::Read);
+                    hit_count += u32::from(*by != 0 || !is_read);
+                    *by = mark;
+                    positions.push(row);
+                }
+            }
+            self.tiers().settle(&Group { positions: &positions, hit_count }, scratch)?;
+        }
+        Ok(())
+    }
+
+    /// Fills the rows of the scratch that are not filled yet; returns the pages read. Misses may
+    /// be answered approximately, where the options say so.
+    pub(crate) fn fetch(&self, reader: &mut Reader, may_approximate: bool) -> Result<PagesRead> {
         let scratch = &mut reader.scratch;
         for at in 0..scratch.keys.len() {
             let (Some(&key), Some(Filled::No)) = (scratch.keys.get(at), scratch.filled.get(at))
             else {
                 continue;
             };
-            match self.place_of(key)? {
+            let place = self.place_of(key)?;
+            if may_approximate && place != Place::Nowhere {
+                let start = scratch.row_starts.get(at).copied().unwrap_or(0);
+                let Scratch { words, visits, .. } = &mut *scratch;
+                let out = words.get_mut(start..start + self.dim(key)).unwrap_or_default();
+                match self.tiers().answer_miss(key, visits, out) {
+                    Answer::None => {}
+                    Answer::Surrogate => {
+                        scratch.mark(at, Filled::Surrogate);
+                        continue;
+                    }
+                    Answer::Default => {
+                        scratch.mark(at, Filled::Default);
+                        continue;
+                    }
+                }
+            }
+            match place {
                 Place::Page(page_id) => {
                     let parts = self.shape(key).map_or(1, |shape| shape.parts_per_row as u32);
                     scratch.wanted.extend((0..parts).map(|part| Wanted {

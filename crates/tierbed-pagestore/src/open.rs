@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use tierbed_cache::{PolicyKind, RowClass, ShardedTier, TierOptions};
 use tierbed_core::{Budget, Error, Reservation, Result};
 use tierbed_io::{
     Device, EngineChoice, EngineOptions, Folder, MemoryDevice, MmapDevice, OpenMode, PAGE_BYTES,
@@ -19,9 +18,8 @@ use crate::places::{places_blocks, Places, PlacesMemory};
 use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
 use crate::scratch::Scratch;
 use crate::snapshot::{Backend, SnapshotOptions};
+use crate::tiers::{resident_bytes, TierStack};
 
-/// Most locks the row cache is split over.
-const CACHE_SHARDS_MAX: usize = 16;
 const SCRATCH_BYTES_MIN: u64 = 64 << 10;
 const SCRATCH_BYTES_MAX: u64 = 8 << 20;
 const QUEUE_DEPTH_MIN: u32 = 4;
@@ -37,7 +35,7 @@ pub(crate) struct Opened {
     pub(crate) index_bytes: u64,
     pub(crate) places: Places,
     pub(crate) places_bytes: u64,
-    pub(crate) cache: ShardedTier,
+    pub(crate) tiers: TierStack,
     pub(crate) readers: Vec<Reader>,
     pub(crate) budget: Budget,
     pub(crate) reservations: Vec<Reservation>,
@@ -56,7 +54,9 @@ impl Opened {
         let file = open_whole(folder, PAGES_NAME, manifest.page_count)?;
         let file_bytes = manifest.page_count * PAGE_BYTES as u64;
         let copied_bytes = if options.backend == Backend::Memory { file_bytes } else { 0 };
-        let needed_bytes = shape.word_bytes() + copied_bytes + places_memory.held_bytes;
+        let kept_bytes = resident_bytes(&options.tiers.resident);
+        let needed_bytes =
+            shape.word_bytes() + copied_bytes + places_memory.held_bytes + kept_bytes;
         let left_bytes = options.dram_budget_bytes.saturating_sub(needed_bytes);
         let row_words_max = manifest.schema.tables().iter().map(|table| table.dim).max();
         let row_words_max = row_words_max.unwrap_or(1) as usize;
@@ -66,7 +66,8 @@ impl Opened {
         let reader_bytes = maker.make(0, &file)?.memory_bytes();
         let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
         let index_needs = shape.word_bytes() + places_memory.held_bytes;
-        check_budget(options, index_needs, copied_bytes, reader_bytes.max(load_bytes))?;
+        let pages_needs = copied_bytes + kept_bytes;
+        check_budget(options, index_needs, pages_needs, reader_bytes.max(load_bytes))?;
 
         let budget = Budget::new(options.dram_budget_bytes);
         let mut reservations = vec![budget.reserve("forward_index", shape.word_bytes())?];
@@ -76,6 +77,7 @@ impl Opened {
         let index = ForwardIndex::load(shape, page_count, index_device.as_ref(), crc)?;
         let (places, places_bytes) = load_places(folder, manifest, options)?;
         reservations.push(budget.reserve("placement_index", places.memory_bytes())?);
+        reservations.push(budget.reserve("resident_rows", kept_bytes)?);
         drop(load);
         let pages = match options.backend {
             Backend::Direct => file,
@@ -93,14 +95,15 @@ impl Opened {
         reservations.push(budget.reserve("readers", bytes)?);
         let cache_bytes = budget.free_bytes().min(options.cache_bytes_max.unwrap_or(u64::MAX));
         reservations.push(budget.reserve("row_cache", cache_bytes)?);
-        let cache = open_cache(manifest, cache_bytes)?;
+        let stored: Vec<u64> = manifest.tables.iter().map(|table| table.row_count).collect();
+        let tiers = TierStack::new(&manifest.schema, &stored, &options.tiers, cache_bytes)?;
         Ok(Self {
             pages,
             index,
             index_bytes,
             places,
             places_bytes,
-            cache,
+            tiers,
             readers,
             budget,
             reservations,
@@ -128,6 +131,7 @@ struct ReaderMaker {
     scratch_bytes: u64,
     row_words_max: usize,
     choice_bytes_per_row: usize,
+    tier_count: usize,
 }
 
 impl ReaderMaker {
@@ -149,12 +153,13 @@ impl ReaderMaker {
         }
         let scratch_bytes = share.clamp(SCRATCH_BYTES_MIN, SCRATCH_BYTES_MAX);
         let choice_bytes_per_row = if is_placed { CHOICE_BYTES_PER_ROW } else { 0 };
-        Self { engine, scratch_bytes, row_words_max, choice_bytes_per_row }
+        let tier_count = options.tiers.tiers.len();
+        Self { engine, scratch_bytes, row_words_max, choice_bytes_per_row, tier_count }
     }
 
     fn make(&self, number: usize, pages: &Arc<dyn Device>) -> Result<Reader> {
-        let scratch =
-            Scratch::new(self.scratch_bytes, self.row_words_max, self.choice_bytes_per_row);
+        let per_row = (self.choice_bytes_per_row, self.tier_count);
+        let scratch = Scratch::new(self.scratch_bytes, self.row_words_max, per_row);
         Reader::new(number, &self.engine, pages, scratch)
     }
 }
@@ -173,7 +178,7 @@ fn check_budget(
         .with("dram_budget_bytes", options.dram_budget_bytes)
         .with("minimum_bytes", minimum_bytes)
         .with("forward_index_bytes", index_bytes)
-        .with("pages_bytes", pages_bytes)
+        .with("pages_and_resident_bytes", pages_bytes)
         .with("reader_bytes", reader_bytes)
         .with("remedy", format_args!("raise dram_budget to at least {minimum_bytes} bytes")))
 }
@@ -218,15 +223,4 @@ fn copy_pages(file: &dyn Device, page_count: u64) -> Result<Arc<dyn Device>> {
         memory.write_at(first * PAGE_BYTES as u64, bytes)?;
     }
     Ok(Arc::new(memory))
-}
-
-fn open_cache(manifest: &Manifest, capacity_bytes: u64) -> Result<ShardedTier> {
-    let tables = manifest.schema.tables().iter().zip(&manifest.tables);
-    let classes = tables.map(|(schema, contents)| RowClass {
-        row_words: schema.dim as usize,
-        row_count: contents.row_count,
-    });
-    let options =
-        TierOptions { capacity_bytes, classes: classes.collect(), policy: PolicyKind::Lru };
-    ShardedTier::new(&options, CACHE_SHARDS_MAX)
 }

@@ -70,7 +70,7 @@ impl RowStore for SnapshotRows {
             let fitting =
                 rest.iter().take_while(|key| reader.scratch.add(**key, snapshot.dim(**key)));
             let count = fitting.count();
-            self.stats.pages_read += snapshot.fetch(reader)?.pages_read;
+            self.stats.pages_read += snapshot.fetch(reader, false)?.pages_read;
             self.hand_out(reader, first, sink)?;
             first += count;
         }

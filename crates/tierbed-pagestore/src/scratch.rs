@@ -8,13 +8,21 @@ use tierbed_cache::Visits;
 use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
 
+use crate::tiers::TierScratch;
+
 /// How a row of the scratch got its words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// Not yet.
     No,
-    /// From the cache.
+    /// From a tier of the cache.
     Cached,
+    /// From the rows that are always in memory.
+    Resident,
+    /// By another row, or a coarse code.
+    Surrogate,
+    /// By the default row of the table.
+    Default,
     /// From pages.
     Read,
     /// By the initialiser.
@@ -48,25 +56,31 @@ pub(crate) struct Scratch {
     /// First word of each unique row.
     pub(crate) row_starts: Vec<usize>,
     pub(crate) filled: Vec<Filled>,
+    /// Number of the tier that had each unique row, from 1; 0: none.
+    pub(crate) tier_of: Vec<u8>,
+    /// Sample of each unique row that asked for it last, from 1; 0: none yet.
+    pub(crate) asked_by: Vec<u32>,
+    /// Unique row of each index.
+    pub(crate) ats: Vec<u32>,
     /// First word of the row of each index.
     pub(crate) starts: Vec<usize>,
     pub(crate) words: Vec<f32>,
     words_used: usize,
     pub(crate) wanted: Vec<Wanted>,
     pub(crate) asked: Vec<AskedItem>,
+    /// Memory for telling the tiers, and its bytes.
+    pub(crate) work: TierScratch,
+    work_bytes: u64,
     /// Pages of a placement are chosen in memory of their own, which counts here.
     choice_bytes_per_row: usize,
 }
 
-/// Bytes per unique row and index besides the words: key, start, state, start of the index, the
-/// order of the cache's shards, the table of places, the page it is on.
-const ENTRY_BYTES: usize = size_of::<RowKey>()
-    + 8
-    + 1
-    + 8
-    + Visits::BYTES_PER_KEY
-    + PlaceTable::BYTES_PER_KEY
-    + size_of::<Wanted>();
+/// Bytes per unique row and index: key, start, state, start of the index, its tier and sample,
+/// the position of the index, what a later tier is asked for, the order of the cache's shards.
+const ROW_BYTES: usize =
+    2 * size_of::<RowKey>() + 8 + 1 + 8 + 1 + 4 + 4 + 8 + Visits::BYTES_PER_KEY;
+/// Those besides the words: also the table of places and the page it is on.
+const ENTRY_BYTES: usize = ROW_BYTES + PlaceTable::BYTES_PER_KEY + size_of::<Wanted>();
 /// Words of a part: what the extra `Wanted`s of large rows are counted by.
 const PART_WORDS_MIN: usize = 1000;
 
@@ -74,12 +88,12 @@ impl Scratch {
     /// Lays out `memory_bytes`: half for words, half for the rest, but at least one row of
     /// `row_words_max`.
     ///
-    /// With `choice_bytes_per_row`, choosing among pages takes that much besides; 0: nothing is
+    /// `tier_count` tiers are told what was found. With `choice_bytes_per_row`, choosing among pages takes that much besides; 0: nothing is
     /// chosen.
     pub(crate) fn new(
         memory_bytes: u64,
         row_words_max: usize,
-        choice_bytes_per_row: usize,
+        (choice_bytes_per_row, tier_count): (usize, usize),
     ) -> Self {
         let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX / 4);
         let words = (half / size_of::<f32>()).max(row_words_max);
@@ -93,6 +107,11 @@ impl Scratch {
             keys: Vec::with_capacity(entries),
             row_starts: Vec::with_capacity(entries),
             filled: Vec::with_capacity(entries),
+            tier_of: Vec::with_capacity(entries),
+            asked_by: Vec::with_capacity(entries),
+            ats: Vec::with_capacity(entries),
+            work: TierScratch::default(),
+            work_bytes: TierScratch::bytes_for(tier_count, row_words_max),
             starts: Vec::with_capacity(entries),
             words: vec![0.0; words],
             words_used: 0,
@@ -106,12 +125,12 @@ impl Scratch {
     pub(crate) fn memory_bytes(&self) -> u64 {
         let entries = self.keys.capacity();
         let bytes = self.index.memory_bytes()
-            + entries * (size_of::<RowKey>() + 8 + 1 + 8 + Visits::BYTES_PER_KEY)
+            + entries * ROW_BYTES
             + entries * self.choice_bytes_per_row
             + self.asked.capacity() * size_of::<AskedItem>()
             + self.wanted.capacity() * size_of::<Wanted>()
             + self.words.len() * size_of::<f32>();
-        bytes as u64
+        bytes as u64 + self.work_bytes
     }
 
     /// Starts a chunk of `index_count` indices, or as many of them as fit.
@@ -120,6 +139,9 @@ impl Scratch {
         self.keys.clear();
         self.row_starts.clear();
         self.filled.clear();
+        self.tier_of.clear();
+        self.asked_by.clear();
+        self.ats.clear();
         self.starts.clear();
         self.wanted.clear();
         self.asked.clear();
@@ -133,11 +155,17 @@ impl Scratch {
         }
         let is_fitting = self.words_used + row_words <= self.words.len();
         let start = match self.index.find_or_add(key, &self.keys, is_fitting) {
-            Found::Known(at) => self.row_starts.get(at as usize).copied().unwrap_or(0),
+            Found::Known(at) => {
+                self.ats.push(at);
+                self.row_starts.get(at as usize).copied().unwrap_or(0)
+            }
             Found::Full => return false,
             Found::Added => {
                 let start = self.words_used;
                 self.words_used += row_words;
+                self.ats.push(self.keys.len() as u32);
+                self.tier_of.push(0);
+                self.asked_by.push(0);
                 self.keys.push(key);
                 self.row_starts.push(start);
                 self.filled.push(Filled::No);

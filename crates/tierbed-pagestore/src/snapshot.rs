@@ -7,7 +7,6 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::Serialize;
-use tierbed_cache::{ShardedTier, TierStats};
 use tierbed_core::budget::BudgetReport;
 use tierbed_core::checksum::crc32c;
 use tierbed_core::stats::IoStats;
@@ -24,6 +23,7 @@ use crate::page::PageShape;
 use crate::places::Places;
 use crate::reader::{PageTable, Reader, Source};
 use crate::record::{RecordStats, Recorder};
+use crate::tiers::{TierStack, TierStackOptions, TierSummary};
 
 /// How pages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,6 +73,8 @@ pub struct SnapshotOptions {
     pub cache_bytes_max: Option<u64>,
     /// Most bytes of mapped pages in memory, besides the budget; `None`: as the system likes.
     pub mapped_bytes_max: Option<u64>,
+    /// What the row cache is made of, and what misses do.
+    pub tiers: TierStackOptions,
 }
 
 impl Default for SnapshotOptions {
@@ -85,6 +87,7 @@ impl Default for SnapshotOptions {
             select: SelectOptions::default(),
             cache_bytes_max: None,
             mapped_bytes_max: None,
+            tiers: TierStackOptions::default(),
         }
     }
 }
@@ -101,7 +104,7 @@ pub struct Snapshot {
     places: Places,
     places_bytes: u64,
     select: SelectOptions,
-    cache: ShardedTier,
+    tiers: TierStack,
     readers: Mutex<Readers>,
     reader_is_back: Condvar,
     totals: Mutex<(u64, LookupStats)>,
@@ -125,9 +128,9 @@ pub struct SnapshotStats {
     pub lookup_count: u64,
     /// All lookups together.
     pub lookups: LookupStats,
-    /// Rows asked of the cache and found.
+    /// Rows asked of the cache and found, in whichever tier.
     pub cache_hits: u64,
-    /// Rows asked of the cache and not found.
+    /// Rows asked of the cache and found in no tier.
     pub cache_misses: u64,
     /// Rows that left the cache.
     pub cache_evictions: u64,
@@ -137,6 +140,10 @@ pub struct SnapshotStats {
     pub cache_used_bytes: u64,
     /// Bytes the cache may use.
     pub cache_capacity_bytes: u64,
+    /// Bytes of the rows that are always in memory.
+    pub resident_bytes: u64,
+    /// The tiers of the cache, the first asked first.
+    pub tiers: Vec<TierSummary>,
     /// Lookups that may run at once.
     pub reader_count: u64,
     /// Pages a reader lets fly at once at most; the largest of all readers.
@@ -236,7 +243,7 @@ impl Snapshot {
             places: opened.places,
             places_bytes: opened.places_bytes,
             select: options.select,
-            cache: opened.cache,
+            tiers: opened.tiers,
             readers: Mutex::new(Readers { idle: opened.readers, io }),
             reader_is_back: Condvar::new(),
             totals: Mutex::default(),
@@ -347,18 +354,22 @@ impl Snapshot {
     /// Returns what was counted since the snapshot was opened.
     #[must_use]
     pub fn stats(&self) -> SnapshotStats {
-        let cache: TierStats = self.cache.stats();
+        let tiers = self.tiers.stats();
+        let sum = |field: fn(&TierSummary) -> u64| tiers.iter().map(field).sum::<u64>();
         let (lookup_count, lookups) = *lock(&self.totals);
         let readers = lock(&self.readers);
         SnapshotStats {
             lookup_count,
             lookups,
-            cache_hits: cache.hits,
-            cache_misses: cache.misses,
-            cache_evictions: cache.evictions,
-            cache_rows: cache.row_count,
-            cache_used_bytes: cache.data_bytes + cache.metadata_bytes,
-            cache_capacity_bytes: cache.capacity_bytes,
+            cache_hits: sum(|tier| tier.hits),
+            // What one tier lacks the next is asked for.
+            cache_misses: tiers.last().map_or(0, |tier| tier.misses),
+            cache_evictions: sum(|tier| tier.evictions),
+            cache_rows: sum(|tier| tier.row_count),
+            cache_used_bytes: sum(|tier| tier.data_bytes + tier.metadata_bytes),
+            cache_capacity_bytes: sum(|tier| tier.capacity_bytes),
+            resident_bytes: self.tiers.resident_bytes(),
+            tiers,
             reader_count: readers.io.len() as u64,
             queue_depth: readers.io.iter().map(|(_, depth)| *depth).max().unwrap_or(0),
             io: sum_io(&readers.io),
@@ -409,8 +420,8 @@ impl Snapshot {
         &self.index
     }
 
-    pub(crate) fn cache(&self) -> &ShardedTier {
-        &self.cache
+    pub(crate) fn tiers(&self) -> &TierStack {
+        &self.tiers
     }
 
     pub(crate) fn kernels(&self) -> Kernels {

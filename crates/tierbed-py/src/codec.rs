@@ -98,6 +98,14 @@ impl NativeCodec {
 }
 
 impl NativeCodec {
+    pub(crate) fn codec(&self) -> &Codec {
+        &self.codec
+    }
+
+    pub(crate) fn dim(&self) -> usize {
+        self.dim
+    }
+
     /// Checks that as many whole rows as codes were given.
     fn check_counts(&self, values: usize, bytes: usize) -> Result<()> {
         let code_bytes = self.codec.code_bytes(self.dim);

@@ -15,6 +15,7 @@ mod place_parts;
 mod placement;
 mod progress;
 mod python_store;
+mod resident;
 mod server;
 mod snapshot;
 mod store;
@@ -34,6 +35,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<snapshot::NativeSnapshot>()?;
     module.add_class::<server::NativeServer>()?;
     module.add_class::<codec::NativeCodec>()?;
+    module.add_class::<resident::NativeResident>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
     exchange::register(module)?;
     folders::register(module)?;

@@ -9,9 +9,13 @@ use tierbed::PublishedIds;
 use tierbed_core::{Error, ErrorKind, Result, TableId};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_orders::budget_json;
-use tierbed_pagestore::{Backend, RecordOptions, Recorded, Snapshot, SnapshotOptions};
+use tierbed_pagestore::{
+    Backend, CacheTier, MissMode, RecordOptions, Recorded, ResidentTable, Snapshot,
+    SnapshotOptions, TierStackOptions,
+};
 
 use crate::errors::run;
+use crate::resident::NativeResident;
 use crate::store::{make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments};
 
 /// A published snapshot, read through a byte-budgeted row cache.
@@ -33,6 +37,14 @@ struct GivenOptions {
     backend: String,
     #[serde(default)]
     reader_count: Option<usize>,
+    /// Most bytes of the tiers.
+    #[serde(default)]
+    cache_bytes_max: Option<u64>,
+    /// The tiers, as `CacheTier::parse` reads them.
+    #[serde(default = "lru")]
+    tiers: Vec<String>,
+    #[serde(default = "read")]
+    misses: String,
 }
 
 fn auto() -> String {
@@ -43,8 +55,16 @@ fn direct() -> String {
     "direct".to_owned()
 }
 
+fn lru() -> Vec<String> {
+    vec!["lru".to_owned()]
+}
+
+fn read() -> String {
+    "read".to_owned()
+}
+
 impl GivenOptions {
-    fn parse(json: &str) -> Result<SnapshotOptions> {
+    fn parse(json: &str, resident: Vec<Arc<ResidentTable>>) -> Result<SnapshotOptions> {
         let given: Self = serde_json::from_str(json)
             .map_err(|cause| Error::invalid("snapshot options are wrong").with("cause", cause))?;
         let backend = match given.backend.as_str() {
@@ -71,6 +91,12 @@ impl GivenOptions {
             },
             backend,
             reader_count: given.reader_count.unwrap_or(defaults.reader_count),
+            cache_bytes_max: given.cache_bytes_max,
+            tiers: TierStackOptions {
+                tiers: given.tiers.iter().map(|t| CacheTier::parse(t)).collect::<Result<_>>()?,
+                resident,
+                misses: MissMode::from_name(&given.misses)?,
+            },
             ..defaults
         })
     }
@@ -134,9 +160,16 @@ impl NativeSnapshot {
     }
 
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, options_json: &str) -> PyResult<Self> {
+    #[pyo3(signature = (path, options_json, resident))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        options_json: &str,
+        resident: Vec<PyRef<'_, NativeResident>>,
+    ) -> PyResult<Self> {
+        let resident = resident.iter().map(|table| table.table()).collect();
         let (snapshot, ids) = run(py, || {
-            let options = GivenOptions::parse(options_json)?;
+            let options = GivenOptions::parse(options_json, resident)?;
             let snapshot = Snapshot::open(Arc::new(FsFolder::open(path)?), &options)?;
             let ids = PublishedIds::open(&snapshot)?;
             Ok((snapshot, ids))
@@ -202,6 +235,11 @@ impl NativeSnapshot {
         self.with(py, |snapshot| {
             Ok(snapshot.attachment_names().into_iter().map(str::to_owned).collect())
         })
+    }
+
+    /// What tells this snapshot from every other.
+    fn identity(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, Snapshot::identity)
     }
 
     fn verify(&self, py: Python<'_>) -> PyResult<u64> {

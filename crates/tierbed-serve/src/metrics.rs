@@ -86,6 +86,17 @@ impl Collector for SnapshotCollector {
             ("cache_hits", "Rows found in the row cache", stats.cache_hits),
             ("cache_misses", "Rows not found in the row cache", stats.cache_misses),
             ("cache_evictions", "Rows that left the row cache", stats.cache_evictions),
+            ("rows_resident", "Rows that are always in memory", stats.lookups.rows_resident),
+            (
+                "rows_surrogate",
+                "Rows answered by a coarse code or another row",
+                stats.lookups.rows_surrogate,
+            ),
+            (
+                "rows_default",
+                "Rows answered by the default row of their table",
+                stats.lookups.rows_default,
+            ),
             ("pages_read", "Pages read for lookups", stats.lookups.pages_read),
             ("read_bytes", "Bytes read from the device", stats.io.read_bytes),
         ];

@@ -13,6 +13,7 @@ import tierbed as tb
 PUBLIC = [
     "Adagrad",
     "Adam",
+    "CacheTier",
     "ClosedError",
     "Constant",
     "CorruptionError",
@@ -41,6 +42,7 @@ PUBLIC = [
     "SGD",
     "Snapshot",
     "Store",
+    "TierPlan",
     "TierbedError",
     "TimestampBasedEvictionPolicy",
     "Uniform",
@@ -51,6 +53,7 @@ PUBLIC = [
     "lookahead",
     "nn",
     "place",
+    "plan_tiers",
 ]
 
 PARAMETERS = {
@@ -62,7 +65,8 @@ PARAMETERS = {
     "Store.gather_rows": "self table rows",
     "Store.write_rows": "self table first_row weights rows_state",
     "Store.set_learning_rate": "self lr tables",
-    "Snapshot.open": "path dram_budget backend io_engine queue_depth",
+    "Snapshot.open": "path dram_budget backend io_engine queue_depth cache cache_bytes tiers "
+    "misses",
     "Snapshot.lookup": "self features pooling tables",
     "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "
     "weight_init_max weight_init_min init seed admission_strategy virtual_table_eviction_policy "

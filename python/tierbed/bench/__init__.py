@@ -11,6 +11,7 @@ from tierbed.bench.lookup_log import LogOptions, run_lookup_log
 from tierbed.bench.models import ModelOptions, run_models
 from tierbed.bench.placement import PlacementOptions, run_placement
 from tierbed.bench.precision import PrecisionOptions, run_precision
+from tierbed.bench.tiers import TiersOptions, run_tiers
 from tierbed.bench.training import TrainingOptions, run_training
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ModelOptions",
     "PlacementOptions",
     "PrecisionOptions",
+    "TiersOptions",
     "TrainingOptions",
     "run_exchange",
     "run_lookup",
@@ -26,5 +28,6 @@ __all__ = [
     "run_models",
     "run_placement",
     "run_precision",
+    "run_tiers",
     "run_training",
 ]

@@ -29,7 +29,7 @@ from tierbed.report import print_table, write_json, write_suite
 from tierbed.source import DataOptions, Source, open_source
 from tierbed.train import EVAL_BATCH, Run, TrainOptions, auto_batch_size
 
-__all__ = ["PrecisionOptions", "run_precision"]
+__all__ = ["DIM", "PrecisionOptions", "open_samples", "run_precision", "use_counts"]
 
 DIM = 32
 DECODED_ROWS = 2048
@@ -149,7 +149,7 @@ def _speeds(options: PrecisionOptions) -> list[dict[str, Any]]:
 
 
 def _scores(folder: Path, options: PrecisionOptions) -> list[dict[str, Any]]:
-    source = _source(folder, options)
+    source = open_samples(folder, options)
     train = TrainOptions(
         embedding_dim=DIM,
         batch_size=auto_batch_size(source.train_samples),
@@ -169,7 +169,8 @@ def _scores(folder: Path, options: PrecisionOptions) -> list[dict[str, Any]]:
         run.close()
 
 
-def _source(folder: Path, options: PrecisionOptions) -> Source:
+def open_samples(folder: Path, options: PrecisionOptions) -> Source:
+    """Opens the samples of the options; their vocabulary goes to ``folder``."""
     if options.log is not None:
         data = DataOptions(paths=(str(options.log),), eval_share=options.eval_share)
     else:
@@ -186,7 +187,7 @@ def _score_all(run: Run, source: Source) -> list[dict[str, Any]]:
     tables = {
         name: run.store.read_rows(name, 0, count) for name, count in source.table_sizes.items()
     }
-    counts = _use_counts(source, tables)
+    counts = use_counts(source, tables)
     f32_bytes = sum(values.numel() * 4 for values in tables.values())
     exact = run.evaluate(source.eval_samples)
     whole = [(name, _whole(name)) for name in CODECS[1:]]
@@ -214,7 +215,7 @@ def _score_all(run: Run, source: Source) -> list[dict[str, Any]]:
 Change = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
-def _use_counts(source: Source, tables: dict[str, Tensor]) -> dict[str, Tensor]:
+def use_counts(source: Source, tables: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns how often the training samples used each row, ``[N]`` per table."""
     counts = {name: torch.zeros(values.shape[0]) for name, values in tables.items()}
     for batch in source.batches(0, source.train_samples, EVAL_BATCH):

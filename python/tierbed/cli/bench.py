@@ -142,6 +142,44 @@ def precision(
 
 
 @suites.command()
+def tiers(
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Criteo file to train and ask from; else generated samples."),
+    ] = None,
+    shares: Annotated[
+        str, typer.Option("--shares", help="DRAM of the caches as shares of the f32 bytes.")
+    ] = "0.01,0.05",
+    ratio: Annotated[
+        float, typer.Option("--ratio", help="Replicas per row where rows are placed.")
+    ] = 0.4,
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="Measure at most this many of the samples.")
+    ] = None,
+    scratch: Annotated[
+        Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
+    ] = None,
+    quick: Quick = False,
+    out: Out = OUT,
+    seed: Seed = 1,
+    json: JsonOut = None,
+) -> None:
+    """Serve a trained model through tiers of the papers and ours: reads, latency and AUC."""
+    from tierbed.bench import TiersOptions, run_tiers
+
+    options = TiersOptions(
+        log=log,
+        shares=_shares("--shares", shares),
+        ratio=ratio,
+        requests=requests,
+        scratch=scratch,
+        quick=quick,
+        seed=seed,
+    )
+    _told(run_tiers(out, options, json))
+
+
+@suites.command()
 def placement(
     logs: Annotated[list[Path], typer.Option("--log", help="A query log; repeat for several.")],
     log_format: Annotated[

@@ -27,6 +27,15 @@ def serve(
     dram_budget: DramBudget = "256MiB",
     backend: Annotated[str, typer.Option("--backend", help="direct, mmap or memory.")] = "direct",
     io_engine: IoEngine = "auto",
+    cache: Annotated[
+        str, typer.Option("--cache", help="Tiers, by comma: codec:policy:share:admit, or a policy.")
+    ] = "lru",
+    tiers: Annotated[
+        Path | None, typer.Option("--tiers", help="Rows that stay in memory: a file of a plan.")
+    ] = None,
+    misses: Annotated[
+        str, typer.Option("--misses", help="read, or answer by the plan: surrogate or default.")
+    ] = "read",
     threads: Threads = 1,
     record: Annotated[
         Path | None, typer.Option("--record", help="Record queries here, for `tierbed place`.")
@@ -56,7 +65,13 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     with (
         Snapshot.open(
-            snapshot, dram_budget=dram_budget, backend=backend, io_engine=io_engine
+            snapshot,
+            dram_budget=dram_budget,
+            backend=backend,
+            io_engine=io_engine,
+            cache=cache,
+            tiers=tiers,
+            misses=misses,
         ) as opened,
         Server(opened, address) as server,
     ):

@@ -152,6 +152,7 @@ fn open(job: &RunJob) -> Result<Snapshot> {
         // Both have the same memory: rows in one case, pages in the other.
         cache_bytes_max: Some(if is_mapped { 0 } else { cache_bytes }),
         mapped_bytes_max: (is_mapped && job.cache_share < 1.0).then_some(cache_bytes),
+        ..SnapshotOptions::default()
     };
     Snapshot::open(folder, &options)
 }

@@ -47,6 +47,7 @@ pub use lirs::Lirs;
 pub use lru::Lru;
 pub use registry::PolicyKind;
 pub use s3_fifo::S3Fifo;
+pub(crate) use score_table::ScoreTable;
 pub use sieve::Sieve;
 pub use w_tiny_lfu::WTinyLfu;
 

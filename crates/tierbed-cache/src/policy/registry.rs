@@ -88,6 +88,22 @@ impl PolicyKind {
         })
     }
 
+    /// Tells whether the policy wants to know which rows were asked for together.
+    #[must_use]
+    pub fn knows_groups(self) -> bool {
+        matches!(
+            self,
+            Self::EvArc(_) | Self::EvCar | Self::EvLfu(_) | Self::GroupFrequency(_) | Self::Auto
+        )
+    }
+
+    /// Tells whether the policy gives rows scores that should outlive their stay. `auto` keeps
+    /// those of its shadows itself.
+    #[must_use]
+    pub fn remembers_scores(self) -> bool {
+        matches!(self, Self::GroupFrequency(_))
+    }
+
     /// Builds an empty policy.
     #[must_use]
     pub fn build(self) -> Box<dyn EvictionPolicy> {

@@ -22,6 +22,11 @@ impl ScoreTable {
     /// Bytes per entry.
     pub(crate) const ENTRY_BYTES: usize = size_of::<u32>();
 
+    /// Bytes of a table with room for `entries` scores.
+    pub(crate) fn bytes_for(entries: u64) -> u64 {
+        entries.div_ceil(WAYS as u64) * (WAYS * Self::ENTRY_BYTES) as u64
+    }
+
     /// Makes room for about `entries` scores; forgets all.
     pub(crate) fn resize(&mut self, entries: usize) {
         self.sets = vec![[0; WAYS]; entries.div_ceil(WAYS)].into_boxed_slice();

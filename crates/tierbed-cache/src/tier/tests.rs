@@ -166,3 +166,64 @@ proptest! {
         check_whole(&tier, capacity_bytes);
     }
 }
+
+/// Tells a tier of groups as serving does; returns the hits.
+fn ask_group(tier: &mut RowTier, group: &[u64]) -> u64 {
+    let keys: Vec<RowKey> = group.iter().map(|&row| key(0, row)).collect();
+    let hit_count = keys.iter().filter(|key| tier.peek(**key).is_some()).count() as u32;
+    let (row_count, row_words) = (keys.len() as u32, vec![4; keys.len()]);
+    tier.begin_group(&TierGroup { keys: &keys, row_words: &row_words, row_count, hit_count });
+    for key in &keys {
+        if tier.get(*key).is_none() {
+            tier.insert(*key, &[key.row.0 as f32; 4]).unwrap();
+        }
+    }
+    tier.end_group();
+    u64::from(hit_count)
+}
+
+/// Same policies, same groups: a tier has the hits of the replay, though it remembers scores of a
+/// part of the rows only.
+#[test]
+fn groups_have_the_hits_of_a_replay() {
+    for kind in PolicyKind::ALL {
+        let mut options = options(256 << 10, &[(4, 20_000)]);
+        options.policy = kind;
+        let mut tier = RowTier::new(&options).unwrap();
+        let capacity_rows = tier.layout.rows_max as usize;
+        let mut replay = crate::ReplayCache::new(kind, 20_000, capacity_rows).unwrap();
+        let mut rng = SplitMix64::new(5);
+        let (mut hits, mut replayed) = (0, 0);
+        for _ in 0..4000 {
+            let skewed = |rng: &mut SplitMix64| {
+                let share = rng.unit_f64();
+                (20_000.0 * share * share * share) as u64
+            };
+            let mut group: Vec<u64> = (0..6).map(|_| skewed(&mut rng)).collect();
+            group.sort_unstable();
+            group.dedup();
+            let rows: Vec<u32> = group.iter().map(|&row| row as u32).collect();
+            hits += ask_group(&mut tier, &group);
+            replayed += u64::from(replay.ask(&rows).unwrap());
+            let stats = tier.stats();
+            assert!(stats.data_bytes + stats.metadata_bytes <= options.capacity_bytes);
+        }
+        // Pools grow slab by slab, and some policies adapt to their size.
+        let allowed = replayed / if kind.remembers_scores() { 33 } else { 200 };
+        assert!(hits.abs_diff(replayed) <= allowed, "{kind:?}: {hits}, replay {replayed}");
+    }
+}
+
+#[test]
+fn rows_that_leave_are_handed_over() {
+    // One slab of 4 KiB: three rows of 1 KiB.
+    let mut tier = RowTier::new(&options(6 << 10, &[(256, 1000)])).unwrap();
+    let mut left = Vec::new();
+    for row in 0..5 {
+        let mut hand = |key: RowKey, row: &[f32]| left.push((key.row.0, row[255]));
+        tier.insert_with(key(0, row), &[row as f32; 256], &mut hand).unwrap();
+    }
+    assert_eq!(left, [(0, 0.0), (1, 1.0)]);
+    assert_eq!(tier.peek(key(0, 4)), Some(&[4.0; 256][..]));
+    assert_eq!(tier.stats().hits + tier.stats().misses, 0);
+}

@@ -14,6 +14,7 @@ use crate::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use crate::{Backend, FeaturePlan, Report, SnapshotRows, SnapshotWriter};
 
 mod placed;
+mod tiers;
 
 type Model = BTreeMap<RowKey, Vec<f32>>;
 

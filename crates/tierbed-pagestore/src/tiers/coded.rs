@@ -1,0 +1,155 @@
+//! How does a tier keep rows in a codec? Codes in the words of a [`ShardedTier`].
+//!
+//! A code fills up to three bytes less than its words. The tier moves words and never looks at
+//! them.
+
+use std::sync::{Mutex, PoisonError};
+
+use tierbed_cache::{
+    AdmissionBitmap, AdmissionRule, PolicyKind, RowClass, ShardedTier, TierGroup, TierOptions,
+    TierStats, Visits,
+};
+use tierbed_core::{Result, RowKey};
+use tierbed_kernels::{Codec, Codes, Kernels};
+
+use super::CacheTier;
+
+/// Most locks a tier is split over.
+const SHARDS_MAX: usize = 16;
+
+/// Rows of one size that a tier may meet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) dim: usize,
+    pub(super) row_count: u64,
+}
+
+/// A tier of coded rows.
+#[derive(Debug)]
+pub(super) struct CodedTier {
+    pub(super) codec: Codec,
+    pub(super) policy: PolicyKind,
+    pub(super) knows_groups: bool,
+    kernels: Kernels,
+    rows: ShardedTier,
+    admission: Option<Mutex<AdmissionBitmap>>,
+    admission_bytes: u64,
+}
+
+impl CodedTier {
+    /// Builds an empty tier of `capacity_bytes` for rows of `classes`; `all_rows` of them have a
+    /// number, by which admission counts their uses.
+    pub(super) fn new(
+        tier: &CacheTier,
+        capacity_bytes: u64,
+        classes: &[Rows],
+        all_rows: u64,
+    ) -> Result<Self> {
+        let admission = AdmissionBitmap::new(tier.admission, all_rows)?.map(Mutex::new);
+        let admission_bytes = match tier.admission {
+            AdmissionRule::Always => 0,
+            AdmissionRule::Bitmap { .. } => AdmissionBitmap::bytes_for(all_rows),
+        };
+        let classes = classes.iter().map(|rows| RowClass {
+            row_words: words_of(&tier.codec, rows.dim),
+            row_count: rows.row_count,
+        });
+        let options = TierOptions {
+            capacity_bytes: capacity_bytes.saturating_sub(admission_bytes),
+            classes: classes.collect(),
+            policy: tier.policy,
+        };
+        Ok(Self {
+            codec: tier.codec.clone(),
+            policy: tier.policy,
+            knows_groups: tier.policy.knows_groups(),
+            kernels: Kernels::detect(),
+            rows: ShardedTier::new(&options, SHARDS_MAX)?,
+            admission,
+            admission_bytes,
+        })
+    }
+
+    /// Returns the words of a coded row of `dim` numbers.
+    pub(super) fn words(&self, dim: usize) -> usize {
+        words_of(&self.codec, dim)
+    }
+
+    /// Hands the code of each of `keys` that is here to `found`, with its position.
+    pub(super) fn find(
+        &self,
+        keys: &[RowKey],
+        visits: &mut Visits,
+        found: impl FnMut(usize, &[f32]),
+    ) {
+        if self.knows_groups {
+            self.rows.peek_many(keys, visits, found);
+        } else {
+            self.rows.get_many(keys, visits, found);
+        }
+    }
+
+    /// Decodes one row to `out`, if it is here; tells the policy nothing.
+    pub(super) fn peek(&self, key: RowKey, visits: &mut Visits, out: &mut [f32]) -> bool {
+        let mut is_found = false;
+        self.rows.peek_many(&[key], visits, |_, words| {
+            is_found = true;
+            self.decode(words, out);
+        });
+        is_found
+    }
+
+    /// Decodes the words of a row to `out`, `[dim]`.
+    pub(super) fn decode(&self, words: &[f32], out: &mut [f32]) {
+        if matches!(self.codec, Codec::F32) {
+            out.copy_from_slice(words);
+            return;
+        }
+        let (dim, arena) = (out.len(), bytemuck::cast_slice(words));
+        let codes = Codes { codec: &self.codec, arena, starts: &[0], weights: None };
+        self.kernels.decode_rows(codes, dim, out);
+    }
+
+    /// Appends the code of `row` to `words`; leaves them alone where it cannot be coded.
+    pub(super) fn encode(&self, row: &[f32], words: &mut Vec<f32>) -> bool {
+        let start = words.len();
+        words.resize(start + self.words(row.len()), 0.0);
+        let code_bytes = self.codec.code_bytes(row.len());
+        let code = words.get_mut(start..).map(bytemuck::cast_slice_mut::<f32, u8>);
+        let is_coded = code
+            .and_then(|code| code.get_mut(..code_bytes))
+            .is_some_and(|code| self.codec.encode(row, code).is_ok());
+        if !is_coded {
+            words.truncate(start);
+        }
+        is_coded
+    }
+
+    /// Counts a use of the row with this number; tells whether it may enter.
+    pub(super) fn admits(&self, number: u64) -> bool {
+        let Some(bitmap) = &self.admission else { return true };
+        bitmap.lock().unwrap_or_else(PoisonError::into_inner).note(number)
+    }
+
+    /// As [`ShardedTier::settle`]; the words are codes.
+    pub(super) fn settle<'a>(
+        &self,
+        group: &TierGroup<'_>,
+        visits: &mut Visits,
+        code_of: impl FnMut(usize) -> Option<&'a [f32]>,
+        left: impl FnMut(RowKey, &[f32]),
+    ) -> Result<()> {
+        self.rows.settle(group, visits, code_of, left)
+    }
+
+    pub(super) fn stats(&self) -> TierStats {
+        let mut stats = self.rows.stats();
+        stats.metadata_bytes += self.admission_bytes;
+        stats.capacity_bytes += self.admission_bytes;
+        stats
+    }
+}
+
+fn words_of(codec: &Codec, dim: usize) -> usize {
+    codec.code_bytes(dim).div_ceil(size_of::<f32>())
+}

@@ -1,0 +1,156 @@
+//! What is a cache made of? Tiers by name, and what a miss does.
+
+use std::sync::Arc;
+
+use tierbed_cache::{AdmissionRule, PolicyKind};
+use tierbed_core::{Error, Result};
+use tierbed_kernels::Codec;
+
+use super::ResidentTable;
+
+/// Rows kept in one codec, within a share of the cache's bytes.
+#[derive(Debug, Clone)]
+pub struct CacheTier {
+    /// How rows are kept. Not a product code: that has codebooks of one table.
+    pub codec: Codec,
+    /// Who leaves when it is full.
+    pub policy: PolicyKind,
+    /// Its part of the cache's bytes, next to the shares of the other tiers.
+    pub share: f64,
+    /// Who may enter.
+    pub admission: AdmissionRule,
+}
+
+impl Default for CacheTier {
+    /// Rows as they are, the least recently used leaves.
+    fn default() -> Self {
+        Self {
+            codec: Codec::F32,
+            policy: PolicyKind::Lru,
+            share: 1.0,
+            admission: AdmissionRule::Always,
+        }
+    }
+}
+
+impl CacheTier {
+    /// Parses `codec:policy:share:admit`, of which all but one part may be left out at the end;
+    /// a lone name is a policy of f32 rows. `admit` is the use from which on a row enters, 1 to 3.
+    ///
+    /// # Errors
+    /// `Invalid` for unknown names, shares that are not above 0, and codecs that need training.
+    pub fn parse(text: &str) -> Result<Self> {
+        let parts: Vec<&str> = text.split(':').map(str::trim).collect();
+        let mut tier = Self::default();
+        match parts.as_slice() {
+            [name] => match Codec::by_name(name) {
+                Ok(codec) => tier.codec = codec,
+                Err(_) => tier.policy = PolicyKind::from_name(name)?,
+            },
+            [codec, policy, rest @ ..] if rest.len() <= 2 => {
+                tier.codec = Codec::by_name(codec)?;
+                tier.policy = PolicyKind::from_name(policy)?;
+                if let Some(share) = rest.first() {
+                    tier.share = share.parse().unwrap_or(f64::NAN);
+                }
+                if let Some(admit) = rest.get(1) {
+                    tier.admission = admission(admit)?;
+                }
+            }
+            _ => return Err(refuse(text)),
+        }
+        if tier.share > 0.0 && tier.share.is_finite() {
+            Ok(tier)
+        } else {
+            Err(refuse(text))
+        }
+    }
+}
+
+fn admission(text: &str) -> Result<AdmissionRule> {
+    match text.parse::<u8>() {
+        Ok(1) => Ok(AdmissionRule::Always),
+        Ok(threshold @ 2..=3) => Ok(AdmissionRule::Bitmap { threshold, age_after: 0 }),
+        _ => Err(Error::invalid("a row enters with its first, second or third use")
+            .with("found", text)
+            .with("allowed", "1, 2, 3")),
+    }
+}
+
+fn refuse(text: &str) -> Error {
+    Error::invalid("a cache tier is written codec:policy:share:admit")
+        .with("found", text)
+        .with("example", "int8:ours:0.5")
+}
+
+/// What a row that is in no tier costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MissMode {
+    /// A read: the answer is exact.
+    #[default]
+    Read,
+    /// An approximate row where there is one, else a read.
+    Surrogate,
+    /// An approximate row where there is one, else the table's default row: never a read.
+    Default,
+}
+
+impl MissMode {
+    /// Returns the mode of `name`.
+    ///
+    /// # Errors
+    /// `Invalid` naming the modes there are.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "read" => Ok(Self::Read),
+            "surrogate" => Ok(Self::Surrogate),
+            "default" => Ok(Self::Default),
+            other => Err(Error::invalid("unknown way to answer a miss")
+                .with("found", other)
+                .with("allowed", "read, surrogate, default")),
+        }
+    }
+}
+
+/// The tiers of a snapshot.
+#[derive(Debug, Clone)]
+pub struct TierStackOptions {
+    /// Tiers of rows that come and go, the first asked first.
+    pub tiers: Vec<CacheTier>,
+    /// Rows that are in memory from the beginning, by table.
+    pub resident: Vec<Arc<ResidentTable>>,
+    /// What happens to rows that are nowhere above.
+    pub misses: MissMode,
+}
+
+impl Default for TierStackOptions {
+    /// One tier of rows as they are, the least recently used leaves; misses are read.
+    fn default() -> Self {
+        Self {
+            tiers: vec![CacheTier::default()],
+            resident: Vec::new(),
+            misses: MissMode::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_are_read_from_names() {
+        let tier = CacheTier::parse("int8:ours:0.25:2").unwrap();
+        assert_eq!((tier.codec.name(), tier.policy.name()), ("int8", "group-frequency"));
+        assert_eq!((tier.share, tier.admission), (0.25, AdmissionRule::SECOND_USE));
+        let tier = CacheTier::parse("ev_lfu").unwrap();
+        assert_eq!((tier.codec.name(), tier.policy.name()), ("f32", "ev-lfu"));
+        assert_eq!(CacheTier::parse("int4").unwrap().codec.name(), "int4");
+        for wrong in ["", "int8:fifo2", "int8:lru:0", "int8:lru:x", "product:lru", "a:b:c:d:e"] {
+            assert!(CacheTier::parse(wrong).is_err(), "{wrong}");
+        }
+        assert!(CacheTier::parse("int8:lru:1:4").is_err());
+        assert!(MissMode::from_name("drop").is_err());
+        assert_eq!(MissMode::from_name("default").unwrap(), MissMode::Default);
+    }
+}

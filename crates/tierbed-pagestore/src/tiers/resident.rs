@@ -1,0 +1,273 @@
+//! Which rows are always in memory, and what stands for the others?
+//!
+//! The *head* of a table is its most used rows: a bit per row says which, and their codes lie in
+//! the order of the rows, so that a row costs its code and nothing else. The *tail* stands for all
+//! rows: a code each, mostly of a product codec, or the number of a near row.
+//!
+//! ```text
+//! bit per row   0 1 0 0 1 1 0 …          rank of row 4 = rank of its block + bits before it
+//! codes             c1    c4 c5          code of row 4 = codes[rank]
+//! ```
+
+use std::sync::Arc;
+
+use tierbed_core::{Error, Result, RowKey, Schema, TableId};
+use tierbed_kernels::{Codec, Codes, Kernels};
+
+/// Words of the bitmap per rank.
+const BLOCK_WORDS: usize = 8;
+
+/// What of a table is in memory as long as the snapshot is open.
+#[derive(Debug, Clone)]
+pub struct ResidentTable {
+    /// The table.
+    pub table: TableId,
+    /// Its most used rows.
+    pub head: Option<HeadRows>,
+    /// What stands for rows that are in no tier.
+    pub tail: Option<Tail>,
+    /// Answers for rows that nothing else stands for, `[dim]`; zeroes without it.
+    pub default_row: Option<Vec<f32>>,
+}
+
+/// What stands for every row of a table.
+#[derive(Debug, Clone)]
+pub enum Tail {
+    /// A code of every row, `[row_count, code_bytes]`.
+    Codes(Codec, Vec<u8>),
+    /// A near row of the same table for every row, `[row_count]`; it answers while it is in a
+    /// tier. Source: EVStore §4.4 (surrogates).
+    Neighbours(Vec<u32>),
+}
+
+/// Some rows of a table in a codec, without metadata per row.
+#[derive(Debug, Clone)]
+pub struct HeadRows {
+    codec: Codec,
+    code_bytes: usize,
+    is_here: Box<[u64]>,
+    /// Rows before each block of the bitmap.
+    ranks: Box<[u32]>,
+    codes: Vec<u8>,
+}
+
+impl HeadRows {
+    /// Keeps `rows`, ascending, of a table of `row_count` rows of `dim`, whose codes are `codes`,
+    /// `[rows, code_bytes]`.
+    ///
+    /// # Errors
+    /// `Invalid` for rows out of order or range, and codes of another length.
+    pub fn new(
+        codec: Codec,
+        (row_count, dim): (u64, usize),
+        rows: &[u64],
+        codes: Vec<u8>,
+    ) -> Result<Self> {
+        codec.check_dim(dim)?;
+        let code_bytes = codec.code_bytes(dim);
+        let is_ascending = rows.is_sorted_by(|a, b| a < b);
+        if !is_ascending || rows.last().is_some_and(|&row| row >= row_count) {
+            return Err(Error::invalid("rows kept in memory must ascend within their table")
+                .with("row_count", row_count));
+        }
+        if codes.len() != rows.len() * code_bytes {
+            return Err(Error::invalid("codes kept in memory have the wrong length")
+                .with("found_bytes", codes.len())
+                .with("expected_bytes", rows.len() * code_bytes));
+        }
+        let words = usize::try_from(row_count.div_ceil(64)).unwrap_or(usize::MAX);
+        let mut is_here = vec![0u64; words].into_boxed_slice();
+        for &row in rows {
+            if let Some(word) = is_here.get_mut((row / 64) as usize) {
+                *word |= 1 << (row % 64);
+            }
+        }
+        let mut before = 0;
+        let ranks = is_here.chunks(BLOCK_WORDS).map(|block| {
+            let rank = before;
+            before += block.iter().map(|word| word.count_ones()).sum::<u32>();
+            rank
+        });
+        let ranks = ranks.collect();
+        Ok(Self { codec, code_bytes, is_here, ranks, codes })
+    }
+
+    /// Returns the code of `row` if it is here.
+    fn code(&self, row: u64) -> Option<&[u8]> {
+        let at = usize::try_from(row / 64).ok()?;
+        let (word, bit) = (*self.is_here.get(at)?, row % 64);
+        if word >> bit & 1 == 0 {
+            return None;
+        }
+        let block = at / BLOCK_WORDS;
+        let words = self.is_here.get(block * BLOCK_WORDS..at)?;
+        let before: u32 = words.iter().map(|word| word.count_ones()).sum();
+        let rank = self.ranks.get(block)? + before + (word & ((1 << bit) - 1)).count_ones();
+        let start = rank as usize * self.code_bytes;
+        self.codes.get(start..start + self.code_bytes)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.is_here) + size_of_val(&*self.ranks) + self.codes.capacity()
+    }
+}
+
+/// The resident rows of all tables.
+#[derive(Debug, Default)]
+pub(super) struct Resident {
+    /// By table.
+    tables: Vec<Option<Arc<ResidentTable>>>,
+    bytes: u64,
+}
+
+impl Resident {
+    /// # Errors
+    /// `Invalid` when a table is unknown, named twice, or its parts are of another table.
+    pub(super) fn new(schema: &Schema, given: &[Arc<ResidentTable>]) -> Result<Self> {
+        let mut tables: Vec<Option<Arc<ResidentTable>>> = vec![None; schema.tables().len()];
+        for resident in given {
+            check(schema, resident)?;
+            match tables.get_mut(resident.table.0 as usize) {
+                Some(place @ None) => *place = Some(Arc::clone(resident)),
+                _ => {
+                    return Err(Error::invalid("rows of a table are kept in memory twice")
+                        .with("table", resident.table.0));
+                }
+            }
+        }
+        Ok(Self { tables, bytes: resident_bytes(given) })
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Decodes the row of `key` to `out` if it is in the head.
+    pub(super) fn head(&self, kernels: Kernels, key: RowKey, out: &mut [f32]) -> bool {
+        let head = self.table(key).and_then(|table| table.head.as_ref());
+        let Some((codec, code)) = head.and_then(|h| Some((&h.codec, h.code(key.row.0)?))) else {
+            return false;
+        };
+        decode(kernels, codec, code, out);
+        true
+    }
+
+    /// Decodes what stands for `key` to `out`; `near` answers for a neighbour.
+    pub(super) fn surrogate(
+        &self,
+        kernels: Kernels,
+        key: RowKey,
+        out: &mut [f32],
+        near: impl FnOnce(RowKey, &mut [f32]) -> bool,
+    ) -> bool {
+        match self.table(key).and_then(|table| table.tail.as_ref()) {
+            None => false,
+            Some(Tail::Codes(codec, codes)) => {
+                let code_bytes = codec.code_bytes(out.len());
+                let start = key.row.0 as usize * code_bytes;
+                let Some(code) = codes.get(start..start + code_bytes) else { return false };
+                decode(kernels, codec, code, out);
+                true
+            }
+            Some(Tail::Neighbours(rows)) => match rows.get(key.row.0 as usize) {
+                Some(&row) => {
+                    let near_key = RowKey::new(key.table, tierbed_core::RowId(u64::from(row)));
+                    near(near_key, out)
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// Writes the default row of a table to `out`.
+    pub(super) fn default_row(&self, key: RowKey, out: &mut [f32]) {
+        match self.table(key).and_then(|table| table.default_row.as_ref()) {
+            Some(row) => out.copy_from_slice(row),
+            None => out.fill(0.0),
+        }
+    }
+
+    fn table(&self, key: RowKey) -> Option<&ResidentTable> {
+        self.tables.get(key.table.0 as usize)?.as_deref()
+    }
+}
+
+fn decode(kernels: Kernels, codec: &Codec, code: &[u8], out: &mut [f32]) {
+    let codes = Codes { codec, arena: code, starts: &[0], weights: None };
+    let dim = out.len();
+    kernels.decode_rows(codes, dim, out);
+}
+
+/// Checks the lengths of what is kept of a table.
+fn check(schema: &Schema, resident: &ResidentTable) -> Result<()> {
+    let table = schema.table(resident.table)?;
+    let (dim, row_count) = (table.dim as usize, table.row_count);
+    let refuse = |what: &'static str, found: usize, expected: u64| {
+        Err(Error::invalid(what)
+            .with("table", &table.name)
+            .with("found", found)
+            .with("expected", expected))
+    };
+    if let Some(head) = &resident.head {
+        head.codec.check_dim(dim)?;
+        if head.code_bytes != head.codec.code_bytes(dim)
+            || head.is_here.len() as u64 != row_count.div_ceil(64)
+        {
+            return refuse("head is of another table", head.is_here.len(), row_count.div_ceil(64));
+        }
+    }
+    match &resident.tail {
+        Some(Tail::Codes(codec, codes)) => {
+            codec.check_dim(dim)?;
+            let expected = row_count.saturating_mul(codec.code_bytes(dim) as u64);
+            if codes.len() as u64 != expected {
+                return refuse("tail must have a code for every row", codes.len(), expected);
+            }
+        }
+        Some(Tail::Neighbours(rows)) => {
+            if rows.len() as u64 != row_count {
+                return refuse("tail must have a neighbour for every row", rows.len(), row_count);
+            }
+            if let Some(&row) = rows.iter().find(|&&row| u64::from(row) >= row_count) {
+                return refuse("neighbour is no row of the table", row as usize, row_count);
+            }
+        }
+        None => {}
+    }
+    match &resident.default_row {
+        Some(row) if row.len() != dim => refuse("default row must be [dim]", row.len(), dim as u64),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of all parts; codebooks that tables share count once.
+pub(crate) fn resident_bytes(tables: &[Arc<ResidentTable>]) -> u64 {
+    let mut codebooks: Vec<(*const tierbed_kernels::ProductQuantizer, usize)> = Vec::new();
+    let mut bytes = 0;
+    for table in tables {
+        bytes += size_of::<ResidentTable>();
+        bytes += table.head.as_ref().map_or(0, HeadRows::memory_bytes);
+        bytes += table.default_row.as_ref().map_or(0, |row| size_of_val(row.as_slice()));
+        let tail_codec = match &table.tail {
+            Some(Tail::Codes(codec, codes)) => {
+                bytes += codes.capacity();
+                Some(codec)
+            }
+            Some(Tail::Neighbours(rows)) => {
+                bytes += size_of_val(rows.as_slice());
+                None
+            }
+            None => None,
+        };
+        let head_codec = table.head.as_ref().map(|head| &head.codec);
+        for codec in [head_codec, tail_codec].into_iter().flatten() {
+            if let Codec::Product(quantizer) = codec {
+                let place = Arc::as_ptr(quantizer);
+                if codebooks.iter().all(|(known, _)| *known != place) {
+                    codebooks.push((place, quantizer.codebook_bytes()));
+                }
+            }
+        }
+    }
+    (bytes + codebooks.iter().map(|(_, held)| held).sum::<usize>()) as u64
+}

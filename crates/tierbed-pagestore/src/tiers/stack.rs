@@ -1,0 +1,368 @@
+//! How are several tiers asked and told as one?
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+use tierbed_cache::{TierGroup, TierStats, Visits};
+use tierbed_core::{Error, Result, RowKey, Schema};
+use tierbed_kernels::{Codec, Kernels};
+
+use super::coded::{CodedTier, Rows};
+use super::resident::Resident;
+use super::{MissMode, TierStackOptions};
+use crate::scratch::{Filled, Scratch};
+
+/// Most tiers: their number is kept in a byte per row.
+const TIERS_MAX: usize = 8;
+/// Words of rows that are offered to tiers at once; larger groups are told in several parts.
+const OFFERED_WORDS_MAX: usize = 4096;
+
+/// What answered for a row that is in no tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing: it must be read.
+    None,
+    /// Another row, or a coarse code.
+    Surrogate,
+    /// The default row of its table.
+    Default,
+}
+
+/// Rows that one sample asked for: positions among the unique rows of a chunk, each once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Group<'a> {
+    pub(crate) positions: &'a [u32],
+    /// How many of them needed no read.
+    pub(crate) hit_count: u32,
+}
+
+/// What one tier is, did and holds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TierSummary {
+    /// Its codec.
+    pub codec: &'static str,
+    /// Its policy.
+    pub policy: &'static str,
+    /// Rows found.
+    pub hits: u64,
+    /// Rows asked for and not found.
+    pub misses: u64,
+    /// Rows that came in.
+    pub insertions: u64,
+    /// Rows that left.
+    pub evictions: u64,
+    /// Rows held.
+    pub row_count: u64,
+    /// Bytes of codes, in use or not yet.
+    pub data_bytes: u64,
+    /// Bytes of index, keys, policy and admission.
+    pub metadata_bytes: u64,
+    /// Bytes it may use.
+    pub capacity_bytes: u64,
+}
+
+/// Memory of a call that tells the tiers what it found. Grows to what the largest group needs.
+#[derive(Debug, Default)]
+pub(crate) struct TierScratch {
+    keys: Vec<RowKey>,
+    row_words: Vec<usize>,
+    /// Of each key: where its code begins in `codes`, if it is offered.
+    code_starts: Vec<Option<usize>>,
+    codes: Vec<f32>,
+    /// Rows that fell from the tier before, and now.
+    offered: Fallen,
+    fallen: Fallen,
+}
+
+/// Rows on their way to the next tier.
+#[derive(Debug, Default)]
+struct Fallen {
+    keys: Vec<RowKey>,
+    /// Their numbers, one after the other.
+    rows: Vec<f32>,
+}
+
+impl Fallen {
+    fn clear(&mut self) {
+        self.keys.clear();
+        self.rows.clear();
+    }
+}
+
+/// The tiers of a snapshot.
+#[derive(Debug)]
+pub(crate) struct TierStack {
+    tiers: Vec<CodedTier>,
+    /// By tier: rows found, and not found.
+    counts: Vec<(AtomicU64, AtomicU64)>,
+    resident: Resident,
+    misses: MissMode,
+    /// By table: elements per row, and the number of its first row among all.
+    tables: Vec<(usize, u64)>,
+    kernels: Kernels,
+}
+
+impl TierStack {
+    /// Builds empty tiers that take `capacity_bytes` together, besides the resident rows.
+    /// `stored_rows` is how many rows of each table there are to cache.
+    ///
+    /// # Errors
+    /// `Invalid` for codecs that need training, too many tiers, and resident rows of other tables.
+    pub(crate) fn new(
+        schema: &Schema,
+        stored_rows: &[u64],
+        options: &TierStackOptions,
+        capacity_bytes: u64,
+    ) -> Result<Self> {
+        if options.tiers.len() > TIERS_MAX {
+            return Err(Error::invalid("too many cache tiers")
+                .with("found", options.tiers.len())
+                .with("allowed", TIERS_MAX));
+        }
+        let mut all_rows = 0;
+        let (mut tables, mut classes) = (Vec::new(), Vec::new());
+        for (table, &row_count) in schema.tables().iter().zip(stored_rows) {
+            tables.push((table.dim as usize, all_rows));
+            all_rows += table.row_count;
+            classes.push(Rows { dim: table.dim as usize, row_count });
+        }
+        let shares: f64 = options.tiers.iter().map(|tier| tier.share).sum();
+        let mut tiers = Vec::new();
+        for tier in &options.tiers {
+            if matches!(tier.codec, Codec::Product(_)) {
+                return Err(Error::invalid("a product codec keeps resident rows, not a tier"));
+            }
+            let bytes = (capacity_bytes as f64 * (tier.share / shares)) as u64;
+            tiers.push(CodedTier::new(tier, bytes, &classes, all_rows)?);
+        }
+        let resident = Resident::new(schema, &options.resident)?;
+        let kernels = Kernels::detect();
+        let counts = tiers.iter().map(|_| Default::default()).collect();
+        Ok(Self { tiers, counts, resident, misses: options.misses, tables, kernels })
+    }
+
+    /// Returns the bytes of the resident rows.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.resident.memory_bytes()
+    }
+
+    /// Returns what each tier did and holds.
+    pub(crate) fn stats(&self) -> Vec<TierSummary> {
+        let summary = |(tier, counts): (&CodedTier, &(AtomicU64, AtomicU64))| {
+            let stats: TierStats = tier.stats();
+            TierSummary {
+                codec: tier.codec.name(),
+                policy: tier.policy.name(),
+                hits: counts.0.load(Ordering::Relaxed),
+                misses: counts.1.load(Ordering::Relaxed),
+                insertions: stats.insertions,
+                evictions: stats.evictions,
+                row_count: stats.row_count,
+                data_bytes: stats.data_bytes,
+                metadata_bytes: stats.metadata_bytes,
+                capacity_bytes: stats.capacity_bytes,
+            }
+        };
+        self.tiers.iter().zip(&self.counts).map(summary).collect()
+    }
+
+    /// Fills the rows of the scratch that a tier or the resident rows have.
+    pub(crate) fn answer(&self, scratch: &mut Scratch) {
+        for (number, tier) in (1..).zip(&self.tiers) {
+            let is_first = number == 1;
+            let Scratch { keys, words, row_starts, filled, visits, tier_of, work, .. } =
+                &mut *scratch;
+            work.begin();
+            if !is_first {
+                let left = (0..).zip(keys.iter().zip(filled.iter()));
+                let left = left.filter(|(_, (_, state))| **state == Filled::No);
+                for (at, (key, _)) in left {
+                    work.keys.push(*key);
+                    work.row_words.push(at);
+                }
+            }
+            let (asked, places) = (if is_first { &*keys } else { &work.keys }, &work.row_words);
+            let mut hits = 0;
+            tier.find(asked, visits, |found, code| {
+                let at = if is_first { found } else { places.get(found).copied().unwrap_or(0) };
+                let dim = keys.get(at).map_or(0, |key| self.dim(*key));
+                let place = row_starts.get(at).and_then(|&start| words.get_mut(start..start + dim));
+                if let (Some(place), Some(state), Some(of)) =
+                    (place, filled.get_mut(at), tier_of.get_mut(at))
+                {
+                    tier.decode(code, place);
+                    (*state, *of) = (Filled::Cached, number);
+                    hits += 1;
+                }
+            });
+            let counts = self.counts.get(usize::from(number) - 1);
+            if let Some((hit_count, miss_count)) = counts {
+                hit_count.fetch_add(hits, Ordering::Relaxed);
+                miss_count.fetch_add(asked.len() as u64 - hits, Ordering::Relaxed);
+            }
+        }
+        for at in 0..scratch.keys.len() {
+            let (Some(&key), Some(Filled::No)) = (scratch.keys.get(at), scratch.filled.get(at))
+            else {
+                continue;
+            };
+            let place = scratch.row_mut(at, 0, self.dim(key));
+            if self.resident.head(self.kernels, key, place) {
+                scratch.mark(at, Filled::Resident);
+            }
+        }
+    }
+
+    /// Answers for a row that is in no tier, if misses may be answered so.
+    pub(crate) fn answer_miss(&self, key: RowKey, visits: &mut Visits, out: &mut [f32]) -> Answer {
+        if self.misses == MissMode::Read {
+            return Answer::None;
+        }
+        let near = |near_key: RowKey, out: &mut [f32]| {
+            self.tiers.iter().any(|tier| tier.peek(near_key, visits, out))
+                || self.resident.head(self.kernels, near_key, out)
+        };
+        if self.resident.surrogate(self.kernels, key, out, near) {
+            return Answer::Surrogate;
+        }
+        if self.misses == MissMode::Surrogate {
+            return Answer::None;
+        }
+        self.resident.default_row(key, out);
+        Answer::Default
+    }
+
+    /// Tells whether a policy wants to know which rows were asked for together.
+    pub(crate) fn knows_groups(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.knows_groups)
+    }
+
+    /// Tells the tiers of the rows that were asked for, and offers them those that were read.
+    ///
+    /// # Errors
+    /// As [`ShardedTier::settle`](tierbed_cache::ShardedTier::settle).
+    pub(crate) fn settle(&self, group: &Group<'_>, scratch: &mut Scratch) -> Result<()> {
+        let mut work = std::mem::take(&mut scratch.work);
+        let row_count = group.positions.len() as u32;
+        let mut rest = group.positions;
+        while !rest.is_empty() {
+            let count = self.offer(rest, scratch, &mut work);
+            let (positions, later) = rest.split_at(count);
+            rest = later;
+            let part = Group { positions, ..*group };
+            for (number, tier) in (1..).zip(&self.tiers) {
+                self.settle_tier((number, tier), &part, row_count, scratch, &mut work)?;
+            }
+        }
+        scratch.work = work;
+        Ok(())
+    }
+
+    /// Takes the rows that were read, of as many positions as fit; returns how many positions.
+    fn offer(&self, positions: &[u32], scratch: &Scratch, work: &mut TierScratch) -> usize {
+        work.offered.clear();
+        for (taken, &at) in positions.iter().enumerate() {
+            let at = at as usize;
+            let Some(&key) = scratch.keys.get(at) else { continue };
+            if scratch.filled.get(at) != Some(&Filled::Read) {
+                continue;
+            }
+            let dim = self.dim(key);
+            if taken > 0 && work.offered.rows.len() + dim > OFFERED_WORDS_MAX {
+                return taken;
+            }
+            let start = scratch.row_starts.get(at).copied().unwrap_or(0);
+            work.offered.keys.push(key);
+            let row = scratch.words.get(start..start + dim).unwrap_or_default();
+            work.offered.rows.extend_from_slice(row);
+        }
+        positions.len()
+    }
+
+    /// Tells one tier; what does not find a place there, or loses it, is offered to the next.
+    fn settle_tier(
+        &self,
+        (number, tier): (u8, &CodedTier),
+        group: &Group<'_>,
+        row_count: u32,
+        scratch: &mut Scratch,
+        work: &mut TierScratch,
+    ) -> Result<()> {
+        work.begin();
+        if tier.knows_groups {
+            for &at in group.positions {
+                let at = at as usize;
+                let Some(key) = scratch.keys.get(at) else { continue };
+                if scratch.tier_of.get(at) == Some(&number) {
+                    tier.admits(self.number_of(*key));
+                    work.push(*key, tier.words(self.dim(*key)), None);
+                }
+            }
+        }
+        let mut first = 0;
+        for at in 0..work.offered.keys.len() {
+            let Some(&key) = work.offered.keys.get(at) else { continue };
+            let dim = self.dim(key);
+            let row = work.offered.rows.get(first..first + dim).unwrap_or_default();
+            first += dim;
+            let start = work.codes.len();
+            let is_offered = tier.admits(self.number_of(key)) && tier.encode(row, &mut work.codes);
+            work.push(key, tier.words(dim), is_offered.then_some(start));
+        }
+        if work.keys.is_empty() {
+            return Ok(());
+        }
+        let TierScratch { keys, row_words, code_starts, codes, fallen, .. } = &mut *work;
+        let told = TierGroup { keys, row_words, row_count, hit_count: group.hit_count };
+        let code_of = |at: usize| {
+            let start = code_starts.get(at).copied().flatten()?;
+            codes.get(start..start + row_words.get(at).copied()?)
+        };
+        let is_last = usize::from(number) == self.tiers.len();
+        tier.settle(&told, &mut scratch.visits, code_of, |key, code| {
+            let start = fallen.rows.len();
+            // A policy that flushes gives more than the next tier should be told of at once.
+            if is_last || start + self.dim(key) > 2 * OFFERED_WORDS_MAX {
+                return;
+            }
+            fallen.keys.push(key);
+            fallen.rows.resize(start + self.dim(key), 0.0);
+            tier.decode(code, fallen.rows.get_mut(start..).unwrap_or_default());
+        })?;
+        std::mem::swap(&mut work.offered, &mut work.fallen);
+        Ok(())
+    }
+
+    fn dim(&self, key: RowKey) -> usize {
+        self.tables.get(key.table.0 as usize).map_or(0, |table| table.0)
+    }
+
+    /// The number of a row among all rows of the snapshot.
+    fn number_of(&self, key: RowKey) -> u64 {
+        self.tables.get(key.table.0 as usize).map_or(0, |table| table.1) + key.row.0
+    }
+}
+
+impl TierScratch {
+    /// Bytes of a call with tiers of rows of at most `row_words_max` words: what was read, its
+    /// codes, and rows on their way to the next tier.
+    pub(crate) fn bytes_for(tier_count: usize, row_words_max: usize) -> u64 {
+        let offered = OFFERED_WORDS_MAX.max(row_words_max);
+        let fallen = if tier_count > 1 { 2 * (offered + OFFERED_WORDS_MAX) } else { 0 };
+        ((2 * offered + fallen) * size_of::<f32>()) as u64
+    }
+
+    fn begin(&mut self) {
+        self.keys.clear();
+        self.row_words.clear();
+        self.code_starts.clear();
+        self.codes.clear();
+        self.fallen.clear();
+    }
+
+    fn push(&mut self, key: RowKey, row_words: usize, code_start: Option<usize>) {
+        self.keys.push(key);
+        self.row_words.push(row_words);
+        self.code_starts.push(code_start);
+    }
+}
