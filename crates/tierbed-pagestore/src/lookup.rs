@@ -148,8 +148,9 @@ impl Snapshot {
         }
         let scratch = &mut reader.scratch;
         let every: Vec<u32> = (0..scratch.keys.len() as u32).collect();
-        let hit_count = every.len() as u32 - rows_read as u32;
-        self.tiers().settle(&Group { positions: &every, hit_count }, scratch)
+        let row_count = every.len() as u32;
+        let hit_count = row_count - rows_read as u32;
+        self.tiers().settle(&Group { positions: &every, row_count, hit_count }, scratch)
     }
 
     /// Tells the tiers which rows each sample asked for. A row that an earlier sample of the
@@ -177,7 +178,8 @@ impl Snapshot {
                     positions.push(row);
                 }
             }
-            self.tiers().settle(&Group { positions: &positions, hit_count }, scratch)?;
+            let row_count = positions.len() as u32;
+            self.tiers().settle(&Group { positions: &positions, row_count, hit_count }, scratch)?;
         }
         Ok(())
     }

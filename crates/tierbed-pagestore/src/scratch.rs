@@ -88,7 +88,8 @@ impl Scratch {
     /// Lays out `memory_bytes`: half for words, half for the rest, but at least one row of
     /// `row_words_max`.
     ///
-    /// `tier_count` tiers are told what was found. With `choice_bytes_per_row`, choosing among pages takes that much besides; 0: nothing is
+    /// `tier_count` tiers are told what was found. With `choice_bytes_per_row`, choosing among
+    /// pages takes that much besides; 0: nothing is
     /// chosen.
     pub(crate) fn new(
         memory_bytes: u64,

@@ -3,8 +3,8 @@
 A DLRM is trained on the earlier samples of a log and published twice: with every table on pages
 of its own, most used rows first, and with all tables placed together, so that rows asked for
 together share pages. All earlier samples warm the tiers, in their order; then the later ones
-are asked one by one, and at last all of these are scored through the same open snapshot. Every system has the same
-bytes for its tiers, index, keys, policy and surrogates included.
+are asked one by one, and at last all of these are scored through the same open snapshot. Every
+system has the same bytes for its tiers: index, keys, policy and surrogates included.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ pub(crate) enum Answer {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Group<'a> {
     pub(crate) positions: &'a [u32],
+    /// Rows of the whole group, where these are a part of it.
+    pub(crate) row_count: u32,
     /// How many of them needed no read.
     pub(crate) hit_count: u32,
 }
@@ -243,7 +245,6 @@ impl TierStack {
     /// As [`ShardedTier::settle`](tierbed_cache::ShardedTier::settle).
     pub(crate) fn settle(&self, group: &Group<'_>, scratch: &mut Scratch) -> Result<()> {
         let mut work = std::mem::take(&mut scratch.work);
-        let row_count = group.positions.len() as u32;
         let mut rest = group.positions;
         while !rest.is_empty() {
             let count = self.offer(rest, scratch, &mut work);
@@ -251,7 +252,7 @@ impl TierStack {
             rest = later;
             let part = Group { positions, ..*group };
             for (number, tier) in (1..).zip(&self.tiers) {
-                self.settle_tier((number, tier), &part, row_count, scratch, &mut work)?;
+                self.settle_tier((number, tier), &part, scratch, &mut work)?;
             }
         }
         scratch.work = work;
@@ -284,7 +285,6 @@ impl TierStack {
         &self,
         (number, tier): (u8, &CodedTier),
         group: &Group<'_>,
-        row_count: u32,
         scratch: &mut Scratch,
         work: &mut TierScratch,
     ) -> Result<()> {
@@ -313,7 +313,8 @@ impl TierStack {
             return Ok(());
         }
         let TierScratch { keys, row_words, code_starts, codes, fallen, .. } = &mut *work;
-        let told = TierGroup { keys, row_words, row_count, hit_count: group.hit_count };
+        let told =
+            TierGroup { keys, row_words, row_count: group.row_count, hit_count: group.hit_count };
         let code_of = |at: usize| {
             let start = code_starts.get(at).copied().flatten()?;
             codes.get(start..start + row_words.get(at).copied()?)

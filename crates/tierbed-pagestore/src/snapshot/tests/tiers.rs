@@ -41,8 +41,10 @@ fn exact_tiers_of_every_policy_give_the_bits_of_a_map() {
         assert_eq!(stats.cache_hits, total.rows_cached, "{policy:?}");
         assert_eq!(stats.cache_misses, total.rows_read + total.rows_initial, "{policy:?}");
         assert!(stats.cache_used_bytes <= 1 << 20, "{policy:?}: {}", stats.cache_used_bytes);
-        assert!(total.rows_cached > 0 && stats.tiers.len() == 2, "{policy:?}");
-        assert!(stats.tiers.iter().any(|tier| tier.insertions > 0), "{policy:?}: {stats:?}");
+        assert_eq!(stats.tiers.len(), 2);
+        // The shadows of `auto` leave no room for rows in so few bytes.
+        let has_room = policy != PolicyKind::Auto;
+        assert_eq!(total.rows_cached > 0, has_room, "{policy:?}: {stats:?}");
     }
 }
 
@@ -218,7 +220,8 @@ fn a_neighbour_answers_while_it_is_in_a_tier() {
 fn wrong_resident_rows_are_refused() {
     let (folder, rows) = plain_table();
     let refused = |table: ResidentTable, tables: usize| {
-        let resident = vec![Arc::new(table); tables];
+        let table = Arc::new(table);
+        let resident = (0..tables).map(|_| Arc::clone(&table)).collect();
         let tiers = TierStackOptions { resident, ..TierStackOptions::default() };
         let error =
             Snapshot::open(Arc::clone(&folder), &SnapshotOptions { tiers, ..options(2 << 20) });
