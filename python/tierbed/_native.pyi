@@ -482,6 +482,7 @@ class NativeResident:
         codec and codes of every row; ``neighbours`` ``[row_count]`` i64; ``default_row``
         ``[dim]`` f32."""
 
+@final
 class NativeCodec:
     """A codec for rows of one dim."""
 

@@ -57,18 +57,11 @@ impl ShardedTier {
         mut found: impl FnMut(usize, &[f32]),
     ) {
         self.arrange(keys, visits, |_| true);
-        for (shard, positions) in self.shards.iter().zip(visits.by_shard()) {
-            if positions.is_empty() {
-                continue;
+        self.visit(keys, visits, |tier, position, key| {
+            if let Some(row) = tier.get(key) {
+                found(position, row);
             }
-            let mut tier = lock(shard);
-            for &position in positions {
-                let row = keys.get(position as usize).and_then(|key| tier.get(*key));
-                if let Some(row) = row {
-                    found(position as usize, row);
-                }
-            }
-        }
+        });
     }
 
     /// As [`get_many`](Self::get_many), but counts nothing and tells the policies nothing.
@@ -79,18 +72,11 @@ impl ShardedTier {
         mut found: impl FnMut(usize, &[f32]),
     ) {
         self.arrange(keys, visits, |_| true);
-        for (shard, positions) in self.shards.iter().zip(visits.by_shard()) {
-            if positions.is_empty() {
-                continue;
+        self.visit(keys, visits, |tier, position, key| {
+            if let Some(row) = tier.peek(key) {
+                found(position, row);
             }
-            let tier = lock(shard);
-            for &position in positions {
-                let row = keys.get(position as usize).and_then(|key| tier.peek(*key));
-                if let Some(row) = row {
-                    found(position as usize, row);
-                }
-            }
-        }
+        });
     }
 
     /// Tells the policies of a group that was asked for, and offers them the rows that are not
@@ -169,6 +155,26 @@ impl ShardedTier {
     #[must_use]
     pub fn stats(&self) -> TierStats {
         self.shards.iter().fold(TierStats::default(), |sum, shard| sum.plus(&lock(shard).stats()))
+    }
+
+    // Visits the positions that were arranged, each shard's under its lock.
+    fn visit(
+        &self,
+        keys: &[RowKey],
+        visits: &Visits,
+        mut visit: impl FnMut(&mut RowTier, usize, RowKey),
+    ) {
+        for (shard, positions) in self.shards.iter().zip(visits.by_shard()) {
+            if positions.is_empty() {
+                continue;
+            }
+            let mut tier = lock(shard);
+            for &position in positions {
+                if let Some(key) = keys.get(position as usize) {
+                    visit(&mut tier, position as usize, *key);
+                }
+            }
+        }
     }
 
     /// Puts the positions of the keys that take part into the order of their shards.
