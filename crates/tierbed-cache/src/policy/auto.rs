@@ -218,7 +218,8 @@ impl EvictionPolicy for Auto {
     }
 
     fn arrive(&mut self, hash: u64, score: u16, _is_full: bool) -> Arrival {
-        let is_admitted = self.leader_holds(fingerprint(hash));
+        // Without slots the shadows hold nothing: the first row brings the first ones.
+        let is_admitted = self.slots.count() == 0 || self.leader_holds(fingerprint(hash));
         Arrival { is_admitted, ..Arrival::admitted(score) }
     }
 
@@ -226,8 +227,10 @@ impl EvictionPolicy for Auto {
         let row = fingerprint(hash);
         self.fingerprints.set(slot, row);
         let _ = self.index.insert(index_hash(row), slot);
-        self.slots.states.set(slot, false);
-        self.kept.push_newest(&mut self.slots.links, slot);
+        let is_stray = !self.leader_holds(row);
+        self.slots.states.set(slot, is_stray);
+        let list = if is_stray { &mut self.strays } else { &mut self.kept };
+        list.push_newest(&mut self.slots.links, slot);
     }
 
     fn victim(&mut self) -> Option<u32> {
