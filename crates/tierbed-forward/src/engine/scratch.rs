@@ -22,9 +22,7 @@ impl Scratch {
         let indices = plan.batch_indices_max() as u64;
         let dim_max = schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize;
         let table_max = plan.counts().flatten().copied().max().unwrap_or(0);
-        let (tables, numbers) = (schema.tables().len() as u64, entries_max as u64);
-        let sums =
-            RowSums::memory_bytes((indices, tables), dim_max, (numbers, u64::from(table_max)));
+        let sums = RowSums::memory_bytes(indices, dim_max, entries_max as u64, table_max.into());
         // The vector of entries grows by doubling.
         2 * 4 * indices + sums
     }

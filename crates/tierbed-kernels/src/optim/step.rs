@@ -1,13 +1,13 @@
 //! Here are the gradients of a batch, step each of its rows once, in place.
 //!
-//! Some tables at a time: the gradients of their rows are summed ([`super::sums`]), then the rows
-//! are stepped in the order of their first use, fetched ahead.
+//! Table after table: the gradients of its rows are summed ([`super::sums`]), then its rows are
+//! stepped in the order of their first use, fetched ahead.
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
 
 use tierbed_core::TableId;
 
-use super::sums::{Region, RowSums};
+use super::sums::RowSums;
 use super::{AnyUpdate, Decay, NoDecay, Optimizer, Prepared, RowMut, L2};
 use crate::batch::FeatureRows;
 use crate::pool_batch::distinct;
@@ -59,80 +59,23 @@ impl Kernels {
         }
         let numbers_end = |one: &FeatureStep<'_>| one.number_first + one.number_count;
         sums.know(features.iter().map(numbers_end).max().unwrap_or(0));
-        let is_shared = |one: &FeatureStep<'_>| {
-            features.iter().filter(|other| other.table == one.table).count() > 1
-        };
-        let (shared, alone): (Vec<_>, Vec<_>) = features.iter().copied().partition(is_shared);
         let mut row_count = 0;
-        for table in distinct(shared.iter().map(|feature| feature.table)) {
-            let of_table = shared.iter().copied().filter(|feature| feature.table == table);
-            row_count += self.step_shared(grad, &of_table.collect::<Vec<_>>(), sums, arena);
-        }
-        for dim in distinct(alone.iter().map(|feature| feature.rows.columns.dim)) {
-            let of_dim = alone.iter().copied().filter(|one| one.rows.columns.dim == dim);
-            row_count += self.step_alone(grad, &of_dim.collect::<Vec<_>>(), sums, arena);
+        for table in distinct(features.iter().map(|feature| feature.table)) {
+            let of_table = || features.iter().filter(|feature| feature.table == table);
+            let index_count = of_table().map(|feature| feature.rows.numbers.len()).sum();
+            let Some(first) = of_table().next() else { continue };
+            sums.begin(first.rows.columns.dim, (index_count, first.number_count));
+            for feature in of_table() {
+                self.add_feature(grad, feature, sums);
+            }
+            row_count += sums.rows().len();
+            self.step_table(first, sums, arena);
         }
         row_count
     }
 
-    // Features of one table, one after the other: so are their gradients added.
-    fn step_shared(
-        self,
-        grad: &[f32],
-        features: &[FeatureStep<'_>],
-        sums: &mut RowSums,
-        arena: &mut [f32],
-    ) -> usize {
-        let Some(first) = features.first() else { return 0 };
-        let index_count = features.iter().map(|feature| feature.rows.numbers.len()).sum::<usize>();
-        let rows_max = index_count.min(first.number_count);
-        let mut regions = sums.make_room(first.rows.columns.dim, std::iter::once(rows_max));
-        for feature in features {
-            self.add_features(grad, &[*feature], &mut regions, sums);
-        }
-        self.step_tables(&features[..1], &regions, sums, arena)
-    }
-
-    // Features of one dim, each of a table of its own: as many at once as there is room for.
-    fn step_alone(
-        self,
-        grad: &[f32],
-        mut features: &[FeatureStep<'_>],
-        sums: &mut RowSums,
-        arena: &mut [f32],
-    ) -> usize {
-        let mut row_count = 0;
-        while let Some(first) = features.first() {
-            let rows_max = |one: &FeatureStep<'_>| one.rows.numbers.len().min(one.number_count);
-            let mut regions = sums.make_room(first.rows.columns.dim, features.iter().map(rows_max));
-            let (now, later) = features.split_at(regions.len());
-            self.add_features(grad, now, &mut regions, sums);
-            row_count += self.step_tables(now, &regions, sums, arena);
-            features = later;
-        }
-        row_count
-    }
-
-    // Steps the rows of tables, each by one of its features: all of them have rows in one place.
-    fn step_tables(
-        self,
-        features: &[FeatureStep<'_>],
-        regions: &[Region],
-        sums: &mut RowSums,
-        arena: &mut [f32],
-    ) -> usize {
-        let mut row_count = 0;
-        for (feature, region) in features.iter().zip(regions) {
-            let numbers = sums.rows(region);
-            row_count += numbers.len();
-            let sums_of = Sums { numbers, words: sums.sums(region), stride: region.stride() };
-            self.step_table(feature, sums_of, arena);
-            sums.forget(region, feature.number_first);
-        }
-        row_count
-    }
-
-    fn step_table(self, feature: &FeatureStep<'_>, sums: Sums<'_>, arena: &mut [f32]) {
+    // `feature` is any feature of the table: its rows lie where those of the others lie.
+    fn step_table(self, feature: &FeatureStep<'_>, sums: &mut RowSums, arena: &mut [f32]) {
         let table = Table { feature, sums, arena };
         match feature.step.update {
             AnyUpdate::Sgd(optimizer) => self.step_with(optimizer, table),
@@ -154,17 +97,10 @@ impl Kernels {
     }
 }
 
-/// The sums of a table's rows, each padded to `stride` words.
-struct Sums<'a> {
-    numbers: &'a [u32],
-    words: &'a [f32],
-    stride: usize,
-}
-
 /// The rows of a table, with their sums.
 struct Table<'a> {
     feature: &'a FeatureStep<'a>,
-    sums: Sums<'a>,
+    sums: &'a mut RowSums,
     arena: &'a mut [f32],
 }
 
@@ -179,18 +115,20 @@ impl<O: Optimizer, D: Decay> Job for StepTable<'_, O, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Table { feature, sums: Sums { numbers, words, stride }, arena } = self.table;
+        let Table { feature, sums, arena } = self.table;
         let FeatureRows { places, columns, .. } = feature.rows;
-        for (at, (&number, sum)) in numbers.iter().zip(words.chunks_exact(stride)).enumerate() {
-            if let Some(&soon) = numbers.get(at + ROWS_AHEAD) {
+        for at in 0..sums.rows().len() {
+            if let Some(&soon) = sums.rows().get(at + ROWS_AHEAD) {
                 prefetch(arena, places.start(soon), places.words);
             }
+            let number = sums.rows()[at];
             let record = &mut arena[places.start(number)..][..places.words];
             let (weights, rest) = record.split_at_mut(columns.dim);
             let [state @ .., use_count] = rest else { continue };
             *use_count = f32::from_bits(use_count.to_bits().saturating_add(1));
-            let row = RowMut { weights, state };
-            self.optimizer.update::<L, D>(row, &sum[..columns.dim], self.decay);
+            let sum = &sums.sum(at)[..columns.dim];
+            self.optimizer.update::<L, D>(RowMut { weights, state }, sum, self.decay);
         }
+        sums.forget(feature.number_first);
     }
 }

@@ -1,66 +1,59 @@
-//! What is the sum of the gradients of each row, when rows are known by number?
+//! What is the sum of the gradients of each row of a table, when rows are known by number?
 //!
-//! Gradients are passed in the order of the samples, in blocks, and each is added to the sum of its
-//! row. A table's rows get their sums in the order of their first use, so the sums of a batch lie
-//! together, in a nearer cache than the rows; and whether a row is new costs no branch, since sums
-//! that are not in use are +0. As many tables are worked on at once as have their sums in that
-//! cache: features of one sample lie on one page. Additions happen as in
-//! `Kernels::sum_grads_grouped`: onto +0, in index order, features of one table after each other.
+//! Gradients are passed in the order of the samples, and each is added to the sum of its row.
+//! Rows get their sums in the order of their first use, so all sums of a table's rows in a batch
+//! lie together, in a nearer cache than the rows; and whether a row is new costs no branch, since
+//! sums that are not in use are +0. Additions happen as in `Kernels::sum_grads_grouped`: onto +0,
+//! in index order, features of one table after each other.
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per use, by slicing")]
 
-use std::ops::Range;
-
 use super::FeatureStep;
 use crate::accumulate::{by_shape, Shaped};
-use crate::batch::{blocks, FeatureRows, BLOCK_BAGS, INDICES_AHEAD};
+use crate::batch::{FeatureRows, INDICES_AHEAD};
 use crate::layout::Pooling;
 use crate::simd::{prefetch, Job, Lanes, LANES, LINE_BYTES};
 use crate::Kernels;
 
-/// Sums of tables worked on at once: no more than this unless one table has more. Most of it is
-/// room for rows that are used more than once.
-const SUM_BYTES: usize = 2 << 20;
+/// How many samples ahead the processor is asked to fetch gradients.
+const BAGS_AHEAD: usize = 16;
 
 /// Work arrays of [`Kernels::step_batch`], kept from batch to batch.
 #[derive(Debug, Default)]
 pub struct RowSums {
-    /// Of each row of all tables: 0, or 1 + its place among the rows of its table; all 0 between
-    /// batches.
+    /// Of each row of all tables: 0, or 1 + its place in `rows`; all 0 between tables.
     places: Vec<u32>,
-    /// Rows of the tables under work, in the order of their first use.
+    /// Rows of the table under work, in the order of their first use.
     rows: Vec<u32>,
-    /// Their sums, each padded to whole vectors; all +0 between batches.
+    row_count: usize,
+    /// Sums of `rows`, each padded to whole vectors; all +0 between tables.
     words: Vec<f32>,
     /// Where the first sum begins: on the border of a cache line.
     first: usize,
-}
-
-/// The part of [`RowSums`] that one table has.
-#[derive(Debug, Clone)]
-pub(super) struct Region {
-    /// Where its rows and their sums lie; one place more than it can have rows, where the number
-    /// of a row that is not new is put.
-    places: Range<usize>,
     stride: usize,
-    row_count: usize,
 }
 
 impl RowSums {
-    /// Returns the most bytes that batches can take which have at most `index_count` indices, of
-    /// `table_count` tables with rows of at most `dim` weights; rows are numbered below
-    /// `number_count`, those of one table below `row_count`.
+    /// Returns the most bytes that batches can take which have at most `index_count` indices of
+    /// one table, with rows of at most `dim` weights numbered below `number_count`, of which at
+    /// most `row_count` are of one table.
     #[must_use]
-    pub fn memory_bytes(
-        (index_count, table_count): (u64, u64),
-        dim: usize,
-        (number_count, row_count): (u64, u64),
-    ) -> u64 {
-        let place_bytes = 4 * (1 + dim.next_multiple_of(LANES) as u64);
-        let table_bytes = place_bytes * (1 + index_count.min(row_count));
-        let all_bytes = place_bytes * (index_count + table_count);
-        // Regions are cut for the longest rows.
-        4 * number_count + all_bytes.min(table_bytes.max(SUM_BYTES as u64)) + LINE_BYTES as u64
+    pub fn memory_bytes(index_count: u64, dim: usize, number_count: u64, row_count: u64) -> u64 {
+        let sum_bytes = 4 * dim.next_multiple_of(LANES) as u64;
+        let sum_count = 1 + index_count.min(row_count);
+        4 * number_count + sum_count * (4 + sum_bytes) + LINE_BYTES as u64
+    }
+
+    // Makes room for the rows of a table that is used by `index_count` indices and has no more
+    // than `row_max` rows.
+    pub(super) fn begin(&mut self, dim: usize, (index_count, row_max): (usize, usize)) {
+        self.stride = dim.next_multiple_of(LANES);
+        // One more, where the number of a row that is not new is put.
+        let sum_count = 1 + index_count.min(row_max);
+        grow(&mut self.rows, sum_count);
+        grow(&mut self.words, sum_count * self.stride + LANES);
+        // A vector that lies in two lines costs twice.
+        self.first = self.words.as_ptr().align_offset(LINE_BYTES).min(LANES);
     }
 
     /// Knows rows numbered below `number_count` from now on.
@@ -68,58 +61,25 @@ impl RowSums {
         grow(&mut self.places, number_count);
     }
 
-    /// Makes room for tables of one dim, given the most rows each can have; as many of the first
-    /// ones as fit get a region, one at least.
-    pub(super) fn make_room(
-        &mut self,
-        dim: usize,
-        row_counts: impl Iterator<Item = usize>,
-    ) -> Vec<Region> {
-        let stride = dim.next_multiple_of(LANES);
-        let places_max = SUM_BYTES / (4 * (1 + stride));
-        let mut regions: Vec<Region> = Vec::new();
-        let mut end = 0;
-        for row_count in row_counts {
-            let places = end..end + 1 + row_count;
-            if places.end > places_max && !regions.is_empty() {
-                break;
-            }
-            end = places.end;
-            regions.push(Region { places, stride, row_count: 0 });
-        }
-        grow(&mut self.rows, end);
-        grow(&mut self.words, end * stride + LANES);
-        // A vector that lies in two lines costs twice.
-        self.first = self.words.as_ptr().align_offset(LINE_BYTES).min(LANES);
-        regions
+    /// Returns the rows of the table in the order of their first use.
+    pub(super) fn rows(&self) -> &[u32] {
+        &self.rows[..self.row_count]
     }
 
-    /// Returns the rows of a table in the order of their first use.
-    pub(super) fn rows(&self, region: &Region) -> &[u32] {
-        &self.rows[region.places.clone()][..region.row_count]
-    }
-
-    /// Returns the sums of [`Self::rows`], each padded to whole vectors.
-    pub(super) fn sums(&self, region: &Region) -> &[f32] {
-        let first = self.first + region.places.start * region.stride;
-        &self.words[first..][..region.row_count * region.stride]
+    /// Returns the sum of row `at` of [`Self::rows`].
+    #[inline(always)]
+    pub(super) fn sum(&self, at: usize) -> &[f32] {
+        &self.words[self.first + at * self.stride..][..self.stride]
     }
 
     /// Forgets the rows of a table whose numbers begin at `number_first`, and clears their sums.
-    pub(super) fn forget(&mut self, region: &Region, number_first: usize) {
+    pub(super) fn forget(&mut self, number_first: usize) {
         let places = &mut self.places[number_first..];
-        for &row in &self.rows[region.places.clone()][..region.row_count] {
+        for &row in &self.rows[..self.row_count] {
             places[row as usize] = 0;
         }
-        let first = self.first + region.places.start * region.stride;
-        self.words[first..][..region.row_count * region.stride].fill(0.0);
-    }
-}
-
-impl Region {
-    /// Words from sum to sum.
-    pub(super) fn stride(&self) -> usize {
-        self.stride
+        self.words[self.first..][..self.row_count * self.stride].fill(0.0);
+        self.row_count = 0;
     }
 }
 
@@ -132,83 +92,63 @@ fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
 }
 
 impl Kernels {
-    /// Adds the gradients of features to the sums of their rows, each feature with the region of
-    /// its table: features of different tables, and of one dim.
-    pub(super) fn add_features(
-        self,
-        grad: &[f32],
-        features: &[FeatureStep<'_>],
-        regions: &mut [Region],
-        sums: &mut RowSums,
-    ) {
-        let is_plain = |feature: &FeatureStep<'_>| {
-            feature.rows.pooling == Pooling::Sum && feature.rows.weights.is_none()
-        };
-        let features: Vec<_> =
-            features.iter().map(|feature| (*feature, feature.rows.is_one_hot())).collect();
-        if features.iter().all(|(feature, _)| is_plain(feature)) {
-            self.run(AddFeatures::<false> { grad, features: &features, regions, sums });
+    /// Adds the gradients of one feature to the sums of its rows.
+    pub(super) fn add_feature(self, grad: &[f32], feature: &FeatureStep<'_>, sums: &mut RowSums) {
+        let is_plain = feature.rows.pooling == Pooling::Sum && feature.rows.weights.is_none();
+        if is_plain {
+            self.run(AddFeature::<false> { grad, feature, sums });
         } else {
-            self.run(AddFeatures::<true> { grad, features: &features, regions, sums });
+            self.run(AddFeature::<true> { grad, feature, sums });
         }
     }
 }
 
-/// Features, each with whether all its bags have one index. With `SCALED`, gradients have weights
-/// or counts, or belong to indices.
-struct AddFeatures<'a, const SCALED: bool> {
+/// With `SCALED`, gradients have weights or counts, or belong to indices.
+struct AddFeature<'a, const SCALED: bool> {
     grad: &'a [f32],
-    features: &'a [(FeatureStep<'a>, bool)],
-    regions: &'a mut [Region],
+    feature: &'a FeatureStep<'a>,
     sums: &'a mut RowSums,
 }
 
-impl<const SCALED: bool> Job for AddFeatures<'_, SCALED> {
+impl<const SCALED: bool> Job for AddFeature<'_, SCALED> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let dim = self.features.first().map_or(0, |(feature, _)| feature.rows.columns.dim);
+        let dim = self.feature.rows.columns.dim;
         by_shape::<L, _>(self, dim);
     }
 }
 
-impl<const SCALED: bool> Shaped for AddFeatures<'_, SCALED> {
+impl<const SCALED: bool> Shaped for AddFeature<'_, SCALED> {
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
-        let Self { grad, features, regions, sums } = self;
-        let RowSums { places, rows: known, words, first } = sums;
-        let batch_size = features.first().map_or(0, |(feature, _)| feature.rows.bag_count());
-        for block in blocks(batch_size) {
-            for ((feature, is_one_hot), region) in features.iter().zip(&mut *regions) {
-                // Copied, so that nothing written below can change it.
-                let rows = feature.rows;
-                let words = &mut words[*first..][region.places.start * region.stride..];
-                let mut adder = Adder {
-                    places: &mut places[feature.number_first..],
-                    known: &mut known[region.places.clone()],
-                    words: &mut words[..region.places.len() * region.stride],
-                    row_count: region.row_count,
-                    stride: region.stride,
-                };
-                if SCALED || !is_one_hot {
-                    adder.add_bags::<L, REST, TAIL, SCALED>(&rows, grad, block.clone());
-                } else {
-                    adder.add_one_hot::<L, REST, TAIL>(&rows, grad, block.clone());
-                }
-                region.row_count = adder.row_count;
-            }
+        let Self { grad, feature, sums } = self;
+        // Copied, so that nothing written below can change it.
+        let FeatureStep { rows, number_first, .. } = *feature;
+        let mut adder = Adder {
+            places: &mut sums.places[number_first..],
+            known: &mut sums.rows,
+            row_count: sums.row_count,
+            words: &mut sums.words[sums.first..],
+            dim: rows.columns.dim,
+        };
+        if SCALED || !rows.is_one_hot() {
+            adder.add_bags::<L, REST, TAIL, SCALED>(&rows, grad);
+        } else {
+            adder.add_one_hot::<L, REST, TAIL>(&rows, grad);
         }
+        sums.row_count = adder.row_count;
     }
 }
 
-/// The part of [`RowSums`] that one table has, as slices.
+/// The arrays of [`RowSums`], as long as one feature is added.
 struct Adder<'a> {
     places: &'a mut [u32],
     known: &'a mut [u32],
-    words: &'a mut [f32],
     row_count: usize,
-    stride: usize,
+    words: &'a mut [f32],
+    dim: usize,
 }
 
 impl Adder<'_> {
@@ -218,23 +158,16 @@ impl Adder<'_> {
         &mut self,
         rows: &FeatureRows<'_>,
         grad: &[f32],
-        block: Range<usize>,
     ) {
         let FeatureRows { numbers, columns, .. } = *rows;
-        let mut starts = [0; BLOCK_BAGS];
-        // The sums are found first, so that they come near while others are found.
-        for (start, &number) in starts.iter_mut().zip(&numbers[block.clone()]) {
-            *start = self.sum_of(number);
-            prefetch(self.words, *start, self.stride);
-        }
-        for (bag, &start) in block.zip(&starts) {
-            // The block after this one lies on pages no processor looks at by itself.
-            prefetch(grad, columns.start(bag + BLOCK_BAGS), columns.dim);
-            if let Some(&soon) = numbers.get(bag + INDICES_AHEAD) {
-                prefetch(self.places, soon as usize, 1);
-            }
-            let sum = &mut self.words[start..][..self.stride];
-            add::<L, REST, TAIL, false>(sum, &grad[columns.range(bag)], (None, None));
+        let soon = numbers.iter().skip(INDICES_AHEAD).chain(std::iter::repeat(&0));
+        let mut start = columns.first;
+        for (&number, &soon) in numbers.iter().zip(soon) {
+            prefetch(grad, start + BAGS_AHEAD * columns.stride, columns.dim);
+            prefetch(self.places, soon as usize, 1);
+            let vector = &grad[start..][..columns.dim];
+            add::<L, REST, TAIL, false>(self.sum_of(number), vector, (None, None));
+            start += columns.stride;
         }
     }
 
@@ -243,11 +176,10 @@ impl Adder<'_> {
         &mut self,
         rows: &FeatureRows<'_>,
         grad: &[f32],
-        block: Range<usize>,
     ) {
         let FeatureRows { numbers, columns, .. } = *rows;
-        for bag in block {
-            prefetch(grad, columns.start(bag + BLOCK_BAGS), columns.dim);
+        for bag in 0..rows.bag_count() {
+            prefetch(grad, columns.start(bag + BAGS_AHEAD), columns.dim);
             let indices = rows.indices(bag);
             let scale = Scale::of(rows, indices.len());
             for index in indices {
@@ -255,23 +187,24 @@ impl Adder<'_> {
                     prefetch(self.places, soon as usize, 1);
                 }
                 let vector = if SCALED { rows.vector(bag, index) } else { bag };
-                let start = self.sum_of(numbers[index]);
-                let sum = &mut self.words[start..][..self.stride];
-                add::<L, REST, TAIL, SCALED>(sum, &grad[columns.range(vector)], scale.at(index));
+                let vector = &grad[columns.range(vector)];
+                let sum = self.sum_of(numbers[index]);
+                add::<L, REST, TAIL, SCALED>(sum, vector, scale.at(index));
             }
         }
     }
 
-    /// Returns where the sum of row `number` begins; it is +0 if the row is new.
+    /// Returns the sum of row `number`, +0 if the row is new.
     #[inline(always)]
-    fn sum_of(&mut self, number: u32) -> usize {
+    fn sum_of(&mut self, number: u32) -> &mut [f32] {
         let place = &mut self.places[number as usize];
         self.known[self.row_count] = number;
         // Arithmetic, since a branch would often be guessed wrong.
         let is_new = u32::from(*place == 0);
         self.row_count += is_new as usize;
         *place += is_new * self.row_count as u32;
-        (*place as usize - 1) * self.stride
+        let stride = self.dim.next_multiple_of(LANES);
+        &mut self.words[(*place as usize - 1) * stride..][..stride]
     }
 }
 
