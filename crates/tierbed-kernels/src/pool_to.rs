@@ -12,6 +12,7 @@ use tierbed_core::Bags;
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
 use crate::layout::{BagRange, Pooling, Rows};
 use crate::plan::FeaturePlan;
+use crate::pool_batch::copy_row;
 use crate::pool::{divide, Plain, Weighted, FAR_ARENA_WORDS, PREFETCH_AHEAD};
 use crate::simd::{prefetch, Job, Lanes};
 use crate::Kernels;
@@ -125,6 +126,24 @@ impl<S: Source, T: Destination> Job for PoolTo<'_, S, T> {
     }
 }
 
+// A bag of one index: its sum and its mean are the row.
+#[inline(always)]
+fn copy_one<L: Lanes, S: Source, const REST: usize, const TAIL: bool>(
+    source: &S,
+    at: usize,
+    to: &mut [f32],
+) {
+    let words = source.words();
+    if S::PREFETCH_AHEAD > 0 {
+        if let Some(ahead) = source.start(at + S::PREFETCH_AHEAD) {
+            prefetch(words, ahead, to.len());
+        }
+    }
+    if let Some(start) = source.start(at) {
+        copy_row::<L, REST, TAIL>(&words[start..][..to.len()], to);
+    }
+}
+
 impl<S: Source, T: Destination> Shaped for PoolTo<'_, S, T> {
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
@@ -135,6 +154,10 @@ impl<S: Source, T: Destination> Shaped for PoolTo<'_, S, T> {
             // An empty bag behind all rows has none: its sum is +0 all the same.
             let rows = bags.rows_of(bag, self.row_count).unwrap_or(0..0);
             let count = rows.len();
+            if !S::WEIGHTED && count == 1 {
+                copy_one::<L, S, REST, TAIL>(&self.source, rows.start, place);
+                continue;
+            }
             add_vectors::<L, S, REST, TAIL>(&self.source, rows, Begin::Zero, place);
             if self.of.pooling == Pooling::Mean && count > 0 {
                 divide::<L>(place, count as f32);
