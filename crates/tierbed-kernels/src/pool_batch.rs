@@ -107,7 +107,10 @@ fn copy_block<L: Lanes, const REST: usize, const TAIL: bool>(
 
 /// Adds a row to +0, which only changes -0.
 #[inline(always)]
-pub(crate) fn copy_row<L: Lanes, const REST: usize, const TAIL: bool>(from: &[f32], to: &mut [f32]) {
+pub(crate) fn copy_row<L: Lanes, const REST: usize, const TAIL: bool>(
+    from: &[f32],
+    to: &mut [f32],
+) {
     let zero = L::splat(0.0);
     let (from_full, from_part) = from.as_chunks::<LANES>();
     let (to_full, _) = to.as_chunks_mut::<LANES>();
