@@ -12,8 +12,8 @@ use tierbed_core::Bags;
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
 use crate::layout::{BagRange, Pooling, Rows};
 use crate::plan::FeaturePlan;
-use crate::pool_batch::copy_row;
 use crate::pool::{divide, Plain, Weighted, FAR_ARENA_WORDS, PREFETCH_AHEAD};
+use crate::pool_batch::copy_row;
 use crate::simd::{prefetch, Job, Lanes};
 use crate::Kernels;
 
