@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tierbed.cli.options import JsonOut
+from tierbed.cli.options import JsonOut, LogFormat, Scratch, shares, words
 from tierbed.errors import InvalidError
 
 __all__ = ["register", "suites"]
@@ -46,16 +46,14 @@ def training(
     seconds: Annotated[
         float, typer.Option("--seconds", help="Longest for one answer of a system.")
     ] = 400.0,
-    scratch: Annotated[
-        Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
-    ] = None,
+    scratch: Scratch = None,
 ) -> None:
     """Measure training stores on a generated trace, each in a process of its own."""
     from tierbed.bench import ModelOptions, TrainingOptions, run_models, run_training
 
     if models:
         wanted = ModelOptions(
-            models=_words(models), batch_lens=_numbers(batch), quick=quick, seed=seed
+            models=words(models), batch_lens=_numbers(batch), quick=quick, seed=seed
         )
         _told(run_models(out, wanted, json))
         return
@@ -64,7 +62,7 @@ def training(
         seed=seed,
         quick=quick,
         repeats=repeats,
-        systems=_words(systems),
+        systems=words(systems),
         scratch=scratch,
         seconds_max=seconds,
     )
@@ -96,9 +94,7 @@ def lookup(
     calls: Annotated[
         int, typer.Option("--calls", help="With --log: measured calls of a thread.")
     ] = 20_000,
-    scratch: Annotated[
-        Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
-    ] = None,
+    scratch: Scratch = None,
 ) -> None:
     """Measure lookups from a snapshot on disk, next to memory; with --log by placement."""
     from tierbed.bench import LogOptions, run_lookup, run_lookup_log
@@ -112,8 +108,8 @@ def lookup(
         log=log,
         table_bytes=parse_bytes(table, "table"),
         dim=dim,
-        ratios=_shares("--ratios", ratios),
-        caches=_shares("--cache", cache),
+        ratios=shares("--ratios", ratios),
+        caches=shares("--cache", cache),
         threads=threads,
         batch=batch,
         calls=calls,
@@ -147,7 +143,7 @@ def tiers(
         Path | None,
         typer.Option("--log", help="Criteo file to train and ask from; else generated samples."),
     ] = None,
-    shares: Annotated[
+    dram_shares: Annotated[
         str, typer.Option("--shares", help="DRAM of the caches as shares of the f32 bytes.")
     ] = "0.01,0.05",
     ratio: Annotated[
@@ -156,9 +152,7 @@ def tiers(
     requests: Annotated[
         int | None, typer.Option("--requests", help="Measure at most this many of the samples.")
     ] = None,
-    scratch: Annotated[
-        Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
-    ] = None,
+    scratch: Scratch = None,
     quick: Quick = False,
     out: Out = OUT,
     seed: Seed = 1,
@@ -169,7 +163,7 @@ def tiers(
 
     options = TiersOptions(
         log=log,
-        shares=_shares("--shares", shares),
+        shares=shares("--shares", dram_shares),
         ratio=ratio,
         requests=requests,
         scratch=scratch,
@@ -182,13 +176,7 @@ def tiers(
 @suites.command()
 def placement(
     logs: Annotated[list[Path], typer.Option("--log", help="A query log; repeat for several.")],
-    log_format: Annotated[
-        str,
-        typer.Option(
-            "--log-format",
-            help="text, maxembed-text, maxembed (binary), criteo, avazu; auto goes by the name.",
-        ),
-    ] = "auto",
+    log_format: LogFormat = "auto",
     split: Annotated[
         float, typer.Option("--split", help="Share of the queries to build from, the earlier ones.")
     ] = 0.8,
@@ -228,8 +216,8 @@ def placement(
         split=split,
         shuffle=shuffle,
         rows_per_page=rows_per_page,
-        ratios=_shares("--ratios", ratios),
-        caches=_shares("--cache", cache),
+        ratios=shares("--ratios", ratios),
+        caches=shares("--cache", cache),
         policy=cache_policy,
         quick=quick,
         queries_max=queries,
@@ -251,22 +239,11 @@ def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(word) for word in _words(text))
+        return tuple(int(word) for word in words(text))
     except ValueError as error:
         raise InvalidError(f"--batch must be numbers with commas between, not {text!r}") from error
-
-
-def _shares(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in _words(text))
-    except ValueError as error:
-        raise InvalidError(f"{option} must be numbers with commas between: {text!r}") from error
 
 
 def register(app: typer.Typer) -> None:

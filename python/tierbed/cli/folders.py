@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tierbed.cli.options import DramBudget, JsonOut, finish
-from tierbed.cli.place import LogFormat, inspect_placement, placement_file
+from tierbed.cli.options import DramBudget, JsonOut, LogFormat, finish, shows_tables
+from tierbed.cli.place import inspect_placement, placement_file
 from tierbed.errors import InvalidError
 from tierbed.progress import Progress
 from tierbed.snapshot import Snapshot
@@ -82,7 +82,7 @@ def inspect(
         result["disk_bytes"] = stats.get("disk_bytes")
         result["tables"] = opened.tables()
         result["stats"] = stats
-    if json_path is None or str(json_path) != "-":
+    if shows_tables(json_path):
         print_table(
             f"tables of {folder}",
             [{**table, "init": _short(table.get("init"))} for table in result["tables"]],
@@ -110,7 +110,7 @@ def checkpoints(
         {"number": number, "name": name, "bytes": size}
         for number, name, size in _native.kept_checkpoints(place)
     ]
-    if json_path is None or str(json_path) != "-":
+    if shows_tables(json_path):
         print_table(f"kept checkpoints of {folder}", kept)
     finish({"path": place, "checkpoints": kept}, json_path, str(folder))
 

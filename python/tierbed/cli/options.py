@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tierbed.errors import InvalidError
 from tierbed.report import write_json
 
 DramBudget = Annotated[
@@ -27,13 +29,65 @@ Data = Annotated[
     typer.Option("--data", help="File of samples, plain or compressed; repeat for several."),
 ]
 DataFormat = Annotated[str, typer.Option("--format", help="criteo, avazu, parquet or synthetic.")]
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format",
+        help="text, maxembed-text, maxembed (binary), criteo, avazu; auto goes by the name.",
+    ),
+]
+ReplayedLog = Annotated[
+    Path, typer.Option("--log", help="One query per line, or Criteo's layout; plain, gzip or zstd.")
+]
+ReplayedQueries = Annotated[
+    int | None, typer.Option("--queries", min=1, help="Replay the first so many queries.")
+]
+Png = Annotated[Path | None, typer.Option("--png", help="Curves; by default beside the JSON file.")]
+Scratch = Annotated[
+    Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
+]
+
+
+def shows_tables(json_path: Path | None) -> bool:
+    """Whether the screen is for tables: not when it is where JSON goes."""
+    return json_path is None or str(json_path) != "-"
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Splits at commas; blanks around words and empty words do not count."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def shares(option: str, text: str) -> tuple[float, ...]:
+    """Reads numbers with commas between; a text that holds others is an error naming ``option``."""
+    try:
+        return tuple(float(word) for word in words(text))
+    except ValueError as error:
+        raise InvalidError(f"{option} must be numbers with commas between, not {text!r}") from error
+
+
+def write_curves(
+    result: dict[str, Any],
+    json_path: Path | None,
+    png: Path | None,
+    draw: Callable[[Any, dict[str, Any]], None],
+) -> None:
+    """Writes a simulation's JSON and its curves, which lie beside the JSON unless ``png`` says."""
+    from tierbed.report import save_figure
+
+    if json_path is not None:
+        write_json(json_path, result)
+        if png is None and shows_tables(json_path):
+            png = json_path.with_suffix(".png")
+    if png is not None:
+        save_figure(png, lambda figure: draw(figure, result))
 
 
 def finish(result: dict[str, Any], json_path: Path | None, title: str) -> None:
     """Prints a result, and writes it as JSON when asked; JSON on the screen replaces the table."""
     from tierbed.report import print_table
 
-    if json_path is None or str(json_path) != "-":
+    if shows_tables(json_path):
         rows = [
             {"what": name.replace("_", " "), "value": value}
             for name, value in result.items()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tierbed.cli.options import JsonOut, finish
+from tierbed.cli.options import JsonOut, LogFormat, finish, shows_tables
 from tierbed.errors import InvalidError
 from tierbed.log_files import read_log
 from tierbed.placement import PageReads, Placement, QueryLog, place, rows_per_page_of
@@ -20,13 +20,6 @@ __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
 PLACEMENT_FILE = "placement.tbp"
 
 Log = Annotated[Path, typer.Option("--log", help="The query log, plain or compressed.")]
-LogFormat = Annotated[
-    str,
-    typer.Option(
-        "--log-format",
-        help="text, maxembed-text, maxembed (binary), criteo, avazu; auto goes by the name.",
-    ),
-]
 
 
 def placement_file(path: Path) -> Path | None:
@@ -214,7 +207,7 @@ def _drift(
             threads=threads,
             progress=bar.set,
         )
-    if json_path is None or str(json_path) != "-":
+    if shows_tables(json_path):
         print_table(f"{path} on a newer log, beside a fresh placement by {method}", drift.slices)
         told = "the placement still serves: no two slices in a row read too much"
         if drift.rebuild_at is not None:
@@ -242,7 +235,7 @@ def inspect_placement(
         result["useful_rows_per_page"] = reads.useful_rows_per_page
         result["absent_rows"] = reads.absent_rows
         result["reads_by_useful_rows"] = reads.reads_by_useful_rows
-    if json_path is None or str(json_path) != "-":
+    if shows_tables(json_path):
         print_table("pages by rows on them", _histogram(info["pages_by_rows"], "rows", "pages"))
         print_table("rows by pages they are on", _histogram(info["rows_by_pages"], "pages", "rows"))
         if reads is not None:

@@ -13,7 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tierbed.cli.options import DramBudget, IoEngine, JsonOut, Threads, set_threads
+from tierbed.cli.options import (
+    DramBudget,
+    IoEngine,
+    JsonOut,
+    Threads,
+    set_threads,
+    shows_tables,
+)
 from tierbed.errors import InvalidError, IoError
 
 __all__ = ["ask", "register"]
@@ -124,7 +131,7 @@ def lookup(
 def _show(result: dict[str, Any], json_path: Path | None) -> None:
     from tierbed.report import write_json
 
-    if json_path is None or str(json_path) != "-":
+    if shows_tables(json_path):
         names = [result["pooling"]] if result["pooling"] else result["ids"]
         for name, vector in zip(names, result["vectors"], strict=True):
             print(name, " ".join(f"{value:.6g}" for value in vector))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tierbed.cli.options import JsonOut
-from tierbed.errors import InvalidError
+from tierbed.cli.options import (
+    JsonOut,
+    Png,
+    ReplayedLog,
+    ReplayedQueries,
+    shares,
+    shows_tables,
+    words,
+    write_curves,
+)
 
 __all__ = ["register"]
 
@@ -25,10 +32,7 @@ def _sim() -> None:
 
 @sim.command("cache")
 def cache(
-    log: Annotated[
-        Path,
-        typer.Option("--log", help="One query per line, or Criteo's layout; plain, gzip or zstd."),
-    ],
+    log: ReplayedLog,
     policies: Annotated[str, typer.Option("--policies", help="By comma, or `all`.")] = POLICIES,
     capacity: Annotated[
         str, typer.Option("--capacity", help="Shares of the log's distinct rows, by comma.")
@@ -36,9 +40,7 @@ def cache(
     warm: Annotated[
         float, typer.Option("--warm", help="Share of the queries replayed before counting.")
     ] = 0.0,
-    queries: Annotated[
-        int | None, typer.Option("--queries", min=1, help="Replay the first so many queries.")
-    ] = None,
+    queries: ReplayedQueries = None,
     threshold: Annotated[
         int,
         typer.Option("--admit-from", help="Uses from which on rows enter, 1 to 3; 0: always."),
@@ -46,9 +48,7 @@ def cache(
     bounds: Annotated[
         bool, typer.Option("--bounds/--no-bounds", help="Offline bounds beside the policies.")
     ] = True,
-    png: Annotated[
-        Path | None, typer.Option("--png", help="Curves; by default beside the JSON file.")
-    ] = None,
+    png: Png = None,
     json: JsonOut = None,
 ) -> None:
     """Replay a query log through cache policies, from an empty cache, and count hits.
@@ -56,34 +56,26 @@ def cache(
     A hit is a row that was there; a perfect hit a query of which every row was.
     """
     from tierbed.cache_sim import SimOptions, draw_curves, simulate
-    from tierbed.report import print_table, save_figure, write_json
+    from tierbed.report import print_table
 
     options = SimOptions(
-        policies=tuple(word.strip() for word in policies.split(",") if word.strip()),
-        capacity_shares=_shares(capacity),
+        policies=words(policies),
+        capacity_shares=shares("--capacity", capacity),
         warm_share=warm,
         query_count_max=queries,
         admission_threshold=threshold,
         has_bounds=bounds,
     )
     result = simulate(log, options)
-    if json is None or str(json) != "-":
+    if shows_tables(json):
         columns = ["policy", "capacity_share", "hit_rate", "perfect_hit_rate", "misses_per_request"]
         print_table(f"{log.name}: {result['distinct_rows']:,} rows", result["rows"], columns)
-    if json is not None:
-        write_json(json, result)
-        if png is None and str(json) != "-":
-            png = json.with_suffix(".png")
-    if png is not None:
-        save_figure(png, lambda figure: draw_curves(figure, result))
+    write_curves(result, json, png, draw_curves)
 
 
 @sim.command("ssd")
 def ssd(
-    log: Annotated[
-        Path,
-        typer.Option("--log", help="One query per line, or Criteo's layout; plain, gzip or zstd."),
-    ],
+    log: ReplayedLog,
     read_us: Annotated[
         int, typer.Option("--read-us", min=1, help="Read of a flash page: 4, 10 or 30.")
     ] = 10,
@@ -104,19 +96,15 @@ def ssd(
     dense_us: Annotated[
         int, typer.Option("--dense-us", min=0, help="Host time of a batch besides lookups.")
     ] = 2_000,
-    queries: Annotated[
-        int | None, typer.Option("--queries", min=1, help="Replay the first so many queries.")
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", help="Curves; by default beside the JSON file.")
-    ] = None,
+    queries: ReplayedQueries = None,
+    png: Png = None,
     json: JsonOut = None,
 ) -> None:
     """Send a query log to a simulated SSD that reads vectors (FlashEmbedding).
 
     All times are simulated. Beside it: block reads behind a page cache, and rows in memory.
     """
-    from tierbed.report import print_table, save_figure, write_json
+    from tierbed.report import print_table
     from tierbed.ssd_sim import SsdSimOptions, draw_ssd, simulate_ssd
 
     options = SsdSimOptions(
@@ -131,16 +119,11 @@ def ssd(
         query_count_max=queries,
     )
     result = simulate_ssd(log, options)
-    if json is None or str(json) != "-":
+    if shows_tables(json):
         columns = ["sweep", "value", "system", "lookup_us", "lookup_ratio", "total_us"]
         columns += ["bytes_ratio", "hit_rate"]
         print_table(f"{log.name}: simulated times", result["rows"], columns)
-    if json is not None:
-        write_json(json, result)
-        if png is None and str(json) != "-":
-            png = json.with_suffix(".png")
-    if png is not None:
-        save_figure(png, lambda figure: draw_ssd(figure, result))
+    write_curves(result, json, png, draw_ssd)
 
 
 @sim.command("exchange")
@@ -154,21 +137,12 @@ def exchange(json: JsonOut = None) -> None:
     from tierbed.report import print_table, write_json
 
     report = model_report()
-    if json is None or str(json) != "-":
+    if shows_tables(json):
         print_table("model: baseline / fused, fitted to two GPUs", report["hold_out"])
         print_table("model: from bytes alone", report["rows"])
         print_table("model: share sent, weak scaling, four V100", report["volume"])
     if json is not None:
         write_json(json, report)
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in text.split(",") if word.strip())
-    except ValueError as error:
-        raise InvalidError(
-            f"--capacity must be shares with commas between, not {text!r}"
-        ) from error
 
 
 def register(app: typer.Typer) -> None:

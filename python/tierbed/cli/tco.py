@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tierbed.cli.options import JsonOut
+from tierbed.cli.options import JsonOut, shows_tables
 from tierbed.errors import InvalidError
 
 __all__ = ["register"]
@@ -45,7 +45,7 @@ def tco(
     space = Space(table_gb=table_gb, ratio=ratio, replicated_gb=replicated_gb)
     prices = Prices(server_per_month=server, drives_per_gb=per_gb, months=months)
     rows = total_cost(space, prices, speedup)
-    if json_path is None or str(json_path) != "-":
+    if shows_tables(json_path):
         sizes = f"{space.table_gb:g} GB alone, {space.with_replicas_gb:g} GB with replicas"
         print_table(f"total cost of a month: {sizes}", rows)
     if json_path is not None:
