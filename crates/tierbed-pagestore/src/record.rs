@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use serde::Serialize;
 use tierbed_core::env::mix64;
 use tierbed_core::{Bags, Error, Result, TableId};
-use tierbed_io::Folder;
+use tierbed_io::{Folder, OpenMode};
 use tierbed_kernels::FeaturePlan;
 
 use crate::placed::Numbering;
@@ -277,8 +277,7 @@ impl Shelf {
         for name in folder.list()? {
             let number = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX));
             if let Some(number) = number.and_then(|number| number.parse().ok()) {
-                let bytes = folder.read(&name)?.map_or(0, |bytes| bytes.len() as u64);
-                files.push_back((number, bytes));
+                files.push_back((number, folder.open(&name, OpenMode::ReadOnly)?.len_bytes()?));
             }
         }
         Ok(Self { folder, files, bytes_max })
