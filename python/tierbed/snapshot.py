@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -82,6 +83,7 @@ class Snapshot:
                 ``"codec:policy:share:admit"``, of which a lone name is a policy. What leaves one
                 falls to the next.
             cache_bytes: Most bytes of the tiers, metadata included; all that is left by default.
+                A tier that cannot hold any row within its bytes is told by a ``RuntimeWarning``.
             tiers: Rows that stay in memory, from :func:`plan_tiers` or its file.
             misses: ``"read"``, or ``"surrogate"`` to answer misses by what ``tiers`` keeps for
                 them, or ``"default"`` to read nothing at all. Counted in :meth:`stats`.
@@ -101,7 +103,10 @@ class Snapshot:
         }
         folder = os.fspath(path)
         resident = [] if tiers is None else _resident(folder, tiers, dram_budget)
-        return cls(NativeSnapshot(folder, json.dumps(options), resident), folder)
+        snapshot = cls(NativeSnapshot(folder, json.dumps(options), resident), folder)
+        if options["cache_bytes_max"] != 0:
+            snapshot._tell_of_empty_tiers()
+        return snapshot
 
     @staticmethod
     def apply(
@@ -133,6 +138,18 @@ class Snapshot:
             apply_delta(paths[0], paths[1], paths[2], parse_bytes(dram_budget, "dram_budget"))
         )
         return report
+
+    def _tell_of_empty_tiers(self) -> None:
+        """Warns of tiers whose bytes are too few for any row: they would silently do nothing."""
+        for tier in self.stats()["snapshot"]["tiers"]:
+            if tier["row_count_max"] == 0:
+                warnings.warn(
+                    f"the cache tier {tier['codec']}:{tier['policy']} has too few bytes to hold a "
+                    "row, so every miss is read; raise dram_budget or cache_bytes, or open with "
+                    "cache_bytes=0 to do without",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
 
     @property
     def native(self) -> NativeSnapshot:

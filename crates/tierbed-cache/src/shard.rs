@@ -151,6 +151,12 @@ impl ShardedTier {
         Ok(())
     }
 
+    /// Returns the most rows that all shards can hold together; 0: the budget is too small.
+    #[must_use]
+    pub fn rows_max(&self) -> u64 {
+        self.shards.iter().map(|shard| lock(shard).rows_max()).sum()
+    }
+
     /// Returns the statistics of all shards together.
     #[must_use]
     pub fn stats(&self) -> TierStats {

@@ -298,6 +298,12 @@ impl RowTier {
         found.is_some()
     }
 
+    /// Returns the most rows that can be here at once; 0: the budget holds not even a slab.
+    #[must_use]
+    pub fn rows_max(&self) -> u64 {
+        self.layout.rows_max
+    }
+
     /// Returns what was counted so far and what is held now.
     #[must_use]
     pub fn stats(&self) -> TierStats {

@@ -351,6 +351,17 @@ impl Snapshot {
         Ok(bytes)
     }
 
+    /// Puts rows into the first tier of the cache, those to be kept longest last: a cache need not
+    /// begin empty. `rows` holds the weights of `keys` one after the other.
+    ///
+    /// The caller answers for the weights: they are not compared with what is stored.
+    ///
+    /// # Errors
+    /// `Invalid` when the weights are not as many as the keys have.
+    pub fn preload(&self, keys: &[RowKey], rows: &[f32]) -> Result<()> {
+        self.tiers.preload(keys, rows)
+    }
+
     /// Returns what was counted since the snapshot was opened.
     #[must_use]
     pub fn stats(&self) -> SnapshotStats {

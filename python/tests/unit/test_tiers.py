@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,12 @@ def test_a_neighbour_answers_while_it_is_cached(
         for row, answer in ((3, 3), (7, 7), (5, 7), (3, 3)):
             bags = tb.KeyedJaggedTensor(["b"], torch.tensor([row]), lengths=torch.tensor([1]))
             assert torch.equal(snapshot.lookup(bags)["b"][0], tables["b"][answer])
+
+
+def test_a_tier_too_small_for_any_row_says_so(folder: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="int8:group-frequency has too few bytes"):
+        tb.Snapshot.open(folder, cache="int8:ours", cache_bytes=500).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tb.Snapshot.open(folder, cache="int8:ours", cache_bytes=0).close()
+        tb.Snapshot.open(folder, cache="int8:ours", cache_bytes=30_000).close()

@@ -142,6 +142,33 @@ impl CodedTier {
         self.rows.settle(group, visits, code_of, left)
     }
 
+    /// Stores rows as they come, `words` one after the other, without asking the policy's groups.
+    pub(super) fn preload(
+        &self,
+        keys: &[RowKey],
+        rows: &[f32],
+        dim_of: impl Fn(RowKey) -> usize,
+        visits: &mut Visits,
+    ) -> Result<()> {
+        let (mut codes, mut starts, mut first) = (Vec::new(), Vec::new(), 0);
+        for key in keys {
+            let dim = dim_of(*key);
+            let row = rows.get(first..first + dim).unwrap_or_default();
+            let start = codes.len();
+            starts.push(self.encode(row, &mut codes).then_some((start, self.words(dim))));
+            first += dim;
+        }
+        self.rows.insert_many(keys, visits, |at| {
+            let (start, words) = starts.get(at).copied().flatten()?;
+            codes.get(start..start + words)
+        })
+    }
+
+    /// Returns the most rows it can hold.
+    pub(super) fn rows_max(&self) -> u64 {
+        self.rows.rows_max()
+    }
+
     pub(super) fn stats(&self) -> TierStats {
         let mut stats = self.rows.stats();
         stats.metadata_bytes += self.admission_bytes;

@@ -55,6 +55,8 @@ pub struct TierSummary {
     pub evictions: u64,
     /// Rows held.
     pub row_count: u64,
+    /// Most rows it can hold; 0 where its bytes are too few for any.
+    pub row_count_max: u64,
     /// Bytes of codes, in use or not yet.
     pub data_bytes: u64,
     /// Bytes of index, keys, policy and admission.
@@ -160,12 +162,25 @@ impl TierStack {
                 insertions: stats.insertions,
                 evictions: stats.evictions,
                 row_count: stats.row_count,
+                row_count_max: tier.rows_max(),
                 data_bytes: stats.data_bytes,
                 metadata_bytes: stats.metadata_bytes,
                 capacity_bytes: stats.capacity_bytes,
             }
         };
         self.tiers.iter().zip(&self.counts).map(summary).collect()
+    }
+
+    /// Puts rows into the first tier, the last ones as those used last.
+    pub(crate) fn preload(&self, keys: &[RowKey], rows: &[f32]) -> Result<()> {
+        let found: usize = keys.iter().map(|key| self.dim(*key)).sum();
+        if found != rows.len() {
+            return Err(Error::invalid("rows to preload have the wrong length")
+                .with("found", rows.len())
+                .with("expected", found));
+        }
+        let Some(tier) = self.tiers.first() else { return Ok(()) };
+        tier.preload(keys, rows, |key| self.dim(key), &mut Visits::default())
     }
 
     /// Fills the rows of the scratch that a tier or the resident rows have.

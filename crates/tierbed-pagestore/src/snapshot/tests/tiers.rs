@@ -235,3 +235,32 @@ fn wrong_resident_rows_are_refused() {
         assert!(HeadRows::new(Codec::Gauss4, (50, 16), rows, vec![0; bytes]).is_err());
     }
 }
+
+#[test]
+fn a_cache_need_not_begin_empty() {
+    let (folder, rows) = plain_table();
+    for codec in [Codec::F32, Codec::Int8] {
+        let options = SnapshotOptions {
+            tiers: stack(vec![tier(codec.clone(), PolicyKind::Lru, 1.0)]),
+            cache_bytes_max: Some(256 << 10),
+            ..options(2 << 20)
+        };
+        let snapshot = Snapshot::open(Arc::clone(&folder), &options).unwrap();
+        let room = snapshot.stats().tiers[0].row_count_max;
+        assert!(room > 500, "{room}");
+        let keys: Vec<_> = (0..500).map(|row| RowKey::new(TableId(0), RowId(row))).collect();
+        snapshot.preload(&keys, &rows[..500].concat()).unwrap();
+        let (found, stats) = ask(&snapshot, &[3, 499, 500]);
+        assert_eq!((stats.rows_cached, stats.rows_read), (2, 1));
+        assert_eq!(found[1], coded(&codec, &rows[499]));
+        assert!(snapshot.preload(&keys, &[0.0; 3]).is_err());
+    }
+}
+
+#[test]
+fn a_tier_too_small_for_a_row_tells_so() {
+    let (folder, _) = plain_table();
+    let options = SnapshotOptions { cache_bytes_max: Some(100), ..options(2 << 20) };
+    let snapshot = Snapshot::open(folder, &options).unwrap();
+    assert_eq!(snapshot.stats().tiers[0].row_count_max, 0);
+}
