@@ -92,6 +92,10 @@ class CacheLog:
     """A query log in memory, for replays; rows are numbered in the order of appearance."""
 
     def __new__(cls, path: str, query_count_max: int | None) -> Self: ...
+    @staticmethod
+    def of(log: NativeQueryLog) -> CacheLog:
+        """Copies the queries of a log that is in memory."""
+
     def sizes(self) -> tuple[int, int, int]:
         """Queries, rows asked for, distinct rows."""
 
@@ -111,6 +115,11 @@ class CacheLog:
 
     def replay_ssd(self, options: str) -> str:
         """Sends the log to a simulated SSD; JSON as in ``tierbed_bench::ssd``."""
+
+    @staticmethod
+    def rows_within(policy: str, row_bytes: int, row_count: int, capacity_bytes: int) -> int:
+        """Rows of ``row_bytes``, of ``row_count`` there are, that a tier of ``capacity_bytes``
+        holds, metadata included."""
 
     @staticmethod
     def policy_bytes(policy: str) -> int:

@@ -42,6 +42,16 @@ pub struct TierOptions {
     pub policy: PolicyKind,
 }
 
+impl TierOptions {
+    /// Returns the most rows that fit at once, the smallest first; 0 where not even one slab does.
+    ///
+    /// # Errors
+    /// `Invalid` when a class has rows of no words or larger than a slab.
+    pub fn rows_max(&self) -> Result<u64> {
+        Ok(Layout::new(self)?.rows_max)
+    }
+}
+
 /// How the capacity is laid out.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {

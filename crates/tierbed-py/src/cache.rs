@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tierbed_cache::bounds::{farthest_next_use, perfect_hits, Requests};
-use tierbed_cache::{AdmissionRule, PolicyKind, ReplayCache, ReplayCounts};
+use tierbed_cache::{AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, RowClass, TierOptions};
 use tierbed_core::Result;
-use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
+use tierbed_placement::{read_log, QueryLog, QuerySource, ReadOptions, SampleQueries, TextQueries};
 
 use crate::errors::run;
+use crate::placement::NativeQueryLog;
 
 /// Adds this module's classes.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -35,6 +36,16 @@ pub(crate) struct CacheLog {
 }
 
 impl CacheLog {
+    fn numbered(log: QueryLog) -> Self {
+        let (offsets, mut rows) = log.into_parts();
+        let mut numbers: HashMap<u32, u32> = HashMap::new();
+        for row in &mut rows {
+            let next = numbers.len() as u32;
+            *row = *numbers.entry(*row).or_insert(next);
+        }
+        Self { offsets, rows, row_count: numbers.len() }
+    }
+
     fn requests(&self) -> Result<Requests<'_>> {
         Requests::new(&self.offsets, &self.rows, self.row_count)
     }
@@ -53,14 +64,14 @@ impl CacheLog {
             };
             let options = ReadOptions { query_count_max, ..ReadOptions::default() };
             let log = read_log(source.as_mut(), &options, &mut |_, _| Ok(()))?;
-            let (offsets, mut rows) = log.into_parts();
-            let mut numbers: HashMap<u32, u32> = HashMap::new();
-            for row in &mut rows {
-                let next = numbers.len() as u32;
-                *row = *numbers.entry(*row).or_insert(next);
-            }
-            Ok(Self { offsets, rows, row_count: numbers.len() })
+            Ok(Self::numbered(log))
         })
+    }
+
+    /// Copies the queries of a log that is in memory.
+    #[staticmethod]
+    fn of(py: Python<'_>, log: &NativeQueryLog) -> PyResult<Self> {
+        run(py, || Ok(Self::numbered(QueryLog::clone(&log.log))))
     }
 
     /// Queries, rows asked for, distinct rows.
@@ -117,6 +128,24 @@ impl CacheLog {
     /// Sends the log to a simulated SSD; options and result are JSON.
     fn replay_ssd(&self, py: Python<'_>, options: &str) -> PyResult<String> {
         run(py, || Ok(tierbed_bench::ssd::replay(&self.requests()?, options)?.to_string()))
+    }
+
+    /// Returns the rows of `row_bytes`, of `row_count` there are, that a tier of `capacity_bytes`
+    /// holds, all metadata included.
+    #[staticmethod]
+    fn rows_within(
+        py: Python<'_>,
+        policy: &str,
+        row_bytes: usize,
+        row_count: u64,
+        capacity_bytes: u64,
+    ) -> PyResult<u64> {
+        run(py, || {
+            let row_words = row_bytes.div_ceil(size_of::<f32>());
+            let classes = vec![RowClass { row_words, row_count }];
+            let policy = PolicyKind::from_name(policy)?;
+            TierOptions { capacity_bytes, classes, policy }.rows_max()
+        })
     }
 
     /// Returns the bytes of `policy` per cached row.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,6 +72,56 @@ def cache(
         columns = ["policy", "capacity_share", "hit_rate", "perfect_hit_rate", "misses_per_request"]
         print_table(f"{log.name}: {result['distinct_rows']:,} rows", result["rows"], columns)
     write_curves(result, json, png, draw_curves)
+
+
+@sim.command("memory")
+def memory(
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="As of `sim cache`; without, samples are generated."),
+    ] = None,
+    baseline: Annotated[
+        str, typer.Option("--baseline", help="Policy of f32 rows that is to be matched.")
+    ] = "ev-lfu",
+    share: Annotated[
+        float, typer.Option("--share", help="Its rows, as a share of the distinct rows.")
+    ] = 0.05,
+    policies: Annotated[str, typer.Option("--policies", help="Who is to match it.")] = "ours",
+    codecs: Annotated[str, typer.Option("--codecs", help="How they keep rows.")] = "f32,int8,int4",
+    dim: Annotated[int, typer.Option("--dim", min=1, help="Elements of a row.")] = 32,
+    warm: Annotated[
+        float, typer.Option("--warm", help="Share of the queries replayed before counting.")
+    ] = 0.0,
+    queries: ReplayedQueries = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, help="Without --log: samples to generate.")
+    ] = 458_406,
+    scale: Annotated[
+        float, typer.Option("--scale", help="Without --log: share of Criteo's cardinalities.")
+    ] = 0.01,
+    json: JsonOut = None,
+) -> None:
+    """Find the least memory, all metadata included, that has the perfect hits of another cache."""
+    from tierbed._native import CacheLog
+    from tierbed.cache_match import MatchOptions, generated_log, match_memory
+    from tierbed.report import print_table, write_json
+
+    options = MatchOptions(
+        baseline=baseline,
+        baseline_share=share,
+        policies=words(policies),
+        codecs=words(codecs),
+        dim=dim,
+        warm_share=warm,
+    )
+    trace = generated_log(samples, scale) if log is None else CacheLog(str(log), queries)
+    result = {"log": "generated" if log is None else str(log), **match_memory(trace, options)}
+    if shows_tables(json):
+        columns = ["policy", "codec", "memory_share", "metadata_bytes_per_row", "capacity_rows"]
+        columns += ["perfect_hit_rate", "misses_per_request"]
+        print_table(f"{result['distinct_rows']:,} rows of dim {dim}", result["rows"], columns)
+    if json is not None:
+        write_json(json, result)
 
 
 @sim.command("ssd")
