@@ -2,10 +2,12 @@
 
 The earlier part of a log is placed; the later part is asked, in a closed loop, of a table that is
 the log's rows again and again until it is as large as wanted (see ``tierbed_bench::lookup``).
-Every query is checked. One snapshot is on disk at a time. ``ours`` is built for the cache of the
-row it is measured in. Beside the snapshots stand, all of the same run: the same rows in memory;
-mapped, with as many bytes of pages in memory as the row cache has in the row beside it; and the
-reads per second of the device itself, with as many in flight.
+Every query is checked. One snapshot is on disk at a time. Without a cache all methods are measured
+at all ratios; behind caches those of the smallest and the largest ratio, ``ours`` as built for the
+middle one of the caches. A cache begins as full as queries before would have left it. Beside the
+snapshots stand, all of the same run: the same rows in memory; mapped, with as many bytes of pages
+in memory as the row cache has in the row beside it; and the reads per second of the device itself,
+with as many in flight.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tierbed import _native
 from tierbed.errors import InvalidError
 from tierbed.placement import rows_per_page_of
+from tierbed.progress import Progress
 from tierbed.report import print_table, write_json, write_suite
 
 __all__ = ["LogOptions", "run_lookup_log"]
@@ -33,6 +37,10 @@ PLAIN = ("random", "shp")
 INDEX_LIMIT = 10
 #: Queries of a call that keep the device busy.
 SATURATING_BATCH = 32
+#: Calls of which choosing pages is timed.
+SELECTED_CALLS = 20_000
+#: Warming up takes this part of a measurement's time; a map begins empty and needs longer.
+WARM_SHARE, MAP_WARM_SHARE = 0.3, 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +56,8 @@ class LogOptions:
         threads: Threads that ask.
         batch: Queries of a call.
         queue_depth: Reads a thread has in flight at most.
-        calls: Measured calls of a thread; as many warm the cache.
+        calls: Measured calls of a thread, at most.
+        seconds: Longest time of a measurement.
         skew: How unevenly the copies of the log's rows are asked for.
         scratch: Folder for what is deleted again; it needs room for a table and its replicas.
         seed: Of everything that is drawn.
@@ -63,7 +72,8 @@ class LogOptions:
     threads: int = 4
     batch: int = 1
     queue_depth: int = 64
-    calls: int = 20_000
+    calls: int = 100_000
+    seconds: float = 1.5
     skew: float = 1.0
     scratch: Path | None = None
     seed: int = 1
@@ -82,6 +92,7 @@ def quick(options: LogOptions) -> LogOptions:
         batch=options.batch,
         queue_depth=16,
         calls=400,
+        seconds=options.seconds,
         skew=options.skew,
         scratch=options.scratch,
         seed=options.seed,
@@ -96,7 +107,8 @@ def run_lookup_log(out: Path, options: LogOptions, json_path: Path | None = None
         bench = _Bench(options, Path(folder))
         rows = bench.measure()
     ratios = _speeds(rows)
-    told = {"placed": bench.placed, "clones": bench.clones}
+    checks = _checks(rows, ratios)
+    told = {"placed": bench.placed, "clones": bench.clones, "checks": checks}
     path = write_suite(out, "lookup_log", rows, ratios, _bars(rows), told)
     if json_path is not None:
         write_json(json_path, {"rows": rows, "ratios": ratios, **told})
@@ -106,6 +118,7 @@ def run_lookup_log(out: Path, options: LogOptions, json_path: Path | None = None
         "selection_cpu_share device_share"
     )
     print_table("queries of a log, from pages", rows, columns.split())
+    print_table("checks", [{"check": name, **found} for name, found in checks.items()])
     return path
 
 
@@ -121,7 +134,20 @@ class _Bench:
     def measure(self) -> list[Row]:
         """Returns a row for each placement, cache and way of reading."""
         wanted = self._wanted()
-        self.placed = self._command(
+        with Progress("placing", 1, "logs") as bar:
+            self.placed = self._place(wanted)
+            bar.advance()
+        row_bytes = 4 * self.options.dim * int(self.placed["row_count"])
+        self.clones = max(1, math.ceil(self.options.table_bytes / row_bytes))
+        rows: list[Row] = []
+        with Progress("asking", len(wanted), "snapshots") as bar:
+            for one in wanted:
+                rows += self._snapshot(one)
+                bar.advance(note=f"{one['method']} {one['ratio']}")
+        return rows
+
+    def _place(self, wanted: list[Row]) -> Row:
+        return self._command(
             "place",
             log=str(self.options.log),
             split=0.8,
@@ -132,19 +158,13 @@ class _Bench:
             seed=self.options.seed,
             threads=self.options.threads,
         )
-        row_bytes = 4 * self.options.dim * int(self.placed["row_count"])
-        self.clones = max(1, math.ceil(self.options.table_bytes / row_bytes))
-        rows: list[Row] = []
-        for one in wanted:
-            rows += self._snapshot(one)
-        return rows
 
     def _wanted(self) -> list[Row]:
+        ratios = self.options.ratios
         methods = [(method, 0.0, 0.0) for method in PLAIN]
-        methods += [("maxembed", ratio, 0.0) for ratio in self.options.ratios if ratio > 0]
-        methods += [
-            ("ours", ratio, cache) for ratio in self.options.ratios for cache in self.options.caches
-        ]
+        methods += [("maxembed", ratio, 0.0) for ratio in ratios if ratio > 0]
+        methods += [("ours", ratio, 0.0) for ratio in ratios]
+        methods += [("ours", ratio, cache) for cache in self._middle() for ratio in self._ends()]
         return [
             {
                 "method": method,
@@ -155,6 +175,23 @@ class _Bench:
             for method, ratio, cache in methods
         ]
 
+    def _ends(self) -> list[float]:
+        """The smallest and the largest ratio."""
+        return sorted({min(self.options.ratios), max(self.options.ratios)})
+
+    def _middle(self) -> list[float]:
+        """The middle one of the caches, if there are any."""
+        caches = sorted(share for share in self.options.caches if share > 0)
+        return caches[(len(caches) - 1) // 2 :][:1]
+
+    def _caches(self, one: Row) -> list[float]:
+        """The caches that a placement is measured behind; what is built for one has no other."""
+        caches = [share for share in self.options.caches if share > 0]
+        if one["cache_share"] > 0:
+            return caches
+        is_end = one["ratio"] in self._ends()
+        return [0.0, *(caches if is_end and one["method"] in ("shp", "maxembed") else [])]
+
     def _snapshot(self, one: Row) -> list[Row]:
         path = self.folder / "snapshot"
         written = self._command(
@@ -164,12 +201,11 @@ class _Bench:
             dim=self.options.dim,
             clones=self.clones,
         )
-        named = {"method": one["method"], "ratio": one["ratio"]}
-        named["pages_bytes"] = written["pages_bytes"]
+        named = {key: one[key] for key in ("method", "ratio")}
+        named |= {"built_for_cache": one["cache_share"], "pages_bytes": written["pages_bytes"]}
+        named["write_s"] = written["write_s"]
         rows = []
-        # What knows of no cache is measured behind each; ours behind the one it was built for.
-        caches = (one["cache_share"],) if one["method"] == "ours" else self.options.caches
-        for share in caches:
+        for share in self._caches(one):
             row = self._ask(path, cache_share=share)
             if share == 0:
                 row["selection_cpu_share"] = self._selection_share(one, row)
@@ -199,9 +235,14 @@ class _Bench:
 
     def _in_memory(self, path: Path) -> list[Row]:
         """Through a map, with as much memory as the caches have and with all; and from a copy."""
-        shares = [share for share in self.options.caches if share > 0] + [1.0]
+        shares = [share for share in self.options.caches if share > 0]
         rows = [{"what": "mmap", **self._ask(path, share, backend="mmap")} for share in shares]
-        return [*rows, {"what": "memory", **self._ask(path, 0.0, backend="memory")}]
+        rows.append({"what": "memory", **self._ask(path, 0.0, backend="memory")})
+        for file in path.iterdir():
+            with file.open("rb", buffering=0) as pages:
+                while pages.read(1 << 22):
+                    pass
+        return [*rows, {"what": "mmap", **self._ask(path, 1.0, backend="mmap")}]
 
     def _ablations(self, one: Row, path: Path) -> list[Row]:
         """Figures 15 and 16: without the pipeline, with other index limits, and greedy."""
@@ -228,6 +269,7 @@ class _Bench:
     ) -> Row:
         options = self.options
         batch = batch or options.batch
+        is_mapped = backend == "mmap" and cache_share < 1.0
         # As many queries, however many a call has.
         calls = max(10, options.calls * options.batch // batch)
         answer = self._command(
@@ -241,6 +283,8 @@ class _Bench:
             batch=batch,
             warm_calls=calls,
             calls=calls,
+            warm_seconds_max=options.seconds * (MAP_WARM_SHARE if is_mapped else WARM_SHARE),
+            seconds_max=options.seconds,
             cache_share=cache_share,
         )
         return {"cache_share": cache_share, "batch": batch, **_choice(choice), **answer}
@@ -252,7 +296,7 @@ class _Bench:
             asked=self._asked(),
             choice=_choice(choice),
             batch=self.options.batch,
-            calls=self.options.calls,
+            calls=min(self.options.calls, SELECTED_CALLS),
         )
         return float(answer["cpu_us_per_query"]) / float(row["cpu_us_per_query"])
 
@@ -263,6 +307,7 @@ class _Bench:
             threads=self.options.threads,
             queue_depth=self.options.queue_depth,
             reads=10 * self.options.calls,
+            seconds_max=self.options.seconds / 2,
             seed=self.options.seed,
         )
 
@@ -305,6 +350,20 @@ def _speeds(rows: Sequence[Row]) -> dict[str, float]:
             if base[field]:
                 ratios[f"{name}_{field}_vs_shp"] = row[field] / base[field]
     return ratios
+
+
+def _checks(rows: Sequence[Row], ratios: dict[str, float]) -> dict[str, Row]:
+    """Whether fewer pages are more queries, choosing pages is cheap, and the device is busy."""
+    per_s = {n: v for n, v in ratios.items() if n.endswith("_pages_per_s_vs_shp")}
+    worst = max(per_s.values(), key=lambda value: abs(value - 1), default=math.nan)
+    chosen = [row["selection_cpu_share"] for row in rows if "selection_cpu_share" in row]
+    busy = [row["device_share"] for row in rows if "device_share" in row]
+    return {
+        "pages_per_s_vs_shp, farthest from 1": {"value": worst, "aim": "0.9 to 1.1"},
+        "selection_cpu_share, largest": {"value": max(chosen), "aim": "below 0.25"},
+        "device_share, smallest": {"value": min(busy), "aim": "at least 0.9"},
+        "device_share, median": {"value": median(busy), "aim": "at least 0.9"},
+    }
 
 
 def _bars(rows: Sequence[Row]) -> Callable[[Any], None]:

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{json, Value};
 use tierbed_core::env::SplitMix64;
-use tierbed_core::{Bags, Error, Result, TableId};
+use tierbed_core::{Bags, Error, Result, RowId, RowKey, TableId};
 use tierbed_io::{EngineOptions, FsFolder};
 use tierbed_pagestore::{
     Backend, FeaturePlan, LookupStats, Pooling, SelectOptions, Snapshot, SnapshotOptions,
@@ -22,6 +22,10 @@ use crate::meter::{process_cpu_ns, process_read_bytes, thread_cpu_ns, Meter};
 const DRAM_BUDGET_BYTES: u64 = 1 << 40;
 /// Bytes of index and policy per cached row, besides its weights.
 const CACHED_ROW_BYTES: u64 = 32;
+/// Rows that are put into a cache at once.
+const PRELOAD_ROWS: usize = 4096;
+/// Rows asked for, per row the cache holds, that fill it nearly where popularity is uneven.
+const PRELOADED_ROWS_PER_ROOM: u64 = 8;
 
 /// Which queries are asked.
 #[derive(Debug, Clone, Deserialize)]
@@ -60,8 +64,12 @@ pub(super) struct RunJob {
     batch: usize,
     /// Calls of each thread before it is measured.
     warm_calls: u64,
-    /// Calls of each thread that are measured.
+    /// Calls of each thread that are measured, at most.
     calls: u64,
+    /// Longest time for the first.
+    warm_seconds_max: f64,
+    /// Longest time for the second.
+    seconds_max: f64,
     /// Rows the cache holds, as a share of all; of a map, the pages that stay in memory, as a
     /// share of the bytes of all rows, 1 for all of them.
     cache_share: f64,
@@ -171,35 +179,63 @@ pub(super) fn run(job: &RunJob) -> Result<Value> {
     }
     let clones = Clones::new(log.row_count(), job.asked.clones, job.asked.skew)?;
     let snapshot = open(job)?;
-    let all = |calls: u64, round: u64| -> Result<Vec<Seen>> {
+    let calls_of = |round: u64| Calls::new((&log, &clones), job.batch, job.asked.seed + round);
+    let all = |calls: u64, seconds_max: f64, round: u64| -> Result<Vec<Seen>> {
         std::thread::scope(|scope| {
             let workers: Vec<_> = (0..job.threads as u64)
                 .map(|thread| {
-                    let seed = job.asked.seed + 1000 * thread + round;
-                    let calls_of = Calls::new((&log, &clones), job.batch, seed);
-                    let snapshot = &snapshot;
-                    scope.spawn(move || ask(snapshot, calls_of, calls))
+                    let (snapshot, calls_of) = (&snapshot, calls_of(1000 * thread + round));
+                    scope.spawn(move || ask(snapshot, calls_of, calls, seconds_max))
                 })
                 .collect();
             workers.into_iter().map(join).collect()
         })
     };
-    all(job.warm_calls, 0)?;
+    preload(&snapshot, calls_of(999))?;
+    all(job.warm_calls, job.warm_seconds_max, 0)?;
     let meter = Meter::new();
     let (started_us, cpu_before_ns) = (meter.now_us(), process_cpu_ns());
     let read_before_bytes = process_read_bytes();
-    let seen = all(job.calls, 500)?;
+    let seen = all(job.calls, job.seconds_max, 500)?;
     let seconds = (meter.now_us() - started_us) as f64 / 1e6;
     let cpu_ns = process_cpu_ns() - cpu_before_ns;
     let dim = snapshot.schema().table(TableId(0))?.dim;
     let mut told = report(&seen, job, (seconds, cpu_ns), dim, &snapshot);
     let read_bytes = process_read_bytes().saturating_sub(read_before_bytes);
-    let queries = (job.calls * (job.threads * job.batch) as u64) as f64;
+    let queries = told.get("queries").and_then(Value::as_f64).unwrap_or(1.0);
     if let Some(told) = told.as_object_mut() {
         let kib = read_bytes as f64 / 1024.0 / queries;
         told.insert("device_kib_per_query".to_owned(), json!(kib));
     }
     Ok(told)
+}
+
+/// Fills the cache as queries would that were asked before, without reading: weights follow from
+/// row numbers.
+fn preload(snapshot: &Snapshot, mut calls: Calls<'_>) -> Result<()> {
+    let tiers = snapshot.stats().tiers;
+    let room = tiers.first().map_or(0, |tier| tier.row_count_max);
+    let dim = snapshot.schema().table(TableId(0))?.dim as usize;
+    let (mut keys, mut rows) = (Vec::new(), Vec::new());
+    let mut asked = 0;
+    while asked < room * PRELOADED_ROWS_PER_ROOM {
+        keys.clear();
+        rows.clear();
+        while keys.len() < PRELOAD_ROWS {
+            calls.draw();
+            for &row in &calls.indices {
+                keys.push(RowKey::new(TableId(0), RowId(row as u64)));
+                rows.resize(rows.len() + dim, weight_of(row as u64));
+            }
+        }
+        snapshot.preload(&keys, &rows)?;
+        asked += keys.len() as u64;
+        // Full for a while: what came first has gone.
+        if snapshot.stats().cache_evictions > room / 4 {
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
 fn report(
@@ -218,7 +254,7 @@ fn report(
         let place = (waits.len() as f64 * share) as usize;
         waits.get(place.min(waits.len().saturating_sub(1))).copied().unwrap_or(0)
     };
-    let queries = job.calls * (job.threads * job.batch) as u64;
+    let queries = (waits.len() * job.batch) as u64;
     let (pages, rows) = (sum(|stats| stats.pages_read), sum(|stats| stats.rows_read));
     let held = snapshot.inspect().placements;
     json!({
@@ -244,10 +280,12 @@ fn report(
     })
 }
 
-/// Asks `count` calls of a snapshot, and checks what comes back: weights follow from row numbers.
-fn ask(snapshot: &Snapshot, mut calls: Calls<'_>, count: u64) -> Result<Seen> {
+/// Asks `count` calls of a snapshot, fewer where time is up, and checks what comes back: weights
+/// follow from row numbers.
+fn ask(snapshot: &Snapshot, mut calls: Calls<'_>, count: u64, seconds_max: f64) -> Result<Seen> {
     let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)])?;
     let meter = Meter::new();
+    let ends_us = meter.now_us().saturating_add((seconds_max * 1e6) as u64);
     let mut seen = Seen::default();
     let mut out = vec![0.0; calls.batch * plan.output_dim()];
     for _ in 0..count {
@@ -255,9 +293,13 @@ fn ask(snapshot: &Snapshot, mut calls: Calls<'_>, count: u64) -> Result<Seen> {
         let bags = Bags::new(&calls.indices, &calls.offsets, None, 1)?;
         let started_us = meter.now_us();
         let stats = snapshot.lookup(&plan, &bags, &mut out)?;
-        seen.waits_us.push(meter.now_us() - started_us);
+        let ended_us = meter.now_us();
+        seen.waits_us.push(ended_us - started_us);
         add(&mut seen.stats, &stats);
         check(&bags, plan.output_dim(), &out)?;
+        if ended_us >= ends_us {
+            break;
+        }
     }
     Ok(seen)
 }

@@ -8,7 +8,7 @@ use tierbed_cache::PolicyKind;
 use tierbed_core::{Error, Result};
 use tierbed_placement::partition::BisectionOptions;
 use tierbed_placement::{
-    build, index_by_use, miss_stream, read_log, write_packed, write_placement, BuildInput,
+    build_each, index_by_use, miss_stream, read_log, write_packed, write_placement, BuildInput,
     CacheInFront, Method, Placement, QueryLog, ReadOptions, TextQueries,
 };
 
@@ -37,7 +37,8 @@ pub(super) struct PlaceJob {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
-    /// Name of a [`Method`]; `shp` before `maxembed` saves bisecting twice.
+    /// Name of a [`Method`]; `shp` before `maxembed` saves bisecting twice, and neighbours that
+    /// differ by their ratio alone are built together.
     method: String,
     ratio: f64,
     /// Rows of the cache in front that `ours` is built for, as a share of all.
@@ -59,17 +60,24 @@ pub(super) fn place(job: &PlaceJob) -> Result<Value> {
     let meter = Meter::new();
     let mut homes = None;
     let mut built = Vec::new();
-    for wanted in &job.methods {
+    let alike = |one: &Wanted, other: &Wanted| {
+        one.method == other.method && one.cache_share == other.cache_share
+    };
+    for wanted in job.methods.chunk_by(alike) {
         let started_us = meter.now_us();
-        let placement = build_one(job, wanted, &earlier, &mut homes)?;
-        let index = index_by_use(&placement, &earlier)?;
-        write_placement(&placement, &index, &wanted.out)?;
-        built.push(json!({
-            "method": wanted.method,
-            "ratio": wanted.ratio,
-            "replica_count": placement.replica_count(),
-            "build_s": (meter.now_us() - started_us) as f64 / 1e6,
-        }));
+        let placements = build_alike(job, wanted, &earlier, &mut homes)?;
+        let build_s = (meter.now_us() - started_us) as f64 / 1e6;
+        for (wanted, placement) in wanted.iter().zip(&placements) {
+            let index = index_by_use(placement, &earlier)?;
+            write_placement(placement, &index, &wanted.out)?;
+            built.push(json!({
+                "method": wanted.method,
+                "ratio": wanted.ratio,
+                "cache_share": wanted.cache_share,
+                "replica_count": placement.replica_count(),
+                "build_s": build_s,
+            }));
+        }
     }
     Ok(json!({
         "row_count": log.row_count(),
@@ -79,29 +87,28 @@ pub(super) fn place(job: &PlaceJob) -> Result<Value> {
     }))
 }
 
-/// Builds one placement; `homes` keeps the bisected pages for the next.
-fn build_one(
+/// Builds placements that differ by their ratio; `homes` keeps the bisected pages for the next.
+fn build_alike(
     job: &PlaceJob,
-    wanted: &Wanted,
+    wanted: &[Wanted],
     earlier: &QueryLog,
     homes: &mut Option<Placement>,
-) -> Result<Placement> {
-    let method = Method::from_name(&wanted.method)?;
+) -> Result<Vec<Placement>> {
+    let Some(first) = wanted.first() else { return Ok(Vec::new()) };
+    let method = Method::from_name(&first.method)?;
+    let ratios: Vec<f64> = wanted.iter().map(|wanted| wanted.ratio).collect();
     let mut options = BisectionOptions::new(job.rows_per_page);
     (options.seed, options.thread_count) = (job.seed, job.threads);
     if method == Method::Grown {
-        let cache = CacheInFront { share: wanted.cache_share, policy: PolicyKind::Lru };
+        let cache = CacheInFront { share: first.cache_share, policy: PolicyKind::Lru };
         let misses = miss_stream(earlier, earlier, cache, 1)?.log;
         let input = BuildInput { log: earlier, misses: Some(&misses), homes: None };
-        return build(input, method, &options, wanted.ratio, &mut |_| ());
+        return build_each(input, method, &options, &ratios, &mut |_| ());
     }
     let input = BuildInput { log: earlier, misses: None, homes: homes.as_ref() };
-    let placement = match (&input.homes, method) {
-        (Some(homes), Method::Bisected) => (*homes).clone(),
-        _ => build(input, method, &options, wanted.ratio, &mut |_| ())?,
-    };
+    let placements = build_each(input, method, &options, &ratios, &mut |_| ())?;
     if method == Method::Bisected {
-        *homes = Some(placement.clone());
+        *homes = placements.first().cloned();
     }
-    Ok(placement)
+    Ok(placements)
 }

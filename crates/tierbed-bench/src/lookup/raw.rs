@@ -23,8 +23,10 @@ pub(super) struct RawJob {
     snapshot: PathBuf,
     threads: usize,
     queue_depth: u32,
-    /// Reads of each thread.
+    /// Reads of each thread, at most.
     reads: u64,
+    /// Longest time to submit them.
+    seconds_max: f64,
     seed: u64,
 }
 
@@ -36,15 +38,14 @@ pub(super) fn raw(job: &RawJob) -> Result<Value> {
     }
     let meter = Meter::new();
     let started_us = meter.now_us();
-    std::thread::scope(|scope| {
+    let reads = std::thread::scope(|scope| {
         let workers = (0..job.threads as u64).map(|thread| {
             let device = Arc::clone(&device);
             scope.spawn(move || read_pages(job, &device, page_count, job.seed + thread))
         });
-        workers.collect::<Vec<_>>().into_iter().try_for_each(join)
+        workers.collect::<Vec<_>>().into_iter().map(join).sum::<Result<u64>>()
     })?;
     let seconds = (meter.now_us() - started_us) as f64 / 1e6;
-    let reads = job.reads * job.threads as u64;
     Ok(json!({
         "threads": job.threads,
         "queue_depth": job.queue_depth,
@@ -54,15 +55,24 @@ pub(super) fn raw(job: &RawJob) -> Result<Value> {
     }))
 }
 
-fn read_pages(job: &RawJob, device: &Arc<dyn Device>, page_count: u64, seed: u64) -> Result<()> {
+/// Reads pages drawn anew; returns how many.
+fn read_pages(job: &RawJob, device: &Arc<dyn Device>, page_count: u64, seed: u64) -> Result<u64> {
     let options = EngineOptions { queue_depth: job.queue_depth, ..EngineOptions::default() };
     let mut engine = open_engine(&options)?;
     let attached = engine.attach(Arc::clone(device));
     let mut rng = SplitMix64::new(seed);
-    let (mut asked, mut landed) = (0, 0);
+    let meter = Meter::new();
+    let ends_us = meter.now_us().saturating_add((job.seconds_max * 1e6) as u64);
+    let (mut asked, mut landed, mut wanted) = (0, 0, job.reads);
     let mut done = Vec::new();
-    while landed < job.reads {
-        while asked < job.reads {
+    while landed < wanted {
+        if meter.now_us() >= ends_us {
+            wanted = asked;
+        }
+        if landed == wanted {
+            break;
+        }
+        while asked < wanted {
             let Some(buf) = engine.acquire() else { break };
             engine.submit(Request {
                 device: attached,
@@ -81,5 +91,5 @@ fn read_pages(job: &RawJob, device: &Arc<dyn Device>, page_count: u64, seed: u64
             landed += 1;
         }
     }
-    Ok(())
+    Ok(landed)
 }

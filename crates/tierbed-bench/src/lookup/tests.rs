@@ -52,7 +52,8 @@ fn placed_together_a_query_reads_a_page_where_it_read_several() {
             let job = json!({
                 "do": "run", "snapshot": out, "asked": asked, "choice": choice,
                 "backend": backend, "threads": 2, "queue_depth": 8, "batch": 1,
-                "warm_calls": 50, "calls": 100, "cache_share": cache_share,
+                "warm_calls": 50, "calls": 100, "warm_seconds_max": 60.0,
+                "seconds_max": 60.0, "cache_share": cache_share,
             });
             serve(&job.to_string()).unwrap()
         };
@@ -69,11 +70,43 @@ fn placed_together_a_query_reads_a_page_where_it_read_several() {
         assert!(number(&selected, "pages_per_query") >= 1.0);
         read.push(number(&cold, "pages_per_query"));
         let raw = json!({
-            "do": "raw", "snapshot": out, "threads": 1, "queue_depth": 8, "reads": 50, "seed": 1,
+            "do": "raw", "snapshot": out, "threads": 1, "queue_depth": 8, "reads": 50,
+            "seconds_max": 60.0, "seed": 1,
         });
         assert!(number(&serve(&raw.to_string()).unwrap(), "reads_per_s") > 0.0);
     }
     assert_eq!(read, [4.0, 1.0]);
+}
+
+#[test]
+fn rows_that_are_given_come_back_from_every_clone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    prepare(folder.path());
+    let rows: Vec<u8> = (0..ROWS * 8).flat_map(|word| (word as f32).to_le_bytes()).collect();
+    let home: &dyn tierbed_io::Folder = &tierbed_io::FsFolder::open(folder.path()).unwrap();
+    home.write_atomic("rows", &rows).unwrap();
+    let write = |dim: u32, out: &str| {
+        let job = json!({
+            "do": "write", "placement": path("apart"), "out": path(out), "dim": dim, "clones": 3,
+            "rows": path("rows"),
+        });
+        serve(&job.to_string())
+    };
+    assert!(write(9, "wrong").unwrap_err().to_string().contains("wrong length"));
+    write(8, "snapshot").unwrap();
+    let opened = std::sync::Arc::new(tierbed_io::FsFolder::open(path("snapshot")).unwrap());
+    let options = tierbed_pagestore::SnapshotOptions::default();
+    let snapshot = tierbed_pagestore::Snapshot::open(opened, &options).unwrap();
+    let schema = snapshot.schema();
+    let features = [(tierbed_core::TableId(0), tierbed_pagestore::Pooling::None)];
+    let plan = tierbed_pagestore::FeaturePlan::new(schema, &features).unwrap();
+    let indices = [7, i64::from(ROWS) + 7, 3 * i64::from(ROWS) - 1];
+    let bags = tierbed_core::Bags::new(&indices, &[0, 3], None, 1).unwrap();
+    let mut out = vec![0.0; 24];
+    snapshot.lookup(&plan, &bags, &mut out).unwrap();
+    let row = |row: u32| (row * 8..row * 8 + 8).map(|word| word as f32).collect::<Vec<_>>();
+    assert_eq!(out, [row(7), row(7), row(ROWS - 1)].concat());
 }
 
 #[test]

@@ -1,12 +1,13 @@
-//! A snapshot of cloned tables: every weight of a row follows from its number.
+//! A snapshot of cloned tables: every weight of a row follows from its number, or the rows of one
+//! clone are given.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{json, Value};
-use tierbed_core::{Budget, Result, Schema, TableId, TableSchema};
-use tierbed_io::FsFolder;
+use tierbed_core::{Budget, Error, Result, Schema, TableId, TableSchema};
+use tierbed_io::{Folder, FsFolder};
 use tierbed_pagestore::{PlacedTables, SnapshotWriter};
 use tierbed_placement::read_placement;
 
@@ -28,6 +29,9 @@ pub(super) struct WriteJob {
     out: PathBuf,
     dim: u32,
     clones: u32,
+    /// The rows of one clone, `[row_count, dim]` little-endian f32 without a header.
+    #[serde(default)]
+    rows: Option<PathBuf>,
 }
 
 /// Returns the value of every weight of a row.
@@ -46,8 +50,17 @@ pub(super) fn write(job: &WriteJob) -> Result<Value> {
     let folder = Arc::new(FsFolder::create(&job.out)?);
     let budget = Budget::unlimited();
     let mut writer = SnapshotWriter::create_placed(folder, &schema, vec![placed], &budget)?;
+    let given = job.rows.as_deref().map(|path| read_rows(path, job, placement.row_count()));
+    let given = given.transpose()?;
+    let dim = job.dim as usize;
     writer.fill(0, &mut |key, row| {
-        row.fill(weight_of(key.row.0));
+        match &given {
+            None => row.fill(weight_of(key.row.0)),
+            Some(given) => {
+                let start = (key.row.0 % u64::from(placement.row_count())) as usize * dim;
+                row.copy_from_slice(given.get(start..start + dim).unwrap_or_default());
+            }
+        }
         Ok(true)
     })?;
     let report = writer.finish()?;
@@ -59,4 +72,20 @@ pub(super) fn write(job: &WriteJob) -> Result<Value> {
         "places_bytes": report.places_bytes,
         "write_s": (meter.now_us() - started_us) as f64 / 1e6,
     }))
+}
+
+/// Reads the rows of one clone.
+fn read_rows(path: &Path, job: &WriteJob, row_count: u32) -> Result<Vec<f32>> {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let bytes = FsFolder::open(folder)?.read(&name.unwrap_or_default())?.unwrap_or_default();
+    let expected = u64::from(row_count) * u64::from(job.dim) * size_of::<f32>() as u64;
+    if bytes.len() as u64 != expected {
+        return Err(Error::invalid("rows of a clone have the wrong length")
+            .with("path", path.display())
+            .with("found_bytes", bytes.len())
+            .with("expected_bytes", expected));
+    }
+    let words = bytes.chunks_exact(size_of::<f32>());
+    Ok(words.map(|word| word.try_into().map_or(0.0, f32::from_le_bytes)).collect())
 }
