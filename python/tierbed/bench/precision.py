@@ -44,7 +44,7 @@ class PrecisionOptions:
     Args:
         log: Samples to train and score on, in Criteo's layout; generated ones when None.
         eval_share: Share of the samples, the last ones, that are scored.
-        quick: Fewer generated samples and rounds.
+        quick: Fewer samples and rounds.
         seed: Of generated samples and initial weights.
     """
 
@@ -172,7 +172,11 @@ def _scores(folder: Path, options: PrecisionOptions) -> list[dict[str, Any]]:
 def open_samples(folder: Path, options: PrecisionOptions) -> Source:
     """Opens the samples of the options; their vocabulary goes to ``folder``."""
     if options.log is not None:
-        data = DataOptions(paths=(str(options.log),), eval_share=options.eval_share)
+        data = DataOptions(
+            paths=(str(options.log),),
+            eval_share=options.eval_share,
+            samples=20_000 if options.quick else None,
+        )
     else:
         data = DataOptions(
             format="synthetic",

@@ -92,11 +92,17 @@ def lookup(
     threads: Annotated[int, typer.Option("--threads", help="With --log: threads that ask.")] = 4,
     batch: Annotated[int, typer.Option("--batch", help="With --log: queries of a call.")] = 1,
     calls: Annotated[
-        int, typer.Option("--calls", help="With --log: measured calls of a thread.")
-    ] = 20_000,
+        int, typer.Option("--calls", help="With --log: measured calls of a thread, at most.")
+    ] = 100_000,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="With --log: longest time of a measurement.")
+    ] = 1.5,
     scratch: Scratch = None,
 ) -> None:
-    """Measure lookups from a snapshot on disk, next to memory; with --log by placement."""
+    """Measure lookups from a snapshot on disk, next to memory; with --log by placement.
+
+    Caches of EVStore, FlashEmbedding and ours under one limit of memory are in `bench tiers`.
+    """
     from tierbed.bench import LogOptions, run_lookup, run_lookup_log
     from tierbed.bench.lookup_log import check, quick as quick_options
     from tierbed.budget import parse_bytes
@@ -113,6 +119,7 @@ def lookup(
         threads=threads,
         batch=batch,
         calls=calls,
+        seconds=seconds,
         scratch=scratch,
         seed=seed,
     )
@@ -150,22 +157,34 @@ def tiers(
         float, typer.Option("--ratio", help="Replicas per row where rows are placed.")
     ] = 0.4,
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Measure at most this many of the samples.")
-    ] = None,
+        int, typer.Option("--requests", help="Ask at most this many of the samples one by one.")
+    ] = 1_500,
+    table: Annotated[
+        str, typer.Option("--table", help="Of `served`: the table is at least this large.")
+    ] = "512MiB",
+    parts: Annotated[
+        str, typer.Option("--parts", help="counted (reads, AUC), served (latency), by comma.")
+    ] = "counted,served",
     scratch: Scratch = None,
     quick: Quick = False,
     out: Out = OUT,
     seed: Seed = 1,
     json: JsonOut = None,
 ) -> None:
-    """Serve a trained model through tiers of the papers and ours: reads, latency and AUC."""
+    """Serve a trained model through tiers of the papers and ours: reads, latency and AUC.
+
+    `served` limits memory by a cgroup, which takes root; without, the page cache is left out.
+    """
     from tierbed.bench import TiersOptions, run_tiers
+    from tierbed.budget import parse_bytes
 
     options = TiersOptions(
         log=log,
         shares=shares("--shares", dram_shares),
         ratio=ratio,
         requests=requests,
+        table_bytes=parse_bytes(table, "table"),
+        parts=words(parts),
         scratch=scratch,
         quick=quick,
         seed=seed,

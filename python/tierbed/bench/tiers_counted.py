@@ -1,0 +1,256 @@
+"""What do tiers of the same bytes read, and what AUC is left? Counted, on the log's own tables.
+
+All earlier samples warm the tiers, in their order; then later ones are asked one by one, and at
+last all of these are scored through the same open snapshot. Every system has the same bytes for
+its tiers: index, keys, policy and surrogates included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tierbed.bench.precision import DIM
+from tierbed.bench.tiers_model import Published
+from tierbed.errors import InvalidError
+from tierbed.evaluate import evaluate
+from tierbed.nn import CtrModel
+from tierbed.progress import Progress
+from tierbed.serve import load_model
+from tierbed.snapshot import Snapshot
+from tierbed.tier_plan import nearest_popular, plan_tiers
+from tierbed.tiers import TierPlan, TierTable
+from tierbed.train import EVAL_BATCH
+
+__all__ = ["CountedOptions", "measure_counted"]
+
+Row = dict[str, Any]
+# The budgets of plans that read nothing, as shares of the f32 bytes.
+PLAN_SHARES = (0.02, 0.04)
+NEIGHBOUR_BYTES = 4
+WARM_BATCH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedOptions:
+    """What to measure.
+
+    Args:
+        shares: Bytes of all tiers, as shares of the bytes of the f32 rows.
+        requests: Samples asked one by one.
+        quick: One plan that reads nothing instead of several.
+    """
+
+    shares: tuple[float, ...]
+    requests: int
+    quick: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """One way to keep rows.
+
+    Args:
+        name: As results spell it.
+        cache: Its tiers.
+        backend: Of the snapshot.
+        placed_for: The codec of the cache that all tables are placed together for; None: every
+            table has pages of its own.
+        neighbours: Whether a near row answers for a missing one (EVStore's third layer).
+    """
+
+    name: str
+    cache: tuple[str, ...] = ()
+    backend: str = "direct"
+    placed_for: str | None = None
+    neighbours: bool = False
+
+
+# EVStore's layers hold rows of 8 and 4 bits in its own formats.
+SYSTEMS = (
+    System(name="lru", cache=("f32:lru",)),
+    System(name="flash_embedding", cache=("f32:lru:1:2",)),
+    System(name="ev_lfu", cache=("f32:ev_lfu",)),
+    System(name="evstore_l1", cache=("evstore8:ev_lfu",)),
+    System(name="evstore_l1_l2", cache=("evstore8:ev_lfu", "evstore4:ev_lfu")),
+    System(name="evstore_l1_l2_l3", cache=("evstore8:ev_lfu", "evstore4:ev_lfu"), neighbours=True),
+    System(name="ours_f32_placed", cache=("f32:ours",), placed_for="f32"),
+    System(name="ours_int8", cache=("int8:ours",)),
+    System(name="ours_int8_placed", cache=("int8:ours",), placed_for="int8"),
+    System(
+        name="ours_int8_int4_placed", cache=("int8:ours:0.5", "int4:ours:0.5"), placed_for="int8"
+    ),
+)
+
+
+def measure_counted(published: Published, options: CountedOptions) -> list[Row]:
+    """Measures bounds, plans that read nothing, and all systems at all shares.
+
+    Returns:
+        A row for each, ``part`` being ``counted``.
+    """
+    asked = _Requests(published, options.requests)
+    jobs = [*_bounds(), *_plans(published, options), *_systems(published, options)]
+    rows = []
+    with Progress("asking", len(jobs), "systems") as bar:
+        for job in jobs:
+            bar.advance(0, note=job.system.name)
+            rows.append(asked.measure(job))
+            bar.advance(1)
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """A system with its bytes.
+
+    Args:
+        system: How rows are kept.
+        cache_bytes: Bytes of its tiers.
+        kept_bytes: Bytes of what is kept of every row, beside these.
+        plan: That.
+        misses: How misses are answered.
+        told: More for its row.
+    """
+
+    system: System
+    cache_bytes: int = 0
+    kept_bytes: int = 0
+    plan: TierPlan | None = None
+    misses: str = "read"
+    told: Row = field(default_factory=dict)
+
+    def folder(self, published: Published) -> Path:
+        """The snapshot it reads."""
+        codec = self.system.placed_for
+        if codec is None:
+            return published.plain
+        return published.placed[self.told["budget_share"], codec]
+
+
+def _bounds() -> Iterator[_Job]:
+    """Yields the rows in memory, and mapped pages that the operating system may cache at will."""
+    for backend in ("memory", "mmap"):
+        yield _Job(system=System(name=backend, backend=backend), told={"budget_share": 1.0})
+
+
+def _plans(published: Published, options: CountedOptions) -> Iterator[_Job]:
+    """Yields plans that keep something of every row and read nothing."""
+    for share in PLAN_SHARES[-1:] if options.quick else PLAN_SHARES:
+        budget = int(share * published.f32_bytes)
+        plan = plan_tiers(published.rows, published.counts, dram_bytes=budget)
+        yield _Job(
+            system=System(name=f"resident_{plan.about['head']}_{plan.about['tail']}"),
+            plan=plan,
+            misses="default",
+            told={"budget_share": share, **plan.about},
+        )
+
+
+def _systems(published: Published, options: CountedOptions) -> Iterator[_Job]:
+    neighbours = _neighbours(published)
+    near_bytes = NEIGHBOUR_BYTES * sum(table.shape[0] for table in published.rows.values())
+    for share in options.shares:
+        for system in SYSTEMS:
+            budget, told = int(share * published.f32_bytes), {"budget_share": share}
+            if not system.neighbours:
+                yield _Job(system=system, cache_bytes=budget, told=told)
+            elif budget > near_bytes:
+                yield _Job(
+                    system=system,
+                    cache_bytes=budget - near_bytes,
+                    kept_bytes=near_bytes,
+                    plan=neighbours,
+                    misses="surrogate",
+                    told=told,
+                )
+
+
+def _neighbours(published: Published) -> TierPlan:
+    empty = torch.zeros(0, dtype=torch.int64)
+    tables = [
+        TierTable(
+            name=name,
+            row_count=int(rows.shape[0]),
+            dim=DIM,
+            head_codec="int8",
+            head_rows=empty,
+            head_codes=empty.to(torch.uint8),
+            neighbours=nearest_popular(rows, published.counts[name]),
+        )
+        for name, rows in published.rows.items()
+    ]
+    return TierPlan(tables=tuple(tables))
+
+
+class _Requests:
+    """The samples, read once, and how a system is asked for them."""
+
+    def __init__(self, published: Published, count: int) -> None:
+        source, self.published, self.count = published.source, published, count
+        last = source.train_samples
+        self._warm = [batch.sparse for batch in source.batches(0, last, WARM_BATCH)]
+        self._singles = [batch.sparse for batch in source.batches(last, last + count, 1)]
+        self._scored = list(source.batches(last, last + source.eval_samples, EVAL_BATCH))
+
+    def measure(self, job: _Job) -> Row:
+        """Warms, asks and scores."""
+        published, system = self.published, job.system
+        with Snapshot.open(
+            job.folder(published),
+            dram_budget="2GiB",
+            backend=system.backend,
+            cache=system.cache,
+            cache_bytes=job.cache_bytes,
+            tiers=job.plan,
+            misses=job.misses,
+        ) as snapshot:
+            for bags in self._warm:
+                snapshot.lookup(bags)
+            before = snapshot.stats()["snapshot"]
+            perfect = self._ask(snapshot)
+            after = snapshot.stats()["snapshot"]
+            scored = self._score(snapshot)
+        grown = {
+            key: (after["lookups"][key] - before["lookups"][key]) / self.count
+            for key in after["lookups"]
+        }
+        reads = after["io"]["read_count"] - before["io"]["read_count"]
+        kept_bytes = job.kept_bytes if system.neighbours else after["resident_bytes"]
+        dram_bytes = job.cache_bytes + kept_bytes
+        return {
+            "part": "counted",
+            "system": system.name,
+            **job.told,
+            "dram_bytes": dram_bytes,
+            "dram_share": dram_bytes / published.f32_bytes,
+            "cache_used_bytes": after["cache_used_bytes"],
+            "rows_per_request": grown["row_count"],
+            "rows_read_per_request": grown["rows_read"],
+            "pages_read_per_request": grown["pages_read"],
+            "device_reads_per_request": reads / self.count,
+            "approximate_rows_per_request": grown["rows_surrogate"] + grown["rows_default"],
+            "perfect_hit_rate": perfect / self.count,
+            "auc_change": scored["auc"] - published.exact["auc"],
+            "pr_auc_change": scored["pr_auc"] - published.exact["pr_auc"],
+            "tiers": after["tiers"],
+        }
+
+    def _ask(self, snapshot: Snapshot) -> int:
+        """Asks request by request; returns how many read nothing."""
+        perfect, reads = 0, snapshot.stats()["snapshot"]["lookups"]["rows_read"]
+        for bags in self._singles:
+            snapshot.lookup(bags)
+            now = snapshot.stats()["snapshot"]["lookups"]["rows_read"]
+            perfect, reads = perfect + (now == reads), now
+        return perfect
+
+    def _score(self, snapshot: Snapshot) -> dict[str, float]:
+        model: CtrModel | None = load_model(snapshot)
+        if model is None:
+            raise InvalidError("the snapshot was published without its model")
+        return evaluate(model, self._scored)
