@@ -80,8 +80,8 @@ class ModelOptions:
 
     def steps(self, batch_len: int) -> int:
         """Returns the steps of one run."""
-        samples = self.samples or (16_384 if self.quick else 131_072)
-        return max(8, min(400, samples // batch_len))
+        samples = self.samples or (16_384 if self.quick else 65_536)
+        return max(8, min(256, samples // batch_len))
 
 
 @dataclass(frozen=True)
