@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -112,6 +113,13 @@ def test_a_row_says_what_a_system_took_per_row_update() -> None:
     assert row["storage_cpu_ns_per_row_update"] == pytest.approx(expected, rel=0.01)
     assert (row["step_ms_p50"], row["step_ms_max"]) == (1.0, 20.0)
     assert (row["stalls_over_10x_median"], row["steps"]) == (3, 300)
+    # Windows of one step stall as steps do; of windows of ten, no wait stands out.
+    assert row["window_stalls_over_10x_median"] == 3
+    longer = replace(an_outcome("rocksdb", "keyed", [1e6] * 3, [9e6] * 3), window_batches=10)
+    assert row_of(longer)["window_stalls_over_10x_median"] == 0
+    for part in longer.slices:
+        part["steps_us"] = [1000] * 99 + [200_000]
+    assert row_of(longer)["window_stalls_over_10x_median"] == 3
     skipped = an_outcome("hashdb", "keyed", [], [])
     skipped.skipped = "no such library"
     assert row_of(skipped)["skipped"] == "no such library"

@@ -229,6 +229,7 @@ class _Bench:
             dram_share=1.0 if in_memory else share,
             look_ahead="all" if system.look_ahead is None else system.look_ahead,
             table_bytes=self.table_bytes,
+            window_batches=self.window_batches,
         )
 
     def _make_trace(self, system_count: int) -> None:
