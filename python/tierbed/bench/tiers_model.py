@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,6 +153,7 @@ def _place(log: QueryLog, options: TrainedOptions, cache: CacheOf) -> Placement:
             rows_per_page=rows_per_page_of(DIM),
             ratio=options.ratio,
             seed=options.seed,
+            threads=len(os.sched_getaffinity(0)),
             progress=bar.set,
         )
     return placed.ordered_by_use(misses)

@@ -193,19 +193,20 @@ class _Table:
 
     def plan(self, kind: str, rows_bytes: int) -> tuple[TierPlan, int]:
         """Returns what is kept of every row, and the bytes it takes."""
+        # A bit per row and a rank per 512 rows say who is in the head; and small change.
+        marks = self.row_count // 8 + 4 * (self.row_count // 512) + 4096
         if kind == "near":
             near = nearest_popular(self.one, self.used)
             starts = torch.arange(self.clones)[:, None] * self.one.shape[0]
             table = self._resident(torch.zeros(0, dtype=torch.int64))
             neighbours = (near[None, :] + starts).reshape(-1)
-            return TierPlan(tables=(replace(table, neighbours=neighbours),)), 4 * self.row_count
+            kept = 4 * self.row_count + marks
+            return TierPlan(tables=(replace(table, neighbours=neighbours),)), kept
         parts = 2 if rows_bytes >= TWO_BYTES_FROM * self.f32_bytes else 1
         weights = self.used.clamp_max(4.0) + 0.1
         tail = train_product(self.one, parts, weights=weights, seed=self.options.seed)
         codes = tail.encode(self.one).repeat(self.clones, 1)
-        # Codes, codebooks, a bit per row and a rank per 512 rows; the rest is for the head.
-        fixed = codes.numel() + 4 * tail.codebooks.numel() + self.row_count // 8
-        fixed += 4 * (self.row_count // 512) + 4096
+        fixed = codes.numel() + 4 * tail.codebooks.numel() + marks
         uses = (self.weights[:, None] * self.used[None, :]).reshape(-1)
         head_rows = max(0, rows_bytes - fixed) // Codec("int8", DIM).code_bytes
         head = uses.topk(min(head_rows, uses.numel())).indices.sort().values
