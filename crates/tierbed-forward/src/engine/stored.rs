@@ -100,6 +100,11 @@ impl Stored {
         Self { hypers: hypers.to_vec(), is_moving: true, ..Self::default() }
     }
 
+    /// Tells whether there is a checkpoint, of this plan or another.
+    pub(super) fn has_rows(&self) -> bool {
+        self.state.is_some()
+    }
+
     pub(super) fn is_moving(&self) -> bool {
         self.is_moving
     }

@@ -31,7 +31,7 @@ use tierbed_kernels::Hyper;
 use tierbed_trainstore::Manifest;
 
 use super::room::{Purpose, Room};
-use super::stored::{self, Stored};
+use super::stored::{self, damaged, Stored};
 use super::{check_shape, ForwardConfig, ForwardEngine, Site};
 use crate::plan::Plan;
 use crate::store::parking::Parking;
@@ -82,6 +82,15 @@ fn grown(schema: &Schema, plan: &Plan) -> Result<Arc<Schema>> {
         table.row_count = rows;
     }
     Schema::new(tables).map(Arc::new)
+}
+
+// A row that a checkpoint brings twice, or that no table has, is damage, not a wrong call: a dump
+// is read before its checksum is known.
+fn blame_the_store(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Invalid => damaged("brings rows that cannot be").with("cause", error),
+        _ => error,
+    }
 }
 
 /// Rows between two looks at the memory of the chunk lists.
@@ -264,9 +273,10 @@ impl ForwardEngine {
         let purpose = Purpose::Moving { source_bytes, row_count: rows };
         let room = Room::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
         let cut = Cut::new(rows, room.answer_bytes);
+        let blame = if stored.has_rows() { blame_the_store } else { std::convert::identity };
         let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
         let moved = engine
-            .distribute(cut, source)
+            .distribute(cut, source, blame)
             .and_then(|()| engine.checkpoint(name, attachments).map(|_| ()));
         if let Err(error) = moved {
             engine.give_up_move();
@@ -277,9 +287,16 @@ impl ForwardEngine {
         Self::open_at(site, schema, plan, &config)
     }
 
-    fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>) -> Result<()> {
+    fn distribute(
+        &mut self,
+        cut: Cut,
+        source: &mut RowSource<'_>,
+        blame: fn(Error) -> Error,
+    ) -> Result<()> {
         let plan = self.river.plan.clone();
-        let mut first_uses = FirstUses::find(&self.folder, (&self.schema, &plan), cut, source)?;
+        let tables = (&self.schema, &plan);
+        let found = FirstUses::find(&self.folder, tables, cut, source);
+        let mut first_uses = found.map_err(blame)?;
         let ferry = self.river.ferry()?;
         let buf_bytes = ferry.disk.buf_bytes().min(self.extent_bytes);
         let shelves = ferry.shelves.iter();
@@ -290,7 +307,7 @@ impl ForwardEngine {
         let mut aligned = AlignedBuf::new(longest);
         let mut row_count = 0u64;
         source(&mut |table, row, record| {
-            let first = first_uses.take(table, row)?;
+            let first = first_uses.take(table, row).map_err(blame)?;
             let shape = self.schema.table(table)?;
             let place = aligned.get_mut(..record.len());
             let place =
