@@ -38,6 +38,8 @@ pub(crate) struct Header {
     pub(crate) feature_count: u32,
     pub(crate) block_bytes_max: u32,
     pub(crate) batch_indices_max: u32,
+    /// Distinct rows of all windows; 0 in plans that were not counted.
+    pub(crate) row_count: u64,
     pub(crate) key: String,
 }
 
@@ -107,6 +109,7 @@ impl Header {
         page.extend(self.block_bytes_max.to_le_bytes());
         page.extend(self.batch_indices_max.to_le_bytes());
         page.extend((self.key.len() as u32).to_le_bytes());
+        page.extend(self.row_count.to_le_bytes());
         page.resize(KEY_AT, 0);
         page.extend(self.key.as_bytes());
         page.resize(PAGE_BYTES, 0);
@@ -150,9 +153,11 @@ impl Header {
             feature_count: cursor.u32()?,
             block_bytes_max: cursor.u32()?,
             batch_indices_max: cursor.u32()?,
+            row_count: 0,
             key: String::new(),
         };
         let key_bytes = cursor.u32()? as usize;
+        header.row_count = cursor.u64()?;
         let key = page.get(KEY_AT..KEY_AT + key_bytes.min(KEY_BYTES_MAX)).unwrap_or(&[]);
         header.key = String::from_utf8(key.to_vec()).map_err(|_| damaged("key is damaged"))?;
         Ok(Some(header))

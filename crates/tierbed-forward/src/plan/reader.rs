@@ -149,6 +149,14 @@ impl Plan {
             + 4 * u64::from(self.header.window_count) * (u64::from(self.header.table_count) + 1)
     }
 
+    /// Returns how many rows the windows use, or at most use where that was not counted.
+    pub(crate) fn row_count_max(&self) -> u64 {
+        match self.header.row_count {
+            0 => u64::MAX,
+            count => count,
+        }
+    }
+
     /// Returns the entries of the largest window.
     pub(crate) fn entries_max(&self) -> usize {
         self.counts()

@@ -75,6 +75,7 @@ fn check_against_oracle(trace: &Trace, plan: &Plan) {
             }
         }
     }
+    assert_eq!(plan.row_count_max(), uses.len() as u64);
     for (number, window) in windows.iter().enumerate() {
         for (table, entries) in window.tables().iter().enumerate() {
             let next = window.next_uses(entries);

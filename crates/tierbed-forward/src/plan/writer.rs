@@ -111,6 +111,9 @@ impl PlanBuilder {
             if let Some(first_uses) = first_uses {
                 close_rings((&rows, &mut next), counts, first_uses);
             }
+            // A row's last use is followed by one that is not later.
+            let is_last = |next: &&u64| **next >> 32 <= u64::from(number);
+            self.header.row_count += next.iter().filter(is_last).count() as u64;
             meter.show(count as u64)?;
             entry_at += 8 * count as u64;
             body.resize(scratch.body_bytes as usize, 0);
