@@ -61,6 +61,8 @@ struct Job {
     budget_bytes: u64,
     window_bytes: u64,
     pipeline: bool,
+    /// Windows that share a bucket while they are far; `None` leaves it to the store.
+    span_windows: Option<usize>,
     /// Batches between checkpoints; none when 0.
     checkpoint: u64,
     /// Ids are uniform numbers to this power, times the rows of the table.
@@ -91,6 +93,7 @@ impl Job {
             window_bytes: options.get("window", budget_bytes / 12),
             budget_bytes,
             pipeline: options.get("pipeline", 0) == 1,
+            span_windows: options.values.get("span").and_then(|value| value.parse().ok()),
             checkpoint: options.get("checkpoint", 0),
             skew: options.get("skew", 8.0),
             schema,
@@ -98,7 +101,11 @@ impl Job {
     }
 
     fn config(&self) -> ForwardConfig {
-        ForwardConfig { pipeline: self.pipeline, ..ForwardConfig::new(self.budget_bytes) }
+        ForwardConfig {
+            pipeline: self.pipeline,
+            span_windows: self.span_windows,
+            ..ForwardConfig::new(self.budget_bytes)
+        }
     }
 
     /// One id per feature and sample; the skew is that of a power law.
@@ -207,12 +214,13 @@ fn report_epoch(job: &Job, (before, now): (&ForwardStats, &ForwardStats), rows: 
     let written = (now.io.write_bytes - before.io.write_bytes) as f64;
     println!(
         "  {:.1} B read + {:.1} B written per row update, write amplification {:.3}, \
-         {:.1} rows/chunk, initialised {}, waited {} times",
+         {:.1} rows/chunk, spans of {}, initialised {}, waited {} times",
         (now.io.read_bytes - before.io.read_bytes) as f64 / rows as f64,
         written / rows as f64,
         written / flushed.max(1.0),
         (now.rows_flushed - before.rows_flushed) as f64
             / (now.chunks_written - before.chunks_written).max(1) as f64,
+        now.span_windows,
         now.rows_initialised - before.rows_initialised,
         now.wait_count - before.wait_count,
     );

@@ -13,7 +13,7 @@ mod common;
 use proptest::prelude::*;
 use tierbed_kernels::Pooling;
 
-use common::{memory_folder, smallest_config, Job};
+use common::{memory_folder, smallest_config, smallest_with, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, TableId};
 use tierbed_forward::{ForwardConfig, ForwardStats};
@@ -77,6 +77,7 @@ proptest! {
         features in proptest::collection::vec((0usize..4, any::<bool>()), 1..6),
         (optimizer, batches, window) in (0usize..5, 1u64..25, 1u32..12),
         spare in 0u64..200_000,
+        span_windows in proptest::option::of(0usize..7),
     ) {
         let pooling = |is_mean| if is_mean { Pooling::Mean } else { Pooling::Sum };
         let features = features.iter().map(|&(at, mean)| (at % tables.len(), pooling(mean)));
@@ -87,7 +88,7 @@ proptest! {
             ..Job::pooled(OptimizerKind::ALL[optimizer], seed)
         };
         let plan = job.plan(window);
-        let config = smallest_config(&job, &plan);
+        let config = smallest_with(&job, &plan, span_windows);
         // Lists of chunks that were written with less memory need some more of it.
         let dram_budget_bytes = config.dram_budget_bytes + 20_000 + spare;
         let config = ForwardConfig { dram_budget_bytes, ..config };

@@ -27,7 +27,7 @@ const STEPS_PER_CHECKPOINT: u64 = 7;
 const WINDOW: u32 = 3;
 const DELAY_MAX_US: u64 = 90_000;
 
-// Odd seeds do storage work on a thread of its own.
+// Odd seeds do storage work on a thread of its own, and have spans.
 fn job(seed: u64) -> Job {
     Job::pooled(OptimizerKind::Adagrad, seed)
 }
@@ -39,6 +39,7 @@ fn open(folder: &Path, seed: u64) -> (ForwardEngine, u64) {
     let config = ForwardConfig {
         io_engine: "auto".to_owned(),
         dram_budget_bytes: least.dram_budget_bytes + (512 << 10),
+        span_windows: (seed % 2 == 1).then_some(3),
         ..least
     };
     let folder = Arc::new(FsFolder::create(folder).unwrap());

@@ -13,7 +13,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{smallest_config, Job};
+use common::{smallest_with, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, OptimizerKind, Result};
 use tierbed_forward::{ForwardConfig, ForwardEngine, Plan};
@@ -33,6 +33,14 @@ fn seeds() -> Vec<u64> {
 const STRIDE: u64 = 5;
 /// Steps of a run: almost two epochs.
 const STEPS: u64 = 25;
+
+/// Half of the seeds have spans of windows, with a storage thread and without.
+fn span_windows(seed: u64) -> usize {
+    match seed % 4 {
+        1 | 2 => 2,
+        _ => 0,
+    }
+}
 
 /// A job with its plan, its budget and the records after each number of steps.
 struct Case {
@@ -54,7 +62,8 @@ impl Case {
         let plan = job.plan(1 + seed as u32 % 3);
         // Where storage work has a thread of its own (odd seeds), the caller writes only when that
         // thread rests, so the order of I/O is the same in every run.
-        let config = ForwardConfig { extent_bytes: 4096, ..smallest_config(&job, &plan) };
+        let config = smallest_with(&job, &plan, Some(span_windows(seed)));
+        let config = ForwardConfig { extent_bytes: 4096, ..config };
         let mut engine = job.open_oracle();
         let mut oracle = vec![job.oracle_records(&mut engine)];
         for step in 0..STEPS {
@@ -128,6 +137,7 @@ fn these_jobs_really_use_the_disk() {
         }
         let stats = engine.stats();
         assert!(stats.rows_flushed > 0 && stats.rows_read > 0, "{stats:?}");
+        assert_eq!(stats.span_windows, span_windows(seed));
     }
 }
 

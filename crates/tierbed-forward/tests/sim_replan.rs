@@ -13,7 +13,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{smallest_config, Job};
+use common::{smallest_with, Job};
 use tierbed_core::{Error, ErrorKind, OptimizerKind, Result};
 use tierbed_forward::{ForwardConfig, ForwardEngine, Plan};
 use tierbed_io::Folder;
@@ -52,7 +52,9 @@ impl Case {
         };
         let days = [day.clone(), day.on_day(1, 11)];
         let plans = [days[0].plan(1 + seed as u32 % 3), days[1].plan(2)];
-        let configs = plans.iter().map(|plan| smallest_config(&day, plan));
+        // Odd seeds have spans of windows in both plans.
+        let span_windows = if seed % 2 == 1 { 2 } else { 0 };
+        let configs = plans.iter().map(|plan| smallest_with(&day, plan, Some(span_windows)));
         let config = configs.max_by_key(|config| config.dram_budget_bytes).unwrap();
         let dram_budget_bytes = config.dram_budget_bytes + 16_000;
         let config = ForwardConfig { extent_bytes: 4096, dram_budget_bytes, ..config };

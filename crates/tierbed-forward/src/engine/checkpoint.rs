@@ -16,6 +16,7 @@ use super::dump::{read_dump, DumpWriter};
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
 use super::{ForwardEngine, Position, BACKEND};
 use crate::store::ferry::Ferry;
+use crate::store::lists::split_rows;
 use crate::store::parking::PARKED_HEAD_BYTES;
 use crate::store::shelf::{open_rows, Shelf, ENTRY_BYTES};
 use crate::store::window::Place;
@@ -97,6 +98,7 @@ impl ForwardEngine {
             batch_in_window: self.batch_in_window,
             plan_identity: self.river.plan.identity(),
             extent_bytes: self.extent_bytes,
+            span_windows: self.river.span_windows(),
             tables: self.hypers.iter().map(run).collect(),
         };
         serde_json::to_string(&state)
@@ -151,6 +153,14 @@ impl ForwardEngine {
             }
             for (entry, record) in shelf.lists().iter(window as usize) {
                 dump.add(window, entry, record)?;
+            }
+        }
+        // Then span after span, among them what is on the way from a span to its windows.
+        let spans = ferry.splitter.spans();
+        for list in spans.window_count()..spans.list_count() {
+            let hand = split_rows(ferry.splitter.rows_of(at, list), 1 + shelf.words());
+            for (entry, record) in hand.chain(shelf.lists().iter(list)) {
+                dump.add(list as u32, entry, record)?;
             }
         }
         let (meta, bytes) = dump.finish()?;

@@ -9,6 +9,7 @@
 
 mod checkpoint;
 mod dump;
+mod gather;
 mod lookup;
 mod options;
 mod planned;
@@ -46,6 +47,7 @@ use crate::store::pilot::Pilot;
 use crate::store::river::River;
 use crate::store::shelf::Shelf;
 use crate::store::sizing::ShelfSize;
+use crate::store::split::Splitter;
 use crate::store::window::Live;
 use room::{Purpose, Room};
 use scratch::Scratch;
@@ -73,6 +75,8 @@ pub struct ForwardStats {
     pub row_update_count: u64,
     /// Windows begun.
     pub window_count: u64,
+    /// Windows that share a bucket while they are far away; 0 when none do.
+    pub span_windows: usize,
     /// Rows appended to buckets.
     pub rows_flushed: u64,
     /// Chunks they were written in.
@@ -204,9 +208,10 @@ impl ForwardEngine {
             sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
         );
         let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
-        let buckets = stored.buckets(sizes.shelves.len(), plan.window_count())?;
+        let spans = &sizes.spans;
+        let buckets = stored.buckets(sizes.shelves.len(), spans.list_count())?;
         let shelf = |(size, (buckets, parked)): (&ShelfSize, _)| {
-            let mut shelf = Shelf::new(size.words, size.blocks, buckets);
+            let mut shelf = Shelf::new(size.words, size.blocks, buckets, Arc::clone(spans));
             shelf.set_parked(parked);
             shelf
         };
@@ -219,6 +224,7 @@ impl ForwardEngine {
             disk,
             extents,
             live: live(),
+            splitter: Splitter::new(Arc::clone(spans), sizes.hand_bytes()),
         });
         let pilot = (config.pipeline && !stored.is_moving()).then(Pilot::start).transpose()?;
         Ok(Self {
@@ -309,6 +315,7 @@ impl ForwardEngine {
             step_count,
             row_update_count,
             window_count,
+            span_windows: self.river.span_windows(),
             rows_flushed: tally.rows.rows_flushed,
             chunks_written: tally.rows.chunks_written,
             rows_read: tally.rows.rows_read,

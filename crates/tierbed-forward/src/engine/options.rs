@@ -14,6 +14,10 @@ pub struct ForwardConfig {
     /// Does storage work on a thread of its own while the caller computes. The values are the
     /// same; it costs a second core part of the time. Without it, every batch does its share.
     pub pipeline: bool,
+    /// Windows that share a bucket while they are far away: `None` chooses by memory, as few as
+    /// have a page of it each; 0 is a bucket per window. A store keeps those its rows wait in
+    /// until it moves to another plan.
+    pub span_windows: Option<usize>,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     pub io_engine: String,
     /// Most bytes of extents on disk.
@@ -28,6 +32,7 @@ impl Default for ForwardConfig {
             dram_budget_bytes: 256 << 20,
             extent_bytes: 256 << 10,
             pipeline: false,
+            span_windows: None,
             io_engine: "auto".to_owned(),
             disk_quota_bytes: None,
             isa: "auto".to_owned(),

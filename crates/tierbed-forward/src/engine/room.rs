@@ -49,6 +49,11 @@ impl Room {
     ) -> Result<Self> {
         let budget = Budget::new(config.dram_budget_bytes);
         let mut sizes = Sizes::needs(schema, plan, config.dram_budget_bytes);
+        let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max);
+        let fixed_bytes = sizes.fixed_bytes() + scratch_bytes + DUMP_BUF_BYTES as u64;
+        let free_bytes = config.dram_budget_bytes.saturating_sub(fixed_bytes);
+        let memory = (plan, config.dram_budget_bytes, free_bytes);
+        sizes.share_buckets(memory, config.span_windows, stored.span_windows());
         sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
         let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
         let scan_bytes = (sizes.buf_bytes + DUMP_BUF_BYTES) as u64;
@@ -64,9 +69,11 @@ impl Room {
         let mut answer_bytes = 0;
         let chunk_memory = match purpose {
             Purpose::Training => {
-                let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max);
                 memory.push(budget.reserve("batch scratch", scratch_bytes)?);
-                memory.push(budget.reserve("rows of windows", sizes.live_bytes)?);
+                memory.push(
+                    budget
+                        .reserve("rows of windows", sizes.live_bytes + sizes.hand_bytes() as u64)?,
+                );
                 if config.pipeline {
                     memory.push(budget.reserve("storage thread", STACK_BYTES as u64)?);
                 }
@@ -83,7 +90,7 @@ impl Room {
             }
         };
         let used_bytes = budget.limit_bytes() - budget.free_bytes();
-        let taken_bytes = sizes.share_out(plan.window_count(), used_bytes, budget.free_bytes())?;
+        let taken_bytes = sizes.share_out(used_bytes, budget.free_bytes())?;
         memory.push(budget.reserve("waiting rows", taken_bytes)?);
         Ok(Self { sizes, disk, budget, chunk_memory, answer_bytes, memory })
     }

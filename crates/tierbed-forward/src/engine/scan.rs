@@ -8,10 +8,13 @@ use tierbed_core::store::out_of_range;
 use tierbed_core::{Error, Result, RowId, TableId};
 use tierbed_kernels::init_record;
 
+use super::dump::DUMP_BUF_BYTES;
+use super::gather::{Gather, GATHER_BYTES_MAX};
 use super::ForwardEngine;
 use crate::plan::WindowPlan;
+use crate::store::lists::split_rows;
 use crate::store::parking::open_parked;
-use crate::store::shelf::open_chunk;
+use crate::store::shelf::{check_chunk, open_chunk};
 use crate::store::window::Spot;
 
 /// Takes the rows of a scan over all tables: table, row id, whole record.
@@ -95,7 +98,43 @@ impl ForwardEngine {
                 }
             }
         }
+        self.walk_spans(only, sink)?;
         self.walk_parked(only, sink)
+    }
+
+    // Rows that wait in the lists and buckets of spans.
+    fn walk_spans(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
+        let plan = self.river.plan.clone();
+        let spare_bytes = match self.river.span_windows() {
+            0 => return Ok(()),
+            _ => (self.budget.free_bytes() / 2).min(GATHER_BYTES_MAX),
+        };
+        let _memory = self.budget.reserve("rows of spans", spare_bytes)?;
+        // No dump is being written.
+        let memory_bytes = DUMP_BUF_BYTES + spare_bytes as usize;
+        let window = &mut self.scan_window;
+        let ferry = self.river.ferry()?;
+        let spans = ferry.splitter.spans();
+        let shelves = ferry.shelves.iter().enumerate();
+        for (at, shelf) in shelves.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
+            for list in spans.window_count()..spans.list_count() {
+                let memory = (shelf.words(), memory_bytes);
+                let mut rows = Gather::new((&plan, spans), list, memory);
+                rows.add(shelf.lists().iter(list), window, sink)?;
+                let hand = ferry.splitter.rows_of(at, list);
+                rows.add(split_rows(hand, 1 + shelf.words()), window, sink)?;
+                for chunk in shelf.bucket(list).map_or(&[][..], |bucket| &bucket.chunks) {
+                    let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
+                    let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
+                    ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                    let chunk_rows = check_chunk(chunk, bytes, shelf.stored_bytes())?;
+                    let chunk_rows = bytemuck::cast_slice(chunk_rows);
+                    rows.add(split_rows(chunk_rows, 1 + shelf.words()), window, sink)?;
+                }
+                rows.hand_on(window, sink)?;
+            }
+        }
+        Ok(())
     }
 
     // Rows that the plan does not use.

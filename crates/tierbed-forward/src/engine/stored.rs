@@ -14,7 +14,7 @@ use crate::store::shelf::Shelf;
 pub(super) const STATE: &str = "_forward.json";
 pub(super) const CHUNKS: &str = "_forward.chunks";
 
-/// What a chunk list calls the window of rows that wait for none.
+/// What a chunk list calls the list of rows that wait for no window.
 const PARKED: usize = u32::MAX as usize;
 
 /// Where training stood, and with what.
@@ -25,7 +25,14 @@ pub(super) struct State {
     pub(super) batch_in_window: u32,
     pub(super) plan_identity: u64,
     pub(super) extent_bytes: usize,
+    /// Windows of a span; 0 when every window has a bucket of its own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) span_windows: usize,
     pub(super) tables: Vec<Run>,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// The hyperparameters of a table and the steps it did.
@@ -46,7 +53,7 @@ pub(super) struct Stored {
     pub(super) window: usize,
     pub(super) batch_in_window: u32,
     state: Option<State>,
-    /// Shelf, window ([`PARKED`] for parked rows), bucket.
+    /// Shelf, list ([`PARKED`] for parked rows), bucket.
     buckets: Vec<(usize, usize, Bucket)>,
     /// All rows get new places: the buckets are there only to be left alone.
     is_moving: bool,
@@ -54,7 +61,7 @@ pub(super) struct Stored {
     hypers: Vec<Hyper>,
 }
 
-/// A shelf's buckets, window after window, and its parked rows.
+/// A shelf's buckets, list after list, and its parked rows.
 pub(super) type ShelfBuckets = (Vec<Bucket>, Bucket);
 
 impl Stored {
@@ -74,6 +81,12 @@ impl Stored {
     pub(super) fn extent_bytes(&self, wanted: usize) -> usize {
         let stored = self.state.as_ref().map(|state| state.extent_bytes);
         stored.unwrap_or(wanted.next_multiple_of(PAGE_BYTES))
+    }
+
+    /// Returns the windows of the spans that rows wait in; 0 without.
+    pub(super) fn span_windows(&self) -> usize {
+        let state = self.state.as_ref().filter(|_| !self.is_moving);
+        state.map_or(0, |state| state.span_windows)
     }
 
     pub(super) fn hypers(&self, schema: &Schema) -> Vec<Hyper> {
@@ -113,14 +126,14 @@ impl Stored {
     pub(super) fn buckets(
         &self,
         shelf_count: usize,
-        window_count: usize,
+        list_count: usize,
     ) -> Result<Vec<ShelfBuckets>> {
         let mut shelves =
-            vec![(vec![Bucket::default(); window_count], Bucket::default()); shelf_count];
-        for (shelf, window, bucket) in self.buckets.iter().filter(|_| !self.is_moving) {
-            let place = shelves.get_mut(*shelf).and_then(|(buckets, parked)| match *window {
+            vec![(vec![Bucket::default(); list_count], Bucket::default()); shelf_count];
+        for (shelf, list, bucket) in self.buckets.iter().filter(|_| !self.is_moving) {
+            let place = shelves.get_mut(*shelf).and_then(|(buckets, parked)| match *list {
                 PARKED => Some(parked),
-                window => buckets.get_mut(window),
+                list => buckets.get_mut(list),
             });
             *place.ok_or_else(|| damaged("names an unknown bucket"))? = bucket.clone();
         }
@@ -191,11 +204,11 @@ pub(super) fn encode_buckets(shelves: &[Shelf]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (at, shelf) in (0u32..).zip(shelves) {
         let parked = (PARKED as u32, shelf.parked());
-        for (window, bucket) in (0u32..).zip(shelf.buckets()).chain([parked]) {
+        for (list, bucket) in (0u32..).zip(shelf.buckets()).chain([parked]) {
             if bucket.chunks.is_empty() {
                 continue;
             }
-            for word in [at, window, bucket.chunks.len() as u32] {
+            for word in [at, list, bucket.chunks.len() as u32] {
                 bytes.extend(word.to_le_bytes());
             }
             for chunk in &bucket.chunks {

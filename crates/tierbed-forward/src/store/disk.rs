@@ -102,6 +102,7 @@ impl Disk {
         self.engine.bytes_mut(buf)
     }
 
+    /// Returns what a read brought.
     pub(crate) fn bytes(&self, buf: BufId) -> &[u8] {
         self.engine.bytes(buf)
     }

@@ -152,6 +152,18 @@ impl Extents {
         }
     }
 
+    /// Takes the extent of a consumed chunk back, unless the chunks before it in its bucket lie
+    /// there too.
+    pub(crate) fn release_last(&mut self, chunk: Chunk, before: &Bucket) {
+        let is_shared = before
+            .chunks
+            .last()
+            .is_some_and(|last| last.page / self.extent_pages == chunk.page / self.extent_pages);
+        if !is_shared {
+            self.release(&Bucket { chunks: vec![chunk], row_count: 0 });
+        }
+    }
+
     /// A checkpoint that needs `chunks`, and nothing else, came into force.
     pub(crate) fn commit<'a>(&mut self, chunks: impl Iterator<Item = &'a Chunk> + 'a) {
         self.is_committed.iter_mut().for_each(|needed| *needed = false);

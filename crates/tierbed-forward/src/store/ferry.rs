@@ -7,9 +7,9 @@
 //! can be spread over the batches of a window, or done by another thread.
 //!
 //! ```text
-//! Leave ─▶ Load ─▶ Mark ─▶ Ask ─▶ Fill ─▶ Arrive ─▶ Initialise ─▶ Done
-//! rows of   plan    rows    reads   rows    rows      rows never
-//! k - 1     k + 1   of k    start   waiting on disk   used
+//! Split ─▶ Leave ─▶ Load ─▶ Mark ─▶ Ask ─▶ Fill ─▶ Arrive ─▶ Initialise ─▶ Done
+//! rows of  rows of  plan    rows    reads   rows    rows      rows never
+//! a span   k - 1    k + 1   of k    start   waiting on disk   used
 //! ```
 
 use std::ops::Range;
@@ -22,17 +22,21 @@ use tierbed_kernels::init_record;
 use super::disk::{Arrived, Disk};
 use super::extents::{Bucket, Extents};
 use super::shelf::{check_chunk, rows_of, Leaving, Shelf, Sink, ENTRY_BYTES};
+use super::split::Splitter;
 use super::window::{Carried, Home, Live, Place, Presence, RowVisit, Spot};
 use crate::plan::{Plan, TableEntries, WindowPlan};
 
 /// Rows that leave at once: few enough to stay near, many enough to share a check for room.
-const PIECE_ROWS: usize = 256;
+pub(super) const PIECE_ROWS: usize = 256;
 /// How many rows ahead the processor is asked to fetch a place.
 const FETCH_AHEAD: usize = 6;
 
 /// What comes next, and where in the window it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
+    /// A share of the rows of the span that comes goes to its windows, shelf after shelf. First,
+    /// because what it has in memory can make no room for others.
+    Split(usize),
     /// Rows of the window that ended leave, from this table and entry on.
     Leave(usize, usize),
     /// The memory becomes the window that comes.
@@ -74,14 +78,15 @@ pub(crate) struct Ferry {
     /// Rows of the current window that [`live`](Self::live) waits for.
     pub(crate) carried: Vec<Carried>,
     pub(crate) stage: Stage,
-    current: usize,
+    pub(super) current: usize,
     /// The window that is prepared.
     coming: usize,
     /// Until [`Stage::Mark`] is over.
     current_plan: Option<Arc<WindowPlan>>,
     ahead: ReadAhead,
-    arrived: Vec<Arrived>,
+    pub(super) arrived: Vec<Arrived>,
     leaving: Vec<Leaving>,
+    pub(crate) splitter: Splitter,
 }
 
 /// The parts a ferry is made of.
@@ -93,12 +98,13 @@ pub(crate) struct FerryParts {
     pub(crate) disk: Disk,
     pub(crate) extents: Extents,
     pub(crate) live: Live,
+    pub(crate) splitter: Splitter,
 }
 
 impl Ferry {
     /// Wraps the parts; [`resume`](Self::resume) must follow before training.
     pub(crate) fn new(parts: FerryParts) -> Self {
-        let FerryParts { plan, schema, homes, shelves, disk, extents, live } = parts;
+        let FerryParts { plan, schema, homes, shelves, disk, extents, live, splitter } = parts;
         Self {
             plan,
             schema,
@@ -115,6 +121,7 @@ impl Ferry {
             ahead: ReadAhead::default(),
             arrived: Vec::new(),
             leaving: Vec::with_capacity(PIECE_ROWS),
+            splitter,
         }
     }
 
@@ -134,7 +141,7 @@ impl Ferry {
         self.current = current.number;
         self.coming = self.following();
         self.current_plan = Some(Arc::clone(&current.plan));
-        self.stage = Stage::Leave(0, 0);
+        self.stage = Stage::Split(0);
         for shelf in &mut self.shelves {
             shelf.move_horizon(current.number);
         }
@@ -144,7 +151,10 @@ impl Ferry {
             self.ahead.chunks_known = Some(self.chunks_coming());
             // Writes need buffers meanwhile.
             self.read_ahead(self.disk.depth() / 2);
+            self.begin_split();
             self.disk.poll_writes()?;
+        } else {
+            self.begin_split();
         }
         Ok(())
     }
@@ -166,25 +176,21 @@ impl Ferry {
         Ok(())
     }
 
-    /// Begins the work behind [`resume`](Self::resume): no rows leave.
-    pub(crate) fn begin_anew(&mut self, current: &Live) -> Result<()> {
-        self.begin(current)?;
-        self.stage = Stage::Load;
-        Ok(())
-    }
-
-    /// Lets a record wait for `window`; between [`resume`](Self::resume) and the first work.
+    /// Lets a record wait for `window`, or for what a list of a span calls so; between
+    /// [`resume`](Self::resume) and the first work.
     pub(crate) fn restore(
         &mut self,
         shelf: usize,
         (window, entry): (usize, u32),
         record: &[u8],
     ) -> Result<()> {
-        if window == self.current {
-            return self.live.arrive_bytes(entry, record);
+        let place = self.splitter.spans().place_in(window, entry);
+        let place = place.ok_or_else(|| Error::corruption("a row waits for no window"))?;
+        if place.0 == self.current {
+            return self.live.arrive_bytes(place.1, record);
         }
         let now = self.current;
-        self.keep(shelf, now, (window, entry), record)
+        self.keep(shelf, now, place, record)
     }
 
     /// Lets a record wait for `window`, in memory or on disk, while no window is trained on.
@@ -223,7 +229,10 @@ impl Ferry {
             counts.iter().map(|&count| count as usize).sum()
         };
         // Noting a row costs about a quarter of moving it.
-        self.live.plan.entry_count() + entries(self.current) / 4 + entries(self.following())
+        self.live.plan.entry_count()
+            + entries(self.current) / 4
+            + entries(self.following())
+            + self.split_rows()
     }
 
     /// Moves about `rows` rows on, or fewer where that would mean waiting and `may_wait` is false;
@@ -236,6 +245,10 @@ impl Ferry {
         while rows > 0 {
             let moved = match self.stage {
                 Stage::Leave(table, entry) => match self.leave(table, entry, may_wait)? {
+                    Some(moved) => moved,
+                    None => return Ok(rows),
+                },
+                Stage::Split(shelf) => match self.split(shelf, may_wait)? {
                     Some(moved) => moved,
                     None => return Ok(rows),
                 },
@@ -273,10 +286,12 @@ impl Ferry {
         let Some(shelf) = self.shelves.get_mut(home.shelf) else { return Ok(Some(0)) };
         let end = (first + PIECE_ROWS).min(table.count as usize);
         let start = self.live.table_start(at);
+        let (spans, now) = (self.splitter.spans(), self.current);
         self.leaving.clear();
         note_leaving(&plan, table, first..end, self.current, |offset, to| {
             let start = start + offset * home.words;
-            self.leaving.push(Leaving { start, window: to.window, entry: to.entry });
+            let (list, entry) = spans.list_of(now, (to.window as usize, to.entry));
+            self.leaving.push(Leaving { start, list: list as u32, entry });
             Ok(())
         })?;
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
@@ -365,7 +380,7 @@ impl Ferry {
             }
             let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
             let Some(first) = chunks.get(self.ahead.chunk) else {
-                if matches!(self.stage, Stage::Leave(..)) {
+                if matches!(self.stage, Stage::Leave(..) | Stage::Split(_)) {
                     // More chunks may come.
                     return;
                 }
@@ -482,13 +497,13 @@ impl Ferry {
     }
 
     /// Finishes what is under way without writing anything: afterwards rows are in the window
-    /// that comes, unless those of the window before have not left.
+    /// that comes, unless those of the window before have not left, or the coming span is split.
     ///
     /// # Errors
     /// As [`work`](Self::work).
     pub(crate) fn settle(&mut self) -> Result<()> {
         match self.stage {
-            Stage::Leave(..) => Ok(()),
+            Stage::Leave(..) | Stage::Split(_) => Ok(()),
             _ => self.work(usize::MAX, true).map(|_| ()),
         }
     }
@@ -519,11 +534,12 @@ impl Ferry {
         Ok(())
     }
 
-    // While rows leave: the entries of a table that have not left yet.
+    // Before and while rows leave: the entries of a table that have not left yet.
     fn left_of(&self, table: usize, count: usize) -> Option<Range<usize>> {
         match self.stage {
             Stage::Leave(now, _) if table > now => Some(0..count),
             Stage::Leave(now, first) if table == now => Some(first..count),
+            Stage::Split(_) => Some(0..count),
             Stage::Leave(..) => Some(0..0),
             _ => None,
         }
@@ -564,8 +580,9 @@ fn unplanned() -> Error {
     Error::corruption("plan window ends too early")
 }
 
-// A read of `count` chunks of a bucket from number `first` on: 16, 32 and 16 bits.
-fn read_tag(shelf: usize, first: usize, count: usize) -> u64 {
+/// Names a read of `count` chunks of a bucket from number `first` on (16, 32 and 16 bits); of no
+/// chunk when it is that one of a span.
+pub(super) fn read_tag(shelf: usize, first: usize, count: usize) -> u64 {
     (shelf as u64) << 48 | (first as u64) << 16 | count as u64
 }
 

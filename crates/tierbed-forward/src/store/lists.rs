@@ -1,9 +1,10 @@
 //! Which rows in memory wait for which window, and where do they lie?
 //!
-//! A list per window, in *blocks* of a few rows each. A row lies in its block as it will lie on
-//! disk: entry, then record. So a flush copies whole blocks, and a window that comes reads its
-//! rows one after another; only the end of a list is ever written to. The last block of a list may
-//! be part full, no other: `rows / block_rows + windows` blocks are always enough.
+//! A list per window, and per span of windows where there are some, in *blocks* of a few rows each.
+//! A row lies in its block as it will lie on disk: entry, then record. So a flush copies whole
+//! blocks, and a window that comes reads its rows one after another; only the end of a list is ever
+//! written to. The last block of a list may be part full, no other: `rows / block_rows + lists`
+//! blocks are always enough.
 //!
 //! ```text
 //! list of window 8:  [e r|e r|e r|e r] ◀─ [e r|e r|   |   ] ◀─ end
@@ -16,6 +17,13 @@ const NO_BLOCK: u32 = u32::MAX;
 /// Part-full blocks of all windows together take at most this share of the memory.
 const TAILS_SHARE: u64 = 16;
 
+/// How many lists there are, and how many of them have rows at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ListCounts {
+    pub(crate) all: usize,
+    pub(crate) open: usize,
+}
+
 /// How memory is cut into blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct BlockShape {
@@ -25,35 +33,34 @@ pub(crate) struct BlockShape {
 
 impl BlockShape {
     /// Returns the bytes of blocks of one row each, for `rows_min` rows of `row_words`, entry
-    /// included: the least that lists of `window_count` windows can do with.
-    pub(crate) fn bytes_min(window_count: usize, row_words: usize, rows_min: usize) -> u64 {
-        Self { block_count: rows_min, block_rows: 1 }.memory_bytes(window_count, row_words)
+    /// included: the least that `list_count` lists can do with.
+    pub(crate) fn bytes_min(list_count: usize, row_words: usize, rows_min: usize) -> u64 {
+        Self { block_count: rows_min, block_rows: 1 }.memory_bytes(list_count, row_words)
     }
 
     /// Cuts `memory_bytes` into blocks of at most a page, for at most `rows_max` rows: as long as
-    /// leaves little memory in part-full blocks.
+    /// leaves little memory in part-full blocks of the lists that are open at a time.
     pub(crate) fn new(
         memory_bytes: u64,
-        (window_count, row_words): (usize, usize),
+        (lists, row_words): (ListCounts, usize),
         rows_max: usize,
     ) -> Self {
-        let fixed_bytes = Self::default().memory_bytes(window_count, row_words);
+        let fixed_bytes = Self::default().memory_bytes(lists.all, row_words);
         let free_bytes = memory_bytes.saturating_sub(fixed_bytes);
         let row_bytes = 4 * row_words as u64;
-        let tail_bytes = free_bytes / TAILS_SHARE / window_count.max(1) as u64;
+        let tail_bytes = free_bytes / TAILS_SHARE / lists.open.max(1) as u64;
         let block_rows = (tail_bytes.min(PAGE_BYTES as u64) / row_bytes).max(1);
         let block_count = (free_bytes / (block_rows * row_bytes + 4)) as usize;
         let block_rows = block_rows as usize;
-        let tail_count = if block_rows == 1 { 0 } else { window_count };
+        let tail_count = if block_rows == 1 { 0 } else { lists.open };
         let block_count = block_count.min(rows_max.div_ceil(block_rows) + tail_count);
         Self { block_count, block_rows }
     }
 
-    /// Returns the bytes that lists of `window_count` windows take.
-    pub(crate) fn memory_bytes(&self, window_count: usize, row_words: usize) -> u64 {
+    /// Returns the bytes that `list_count` lists take.
+    pub(crate) fn memory_bytes(&self, list_count: usize, row_words: usize) -> u64 {
         let block_bytes = 4 * self.block_rows * row_words + size_of::<u32>();
-        (self.block_count * block_bytes + window_count * (size_of::<End>() + size_of::<u32>()))
-            as u64
+        (self.block_count * block_bytes + list_count * (size_of::<End>() + size_of::<u32>())) as u64
     }
 
     /// Returns the rows that all blocks hold.
@@ -71,7 +78,7 @@ struct End {
 
 const EMPTY: End = End { block: NO_BLOCK, row_count: 0 };
 
-/// A list per window.
+/// A list per window, then per span.
 #[derive(Debug)]
 pub(crate) struct Lists {
     rows: WordBuf,
@@ -88,7 +95,7 @@ pub(crate) struct Lists {
 
 impl Lists {
     /// Takes the memory for lists of rows of `row_words`, entry included.
-    pub(crate) fn new(window_count: usize, row_words: usize, shape: BlockShape) -> Self {
+    pub(crate) fn new(list_count: usize, row_words: usize, shape: BlockShape) -> Self {
         let BlockShape { block_count, block_rows } = shape;
         let chain = (1..=block_count as u32).map(|block| {
             if block as usize == block_count {
@@ -104,8 +111,8 @@ impl Lists {
             links: chain.collect(),
             free: 0,
             free_count: block_count,
-            ends: vec![EMPTY; window_count],
-            counts: vec![0; window_count],
+            ends: vec![EMPTY; list_count],
+            counts: vec![0; list_count],
         }
     }
 
@@ -114,7 +121,7 @@ impl Lists {
         4 * self.rows.len() as u64
     }
 
-    /// Returns the number of rows per window.
+    /// Returns the number of rows per list.
     pub(crate) fn counts(&self) -> &[u32] {
         &self.counts
     }
@@ -316,7 +323,8 @@ mod tests {
             row_words in 2usize..3000,
             rows_max in 1usize..1 << 20,
         ) {
-            let shape = BlockShape::new(memory_bytes, (window_count, row_words), rows_max);
+            let lists = ListCounts { all: window_count, open: window_count };
+            let shape = BlockShape::new(memory_bytes, (lists, row_words), rows_max);
             let least_bytes = BlockShape::default().memory_bytes(window_count, row_words);
             let taken_bytes = shape.memory_bytes(window_count, row_words);
             prop_assert!(taken_bytes <= memory_bytes.max(least_bytes));

@@ -5,7 +5,8 @@
 //! extents of one file ([`extents`]). A list is both the cache of its window and the write buffer
 //! of its bucket. When blocks run short, the largest list of a window that is far away is appended
 //! to its bucket; when a window comes, its bucket has been read, in one go, while the window
-//! before it was trained on ([`river`]).
+//! before it was trained on ([`river`]). Where memory is too small for a list per window, windows
+//! that are far share one ([`spans`]).
 //!
 //! ```text
 //!              list of window 12 ──(largest, far)──▶ bucket of window 12 ──(while 11 trains)──┐
@@ -22,4 +23,6 @@ pub(crate) mod pilot;
 pub(crate) mod river;
 pub(crate) mod shelf;
 pub(crate) mod sizing;
+pub(crate) mod spans;
+pub(crate) mod split;
 pub(crate) mod window;

@@ -62,6 +62,7 @@ impl Tally {
 pub(crate) struct River {
     pub(crate) plan: Plan,
     pub(crate) homes: Vec<Home>,
+    span_windows: usize,
     pub(crate) current: Live,
     /// `None` while it is under way with the pilot, and for ever after that one failed.
     ferry: Option<Box<Ferry>>,
@@ -83,6 +84,7 @@ impl River {
         Self {
             plan: ferry.plan.clone(),
             homes: ferry.homes.clone(),
+            span_windows: ferry.splitter.spans().span_windows(),
             tally: Tally::of(&ferry),
             current,
             pace_rows: 0,
@@ -115,7 +117,8 @@ impl River {
         ferry.work(usize::MAX, true)?;
         let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
         std::mem::swap(&mut self.current, &mut ferry.live);
-        ferry.begin_anew(&self.current)?;
+        // No window ended: no rows leave.
+        ferry.begin(&self.current)?;
         self.send_off()
     }
 
@@ -218,6 +221,11 @@ impl River {
     /// Returns the shelves, for a checkpoint or a scan; after [`ferry`](Self::ferry).
     pub(crate) fn shelves(&self) -> &[Shelf] {
         self.ferry.as_deref().map_or(&[], |ferry| ferry.shelves.as_slice())
+    }
+
+    /// Returns how many windows share a bucket while they are far; 0 when none do.
+    pub(crate) fn span_windows(&self) -> usize {
+        self.span_windows
     }
 
     /// Returns the shelf that the rows of `table` wait in.

@@ -1,5 +1,7 @@
 //! The rows of one record length: lists in memory, buckets on disk.
 
+use std::sync::Arc;
+
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
 use tierbed_io::{BufId, PAGE_BYTES};
@@ -7,6 +9,7 @@ use tierbed_io::{BufId, PAGE_BYTES};
 use super::disk::Disk;
 use super::extents::{Bucket, Chunk, Extents};
 use super::lists::{split_rows, BlockShape, Lists};
+use super::spans::Spans;
 use super::window::Live;
 
 /// Bytes of the entry number before each record on disk.
@@ -26,7 +29,9 @@ pub(crate) struct Shelf {
     /// Rows that fit into memory.
     rows_max: usize,
     lists: Lists,
+    /// One per list.
     buckets: Vec<Bucket>,
+    spans: Arc<Spans>,
     /// Rows that wait for no window.
     parked: Bucket,
     /// Lists of windows this far ahead or farther may be flushed.
@@ -57,8 +62,8 @@ impl ShelfStats {
 pub(crate) struct Leaving {
     /// First word of its record in the window's memory.
     pub(crate) start: usize,
-    /// The window that needs it next.
-    pub(crate) window: u32,
+    /// The list of the window that needs it next.
+    pub(crate) list: u32,
     /// Its entry there.
     pub(crate) entry: u32,
 }
@@ -70,15 +75,20 @@ pub(crate) struct Sink<'a> {
 }
 
 impl Shelf {
-    pub(crate) fn new(words: usize, shape: BlockShape, buckets: Vec<Bucket>) -> Self {
-        let window_count = buckets.len();
+    pub(crate) fn new(
+        words: usize,
+        shape: BlockShape,
+        buckets: Vec<Bucket>,
+        spans: Arc<Spans>,
+    ) -> Self {
         Self {
             words,
             rows_max: shape.row_count(),
-            lists: Lists::new(window_count, 1 + words, shape),
+            lists: Lists::new(buckets.len(), 1 + words, shape),
             buckets,
             parked: Bucket::default(),
-            horizon: window_count.max(HORIZON_MIN),
+            horizon: spans.window_count().max(HORIZON_MIN),
+            spans,
             stats: ShelfStats::default(),
         }
     }
@@ -118,8 +128,23 @@ impl Shelf {
         self.horizon = 0;
     }
 
-    pub(crate) fn bucket(&self, window: usize) -> Option<&Bucket> {
-        self.buckets.get(window)
+    pub(crate) fn bucket(&self, list: usize) -> Option<&Bucket> {
+        self.buckets.get(list)
+    }
+
+    /// Forgets the last rows of a list, which lie in one block.
+    pub(crate) fn forget_last_rows(&mut self, list: usize, row_count: usize) {
+        self.lists.forget_last(list, row_count);
+    }
+
+    /// Takes the last chunk of a bucket out of it, and gives its extent back when it was the only
+    /// one there.
+    pub(crate) fn take_last_chunk(&mut self, list: usize, extents: &mut Extents) -> Option<Chunk> {
+        let bucket = self.buckets.get_mut(list)?;
+        let chunk = bucket.chunks.pop()?;
+        bucket.row_count -= (chunk.row_count as usize).min(bucket.row_count);
+        extents.release_last(chunk, bucket);
+        Some(chunk)
     }
 
     pub(crate) fn take_bucket(&mut self, window: usize) -> Bucket {
@@ -143,21 +168,22 @@ impl Shelf {
     pub(crate) fn keep(
         &mut self,
         now: usize,
-        (window, entry): (usize, u32),
+        place: (usize, u32),
         record: &[f32],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
-        if !self.lists.has_room(window) {
+        let (list, entry) = self.spans.list_of(now, place);
+        if !self.lists.has_room(list) {
             self.make_room(now, sink, true)?;
         }
-        self.put(window, entry, record)
+        self.put(list, entry, record)
     }
 
     #[inline]
-    fn put(&mut self, window: usize, entry: u32, record: &[f32]) -> Result<()> {
-        let Some(place) = self.lists.push(window, entry) else {
+    fn put(&mut self, list: usize, entry: u32, record: &[f32]) -> Result<()> {
+        let Some(place) = self.lists.push(list, entry) else {
             return Err(Error::corruption("plan names a window that it does not have")
-                .with("at_window", window));
+                .with("at_list", list));
         };
         if place.len() != record.len() {
             return Err(Error::corruption("a record is not as long as its shelf's"));
@@ -180,16 +206,42 @@ impl Shelf {
     ) -> Result<usize> {
         for (at, row) in rows.iter().enumerate() {
             if let Some(soon) = rows.get(at + FETCH_AHEAD) {
-                self.lists.expect(soon.window as usize);
+                self.lists.expect(soon.list as usize);
             }
-            let window = row.window as usize;
-            if !self.lists.has_room(window) && !self.make_room(now, sink, may_wait)? {
+            let list = row.list as usize;
+            if !self.lists.has_room(list) && !self.make_room(now, sink, may_wait)? {
                 return Ok(at);
             }
             let record = arena.get(row.start..row.start + self.words).unwrap_or(&[]);
-            self.put(window, row.entry, record)?;
+            self.put(list, row.entry, record)?;
         }
         Ok(rows.len())
+    }
+
+    /// Lets `rows` of a span's list, entry and record each, wait in the lists of their windows;
+    /// returns how many, as [`keep_all`](Self::keep_all).
+    ///
+    /// # Errors
+    /// `Corruption` when the span has no such entry, otherwise as [`keep`](Self::keep).
+    pub(crate) fn keep_split(
+        &mut self,
+        now: usize,
+        (list, rows): (usize, &[f32]),
+        sink: &mut Sink<'_>,
+        may_wait: bool,
+    ) -> Result<usize> {
+        let mut kept = 0;
+        for (entry, record) in split_rows(rows, 1 + self.words) {
+            let place = self.spans.place_in(list, entry);
+            let (window, entry) =
+                place.ok_or_else(|| Error::corruption("a span has no such entry"))?;
+            if !self.lists.has_room(window) && !self.make_room(now, sink, may_wait)? {
+                break;
+            }
+            self.put(window, entry, record)?;
+            kept += 1;
+        }
+        Ok(kept)
     }
 
     /// Lets at most `rows_max` rows that wait in memory for window `live` go there; returns how
@@ -229,7 +281,7 @@ impl Shelf {
     /// Those of the device, `NoSpace` on a full disk or quota.
     fn make_room(&mut self, now: usize, sink: &mut Sink<'_>, may_wait: bool) -> Result<bool> {
         while !self.lists.has_free_block() {
-            let (window, count) = self.largest_far_list(now);
+            let (list, count) = self.largest_far_list(now);
             let is_small = count * self.stored_bytes() < PAGE_BYTES;
             if is_small && self.horizon > HORIZON_MIN {
                 self.horizon = (self.horizon * 3 / 4).max(HORIZON_MIN);
@@ -239,24 +291,25 @@ impl Shelf {
                 return Err(Error::corruption("no row can leave memory: more rows than planned")
                     .with("rows_in_memory", self.rows_max));
             }
-            if !self.flush(window, sink, may_wait)? {
+            if !self.flush(list, sink, may_wait)? {
                 break;
             }
         }
         Ok(self.lists.has_free_block())
     }
 
-    // Largest, not farthest: the farthest list alone would make flushes of single pages.
+    // Largest, not farthest: the farthest list alone would make flushes of single pages. Lists of
+    // spans are all far, but for the one that is split: what is read must not be written to.
     fn largest_far_list(&self, now: usize) -> (usize, usize) {
-        let counts = self.lists.counts();
+        let (counts, spans) = self.lists.counts().split_at(self.spans.window_count());
         let (from, end) = (now + self.horizon, now + counts.len());
-        if from >= end {
-            return (0, 0);
-        }
         let split = |at: usize| at.min(counts.len());
         let straight = split(from)..split(end);
         let wrapped = from.saturating_sub(counts.len())..end - split(end);
-        let mut best = (0, 0);
+        let coming = self.spans.coming_list(now);
+        let spans = (counts.len()..).zip(spans.iter().map(|&count| count as usize));
+        let spans = spans.filter(|(list, _)| Some(*list) != coming);
+        let mut best = spans.max_by_key(|(_, count)| *count).unwrap_or((0, 0));
         for range in [straight, wrapped] {
             let first = range.start;
             for (at, &count) in counts.get(range).unwrap_or(&[]).iter().enumerate() {
@@ -270,13 +323,13 @@ impl Shelf {
 
     // Writes whole pages; what does not fill one stays in memory, unless it is all there is.
     // False when no buffer is free and `may_wait` is false.
-    fn flush(&mut self, window: usize, sink: &mut Sink<'_>, may_wait: bool) -> Result<bool> {
+    fn flush(&mut self, list: usize, sink: &mut Sink<'_>, may_wait: bool) -> Result<bool> {
         let stored_bytes = self.stored_bytes();
         let pages_min = stored_bytes.div_ceil(PAGE_BYTES);
         let buf_pages = sink.disk.buf_bytes() / PAGE_BYTES;
         let mut is_first = true;
         loop {
-            let count = self.lists.count(window);
+            let count = self.lists.count(list);
             let bytes = count * stored_bytes;
             if count == 0 || (bytes < PAGE_BYTES && !is_first) {
                 // Starts the writes.
@@ -292,21 +345,21 @@ impl Shelf {
                 },
             };
             let pages_max = (bytes / PAGE_BYTES).max(pages_min).min(buf_pages);
-            let place = self.buckets.get(window).map_or_else(
+            let place = self.buckets.get(list).map_or_else(
                 || Err(Error::corruption("a list has no bucket")),
                 |bucket| sink.extents.place(bucket, pages_min as u32, pages_max as u32),
             );
             let (page, page_count) = place.inspect_err(|_| sink.disk.release(buf))?;
             sink.disk.take_space(sink.extents);
             let row_count = count.min(page_count as usize * PAGE_BYTES / stored_bytes);
-            self.write_chunk((window, row_count), page, buf, sink)?;
+            self.write_chunk((list, row_count), page, buf, sink)?;
         }
     }
 
     // Moves the last rows of a list into a buffer and starts writing it to `page`.
     fn write_chunk(
         &mut self,
-        (window, row_count): (usize, usize),
+        (list, row_count): (usize, usize),
         page: u32,
         buf: BufId,
         sink: &mut Sink<'_>,
@@ -317,7 +370,7 @@ impl Shelf {
             return Err(Error::corruption("a chunk is longer than a buffer"));
         };
         let (records, rest) = bytes.split_at_mut(row_count * stored_bytes);
-        self.lists.take(window, records);
+        self.lists.take(list, records);
         rest.fill(0);
         let chunk = Chunk {
             page,
@@ -326,7 +379,7 @@ impl Shelf {
             crc32c: crc32c(bytes),
         };
         sink.disk.write(buf, chunk.offset_bytes(), chunk.len_bytes());
-        if let Some(bucket) = self.buckets.get_mut(window) {
+        if let Some(bucket) = self.buckets.get_mut(list) {
             if bucket.chunks.len() == bucket.chunks.capacity() {
                 bucket.chunks.reserve_exact(2 + bucket.chunks.len() / 2);
             }
@@ -340,7 +393,7 @@ impl Shelf {
 
     /// Moves the horizon so that the lists nearer than it hold their share of the memory.
     pub(crate) fn move_horizon(&mut self, now: usize) {
-        let counts = self.lists.counts();
+        let (counts, _) = self.lists.counts().split_at(self.spans.window_count());
         let near_max = self.rows_max * NEAR_TENTHS / 10;
         let (mut sum, mut distance) = (0, 1);
         while distance < counts.len() {

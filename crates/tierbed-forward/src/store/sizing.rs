@@ -1,13 +1,16 @@
 //! How is the budget shared among windows, buffers and lists?
 
+use std::sync::Arc;
+
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
 
 use super::extents::{Bucket, Chunk};
 use super::ferry::Ferry;
-use super::lists::BlockShape;
+use super::lists::{BlockShape, ListCounts};
 use super::parking::Parking;
 use super::shelf::ENTRY_BYTES;
+use super::spans::{choose_span_windows, open_lists, Spans};
 use super::window::{Home, Live};
 use crate::plan::Plan;
 
@@ -18,6 +21,8 @@ const IO_SHARE: u64 = 16;
 /// Buffers of the I/O engine.
 const DEPTH_MIN: u64 = 2;
 const DEPTH_MAX: u64 = 64;
+/// With spans two reads must leave a buffer to write from.
+const DEPTH_MIN_SPANS: u32 = 4;
 /// Least memory kept for lists of chunks, which grow with what is on disk.
 const SLACK_MIN_BYTES: u64 = 32 << 10;
 /// Memory kept per chunk expected: twice its place in a list, and as much to be wrong by.
@@ -60,6 +65,10 @@ pub(crate) struct Sizes {
     pub(crate) words_max: usize,
     /// Kept free for lists of chunks.
     pub(crate) slack_bytes: u64,
+    /// Windows that share a bucket while they are far.
+    pub(crate) spans: Arc<Spans>,
+    /// Bytes of the rows that the plan uses.
+    used_bytes: u64,
 }
 
 impl ShelfSize {
@@ -68,23 +77,28 @@ impl ShelfSize {
         1 + self.words
     }
 
-    /// Returns the least memory of the shelf.
-    fn bytes_min(&self, window_count: usize) -> u64 {
-        self.buckets_bytes(window_count)
-            + BlockShape::bytes_min(window_count, self.row_words(), self.rows_min)
+    /// What it gets of the memory, compared with others.
+    fn weight(&self) -> u128 {
+        u128::from(self.entry_count) * self.row_words() as u128
     }
 
-    fn buckets_bytes(&self, window_count: usize) -> u64 {
-        (size_of::<Bucket>() * window_count) as u64
+    /// Returns the least memory of the shelf.
+    fn bytes_min(&self, list_count: usize) -> u64 {
+        self.buckets_bytes(list_count)
+            + BlockShape::bytes_min(list_count, self.row_words(), self.rows_min)
+    }
+
+    fn buckets_bytes(&self, list_count: usize) -> u64 {
+        (size_of::<Bucket>() * list_count) as u64
     }
 
     /// Makes blocks of `memory_bytes`; returns the memory of the shelf.
-    fn cut(&mut self, window_count: usize, memory_bytes: u64) -> u64 {
-        let buckets_bytes = self.buckets_bytes(window_count);
+    fn cut(&mut self, lists: ListCounts, memory_bytes: u64) -> u64 {
+        let buckets_bytes = self.buckets_bytes(lists.all);
         let lists_bytes = memory_bytes.saturating_sub(buckets_bytes);
         let rows_max = self.rows_max.max(self.rows_min);
-        self.blocks = BlockShape::new(lists_bytes, (window_count, self.row_words()), rows_max);
-        buckets_bytes + self.blocks.memory_bytes(window_count, self.row_words())
+        self.blocks = BlockShape::new(lists_bytes, (lists, self.row_words()), rows_max);
+        buckets_bytes + self.blocks.memory_bytes(lists.all, self.row_words())
     }
 }
 
@@ -95,21 +109,14 @@ impl Sizes {
         let (entries_max, words_max) = note_windows(plan, &homes, &mut shelves);
         let stored_max = shelves.iter().map(|shelf| ENTRY_BYTES + 4 * shelf.words).max();
         let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
-        let io_bytes = limit_bytes.min(1 << 40) / IO_SHARE;
         let flush_bytes = flush_bytes(&shelves, limit_bytes);
-        let buf_bytes = (io_bytes / 8).min(2 * flush_bytes).min(BUF_BYTES_MAX as u64) as usize;
-        let buf_bytes = buf_bytes.next_multiple_of(PAGE_BYTES).max(buf_min);
-        let queue_depth = (io_bytes / buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
         let bucket_bytes = live_bytes(&shelves) / plan.window_count().max(1) as u64;
-        let extent_bytes =
-            (bucket_bytes / 8).clamp(buf_min as u64, BUF_BYTES_MAX.max(buf_min) as u64);
-        let chunks = live_bytes(&shelves) / chunk_bytes(flush_bytes, extent_bytes, buf_bytes);
-        let slack_bytes = (chunks * CHUNK_BYTES).max(SLACK_MIN_BYTES);
-        Self {
+        let used_bytes = used_bytes(&shelves, plan.row_count_max());
+        let mut sizes = Self {
             shelves,
             homes,
-            buf_bytes,
-            queue_depth: queue_depth as u32,
+            buf_bytes: 0,
+            queue_depth: 0,
             // Blocks of three windows, and the row ids of one for scans.
             window_bytes: plan.directory_bytes()
                 + 3 * plan.block_bytes_max() as u64
@@ -118,10 +125,81 @@ impl Sizes {
                 + Ferry::memory_bytes(entries_max),
             entries_max,
             words_max,
-            extent_bytes: extent_bytes as usize,
+            extent_bytes: extent_bytes(bucket_bytes, buf_min),
             stored_pages_bytes: buf_min,
-            slack_bytes,
+            slack_bytes: 0,
+            spans: Arc::new(spans_of(plan, 0, false)),
+            used_bytes,
+        };
+        sizes.cut_buffers(limit_bytes, flush_bytes);
+        let shape = (flush_bytes, sizes.extent_bytes, sizes.buf_bytes);
+        sizes.slack_bytes = slack_bytes(used_bytes, shape);
+        sizes
+    }
+
+    // Cuts the share of I/O buffers so that a flush fills one or a few.
+    fn cut_buffers(&mut self, limit_bytes: u64, flush_bytes: u64) {
+        let io_bytes = limit_bytes.min(1 << 40) / IO_SHARE;
+        let buf_bytes = (io_bytes / 8).min(2 * flush_bytes).min(BUF_BYTES_MAX as u64) as usize;
+        self.buf_bytes = buf_bytes.next_multiple_of(PAGE_BYTES).max(self.stored_pages_bytes);
+        let queue_depth = (io_bytes / self.buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
+        self.queue_depth = queue_depth as u32;
+    }
+
+    /// Returns about the bytes that are taken whatever waits.
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        let buffers = u64::from(self.queue_depth) + 1;
+        self.window_bytes + self.live_bytes + buffers * self.buf_bytes as u64
+    }
+
+    /// Returns the bytes for the rows of a span on the way to its windows.
+    pub(crate) fn hand_bytes(&self) -> usize {
+        // Nothing is split while rows move.
+        match self.spans.span_windows() > 0 && self.words_max > 0 {
+            true => self.buf_bytes,
+            false => 0,
         }
+    }
+
+    /// Lets windows share buckets while they are far, when `free_bytes` of memory for waiting
+    /// rows and lists of chunks are too few for a bucket each, or when `choice` says so. A store
+    /// whose rows wait in spans of `stored` windows keeps those, if not 0.
+    pub(crate) fn share_buckets(
+        &mut self,
+        (plan, limit_bytes, free_bytes): (&Plan, u64, u64),
+        choice: Option<usize>,
+        stored: usize,
+    ) {
+        let window_count = plan.window_count();
+        let lists_bytes = free_bytes.saturating_sub(self.slack_bytes);
+        let wanted =
+            choice.unwrap_or_else(|| choose_span_windows(self.weigh(lists_bytes), window_count));
+        let span_windows = if stored > 0 { stored } else { wanted };
+        let spans = spans_of(plan, span_windows, wanted > 0);
+        if spans.span_windows() == 0 {
+            return;
+        }
+        let open_count = open_lists(window_count, span_windows) as u64;
+        if wanted > 0 {
+            self.extent_bytes = extent_bytes(self.used_bytes / open_count, self.stored_pages_bytes);
+            // The largest lists are flushed.
+            let flush_bytes = self.weigh(free_bytes / 4 * 3) / open_count;
+            self.cut_buffers(limit_bytes, flush_bytes.max(1));
+            let shape = (flush_bytes.max(1), self.extent_bytes, self.buf_bytes);
+            self.slack_bytes = slack_bytes(self.used_bytes, shape);
+        }
+        self.queue_depth = self.queue_depth.max(DEPTH_MIN_SPANS);
+        self.window_bytes += spans.memory_bytes();
+        self.spans = Arc::new(spans);
+    }
+
+    // The part of `bytes` that a list of a shelf gets on average, weighted by its bytes: shelves
+    // have lists of their own.
+    fn weigh(&self, bytes: u64) -> u64 {
+        let weights = || self.shelves.iter().map(ShelfSize::weight);
+        let all = weights().sum::<u128>().max(1);
+        let squares: u128 = weights().map(|weight| (weight << 16) / all).map(|w| w * w).sum();
+        ((u128::from(bytes) * squares) >> 32) as u64
     }
 
     /// Sizes lists for moving rows, where they are write buffers only and no window is trained
@@ -142,13 +220,13 @@ impl Sizes {
     /// # Errors
     /// `Invalid` when the least memory does not fit; `used_bytes` are those taken
     /// before, so that the error can name the smallest budget that would do.
-    pub(crate) fn share_out(
-        &mut self,
-        window_count: usize,
-        used_bytes: u64,
-        free_bytes: u64,
-    ) -> Result<u64> {
-        let need = |shelf: &ShelfSize| shelf.bytes_min(window_count);
+    pub(crate) fn share_out(&mut self, used_bytes: u64, free_bytes: u64) -> Result<u64> {
+        let window_count = self.spans.window_count();
+        let lists = ListCounts {
+            all: self.spans.list_count(),
+            open: open_lists(window_count, self.spans.span_windows()),
+        };
+        let need = |shelf: &ShelfSize| shelf.bytes_min(lists.all);
         let needed_bytes = self.slack_bytes + self.shelves.iter().map(need).sum::<u64>();
         if needed_bytes > free_bytes {
             let minimum = used_bytes + needed_bytes;
@@ -162,12 +240,11 @@ impl Sizes {
                 ));
         }
         let spare_bytes = free_bytes - needed_bytes;
-        let weight = |shelf: &ShelfSize| u128::from(shelf.entry_count) * shelf.row_words() as u128;
-        let all: u128 = self.shelves.iter().map(weight).sum::<u128>().max(1);
+        let all: u128 = self.shelves.iter().map(ShelfSize::weight).sum::<u128>().max(1);
         let mut taken_bytes = 0;
         for shelf in &mut self.shelves {
-            let share_bytes = (u128::from(spare_bytes) * weight(shelf) / all) as u64;
-            taken_bytes += shelf.cut(window_count, shelf.bytes_min(window_count) + share_bytes);
+            let share_bytes = (u128::from(spare_bytes) * shelf.weight() / all) as u64;
+            taken_bytes += shelf.cut(lists, shelf.bytes_min(lists.all) + share_bytes);
         }
         Ok(taken_bytes)
     }
@@ -193,7 +270,33 @@ pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<Home>) {
     (shelves, homes)
 }
 
-// The rows that the plan uses, all of them.
+/// Cuts the windows of `plan` into spans.
+pub(crate) fn spans_of(plan: &Plan, span_windows: usize, is_filled: bool) -> Spans {
+    Spans::new(window_entries(plan), span_windows, is_filled)
+}
+
+fn window_entries(plan: &Plan) -> impl Iterator<Item = u64> + '_ {
+    plan.counts().map(|counts| counts.iter().map(|&count| u64::from(count)).sum())
+}
+
+// Bytes of `row_count_max` rows, or of those of all tables if they are fewer.
+fn used_bytes(shelves: &[ShelfSize], row_count_max: u64) -> u64 {
+    let row_count = shelves.iter().map(|shelf| shelf.rows_max as u64).sum::<u64>().max(1);
+    let used = row_count_max.min(row_count);
+    (u128::from(live_bytes(shelves)) * u128::from(used) / u128::from(row_count)).max(1) as u64
+}
+
+// An eighth of a bucket, so that half an extent is not much of it.
+fn extent_bytes(bucket_bytes: u64, least: usize) -> usize {
+    (bucket_bytes / 8).clamp(least as u64, BUF_BYTES_MAX.max(least) as u64) as usize
+}
+
+// What lists of chunks may come to take, when this is the mean length of flushes.
+fn slack_bytes(used_bytes: u64, (flush, extent, buf): (u64, usize, usize)) -> u64 {
+    (used_bytes / chunk_bytes(flush, extent as u64, buf) * CHUNK_BYTES).max(SLACK_MIN_BYTES)
+}
+
+// The rows that the plan may use, all of them.
 fn live_bytes(shelves: &[ShelfSize]) -> u64 {
     let bytes = |shelf: &ShelfSize| (shelf.rows_max * 4 * shelf.words) as u64;
     shelves.iter().map(bytes).sum::<u64>().max(1)

@@ -253,12 +253,18 @@ pub(crate) fn memory_folder() -> Arc<dyn Folder> {
 }
 
 /// Options with the smallest budget in which the job opens; jobs with an odd seed do storage
-/// work on a thread of its own.
+/// work on a thread of its own; in every other pair of seeds each window has a bucket of its own.
 pub(crate) fn smallest_config(job: &Job, plan: &Plan) -> ForwardConfig {
+    smallest_with(job, plan, (job.seed % 4 > 1).then_some(0))
+}
+
+/// The same with this choice of `span_windows`.
+pub(crate) fn smallest_with(job: &Job, plan: &Plan, span_windows: Option<usize>) -> ForwardConfig {
     let mut config = ForwardConfig {
         io_engine: "inline".into(),
         pipeline: job.seed % 2 == 1,
         extent_bytes: 16 << 10,
+        span_windows,
         ..ForwardConfig::new(1000)
     };
     for _ in 0..20 {

@@ -1,7 +1,8 @@
 //! All rows of a checkpoint, read where they lie: no slots, no training.
 //!
 //! Window after window, so that each window of the plan is loaded once: the rows of the dumps that
-//! wait for it, then its buckets; parked rows last. Everything on disk is read once.
+//! wait for it, then its buckets; then span after span, and parked rows last. Everything on disk is
+//! read once.
 
 use std::sync::Arc;
 
@@ -10,15 +11,18 @@ use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 use tierbed_trainstore::Manifest;
 
 use super::super::dump::{DumpReader, DUMP_BUF_BYTES};
+use super::super::gather::{Gather, GATHER_BYTES_MAX};
 use super::super::scan::row_of;
 use super::super::stored::{damaged, Stored};
 use super::super::EXTENTS_FILE;
 use super::RecordSink;
 use crate::plan::{Plan, WindowPlan};
 use crate::store::extents::{Bucket, Chunk};
+use crate::store::lists::split_rows;
 use crate::store::parking::open_parked;
-use crate::store::shelf::{open_chunk, ENTRY_BYTES};
-use crate::store::sizing::shelve;
+use crate::store::shelf::{check_chunk, open_chunk, ENTRY_BYTES};
+use crate::store::sizing::{shelve, spans_of};
+use crate::store::spans::Spans;
 use crate::store::window::Home;
 
 /// The rows of a checkpoint.
@@ -28,6 +32,9 @@ pub(super) struct Resting<'a> {
     manifest: &'a Manifest,
     plan: &'a Plan,
     first_window: usize,
+    spans: Spans,
+    /// For rows of spans, until they are named.
+    gather_bytes: usize,
     shelves: Vec<RestingShelf>,
     homes: Vec<Home>,
     dump_buf_bytes: usize,
@@ -50,8 +57,12 @@ impl<'a> Resting<'a> {
             self.dump_buf_bytes + buckets.map(|b| size_of::<Bucket>() + chunks(b)).sum::<usize>()
         };
         let shelves: usize = self.shelves.iter().map(shelf_bytes).sum();
-        (shelves + self.buf.len() + self.plan.block_bytes_max() + 8 * self.plan.entries_max())
-            as u64
+        (shelves
+            + self.buf.len()
+            + self.gather_bytes
+            + self.plan.block_bytes_max()
+            + 8 * self.plan.entries_max()) as u64
+            + self.spans.memory_bytes()
             + self.plan.directory_bytes()
     }
 
@@ -61,7 +72,8 @@ impl<'a> Resting<'a> {
         (manifest, plan, stored): (&'a Manifest, &'a Plan, &Stored),
     ) -> Result<Self> {
         let (sizes, homes) = shelve(schema);
-        let buckets = stored.buckets(sizes.len(), plan.window_count())?;
+        let spans = spans_of(plan, stored.span_windows(), false);
+        let buckets = stored.buckets(sizes.len(), spans.list_count())?;
         let dump_bytes = budget_bytes / 64 / sizes.len().max(1) as u64;
         let shelves = sizes.iter().zip(buckets).map(|(size, (buckets, parked))| RestingShelf {
             record_bytes: 4 * size.words,
@@ -74,6 +86,11 @@ impl<'a> Resting<'a> {
             manifest,
             plan,
             first_window: stored.window,
+            gather_bytes: match spans.span_windows() {
+                0 => 0,
+                _ => (budget_bytes / 16).min(GATHER_BYTES_MAX) as usize,
+            },
+            spans,
             shelves: shelves.collect(),
             homes,
             dump_buf_bytes: (dump_bytes as usize).clamp(PAGE_BYTES, DUMP_BUF_BYTES) / PAGE_BYTES
@@ -95,6 +112,9 @@ impl<'a> Resting<'a> {
         for number in 0..self.plan.window_count() {
             self.visit_dumps(number, &mut dumps, sink)?;
             self.visit_buckets(number, sink)?;
+        }
+        for list in self.spans.window_count()..self.spans.list_count() {
+            self.visit_span(list, &mut dumps, sink)?;
         }
         for shelf in &self.shelves {
             for chunk in &shelf.parked.chunks {
@@ -145,9 +165,7 @@ impl<'a> Resting<'a> {
                     let (table, row) = self.row_of(entry, record)?;
                     sink(table, row, record)?;
                 }
-                if !dump.advance()? {
-                    *place = None;
-                }
+                advance(place)?;
             }
         }
         Ok(())
@@ -169,12 +187,59 @@ impl<'a> Resting<'a> {
         Ok(())
     }
 
+    fn visit_span(
+        &mut self,
+        list: usize,
+        dumps: &mut [Option<DumpReader>],
+        sink: &mut RecordSink<'_>,
+    ) -> Result<()> {
+        let homes = &self.homes;
+        let sink = &mut |table: TableId, row: RowId, record: &[f32]| {
+            let record = bytemuck::cast_slice(record);
+            check_length(homes, table, record)?;
+            sink(table, row, record)
+        };
+        let window = &mut self.window;
+        for (shelf, dump) in self.shelves.iter().zip(dumps) {
+            let record_words = shelf.record_bytes / 4;
+            let memory = (record_words, self.gather_bytes);
+            let mut rows = Gather::new((self.plan, &self.spans), list, memory);
+            let mut record = vec![0f32; record_words];
+            while let Some((waits_for, entry, bytes)) = dump.as_ref().and_then(DumpReader::row) {
+                if waits_for as usize != list {
+                    break;
+                }
+                bytemuck::cast_slice_mut(&mut record).copy_from_slice(bytes);
+                rows.add([(entry, record.as_slice())].into_iter(), window, sink)?;
+                advance(dump)?;
+            }
+            for chunk in shelf.buckets.get(list).map_or(&[][..], |bucket| &bucket.chunks) {
+                let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
+                let found = check_chunk(chunk, bytes, ENTRY_BYTES + shelf.record_bytes)?;
+                let found = split_rows(bytemuck::cast_slice(found), 1 + record_words);
+                rows.add(found, window, sink)?;
+            }
+            rows.hand_on(window, sink)?;
+        }
+        Ok(())
+    }
+
     // A dump is read before its checksum is known: what it names may be anything.
     fn row_of(&self, entry: u32, record: &[u8]) -> Result<(TableId, RowId)> {
         let (table, row) = row_of(&self.window, entry)?;
         check_length(&self.homes, table, record)?;
         Ok((table, row))
     }
+}
+
+// Brings the next row of a dump; behind the last one there is none.
+fn advance(place: &mut Option<DumpReader>) -> Result<()> {
+    if let Some(dump) = place {
+        if !dump.advance()? {
+            *place = None;
+        }
+    }
+    Ok(())
 }
 
 fn check_length(homes: &[Home], table: TableId, record: &[u8]) -> Result<()> {
