@@ -25,7 +25,7 @@ const CACHED_ROW_BYTES: u64 = 32;
 /// Rows that are put into a cache at once.
 const PRELOAD_ROWS: usize = 4096;
 /// Rows asked for, per row the cache holds, that fill it nearly where popularity is uneven.
-const PRELOADED_ROWS_PER_ROOM: u64 = 8;
+const PRELOADED_ROWS_PER_ROOM: u64 = 3;
 
 /// Which queries are asked.
 #[derive(Debug, Clone, Deserialize)]
