@@ -75,23 +75,30 @@ impl ArrayRows {
 impl LookupRows for ArrayRows {
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()> {
         let members = self.groups.get(group).ok_or_else(|| Error::invalid("no such group"))?;
+        self.starts.clear();
         for (at, member) in members.iter().enumerate() {
-            let offsets = bags.feature_offsets(at);
-            let range = crate::batch::feature_range(offsets);
-            self.starts.clear();
-            for &id in bags.indices.get(range.clone()).unwrap_or(&[]) {
+            let range = crate::batch::feature_range(bags.feature_offsets(at));
+            for &id in bags.indices.get(range).unwrap_or(&[]) {
                 let row = (id as u64).wrapping_sub(member.first_row);
                 if row >= member.row_count {
                     return Err(Error::invalid("row is not held here").with("row_id", id));
                 }
                 self.starts.push(row as usize * member.dim);
             }
-            let arena = self.tables.get(member.table).map_or(&[][..], Vec::as_slice);
-            let weights = bags.weights.and_then(|weights| weights.get(range));
-            let rows = Rows { arena, starts: &self.starts, weights };
-            let of = PoolFeature { feature: at, offsets, pooling: member.pooling, dim: member.dim };
-            self.kernels.pool_to(rows, of, to);
         }
+        let feature = |(at, member): (usize, &HeldMember)| {
+            let offsets = bags.feature_offsets(at);
+            let range = crate::batch::feature_range(offsets);
+            let rows = Rows {
+                arena: self.tables.get(member.table).map_or(&[][..], Vec::as_slice),
+                starts: self.starts.get(range.clone()).unwrap_or(&[]),
+                weights: bags.weights.and_then(|weights| weights.get(range)),
+            };
+            let (pooling, dim) = (member.pooling, member.dim);
+            (rows, PoolFeature { feature: at, offsets, pooling, dim })
+        };
+        let features: Vec<_> = members.iter().enumerate().map(feature).collect();
+        self.kernels.pool_all_to(&features, to);
         Ok(())
     }
 }

@@ -65,21 +65,19 @@ impl Engine {
         }
         let Some(buffer) = &self.buffer else { return Ok(()) };
         let starts = if bags.indices.is_empty() { &[][..] } else { &self.scratch.starts };
-        for (at, feature) in plan.features().iter().enumerate() {
-            let range = plan.range(bags, at);
+        let rows_of = |at: usize| {
+            let (feature, range) = (plan.features().get(at)?, plan.range(bags, at));
             let rows = Rows {
                 arena: buffer.arena(feature.table.0).0,
                 starts: starts.get(range.clone()).unwrap_or(&[]),
                 weights: bags.weights.and_then(|weights| weights.get(range)),
             };
-            let of = PoolFeature {
-                feature: at,
-                offsets: bags.feature_offsets(at),
-                pooling: feature.pooling,
-                dim: feature.columns.dim,
-            };
-            self.kernels.pool_to(rows, of, to);
-        }
+            let (offsets, columns) = (bags.feature_offsets(at), feature.columns);
+            let pooling = feature.pooling;
+            Some((rows, PoolFeature { feature: at, offsets, pooling, dim: columns.dim }))
+        };
+        let features: Vec<_> = (0..plan.features().len()).filter_map(rows_of).collect();
+        self.kernels.pool_all_to(&features, to);
         self.note_lookup(plan);
         Ok(())
     }

@@ -70,6 +70,19 @@ impl Lanes for Avx2Lanes {
     }
 
     #[inline(always)]
+    fn stream(self, to: &mut [f32; LANES]) {
+        if !to.as_ptr().addr().is_multiple_of(super::LINE_BYTES) {
+            return self.store(to);
+        }
+        let to = to.as_mut_ptr();
+        // SAFETY: 16 values are writable there, aligned to a line; AVX2 as above.
+        unsafe {
+            _mm256_stream_ps(to, self.0);
+            _mm256_stream_ps(to.add(8), self.1);
+        }
+    }
+
+    #[inline(always)]
     fn load_part(from: &[f32]) -> Self {
         let (low, high) = masks(from.len());
         let from = from.as_ptr();

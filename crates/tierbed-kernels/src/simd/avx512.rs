@@ -47,6 +47,15 @@ impl Lanes for Avx512Lanes {
     }
 
     #[inline(always)]
+    fn stream(self, to: &mut [f32; LANES]) {
+        if !to.as_ptr().addr().is_multiple_of(super::LINE_BYTES) {
+            return self.store(to);
+        }
+        // SAFETY: 16 values are writable there, aligned to a line; AVX-512F as above.
+        unsafe { _mm512_stream_ps(to.as_mut_ptr(), self.0) }
+    }
+
+    #[inline(always)]
     fn load_part(from: &[f32]) -> Self {
         let (mask, from_ptr) = (mask(from.len()), from.as_ptr());
         // SAFETY: masked-off lanes are not accessed, and the mask covers `from.len()` lanes; lanes

@@ -129,6 +129,12 @@ pub(crate) trait Lanes: Copy {
     fn load(from: &[f32; LANES]) -> Self;
     /// Writes 16 values; any alignment.
     fn store(self, to: &mut [f32; LANES]);
+    /// Writes 16 values past the caches where they fill a cache line, otherwise as `store` does;
+    /// [`fence`] makes them visible before what follows.
+    #[inline(always)]
+    fn stream(self, to: &mut [f32; LANES]) {
+        self.store(to);
+    }
     /// Reads fewer than 16 values; the other lanes are +0.
     fn load_part(from: &[f32]) -> Self;
     /// Writes the first `to.len()` lanes, fewer than 16.
@@ -163,6 +169,15 @@ pub(crate) trait Lanes: Copy {
         let [c0, c1, c2, c3] = [a0 + b0, a1 + b1, a2 + b2, a3 + b3];
         let [d0, d1, d2, d3] = [a4 + b4, a5 + b5, a6 + b6, a7 + b7];
         ((c0 + d0) + (c2 + d2)) + ((c1 + d1) + (c3 + d3))
+    }
+}
+
+/// Orders all streamed writes before every later write, such as a signal.
+pub(crate) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of the target has SSE2; a fence touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
     }
 }
 
