@@ -196,35 +196,41 @@ def check(kernels: Any) -> list[dict[str, Any]]:
 
 def timed(run: Callable[[], object], repeats: int = 15) -> float | None:
     """Returns the median milliseconds on the device, or None in a dry run."""
-    if IS_DRY:
-        run()
-        return None
-    for _ in range(2):
-        run()
-    spent = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        spent.append(start.elapsed_time(end))
-    return median(spent)
+    return median_ms(lambda: device_ms(run), run, repeats)
 
 
 def timed_on_host(run: Callable[[], object], repeats: int = 9) -> float | None:
     """Returns the median milliseconds until the host has everything, or None in a dry run."""
+    return median_ms(lambda: host_ms(run), run, repeats)
+
+
+def median_ms(
+    measure: Callable[[], float], run: Callable[[], object], repeats: int
+) -> float | None:
+    """Returns the median of ``measure`` after two that do not count; a dry run only runs."""
     if IS_DRY:
         run()
         return None
-    spent = []
-    for _ in range(repeats + 2):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        spent.append(1e3 * (time.perf_counter() - start))
-    return median(spent[2:])
+    return median([measure() for _ in range(repeats + 2)][2:])
+
+
+def device_ms(run: Callable[[], object]) -> float:
+    """Returns milliseconds between two events of the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def host_ms(run: Callable[[], object]) -> float:
+    """Returns milliseconds of the host, with an idle device before and after."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def copy_bandwidth() -> float | None:
