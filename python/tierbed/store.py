@@ -389,11 +389,17 @@ class Store:
         return weights
 
     def write_rows(
-        self, table: str, first_row: int, weights: Tensor, rows_state: Tensor | None = None
+        self,
+        table: str,
+        first_row: int,
+        weights: Tensor,
+        rows_state: Tensor | None = None,
+        use_counts: Tensor | None = None,
     ) -> None:
         """Overwrites rows ``first_row..`` with ``weights`` ``[N, D]`` f32.
 
-        Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew.
+        Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew, without
+        ``use_counts`` ``[N]`` i64 they count as never used.
         """
         at = self.table_id(table)
         schema = self._schema()[at]
@@ -408,7 +414,18 @@ class Store:
                     {"table": table},
                 )
         detached = None if rows_state is None or words == 0 else rows_state.detach()
-        self._native.write_rows(at, first_row, weights.detach(), detached)
+        self._native.write_rows(at, first_row, weights.detach(), detached, use_counts)
+
+    def steps_done(self, table: str) -> int:
+        """Returns how many steps the optimizer of ``table`` did; Adam's corrections follow it."""
+        return self._native.steps_done(self.table_id(table))
+
+    def set_steps_done(self, table: str, steps: int) -> None:
+        """Lets the optimizer of ``table`` have done ``steps`` steps.
+
+        For a run that goes on with rows written by :meth:`write_rows`.
+        """
+        self._native.set_steps_done(self.table_id(table), steps)
 
     def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
         """Returns how many update steps touched each row, ``[row_count]`` i64."""

@@ -311,6 +311,36 @@ impl OrderedEngine {
         }
     }
 
+    /// Returns how many steps `table` did; the next one is one more.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table.
+    pub fn steps_done(&self, table: TableId) -> Result<u64> {
+        self.schema().table(table)?;
+        let hyper = match &self.state {
+            State::Undecided(undecided) => undecided.hypers.get(table.0 as usize).copied(),
+            State::Lost(cause) => return Err(lost(cause)),
+            State::General(general) => general.engine.hyper(table),
+            State::Along(along) => along.engine.hyper(table),
+        };
+        Ok(hyper.map_or(0, |hyper| hyper.step))
+    }
+
+    /// Lets `table` have done `steps` steps, as of a run that goes on with rows written by number.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table, or along a plan.
+    pub fn set_steps_done(&mut self, table: TableId, steps: u64) -> Result<()> {
+        if self.along_mut().is_some() {
+            return Err(Error::invalid("steps along a plan are those of its checkpoint")
+                .with("remedy", "set them before training, or open with order=\"window\""));
+        }
+        let Some(general) = self.general_mut()? else { return Err(lost("no engine")) };
+        let hyper = general.engine.hyper(table).unwrap_or_default();
+        general.is_untouched = false;
+        general.engine.take_over_run(table, Hyper { step: steps, ..hyper })
+    }
+
     /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
     /// pooling. With `is_training` a step on the same batch will follow, so the batch must be
     /// the planned one if there is a plan; without, any batch may be asked.

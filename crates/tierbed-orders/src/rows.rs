@@ -1,5 +1,6 @@
 //! Rows by number, and batches announced, in either order.
 
+use tierbed::rows::NewRows;
 use tierbed_core::{Bags, Error, Result, TableId};
 use tierbed_forward::AnySink;
 use tierbed_kernels::FeaturePlan;
@@ -67,18 +68,11 @@ impl OrderedEngine {
         }
     }
 
-    /// Overwrites rows from `first` on with `weights`, `[N, D]`, and optimizer `state`, `[N, S]`;
-    /// without it the state starts anew. Along a plan that is what a batch not planned is.
+    /// Overwrites rows from `first` on. Along a plan that is what a batch not planned is.
     ///
     /// # Errors
     /// As [`visit_rows`](Self::visit_rows); `Invalid` along a plan that may not be left.
-    pub fn write_rows(
-        &mut self,
-        table: TableId,
-        first: u64,
-        weights: &[f32],
-        state: Option<&[f32]>,
-    ) -> Result<()> {
+    pub fn write_rows(&mut self, table: TableId, first: u64, rows: NewRows<'_>) -> Result<()> {
         if self.along_mut().is_some() {
             if self.config.on_mismatch == OnMismatch::Error {
                 return Err(Error::invalid("rows in forward order are not written by number")
@@ -89,7 +83,7 @@ impl OrderedEngine {
         match self.general_mut()? {
             Some(general) => {
                 general.is_untouched = false;
-                general.engine.write_rows(table, first, weights, state)
+                general.engine.write_rows(table, first, rows)
             }
             None => Err(lost("no engine")),
         }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
+use tierbed::rows::NewRows;
 use tierbed::update::Grads;
 use tierbed::{Engine, EngineConfig, Hyper, Pooling, Translate};
 use tierbed_core::store::Attachment;
@@ -391,24 +392,45 @@ impl NativeStore {
         self.with(py, |engine| engine.gather_rows(TableId(table), rows, weights))
     }
 
-    #[pyo3(signature = (table, first_row, weights, state))]
+    #[pyo3(signature = (table, first_row, weights, state, use_counts=None))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn write_rows(
         &self,
         table: u32,
         first_row: u64,
         weights: &Bound<'_, PyAny>,
         state: Option<&Bound<'_, PyAny>>,
+        use_counts: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let py = weights.py();
         let weights = Tensor::<f32>::import(weights, "weights")?;
         let state = state.map(|state| Tensor::<f32>::import(state, "state")).transpose()?;
-        let (weights, state) = (weights.view(), state.as_ref().map(Tensor::view));
+        let counts = use_counts.map(|counts| Tensor::<i64>::import(counts, "use_counts"));
+        let counts = counts.transpose()?;
+        let rows = NewRows {
+            weights: weights.view(),
+            state: state.as_ref().map(Tensor::view),
+            use_counts: counts.as_ref().map(Tensor::view),
+        };
         self.with(py, |engine| {
             let (dim, state_words) = shape_of(engine, table)?;
-            let count = rows_in(weights.len(), dim, "weights")?;
-            check_state(state, count, state_words)?;
-            engine.write_rows(TableId(table), first_row, weights, state)
+            let count = rows_in(rows.weights.len(), dim, "weights")?;
+            check_state(rows.state, count, state_words)?;
+            if let Some(counts) = rows.use_counts.filter(|counts| counts.len() != count) {
+                return Err(Error::invalid("use_counts must hold one value per row")
+                    .with("rows", count)
+                    .with("found_values", counts.len()));
+            }
+            engine.write_rows(TableId(table), first_row, rows)
         })
+    }
+
+    fn steps_done(&self, py: Python<'_>, table: u32) -> PyResult<u64> {
+        self.with(py, |engine| engine.steps_done(TableId(table)))
+    }
+
+    fn set_steps_done(&self, py: Python<'_>, table: u32, steps: u64) -> PyResult<()> {
+        self.with(py, |engine| engine.set_steps_done(TableId(table), steps))
     }
 
     fn use_counts(&self, table: u32, first_row: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -9,6 +9,17 @@ use crate::engine::Engine;
 /// Rows moved at once.
 const CHUNK_ROWS: usize = 512;
 
+/// Rows to write by number.
+#[derive(Debug, Clone, Copy)]
+pub struct NewRows<'a> {
+    /// Weights, `[N, D]`.
+    pub weights: &'a [f32],
+    /// Optimizer state, `[N, S]`; without it the state starts anew.
+    pub state: Option<&'a [f32]>,
+    /// How many update steps touched each row, `[N]`; without it 0.
+    pub use_counts: Option<&'a [i64]>,
+}
+
 impl Engine {
     /// Visits rows `first..first + count` of `table` in order, as whole records of words: the
     /// newest value of rows in memory, on disk, or initial.
@@ -101,46 +112,39 @@ impl Engine {
         self.store.write(&on_disk)
     }
 
-    /// Overwrites rows from `first` on with `weights`, `[N, D]`, and optimizer `state`,
-    /// `[N, S]`; without it the state starts anew. Use counts start at 0.
+    /// Overwrites rows from `first` on.
     ///
     /// # Errors
-    /// As [`visit_rows`](Self::visit_rows).
+    /// As [`visit_rows`](Self::visit_rows); `Invalid` for a use count that is none.
     ///
     /// # Panics
-    /// When `weights` are not whole rows, or `state` is not of as many rows.
-    pub fn write_rows(
-        &mut self,
-        table: TableId,
-        first: u64,
-        weights: &[f32],
-        state: Option<&[f32]>,
-    ) -> Result<()> {
+    /// When the parts of `rows` are not of as many rows.
+    pub fn write_rows(&mut self, table: TableId, first: u64, rows: NewRows<'_>) -> Result<()> {
         self.poison.check()?;
         let schema = self.schema.clone();
         let shape = schema.table(table)?;
         let (dim, words) = (shape.dim as usize, shape.record_words());
         let state_words = words - dim - 1;
+        let NewRows { weights, state, use_counts } = rows;
         let count = weights.len() / dim;
         assert_eq!(weights.len(), count * dim, "whole rows");
         assert!(state.is_none_or(|state| state.len() == count * state_words), "a state per row");
+        assert!(use_counts.is_none_or(|counts| counts.len() == count), "a use count per row");
         check_range(shape, first, count)?;
         let mut records = vec![0.0f32; CHUNK_ROWS.min(count.max(1)) * words];
         let mut done = 0;
         while done < count {
             let now = CHUNK_ROWS.min(count - done);
             for (at, record) in records.chunks_exact_mut(words).take(now).enumerate() {
-                init_record(shape, first + (done + at) as u64, record);
                 let row = done + at;
-                let parts = [
-                    (0, weights.get(row * dim..(row + 1) * dim)),
-                    (
-                        dim,
-                        state.and_then(|state| {
-                            state.get(row * state_words..(row + 1) * state_words)
-                        }),
-                    ),
-                ];
+                init_record(shape, first + row as u64, record);
+                let uses = use_counts.and_then(|counts| counts.get(row));
+                let uses = uses.map(|&uses| count_word(uses)).transpose()?;
+                let state =
+                    state.and_then(|all| all.get(row * state_words..(row + 1) * state_words));
+                let weights = weights.get(row * dim..(row + 1) * dim);
+                let parts =
+                    [(0, weights), (dim, state), (words - 1, uses.as_ref().map(|w| &w[..]))];
                 for (from, part) in parts {
                     let Some(part) = part else { continue };
                     if let Some(place) = record.get_mut(from..from + part.len()) {
@@ -217,6 +221,13 @@ impl Engine {
             Ok(())
         })
     }
+}
+
+/// Returns the last word of a record that was used so often.
+fn count_word(uses: i64) -> Result<[f32; 1]> {
+    let uses = u32::try_from(uses);
+    let uses = uses.map_err(|_| Error::invalid("a use count is below 2^32, and not negative"))?;
+    Ok([f32::from_bits(uses)])
 }
 
 fn check_range(table: &TableSchema, first: u64, count: usize) -> Result<()> {
