@@ -15,6 +15,7 @@ __all__ = [
     "CriteoReader",
     "FeaturePlan",
     "Generator",
+    "NativeArrivals",
     "NativeCodec",
     "NativeExchange",
     "NativeExchangeBench",
@@ -296,8 +297,16 @@ class NativeStore:
         first_row: int,
         weights: SupportsDLPack,
         state: SupportsDLPack | None,
+        use_counts: SupportsDLPack | None = None,
     ) -> None:
-        """Overwrites rows ``first_row..``; without ``state`` the optimizer state starts anew."""
+        """Overwrites rows ``first_row..``; without ``state`` the optimizer state starts anew, as
+        do use counts."""
+
+    def steps_done(self, table: int) -> int:
+        """Returns how many steps the table's optimizer did."""
+
+    def set_steps_done(self, table: int, steps: int) -> None:
+        """Lets the table's optimizer have done ``steps`` steps."""
 
     def use_counts(self, table: int, first_row: int, out: SupportsDLPack) -> None:
         """Copies how many update steps touched each row into ``out`` [N] i64."""
@@ -638,6 +647,24 @@ class NativeHeap:
     def path(self) -> str | None: ...
 
 @final
+class NativeArrivals:
+    """An output on its way, part by part."""
+
+    @property
+    def step(self) -> int:
+        """Number of the step, for its backward."""
+
+    @property
+    def address(self) -> int:
+        """Address of the output's first number."""
+
+    def samples(self, part: int) -> tuple[int, int]:
+        """Returns the first sample of a part, and the one behind its last."""
+
+    def wait(self, part: int) -> None:
+        """Waits until a part is complete: its samples may be read then."""
+
+@final
 class NativeExchange:
     """One rank of an exchange over a store. All ranks make the same calls in the same order."""
 
@@ -659,7 +686,21 @@ class NativeExchange:
         wants_weight_grads: bool,
     ) -> tuple[int, int, int]:
         """Looks up a batch of this rank's samples: step, address and samples of the output,
-        ``[samples, output_dim]`` f32, valid until the forward after the next."""
+        ``[samples, output_dim]``, valid until the forward after the next."""
+
+    def forward_parts(
+        self,
+        indices: Any,
+        offsets: Any,
+        weights: Any | None,
+        wants_backward: bool,
+        wants_weight_grads: bool,
+        parts: int,
+    ) -> NativeArrivals:
+        """Begins a lookup that completes in parts; :meth:`serve` looks them up."""
+
+    def serve(self, store: NativeStore, is_training: bool) -> None:
+        """Looks up, for all ranks, the parts of the lookup that was begun, one after the other."""
 
     def backward(
         self, store: NativeStore, step: int, grad: Any, weight_grads: Any | None

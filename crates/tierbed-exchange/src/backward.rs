@@ -8,13 +8,19 @@
 //! Differs: PGAS §V plans remote atomic additions per row; those move a gradient per index
 //! instead of one per bag, and the order of additions would be that of their arrival.
 
+use std::borrow::Cow;
+
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::Pooling;
 
+use crate::arrivals::Received;
 use crate::batch::{index_grad, GroupBags, Source};
-use crate::exchange::{Exchange, Step};
+use crate::exchange::Exchange;
+use crate::memory::Region;
 use crate::pad::Channel;
 use crate::plan::{Group, GroupKind};
+use crate::precision::Precision;
+use crate::step::Step;
 
 /// Bytes of an element.
 const WORD: usize = 4;
@@ -58,9 +64,9 @@ impl Exchange {
                 .with("remedy", "run backward once, before the next forward but one"));
         };
         let samples = self.kept.get(at).map_or(0, |step| step.samples_of(self.rank()).len());
-        if grad.len() != samples * self.plan.output_dim() {
+        if grad.len() != samples * self.place.plan.output_dim() {
             return Err(Error::invalid("gradient has the wrong size")
-                .with("expected_values", samples * self.plan.output_dim())
+                .with("expected_values", samples * self.place.plan.output_dim())
                 .with("found_values", grad.len()));
         }
         let step = self.kept.swap_remove(at);
@@ -77,35 +83,35 @@ impl Exchange {
         rows: &mut impl UpdateRows,
     ) -> Result<()> {
         let epoch = self.grads_step as u32;
-        for distance in 1..=self.pad.rank_count() {
-            self.put_grads(step, grad, (self.rank() + distance) % self.pad.rank_count());
+        for distance in 1..=self.place.pad.rank_count() {
+            self.put_grads(step, grad, (self.rank() + distance) % self.place.pad.rank_count())?;
         }
-        self.pad.put_all(Channel::Grads, epoch);
-        self.pad.wait_all(Channel::Grads, epoch)?;
+        self.place.pad.put_all(Channel::Grads, epoch);
+        self.place.pad.wait_all(Channel::Grads, epoch)?;
         let is_wanted = step.wanting.contains(&true);
-        let mut at = self.layout.grads_at(self.grads_step);
-        let region = self.pad.heap().region(self.rank());
-        let groups = self.plan.groups(self.rank()).iter().zip(&step.groups);
+        let mut at = self.place.layout.grads_at(self.grads_step);
+        let region = self.place.pad.heap().region(self.rank());
+        let precision = self.place.plan.output_precision();
+        let groups = self.place.plan.groups(self.rank()).iter().zip(&step.groups);
         for (number, (group, bags)) in groups.enumerate() {
-            let word_count = step.sample_count() * group.width;
-            let grads = region.read::<f32>(at, word_count);
-            at += word_count * WORD;
+            let grads = self.read_grads(region, at, (step.sample_count(), group.width));
+            at += precision.vector_bytes(step.sample_count() * group.width);
             if group.kind == GroupKind::Rows {
-                let grads = self.grads_per_index(group, bags, grads);
-                rows.update(number, &bags.bags()?, &grads, None)?;
+                let grads = self.grads_per_index(group, bags, &grads);
+                rows.update(number, &bags.bags(), &grads, None)?;
                 continue;
             }
             let wants = is_wanted && bags.weights.is_some();
             let mut of_weights = vec![0.0; if wants { bags.indices.len() } else { 0 }];
             let place = wants.then_some(of_weights.as_mut_slice());
-            rows.update(number, &bags.bags()?, grads, place)?;
+            rows.update(number, &bags.bags(), &grads, place)?;
             if wants {
                 self.put_weight_grads(step, group, bags, &of_weights);
             }
         }
         if is_wanted {
-            self.pad.put_all(Channel::WeightGrads, epoch);
-            self.pad.wait_all(Channel::WeightGrads, epoch)?;
+            self.place.pad.put_all(Channel::WeightGrads, epoch);
+            self.place.pad.wait_all(Channel::WeightGrads, epoch)?;
         }
         match weight_grads {
             Some(out) => self.read_weight_grads(step, grad, out),
@@ -114,23 +120,42 @@ impl Exchange {
     }
 
     // Writes the columns that `holder` wants of this rank's samples.
-    fn put_grads(&self, step: &Step, grad: &[f32], holder: usize) {
-        let mut writer = self.pad.heap().region(holder).writer();
-        let stride = self.plan.output_dim();
+    fn put_grads(&self, step: &Step, grad: &[f32], holder: usize) -> Result<()> {
+        let mut writer = self.place.pad.heap().region(holder).writer();
+        let precision = self.place.plan.output_precision();
+        let stride = self.place.plan.output_dim();
         let own = step.samples_of(self.rank());
-        let mut base = self.layout.grads_at(self.grads_step);
-        for group in self.plan.groups(holder) {
+        let mut base = self.place.layout.grads_at(self.grads_step);
+        for group in self.place.plan.groups(holder) {
             let runs = runs_of(group);
+            let row_bytes = precision.vector_bytes(group.width);
             for (sample, row) in own.clone().zip(grad.chunks_exact(stride)) {
-                let to = base + sample * group.width * WORD;
+                let to = base + sample * row_bytes;
                 for run in &runs {
                     let from = row.get(run.output_column..run.output_column + run.len);
-                    let place = writer.values(to + run.grad_column * WORD, run.len);
-                    place.copy_from_slice(from.unwrap_or(&[]));
+                    let byte = to + precision.vector_bytes(run.grad_column);
+                    let place = writer.values(byte, precision.vector_bytes(run.len));
+                    precision.write(from.unwrap_or(&[]), place)?;
                 }
             }
-            base += step.sample_count() * group.width * WORD;
+            base += step.sample_count() * row_bytes;
         }
+        Ok(())
+    }
+
+    // The gradients of a group, `[B, width]`, as they arrived.
+    fn read_grads<'h>(
+        &self,
+        region: Region<'h>,
+        at: usize,
+        (samples, width): (usize, usize),
+    ) -> Cow<'h, [f32]> {
+        let precision = self.place.plan.output_precision();
+        if precision == Precision::F32 {
+            return Cow::Borrowed(region.read(at, samples * width));
+        }
+        let bytes = region.read(at, precision.vector_bytes(samples * width));
+        Cow::Owned(precision.read(self.place.kernels, bytes, samples, width))
     }
 
     // The gradient of each held index, from those of the bags: `[E, dim]`.
@@ -138,7 +163,8 @@ impl Exchange {
         let mut per_index = Vec::new();
         let samples = bags.sample_count();
         for (at, member) in group.members.iter().enumerate() {
-            let pooling = self.plan.features().get(member.feature).map_or(Pooling::Sum, |f| f.1);
+            let pooling =
+                self.place.plan.features().get(member.feature).map_or(Pooling::Sum, |f| f.1);
             let range = crate::batch::feature_range(bags.offsets_of(at, samples));
             for origin in bags.origins.get(range).unwrap_or(&[]) {
                 let start = origin.sample as usize * group.width + member.grad_column;
@@ -155,8 +181,8 @@ impl Exchange {
             let rank = origin.rank as usize;
             let is_mine = group.kind == GroupKind::Sums || rank == self.rank();
             if is_mine && step.wanting.get(rank) == Some(&true) {
-                let at = self.layout.weight_grads_at() + origin.position as usize * WORD;
-                self.pad.heap().region(rank).writer().values(at, 1).fill(value);
+                let at = self.place.layout.weight_grads_at() + origin.position as usize * WORD;
+                self.place.pad.heap().region(rank).writer().values(at, 1).fill(value);
             }
         }
     }
@@ -170,32 +196,38 @@ impl Exchange {
                 .with("indices", own.indices.len())
                 .with("found", out.len()));
         }
-        let region = self.pad.heap().region(self.rank());
-        out.copy_from_slice(region.read(self.layout.weight_grads_at(), out.len()));
+        let region = self.place.pad.heap().region(self.rank());
+        out.copy_from_slice(region.read(self.place.layout.weight_grads_at(), out.len()));
         // Rows of row-wise features are here already, as they were before the step.
-        let source = Source { rank: self.rank(), bags: own.bags()?, wants_weight_grads: true };
-        for feature in self.own_rows(&source) {
-            let dim = self.plan.table_of(feature.feature).dim;
-            let first = self.plan.first_column(feature.feature);
-            let word_count = feature.starts.last().map_or(0, |last| last + dim);
-            let arena = region.read::<f32>(self.layout.rows_at(step.output_epoch), word_count);
-            let pooling = self.plan.features().get(feature.feature).map_or(Pooling::Sum, |f| f.1);
-            let mut starts = feature.starts.iter();
-            for (bag, bounds) in feature.offsets.windows(2).enumerate() {
-                let &[start, end] = bounds else { continue };
-                let at = bag * self.plan.output_dim() + first;
-                let of_bag = grad.get(at..at + dim).unwrap_or(&[]);
-                for (position, &word) in (start as usize..end as usize).zip(&mut starts) {
-                    let row = arena.get(word..word + dim).unwrap_or(&[]);
-                    let product = self.kernels.dot(row, of_bag);
-                    if let Some(place) = out.get_mut(position) {
-                        let is_mean = pooling == Pooling::Mean;
-                        *place = if is_mean { product / (end - start) as f32 } else { product };
-                    }
+        let rank = self.rank();
+        let source = Source { rank, bags: own.bags()?, wants_weight_grads: true, part_count: 1 };
+        let samples = 0..source.bags.batch_size();
+        for received in self.place.received(&source, samples, step.output_epoch) {
+            self.fill_weight_grads(&received, grad, out);
+        }
+        Ok(())
+    }
+
+    // Gradients of the weights of a row-wise feature: rows times the gradients of their bags.
+    fn fill_weight_grads(&self, received: &Received<'_>, grad: &[f32], out: &mut [f32]) {
+        let plan = &self.place.plan;
+        let dim = plan.table_of(received.feature).dim;
+        let first = plan.first_column(received.feature);
+        let pooling = plan.features().get(received.feature).map_or(Pooling::Sum, |f| f.1);
+        let mut starts = received.starts.iter();
+        for (bag, bounds) in received.offsets.windows(2).enumerate() {
+            let &[start, end] = bounds else { continue };
+            let at = bag * plan.output_dim() + first;
+            let of_bag = grad.get(at..at + dim).unwrap_or(&[]);
+            for (position, &word) in (start as usize..end as usize).zip(&mut starts) {
+                let row = received.arena.get(word..word + dim).unwrap_or(&[]);
+                let product = self.place.kernels.dot(row, of_bag);
+                if let Some(place) = out.get_mut(position) {
+                    let is_mean = pooling == Pooling::Mean;
+                    *place = if is_mean { product / (end - start) as f32 } else { product };
                 }
             }
         }
-        Ok(())
     }
 }
 

@@ -7,9 +7,11 @@
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Destination;
 
-use crate::exchange::{Exchange, LookupRows, Step};
+use crate::exchange::{Exchange, LookupRows};
 use crate::pad::Channel;
 use crate::plan::{Group, GroupKind};
+use crate::precision::Precision;
+use crate::step::Step;
 
 /// Bytes of an element.
 const WORD: usize = 4;
@@ -38,12 +40,13 @@ impl Exchange {
     /// Returns the columns that `rank` pools for all samples.
     ///
     /// # Errors
-    /// `Unsupported` unless every table is held whole.
+    /// `Unsupported` unless every table is held whole, and numbers travel as f32.
     pub fn pooled_width(&self, rank: usize) -> Result<usize> {
-        match self.plan.groups(rank) {
+        let is_f32 = self.place.plan.output_precision() == Precision::F32;
+        match self.place.plan.groups(rank) {
             [] => Ok(0),
-            [group] if group.kind == GroupKind::Sums => Ok(group.width),
-            _ => Err(Error::unsupported("the comparison exchanges tables that are held whole")),
+            [group] if group.kind == GroupKind::Sums && is_f32 => Ok(group.width),
+            _ => Err(Error::unsupported("the comparison exchanges whole tables, in f32")),
         }
     }
 
@@ -64,9 +67,10 @@ impl Exchange {
                 .with("expected_values", step.sample_count() * width)
                 .with("found_values", local.len()));
         }
-        let Some(group) = self.plan.groups(self.rank()).first() else { return Ok(()) };
+        let Some(group) = self.place.plan.groups(self.rank()).first() else { return Ok(()) };
         let mut to = Matrix { words: local, width, columns: grad_columns(group) };
-        rows.lookup(0, &step.bags(0)?, &mut to)
+        let Some(bags) = step.lookup(0, 0) else { return Ok(()) };
+        rows.lookup(0, &bags.bags(), &mut to)
     }
 
     /// Copies blocks of `local` to all ranks and waits for theirs, over the memory and signals of
@@ -76,20 +80,19 @@ impl Exchange {
     /// As [`exchange`](Self::exchange) and [`compute_only`](Self::compute_only).
     pub fn all_to_all(&mut self, step: &mut Step, local: &[f32]) -> Result<()> {
         self.check()?;
-        self.output_epoch += 1;
-        step.output_epoch = self.output_epoch;
-        let (rank, epoch) = (self.rank(), self.output_epoch);
+        let arrivals = self.expect(step);
+        let (rank, epoch) = (self.rank(), step.output_epoch);
         let width = self.pooled_width(rank)?;
-        let at = self.layout.output_at(epoch);
-        for peer in 0..self.pad.rank_count() {
+        let at = self.place.layout.output_at(epoch);
+        for peer in 0..self.place.pad.rank_count() {
             let samples = step.samples_of(peer);
             let block = local.get(samples.start * width..samples.end * width).unwrap_or(&[]);
             let first = samples.len() * self.columns_before(rank)?;
-            let mut writer = self.pad.heap().region(peer).writer();
+            let mut writer = self.place.pad.heap().region(peer).writer();
             writer.values(at + first * WORD, block.len()).copy_from_slice(block);
         }
-        self.pad.put_all(Channel::Outputs, epoch as u32);
-        let result = self.pad.wait_all(Channel::Outputs, epoch as u32);
+        self.place.pad.put_all(Channel::Outputs, arrivals.signal(0));
+        let result = arrivals.wait_for_all();
         self.break_on_error(result)
     }
 
@@ -99,13 +102,13 @@ impl Exchange {
     /// As [`pooled_width`](Self::pooled_width).
     pub fn unpack(&self, step: &Step, out: &mut [f32]) -> Result<()> {
         let samples = step.samples_of(self.rank()).len();
-        let region = self.pad.heap().region(self.rank());
-        let at = self.layout.output_at(step.output_epoch);
-        let stride = self.plan.output_dim();
-        for peer in 0..self.pad.rank_count() {
+        let region = self.place.pad.heap().region(self.rank());
+        let at = self.place.layout.output_at(step.output_epoch);
+        let stride = self.place.plan.output_dim();
+        for peer in 0..self.place.pad.rank_count() {
             let width = self.pooled_width(peer)?;
             let before = self.columns_before(peer)?;
-            let Some(group) = self.plan.groups(peer).first() else { continue };
+            let Some(group) = self.place.plan.groups(peer).first() else { continue };
             let block = region.read::<f32>(at + samples * before * WORD, samples * width);
             for (row, to) in block.chunks_exact(width).zip(out.chunks_exact_mut(stride)) {
                 for member in &group.members {

@@ -9,6 +9,7 @@ use tierbed_kernels::Pooling;
 use crate::layout::{Layout, BAGS_HEADER_BYTES};
 use crate::memory::Region;
 use crate::plan::{ExchangePlan, Group, GroupKind};
+use crate::step::part_samples;
 
 /// What precedes a rank's bags.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +19,7 @@ struct Header {
     index_count: u64,
     has_weights: u64,
     wants_weight_grads: u64,
+    part_count: u64,
 }
 
 /// Writes the bags of this rank into its region.
@@ -30,7 +32,7 @@ pub(crate) fn publish(
     layout: &Layout,
     region: Region<'_>,
     bags: &Bags<'_>,
-    wants_weight_grads: bool,
+    (wants_weight_grads, part_count): (bool, usize),
 ) -> Result<()> {
     check(plan, layout, bags)?;
     let mut writer = region.writer();
@@ -40,6 +42,7 @@ pub(crate) fn publish(
         bags.indices.len() as u64,
         u64::from(bags.weights.is_some()),
         u64::from(wants_weight_grads),
+        part_count as u64,
     ];
     writer.values::<u64>(layout.bags_at(), header.len()).copy_from_slice(&header);
     writer.values(layout.offsets_at(), bags.offsets.len()).copy_from_slice(bags.offsets);
@@ -91,6 +94,7 @@ pub(crate) struct Source<'h> {
     pub(crate) rank: usize,
     pub(crate) bags: Bags<'h>,
     pub(crate) wants_weight_grads: bool,
+    pub(crate) part_count: usize,
 }
 
 impl<'h> Source<'h> {
@@ -105,13 +109,20 @@ impl<'h> Source<'h> {
         rank: usize,
     ) -> Result<Self> {
         let numbers = region.read::<u64>(layout.bags_at(), BAGS_HEADER_BYTES / 8);
-        let &[fingerprint, sample_count, index_count, has_weights, wants_weight_grads, ..] =
-            numbers
-        else {
+        let &[fingerprint, sample_count, index_count, ref flags @ ..] = numbers else {
             return Err(Error::invalid("no header"));
         };
-        let header =
-            Header { fingerprint, sample_count, index_count, has_weights, wants_weight_grads };
+        let &[has_weights, wants_weight_grads, part_count, ..] = flags else {
+            return Err(Error::invalid("no header"));
+        };
+        let header = Header {
+            fingerprint,
+            sample_count,
+            index_count,
+            has_weights,
+            wants_weight_grads,
+            part_count,
+        };
         let limits = layout.limits;
         if header.fingerprint != plan.fingerprint() {
             return Err(Error::invalid(format!("rank {rank} has another plan"))
@@ -128,7 +139,12 @@ impl<'h> Source<'h> {
         let indices = region.read(layout.indices_at(), count);
         let weights = (header.has_weights != 0).then(|| region.read(layout.weights_at(), count));
         let bags = Bags::new(indices, offsets, weights, plan.feature_count())?;
-        Ok(Self { rank, bags, wants_weight_grads: header.wants_weight_grads != 0 })
+        Ok(Self {
+            rank,
+            bags,
+            wants_weight_grads: header.wants_weight_grads != 0,
+            part_count: header.part_count as usize,
+        })
     }
 }
 
@@ -161,8 +177,14 @@ pub(crate) struct Origin {
 }
 
 impl GroupBags {
-    /// Gathers what `group` needs from `sources`; `keeps_origins` for weights' gradients.
-    pub(crate) fn gather(group: &Group, sources: &[Source<'_>], keeps_origins: bool) -> Self {
+    /// Gathers what `group` needs from a part of the samples of each of `sources`;
+    /// `keeps_origins` for weights' gradients.
+    pub(crate) fn gather(
+        group: &Group,
+        sources: &[Source<'_>],
+        (part, part_count): (usize, usize),
+        keeps_origins: bool,
+    ) -> Self {
         let is_rows = group.kind == GroupKind::Rows;
         let has_weights = !is_rows && sources.iter().any(|source| source.bags.weights.is_some());
         let mut gathered = Self {
@@ -174,9 +196,12 @@ impl GroupBags {
         for member in &group.members {
             let mut first_sample = 0;
             for source in sources {
+                let samples = part_samples(source.bags.batch_size(), part, part_count);
                 let offsets = source.bags.feature_offsets(member.feature);
+                let offsets = offsets.get(samples.start..=samples.end).unwrap_or(&[]);
                 let held = is_rows.then_some(member.first_row..member.end_row);
                 if is_rows || keeps_origins {
+                    let first_sample = first_sample + samples.start;
                     gathered.add_one_by_one(source, offsets, first_sample, held);
                 } else {
                     gathered.add_at_once(source, offsets);
@@ -187,9 +212,14 @@ impl GroupBags {
         gathered
     }
 
-    /// Returns them as bags.
-    pub(crate) fn bags(&self) -> Result<Bags<'_>> {
-        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.member_count)
+    /// Returns them as bags; they are as right as those they were gathered from.
+    pub(crate) fn bags(&self) -> Bags<'_> {
+        Bags {
+            indices: &self.indices,
+            offsets: &self.offsets,
+            weights: self.weights.as_deref(),
+            feature_count: self.member_count,
+        }
     }
 
     /// Returns the number of samples `B`.

@@ -1,23 +1,89 @@
 //! Where does each vector go? Into the output of its sample's rank, or its index's place there.
 
+use std::ops::Range;
+
+use bytemuck::Pod;
+use tierbed_core::{Error, Result};
 use tierbed_kernels::Destination;
 
 use crate::batch::{feature_range, GroupBags, Source};
-use crate::heap::SymmetricHeap;
-use crate::layout::Layout;
+use crate::exchange::Place;
 use crate::memory::Writer;
 use crate::plan::{ExchangePlan, Group};
+use crate::precision::Precision;
 
-/// Bytes of an element.
-const WORD: usize = 4;
+/// From this size on, what a rank writes is taken to leave the caches before it is read: writing
+/// past them then saves reading every line first.
+const FAR_BYTES: usize = 4 << 20;
+
+/// Where the vectors of a lookup lie.
+pub(crate) trait Places {
+    /// Returns the numbers of a vector of `feature`.
+    fn dim(&self, feature: usize) -> usize;
+
+    /// Whether there is more memory to write than caches hold.
+    fn is_far(&self) -> bool {
+        false
+    }
+
+    /// Returns the `count` values at the place of vector `at` of `feature`.
+    fn values<T: Pod>(&mut self, feature: usize, at: usize, count: usize) -> &mut [T];
+}
+
+/// Puts vectors to their places, as they are or in fewer bytes.
+pub(crate) struct Sender<P> {
+    places: P,
+    precision: Precision,
+    /// The vector that is computed before it is narrowed.
+    words: Vec<f32>,
+    failure: Option<Error>,
+}
+
+impl<P> Sender<P> {
+    fn new(places: P, precision: Precision) -> Self {
+        Self { places, precision, words: Vec::new(), failure: None }
+    }
+
+    /// Returns the error of the first vector that could not be narrowed.
+    pub(crate) fn into_result(self) -> Result<()> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
+impl<P: Places> Destination for Sender<P> {
+    #[inline]
+    fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
+        let dim = self.places.dim(feature);
+        if self.precision == Precision::F32 {
+            return self.places.values(feature, at, dim);
+        }
+        self.words.resize(dim, 0.0);
+        &mut self.words
+    }
+
+    fn is_far(&self) -> bool {
+        self.precision == Precision::F32 && self.places.is_far()
+    }
+
+    #[inline]
+    fn finish(&mut self, feature: usize, at: usize) {
+        if self.precision == Precision::F32 {
+            return;
+        }
+        let bytes = self.precision.vector_bytes(self.words.len());
+        let to = self.places.values(feature, at, bytes);
+        if let Err(error) = self.precision.write(&self.words, to) {
+            self.failure.get_or_insert(error);
+        }
+    }
+}
 
 /// Places of pooled vectors: row and columns of the output of the sample's rank.
 pub(crate) struct Outputs<'h> {
     ranks: Vec<RankOutput<'h>>,
-    /// First column and number of columns of each member.
+    /// First byte in a row of the output and number of columns of each member.
     columns: Vec<(usize, usize)>,
-    stride: usize,
-    output_at: usize,
+    row_bytes: usize,
     /// Rank of the last vector: samples come in order, so it mostly has the next one too.
     cursor: usize,
 }
@@ -26,53 +92,68 @@ struct RankOutput<'h> {
     writer: Writer<'h>,
     first_sample: usize,
     end_sample: usize,
+    /// Byte of the row of its first sample.
+    first_byte: usize,
 }
 
 impl<'h> Outputs<'h> {
-    /// Writes to the ranks of `sources` (sample counts by rank), in the output of `step`.
-    pub(crate) fn new(
-        (plan, layout): (&ExchangePlan, &Layout),
-        heap: &'h dyn SymmetricHeap,
-        samples: impl Iterator<Item = (usize, usize)>,
+    /// Sends `columns` of samples of each rank to the output of `step`; the samples of all these
+    /// ranks are numbered one after the other.
+    pub(crate) fn sender(
+        place: &'h Place,
+        samples: impl Iterator<Item = (usize, Range<usize>)>,
         columns: Vec<(usize, usize)>,
         step: u64,
-    ) -> Self {
+    ) -> Sender<Self> {
+        let precision = place.plan.output_precision();
+        let row_bytes = precision.vector_bytes(place.plan.output_dim());
+        let output_at = place.layout.output_at(step);
         let mut end = 0;
-        let ranks = samples.map(|(rank, count)| {
+        let ranks = samples.map(|(rank, samples)| {
             let first_sample = end;
-            end += count;
-            RankOutput { writer: heap.region(rank).writer(), first_sample, end_sample: end }
+            end += samples.len();
+            let first_byte = output_at + samples.start * row_bytes;
+            let writer = place.pad.heap().region(rank).writer();
+            RankOutput { writer, first_sample, end_sample: end, first_byte }
         });
-        Self {
-            ranks: ranks.collect(),
-            columns,
-            stride: plan.output_dim(),
-            output_at: layout.output_at(step),
-            cursor: 0,
+        let ranks = ranks.collect();
+        let in_bytes = |(first, dim)| (precision.vector_bytes(first), dim);
+        let columns = columns.into_iter().map(in_bytes).collect();
+        Sender::new(Self { ranks, columns, row_bytes, cursor: 0 }, precision)
+    }
+}
+
+impl Places for Outputs<'_> {
+    fn is_far(&self) -> bool {
+        let samples = self.ranks.last().map_or(0, |rank| rank.end_sample);
+        let dim: usize = self.columns.iter().map(|(_, dim)| dim).sum();
+        samples * dim * size_of::<f32>() >= FAR_BYTES
+    }
+
+    #[inline]
+    fn dim(&self, feature: usize) -> usize {
+        self.columns.get(feature).map_or(0, |&(_, dim)| dim)
+    }
+
+    #[inline]
+    fn values<T: Pod>(&mut self, feature: usize, at: usize, count: usize) -> &mut [T] {
+        let is_here = |rank: &RankOutput<'_>| (rank.first_sample..rank.end_sample).contains(&at);
+        if !self.ranks.get(self.cursor).is_some_and(is_here) {
+            self.cursor = self.ranks.partition_point(|rank| rank.end_sample <= at);
         }
+        let (Some(rank), Some(&(first, _))) =
+            (self.ranks.get_mut(self.cursor), self.columns.get(feature))
+        else {
+            panic!("no sample {at} or no feature {feature}");
+        };
+        let byte = rank.first_byte + (at - rank.first_sample) * self.row_bytes + first;
+        rank.writer.values(byte, count)
     }
 }
 
 /// Returns the columns of the members of `group` in the output.
 pub(crate) fn columns_of(group: &Group) -> Vec<(usize, usize)> {
     group.members.iter().map(|member| (member.output_column, member.dim)).collect()
-}
-
-impl Destination for Outputs<'_> {
-    #[inline]
-    fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
-        let is_here = |rank: &RankOutput<'_>| (rank.first_sample..rank.end_sample).contains(&at);
-        if !self.ranks.get(self.cursor).is_some_and(is_here) {
-            self.cursor = self.ranks.partition_point(|rank| rank.end_sample <= at);
-        }
-        let (Some(rank), Some(&(first, dim))) =
-            (self.ranks.get_mut(self.cursor), self.columns.get(feature))
-        else {
-            panic!("no sample {at} or no feature {feature}");
-        };
-        let word = (at - rank.first_sample) * self.stride + first;
-        rank.writer.values(self.output_at + word * WORD, dim)
-    }
 }
 
 /// Places of single rows: one per index of a row-wise feature, in the sample's rank.
@@ -85,43 +166,50 @@ pub(crate) struct RowPlaces<'h> {
 }
 
 impl<'h> RowPlaces<'h> {
-    pub(crate) fn new(
-        (plan, layout): (&ExchangePlan, &Layout),
-        heap: &'h dyn SymmetricHeap,
+    /// Sends the rows of `bags` to where those of `step` arrive.
+    pub(crate) fn sender(
+        place: &'h Place,
         (group, bags): (&Group, &GroupBags),
-        sources: &[Source<'_>],
+        bases: &[Vec<RowBase>],
         step: u64,
-    ) -> Self {
+    ) -> Sender<Self> {
+        let precision = place.plan.row_precision();
         let samples = bags.sample_count();
-        let bases: Vec<Vec<RowBase>> =
-            sources.iter().map(|source| row_bases(plan, source)).collect();
         let (mut places, mut members) = (Vec::with_capacity(bags.indices.len()), Vec::new());
         for (at, member) in group.members.iter().enumerate() {
             let range = feature_range(bags.offsets_of(at, samples));
             members.push((range.start, member.dim));
+            let row_bytes = precision.vector_bytes(member.dim);
             for origin in bags.origins.get(range).unwrap_or(&[]) {
                 let base = bases
                     .get(origin.rank as usize)
                     .and_then(|bases| bases.iter().find(|base| base.feature == member.feature));
                 let Some(base) = base else { panic!("a row-wise feature has a base") };
-                let word = base.word + (origin.position as usize - base.first_index) * member.dim;
-                places.push((origin.rank, layout.rows_at(step) + word * WORD));
+                let at = origin.position as usize - base.first_index;
+                let byte = base.byte + at * row_bytes;
+                places.push((origin.rank, place.layout.rows_at(step) + byte));
             }
         }
-        let writers = sources.iter().map(|source| heap.region(source.rank).writer()).collect();
-        Self { writers, places, members }
+        let heap = place.pad.heap();
+        let writers = (0..bases.len()).map(|rank| heap.region(rank).writer()).collect();
+        Sender::new(Self { writers, places, members }, precision)
     }
 }
 
-impl Destination for RowPlaces<'_> {
+impl Places for RowPlaces<'_> {
     #[inline]
-    fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
-        let place = self.members.get(feature).and_then(|&(first, dim)| {
+    fn dim(&self, feature: usize) -> usize {
+        self.members.get(feature).map_or(0, |&(_, dim)| dim)
+    }
+
+    #[inline]
+    fn values<T: Pod>(&mut self, feature: usize, at: usize, count: usize) -> &mut [T] {
+        let place = self.members.get(feature).and_then(|&(first, _)| {
             let &(rank, byte) = self.places.get(first + at)?;
-            Some((self.writers.get_mut(rank as usize)?, byte, dim))
+            Some((self.writers.get_mut(rank as usize)?, byte))
         });
-        let Some((writer, byte, dim)) = place else { panic!("no index {at}") };
-        writer.values(byte, dim)
+        let Some((writer, byte)) = place else { panic!("no index {at}") };
+        writer.values(byte, count)
     }
 }
 
@@ -129,19 +217,19 @@ impl Destination for RowPlaces<'_> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowBase {
     pub(crate) feature: usize,
-    /// Word of its first index's row.
-    pub(crate) word: usize,
+    /// Byte of its first index's row.
+    pub(crate) byte: usize,
     /// Position of its first index in the rank's batch.
     pub(crate) first_index: usize,
 }
 
 /// Returns the bases of all row-wise features of one rank's batch.
 pub(crate) fn row_bases(plan: &ExchangePlan, source: &Source<'_>) -> Vec<RowBase> {
-    let mut word = 0;
+    let mut byte = 0;
     let base = |feature| {
         let range = feature_range(source.bags.feature_offsets(feature));
-        let base = RowBase { feature, word, first_index: range.start };
-        word += range.len() * plan.table_of(feature).dim;
+        let base = RowBase { feature, byte, first_index: range.start };
+        byte += range.len() * plan.row_precision().vector_bytes(plan.table_of(feature).dim);
         base
     };
     plan.row_features().map(base).collect()
@@ -149,11 +237,16 @@ pub(crate) fn row_bases(plan: &ExchangePlan, source: &Source<'_>) -> Vec<RowBase
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use super::*;
-    use crate::heap::LocalHeap;
-    use crate::layout::Limits;
+    use crate::heap::{LocalHeap, SymmetricHeap};
+    use crate::layout::{Layout, Limits};
+    use crate::pad::Pad;
     use crate::plan::{ShardedTable, Sharding};
-    use tierbed_kernels::Pooling;
+    use tierbed_core::env::SystemClock;
+    use tierbed_kernels::{Kernels, Pooling};
 
     /// Writes 5 samples by these counts per rank over NaN; returns both outputs, 3 and 2 samples.
     fn written(counts: [usize; 2]) -> Vec<Vec<f32>> {
@@ -161,16 +254,20 @@ mod tests {
         let plan = ExchangePlan::new(2, vec![table], vec![(0, Pooling::Sum)]).unwrap();
         let limits = Limits { samples_max: 5, indices_max: 8 };
         let layout = Layout::new(&plan, limits).unwrap();
-        let heap = LocalHeap::new(2, layout.region_bytes()).unwrap();
+        let heap = Arc::new(LocalHeap::new(2, layout.region_bytes()).unwrap());
         let at = layout.output_at(1);
         for rank in 0..2 {
             heap.region(rank).writer().values(at, 10).fill(f32::NAN);
         }
-        let samples = counts.into_iter().enumerate();
+        let clock = Arc::new(SystemClock::default());
+        let pad = Pad::new(heap.clone(), 0, clock, Duration::from_secs(1)).unwrap();
+        let samples = counts.into_iter().map(|count| 0..count).enumerate();
         let columns = columns_of(&plan.groups(0)[0]);
-        let mut to = Outputs::new((&plan, &layout), &heap, samples, columns, 1);
+        let place = Place { plan, layout, pad, kernels: Kernels::detect() };
+        let mut to = Outputs::sender(&place, samples, columns, 1);
         for sample in 0..5 {
             to.vector(0, sample).fill(sample as f32);
+            to.finish(0, sample);
         }
         let words = [6, 4];
         (0..2).map(|rank| heap.region(rank).read::<f32>(at, words[rank]).to_vec()).collect()

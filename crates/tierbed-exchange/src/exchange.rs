@@ -2,20 +2,28 @@
 //!
 //! ```text
 //! begin     publish own ids, wait for those of all, gather what concerns the rows held here
-//! exchange  look up and pool into the outputs of all ranks, signal, wait for all
+//! exchange  look up and pool into the outputs of all ranks, part by part; signal after each
+//! wait      for all ranks' signals of a part (arrivals.rs)
 //! ```
 //!
 //! Every rank makes the same calls in the same order. An error in the middle breaks the exchange
 //! for all: the others get an error that names this rank instead of waiting for it.
 
-use tierbed_core::{Bags, Error, ErrorKind, Result};
-use tierbed_kernels::{Destination, Kernels, PoolFeature, Rows};
+use std::sync::Arc;
 
-use crate::batch::{feature_range, publish, GroupBags, Source};
-use crate::destinations::{columns_of, row_bases, Outputs, RowPlaces};
+use tierbed_core::{Bags, Error, ErrorKind, Result};
+use tierbed_kernels::{Destination, Kernels};
+
+use crate::arrivals::Arrivals;
+use crate::batch::{publish, Source};
+use crate::destinations::{columns_of, Outputs, RowPlaces};
 use crate::layout::Layout;
 use crate::pad::{Channel, Pad};
 use crate::plan::{ExchangePlan, GroupKind};
+use crate::step::{OwnBags, Step, Wants};
+
+/// Most parts of a batch: each costs a signal to every rank.
+pub const PARTS_MAX: usize = 1024;
 
 /// Who looks up the rows this rank holds.
 pub trait LookupRows {
@@ -27,80 +35,24 @@ pub trait LookupRows {
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()>;
 }
 
-/// What follows a lookup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wants {
-    /// Whether a backward follows.
-    pub backward: bool,
-    /// Whether it returns gradients of weights.
-    pub weight_grads: bool,
+/// What ranks agree on, and this rank's way to the memory of all.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) plan: ExchangePlan,
+    pub(crate) layout: Layout,
+    pub(crate) pad: Pad,
+    pub(crate) kernels: Kernels,
 }
 
-/// One batch on its way.
-#[derive(Debug)]
-pub struct Step {
-    pub(crate) number: u64,
-    /// Number of its exchange, which says where its rows are.
-    pub(crate) output_epoch: u64,
-    /// First sample of each rank, then the number of samples.
-    pub(crate) first_samples: Vec<usize>,
-    /// Which ranks want gradients of weights.
-    pub(crate) wanting: Vec<bool>,
-    pub(crate) groups: Vec<GroupBags>,
-    /// This rank's batch, where gradients of weights are wanted.
-    pub(crate) own: Option<OwnBags>,
-}
-
-impl Step {
-    /// Returns the number of samples of all ranks.
-    #[must_use]
-    pub fn sample_count(&self) -> usize {
-        self.first_samples.last().copied().unwrap_or(0)
-    }
-
-    /// Returns the samples of `rank`, as numbered across ranks.
-    #[must_use]
-    pub fn samples_of(&self, rank: usize) -> std::ops::Range<usize> {
-        let bound = |at| self.first_samples.get(at).copied().unwrap_or(0);
-        bound(rank)..bound(rank + 1)
-    }
-
-    /// Returns the bags of `group`.
-    ///
-    /// # Errors
-    /// `Invalid` when there is no such group.
-    pub fn bags(&self, group: usize) -> Result<Bags<'_>> {
-        let bags = self.groups.get(group).ok_or_else(|| Error::invalid("no such group"))?;
-        bags.bags()
+impl Place {
+    /// Returns what `rank` published.
+    pub(crate) fn source(&self, rank: usize) -> Result<Source<'_>> {
+        Source::read(&self.plan, &self.layout, self.pad.heap().region(rank), rank)
     }
 }
 
-/// A copy of this rank's batch.
-#[derive(Debug)]
-pub(crate) struct OwnBags {
-    pub(crate) indices: Vec<i64>,
-    offsets: Vec<i64>,
-    weights: Option<Vec<f32>>,
-    feature_count: usize,
-}
-
-impl OwnBags {
-    fn new(bags: &Bags<'_>) -> Self {
-        Self {
-            indices: bags.indices.to_vec(),
-            offsets: bags.offsets.to_vec(),
-            weights: bags.weights.map(<[f32]>::to_vec),
-            feature_count: bags.feature_count,
-        }
-    }
-
-    pub(crate) fn bags(&self) -> Result<Bags<'_>> {
-        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.feature_count)
-    }
-}
-
-/// Where the output of a step lies: `[samples, output_dim]` f32 from `address` on, until
-/// [`Exchange::begin`] of the step after the next.
+/// Where the output of a step lies: `[samples, output_dim]` numbers of the plan's output precision
+/// from `address` on, until [`Exchange::begin`] of the step after the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
     /// Number of the step, for its backward.
@@ -115,16 +67,17 @@ pub struct Output {
 /// One rank of an exchange.
 #[derive(Debug)]
 pub struct Exchange {
-    pub(crate) plan: ExchangePlan,
-    pub(crate) layout: Layout,
-    pub(crate) pad: Pad,
-    pub(crate) kernels: Kernels,
+    pub(crate) place: Arc<Place>,
     /// The failure that broke it.
     broken: Option<String>,
+    /// A step whose parts are still to be looked up here.
+    pending: Option<(Step, Arrivals, Wants)>,
     /// Steps that wait for their backward.
     pub(crate) kept: Vec<Step>,
-    pub(crate) step: u64,
-    pub(crate) output_epoch: u64,
+    step: u64,
+    output_epoch: u64,
+    /// Signals of outputs that were planned: one for each part.
+    output_signals: u32,
     pub(crate) grads_step: u64,
     is_closed: bool,
 }
@@ -144,14 +97,13 @@ impl Exchange {
                 .with("expected_bytes", layout.region_bytes()));
         }
         Ok(Self {
-            plan,
-            layout,
-            pad,
-            kernels: Kernels::detect(),
+            place: Arc::new(Place { plan, layout, pad, kernels: Kernels::detect() }),
             broken: None,
+            pending: None,
             kept: Vec::new(),
             step: 0,
             output_epoch: 0,
+            output_signals: 0,
             grads_step: 0,
             is_closed: false,
         })
@@ -160,18 +112,18 @@ impl Exchange {
     /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &ExchangePlan {
-        &self.plan
+        &self.place.plan
     }
 
     /// Returns this rank.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.pad.rank()
+        self.place.pad.rank()
     }
 
     /// Changes how long a rank may be silent.
     pub fn set_timeout(&mut self, timeout: std::time::Duration) {
-        self.pad.set_timeout(timeout);
+        Arc::make_mut(&mut self.place).pad.set_timeout(timeout);
     }
 
     /// Looks up one batch together: `bags` are this rank's samples.
@@ -187,13 +139,41 @@ impl Exchange {
     ) -> Result<Output> {
         let mut step = self.begin(bags, wants)?;
         let output = self.exchange(&mut step, rows)?;
-        if wants.backward {
-            // A forward without its backward, as of an interrupted step, is forgotten in time.
-            let oldest = self.step.saturating_sub(self.layout.output_count() as u64);
-            self.kept.retain(|step| step.number > oldest);
-            self.kept.push(step);
-        }
+        self.keep(step, wants);
         Ok(output)
+    }
+
+    /// Begins a lookup whose output completes in `part_count` parts: [`serve`](Self::serve), on
+    /// any thread, looks up part after part, and the arrivals tell when one is complete. All
+    /// ranks give the same `part_count`.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), `Invalid` for no part or more than [`PARTS_MAX`].
+    pub fn forward_parts(
+        &mut self,
+        bags: &Bags<'_>,
+        wants: Wants,
+        part_count: usize,
+    ) -> Result<Arrivals> {
+        let mut step = self.begin_parts(bags, wants, part_count)?;
+        let arrivals = self.expect(&mut step);
+        self.pending = Some((step, arrivals.clone(), wants));
+        Ok(arrivals)
+    }
+
+    /// Looks up what [`forward_parts`](Self::forward_parts) began; returns when all ranks have.
+    ///
+    /// # Errors
+    /// `Invalid` when nothing was begun, otherwise as [`forward`](Self::forward).
+    pub fn serve(&mut self, rows: &mut impl LookupRows) -> Result<()> {
+        self.check()?;
+        let Some((step, arrivals, wants)) = self.pending.take() else {
+            return Err(Error::invalid("no parts are to be looked up"));
+        };
+        let result = self.look_up(&step, &arrivals, rows).and_then(|()| arrivals.wait_for_all());
+        self.break_on_error(result)?;
+        self.keep(step, wants);
+        Ok(())
     }
 
     /// Publishes this rank's bags and gathers those of all.
@@ -201,18 +181,7 @@ impl Exchange {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn begin(&mut self, bags: &Bags<'_>, wants: Wants) -> Result<Step> {
-        self.check()?;
-        if wants.weight_grads && self.plan.has_columns() {
-            return Err(Error::unsupported("no gradient of weights of tables divided by columns")
-                .with("remedy", "divide weighted tables by rows, or hold them whole"));
-        }
-        let (rank, heap) = (self.pad.rank(), self.pad.heap());
-        publish(&self.plan, &self.layout, heap.region(rank), bags, wants.weight_grads)?;
-        self.step += 1;
-        let result = self
-            .gather(wants)
-            .map(|step| Step { own: wants.weight_grads.then(|| OwnBags::new(bags)), ..step });
-        self.break_on_error(result)
+        self.begin_parts(bags, wants, 1)
     }
 
     /// Looks up the rows held here, into the outputs of all ranks, and waits for their part.
@@ -221,18 +190,16 @@ impl Exchange {
     /// As [`forward`](Self::forward).
     pub fn exchange(&mut self, step: &mut Step, rows: &mut impl LookupRows) -> Result<Output> {
         self.check()?;
-        self.output_epoch += 1;
-        step.output_epoch = self.output_epoch;
-        let result = self.look_up_and_wait(step, rows);
+        let arrivals = self.expect(step);
+        let result = self.look_up(step, &arrivals, rows).and_then(|()| arrivals.output());
         self.break_on_error(result)
     }
 
-    /// Returns the values of an output, `[samples, output_dim]`, while it is valid.
+    /// Returns the values of an output, `[samples, output_dim]`, while it is valid; narrow ones
+    /// as the numbers they stand for.
     #[must_use]
-    pub fn output(&self, output: &Output) -> &[f32] {
-        let word_count = output.sample_count * self.plan.output_dim();
-        let at = self.layout.output_at(output.epoch);
-        self.pad.heap().region(self.rank()).read(at, word_count)
+    pub fn output(&self, output: &Output) -> Vec<f32> {
+        self.place.vectors(0..output.sample_count, output.epoch)
     }
 
     /// Leaves together with all other ranks.
@@ -245,12 +212,12 @@ impl Exchange {
         }
         self.is_closed = true;
         self.check()?;
-        self.pad.close()
+        self.place.pad.close()
     }
 
     pub(crate) fn break_on_error<T>(&mut self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
-            self.pad.fail();
+            self.place.pad.fail();
             self.broken.get_or_insert_with(|| error.to_string());
         })
     }
@@ -264,110 +231,91 @@ impl Exchange {
         }
     }
 
-    pub(crate) fn sources(&self) -> Result<Vec<Source<'_>>> {
-        let read =
-            |rank| Source::read(&self.plan, &self.layout, self.pad.heap().region(rank), rank);
-        (0..self.pad.rank_count()).map(read).collect()
+    /// Gives `step` the next output, and the signals that its parts need.
+    pub(crate) fn expect(&mut self, step: &mut Step) -> Arrivals {
+        self.output_epoch += 1;
+        step.output_epoch = self.output_epoch;
+        let arrivals = Arrivals::new(self.place.clone(), step, self.output_signals);
+        self.output_signals = self.output_signals.wrapping_add(step.part_count as u32);
+        arrivals
     }
 
-    fn gather(&self, wants: Wants) -> Result<Step> {
-        self.pad.put_all(Channel::Bags, self.step as u32);
-        self.pad.wait_all(Channel::Bags, self.step as u32)?;
-        let sources = self.sources()?;
-        let mut first_samples = vec![0];
-        let mut samples = 0;
-        for source in &sources {
-            samples += source.bags.batch_size();
-            first_samples.push(samples);
+    fn begin_parts(&mut self, bags: &Bags<'_>, wants: Wants, part_count: usize) -> Result<Step> {
+        self.check()?;
+        if self.pending.is_some() {
+            return Err(Error::invalid("parts of the lookup before are still to be looked up"));
         }
-        let wanting: Vec<bool> = sources.iter().map(|source| source.wants_weight_grads).collect();
-        let keeps_origins = wanting.contains(&true);
-        let groups = self.plan.groups(self.rank()).iter();
-        // Mirrors need the others' bags only to update.
-        let groups = groups.map(|group| match group.kind {
-            GroupKind::Mirrors if !wants.backward => GroupBags::default(),
-            _ => GroupBags::gather(group, &sources, keeps_origins),
+        if part_count == 0 || part_count > PARTS_MAX {
+            return Err(Error::invalid("a batch has 1 to 1024 parts").with("parts", part_count));
+        }
+        let Place { plan, layout, pad, .. } = self.place.as_ref();
+        if wants.weight_grads && plan.has_columns() {
+            return Err(Error::unsupported("no gradient of weights of tables divided by columns")
+                .with("remedy", "divide weighted tables by rows, or hold them whole"));
+        }
+        let region = pad.heap().region(pad.rank());
+        publish(plan, layout, region, bags, (wants.weight_grads, part_count))?;
+        self.step += 1;
+        let result = self.gather(wants, part_count).map(|mut step| {
+            step.own = wants.weight_grads.then(|| OwnBags::new(bags));
+            step
         });
-        Ok(Step {
-            number: self.step,
-            output_epoch: 0,
-            first_samples,
-            wanting,
-            groups: groups.collect(),
-            own: None,
-        })
+        self.break_on_error(result)
     }
 
-    fn look_up_and_wait(&self, step: &Step, rows: &mut impl LookupRows) -> Result<Output> {
-        let (rank, heap, epoch) = (self.pad.rank(), self.pad.heap(), step.output_epoch);
-        let sources = self.sources()?;
-        let place = (&self.plan, &self.layout);
-        let samples = |source: &Source<'_>| (source.rank, source.bags.batch_size());
-        for (at, (group, bags)) in self.plan.groups(rank).iter().zip(&step.groups).enumerate() {
-            match group.kind {
-                GroupKind::Sums => {
-                    let all = sources.iter().map(samples);
-                    let mut to = Outputs::new(place, heap, all, columns_of(group), epoch);
-                    rows.lookup(at, &bags.bags()?, &mut to)?;
-                }
-                GroupKind::Mirrors => {
-                    let own = sources.get(rank..=rank).unwrap_or(&[]);
-                    let bags = GroupBags::gather(group, own, false);
-                    let samples = own.iter().map(samples);
-                    let mut to = Outputs::new(place, heap, samples, columns_of(group), epoch);
-                    rows.lookup(at, &bags.bags()?, &mut to)?;
-                }
-                GroupKind::Rows => {
-                    let mut to = RowPlaces::new(place, heap, (group, bags), &sources, epoch);
-                    rows.lookup(at, &bags.bags()?, &mut to)?;
-                }
+    fn gather(&self, wants: Wants, part_count: usize) -> Result<Step> {
+        let Place { plan, pad, .. } = self.place.as_ref();
+        pad.put_all(Channel::Bags, self.step as u32);
+        pad.wait_all(Channel::Bags, self.step as u32)?;
+        let sources: Result<Vec<_>> =
+            (0..pad.rank_count()).map(|rank| self.place.source(rank)).collect();
+        let sources = sources?;
+        if let Some(other) = sources.iter().find(|source| source.part_count != part_count) {
+            return Err(Error::invalid(format!("rank {} has other parts", other.rank))
+                .with("rank", other.rank)
+                .with("found_parts", other.part_count)
+                .with("expected_parts", part_count)
+                .with("remedy", "all ranks divide a batch into equally many parts"));
+        }
+        Ok(Step::gather((plan, pad.rank()), self.step, &sources, (wants, part_count)))
+    }
+
+    // A forward without its backward, as of an interrupted step, is forgotten in time.
+    fn keep(&mut self, step: Step, wants: Wants) {
+        if wants.backward {
+            let oldest = self.step.saturating_sub(self.place.layout.output_count() as u64);
+            self.kept.retain(|step| step.number > oldest);
+            self.kept.push(step);
+        }
+    }
+
+    // Looks up all parts, each with its signal behind it.
+    fn look_up(&self, step: &Step, arrivals: &Arrivals, rows: &mut impl LookupRows) -> Result<()> {
+        for part in 0..step.part_count {
+            self.look_up_part(step, part, rows)?;
+            self.place.pad.put_all(Channel::Outputs, arrivals.signal(part));
+        }
+        Ok(())
+    }
+
+    fn look_up_part(&self, step: &Step, part: usize, rows: &mut impl LookupRows) -> Result<()> {
+        let place = self.place.as_ref();
+        let (rank, epoch) = (self.rank(), step.output_epoch);
+        for (at, group) in place.plan.groups(rank).iter().enumerate() {
+            let Some(bags) = step.lookup(part, at) else { continue };
+            if group.kind == GroupKind::Rows {
+                let mut to = RowPlaces::sender(place, (group, bags), &step.bases, epoch);
+                rows.lookup(at, &bags.bags(), &mut to)?;
+                to.into_result()?;
+                continue;
             }
+            let is_own = group.kind == GroupKind::Mirrors;
+            let ranks = if is_own { rank..rank + 1 } else { 0..place.plan.rank_count() };
+            let samples = ranks.map(|rank| (rank, step.part_of(rank, part)));
+            let mut to = Outputs::sender(place, samples, columns_of(group), epoch);
+            rows.lookup(at, &bags.bags(), &mut to)?;
         }
-        let own_rows = sources.get(rank).map(|own| self.own_rows(own));
-        self.pad.put_all(Channel::Outputs, epoch as u32);
-        self.pad.wait_all(Channel::Outputs, epoch as u32)?;
-        if let Some(own_rows) = own_rows {
-            self.pool_received(&own_rows, epoch);
-        }
-        let words = self.plan.output_dim();
-        let sample_count = sources.get(rank).map_or(0, |own| own.bags.batch_size());
-        let region = heap.region(rank);
-        let address = region.address::<f32>(self.layout.output_at(epoch), sample_count * words);
-        Ok(Output { step: step.number, address, sample_count, epoch })
-    }
-
-    // Pools the rows that came for row-wise features, in index order.
-    fn pool_received(&self, features: &[OwnRows<'_>], step: u64) {
-        let region = self.pad.heap().region(self.rank());
-        for own in features {
-            let dim = self.plan.table_of(own.feature).dim;
-            let word_count = own.starts.last().map_or(0, |last| last + dim);
-            let arena = region.read::<f32>(self.layout.rows_at(step), word_count);
-            let columns = vec![(self.plan.first_column(own.feature), dim)];
-            let samples = own.offsets.len() - 1;
-            let place = (&self.plan, &self.layout);
-            let own_samples = std::iter::once((self.rank(), samples));
-            let mut to = Outputs::new(place, self.pad.heap(), own_samples, columns, step);
-            let Some(&(_, pooling)) = self.plan.features().get(own.feature) else { continue };
-            let of = PoolFeature { feature: 0, offsets: own.offsets, pooling, dim };
-            let rows = Rows { arena, starts: &own.starts, weights: own.weights };
-            self.kernels.pool_to(rows, of, &mut to);
-        }
-    }
-
-    pub(crate) fn own_rows<'s>(&self, own: &Source<'s>) -> Vec<OwnRows<'s>> {
-        let rows_of = |base: crate::destinations::RowBase| {
-            let offsets = own.bags.feature_offsets(base.feature);
-            let range = feature_range(offsets);
-            let dim = self.plan.table_of(base.feature).dim;
-            OwnRows {
-                feature: base.feature,
-                offsets,
-                starts: (0..range.len()).map(|at| base.word + at * dim).collect(),
-                weights: own.bags.weights.and_then(|weights| weights.get(range)),
-            }
-        };
-        row_bases(&self.plan, own).into_iter().map(rows_of).collect()
+        Ok(())
     }
 }
 
@@ -375,16 +323,7 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         // Whoever waits learns that this rank left; leaving together is for `close`.
         if !self.is_closed {
-            self.pad.fail();
+            self.place.pad.fail();
         }
     }
-}
-
-/// A row-wise feature of this rank's samples, and where its rows arrive.
-pub(crate) struct OwnRows<'s> {
-    pub(crate) feature: usize,
-    pub(crate) offsets: &'s [i64],
-    /// First word of the row of each index, `[E]`.
-    pub(crate) starts: Vec<usize>,
-    pub(crate) weights: Option<&'s [f32]>,
 }

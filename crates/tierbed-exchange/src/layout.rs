@@ -14,7 +14,7 @@ use crate::pad::pad_bytes;
 use crate::plan::{ExchangePlan, ShardedTable, Sharding};
 use crate::protocol::Turns;
 
-/// Bytes of a bags header: five numbers, padded to a cache line.
+/// Bytes of a bags header: six numbers, padded to a cache line.
 pub(crate) const BAGS_HEADER_BYTES: usize = 64;
 const ALIGN_BYTES: usize = 128;
 
@@ -81,7 +81,8 @@ impl Layout {
             return Err(Error::invalid("limits of a batch must not be 0"));
         }
         let ranks = plan.rank_count();
-        let row_dim = plan.tables().iter().map(row_dim).max().unwrap_or(0);
+        let output_bytes = |columns| plan.output_precision().vector_bytes(columns);
+        let row_bytes = plan.tables().iter().map(|table| row_bytes(plan, table)).max().unwrap_or(0);
         let mut next = Areas { end: Some(pad_bytes(ranks)) };
         let offset_count = plan.feature_count().saturating_mul(samples_max).saturating_add(1);
         let grad_columns = plan.grad_columns_max().saturating_mul(ranks);
@@ -92,9 +93,9 @@ impl Layout {
             offsets: next.area(1, offset_count, 8),
             indices: next.area(1, indices_max, 8),
             weights: next.area(1, indices_max, 4),
-            outputs: next.area(turns.count(), samples_max, plan.output_dim().saturating_mul(4)),
-            rows: next.area(turns.count(), indices_max, row_dim.saturating_mul(4)),
-            grads: next.area(turns.count(), samples_max, grad_columns.saturating_mul(4)),
+            outputs: next.area(turns.count(), samples_max, output_bytes(plan.output_dim())),
+            rows: next.area(turns.count(), indices_max, row_bytes),
+            grads: next.area(turns.count(), samples_max, output_bytes(grad_columns)),
             weight_grads: next.area(1, indices_max, 4),
             region_bytes: next.end.unwrap_or(0),
         };
@@ -157,9 +158,9 @@ impl Layout {
     }
 }
 
-fn row_dim(table: &ShardedTable) -> usize {
+fn row_bytes(plan: &ExchangePlan, table: &ShardedTable) -> usize {
     if matches!(table.sharding, Sharding::Rows { .. }) {
-        table.dim
+        plan.row_precision().vector_bytes(table.dim)
     } else {
         0
     }

@@ -22,6 +22,7 @@
 //! has seen its reader's signal of `e + 1`, which the reader gave after it was done with `e`.
 
 pub mod array_rows;
+pub mod arrivals;
 pub mod backward;
 pub mod baseline;
 mod batch;
@@ -32,12 +33,17 @@ pub mod layout;
 mod memory;
 pub mod pad;
 pub mod plan;
+pub mod precision;
 pub mod protocol;
+pub mod step;
 
+pub use arrivals::Arrivals;
 pub use backward::UpdateRows;
-pub use exchange::{Exchange, LookupRows, Output, Step, Wants};
+pub use exchange::{Exchange, LookupRows, Output};
 pub use heap::{LocalHeap, ShmHeap, SymmetricHeap};
 pub use layout::{Layout, Limits};
 pub use memory::{Region, Writer};
 pub use pad::{Channel, Pad};
 pub use plan::{ExchangePlan, Group, GroupKind, Member, ShardedTable, Sharding};
+pub use precision::Precision;
+pub use step::{Step, Wants};

@@ -55,7 +55,7 @@ enum State {
 }
 
 /// One rank's view of all pads.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pad {
     heap: Arc<dyn SymmetricHeap>,
     rank: usize,

@@ -16,6 +16,8 @@
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Pooling;
 
+use crate::precision::Precision;
+
 /// How one table is divided over the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Sharding {
@@ -101,6 +103,8 @@ pub struct ExchangePlan {
     features: Vec<(usize, Pooling)>,
     first_columns: Vec<usize>,
     output_dim: usize,
+    output_precision: Precision,
+    row_precision: Precision,
     /// Per rank.
     groups: Vec<Vec<Group>>,
 }
@@ -130,9 +134,43 @@ impl ExchangePlan {
             first_columns.push(output_dim);
             output_dim += table.dim;
         }
-        let mut plan = Self { tables, features, first_columns, output_dim, groups: Vec::new() };
+        let mut plan = Self {
+            tables,
+            features,
+            first_columns,
+            output_dim,
+            output_precision: Precision::F32,
+            row_precision: Precision::F32,
+            groups: Vec::new(),
+        };
         plan.groups = (0..rank_count).map(|rank| plan.make_groups(rank)).collect();
         Ok(plan)
+    }
+
+    /// Lets numbers travel in fewer bytes: those of outputs and of their gradients, and those of
+    /// single rows of tables divided by rows.
+    ///
+    /// # Errors
+    /// `Invalid` for outputs in `Int8`: sums have no bounds of their own to divide.
+    pub fn with_precision(mut self, outputs: Precision, rows: Precision) -> Result<Self> {
+        if outputs == Precision::Int8 {
+            return Err(Error::invalid("outputs travel in f32, f16 or bf16")
+                .with("remedy", "int8 is for rows of tables divided by rows"));
+        }
+        (self.output_precision, self.row_precision) = (outputs, rows);
+        Ok(self)
+    }
+
+    /// Returns what numbers of outputs and of their gradients are.
+    #[must_use]
+    pub fn output_precision(&self) -> Precision {
+        self.output_precision
+    }
+
+    /// Returns what numbers of single rows are on their way.
+    #[must_use]
+    pub fn row_precision(&self) -> Precision {
+        self.row_precision
     }
 
     /// Returns the number of ranks.

@@ -10,10 +10,9 @@ use tierbed::update::Grads;
 use tierbed::{FeaturePlan as Plan, Pooling};
 use tierbed_core::env::SystemClock;
 use tierbed_core::{Bags, Error, Result};
-use tierbed_exchange::array_rows::ArrayRows;
 use tierbed_exchange::{
-    Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows, Pad, ShardedTable,
-    Sharding, ShmHeap, Step, SymmetricHeap, UpdateRows, Wants,
+    Arrivals, Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows, Pad, Precision,
+    ShardedTable, Sharding, ShmHeap, SymmetricHeap, UpdateRows, Wants,
 };
 use tierbed_kernels::Destination;
 use tierbed_orders::OrderedEngine;
@@ -25,8 +24,8 @@ use crate::tensors::{check_disjoint, Tensor};
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<NativeExchangePlan>()?;
     module.add_class::<NativeHeap>()?;
-    module.add_class::<NativeExchange>()?;
-    module.add_class::<NativeExchangeBench>()
+    module.add_class::<NativeArrivals>()?;
+    module.add_class::<NativeExchange>()
 }
 
 /// A plan as Python describes it.
@@ -35,6 +34,8 @@ struct GivenPlan {
     ranks: usize,
     tables: Vec<GivenTable>,
     features: Vec<(usize, String)>,
+    outputs: String,
+    rows: String,
 }
 
 #[derive(Deserialize)]
@@ -67,7 +68,7 @@ impl From<GivenSharding> for Sharding {
 /// Who holds what, and the largest batch of a rank.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeExchangePlan {
-    plan: ExchangePlan,
+    pub(crate) plan: ExchangePlan,
     layout: Layout,
 }
 
@@ -91,8 +92,11 @@ impl NativeExchangePlan {
             let tables = given.tables.into_iter().map(table).collect();
             let features = given.features.iter();
             let features = features.map(|(table, pooling)| Ok((*table, named_pooling(pooling)?)));
-            let plan =
-                ExchangePlan::new(given.ranks, tables, features.collect::<Result<Vec<_>>>()?)?;
+            let features = features.collect::<Result<Vec<_>>>()?;
+            let precision = [&given.outputs, &given.rows].map(|name| Precision::by_name(name));
+            let [outputs, rows] = precision;
+            let plan = ExchangePlan::new(given.ranks, tables, features)?
+                .with_precision(outputs?, rows?)?;
             let layout = Layout::new(&plan, Limits { samples_max, indices_max })?;
             Ok(Self { plan, layout })
         })
@@ -199,7 +203,7 @@ impl UpdateRows for EngineRows<'_> {
     }
 }
 
-fn join(
+pub(crate) fn join(
     plan: &NativeExchangePlan,
     heap: &NativeHeap,
     rank: usize,
@@ -208,6 +212,38 @@ fn join(
     let clock = Arc::new(SystemClock::default());
     let pad = Pad::new(heap.heap.clone(), rank, clock, Duration::from_millis(timeout_ms))?;
     Exchange::new(plan.plan.clone(), plan.layout.clone(), pad)
+}
+
+/// An output on its way, part by part.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct NativeArrivals {
+    arrivals: Arrivals,
+}
+
+#[pymethods]
+impl NativeArrivals {
+    /// Number of the step.
+    #[getter]
+    fn step(&self) -> u64 {
+        self.arrivals.place().step
+    }
+
+    /// Address of the first number.
+    #[getter]
+    fn address(&self) -> usize {
+        self.arrivals.place().address
+    }
+
+    /// First sample of `part`, and the one behind its last.
+    fn samples(&self, part: usize) -> (usize, usize) {
+        let samples = self.arrivals.samples(part);
+        (samples.start, samples.end)
+    }
+
+    /// Waits until `part` is complete.
+    fn wait(&self, py: Python<'_>, part: usize) -> PyResult<()> {
+        run(py, || self.arrivals.wait(part).map(|_| ()))
+    }
 }
 
 /// One rank of an exchange over a store.
@@ -269,6 +305,34 @@ impl NativeExchange {
         Ok((output.step, output.address, output.sample_count))
     }
 
+    /// Begins a lookup that completes in parts, which `serve` looks up.
+    #[pyo3(signature = (indices, offsets, weights, wants_backward, wants_weight_grads, parts))]
+    #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
+    fn forward_parts(
+        &self,
+        indices: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        wants_backward: bool,
+        wants_weight_grads: bool,
+        parts: usize,
+    ) -> PyResult<NativeArrivals> {
+        let py = indices.py();
+        let batch = BatchTensors::import(indices, offsets, weights)?;
+        let wants = Wants { backward: wants_backward, weight_grads: wants_weight_grads };
+        let bags = batch.bags(self.feature_count).map_err(|error| to_python(py, &error))?;
+        let arrivals = run(py, || {
+            let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+            exchange.forward_parts(&bags, wants, parts)
+        })?;
+        Ok(NativeArrivals { arrivals })
+    }
+
+    /// Looks up the parts of the lookup that was begun, for all ranks.
+    fn serve(&self, store: &Bound<'_, NativeStore>, is_training: bool) -> PyResult<()> {
+        self.with(store, is_training, |exchange, rows| exchange.serve(rows))
+    }
+
     #[pyo3(signature = (store, step, grad, weight_grads))]
     fn backward(
         &self,
@@ -299,107 +363,5 @@ impl NativeExchange {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || self.exchange.lock().unwrap_or_else(PoisonError::into_inner).close())
-    }
-}
-
-/// One rank of the measured exchange: rows are arrays in memory.
-#[pyclass(frozen, module = "tierbed._native")]
-pub(crate) struct NativeExchangeBench {
-    state: Mutex<BenchState>,
-    feature_count: usize,
-}
-
-struct BenchState {
-    exchange: Exchange,
-    rows: ArrayRows,
-    step: Option<Step>,
-}
-
-impl NativeExchangeBench {
-    fn with<T: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&mut BenchState, &mut Step) -> Result<T> + Send,
-    ) -> PyResult<T> {
-        run(py, || {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut step = state.step.take().ok_or_else(|| Error::invalid("begin comes first"))?;
-            let result = work(&mut state, &mut step);
-            state.step = Some(step);
-            result
-        })
-    }
-}
-
-#[pymethods]
-impl NativeExchangeBench {
-    #[new]
-    fn new(
-        plan: &Bound<'_, NativeExchangePlan>,
-        heap: &Bound<'_, NativeHeap>,
-        rank: usize,
-        timeout_ms: u64,
-    ) -> PyResult<Self> {
-        let (heap, inner) = (heap.get(), plan.get());
-        run(plan.py(), || {
-            let exchange = join(inner, heap, rank, timeout_ms)?;
-            let fill = |table: usize, row: u64, first: usize, out: &mut [f32]| {
-                out.fill((table as u64 * 31 + row * 7 + first as u64) as f32 % 1024.0);
-            };
-            let rows = ArrayRows::new(&inner.plan, rank, fill);
-            let state = Mutex::new(BenchState { exchange, rows, step: None });
-            Ok(Self { state, feature_count: inner.plan.feature_count() })
-        })
-    }
-
-    /// Publishes the ids of a batch, which every call after it uses.
-    fn begin(&self, indices: &Bound<'_, PyAny>, offsets: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let batch = BatchTensors::import(indices, offsets, None)?;
-        let bags = batch.bags(self.feature_count);
-        let bags = bags.map_err(|error| to_python(indices.py(), &error))?;
-        run(indices.py(), || {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let wants = Wants { backward: false, weight_grads: false };
-            let step = state.exchange.begin(&bags, wants)?;
-            let sample_count = step.sample_count();
-            state.step = Some(step);
-            Ok(sample_count)
-        })
-    }
-
-    /// Looks up and writes to all ranks; returns where this rank's output is.
-    fn one_sided(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |state, step| Ok(state.exchange.exchange(step, &mut state.rows)?.address))
-    }
-
-    /// Looks up into `local`, and sends nothing.
-    fn compute_only(&self, local: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut tensor = Tensor::<f32>::import(local, "local")?;
-        let local_words = tensor.view_mut().map_err(|error| to_python(local.py(), &error))?;
-        self.with(local.py(), |state, step| {
-            state.exchange.compute_only(step, &mut state.rows, local_words)
-        })
-    }
-
-    /// Sends blocks of `local` over the shared memory, and unpacks what came into `out`.
-    fn all_to_all_and_unpack(
-        &self,
-        local: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        let py = local.py();
-        let local = Tensor::<f32>::import(local, "local")?;
-        let mut out = Tensor::<f32>::import(out, "out")?;
-        check_disjoint(&[out.place()], &[local.place()]).map_err(|error| to_python(py, &error))?;
-        let out = out.view_mut().map_err(|error| to_python(py, &error))?;
-        let local = local.view();
-        self.with(py, |state, step| {
-            state.exchange.all_to_all(step, local)?;
-            state.exchange.unpack(step, out)
-        })
-    }
-
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || self.state.lock().unwrap_or_else(PoisonError::into_inner).exchange.close())
     }
 }

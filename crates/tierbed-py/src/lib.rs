@@ -10,6 +10,7 @@ mod codec;
 mod data;
 mod errors;
 mod exchange;
+mod exchange_bench;
 mod folders;
 mod place_parts;
 mod placement;
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<resident::NativeResident>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
     exchange::register(module)?;
+    exchange_bench::register(module)?;
     folders::register(module)?;
     cache::register(module)?;
     placement::register(module)?;

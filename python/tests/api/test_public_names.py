@@ -63,7 +63,9 @@ PARAMETERS = {
     "Store.publish": "self path model base placement attachments progress",
     "Store.read_rows": "self table first_row row_count",
     "Store.gather_rows": "self table rows",
-    "Store.write_rows": "self table first_row weights rows_state",
+    "Store.write_rows": "self table first_row weights rows_state use_counts",
+    "Store.steps_done": "self table",
+    "Store.set_steps_done": "self table steps",
     "Store.set_learning_rate": "self lr tables",
     "Snapshot.open": "path dram_budget backend io_engine queue_depth cache cache_bytes tiers "
     "misses",

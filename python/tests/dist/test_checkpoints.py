@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +75,74 @@ def one_process(optimizer: Any) -> tuple[list[torch.Tensor], tb.Store]:
     return [*first, *second], store
 
 
+def check_loaded(
+    name: str, count: int, optimizer: Any, folder: Path, expected: list[torch.Tensor], whole: Any
+) -> None:
+    outputs, plan, stores = run(count, name, optimizer, range(2, 4), folder, None)
+    for found, wanted in zip(outputs, expected[2:], strict=True):
+        assert torch.equal(found, wanted), (name, count, optimizer)
+    for rank, store in enumerate(stores):
+        check_rows(store, whole, plan, rank)
+
+
 @pytest.mark.parametrize("saved", ["table-wise", "row-wise", "column-wise", "mirrored", "mixed"])
 def test_saved_on_two_ranks_and_loaded_on_one_two_or_four(saved: str, tmp_path: Path) -> None:
-    exact = [one for one in optimizers(saved) if not isinstance(one, (tb.Adam, tb.SGD))]
-    for optimizer in exact:
+    for optimizer in every_optimizer(saved):
         folder = tmp_path / type(optimizer).__name__
         expected, whole = one_process(optimizer)
         outputs, _, _ = run(2, saved, optimizer, range(2), None, folder)
         assert all(torch.equal(a, b) for a, b in zip(outputs, expected[:2], strict=True))
         for count, loaded in [(1, "table-wise"), (2, saved), (4, saved), (4, "mixed")]:
-            outputs, plan, stores = run(count, loaded, optimizer, range(2, 4), folder, None)
-            for found, wanted in zip(outputs, expected[2:], strict=True):
-                assert torch.equal(found, wanted), (saved, loaded, count, optimizer)
-            for rank, store in enumerate(stores):
-                check_rows(store, whole, plan, rank)
+            check_loaded(loaded, count, optimizer, folder, expected, whole)
+
+
+def every_optimizer(sharding: str) -> list[Any]:
+    """All optimizers; columns of a row have no state of the whole row."""
+    of_rows = [] if sharding == "column-wise" else [tb.PartialRowWiseAdam(lr=0.05)]
+    return [*optimizers(sharding), *of_rows]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (1, 3)])
+def test_adam_goes_on_with_its_corrections_on_another_number_of_ranks(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    optimizer = tb.Adam(lr=0.05)
+    expected, whole = one_process(optimizer)
+    for name in SHARDINGS:
+        folder = tmp_path / name
+        run(before, name, optimizer, range(2), None, folder)
+        check_loaded(name, after, optimizer, folder, expected, whole)
+        _, _, stores = run(after, name, optimizer, range(2, 2), folder, None)
+        held = [(store, table["name"]) for store in stores for table in store.tables()]
+        assert {store.steps_done(table) for store, table in held} == {2}
+
+
+def test_use_counts_survive(tmp_path: Path) -> None:
+    _, _, saved = run(2, "table-wise", tb.SGD(lr=0.05), range(2), None, tmp_path / "kept")
+    _, _, loaded = run(1, "table-wise", tb.SGD(lr=0.05), range(2, 2), tmp_path / "kept", None)
+    expected = saved[1].use_counts("a", 0, 60)
+    assert expected.max() > 0
+    assert torch.equal(loaded[0].use_counts("a", 0, 60), expected)
+
+
+def test_a_checkpoint_of_version_1_opens(tmp_path: Path) -> None:
+    """It had no steps and no use counts, and only optimizers that need neither."""
+    from safetensors.torch import load_file, save_file
+
+    folder, optimizer = tmp_path / "kept", tb.Adagrad(lr=0.05)
+    expected, whole = one_process(optimizer)
+    run(2, "mixed", optimizer, range(2), None, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["version"] = 1
+    del manifest["steps"]
+    for file in manifest["files"]:
+        parts = load_file(folder / file["name"])
+        del parts["use_counts"]
+        save_file(parts, folder / file["name"])
+        raw = (folder / file["name"]).read_bytes()
+        file.update(bytes=len(raw), crc32=zlib.crc32(raw))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    check_loaded("mixed", 2, optimizer, folder, expected, whole)
 
 
 def test_columns_are_divided_otherwise_when_they_are_loaded(tmp_path: Path) -> None:
@@ -129,11 +184,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     for options in [{"seed": 1}, {"optimizer": tb.Adagrad()}]:
         with alone(**options) as other, pytest.raises(tb.InvalidError, match="another shape"):
             other.load(folder)
-    with alone(optimizer=tb.Adam()) as one:
-        with pytest.raises(tb.UnsupportedError, match="counts the steps"):
-            one.save(tmp_path / "other")
-        with pytest.raises(tb.UnsupportedError, match="counts the steps"):
-            one.load(folder)
     with alone() as one:
         assert one.load(folder) is None
         assert torch.equal(all_rows(one.store, TABLES[0])[0], rows)

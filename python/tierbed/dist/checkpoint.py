@@ -14,6 +14,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from tierbed import state
 from tierbed.config import EmbeddingBagConfig
 from tierbed.dist.ranks import Rank
 from tierbed.dist.sharding import ShardingPlan
-from tierbed.errors import CorruptionError, InvalidError, TierbedError, UnsupportedError
-from tierbed.optim import Adam, Optimizer, PartialRowWiseAdam
+from tierbed.errors import CorruptionError, InvalidError, TierbedError
+from tierbed.optim import Optimizer
 from tierbed.store import Store
 
-__all__ = ["load_rows", "save_rows"]
+__all__ = ["RankTables", "load_rows", "save_rows"]
 
 FORMAT = "tierbed-ranks"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
 EXTRA = "extra.pt"
 CHUNK_ROWS = 65536
@@ -54,6 +55,34 @@ class Held:
         self.columns = columns
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankTables:
+    """The tables of a collection, and this rank's share of them.
+
+    Args:
+        ranks: Who this rank is.
+        store: Its store.
+        tables: All tables.
+        plan: Who holds what.
+        optimizer: The optimizer of all tables.
+    """
+
+    ranks: Rank
+    store: Store
+    tables: Sequence[EmbeddingBagConfig]
+    plan: ShardingPlan
+    optimizer: Optimizer
+
+    def held(self) -> list[Held]:
+        """Returns what this rank holds."""
+        return list(held_tables(self.tables, self.plan, self.ranks.rank))
+
+    def identities(self) -> dict[str, Any]:
+        """Returns what makes two tables the same one: shape, initial rows, optimizer."""
+        of_store = self.optimizer, self.store.seed
+        return {config.name: json.loads(config.table_json(*of_store)) for config in self.tables}
+
+
 def held_tables(
     tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int
 ) -> Iterator[Held]:
@@ -73,33 +102,24 @@ def held_tables(
             yield Held(config, name, rows, columns)
 
 
-def save_rows(
-    folder: Path,
-    ranks: Rank,
-    store: Store,
-    tables: Sequence[EmbeddingBagConfig],
-    plan: ShardingPlan,
-    optimizer: Optimizer,
-    extra: Mapping[str, Any] | None,
-) -> None:
+def save_rows(folder: Path, own: RankTables, extra: Mapping[str, Any] | None) -> None:
     """Writes a checkpoint together with all ranks; ``extra`` is that of rank 0.
 
     Raises:
         InvalidError: ``folder`` exists; nothing was written.
-        UnsupportedError: An optimizer that counts the steps of each row.
         TierbedError: Another rank failed; the folder is not there then.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
+    ranks = own.ranks
 
     def begin() -> None:
-        _check_optimizer(optimizer)
         if folder.exists():
             raise InvalidError(f"a checkpoint must be a new folder, and {folder} exists")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
 
     together(ranks, begin if ranks.rank == 0 else None)
-    files = together(ranks, lambda: _write_files(temporary, ranks, store, tables, plan))
+    found = together(ranks, lambda: (_write_files(temporary, own), _steps(own)))
 
     def finish() -> None:
         if extra is not None:
@@ -108,8 +128,10 @@ def save_rows(
             "format": FORMAT,
             "version": VERSION,
             "rank_count": ranks.count,
-            "tables": _identities(tables, optimizer, store.seed),
-            "files": [file for of_rank in files for file in of_rank],
+            "tables": own.identities(),
+            # All holders of a table step together.
+            "steps": {name: steps for _, of_rank in found for name, steps in of_rank.items()},
+            "files": [file for files, _ in found for file in files],
             "has_extra": extra is not None,
         }
         _write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -120,39 +142,34 @@ def save_rows(
     together(ranks, finish if ranks.rank == 0 else None)
 
 
-def load_rows(
-    folder: Path,
-    ranks: Rank,
-    store: Store,
-    tables: Sequence[EmbeddingBagConfig],
-    plan: ShardingPlan,
-    optimizer: Optimizer,
-) -> dict[str, Any] | None:
+def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
     """Reads what this rank holds of a checkpoint into its store; returns the ``extra``.
 
     Raises:
         InvalidError: Other tables, another optimizer or seed, or a store that was trained.
         CorruptionError: A file is missing or has other bytes than were written.
     """
-
     extra: dict[str, Any] | None = None
 
     def load() -> None:
         nonlocal extra
-        _check_optimizer(optimizer)
         manifest = _read_manifest(folder)
-        _check_tables(manifest, _identities(tables, optimizer, store.seed))
-        _check_new(store)
-        held = {one.config.name: one for one in held_tables(tables, plan, ranks.rank)}
+        _check_tables(manifest, own.identities())
+        _check_new(own.store)
+        held = {one.config.name: one for one in own.held()}
         for file in manifest["files"]:
             target = held.get(file["table"])
             if target is None or not _overlaps(file, target):
                 continue
-            _load_file(folder, file, store, target)
+            _load_file(folder, file, own.store, target)
+        # Version 1 had optimizers only that do not look at the number of their step.
+        for table, steps in manifest.get("steps", {}).items():
+            if table in held:
+                own.store.set_steps_done(held[table].name, steps)
         if manifest["has_extra"]:
             extra = state.unpack((folder / EXTRA).read_bytes())
 
-    together(ranks, load)
+    together(own.ranks, load)
     return extra
 
 
@@ -177,42 +194,29 @@ def together(ranks: Rank, work: Callable[[], Any] | None) -> list[Any]:
     return [value for value, _ in told]
 
 
-def _check_optimizer(optimizer: Optimizer) -> None:
-    if isinstance(optimizer, (Adam, PartialRowWiseAdam)):
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} counts the steps of each row, which cannot be written "
-            "back yet; use store.checkpoint on as many ranks, or another optimizer"
-        )
+def _steps(own: RankTables) -> dict[str, int]:
+    """Returns how many steps each table held here did."""
+    return {one.config.name: own.store.steps_done(one.name) for one in own.held()}
 
 
-def _identities(
-    tables: Sequence[EmbeddingBagConfig], optimizer: Optimizer, seed: int
-) -> dict[str, Any]:
-    """What makes two tables the same one: shape, initial rows, optimizer."""
-    return {config.name: json.loads(config.table_json(optimizer, seed)) for config in tables}
-
-
-def _write_files(
-    folder: Path,
-    ranks: Rank,
-    store: Store,
-    tables: Sequence[EmbeddingBagConfig],
-    plan: ShardingPlan,
-) -> list[dict[str, Any]]:
+def _write_files(folder: Path, own: RankTables) -> list[dict[str, Any]]:
     from safetensors.torch import save
 
-    held = {one.name: one for one in held_tables(tables, plan, ranks.rank)}
-    if ranks.rank != 0:
-        mirrored = {c.name for c in tables if plan.sharding(c)["kind"] == "mirrored"}
+    rank = own.ranks.rank
+    held = {one.name: one for one in own.held()}
+    if rank != 0:
+        mirrored = {c.name for c in own.tables if own.plan.sharding(c)["kind"] == "mirrored"}
         held = {name: one for name, one in held.items() if one.config.name not in mirrored}
     files: list[dict[str, Any]] = []
 
-    def visit(table: str, rows: Tensor, weights: Tensor, rows_state: Tensor, _: Tensor) -> None:
+    def visit(
+        table: str, rows: Tensor, weights: Tensor, rows_state: Tensor, counts: Tensor
+    ) -> None:
         if table not in held or rows.numel() == 0:
             return
         of = held[table]
-        name = f"rank{ranks.rank}-{len(files)}.safetensors"
-        parts = {"rows": rows, "weights": weights, "state": rows_state}
+        name = f"rank{rank}-{len(files)}.safetensors"
+        parts = {"rows": rows, "weights": weights, "state": rows_state, "use_counts": counts}
         raw = save({part: tensor.contiguous() for part, tensor in parts.items()})
         _write(folder / name, raw)
         files.append(
@@ -226,7 +230,7 @@ def _write_files(
             }
         )
 
-    store.scan(visit, chunk_rows=CHUNK_ROWS)
+    own.store.scan(visit, chunk_rows=CHUNK_ROWS)
     return files
 
 
@@ -237,8 +241,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise InvalidError(f"{folder} is no checkpoint of ranks: it has no {MANIFEST}") from error
     except ValueError as error:
         raise CorruptionError(f"{folder / MANIFEST} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise InvalidError(f"{folder} is no checkpoint of ranks, version {VERSION}")
+    if manifest.get("format") != FORMAT or manifest.get("version") not in (1, VERSION):
+        raise InvalidError(f"{folder} is no checkpoint of ranks, version 1 or {VERSION}")
     return manifest
 
 
@@ -293,35 +297,32 @@ def _load_file(folder: Path, file: Mapping[str, Any], store: Store, target: Held
     rows, order = rows[is_held], order[is_held]
     if rows.numel() == 0:
         return
-    weights, rows_state = parts["weights"][order], parts["state"][order]
+    found = {name: tensor[order] for name, tensor in parts.items() if name != "rows"}
     breaks = (torch.diff(rows) != 1).nonzero().view(-1) + 1
     starts = [0, *breaks.tolist(), rows.numel()]
     for start, end in zip(starts, starts[1:], strict=False):
-        _write_run(store, target, file, int(rows[start]), weights[start:end], rows_state[start:end])
+        run = {name: tensor[start:end] for name, tensor in found.items()}
+        _write_run(store, target, range(*file["columns"]), int(rows[start]), run)
 
 
 def _write_run(
-    store: Store,
-    target: Held,
-    file: Mapping[str, Any],
-    first_row: int,
-    weights: Tensor,
-    rows_state: Tensor,
+    store: Store, target: Held, columns: range, first_row: int, run: Mapping[str, Tensor]
 ) -> None:
-    first, end = file["columns"]
-    if (first, end) == (target.columns.start, target.columns.stop):
-        store.write_rows(target.name, first_row, weights, rows_state)
+    """Writes ``columns`` of consecutive rows; version 1 has no use counts."""
+    weights, rows_state, counts = run["weights"], run["state"], run.get("use_counts")
+    if columns == target.columns:
+        store.write_rows(target.name, first_row, weights, rows_state, counts)
         return
     # Some columns of the file are some columns of what is held; the others stay.
     own, own_state = store.read_rows_and_state(target.name, first_row, weights.shape[0])
-    both = range(max(first, target.columns.start), min(end, target.columns.stop))
+    first, width, own_width = columns.start, len(columns), len(target.columns)
+    both = range(max(first, target.columns.start), min(columns.stop, target.columns.stop))
     _copy_columns(weights, first, own, target.columns.start, both)
-    width, own_width = end - first, len(target.columns)
     for word in range(rows_state.shape[1] // width):
         from_file = rows_state[:, word * width : (word + 1) * width]
         place = own_state[:, word * own_width : (word + 1) * own_width]
         _copy_columns(from_file, first, place, target.columns.start, both)
-    store.write_rows(target.name, first_row, own, own_state)
+    store.write_rows(target.name, first_row, own, own_state, counts)
 
 
 def _copy_columns(source: Tensor, first: int, to: Tensor, to_first: int, columns: range) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from tierbed._native import NativeExchangePlan
 from tierbed.config import EmbeddingBagConfig, feature_labels
-from tierbed.dist.checkpoint import load_rows, save_rows
-from tierbed.dist.exchange import Collective, Exchange, OneSided
+from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
+from tierbed.dist.autograd import Lookup, LookupParts
+from tierbed.dist.collective import Collective
+from tierbed.dist.exchange import Exchange, OneSided, Serving
 from tierbed.dist.ranks import ProcessRank, Rank
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
@@ -31,6 +33,13 @@ __all__ = ["ShardedEmbeddingBagCollection"]
 EXCHANGES = ("auto", "one_sided", "collective")
 # Rows of a column-wise shard that are initialised at a time.
 CHUNK_ROWS = 65536
+# What numbers may travel in, as the engine calls it.
+PRECISIONS = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int8: "int8",
+}
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
@@ -56,6 +65,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         timeout_s: How long another rank may be silent before this one gives up, naming it.
         copies_outputs: Whether outputs are copied out of the shared memory. Without, an output is
             valid until the lookup after the next, which fails if it is still in use.
+        output_dtype: What outputs and their gradients are: ``torch.float32``, ``float16`` or
+            ``bfloat16``. Sums are made in float32 and rounded once.
+        row_dtype: What single rows of row-wise tables travel in: those, or ``torch.int8`` with a
+            scale and an offset for each row.
     """
 
     def __init__(
@@ -73,10 +86,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
         indices_max: int = 8 << 20,
         timeout_s: float = 60.0,
         copies_outputs: bool = False,
+        output_dtype: torch.dtype = torch.float32,
+        row_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         if exchange not in EXCHANGES:
             raise InvalidError(f"exchange must be one of {EXCHANGES}, not {exchange!r}")
+        for name, dtype in (("output_dtype", output_dtype), ("row_dtype", row_dtype)):
+            if dtype not in PRECISIONS:
+                raise InvalidError(f"{name} must be one of {list(PRECISIONS)}, not {dtype}")
         if not tables:
             raise InvalidError("a collection needs at least one table")
         self._ranks = ProcessRank() if ranks is None else ranks
@@ -93,7 +111,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
         fused = self._optimizer = as_optimizer(optimizer, optimizer_kwargs)
-        native = NativeExchangePlan(self._plan.to_json(tables), samples_max, indices_max)
+        self._output_dtype = output_dtype
+        described = self._plan.to_json(tables, PRECISIONS[output_dtype], PRECISIONS[row_dtype])
+        native = NativeExchangePlan(described, samples_max, indices_max)
         groups = [
             store.native.plan(
                 [self._hold(self._configs[table], fused) for table, _ in members],
@@ -136,16 +156,55 @@ class ShardedEmbeddingBagCollection(nn.Module):
             InvalidError: A bad batch; nothing was sent, and it may be mended.
             TierbedError: Another rank failed or is silent; the message names it.
         """
+        bags, weights = self._checked(features)
+        is_training = self.training and torch.is_grad_enabled()
+        rows = Lookup.apply(  # type: ignore[no-untyped-call]
+            self._hook, weights, bags, self._exchange, is_training
+        )
+        return KeyedTensor(self._names, self._dims, rows)
+
+    def forward_parts(self, features: Any, parts: int) -> Iterator[KeyedTensor]:
+        """Looks up a batch, together with all ranks, and yields it part by part.
+
+        The samples of each rank are divided into ``parts`` ranges. A part is yielded as soon as
+        its rows are there, while another thread still reads those of later parts; until the last
+        part is read the store is busy. Together the parts have the numbers of :meth:`forward`, and
+        one backward through all of them steps the rows once. All ranks give the same ``parts``.
+
+        Args:
+            features: As for :meth:`forward`.
+            parts: How many, at most 1024; some may be empty.
+
+        Returns:
+            ``[b, D]`` per feature, side by side, for one range of samples after the other.
+
+        Raises:
+            InvalidError: As :meth:`forward`.
+            TierbedError: As :meth:`forward`, here or while iterating.
+            UnsupportedError: A collective exchange, or ``copies_outputs=True``.
+        """
+        bags, weights = self._checked(features)
+        is_training = self.training and torch.is_grad_enabled()
+        begun: list[Serving] = []
+        rows = LookupParts.apply(  # type: ignore[no-untyped-call]
+            self._hook, weights, bags, self._exchange, (is_training, parts, begun)
+        )
+        return self._arriving(rows, begun[0])
+
+    def _arriving(self, rows: Sequence[Tensor], serving: Serving) -> Iterator[KeyedTensor]:
+        for part, of_part in enumerate(rows):
+            serving.wait(part)
+            yield KeyedTensor(self._names, self._dims, of_part)
+        serving.join()
+
+    def _checked(self, features: Any) -> tuple[KeyedJaggedTensor, Tensor | None]:
+        """Returns the bags in the order of the tables, and weights where there must be some."""
         bags = as_kjt(features)
         bags = bags if bags.keys() == self._features else bags.select(self._features)
         weights = bags.weights_or_none() if self._is_weighted else None
         if self._is_weighted and weights is None:
             raise InvalidError("is_weighted=True, but the batch has no weights")
-        is_training = self.training and torch.is_grad_enabled()
-        rows = _Lookup.apply(  # type: ignore[no-untyped-call]
-            self._hook, weights, bags, self._exchange, is_training
-        )
-        return KeyedTensor(self._names, self._dims, rows)
+        return bags, weights
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """Writes a checkpoint that any number of ranks can load; all ranks call this together.
@@ -161,9 +220,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
             InvalidError: The folder exists.
             TierbedError: Another rank failed; the message names it.
         """
-        save_rows(
-            Path(path), self._ranks, self._store, self._configs, self._plan, self._optimizer, extra
-        )
+        save_rows(Path(path), self._held(), extra)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any] | None:
         """Reads the rows that this rank holds, into a store that trained none yet; all ranks call
@@ -176,8 +233,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
             InvalidError: Other tables, another optimizer or seed, or rows that were trained.
             CorruptionError: A file is missing, or not as it was written.
         """
-        return load_rows(
-            Path(path), self._ranks, self._store, self._configs, self._plan, self._optimizer
+        return load_rows(Path(path), self._held())
+
+    def _held(self) -> RankTables:
+        return RankTables(
+            ranks=self._ranks,
+            store=self._store,
+            tables=self._configs,
+            plan=self._plan,
+            optimizer=self._optimizer,
         )
 
     def close(self) -> None:
@@ -261,41 +325,11 @@ class ShardedEmbeddingBagCollection(nn.Module):
                     heap,
                     self._ranks.rank,
                     groups,
+                    dtype=self._output_dtype,
                     timeout_s=timeout_s,
                     copies_outputs=copies_outputs,
                 )
         if not isinstance(self._ranks, ProcessRank):
             raise UnsupportedError("the collective exchange needs torch.distributed")
-        return Collective(self._store.native, plan, self._ranks.group, groups)
-
-
-class _Lookup(torch.autograd.Function):
-    """A lookup in an autograd graph; its backward steps the rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hook: Tensor,
-        weights: Tensor | None,
-        bags: KeyedJaggedTensor,
-        exchange: Exchange,
-        is_training: bool,
-    ) -> Tensor:
-        wants = (is_training, is_training and ctx.needs_input_grad[1])
-        indices = bags.values().detach().to(torch.int64).contiguous()
-        offsets = bags.offsets().detach().to(torch.int64).contiguous()
-        of_ids = None if weights is None else weights.detach().to(torch.float32).contiguous()
-        ctx.step, out = exchange.forward(indices, offsets, of_ids, wants)
-        ctx.exchange = exchange
-        ctx.is_training = is_training
-        ctx.index_count = indices.numel()
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.is_training:
-            raise InvalidError("this lookup was not made in training mode; call train() first")
-        wants_weights = ctx.needs_input_grad[1]
-        weights_grad = torch.empty(ctx.index_count) if wants_weights else None
-        ctx.exchange.backward(ctx.step, grads[0].contiguous(), weights_grad)
-        return torch.zeros(1), weights_grad, None, None, None
+        group = self._ranks.group
+        return Collective(self._store.native, plan, group, groups, dtype=self._output_dtype)

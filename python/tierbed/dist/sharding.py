@@ -146,8 +146,16 @@ class ShardingPlan:
             return {"kind": "columns", "bounds": list(bounds)}
         return {"kind": "mirrored"}
 
-    def to_json(self, tables: Sequence[EmbeddingBagConfig]) -> str:
-        """Writes the plan of ``tables`` as ``NativeExchangePlan`` takes it."""
+    def to_json(
+        self, tables: Sequence[EmbeddingBagConfig], outputs: str = "f32", rows: str = "f32"
+    ) -> str:
+        """Writes the plan of ``tables`` as ``NativeExchangePlan`` takes it.
+
+        Args:
+            tables: The tables.
+            outputs: What numbers of outputs and their gradients travel in.
+            rows: What numbers of single rows travel in.
+        """
         described = [
             {
                 "row_count": _row_count(config),
@@ -161,7 +169,8 @@ class ShardingPlan:
             for at, config in enumerate(tables)
             for _ in config.feature_names
         ]
-        return json.dumps({"ranks": self.rank_count, "tables": described, "features": features})
+        plan = {"ranks": self.rank_count, "tables": described, "features": features}
+        return json.dumps({**plan, "outputs": outputs, "rows": rows})
 
     def _equal_ranges(self, end: int) -> tuple[int, ...]:
         return tuple(rank * end // self.rank_count for rank in range(self.rank_count + 1))

@@ -1,0 +1,83 @@
+"""How is a lookup of several ranks part of an autograd graph? Its backward steps the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierbed.dist.exchange import Exchange, Serving
+from tierbed.errors import InvalidError
+from tierbed.sparse import KeyedJaggedTensor
+
+__all__ = ["Lookup", "LookupParts"]
+
+
+class Lookup(torch.autograd.Function):
+    """A lookup in an autograd graph; its backward steps the rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hook: Tensor,
+        weights: Tensor | None,
+        bags: KeyedJaggedTensor,
+        exchange: Exchange,
+        is_training: bool,
+    ) -> Tensor:
+        wants = (is_training, is_training and ctx.needs_input_grad[1])
+        ctx.step, out = exchange.forward(*_batch(bags, weights), wants)
+        ctx.exchange = exchange
+        ctx.is_training = is_training
+        ctx.index_count = bags.values().numel()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _step_rows(ctx, grads[0])
+
+
+class LookupParts(torch.autograd.Function):
+    """As :class:`Lookup`, with an output for each part: one backward for all of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hook: Tensor,
+        weights: Tensor | None,
+        bags: KeyedJaggedTensor,
+        exchange: Exchange,
+        how: tuple[bool, int, list[Serving]],
+    ) -> tuple[Tensor, ...]:
+        is_training, parts, begun = how
+        wants = (is_training, is_training and ctx.needs_input_grad[1])
+        ctx.step, outputs, serving = exchange.forward_parts(*_batch(bags, weights), wants, parts)
+        begun.append(serving)
+        ctx.exchange = exchange
+        ctx.is_training = is_training
+        ctx.index_count = bags.values().numel()
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # A part that nobody used has zeros.
+        return _step_rows(ctx, torch.cat(grads))
+
+
+def _batch(
+    bags: KeyedJaggedTensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    indices = bags.values().detach().to(torch.int64).contiguous()
+    offsets = bags.offsets().detach().to(torch.int64).contiguous()
+    of_ids = None if weights is None else weights.detach().to(torch.float32).contiguous()
+    return indices, offsets, of_ids
+
+
+def _step_rows(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if not ctx.is_training:
+        raise InvalidError("this lookup was not made in training mode; call train() first")
+    wants_weights = ctx.needs_input_grad[1]
+    weights_grad = torch.empty(ctx.index_count) if wants_weights else None
+    ctx.exchange.backward(ctx.step, grad.to(torch.float32).contiguous(), weights_grad)
+    return torch.zeros(1), weights_grad, None, None, None
