@@ -4,12 +4,19 @@
 //! `2 - 2^-n0 - 2^-n1`. Up to a factor, a row of side 0 that changes sides gains
 //! `2^-(n0 - 1) - 2^-n1`: much, when it is the last one there and its friends are over there.
 //!
+//! Gains are those of rows that change sides alone. When circles lie half here, half there, all
+//! their rows gain by leaving, and after all have left nothing is better. So an exchange that did
+//! not lower the fanout is the last one of its size: from then on half as many pairs change sides,
+//! and which rows of equal gain these are is drawn anew each time.
+//!
 //! Gains are fixed-point integers. Their sum is the same in any order, so threads may share it
 //! out as they like.
 
 #![expect(clippy::indexing_slicing, reason = "local rows are below the node's row count")]
 
 use std::thread;
+
+use tierbed_core::env::mix64;
 
 use crate::hypergraph::{edges, local, runs_of_edges};
 
@@ -43,19 +50,23 @@ pub(super) struct Exchange {
 impl Exchange {
     /// Exchanges rows until nothing gains, `iteration_count` times at most. `side` is set.
     pub(super) fn run(&mut self, pins: &[u32], iteration_count: u32, thread_count: usize) {
-        for _ in 0..iteration_count {
-            self.sum_gains(pins, thread_count);
-            if self.exchange(thread_count) == 0 {
+        let mut halvings = 0;
+        let mut cost_before = i64::MAX;
+        for iteration in 1..=iteration_count {
+            let cost = self.sum_gains(pins, thread_count);
+            halvings += u32::from(cost >= cost_before);
+            cost_before = cost;
+            if self.exchange(thread_count, iteration, halvings) == 0 {
                 break;
             }
         }
     }
 
-    /// Sums every row's gain over the edges of `pins`.
+    /// Sums every row's gain over the edges of `pins`; returns their fanout, up to a constant.
     ///
     /// A further thread has an array of its own while these take at most half of the pins'
     /// memory, so memory grows with pins, not with threads times rows.
-    fn sum_gains(&mut self, pins: &[u32], thread_count: usize) {
+    fn sum_gains(&mut self, pins: &[u32], thread_count: usize) -> i64 {
         let row_count = self.side.len();
         self.gain.clear();
         self.gain.resize(row_count, 0);
@@ -63,32 +74,35 @@ impl Exchange {
         let worthwhile = pins.len() / PINS_PER_THREAD_MIN + 1;
         let run_count = thread_count.min(affordable).min(worthwhile);
         if run_count < 2 {
-            add_gains(pins, &self.side, &mut self.gain);
-            return;
+            return add_gains(pins, &self.side, &mut self.gain);
         }
         let runs = runs_of_edges(pins, run_count);
         self.partial.resize_with(run_count - 1, Vec::new);
         let side = &self.side;
-        thread::scope(|scope| {
+        let cost = thread::scope(|scope| {
+            let mut others = Vec::with_capacity(run_count);
             for (run, partial) in runs.iter().skip(1).zip(&mut self.partial) {
                 partial.clear();
                 partial.resize(row_count, 0);
-                scope.spawn(move || add_gains(run, side, partial));
+                others.push(scope.spawn(move || add_gains(run, side, partial)));
             }
-            if let Some(run) = runs.first() {
-                add_gains(run, side, &mut self.gain);
-            }
+            let own = runs.first().map_or(0, |run| add_gains(run, side, &mut self.gain));
+            others.into_iter().fold(own, |sum, other| sum + other.join().unwrap_or(0))
         });
         for partial in self.partial.iter().take(runs.len() - 1) {
             for (sum, add) in self.gain.iter_mut().zip(partial) {
                 *sum += add;
             }
         }
+        cost
     }
 
     /// Exchanges the i-th best row of the left with the i-th best of the right while the two
-    /// gain together. Returns how many pairs changed sides.
-    fn exchange(&mut self, thread_count: usize) -> usize {
+    /// gain together; of these pairs the first half, as often as `halvings` says, but one at
+    /// least. Returns how many pairs changed sides.
+    fn exchange(&mut self, thread_count: usize, iteration: u32, halvings: u32) -> usize {
+        let of_left = Ties::drawn(2 * u64::from(iteration));
+        let of_right = Ties::drawn(2 * u64::from(iteration) + 1);
         let (gain, side) = (&self.gain, &self.side);
         let best = |right: bool| {
             let of_side = gain.iter().zip(side).filter(|(_, &is_right)| is_right == right);
@@ -100,9 +114,9 @@ impl Exchange {
         self.right.clear();
         for (row, (&gain, &is_right)) in gain.iter().zip(side).enumerate() {
             if !is_right && gain + best_right > 0 {
-                self.left.push(sort_key(gain, row));
+                self.left.push(of_left.sort_key(gain, row));
             } else if is_right && gain + best_left > 0 {
-                self.right.push(sort_key(gain, row));
+                self.right.push(of_right.sort_key(gain, row));
             }
         }
         let (left, right) = (&mut self.left, &mut self.right);
@@ -115,25 +129,25 @@ impl Exchange {
             left.sort_unstable();
             right.sort_unstable();
         }
-        let mut pair_count = 0;
-        for (&a, &b) in self.left.iter().zip(&self.right) {
-            let (a, b) = (a as u32 as usize, b as u32 as usize);
-            if self.gain[a] + self.gain[b] <= 0 {
-                break;
-            }
+        let pairs = self.left.iter().zip(&self.right);
+        let pairs = pairs.map(|(&a, &b)| (of_left.row_of(a), of_right.row_of(b)));
+        let gainful = pairs.clone().take_while(|&(a, b)| self.gain[a] + self.gain[b] > 0).count();
+        let pair_count = gainful.unbounded_shr(halvings).max(gainful.min(1));
+        for (a, b) in pairs.take(pair_count) {
             self.side[a] = true;
             self.side[b] = false;
-            pair_count += 1;
         }
         pair_count
     }
 }
 
-/// Adds the gains of the edges in `pins`, `[row]`.
-fn add_gains(pins: &[u32], side: &[bool], gain: &mut [i64]) {
+/// Adds the gains of the edges in `pins`, `[row]`; returns the edges' fanout, up to a constant.
+fn add_gains(pins: &[u32], side: &[bool], gain: &mut [i64]) -> i64 {
+    let mut together = 0;
     for edge in edges(pins) {
         let right = edge.iter().filter(|&&pin| side[local(pin)]).count();
         let left = edge.len() - right;
+        together += half_to_the(left) + half_to_the(right);
         let of_left = half_to_the(left.wrapping_sub(1)) - half_to_the(right);
         let of_right = half_to_the(right.wrapping_sub(1)) - half_to_the(left);
         if of_left == 0 && of_right == 0 {
@@ -144,13 +158,36 @@ fn add_gains(pins: &[u32], side: &[bool], gain: &mut [i64]) {
             gain[row] += if side[row] { of_right } else { of_left };
         }
     }
+    -together
 }
 
-/// Sorts by falling gain, then by row. Gains are rounded to f32, which keeps their order.
-fn sort_key(gain: i64, row: usize) -> u64 {
-    let bits = (gain as f32).to_bits();
-    let rising = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
-    u64::from(!rising) << 32 | row as u64
+/// An order of rows of equal gain, drawn anew for each side and iteration: multiples of an odd
+/// number modulo 2^32, which no two rows share.
+#[derive(Debug, Clone, Copy)]
+struct Ties {
+    stride: u32,
+    /// The number whose product with `stride` is 1 modulo 2^32.
+    back: u32,
+}
+
+impl Ties {
+    fn drawn(seed: u64) -> Self {
+        let stride = mix64(seed) as u32 | 1;
+        // Newton: each step doubles the bits that are right, 3 at first.
+        let step = |back: u32| back.wrapping_mul(2u32.wrapping_sub(stride.wrapping_mul(back)));
+        Self { stride, back: (0..4).fold(stride, |back, _| step(back)) }
+    }
+
+    /// Sorts by falling gain. Gains are rounded to f32, which keeps their order.
+    fn sort_key(self, gain: i64, row: usize) -> u64 {
+        let bits = (gain as f32).to_bits();
+        let rising = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+        u64::from(!rising) << 32 | u64::from((row as u32).wrapping_mul(self.stride))
+    }
+
+    fn row_of(self, key: u64) -> usize {
+        (key as u32).wrapping_mul(self.back) as usize
+    }
 }
 
 #[cfg(test)]
@@ -158,11 +195,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_fall_with_the_gain_and_rise_with_the_row() {
+    fn keys_fall_with_the_gain_and_keep_the_row() {
         let gains = [1 << 40, 7, 1, 0, -1, -9, -(1 << 40)];
-        let keys: Vec<u64> = gains.iter().map(|&gain| sort_key(gain, 3)).collect();
+        let ties: Vec<Ties> = (0..20).map(Ties::drawn).collect();
+        let keys: Vec<u64> = gains.iter().map(|&gain| ties[3].sort_key(gain, 3)).collect();
         assert!(keys.windows(2).all(|pair| pair[0] < pair[1]));
-        assert!(sort_key(5, 1) < sort_key(5, 2));
+        for (ties, row) in ties.iter().flat_map(|ties| [0, 1, 77, 1 << 30].map(|row| (ties, row))) {
+            assert_eq!(ties.row_of(ties.sort_key(-5, row)), row);
+        }
+        let is_rising = |ties: &Ties| ties.sort_key(5, 1) < ties.sort_key(5, 2);
+        assert!(ties.iter().any(is_rising) && !ties.iter().all(is_rising), "ties are drawn anew");
     }
 
     #[test]

@@ -14,8 +14,9 @@
 //! a child sees only one row of are dropped ([`divide`]). Rows of a node are numbered from 0, so
 //! its arrays are as small as the node.
 //!
-//! What always holds: gains are integers and ties go by row, so the result depends on the log,
-//! the options and the seed, never on threads; sizes of nodes follow from the number of rows.
+//! What always holds: gains are integers and ties go by a hash of the row, so the result depends
+//! on the log, the options and the seed, never on threads; sizes of nodes follow from the number of
+//! rows.
 //!
 //! Source: MaxEmbed §5 ("vanilla SHP"), and Kabiljo and others, "Social Hash Partitioner", for
 //! the objective with p = 0.5. Differs: pairs of rows are exchanged in order of gain instead of
@@ -57,6 +58,11 @@ impl BisectionOptions {
     #[must_use]
     pub fn new(rows_per_page: u32) -> Self {
         Self { rows_per_page, iteration_count: 16, seed: 1, thread_count: 1 }
+    }
+
+    /// The same on one thread.
+    pub(crate) fn on_one_thread(&self) -> Self {
+        Self { thread_count: 1, ..self.clone() }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -206,8 +212,7 @@ pub fn bisect_evenly(
 /// Returns all rows of `graph`, page after page, on the calling thread.
 pub(crate) fn bisect_block(graph: Hypergraph, options: &BisectionOptions) -> Vec<u32> {
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    let options = BisectionOptions { thread_count: 1, ..options.clone() };
-    levels::split(graph, (page_count, Fill::Full), &options, &mut |_| ()).0
+    levels::split(graph, (page_count, Fill::Full), &options.on_one_thread(), &mut |_| ()).0
 }
 
 /// Bisects a hypergraph into blocks of whole pages and of `block_rows` rows at most.

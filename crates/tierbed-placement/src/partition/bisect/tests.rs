@@ -88,6 +88,22 @@ fn planted_circles_are_found() {
 }
 
 #[test]
+fn circles_that_share_no_row_come_apart_whole() {
+    // By chance many circles begin half here, half there: all their rows gain the same by changing
+    // sides, and when all do, nothing has changed.
+    for size in [2u32, 4, 8] {
+        let circle_count = 240 / size;
+        let queries: Vec<Vec<u32>> = (0..2 * circle_count)
+            .map(|at| (0..size).map(|row| row * circle_count + at % circle_count).collect())
+            .collect();
+        let log = QueryLog::from_queries(240, &queries).expect("in range");
+        let placement = bisect(log.clone(), &options(8), &mut |_| ()).expect("fits");
+        let pages = connectivity(&placement, &log);
+        assert!(5 * pages <= 6 * queries.len(), "{pages} pages, {} circles", queries.len());
+    }
+}
+
+#[test]
 fn rows_never_asked_for_come_last_highest_first() {
     let log = planted(4, 8, 200);
     let placement = bisect(log, &options(8), &mut |_| ()).expect("fits");
