@@ -28,6 +28,7 @@ mod quality;
 mod query_log;
 pub mod replicate;
 pub mod select;
+mod trial;
 
 pub use choose::{choose, Choice};
 pub use file::{decode_placement, read_placement, write_placement};

@@ -10,8 +10,8 @@
 //! | `ours` | grown | by marginal gain; guarded |
 //!
 //! Growth learns more of a log than bisection, and on some logs what it learns does not last. The
-//! *guard* builds both from the first nine tenths of the log and lets the last tenth decide
-//! ([`choose`]).
+//! *guard* builds both for parts of the table from the first nine tenths of the log and lets the
+//! last tenth decide ([`choose`]).
 
 use tierbed_core::{Error, Result};
 

@@ -138,6 +138,23 @@ impl QueryLog {
         shuffled
     }
 
+    /// Returns what the queries ask of `rows` alone, which are numbered by their place there.
+    #[expect(clippy::indexing_slicing, reason = "a log's rows are below its row count")]
+    pub(crate) fn of_rows(&self, rows: &[u32]) -> Self {
+        let mut place_of = vec![u32::MAX; self.row_count as usize];
+        for (place, &row) in (0..).zip(rows) {
+            place_of[row as usize] = place;
+        }
+        let row_count = rows.len() as u32;
+        let mut part = Self { offsets: vec![0], rows: Vec::new(), row_count };
+        for query in self.iter() {
+            let places = query.iter().map(|&row| place_of[row as usize]);
+            part.rows.extend(places.filter(|&place| place != u32::MAX));
+            part.offsets.push(part.rows.len() as u64);
+        }
+        part
+    }
+
     /// Makes the table as small as the largest row that was asked for.
     pub(crate) fn with_rows_seen(mut self) -> Self {
         self.row_count = self.rows.iter().max().map_or(0, |row| row + 1);

@@ -10,6 +10,7 @@ use std::thread;
 
 use crate::{Placement, QueryLog};
 
+pub(crate) use bisect::into_blocks;
 pub use bisect::{
     bisect, bisect_evenly, bisect_resumable, order_of_parts, BisectionOptions, LevelReport, Subtree,
 };

@@ -15,7 +15,7 @@
 use super::residual::Residual;
 
 /// Of a popular row about this many queries are looked at.
-const SAMPLE_MAX: usize = 600;
+const SAMPLE_MAX: usize = 300;
 
 /// In a query of more rows, being asked for together says little: it adds to no score.
 const LONG_QUERY: usize = 256;

@@ -79,7 +79,9 @@ pub fn by_marginal_gain_each(
         let pages = pages_within(&built, options, room(budget), budget.replica_count > 0);
         assemble(&built, &pages, &lone, (row_count, rows_per_page), *budget)
     };
-    budgets.iter().map(place).collect()
+    // One block leaves threads to ratios.
+    let thread_count = if built.len() == 1 { options.bisection.thread_count } else { 1 };
+    parallel(budgets.iter().collect(), thread_count, place).into_iter().collect()
 }
 
 fn home_pages(graph: Hypergraph, options: &GrowthOptions) -> Result<Vec<Built>> {

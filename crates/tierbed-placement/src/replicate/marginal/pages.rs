@@ -3,7 +3,7 @@
 use crate::index::PageIndex;
 use crate::partition::grow::page::Growth;
 use crate::partition::grow::pins::Pins;
-use crate::partition::grow::residual::Residual;
+use crate::partition::grow::residual::{Residual, NO_PAGE};
 use crate::partition::grow::seeds::Seeds;
 use crate::select::{greedy, Scratch};
 
@@ -24,6 +24,10 @@ const PROMISE_MIN: f32 = 0.01;
 
 /// Serves every query from as few of `pages` as greedy cover finds.
 pub(super) fn residual_of<'a>(pins: &'a Pins, pages: &[Vec<u32>]) -> Residual<'a> {
+    let seat_count: usize = pages.iter().map(Vec::len).sum();
+    if seat_count <= pins.row_count() {
+        return residual_of_homes(pins, pages);
+    }
     let mut residual = Residual::alone(pins);
     let row_count = pins.row_count() as u32;
     // A block's pages have fewer than 2^32 seats, so the index cannot refuse them.
@@ -38,6 +42,29 @@ pub(super) fn residual_of<'a>(pins: &'a Pins, pages: &[Vec<u32>]) -> Residual<'a
                 residual.serve(first + position as usize, page);
             }
         });
+        residual.regroup(query);
+    }
+    residual
+}
+
+/// Serves every query from the only page of each row: there is nothing to choose.
+fn residual_of_homes<'a>(pins: &'a Pins, pages: &[Vec<u32>]) -> Residual<'a> {
+    let mut home = vec![NO_PAGE; pins.row_count()];
+    for (page, rows) in (0..).zip(pages) {
+        for &row in rows {
+            if let Some(home) = home.get_mut(row as usize) {
+                *home = page;
+            }
+        }
+    }
+    let mut residual = Residual::alone(pins);
+    for query in 0..pins.query_count() {
+        for pin in pins.of_query(query) {
+            let page = home.get(pins.row(pin) as usize).copied().unwrap_or(NO_PAGE);
+            if page != NO_PAGE {
+                residual.serve(pin, page);
+            }
+        }
         residual.regroup(query);
     }
     residual
