@@ -82,12 +82,16 @@ def read_log(
 
 
 def _read_samples(path: Path, log_format: str, samples: int | None) -> QueryLog:
-    """Numbers the tokens of a file of samples; each sample is a query over all its features."""
+    """Numbers the tokens of a file of samples; each sample is a query over all its features.
+
+    Columns that are empty throughout are no features: their tables have row 0 alone, the row of
+    fields without a token.
+    """
     from tierbed.source import DataOptions, open_source
 
     with tempfile.TemporaryDirectory() as folder:
         given = DataOptions(format=log_format, paths=(str(path),), samples=samples)
         source = open_source(given, Path(folder) / "vocabulary")
-        sizes = source.table_sizes
+        sizes = {name: rows for name, rows in source.table_sizes.items() if rows > 1}
         batches = source.batches(0, source.train_samples, _SAMPLES_AT_ONCE)
         return QueryLog.from_samples(sizes, (batch.sparse for batch in batches))

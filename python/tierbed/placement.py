@@ -110,23 +110,25 @@ class QueryLog:
         """Collects the samples of a data set, each as one query over all its features.
 
         Rows are numbered through: those of the first feature's table, then those of the next. A
-        placement of such a log is one of several tables that share pages.
+        placement of such a log is one of several tables that share pages. A field without a token
+        is row 0 of its feature, as in training: the model asks for that row, too.
 
         Args:
-            table_sizes: Rows of each feature's table, in the order of the features.
+            table_sizes: Rows of each feature's table; features that are not named are left out.
             samples: Batches of ids, feature-major, as data sets yield them.
 
         Raises:
-            InvalidError: An id is beyond its table.
+            InvalidError: An id is beyond its table, or samples lack a feature.
         """
-        sizes = torch.tensor(list(table_sizes.values()))
+        names, sizes = list(table_sizes), torch.tensor(list(table_sizes.values()))
         starts = torch.cumsum(sizes, 0) - sizes
 
         def by_sample() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in samples:
-                lengths = batch.lengths().view(len(sizes), batch.stride())
+            for every in samples:
+                batch = every.select(names)
+                ids, lengths = batch.values(), batch.lengths().view(len(sizes), batch.stride())
                 per_feature = lengths.sum(1)
-                ids, limits = batch.values(), sizes.repeat_interleave(per_feature)
+                limits = sizes.repeat_interleave(per_feature)
                 if bool(((ids < 0) | (ids >= limits)).any()):
                     raise InvalidError("a sample has an id beyond its table")
                 sample = torch.arange(batch.stride()).repeat(len(sizes))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tierbed.bench.placement_report import geometric_mean, ratios_of
+from tierbed.bench.placement_report import by_log, geometric_mean, ratios_of
 from tierbed.cli import main
 
 
@@ -142,6 +142,12 @@ def test_the_bench_takes_click_logs_and_several_logs(log: Path, tmp_path: Path) 
         }
         ours = {(row["ratio"], row["cache_share"]) for row in rows if row["method"] == "ours"}
         assert ours == {(ratio, cache) for ratio in (0.0, 0.1, 0.8) for cache in (0.0, 0.1)}
+    table = (tmp_path / "bench" / "placement.md").read_text()
+    assert "| cache 10 %, r 0.8 |" in table
+    assert "| geometric mean of 2 |" in table
+    assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| c")] == [
+        *("| circles", "| clicks") * 2
+    ]
 
 
 def test_ratios_are_geometric_means_over_logs() -> None:
@@ -154,5 +160,8 @@ def test_ratios_are_geometric_means_over_logs() -> None:
     ratios = ratios_of(rows)
     assert ratios["ours_vs_maxembed_cache_0_batch_1_ratio_0"] == pytest.approx(1.0)
     assert ratios["worst_ours_vs_maxembed_cache_0_batch_1_ratio_0"] == 2.0
+    beside = by_log(rows)["ours by maxembed"]
+    assert [line["log"] for line in beside] == ["a", "b", "geometric mean of 2", "largest"]
+    assert [line["cache 0 %, r 0"] for line in beside] == pytest.approx([0.5, 2.0, 1.0, 2.0])
     assert geometric_mean([]) is None
     assert math.isclose(geometric_mean([1.0, 4.0]) or 0.0, 2.0)

@@ -12,6 +12,7 @@ import tierbed as tb
 from tierbed._native import placement_methods
 from tierbed.drift import measure_drift
 from tierbed.errors import CorruptionError, InvalidError
+from tierbed.log_files import read_log
 from tierbed.placement import rows_per_page_of
 
 ROWS = 300
@@ -68,6 +69,22 @@ def test_samples_are_queries_over_all_their_features() -> None:
     assert log.row_count == 5
     with pytest.raises(InvalidError, match="beyond its table"):
         tb.QueryLog.from_samples({"a": 2, "b": 2}, [samples])
+    only_b = tb.QueryLog.from_samples({"b": 2}, [samples])
+    assert [only_b[at] for at in range(2)] == [[1], [0, 1]]
+    with pytest.raises(InvalidError, match="lacks the features"):
+        tb.QueryLog.from_samples({"a": 3, "c": 2}, [samples])
+
+
+def test_columns_without_any_token_are_no_features_of_a_click_log(tmp_path: Path) -> None:
+    # C1 has the tokens x, y and x; C3 z and twice none; all other columns are empty.
+    lines = [("x", "", "z"), ("y", "", ""), ("x", "", "")]
+    path = tmp_path / "clicks.tsv"
+    path.write_text("".join("\t".join(["0", *[""] * 13, *t, *[""] * 23]) + "\n" for t in lines))
+    log = read_log(path)
+    # Rows 0, 1, 2 are C1's none, x and y; rows 3 and 4 C3's none and z. As in training, none is
+    # a row of a column that has tokens.
+    assert [log[at] for at in range(3)] == [[1, 4], [2, 3], [1, 3]]
+    assert log.row_count == 5
 
 
 def test_bad_logs_are_refused_with_their_line(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from tierbed.progress import Progress
 __all__ = ["PlacementOptions", "run_placement"]
 
 QUICK_METHODS = ("random", "by_frequency", "shp", "maxembed", "ours")
+CACHES = (0.0, 0.01, 0.05, 0.1)
+QUICK_CACHES = (0.0, 0.1)
 BATCHES = (1, 32)
 Row = dict[str, Any]
 
@@ -40,9 +42,9 @@ class PlacementOptions:
         shuffle: Draw the earlier part by this seed instead, for logs not in order of time.
         rows_per_page: Rows a page holds.
         ratios: Replicas per row; 0 is always measured too.
-        caches: Rows of the cache in front, as shares of the table.
+        caches: Rows of the cache in front, as shares of the table; by default 0, 1, 5 and 10 %.
         policy: Who leaves the cache.
-        quick: Few methods, ratios 0, 0.1 and 0.8, caches 0 and 0.1, one selection.
+        quick: Few methods, ratios 0, 0.1 and 0.8, one selection; by default caches 0 and 10 %.
         queries_max: Read this many queries at most.
         seed: Of all placements.
         threads: They change times, never counts.
@@ -54,7 +56,7 @@ class PlacementOptions:
     shuffle: int | None = None
     rows_per_page: int = 16
     ratios: Sequence[float] = (0.1, 0.2, 0.4, 0.8)
-    caches: Sequence[float] = (0.0, 0.01, 0.05, 0.1)
+    caches: Sequence[float] | None = None
     policy: str = "s3fifo"
     quick: bool = False
     queries_max: int | None = None
@@ -64,7 +66,8 @@ class PlacementOptions:
     def __post_init__(self) -> None:
         if not self.logs:
             raise InvalidError("name a query log with --log")
-        for name, shares, most in (("ratios", self.ratios, math.inf), ("cache", self.caches, 1.0)):
+        caches = self.all_caches
+        for name, shares, most in (("ratios", self.ratios, math.inf), ("cache", caches, 1.0)):
             if not shares or not all(0.0 <= share <= most for share in shares):
                 raise InvalidError(f"--{name} must be numbers from 0 to {most:g}, found {shares}")
 
@@ -82,7 +85,8 @@ class PlacementOptions:
     @property
     def all_caches(self) -> list[float]:
         """The shares of the cache."""
-        return sorted({0.0, 0.1} if self.quick else set(self.caches))
+        usual = QUICK_CACHES if self.quick else CACHES
+        return sorted(set(usual if self.caches is None else self.caches))
 
     @property
     def selections(self) -> list[tuple[str, int | None]]:

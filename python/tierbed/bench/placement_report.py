@@ -10,24 +10,29 @@ from typing import Any
 
 from tierbed.report import print_table, write_json, write_suite
 
-__all__ = ["geometric_mean", "ratios_of", "report"]
+__all__ = ["by_log", "geometric_mean", "ratios_of", "report"]
 
 Row = Mapping[str, Any]
 PAGES = "pages_per_query"
+_Point = tuple[float, float, str]
+"""Cache share, ratio and method."""
 
 
 def report(out: Path, rows: Sequence[Row], told: Mapping[str, Any], json_path: Path | None) -> Path:
-    """Prints the tables and writes JSON and PNG; returns the path of the JSON file."""
-    ratios = ratios_of(rows)
+    """Prints the tables and writes JSON, Markdown and PNG; returns the path of the JSON file."""
+    ratios, tables = ratios_of(rows), by_log(rows)
     is_quiet = json_path is not None and str(json_path) == "-"
     if not is_quiet:
         for log in dict.fromkeys(row["log"] for row in rows):
             print_table(f"{log}: pages per query, one-pass, k = 10", _by_cache(rows, log))
         print_table("pages per query of one method by another's, over logs", _compared(ratios))
+        for title, lines in tables.items():
+            print_table(title, lines)
     # Of one log every row is: the head of the file names it.
     is_one_log = len({row["log"] for row in rows}) == 1
     written = [{k: v for k, v in row.items() if k != "log"} for row in rows] if is_one_log else rows
     path = write_suite(out, "placement", written, ratios, _figure(rows), told)
+    path.with_suffix(".md").write_text("\n".join(map(_markdown, tables.items())))
     if json_path is not None:
         write_json(json_path, json.loads(path.read_text()))
     return path
@@ -85,6 +90,75 @@ def ratios_of(rows: Sequence[Row]) -> dict[str, float | None]:
         compare(f"ours_without_replicas_vs_maxembed_{where}", (*plain, "ours"), most)
         compare(f"ours_vs_by_frequency_{where}", (*plain, "ours"), (*plain, "by_frequency"))
     return found
+
+
+def by_log(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
+    """Pages per query, one method's by another's: tables with a line per log, by title.
+
+    Single queries, one pass with ten pages known per row. Two lines follow the logs: geometric
+    mean and largest.
+    """
+    at: dict[_Point, dict[str, float]] = {}
+    for row in rows:
+        if (row["batch"], row["select"], row["k"]) == (1, "one_pass", 10):
+            point = (row["cache_share"], row["ratio"], row["method"])
+            at.setdefault(point, {})[row["log"]] = row[PAGES]
+    caches = sorted({cache for cache, _, _ in at})
+    space = sorted({ratio for _, ratio, method in at if method == "ours"})
+    beside: dict[str, tuple[_Point, _Point]] = {}
+    frequency: dict[str, tuple[_Point, _Point]] = {}
+    for cache in caches:
+        here, plain = f"cache {100 * cache:g} %", (cache, 0.0, "by_frequency")
+        for ratio in space:
+            points = ((cache, ratio, "ours"), (cache, ratio, "maxembed"))
+            beside[f"{here}, r {ratio:g}"] = points
+        for method in ("shp", "maxembed", "ours"):
+            frequency[f"{here}, {method}"] = ((cache, 0.0, method), plain)
+    for cache in caches if space else []:
+        most = (cache, space[-1], "maxembed")
+        beside[f"cache {100 * cache:g} %, ours r 0 by maxembed r {space[-1]:g}"] = (
+            (cache, 0.0, "ours"),
+            most,
+        )
+    return {
+        "ours by maxembed": _lines(at, beside),
+        "each method without replicas by by_frequency": _lines(at, frequency),
+    }
+
+
+def _lines(
+    at: Mapping[_Point, Mapping[str, float]], columns: Mapping[str, tuple[_Point, _Point]]
+) -> list[dict[str, Any]]:
+    lines: dict[str, dict[str, Any]] = {}
+    for name, (one, other) in columns.items():
+        mine, theirs = at.get(one, {}), at.get(other, {})
+        for log in mine.keys() & theirs.keys():
+            if theirs[log] > 0.0:
+                lines.setdefault(log, {"log": log})[name] = mine[log] / theirs[log]
+    every = [lines[log] for log in sorted(lines)]
+    names = [name for name in columns if any(name in line for line in every)]
+    of = {name: [line[name] for line in every if name in line] for name in names}
+    mean = {name: geometric_mean(values) for name, values in of.items()}
+    ordered = [{"log": line["log"], **{n: line[n] for n in names if n in line}} for line in every]
+    if not every:
+        return []
+    return [
+        *ordered,
+        {"log": f"geometric mean of {len(every)}", **mean},
+        {"log": "largest", **{name: max(values) for name, values in of.items()}},
+    ]
+
+
+def _markdown(table: tuple[str, Sequence[Row]]) -> str:
+    title, lines = table
+    names = list(lines[0]) if lines else []
+    told = [[_told(line.get(name)) for name in names] for line in lines]
+    rows = [names, ["---"] * len(names), *told]
+    return "\n".join([f"{title}:", "", *(f"| {' | '.join(row)} |" for row in rows), ""])
+
+
+def _told(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value or "")
 
 
 def _by_cache(rows: Sequence[Row], log: str) -> list[dict[str, Any]]:

@@ -209,8 +209,9 @@ def placement(
         str, typer.Option("--ratios", help="Replicas per row, by comma.")
     ] = "0.1,0.2,0.4,0.8",
     cache: Annotated[
-        str, typer.Option("--cache", help="Cached shares of the rows, by comma.")
-    ] = "0,0.01,0.05,0.1",
+        str | None,
+        typer.Option("--cache", help="Cached shares of the rows, by comma; else 0,0.01,0.05,0.1."),
+    ] = None,
     cache_policy: Annotated[
         str, typer.Option("--cache-policy", help="Who leaves the cache.")
     ] = "s3fifo",
@@ -236,7 +237,7 @@ def placement(
         shuffle=shuffle,
         rows_per_page=rows_per_page,
         ratios=shares("--ratios", ratios),
-        caches=shares("--cache", cache),
+        caches=None if cache is None else shares("--cache", cache),
         policy=cache_policy,
         quick=quick,
         queries_max=queries,
