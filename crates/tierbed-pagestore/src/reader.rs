@@ -282,7 +282,11 @@ impl Flights {
         }
         for completion in done.drain(..) {
             let first = completion.tag as usize;
-            let taken = completion.result.and_then(|()| {
+            let read = completion.result.map_err(|error| {
+                // The device names its file.
+                error.with("page_id", scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id))
+            });
+            let taken = read.and_then(|()| {
                 let bytes = self.engine.bytes(completion.buf).get(..PAGE_BYTES).unwrap_or_default();
                 take_rows(scratch, first, bytes, source)
             });

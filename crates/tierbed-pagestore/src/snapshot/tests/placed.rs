@@ -143,54 +143,6 @@ fn rows_asked_for_one_by_one_give_the_same_snapshot_as_rows_pushed() {
 }
 
 #[test]
-fn a_bad_page_is_named_and_a_replica_elsewhere_answers() {
-    // Rows 0..15 on page 0, 15..30 on page 1; page 2 repeats the first ten.
-    let first: Vec<u32> = (0..15).collect();
-    let second: Vec<u32> = (15..30).collect();
-    let index = PageIndex::new(30, [&first[..], &second, &first[..10]]).unwrap();
-    let schema = Schema::new(vec![table("wide", 30, 64)]).unwrap();
-    let folder = memory_folder();
-    let placed = vec![PlacedTables { tables: vec![TableId(0)], index }];
-    let budget = Budget::new(1 << 20);
-    let mut writer =
-        SnapshotWriter::create_placed(Arc::clone(&folder), &schema, placed, &budget).unwrap();
-    writer
-        .fill(0, &mut |key, out| {
-            out.fill(key.row.0 as f32);
-            Ok(true)
-        })
-        .unwrap();
-    writer.finish().unwrap();
-    let device = folder.open(PAGES_NAME, OpenMode::ReadWrite).unwrap();
-    device.write_at(999, &[77]).unwrap();
-    for is_pipelined in [true, false] {
-        let select = SelectOptions { is_pipelined, ..SelectOptions::default() };
-        let options = SnapshotOptions { select, cache_bytes_max: Some(0), ..options(1 << 20) };
-        let snapshot = Snapshot::open(Arc::clone(&folder), &options).unwrap();
-        let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
-        let lookup = |indices: &[i64]| {
-            let offsets = [0, indices.len() as i64];
-            let mut out = vec![0.0; 64 * indices.len()];
-            let bags = Bags::new(indices, &offsets, None, 1)?;
-            let stats = snapshot.lookup(&plan, &bags, &mut out)?;
-            assert!(out.chunks(64).zip(indices).all(|(row, &id)| row == [id as f32; 64]));
-            Ok::<_, Error>(stats)
-        };
-        let stats = lookup(&[3, 20, 7, 3]).unwrap();
-        assert_eq!((stats.pages_read, stats.pages_failed, stats.rows_recovered), (3, 1, 2));
-        assert_eq!(lookup(&[20, 25]).unwrap().pages_failed, 0);
-        for _ in 0..2 {
-            let error = lookup(&[3, 12]).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Corruption);
-            let text = error.to_string();
-            assert!(text.contains("page_id: 0") && text.contains(PAGES_NAME), "{text}");
-            assert_eq!(lookup(&[9]).unwrap().rows_recovered, 1, "the next call works");
-        }
-        assert_eq!(snapshot.stats().lookups.pages_failed, 3);
-    }
-}
-
-#[test]
 fn queries_of_one_batch_share_the_pages_they_read() {
     let folder = memory_folder();
     let schema = Schema::new(vec![table("wide", 200, 64)]).unwrap();
