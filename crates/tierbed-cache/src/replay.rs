@@ -7,7 +7,7 @@ use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result};
 
 use crate::admission::{AdmissionBitmap, AdmissionRule};
-use crate::policy::{EvictionPolicy, Group, PolicyKind, SLOT_BITS};
+use crate::policy::{EvictionPolicy, Group, PolicyKind, SLABS_MAX, SLOT_BITS};
 
 /// No slot: the row is not cached. No row: the slot is empty.
 const NONE: u32 = u32::MAX;
@@ -56,7 +56,8 @@ impl ReplayCache {
     /// Builds an empty cache.
     ///
     /// # Errors
-    /// `Invalid` when there are no rows or more than 2^32 - 2, or no room.
+    /// `Invalid` when there are no rows or more than 2^32 - 2, or no room, or room for more than
+    /// 16 million.
     pub fn new(kind: PolicyKind, row_count: usize, capacity_rows: usize) -> Result<Self> {
         if row_count == 0 || row_count >= NONE as usize {
             return Err(Error::invalid("a replay needs 1 to 2^32 - 2 rows").with("rows", row_count));
@@ -65,6 +66,13 @@ impl ReplayCache {
             return Err(Error::invalid("a cache of no rows cannot be replayed"));
         }
         let capacity_rows = capacity_rows.min(row_count);
+        let capacity_max = (SLABS_MAX as usize) << SLOT_BITS;
+        if capacity_rows > capacity_max {
+            return Err(Error::invalid("policies number the slots of a cache with 24 bits")
+                .with("capacity_rows", capacity_rows)
+                .with("capacity_rows_max", capacity_max)
+                .with("remedy", "replay a part of the log, or a smaller share"));
+        }
         let mut policy = kind.build();
         for (slab, first) in (0..capacity_rows).step_by(1 << SLOT_BITS).enumerate() {
             let slot_count = (capacity_rows - first).min(1 << SLOT_BITS);
@@ -241,6 +249,7 @@ mod tests {
     fn wrong_calls_are_refused() {
         assert!(ReplayCache::new(PolicyKind::Lru, 0, 1).is_err());
         assert!(ReplayCache::new(PolicyKind::Lru, 10, 0).is_err());
+        assert!(ReplayCache::new(PolicyKind::Lru, 20_000_000, 17_000_000).is_err());
         let mut cache = ReplayCache::new(PolicyKind::Lru, 10, 2).unwrap();
         assert!(cache.ask(&[3, 10]).is_err());
         assert_eq!(cache.counts(), ReplayCounts::default());

@@ -3,7 +3,8 @@
 //! ```text
 //! capacity >= slabs * (slab_bytes + per-slab tables) + index for the most rows they can hold
 //!             + what the policies keep whatever the slots + scores of rows that left
-//! slab     =  slots * (row words * 4 + slot metadata)           slot metadata: key, tick, policy
+//! slab     =  slots * (row words * 4 + slot metadata)           slot metadata: key, policy, and
+//!                                                               a tick where sizes differ
 //! ```
 //!
 //! The index is allocated once, for the most rows that can ever be held at once: the smallest
@@ -12,8 +13,8 @@
 use tierbed_core::{Error, Result};
 
 use crate::index::RobinHoodIndex;
-use crate::policy::{EvictionPolicy, PolicyKind, ScoreTable, SLOT_BITS};
-use crate::slab::{Slab, SLAB_OVERHEAD_BYTES, SLOT_METADATA_BYTES};
+use crate::policy::{EvictionPolicy, PolicyKind, ScoreTable, SLABS_MAX, SLOT_BITS};
+use crate::slab::{slot_metadata_bytes, Slab, SLAB_OVERHEAD_BYTES};
 
 const SLAB_BYTES_MAX: u64 = 64 << 10;
 const SLAB_BYTES_MIN: u64 = 4 << 10;
@@ -80,7 +81,9 @@ impl Layout {
     pub(crate) fn new(options: &TierOptions) -> Result<Self> {
         let policy = options.policy.build();
         let mut classes = merged(&options.classes)?;
-        let largest = classes.last().map_or(0, |class| slot_bytes(class, policy.as_ref()));
+        let has_ticks = classes.len() > 1;
+        let slot_bytes = |class: &ClassLayout| slot_bytes(class, policy.as_ref(), has_ticks);
+        let largest = classes.last().map_or(0, slot_bytes);
         let wanted = (options.capacity_bytes / SLABS_WANTED).max(1);
         let slab_bytes = (1 << wanted.ilog2())
             .clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX)
@@ -90,8 +93,14 @@ impl Layout {
                 .with("row_bytes", largest)
                 .with("slab_bytes_max", SLAB_BYTES_MAX));
         }
+        // Slabs are as many as have numbers: a large tier has larger ones, as far as all their
+        // slots have numbers.
+        let smallest = classes.first().map_or(0, slot_bytes);
+        let numbered = (smallest << SLOT_BITS).max(1).ilog2();
+        let needed = options.capacity_bytes.div_ceil(u64::from(SLABS_MAX)).next_power_of_two();
+        let slab_bytes = slab_bytes.max(needed.min(1 << numbered));
         for class in &mut classes {
-            let slots = (slab_bytes - SLAB_OVERHEAD_BYTES) / slot_bytes(class, policy.as_ref());
+            let slots = (slab_bytes - SLAB_OVERHEAD_BYTES) / slot_bytes(class);
             class.slots_per_slab = slots.min(1 << SLOT_BITS) as u32;
         }
         let mut layout = Self {
@@ -108,7 +117,7 @@ impl Layout {
 
     /// Finds the most slabs that fit, by bisection: the bytes grow with the slabs.
     fn fit(&mut self, capacity_bytes: u64, policy: &dyn EvictionPolicy) {
-        let slabs_max = u64::from(u32::MAX >> SLOT_BITS);
+        let slabs_max = u64::from(SLABS_MAX);
         // No more slabs than the rows that exist can fill.
         let slabs_useful =
             self.classes.iter().map(|c| c.row_count.div_ceil(u64::from(c.slots_per_slab)));
@@ -159,6 +168,11 @@ impl Layout {
         }
     }
 
+    /// Whether slots tell when they were last used: pools compare their ages.
+    pub(crate) fn has_ticks(&self) -> bool {
+        self.classes.len() > 1
+    }
+
     /// Bytes per slab outside the slab itself: the slab table, and what each pool keeps.
     pub(crate) fn table_bytes_per_slab(&self, policy: &dyn EvictionPolicy) -> u64 {
         let per_pool = policy.bytes_per_slab() + size_of::<u32>();
@@ -171,8 +185,9 @@ pub(crate) fn index_bytes(rows: u64) -> u64 {
     RobinHoodIndex::bytes_for(usize::try_from(rows).unwrap_or(usize::MAX)) as u64
 }
 
-fn slot_bytes(class: &ClassLayout, policy: &dyn EvictionPolicy) -> u64 {
-    (class.row_words * size_of::<f32>() + SLOT_METADATA_BYTES + policy.bytes_per_slot()) as u64
+fn slot_bytes(class: &ClassLayout, policy: &dyn EvictionPolicy, has_ticks: bool) -> u64 {
+    let row_and_policy = class.row_words * size_of::<f32>() + policy.bytes_per_slot();
+    row_and_policy as u64 + slot_metadata_bytes(has_ticks)
 }
 
 fn merged(classes: &[RowClass]) -> Result<Vec<ClassLayout>> {

@@ -4,12 +4,16 @@
     reason = "slots are made here; one outside its slab is a programmer error"
 )]
 
-/// Bytes of metadata per slot: the key and the tick.
-pub(crate) const SLOT_METADATA_BYTES: usize = size_of::<u64>() + size_of::<u32>();
-/// Bytes the allocator may add to the four blocks of a slab.
+/// Bytes of metadata per slot: the key, and the tick where ages are compared.
+pub(crate) fn slot_metadata_bytes(has_ticks: bool) -> u64 {
+    (size_of::<u64>() + if has_ticks { size_of::<u32>() } else { 0 }) as u64
+}
+
+/// Bytes the allocator may add to the blocks of a slab.
 pub(crate) const SLAB_OVERHEAD_BYTES: u64 = 4 * 32;
-/// The key of an empty slot; no packed key reaches it.
-pub(crate) const EMPTY_KEY: u64 = u64::MAX;
+/// Set in the key of an empty slot; no packed key reaches it. The low half is the next empty slot
+/// of the pool.
+const EMPTY: u64 = 1 << 63;
 
 /// Rows of one size with their keys.
 #[derive(Debug)]
@@ -18,19 +22,20 @@ pub(crate) struct Slab {
     pub(crate) pool: usize,
     row_words: usize,
     keys: Box<[u64]>,
-    /// Occupied: when the row was last asked for. Empty: the next free slot of the pool.
+    /// When each row was last asked for; none in a tier of one pool.
     ticks: Box<[u32]>,
     rows: Box<[f32]>,
 }
 
 impl Slab {
-    pub(crate) fn new(pool: usize, row_words: usize, slot_count: u32) -> Self {
+    pub(crate) fn new(pool: usize, row_words: usize, slot_count: u32, has_ticks: bool) -> Self {
         let slots = slot_count as usize;
+        let tick_count = if has_ticks { slots } else { 0 };
         Self {
             pool,
             row_words,
-            keys: vec![EMPTY_KEY; slots].into_boxed_slice(),
-            ticks: vec![0; slots].into_boxed_slice(),
+            keys: vec![EMPTY; slots].into_boxed_slice(),
+            ticks: vec![0; tick_count].into_boxed_slice(),
             rows: vec![0.0; slots * row_words].into_boxed_slice(),
         }
     }
@@ -48,23 +53,44 @@ impl Slab {
     }
 
     pub(crate) fn metadata_bytes(&self) -> u64 {
-        (self.slot_count() * SLOT_METADATA_BYTES) as u64 + SLAB_OVERHEAD_BYTES
+        let per_slot = slot_metadata_bytes(!self.ticks.is_empty());
+        self.slot_count() as u64 * per_slot + SLAB_OVERHEAD_BYTES
     }
 
-    pub(crate) fn key(&self, at: usize) -> u64 {
-        self.keys[at]
+    /// Returns the key in a slot, or none when it is empty.
+    pub(crate) fn key(&self, at: usize) -> Option<u64> {
+        Some(self.keys[at]).filter(|key| key & EMPTY == 0)
+    }
+
+    /// Tells whether a slot holds `key`.
+    #[inline]
+    pub(crate) fn has(&self, at: usize, key: u64) -> bool {
+        self.keys[at] == key
     }
 
     pub(crate) fn set_key(&mut self, at: usize, key: u64) {
         self.keys[at] = key;
     }
 
-    pub(crate) fn tick(&self, at: usize) -> u32 {
-        self.ticks[at]
+    /// Returns the slot after this empty one.
+    pub(crate) fn next_free(&self, at: usize) -> u32 {
+        self.keys[at] as u32
     }
 
+    /// Empties a slot, in front of `next_free`.
+    pub(crate) fn set_free(&mut self, at: usize, next_free: u32) {
+        self.keys[at] = EMPTY | u64::from(next_free);
+    }
+
+    pub(crate) fn tick(&self, at: usize) -> u32 {
+        self.ticks.get(at).copied().unwrap_or(0)
+    }
+
+    #[inline]
     pub(crate) fn set_tick(&mut self, at: usize, tick: u32) {
-        self.ticks[at] = tick;
+        if let Some(held) = self.ticks.get_mut(at) {
+            *held = tick;
+        }
     }
 
     pub(crate) fn row(&self, at: usize) -> &[f32] {

@@ -14,7 +14,7 @@ use tierbed_core::{Error, Result, RowKey};
 use crate::index::RobinHoodIndex;
 use crate::policy::{EvictionPolicy, Group, ScoreTable, SLOT_BITS};
 use crate::sizing::{Layout, TierOptions};
-use crate::slab::{Slab, EMPTY_KEY};
+use crate::slab::Slab;
 
 /// No slot: end of a free list.
 const NONE: u32 = u32::MAX;
@@ -140,7 +140,8 @@ impl RowTier {
     /// `Invalid` when a class has rows of no words or larger than a slab.
     pub fn new(options: &TierOptions) -> Result<Self> {
         let layout = Layout::new(options)?;
-        let index = RobinHoodIndex::with_capacity(layout.rows_max as usize);
+        let index =
+            RobinHoodIndex::with_capacity(layout.rows_max as usize, layout.slab_count << SLOT_BITS);
         let pools = layout.classes.iter().map(|class| Pool {
             row_words: class.row_words,
             slots_per_slab: class.slots_per_slab,
@@ -193,8 +194,7 @@ impl RowTier {
     #[must_use]
     pub fn peek(&self, key: RowKey) -> Option<&[f32]> {
         let slot = self.find(packed(key))?;
-        let slab = self.slabs.get((slot >> SLOT_BITS) as usize)?.as_ref()?;
-        Some(slab.row(at(slot)))
+        Some(self.slab(slot)?.row(at(slot)))
     }
 
     /// Tells the policies that the rows of `group` were asked for together, and how many of the
@@ -206,6 +206,7 @@ impl RowTier {
             let rows = group.keys.iter().zip(group.row_words);
             let rows = rows.filter(|(_, words)| **words == pool.row_words);
             self.hashes.extend(rows.map(|(key, _)| mix64(packed(*key))));
+            self.index.warm(&self.hashes);
             pool.policy.begin_group(&Group {
                 hashes: &self.hashes,
                 row_count: group.row_count,
@@ -278,7 +279,7 @@ impl RowTier {
         }
         let tick = self.tick;
         let slab = self.slab_mut(slot);
-        let next_free = slab.tick(at(slot));
+        let next_free = slab.next_free(at(slot));
         slab.set_key(at(slot), packed);
         slab.set_tick(at(slot), tick);
         slab.set_row(at(slot), row);
@@ -333,7 +334,7 @@ impl RowTier {
     pub fn dump(&self, row_words: usize) -> Vec<RowKey> {
         let pool = self.pools.iter().find(|pool| pool.row_words == row_words);
         let slots = pool.map_or_else(Vec::new, |pool| pool.policy.dump());
-        slots.iter().map(|&slot| unpacked(self.key_of(slot))).collect()
+        slots.iter().filter_map(|&slot| self.key_of(slot)).map(unpacked).collect()
     }
 
     /// Finds an empty slot of `pool_at`, making one if need be. It stays first of the free list.
@@ -351,8 +352,8 @@ impl RowTier {
     /// Evicts the victim of a pool, if it holds a row.
     fn evict_one(&mut self, pool_at: usize, left: &mut dyn FnMut(RowKey, &[f32])) {
         let Some(victim) = self.pool_mut(pool_at).policy.victim() else { return };
+        let Some(key) = self.key_of(victim) else { return };
         self.counters.evictions += 1;
-        let key = self.key_of(victim);
         let score = self.pool_mut(pool_at).policy.evict(victim, mix64(key));
         self.remember(pool_at, mix64(key), score);
         left(unpacked(key), self.slab_mut(victim).row(at(victim)));
@@ -434,7 +435,7 @@ impl RowTier {
         let first = slab << SLOT_BITS;
         let slot_count = self.slab_mut(first).slot_count() as u32;
         for slot in first..first + slot_count {
-            if self.key_of(slot) != EMPTY_KEY {
+            if self.key_of(slot).is_some() {
                 self.counters.evictions += 1;
                 self.vacate(slot);
             }
@@ -453,9 +454,9 @@ impl RowTier {
         let mut kept = NONE;
         let mut slot = self.pool_mut(pool_at).free;
         while slot != NONE {
-            let next = self.slab_mut(slot).tick(at(slot));
+            let next = self.slab_mut(slot).next_free(at(slot));
             if slot >> SLOT_BITS != slab {
-                self.slab_mut(slot).set_tick(at(slot), kept);
+                self.slab_mut(slot).set_free(at(slot), kept);
                 kept = slot;
             }
             slot = next;
@@ -465,12 +466,13 @@ impl RowTier {
 
     /// Makes `slab` a slab of empty slots of `pool_at`.
     fn attach(&mut self, slab: u32, pool_at: usize) {
+        let has_ticks = self.layout.has_ticks();
         let pool = self.pool_mut(pool_at);
-        let mut fresh = Slab::new(pool_at, pool.row_words, pool.slots_per_slab);
+        let mut fresh = Slab::new(pool_at, pool.row_words, pool.slots_per_slab, has_ticks);
         pool.policy.add_slab(slab, pool.slots_per_slab);
         pool.slabs.push(slab);
         for slot in (0..fresh.slot_count()).rev() {
-            fresh.set_tick(slot, pool.free);
+            fresh.set_free(slot, pool.free);
             pool.free = (slab << SLOT_BITS) | slot as u32;
         }
         if let Some(place) = self.slabs.get_mut(slab as usize) {
@@ -487,22 +489,29 @@ impl RowTier {
 
     /// Empties a slot that its policy gave up, and puts it first in the free list.
     fn empty(&mut self, slot: u32) {
-        let key = self.key_of(slot);
-        self.index.remove(mix64(key), slot);
+        if let Some(key) = self.key_of(slot) {
+            self.index.remove(mix64(key), slot);
+        }
         let pool_at = self.slab_mut(slot).pool;
         let pool = self.pool_mut(pool_at);
         let next_free = std::mem::replace(&mut pool.free, slot);
         let slab = self.slab_mut(slot);
-        slab.set_key(at(slot), EMPTY_KEY);
-        slab.set_tick(at(slot), next_free);
+        slab.set_free(at(slot), next_free);
     }
 
     fn find(&self, packed: u64) -> Option<u32> {
-        self.index.find(mix64(packed), |slot| self.key_of(slot) == packed)
+        self.index.find(mix64(packed), |slot| {
+            self.slab(slot).is_some_and(|slab| slab.has(at(slot), packed))
+        })
     }
 
-    fn key_of(&self, slot: u32) -> u64 {
-        key_in(&self.slabs, slot)
+    fn key_of(&self, slot: u32) -> Option<u64> {
+        self.slab(slot)?.key(at(slot))
+    }
+
+    #[inline]
+    fn slab(&self, slot: u32) -> Option<&Slab> {
+        self.slabs.get((slot >> SLOT_BITS) as usize)?.as_ref()
     }
 
     fn slab_mut(&mut self, slot: u32) -> &mut Slab {
@@ -519,11 +528,6 @@ impl RowTier {
             None => panic!("no pool {pool_at}"),
         }
     }
-}
-
-fn key_in(slabs: &[Option<Slab>], slot: u32) -> u64 {
-    let slab = slabs.get((slot >> SLOT_BITS) as usize).and_then(Option::as_ref);
-    slab.map_or(EMPTY_KEY, |slab| slab.key(at(slot)))
 }
 
 /// Position of a slot in its slab.

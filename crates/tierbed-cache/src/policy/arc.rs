@@ -20,40 +20,46 @@ pub(super) enum Incoming {
     Frequent,
 }
 
+/// The list of ghosts that left after one use, and of those that left after several.
+pub(super) const RECENT: usize = 0;
+pub(super) const FREQUENT: usize = 1;
+
 /// Ghosts of two lists, and how long the first should be.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Balance {
-    pub(super) recent: Ghosts,
-    pub(super) frequent: Ghosts,
+    pub(super) ghosts: Ghosts<(), 2>,
     /// Slots the list of rows used once should have.
     pub(super) target: f64,
     pub(super) incoming: Incoming,
 }
 
 impl Balance {
-    /// Bytes per slot: as many ghosts of each list as slots.
-    pub(super) const BYTES: usize = 2 * Ghosts::<()>::BYTES;
+    /// Bytes per slot: as many ghosts as slots, of both lists together.
+    pub(super) const BYTES: usize = Ghosts::<(), 2>::BYTES;
 
     pub(super) fn resize(&mut self, slot_count: usize) {
-        self.recent.resize(slot_count);
-        self.frequent.resize(slot_count);
+        self.ghosts.resize(slot_count);
         self.target = self.target.min(slot_count as f64);
+    }
+
+    /// Returns the ghosts of rows used once, and of rows used more often.
+    pub(super) fn lens(&self) -> (usize, usize) {
+        (self.ghosts.len(RECENT), self.ghosts.len(FREQUENT))
     }
 
     /// Finds the row of `hash` among the ghosts.
     pub(super) fn identify(&mut self, hash: u64) {
-        self.incoming = if self.recent.contains(hash) {
-            Incoming::Recent
-        } else if self.frequent.contains(hash) {
-            Incoming::Frequent
-        } else {
-            Incoming::New
+        self.incoming = match self.ghosts.list_of(hash) {
+            Some(RECENT) => Incoming::Recent,
+            Some(_) => Incoming::Frequent,
+            None => Incoming::New,
         };
     }
 
     /// Moves the target towards the list whose ghost came back.
     pub(super) fn adapt(&mut self, slot_count: usize) {
-        let (recent, frequent) = (self.recent.len() as f64, self.frequent.len() as f64);
+        let (recent, frequent) = self.lens();
+        let (recent, frequent) = (recent as f64, frequent as f64);
         match self.incoming {
             Incoming::Recent => {
                 let step = (frequent / recent.max(1.0)).max(1.0);
@@ -67,10 +73,15 @@ impl Balance {
         }
     }
 
-    /// Forgets the ghosts of `hash`; tells whether there were any.
+    /// Forgets the ghost of `hash`; tells whether there was one.
     pub(super) fn welcome(&mut self, hash: u64) -> bool {
         self.incoming = Incoming::New;
-        self.recent.take(hash).is_some() | self.frequent.take(hash).is_some()
+        self.ghosts.take(hash).is_some()
+    }
+
+    /// Remembers the row of `hash`, which left.
+    pub(super) fn bury(&mut self, hash: u64, is_often: bool) {
+        self.ghosts.push(if is_often { FREQUENT } else { RECENT }, hash, ());
     }
 }
 
@@ -108,18 +119,18 @@ impl EvictionPolicy for Arc {
     }
 
     fn touch(&mut self, slot: u32) {
-        if self.slots.states.get(slot) {
+        if self.slots.state(slot) {
             self.often.refresh(&mut self.slots.links, slot);
         } else {
             self.once.remove(&mut self.slots.links, slot);
             self.often.push_newest(&mut self.slots.links, slot);
-            self.slots.states.set(slot, true);
+            self.slots.set_state(slot, true);
         }
     }
 
     fn insert(&mut self, slot: u32, hash: u64, _score: u16) {
         let was_ghost = self.balance.welcome(hash);
-        self.slots.states.set(slot, was_ghost);
+        self.slots.set_state(slot, was_ghost);
         let list = if was_ghost { &mut self.often } else { &mut self.once };
         list.push_newest(&mut self.slots.links, slot);
     }
@@ -137,23 +148,22 @@ impl EvictionPolicy for Arc {
         let balance = &mut self.balance;
         let ghosts_fit = self.once.len() < slot_count;
         if balance.incoming == Incoming::New {
-            let ghost_count = balance.recent.len() + balance.frequent.len();
-            if self.once.len() + balance.recent.len() >= slot_count {
-                balance.recent.pop_oldest();
-            } else if self.once.len() + self.often.len() + ghost_count >= 2 * slot_count {
-                balance.frequent.pop_oldest();
+            let (recent, frequent) = balance.lens();
+            if self.once.len() + recent >= slot_count {
+                balance.ghosts.pop_oldest(RECENT);
+            } else if self.once.len() + self.often.len() + recent + frequent >= 2 * slot_count {
+                balance.ghosts.pop_oldest(FREQUENT);
             }
         }
-        if self.slots.states.get(slot) {
-            balance.frequent.push(hash, ());
-        } else if ghosts_fit {
-            balance.recent.push(hash, ());
+        let is_often = self.slots.state(slot);
+        if is_often || ghosts_fit {
+            balance.bury(hash, is_often);
         }
         self.remove(slot)
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let list = if self.slots.states.get(slot) { &mut self.often } else { &mut self.once };
+        let list = if self.slots.state(slot) { &mut self.often } else { &mut self.once };
         list.remove(&mut self.slots.links, slot);
         0
     }
@@ -199,11 +209,11 @@ mod tests {
         };
         assert_eq!(held(&arc.once, &arc, &rows), [2, 3, 4]);
         assert_eq!(held(&arc.often, &arc, &rows), [0]);
-        assert_eq!((arc.balance.recent.len(), arc.balance.target), (1, 0.0));
+        assert_eq!((arc.balance.lens(), arc.balance.target), ((1, 0), 0.0));
         ask(&mut arc, &mut rows, 1);
         assert_eq!(arc.balance.target, 1.0);
         assert_eq!(held(&arc.once, &arc, &rows), [3, 4]);
         assert_eq!(held(&arc.often, &arc, &rows), [0, 1]);
-        assert!(arc.balance.recent.contains(mix64(2)));
+        assert_eq!(arc.balance.ghosts.list_of(mix64(2)), Some(RECENT));
     }
 }

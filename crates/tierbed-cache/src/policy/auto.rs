@@ -55,22 +55,19 @@ pub struct Auto {
 
 impl Default for Auto {
     fn default() -> Self {
-        let policies: [Box<dyn EvictionPolicy>; 7] = [
-            Box::new(GroupFrequency::new(CreditRule::STEADY)),
-            Box::new(GroupFrequency::new(CreditRule::DRIFTING)),
-            Box::new(GroupFrequency::new(CreditRule::FAST)),
-            Box::new(GroupFrequency::new(CreditRule::STEEP)),
-            Box::new(S3Fifo::default()),
-            Box::new(TwoClocks::<BestGroup>::default()),
-            Box::new(Lru::default()),
+        let by_score = |rule| Shadow::new(Box::new(GroupFrequency::new(rule)), true);
+        let shadows = [
+            by_score(CreditRule::STEADY),
+            by_score(CreditRule::DRIFTING),
+            by_score(CreditRule::FAST),
+            by_score(CreditRule::STEEP),
+            Shadow::new(Box::new(S3Fifo::default()), false),
+            Shadow::new(Box::new(TwoClocks::<BestGroup>::default()), false),
+            Shadow::new(Box::new(Lru::default()), false),
         ];
-        let runners = policies.into_iter().map(|policy| Runner {
-            shadow: Shadow::new(policy),
-            points: 0.0,
-            standing: 0.0,
-        });
+        let runners = shadows.map(|shadow| Runner { shadow, points: 0.0, standing: 0.0 });
         Self {
-            runners: runners.collect(),
+            runners: runners.into(),
             leader: 0,
             groups: 0,
             slots: Slots::default(),
@@ -86,7 +83,7 @@ impl Default for Auto {
 impl Auto {
     /// Moves the row of `slot` to the list it belongs to now.
     fn file(&mut self, slot: u32, is_stray: bool) {
-        let was_stray = self.slots.states.get(slot);
+        let was_stray = self.slots.state(slot);
         if was_stray == is_stray {
             return;
         }
@@ -98,7 +95,7 @@ impl Auto {
         };
         from.remove(links, slot);
         to.push_newest(links, slot);
-        self.slots.states.set(slot, is_stray);
+        self.slots.set_state(slot, is_stray);
     }
 
     fn slot_of(&self, row: u32) -> Option<u32> {
@@ -145,7 +142,8 @@ impl Auto {
     }
 
     fn refit_index(&mut self) {
-        self.index = RobinHoodIndex::with_capacity(self.slots.count());
+        self.index =
+            RobinHoodIndex::with_capacity(self.slots.count(), self.fingerprints.slots_end());
         for slot in self.dump() {
             let _ = self.index.insert(index_hash(self.fingerprints.get(slot)), slot);
         }
@@ -160,7 +158,7 @@ impl EvictionPolicy for Auto {
     fn bytes_per_slot(&self) -> usize {
         let shadows: usize = self.runners.iter().map(|r| r.shadow.bytes_per_slot()).sum();
         // A fingerprint and a place in the index.
-        Slots::<bool>::BYTES_PER_SLOT + 4 + 7 + shadows
+        Slots::<bool>::BYTES_PER_SLOT + 4 + 5 + shadows
     }
 
     fn bytes_per_slab(&self) -> usize {
@@ -228,7 +226,7 @@ impl EvictionPolicy for Auto {
         self.fingerprints.set(slot, row);
         let _ = self.index.insert(index_hash(row), slot);
         let is_stray = !self.leader_holds(row);
-        self.slots.states.set(slot, is_stray);
+        self.slots.set_state(slot, is_stray);
         let list = if is_stray { &mut self.strays } else { &mut self.kept };
         list.push_newest(&mut self.slots.links, slot);
     }
@@ -239,7 +237,7 @@ impl EvictionPolicy for Auto {
 
     fn remove(&mut self, slot: u32) -> u16 {
         self.index.remove(index_hash(self.fingerprints.get(slot)), slot);
-        let is_stray = self.slots.states.get(slot);
+        let is_stray = self.slots.state(slot);
         let links = &mut self.slots.links;
         let list = if is_stray { &mut self.strays } else { &mut self.kept };
         list.remove(links, slot);

@@ -6,9 +6,9 @@
 //!
 //! Source: Bansal and Modha, "CAR: Clock with Adaptive Replacement" (FAST 2004).
 
-use super::arc::{Balance, Incoming};
+use super::arc::{Balance, Incoming, FREQUENT, RECENT};
 use super::list::List;
-use super::slots::{keeps_slots, Slots};
+use super::slots::{keeps_slots, SlotState, Slots};
 use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 
 /// What a row's mark becomes; a row of mark 0 under the hand leaves.
@@ -49,6 +49,16 @@ struct State {
     is_often: bool,
 }
 
+impl SlotState for State {
+    fn to_bits(self) -> u16 {
+        u16::from(self.mark) | (u16::from(self.is_often) << 8)
+    }
+
+    fn from_bits(bits: u16) -> Self {
+        Self { mark: bits as u8, is_often: bits >> 8 != 0 }
+    }
+}
+
 /// Two clocks with ghosts, and a rule for marks.
 #[derive(Debug, Clone, Default)]
 pub struct TwoClocks<R> {
@@ -78,8 +88,8 @@ impl<R: MarkRule> EvictionPolicy for TwoClocks<R> {
 
     fn touch(&mut self, slot: u32) {
         let hit_count = self.hit_count;
-        let state = self.slots.states.get_mut(slot);
-        state.mark = R::touched(state.mark, hit_count);
+        let state = self.slots.state(slot);
+        self.slots.set_state(slot, State { mark: R::touched(state.mark, hit_count), ..state });
     }
 
     fn arrive(&mut self, hash: u64, score: u16, _is_full: bool) -> Arrival {
@@ -90,7 +100,7 @@ impl<R: MarkRule> EvictionPolicy for TwoClocks<R> {
     fn insert(&mut self, slot: u32, hash: u64, _score: u16) {
         self.balance.adapt(self.slots.count());
         let is_often = self.balance.welcome(hash);
-        self.slots.states.set(slot, State { mark: 0, is_often });
+        self.slots.set_state(slot, State { mark: 0, is_often });
         let list = if is_often { &mut self.often } else { &mut self.once };
         list.push_newest(&mut self.slots.links, slot);
     }
@@ -102,36 +112,35 @@ impl<R: MarkRule> EvictionPolicy for TwoClocks<R> {
             let from_once = from_once && !self.once.is_empty();
             let list = if from_once { &mut self.once } else { &mut self.often };
             let slot = list.oldest()?;
-            let mark = self.slots.states.get(slot).mark;
+            let mark = self.slots.state(slot).mark;
             if mark == 0 {
                 return Some(slot);
             }
             list.remove(&mut self.slots.links, slot);
             self.often.push_newest(&mut self.slots.links, slot);
             let mark = R::passed(mark, self.hit_count);
-            self.slots.states.set(slot, State { mark, is_often: true });
+            self.slots.set_state(slot, State { mark, is_often: true });
         }
     }
 
     fn evict(&mut self, slot: u32, hash: u64) -> u16 {
-        let is_often = self.slots.states.get(slot).is_often;
+        let is_often = self.slots.state(slot).is_often;
         self.remove(slot);
         let (slot_count, balance) = (self.slots.count(), &mut self.balance);
-        let ghosts = if is_often { &mut balance.frequent } else { &mut balance.recent };
-        ghosts.push(hash, ());
+        balance.bury(hash, is_often);
         if balance.incoming == Incoming::New {
-            let ghost_count = balance.recent.len() + balance.frequent.len();
-            if self.once.len() + balance.recent.len() >= slot_count && balance.recent.len() > 0 {
-                balance.recent.pop_oldest();
-            } else if self.once.len() + self.often.len() + ghost_count >= 2 * slot_count {
-                balance.frequent.pop_oldest();
+            let (recent, frequent) = balance.lens();
+            if self.once.len() + recent >= slot_count && recent > 0 {
+                balance.ghosts.pop_oldest(RECENT);
+            } else if self.once.len() + self.often.len() + recent + frequent >= 2 * slot_count {
+                balance.ghosts.pop_oldest(FREQUENT);
             }
         }
         0
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let is_often = self.slots.states.get(slot).is_often;
+        let is_often = self.slots.state(slot).is_often;
         let list = if is_often { &mut self.often } else { &mut self.once };
         list.remove(&mut self.slots.links, slot);
         0
@@ -156,7 +165,7 @@ mod tests {
         let list = |list: &List| list.iter(&car.slots.links).collect::<Vec<_>>();
         assert_eq!((list(&car.once), list(&car.often)), (vec![1, 2], vec![0]));
         car.evict(1, 1);
-        assert!(car.balance.recent.contains(1));
+        assert_eq!(car.balance.ghosts.list_of(1), Some(RECENT));
         // The ghost comes back as a row used often, and the first clock may be longer.
         car.arrive(1, 0, false);
         car.insert(1, 1, 0);

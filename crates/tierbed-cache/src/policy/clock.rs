@@ -22,21 +22,21 @@ impl EvictionPolicy for Clock {
     keeps_slots!(bool, 0);
 
     fn touch(&mut self, slot: u32) {
-        self.slots.states.set(slot, true);
+        self.slots.set_state(slot, true);
     }
 
     fn insert(&mut self, slot: u32, _hash: u64, _score: u16) {
-        self.slots.states.set(slot, false);
+        self.slots.set_state(slot, false);
         self.ring.push_newest(&mut self.slots.links, slot);
     }
 
     fn victim(&mut self) -> Option<u32> {
         loop {
             let slot = self.ring.oldest()?;
-            if !self.slots.states.get(slot) {
+            if !self.slots.state(slot) {
                 return Some(slot);
             }
-            self.slots.states.set(slot, false);
+            self.slots.set_state(slot, false);
             self.ring.refresh(&mut self.slots.links, slot);
         }
     }

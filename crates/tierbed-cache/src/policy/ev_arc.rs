@@ -4,11 +4,11 @@
 //! Source: EVStore §4.3.2: the list of rows used more than once is that of
 //! [`EvLfu`](super::EvLfu); flushed rows go to the old end of the list of rows used once.
 
-use super::arc::{Balance, Incoming};
+use super::arc::{Balance, Incoming, FREQUENT, RECENT};
 use super::buckets::{Buckets, RANKS};
 use super::ev_lfu::FlushRule;
 use super::list::List;
-use super::slots::{keeps_slots, Slots};
+use super::slots::{keeps_slots, SlotState, Slots};
 use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 
 /// Hits of a row's best group, and whether it was used more than once.
@@ -16,6 +16,16 @@ use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 struct State {
     score: u16,
     is_often: bool,
+}
+
+impl SlotState for State {
+    fn to_bits(self) -> u16 {
+        (self.score << 1) | u16::from(self.is_often)
+    }
+
+    fn from_bits(bits: u16) -> Self {
+        Self { score: bits >> 1, is_often: bits & 1 != 0 }
+    }
 }
 
 /// A list of rows used once, and rows used often by score.
@@ -61,21 +71,22 @@ impl EvArc {
         for _ in 0..flushed {
             if let Some(oldest) = self.often.list(self.highest).oldest() {
                 self.take(oldest);
-                self.slots.states.get_mut(oldest).is_often = false;
+                let score = self.slots.state(oldest).score;
+                self.slots.set_state(oldest, State { score, is_often: false });
                 self.once.push_oldest(&mut self.slots.links, oldest);
             }
         }
         if flushed > 0 {
             self.known = highest - flushed;
         }
-        self.slots.states.set(slot, State { score, is_often: true });
+        self.slots.set_state(slot, State { score, is_often: true });
         self.often.push(&mut self.slots.links, slot, score);
         self.often_len += 1;
     }
 
     /// Takes a row out of its list.
     fn take(&mut self, slot: u32) {
-        let State { score, is_often } = self.slots.states.get(slot);
+        let State { score, is_often } = self.slots.state(slot);
         if is_often {
             self.often.remove(&mut self.slots.links, slot, score);
             self.often_len -= 1;
@@ -112,7 +123,7 @@ impl EvictionPolicy for EvArc {
     }
 
     fn touch(&mut self, slot: u32) {
-        let State { score, is_often } = self.slots.states.get(slot);
+        let State { score, is_often } = self.slots.state(slot);
         let new = score.max(self.score());
         if !is_often || new > score {
             self.take(slot);
@@ -131,7 +142,7 @@ impl EvictionPolicy for EvArc {
         if self.balance.welcome(hash) {
             self.push_often(slot, score);
         } else {
-            self.slots.states.set(slot, State { score, is_often: false });
+            self.slots.set_state(slot, State { score, is_often: false });
             self.once.push_newest(&mut self.slots.links, slot);
         }
     }
@@ -147,17 +158,16 @@ impl EvictionPolicy for EvArc {
     }
 
     fn evict(&mut self, slot: u32, hash: u64) -> u16 {
-        let is_often = self.slots.states.get(slot).is_often;
+        let is_often = self.slots.state(slot).is_often;
         self.take(slot);
         let slot_count = self.slots.count();
         let balance = &mut self.balance;
-        let ghosts = if is_often { &mut balance.frequent } else { &mut balance.recent };
-        ghosts.push(hash, ());
-        while self.once.len() + balance.recent.len() > slot_count && balance.recent.len() > 0 {
-            balance.recent.pop_oldest();
+        balance.bury(hash, is_often);
+        while balance.lens().0 > slot_count.saturating_sub(self.once.len()) {
+            balance.ghosts.pop_oldest(RECENT);
         }
-        while self.often_len + balance.frequent.len() > slot_count && balance.frequent.len() > 0 {
-            balance.frequent.pop_oldest();
+        while balance.lens().1 > slot_count.saturating_sub(self.often_len) {
+            balance.ghosts.pop_oldest(FREQUENT);
         }
         0
     }

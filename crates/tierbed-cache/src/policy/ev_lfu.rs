@@ -105,11 +105,11 @@ impl EvictionPolicy for EvLfu {
     }
 
     fn touch(&mut self, slot: u32) {
-        let (old, new) = (self.slots.states.get(slot), self.score());
+        let (old, new) = (self.slots.state(slot), self.score());
         if new > old {
             self.scores.remove(&mut self.slots.links, slot, old);
             self.scores.push(&mut self.slots.links, slot, new);
-            self.slots.states.set(slot, new);
+            self.slots.set_state(slot, new);
         }
     }
 
@@ -124,7 +124,7 @@ impl EvictionPolicy for EvLfu {
 
     fn insert(&mut self, slot: u32, _hash: u64, _score: u16) {
         let score = self.score();
-        self.slots.states.set(slot, score);
+        self.slots.set_state(slot, score);
         self.scores.push(&mut self.slots.links, slot, score);
     }
 
@@ -141,7 +141,7 @@ impl EvictionPolicy for EvLfu {
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let score = self.slots.states.get(slot);
+        let score = self.slots.state(slot);
         self.scores.remove(&mut self.slots.links, slot, score);
         0
     }
@@ -173,7 +173,7 @@ mod tests {
         policy.touch(1);
         policy.touch(3);
         assert_eq!(policy.dump(), [2, 3, 0, 1, 4]);
-        assert_eq!(policy.slots.states.get(1), 2);
+        assert_eq!(policy.slots.state(1), 2);
     }
 
     #[test]

@@ -1,141 +1,278 @@
 //! Was this row here lately? The memory of rows that left, without the rows.
 //!
-//! A queue of 32-bit fingerprints with an index. Two rows of one fingerprint are taken for the
-//! same: at a million ghosts one question in 4,000 is answered wrongly, which costs a hit at
-//! most.
-#![expect(clippy::indexing_slicing, reason = "positions are reduced to the ring's length")]
+//! Ghosts of one policy share a table of sets; a way of a set is a print of 16 bits and a stamp,
+//! the number of the ghost in its list. A list is a ring of bits, one per stamp between its oldest
+//! and newest: set while that ghost is remembered. To forget the oldest is to clear a bit; its way
+//! is found to be dead when the set needs one.
+//!
+//! ```text
+//! set:   prints u16 x 16 | stamps u24 x 16     bit 23 of a stamp: which list
+//! ring:  ..0 0 1 1 0 1 1 1 0 0..               first: the oldest remembered
+//! ```
+//!
+//! Stamps count on for as many laps of the ring as 23 bits allow, so that one of an earlier lap is
+//! known to be dead.
+//!
+//! Two rows of one set and one print are taken for the same: one question in 4,000 is answered
+//! wrongly, which costs a hit at most. A set that is full of ghosts forgets its oldest: one in
+//! eighty goes too early.
+//!
+//! Source: the ghosts of S3-FIFO (SOSP 2023, §4.2) are a table of prints and times like this one.
+#![expect(clippy::indexing_slicing, reason = "places and ways are reduced to their arrays")]
 
 use tierbed_core::env::mix64;
 
-use crate::index::RobinHoodIndex;
+/// Ways of a set.
+const WAYS: usize = 16;
+/// Ways per ghost, and places per ghost in the ring of a list, in halves.
+const SLACK_HALVES: usize = 3;
+/// Which list, in a stamp; numbers end below.
+const LIST_AT: u32 = 23;
+const PLACES_MAX: usize = 1 << LIST_AT;
+/// The print of a way without a ghost.
+const NO_PRINT: u16 = 0;
 
-/// The fingerprint of an entry that was taken out of the middle.
-const TAKEN: u32 = 0;
-
-/// Rows that left, oldest to newest, with a note on each.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Ghosts<T = ()> {
-    ring: Box<[(u32, T)]>,
-    /// Position of the oldest entry, and entries from there on, taken ones included.
-    first: usize,
-    used: usize,
-    index: RobinHoodIndex,
+#[derive(Debug, Clone, Copy, Default)]
+struct Set {
+    prints: [u16; WAYS],
+    stamps: [[u8; 3]; WAYS],
 }
 
-impl<T: Copy + Default> Ghosts<T> {
-    /// Bytes per ghost there is room for: an entry, an eighth of taken ones, and the index.
-    pub(crate) const BYTES: usize = size_of::<(u32, T)>() * 9 / 8 + 7;
+/// The order of one list: a bit per place of the ring, set while its ghost is remembered.
+#[derive(Debug, Clone, Default)]
+struct Ring {
+    bits: Box<[u64]>,
+    place_count: u32,
+    /// Stamps count to here and begin anew: a multiple of the places.
+    stamp_count: u32,
+    /// The oldest ghost's stamp, and stamps from there to the newest.
+    first: u32,
+    used: u32,
+    len: usize,
+}
 
-    /// Changes how many it remembers; the oldest are forgotten.
-    pub(crate) fn resize(&mut self, capacity: usize) {
-        let mut kept = Self {
-            ring: vec![(TAKEN, T::default()); capacity + capacity / 8 + 1].into_boxed_slice(),
-            first: 0,
-            used: 0,
-            index: RobinHoodIndex::with_capacity(capacity),
-        };
-        let surplus = self.len().saturating_sub(capacity);
-        for (fingerprint, note) in self.entries().skip(surplus) {
-            kept.append(fingerprint, note);
+impl Ring {
+    fn new(place_count: usize) -> Self {
+        let laps = PLACES_MAX / place_count.max(1);
+        Self {
+            bits: vec![0; place_count.div_ceil(64)].into_boxed_slice(),
+            place_count: place_count as u32,
+            stamp_count: (place_count * laps) as u32,
+            ..Self::default()
         }
-        *self = kept;
     }
 
-    /// Returns the rows remembered.
-    pub(crate) fn len(&self) -> usize {
-        self.index.len()
+    fn place(&self, stamp: u32) -> usize {
+        (stamp % self.place_count) as usize
     }
 
-    /// Returns the note on the row of `hash` if it is remembered.
-    pub(crate) fn note(&self, hash: u64) -> Option<T> {
-        self.at(fingerprint(hash)).map(|at| self.ring[at].1)
+    /// How many stamps after the oldest.
+    fn since_first(&self, stamp: u32) -> u32 {
+        if stamp < self.first {
+            stamp + self.stamp_count - self.first
+        } else {
+            stamp - self.first
+        }
     }
 
-    /// Tells whether the row of `hash` is remembered.
-    pub(crate) fn contains(&self, hash: u64) -> bool {
-        self.note(hash).is_some()
+    fn holds(&self, stamp: u32) -> bool {
+        let place = self.place(stamp);
+        self.since_first(stamp) < self.used && self.bits[place / 64] >> (place % 64) & 1 == 1
     }
 
-    /// Remembers the row of `hash` as the newest. When there is no room the oldest is forgotten.
-    pub(crate) fn push(&mut self, hash: u64, note: T) {
-        if self.index.capacity() == 0 {
+    /// Gives out the stamp after the newest; the oldest ghost goes when the ring is full.
+    fn open(&mut self) -> u32 {
+        if self.used == self.place_count {
+            self.clear(self.first);
+        }
+        let stamp = (self.first + self.used) % self.stamp_count;
+        let place = self.place(stamp);
+        self.bits[place / 64] |= 1 << (place % 64);
+        self.used += 1;
+        self.len += 1;
+        stamp
+    }
+
+    fn clear(&mut self, stamp: u32) {
+        let place = self.place(stamp);
+        self.bits[place / 64] &= !(1 << (place % 64));
+        self.len -= 1;
+        while self.used > 0 && !self.holds(self.first) {
+            self.first = if self.first + 1 == self.stamp_count { 0 } else { self.first + 1 };
+            self.used -= 1;
+        }
+    }
+}
+
+/// Rows that left, in `LISTS` lists, oldest to newest, with a note on each.
+#[derive(Debug, Clone)]
+pub(crate) struct Ghosts<T = (), const LISTS: usize = 1> {
+    sets: Box<[Set]>,
+    rings: [Ring; LISTS],
+    /// Notes by place in the ring, list after list.
+    notes: Box<[T]>,
+    /// Most ghosts of one list.
+    capacity: usize,
+}
+
+impl<T: Copy + Default, const LISTS: usize> Default for Ghosts<T, LISTS> {
+    fn default() -> Self {
+        let rings = [(); LISTS].map(|()| Ring::default());
+        Self { sets: Box::default(), rings, notes: Box::default(), capacity: 0 }
+    }
+}
+
+impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
+    /// Returns the bytes of room for `ghosts` in all lists together, and for as many in each.
+    pub(crate) const fn bytes_for(ghosts: usize) -> usize {
+        let places = ghosts * SLACK_HALVES / 2;
+        let ways = places * size_of::<Set>() / WAYS;
+        ways + LISTS * (places / 8 + places * size_of::<T>())
+    }
+
+    /// Bytes per ghost there is room for.
+    pub(crate) const BYTES: usize = Self::bytes_for(128).div_ceil(128);
+
+    /// Changes how many each list, and all lists together, should remember. The table follows in
+    /// steps of about a tenth, and forgets all when it does.
+    pub(crate) fn resize(&mut self, capacity: usize) {
+        self.capacity = capacity.min(PLACES_MAX / SLACK_HALVES * 2);
+        let place_count = (rounded_down(self.capacity) * SLACK_HALVES).div_ceil(2);
+        if place_count != self.rings[0].place_count as usize {
+            self.sets = vec![Set::default(); place_count.div_ceil(WAYS)].into_boxed_slice();
+            self.rings = [(); LISTS].map(|()| Ring::new(place_count));
+            self.notes = vec![T::default(); LISTS * place_count].into_boxed_slice();
+        }
+        for list in 0..LISTS {
+            while self.len(list) > self.capacity {
+                self.pop_oldest(list);
+            }
+        }
+    }
+
+    /// Returns the rows that `list` remembers.
+    pub(crate) fn len(&self, list: usize) -> usize {
+        self.rings[list].len
+    }
+
+    /// Returns the list that remembers the row of `hash`.
+    pub(crate) fn list_of(&self, hash: u64) -> Option<usize> {
+        self.find(mix64(hash)).map(|found| found.list)
+    }
+
+    /// Remembers the row of `hash` as the newest of `list`, and of this list alone. When there is
+    /// no room the oldest is forgotten.
+    pub(crate) fn push(&mut self, list: usize, hash: u64, note: T) {
+        if self.capacity == 0 {
             return;
         }
         self.take(hash);
-        if self.index.len() >= self.index.capacity() {
-            self.pop_oldest();
+        if self.len(list) >= self.capacity {
+            self.pop_oldest(list);
         }
-        if self.used == self.ring.len() {
-            self.close_ranks();
-        }
-        self.append(fingerprint(hash), note);
+        let mixed = mix64(hash);
+        let set = self.set_of(mixed);
+        let way = self.free_way(set);
+        let stamp = self.rings[list].open();
+        let note_at = self.note_at(list, stamp);
+        self.notes[note_at] = note;
+        let [low, middle, high, _] = (stamp | (list as u32) << LIST_AT).to_le_bytes();
+        self.sets[set].prints[way] = print_of(mixed);
+        self.sets[set].stamps[way] = [low, middle, high];
     }
 
-    /// Forgets the row of `hash` and returns its note, if it was remembered.
-    pub(crate) fn take(&mut self, hash: u64) -> Option<T> {
-        let fingerprint = fingerprint(hash);
-        let at = self.at(fingerprint)?;
-        let note = self.ring[at].1;
-        self.index.remove(mix64(u64::from(fingerprint)), at as u32);
-        self.ring[at].0 = TAKEN;
-        Some(note)
+    /// Forgets the row of `hash`; returns the list that remembered it.
+    pub(crate) fn take(&mut self, hash: u64) -> Option<usize> {
+        let found = self.find(mix64(hash))?;
+        self.sets[found.set].prints[found.way] = NO_PRINT;
+        self.rings[found.list].clear(found.stamp);
+        Some(found.list)
     }
 
-    /// Returns the note on the oldest row remembered.
-    pub(crate) fn oldest(&mut self) -> Option<T> {
-        while self.used > 0 && self.ring[self.first].0 == TAKEN {
-            self.advance();
-        }
-        (self.used > 0).then(|| self.ring[self.first].1)
+    /// Returns the note on the oldest row that `list` remembers.
+    pub(crate) fn oldest(&self, list: usize) -> Option<T> {
+        let ring = &self.rings[list];
+        (ring.used > 0).then(|| self.notes[self.note_at(list, ring.first)])
     }
 
-    /// Forgets the oldest row.
-    pub(crate) fn pop_oldest(&mut self) {
-        if self.oldest().is_some() {
-            let fingerprint = self.ring[self.first].0;
-            self.index.remove(mix64(u64::from(fingerprint)), self.first as u32);
-            self.advance();
-        }
-    }
-
-    fn advance(&mut self) {
-        self.first = (self.first + 1) % self.ring.len();
-        self.used -= 1;
-    }
-
-    /// Writes the ring anew without what was taken; comes once per eighth of its length.
-    fn close_ranks(&mut self) {
-        let kept: Vec<(u32, T)> = self.entries().collect();
-        self.index.clear();
-        (self.first, self.used) = (0, 0);
-        for (fingerprint, note) in kept {
-            self.append(fingerprint, note);
+    /// Forgets the oldest row of `list`.
+    pub(crate) fn pop_oldest(&mut self, list: usize) {
+        let ring = &mut self.rings[list];
+        if ring.used > 0 {
+            ring.clear(ring.first);
         }
     }
 
-    fn append(&mut self, fingerprint: u32, note: T) {
-        let at = (self.first + self.used) % self.ring.len();
-        if self.index.insert(mix64(u64::from(fingerprint)), at as u32) {
-            self.ring[at] = (fingerprint, note);
-            self.used += 1;
+    fn note_at(&self, list: usize, stamp: u32) -> usize {
+        let ring = &self.rings[list];
+        list * ring.place_count as usize + ring.place(stamp)
+    }
+
+    fn set_of(&self, mixed: u64) -> usize {
+        (((mixed & 0xFFFF_FFFF) * self.sets.len() as u64) >> 32) as usize
+    }
+
+    fn find(&self, mixed: u64) -> Option<Found> {
+        let set = self.set_of(mixed);
+        let print = print_of(mixed);
+        let prints = &self.sets.get(set)?.prints;
+        (0..WAYS).filter(|&way| prints[way] == print).find_map(|way| self.living(set, way))
+    }
+
+    /// The ghost of a way, unless it has been forgotten.
+    fn living(&self, set: usize, way: usize) -> Option<Found> {
+        let [low, middle, high] = self.sets[set].stamps[way];
+        let packed = u32::from_le_bytes([low, middle, high, 0]);
+        let (list, stamp) = ((packed >> LIST_AT) as usize, packed & ((1 << LIST_AT) - 1));
+        let is_living = self.sets[set].prints[way] != NO_PRINT && self.rings[list].holds(stamp);
+        is_living.then_some(Found { set, way, list, stamp })
+    }
+
+    /// A way for one more ghost; the set's oldest goes when all are of living ones.
+    fn free_way(&mut self, set: usize) -> usize {
+        let first_free = |set: &Set| set.prints.iter().position(|&print| print == NO_PRINT);
+        if let Some(way) = first_free(&self.sets[set]) {
+            return way;
         }
-    }
-
-    fn at(&self, fingerprint: u32) -> Option<usize> {
-        let same = |at: u32| self.ring[at as usize].0 == fingerprint;
-        self.index.find(mix64(u64::from(fingerprint)), same).map(|at| at as usize)
-    }
-
-    fn entries(&self) -> impl Iterator<Item = (u32, T)> + '_ {
-        (0..self.used)
-            .map(|step| self.ring[(self.first + step) % self.ring.len()])
-            .filter(|entry| entry.0 != TAKEN)
+        let mut oldest: Option<(u32, Found)> = None;
+        for way in 0..WAYS {
+            let Some(found) = self.living(set, way) else {
+                self.sets[set].prints[way] = NO_PRINT;
+                continue;
+            };
+            let ring = &self.rings[found.list];
+            let age = ring.used - ring.since_first(found.stamp);
+            if oldest.as_ref().is_none_or(|(most, _)| age > *most) {
+                oldest = Some((age, found));
+            }
+        }
+        if let Some(way) = first_free(&self.sets[set]) {
+            return way;
+        }
+        let Some((_, oldest)) = oldest else { return 0 };
+        self.rings[oldest.list].clear(oldest.stamp);
+        oldest.way
     }
 }
 
-/// 32 bits of a hash, never [`TAKEN`].
-fn fingerprint(hash: u64) -> u32 {
-    ((hash ^ (hash >> 32)) as u32).max(1)
+/// Where a ghost is.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    set: usize,
+    way: usize,
+    list: usize,
+    stamp: u32,
+}
+
+/// The print of a hash, never [`NO_PRINT`]. The low half says which set.
+fn print_of(mixed: u64) -> u16 {
+    ((mixed >> 48) as u16).max(1)
+}
+
+/// The first four binary digits of a number that has more.
+fn rounded_down(number: usize) -> usize {
+    let bits = (usize::BITS - number.leading_zeros()).saturating_sub(4);
+    number >> bits << bits
 }
 
 #[cfg(test)]
@@ -146,36 +283,70 @@ mod tests {
 
     use super::*;
 
-    /// The oracle is a queue that is searched from end to end.
+    /// The oracle is a queue per list, searched from end to end; a set holds all there is.
     #[test]
     fn remembers_the_newest_and_forgets_what_is_taken() {
-        let mut ghosts = Ghosts::<u32>::default();
-        ghosts.resize(50);
-        let mut queue: VecDeque<(u64, u32)> = VecDeque::new();
+        let mut ghosts = Ghosts::<u32, 2>::default();
+        ghosts.resize(8);
+        let mut queues = [VecDeque::new(), VecDeque::new()];
         let mut rng = SplitMix64::new(11);
         for step in 0..20_000u32 {
-            let row = rng.below(120);
-            let known = queue.iter().find(|entry| entry.0 == row).map(|entry| entry.1);
-            assert_eq!(ghosts.note(mix64(row)), known);
-            match rng.below(3) {
-                0 => {
-                    assert_eq!(ghosts.take(mix64(row)), known);
-                    queue.retain(|entry| entry.0 != row);
+            let (row, list) = (rng.below(20), rng.below(2) as usize);
+            let holds = |queue: &VecDeque<(u64, u32)>| queue.iter().any(|entry| entry.0 == row);
+            let known = queues.iter().position(holds);
+            assert_eq!(ghosts.list_of(mix64(row)), known);
+            queues.iter_mut().for_each(|queue| queue.retain(|entry| entry.0 != row));
+            match rng.below(5) {
+                0 => assert_eq!(ghosts.take(mix64(row)), known),
+                1 => {
+                    ghosts.take(mix64(row));
+                    ghosts.pop_oldest(list);
+                    queues[list].pop_front();
                 }
                 _ => {
-                    ghosts.push(mix64(row), step);
-                    queue.retain(|entry| entry.0 != row);
-                    queue.push_back((row, step));
-                    if queue.len() > 50 {
-                        queue.pop_front();
+                    ghosts.push(list, mix64(row), step);
+                    queues[list].push_back((row, step));
+                    // Twelve places: many taken in a row make the ring forget early.
+                    if queues[list].len() > 8 || ghosts.len(list) < queues[list].len() {
+                        queues[list].pop_front();
                     }
                 }
             }
-            assert_eq!(ghosts.len(), queue.len());
-            assert_eq!(ghosts.oldest(), queue.front().map(|entry| entry.1));
+            for list in [0, 1] {
+                assert_eq!(ghosts.len(list), queues[list].len());
+                assert_eq!(ghosts.oldest(list), queues[list].front().map(|entry| entry.1));
+            }
         }
-        ghosts.resize(10);
-        assert_eq!(ghosts.len(), 10);
-        assert!(queue.iter().rev().take(10).all(|entry| ghosts.contains(mix64(entry.0))));
+    }
+
+    /// A full memory: sets overflow, and one in eighty is forgotten before its time.
+    #[test]
+    fn few_are_forgotten_early_and_few_are_mistaken() {
+        let mut ghosts = Ghosts::<(), 2>::default();
+        ghosts.resize(16_000);
+        for row in 0..100_000 {
+            ghosts.push((row % 2) as usize, mix64(row), ());
+            if ghosts.len(0) + ghosts.len(1) > 16_000 {
+                ghosts.pop_oldest((row % 2) as usize);
+            }
+        }
+        let due = (84_000..100_000).filter(|&row| ghosts.list_of(mix64(row)).is_some()).count();
+        assert!(due > 15_700, "{due} of 16,000 are remembered");
+        let mistaken = (0..80_000).filter(|&row| ghosts.list_of(mix64(row)).is_some()).count();
+        assert!(mistaken < 60, "{mistaken} of 80,000 that left are taken for others");
+    }
+
+    #[test]
+    fn the_table_follows_the_capacity_in_steps() {
+        let mut ghosts = Ghosts::<(), 1>::default();
+        ghosts.push(0, 1, ());
+        assert_eq!((ghosts.len(0), ghosts.list_of(1)), (0, None));
+        ghosts.resize(1000);
+        (0..1000).for_each(|row| ghosts.push(0, row, ()));
+        assert!(ghosts.len(0) > 970);
+        ghosts.resize(970);
+        assert_eq!(ghosts.len(0), 970);
+        ghosts.resize(500);
+        assert_eq!(ghosts.len(0), 0);
     }
 }

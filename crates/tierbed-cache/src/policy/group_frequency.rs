@@ -166,7 +166,7 @@ impl GroupFrequency {
     }
 
     fn place(&mut self, slot: u32, score: u16) {
-        self.slots.states.set(slot, score);
+        self.slots.set_state(slot, score);
         let rank = self.rank_of(score);
         self.ranks.push(&mut self.slots.links, slot, rank);
     }
@@ -229,9 +229,9 @@ impl EvictionPolicy for GroupFrequency {
     }
 
     fn touch(&mut self, slot: u32) {
-        let old = self.slots.states.get(slot);
+        let old = self.slots.state(slot);
         let score = self.raised(old);
-        self.slots.states.set(slot, score);
+        self.slots.set_state(slot, score);
         let (from, to) = (self.rank_of(old), self.rank_of(score));
         // Most uses of rows used often change nothing.
         if from != to {
@@ -261,7 +261,7 @@ impl EvictionPolicy for GroupFrequency {
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let score = self.slots.states.get(slot);
+        let score = self.slots.state(slot);
         let rank = self.rank_of(score);
         self.ranks.remove(&mut self.slots.links, slot, rank);
         score
@@ -303,7 +303,7 @@ mod tests {
             policy.touch(slot);
         }
         assert_eq!(policy.dump(), [0, 3, 1, 2]);
-        assert!((policy.value(policy.slots.states.get(2)) - 3.0625).abs() < 0.02);
+        assert!((policy.value(policy.slots.state(2)) - 3.0625).abs() < 0.02);
     }
 
     #[test]
@@ -318,8 +318,8 @@ mod tests {
             assert_eq!(arrival.is_admitted, expected);
             score = arrival.score;
         }
-        assert_eq!(policy.value(policy.slots.states.get(0)), 3.0);
-        assert_eq!(policy.evict(0, 0), policy.slots.states.get(0));
+        assert_eq!(policy.value(policy.slots.state(0)), 3.0);
+        assert_eq!(policy.evict(0, 0), policy.slots.state(0));
     }
 
     #[test]
@@ -334,7 +334,7 @@ mod tests {
             begin(&mut policy, 4, 4);
         }
         assert_eq!(policy.epoch, 2);
-        assert_eq!((policy.value(outside), policy.value(policy.slots.states.get(0))), (2.0, 2.0));
+        assert_eq!((policy.value(outside), policy.value(policy.slots.state(0))), (2.0, 2.0));
         assert_eq!(policy.dump(), [0]);
         assert_eq!(policy.remove(0), outside);
     }
@@ -387,7 +387,7 @@ mod tests {
         let mut policy = policy(10, 0, 1);
         policy.insert(0, 0, 0);
         (0..20_000).for_each(|_| policy.touch(0));
-        let value = policy.value(policy.slots.states.get(0));
+        let value = policy.value(policy.slots.state(0));
         assert!((18_000.0..22_000.0).contains(&value), "{value}");
     }
 }

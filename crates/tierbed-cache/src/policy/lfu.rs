@@ -15,7 +15,7 @@ pub struct Lfu {
 
 impl Lfu {
     fn rank(&mut self, slot: u32, count: u16) {
-        self.slots.states.set(slot, count);
+        self.slots.set_state(slot, count);
         self.counts.push(&mut self.slots.links, slot, count);
     }
 }
@@ -32,7 +32,7 @@ impl EvictionPolicy for Lfu {
     }
 
     fn touch(&mut self, slot: u32) {
-        let count = self.slots.states.get(slot);
+        let count = self.slots.state(slot);
         self.remove(slot);
         self.rank(slot, (count + 1).min(RANKS as u16 - 1));
     }
@@ -46,7 +46,7 @@ impl EvictionPolicy for Lfu {
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let count = self.slots.states.get(slot);
+        let count = self.slots.state(slot);
         self.counts.remove(&mut self.slots.links, slot, count);
         0
     }
@@ -73,6 +73,6 @@ mod tests {
         lfu.insert(1, 0, 0);
         assert_eq!(lfu.dump(), [1, 0, 2, 3]);
         (0..2000).for_each(|_| lfu.touch(1));
-        assert_eq!((lfu.slots.states.get(1), lfu.victim()), (1023, Some(0)));
+        assert_eq!((lfu.slots.state(1), lfu.victim()), (1023, Some(0)));
     }
 }

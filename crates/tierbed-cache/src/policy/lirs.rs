@@ -10,8 +10,8 @@
 //! Differs: at most as many ghosts as slots, ordered by their last use.
 
 use super::ghosts::Ghosts;
-use super::list::{Links, List, LINK_BYTES};
-use super::slots::Slots;
+use super::list::{Links, List, Node};
+use super::slots::{SlotMap, SlotState, Slots};
 use super::{order_of_leaving, Arrival, EvictionPolicy};
 
 /// One slot of this many is for rows that are not close.
@@ -20,10 +20,18 @@ const QUEUE_SHARE: usize = 50;
 /// What is known of a row here.
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
-    /// Time of the last use, in rows asked for; wraps.
-    used_at: u32,
     is_close: bool,
     is_in_stack: bool,
+}
+
+impl SlotState for State {
+    fn to_bits(self) -> u16 {
+        u16::from(self.is_close) | (u16::from(self.is_in_stack) << 1)
+    }
+
+    fn from_bits(bits: u16) -> Self {
+        Self { is_close: bits & 1 != 0, is_in_stack: bits & 2 != 0 }
+    }
 }
 
 /// Stack, queue and ghosts.
@@ -31,6 +39,8 @@ struct State {
 pub struct Lirs {
     /// The links are those of the stack.
     slots: Slots<State>,
+    /// Time of each row's last use, in rows asked for; wraps.
+    used_at: SlotMap<u32>,
     stack: List,
     queue_links: Links,
     queue: List,
@@ -48,31 +58,37 @@ impl Lirs {
         self.slots.count().saturating_sub(queue).max(1)
     }
 
+    fn mark(&mut self, slot: u32, change: impl FnOnce(&mut State)) {
+        let mut state = self.slots.state(slot);
+        change(&mut state);
+        self.slots.set_state(slot, state);
+    }
+
     /// Puts a row on top of the stack.
     fn stack_up(&mut self, slot: u32) {
-        if self.slots.states.get(slot).is_in_stack {
+        if self.slots.state(slot).is_in_stack {
             self.stack.refresh(&mut self.slots.links, slot);
         } else {
             self.stack.push_newest(&mut self.slots.links, slot);
         }
         self.clock = self.clock.wrapping_add(1);
-        let state = self.slots.states.get_mut(slot);
-        (state.is_in_stack, state.used_at) = (true, self.clock);
+        self.used_at.set(slot, self.clock);
+        self.mark(slot, |state| state.is_in_stack = true);
     }
 
     fn unstack(&mut self, slot: u32) {
         self.stack.remove(&mut self.slots.links, slot);
-        self.slots.states.get_mut(slot).is_in_stack = false;
+        self.mark(slot, |state| state.is_in_stack = false);
     }
 
     /// Takes rows that are not close off the bottom, and ghosts older than the bottom.
     fn prune(&mut self) {
         while let Some(bottom) = self.stack.oldest() {
-            let State { is_close, used_at, .. } = self.slots.states.get(bottom);
-            if is_close {
+            if self.slots.state(bottom).is_close {
+                let used_at = self.used_at.get(bottom);
                 let is_older = |ghost: u32| used_at.wrapping_sub(ghost) < u32::MAX / 2;
-                while self.ghosts.oldest().is_some_and(is_older) {
-                    self.ghosts.pop_oldest();
+                while self.ghosts.oldest(0).is_some_and(is_older) {
+                    self.ghosts.pop_oldest(0);
                 }
                 return;
             }
@@ -82,13 +98,13 @@ impl Lirs {
 
     /// Makes a row of the stack close; the oldest close one is not when there are too many.
     fn make_close(&mut self, slot: u32) {
-        self.slots.states.get_mut(slot).is_close = true;
+        self.mark(slot, |state| state.is_close = true);
         self.close_count += 1;
         self.prune();
         if self.close_count > self.close_max() {
             if let Some(bottom) = self.stack.oldest() {
                 self.unstack(bottom);
-                self.slots.states.get_mut(bottom).is_close = false;
+                self.mark(bottom, |state| state.is_close = false);
                 self.close_count -= 1;
                 self.queue.push_newest(&mut self.queue_links, bottom);
             }
@@ -103,27 +119,29 @@ impl EvictionPolicy for Lirs {
     }
 
     fn bytes_per_slot(&self) -> usize {
-        Slots::<State>::BYTES_PER_SLOT + LINK_BYTES + Ghosts::<u32>::BYTES
+        Slots::<State>::BYTES_PER_SLOT + size_of::<u32>() + size_of::<Node>() + Ghosts::<u32>::BYTES
     }
 
     fn bytes_per_slab(&self) -> usize {
-        Slots::<State>::BYTES_PER_SLAB + Links::BYTES_PER_SLAB
+        Slots::<State>::BYTES_PER_SLAB + SlotMap::<u32>::BYTES_PER_SLAB + Links::BYTES_PER_SLAB
     }
 
     fn add_slab(&mut self, slab: u32, slot_count: u32) {
         self.queue_links.add_slab(slab, slot_count);
+        self.used_at.add_slab(slab, slot_count);
         self.slots.add_slab(slab, slot_count);
         self.ghosts.resize(self.slots.count());
     }
 
     fn drop_slab(&mut self, slab: u32) {
         self.queue_links.drop_slab(slab);
+        self.used_at.drop_slab(slab);
         self.slots.drop_slab(slab);
         self.ghosts.resize(self.slots.count());
     }
 
     fn touch(&mut self, slot: u32) {
-        let State { is_close, is_in_stack, .. } = self.slots.states.get(slot);
+        let State { is_close, is_in_stack } = self.slots.state(slot);
         self.stack_up(slot);
         if is_close {
             self.prune();
@@ -136,13 +154,13 @@ impl EvictionPolicy for Lirs {
     }
 
     fn arrive(&mut self, hash: u64, score: u16, _is_full: bool) -> Arrival {
-        self.is_ghost = self.ghosts.contains(hash);
+        self.is_ghost = self.ghosts.list_of(hash).is_some();
         Arrival::admitted(score)
     }
 
     fn insert(&mut self, slot: u32, hash: u64, _score: u16) {
         let was_ghost = self.ghosts.take(hash).is_some() || std::mem::take(&mut self.is_ghost);
-        self.slots.states.set(slot, State::default());
+        self.slots.set_state(slot, State::default());
         self.stack_up(slot);
         let has_room = self.queue.is_empty() && self.close_count < self.close_max();
         if was_ghost || has_room {
@@ -157,16 +175,16 @@ impl EvictionPolicy for Lirs {
     }
 
     fn evict(&mut self, slot: u32, hash: u64) -> u16 {
-        let State { is_close, is_in_stack, used_at } = self.slots.states.get(slot);
+        let State { is_close, is_in_stack } = self.slots.state(slot);
         self.remove(slot);
         if is_in_stack && !is_close {
-            self.ghosts.push(hash, used_at);
+            self.ghosts.push(0, hash, self.used_at.get(slot));
         }
         0
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let State { is_close, is_in_stack, .. } = self.slots.states.get(slot);
+        let State { is_close, is_in_stack } = self.slots.state(slot);
         if is_close {
             self.close_count -= 1;
         } else {
@@ -216,9 +234,9 @@ mod tests {
         (0..4).for_each(|slot| lirs.insert(slot, u64::from(slot) << 40, 0));
         let victim = lirs.victim().unwrap();
         lirs.evict(victim, u64::from(victim) << 40);
-        assert_eq!((victim, lirs.ghosts.len()), (2, 1));
+        assert_eq!((victim, lirs.ghosts.len(0)), (2, 1));
         lirs.touch(0);
         lirs.touch(1);
-        assert_eq!(lirs.ghosts.len(), 0);
+        assert_eq!(lirs.ghosts.len(0), 0);
     }
 }

@@ -1,31 +1,77 @@
 //! In which order are slots? Doubly linked lists threaded through the slots of a pool.
 //!
 //! All lists of a policy share one [`Links`]: a slot is in one list at most, so two numbers per
-//! slot are enough for any count of lists.
+//! slot are enough for any count of lists. With the policy's state they fill one word, so that a
+//! use of a row looks at one cache line:
+//!
+//! ```text
+//! bit 63 ........ 40 39 ........ 16 15 ....... 0
+//!     newer          older          state
+//! ```
 
 use super::slots::SlotMap;
 
-/// No slot: the ends of a list.
-pub(crate) const NONE: u32 = u32::MAX;
+/// No slot: the ends of a list. Slots are numbered below.
+pub(crate) const NONE: u32 = (1 << LINK_BITS) - 1;
 
-/// The neighbours of a slot in its list.
+/// Bits of a neighbour, and where they are.
+const LINK_BITS: u32 = 24;
+const OLDER_AT: u32 = 16;
+const NEWER_AT: u32 = OLDER_AT + LINK_BITS;
+const LINK_MASK: u64 = NONE as u64;
+
+/// The neighbours of a slot in its list, and 16 bits of state.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Link {
-    older: u32,
-    newer: u32,
-}
+pub(crate) struct Node(u64);
 
-impl Default for Link {
+impl Default for Node {
     fn default() -> Self {
-        Self { older: NONE, newer: NONE }
+        Self((LINK_MASK << NEWER_AT) | (LINK_MASK << OLDER_AT))
     }
 }
 
-/// The neighbours of every slot.
-pub(crate) type Links = SlotMap<Link>;
+impl Node {
+    /// Returns the state.
+    #[inline]
+    pub(crate) fn state(self) -> u16 {
+        self.0 as u16
+    }
 
-/// Bytes per slot of [`Links`].
-pub(crate) const LINK_BYTES: usize = size_of::<Link>();
+    /// Overwrites the state.
+    #[inline]
+    pub(crate) fn set_state(&mut self, state: u16) {
+        self.0 = (self.0 & !0xFFFF) | u64::from(state);
+    }
+
+    #[inline]
+    fn older(self) -> u32 {
+        ((self.0 >> OLDER_AT) & LINK_MASK) as u32
+    }
+
+    #[inline]
+    fn newer(self) -> u32 {
+        (self.0 >> NEWER_AT) as u32
+    }
+
+    #[inline]
+    fn set_older(&mut self, slot: u32) {
+        self.0 = (self.0 & !(LINK_MASK << OLDER_AT)) | (u64::from(slot) << OLDER_AT);
+    }
+
+    #[inline]
+    fn set_newer(&mut self, slot: u32) {
+        self.0 = (self.0 & !(LINK_MASK << NEWER_AT)) | (u64::from(slot) << NEWER_AT);
+    }
+
+    #[inline]
+    fn set_links(&mut self, older: u32, newer: u32) {
+        let links = (u64::from(newer) << NEWER_AT) | (u64::from(older) << OLDER_AT);
+        self.0 = links | u64::from(self.state());
+    }
+}
+
+/// The node of every slot.
+pub(crate) type Links = SlotMap<Node>;
 
 /// A list of slots, oldest to newest.
 #[derive(Debug, Clone, Copy)]
@@ -59,16 +105,16 @@ impl List {
 
     /// Returns the slot after `slot`, towards the newest.
     pub(crate) fn newer(links: &Links, slot: u32) -> Option<u32> {
-        let newer = links.get(slot).newer;
+        let newer = links.get(slot).newer();
         (newer != NONE).then_some(newer)
     }
 
     /// Adds `slot`, which is in no list, at the newest end.
     pub(crate) fn push_newest(&mut self, links: &mut Links, slot: u32) {
-        links.set(slot, Link { older: self.newest, newer: NONE });
+        links.get_mut(slot).set_links(self.newest, NONE);
         match self.newest {
             NONE => self.oldest = slot,
-            newest => links.get_mut(newest).newer = slot,
+            newest => links.get_mut(newest).set_newer(slot),
         }
         self.newest = slot;
         self.len += 1;
@@ -76,10 +122,10 @@ impl List {
 
     /// Adds `slot`, which is in no list, at the oldest end.
     pub(crate) fn push_oldest(&mut self, links: &mut Links, slot: u32) {
-        links.set(slot, Link { older: NONE, newer: self.oldest });
+        links.get_mut(slot).set_links(NONE, self.oldest);
         match self.oldest {
             NONE => self.newest = slot,
-            oldest => links.get_mut(oldest).older = slot,
+            oldest => links.get_mut(oldest).set_older(slot),
         }
         self.oldest = slot;
         self.len += 1;
@@ -93,22 +139,23 @@ impl List {
             }
             return;
         };
-        links.get_mut(self.newest).newer = first;
-        links.get_mut(first).older = self.newest;
+        links.get_mut(self.newest).set_newer(first);
+        links.get_mut(first).set_older(self.newest);
         self.newest = other.newest;
         self.len += other.len;
     }
 
     /// Takes `slot` out.
     pub(crate) fn remove(&mut self, links: &mut Links, slot: u32) {
-        let Link { older, newer } = links.get(slot);
+        let node = links.get(slot);
+        let (older, newer) = (node.older(), node.newer());
         match older {
             NONE => self.oldest = newer,
-            older => links.get_mut(older).newer = newer,
+            older => links.get_mut(older).set_newer(newer),
         }
         match newer {
             NONE => self.newest = older,
-            newer => links.get_mut(newer).older = older,
+            newer => links.get_mut(newer).set_older(older),
         }
         self.len -= 1;
     }

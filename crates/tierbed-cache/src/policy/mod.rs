@@ -56,6 +56,9 @@ use tierbed_core::env::mix64;
 /// Slots of one slab are numbered `slab << SLOT_BITS ..`; bounds the slots of a slab.
 pub const SLOT_BITS: u32 = 12;
 
+/// Most slabs of a tier, and slots of a cache: policies number slots with 24 bits.
+pub const SLABS_MAX: u32 = (1 << (24 - SLOT_BITS)) - 1;
+
 /// The rows one request asks for together.
 #[derive(Debug, Clone, Copy)]
 pub struct Group<'a> {

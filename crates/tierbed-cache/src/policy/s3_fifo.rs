@@ -14,15 +14,15 @@ use super::{order_of_leaving, EvictionPolicy};
 /// The small queue's share of the slots, 1/10 (the paper's).
 const SMALL_SHARE: usize = 10;
 /// Uses counted per row.
-const USES_MAX: u8 = 3;
+const USES_MAX: u16 = 3;
 /// Set in a slot's state while it is in the main queue.
-const IN_MAIN: u8 = 1 << 7;
+const IN_MAIN: u16 = 1 << 7;
 
 /// Small queue, main queue, and the ghosts of the small one.
 #[derive(Debug, Clone, Default)]
 pub struct S3Fifo {
     /// Uses since the row entered its queue, and [`IN_MAIN`].
-    slots: Slots<u8>,
+    slots: Slots<u16>,
     small: List,
     main: List,
     ghosts: Ghosts,
@@ -36,22 +36,22 @@ impl S3Fifo {
     /// The oldest of the small queue if it leaves; otherwise it has moved to the main queue.
     fn settle_small(&mut self) -> Option<u32> {
         let slot = self.small.oldest()?;
-        if self.slots.states.get(slot) < 2 {
+        if self.slots.state(slot) < 2 {
             return Some(slot);
         }
         self.small.remove(&mut self.slots.links, slot);
         self.main.push_newest(&mut self.slots.links, slot);
-        self.slots.states.set(slot, IN_MAIN);
+        self.slots.set_state(slot, IN_MAIN);
         None
     }
 
     /// The oldest of the main queue if it leaves; otherwise it has used up a chance.
     fn settle_main(&mut self) -> Option<u32> {
         let slot = self.main.oldest()?;
-        if self.slots.states.get(slot) == IN_MAIN {
+        if self.slots.state(slot) == IN_MAIN {
             return Some(slot);
         }
-        *self.slots.states.get_mut(slot) -= 1;
+        self.slots.set_state(slot, self.slots.state(slot) - 1);
         self.main.refresh(&mut self.slots.links, slot);
         None
     }
@@ -62,25 +62,26 @@ impl EvictionPolicy for S3Fifo {
         "s3-fifo"
     }
 
-    keeps_slots!(u8, Ghosts::<()>::BYTES);
+    // As many ghosts as the main queue has slots.
+    keeps_slots!(u16, (Ghosts::<()>::BYTES * (SMALL_SHARE - 1)).div_ceil(SMALL_SHARE));
 
     fn slots_changed(&mut self) {
         self.ghosts.resize(self.slots.count().saturating_sub(self.small_len_wanted()));
     }
 
     fn touch(&mut self, slot: u32) {
-        let state = self.slots.states.get_mut(slot);
-        if *state & !IN_MAIN < USES_MAX {
-            *state += 1;
+        let state = self.slots.state(slot);
+        if state & !IN_MAIN < USES_MAX {
+            self.slots.set_state(slot, state + 1);
         }
     }
 
     fn insert(&mut self, slot: u32, hash: u64, _score: u16) {
         if self.ghosts.take(hash).is_some() {
-            self.slots.states.set(slot, IN_MAIN);
+            self.slots.set_state(slot, IN_MAIN);
             self.main.push_newest(&mut self.slots.links, slot);
         } else {
-            self.slots.states.set(slot, 0);
+            self.slots.set_state(slot, 0);
             self.small.push_newest(&mut self.slots.links, slot);
         }
     }
@@ -97,14 +98,14 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn evict(&mut self, slot: u32, hash: u64) -> u16 {
-        if self.slots.states.get(slot) & IN_MAIN == 0 {
-            self.ghosts.push(hash, ());
+        if self.slots.state(slot) & IN_MAIN == 0 {
+            self.ghosts.push(0, hash, ());
         }
         self.remove(slot)
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let is_main = self.slots.states.get(slot) & IN_MAIN != 0;
+        let is_main = self.slots.state(slot) & IN_MAIN != 0;
         let queue = if is_main { &mut self.main } else { &mut self.small };
         queue.remove(&mut self.slots.links, slot);
         0

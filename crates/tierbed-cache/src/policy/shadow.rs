@@ -1,5 +1,6 @@
 //! What would another policy hold? A cache of fingerprints, without rows.
 
+use super::list::NONE;
 use super::score_table::ScoreTable;
 use super::slots::SlotMap;
 use super::{EvictionPolicy, Group, SLOT_BITS};
@@ -15,20 +16,25 @@ pub(super) struct Shadow {
     /// Fingerprint of the row in each slot.
     fingerprints: SlotMap<u32>,
     index: RobinHoodIndex,
-    free: Vec<u32>,
+    /// The first empty slot; the fingerprint of an empty slot is the next one.
+    free: u32,
     scores: ScoreTable,
+    /// Scores remembered per slot, of rows outside.
+    scores_per_slot: usize,
     /// Fingerprints of the rows that left during the last group.
     left: Vec<u32>,
     asked: Vec<u64>,
 }
 
 impl Shadow {
-    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
+    /// A policy without rows; `remembers_scores` of rows that left.
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>, remembers_scores: bool) -> Self {
         Self {
             policy,
+            scores_per_slot: if remembers_scores { SCORES_PER_SLOT } else { 0 },
             fingerprints: SlotMap::default(),
             index: RobinHoodIndex::default(),
-            free: Vec::new(),
+            free: NONE,
             scores: ScoreTable::default(),
             left: Vec::new(),
             asked: Vec::new(),
@@ -36,8 +42,8 @@ impl Shadow {
     }
 
     pub(super) fn bytes_per_slot(&self) -> usize {
-        // Fingerprint, free list, index and scores.
-        self.policy.bytes_per_slot() + 4 + 4 + 7 + SCORES_PER_SLOT * ScoreTable::ENTRY_BYTES
+        // Fingerprint, index and scores.
+        self.policy.bytes_per_slot() + 4 + 5 + self.scores_per_slot * ScoreTable::ENTRY_BYTES
     }
 
     pub(super) fn bytes_per_slab(&self) -> usize {
@@ -70,6 +76,7 @@ impl Shadow {
         let mut asked = std::mem::take(&mut self.asked);
         asked.clear();
         asked.extend(hashes.iter().map(|&hash| index_hash(fingerprint(hash))));
+        self.index.warm(&asked);
         let hit_count = hashes.iter().filter(|&&hash| self.holds(hash)).count();
         let row_count = hashes.len() as u32;
         self.policy.begin_group(&Group { hashes: &asked, row_count, hit_count: hit_count as u32 });
@@ -87,7 +94,7 @@ impl Shadow {
     fn take_in(&mut self, row: u32) {
         let hash = index_hash(row);
         let known = self.scores.get(hash);
-        let arrival = self.policy.arrive(hash, known, self.free.is_empty());
+        let arrival = self.policy.arrive(hash, known, self.free == NONE);
         if !arrival.is_admitted {
             self.remember(hash, arrival.score);
             return;
@@ -95,17 +102,20 @@ impl Shadow {
         for _ in 0..arrival.flushed {
             self.evict_one();
         }
-        if self.free.is_empty() {
+        if self.free == NONE {
             self.evict_one();
         }
-        if let Some(slot) = self.free.pop() {
-            if self.index.insert(hash, slot) {
-                self.fingerprints.set(slot, row);
-                self.policy.insert(slot, hash, arrival.score);
-            } else {
-                self.free.push(slot);
-            }
+        let slot = self.free;
+        if slot != NONE && self.index.insert(hash, slot) {
+            self.free = self.fingerprints.get(slot);
+            self.fingerprints.set(slot, row);
+            self.policy.insert(slot, hash, arrival.score);
         }
+    }
+
+    fn set_free(&mut self, slot: u32) {
+        self.fingerprints.set(slot, self.free);
+        self.free = slot;
     }
 
     fn evict_one(&mut self) {
@@ -114,7 +124,7 @@ impl Shadow {
         let score = self.policy.evict(slot, index_hash(held));
         self.remember(index_hash(held), score);
         self.index.remove(index_hash(held), slot);
-        self.free.push(slot);
+        self.set_free(slot);
         self.left.push(held);
     }
 
@@ -134,21 +144,27 @@ impl Shadow {
         self.policy.add_slab(slab, slot_count);
         self.fingerprints.add_slab(slab, slot_count);
         let first = slab << SLOT_BITS;
-        self.free.extend((first..first + slot_count).rev());
+        (first..first + slot_count).rev().for_each(|slot| self.set_free(slot));
         self.resize();
     }
 
     /// Drops a slab, with the rows the shadow has in it.
     pub(super) fn drop_slab(&mut self, slab: u32, slot_count: u32) {
         let first = slab << SLOT_BITS;
-        let is_in_slab = |slot: &u32| (first..first + slot_count).contains(slot);
         for slot in first..first + slot_count {
             let held = self.fingerprints.get(slot);
             if self.index.remove(index_hash(held), slot) {
                 self.policy.remove(slot);
             }
         }
-        self.free.retain(|slot| !is_in_slab(slot));
+        let mut slot = std::mem::replace(&mut self.free, NONE);
+        while slot != NONE {
+            let next = self.fingerprints.get(slot);
+            if !(first..first + slot_count).contains(&slot) {
+                self.set_free(slot);
+            }
+            slot = next;
+        }
         self.policy.drop_slab(slab);
         self.fingerprints.drop_slab(slab);
         self.resize();
@@ -156,13 +172,13 @@ impl Shadow {
 
     fn resize(&mut self) {
         let slot_count = self.fingerprints.slot_count();
-        let mut index = RobinHoodIndex::with_capacity(slot_count);
+        let mut index = RobinHoodIndex::with_capacity(slot_count, self.fingerprints.slots_end());
         for slot in self.policy.dump() {
             // A row that finds no place in the index is as good as gone: it is never a hit.
             let _ = index.insert(index_hash(self.fingerprints.get(slot)), slot);
         }
         self.index = index;
-        self.scores.resize(slot_count * SCORES_PER_SLOT);
+        self.scores.resize(slot_count * self.scores_per_slot);
     }
 }
 

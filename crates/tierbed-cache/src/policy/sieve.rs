@@ -27,22 +27,22 @@ impl EvictionPolicy for Sieve {
     keeps_slots!(bool, 0);
 
     fn touch(&mut self, slot: u32) {
-        self.slots.states.set(slot, true);
+        self.slots.set_state(slot, true);
     }
 
     fn insert(&mut self, slot: u32, _hash: u64, _score: u16) {
-        self.slots.states.set(slot, false);
+        self.slots.set_state(slot, false);
         self.arrived.push_newest(&mut self.slots.links, slot);
     }
 
     fn victim(&mut self) -> Option<u32> {
         loop {
             let slot = self.hand.or(self.arrived.oldest())?;
-            if !self.slots.states.get(slot) {
+            if !self.slots.state(slot) {
                 self.hand = Some(slot);
                 return Some(slot);
             }
-            self.slots.states.set(slot, false);
+            self.slots.set_state(slot, false);
             self.hand = List::newer(&self.slots.links, slot);
         }
     }

@@ -1,42 +1,44 @@
 //! What does a policy remember of each slot? One small value per slot, slab by slab.
 //!
 //! Slabs join and leave a pool, so values live in a block per slab and take exactly the bytes
-//! that [`bytes_per_slot`](super::EvictionPolicy::bytes_per_slot) says.
+//! that [`bytes_per_slot`](super::EvictionPolicy::bytes_per_slot) says. For most policies those
+//! are eight: the neighbours of the slot in its list and 16 bits of state, a [`Node`].
 #![expect(
     clippy::indexing_slicing,
     reason = "slots are made by the tier; one outside its slab is a programmer error"
 )]
 
-use super::list::{Links, LINK_BYTES};
+use std::marker::PhantomData;
+
+use super::list::{Links, Node};
 use super::SLOT_BITS;
 
 /// A value per slot of the slabs that are in the pool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SlotMap<T> {
-    slabs: Vec<Option<Box<[T]>>>,
+    /// The block of each slab; an empty one for slabs of other pools.
+    slabs: Vec<Box<[T]>>,
     slot_count: usize,
 }
 
 impl<T: Copy + Default> SlotMap<T> {
     /// Bytes per slab number, whether or not the slab is in the pool.
-    pub(crate) const BYTES_PER_SLAB: usize = size_of::<Option<Box<[T]>>>();
+    pub(crate) const BYTES_PER_SLAB: usize = size_of::<Box<[T]>>();
 
     /// Adds default values for the slots of `slab`.
     pub(crate) fn add_slab(&mut self, slab: u32, slot_count: u32) {
         let at = slab as usize;
         if self.slabs.len() <= at {
             self.slabs.reserve_exact(at + 1 - self.slabs.len());
-            self.slabs.resize_with(at + 1, || None);
+            self.slabs.resize_with(at + 1, Box::default);
         }
-        self.slabs[at] = Some(vec![T::default(); slot_count as usize].into_boxed_slice());
+        self.slabs[at] = vec![T::default(); slot_count as usize].into_boxed_slice();
         self.slot_count += slot_count as usize;
     }
 
     /// Forgets the values of `slab`.
     pub(crate) fn drop_slab(&mut self, slab: u32) {
-        if let Some(values) = self.slabs[slab as usize].take() {
-            self.slot_count -= values.len();
-        }
+        self.slot_count -= std::mem::take(&mut self.slabs[slab as usize]).len();
     }
 
     /// Returns the slots of all slabs together.
@@ -44,29 +46,27 @@ impl<T: Copy + Default> SlotMap<T> {
         self.slot_count
     }
 
+    /// Returns a number above those of all slots.
+    pub(crate) fn slots_end(&self) -> u32 {
+        (self.slabs.len() as u32) << SLOT_BITS
+    }
+
     /// Returns the value of `slot`.
+    #[inline]
     pub(crate) fn get(&self, slot: u32) -> T {
-        self.slab(slot)[at(slot)]
+        self.slabs[(slot >> SLOT_BITS) as usize][at(slot)]
     }
 
     /// Changes the value of `slot`.
+    #[inline]
     pub(crate) fn get_mut(&mut self, slot: u32) -> &mut T {
-        match self.slabs[(slot >> SLOT_BITS) as usize].as_mut() {
-            Some(values) => &mut values[at(slot)],
-            None => panic!("slot {slot} is in no slab of this pool"),
-        }
+        &mut self.slabs[(slot >> SLOT_BITS) as usize][at(slot)]
     }
 
     /// Overwrites the value of `slot`.
+    #[inline]
     pub(crate) fn set(&mut self, slot: u32, value: T) {
         *self.get_mut(slot) = value;
-    }
-
-    fn slab(&self, slot: u32) -> &[T] {
-        match self.slabs[(slot >> SLOT_BITS) as usize].as_ref() {
-            Some(values) => values,
-            None => panic!("slot {slot} is in no slab of this pool"),
-        }
     }
 }
 
@@ -75,34 +75,82 @@ fn at(slot: u32) -> usize {
     (slot & ((1 << SLOT_BITS) - 1)) as usize
 }
 
-/// What list-based policies keep: the links of every slot and a state of theirs.
+/// What a policy knows of a slot, in the 16 bits that a [`Node`] has for it.
+pub(crate) trait SlotState: Copy + Default {
+    /// Packs it.
+    fn to_bits(self) -> u16;
+
+    /// Unpacks what was packed.
+    fn from_bits(bits: u16) -> Self;
+}
+
+impl SlotState for () {
+    fn to_bits(self) -> u16 {
+        0
+    }
+
+    fn from_bits(_bits: u16) -> Self {}
+}
+
+impl SlotState for bool {
+    fn to_bits(self) -> u16 {
+        u16::from(self)
+    }
+
+    fn from_bits(bits: u16) -> Self {
+        bits != 0
+    }
+}
+
+impl SlotState for u16 {
+    fn to_bits(self) -> u16 {
+        self
+    }
+
+    fn from_bits(bits: u16) -> Self {
+        bits
+    }
+}
+
+/// What list-based policies keep: a [`Node`] per slot, with the policy's state in it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Slots<T> {
     pub(crate) links: Links,
-    pub(crate) states: SlotMap<T>,
+    state: PhantomData<T>,
 }
 
-impl<T: Copy + Default> Slots<T> {
+impl<T: SlotState> Slots<T> {
     /// Bytes per slot.
-    pub(crate) const BYTES_PER_SLOT: usize = LINK_BYTES + size_of::<T>();
+    pub(crate) const BYTES_PER_SLOT: usize = size_of::<Node>();
     /// Bytes per slab number.
-    pub(crate) const BYTES_PER_SLAB: usize = Links::BYTES_PER_SLAB + SlotMap::<T>::BYTES_PER_SLAB;
+    pub(crate) const BYTES_PER_SLAB: usize = Links::BYTES_PER_SLAB;
 
     /// Adds the empty slots of `slab`.
     pub(crate) fn add_slab(&mut self, slab: u32, slot_count: u32) {
+        assert!(slab < super::SLABS_MAX, "slab {slab}: links have 24 bits");
         self.links.add_slab(slab, slot_count);
-        self.states.add_slab(slab, slot_count);
     }
 
     /// Forgets `slab`.
     pub(crate) fn drop_slab(&mut self, slab: u32) {
         self.links.drop_slab(slab);
-        self.states.drop_slab(slab);
     }
 
     /// Returns the slots there are, occupied or not.
     pub(crate) fn count(&self) -> usize {
         self.links.slot_count()
+    }
+
+    /// Returns the state of `slot`.
+    #[inline]
+    pub(crate) fn state(&self, slot: u32) -> T {
+        T::from_bits(self.links.get(slot).state())
+    }
+
+    /// Overwrites the state of `slot`.
+    #[inline]
+    pub(crate) fn set_state(&mut self, slot: u32, state: T) {
+        self.links.get_mut(slot).set_state(state.to_bits());
     }
 }
 

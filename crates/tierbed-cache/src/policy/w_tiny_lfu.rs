@@ -11,7 +11,7 @@
 use tierbed_core::env::mix64;
 
 use super::list::List;
-use super::slots::{keeps_slots, Slots};
+use super::slots::{SlotMap, SlotState, Slots};
 use super::{order_of_leaving, EvictionPolicy, Group};
 
 /// One slot of this many is in the window.
@@ -30,6 +30,20 @@ enum Place {
     Window,
     Probation,
     Protected,
+}
+
+impl SlotState for Place {
+    fn to_bits(self) -> u16 {
+        self as u16
+    }
+
+    fn from_bits(bits: u16) -> Self {
+        match bits {
+            0 => Self::Window,
+            1 => Self::Probation,
+            _ => Self::Protected,
+        }
+    }
 }
 
 /// Counts of rows asked for, never below the truth since the last halving.
@@ -81,8 +95,9 @@ impl Sketch {
 /// Window, probation, protected rows and the sketch.
 #[derive(Debug, Clone, Default)]
 pub struct WTinyLfu {
-    /// Where the row is, and 32 bits of its hash.
-    slots: Slots<(Place, u32)>,
+    slots: Slots<Place>,
+    /// 32 bits of the hash of each row.
+    hashes: SlotMap<u32>,
     window: List,
     probation: List,
     protected: List,
@@ -99,11 +114,11 @@ impl WTinyLfu {
     }
 
     fn count(&self, slot: u32) -> u8 {
-        self.sketch.count(self.slots.states.get(slot).1)
+        self.sketch.count(self.hashes.get(slot))
     }
 
     fn push(&mut self, slot: u32, place: Place) {
-        self.slots.states.get_mut(slot).0 = place;
+        self.slots.set_state(slot, place);
         let list = match place {
             Place::Window => &mut self.window,
             Place::Probation => &mut self.probation,
@@ -118,9 +133,23 @@ impl EvictionPolicy for WTinyLfu {
         "w-tiny-lfu"
     }
 
-    keeps_slots!((Place, u32), COUNTERS_PER_SLOT);
+    fn bytes_per_slot(&self) -> usize {
+        Slots::<Place>::BYTES_PER_SLOT + size_of::<u32>() + COUNTERS_PER_SLOT
+    }
 
-    fn slots_changed(&mut self) {
+    fn bytes_per_slab(&self) -> usize {
+        Slots::<Place>::BYTES_PER_SLAB + SlotMap::<u32>::BYTES_PER_SLAB
+    }
+
+    fn add_slab(&mut self, slab: u32, slot_count: u32) {
+        self.slots.add_slab(slab, slot_count);
+        self.hashes.add_slab(slab, slot_count);
+        self.sketch.resize(self.slots.count());
+    }
+
+    fn drop_slab(&mut self, slab: u32) {
+        self.slots.drop_slab(slab);
+        self.hashes.drop_slab(slab);
         self.sketch.resize(self.slots.count());
     }
 
@@ -129,7 +158,7 @@ impl EvictionPolicy for WTinyLfu {
     }
 
     fn touch(&mut self, slot: u32) {
-        let place = self.slots.states.get(slot).0;
+        let place = self.slots.state(slot);
         self.remove(slot);
         match place {
             Place::Window => self.push(slot, Place::Window),
@@ -143,7 +172,7 @@ impl EvictionPolicy for WTinyLfu {
     }
 
     fn insert(&mut self, slot: u32, hash: u64, _score: u16) {
-        self.slots.states.set(slot, (Place::Window, hash as u32));
+        self.hashes.set(slot, hash as u32);
         self.push(slot, Place::Window);
         while self.window.len() > self.window_len_wanted() {
             let Some(oldest) = self.window.oldest() else { return };
@@ -165,7 +194,7 @@ impl EvictionPolicy for WTinyLfu {
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let list = match self.slots.states.get(slot).0 {
+        let list = match self.slots.state(slot) {
             Place::Window => &mut self.window,
             Place::Probation => &mut self.probation,
             Place::Protected => &mut self.protected,

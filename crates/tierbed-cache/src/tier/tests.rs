@@ -108,13 +108,13 @@ fn check_whole(tier: &RowTier, capacity_bytes: u64) {
     for (at, pool) in tier.pools.iter().enumerate() {
         let occupied = pool.policy.dump();
         live += occupied.len() as u64;
-        assert!(occupied.iter().all(|&slot| tier.find(tier.key_of(slot)) == Some(slot)));
+        assert!(occupied.iter().all(|&slot| tier.find(tier.key_of(slot).unwrap()) == Some(slot)));
         let mut free = 0;
         let mut slot = pool.free;
         while slot != NONE {
             let slab = tier.slabs[(slot >> SLOT_BITS) as usize].as_ref().unwrap();
-            assert_eq!((slab.pool, slab.key(super::at(slot))), (at, EMPTY_KEY));
-            slot = slab.tick(super::at(slot));
+            assert_eq!((slab.pool, slab.key(super::at(slot))), (at, None));
+            slot = slab.next_free(super::at(slot));
             free += 1;
         }
         let slots = pool.slabs.len() * pool.slots_per_slab as usize;
@@ -229,4 +229,40 @@ fn rows_that_leave_are_handed_over() {
     assert_eq!(left, [(0, 0.0), (1, 1.0)]);
     assert_eq!(tier.peek(key(0, 4)), Some(&[4.0; 256][..]));
     assert_eq!(tier.stats().hits + tier.stats().misses, 0);
+}
+
+/// What a row takes beside its data, everything counted, in a full tier of rows of 36 bytes.
+#[test]
+fn metadata_stays_within_its_bytes_per_row() {
+    for kind in PolicyKind::ALL {
+        let mut options = options(4 << 20, &[(9, 1 << 20)]);
+        options.policy = kind;
+        let mut tier = RowTier::new(&options).unwrap();
+        let group = |first: u64| (first..first + 8).map(|row| key(0, row)).collect::<Vec<_>>();
+        for first in (0..100_000).step_by(8) {
+            let (keys, row_words) = (group(first), [9; 8]);
+            let keys = keys.as_slice();
+            let (row_count, hit_count) = (8, 0);
+            tier.begin_group(&TierGroup { keys, row_words: &row_words, row_count, hit_count });
+            keys.iter().for_each(|key| assert!(tier.insert(*key, &[1.0; 9]).is_ok()));
+            tier.end_group();
+        }
+        let (stats, policy) = (tier.stats(), kind.build());
+        let policy_bytes = policy.bytes_per_slot() as f64;
+        // The policy's tables for all rows, 12 to 90 KB, weigh little in larger tiers.
+        let varying = stats.metadata_bytes - policy.bytes_fixed() as u64;
+        let bytes = varying as f64 / tier.layout.rows_max as f64;
+        println!("{:26} policy {policy_bytes:3}, all {bytes:.1} bytes per row", policy.name());
+        let policy_bytes_max = match policy.name() {
+            // The orders of stack and queue, and times of rows and ghosts; seven other policies.
+            "lirs" => 34.0,
+            "auto" => 280.0,
+            _ => 16.0,
+        };
+        assert!(policy_bytes <= policy_bytes_max, "{}: {policy_bytes}", policy.name());
+        // A key, 4.6 of the index, the slab and its places in tables (most with shadows); 8 for two
+        // scores.
+        let others = if kind.remembers_scores() { 22.0 } else { 15.0 };
+        assert!(bytes <= policy_bytes + others, "{}: {bytes}", policy.name());
+    }
 }
