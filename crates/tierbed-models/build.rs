@@ -1,4 +1,5 @@
-//! Compiles the hand-overs of `tierbed-core` as they are, and with one thing wrong in each copy.
+//! Compiles the hand-overs of `tierbed-core`, and the locks of `tierbed-cache`, as they are, and
+//! with one thing wrong in each copy.
 //!
 //! Their files name threads' tools only through `super::sync`, so inside this crate they become
 //! models. A mistake is a piece of text and what stands in its place.
@@ -9,7 +10,7 @@ use std::path::Path;
 use std::{env, fs};
 
 /// File, name of the copy, what it says, what it says wrongly.
-const MISTAKES: [(&str, &str, &str, &str); 12] = [
+const MISTAKES: [(&str, &str, &str, &str); 16] = [
     (
         "desk",
         "desk_give_wakes_nobody",
@@ -62,7 +63,22 @@ const MISTAKES: [(&str, &str, &str, &str); 12] = [
         "if let Some(job) = state.jobs.pop_front().filter(|_| !state.is_closed) {",
     ),
     ("queue", "queue_sleeps_after_looking", "state = self.changed.wait(state)", SLEEP_LATER),
+    // Whoever works on a copy of the handle works without the lock.
+    ("parts", "parts_unlock_too_early", "(lock(part), positions)", UNLOCKED),
+    ("parts", "parts_never_unlock", "(lock(part), positions)", NEVER_UNLOCKED),
+    ("parts", "parts_skip_the_busy", WAITING, SKIPPING),
+    (
+        "parts",
+        "parts_homes_by_call",
+        "visits.homes.extend(hashes.map(|hash| self.home(hash)));",
+        "visits.homes.extend((0u8..).zip(hashes).map(|(at, _)| at % self.parts.len() as u8));",
+    ),
 ];
+
+const UNLOCKED: &str = "(Box::new(lock(part).clone()), positions)";
+const NEVER_UNLOCKED: &str = "({ std::mem::forget(lock(part)); lock(part) }, positions)";
+const WAITING: &str = "visited.map(|(part, positions)| (lock(part), positions))";
+const SKIPPING: &str = "visited.filter_map(|(part, at)| Some((part.try_lock().ok()?, at)))";
 
 const SLEEP_LATER: &str =
     "drop(state);\n            state = self.lock();\n            state = self.changed.wait(state)";
@@ -78,20 +94,28 @@ fn module(name: &str, source: &str) -> Result<String, Box<dyn Error>> {
     Ok(text)
 }
 
+/// The files that become models, by folder.
+const SOURCES: [(&str, &[&str]); 2] =
+    [("../tierbed-core/src/handover", HANDOVERS), ("../tierbed-cache/src/shard", &["parts"])];
+const HANDOVERS: &[&str] = &["desk", "queue"];
+
 #[expect(clippy::disallowed_methods, reason = "a build output, not data")]
 fn main() -> Result<(), Box<dyn Error>> {
-    let sources = Path::new("../tierbed-core/src/handover");
     let mut text = String::new();
-    for file in ["desk", "queue"] {
-        let path = sources.join(file).with_extension("rs");
+    for (folder, file) in SOURCES.iter().flat_map(|(f, names)| names.iter().map(move |n| (f, n))) {
+        let path = Path::new(folder).join(file).with_extension("rs");
         println!("cargo::rerun-if-changed={}", path.display());
-        let source = fs::read_to_string(&path)?;
+        // What is open to the module around it is open to the tests here.
+        let source = fs::read_to_string(&path)?.replace("pub(super) ", "pub ");
         text.push_str(&module(file, &source)?);
-        for (_, name, right, wrong) in MISTAKES.iter().filter(|mistake| mistake.0 == file) {
+        for (_, name, right, wrong) in MISTAKES.iter().filter(|mistake| mistake.0 == *file) {
             if !source.contains(right) {
                 return Err(format!("{name}: {} no longer says: {right}", path.display()).into());
             }
-            text.push_str(&module(name, &source.replace(right, wrong))?);
+            let mistaken = source.replace(right, wrong);
+            // A mistake may need to copy what the right file never does.
+            let mistaken = mistaken.replace("impl<T> Parts", "impl<T: Clone> Parts");
+            text.push_str(&module(name, &mistaken)?);
         }
     }
     let out = env::var_os("OUT_DIR").ok_or("cargo names no OUT_DIR")?;

@@ -1,0 +1,187 @@
+//! Is a row that threads share in a tier ever lost, torn or kept twice? The locks of the shards of
+//! `tierbed-cache`, around a tier of two rows.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, as it should"
+)]
+
+mod common;
+
+use common::{check_mistakes, in_many_orders, Case, Row};
+use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use loom::sync::Arc;
+use loom::thread;
+
+/// One of the two rows of a part: two words that must always be equal, 0 when the row is not here.
+/// Nothing here orders memory; that is up to the lock.
+#[derive(Debug)]
+struct Slot {
+    words: [AtomicU32; 2],
+    /// Its version: how often the row came in.
+    stored: Row,
+}
+
+/// What a part holds: a handle, so that a mistake can reach the rows without the lock.
+#[derive(Debug, Clone)]
+struct Tier(Arc<[Slot; 2]>);
+
+impl Tier {
+    fn new() -> Self {
+        let word = || AtomicU32::new(0);
+        let slot = || Slot { words: [word(), word()], stored: Row::new() };
+        Self(Arc::new([slot(), slot()]))
+    }
+
+    fn peek(&self, row: usize) -> Option<u32> {
+        let [left, right] = &self.0[row].words;
+        let (left, right) = (left.load(Relaxed), right.load(Relaxed));
+        assert_eq!(left, right, "half of a row");
+        (left != 0).then_some(left)
+    }
+
+    fn insert(&mut self, row: usize, word: u32) {
+        let slot = &self.0[row];
+        if slot.words[0].load(Relaxed) == 0 {
+            slot.stored.bring();
+        }
+        slot.words.iter().for_each(|place| place.store(word, Relaxed));
+    }
+}
+
+/// Hashes of two rows of the first part and two of the second, of two parts.
+const ROWS: [u64; 4] = [0, 1 << 40, 0x8000 << 40, 0x8001 << 40];
+
+/// The shards under their own and their mistaken names.
+trait AnyParts: Send + Sync + 'static {
+    fn new() -> Self;
+    /// Calls `visit` with the part and the number of each of `rows`, each part under its lock.
+    fn visit(&self, rows: &[usize], visit: impl FnMut(&mut Tier, usize));
+
+    /// As `peek_many`, and as `get_many` but for what the policy is told.
+    fn peek(&self, row: usize) -> Option<u32> {
+        let mut found = None;
+        self.visit(&[row], |tier, row| found = tier.peek(row % 2));
+        found
+    }
+
+    /// As `settle`: rows that are not here come in.
+    fn settle(&self, rows: &[usize], word: u32) {
+        self.visit(rows, |tier, row| {
+            if tier.peek(row % 2).is_none() {
+                tier.insert(row % 2, word);
+            }
+        });
+    }
+
+    /// As `insert_many`: rows that are here are replaced.
+    fn insert(&self, rows: &[usize], word: u32) {
+        self.visit(rows, |tier, row| tier.insert(row % 2, word));
+    }
+
+    fn stored(&self, row: usize) -> u32 {
+        let mut stored = 0;
+        self.visit(&[row], |tier, row| stored = tier.0[row % 2].stored.version());
+        stored
+    }
+}
+
+macro_rules! parts {
+    ($($module:ident)*) => {$(
+        impl AnyParts for tierbed_models::$module::Parts<Tier> {
+            fn new() -> Self {
+                Self::new([Tier::new(), Tier::new()])
+            }
+            fn visit(&self, rows: &[usize], mut visit: impl FnMut(&mut Tier, usize)) {
+                let mut visits = tierbed_models::$module::Visits::default();
+                self.arrange(rows.iter().map(|&row| ROWS[row]), &mut visits, |_| true);
+                for (mut tier, positions) in self.by_part(&visits) {
+                    positions.iter().for_each(|&at| visit(&mut tier, rows[at as usize]));
+                }
+            }
+        }
+    )*};
+}
+
+parts! { parts parts_unlock_too_early parts_never_unlock parts_skip_the_busy parts_homes_by_call }
+
+/// Runs `there` in another thread and `here` in this one, on the same parts.
+fn beside<P: AnyParts>(there: fn(&P), here: fn(&P)) -> Arc<P> {
+    let parts = Arc::new(P::new());
+    let shared = Arc::clone(&parts);
+    let other = thread::spawn(move || there(&shared));
+    here(&parts);
+    other.join().unwrap();
+    parts
+}
+
+/// A row is replaced while others look: they see the old or the new one.
+fn a_row_is_seen_whole<P: AnyParts>() {
+    let parts = beside::<P>(
+        |parts| parts.insert(&[0, 1], 7),
+        |parts| {
+            parts.settle(&[0], 3);
+            assert!([Some(3), Some(7)].contains(&parts.peek(0)));
+        },
+    );
+    assert_eq!((parts.peek(0), parts.peek(1)), (Some(7), Some(7)));
+}
+
+/// Two lookups missed the same rows and offer them: each comes in once, and is there for both.
+fn a_row_comes_in_once<P: AnyParts>() {
+    let settle = |parts: &P| {
+        parts.settle(&[2, 0], 5);
+        assert_eq!((parts.peek(0), parts.peek(2)), (Some(5), Some(5)));
+    };
+    let parts = beside::<P>(settle, settle);
+    assert_eq!((parts.stored(0), parts.stored(2)), (1, 1));
+}
+
+/// Different rows of one part, stored at once: none is lost.
+fn rows_do_not_displace_each_other<P: AnyParts>() {
+    let parts = beside::<P>(|parts| parts.insert(&[0, 3], 1), |parts| parts.insert(&[2, 1], 2));
+    assert_eq!([0, 1, 2, 3].map(|row| parts.peek(row)), [1, 2, 2, 1].map(Some));
+}
+
+fn scenarios<P: AnyParts>() -> [fn(); 3] {
+    [a_row_is_seen_whole::<P>, a_row_comes_in_once::<P>, rows_do_not_displace_each_other::<P>]
+}
+
+type Right = tierbed_models::parts::Parts<Tier>;
+
+#[test]
+fn shared_rows_hold_in_many_orders() {
+    scenarios::<Right>().into_iter().for_each(|scenario| in_many_orders(3, scenario));
+}
+
+#[test]
+#[ignore = "every order"]
+fn shared_rows_hold_in_every_order() {
+    scenarios::<Right>().into_iter().for_each(|scenario| in_many_orders(20, scenario));
+}
+
+/// A caller that looks under one lock and stores under another: the row may have come meanwhile.
+fn a_caller_that_locks_twice() {
+    let settle = |parts: &Right| {
+        if parts.peek(0).is_none() {
+            assert_eq!(parts.stored(0), 0, "nobody else stored it");
+            parts.insert(&[0], 5);
+        }
+    };
+    beside::<Right>(settle, settle);
+}
+
+#[test]
+fn every_mistake_is_refused() {
+    use tierbed_models as wrong;
+    let cases: [Case<'_>; 6] = [
+        ("right", &scenarios::<Right>()),
+        ("caller that locks twice", &[a_caller_that_locks_twice]),
+        ("unlocks too early", &scenarios::<wrong::parts_unlock_too_early::Parts<Tier>>()),
+        ("never unlocks", &scenarios::<wrong::parts_never_unlock::Parts<Tier>>()),
+        ("skips the busy", &scenarios::<wrong::parts_skip_the_busy::Parts<Tier>>()),
+        ("homes by call", &scenarios::<wrong::parts_homes_by_call::Parts<Tier>>()),
+    ];
+    check_mistakes("every_mistake_is_refused", &cases);
+}
