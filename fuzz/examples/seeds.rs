@@ -18,6 +18,7 @@ use tierbed_core::{
 use tierbed_data::trace::{write_trace, TraceOptions};
 use tierbed_forward::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
+use tierbed_kernels::{Codec, ProductQuantizer};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
 use tierbed_pagestore::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use tierbed_pagestore::{PlacedTables, SnapshotWriter};
@@ -231,7 +232,33 @@ fn trace() -> Outcome {
     put("trace", "trace", &[&bytes[..456], &bytes[BLOCK_BYTES..BLOCK_BYTES + 64]].concat())
 }
 
+/// Three coded rows of each codec, of 18 numbers; for the product codec its codebooks before.
+fn codecs() -> Outcome {
+    const DIM: usize = 18;
+    let mut rng = SplitMix64::new(9);
+    let mut row = |len: usize| (0..len).map(|_| rng.unit_f64() as f32 - 0.5).collect::<Vec<f32>>();
+    let books = row(256 * DIM);
+    let product = ProductQuantizer::new(DIM, 3, books.clone())?;
+    let mut codecs = Codec::FIXED.to_vec();
+    codecs.push(Codec::Product(Arc::new(product)));
+    for (number, codec) in codecs.iter().enumerate() {
+        // Which codec, the dim less one, the parts less one.
+        let mut bytes = vec![number as u8, DIM as u8 - 1, 2];
+        if number == Codec::FIXED.len() {
+            bytes.extend(books.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        for _ in 0..3 {
+            let mut code = vec![0; codec.code_bytes(DIM)];
+            codec.encode(&row(DIM), &mut code)?;
+            bytes.extend(code);
+        }
+        put("codec_codes", codec.name(), &bytes)?;
+    }
+    Ok(())
+}
+
 fn main() -> Outcome {
+    codecs()?;
     lsm()?;
     cold()?;
     vocabulary()?;

@@ -19,6 +19,7 @@
 mod accumulate;
 pub mod batch;
 pub mod codec;
+pub mod fuzz;
 pub mod grad;
 pub mod init;
 pub mod layout;

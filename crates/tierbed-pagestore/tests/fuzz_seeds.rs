@@ -1,4 +1,4 @@
-//! Do the seeds of this crate's fuzz targets still pass?
+//! Do the seeds of this crate's fuzz targets still pass, and of the codecs that its tiers use?
 
 use tierbed_sim::fuzz::replay_seeds;
 
@@ -8,4 +8,5 @@ fn seeds_of_every_target_pass() {
     replay_seeds("snapshot_manifest", tierbed_pagestore::fuzz::manifest);
     replay_seeds("snapshot_index", tierbed_pagestore::fuzz::index);
     replay_seeds("snapshot_places", tierbed_pagestore::fuzz::places);
+    replay_seeds("codec_codes", tierbed_kernels::fuzz::codes);
 }
