@@ -83,6 +83,7 @@ class Store:
         disk_quota: int | str | None = None,
         checkpoint: str | None = None,
         vocabulary_dram: int | str | None = None,
+        shards: int | None = None,
         seed: int = 0,
     ) -> Self:
         """Opens the store at ``path``, or makes it; continues from its last checkpoint.
@@ -107,8 +108,8 @@ class Store:
             on_mismatch: What a batch does that is not the planned one: ``"error"``, or
                 ``"fallback"``: all rows move, once, to where they are read by number, and
                 training goes on with the same numbers; or ``"fallback_cold"``, the same with
-                the ``cold`` backend. By default ``"error"`` with ``order="forward"``, else
-                ``"fallback"``.
+                the ``cold`` backend. By default ``"error"`` with ``order="forward"`` or
+                several shards, else ``"fallback"``.
             io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
                 refuses it; ``stats()`` says which and why.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
@@ -117,6 +118,10 @@ class Store:
                 kept itself is gone.
             vocabulary_dram: Bytes of ``dram_budget`` for index pages of open vocabularies, where
                 there are any; by default a sixteenth.
+            shards: Parts that work at the same time, each on a thread of its own, with whole
+                tables each; the numbers are the same. A store keeps the number it began with,
+                which is what None means, or one for a new store. Several shards stay in forward
+                order, have no open vocabulary and keep no checkpoints.
             seed: From it come the initial rows of every table.
 
         Raises:
@@ -125,17 +130,17 @@ class Store:
             ClosedError: Another process owns the store.
             CorruptionError: The last checkpoint does not verify.
         """
-        if on_mismatch is None:
-            on_mismatch = "error" if order == "forward" else "fallback"
         for name, value, known in (
             ("backend", backend, (None, *BACKENDS)),
             ("durability", durability, DURABILITIES),
             ("order", order, ORDERS),
-            ("on_mismatch", on_mismatch, ON_MISMATCH),
+            ("on_mismatch", on_mismatch, (None, *ON_MISMATCH)),
         ):
             if value not in known:
                 told = ", ".join(str(word) for word in known if word is not None)
                 raise InvalidError(f"{name} must be one of {told}, not {value!r}")
+        if shards is not None and shards < 1:
+            raise InvalidError(f"shards must be at least 1, not {shards}", {"shards": str(shards)})
         if path is None and backend != "memory":
             raise InvalidError("a store on disk needs a path; give one, or backend='memory'")
         options = {
@@ -144,6 +149,7 @@ class Store:
             "durability": durability,
             "order": order,
             "on_mismatch": on_mismatch,
+            "shards": shards,
             "io_engine": io_engine,
             "queue_depth": queue_depth,
             "disk_quota_bytes": None

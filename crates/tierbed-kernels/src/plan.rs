@@ -68,6 +68,23 @@ impl FeaturePlan {
         Ok(Self { features: planned, output_dim: width, is_pooled })
     }
 
+    /// Returns `features` alone, in that order and in the columns they have here; `tables` says
+    /// what each reads. A matrix of the part is one of the whole, unless rows are not pooled.
+    ///
+    /// # Errors
+    /// `Invalid` for no features, or a feature that is not there.
+    pub fn part(&self, features: &[usize], tables: &[TableId]) -> Result<Self> {
+        let own = features.iter().zip(tables).map(|(&at, &table)| {
+            let unknown = || Error::invalid("plan has no such feature").with("feature", at);
+            self.features.get(at).map(|feature| Feature { table, ..*feature }).ok_or_else(unknown)
+        });
+        let own = own.collect::<Result<Vec<_>>>()?;
+        if own.is_empty() {
+            return Err(Error::invalid("a plan needs at least one feature"));
+        }
+        Ok(Self { features: own, ..*self })
+    }
+
     /// Returns the features.
     #[must_use]
     pub fn features(&self) -> &[Feature] {

@@ -1,6 +1,5 @@
 //! Training along a plan, and what else a training run asks meanwhile.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use tierbed_core::store::{out_of_range, Attachment};
@@ -10,6 +9,7 @@ use tierbed_io::Folder;
 use tierbed_kernels::{init_record, FeaturePlan, Hyper, Kernels};
 
 use crate::options::OrderConfig;
+use crate::part_bags::PartBags;
 use crate::side::Side;
 
 /// The forward engine, and memory kept aside for rows that were not planned.
@@ -171,9 +171,9 @@ impl Along {
         }
         let middle = sample_count / 2;
         let (first, second) = out.split_at_mut(out.len() / sample_count * middle);
-        let first_half = SampleBags::of(bags, 0..middle);
+        let first_half = PartBags::of_samples(bags, 0..middle);
         self.lookup_aside(plan, &first_half.bags()?, first)?;
-        let second_half = SampleBags::of(bags, middle..sample_count);
+        let second_half = PartBags::of_samples(bags, middle..sample_count);
         self.lookup_aside(plan, &second_half.bags()?, second)
     }
 
@@ -198,42 +198,6 @@ impl Along {
             filled?;
         }
         Ok(fitted)
-    }
-}
-
-/// The bags of some samples of a batch.
-struct SampleBags {
-    indices: Vec<i64>,
-    offsets: Vec<i64>,
-    weights: Option<Vec<f32>>,
-    feature_count: usize,
-}
-
-impl SampleBags {
-    fn of(bags: &Bags<'_>, samples: Range<usize>) -> Self {
-        let mut part = Self {
-            indices: Vec::new(),
-            offsets: vec![0],
-            weights: bags.weights.map(|_| Vec::new()),
-            feature_count: bags.feature_count,
-        };
-        for feature in 0..bags.feature_count {
-            let offsets = bags.feature_offsets(feature);
-            let offsets = offsets.get(samples.start..=samples.end).unwrap_or(&[]);
-            for (&from, &to) in offsets.iter().zip(offsets.iter().skip(1)) {
-                let range = from as usize..to as usize;
-                part.indices.extend(bags.indices.get(range.clone()).unwrap_or(&[]));
-                if let (Some(into), Some(all)) = (&mut part.weights, bags.weights) {
-                    into.extend(all.get(range).unwrap_or(&[]));
-                }
-                part.offsets.push(part.indices.len() as i64);
-            }
-        }
-        part
-    }
-
-    fn bags(&self) -> Result<Bags<'_>> {
-        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.feature_count)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::options::{Order, OrderConfig};
 /// that equal calls give equal bits.
 pub struct OrderedEngine {
     pub(crate) config: OrderConfig,
-    pub(crate) path: Option<PathBuf>,
+    folder: Option<Arc<dyn Folder>>,
     pub(crate) state: State,
     pub(crate) making: Option<Making>,
     pub(crate) notes: Notes,
@@ -88,9 +88,21 @@ impl OrderedEngine {
     /// the minimum), a folder that holds something else or an order it cannot follow,
     /// `Corruption` for damaged files.
     pub fn open(path: Option<&Path>, config: &OrderConfig) -> Result<Self> {
+        let folder: Option<Arc<dyn Folder>> = match path {
+            Some(path) => Some(Arc::new(FsFolder::create(path)?)),
+            None => None,
+        };
+        Self::open_in(folder, config)
+    }
+
+    /// Opens the store in `folder`; see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &OrderConfig) -> Result<Self> {
         let mut opened = Self {
             config: config.clone(),
-            path: path.map(Path::to_path_buf),
+            folder,
             state: State::Lost("not opened".to_owned()),
             making: None,
             notes: Notes::default(),
@@ -107,7 +119,7 @@ impl OrderedEngine {
     pub fn over(engine: Engine) -> Self {
         Self {
             config: OrderConfig::new(engine.budget().limit_bytes()),
-            path: None,
+            folder: None,
             state: general(engine, false),
             making: None,
             notes: Notes::default(),
@@ -116,38 +128,39 @@ impl OrderedEngine {
 
     fn open_state(&self) -> Result<State> {
         let asked = self.config.backend;
-        let (path, backend) = match (&self.path, asked) {
-            (Some(path), None) => (path, Backend::File),
-            (path, backend) => {
+        let (folder, backend) = match (&self.folder, asked) {
+            (Some(folder), None) => (folder, Backend::File),
+            (folder, backend) => {
                 if self.config.order == Order::Forward {
                     return Err(Error::invalid("forward order needs a folder and no backend")
                         .with("remedy", "give a path and leave the backend out"));
                 }
                 let config = self.config.engine(backend.unwrap_or(Backend::Memory));
-                return Ok(general(Engine::open(path.as_deref(), &config)?, false));
+                return Ok(general(Engine::open_in(folder.clone(), &config)?, false));
             }
         };
         // Wrong options are told now, not when the first batch comes.
         self.config.engine(backend).io_options()?;
-        let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(path)?);
-        let stored = CommitLog::stored_backend(&*folder)?;
-        if moving::has_moved(path)? {
-            return moving::open_moved(&folder, path, &self.config);
+        let stored = CommitLog::stored_backend(&**folder)?;
+        if let Some(path) = folder.path() {
+            if moving::has_moved(path)? {
+                return moving::open_moved(folder, path, &self.config);
+            }
         }
         match stored.as_deref() {
             None if self.config.durability == Durability::Step => {
                 // Not every backend can, and a plan is checkpointed now and then: told now.
                 let config = self.config.engine(Backend::File);
-                Ok(general(Engine::open(Some(path), &config)?, false))
+                Ok(general(Engine::open_in(Some(Arc::clone(folder)), &config)?, false))
             }
             None => {
                 let lock = folder.lock()?;
-                CommitLog::open(Arc::clone(&folder), "undecided")?;
+                CommitLog::open(Arc::clone(folder), "undecided")?;
                 let undecided = Undecided { schema: Schema::default(), hypers: Vec::new(), lock };
                 Ok(State::Undecided(undecided))
             }
             Some(tierbed_forward::BACKEND) => {
-                Ok(State::Along(Box::new(Along::reopen(folder, &self.config)?)))
+                Ok(State::Along(Box::new(Along::reopen(Arc::clone(folder), &self.config)?)))
             }
             Some(stored) => {
                 if self.config.order == Order::Forward {
@@ -156,7 +169,8 @@ impl OrderedEngine {
                         .with("remedy", "open it with order=\"auto\", or start a new folder"));
                 }
                 let backend = Backend::from_name(stored)?;
-                let engine = Engine::open(Some(path), &self.config.engine(backend))?;
+                let config = self.config.engine(backend);
+                let engine = Engine::open_in(Some(Arc::clone(folder)), &config)?;
                 Ok(general(engine, false))
             }
         }
@@ -185,7 +199,7 @@ impl OrderedEngine {
 
     fn open_general(&self, schema: &Schema, hypers: &[Hyper]) -> Result<Engine> {
         let config = self.config.engine(Backend::File);
-        let mut engine = Engine::open(self.path.as_deref(), &config)?;
+        let mut engine = Engine::open_in(self.folder.clone(), &config)?;
         for (table, hyper) in schema.tables().iter().zip(hypers) {
             let id = engine.add_table(table.clone())?;
             engine.set_hyper(id, *hyper)?;
@@ -226,8 +240,7 @@ impl OrderedEngine {
     }
 
     pub(crate) fn folder(&self) -> Result<Arc<dyn Folder>> {
-        let path = self.path.as_ref().ok_or_else(|| Error::invalid("the store has no folder"))?;
-        Ok(Arc::new(FsFolder::create(path)?))
+        self.folder.clone().ok_or_else(|| Error::invalid("the store has no folder"))
     }
 
     /// Returns the engine that needs no plan, opening it if nothing was decided; `None` when
@@ -370,8 +383,8 @@ impl OrderedEngine {
         }
     }
 
-    /// Looks up as [`lookup`](Self::lookup) into the places that `to` says; along a plan by way
-    /// of a matrix.
+    /// Looks up as [`lookup`](Self::lookup) into the places that `to` says; what was not planned
+    /// comes by way of a matrix.
     ///
     /// # Errors
     /// As [`lookup`](Self::lookup).
@@ -382,6 +395,12 @@ impl OrderedEngine {
         to: &mut impl Destination,
         is_training: bool,
     ) -> Result<()> {
+        if let (true, Some(along)) = (is_training, self.along_mut()) {
+            match along.engine.lookup_to(plan, bags, to) {
+                Err(error) => self.answer_mismatch(plan, bags, error)?,
+                done => return done,
+            }
+        }
         if self.along_mut().is_none() {
             if let Some(general) = self.general_mut()? {
                 return general.engine.lookup_to(plan, bags, to);
@@ -391,6 +410,15 @@ impl OrderedEngine {
         self.lookup(plan, bags, &mut matrix, is_training)?;
         plan.scatter(bags, &matrix, to);
         Ok(())
+    }
+
+    /// Makes sure that `bags` may be stepped next: along a plan they are its next batch, whose
+    /// rows are in memory then.
+    ///
+    /// # Errors
+    /// `Invalid` for another batch: nothing changed then. Otherwise the disk's.
+    pub(crate) fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        self.along_mut().map_or(Ok(()), |along| along.engine.prepare(plan, bags))
     }
 
     /// Applies one optimizer step for `bags`; in forward order they are the next batch of the
@@ -431,7 +459,7 @@ impl OrderedEngine {
         bags: &Bags<'_>,
         error: Error,
     ) -> Result<()> {
-        let may_move = self.config.on_mismatch.backend().is_some();
+        let may_move = self.config.on_mismatch().backend().is_some();
         let Some(along) = self.along_mut() else { return Err(error) };
         if error.kind() != ErrorKind::Invalid || !may_move || along.engine.is_next(plan, bags)? {
             return Err(error);
@@ -504,7 +532,8 @@ impl OrderedEngine {
 
     /// Returns the folder the rows are in now; a move puts them one deeper.
     pub(crate) fn general_folder(&self) -> Result<PathBuf> {
-        let path = self.path.as_ref().ok_or_else(|| Error::invalid("the store has no folder"))?;
+        let path = self.folder.as_ref().and_then(|folder| folder.path());
+        let path = path.ok_or_else(|| Error::invalid("the store has no folder of its own"))?;
         Ok(path.join(GENERAL_FOLDER))
     }
 }

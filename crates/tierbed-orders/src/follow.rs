@@ -93,7 +93,7 @@ impl OrderedEngine {
                 return self.find_plan(features, request);
             }
             let reason = "the order of the batches changes behind steps without a checkpoint";
-            if self.config.on_mismatch == OnMismatch::Error {
+            if self.config.on_mismatch() == OnMismatch::Error {
                 return Err(Error::invalid(reason).with(
                     "remedy",
                     "call store.checkpoint before the batches of another order, or give the \
@@ -120,6 +120,21 @@ impl OrderedEngine {
             None => Ok(Answer::PlanNeeded),
             Some(plan) => self.start_along(plan),
         }
+    }
+
+    /// Tells whether there is a plan for `request`, or it is followed already.
+    pub(crate) fn has_plan(&self, features: &FeaturePlan, request: &PlanRequest) -> Result<bool> {
+        match &self.state {
+            State::Along(along) if along.source == request.source => return Ok(true),
+            State::Undecided(_) | State::Along(_) => {}
+            State::General(general) if general.is_untouched => {}
+            // The answer will be a refusal.
+            State::General(_) | State::Lost(_) => return Ok(true),
+        }
+        let (shape, options) = self.shape_of(features, request)?;
+        let name = plan_name(request);
+        let plan = Plan::open_for(&*self.folder()?, &name, &shape, &request.source, &options)?;
+        Ok(plan.is_some())
     }
 
     // Goes on along another plan: every row is moved once, behind a checkpoint that is there.

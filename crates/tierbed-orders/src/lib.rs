@@ -12,12 +12,15 @@ mod engine;
 mod follow;
 mod moving;
 mod options;
+mod part_bags;
 mod publish;
 mod rows;
+mod shards;
 mod side;
 mod stats;
 
 pub use engine::OrderedEngine;
 pub use follow::{Answer, PlanRequest};
 pub use options::{OnMismatch, Order, OrderConfig};
+pub use shards::ShardedEngine;
 pub use stats::budget_json;

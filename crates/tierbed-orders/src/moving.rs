@@ -112,7 +112,7 @@ impl OrderedEngine {
         for name in leftovers.list()? {
             leftovers.remove(&name)?;
         }
-        let backend = self.config.on_mismatch.backend().unwrap_or(Backend::File);
+        let backend = self.config.on_mismatch().backend().unwrap_or(Backend::File);
         let mut engine = Engine::open(Some(&inside), &self.config.engine(backend))?;
         for (table, hyper) in schema.tables().iter().zip(hypers) {
             let id = engine.add_table(table.clone())?;

@@ -19,11 +19,10 @@ pub enum Order {
 }
 
 /// What happens when a batch to train on is not the planned one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnMismatch {
     /// The call fails and names epoch, batch and remedy. Nothing changes.
-    #[default]
     Error,
     /// Every row moves to the engine that needs no plan, once, and training goes on; rows live in
     /// the `file` store then.
@@ -54,8 +53,14 @@ pub struct OrderConfig {
     #[serde(default)]
     pub order: Order,
     /// What a batch that was not planned does.
+    ///
+    /// `None` is `error` when a plan is insisted on, or with several shards, else `fallback`.
     #[serde(default)]
-    pub on_mismatch: OnMismatch,
+    pub on_mismatch: Option<OnMismatch>,
+    /// Parts of a store that work at the same time, each on a thread of its own; `None` takes what
+    /// the folder holds, or one. [`ShardedEngine`](crate::ShardedEngine) divides a store.
+    #[serde(default)]
+    pub shards: Option<u32>,
     /// Where rows live when no plan is followed; `None` takes what the folder holds, or `file`.
     #[serde(default)]
     pub backend: Option<Backend>,
@@ -96,7 +101,8 @@ impl OrderConfig {
         Self {
             dram_budget_bytes,
             order: Order::default(),
-            on_mismatch: OnMismatch::default(),
+            on_mismatch: None,
+            shards: None,
             backend: None,
             durability: Durability::default(),
             io_engine: auto(),
@@ -114,6 +120,14 @@ impl OrderConfig {
     pub fn from_json(json: &str) -> Result<Self> {
         serde_json::from_str(json)
             .map_err(|cause| Error::invalid("store options are wrong").with("cause", cause))
+    }
+
+    /// Returns what a batch does that was not planned.
+    pub(crate) fn on_mismatch(&self) -> OnMismatch {
+        self.on_mismatch.unwrap_or(match self.order {
+            Order::Forward => OnMismatch::Error,
+            Order::Auto | Order::Window => OnMismatch::Fallback,
+        })
     }
 
     /// Returns the memory kept aside in forward order.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use tierbed::publish::PublishProgress;
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
+use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
+use tierbed_forward::AnySink;
 use tierbed_io::{Folder, FsFolder};
 use tierbed_pagestore::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_pagestore::{PlacedTables, Report, SnapshotWriter};
@@ -110,56 +111,76 @@ impl Along {
     ) -> Result<Report> {
         self.side.clear();
         let schema = self.engine.schema().clone();
-        let dims = self.dims();
-        let target = Arc::clone(&folder);
-        let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &self.aside)?;
-        let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
-        let mut show = |done: u64| match progress(done.min(row_count), row_count) {
-            true => Ok(()),
-            false => Err(Error::new(ErrorKind::Closed, "publish was stopped")
-                .with("remedy", "publish again into an empty folder")),
-        };
-        let options = SorterOptions {
-            key_bytes: KEY_BYTES,
-            payload_bytes: 4 * dims.iter().copied().max().unwrap_or(0),
-            memory_bytes: (self.aside.free_bytes() / 2).max(MEMORY_BYTES_MIN),
-            scratch_name: "scratch.rows".to_owned(),
-        };
-        let mut sorter = ExternalSorter::new(Arc::clone(&folder), &options, &self.aside)?;
-        let (mut seen, mut payload) = (0u64, vec![0; options.payload_bytes]);
-        self.engine.scan_all(&mut |table, row, record| {
-            let count = record.last().map_or(0, |word| word.to_bits());
-            let dim = dims.get(table.0 as usize).copied().unwrap_or(0);
-            let weights: &[u8] = bytemuck::cast_slice(record.get(..dim).unwrap_or(&[]));
-            if let Some(place) = payload.get_mut(..weights.len()) {
-                place.copy_from_slice(weights);
-            }
-            sorter.push(&key_of(table, count, row), &payload)?;
-            seen += 1;
-            if seen.is_multiple_of(PROGRESS_ROWS) {
-                show(seen / 2)?;
-            }
-            Ok(())
-        })?;
-        let mut sorted = sorter.finish()?;
-        let mut written = 0u64;
-        while let Some(record) = sorted.next()? {
-            let (table, row) = place_of(record.key)?;
-            let dim = dims.get(table.0 as usize).copied().unwrap_or(0);
-            let bytes = record.payload.get(..4 * dim).unwrap_or(&[]);
-            let weights: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
-            writer.push(table, row, &weights)?;
-            written += 1;
-            if written.is_multiple_of(PROGRESS_ROWS) {
-                show((seen + written) / 2)?;
-            }
-        }
-        for attachment in attachments {
-            writer.attach(attachment.name, attachment.bytes)?;
-        }
-        show(row_count)?;
-        writer.finish()
+        let publication = Publication { schema, folder, memory: self.aside.clone(), placed };
+        let engine = &mut self.engine;
+        publish_unsorted(publication, attachments, progress, &mut |sink| engine.scan_all(sink))
     }
+}
+
+/// What is published where, and the memory for sorting it.
+pub(crate) struct Publication {
+    pub(crate) schema: Schema,
+    pub(crate) folder: Arc<dyn Folder>,
+    pub(crate) memory: Budget,
+    pub(crate) placed: Vec<PlacedTables>,
+}
+
+/// Publishes what `scan` hands out in any order: whole records, each row once.
+pub(crate) fn publish_unsorted(
+    publication: Publication,
+    attachments: &[Attachment<'_>],
+    progress: &mut PublishProgress<'_>,
+    scan: &mut dyn FnMut(&mut AnySink<'_>) -> Result<()>,
+) -> Result<Report> {
+    let Publication { schema, folder, memory, placed } = publication;
+    let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
+    let dim_of = |table: TableId| dims.get(table.0 as usize).copied().unwrap_or(0);
+    let target = Arc::clone(&folder);
+    let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &memory)?;
+    let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
+    let mut show = |done: u64| match progress(done.min(row_count), row_count) {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Closed, "publish was stopped")
+            .with("remedy", "publish again into an empty folder")),
+    };
+    let options = SorterOptions {
+        key_bytes: KEY_BYTES,
+        payload_bytes: 4 * dims.iter().copied().max().unwrap_or(0),
+        memory_bytes: (memory.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+        scratch_name: "scratch.rows".to_owned(),
+    };
+    let mut sorter = ExternalSorter::new(Arc::clone(&folder), &options, &memory)?;
+    let (mut seen, mut payload) = (0u64, vec![0; options.payload_bytes]);
+    scan(&mut |table, row, record| {
+        let count = record.last().map_or(0, |word| word.to_bits());
+        let weights: &[u8] = bytemuck::cast_slice(record.get(..dim_of(table)).unwrap_or(&[]));
+        if let Some(place) = payload.get_mut(..weights.len()) {
+            place.copy_from_slice(weights);
+        }
+        sorter.push(&key_of(table, count, row), &payload)?;
+        seen += 1;
+        if seen.is_multiple_of(PROGRESS_ROWS) {
+            show(seen / 2)?;
+        }
+        Ok(())
+    })?;
+    let mut sorted = sorter.finish()?;
+    let mut written = 0u64;
+    while let Some(record) = sorted.next()? {
+        let (table, row) = place_of(record.key)?;
+        let bytes = record.payload.get(..4 * dim_of(table)).unwrap_or(&[]);
+        let weights: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+        writer.push(table, row, &weights)?;
+        written += 1;
+        if written.is_multiple_of(PROGRESS_ROWS) {
+            show((seen + written) / 2)?;
+        }
+    }
+    for attachment in attachments {
+        writer.attach(attachment.name, attachment.bytes)?;
+    }
+    show(row_count)?;
+    writer.finish()
 }
 
 #[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]

@@ -74,7 +74,7 @@ impl OrderedEngine {
     /// As [`visit_rows`](Self::visit_rows); `Invalid` along a plan that may not be left.
     pub fn write_rows(&mut self, table: TableId, first: u64, rows: NewRows<'_>) -> Result<()> {
         if self.along_mut().is_some() {
-            if self.config.on_mismatch == OnMismatch::Error {
+            if self.config.on_mismatch() == OnMismatch::Error {
                 return Err(Error::invalid("rows in forward order are not written by number")
                     .with("remedy", "write them before training, or open with order=\"window\""));
             }

@@ -262,6 +262,7 @@ impl NativeExchange {
         work: impl FnOnce(&mut Exchange, &mut EngineRows<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
         store.get().with(store.py(), |engine| {
+            let engine = engine.single()?;
             let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
             let plans = &self.plans;
             work(&mut exchange, &mut EngineRows { engine, plans, is_training })

@@ -10,7 +10,7 @@ use tierbed::update::Grads;
 use tierbed::{Engine, EngineConfig, Hyper, Pooling, Translate};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
-use tierbed_orders::{OrderConfig, OrderedEngine, PlanRequest};
+use tierbed_orders::{OrderConfig, OrderedEngine, PlanRequest, ShardedEngine};
 
 use crate::errors::{run, to_python};
 use crate::folders::read_placements;
@@ -39,7 +39,7 @@ impl FeaturePlan {
 /// The engine over one store.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeStore {
-    engine: Mutex<Option<OrderedEngine>>,
+    engine: Mutex<Option<ShardedEngine>>,
 }
 
 /// Tensors of one batch, imported.
@@ -118,12 +118,12 @@ pub(crate) fn run_translate(
     run(py, || work(plan, &bags, out))
 }
 
-fn lock(engine: &Mutex<Option<OrderedEngine>>) -> MutexGuard<'_, Option<OrderedEngine>> {
+fn lock(engine: &Mutex<Option<ShardedEngine>>) -> MutexGuard<'_, Option<ShardedEngine>> {
     // A panic inside the engine leaves it usable or poisoned by its own rules.
     engine.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn opened(engine: &mut Option<OrderedEngine>) -> Result<&mut OrderedEngine> {
+fn opened(engine: &mut Option<ShardedEngine>) -> Result<&mut ShardedEngine> {
     engine.as_mut().ok_or_else(|| {
         Error::new(ErrorKind::Closed, "store is closed").with("remedy", "open it again")
     })
@@ -134,7 +134,7 @@ impl NativeStore {
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut OrderedEngine) -> Result<T> + Send,
+        work: impl FnOnce(&mut ShardedEngine) -> Result<T> + Send,
     ) -> PyResult<T> {
         run(py, || work(opened(&mut lock(&self.engine))?))
     }
@@ -147,7 +147,7 @@ impl NativeStore {
     fn new(py: Python<'_>, path: Option<PathBuf>, options_json: &str) -> PyResult<Self> {
         let engine = run(py, || {
             let config = OrderConfig::from_json(options_json)?;
-            OrderedEngine::open(path.as_deref(), &config)
+            ShardedEngine::open(path.as_deref(), &config)
         })?;
         Ok(Self { engine: Mutex::new(Some(engine)) })
     }
@@ -157,7 +157,7 @@ impl NativeStore {
         let engine = run(py, || {
             let config = EngineConfig::from_json(options_json)?;
             let engine = Engine::over(Box::new(PythonStore::open(bridge)?), &config)?;
-            Ok(OrderedEngine::over(engine))
+            Ok(ShardedEngine::over(OrderedEngine::over(engine)))
         })?;
         Ok(Self { engine: Mutex::new(Some(engine)) })
     }
@@ -177,7 +177,7 @@ impl NativeStore {
                 |cause| Error::invalid("table description or policy is wrong").with("cause", cause);
             let table: TableSchema = serde_json::from_str(table_json).map_err(wrong)?;
             let policy: tierbed::Policy = serde_json::from_str(policy_json).map_err(wrong)?;
-            engine.by_number()?.add_open_table(table, policy).map(|id| id.0)
+            engine.single()?.by_number()?.add_open_table(table, policy).map(|id| id.0)
         })
     }
 
@@ -193,7 +193,7 @@ impl NativeStore {
     ) -> PyResult<()> {
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
             let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-            opened(&mut lock(&self.engine))?.by_number()?.translate(plan, bags, how, rows)
+            opened(&mut lock(&self.engine))?.single()?.by_number()?.translate(plan, bags, how, rows)
         })
     }
 
@@ -203,11 +203,14 @@ impl NativeStore {
         let mut ids = Tensor::<i64>::import(ids, "ids")?;
         let ids = ids.view_mut().map_err(|error| to_python(py, &error))?;
         let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-        self.with(py, |engine| engine.by_number()?.translate_ids(TableId(table), how, ids))
+        self.with(py, |engine| {
+            engine.single()?.by_number()?.translate_ids(TableId(table), how, ids)
+        })
     }
 
     fn evict(&self, py: Python<'_>, table: u32, now: u32) -> PyResult<(u64, u64)> {
-        let evicted = self.with(py, |engine| engine.by_number()?.evict(TableId(table), now))?;
+        let evicted =
+            self.with(py, |engine| engine.single()?.by_number()?.evict(TableId(table), now))?;
         Ok((evicted.id_count, evicted.waiting_count))
     }
 
@@ -457,7 +460,7 @@ impl NativeStore {
     ) -> PyResult<u64> {
         self.with(py, |engine| {
             if keep {
-                return engine.keep_checkpoint(name, &borrowed(&attachments));
+                return engine.single()?.keep_checkpoint(name, &borrowed(&attachments));
             }
             engine.checkpoint(name, &borrowed(&attachments))
         })
@@ -505,7 +508,7 @@ impl NativeStore {
                     return Err(Error::unsupported("a delta cannot have placements")
                         .with("remedy", "publish in full, with the placement"));
                 }
-                Some(base) => engine.publish_delta(&path, &base, &parts, progress)?,
+                Some(base) => engine.single()?.publish_delta(&path, &base, &parts, progress)?,
             };
             to_json(&report)
         });
@@ -513,7 +516,7 @@ impl NativeStore {
     }
 
     fn verify(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, OrderedEngine::verify)
+        self.with(py, ShardedEngine::verify)
     }
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
@@ -556,7 +559,7 @@ impl NativeStore {
     }
 
     fn finish_plan(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, OrderedEngine::finish_plan)
+        self.with(py, ShardedEngine::finish_plan)
     }
 
     fn position(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
@@ -675,7 +678,7 @@ pub(crate) fn borrowed(attachments: &[(String, Vec<u8>)]) -> Vec<Attachment<'_>>
     attachments.iter().map(|(name, bytes)| Attachment { name, bytes }).collect()
 }
 
-fn shape_of(engine: &OrderedEngine, table: u32) -> Result<(usize, usize)> {
+fn shape_of(engine: &ShardedEngine, table: u32) -> Result<(usize, usize)> {
     let table = engine.schema().table(TableId(table))?;
     let dim = table.dim as usize;
     Ok((dim, table.optimizer.state_words(dim)))

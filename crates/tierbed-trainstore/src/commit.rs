@@ -23,7 +23,6 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, ErrorKind, Poison, Result, Schema};
 use tierbed_io::Folder;
 
-const CURRENT: &str = "CURRENT";
 const CURRENT_MAGIC: &str = "tierbed-current";
 const MANIFEST_MAGIC: &str = "tierbed-manifest";
 const FORMAT_VERSION: u32 = 1;
@@ -120,12 +119,15 @@ impl CommitFailure {
 }
 
 impl CommitLog {
+    /// Name of the small file that says which commit is in force.
+    pub const CURRENT: &'static str = "CURRENT";
+
     /// Returns which kind of store wrote the commit in force in `folder`, if there is one.
     ///
     /// # Errors
     /// `Corruption` when checksums disagree, otherwise the folder's.
     pub fn stored_backend(folder: &dyn Folder) -> Result<Option<String>> {
-        let Some(current) = folder.read(CURRENT)? else { return Ok(None) };
+        let Some(current) = folder.read(Self::CURRENT)? else { return Ok(None) };
         let (number, crc) = parse_current(&current)?;
         Ok(Some(Self::read_manifest(folder, number, crc)?.backend))
     }
@@ -136,7 +138,7 @@ impl CommitLog {
     /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree.
     pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
         let mut log = Self { folder, manifest: None, info: None, later_number: 0 };
-        let Some(current) = log.folder.read(CURRENT)? else {
+        let Some(current) = log.folder.read(Self::CURRENT)? else {
             log.refuse_foreign_files()?;
             return Ok(log);
         };
@@ -209,7 +211,9 @@ impl CommitLog {
             }
         };
         // From here on an error leaves open which of the two commits a reopen will find.
-        self.folder.write_atomic(CURRENT, current.as_bytes()).map_err(CommitFailure::Poisoned)?;
+        self.folder
+            .write_atomic(Self::CURRENT, current.as_bytes())
+            .map_err(CommitFailure::Poisoned)?;
         self.info = Some(CommitInfo { number: manifest.number, name: manifest.name.clone() });
         self.manifest = Some(manifest);
         self.remove_other_commits();

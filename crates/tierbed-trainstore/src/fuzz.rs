@@ -9,13 +9,21 @@ use tierbed_core::{Budget, RowStore, TableId, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, PAGE_BYTES};
 
 use crate::commit::{current_of, mended_manifest};
-use crate::{FileStore, FileStoreOptions};
+use crate::{shards, FileStore, FileStoreOptions};
 
-/// `CURRENT`, then a manifest that it names, in a store that is opened, read whole and verified.
+/// `CURRENT`, then a manifest that it names, in a store that is opened, read whole and verified;
+/// or what several shards have in force.
 pub fn commit(bytes: &[u8]) {
     let Some((&kind, rest)) = bytes.split_first() else { return };
     let folder = Arc::new(MemoryFolder::default());
-    let is_written = if kind % 2 == 0 {
+    if kind % 3 == 2 {
+        let mended = shards::mended(rest);
+        if folder.write_atomic(shards::SHARDS_FILE, &mended).is_ok() {
+            let _ = shards::read_file(&*folder);
+        }
+        return;
+    }
+    let is_written = if kind % 3 == 0 {
         folder.write_atomic("CURRENT", rest).is_ok()
     } else {
         let manifest = mended_manifest(rest);

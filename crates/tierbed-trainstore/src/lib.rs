@@ -14,6 +14,7 @@ mod file;
 #[doc(hidden)]
 pub mod fuzz;
 mod memory;
+pub mod shards;
 
 pub use commit::{
     check_attachments, AttachmentMeta, CommitFailure, CommitLog, Manifest, TableMeta,

@@ -58,7 +58,7 @@ PUBLIC = [
 
 PARAMETERS = {
     "Store.open": "path dram_budget backend durability order on_mismatch io_engine "
-    "queue_depth disk_quota checkpoint vocabulary_dram seed",
+    "queue_depth disk_quota checkpoint vocabulary_dram shards seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
     "Store.publish": "self path model base placement attachments progress",
     "Store.read_rows": "self table first_row row_count",

@@ -39,6 +39,10 @@ Backend = Annotated[
     str | None,
     typer.Option("--backend", help="file, memory, lsm, rocksdb, ...: trains by window."),
 ]
+Shards = Annotated[
+    int | None,
+    typer.Option("--shards", min=1, help="New run: parts that train at the same time."),
+]
 RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
 Model = Annotated[str, typer.Option("--model", help="dlrm, deepfm or pnn.")]
 Scale = Annotated[
@@ -94,6 +98,7 @@ def train(
     backend: Backend = None,
     io_engine: IoEngine = "auto",
     disk_quota: DiskQuota = None,
+    shards: Shards = None,
     threads: Threads = 1,
     json_path: JsonOut = None,
 ) -> None:
@@ -138,7 +143,8 @@ def train(
         options,
         source.train_samples,
         store_options={"dram_budget": dram_budget, "disk_quota": disk_quota, "backend": backend}
-        | {"io_engine": io_engine, "order": order, "on_mismatch": on_mismatch},
+        | {"io_engine": io_engine, "order": order, "on_mismatch": on_mismatch}
+        | {"shards": shards},
         about={"data": source.about()},
         eval_samples=source.eval_samples,
     )

@@ -1,7 +1,7 @@
 //! Ids in, one vector per bag out, by entry and place.
 
 use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, Places};
+use tierbed_kernels::{Destination, Feature, FeaturePlan, FeatureRows, Places, PoolFeature, Rows};
 
 use super::ForwardEngine;
 use crate::plan::Batch;
@@ -29,6 +29,35 @@ impl ForwardEngine {
         self.unpack_entries(plan, bags, batch)?;
         let features = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
         self.kernels.pool_batch(self.river.current.arena(), &features, out);
+        Ok(())
+    }
+
+    /// Pools the rows of `bags` into the places that `to` says, with the bits of
+    /// [`lookup`](Self::lookup).
+    ///
+    /// # Errors
+    /// As for [`lookup`](Self::lookup).
+    pub fn lookup_to(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        to: &mut impl Destination,
+    ) -> Result<()> {
+        self.prepare(plan, bags)?;
+        let rows = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
+        let starts = &mut self.scratch.starts;
+        for (feature, rows) in rows.iter().enumerate() {
+            starts.clear();
+            starts.extend(rows.numbers.iter().map(|&number| rows.places.start(number)));
+            let of = PoolFeature {
+                feature,
+                offsets: rows.offsets,
+                pooling: rows.pooling,
+                dim: rows.columns.dim,
+            };
+            let arena = self.river.current.arena();
+            self.kernels.pool_to(Rows { arena, starts, weights: rows.weights }, of, to);
+        }
         Ok(())
     }
 

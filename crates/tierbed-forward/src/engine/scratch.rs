@@ -13,6 +13,8 @@ pub(crate) struct Scratch {
     pub(crate) entries: Vec<u32>,
     /// The batch whose entries they are.
     pub(crate) unpacked: Option<Position>,
+    /// Where the row of each index of a feature begins.
+    pub(crate) starts: Vec<usize>,
     pub(crate) sums: RowSums,
 }
 
@@ -23,7 +25,7 @@ impl Scratch {
         let dim_max = schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize;
         let table_max = plan.counts().flatten().copied().max().unwrap_or(0);
         let sums = RowSums::memory_bytes(indices, dim_max, entries_max as u64, table_max.into());
-        // The vector of entries grows by doubling.
-        2 * 4 * indices + sums
+        // The vectors of entries and starts grow by doubling.
+        2 * (4 + 8) * indices + sums
     }
 }
