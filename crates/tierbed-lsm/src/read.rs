@@ -46,7 +46,8 @@ struct BlockGroup<'a> {
 
 impl LsmStore {
     /// Reads rows in any order, duplicates allowed, as a look-ahead window asks for them; the
-    /// sink gets each position of `rows` once.
+    /// sink gets each position of `rows` once. A request too large for the memory that is left is
+    /// read in parts.
     ///
     /// # Errors
     /// As [`RowStore::read`](tierbed_core::RowStore::read), and `Invalid` when the budget does
@@ -64,7 +65,14 @@ impl LsmStore {
 
     pub(crate) fn read_rows(&mut self, rows: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
         let scratch_bytes = ROW_SCRATCH_BYTES * rows.len() as u64;
-        let _scratch = self.options.budget.reserve("read scratch", scratch_bytes)?;
+        let budget = &self.options.budget;
+        if rows.len() > 1 && scratch_bytes > budget.free_bytes() {
+            // Little memory is left: the rest of the request waits.
+            let (first, rest) = rows.split_at(rows.len() / 2);
+            self.read_rows(first, sink)?;
+            return self.read_rows(rest, &mut |at, record| sink(first.len() + at, record));
+        }
+        let _scratch = budget.reserve("read scratch", scratch_bytes)?;
         let started_us = self.options.clock.now_us();
         self.stats.rows_read += rows.len() as u64;
         let keys: Vec<Key> = rows.iter().map(|row| self.allocator.home(*row)).collect();

@@ -379,6 +379,26 @@ fn too_small_a_budget_names_the_minimum() {
 }
 
 #[test]
+fn a_request_larger_than_the_memory_left_is_read_in_parts() {
+    for (name, options) in option_sets() {
+        let mut store = LsmStore::open(memory_folder(), with_budget(&options)).unwrap();
+        store.add_table(table("t", 8, 3000)).unwrap();
+        let rows: Vec<_> = (0..3000).map(|at| row(0, (at * 7) % 3000)).collect();
+        for (step, part) in (1..).zip(rows.chunks(500).take(4)) {
+            let mut part = part.to_vec();
+            part.sort_unstable();
+            write_version(&mut store, &part, step).unwrap();
+        }
+        let expected = versions(&mut store, &rows).unwrap();
+        assert!(expected.contains(&Some(4)) && expected.contains(&None), "{name}");
+        let free_bytes = store.budget().free_bytes();
+        let others = store.budget().reserve("others", free_bytes - 50_000).unwrap();
+        assert_eq!(versions(&mut store, &rows).unwrap(), expected, "{name}");
+        drop(others);
+    }
+}
+
+#[test]
 fn a_folder_of_another_backend_or_owner_is_refused() {
     let scratch = tempfile::tempdir().unwrap();
     let open = || LsmStore::open(Arc::new(FsFolder::create(scratch.path())?), tiny(MEMTABLE_BYTES));
