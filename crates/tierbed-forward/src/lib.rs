@@ -15,7 +15,8 @@ pub mod plan;
 mod store;
 
 pub use engine::{
-    stored_plan, AnySink, ForwardConfig, ForwardEngine, ForwardStats, Grads, Import, Position,
-    RecordSink, RowSource, BACKEND,
+    stored_plan, AnySink, ForwardConfig, ForwardEngine, ForwardStats, Import, Position, RecordSink,
+    RowSource, BACKEND,
 };
 pub use plan::{Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared};
+pub use tierbed_kernels::Grads;

@@ -13,10 +13,39 @@
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per vector, by slicing")]
 
+use tierbed_core::{Bags, Error, Result};
+
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
 use crate::layout::{index_count, Columns, Pooling};
 use crate::simd::{Job, Lanes};
 use crate::Kernels;
+
+/// The gradients of one batch.
+#[derive(Debug)]
+pub struct Grads<'a> {
+    /// Of the output: `[B, output_dim]`, or `[E, D]` without pooling.
+    pub output: &'a [f32],
+    /// Receives the gradient of the weights, `[E]`, from the rows before the step.
+    pub weights: Option<&'a mut [f32]>,
+}
+
+impl Grads<'_> {
+    /// Checks that weights whose gradient is wanted are there, one for each of the indices.
+    ///
+    /// # Errors
+    /// `Invalid` otherwise.
+    pub fn check(&self, bags: &Bags<'_>) -> Result<()> {
+        let Some(weights) = &self.weights else { return Ok(()) };
+        if bags.weights.is_none() || weights.len() != bags.indices.len() {
+            return Err(Error::invalid(
+                "the gradient of weights needs weights and one value per index",
+            )
+            .with("indices", bags.indices.len())
+            .with("found", weights.len()));
+        }
+        Ok(())
+    }
+}
 
 /// The gradient of the output of one feature.
 #[derive(Debug, Clone, Copy)]

@@ -34,7 +34,7 @@ mod simd;
 
 pub use batch::{FeatureRows, Places};
 pub use codec::{Codec, Codes, ProductQuantizer};
-pub use grad::{Groups, Occurrence, Upstream};
+pub use grad::{Grads, Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
 pub use optim::{FeatureStep, Hyper, Prepared, RowSums};

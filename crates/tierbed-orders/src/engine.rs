@@ -8,7 +8,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId, TableSchema};
 use tierbed_forward::ForwardEngine;
 use tierbed_io::{Folder, FolderLock, FsFolder};
-use tierbed_kernels::{Destination, FeaturePlan};
+use tierbed_kernels::{Destination, FeaturePlan, Grads};
 use tierbed_trainstore::CommitLog;
 
 use crate::along::Along;
@@ -431,13 +431,13 @@ impl OrderedEngine {
         &mut self,
         plan: &FeaturePlan,
         bags: &Bags<'_>,
-        mut grads: tierbed::update::Grads<'_>,
+        mut grads: Grads<'_>,
     ) -> Result<()> {
         if let Some(along) = self.along_mut() {
             along.side.clear();
             along.is_durable = false;
             let weights = grads.weights.as_deref_mut();
-            let own = tierbed_forward::Grads { output: grads.output, weights };
+            let own = Grads { output: grads.output, weights };
             match along.engine.update(plan, bags, own) {
                 Err(error) => self.answer_mismatch(plan, bags, error)?,
                 done => return done,

@@ -5,7 +5,8 @@
 //! one optimizer step changes the record in its slot. A row is stepped once per batch however
 //! often it occurs ("exact" in FBGEMM's words), in the same order whatever the budget.
 
-use tierbed_core::{Bags, Error, Result, RowId, RowKey, TableId};
+use tierbed_core::{Bags, Result, RowId, RowKey, TableId};
+pub use tierbed_kernels::Grads;
 use tierbed_kernels::{
     Feature, FeaturePlan, Groups, Kernels, Occurrence, Pooling, Prepared, Upstream,
 };
@@ -13,15 +14,6 @@ use tierbed_kernels::{
 use crate::engine::Engine;
 use crate::row_buffer::{RowBuffer, Want};
 use crate::scratch::{Scratch, Use};
-
-/// The gradients of one batch.
-#[derive(Debug)]
-pub struct Grads<'a> {
-    /// Of the output: `[B, output_dim]`, or `[E, D]` without pooling.
-    pub output: &'a [f32],
-    /// Receives the gradient of the weights, `[E]`, from the rows before the step.
-    pub weights: Option<&'a mut [f32]>,
-}
 
 impl Engine {
     /// Applies one optimizer step for the batch `bags`.
@@ -33,7 +25,7 @@ impl Engine {
     pub fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
         self.poison.check()?;
         plan.check(&self.schema, bags, grads.output.len())?;
-        check_weights_grad(bags, &grads)?;
+        grads.check(bags)?;
         self.ensure_buffer()?;
         let mut tables: Vec<TableId> =
             plan.features().iter().map(|feature| feature.table).collect();
@@ -119,18 +111,6 @@ impl Engine {
         buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())?;
         Ok(end)
     }
-}
-
-fn check_weights_grad(bags: &Bags<'_>, grads: &Grads<'_>) -> Result<()> {
-    let Some(weights_grad) = &grads.weights else { return Ok(()) };
-    if bags.weights.is_none() || weights_grad.len() != bags.indices.len() {
-        return Err(Error::invalid(
-            "the gradient of weights needs weights and one value per index",
-        )
-        .with("indices", bags.indices.len())
-        .with("found", weights_grad.len()));
-    }
-    Ok(())
 }
 
 fn uses_of(plan: &FeaturePlan, bags: &Bags<'_>, table: TableId) -> usize {

@@ -38,7 +38,6 @@ pub use replan::{Import, RecordSink, RowSource};
 pub use scan::AnySink;
 #[doc(hidden)]
 pub use stored::fuzz_chunks;
-pub use update::Grads;
 
 use crate::plan::{ids_checksum, Batch, Plan, WindowPlan};
 use crate::store::extents::Extents;

@@ -3,21 +3,12 @@
 //! Each row is stepped once per batch, by the sum of its gradients, added in the order in which
 //! `tierbed::Engine` adds; rows do not depend on each other, so the bits are the same.
 
-use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, FeatureStep, Pooling, Prepared};
+use tierbed_core::{Bags, Result};
+use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
 
 use super::lookup::feature_rows;
 use super::scratch::Scratch;
 use super::ForwardEngine;
-
-/// The gradients of one batch.
-#[derive(Debug)]
-pub struct Grads<'a> {
-    /// Of the output: `[B, output_dim]`, or `[E, D]` without pooling.
-    pub output: &'a [f32],
-    /// Receives the gradient of the weights, `[E]`, from the rows before the step.
-    pub weights: Option<&'a mut [f32]>,
-}
 
 impl ForwardEngine {
     /// Applies one optimizer step for `bags`, which are the next batch of the plan, and goes on
@@ -32,7 +23,7 @@ impl ForwardEngine {
         bags: &Bags<'_>,
         mut grads: Grads<'_>,
     ) -> Result<()> {
-        check_weights_grad(bags, &grads)?;
+        grads.check(bags)?;
         let batch = self.find_batch(plan, bags, grads.output.len())?;
         let result = self.unpack_entries(plan, bags, batch);
         self.poison.on_any(result)?;
@@ -109,16 +100,4 @@ impl ForwardEngine {
             }
         }
     }
-}
-
-fn check_weights_grad(bags: &Bags<'_>, grads: &Grads<'_>) -> Result<()> {
-    let Some(weights_grad) = &grads.weights else { return Ok(()) };
-    if bags.weights.is_none() || weights_grad.len() != bags.indices.len() {
-        return Err(Error::invalid(
-            "the gradient of weights needs weights and one value per index",
-        )
-        .with("indices", bags.indices.len())
-        .with("found", weights_grad.len()));
-    }
-    Ok(())
 }

@@ -66,7 +66,7 @@ impl Many {
     ) -> Result<()> {
         self.decide()?;
         plan.check(&self.split.schema, bags, grads.output.len())?;
-        check_weights_grad(bags, &grads)?;
+        grads.check(bags)?;
         let parts = self.parts(plan)?;
         let own = self.expected(&parts, bags)?;
         let (output, wants_weights) = (grads.output, grads.weights.is_some());
@@ -246,16 +246,4 @@ impl Many {
 
 fn is_small(bags: &Bags<'_>) -> bool {
     bags.indices.len() < SMALL_BATCH
-}
-
-fn check_weights_grad(bags: &Bags<'_>, grads: &Grads<'_>) -> Result<()> {
-    let Some(weights) = &grads.weights else { return Ok(()) };
-    if bags.weights.is_none() || weights.len() != bags.indices.len() {
-        return Err(Error::invalid(
-            "the gradient of weights needs weights and one value per index",
-        )
-        .with("indices", bags.indices.len())
-        .with("found", weights.len()));
-    }
-    Ok(())
 }
