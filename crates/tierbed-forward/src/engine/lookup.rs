@@ -46,18 +46,19 @@ impl ForwardEngine {
         self.prepare(plan, bags)?;
         let rows = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
         let starts = &mut self.scratch.starts;
-        for (feature, rows) in rows.iter().enumerate() {
-            starts.clear();
+        starts.clear();
+        for rows in &rows {
             starts.extend(rows.numbers.iter().map(|&number| rows.places.start(number)));
-            let of = PoolFeature {
-                feature,
-                offsets: rows.offsets,
-                pooling: rows.pooling,
-                dim: rows.columns.dim,
-            };
-            let arena = self.river.current.arena();
-            self.kernels.pool_to(Rows { arena, starts, weights: rows.weights }, of, to);
         }
+        let arena = self.river.current.arena();
+        let mut rest = starts.as_slice();
+        let pooled = rows.iter().enumerate().map(|(feature, rows)| {
+            let starts = rest.split_off(..rows.numbers.len()).unwrap_or(&[]);
+            let (offsets, pooling, dim) = (rows.offsets, rows.pooling, rows.columns.dim);
+            let of = PoolFeature { feature, offsets, pooling, dim };
+            (Rows { arena, starts, weights: rows.weights }, of)
+        });
+        self.kernels.pool_all_to(&pooled.collect::<Vec<_>>(), to);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ pub(crate) struct Scratch {
     pub(crate) entries: Vec<u32>,
     /// The batch whose entries they are.
     pub(crate) unpacked: Option<Position>,
-    /// Where the row of each index of a feature begins.
+    /// Where the row of each index begins.
     pub(crate) starts: Vec<usize>,
     pub(crate) sums: RowSums,
 }
