@@ -173,6 +173,20 @@ fn stream_vector<L: Lanes>(from: &[f32], to: &mut [f32]) {
     to_part.copy_from_slice(from_part);
 }
 
+// As `copy_row`, past the caches.
+#[inline(always)]
+fn stream_row<L: Lanes>(from: &[f32], to: &mut [f32]) {
+    let zero = L::splat(0.0);
+    let (from_full, from_part) = from.as_chunks::<LANES>();
+    let (to_full, to_part) = to.as_chunks_mut::<LANES>();
+    for (from, to) in from_full.iter().zip(to_full) {
+        zero.add(L::load(from)).stream(to);
+    }
+    for (from, to) in from_part.iter().zip(to_part) {
+        *to = 0.0 + from;
+    }
+}
+
 struct PoolTo<'a, S, T> {
     source: S,
     row_count: usize,
@@ -198,6 +212,7 @@ impl<S: Source, T: Destination> Job for PoolTo<'_, S, T> {
 fn copy_one<L: Lanes, S: Source, const REST: usize, const TAIL: bool>(
     source: &S,
     at: usize,
+    is_far: bool,
     to: &mut [f32],
 ) {
     let words = source.words();
@@ -206,8 +221,12 @@ fn copy_one<L: Lanes, S: Source, const REST: usize, const TAIL: bool>(
             prefetch(words, ahead, to.len());
         }
     }
-    if let Some(start) = source.start(at) {
-        copy_row::<L, REST, TAIL>(&words[start..][..to.len()], to);
+    let Some(start) = source.start(at) else { return };
+    let row = &words[start..][..to.len()];
+    if is_far {
+        stream_row::<L>(row, to);
+    } else {
+        copy_row::<L, REST, TAIL>(row, to);
     }
 }
 
@@ -222,8 +241,8 @@ impl<S: Source, T: Destination> Shaped for PoolTo<'_, S, T> {
             let rows = offsets.rows_of(bag, self.row_count).unwrap_or(0..0);
             let count = rows.len();
             let is_far = !self.near.is_empty();
-            if !is_far && !S::WEIGHTED && count == 1 {
-                copy_one::<L, S, REST, TAIL>(&self.source, rows.start, place);
+            if !S::WEIGHTED && count == 1 {
+                copy_one::<L, S, REST, TAIL>(&self.source, rows.start, is_far, place);
             } else {
                 let sum = if is_far { &mut self.near[..self.of.dim] } else { &mut *place };
                 add_vectors::<L, S, REST, TAIL>(&self.source, rows, Begin::Zero, sum);
