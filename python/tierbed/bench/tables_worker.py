@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +19,9 @@ import torch
 
 from tierbed.bench.baselines import INIT, FbgemmTables, InMemoryTables, TorchTables
 from tierbed.bench.trace import Trace
+from tierbed.bench.workers import answer_commands
 from tierbed.config import EmbeddingBagConfig, Uniform
-from tierbed.errors import InvalidError, TierbedError, UnsupportedError
+from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.lookahead import lookahead
 from tierbed.nn import EmbeddingBagCollection
 from tierbed.optim import Adagrad, RowWiseAdagrad
@@ -145,31 +144,27 @@ def _open(job: dict[str, Any], trace: Trace) -> InMemoryTables | _Forward:
     return makers[job["system"]]()
 
 
-def _answer(command: dict[str, Any], session: _Session | None) -> tuple[Any, _Session | None]:
-    if command["do"] == "open":
-        at = time.perf_counter()
-        session = _Session(command["job"])
-        return {"seconds": time.perf_counter() - at}, session
-    if session is None or command["do"] != "run":
-        raise InvalidError(f"cannot {command['do']!r} here")
-    is_counted = command["mode"] == "train"
-    return session.run(int(command["first"]), int(command["count"]), is_counted), session
+class _Answers:
+    """What a worker says to commands; the session is that of the last ``open``."""
+
+    def __init__(self) -> None:
+        self._session: _Session | None = None
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        if command["do"] == "open":
+            at = time.perf_counter()
+            self._session = _Session(command["job"])
+            return {"seconds": time.perf_counter() - at}
+        if self._session is None or command["do"] != "run":
+            raise InvalidError(f"cannot {command['do']!r} here")
+        is_counted = command["mode"] == "train"
+        return self._session.run(int(command["first"]), int(command["count"]), is_counted)
 
 
 def main() -> None:
     """Serves commands until standard input ends."""
     torch.set_num_threads(1)
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever else is printed must not stand between the answers
-    session: _Session | None = None
-    for line in sys.stdin:
-        answer: dict[str, Any]
-        try:
-            answer, session = _answer(json.loads(line), session)
-        except (TierbedError, MemoryError, RuntimeError, OSError) as error:
-            kind = "unsupported" if isinstance(error, NotImplementedError) else "invalid"
-            answer = {"error": str(error) or type(error).__name__, "kind": kind}
-        print(json.dumps(answer), file=answers, flush=True)
+    answer_commands(_Answers().answer)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ next is looked up while the dense part works on the last.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,8 +21,9 @@ from torch import Tensor
 from tierbed.bench.common import percentile
 from tierbed.bench.memory_group import MemoryGroup
 from tierbed.bench.tiers_model import LARGE_TABLE
+from tierbed.bench.workers import answer_commands
 from tierbed.config import EmbeddingBagConfig
-from tierbed.errors import InvalidError, TierbedError
+from tierbed.errors import InvalidError
 from tierbed.metrics import summary
 from tierbed.nn import CtrModel, EmbeddingBagCollection
 from tierbed.serve import load_model
@@ -251,26 +250,25 @@ def _drop_cached(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+class _Answers:
+    """What a worker says to commands; the session is that of the last ``load``."""
+
+    def __init__(self) -> None:
+        self._session: _Session | None = None
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        if command["do"] == "load":
+            self._session = _Session(command["job"], _join(command["group"]))
+            return {}
+        if self._session is None:
+            raise InvalidError("load comes first")
+        return self._session.ask(command["job"])
+
+
 def main() -> None:
     """Serves commands until standard input ends."""
     torch.set_num_threads(1)
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever else is printed must not stand between the answers
-    session: _Session | None = None
-    for line in sys.stdin:
-        command = json.loads(line)
-        answer: dict[str, Any]
-        try:
-            if command["do"] == "load":
-                session = _Session(command["job"], _join(command["group"]))
-                answer = {}
-            elif session is None:
-                raise InvalidError("load comes first")
-            else:
-                answer = session.ask(command["job"])
-        except (TierbedError, MemoryError, RuntimeError, OSError) as error:
-            answer = {"error": str(error) or type(error).__name__, "kind": "invalid"}
-        print(json.dumps(answer), file=answers, flush=True)
+    answer_commands(_Answers().answer)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,15 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tierbed import _native
+from tierbed.errors import TierbedError
 
-__all__ = ["Worker", "WorkerError"]
+__all__ = ["Worker", "WorkerError", "answer_commands"]
 
 
 class WorkerError(RuntimeError):
@@ -105,6 +106,24 @@ class Worker:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def answer_commands(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The other side: answers commands from standard input until it ends.
+
+    Errors that Tierbed or torch raise become answers; a system that is not there is of kind
+    ``"unsupported"``. Whatever else is printed goes to standard error, not between the answers.
+    """
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    for line in sys.stdin:
+        told: dict[str, Any]
+        try:
+            told = answer(json.loads(line))
+        except (TierbedError, MemoryError, RuntimeError, OSError) as error:
+            kind = "unsupported" if isinstance(error, NotImplementedError) else "invalid"
+            told = {"error": str(error) or type(error).__name__, "kind": kind}
+        print(json.dumps(told), file=answers, flush=True)
 
 
 def _native_command() -> Sequence[str]:
