@@ -28,9 +28,7 @@ class Lookup(torch.autograd.Function):
     ) -> Tensor:
         wants = (is_training, is_training and ctx.needs_input_grad[1])
         ctx.step, out = exchange.forward(*_batch(bags, weights), wants)
-        ctx.exchange = exchange
-        ctx.is_training = is_training
-        ctx.index_count = bags.values().numel()
+        _keep(ctx, exchange, bags, is_training)
         return out
 
     @staticmethod
@@ -54,9 +52,7 @@ class LookupParts(torch.autograd.Function):
         wants = (is_training, is_training and ctx.needs_input_grad[1])
         ctx.step, outputs, serving = exchange.forward_parts(*_batch(bags, weights), wants, parts)
         begun.append(serving)
-        ctx.exchange = exchange
-        ctx.is_training = is_training
-        ctx.index_count = bags.values().numel()
+        _keep(ctx, exchange, bags, is_training)
         return tuple(outputs)
 
     @staticmethod
@@ -72,6 +68,13 @@ def _batch(
     offsets = bags.offsets().detach().to(torch.int64).contiguous()
     of_ids = None if weights is None else weights.detach().to(torch.float32).contiguous()
     return indices, offsets, of_ids
+
+
+def _keep(ctx: Any, exchange: Exchange, bags: KeyedJaggedTensor, is_training: bool) -> None:
+    """Keeps what the backward needs, beside the step's number."""
+    ctx.exchange = exchange
+    ctx.is_training = is_training
+    ctx.index_count = bags.values().numel()
 
 
 def _step_rows(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
