@@ -36,6 +36,7 @@
 //! once to learn the count, then once with each `crash_after_io` below it; the checks of [`job`]
 //! do that and more for anything that trains.
 
+pub mod batch;
 mod device;
 mod disk;
 mod file;

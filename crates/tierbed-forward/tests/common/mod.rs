@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use tierbed::{Engine, EngineConfig};
 use tierbed_core::env::SplitMix64;
-use tierbed_core::{
-    Bags, Error, ErrorKind, InitSpec, OptimizerKind, Result, Schema, TableId, TableSchema,
-};
+use tierbed_core::{Error, ErrorKind, OptimizerKind, Result, Schema, TableId, TableSchema};
 use tierbed_forward::{
     ForwardConfig, ForwardEngine, Grads, Plan, PlanBuilder, PlanOptions, PlanShape,
 };
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_kernels::{FeaturePlan, Hyper, Pooling};
+use tierbed_sim::batch::trained_table;
+pub(crate) use tierbed_sim::batch::Batch;
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
 #[derive(Debug, Clone)]
@@ -26,20 +26,6 @@ pub(crate) struct Job {
     pub(crate) features: Vec<(usize, Pooling)>,
     pub(crate) batch_size: usize,
     pub(crate) batches: u64,
-}
-
-/// One batch, owned.
-pub(crate) struct Batch {
-    pub(crate) indices: Vec<i64>,
-    pub(crate) offsets: Vec<i64>,
-    pub(crate) weights: Option<Vec<f32>>,
-    pub(crate) features: usize,
-}
-
-impl Batch {
-    pub(crate) fn bags(&self) -> Bags<'_> {
-        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.features).unwrap()
-    }
 }
 
 /// What a step leaves outside the store: output and gradient of the weights, as bits.
@@ -76,16 +62,7 @@ impl Job {
     }
 
     pub(crate) fn table(&self, at: usize) -> TableSchema {
-        let (dim, row_count) = self.tables[at];
-        TableSchema {
-            name: format!("t{at}"),
-            row_count,
-            dim,
-            optimizer: self.optimizer,
-            state_init: 0.1,
-            init: InitSpec::Uniform { low: -0.5, high: 0.5 },
-            seed: self.seed + at as u64,
-        }
+        trained_table(at, self.tables[at], self.optimizer, self.seed + at as u64)
     }
 
     pub(crate) fn schema(&self) -> Schema {
@@ -107,23 +84,9 @@ impl Job {
     pub(crate) fn batch(&self, step: u64) -> Batch {
         let seed = self.seed ^ ((step % self.batches) << 20) ^ self.day << 40;
         let mut rng = SplitMix64::new(seed);
-        let (mut indices, mut offsets) = (Vec::new(), vec![0]);
-        for &(table, _) in &self.features {
-            let rows = self.tables[table].1;
-            for _ in 0..self.batch_size {
-                for _ in 0..rng.below(6) {
-                    let span = if rng.below(3) == 0 { rows } else { (rows / 20).max(1) };
-                    indices.push(rng.below(span) as i64);
-                }
-                offsets.push(indices.len() as i64);
-            }
-        }
-        let weights = self
-            .seed
-            .is_multiple_of(2)
-            .then(|| indices.iter().map(|_| rng.unit_f64() as f32 * 2.0 - 1.0).collect());
-        let weights = weights.filter(|_| self.features[0].1 != Pooling::None);
-        Batch { indices, offsets, weights, features: self.features.len() }
+        let row_counts = self.features.iter().map(|&(table, _)| self.tables[table].1);
+        let is_weighted = self.seed.is_multiple_of(2) && self.features[0].1 != Pooling::None;
+        Batch::draw(&mut rng, row_counts, self.batch_size, is_weighted)
     }
 
     pub(crate) fn shape(&self) -> PlanShape {

@@ -8,10 +8,12 @@ use tierbed::update::Grads;
 use tierbed::Backend;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
-use tierbed_core::{Bags, InitSpec, OptimizerKind, Result, TableId, TableSchema};
+use tierbed_core::{OptimizerKind, Result, TableId, TableSchema};
 use tierbed_io::Folder;
 use tierbed_kernels::{FeaturePlan, Hyper, Pooling};
 use tierbed_orders::{Answer, Order, OrderConfig, PlanRequest, ShardedEngine};
+use tierbed_sim::batch::trained_table;
+pub(crate) use tierbed_sim::batch::Batch;
 
 /// Tables, features and batches.
 pub(crate) struct Run {
@@ -25,21 +27,6 @@ pub(crate) struct Run {
     pub(crate) batches: u64,
     pub(crate) is_weighted: bool,
     pub(crate) budget_bytes: u64,
-}
-
-/// One batch.
-pub(crate) struct Batch {
-    indices: Vec<i64>,
-    offsets: Vec<i64>,
-    weights: Option<Vec<f32>>,
-    feature_count: usize,
-}
-
-impl Batch {
-    pub(crate) fn bags(&self) -> Bags<'_> {
-        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.feature_count)
-            .unwrap()
-    }
 }
 
 impl Run {
@@ -76,35 +63,13 @@ impl Run {
     }
 
     fn table(&self, at: usize) -> TableSchema {
-        let (dim, row_count) = self.tables[at];
-        TableSchema {
-            name: format!("t{at}"),
-            row_count,
-            dim,
-            optimizer: self.optimizer,
-            state_init: 0.1,
-            init: InitSpec::Uniform { low: -0.5, high: 0.5 },
-            seed: 7,
-        }
+        trained_table(at, self.tables[at], self.optimizer, 7)
     }
 
     pub(crate) fn batch(&self, step: u64) -> Batch {
         let mut rng = SplitMix64::new(step % self.batches);
-        let (mut indices, mut offsets) = (Vec::new(), vec![0]);
-        for &(table, _) in &self.features {
-            let row_count = self.tables[table as usize].1;
-            for _ in 0..self.samples {
-                for _ in 0..rng.below(4) {
-                    // Most uses are of few rows.
-                    let bound = if rng.below(2) == 0 { row_count } else { row_count / 20 + 1 };
-                    indices.push(rng.below(bound) as i64);
-                }
-                offsets.push(indices.len() as i64);
-            }
-        }
-        let weight = |at| 0.5 + (at % 7) as f32 / 8.0;
-        let weights = self.is_weighted.then(|| (0..indices.len()).map(weight).collect());
-        Batch { indices, offsets, weights, feature_count: self.features.len() }
+        let row_counts = self.features.iter().map(|&(table, _)| self.tables[table as usize].1);
+        Batch::draw(&mut rng, row_counts, self.samples, self.is_weighted)
     }
 
     pub(crate) fn config(&self, order: Order, shards: Option<u32>) -> OrderConfig {

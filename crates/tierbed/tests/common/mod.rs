@@ -5,7 +5,9 @@
 use tierbed::update::Grads;
 use tierbed::{Engine, EngineConfig, FeaturePlan, Hyper, Pooling};
 use tierbed_core::env::SplitMix64;
-use tierbed_core::{Bags, InitSpec, OptimizerKind, Result, TableId, TableSchema};
+use tierbed_core::{OptimizerKind, Result, TableId, TableSchema};
+use tierbed_sim::batch::trained_table;
+pub(crate) use tierbed_sim::batch::Batch;
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
 #[derive(Debug, Clone)]
@@ -16,20 +18,6 @@ pub(crate) struct Job {
     pub(crate) features: Vec<(usize, Pooling)>,
     pub(crate) batch_size: usize,
     pub(crate) is_weighted: bool,
-}
-
-/// One batch, owned.
-pub(crate) struct Batch {
-    pub(crate) indices: Vec<i64>,
-    pub(crate) offsets: Vec<i64>,
-    pub(crate) weights: Option<Vec<f32>>,
-    pub(crate) features: usize,
-}
-
-impl Batch {
-    pub(crate) fn bags(&self) -> Bags<'_> {
-        Bags::new(&self.indices, &self.offsets, self.weights.as_deref(), self.features).unwrap()
-    }
 }
 
 impl Job {
@@ -60,16 +48,7 @@ impl Job {
     }
 
     pub(crate) fn table(&self, at: usize) -> TableSchema {
-        let (dim, row_count) = self.tables[at];
-        TableSchema {
-            name: format!("t{at}"),
-            row_count,
-            dim,
-            optimizer: self.optimizer,
-            state_init: 0.1,
-            init: InitSpec::Uniform { low: -0.5, high: 0.5 },
-            seed: self.seed + at as u64,
-        }
+        trained_table(at, self.tables[at], self.optimizer, self.seed + at as u64)
     }
 
     pub(crate) fn set_up(&self, engine: &mut Engine) -> Result<FeaturePlan> {
@@ -90,21 +69,8 @@ impl Job {
     /// The batch of step `step`: skewed ids, duplicates, empty bags.
     pub(crate) fn batch(&self, step: u64) -> Batch {
         let mut rng = SplitMix64::new(self.seed ^ (step << 20));
-        let (mut indices, mut offsets) = (Vec::new(), vec![0]);
-        for &(table, _) in &self.features {
-            let rows = self.tables[table].1;
-            for _ in 0..self.batch_size {
-                for _ in 0..rng.below(6) {
-                    let span = if rng.below(3) == 0 { rows } else { (rows / 20).max(1) };
-                    indices.push(rng.below(span) as i64);
-                }
-                offsets.push(indices.len() as i64);
-            }
-        }
-        let weights = self
-            .is_weighted
-            .then(|| indices.iter().map(|_| rng.unit_f64() as f32 * 2.0 - 1.0).collect());
-        Batch { indices, offsets, weights, features: self.features.len() }
+        let row_counts = self.features.iter().map(|&(table, _)| self.tables[table].1);
+        Batch::draw(&mut rng, row_counts, self.batch_size, self.is_weighted)
     }
 
     /// Runs step `step`; returns the output and the gradient of the weights.
