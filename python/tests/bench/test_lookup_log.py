@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tierbed.bench import LogOptions, run_lookup_log
+from tierbed.bench import LogOptions, lookup_log, run_lookup_log
 from tierbed.bench.lookup_log import quick
 from tierbed.cli import main
 
@@ -24,6 +24,22 @@ def log(tmp_path: Path) -> Path:
     path = tmp_path / "queries.txt"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def test_a_snapshot_is_asked_when_the_device_is_itself_again(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = [90.0, 5.0, 40.0, 80.0, 1.0]
+    bench = lookup_log._Bench(LogOptions(log=log), tmp_path)
+    monkeypatch.setattr(bench, "_raw", lambda path: {"reads_per_s": speeds.pop(0)})
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    bench._settle(tmp_path)
+    assert speeds == [5.0, 40.0, 80.0, 1.0]
+    bench._settle(tmp_path)
+    assert speeds == [1.0]
+    # One that never comes back is asked all the same, after a while.
+    monkeypatch.setattr(lookup_log, "SETTLE_SECONDS_MAX", 0.0)
+    assert bench._settle(tmp_path) > 0.0
 
 
 def test_fewer_pages_are_read_where_rows_were_placed(log: Path, tmp_path: Path) -> None:

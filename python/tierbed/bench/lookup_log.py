@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ SATURATING_BATCH = 32
 SELECTED_CALLS = 20_000
 #: Warming up takes this part of a measurement's time; a map begins empty and needs longer.
 WARM_SHARE, MAP_WARM_SHARE = 0.3, 4.0
+#: A snapshot is asked once the device reads at this share of its best, or has been waited for.
+SETTLED_SHARE, SETTLE_SECONDS_MAX = 0.7, 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,7 @@ class _Bench:
         self.folder = folder
         self.placed: Row = {}
         self.clones = 1
+        self.reads_per_s_best = 0.0
 
     def measure(self) -> list[Row]:
         """Returns a row for each placement, cache and way of reading."""
@@ -203,7 +207,7 @@ class _Bench:
         )
         named = {key: one[key] for key in ("method", "ratio")}
         named |= {"built_for_cache": one["cache_share"], "pages_bytes": written["pages_bytes"]}
-        named["write_s"] = written["write_s"]
+        named |= {"write_s": written["write_s"], "settle_s": self._settle(path)}
         rows = []
         for share in self._caches(one):
             row = self._ask(path, cache_share=share)
@@ -220,6 +224,21 @@ class _Bench:
             file.unlink()
         path.rmdir()
         return rows
+
+    def _settle(self, path: Path) -> float:
+        """Waits until the device reads about as fast as it did; returns how long, in seconds.
+
+        A device may go on discarding the snapshot deleted before for a minute and more.
+        """
+        began = time.monotonic()
+        while True:
+            reads_per_s = float(self._raw(path)["reads_per_s"])
+            self.reads_per_s_best = max(self.reads_per_s_best, reads_per_s)
+            waited = time.monotonic() - began
+            is_settled = reads_per_s >= SETTLED_SHARE * self.reads_per_s_best
+            if is_settled or waited > SETTLE_SECONDS_MAX:
+                return waited
+            time.sleep(1.0)
 
     def _saturated(self, path: Path) -> list[Row]:
         """Calls of many queries, and the device alone before and after."""
