@@ -24,11 +24,17 @@ const STEP: u32 = 1 << DISTANCE_AT;
 const VALUES_MAX: u32 = STEP;
 /// The last distance that an entry can tell.
 const LAST: u32 = u32::MAX << DISTANCE_AT;
+/// Entries looked at together.
+const LANES: usize = 8;
+/// Entries behind the last bucket: as far as an entry can be from home, and a look from there.
+const TAIL: usize = (LAST >> DISTANCE_AT) as usize + LANES;
 
 /// A multiset of small numbers found by hash; the caller compares keys.
 #[derive(Debug, Clone, Default)]
 pub struct RobinHoodIndex {
+    /// Buckets, and behind them room for entries whose home is one of the last.
     entries: Box<[u32]>,
+    bucket_count: usize,
     /// Bits of a value; the bits between it and the distance are of the hash.
     value_bits: u32,
     /// The farthest that an entry has ever been from home.
@@ -44,8 +50,11 @@ impl RobinHoodIndex {
     #[must_use]
     pub fn with_capacity(capacity: usize, value_count: u32) -> Self {
         assert!(value_count <= VALUES_MAX, "values of an index have 26 bits");
+        let bucket_count = Self::buckets(capacity);
+        let tail = if bucket_count == 0 { 0 } else { TAIL };
         Self {
-            entries: vec![0; Self::buckets(capacity)].into_boxed_slice(),
+            entries: vec![0; bucket_count + tail].into_boxed_slice(),
+            bucket_count,
             value_bits: u32::BITS - value_count.saturating_sub(1).leading_zeros(),
             farthest: 0,
             len: 0,
@@ -53,18 +62,14 @@ impl RobinHoodIndex {
     }
 
     fn buckets(capacity: usize) -> usize {
-        if capacity == 0 {
-            0
-        } else {
-            // One bucket more, so that a search always meets an empty one.
-            (capacity * 100).div_ceil(LOAD_PERCENT) + 1
-        }
+        (capacity * 100).div_ceil(LOAD_PERCENT)
     }
 
     /// Returns the bytes of an index with room for `capacity` values.
     #[must_use]
     pub fn bytes_for(capacity: usize) -> usize {
-        Self::buckets(capacity) * size_of::<u32>()
+        let tail = if capacity == 0 { 0 } else { TAIL };
+        (Self::buckets(capacity) + tail) * size_of::<u32>()
     }
 
     /// Returns the values held.
@@ -82,7 +87,7 @@ impl RobinHoodIndex {
     /// Returns the values there is room for.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.entries.len().saturating_sub(1) * LOAD_PERCENT / 100
+        self.bucket_count * LOAD_PERCENT / 100
     }
 
     /// Returns the bytes it takes.
@@ -113,77 +118,97 @@ impl RobinHoodIndex {
             return None;
         }
         let values = (1 << self.value_bits) - 1;
-        let mut at = self.home(hash);
-        let mut wanted = self.first_entry(hash);
+        let (mut at, mut wanted) = (self.home(hash), self.first_entry(hash));
         loop {
-            let found = self.entries[at];
-            if (found ^ wanted) <= values && is_it(found & values) {
-                return Some((at, found & values));
+            let farther = |lane: u32| wanted.wrapping_add(lane * STEP);
+            let mut alike = self.lanes(at, |lane, found| (found ^ farther(lane)) <= values);
+            // Nothing is farther than the last distance: there the bound is above all entries.
+            let bound = |lane: u32| distance(farther(lane)).wrapping_sub(1);
+            let mut poorer = self.lanes(at, |lane, found| found <= bound(lane));
+            // Behind an entry nearer to its home than the search there is nothing of this hash.
+            poorer |= 1 << LANES;
+            alike &= (1 << poorer.trailing_zeros()) - 1;
+            while alike != 0 {
+                let place = at + alike.trailing_zeros() as usize;
+                let value = self.entries[place] & values;
+                if is_it(value) {
+                    return Some((place, value));
+                }
+                alike &= alike - 1;
             }
-            if found < distance(wanted) || distance(wanted) == LAST {
+            if poorer != 1 << LANES || distance(wanted) >= LAST - LANES as u32 * STEP {
                 return None;
             }
-            at = self.next(at);
-            wanted += STEP;
+            at += LANES;
+            wanted += LANES as u32 * STEP;
+        }
+    }
+
+    /// A bit for each of the entries from `at` on for which `test` holds; `test` is told how far
+    /// behind `at` the entry is.
+    #[inline]
+    fn lanes(&self, at: usize, test: impl Fn(u32, u32) -> bool) -> u32 {
+        let some = &self.entries[at..at + LANES];
+        (0..).zip(some).fold(0, |bits, (lane, &found)| bits | u32::from(test(lane, found)) << lane)
+    }
+
+    /// The first entry from `at` on that is below `bound`.
+    #[inline]
+    fn first_below(&self, mut at: usize, bound: u32) -> usize {
+        loop {
+            let below = self.lanes(at, |_, found| found < bound);
+            if below != 0 {
+                return at + below.trailing_zeros() as usize;
+            }
+            at += LANES;
         }
     }
 
     /// Adds `value`, for which there must be room, under `hash`. Tells whether it could: some
     /// 60 values of one home are too many.
+    ///
+    /// # Panics
+    /// When the index is full.
     #[must_use]
     pub fn insert(&mut self, hash: u64, value: u32) -> bool {
-        assert!(self.len < self.entries.len().saturating_sub(1), "robin-hood index is full");
+        assert!(self.len < self.bucket_count, "robin-hood index is full");
         debug_assert!(value >> self.value_bits == 0, "value {value} is out of range");
         let (mut at, mut entry) = (self.home(hash), self.first_entry(hash) | value);
-        // An insertion moves every entry by one bucket at most.
-        if self.farthest == LAST && !self.has_way(at, entry) {
-            return false;
-        }
-        loop {
-            let found = self.entries[at];
-            if found < distance(entry) {
-                self.entries[at] = entry;
-                self.farthest = self.farthest.max(distance(entry));
-                if found == 0 {
-                    self.len += 1;
-                    return true;
-                }
-                entry = found;
-            }
-            at = self.next(at);
-            entry += STEP;
-        }
-    }
-
-    /// Tells whether an insertion from `at` ends before an entry gets too far from home.
-    fn has_way(&self, mut at: usize, mut entry: u32) -> bool {
-        loop {
-            let found = self.entries[at];
-            if found == 0 {
-                return true;
-            }
-            let poorer = distance(entry).min(distance(found));
-            if poorer == LAST {
+        while self.entries[at] >= distance(entry) {
+            if distance(entry) == LAST {
                 return false;
             }
-            entry = poorer + STEP;
-            at = self.next(at);
+            at += 1;
+            entry += STEP;
         }
+        // All entries from here to the next empty bucket move by one.
+        let end = self.first_below(at, 1);
+        let moving = &mut self.entries[at..=end];
+        let is_last = |entry: &u32| distance(*entry) == LAST;
+        if self.farthest >= LAST - STEP && moving.iter().any(is_last) {
+            return false;
+        }
+        let mut farthest = distance(entry);
+        for place in (1..moving.len()).rev() {
+            moving[place] = moving[place - 1] + STEP;
+            farthest = farthest.max(distance(moving[place]));
+        }
+        moving[0] = entry;
+        self.farthest = self.farthest.max(farthest);
+        self.len += 1;
+        true
     }
 
     /// Removes `value` of `hash`; tells whether it was there.
     pub fn remove(&mut self, hash: u64, value: u32) -> bool {
-        let Some((mut at, _)) = self.position(hash, |held| held == value) else { return false };
-        loop {
-            let next = self.next(at);
-            let follower = self.entries[next];
-            if follower < 2 * STEP {
-                break;
-            }
-            self.entries[at] = follower - STEP;
-            at = next;
+        let Some((at, _)) = self.position(hash, |held| held == value) else { return false };
+        // Those behind it that are not at home move back.
+        let end = self.first_below(at + 1, 2 * STEP);
+        let moving = &mut self.entries[at..end];
+        for place in 1..moving.len() {
+            moving[place - 1] = moving[place] - STEP;
         }
-        self.entries[at] = 0;
+        self.entries[end - 1] = 0;
         self.len -= 1;
         true
     }
@@ -197,16 +222,7 @@ impl RobinHoodIndex {
     /// The bucket a hash belongs to: its low half, scaled. Shards are chosen by higher bits.
     #[inline]
     fn home(&self, hash: u64) -> usize {
-        (((hash & 0xFFFF_FFFF) * self.entries.len() as u64) >> 32) as usize
-    }
-
-    #[inline]
-    fn next(&self, at: usize) -> usize {
-        if at + 1 == self.entries.len() {
-            0
-        } else {
-            at + 1
-        }
+        (((hash & 0xFFFF_FFFF) * self.bucket_count as u64) >> 32) as usize
     }
 
     /// What an entry of `hash` says at home, without its value.

@@ -134,7 +134,7 @@ impl Layout {
         }
         self.slab_count = least as u32;
         if least > 0 {
-            self.policy_bytes = self.classes.len() as u64 * policy.bytes_fixed() as u64;
+            self.policy_bytes = self.policy_bytes_with(least, policy);
         }
         self.rows_max = self.rows_in(least);
     }
@@ -143,7 +143,15 @@ impl Layout {
         slab_count * (self.slab_bytes + self.table_bytes_per_slab(policy))
             + index_bytes(self.rows_in(slab_count))
             + ScoreTable::bytes_for(self.score_count(self.rows_in(slab_count)))
-            + self.classes.len() as u64 * policy.bytes_fixed() as u64
+            + self.policy_bytes_with(slab_count, policy)
+    }
+
+    /// Bytes the policies keep beside those of each slot: any class may have all slabs.
+    fn policy_bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
+        let slots = self.classes.iter().map(|class| slab_count * u64::from(class.slots_per_slab));
+        slots
+            .map(|slots| policy.bytes_fixed(usize::try_from(slots).unwrap_or(usize::MAX)) as u64)
+            .sum()
     }
 
     fn rows_in(&self, slab_count: u64) -> u64 {

@@ -1,32 +1,50 @@
-//! Which policy suits this traffic? Seven shadows are told of every group; the rows here are those
-//! of the shadow that has done best lately.
+//! Which way of counting uses suits this traffic? Several rules are tried on a sample of the rows;
+//! the rows here are kept by the one that has done best lately.
 //!
 //! ```text
-//! group ─▶ every shadow: hits, perfect hits ─▶ standing of each, end of epoch: who leads?
-//!      └─▶ rows here:  kept     in the leader's shadow
-//!                      strays   no longer there: they leave first, and are hits until then
+//! group ─▶ own scores, by the leader's rule: who is here
+//!      └─▶ rows in the sample ─▶ a shadow per rule: hits, perfect hits ─▶ standing, end of epoch:
+//!                                                                        who leads?
 //! ```
 //!
-//! Shadows hold fingerprints and no rows, but as many slots as there are here, so this policy
-//! takes some hundred bytes per row: for rows of a few hundred bytes it is cheaper to replay a
-//! log and to choose.
+//! The rules are those of [`GroupFrequency`]: from one that forgets within a turnover, which is as
+//! good as recency, to one that hardly forgets, and from one that counts uses to one that cares for
+//! nearly complete groups alone. They differ in what a use adds and in how scores fade, not in what
+//! a score is. A new leader finds the cache warm: rows in the sample take over the scores it gave
+//! them, the others keep theirs, all halved until both are alike.
+//!
+//! A shadow has at most [`SAMPLE_SLOTS`] slots: in a small cache all rows are in the sample, in a
+//! large one a half, a quarter, and so on. Rows outside it are, for all shadows, as they are in the
+//! cache; what shadows are judged by is what the rows in the sample would change.
 
-use super::car::TwoClocks;
-use super::ev_car::BestGroup;
-use super::list::List;
-use super::shadow::{fingerprint, index_hash, Shadow};
-use super::slots::{SlotMap, Slots};
-use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, Lru, S3Fifo};
-use crate::index::RobinHoodIndex;
+use super::shadow::{fingerprint, SampledGroup, Shadow};
+use super::slots::SlotMap;
+use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, MissWeight};
 
 /// Groups of an epoch.
-const EPOCH_GROUPS: u32 = 500;
+const EPOCH_GROUPS: u32 = 100;
 /// What a standing keeps from one epoch to the next.
-const DECAY: f64 = 0.6;
-/// Another shadow leads when its standing is this much better.
-const LEAD: f64 = 1.01;
+const DECAY: f64 = 0.95;
+/// Another shadow leads when it is better by this part of its standing.
+const LEAD: f64 = 0.005;
 /// A row that is a hit counts as this part of a row of a perfect hit.
 const HIT_SHARE: f64 = 1.0 / 8.0;
+/// Most slots of a shadow.
+const SAMPLE_SLOTS: usize = 4096;
+
+/// The rules that are tried; the first leads until something is known.
+const RULES: [CreditRule; 10] = [
+    CreditRule::STEADY,
+    CreditRule::STEEP,
+    CreditRule::fine(MissWeight::Tenths(15), 2000),
+    CreditRule::DRIFTING,
+    CreditRule::FAST,
+    CreditRule::fine(MissWeight::Tenths(10), 10),
+    CreditRule::fine(MissWeight::Tenths(0), 1000),
+    CreditRule::coarse(200),
+    CreditRule::coarse(70),
+    CreditRule::coarse(10),
+];
 
 #[derive(Debug)]
 struct Runner {
@@ -40,89 +58,47 @@ struct Runner {
 /// Follows the best of its shadows.
 #[derive(Debug)]
 pub struct Auto {
+    own: GroupFrequency,
     runners: Vec<Runner>,
     leader: usize,
     groups: u32,
-    /// Whether the row is a stray.
-    slots: Slots<bool>,
+    /// A row is in the sample when these bits of its fingerprint are 0.
+    sample_mask: u32,
+    /// Fingerprint of the row in each slot.
     fingerprints: SlotMap<u32>,
-    index: RobinHoodIndex,
-    kept: List,
-    strays: List,
-    /// Slots of each slab.
-    slabs: Vec<u32>,
+    /// Fingerprints of the present group's rows in the sample.
+    sampled: Vec<u32>,
+    row_count: u32,
+    /// Rows of the present group that were missing, and those of them in the sample.
+    missing: u32,
+    missing_sampled: u32,
 }
 
 impl Default for Auto {
     fn default() -> Self {
-        let by_score = |rule| Shadow::new(Box::new(GroupFrequency::new(rule)), true);
-        let shadows = [
-            by_score(CreditRule::STEADY),
-            by_score(CreditRule::DRIFTING),
-            by_score(CreditRule::FAST),
-            by_score(CreditRule::STEEP),
-            Shadow::new(Box::new(S3Fifo::default()), false),
-            Shadow::new(Box::new(TwoClocks::<BestGroup>::default()), false),
-            Shadow::new(Box::new(Lru::default()), false),
-        ];
-        let runners = shadows.map(|shadow| Runner { shadow, points: 0.0, standing: 0.0 });
+        let runner = |rule| Runner { shadow: Shadow::new(rule), points: 0.0, standing: 0.0 };
         Self {
-            runners: runners.into(),
+            own: GroupFrequency::new(CreditRule::STEADY),
+            runners: RULES.map(runner).into(),
             leader: 0,
             groups: 0,
-            slots: Slots::default(),
+            sample_mask: 0,
             fingerprints: SlotMap::default(),
-            index: RobinHoodIndex::default(),
-            kept: List::default(),
-            strays: List::default(),
-            slabs: Vec::new(),
+            sampled: Vec::new(),
+            row_count: 0,
+            missing: 0,
+            missing_sampled: 0,
         }
     }
 }
 
+/// Bits of a fingerprint that say who is in the sample.
+fn sample_bits(slot_count: usize) -> u32 {
+    slot_count.div_ceil(SAMPLE_SLOTS).next_power_of_two().ilog2()
+}
+
 impl Auto {
-    /// Moves the row of `slot` to the list it belongs to now.
-    fn file(&mut self, slot: u32, is_stray: bool) {
-        let was_stray = self.slots.state(slot);
-        if was_stray == is_stray {
-            return;
-        }
-        let links = &mut self.slots.links;
-        let (from, to) = if is_stray {
-            (&mut self.kept, &mut self.strays)
-        } else {
-            (&mut self.strays, &mut self.kept)
-        };
-        from.remove(links, slot);
-        to.push_newest(links, slot);
-        self.slots.set_state(slot, is_stray);
-    }
-
-    fn slot_of(&self, row: u32) -> Option<u32> {
-        self.index.find(index_hash(row), |slot| self.fingerprints.get(slot) == row)
-    }
-
-    fn leader_holds(&self, row: u32) -> bool {
-        let hash = u64::from(row) << 32;
-        self.runners.get(self.leader).is_some_and(|runner| runner.shadow.holds(hash))
-    }
-
-    /// Makes strays of the rows that have left the leader's shadow.
-    fn follow(&mut self) {
-        let Some(runner) = self.runners.get_mut(self.leader) else { return };
-        let left = runner.shadow.take_left();
-        for &row in &left {
-            if let Some(slot) = self.slot_of(row) {
-                let is_stray = !self.leader_holds(row);
-                self.file(slot, is_stray);
-            }
-        }
-        if let Some(runner) = self.runners.get_mut(self.leader) {
-            runner.shadow.give_back(left);
-        }
-    }
-
-    /// Compares standings; rows that the new leader does not hold become strays.
+    /// Compares standings; the rows here follow the new leader.
     fn end_epoch(&mut self) {
         self.groups = 0;
         for runner in &mut self.runners {
@@ -130,23 +106,24 @@ impl Auto {
         }
         let standing = |at: usize| self.runners.get(at).map_or(0.0, |runner| runner.standing);
         let best = (0..self.runners.len()).max_by(|&a, &b| standing(a).total_cmp(&standing(b)));
-        let Some(best) = best.filter(|&best| standing(best) > standing(self.leader) * LEAD) else {
-            return;
-        };
-        self.leader = best;
-        let held: Vec<u32> = self.dump();
-        for slot in held {
-            let is_stray = !self.leader_holds(self.fingerprints.get(slot));
-            self.file(slot, is_stray);
+        let lead = 1.0 + LEAD;
+        if let Some(best) = best.filter(|&best| standing(best) > standing(self.leader) * lead) {
+            self.leader = best;
+            self.follow();
+        }
+        if let Some(leader) = self.runners.get(self.leader) {
+            self.own.weigh_as(leader.shadow.policy());
         }
     }
 
-    fn refit_index(&mut self) {
-        self.index =
-            RobinHoodIndex::with_capacity(self.slots.count(), self.fingerprints.slots_end());
-        for slot in self.dump() {
-            let _ = self.index.insert(index_hash(self.fingerprints.get(slot)), slot);
-        }
+    /// Takes rule and scores of the leader over.
+    fn follow(&mut self) {
+        let Some(leader) = self.runners.get(self.leader) else { return };
+        let (fingerprints, mask) = (&self.fingerprints, self.sample_mask);
+        self.own.follow(leader.shadow.policy(), |slot| {
+            let row = fingerprints.get(slot);
+            (row & mask == 0).then(|| leader.shadow.score(row))
+        });
     }
 }
 
@@ -156,132 +133,160 @@ impl EvictionPolicy for Auto {
     }
 
     fn bytes_per_slot(&self) -> usize {
-        let shadows: usize = self.runners.iter().map(|r| r.shadow.bytes_per_slot()).sum();
-        // A fingerprint and a place in the index.
-        Slots::<bool>::BYTES_PER_SLOT + 4 + 5 + shadows
+        self.own.bytes_per_slot() + size_of::<u32>()
     }
 
     fn bytes_per_slab(&self) -> usize {
-        let shadows: usize = self.runners.iter().map(|r| r.shadow.bytes_per_slab()).sum();
-        Slots::<bool>::BYTES_PER_SLAB + SlotMap::<u32>::BYTES_PER_SLAB + 4 + shadows
+        self.own.bytes_per_slab() + SlotMap::<u32>::BYTES_PER_SLAB
     }
 
-    fn bytes_fixed(&self) -> usize {
-        self.runners.iter().map(|runner| runner.shadow.bytes_fixed()).sum()
+    fn bytes_fixed(&self, slot_count: usize) -> usize {
+        let sampled = slot_count.min(SAMPLE_SLOTS);
+        let shadow = self.own.bytes_fixed(sampled) + sampled * Shadow::BYTES_PER_SLOT;
+        self.own.bytes_fixed(slot_count) + self.runners.len() * shadow
     }
 
     fn add_slab(&mut self, slab: u32, slot_count: u32) {
-        self.slots.add_slab(slab, slot_count);
+        self.own.add_slab(slab, slot_count);
         self.fingerprints.add_slab(slab, slot_count);
-        self.slabs.resize(self.slabs.len().max(slab as usize + 1), 0);
-        if let Some(slots) = self.slabs.get_mut(slab as usize) {
-            *slots = slot_count;
-        }
-        self.runners.iter_mut().for_each(|runner| runner.shadow.add_slab(slab, slot_count));
-        self.refit_index();
+        self.slots_changed();
     }
 
     fn drop_slab(&mut self, slab: u32) {
-        let slot_count = self.slabs.get(slab as usize).copied().unwrap_or(0);
-        self.runners.iter_mut().for_each(|runner| runner.shadow.drop_slab(slab, slot_count));
-        self.slots.drop_slab(slab);
+        self.own.drop_slab(slab);
         self.fingerprints.drop_slab(slab);
-        self.refit_index();
-        for slot in self.dump() {
-            let is_stray = !self.leader_holds(self.fingerprints.get(slot));
-            self.file(slot, is_stray);
+        self.slots_changed();
+    }
+
+    fn slots_changed(&mut self) {
+        let slot_count = self.own.slot_count();
+        let bits = sample_bits(slot_count);
+        let mask = (1 << bits) - 1;
+        if mask != self.sample_mask {
+            self.sample_mask = mask;
+            for (runner, rule) in self.runners.iter_mut().zip(RULES) {
+                runner.shadow = Shadow::new(rule);
+            }
+        }
+        for runner in &mut self.runners {
+            runner.shadow.resize((slot_count >> bits) as u32);
         }
     }
 
     fn begin_group(&mut self, group: &Group<'_>) {
-        let row_count = group.hashes.len();
-        for runner in &mut self.runners {
-            let hit_count = runner.shadow.ask(group.hashes);
-            let perfect = if hit_count == row_count { row_count as f64 } else { 0.0 };
-            runner.points += perfect + HIT_SHARE * hit_count as f64;
-        }
-        self.follow();
+        self.own.begin_group(group);
+        self.row_count = group.row_count;
+        (self.missing, self.missing_sampled) = (group.miss_count(), 0);
+        self.sampled.clear();
+        let mask = self.sample_mask;
+        let rows = group.hashes.iter().map(|&hash| fingerprint(hash));
+        self.sampled.extend(rows.filter(|row| row & mask == 0));
+    }
+
+    fn end_group(&mut self) {
+        self.own.end_group();
         self.groups += 1;
+        let outside = self.row_count.saturating_sub(self.sampled.len() as u32);
+        let missing_outside = self.missing.saturating_sub(self.missing_sampled).min(outside);
+        let group =
+            SampledGroup { rows: &self.sampled, row_count: self.row_count, missing_outside };
+        let sampled = f64::from(self.row_count - outside.min(self.row_count));
+        for runner in self.runners.iter_mut().filter(|_| !group.rows.is_empty()) {
+            let missing = runner.shadow.ask(&group);
+            let is_perfect = missing + missing_outside == 0;
+            let perfect = if is_perfect { f64::from(self.row_count) } else { 0.0 };
+            runner.points += perfect + HIT_SHARE * (sampled - f64::from(missing));
+        }
         if self.groups >= EPOCH_GROUPS {
             self.end_epoch();
         }
     }
 
     fn touch(&mut self, slot: u32) {
-        let is_stray = !self.leader_holds(self.fingerprints.get(slot));
-        self.file(slot, is_stray);
-        let links = &mut self.slots.links;
-        let list = if is_stray { &mut self.strays } else { &mut self.kept };
-        list.refresh(links, slot);
+        self.own.touch(slot);
     }
 
-    fn arrive(&mut self, hash: u64, score: u16, _is_full: bool) -> Arrival {
-        // Without slots the shadows hold nothing: the first row brings the first ones.
-        let is_admitted = self.slots.count() == 0 || self.leader_holds(fingerprint(hash));
-        Arrival { is_admitted, ..Arrival::admitted(score) }
+    fn arrive(&mut self, hash: u64, score: u16, is_full: bool) -> Arrival {
+        self.missing_sampled += u32::from(fingerprint(hash) & self.sample_mask == 0);
+        self.own.arrive(hash, score, is_full)
     }
 
-    fn insert(&mut self, slot: u32, hash: u64, _score: u16) {
-        let row = fingerprint(hash);
-        self.fingerprints.set(slot, row);
-        let _ = self.index.insert(index_hash(row), slot);
-        let is_stray = !self.leader_holds(row);
-        self.slots.set_state(slot, is_stray);
-        let list = if is_stray { &mut self.strays } else { &mut self.kept };
-        list.push_newest(&mut self.slots.links, slot);
+    fn insert(&mut self, slot: u32, hash: u64, score: u16) {
+        self.fingerprints.set(slot, fingerprint(hash));
+        self.own.insert(slot, hash, score);
+    }
+
+    fn rank(&self, score: u16) -> u16 {
+        self.own.rank(score)
     }
 
     fn victim(&mut self) -> Option<u32> {
-        self.strays.oldest().or(self.kept.oldest())
+        self.own.victim()
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        self.index.remove(index_hash(self.fingerprints.get(slot)), slot);
-        let is_stray = self.slots.state(slot);
-        let links = &mut self.slots.links;
-        let list = if is_stray { &mut self.strays } else { &mut self.kept };
-        list.remove(links, slot);
-        0
+        self.own.remove(slot)
     }
 
     fn dump(&self) -> Vec<u32> {
-        let links = &self.slots.links;
-        self.strays.iter(links).chain(self.kept.iter(links)).collect()
+        self.own.dump()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tierbed_core::env::mix64;
+    use tierbed_core::env::{mix64, SplitMix64};
 
     use super::*;
     use crate::{PolicyKind, ReplayCache};
 
-    fn ask(auto: &mut Auto, rows: &[u64]) {
+    /// Asks for rows that are all missing and come in while there is room.
+    fn ask(auto: &mut Auto, rows: &[u64], next_slot: &mut u32) {
         let hashes: Vec<u64> = rows.iter().map(|&row| mix64(row)).collect();
-        let row_count = rows.len() as u32;
-        auto.begin_group(&Group { hashes: &hashes, row_count, hit_count: 0 });
+        auto.begin_group(&Group { hashes: &hashes, row_count: rows.len() as u32, hit_count: 0 });
+        for &hash in &hashes {
+            let arrival = auto.arrive(hash, 0, false);
+            auto.insert(*next_slot, hash, arrival.score);
+            *next_slot += 1;
+        }
+        auto.end_group();
     }
 
     #[test]
-    fn rows_the_leader_gives_up_become_strays_and_leave_first() {
-        let mut auto = Auto { leader: 6, ..Auto::default() };
-        auto.add_slab(0, 3);
-        ask(&mut auto, &[0, 1, 2]);
-        for slot in 0..3 {
-            assert!(auto.arrive(mix64(u64::from(slot)), 0, false).is_admitted);
-            auto.insert(slot, mix64(u64::from(slot)), 0);
+    fn a_small_cache_is_all_sample_and_a_large_one_in_part() {
+        for (slot_count, sampled_in) in [(4096, 1), (4097, 2), (8192, 2), (60_000, 16)] {
+            let mut auto = Auto::default();
+            for (slab, first) in (0..slot_count).step_by(4096).enumerate() {
+                auto.add_slab(slab as u32, (slot_count - first).min(4096) as u32);
+            }
+            let mut next_slot = 0;
+            (0..2000).for_each(|group| ask(&mut auto, &[2 * group, 2 * group + 1], &mut next_slot));
+            for runner in &auto.runners {
+                let held = (0..4000).filter(|&row| runner.shadow.holds(fingerprint(mix64(row))));
+                let share = held.count() as f64 * f64::from(sampled_in) / 4000.0;
+                assert!((share - 1.0).abs() < 0.2, "{slot_count} {share}");
+            }
         }
-        // The shadow of LRU gives row 0 up for row 3.
-        ask(&mut auto, &[1, 3]);
-        auto.touch(1);
-        assert_eq!(auto.dump(), [0, 2, 1]);
-        assert_eq!((auto.strays.len(), auto.victim()), (1, Some(0)));
-        // Row 0 is asked for before it left: no stray any more, row 2 is one now.
-        ask(&mut auto, &[0]);
-        auto.touch(0);
-        assert_eq!(auto.dump(), [2, 1, 0]);
-        assert!(!auto.arrive(mix64(9), 0, true).is_admitted);
+    }
+
+    /// The new leader has seen row 0 used often, the cache's own scores say the contrary.
+    #[test]
+    fn a_new_leader_finds_its_scores_in_the_cache() {
+        let mut auto = Auto::default();
+        auto.add_slab(0, 3);
+        let mut next_slot = 0;
+        ask(&mut auto, &[0, 1, 2], &mut next_slot);
+        (0..18).for_each(|at| auto.touch(1 + at % 2));
+        assert_eq!(auto.dump(), [0, 1, 2]);
+        let rows = [0, 0, 2].map(|row| fingerprint(mix64(row)));
+        for row in rows {
+            let group = SampledGroup { rows: &[row], row_count: 1, missing_outside: 0 };
+            auto.runners[3].shadow.ask(&group);
+        }
+        auto.leader = 3;
+        auto.follow();
+        assert_eq!(auto.dump(), [1, 2, 0]);
+        assert_eq!(auto.own.rule(), RULES[3]);
     }
 
     /// First a stable favourite set with much noise, then a set that moves on: no fixed policy
@@ -289,7 +294,7 @@ mod tests {
     #[test]
     fn follows_what_does_best() {
         let mut cache = ReplayCache::new(PolicyKind::Auto, 40_000, 100).unwrap();
-        let mut rng = tierbed_core::env::SplitMix64::new(3);
+        let mut rng = SplitMix64::new(3);
         let mut drift = 0;
         let mut hits = [0, 0];
         for group in 0..24_000u32 {

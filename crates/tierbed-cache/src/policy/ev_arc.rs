@@ -103,7 +103,7 @@ impl EvictionPolicy for EvArc {
 
     keeps_slots!(State, Balance::BYTES);
 
-    fn bytes_fixed(&self) -> usize {
+    fn bytes_fixed(&self, _slot_count: usize) -> usize {
         Buckets::BYTES
     }
 

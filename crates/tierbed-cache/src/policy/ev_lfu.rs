@@ -88,7 +88,7 @@ impl EvictionPolicy for EvLfu {
 
     keeps_slots!(u16, 0);
 
-    fn bytes_fixed(&self) -> usize {
+    fn bytes_fixed(&self, _slot_count: usize) -> usize {
         Buckets::BYTES
     }
 

@@ -6,8 +6,9 @@
 //! Scores outlive the stay: they go with the record and come back with it on the next miss.
 //! From time to time all scores are halved, so that old favourites leave.
 //!
-//! Halving touches no row: the unit of credit doubles instead. A score is 16 bits of a float,
-//! eight of exponent, counted in halvings since the beginning, eight of mantissa:
+//! Halving touches no row: the unit of credit doubles instead, and on the way to it credits grow,
+//! so that of two rows used once in one period the later one has more. A score is 16 bits of a
+//! float, eight of exponent, counted in halvings since the beginning, eight of mantissa:
 //!
 //! ```text
 //! bit 15 ....... 8 7 ............ 0
@@ -20,11 +21,14 @@
 use tierbed_core::env::SplitMix64;
 
 use super::buckets::Buckets;
+use super::credit_rule::{CreditRule, MissWeight, Steps};
 use super::slots::{keeps_slots, Slots};
 use super::{Arrival, EvictionPolicy, Group};
 
 /// Groups with more misses get the credit of this many.
 const MISSES_MAX: usize = 256;
+/// Parts of a slot that [`CreditRule::halve_after`] counts.
+const TENTHS: u64 = 10;
 /// The exponent of 1.0 in an f32, and bits of an f32 mantissa that a score leaves out.
 const EXPONENT_OF_ONE: i32 = 127;
 const BITS_LEFT_OUT: u32 = 15;
@@ -42,44 +46,9 @@ const MEAN_STEP: f32 = 1.0 / 1024.0;
 const SCORE_MAX: f32 = 65_535.0;
 /// Scores below 2^-12 are ranked alike.
 const LOWEST_EXPONENT: i32 = EXPONENT_OF_ONE - 12;
-/// Ranks per doubling of the score.
+/// Ranks per doubling of the score, and doublings that have ranks.
 const RANKS_PER_OCTAVE: usize = 32;
-
-/// The exponent `a` of the credit `1 / m^a`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MissWeight {
-    /// So many tenths.
-    Tenths(u8),
-    /// By the rows that are missing per group on average, first uses counted half: `0.6` for
-    /// each, less `1.3`, from 0.4 to 1.8. Where most of a group is missing, few groups can be
-    /// completed, and rows of the others are worth little; where most is there, groups become
-    /// complete of themselves, and the count of uses is what saves reads.
-    ByMisses,
-}
-
-/// What a use is worth, and when worth is halved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CreditRule {
-    /// How credit falls with the rows that are missing.
-    pub weight: MissWeight,
-    /// All scores are halved each time so many rows per slot were asked for; 0: never.
-    pub halve_after: u16,
-}
-
-impl CreditRule {
-    /// Weighs by the misses of the log and forgets slowly.
-    pub const STEADY: Self = Self { weight: MissWeight::ByMisses, halve_after: 100 };
-    /// Weighs missing rows by `1 / m^1.5` and never forgets.
-    pub const FOR_EVER: Self = Self { weight: MissWeight::Tenths(15), halve_after: 0 };
-    /// Forgets within some turnovers of the cache.
-    pub const DRIFTING: Self = Self { weight: MissWeight::Tenths(10), halve_after: 20 };
-    /// Counts uses, those of rows outside too, and looks at no group: LFU with a full memory.
-    pub const PLAIN: Self = Self { weight: MissWeight::Tenths(0), halve_after: 0 };
-    /// Cares for nearly complete groups alone, and forgets very slowly.
-    pub const STEEP: Self = Self { weight: MissWeight::Tenths(30), halve_after: 1000 };
-    /// Forgets soon.
-    pub const FAST: Self = Self { weight: MissWeight::Tenths(10), halve_after: 5 };
-}
+const OCTAVES_MAX: f32 = 31.0;
 
 /// Slots by group-weighted frequency.
 #[derive(Debug, Clone)]
@@ -96,6 +65,8 @@ pub struct GroupFrequency {
     misses_mean: f32,
     /// First uses in the present group.
     first_uses: u32,
+    /// Rows of the whole group per row of it that this policy is told of.
+    told_of: f32,
     /// What a use of a row of the present group is worth.
     credit: f32,
     /// Halvings so far; wraps.
@@ -106,6 +77,9 @@ pub struct GroupFrequency {
 }
 
 impl GroupFrequency {
+    /// Bytes per slot.
+    pub(super) const BYTES_PER_SLOT: usize = Slots::<u16>::BYTES_PER_SLOT;
+
     /// Builds the policy with a rule for credit.
     #[must_use]
     pub fn new(rule: CreditRule) -> Self {
@@ -119,6 +93,7 @@ impl GroupFrequency {
             ranks: Buckets::default(),
             misses_mean: (power - POWER_AT_0) / POWER_PER_MISS,
             first_uses: 0,
+            told_of: 1.0,
             power,
             credits: credits(power),
             credit: 1.0,
@@ -126,6 +101,59 @@ impl GroupFrequency {
             asked: 0,
             rng: SplitMix64::new(0x7469_6572),
         }
+    }
+
+    /// Weighs missing rows as `other` does, which has the same rule.
+    pub(super) fn weigh_as(&mut self, other: &Self) {
+        self.misses_mean = other.misses_mean;
+        if self.power != other.power {
+            self.power = other.power;
+            self.credits.clone_from(&other.credits);
+        }
+    }
+
+    /// Goes on by the rule of `other`. When rows have lower scores there on average, all scores
+    /// here are halved until they are alike, so that old favourites do not block new ones; then
+    /// the rows whose slots have a `score` there take it over.
+    pub(super) fn follow(&mut self, other: &Self, score: impl Fn(u32) -> Option<u16>) {
+        self.rule = other.rule;
+        self.weigh_as(other);
+        let mean = |policy: &Self| policy.ranks.mean() / RANKS_PER_OCTAVE as f32;
+        let above = (mean(self) - mean(other)).round().clamp(0.0, OCTAVES_MAX);
+        if above > 0.0 && other.ranks.lowest().is_some() {
+            self.halve(above as u8);
+        }
+        let slots = self.dump();
+        self.ranks = Buckets::default();
+        for slot in slots {
+            let known = score(slot).map(|score| self.converted(score, other));
+            self.place(slot, known.unwrap_or(self.slots.state(slot)));
+        }
+    }
+
+    /// A score of `other`, as it is written here.
+    fn converted(&self, score: u16, other: &Self) -> u16 {
+        if other.value(score) == 0.0 {
+            return 0;
+        }
+        let halvings = u16::from(self.epoch.wrapping_sub(other.epoch));
+        score.wrapping_add(halvings << 8).max(1)
+    }
+
+    /// Returns the rule.
+    #[cfg(test)]
+    pub(super) fn rule(&self) -> CreditRule {
+        self.rule
+    }
+
+    /// Returns the score of the row in `slot`.
+    pub(super) fn score(&self, slot: u32) -> u16 {
+        self.slots.state(slot)
+    }
+
+    /// Returns the slots there are, occupied or not.
+    pub(super) fn slot_count(&self) -> usize {
+        self.slots.count()
     }
 
     /// Returns the score as a number of full credits of now.
@@ -162,7 +190,11 @@ impl GroupFrequency {
         if octave < 0 {
             return 0;
         }
-        (octave as u16) * RANKS_PER_OCTAVE as u16 + ((bits >> 18) & 0x1F) as u16
+        let step = match self.rule.steps {
+            Steps::Fine => ((bits >> 18) & 0x1F) as u16,
+            Steps::Coarse => 0,
+        };
+        (octave as u16) * RANKS_PER_OCTAVE as u16 + step
     }
 
     fn place(&mut self, slot: u32, score: u16) {
@@ -177,7 +209,7 @@ impl GroupFrequency {
             return;
         }
         // First uses are known when a group ends: those of the group before go in here.
-        let first_uses = std::mem::take(&mut self.first_uses) as f32;
+        let first_uses = std::mem::take(&mut self.first_uses) as f32 * self.told_of;
         let missing = misses as f32 - FIRST_USE_SHARE * first_uses;
         self.misses_mean += (missing - self.misses_mean) * MEAN_STEP;
         let (low, high) = POWER_RANGE;
@@ -188,14 +220,25 @@ impl GroupFrequency {
         }
     }
 
-    fn age(&mut self, row_count: usize) {
-        self.asked += row_count as u64;
+    /// Counts rows asked for. Returns what a credit has grown to since the last halving: up to
+    /// twice, so that scores fade evenly.
+    fn age(&mut self, row_count: usize) -> f32 {
         let period = u64::from(self.rule.halve_after) * self.slots.count() as u64;
-        if period > 0 && self.asked >= period {
-            self.asked = 0;
-            self.epoch = self.epoch.wrapping_add(1);
-            self.ranks.fall(&mut self.slots.links, RANKS_PER_OCTAVE);
+        if period == 0 {
+            return 1.0;
         }
+        self.asked += row_count as u64;
+        if TENTHS * self.asked >= period {
+            self.asked = 0;
+            self.halve(1);
+        }
+        1.0 + (TENTHS * self.asked) as f32 / period as f32
+    }
+
+    /// Halves all scores so many times.
+    fn halve(&mut self, times: u8) {
+        self.epoch = self.epoch.wrapping_add(times);
+        self.ranks.fall(&mut self.slots.links, usize::from(times) * RANKS_PER_OCTAVE);
     }
 }
 
@@ -217,15 +260,16 @@ impl EvictionPolicy for GroupFrequency {
 
     keeps_slots!(u16, 0);
 
-    fn bytes_fixed(&self) -> usize {
+    fn bytes_fixed(&self, _slot_count: usize) -> usize {
         Buckets::BYTES + size_of_val(&*self.credits)
     }
 
     fn begin_group(&mut self, group: &Group<'_>) {
         let misses = (group.miss_count() as usize).min(MISSES_MAX);
         self.weigh(misses);
-        self.credit = self.credits.get(misses).copied().unwrap_or(1.0);
-        self.age(group.hashes.len());
+        self.told_of = group.row_count as f32 / group.hashes.len().max(1) as f32;
+        let growth = self.age(group.hashes.len());
+        self.credit = growth * self.credits.get(misses).copied().unwrap_or(1.0);
     }
 
     fn touch(&mut self, slot: u32) {
@@ -234,7 +278,7 @@ impl EvictionPolicy for GroupFrequency {
         self.slots.set_state(slot, score);
         let (from, to) = (self.rank_of(old), self.rank_of(score));
         // Most uses of rows used often change nothing.
-        if from != to {
+        if from != to || self.rule.steps == Steps::Coarse {
             self.ranks.remove(&mut self.slots.links, slot, from);
             self.ranks.push(&mut self.slots.links, slot, to);
         }
@@ -278,7 +322,7 @@ mod tests {
 
     fn policy(exponent_tenths: u8, halve_after: u16, slot_count: u32) -> GroupFrequency {
         let weight = MissWeight::Tenths(exponent_tenths);
-        let mut policy = GroupFrequency::new(CreditRule { weight, halve_after });
+        let mut policy = GroupFrequency::new(CreditRule::fine(weight, halve_after));
         policy.add_slab(0, slot_count);
         policy
     }
@@ -324,7 +368,7 @@ mod tests {
 
     #[test]
     fn halving_lets_scores_of_any_place_fall_alike() {
-        let mut policy = policy(10, 2, 2);
+        let mut policy = policy(10, 20, 2);
         begin(&mut policy, 1, 1);
         policy.insert(0, 0, 0);
         (0..8).for_each(|_| policy.touch(0));
@@ -334,7 +378,8 @@ mod tests {
             begin(&mut policy, 4, 4);
         }
         assert_eq!(policy.epoch, 2);
-        assert_eq!((policy.value(outside), policy.value(policy.slots.state(0))), (2.0, 2.0));
+        // Eight credits of 1.25, a quarter of the way to the next halving, halved twice.
+        assert_eq!((policy.value(outside), policy.value(policy.slots.state(0))), (2.5, 2.5));
         assert_eq!(policy.dump(), [0]);
         assert_eq!(policy.remove(0), outside);
     }
@@ -342,7 +387,7 @@ mod tests {
     /// The exponent goes around: long after, an old score counts for nothing.
     #[test]
     fn scores_fade_over_two_hundred_halvings() {
-        let mut policy = policy(10, 1, 1);
+        let mut policy = policy(10, 10, 1);
         policy.insert(0, 0, 0);
         (0..100).for_each(|_| policy.touch(0));
         let score = policy.remove(0);
@@ -380,6 +425,52 @@ mod tests {
         };
         assert!((power_with(1) - 1.1).abs() < 0.06, "{}", power_with(1));
         assert!((power_with(0) - 0.4).abs() < 0.06, "{}", power_with(0));
+    }
+
+    #[test]
+    fn credits_grow_until_they_are_halved() {
+        let mut policy = policy(10, 80, 1);
+        policy.insert(0, 0, 0);
+        let grown: Vec<f32> = (0..8)
+            .map(|_| {
+                begin(&mut policy, 1, 1);
+                policy.credit
+            })
+            .collect();
+        assert_eq!(grown, [1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875, 1.0]);
+        assert_eq!(policy.epoch, 1);
+    }
+
+    /// With coarse steps rows of one doubling leave by recency.
+    #[test]
+    fn coarse_steps_leave_the_order_to_recency() {
+        let mut policy = GroupFrequency::new(CreditRule::coarse(0));
+        policy.add_slab(0, 3);
+        (0..3).for_each(|slot| policy.insert(slot, 0, 0));
+        for slot in [0, 0, 1, 1, 1, 2, 2, 0] {
+            begin(&mut policy, 1, 1);
+            policy.touch(slot);
+        }
+        assert_eq!(policy.dump(), [1, 2, 0]);
+    }
+
+    #[test]
+    fn scores_of_another_policy_are_read_in_its_own_time() {
+        let (mut own, mut other) = (policy(10, 0, 3), policy(20, 10, 1));
+        for slot in 0..3 {
+            own.insert(slot, 0, 0);
+            (0..64).for_each(|_| own.touch(slot));
+        }
+        other.insert(0, 0, 0);
+        (0..6).for_each(|_| other.touch(0));
+        begin(&mut other, 1, 1);
+        let score = other.slots.state(0);
+        assert_eq!(other.value(score), 3.0);
+        own.follow(&other, |slot| (slot == 1).then_some(score));
+        // The others were halved to about what rows have there, and leave in their order.
+        let values = [0, 1, 2].map(|slot| own.value(own.slots.state(slot)));
+        assert_eq!(values, [2.0, 3.0, 2.0]);
+        assert_eq!((own.dump(), own.power), (vec![0, 2, 1], 2.0));
     }
 
     #[test]

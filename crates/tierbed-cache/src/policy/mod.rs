@@ -17,6 +17,7 @@ mod auto;
 mod buckets;
 mod car;
 mod clock;
+mod credit_rule;
 mod ev_arc;
 mod ev_car;
 mod ev_lfu;
@@ -38,10 +39,11 @@ pub use arc::Arc;
 pub use auto::Auto;
 pub use car::{Car, MarkRule, SecondChance, TwoClocks};
 pub use clock::Clock;
+pub use credit_rule::{CreditRule, MissWeight, Steps};
 pub use ev_arc::EvArc;
 pub use ev_car::{BestGroup, EvCar};
 pub use ev_lfu::{EvLfu, FlushRule};
-pub use group_frequency::{CreditRule, GroupFrequency, MissWeight};
+pub use group_frequency::GroupFrequency;
 pub use lfu::Lfu;
 pub use lirs::Lirs;
 pub use lru::Lru;
@@ -114,8 +116,9 @@ pub trait EvictionPolicy: Send + std::fmt::Debug {
     /// Returns the bytes it keeps per slab of the tier, whether or not the slab is in its pool.
     fn bytes_per_slab(&self) -> usize;
 
-    /// Returns the bytes it keeps whatever the slots.
-    fn bytes_fixed(&self) -> usize {
+    /// Returns the bytes it keeps beside those of each of `slot_count` slots: they do not grow with
+    /// the slots, or end at some number of them.
+    fn bytes_fixed(&self, _slot_count: usize) -> usize {
         0
     }
 

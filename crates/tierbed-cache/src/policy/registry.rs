@@ -37,7 +37,7 @@ pub enum PolicyKind {
     EvLfu(FlushRule),
     /// Group-weighted frequency.
     GroupFrequency(CreditRule),
-    /// What the best of seven other policies holds.
+    /// Group-weighted frequency by the rule that has done best lately.
     Auto,
 }
 
@@ -97,11 +97,10 @@ impl PolicyKind {
         )
     }
 
-    /// Tells whether the policy gives rows scores that should outlive their stay. `auto` keeps
-    /// those of its shadows itself.
+    /// Tells whether the policy gives rows scores that should outlive their stay.
     #[must_use]
     pub fn remembers_scores(self) -> bool {
-        matches!(self, Self::GroupFrequency(_))
+        matches!(self, Self::GroupFrequency(_) | Self::Auto)
     }
 
     /// Builds an empty policy.

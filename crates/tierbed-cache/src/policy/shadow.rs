@@ -1,108 +1,158 @@
-//! What would another policy hold? A cache of fingerprints, without rows.
+//! What would other rules hold? A cache of fingerprints, without rows, of a sample of the rows.
+//!
+//! Rows are in the sample by their hash, all of a row's uses or none, and slots are fewer in the
+//! same proportion: such a cache has the hits of the whole one. Of a group's rows outside the
+//! sample the shadow knows how many were missing in the cache itself.
+//!
+//! Source: Waldspurger et al., "Efficient MRC Construction with SHARDS" (FAST 2015).
 
 use super::list::NONE;
 use super::score_table::ScoreTable;
 use super::slots::SlotMap;
-use super::{EvictionPolicy, Group, SLOT_BITS};
+use super::{CreditRule, EvictionPolicy, Group, GroupFrequency, SLOT_BITS};
 use crate::index::RobinHoodIndex;
 
 /// Scores remembered per slot, of rows outside.
-const SCORES_PER_SLOT: usize = 8;
+const SCORES_PER_SLOT: usize = 4;
 
-/// A policy with slots of its own, told of every group.
+/// The rows of a group that are in the sample, and what is known of the others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SampledGroup<'a> {
+    /// Fingerprints of the rows in the sample, each once.
+    pub(super) rows: &'a [u32],
+    /// Rows of the whole group.
+    pub(super) row_count: u32,
+    /// Rows outside the sample that were missing in the cache itself.
+    pub(super) missing_outside: u32,
+}
+
+/// A rule with slots of its own, told of every group.
 #[derive(Debug)]
 pub(super) struct Shadow {
-    policy: Box<dyn EvictionPolicy>,
+    policy: GroupFrequency,
     /// Fingerprint of the row in each slot.
     fingerprints: SlotMap<u32>,
     index: RobinHoodIndex,
     /// The first empty slot; the fingerprint of an empty slot is the next one.
     free: u32,
+    /// Slots there are, and slots that may be used.
+    slot_count: u32,
+    limit: u32,
     scores: ScoreTable,
-    /// Scores remembered per slot, of rows outside.
-    scores_per_slot: usize,
-    /// Fingerprints of the rows that left during the last group.
-    left: Vec<u32>,
-    asked: Vec<u64>,
+    hashes: Vec<u64>,
+    slots: Vec<u32>,
 }
 
 impl Shadow {
-    /// A policy without rows; `remembers_scores` of rows that left.
-    pub(super) fn new(policy: Box<dyn EvictionPolicy>, remembers_scores: bool) -> Self {
+    /// Bytes per slot: node, fingerprint, index and scores.
+    pub(super) const BYTES_PER_SLOT: usize =
+        GroupFrequency::BYTES_PER_SLOT + 4 + 5 + SCORES_PER_SLOT * ScoreTable::ENTRY_BYTES;
+
+    /// A rule without rows or slots.
+    pub(super) fn new(rule: CreditRule) -> Self {
         Self {
-            policy,
-            scores_per_slot: if remembers_scores { SCORES_PER_SLOT } else { 0 },
+            policy: GroupFrequency::new(rule),
             fingerprints: SlotMap::default(),
             index: RobinHoodIndex::default(),
             free: NONE,
+            slot_count: 0,
+            limit: 0,
             scores: ScoreTable::default(),
-            left: Vec::new(),
-            asked: Vec::new(),
+            hashes: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
-    pub(super) fn bytes_per_slot(&self) -> usize {
-        // Fingerprint, index and scores.
-        self.policy.bytes_per_slot() + 4 + 5 + self.scores_per_slot * ScoreTable::ENTRY_BYTES
+    /// Returns the rule with what it has learnt.
+    pub(super) fn policy(&self) -> &GroupFrequency {
+        &self.policy
     }
 
-    pub(super) fn bytes_per_slab(&self) -> usize {
-        self.policy.bytes_per_slab() + SlotMap::<u32>::BYTES_PER_SLAB
+    /// Returns the score of a row, 0 when nothing is known of it.
+    pub(super) fn score(&self, row: u32) -> u16 {
+        let hash = index_hash(row);
+        match self.index.find(hash, |slot| self.fingerprints.get(slot) == row) {
+            Some(slot) => self.policy.score(slot),
+            None => self.scores.get(hash),
+        }
     }
 
-    pub(super) fn bytes_fixed(&self) -> usize {
-        self.policy.bytes_fixed()
+    /// Tells whether the shadow holds a row.
+    #[cfg(test)]
+    pub(super) fn holds(&self, row: u32) -> bool {
+        self.index.find(index_hash(row), |slot| self.fingerprints.get(slot) == row).is_some()
     }
 
-    /// Tells whether the shadow holds the row of `hash`.
-    pub(super) fn holds(&self, hash: u64) -> bool {
-        self.slot_of(hash).is_some()
+    /// Uses `slot_count` slots from now on; rows that have no slot any more leave.
+    pub(super) fn resize(&mut self, slot_count: u32) {
+        self.limit = slot_count;
+        if slot_count > self.slot_count {
+            self.grow(slot_count);
+        }
+        while self.index.len() > slot_count as usize {
+            self.evict_one();
+        }
     }
 
-    /// Hands out the fingerprints of the rows that left during the last group, of which some
-    /// may have come back. [`give_back`](Self::give_back) returns the memory.
-    pub(super) fn take_left(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.left)
+    fn grow(&mut self, slot_count: u32) {
+        let mut added = slot_count - self.slot_count;
+        let mut slab = self.fingerprints.slots_end() >> SLOT_BITS;
+        while added > 0 {
+            let here = added.min(1 << SLOT_BITS);
+            self.policy.add_slab(slab, here);
+            self.fingerprints.add_slab(slab, here);
+            let first = slab << SLOT_BITS;
+            (first..first + here).rev().for_each(|slot| self.set_free(slot));
+            added -= here;
+            slab += 1;
+        }
+        self.slot_count = slot_count;
+        let count = slot_count as usize;
+        let mut index = RobinHoodIndex::with_capacity(count, self.fingerprints.slots_end());
+        for slot in self.policy.dump() {
+            // A row that finds no place in the index is as good as gone: it is never a hit.
+            let _ = index.insert(index_hash(self.fingerprints.get(slot)), slot);
+        }
+        self.index = index;
+        self.scores.resize(count * SCORES_PER_SLOT);
     }
 
-    pub(super) fn give_back(&mut self, left: Vec<u32>) {
-        self.left = left;
-    }
-
-    /// Asks for a group; returns its hits.
-    pub(super) fn ask(&mut self, hashes: &[u64]) -> usize {
-        self.left.clear();
-        // Here a row is known by 32 bits of its hash, in ghosts and scores as in the index.
-        let mut asked = std::mem::take(&mut self.asked);
-        asked.clear();
-        asked.extend(hashes.iter().map(|&hash| index_hash(fingerprint(hash))));
-        self.index.warm(&asked);
-        let hit_count = hashes.iter().filter(|&&hash| self.holds(hash)).count();
-        let row_count = hashes.len() as u32;
-        self.policy.begin_group(&Group { hashes: &asked, row_count, hit_count: hit_count as u32 });
-        for &hash in hashes {
-            match self.slot_of(hash) {
-                Some(slot) => self.policy.touch(slot),
-                None => self.take_in(fingerprint(hash)),
+    /// Asks for a group; returns how many of its rows in the sample were missing.
+    pub(super) fn ask(&mut self, group: &SampledGroup<'_>) -> u32 {
+        self.hashes.clear();
+        self.hashes.extend(group.rows.iter().map(|&row| index_hash(row)));
+        self.slots.clear();
+        for (&row, &hash) in group.rows.iter().zip(&self.hashes) {
+            let slot = self.index.find(hash, |slot| self.fingerprints.get(slot) == row);
+            self.slots.push(slot.unwrap_or(NONE));
+        }
+        let missing = self.slots.iter().filter(|&&slot| slot == NONE).count() as u32;
+        let hit_count = group.row_count.saturating_sub(missing + group.missing_outside);
+        let told = Group { hashes: &self.hashes, row_count: group.row_count, hit_count };
+        self.policy.begin_group(&told);
+        for (at, &row) in group.rows.iter().enumerate() {
+            let slot = self.slots.get(at).copied().unwrap_or(NONE);
+            // A row of this group may have left for another of it.
+            if slot != NONE && self.fingerprints.get(slot) == row {
+                self.policy.touch(slot);
+            } else {
+                self.take_in(row);
             }
         }
         self.policy.end_group();
-        self.asked = asked;
-        hit_count
+        missing
     }
 
     fn take_in(&mut self, row: u32) {
         let hash = index_hash(row);
         let known = self.scores.get(hash);
-        let arrival = self.policy.arrive(hash, known, self.free == NONE);
+        let is_full = self.free == NONE || self.index.len() >= self.limit as usize;
+        let arrival = self.policy.arrive(hash, known, is_full);
         if !arrival.is_admitted {
             self.remember(hash, arrival.score);
             return;
         }
-        for _ in 0..arrival.flushed {
-            self.evict_one();
-        }
-        if self.free == NONE {
+        if is_full {
             self.evict_one();
         }
         let slot = self.free;
@@ -120,65 +170,17 @@ impl Shadow {
 
     fn evict_one(&mut self) {
         let Some(slot) = self.policy.victim() else { return };
-        let held = self.fingerprints.get(slot);
-        let score = self.policy.evict(slot, index_hash(held));
-        self.remember(index_hash(held), score);
-        self.index.remove(index_hash(held), slot);
+        let hash = index_hash(self.fingerprints.get(slot));
+        let score = self.policy.evict(slot, hash);
+        self.remember(hash, score);
+        self.index.remove(hash, slot);
         self.set_free(slot);
-        self.left.push(held);
     }
 
     fn remember(&mut self, hash: u64, score: u16) {
         if score != 0 {
             self.scores.put(hash, score, |score| self.policy.rank(score));
         }
-    }
-
-    fn slot_of(&self, hash: u64) -> Option<u32> {
-        let wanted = fingerprint(hash);
-        self.index.find(index_hash(wanted), |slot| self.fingerprints.get(slot) == wanted)
-    }
-
-    /// Adds the slots of a slab, empty.
-    pub(super) fn add_slab(&mut self, slab: u32, slot_count: u32) {
-        self.policy.add_slab(slab, slot_count);
-        self.fingerprints.add_slab(slab, slot_count);
-        let first = slab << SLOT_BITS;
-        (first..first + slot_count).rev().for_each(|slot| self.set_free(slot));
-        self.resize();
-    }
-
-    /// Drops a slab, with the rows the shadow has in it.
-    pub(super) fn drop_slab(&mut self, slab: u32, slot_count: u32) {
-        let first = slab << SLOT_BITS;
-        for slot in first..first + slot_count {
-            let held = self.fingerprints.get(slot);
-            if self.index.remove(index_hash(held), slot) {
-                self.policy.remove(slot);
-            }
-        }
-        let mut slot = std::mem::replace(&mut self.free, NONE);
-        while slot != NONE {
-            let next = self.fingerprints.get(slot);
-            if !(first..first + slot_count).contains(&slot) {
-                self.set_free(slot);
-            }
-            slot = next;
-        }
-        self.policy.drop_slab(slab);
-        self.fingerprints.drop_slab(slab);
-        self.resize();
-    }
-
-    fn resize(&mut self) {
-        let slot_count = self.fingerprints.slot_count();
-        let mut index = RobinHoodIndex::with_capacity(slot_count, self.fingerprints.slots_end());
-        for slot in self.policy.dump() {
-            // A row that finds no place in the index is as good as gone: it is never a hit.
-            let _ = index.insert(index_hash(self.fingerprints.get(slot)), slot);
-        }
-        self.index = index;
-        self.scores.resize(slot_count * self.scores_per_slot);
     }
 }
 
@@ -188,6 +190,6 @@ pub(super) fn fingerprint(hash: u64) -> u32 {
 }
 
 /// A hash of a fingerprint, for indexes.
-pub(super) fn index_hash(fingerprint: u32) -> u64 {
+fn index_hash(fingerprint: u32) -> u64 {
     tierbed_core::env::mix64(u64::from(fingerprint))
 }

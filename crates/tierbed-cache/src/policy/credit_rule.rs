@@ -1,0 +1,60 @@
+//! What is a use worth, and for how long? The rules of [`GroupFrequency`](super::GroupFrequency).
+
+/// The exponent `a` of the credit `1 / m^a`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MissWeight {
+    /// So many tenths.
+    Tenths(u8),
+    /// By the rows that are missing per group on average, first uses counted half: `0.6` for
+    /// each, less `1.3`, from 0.4 to 1.8. Where most of a group is missing, few groups can be
+    /// completed, and rows of the others are worth little; where most is there, groups become
+    /// complete of themselves, and the count of uses is what saves reads.
+    ByMisses,
+}
+
+/// How finely scores are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steps {
+    /// Thirty-two steps per doubling; of rows on one step the one that reached it first leaves.
+    Fine,
+    /// A step per doubling; of rows on one step the one not used for longest leaves.
+    Coarse,
+}
+
+/// What a use is worth, and when worth is halved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CreditRule {
+    /// How credit falls with the rows that are missing.
+    pub weight: MissWeight,
+    /// All scores are halved each time so many rows per ten slots were asked for; 0: never.
+    pub halve_after: u16,
+    /// How finely scores are told apart.
+    pub steps: Steps,
+}
+
+impl CreditRule {
+    /// Weighs by the misses of the log and forgets slowly.
+    pub const STEADY: Self = Self::fine(MissWeight::ByMisses, 1000);
+    /// Weighs missing rows by `1 / m^1.5` and never forgets.
+    pub const FOR_EVER: Self = Self::fine(MissWeight::Tenths(15), 0);
+    /// Forgets within some turnovers of the cache.
+    pub const DRIFTING: Self = Self::fine(MissWeight::Tenths(10), 200);
+    /// Counts uses, those of rows outside too, and looks at no group: LFU with a full memory.
+    pub const PLAIN: Self = Self::fine(MissWeight::Tenths(0), 0);
+    /// Cares for nearly complete groups alone, and forgets very slowly.
+    pub const STEEP: Self = Self::fine(MissWeight::Tenths(30), 10_000);
+    /// Forgets soon.
+    pub const FAST: Self = Self::fine(MissWeight::Tenths(10), 50);
+
+    /// A rule that tells scores apart finely.
+    #[must_use]
+    pub const fn fine(weight: MissWeight, halve_after: u16) -> Self {
+        Self { weight, halve_after, steps: Steps::Fine }
+    }
+
+    /// A rule that counts uses, and goes by recency among rows with about as many.
+    #[must_use]
+    pub const fn coarse(halve_after: u16) -> Self {
+        Self { weight: MissWeight::Tenths(0), halve_after, steps: Steps::Coarse }
+    }
+}
