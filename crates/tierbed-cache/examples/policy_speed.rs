@@ -31,7 +31,8 @@ struct Cache {
     policy: Box<dyn EvictionPolicy>,
     index: RobinHoodIndex,
     keys: Vec<u64>,
-    scores: Vec<u16>,
+    /// As their records would hold them, of policies that remember them.
+    scores: Option<Vec<u16>>,
     free: Vec<u32>,
     hashes: Vec<u64>,
     slots: Vec<Option<u32>>,
@@ -48,7 +49,7 @@ impl Cache {
             policy,
             index: RobinHoodIndex::with_capacity(CAPACITY, CAPACITY as u32),
             keys: vec![u64::MAX; CAPACITY],
-            scores: vec![0; ROWS],
+            scores: kind.remembers_scores().then(|| vec![0; ROWS]),
             free: (0..CAPACITY as u32).rev().collect(),
             hashes: Vec::new(),
             slots: Vec::new(),
@@ -82,15 +83,17 @@ impl Cache {
 
     fn come_in(&mut self, row: u32, hash: u64) {
         let is_full = self.free.is_empty();
-        let arrival = self.policy.arrive(hash, self.scores[row as usize], is_full);
-        self.scores[row as usize] = arrival.score;
+        let known = self.scores.as_ref().map_or(0, |scores| scores[row as usize]);
+        let arrival = self.policy.arrive(hash, known, is_full);
+        self.remember(row.into(), arrival.score);
         if !arrival.is_admitted {
             return;
         }
         for _ in 0..arrival.flushed.max(u32::from(is_full)) {
             let victim = self.policy.victim().unwrap();
             let old = self.keys[victim as usize];
-            self.scores[old as usize] = self.policy.evict(victim, mix64(old));
+            let score = self.policy.evict(victim, mix64(old));
+            self.remember(old, score);
             self.index.remove(mix64(old), victim);
             self.keys[victim as usize] = u64::MAX;
             self.free.push(victim);
@@ -99,6 +102,12 @@ impl Cache {
         assert!(self.index.insert(hash, slot));
         self.keys[slot as usize] = u64::from(row);
         self.policy.insert(slot, hash, arrival.score);
+    }
+
+    fn remember(&mut self, row: u64, score: u16) {
+        if let Some(scores) = &mut self.scores {
+            scores[row as usize] = score;
+        }
     }
 }
 

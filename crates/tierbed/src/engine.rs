@@ -13,7 +13,7 @@ use tierbed_kernels::{Hyper, Kernels};
 use crate::backends::{buffer_bytes_max, open_store};
 use crate::kept::finish_restore;
 use crate::options::EngineConfig;
-use crate::row_buffer::{BufferStats, RowBuffer};
+use crate::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
 use crate::scratch::Scratch;
 use crate::vocabularies::{Vocabularies, VocabularyStats};
 
@@ -34,6 +34,7 @@ pub struct Engine {
     /// Where checkpoints are kept; `None` where they cannot be.
     pub(crate) folder: Option<Arc<dyn Folder>>,
     buffer_bytes_max: u64,
+    eviction: EvictionOrder,
     pub(crate) poison: Poison,
 }
 
@@ -121,6 +122,7 @@ impl Engine {
             ahead: crate::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
+            eviction: config.eviction,
             vocabularies: Vocabularies::new(config),
             folder: None,
             poison: Poison::default(),
@@ -204,7 +206,8 @@ impl Engine {
     /// Builds the row buffer if it is not there, from all memory that is free.
     pub(crate) fn ensure_buffer(&mut self) -> Result<()> {
         if self.buffer.is_none() {
-            let buffer = RowBuffer::new(&self.schema, &self.budget, self.buffer_bytes_max)?;
+            let mut buffer = RowBuffer::new(&self.schema, &self.budget, self.buffer_bytes_max)?;
+            buffer.set_order(self.eviction);
             self.buffer = Some(buffer);
         }
         Ok(())

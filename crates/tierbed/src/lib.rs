@@ -25,7 +25,7 @@ pub use engine::{Engine, EngineStats};
 pub use kept::{drop_checkpoint, kept_checkpoints, restore_checkpoint, Kept};
 pub use options::{Backend, Durability, EngineConfig};
 pub use published_ids::PublishedIds;
-pub use row_buffer::BufferStats;
+pub use row_buffer::{BufferStats, EvictionOrder};
 pub use tierbed_kernels::{Feature, FeaturePlan, Hyper, Kernels, Pooling};
 pub use tierbed_vocab::{Evicted, Eviction, Policy, SHARED_ROW};
 pub use vocabularies::Translate;

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result};
 use tierbed_io::{EngineChoice, EngineOptions, PAGE_BYTES};
 
+use crate::row_buffer::EvictionOrder;
+
 /// Where rows live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -89,6 +91,9 @@ pub struct EngineConfig {
     /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
     #[serde(default = "default_isa")]
     pub isa: String,
+    /// Which rows leave the row buffer first. Any order gives the same bits.
+    #[serde(default)]
+    pub eviction: EvictionOrder,
 }
 
 fn default_backend() -> Backend {
@@ -120,6 +125,7 @@ impl EngineConfig {
             disk_quota_bytes: None,
             vocabulary_bytes: None,
             isa: default_isa(),
+            eviction: EvictionOrder::default(),
         }
     }
 

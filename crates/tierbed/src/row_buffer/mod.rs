@@ -8,15 +8,19 @@
 //! Work proceeds in *rounds*: rows placed in a round stay where they are until the next one
 //! begins, so their starts may be used freely in between.
 
+mod leaving;
 mod pool;
 mod sizing;
+mod slot;
 
 use serde::Serialize;
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Budget, Reservation, Result, RowKey, Schema, TrainStore};
 use tierbed_kernels::init_record;
 
-use pool::{Mercy, RowPool};
+pub use leaving::EvictionOrder;
+use leaving::Mercy;
+use pool::RowPool;
 
 /// Most rows evicted at once: more share pages, but stay away longer than needed.
 const EVICT_ROWS_MAX: usize = 4096;
@@ -67,6 +71,7 @@ pub(crate) struct RowBuffer {
     pool_of_table: Vec<u32>,
     round: u32,
     batch_done: u32,
+    order: EvictionOrder,
     stats: BufferStats,
     victims: Vec<(RowKey, u32)>,
     _memory: Reservation,
@@ -87,10 +92,16 @@ impl RowBuffer {
             pool_of_table: sizes.pool_of_table,
             round: 0,
             batch_done: 0,
+            order: EvictionOrder::default(),
             stats: BufferStats::default(),
             victims: Vec::new(),
             _memory: memory,
         })
+    }
+
+    /// Lets rows leave in another order.
+    pub(crate) fn set_order(&mut self, order: EvictionOrder) {
+        self.order = order;
     }
 
     /// Starts a round: pins of the last one end.
@@ -128,7 +139,7 @@ impl RowBuffer {
             Want::Ahead { until } => until,
         };
         if let Some(slot) = pool.find(key) {
-            pool.touch(slot, self.round, needed_until);
+            pool.touch(slot, self.round, needed_until, self.batch_done);
             self.stats.hit_count += 1;
             return Ok(Some(slot));
         }
@@ -154,7 +165,8 @@ impl RowBuffer {
         store: &mut dyn TrainStore,
     ) -> Result<()> {
         let Some(pool) = self.pools.get_mut(pool_at as usize) else { return Ok(()) };
-        let mercy = Mercy { round: self.round, batch_done: self.batch_done, may_take_needed };
+        let (round, batch_done, order) = (self.round, self.batch_done, self.order);
+        let mercy = Mercy { round, batch_done, may_take_needed, order };
         let count = (pool.slot_count() / 16).clamp(1, EVICT_ROWS_MAX);
         self.victims.clear();
         pool.pick_victims(count, mercy, &mut self.victims);
@@ -192,6 +204,7 @@ impl RowBuffer {
                 Some(bytes) => bytemuck::cast_slice_mut(place).copy_from_slice(bytes),
                 None => init_record(schema.table(miss.key.table)?, miss.key.row.0, place),
             }
+            pool.note_uses(miss.slot);
             Ok(())
         });
         if result.is_err() {
@@ -261,6 +274,7 @@ impl RowBuffer {
         if let Some(count) = pool.record_mut(slot).last_mut() {
             *count = f32::from_bits(count.to_bits().saturating_add(1));
         }
+        pool.note_uses(slot);
     }
 
     /// Returns how many rows of table `table`'s record length the buffer can hold.

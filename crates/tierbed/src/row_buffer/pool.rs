@@ -1,71 +1,26 @@
-//! Slots for records of one length: an index, second-chance eviction, three kinds of protection.
+//! Slots for records of one length: an index, three kinds of protection, and a hand that chooses
+//! who leaves.
 //!
 //! ```text
 //! index: key -> slot            arena: slot * record_words
-//! slot   key | flags | needed_until | pinned_in
 //! ```
 //!
 //! A slot is *pinned* while the round that resolved it runs (its start is in somebody's hands),
 //! *needed* while an announced batch still wants it, and *referenced* when used since the hand
-//! last passed. The hand takes what is none of these; for demand it may take needed rows when
-//! nothing else is left; it never takes pinned ones.
+//! last passed. The hand never takes pinned rows, and needed ones for demand only, when nothing
+//! else is left; see [`leaving`](super::leaving).
 
 use hashbrown::HashTable;
 use tierbed_core::env::mix64;
-use tierbed_core::{RowId, RowKey, TableId};
+use tierbed_core::RowKey;
 
-const ROW_BITS: u32 = 40;
-const OCCUPIED: u8 = 1;
-const DIRTY: u8 = 2;
-const REFERENCED: u8 = 4;
+use super::leaving::{Hand, Mercy};
+use super::slot::{class_of, pack, Slot, AGAIN, DIRTY, OCCUPIED, REFERENCED};
 
 /// Bytes of bookkeeping per slot, the index apart.
 pub(super) const SLOT_META_BYTES: usize = size_of::<Slot>();
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Slot {
-    // Row in the low 40 bits, table in the next 16, flags in the top 8.
-    word: u64,
-    needed_until: u32,
-    pinned_in: u32,
-}
-
-const FLAG_SHIFT: u32 = 56;
-const KEY_MASK: u64 = (1 << FLAG_SHIFT) - 1;
-
-fn pack(key: RowKey) -> u64 {
-    u64::from(key.table.0) << ROW_BITS | key.row.0
-}
-
-fn unpack(word: u64) -> RowKey {
-    let key = word & KEY_MASK;
-    RowKey::new(TableId((key >> ROW_BITS) as u32), RowId(key & ((1 << ROW_BITS) - 1)))
-}
-
-impl Slot {
-    fn has(&self, flag: u8) -> bool {
-        self.word >> FLAG_SHIFT & u64::from(flag) != 0
-    }
-
-    fn set(&mut self, flag: u8) {
-        self.word |= u64::from(flag) << FLAG_SHIFT;
-    }
-
-    fn clear(&mut self, flag: u8) {
-        self.word &= !(u64::from(flag) << FLAG_SHIFT);
-    }
-}
-
-/// What the hand may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mercy {
-    /// Round whose pins hold.
-    pub(super) round: u32,
-    /// Batches up to here are done: `needed_until` above it protects.
-    pub(super) batch_done: u32,
-    /// Whether rows of announced batches may go when nothing else is left.
-    pub(super) may_take_needed: bool,
-}
+/// Rows asked for per slot between two passes that age what was not used.
+const AGE_AFTER: u64 = 100;
 
 /// Slots for records of one length.
 #[derive(Debug)]
@@ -75,7 +30,9 @@ pub(super) struct RowPool {
     slots: Vec<Slot>,
     index: HashTable<u32>,
     free: Vec<u32>,
-    hand: usize,
+    hand: Hand,
+    /// Rows asked for since the last ageing.
+    asked: u64,
 }
 
 impl RowPool {
@@ -89,7 +46,8 @@ impl RowPool {
             slots: vec![Slot::default(); slot_count],
             index: HashTable::with_capacity(slot_count),
             free: Vec::new(),
-            hand: 0,
+            hand: Hand::default(),
+            asked: 0,
         }
     }
 
@@ -138,18 +96,32 @@ impl RowPool {
     /// Finds the slot of `key`.
     pub(super) fn find(&self, key: RowKey) -> Option<u32> {
         let wanted = pack(key);
-        let is_it = |slot: &u32| {
-            self.slots.get(*slot as usize).is_some_and(|slot| slot.word & KEY_MASK == wanted)
-        };
+        let is_it =
+            |slot: &u32| self.slots.get(*slot as usize).is_some_and(|slot| slot.packed() == wanted);
         self.index.find(mix64(wanted), is_it).copied()
     }
 
-    /// Marks `slot` used in `round` and needed until batch `needed_until`.
-    pub(super) fn touch(&mut self, slot: u32, round: u32, needed_until: u32) {
+    /// Marks `slot` used in `round` and needed until batch `needed_until`; batches up to
+    /// `batch_done` are over.
+    pub(super) fn touch(&mut self, slot: u32, round: u32, needed_until: u32, batch_done: u32) {
+        self.asked += 1;
         if let Some(slot) = self.slots.get_mut(slot as usize) {
             slot.set(REFERENCED);
             slot.pinned_in = round;
+            if slot.needed_until <= batch_done {
+                slot.clear(AGAIN);
+            } else if needed_until > slot.needed_until {
+                slot.set(AGAIN);
+            }
             slot.needed_until = slot.needed_until.max(needed_until);
+        }
+    }
+
+    /// Notes how often the record of `slot` was used.
+    pub(super) fn note_uses(&mut self, slot: u32) {
+        let use_count = self.record(slot).last().map_or(0, |count| count.to_bits());
+        if let Some(slot) = self.slots.get_mut(slot as usize) {
+            slot.set_class(class_of(use_count));
         }
     }
 
@@ -173,25 +145,23 @@ impl RowPool {
             None if self.index.len() < self.slots.len() => self.index.len() as u32,
             None => return None,
         };
-        let word = pack(key);
+        self.asked += 1;
         if let Some(place) = self.slots.get_mut(slot as usize) {
             assert!(!place.has(OCCUPIED), "a free slot is empty");
-            *place = Slot { word, needed_until, pinned_in: round };
-            place.set(OCCUPIED | REFERENCED);
+            *place = Slot::of(key, round, needed_until);
         }
         let slots = &self.slots;
-        let hash_of =
-            |slot: &u32| mix64(slots.get(*slot as usize).map_or(0, |slot| slot.word & KEY_MASK));
-        self.index.insert_unique(mix64(word), slot, hash_of);
+        let hash_of = |slot: &u32| mix64(slots.get(*slot as usize).map_or(0, Slot::packed));
+        self.index.insert_unique(mix64(pack(key)), slot, hash_of);
         Some(slot)
     }
 
     /// Forgets `slot`; its record must have been written if it was dirty.
     pub(super) fn remove(&mut self, slot: u32) {
         let Some(place) = self.slots.get_mut(slot as usize) else { return };
-        let word = place.word & KEY_MASK;
+        let packed = place.packed();
         *place = Slot::default();
-        if let Ok(entry) = self.index.find_entry(mix64(word), |other| *other == slot) {
+        if let Ok(entry) = self.index.find_entry(mix64(packed), |other| *other == slot) {
             entry.remove();
             self.free.push(slot);
         }
@@ -204,38 +174,17 @@ impl RowPool {
         mercy: Mercy,
         victims: &mut Vec<(RowKey, u32)>,
     ) {
-        self.sweep(count, mercy, false, victims);
-        if victims.is_empty() && mercy.may_take_needed {
-            self.sweep(count, mercy, true, victims);
+        if self.asked >= AGE_AFTER * self.slots.len() as u64 {
+            self.age();
         }
+        self.hand.pick(&mut self.slots, count, mercy, victims);
     }
 
-    // Two laps of the hand: the first may only take second chances away.
-    fn sweep(
-        &mut self,
-        count: usize,
-        mercy: Mercy,
-        is_desperate: bool,
-        victims: &mut Vec<(RowKey, u32)>,
-    ) {
-        for _ in 0..2 * self.slots.len() {
-            if victims.len() >= count {
-                return;
-            }
-            let at = self.hand;
-            self.hand = if at + 1 == self.slots.len() { 0 } else { at + 1 };
-            let Some(slot) = self.slots.get_mut(at) else { return };
-            let is_needed = slot.needed_until > mercy.batch_done && !is_desperate;
-            if !slot.has(OCCUPIED) || slot.pinned_in == mercy.round || is_needed {
-                continue;
-            }
-            if slot.has(REFERENCED) && !is_desperate {
-                slot.clear(REFERENCED);
-                continue;
-            }
-            // A second lap of the hand must not take the same slot twice.
-            slot.pinned_in = mercy.round;
-            victims.push((unpack(slot.word), at as u32));
+    // Rows that were not used lately count for less.
+    fn age(&mut self) {
+        self.asked = 0;
+        for slot in self.slots.iter_mut().filter(|slot| !slot.has(REFERENCED)) {
+            slot.set_class(slot.class().saturating_sub(1));
         }
     }
 
@@ -251,7 +200,7 @@ impl RowPool {
             .iter()
             .enumerate()
             .filter(move |(_, slot)| is_dirty(slot))
-            .map(|(at, slot)| (unpack(slot.word), at as u32))
+            .map(|(at, slot)| (slot.key(), at as u32))
     }
 
     /// Forgets which batches need which rows.
@@ -266,6 +215,9 @@ impl RowPool {
 
 #[cfg(test)]
 mod tests {
+    use tierbed_core::{RowId, TableId};
+
+    use super::super::leaving::EvictionOrder;
     use super::*;
 
     fn key(row: u64) -> RowKey {
@@ -284,13 +236,8 @@ mod tests {
         victims.iter().map(|(key, _)| key.row.0).collect()
     }
 
-    const CALM: Mercy = Mercy { round: 9, batch_done: 0, may_take_needed: false };
-
-    #[test]
-    fn keys_survive_packing() {
-        let widest = RowKey::new(TableId(65_535), RowId((1 << 40) - 1));
-        assert_eq!(unpack(pack(widest)), widest);
-    }
+    const CALM: Mercy =
+        Mercy { round: 9, batch_done: 0, may_take_needed: false, order: EvictionOrder::NextUse };
 
     #[test]
     fn finds_what_it_holds_and_reuses_slots() {
@@ -309,8 +256,9 @@ mod tests {
         let mut pool = RowPool::new(2, 4);
         fill(&mut pool, 4);
         assert_eq!(victims(&mut pool, 2, CALM), [0, 1]);
+        (0..2).for_each(|slot| pool.remove(slot));
         let slot = pool.find(key(2)).unwrap();
-        pool.touch(slot, 1, 0);
+        pool.touch(slot, 1, 0, 0);
         assert_eq!(victims(&mut pool, 1, Mercy { round: 10, ..CALM }), [3]);
     }
 
@@ -320,13 +268,50 @@ mod tests {
         fill(&mut pool, 4);
         for (row, round, needed) in [(0, 9, 0), (1, 1, 5), (2, 1, 5), (3, 9, 0)] {
             let slot = pool.find(key(row)).unwrap();
-            pool.touch(slot, round, needed);
+            pool.touch(slot, round, needed, 0);
         }
         assert_eq!(victims(&mut pool, 4, CALM), [0u64; 0]);
         let desperate = Mercy { may_take_needed: true, ..CALM };
         assert_eq!(victims(&mut pool, 4, desperate), [1, 2]);
-        let later = Mercy { round: 10, batch_done: 5, may_take_needed: false };
+        let later = Mercy { round: 10, batch_done: 5, ..CALM };
         assert_eq!(victims(&mut pool, 4, later).len(), 4);
+    }
+
+    /// Record 0 was used nine times, the others once: it stays until it was not used for long.
+    #[test]
+    fn rows_used_often_stay_until_they_are_old() {
+        let mut pool = RowPool::new(1, 4);
+        fill(&mut pool, 4);
+        for slot in 0..4 {
+            pool.record_mut(slot)[0] = f32::from_bits(if slot == 0 { 9 } else { 1 });
+            pool.note_uses(slot);
+        }
+        assert_eq!(victims(&mut pool, 3, CALM), [1, 2, 3]);
+        for slot in 1..4 {
+            pool.record_mut(slot)[0] = f32::from_bits(8);
+            pool.note_uses(slot);
+        }
+        for _ in 0..2 * AGE_AFTER {
+            (1..4).for_each(|slot| pool.touch(slot, 1, 0, 0));
+            (1..4).for_each(|slot| pool.touch(slot, 1, 0, 0));
+            victims(&mut pool, 0, CALM);
+        }
+        assert_eq!(victims(&mut pool, 1, CALM), [0]);
+    }
+
+    #[test]
+    fn rows_of_several_announced_batches_are_wanted_soon() {
+        let mut pool = RowPool::new(2, 3);
+        fill(&mut pool, 3);
+        for (slot, until) in [(0, 9), (1, 8), (2, 1), (2, 20)] {
+            pool.touch(slot, 1, until, 0);
+        }
+        let desperate = Mercy { may_take_needed: true, ..CALM };
+        assert_eq!(victims(&mut pool, 1, desperate), [0]);
+        pool.touch(2, 1, 21, 20);
+        let later = Mercy { batch_done: 20, ..desperate };
+        assert!(!pool.slots[2].has(AGAIN));
+        assert_eq!(victims(&mut pool, 3, later), [0, 1]);
     }
 
     #[test]
