@@ -1,18 +1,20 @@
-//! How long does bisection take, and how much memory, on a log of Criteo-Kaggle's shape and size?
+//! How long does placing take, and how much memory, on a log of Criteo-Kaggle's shape and size?
 //!
-//! Generates the log at each scale, bisects all but its last hundredth, and prints time, processor
-//! time, threads, the largest resident set, and the pages that the queries held out read, beside
-//! those of pages by frequency. One process per scale, because peaks do not shrink.
+//! Generates the log at each scale, places its rows by all but its last hundredth, and prints time,
+//! processor time, threads, the largest resident set, and the home pages that the queries held out
+//! read, beside those of pages by frequency. One process per scale, because peaks do not shrink.
 //!
 //! ```text
-//! cargo run --release -p tierbed-placement --example partition_scale -- FOLDER SCALE [THREADS]
+//! cargo run --release -p tierbed-placement --example partition_scale -- \
+//!     FOLDER SCALE [THREADS [METHOD [RATIO]]]
 //! for scale in 0.01 0.1 1; do
 //!     cargo run --release -p tierbed-placement --example partition_scale -- scratch $scale 2
 //! done
 //! ```
 //!
 //! Scale 1 is 45.8 M queries of 26 rows over 33.8 M rows. The log needs about 60 bytes a query in
-//! FOLDER and is deleted at the end; a run that was stopped goes on where the bisection was.
+//! FOLDER and is deleted at the end; a run that was stopped goes on where it was. METHOD is `shp`
+//! without another, RATIO is 0.
 //!
 //! Source: MaxEmbed §8, Table 1 (time to partition).
 
@@ -24,7 +26,7 @@ use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Error, Result};
 use tierbed_data::trace::{write_trace, TraceOptions, TraceReader};
 use tierbed_placement::partition::{bisect_resumable, by_frequency, BisectionOptions};
-use tierbed_placement::{connectivity_sum, QueryLog};
+use tierbed_placement::{build, connectivity_sum, BuildInput, Method, Placement, QueryLog};
 
 const ROWS_PER_PAGE: u32 = 16;
 const FEATURES: usize = 26;
@@ -37,6 +39,8 @@ struct Wanted {
     folder: PathBuf,
     scale: f64,
     threads: usize,
+    method: Method,
+    ratio: f64,
 }
 
 impl Wanted {
@@ -46,6 +50,10 @@ impl Wanted {
             folder: PathBuf::from(words.first()?),
             scale: words.get(1)?.parse().ok()?,
             threads: words.get(2).map_or(Some(threads), |word| word.parse().ok())?,
+            method: words
+                .get(3)
+                .map_or(Some(Method::Bisected), |word| Method::from_name(word).ok())?,
+            ratio: words.get(4).map_or(Some(0.0), |word| word.parse().ok())?,
         })
     }
 }
@@ -130,23 +138,45 @@ fn run(wanted: &Wanted) -> Result<()> {
     let watch = Watch::start();
     let options =
         BisectionOptions { thread_count: wanted.threads, ..BisectionOptions::new(ROWS_PER_PAGE) };
-    let state = path.with_extension("state");
-    let bisected = bisect_resumable(log, &options, &state, &mut |level| {
-        watch.tell(&format!(
-            "level {} of {}, {} pins left",
-            level.levels_done, level.level_count, level.pin_count
-        ));
-    })?;
-    watch.tell("bisection");
+    let placed = place(log, wanted, &options, (&path, &watch))?;
+    watch.tell(wanted.method.name());
     let all = trace.sample_count();
     let later = read_log(&mut trace, built..all)?;
     let pages = |placement| connectivity_sum(placement, &later) as f64 / later.query_count() as f64;
-    println!(
-        "pages per later query: {:.3}, by frequency {:.3}",
-        pages(&bisected),
-        pages(&frequent)
-    );
+    println!("pages per later query: {:.3}, by frequency {:.3}", pages(&placed), pages(&frequent));
     remove(&path)
+}
+
+fn place(
+    log: QueryLog,
+    wanted: &Wanted,
+    options: &BisectionOptions,
+    (path, watch): (&Path, &Watch),
+) -> Result<Placement> {
+    if wanted.method == Method::Bisected {
+        // The pins of the log are reused.
+        let state = path.with_extension("state");
+        return bisect_resumable(log, options, &state, &mut |level| {
+            watch.tell(&format!(
+                "level {} of {}, {} pins left",
+                level.levels_done, level.level_count, level.pin_count
+            ));
+        });
+    }
+    let kept = path.with_extension("kept");
+    let input = BuildInput { kept: Some(&kept), ..BuildInput::of(&log) };
+    let mut told = 0;
+    let placed = build(input, wanted.method, options, wanted.ratio, &mut |report| {
+        if report.done * 20 >= told + report.total {
+            told = report.done * 20;
+            watch.tell(&format!("{} of {}", report.done, report.total));
+        }
+        Ok(())
+    })?;
+    if kept.exists() {
+        std::fs::remove_dir_all(&kept).map_err(|cause| Error::os("cannot remove folder", cause))?;
+    }
+    Ok(placed)
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -156,7 +186,7 @@ fn remove(path: &Path) -> Result<()> {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let Some(wanted) = Wanted::of(&words) else {
-        eprintln!("usage: partition_scale FOLDER SCALE [THREADS]");
+        eprintln!("usage: partition_scale FOLDER SCALE [THREADS [METHOD [RATIO]]]");
         return ExitCode::from(2);
     };
     match run(&wanted) {

@@ -3,21 +3,33 @@
 //! Growth follows the log closely. Where rows that were asked for together will not be again, it
 //! learns what does not come back, and halves would have been the better guess. So both ways are
 //! tried on parts of the table ([`trial`](crate::trial)); the better way then takes the whole log.
+//! A table of several blocks is never bisected twice: each block tries both ways for itself
+//! ([`guard`](crate::partition::grow::guard)).
 //!
 //! Growth learns from the rows that are *likely to miss*. A row that the cache holds now and then
 //! misses in few queries, too few to tell who its friends are, so rows that miss often enough keep
 //! all their queries.
 
+use std::path::Path;
+
 use tierbed_core::{Error, Result};
 
-use crate::partition::{bisect, GrowthOptions};
+use crate::kept::{checksum_of, halves, whole, KeptFile};
+use crate::partition::{bisect_kept, BisectionOptions, GrowthOptions};
 use crate::placement::Placement;
-use crate::replicate::{by_connectivity, by_marginal_gain_each, ReplicaBudget};
+use crate::replicate::{by_connectivity, by_marginal_gain_watched, ReplicaBudget};
 use crate::trial::{try_on_parts, TrialReads};
+use crate::work::{Watched, Work};
 use crate::QueryLog;
 
 /// A row that misses in this share of its queries is grown by all of them.
 const MISS_SHARE_MIN: f64 = 0.1;
+
+/// Place of a build, from 0 to 1, where the trial is over.
+const TRIED: f64 = 0.2;
+
+/// Levels of a bisection that are told of apart, about.
+const LEVELS: u64 = 64;
 
 /// Placements, and why they are these.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +43,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Returns whether growth won, which it does with equal reads.
+    /// Returns whether growth won, which it does with equal reads. In a table of several blocks
+    /// each chose for itself, and this is about all of them together.
     #[must_use]
     pub fn is_grown(&self) -> bool {
         self.grown_reads <= self.bisected_reads
@@ -55,6 +68,20 @@ pub fn choose(
     options: &GrowthOptions,
     ratios: &[f64],
 ) -> Result<Choice> {
+    choose_watched((log, misses), options, ratios, &Watched::alone(&Work::silent()))
+}
+
+/// Does what [`choose`] does, tells how far it is, and goes on where an earlier run was.
+///
+/// # Errors
+///
+/// As [`choose`]; those of kept files, and what stops the build.
+pub(crate) fn choose_watched(
+    (log, misses): (&QueryLog, &QueryLog),
+    options: &GrowthOptions,
+    ratios: &[f64],
+    watched: &Watched<'_, '_>,
+) -> Result<Choice> {
     if (log.row_count(), log.query_count()) != (misses.row_count(), misses.query_count()) {
         return Err(Error::invalid("misses must be of the log, one query for one query")
             .with("rows_of_log", log.row_count())
@@ -63,19 +90,64 @@ pub fn choose(
             .with("queries_of_misses", misses.query_count()));
     }
     options.check()?;
-    let TrialReads { grown: grown_reads, bisected: bisected_reads } =
-        try_on_parts(log, misses, options)?;
+    if is_large(log, options) {
+        let likely = likely_misses(log, misses)?;
+        let (placements, TrialReads { grown, bisected }) =
+            by_marginal_gain_watched(likely, (options, true), ratios, watched)?;
+        return Ok(Choice { placements, grown_reads: grown, bisected_reads: bisected });
+    }
+    let trial = watched.between(0.0..TRIED);
+    let file = trial_file((log, misses), options, watched.kept);
+    let reads = file.get_or_make(|| {
+        let TrialReads { grown, bisected } = try_on_parts(log, misses, options, &trial)?;
+        Ok([halves(grown), halves(bisected)].concat())
+    })?;
+    let &[low, high, bisected_low, bisected_high] = reads.as_slice() else {
+        return Err(file.damaged());
+    };
+    let (grown_reads, bisected_reads) = (whole([low, high]), whole([bisected_low, bisected_high]));
+    let rest = watched.between(TRIED..1.0);
     let placements = if grown_reads <= bisected_reads {
-        by_marginal_gain_each(likely_misses(log, misses)?, options, ratios)?
+        by_marginal_gain_watched(likely_misses(log, misses)?, (options, false), ratios, &rest)?.0
     } else {
-        self::bisected(log, options, ratios)?
+        self::bisected(log, options, ratios, &rest)?
     };
     Ok(Choice { placements, grown_reads, bisected_reads })
 }
 
+/// Returns whether a table is grown in several blocks, each with a trial of its own.
+fn is_large(log: &QueryLog, options: &GrowthOptions) -> bool {
+    let seen = || log.frequencies().iter().filter(|&&count| count > 0).count();
+    log.pin_count() > options.block_pins as usize
+        || (log.row_count() > options.block_rows && seen() > options.block_rows as usize)
+}
+
+fn trial_file(
+    (log, misses): (&QueryLog, &QueryLog),
+    options: &GrowthOptions,
+    folder: Option<&Path>,
+) -> KeptFile {
+    let BisectionOptions { rows_per_page, iteration_count, seed, .. } = options.bisection;
+    let mut identity = vec![rows_per_page, iteration_count];
+    identity.extend(halves(seed));
+    identity.extend([options.block_rows, options.block_pins]);
+    if folder.is_some() {
+        identity.extend([log, misses].map(|log| checksum_of(log.as_parts().1)));
+    }
+    KeptFile::new(folder.map(|folder| folder.join("trial")), identity)
+}
+
 /// Bisects once; replicas by a lower ratio are the first of those by the highest.
-fn bisected(log: &QueryLog, options: &GrowthOptions, ratios: &[f64]) -> Result<Vec<Placement>> {
-    let homes = bisect(log.clone(), &options.bisection, &mut |_| ())?;
+fn bisected(
+    log: &QueryLog,
+    options: &GrowthOptions,
+    ratios: &[f64],
+    watched: &Watched<'_, '_>,
+) -> Result<Vec<Placement>> {
+    let stage = watched.stage(0.0..1.0, LEVELS);
+    let levels = watched.kept.map(|folder| folder.join("levels"));
+    let homes =
+        bisect_kept(log.clone(), &options.bisection, levels.as_deref(), &mut stage.listener())?;
     by_connectivity_each(&homes, log, ratios)
 }
 
@@ -126,6 +198,7 @@ mod tests {
     use tierbed_core::env::SplitMix64;
 
     use super::*;
+    use crate::replicate::by_marginal_gain_each;
 
     /// Queries of four rows: of a circle of eight, or, without circles, of all rows.
     fn log(has_circles: bool) -> QueryLog {
@@ -151,7 +224,8 @@ mod tests {
             let expected = if choice.is_grown() {
                 by_marginal_gain_each(log, &options, &[0.1, 0.0])
             } else {
-                bisected(&log, &options, &[0.1, 0.0])
+                let work = Work::silent();
+                bisected(&log, &options, &[0.1, 0.0], &Watched::alone(&work))
             };
             assert_eq!(choice.placements, expected.expect("ratios"));
         }

@@ -9,6 +9,7 @@
 //! pins     1 0*  2 0 1*               4 bytes a pin, * is the top bit
 //! ```
 
+use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
 
 use crate::QueryLog;
@@ -130,6 +131,20 @@ pub(crate) fn close_edge(pins: &mut Vec<u32>, begin: usize) {
     }
 }
 
+/// Marks the last pin written, whatever is before it: the end of a page of any length.
+pub(crate) fn close_page(pins: &mut [u32]) {
+    if let Some(last) = pins.last_mut() {
+        *last |= LAST;
+    }
+}
+
+/// Draws edges of together about `pins_max` pins, in their order; equal seeds draw the same ones.
+pub(crate) fn sample_edges(pins: &[u32], pins_max: u32, seed: u64) -> Vec<u32> {
+    let mut rng = SplitMix64::new(seed);
+    let share = f64::from(pins_max) / pins.len().max(1) as f64;
+    edges(pins).filter(|_| rng.unit_f64() < share).flatten().copied().collect()
+}
+
 /// Cuts `pins` into at most `count` runs of whole edges, of about equal length.
 pub(crate) fn runs_of_edges(pins: &[u32], count: usize) -> Vec<&[u32]> {
     let mut runs = Vec::with_capacity(count);
@@ -178,6 +193,21 @@ mod tests {
             assert_eq!(walked, locals(&graph.pins), "{count} runs");
         }
         assert!(runs_of_edges(&[], 3).is_empty());
+    }
+
+    #[test]
+    fn a_sample_has_whole_edges_and_about_the_pins_asked_for() {
+        let queries: Vec<Vec<u32>> = (0..3000).map(|at| (0..2 + at % 5).collect()).collect();
+        let log = QueryLog::from_queries(7, &queries).expect("in range");
+        let graph = Hypergraph::from_log(log).expect("few rows");
+        let all = locals(&graph.pins);
+        let sample = sample_edges(&graph.pins, 3000, 5);
+        assert!((2700..3300).contains(&sample.len()), "{} pins", sample.len());
+        let mut rest = all.iter();
+        assert!(locals(&sample).iter().all(|edge| rest.any(|other| other == edge)), "in order");
+        assert_eq!(sample, sample_edges(&graph.pins, 3000, 5));
+        assert_ne!(sample, sample_edges(&graph.pins, 3000, 6));
+        assert_eq!(sample_edges(&graph.pins, u32::MAX, 5), graph.pins);
     }
 
     #[test]

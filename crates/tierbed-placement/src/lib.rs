@@ -19,6 +19,7 @@ pub mod fuzz;
 mod hypergraph;
 mod incidence;
 pub mod index;
+mod kept;
 mod mapping;
 mod method;
 mod misses;
@@ -29,6 +30,7 @@ mod query_log;
 pub mod replicate;
 pub mod select;
 mod trial;
+mod work;
 
 pub use choose::{choose, Choice};
 pub use file::{decode_placement, read_placement, write_placement};
@@ -42,3 +44,4 @@ pub use query_log::{
     QuerySource, ReadOptions, SampleQueries, TextQueries,
 };
 pub use replicate::ReplicaBudget;
+pub use work::{BuildReport, Report};

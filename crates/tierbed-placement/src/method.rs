@@ -11,16 +11,17 @@
 //!
 //! Growth learns more of a log than bisection, and on some logs what it learns does not last. The
 //! *guard* builds both for parts of the table from the first nine tenths of the log and lets the
-//! last tenth decide ([`choose`]).
+//! last tenth decide ([`choose`](crate::choose)).
+
+use std::path::Path;
 
 use tierbed_core::{Error, Result};
 
-use crate::choose::by_connectivity_each;
-use crate::partition::{
-    bisect, by_frequency, random, BisectionOptions, GrowthOptions, LevelReport,
-};
+use crate::choose::{by_connectivity_each, choose_watched};
+use crate::partition::{bisect_kept, by_frequency, random, BisectionOptions, GrowthOptions};
 use crate::replicate::{before_partition, finer_and_filled};
-use crate::{choose, Placement, QueryLog};
+use crate::work::{BuildReport, Report, Watched, Work};
+use crate::{Placement, QueryLog};
 
 /// How rows get their pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,16 +30,17 @@ pub enum Method {
     Random,
     /// [`by_frequency`].
     ByFrequency,
-    /// [`bisect`].
+    /// [`bisect`](crate::partition::bisect).
     Bisected,
     /// [`before_partition`].
     TwinsBefore,
     /// [`finer_and_filled`].
     FinerFilled,
-    /// [`bisect`], then [`by_connectivity`](crate::replicate::by_connectivity).
+    /// [`bisect`](crate::partition::bisect), then
+    /// [`by_connectivity`](crate::replicate::by_connectivity).
     ByConnectivity,
     /// [`by_marginal_gain`](crate::replicate::by_marginal_gain), or as [`Self::ByConnectivity`]
-    /// where bisected pages are read less often by the last queries: [`choose`].
+    /// where bisected pages are read less often by the last queries: [`choose`](crate::choose).
     Grown,
 }
 
@@ -105,20 +107,32 @@ pub struct BuildInput<'a> {
     /// Homes made before by the same options, for methods that keep them: saves bisecting again
     /// for each of several ratios.
     pub homes: Option<&'a Placement>,
+    /// A folder for what is done, so that a build that was stopped goes on there; without one it
+    /// starts anew. Its files are of no use once the placement is safe.
+    pub kept: Option<&'a Path>,
+}
+
+impl<'a> BuildInput<'a> {
+    /// Returns what builds from a log alone.
+    #[must_use]
+    pub fn of(log: &'a QueryLog) -> Self {
+        Self { log, misses: None, homes: None, kept: None }
+    }
 }
 
 /// Places the rows of a log.
 ///
-/// `report` is called after each level of a bisection.
+/// `report` is called now and then, by any thread of the build; an error stops it.
 ///
 /// # Errors
-/// `Invalid` for options out of range and replicas of a method that makes none.
+/// `Invalid` for options out of range and replicas of a method that makes none; those of kept
+/// files; what `report` returns.
 pub fn build(
     input: BuildInput<'_>,
     method: Method,
     options: &BisectionOptions,
     ratio: f64,
-    report: &mut dyn FnMut(LevelReport),
+    report: Report<'_>,
 ) -> Result<Placement> {
     let mut placements = build_each(input, method, options, &[ratio], report)?;
     placements.pop().ok_or_else(|| Error::invalid("no ratio"))
@@ -127,7 +141,7 @@ pub fn build(
 /// Places the rows of a log with replicas by each of `ratios`, in their order; home pages are
 /// made once where the method makes the same for all.
 ///
-/// `report` is called after each level of a bisection.
+/// `report` is called now and then, by any thread of the build; an error stops it.
 ///
 /// # Errors
 /// As [`build`].
@@ -136,7 +150,7 @@ pub fn build_each(
     method: Method,
     options: &BisectionOptions,
     ratios: &[f64],
-    report: &mut dyn FnMut(LevelReport),
+    report: Report<'_>,
 ) -> Result<Vec<Placement>> {
     if let Some(ratio) = ratios.iter().find(|&&ratio| ratio > 0.0 && !method.replicates()) {
         return Err(Error::invalid("this method makes no replicas")
@@ -144,11 +158,17 @@ pub fn build_each(
             .with("ratio", ratio)
             .with("remedy", "use ratio 0, or another method"));
     }
-    let BuildInput { log, misses, homes } = input;
+    let BuildInput { log, misses, homes, kept } = input;
+    let levels = kept.map(|folder| folder.join("levels"));
+    let bisected = |report: Report<'_>| {
+        bisect_kept(log.clone(), options, levels.as_deref(), &mut |level| {
+            report(BuildReport { done: level.levels_done.into(), total: level.level_count.into() })
+        })
+    };
     let without_replicas = match method {
         Method::Random => random(log.row_count(), options.rows_per_page, options.seed)?,
         Method::ByFrequency => by_frequency(log, options.rows_per_page)?,
-        Method::Bisected => bisect(log.clone(), options, report)?,
+        Method::Bisected => bisected(report)?,
         Method::TwinsBefore => {
             return ratios.iter().map(|&ratio| before_partition(log, options, ratio)).collect()
         }
@@ -158,7 +178,7 @@ pub fn build_each(
         Method::ByConnectivity => {
             return match homes {
                 Some(homes) => by_connectivity_each(homes, log, ratios),
-                None => by_connectivity_each(&bisect(log.clone(), options, report)?, log, ratios),
+                None => by_connectivity_each(&bisected(report)?, log, ratios),
             }
         }
         Method::Grown => {
@@ -166,7 +186,10 @@ pub fn build_each(
                 bisection: options.clone(),
                 ..GrowthOptions::new(options.rows_per_page)
             };
-            return Ok(choose(log, misses.unwrap_or(log), &options, ratios)?.placements);
+            let work = Work::new(report);
+            let watched = Watched { kept, ..Watched::alone(&work) };
+            let logs = (log, misses.unwrap_or(log));
+            return Ok(choose_watched(logs, &options, ratios, &watched)?.placements);
         }
     };
     Ok(vec![without_replicas; ratios.len()])
@@ -179,7 +202,7 @@ mod tests {
     use super::*;
     use crate::index::PageIndex;
     use crate::select::Selection;
-    use crate::{connectivity_sum, count_page_reads};
+    use crate::{choose, connectivity_sum, count_page_reads};
 
     /// Circles of four rows, 25 apart, of which two to four are asked for together.
     fn log() -> QueryLog {
@@ -205,8 +228,8 @@ mod tests {
         let options = BisectionOptions::new(4);
         for method in Method::ALL {
             for ratio in if method.replicates() { vec![0.0, 0.1, 0.5] } else { vec![0.0] } {
-                let input = BuildInput { log: &log, misses: None, homes: None };
-                let placement = build(input, method, &options, ratio, &mut |_| ()).unwrap();
+                let input = BuildInput::of(&log);
+                let placement = build(input, method, &options, ratio, &mut |_| Ok(())).unwrap();
                 let name = method.name();
                 assert!(placement.replica_count() as f64 <= ratio * 110.0, "{name} {ratio}");
                 assert_eq!(placement.row_count(), 110, "{name}");
@@ -220,11 +243,11 @@ mod tests {
     #[test]
     fn several_ratios_at_once_are_those_of_one_by_one() {
         let (log, options) = (log(), BisectionOptions::new(4));
-        let input = BuildInput { log: &log, misses: None, homes: None };
+        let input = BuildInput::of(&log);
         let ratios = [0.8, 0.0, 0.1, 0.33];
         for method in Method::ALL.into_iter().filter(|method| method.replicates()) {
-            let together = build_each(input, method, &options, &ratios, &mut |_| ()).unwrap();
-            let alone = ratios.map(|ratio| build(input, method, &options, ratio, &mut |_| ()));
+            let together = build_each(input, method, &options, &ratios, &mut |_| Ok(())).unwrap();
+            let alone = ratios.map(|ratio| build(input, method, &options, ratio, &mut |_| Ok(())));
             let alone = alone.map(Result::unwrap);
             assert_eq!(together, alone, "{}", method.name());
         }
@@ -234,9 +257,9 @@ mod tests {
     fn bisection_reads_less_than_chance() {
         let log = log();
         let options = BisectionOptions::new(4);
-        let input = BuildInput { log: &log, misses: None, homes: None };
+        let input = BuildInput::of(&log);
         let read = |method| {
-            let placement = build(input, method, &options, 0.0, &mut |_| ()).unwrap();
+            let placement = build(input, method, &options, 0.0, &mut |_| Ok(())).unwrap();
             pages_read(&placement, &log)
         };
         let (found, random) = (read(Method::Bisected), read(Method::Random));
@@ -246,8 +269,8 @@ mod tests {
     #[test]
     fn ours_is_what_the_guard_chose() {
         let (log, options) = (log(), BisectionOptions::new(4));
-        let input = BuildInput { log: &log, misses: None, homes: None };
-        let ours = build(input, Method::Grown, &options, 0.1, &mut |_| ()).unwrap();
+        let input = BuildInput::of(&log);
+        let ours = build(input, Method::Grown, &options, 0.1, &mut |_| Ok(())).unwrap();
         let choice = choose(&log, &log, &GrowthOptions::new(4), &[0.1]).unwrap();
         // Bisection cannot tell these circles apart, growth does.
         assert!(choice.is_grown());
@@ -258,13 +281,17 @@ mod tests {
     fn homes_given_are_kept_and_give_the_same() {
         let log = log();
         let options = BisectionOptions::new(3);
-        let input = BuildInput { log: &log, misses: None, homes: None };
+        let input = BuildInput::of(&log);
         let mut levels = 0;
-        let homes = build(input, Method::Bisected, &options, 0.0, &mut |_| levels += 1).unwrap();
+        let mut report = |_| {
+            levels += 1;
+            Ok(())
+        };
+        let homes = build(input, Method::Bisected, &options, 0.0, &mut report).unwrap();
         assert!(levels > 3);
         let again = BuildInput { homes: Some(&homes), ..input };
-        let fast = build(again, Method::ByConnectivity, &options, 0.3, &mut |_| ()).unwrap();
-        let slow = build(input, Method::ByConnectivity, &options, 0.3, &mut |_| ()).unwrap();
+        let fast = build(again, Method::ByConnectivity, &options, 0.3, &mut |_| Ok(())).unwrap();
+        let slow = build(input, Method::ByConnectivity, &options, 0.3, &mut |_| Ok(())).unwrap();
         assert_eq!(fast, slow);
         assert_eq!(fast.home_pages(), homes.home_pages());
     }
@@ -272,12 +299,16 @@ mod tests {
     #[test]
     fn what_cannot_be_built_is_refused() {
         let log = log();
-        let input = BuildInput { log: &log, misses: None, homes: None };
+        let input = BuildInput::of(&log);
         let options = BisectionOptions::new(4);
-        assert!(build(input, Method::Bisected, &options, 0.1, &mut |_| ()).is_err());
+        assert!(build(input, Method::Bisected, &options, 0.1, &mut |_| Ok(())).is_err());
         let none = BisectionOptions::new(0);
         for method in Method::ALL {
-            assert!(build(input, method, &none, 0.0, &mut |_| ()).is_err(), "{}", method.name());
+            assert!(
+                build(input, method, &none, 0.0, &mut |_| Ok(())).is_err(),
+                "{}",
+                method.name()
+            );
         }
         let told = Method::from_name("metis").unwrap_err().to_string();
         assert!(told.contains("maxembed"), "{told}");

@@ -12,6 +12,8 @@ mod samples;
 mod source;
 mod text;
 
+use std::ops::Range;
+
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
 
@@ -119,11 +121,20 @@ impl QueryLog {
     ///
     /// `Invalid` for a share outside `0..=1`.
     pub fn split_by_share(&self, share: f64) -> Result<(Self, Self)> {
+        let at = self.count_of_share(share)?;
+        Ok((self.slice(0..at), self.slice(at..self.query_count())))
+    }
+
+    /// Returns how many queries the earlier `share` of them are, rounded down.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a share outside `0..=1`.
+    pub(crate) fn count_of_share(&self, share: f64) -> Result<usize> {
         if !(0.0..=1.0).contains(&share) {
             return Err(Error::invalid("share of a split must be from 0 to 1").with("share", share));
         }
-        let at = ((self.query_count() as f64 * share) as usize).min(self.query_count());
-        Ok((self.slice(0, at), self.slice(at, self.query_count())))
+        Ok(((self.query_count() as f64 * share) as usize).min(self.query_count()))
     }
 
     /// Puts the queries into an order drawn by `seed`, for logs whose order is not that of time.
@@ -138,16 +149,17 @@ impl QueryLog {
         shuffled
     }
 
-    /// Returns what the queries ask of `rows` alone, which are numbered by their place there.
+    /// Returns what some of the queries ask of `rows` alone, which are numbered by their place
+    /// there.
     #[expect(clippy::indexing_slicing, reason = "a log's rows are below its row count")]
-    pub(crate) fn of_rows(&self, rows: &[u32]) -> Self {
+    pub(crate) fn of_rows(&self, rows: &[u32], queries: Range<usize>) -> Self {
         let mut place_of = vec![u32::MAX; self.row_count as usize];
         for (place, &row) in (0..).zip(rows) {
             place_of[row as usize] = place;
         }
         let row_count = rows.len() as u32;
         let mut part = Self { offsets: vec![0], rows: Vec::new(), row_count };
-        for query in self.iter() {
+        for query in self.iter().skip(queries.start).take(queries.len()) {
             let places = query.iter().map(|&row| place_of[row as usize]);
             part.rows.extend(places.filter(|&place| place != u32::MAX));
             part.offsets.push(part.rows.len() as u64);
@@ -161,9 +173,9 @@ impl QueryLog {
         self
     }
 
-    /// Copies the queries `begin..end`.
-    fn slice(&self, begin: usize, end: usize) -> Self {
-        let offsets = self.offsets.get(begin..=end).unwrap_or(&[0]);
+    /// Copies some of the queries.
+    pub(crate) fn slice(&self, queries: Range<usize>) -> Self {
+        let offsets = self.offsets.get(queries.start..=queries.end).unwrap_or(&[0]);
         let first = offsets.first().copied().unwrap_or(0);
         let last = offsets.last().copied().unwrap_or(0);
         Self {

@@ -13,12 +13,13 @@ use tierbed_core::Result;
 
 use crate::choose::likely_misses;
 use crate::hypergraph::Hypergraph;
-use crate::partition::{bisect, grow, into_blocks, parallel, GrowthOptions};
+use crate::partition::{bisect, grow, parallel, rows_of_parts, GrowthOptions};
 use crate::quality::connectivity_sum;
+use crate::work::Watched;
 use crate::QueryLog;
 
 /// The share of the build log, its latest part, that judges.
-const JUDGING_SHARE: f64 = 0.1;
+pub(crate) const JUDGING_SHARE: f64 = 0.1;
 
 /// Parts that a table is cut into at least, when it is large enough.
 const PART_COUNT_MIN: u32 = 8;
@@ -39,26 +40,45 @@ pub(crate) struct TrialReads {
     pub(crate) bisected: u64,
 }
 
+impl TrialReads {
+    /// Returns whether growth won, which it does with equal reads.
+    pub(crate) fn is_grown(self) -> bool {
+        self.grown <= self.bisected
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        let (grown, bisected) = (self.grown + other.grown, self.bisected + other.bisected);
+        Self { grown, bisected }
+    }
+}
+
 /// Grows and bisects some parts of the table without replicas, and counts what later queries read.
 ///
 /// # Errors
 ///
-/// `Invalid` for options out of range, `Unsupported` as for [`grow`].
+/// `Invalid` for options out of range, `Unsupported` as for [`grow`]; what stops the build.
 pub(crate) fn try_on_parts(
     log: &QueryLog,
     misses: &QueryLog,
     options: &GrowthOptions,
+    watched: &Watched<'_, '_>,
 ) -> Result<TrialReads> {
-    let (early_log, _) = log.split_by_share(1.0 - JUDGING_SHARE)?;
-    let (early_misses, judges) = misses.split_by_share(1.0 - JUDGING_SHARE)?;
-    let likely = likely_misses(&early_log, &early_misses)?;
-    let parts = tried_parts(&early_log, options)?;
+    let all = log.query_count();
+    let early = 0..log.count_of_share(1.0 - JUDGING_SHARE)?;
+    let parts = tried_parts(log.slice(early.clone()), options)?;
+    let stage = watched.stage(0.2..1.0, 2 * parts.len() as u64);
     let of_part = |rows: Vec<u32>| -> Result<TrialReads> {
-        let judges = judges.of_rows(&rows);
+        let judges = misses.of_rows(&rows, early.end..all);
+        let early_log = log.of_rows(&rows, early.clone());
+        let likely = likely_misses(&early_log, &misses.of_rows(&rows, early.clone()))?;
         let options =
             GrowthOptions { bisection: options.bisection.on_one_thread(), ..options.clone() };
-        let grown = grow(likely.of_rows(&rows), &options)?;
-        let bisected = bisect(early_log.of_rows(&rows), &options.bisection, &mut |_| ())?;
+        watched.work.check()?;
+        let grown = grow(likely, &options)?;
+        stage.advance(1);
+        watched.work.check()?;
+        let bisected = bisect(early_log, &options.bisection, &mut |_| ())?;
+        stage.advance(1);
         Ok(TrialReads {
             grown: connectivity_sum(&grown, &judges),
             bisected: connectivity_sum(&bisected, &judges),
@@ -66,25 +86,18 @@ pub(crate) fn try_on_parts(
     };
     let mut sum = TrialReads::default();
     for reads in parallel(parts, options.bisection.thread_count, of_part) {
-        let reads = reads?;
-        sum.grown += reads.grown;
-        sum.bisected += reads.bisected;
+        sum = sum.plus(reads?);
     }
     Ok(sum)
 }
 
 /// Returns the rows of each part that is tried; parts lie evenly among all.
-fn tried_parts(log: &QueryLog, options: &GrowthOptions) -> Result<Vec<Vec<u32>>> {
-    let graph = Hypergraph::from_log(log.clone())?;
+fn tried_parts(log: QueryLog, options: &GrowthOptions) -> Result<Vec<Vec<u32>>> {
+    let graph = Hypergraph::from_log(log)?;
     let page = options.bisection.rows_per_page;
     let rows = (graph.rows.len() as u32 / PART_COUNT_MIN).clamp(PART_ROWS_MIN, PART_ROWS_MAX);
-    let parts = into_blocks(graph, &options.bisection, rows.max(page));
-    let step = (parts.len() / TRIED_COUNT).max(1);
-    Ok(parts
-        .into_iter()
-        .skip(step / 2)
-        .step_by(step)
-        .take(TRIED_COUNT)
-        .map(|part| part.rows)
-        .collect())
+    Ok(rows_of_parts(graph, &options.bisection, rows.max(page), |part_count| {
+        let step = (part_count / TRIED_COUNT).max(1);
+        (step / 2..part_count).step_by(step).take(TRIED_COUNT).collect()
+    }))
 }

@@ -18,8 +18,8 @@ use tierbed_placement::select::Selection;
 use tierbed_placement::{
     build_each, connectivity_sum, count_page_reads, decode_packed, encode_packed, index_by_use,
     miss_stream, read_log, read_mapping, read_placement, write_mapping, write_packed,
-    write_placement, BuildInput, CacheInFront, Method, PackedQueries, Placement, QueryLog,
-    QueryLogBuilder, QuerySource, ReadOptions, TextQueries,
+    write_placement, BuildInput, BuildReport, CacheInFront, Method, PackedQueries, Placement,
+    QueryLog, QueryLogBuilder, QuerySource, ReadOptions, TextQueries,
 };
 
 use crate::errors::run;
@@ -276,6 +276,7 @@ struct GivenBuild {
     seed: u64,
     threads: usize,
     iterations: u32,
+    kept: Option<PathBuf>,
 }
 
 impl NativePlacement {
@@ -310,15 +311,14 @@ impl NativePlacement {
                 thread_count: given.threads,
             };
             let method = Method::from_name(&given.method)?;
-            let input =
-                BuildInput { log: &log, misses: misses.as_deref(), homes: homes.as_deref() };
-            let mut stopped = Ok(());
-            let placements = build_each(input, method, &options, &given.ratios, &mut |level| {
-                if stopped.is_ok() {
-                    stopped = told.tell(level.levels_done.into(), level.level_count.into());
-                }
-            })?;
-            stopped?;
+            let input = BuildInput {
+                log: &log,
+                misses: misses.as_deref(),
+                homes: homes.as_deref(),
+                kept: given.kept.as_deref(),
+            };
+            let mut report = |report: BuildReport| told.tell(report.done, report.total);
+            let placements = build_each(input, method, &options, &given.ratios, &mut report)?;
             placements.into_iter().map(Self::in_page_order).collect()
         });
         told.finish(result)

@@ -102,11 +102,11 @@ fn build_alike(
     if method == Method::Grown {
         let cache = CacheInFront { share: first.cache_share, policy: PolicyKind::Lru };
         let misses = miss_stream(earlier, earlier, cache, 1)?.log;
-        let input = BuildInput { log: earlier, misses: Some(&misses), homes: None };
-        return build_each(input, method, &options, &ratios, &mut |_| ());
+        let input = BuildInput { misses: Some(&misses), ..BuildInput::of(earlier) };
+        return build_each(input, method, &options, &ratios, &mut |_| Ok(()));
     }
-    let input = BuildInput { log: earlier, misses: None, homes: homes.as_ref() };
-    let placements = build_each(input, method, &options, &ratios, &mut |_| ())?;
+    let input = BuildInput { homes: homes.as_ref(), ..BuildInput::of(earlier) };
+    let placements = build_each(input, method, &options, &ratios, &mut |_| Ok(()))?;
     if method == Method::Bisected {
         *homes = placements.first().cloned();
     }

@@ -10,10 +10,10 @@ use std::thread;
 
 use crate::{Placement, QueryLog};
 
-pub(crate) use bisect::into_blocks;
 pub use bisect::{
     bisect, bisect_evenly, bisect_resumable, order_of_parts, BisectionOptions, LevelReport, Subtree,
 };
+pub(crate) use bisect::{bisect_kept, rows_of_parts};
 pub use grow::{grow, GrowthOptions};
 pub use order::{by_frequency, random};
 

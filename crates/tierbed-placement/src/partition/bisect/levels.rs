@@ -1,5 +1,6 @@
 //! In which order are nodes split? Level by level, the nodes of a level in parallel.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -23,6 +24,16 @@ struct Node {
     pin_count: usize,
     /// Pins the node's place had room for when its parent was split.
     pin_room: usize,
+}
+
+impl Node {
+    /// Returns whether the node is small enough; a page always is.
+    fn is_done(&self, limits: Option<PartLimits>) -> bool {
+        let is_within = |limits: PartLimits| {
+            self.row_count <= limits.rows as usize && self.pin_count <= limits.pins as usize
+        };
+        self.page_count < 2 || limits.is_some_and(is_within)
+    }
 }
 
 /// One node's split, to be done by any thread.
@@ -65,30 +76,37 @@ pub(super) fn split(
     (graph.rows, nodes.iter().map(|node| node.row_count).collect())
 }
 
-/// Splits a hypergraph into `part_count` parts that keep their edges.
-pub(super) fn split_into_parts(
-    mut graph: Hypergraph,
-    shape: (usize, Fill),
+/// How large parts may be, so that each can be worked on alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PartLimits {
+    /// Rows of a part at most.
+    pub(crate) rows: u32,
+    /// Pins of a part at most; a part of one unit may have more.
+    pub(crate) pins: u32,
+    /// Rows of a unit, which is not split further.
+    pub(crate) unit_rows: u32,
+}
+
+/// Splits a hypergraph until its parts are within `limits`; goes on after the known levels.
+///
+/// Returns where the rows and the pins of each part lie in the graph.
+pub(super) fn split_to_limits(
+    graph: &mut Hypergraph,
+    limits: PartLimits,
     options: &BisectionOptions,
-    report: &mut dyn FnMut(LevelReport),
-) -> Vec<Hypergraph> {
-    let nodes = split_levels(&mut graph, shape, options, report);
-    if nodes.len() < 2 {
-        return vec![graph];
-    }
-    let (mut rows, mut pins) = (graph.rows.as_slice(), graph.pins.as_slice());
-    let mut parts = Vec::with_capacity(nodes.len());
-    for node in &nodes {
-        let (of_node, behind) = rows.split_at(node.row_count);
-        let (pins_of_node, pins_behind) = pins.split_at(node.pin_room);
-        (rows, pins) = (behind, pins_behind);
-        parts.push(Hypergraph {
-            rows: of_node.to_vec(),
-            pins: pins_of_node.get(..node.pin_count).unwrap_or_default().to_vec(),
-            row_count: graph.row_count,
-        });
-    }
-    parts
+    (known, after_level): (&Known, AfterLevel<'_>),
+) -> Result<Vec<[Range<usize>; 2]>> {
+    let options = BisectionOptions { rows_per_page: limits.unit_rows, ..options.clone() };
+    let page_count = graph.rows.len().div_ceil(limits.unit_rows as usize);
+    let shape = Shape { limits: Some(limits), ..Shape::full(page_count) };
+    let nodes = split_on(graph, shape, &options, (known, after_level))?;
+    let (mut row, mut pin) = (0, 0);
+    let place = |node: Node| {
+        let place = [row..row + node.row_count, pin..pin + node.pin_count];
+        (row, pin) = (row + node.row_count, pin + node.pin_room);
+        place
+    };
+    Ok(nodes.into_iter().map(place).collect())
 }
 
 fn split_levels(
@@ -101,10 +119,27 @@ fn split_levels(
         report(report_of_level);
         Ok(())
     };
-    let known = Known { levels_done: 0, places: Vec::new() };
+    let known = Known::default();
     // Only what happens after a level can fail.
-    let shape = (page_count, fill, Root::default());
+    let shape = Shape { fill, ..Shape::full(page_count) };
     split_on(graph, shape, options, (&known, &mut after_level)).unwrap_or_default()
+}
+
+/// What is to become of a graph.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    page_count: usize,
+    fill: Fill,
+    root: Root,
+    /// Nodes within these are not split further.
+    limits: Option<PartLimits>,
+}
+
+impl Shape {
+    /// Full pages of all of a table.
+    fn full(page_count: usize) -> Self {
+        Self { page_count, fill: Fill::Full, root: Root::default(), limits: None }
+    }
 }
 
 /// Where a graph lies in the whole bisection: at its top, or below.
@@ -125,7 +160,8 @@ pub(super) fn split_once(
 ) -> [(Hypergraph, usize); 2] {
     let (row_count, pin_count) = (graph.rows.len(), graph.pins.len());
     let node = Node { row_count, page_count, pin_count, pin_room: pin_count };
-    let step = Step { level: root.level, first: root.first, fill: Fill::Full, places: None };
+    let shape = Shape { root, ..Shape::full(page_count) };
+    let step = Step { level: root.level, shape, places: None };
     let nodes = split_level(&mut graph, &[node], step, options);
     let left = nodes.first().copied().unwrap_or_default();
     let right = nodes.get(1).copied().unwrap_or_default();
@@ -145,13 +181,13 @@ pub(super) fn split_below(
     root: Root,
     options: &BisectionOptions,
 ) -> Result<Vec<u32>> {
-    let known = Known { levels_done: 0, places: Vec::new() };
-    let shape = (page_count, Fill::Full, root);
-    split_on(&mut graph, shape, options, (&known, &mut |_, _| Ok(())))?;
+    let shape = Shape { root, ..Shape::full(page_count) };
+    split_on(&mut graph, shape, options, (&Known::default(), &mut |_, _| Ok(())))?;
     Ok(graph.rows)
 }
 
 /// Levels of an earlier run.
+#[derive(Debug, Default)]
 pub(super) struct Known {
     pub(super) levels_done: u32,
     /// By row of the table: its place after these levels.
@@ -159,22 +195,26 @@ pub(super) struct Known {
 }
 
 /// Is told the order of rows after each level.
-type AfterLevel<'a> = &'a mut dyn FnMut(LevelReport, &[u32]) -> Result<()>;
+pub(super) type AfterLevel<'a> = &'a mut dyn FnMut(LevelReport, &[u32]) -> Result<()>;
 
 /// Splits level by level, the known ones as they were.
 fn split_on(
     graph: &mut Hypergraph,
-    (page_count, fill, root): (usize, Fill, Root),
+    shape: Shape,
     options: &BisectionOptions,
     (known, after_level): (&Known, AfterLevel<'_>),
 ) -> Result<Vec<Node>> {
+    let page_count = shape.page_count;
     let pin_count = graph.pins.len();
     let row_count = graph.rows.len();
     let mut nodes = vec![Node { row_count, page_count, pin_count, pin_room: pin_count }];
     let level_count = page_count.max(1).next_power_of_two().trailing_zeros();
     for level in 0..level_count {
+        if nodes.iter().all(|node| node.is_done(shape.limits)) {
+            break;
+        }
         let places = (level < known.levels_done).then_some(known.places.as_slice());
-        let step = Step { level: root.level + level, first: root.first, fill, places };
+        let step = Step { level: shape.root.level + level, shape, places };
         nodes = split_level(graph, &nodes, step, options);
         let report = LevelReport {
             levels_done: level + 1,
@@ -194,8 +234,7 @@ pub(super) fn go_on(
     after_level: AfterLevel<'_>,
 ) -> Result<Vec<u32>> {
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    let shape = (page_count, Fill::Full, Root::default());
-    split_on(&mut graph, shape, options, (known, after_level))?;
+    split_on(&mut graph, Shape::full(page_count), options, (known, after_level))?;
     Ok(graph.rows)
 }
 
@@ -203,9 +242,7 @@ pub(super) fn go_on(
 #[derive(Clone, Copy)]
 struct Step<'a> {
     level: u32,
-    /// Rows before the first node, in the order of the whole.
-    first: usize,
-    fill: Fill,
+    shape: Shape,
     /// By row of the table: its place, when the level is known already.
     places: Option<&'a [u32]>,
 }
@@ -219,7 +256,7 @@ fn split_level(
 ) -> Vec<Node> {
     let (mut rows, mut pins) = (graph.rows.as_mut_slice(), graph.pins.as_mut_slice());
     let mut jobs = Vec::with_capacity(nodes.len());
-    let mut first = step.first;
+    let mut first = step.shape.root.first;
     for &node in nodes {
         let (of_node, behind) = std::mem::take(&mut rows).split_at_mut(node.row_count);
         let (pins_of_node, pins_behind) = std::mem::take(&mut pins).split_at_mut(node.pin_room);
@@ -236,7 +273,7 @@ fn split_level(
         let mut scratch = Scratch::default();
         while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut job = job.lock().unwrap_or_else(PoisonError::into_inner);
-            if job.node.page_count > 1 {
+            if !job.node.is_done(step.shape.limits) {
                 job.split(step, within, options, &mut scratch);
             }
         }
@@ -263,7 +300,7 @@ impl Job<'_> {
         let Scratch { exchange, divide, ids } = scratch;
         let Node { row_count, page_count, .. } = self.node;
         let left_pages = page_count / 2;
-        let left = match step.fill {
+        let left = match step.shape.fill {
             Fill::Full => left_pages * options.rows_per_page as usize,
             Fill::Even => (row_count as u64 * left_pages as u64 / page_count as u64) as usize,
         };

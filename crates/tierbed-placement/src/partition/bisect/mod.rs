@@ -25,6 +25,7 @@
 mod divide;
 mod exchange;
 mod levels;
+mod parts;
 mod state;
 mod subtree;
 
@@ -33,6 +34,9 @@ use std::path::Path;
 use tierbed_core::{Error, Result};
 
 use levels::Fill;
+pub(crate) use levels::PartLimits;
+pub(crate) use parts::{rows_of_parts, Part, Parts};
+pub(crate) use state::identity_of;
 use state::State;
 pub use subtree::{order_of_parts, Subtree};
 
@@ -105,13 +109,10 @@ pub fn bisect(
     place_full(Hypergraph::from_log(log)?, options, report)
 }
 
-/// Levels after which the state is written; those below are done sooner than read back.
-const STATE_LEVELS: u32 = 12;
-
 /// Partitions as [`bisect`] does, and keeps at `state` what is needed to go on after a crash.
 ///
-/// The file is written after each of the first twelve levels and removed at the end. The result
-/// is the same however often the bisection was interrupted.
+/// The file is written after each of the first twelve levels and the last, and removed at the end.
+/// The result is the same however often the bisection was interrupted.
 ///
 /// # Errors
 ///
@@ -123,32 +124,43 @@ pub fn bisect_resumable(
     state: &Path,
     report: &mut dyn FnMut(LevelReport),
 ) -> Result<Placement> {
+    let mut report = |level| {
+        report(level);
+        Ok(())
+    };
+    let (placement, state) = bisect_and_keep(log, options, Some(state), &mut report)?;
+    state.remove()?;
+    Ok(placement)
+}
+
+/// Partitions as [`bisect_resumable`] does, and keeps the state of the last level, too.
+///
+/// # Errors
+///
+/// As [`bisect_resumable`]; what `report` returns.
+pub(crate) fn bisect_kept(
+    log: QueryLog,
+    options: &BisectionOptions,
+    state: Option<&Path>,
+    report: &mut dyn FnMut(LevelReport) -> Result<()>,
+) -> Result<Placement> {
+    Ok(bisect_and_keep(log, options, state, report)?.0)
+}
+
+fn bisect_and_keep(
+    log: QueryLog,
+    options: &BisectionOptions,
+    state: Option<&Path>,
+    report: &mut dyn FnMut(LevelReport) -> Result<()>,
+) -> Result<(Placement, State)> {
     options.check()?;
     let graph = Hypergraph::from_log(log)?;
     let row_count = graph.row_count;
-    let state = State::new(state, &graph, options);
-    let mut known = levels::Known { levels_done: 0, places: vec![u32::MAX; row_count as usize] };
-    if let Some((levels_done, rows)) = state.read()? {
-        known.levels_done = levels_done;
-        for (place, &row) in rows.iter().enumerate() {
-            if let Some(slot) = known.places.get_mut(row as usize) {
-                *slot = place as u32;
-            }
-        }
-    }
-    let levels_done = known.levels_done;
-    let mut order = levels::go_on(graph, options, &known, &mut |level, rows| {
-        report(level);
-        let is_news = level.levels_done > levels_done && level.levels_done <= STATE_LEVELS;
-        if is_news && level.levels_done < level.level_count {
-            state.write(level.levels_done, rows)?;
-        }
-        Ok(())
-    })?;
+    let state = State::new(state, &graph, identity_of(&graph, options));
+    let mut order =
+        state.go_on(report, |(known, keep)| levels::go_on(graph, options, known, keep))?;
     push_unseen(&mut order, row_count);
-    let placement = Placement::from_order(&order, options.rows_per_page)?;
-    state.remove()?;
-    Ok(placement)
+    Ok((Placement::from_order(&order, options.rows_per_page)?, state))
 }
 
 /// Fills page after page; rows never asked for come last.
@@ -215,16 +227,21 @@ pub(crate) fn bisect_block(graph: Hypergraph, options: &BisectionOptions) -> Vec
     levels::split(graph, (page_count, Fill::Full), &options.on_one_thread(), &mut |_| ()).0
 }
 
-/// Bisects a hypergraph into blocks of whole pages and of `block_rows` rows at most.
-pub(crate) fn into_blocks(
+/// Bisects a hypergraph into parts within `limits`; `kept` is a file that keeps what is done.
+///
+/// # Errors
+///
+/// As [`bisect_resumable`]; what `report` returns.
+pub(crate) fn into_parts(
     graph: Hypergraph,
+    limits: PartLimits,
     options: &BisectionOptions,
-    block_rows: u32,
-) -> Vec<Hypergraph> {
-    let rows_per_page = block_rows / options.rows_per_page * options.rows_per_page;
-    let block_count = graph.rows.len().div_ceil(rows_per_page as usize);
-    let options = BisectionOptions { rows_per_page, ..options.clone() };
-    levels::split_into_parts(graph, (block_count, Fill::Full), &options, &mut |_| ())
+    (kept, report): (Option<&Path>, &mut dyn FnMut(LevelReport) -> Result<()>),
+) -> Result<Parts> {
+    let mut identity = identity_of(&graph, options);
+    identity.extend([limits.rows, limits.pins, limits.unit_rows]);
+    let state = State::new(kept, &graph, identity);
+    state.go_on(report, |progress| Parts::split(graph, limits, options, progress))
 }
 
 /// Appends the rows that `order` lacks, highest first.

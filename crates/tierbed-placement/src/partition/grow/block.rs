@@ -1,51 +1,59 @@
 //! How is one block of rows made into pages?
 
-use tierbed_core::env::mix64;
-use tierbed_core::{Error, Result};
-
 use super::page::Growth;
+use super::pages_of_order;
 use super::pairs::Refinement;
 use super::pins::Pins;
 use super::residual::Residual;
 use super::seeds::grow_pages;
-use super::GrowthOptions;
 use crate::hypergraph::{close_edge, edges, local, Hypergraph};
-use crate::partition::bisect::{bisect_block, into_blocks};
-use crate::partition::{parallel, BisectionOptions};
+use crate::partition::bisect::{bisect_block, Part};
+use crate::partition::BisectionOptions;
+use crate::work::Stage;
 
 /// How much popular rows are held back when home pages grow.
 const DAMPING: f32 = 0.5;
 
-/// Rows of the table that were put together, and their queries over local rows.
+/// The queries of rows that were put together, over local rows.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// By local row: the row of the table.
-    pub(crate) rows: Vec<u32>,
     pub(crate) pins: Pins,
     seed: u64,
 }
 
+/// Times that each row of a block is counted while home pages are made: grown, then refined.
+pub(crate) const UNITS_PER_ROW: u64 = 2;
+
 impl Block {
-    /// Takes rows and edges of a hypergraph.
-    pub(crate) fn new(graph: Hypergraph, seed: u64) -> Self {
-        let pins = Pins::new(&graph.pins, graph.rows.len(), seed);
-        Self { rows: graph.rows, pins, seed }
+    /// Takes the edges of a part.
+    pub(crate) fn new(part: Part<'_>, seed: u64) -> Self {
+        Self { pins: Pins::new(part.pins, part.rows.len(), seed), seed }
     }
 
     /// Grows home pages of at most `rows_per_page`, of local rows, as few as possible.
-    pub(crate) fn home_pages(&self, bisection: &BisectionOptions) -> Vec<Vec<u32>> {
+    ///
+    /// `stage` counts [`UNITS_PER_ROW`] for each row; pages are of no use when it was stopped.
+    pub(crate) fn home_pages(
+        &self,
+        bisection: &BisectionOptions,
+        stage: &Stage<'_, '_>,
+    ) -> Vec<Vec<u32>> {
         let rows_per_page = bisection.rows_per_page as usize;
-        let mut growth = Growth::new(Residual::alone(&self.pins), rows_per_page, DAMPING);
-        let mut pages = grow_pages(&mut growth, rows_per_page);
+        let row_count = self.pins.row_count() as u64;
+        let mut pages = {
+            // The arrays of growth go back before refinement has its own.
+            let mut growth = Growth::new(Residual::alone(&self.pins), rows_per_page, DAMPING);
+            grow_pages(&mut growth, rows_per_page, &stage.meter(row_count))
+        };
         self.fill(&mut pages, bisection);
-        Refinement::new(&self.pins).run(&mut pages, self.seed);
+        Refinement::new(&self.pins).run(&mut pages, self.seed, &stage.meter(row_count));
         pages
     }
 
     /// Gives every row that is on no page a seat: first the rest among itself, then in holes.
     fn fill(&self, pages: &mut Vec<Vec<u32>>, bisection: &BisectionOptions) {
         let rows_per_page = bisection.rows_per_page as usize;
-        let page_count = self.rows.len().div_ceil(rows_per_page);
+        let page_count = self.pins.row_count().div_ceil(rows_per_page);
         let mut rest = self.rest(pages, bisection);
         // Short pages move together when there are more pages than rows fill.
         let rest_pages =
@@ -65,12 +73,12 @@ impl Block {
             let room = (rows_per_page - page.len()).min(loose.len());
             page.extend(loose.drain(loose.len() - room..));
         }
-        pages.extend(rest.chunks(rows_per_page).map(<[u32]>::to_vec));
+        pages.extend(pages_of_order(&rest, bisection.rows_per_page));
     }
 
     /// Bisects the rows that are on no page; rows without a query among them come last.
     fn rest(&self, pages: &[Vec<u32>], bisection: &BisectionOptions) -> Vec<u32> {
-        let mut number = vec![u32::MAX; self.rows.len()];
+        let mut number = vec![u32::MAX; self.pins.row_count()];
         for &row in pages.iter().flatten() {
             if let Some(number) = number.get_mut(row as usize) {
                 *number = 0;
@@ -99,7 +107,7 @@ impl Block {
                 *flag = true;
             }
         }
-        let row_count = self.rows.len() as u32;
+        let row_count = self.pins.row_count() as u32;
         let ordered = bisect_block(Hypergraph { rows, pins: edge_pins, row_count }, bisection);
         // Stable: friends stay together, and loose rows gather at the end.
         let is_loose = |row: &u32| {
@@ -139,29 +147,4 @@ fn join_short_pages(mut pages: Vec<Vec<u32>>, rows_per_page: usize) -> Vec<Vec<u
         }
     }
     joined
-}
-
-/// Bisects a hypergraph into blocks and runs `work` on each, on the threads of the options.
-///
-/// Returns the results in order of blocks.
-///
-/// # Errors
-///
-/// `Unsupported` for a block of 2^32 pins or more.
-pub(crate) fn run_blocks<T: Send>(
-    graph: Hypergraph,
-    options: &GrowthOptions,
-    work: impl Fn(Block) -> T + Sync,
-) -> Result<Vec<T>> {
-    let blocks = into_blocks(graph, &options.bisection, options.block_rows);
-    let seeds = (0..).map(|at: u64| mix64(options.bisection.seed ^ at));
-    let jobs: Vec<(u64, Hypergraph)> = seeds.zip(blocks).collect();
-    if let Some((_, block)) = jobs.iter().find(|(_, block)| block.pins.len() >= u32::MAX as usize) {
-        return Err(Error::unsupported("a block has too many pins")
-            .with("pin_count", block.pins.len())
-            .with("remedy", "sample the log or take smaller blocks"));
-    }
-    Ok(parallel(jobs, options.bisection.thread_count, |(seed, graph)| {
-        work(Block::new(graph, seed))
-    }))
 }

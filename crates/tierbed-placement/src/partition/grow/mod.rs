@@ -10,6 +10,9 @@
 //!                             └────────── each block on its own, in parallel ─────────┘
 //! ```
 //!
+//! A log of a few hundred thousand rows is one block. Larger ones are many, so that memory is that
+//! of the bisected log and of one block per thread ([`blocks`]).
+//!
 //! What always holds: blocks do not know each other and ties go by row, so threads do not change
 //! the result.
 //!
@@ -17,6 +20,8 @@
 //! cache that will stand in front, because other rows are never read.
 
 pub(crate) mod block;
+pub(crate) mod blocks;
+pub(crate) mod guard;
 pub(crate) mod page;
 pub(crate) mod pairs;
 pub(crate) mod pins;
@@ -27,7 +32,9 @@ use tierbed_core::{Error, Result};
 
 use super::{BisectionOptions, Placement, QueryLog};
 
-pub(crate) use block::{run_blocks, Block};
+pub(crate) use block::{Block, UNITS_PER_ROW};
+pub(crate) use blocks::Blocks;
+pub(crate) use guard::{bisected_pages, try_on_part};
 
 /// How to grow pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,13 +43,17 @@ pub struct GrowthOptions {
     pub bisection: BisectionOptions,
     /// Rows of a block at most. Larger blocks read fewer pages and take longer.
     pub block_rows: u32,
+    /// Pins of a block that are looked at. A block with more is divided down to 2^12 rows, then a
+    /// fair sample of its queries is taken. A thread needs about 30 bytes for each.
+    pub block_pins: u32,
 }
 
 impl GrowthOptions {
-    /// The defaults for pages of `rows_per_page`: blocks of 2^18 rows.
+    /// The defaults for pages of `rows_per_page`: blocks of 2^18 rows and 2^25 pins.
     #[must_use]
     pub fn new(rows_per_page: u32) -> Self {
-        Self { bisection: BisectionOptions::new(rows_per_page), block_rows: 1 << 18 }
+        let bisection = BisectionOptions::new(rows_per_page);
+        Self { bisection, block_rows: 1 << 18, block_pins: 1 << 25 }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -52,8 +63,16 @@ impl GrowthOptions {
                 .with("block_rows", self.block_rows)
                 .with("rows_per_page", self.bisection.rows_per_page));
         }
+        if self.block_pins == 0 {
+            return Err(Error::invalid("a block must have room for one pin at least"));
+        }
         Ok(())
     }
+}
+
+/// Cuts an order into pages that are full but the last one.
+fn pages_of_order(order: &[u32], rows_per_page: u32) -> Vec<Vec<u32>> {
+    order.chunks(rows_per_page as usize).map(<[u32]>::to_vec).collect()
 }
 
 /// Grows pages for the rows of `log`; rows never asked for come last.

@@ -16,6 +16,7 @@ use tierbed_core::env::SplitMix64;
 
 use super::pins::Pins;
 use crate::partition::order::shuffle;
+use crate::work::Meter;
 
 /// Pages a page meets in a sweep.
 const PARTNER_COUNT: usize = 8;
@@ -69,7 +70,9 @@ impl<'a> Refinement<'a> {
     }
 
     /// Exchanges rows between pages; every page keeps its number of rows.
-    pub(crate) fn run(&mut self, pages: &mut [Vec<u32>], seed: u64) {
+    ///
+    /// `meter` counts every row once; refinement ends early when it says so.
+    pub(crate) fn run(&mut self, pages: &mut [Vec<u32>], seed: u64, meter: &Meter<'_, '_, '_>) {
         self.page_of = vec![u32::MAX; self.pins.row_count()];
         for (page, rows) in pages.iter().enumerate() {
             self.move_to(rows, page);
@@ -84,6 +87,9 @@ impl<'a> Refinement<'a> {
             for page in order {
                 if !is_active[page] {
                     continue;
+                }
+                if !meter.advance(pages[page].len() as u64 / SWEEP_COUNT) {
+                    return;
                 }
                 for partner in self.partners(page, &pages[page]) {
                     let gain = self.refine(pages, page, partner);
@@ -326,7 +332,7 @@ mod tests {
     fn strangers_are_exchanged_and_pages_keep_their_size() {
         let pins = pins_of_circles(2, 4);
         let mut pages = vec![vec![0, 1, 6, 7], vec![4, 5, 2, 3]];
-        Refinement::new(&pins).run(&mut pages, 1);
+        Refinement::new(&pins).run(&mut pages, 1, &Meter::silent());
         for page in &mut pages {
             page.sort_unstable();
         }

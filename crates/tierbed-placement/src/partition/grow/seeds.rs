@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::page::{Grown, Growth};
+use crate::work::Meter;
 
 /// A page is taken when it saves this share of the best promise.
 const ACCEPTED_SHARE: f32 = 0.85;
@@ -47,7 +48,13 @@ impl Seeds {
 }
 
 /// Grows pages until no seed is worth one. A row is on one page at most; pages may be short.
-pub(crate) fn grow_pages(growth: &mut Growth<'_>, rows_per_page: usize) -> Vec<Vec<u32>> {
+///
+/// `meter` counts rows that were grown; growth ends early when it says so.
+pub(crate) fn grow_pages(
+    growth: &mut Growth<'_>,
+    rows_per_page: usize,
+    meter: &Meter<'_, '_, '_>,
+) -> Vec<Vec<u32>> {
     let row_count = growth.residual.pins.row_count();
     let mut taken = vec![false; row_count];
     let mut seeds = first_seeds(growth, rows_per_page);
@@ -72,7 +79,11 @@ pub(crate) fn grow_pages(growth: &mut Growth<'_>, rows_per_page: usize) -> Vec<V
         for &row in &rows {
             taken[row as usize] = true;
         }
+        let is_enough = !meter.advance(rows.len() as u64);
         pages.push(rows);
+        if is_enough {
+            break;
+        }
     }
     pages
 }

@@ -14,26 +14,40 @@
 //!
 //! Differs from MaxEmbed §5.3: its replica pages are chosen independently of each other.
 
+mod kept_pages;
 mod pages;
+mod replicas;
 mod seats;
 
 use tierbed_core::{Error, Result};
 
 use super::ReplicaBudget;
 use crate::hypergraph::Hypergraph;
-use crate::partition::grow::{run_blocks, Block, GrowthOptions};
-use crate::partition::parallel;
+use crate::kept::{halves, whole};
+use crate::partition::grow::blocks::BISECTED;
+use crate::partition::grow::{
+    bisected_pages, try_on_part, Block, Blocks, GrowthOptions, UNITS_PER_ROW,
+};
 use crate::placement::Placement;
+use crate::trial::TrialReads;
+use crate::work::{Watched, Work};
 use crate::QueryLog;
+use kept_pages::{append_pages, pages_of, Seats};
+use replicas::{with_replicas, Room};
 
-/// A block with pages of local rows.
-struct Built {
-    block: Block,
-    /// Home pages, then replica pages, the most gainful first.
-    pages: Vec<Vec<u32>>,
-    home_page_count: usize,
-    /// Reads of its queries beyond one page each, without replicas.
+/// Place of a build, from 0 to 1, where all rows have homes and replicas are wanted.
+const HOUSED: f64 = 0.6;
+
+/// Pages of local rows.
+type Pages = Vec<Vec<u32>>;
+
+/// A block's home pages.
+struct Homes {
+    pages: Pages,
+    /// Reads of its queries beyond one page each.
     cost: u64,
+    /// What later queries read of grown and of bisected pages; nothing without a trial.
+    trial: TrialReads,
 }
 
 /// Grows home pages for the rows of `log` and adds what replicas `ratio` allows.
@@ -42,8 +56,7 @@ struct Built {
 ///
 /// # Errors
 ///
-/// `Invalid` for a bad ratio or options out of range, `Unsupported` for 2^31 rows or more and for
-/// blocks of 2^32 pins or more.
+/// `Invalid` for a bad ratio or options out of range, `Unsupported` for 2^31 rows or more.
 pub fn by_marginal_gain(log: QueryLog, options: &GrowthOptions, ratio: f64) -> Result<Placement> {
     let mut placements = by_marginal_gain_each(log, options, &[ratio])?;
     placements.pop().ok_or_else(|| Error::invalid("no ratio"))
@@ -51,6 +64,9 @@ pub fn by_marginal_gain(log: QueryLog, options: &GrowthOptions, ratio: f64) -> R
 
 /// Grows home pages once and adds what replicas each of `ratios` allows; the placements are in
 /// the order of ratios, each as [`by_marginal_gain`] makes it.
+///
+/// Takes the log by value because its pins are reused: peak memory is that of bisecting it, and of
+/// one block per thread.
 ///
 /// # Errors
 ///
@@ -60,6 +76,23 @@ pub fn by_marginal_gain_each(
     options: &GrowthOptions,
     ratios: &[f64],
 ) -> Result<Vec<Placement>> {
+    let work = Work::silent();
+    let watched = &Watched::alone(&work);
+    Ok(by_marginal_gain_watched(log, (options, false), ratios, watched)?.0)
+}
+
+/// Does what [`by_marginal_gain_each`] does, tells how far it is, and goes on where it was. When it
+/// `is_guarded`, blocks are bisected where that reads less; returns what the trials of all read.
+///
+/// # Errors
+///
+/// As [`by_marginal_gain`]; those of kept files, and what stops the build.
+pub(crate) fn by_marginal_gain_watched(
+    log: QueryLog,
+    (options, is_guarded): (&GrowthOptions, bool),
+    ratios: &[f64],
+    watched: &Watched<'_, '_>,
+) -> Result<(Vec<Placement>, TrialReads)> {
     options.check()?;
     let rows_per_page = options.bisection.rows_per_page;
     let row_count = log.row_count();
@@ -68,72 +101,102 @@ pub fn by_marginal_gain_each(
     let mut graph = Hypergraph::from_log(log)?;
     let lone = graph.take_lone_rows();
     let lone_pages = lone.len().div_ceil(rows_per_page as usize);
-    let mut built = home_pages(graph, options)?;
-    let home_pages = lone_pages + built.iter().map(|built| built.home_page_count).sum::<usize>();
-    let room = |budget: &ReplicaBudget| match budget.replica_count {
-        0 => 0,
-        _ => (budget.total_page_count as usize).saturating_sub(home_pages),
+    let blocks = Blocks::split(graph, options, watched)?;
+    let has_replicas = budgets.iter().any(|budget| budget.replica_count > 0);
+    let housed = if has_replicas { HOUSED } else { 1.0 };
+    let homes = home_pages(&blocks, (options, is_guarded), (watched, housed))?;
+    let trial = homes.iter().fold(TrialReads::default(), |sum, homes| sum.plus(homes.trial));
+    let home_count = lone_pages + homes.iter().map(|homes| homes.pages.len()).sum::<usize>();
+    let rooms: Vec<Room> = budgets
+        .iter()
+        .map(|budget| match budget.replica_count {
+            0 => Room::None,
+            _ => Room::Pages((budget.total_page_count as usize).saturating_sub(home_count)),
+        })
+        .collect();
+    let by_block = if has_replicas {
+        with_replicas(&blocks, homes, (options, is_guarded), (&rooms, watched))?
+    } else {
+        homes.into_iter().map(|homes| vec![homes.pages; rooms.len()]).collect()
     };
-    built = add_replica_pages(built, options, budgets.iter().map(room).max().unwrap_or(0));
-    let place = |budget: &ReplicaBudget| {
-        let pages = pages_within(&built, options, room(budget), budget.replica_count > 0);
-        assemble(&built, &pages, &lone, (row_count, rows_per_page), *budget)
+    let table = (row_count, rows_per_page);
+    let place = |(at, budget): (usize, &ReplicaBudget)| {
+        let pages = by_block.iter().map(|of_block| of_block.get(at).map_or(&[][..], Vec::as_slice));
+        assemble(blocks.rows().zip(pages), &lone, table, *budget)
     };
-    // One block leaves threads to ratios.
-    let thread_count = if built.len() == 1 { options.bisection.thread_count } else { 1 };
-    parallel(budgets.iter().collect(), thread_count, place).into_iter().collect()
+    let placements = budgets.iter().enumerate().map(place).collect::<Result<Vec<_>>>()?;
+    Ok((placements, trial))
 }
 
-fn home_pages(graph: Hypergraph, options: &GrowthOptions) -> Result<Vec<Built>> {
-    run_blocks(graph, options, |block| {
-        let pages = block.home_pages(&options.bisection);
-        let reads = pages::residual_of(&block.pins, &pages).total_reads();
-        let cost = reads.saturating_sub(block.pins.query_count() as u64);
-        Built { home_page_count: pages.len(), block, pages, cost }
-    })
-}
-
-/// Shares `replica_pages` out to blocks by their cost; a smaller number gives none of them more.
-fn shares(built: &[Built], replica_pages: usize) -> Vec<usize> {
-    let total = built.iter().map(|built| u128::from(built.cost)).sum::<u128>().max(1);
-    let share = |cost: u128| (replica_pages as u128 * cost / total) as usize;
-    built.iter().map(|built| share(u128::from(built.cost))).collect()
-}
-
-fn add_replica_pages(built: Vec<Built>, options: &GrowthOptions, most: usize) -> Vec<Built> {
+/// Makes the home pages of each block, by a trial of its own when that `is_guarded`.
+fn home_pages(
+    blocks: &Blocks<'_>,
+    (options, is_guarded): (&GrowthOptions, bool),
+    (watched, housed): (&Watched<'_, '_>, f64),
+) -> Result<Vec<Homes>> {
     let rows_per_page = options.bisection.rows_per_page as usize;
-    let jobs: Vec<(usize, Built)> = shares(&built, most).into_iter().zip(built).collect();
-    parallel(jobs, options.bisection.thread_count, |(share, mut built)| {
-        pages::add_pages(&built.block.pins, &mut built.pages, rows_per_page, share);
-        built
-    })
-}
-
-/// Returns the pages of each block with at most `replica_pages` over all blocks, seats swept.
-fn pages_within(
-    built: &[Built],
-    options: &GrowthOptions,
-    replica_pages: usize,
-    has_replicas: bool,
-) -> Vec<Vec<Vec<u32>>> {
-    let rows_per_page = options.bisection.rows_per_page as usize;
-    let jobs: Vec<(usize, &Built)> = shares(built, replica_pages).into_iter().zip(built).collect();
-    parallel(jobs, options.bisection.thread_count, |(share, built)| {
-        let mut pages = built.pages.clone();
-        pages.truncate(built.home_page_count + share);
-        if has_replicas {
-            seats::sweep(&built.block.pins, &mut pages, rows_per_page);
+    let row_counts: Vec<usize> = blocks.rows().map(<[u32]>::len).collect();
+    let units = row_counts.iter().sum::<usize>() as u64 * UNITS_PER_ROW;
+    let stage = watched.stage(BISECTED..housed, units);
+    blocks.run(row_counts, |source, row_count| {
+        let file = blocks.kept_file("homes", source.at, &[u32::from(is_guarded)]);
+        if let Some(numbers) = file.read()? {
+            stage.advance(row_count as u64 * UNITS_PER_ROW);
+            let seats = Seats { row_count, rows_per_page, once: true };
+            return Homes::decode(&numbers, seats).ok_or_else(|| file.damaged());
         }
-        pages
+        watched.work.check()?;
+        let homes = source.with(|part, scale| {
+            let bisection = &options.bisection;
+            let mut trial = TrialReads::default();
+            if is_guarded {
+                trial = try_on_part(part, bisection, source.seed);
+                watched.work.check()?;
+            }
+            let block = Block::new(part, source.seed);
+            let pages = if trial.is_grown() {
+                block.home_pages(bisection, &stage)
+            } else {
+                let pages = bisected_pages(part, bisection);
+                stage.advance(row_count as u64 * UNITS_PER_ROW);
+                pages
+            };
+            watched.work.check()?;
+            let reads = pages::residual_of(&block.pins, &pages).total_reads();
+            let further = reads.saturating_sub(block.pins.query_count() as u64);
+            Ok(Homes { pages, cost: (further as f64 * scale) as u64, trial })
+        })?;
+        file.write(&homes.encode())?;
+        Ok(homes)
     })
+}
+
+impl Homes {
+    /// Returns cost, trial and pages as numbers.
+    fn encode(&self) -> Vec<u32> {
+        let TrialReads { grown, bisected } = self.trial;
+        let mut numbers = [self.cost, grown, bisected].map(halves).concat();
+        append_pages(&mut numbers, &self.pages);
+        numbers
+    }
+
+    fn decode(numbers: &[u32], seats: Seats) -> Option<Self> {
+        let (counts, pages) = numbers.split_first_chunk::<6>()?;
+        let [cost, grown, bisected] = [0, 2, 4].map(|at| {
+            let half = |at: usize| counts.get(at).copied().unwrap_or(0);
+            whole([half(at), half(at + 1)])
+        });
+        let pages = pages_of(pages, seats)?;
+        Some(Self { pages, cost, trial: TrialReads { grown, bisected } })
+    }
 }
 
 /// Puts the blocks' pages together; lone rows fill up what is free, then pages of their own.
 ///
-/// A row's home is its first page; pages without homes come last.
-fn assemble(
-    built: &[Built],
-    pages: &[Vec<Vec<u32>>],
+/// Blocks are rows and pages of local rows. A row's home is its first page; pages without homes
+/// come last.
+fn assemble<'a>(
+    blocks: impl Iterator<Item = (&'a [u32], &'a [Vec<u32>])>,
     lone: &[u32],
     (row_count, rows_per_page): (u32, u32),
     budget: ReplicaBudget,
@@ -143,9 +206,9 @@ fn assemble(
     let mut left = budget.replica_count as usize;
     let mut replica_pages = Vec::new();
     let mut lone = lone;
-    for (Built { block, .. }, pages) in built.iter().zip(pages) {
+    for (rows_of_block, pages) in blocks {
         for page in pages {
-            let rows = page.iter().filter_map(|&row| block.rows.get(row as usize)).copied();
+            let rows = page.iter().filter_map(|&row| rows_of_block.get(row as usize)).copied();
             let (mut homes, mut replicas): (Vec<u32>, Vec<u32>) = rows.partition(|&row| {
                 let slot = has_home.get_mut(row as usize);
                 slot.is_some_and(|has_home| !std::mem::replace(has_home, true))
@@ -177,3 +240,6 @@ fn assemble(
     }
     builder.finish()
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use crate::partition::grow::pins::Pins;
 use crate::partition::grow::residual::{Residual, NO_PAGE};
 use crate::partition::grow::seeds::Seeds;
 use crate::select::{greedy, Scratch};
+use crate::work::Meter;
 
 /// How much popular rows are held back when replica pages grow.
 const DAMPING: f32 = 0.3;
@@ -71,11 +72,13 @@ fn residual_of_homes<'a>(pins: &'a Pins, pages: &[Vec<u32>]) -> Residual<'a> {
 }
 
 /// Adds at most `page_count` pages, each grown from the seed that owes most at that moment.
+///
+/// `meter` counts their rows; no more pages come when it says so.
 pub(super) fn add_pages(
     pins: &Pins,
     pages: &mut Vec<Vec<u32>>,
     rows_per_page: usize,
-    page_count: usize,
+    (page_count, meter): (usize, &Meter<'_, '_, '_>),
 ) {
     let mut growth = Growth::new(residual_of(pins, pages), rows_per_page, DAMPING);
     let promise = |growth: &Growth<'_>, row: u32| {
@@ -103,7 +106,11 @@ pub(super) fn add_pages(
             continue;
         }
         growth.accept(&grown.rows, pages.len() as u32);
+        let is_enough = !meter.advance(grown.rows.len() as u64);
         pages.push(grown.rows);
+        if is_enough {
+            break;
+        }
         let again = promise(&growth, row).min(promised * AGAIN_SHARE);
         if again > PROMISE_MIN {
             seeds.push(row, again);

@@ -1,0 +1,102 @@
+//! Does growth win on this block? Each block of a large table finds out for itself.
+//!
+//! A large log has parts of very different kinds: rows that everybody asks for, and rows with
+//! friends. So the last tenth of a block's queries judges both ways of making pages, which learn
+//! from the first nine tenths; the better one then takes the whole block. Tables of one block are
+//! tried as a whole instead ([`trial`](crate::trial)).
+
+use super::block::Block;
+use super::pages_of_order;
+use crate::hypergraph::{edges, local, Hypergraph};
+use crate::partition::bisect::{bisect_block, Part};
+use crate::partition::BisectionOptions;
+use crate::trial::{TrialReads, JUDGING_SHARE};
+use crate::work::{Stage, Watched, Work};
+
+/// Grows and bisects by the earlier queries of a part, and counts what the later ones read.
+pub(crate) fn try_on_part(part: Part<'_>, bisection: &BisectionOptions, seed: u64) -> TrialReads {
+    let all: Vec<&[u32]> = edges(part.pins).collect();
+    let early_count = (all.len() as f64 * (1.0 - JUDGING_SHARE)) as usize;
+    let (early, judges) = all.split_at(early_count);
+    let early_pins: usize = early.iter().map(|edge| edge.len()).sum();
+    let early = Part { pins: part.pins.get(..early_pins).unwrap_or_default(), ..part };
+    let work = Work::silent();
+    let stage: Stage<'_, '_> = Watched::alone(&work).stage(0.0..1.0, 1);
+    let grown = Block::new(early, seed).home_pages(bisection, &stage);
+    let grown = reads_of(judges, &grown, part.rows.len());
+    let bisected = reads_of(judges, &bisected_pages(early, bisection), part.rows.len());
+    TrialReads { grown, bisected }
+}
+
+/// Bisects a part; its pages are full but the last one.
+pub(crate) fn bisected_pages(part: Part<'_>, bisection: &BisectionOptions) -> Vec<Vec<u32>> {
+    let row_count = part.rows.len() as u32;
+    let rows = (0..row_count).collect();
+    let graph = Hypergraph { rows, pins: part.pins.to_vec(), row_count };
+    pages_of_order(&bisect_block(graph, bisection), bisection.rows_per_page)
+}
+
+/// Sums the pages that hold the rows of each query.
+#[expect(clippy::indexing_slicing, reason = "pins are local rows, and each has a page")]
+fn reads_of(queries: &[&[u32]], pages: &[Vec<u32>], row_count: usize) -> u64 {
+    let mut page_of = vec![0u32; row_count];
+    for (page, rows) in (0..).zip(pages) {
+        rows.iter().for_each(|&row| page_of[row as usize] = page);
+    }
+    // By page: the query, from 1, that read it last.
+    let mut read_by = vec![0usize; pages.len()];
+    let mut reads = 0;
+    for (at, query) in (1..).zip(queries) {
+        for &pin in *query {
+            let last = &mut read_by[page_of[local(pin)] as usize];
+            reads += u64::from(std::mem::replace(last, at) != at);
+        }
+    }
+    reads
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_core::env::SplitMix64;
+
+    use super::*;
+    use crate::QueryLog;
+
+    fn graph(queries: &[Vec<u32>]) -> Hypergraph {
+        let log = QueryLog::from_queries(700, queries).expect("in range");
+        Hypergraph::from_log(log).expect("few rows")
+    }
+
+    fn try_on(graph: &Hypergraph) -> TrialReads {
+        let part = Part { rows: &graph.rows, pins: &graph.pins };
+        try_on_part(part, &BisectionOptions::new(8), 3)
+    }
+
+    #[test]
+    fn circles_are_grown_and_by_chance_bisection_wins_too() {
+        let mut rng = SplitMix64::new(4);
+        let circles: Vec<Vec<u32>> = (0..3000)
+            .map(|_| {
+                let circle = rng.below(100) as u32;
+                (0..4).map(|_| circle + 100 * rng.below(7) as u32).collect()
+            })
+            .collect();
+        let reads = try_on(&graph(&circles));
+        assert!(reads.is_grown() && reads.grown < reads.bisected, "{reads:?}");
+        // Where nobody has friends, nobody wins but by chance.
+        let mut wins = (0..12).map(|_| {
+            let mut query = |_| (0..4).map(|_| rng.below(300) as u32).collect();
+            let chance: Vec<Vec<u32>> = (0..500).map(&mut query).collect();
+            try_on(&graph(&chance)).is_grown()
+        });
+        assert!(wins.any(|win| !win), "bisection never won");
+    }
+
+    #[test]
+    fn reads_are_pages_of_each_query_once() {
+        let marked = 1u32 << 31;
+        let queries: [&[u32]; 3] = [&[0, 1, 2 | marked], &[0, 4 | marked], &[3, 4 | marked]];
+        assert_eq!(reads_of(&queries, &[vec![0, 1], vec![2, 3], vec![4]], 5), 2 + 2 + 2);
+        assert_eq!(reads_of(&queries, &[vec![0, 1, 2], vec![3, 4]], 5), 1 + 2 + 1);
+    }
+}
