@@ -337,6 +337,7 @@ def place(
     seed: int = 1,
     threads: int = 1,
     iterations: int = 16,
+    kept: Path | None = None,
     progress: Progress | None = None,
 ) -> Placement:
     """Places the rows of a log.
@@ -353,10 +354,15 @@ def place(
         seed: Equal seeds make equal placements.
         threads: They change the time, never the placement.
         iterations: Exchanges per split of a bisection; MaxEmbed's programs use 8.
-        progress: Called with levels done and levels in all.
+        kept: A folder for what ``shp``, ``maxembed`` and ``ours`` have done: a build that was
+            stopped goes on there, to the same placement. Delete it when the placement is safe.
+        progress: Called with steps done and steps in all: levels of a bisection, about
+            thousandths of the work of ``ours``. What it raises ends the build.
 
     Raises:
-        InvalidError: An option is out of range, or unknown.
+        InvalidError: An option is out of range, or unknown; what is kept is of another log or of
+            other options.
+        CorruptionError: What is kept is damaged; the error names the file.
     """
     return place_each(
         log,
@@ -368,6 +374,7 @@ def place(
         seed=seed,
         threads=threads,
         iterations=iterations,
+        kept=kept,
         progress=progress,
     )[0]
 
@@ -383,6 +390,7 @@ def place_each(
     seed: int = 1,
     threads: int = 1,
     iterations: int = 16,
+    kept: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Placement]:
     """Places the rows of a log once for several ratios.
@@ -397,7 +405,8 @@ def place_each(
         seed: Equal seeds make equal placements.
         threads: They change the time, never the placements.
         iterations: Exchanges per split of a bisection.
-        progress: Called with levels done and levels in all.
+        kept: As of :func:`place`.
+        progress: As of :func:`place`.
 
     Returns:
         A placement for each ratio, in their order; equal to those of :func:`place`. Home pages are
@@ -413,6 +422,7 @@ def place_each(
         "seed": seed,
         "threads": threads,
         "iterations": iterations,
+        "kept": None if kept is None else os.fspath(kept),
     }
     built = NativePlacement.build(
         log.native,

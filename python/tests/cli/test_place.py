@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tierbed as tb
 from tierbed.bench.placement_report import by_log, geometric_mean, ratios_of
 from tierbed.cli import main
+from tierbed.cli.place import PLACEMENT_FILE, UNFINISHED
 
 
 def tierbed(*arguments: Any) -> int:
@@ -30,6 +36,19 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(1500):
             circle = luck.randrange(80)
             rows = [circle + 80 * at for at in luck.sample(range(6), luck.randint(2, 5))]
+            print(*rows, file=file)
+    return path
+
+
+@pytest.fixture(scope="module")
+def larger_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Long enough for seconds of growth."""
+    luck = random.Random(2)
+    path = tmp_path_factory.mktemp("log") / "larger.txt"
+    with path.open("w") as file:
+        for _ in range(20_000):
+            circle = luck.randrange(700)
+            rows = [(circle * 8 + luck.randrange(14)) % 6000 for _ in range(8)]
             print(*rows, file=file)
     return path
 
@@ -54,6 +73,57 @@ def test_a_placement_is_made_inspected_and_judged(log: Path, tmp_path: Path) -> 
     pages = sum(inspected["reads_by_useful_rows"])
     assert pages == pytest.approx(1500 * inspected["connectivity_after"])
     assert sum(inspected["pages_by_rows"]) == inspected["page_count"]
+
+
+@pytest.mark.parametrize(("method", "done"), [("ours", "homes-0"), ("maxembed", "levels")])
+def test_a_killed_build_goes_on_from_what_is_done(
+    larger_log: Path, tmp_path: Path, capfd: Any, method: str, done: str
+) -> None:
+    given = ("place", "--log", larger_log, "--rows-per-page", 8, "--method", method, "--ratio", 0.8)
+    whole, out = tmp_path / "whole", tmp_path / "placed"
+    assert tierbed(*given, "--out", whole) == 0
+    assert not (whole / UNFINISHED).exists()
+    command = [sys.executable, "-m", "tierbed.cli", *map(str, given), "--out", str(out)]
+    build = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    kept = out / UNFINISHED / done
+    while not kept.exists() and build.poll() is None:
+        time.sleep(0.001)
+    build.send_signal(signal.SIGKILL)
+    assert build.wait() == -signal.SIGKILL, "the build was over before it was killed"
+    assert not (out / PLACEMENT_FILE).exists()
+    # What is damaged is neither used nor passed over.
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    capfd.readouterr()
+    assert tierbed(*given, "--out", out) != 0
+    told = capfd.readouterr().err
+    assert "damaged" in told
+    assert done in told
+    kept.write_bytes(content)
+    assert tierbed(*given, "--out", out) == 0
+    assert "goes on" in capfd.readouterr().err
+    assert (out / PLACEMENT_FILE).read_bytes() == (whole / PLACEMENT_FILE).read_bytes()
+    assert not (out / UNFINISHED).exists()
+
+
+def test_progress_is_told_while_pages_grow_and_what_it_raises_ends_the_build(
+    larger_log: Path,
+) -> None:
+    log = tb.QueryLog.read(larger_log)
+    told: list[tuple[int, int]] = []
+    tb.place(log, rows_per_page=8, progress=lambda done, total: told.append((done, total)))
+    dones = [done for done, _ in told]
+    assert dones == sorted(set(dones))
+    assert told[-1] == (1000, 1000)
+    # Within one block, too: trial, growth, refinement and replicas.
+    assert len(told) > 20
+
+    def stop(done: int, total: int) -> None:
+        if done > 300:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tb.place(log, rows_per_page=8, progress=stop)
 
 
 def test_the_drift_report_says_when_to_rebuild(log: Path, tmp_path: Path) -> None:

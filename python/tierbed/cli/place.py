@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from tierbed.progress import Progress
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
 
 PLACEMENT_FILE = "placement.tbp"
+#: What of a build is done, until the placement is written.
+UNFINISHED = "unfinished"
 
 Log = Annotated[Path, typer.Option("--log", help="The query log, plain or compressed.")]
 
@@ -102,8 +105,11 @@ def place_(
         misses = earlier.misses(earlier, cache_share, policy=cache_policy).log
     started_s = time.perf_counter()
     page = rows_per_page or rows_per_page_of(dim or 0)
-    with Progress(f"place by {method}", None, "levels" if ray is None else "tasks") as bar:
-        placement = _placed(earlier, misses, page, method, ratio, seed, threads, ray, bar.set)
+    kept = out / UNFINISHED
+    if kept.is_dir() and ray is None:
+        typer.echo(f"goes on with what is kept in {kept}", err=True)
+    with Progress(f"place by {method}", None, "steps" if ray is None else "tasks") as bar:
+        placement = _placed(earlier, misses, page, method, ratio, seed, threads, ray, kept, bar.set)
     build_s = time.perf_counter() - started_s
     placement = placement.ordered_by_use(earlier if misses is None else misses)
     judged = (later if len(later) else earlier).misses(earlier, cache_share, policy=cache_policy)
@@ -122,6 +128,8 @@ def place_(
     }
     out.mkdir(parents=True, exist_ok=True)
     placement.write(out / PLACEMENT_FILE)
+    if kept.is_dir():
+        shutil.rmtree(kept)
     if mapping is not None:
         placement.write_mapping(mapping)
     from tierbed.report import write_json
@@ -139,6 +147,7 @@ def _placed(
     seed: int,
     threads: int,
     ray: str | None,
+    kept: Path,
     progress: Callable[[int, int], None],
 ) -> Placement:
     if ray is None:
@@ -150,6 +159,7 @@ def _placed(
             ratio=ratio,
             seed=seed,
             threads=threads,
+            kept=kept,
             progress=progress,
         )
     from tierbed.ray_place import place_on_ray
