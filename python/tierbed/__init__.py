@@ -3,7 +3,8 @@
 A :class:`Store` keeps the tables of a training run on disk within one memory budget. A
 collection (:class:`EmbeddingBagCollection`, :class:`EmbeddingCollection`, :class:`EmbeddingBag`)
 uses them in a model. :func:`lookahead` brings the rows of coming batches in. A
-:class:`Snapshot` reads a published model.
+:class:`Snapshot` reads a published model; a :class:`CodedStore` keeps trained rows in memory in
+fewer bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tierbed.admission import (
     FrequencyAdmissionStrategy,
     TimestampBasedEvictionPolicy,
 )
+from tierbed.coded import CodedStore
 from tierbed.config import (
     Constant,
     DataType,
@@ -53,6 +55,7 @@ __all__ = [
     "Adam",
     "CacheTier",
     "ClosedError",
+    "CodedStore",
     "Constant",
     "CorruptionError",
     "CountBasedEvictionPolicy",

@@ -17,6 +17,7 @@ __all__ = [
     "Generator",
     "NativeArrivals",
     "NativeCodec",
+    "NativeCodedTables",
     "NativeExchange",
     "NativeExchangeBench",
     "NativeExchangePlan",
@@ -61,15 +62,14 @@ def cpu_features() -> str: ...
 def bench_worker() -> None:
     """Serves the commands of ``tierbed bench training``: lines of JSON on standard input, one
     answer each on standard output, until the input ends. See ``tierbed_bench::training``."""
+
 def bench_lookup(command: str) -> str:
     """Carries out one command of ``tierbed bench lookup --log``: a JSON object, answered by one.
     See ``tierbed_bench::lookup``."""
-def check_python_store(
-    make: Callable[[], Any], seed: int, step_count: int, keeps: bool
-) -> None:
+
+def check_python_store(make: Callable[[], Any], seed: int, step_count: int, keeps: bool) -> None:
     """Runs the waist's conformance kit against the bridges (``tierbed.backends.bridge``) that
     ``make`` returns; ``keeps``: a new one continues at the last commit of the one before."""
-
 
 # ---------------------------------------------------------------- training store
 
@@ -591,22 +591,66 @@ class NativePlacement:
 
 def bisection_begin(log: NativeQueryLog, options_json: str) -> tuple[bytes, int]:
     """The part of a bisection above all others, and the pages it will become."""
+
 def bisection_split(part: bytes, options_json: str) -> tuple[bytes, bytes]: ...
 def bisection_order(part: bytes, options_json: str) -> bytes:
     """The rows of a part, page after page, u32."""
-def bisection_end(
-    orders: list[bytes], row_count: int, rows_per_page: int
-) -> NativePlacement: ...
+
+def bisection_end(orders: list[bytes], row_count: int, rows_per_page: int) -> NativePlacement: ...
 def placement_scores(homes: NativePlacement, log: NativeQueryLog) -> bytes:
     """Connectivity of every row in a part of the log, u64."""
+
 def placement_bases(scores: list[bytes], rows_per_page: int, ratio: float) -> list[int]:
     """The rows that replica pages are made for, by the scores of all parts of the log."""
+
 def placement_pages(
     homes: NativePlacement, log: NativeQueryLog, bases: list[int]
 ) -> list[list[int]]: ...
 def placement_with_pages(
     homes: NativePlacement, pages: list[list[int]], ratio: float
 ) -> NativePlacement: ...
+
+@final
+class NativeCodedTables:
+    """Tables kept in memory in fewer bytes a row; they do not train."""
+
+    def __new__(cls) -> Self: ...
+    def add_table(self, table_json: str, codec: str, first_row: int, end_row: int) -> int:
+        """Adds rows ``first_row`` to ``end_row`` of a table, or finds the same again."""
+
+    def schema_json(self) -> str: ...
+    def kept_as(self, table: int) -> tuple[str, int, int, int]:
+        """Codec, first row, the row behind the last one, and bytes that rows take."""
+
+    def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan: ...
+    def lookup(
+        self,
+        plan: FeaturePlan,
+        indices: Any,
+        offsets: Any,
+        weights: Any | None,
+        out: Any,
+        is_training: bool = False,
+    ) -> None: ...
+    def update(
+        self,
+        plan: FeaturePlan,
+        indices: Any,
+        offsets: Any,
+        weights: Any | None,
+        grad: Any,
+        weights_grad: Any | None,
+    ) -> None:
+        """Refuses."""
+
+    def read_rows(self, table: int, first_row: int, out: Any) -> None:
+        """Decodes rows to ``out`` ``[N, dim]`` f32."""
+
+    def write_rows(self, table: int, first_row: int, rows: Any) -> None: ...
+    def read_codes(self, table: int, first_row: int, row_count: int, out: Any) -> None:
+        """Copies codes to ``out`` ``[row_count, code_bytes]`` u8."""
+
+    def write_codes(self, table: int, first_row: int, codes: Any) -> None: ...
 
 @final
 class NativeExchangePlan:
@@ -678,7 +722,7 @@ class NativeExchange:
     ) -> Self: ...
     def forward(
         self,
-        store: NativeStore,
+        store: NativeStore | NativeCodedTables,
         indices: Any,
         offsets: Any,
         weights: Any | None,
@@ -699,11 +743,11 @@ class NativeExchange:
     ) -> NativeArrivals:
         """Begins a lookup that completes in parts; :meth:`serve` looks them up."""
 
-    def serve(self, store: NativeStore, is_training: bool) -> None:
+    def serve(self, store: NativeStore | NativeCodedTables, is_training: bool) -> None:
         """Looks up, for all ranks, the parts of the lookup that was begun, one after the other."""
 
     def backward(
-        self, store: NativeStore, step: int, grad: Any, weight_grads: Any | None
+        self, store: NativeStore | NativeCodedTables, step: int, grad: Any, weight_grads: Any | None
     ) -> None: ...
     def set_timeout_ms(self, timeout_ms: int) -> None: ...
     def close(self) -> None: ...

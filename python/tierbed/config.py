@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from tierbed.admission import EvictionPolicy, FrequencyAdmissionStrategy, policy_json
-from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.errors import InvalidError
 from tierbed.optim import Optimizer
 
 __all__ = [
@@ -40,9 +40,15 @@ class PoolingType(str, Enum):
 
 
 class DataType(str, Enum):
-    """Element type of a table while it trains."""
+    """What the numbers of a row are kept as.
+
+    Rows train in FP32; the others are for a :class:`tierbed.CodedStore`, which only looks up.
+    """
 
     FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class BaseEmbeddingConfig:
         embedding_dim: Elements per row.
         name: Unique name; it also names the table's file.
         feature_names: Input features that read this table; by default one called ``name``.
-        data_type: Element type; float32.
+        data_type: What rows are kept as; anything but float32 needs a :class:`tierbed.CodedStore`.
         weight_init_max: Upper bound of uniform initial weights.
         weight_init_min: Lower bound; without bounds, plus and minus ``1/sqrt(num_embeddings)``,
             and plus and minus 0.01 for an open vocabulary.
@@ -130,8 +136,13 @@ class BaseEmbeddingConfig:
                 f"table {self.name!r} admits and evicts nobody: give num_embeddings=None",
                 {"table": self.name},
             )
-        if DataType(self.data_type) is not DataType.FP32:
-            raise UnsupportedError(f"table {self.name!r}: tables train in float32")
+        known = [kind.value for kind in DataType]
+        if self.data_type not in known:
+            raise InvalidError(
+                f"data_type of table {self.name!r} must be one of {known}, not {self.data_type!r}",
+                {"table": self.name},
+            )
+        object.__setattr__(self, "data_type", DataType(self.data_type))
         if self.init is not None and (self.weight_init_max, self.weight_init_min) != (None, None):
             raise InvalidError(
                 f"table {self.name!r}: give either init or weight_init_min and weight_init_max",
@@ -162,6 +173,10 @@ class BaseEmbeddingConfig:
                 "seed": table_seed(store_seed, self.name) if self.seed is None else self.seed,
             }
         )
+
+    def codec_name(self) -> str:
+        """Returns the engine's name of the way rows are kept."""
+        return {"fp32": "f32", "fp16": "f16"}.get(self.data_type.value, self.data_type.value)
 
     def policy_json(self) -> str:
         """Translates admission and eviction, as ``NativeStore.add_open_table`` takes them."""

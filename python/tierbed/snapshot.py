@@ -171,6 +171,11 @@ class Snapshot:
         """False: rows of a snapshot never change."""
         return False
 
+    @property
+    def takes_gradients(self) -> bool:
+        """False: a backward ends at the vectors of a snapshot."""
+        return False
+
     def tables(self) -> list[dict[str, Any]]:
         """Returns every table's ``name``, ``row_count``, ``dim``, ...."""
         return [table for table in self._tables if not is_own(table)]

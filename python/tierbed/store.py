@@ -23,8 +23,8 @@ from tierbed._native import NativeStore
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.budget import parse_bytes
-from tierbed.config import BaseEmbeddingConfig, is_own
-from tierbed.errors import InvalidError
+from tierbed.config import BaseEmbeddingConfig, DataType, is_own
+from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.ops import minutes_now
 from tierbed.optim import Optimizer, state_words
 from tierbed.placed import PlacementFiles, placement_files
@@ -211,6 +211,11 @@ class Store:
         """True: rows may be updated (a snapshot's may not)."""
         return True
 
+    @property
+    def takes_gradients(self) -> bool:
+        """True: a backward through a lookup steps the rows."""
+        return True
+
     # ------------------------------------------------------------ tables
 
     def add_table(self, config: BaseEmbeddingConfig, optimizer: Optimizer) -> int:
@@ -218,7 +223,14 @@ class Store:
 
         Raises:
             InvalidError: A table of that name with another shape, optimizer or seed exists.
+            UnsupportedError: Rows that are not to be kept in float32.
         """
+        if config.data_type is not DataType.FP32:
+            raise UnsupportedError(
+                f"table {config.name!r}: rows train in float32, not {config.data_type.value}; keep "
+                "trained rows in fewer bytes in a tierbed.CodedStore",
+                {"table": config.name},
+            )
         table_json = config.table_json(optimizer, self._seed)
         if config.num_embeddings is None:
             table = self._native.add_open_table(table_json, config.policy_json())

@@ -1,6 +1,7 @@
 //! The rows of one rank as plain arrays: what fits in memory and is only looked up.
 
 use tierbed_core::{Bags, Error, Result};
+use tierbed_io::WordBuf;
 use tierbed_kernels::{Destination, Kernels, PoolFeature, Pooling, Rows};
 
 use crate::exchange::LookupRows;
@@ -10,8 +11,9 @@ use crate::plan::ExchangePlan;
 #[derive(Debug)]
 pub struct ArrayRows {
     kernels: Kernels,
-    /// Per table of the plan; empty where nothing is held.
-    tables: Vec<Vec<f32>>,
+    /// Per table of the plan; empty where nothing is held. In large pages, as the rows of an engine
+    /// are: a walk through small ones takes longer than reading a row does.
+    tables: Vec<WordBuf>,
     /// Per group its members.
     groups: Vec<Vec<HeldMember>>,
     starts: Vec<usize>,
@@ -34,7 +36,8 @@ impl ArrayRows {
         rank: usize,
         mut fill: impl FnMut(usize, u64, usize, &mut [f32]),
     ) -> Self {
-        let mut tables = vec![Vec::new(); plan.tables().len()];
+        let mut tables = Vec::new();
+        tables.resize_with(plan.tables().len(), WordBuf::default);
         let mut groups = Vec::new();
         for group in plan.groups(rank) {
             let mut members = Vec::new();
@@ -49,7 +52,7 @@ impl ArrayRows {
                 });
                 let Some(words) = tables.get_mut(member.table) else { continue };
                 if words.is_empty() {
-                    words.resize((rows.end - rows.start) as usize * member.dim, 0.0);
+                    *words = WordBuf::new((rows.end - rows.start) as usize * member.dim);
                     for (row, words) in rows.zip(words.chunks_exact_mut(member.dim)) {
                         fill(member.table, row, member.first_column, words);
                     }
@@ -63,12 +66,12 @@ impl ArrayRows {
     /// Returns the held part of `table`, `[rows, dim]`.
     #[must_use]
     pub fn table(&self, table: usize) -> &[f32] {
-        self.tables.get(table).map_or(&[], Vec::as_slice)
+        self.tables.get(table).map_or(&[], |words| words)
     }
 
     /// Returns the held part of `table` for changes.
     pub fn table_mut(&mut self, table: usize) -> &mut [f32] {
-        self.tables.get_mut(table).map_or(&mut [], Vec::as_mut_slice)
+        self.tables.get_mut(table).map_or(&mut [], |words| words)
     }
 }
 
@@ -90,7 +93,7 @@ impl LookupRows for ArrayRows {
             let offsets = bags.feature_offsets(at);
             let range = crate::batch::feature_range(offsets);
             let rows = Rows {
-                arena: self.tables.get(member.table).map_or(&[][..], Vec::as_slice),
+                arena: self.table(member.table),
                 starts: self.starts.get(range.clone()).unwrap_or(&[]),
                 weights: bags.weights.and_then(|weights| weights.get(range)),
             };

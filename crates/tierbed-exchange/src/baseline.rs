@@ -5,36 +5,16 @@
 //! copies what it received into columns side by side (*unpack*). Source: PGAS §II-C.
 
 use tierbed_core::{Error, Result};
-use tierbed_kernels::Destination;
+use tierbed_kernels::{Columns, Matrix};
 
 use crate::exchange::{Exchange, LookupRows};
 use crate::pad::Channel;
-use crate::plan::{Group, GroupKind};
+use crate::plan::{GroupKind, Member};
 use crate::precision::Precision;
 use crate::step::Step;
 
 /// Bytes of an element.
 const WORD: usize = 4;
-
-/// A matrix of this rank, `[B, width]`.
-struct Matrix<'a> {
-    words: &'a mut [f32],
-    width: usize,
-    /// First column and number of columns of each member.
-    columns: Vec<(usize, usize)>,
-}
-
-impl Destination for Matrix<'_> {
-    #[inline]
-    fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
-        let place = self.columns.get(feature).and_then(|&(first, dim)| {
-            let start = at * self.width + first;
-            self.words.get_mut(start..start + dim)
-        });
-        let Some(place) = place else { panic!("no sample {at} or no feature {feature}") };
-        place
-    }
-}
 
 impl Exchange {
     /// Returns the columns that `rank` pools for all samples.
@@ -68,7 +48,9 @@ impl Exchange {
                 .with("found_values", local.len()));
         }
         let Some(group) = self.place.plan.groups(self.rank()).first() else { return Ok(()) };
-        let mut to = Matrix { words: local, width, columns: grad_columns(group) };
+        let columns =
+            |member: &Member| Columns { stride: width, first: member.grad_column, dim: member.dim };
+        let mut to = Matrix::new(local, group.members.iter().map(columns));
         let Some(bags) = step.lookup(0, 0) else { return Ok(()) };
         rows.lookup(0, &bags.bags(), &mut to)
     }
@@ -126,8 +108,4 @@ impl Exchange {
     fn columns_before(&self, rank: usize) -> Result<usize> {
         (0..rank).map(|peer| self.pooled_width(peer)).sum()
     }
-}
-
-fn grad_columns(group: &Group) -> Vec<(usize, usize)> {
-    group.members.iter().map(|member| (member.grad_column, member.dim)).collect()
 }

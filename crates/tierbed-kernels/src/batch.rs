@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::accumulate::Source;
-use crate::layout::{Columns, Pooling};
+use crate::layout::{is_one_hot, Columns, Pooling};
 
 /// Samples of a block. One by one, the numbers and offsets of all features would be read in turns,
 /// and these lie apart by powers of two, so that they drive each other from the nearest cache.
@@ -79,8 +79,7 @@ impl FeatureRows<'_> {
 
     /// Returns whether every bag has one index.
     pub(crate) fn is_one_hot(&self) -> bool {
-        let (starts, ends) = (self.offsets, self.offsets.get(1..).unwrap_or(&[]));
-        starts.iter().zip(ends).all(|(start, end)| end - start == 1)
+        is_one_hot(self.offsets)
     }
 
     /// Returns whether pooling copies the row of each bag's one index.

@@ -105,6 +105,13 @@ impl<'a> BagRange<'a> {
     }
 }
 
+/// Returns whether every bag of these bounds has one index.
+#[inline(always)]
+pub(crate) fn is_one_hot(offsets: &[i64]) -> bool {
+    let ends = offsets.get(1..).unwrap_or(&[]);
+    offsets.iter().zip(ends).all(|(start, end)| end - start == 1)
+}
+
 /// Returns the number of indices of `bag`.
 #[inline(always)]
 pub(crate) fn index_count(offsets: &[i64], bag: usize) -> i64 {

@@ -12,8 +12,8 @@ use std::ops::Range;
 use tierbed_core::Bags;
 
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
-use crate::batch::blocks;
-use crate::layout::{BagRange, Pooling, Rows};
+use crate::batch::BLOCK_BAGS;
+use crate::layout::{is_one_hot, BagRange, Pooling, Rows};
 use crate::plan::FeaturePlan;
 use crate::pool::{divide, Plain, Weighted, FAR_ARENA_WORDS, PREFETCH_AHEAD};
 use crate::pool_batch::copy_row;
@@ -88,77 +88,192 @@ impl Kernels {
 
     /// Pools the bags of all features into their places, as [`pool_to`](Self::pool_to) does one
     /// by one. A few bags of every feature take turns: places of one sample mostly lie side by
-    /// side, and are written together.
+    /// side, and are written together. Places that are far are written line by line past the
+    /// caches, whatever is beside them, so there each feature has its turn as a whole, and its
+    /// next rows are on their way all the time.
     ///
     /// # Panics
     /// As [`pool_to`](Self::pool_to).
     pub fn pool_all_to(self, features: &[(Rows<'_>, PoolFeature<'_>)], to: &mut impl Destination) {
+        self.pool_features_to(features, to);
+    }
+
+    /// Pools features whose rows are kept in any way.
+    #[inline(always)]
+    pub(crate) fn pool_features_to<R: FeatureBags>(
+        self,
+        features: &[(R, PoolFeature<'_>)],
+        to: &mut impl Destination,
+    ) {
         let is_pooled = |of: &PoolFeature<'_>| of.pooling != Pooling::None;
+        let dim_max = features.iter().map(|(_, of)| of.dim).max().unwrap_or(0);
+        let mut near = vec![0.0; if to.is_far() { dim_max } else { 0 }];
         for (rows, of) in features {
             assert!(of.dim > 0, "dim must not be 0");
+            rows.check(of);
             if !is_pooled(of) {
-                gather_to(*rows, *of, to);
-            } else if let Some(weights) = rows.weights {
-                let index_count = rows.starts.len();
-                assert_eq!(weights.len(), index_count, "weights must have one value per index");
+                rows.pool_bags_to(self, (*of, 0..0), &mut [], to);
             }
         }
         let bag_count = |of: &PoolFeature<'_>| of.offsets.len().saturating_sub(1);
         let of_pooled = || features.iter().filter(|(_, of)| is_pooled(of));
-        let dim_max = features.iter().map(|(_, of)| of.dim).max().unwrap_or(0);
-        let mut near = vec![0.0; if to.is_far() { dim_max } else { 0 }];
         let most_bags = of_pooled().map(|(_, of)| bag_count(of)).max().unwrap_or(0);
-        for block in blocks(most_bags) {
+        let block_bags = if near.is_empty() { BLOCK_BAGS } else { most_bags.max(1) };
+        for first in (0..most_bags).step_by(block_bags) {
             for (rows, of) in of_pooled() {
-                let end = block.end.min(bag_count(of));
-                self.pool_bags_to(*rows, (*of, block.start.min(end)..end), &mut near, to);
+                let end = (first + block_bags).min(bag_count(of));
+                rows.pool_bags_to(self, (*of, first.min(end)..end), &mut near, to);
             }
         }
         if !near.is_empty() {
             fence();
         }
     }
+}
+
+/// The rows of a feature, kept in one way or another.
+pub(crate) trait FeatureBags: Copy {
+    /// Panics unless its parts belong together.
+    fn check(&self, of: &PoolFeature<'_>);
+
+    /// Pools some bags of a feature into their places, by way of `near` and past the caches unless
+    /// it is empty; without pooling, copies all its rows.
+    fn pool_bags_to(
+        self,
+        kernels: Kernels,
+        of: (PoolFeature<'_>, Range<usize>),
+        near: &mut [f32],
+        to: &mut impl Destination,
+    );
+}
+
+impl FeatureBags for Rows<'_> {
+    fn check(&self, _of: &PoolFeature<'_>) {
+        if let Some(weights) = self.weights {
+            let index_count = self.starts.len();
+            assert_eq!(weights.len(), index_count, "weights must have one value per index");
+        }
+    }
 
     #[inline(always)]
     fn pool_bags_to(
         self,
-        rows: Rows<'_>,
+        kernels: Kernels,
         (of, bags): (PoolFeature<'_>, Range<usize>),
         near: &mut [f32],
         to: &mut impl Destination,
     ) {
-        let Rows { arena, starts, weights } = rows;
+        let Rows { arena, starts, weights } = self;
         let (row_count, is_far) = (starts.len(), arena.len() >= FAR_ARENA_WORDS);
         match (weights, is_far) {
             (Some(weights), true) => {
-                let source = Weighted::<PREFETCH_AHEAD> { arena, starts, weights };
-                self.run(PoolTo { source, row_count, bags, of, near, to });
+                let rows = Weighted::<PREFETCH_AHEAD> { arena, starts, weights };
+                kernels.run(PoolTo { source: Words { rows, row_count }, bags, of, near, to });
             }
             (Some(weights), false) => {
-                let source = Weighted::<0> { arena, starts, weights };
-                self.run(PoolTo { source, row_count, bags, of, near, to });
+                let rows = Weighted::<0> { arena, starts, weights };
+                kernels.run(PoolTo { source: Words { rows, row_count }, bags, of, near, to });
             }
             (None, true) => {
-                let source = Plain::<PREFETCH_AHEAD> { arena, starts };
-                self.run(PoolTo { source, row_count, bags, of, near, to });
+                let rows = Plain::<PREFETCH_AHEAD> { arena, starts };
+                kernels.run(PoolTo { source: Words { rows, row_count }, bags, of, near, to });
             }
             (None, false) => {
-                let source = Plain::<0> { arena, starts };
-                self.run(PoolTo { source, row_count, bags, of, near, to });
+                let rows = Plain::<0> { arena, starts };
+                kernels.run(PoolTo { source: Words { rows, row_count }, bags, of, near, to });
             }
         }
     }
 }
 
-fn gather_to(rows: Rows<'_>, of: PoolFeature<'_>, to: &mut impl Destination) {
-    let Rows { arena, starts, .. } = rows;
-    let is_far = arena.len() >= FAR_ARENA_WORDS;
-    for (at, &start) in starts.iter().enumerate() {
-        if let (true, Some(&ahead)) = (is_far, starts.get(at + PREFETCH_AHEAD)) {
-            prefetch(arena, ahead, of.dim);
+/// Rows that can be summed and copied. Everything MUST be `#[inline(always)]`.
+pub(crate) trait Pooled {
+    /// Whether a row alone is quicker copied than summed.
+    const COPIES_ONE: bool = false;
+
+    /// Returns the number of indices `E`.
+    fn index_count(&self) -> usize;
+
+    /// Writes the sum of rows `rows`, from +0 and in order, to `to`, `[dim]`.
+    fn sum<L: Lanes, const REST: usize, const TAIL: bool>(
+        &self,
+        rows: Range<usize>,
+        to: &mut [f32],
+    );
+
+    /// Writes the sum of row `row` alone to `to`, `[dim]`, past the caches where `is_far`; asked
+    /// only when `COPIES_ONE`.
+    #[inline(always)]
+    fn sum_one<L: Lanes, const REST: usize, const TAIL: bool>(
+        &self,
+        row: usize,
+        _is_far: bool,
+        to: &mut [f32],
+    ) {
+        self.sum::<L, REST, TAIL>(row..row + 1, to);
+    }
+
+    /// Writes row `row` to `to`, `[dim]`.
+    fn copy<L: Lanes, const REST: usize, const TAIL: bool>(&self, row: usize, to: &mut [f32]);
+}
+
+/// Rows that lie in an arena as words.
+struct Words<S> {
+    rows: S,
+    row_count: usize,
+}
+
+impl<S: Source> Words<S> {
+    /// Returns row `at`, and asks for one further on.
+    #[inline(always)]
+    fn row(&self, at: usize, dim: usize) -> Option<&[f32]> {
+        let words = self.rows.words();
+        if S::PREFETCH_AHEAD > 0 {
+            if let Some(ahead) = self.rows.start(at + S::PREFETCH_AHEAD) {
+                prefetch(words, ahead, dim);
+            }
         }
-        to.vector(of.feature, at).copy_from_slice(&arena[start..][..of.dim]);
-        to.finish(of.feature, at);
+        self.rows.start(at).map(|start| &words[start..][..dim])
+    }
+}
+
+impl<S: Source> Pooled for Words<S> {
+    const COPIES_ONE: bool = !S::WEIGHTED;
+
+    #[inline(always)]
+    fn index_count(&self) -> usize {
+        self.row_count
+    }
+
+    #[inline(always)]
+    fn sum<L: Lanes, const REST: usize, const TAIL: bool>(
+        &self,
+        rows: Range<usize>,
+        to: &mut [f32],
+    ) {
+        add_vectors::<L, S, REST, TAIL>(&self.rows, rows, Begin::Zero, to);
+    }
+
+    #[inline(always)]
+    fn sum_one<L: Lanes, const REST: usize, const TAIL: bool>(
+        &self,
+        row: usize,
+        is_far: bool,
+        to: &mut [f32],
+    ) {
+        let Some(row) = self.row(row, to.len()) else { return };
+        if is_far {
+            stream_row::<L>(row, to);
+        } else {
+            copy_row::<L, REST, TAIL>(row, to);
+        }
+    }
+
+    #[inline(always)]
+    fn copy<L: Lanes, const REST: usize, const TAIL: bool>(&self, row: usize, to: &mut [f32]) {
+        if let Some(row) = self.row(row, to.len()) {
+            to.copy_from_slice(row);
+        }
     }
 }
 
@@ -187,17 +302,17 @@ fn stream_row<L: Lanes>(from: &[f32], to: &mut [f32]) {
     }
 }
 
-struct PoolTo<'a, S, T> {
-    source: S,
-    row_count: usize,
-    bags: Range<usize>,
-    of: PoolFeature<'a>,
+/// Some bags of a feature on their way to their places.
+pub(crate) struct PoolTo<'a, P, T> {
+    pub(crate) source: P,
+    pub(crate) bags: Range<usize>,
+    pub(crate) of: PoolFeature<'a>,
     /// Where a vector is summed that is streamed to its place; empty where none is.
-    near: &'a mut [f32],
-    to: &'a mut T,
+    pub(crate) near: &'a mut [f32],
+    pub(crate) to: &'a mut T,
 }
 
-impl<S: Source, T: Destination> Job for PoolTo<'_, S, T> {
+impl<P: Pooled, T: Destination> Job for PoolTo<'_, P, T> {
     type Output = ();
 
     #[inline(always)]
@@ -207,53 +322,53 @@ impl<S: Source, T: Destination> Job for PoolTo<'_, S, T> {
     }
 }
 
-// A bag of one index: its sum and its mean are the row.
-#[inline(always)]
-fn copy_one<L: Lanes, S: Source, const REST: usize, const TAIL: bool>(
-    source: &S,
-    at: usize,
-    is_far: bool,
-    to: &mut [f32],
-) {
-    let words = source.words();
-    if S::PREFETCH_AHEAD > 0 {
-        if let Some(ahead) = source.start(at + S::PREFETCH_AHEAD) {
-            prefetch(words, ahead, to.len());
-        }
-    }
-    let Some(start) = source.start(at) else { return };
-    let row = &words[start..][..to.len()];
-    if is_far {
-        stream_row::<L>(row, to);
-    } else {
-        copy_row::<L, REST, TAIL>(row, to);
-    }
-}
-
-impl<S: Source, T: Destination> Shaped for PoolTo<'_, S, T> {
+impl<P: Pooled, T: Destination> Shaped for PoolTo<'_, P, T> {
     #[inline(always)]
     fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
-        let offsets = BagRange::whole(self.of.offsets);
-        for bag in self.bags {
-            let place = self.to.vector(self.of.feature, bag);
-            assert_eq!(place.len(), self.of.dim, "a place must be [dim]");
-            // An empty bag behind all rows has none: its sum is +0 all the same.
-            let rows = offsets.rows_of(bag, self.row_count).unwrap_or(0..0);
-            let count = rows.len();
-            let is_far = !self.near.is_empty();
-            if !S::WEIGHTED && count == 1 {
-                copy_one::<L, S, REST, TAIL>(&self.source, rows.start, is_far, place);
-            } else {
-                let sum = if is_far { &mut self.near[..self.of.dim] } else { &mut *place };
-                add_vectors::<L, S, REST, TAIL>(&self.source, rows, Begin::Zero, sum);
-                if self.of.pooling == Pooling::Mean && count > 0 {
-                    divide::<L>(sum, count as f32);
-                }
-                if is_far {
-                    stream_vector::<L>(&self.near[..self.of.dim], place);
-                }
+        let PoolFeature { feature, offsets, pooling, dim } = self.of;
+        if pooling == Pooling::None {
+            for at in 0..self.source.index_count() {
+                self.source.copy::<L, REST, TAIL>(at, self.to.vector(feature, at));
+                self.to.finish(feature, at);
             }
-            self.to.finish(self.of.feature, bag);
+            return;
+        }
+        let is_far = !self.near.is_empty();
+        let bounds = offsets.get(self.bags.start..=self.bags.end).unwrap_or(&[]);
+        let offsets = BagRange::whole(offsets);
+        if P::COPIES_ONE && is_one_hot(bounds) {
+            // Few instructions between two rows: the processor then looks for several at a time.
+            let first = bounds.first().map_or(0, |&start| start as usize - offsets.first_index);
+            if first + self.bags.len() <= self.source.index_count() {
+                for (row, bag) in (first..).zip(self.bags) {
+                    let place = self.to.vector(feature, bag);
+                    assert_eq!(place.len(), dim, "a place must be [dim]");
+                    self.source.sum_one::<L, REST, TAIL>(row, is_far, place);
+                    self.to.finish(feature, bag);
+                }
+                return;
+            }
+        }
+        for bag in self.bags {
+            let place = self.to.vector(feature, bag);
+            assert_eq!(place.len(), dim, "a place must be [dim]");
+            // An empty bag behind all rows has none: its sum is +0 all the same.
+            let rows = offsets.rows_of(bag, self.source.index_count()).unwrap_or(0..0);
+            let count = rows.len();
+            if P::COPIES_ONE && count == 1 {
+                self.source.sum_one::<L, REST, TAIL>(rows.start, is_far, place);
+                self.to.finish(feature, bag);
+                continue;
+            }
+            let sum = if is_far { &mut self.near[..dim] } else { &mut *place };
+            self.source.sum::<L, REST, TAIL>(rows, sum);
+            if pooling == Pooling::Mean && count > 0 {
+                divide::<L>(sum, count as f32);
+            }
+            if is_far {
+                stream_vector::<L>(&self.near[..dim], place);
+            }
+            self.to.finish(feature, bag);
         }
     }
 }

@@ -42,8 +42,11 @@ proptest! {
     /// What was at a place before, NaN or not, must not show.
     #[test]
     fn places_get_the_bits_of_the_matrix(
-        case in jagged(), seed: u64, is_mean: bool, is_far: bool,
+        mut case in jagged(), seed: u64, is_mean: bool, is_far: bool, is_one_hot: bool,
     ) {
+        if is_one_hot {
+            case.offsets = (0..=case.starts.len() as i64).collect();
+        }
         let pooling = if is_mean { Pooling::Mean } else { Pooling::Sum };
         let (dim, offsets) = (case.dim, case.offsets.as_slice());
         let bag_count = offsets.len() - 1;
@@ -81,9 +84,14 @@ proptest! {
 struct ByFeature {
     features: Vec<Backwards>,
     finished: Vec<(usize, usize)>,
+    is_far: bool,
 }
 
 impl Destination for ByFeature {
+    fn is_far(&self) -> bool {
+        self.is_far
+    }
+
     fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
         self.features[feature].vector(5, at)
     }
@@ -97,14 +105,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn features_that_take_turns_get_what_each_gets_alone(cases in vec(jagged(), 1..4)) {
+    fn features_that_take_turns_get_what_each_gets_alone(
+        cases in vec(jagged(), 1..4), is_far: bool,
+    ) {
         for kernels in all_kernels() {
             let bag_counts: Vec<_> = cases.iter().map(|case| case.offsets.len() - 1).collect();
             let place = |case: &Jagged, bags: usize| {
                 Backwards { words: vec![f32::NAN; bags * case.dim], dim: case.dim, is_far: false }
             };
             let places = cases.iter().zip(&bag_counts).map(|(case, &bags)| place(case, bags));
-            let mut to = ByFeature { features: places.collect(), finished: Vec::new() };
+            let features = places.collect();
+            let mut to = ByFeature { features, finished: Vec::new(), is_far };
             let mut features = Vec::new();
             for (feature, case) in cases.iter().enumerate() {
                 let (offsets, dim) = (case.offsets.as_slice(), case.dim);

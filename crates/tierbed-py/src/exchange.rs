@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use serde::Deserialize;
 use tierbed::update::Grads;
-use tierbed::{FeaturePlan as Plan, Pooling};
+use tierbed::{CodedTables, FeaturePlan as Plan, Pooling};
 use tierbed_core::env::SystemClock;
 use tierbed_core::{Bags, Error, Result};
 use tierbed_exchange::{
@@ -17,6 +17,7 @@ use tierbed_exchange::{
 use tierbed_kernels::Destination;
 use tierbed_orders::OrderedEngine;
 
+use crate::coded::{no_training, NativeCodedTables};
 use crate::errors::{run, to_python};
 use crate::store::{named_pooling, BatchTensors, FeaturePlan, NativeStore};
 use crate::tensors::{check_disjoint, Tensor};
@@ -172,9 +173,22 @@ impl NativeHeap {
     }
 }
 
-/// The rows of a rank's store, group by group.
-struct EngineRows<'a> {
-    engine: &'a mut OrderedEngine,
+/// What a rank looks up.
+#[derive(FromPyObject)]
+enum RankStore<'py> {
+    Trained(Bound<'py, NativeStore>),
+    Coded(Bound<'py, NativeCodedTables>),
+}
+
+/// The rows that a rank holds.
+enum HeldRows<'a> {
+    Trained(&'a mut OrderedEngine),
+    Coded(&'a mut CodedTables),
+}
+
+/// The rows that a rank holds, group by group.
+struct GroupRows<'a> {
+    rows: HeldRows<'a>,
     plans: &'a [Plan],
     is_training: bool,
 }
@@ -183,14 +197,17 @@ fn plan_of(plans: &[Plan], group: usize) -> Result<&Plan> {
     plans.get(group).ok_or_else(|| Error::invalid("no such group"))
 }
 
-impl LookupRows for EngineRows<'_> {
+impl LookupRows for GroupRows<'_> {
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()> {
         let plan = plan_of(self.plans, group)?;
-        self.engine.lookup_to(plan, bags, to, self.is_training)
+        match &mut self.rows {
+            HeldRows::Trained(engine) => engine.lookup_to(plan, bags, to, self.is_training),
+            HeldRows::Coded(tables) => tables.lookup_to(plan, bags, to),
+        }
     }
 }
 
-impl UpdateRows for EngineRows<'_> {
+impl UpdateRows for GroupRows<'_> {
     fn update(
         &mut self,
         group: usize,
@@ -199,7 +216,12 @@ impl UpdateRows for EngineRows<'_> {
         weight_grads: Option<&mut [f32]>,
     ) -> Result<()> {
         let plan = plan_of(self.plans, group)?;
-        self.engine.update(plan, bags, Grads { output: grads, weights: weight_grads })
+        match &mut self.rows {
+            HeldRows::Trained(engine) => {
+                engine.update(plan, bags, Grads { output: grads, weights: weight_grads })
+            }
+            HeldRows::Coded(_) => Err(no_training()),
+        }
     }
 }
 
@@ -257,16 +279,24 @@ pub(crate) struct NativeExchange {
 impl NativeExchange {
     fn with<T: Send>(
         &self,
-        store: &Bound<'_, NativeStore>,
+        py: Python<'_>,
+        store: &RankStore<'_>,
         is_training: bool,
-        work: impl FnOnce(&mut Exchange, &mut EngineRows<'_>) -> Result<T> + Send,
+        work: impl FnOnce(&mut Exchange, &mut GroupRows<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
-        store.get().with(store.py(), |engine| {
-            let engine = engine.single()?;
-            let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-            let plans = &self.plans;
-            work(&mut exchange, &mut EngineRows { engine, plans, is_training })
-        })
+        let (lock, plans) = (&self.exchange, self.plans.as_slice());
+        let work = |rows: HeldRows<'_>| {
+            let mut exchange = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut exchange, &mut GroupRows { rows, plans, is_training })
+        };
+        match store {
+            RankStore::Trained(store) => {
+                store.get().with(py, |engine| work(HeldRows::Trained(engine.single()?)))
+            }
+            RankStore::Coded(tables) => {
+                tables.get().with(py, |tables| work(HeldRows::Coded(tables)))
+            }
+        }
     }
 }
 
@@ -291,7 +321,8 @@ impl NativeExchange {
     #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn forward(
         &self,
-        store: &Bound<'_, NativeStore>,
+        py: Python<'_>,
+        store: RankStore<'_>,
         indices: &Bound<'_, PyAny>,
         offsets: &Bound<'_, PyAny>,
         weights: Option<&Bound<'_, PyAny>>,
@@ -300,9 +331,10 @@ impl NativeExchange {
     ) -> PyResult<(u64, usize, usize)> {
         let batch = BatchTensors::import(indices, offsets, weights)?;
         let wants = Wants { backward: wants_backward, weight_grads: wants_weight_grads };
-        let bags = batch.bags(self.feature_count).map_err(|error| to_python(store.py(), &error))?;
-        let output = self
-            .with(store, wants_backward, |exchange, rows| exchange.forward(&bags, wants, rows))?;
+        let bags = batch.bags(self.feature_count).map_err(|error| to_python(py, &error))?;
+        let output = self.with(py, &store, wants_backward, |exchange, rows| {
+            exchange.forward(&bags, wants, rows)
+        })?;
         Ok((output.step, output.address, output.sample_count))
     }
 
@@ -330,19 +362,19 @@ impl NativeExchange {
     }
 
     /// Looks up the parts of the lookup that was begun, for all ranks.
-    fn serve(&self, store: &Bound<'_, NativeStore>, is_training: bool) -> PyResult<()> {
-        self.with(store, is_training, |exchange, rows| exchange.serve(rows))
+    fn serve(&self, py: Python<'_>, store: RankStore<'_>, is_training: bool) -> PyResult<()> {
+        self.with(py, &store, is_training, |exchange, rows| exchange.serve(rows))
     }
 
     #[pyo3(signature = (store, step, grad, weight_grads))]
     fn backward(
         &self,
-        store: &Bound<'_, NativeStore>,
+        store: RankStore<'_>,
         step: u64,
         grad: &Bound<'_, PyAny>,
         weight_grads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let py = store.py();
+        let py = grad.py();
         let grad = Tensor::<f32>::import(grad, "grad")?;
         let mut weight_grads =
             weight_grads.map(|tensor| Tensor::<f32>::import(tensor, "weight_grads")).transpose()?;
@@ -351,7 +383,7 @@ impl NativeExchange {
         let place = weight_grads.as_mut().map(Tensor::view_mut).transpose();
         let place = place.map_err(|error| to_python(py, &error))?;
         let grad = grad.view();
-        self.with(store, true, |exchange, rows| exchange.backward(step, grad, place, rows))
+        self.with(py, &store, true, |exchange, rows| exchange.backward(step, grad, place, rows))
     }
 
     fn set_timeout_ms(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<()> {

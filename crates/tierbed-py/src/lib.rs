@@ -7,6 +7,7 @@
 
 mod cache;
 mod codec;
+mod coded;
 mod data;
 mod errors;
 mod exchange;
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<codec::NativeCodec>()?;
     module.add_class::<resident::NativeResident>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
+    coded::register(module)?;
     exchange::register(module)?;
     exchange_bench::register(module)?;
     folders::register(module)?;

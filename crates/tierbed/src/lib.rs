@@ -3,10 +3,12 @@
 //! An [`Engine`] joins the two rivers of training over one store: [`lookup`] (ids in, pooled
 //! vectors out), [`update`] (gradients in, rows stepped at their home), [`prefetch`] (the rows
 //! of the next batches, brought ahead), [`checkpoint`] and [`publish`]. Between store and
-//! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
+//! kernels stands the [`row_buffer`], the only home of a row while it is in memory. Beside it
+//! [`coded`] keeps rows in memory in fewer bytes, to look up only.
 
 mod backends;
 pub mod checkpoint;
+pub mod coded;
 pub mod engine;
 pub mod kept;
 pub mod lookup;
@@ -21,6 +23,7 @@ mod scratch;
 pub mod update;
 pub mod vocabularies;
 
+pub use coded::CodedTables;
 pub use engine::{Engine, EngineStats};
 pub use kept::{drop_checkpoint, kept_checkpoints, restore_checkpoint, Kept};
 pub use options::{Backend, Durability, EngineConfig};

@@ -15,6 +15,7 @@ PUBLIC = [
     "Adam",
     "CacheTier",
     "ClosedError",
+    "CodedStore",
     "Constant",
     "CorruptionError",
     "CountBasedEvictionPolicy",
@@ -57,6 +58,8 @@ PUBLIC = [
 ]
 
 PARAMETERS = {
+    "CodedStore": "seed",
+    "CodedStore.of": "store tables",
     "Store.open": "path dram_budget backend durability order on_mismatch io_engine "
     "queue_depth disk_quota checkpoint vocabulary_dram shards seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",

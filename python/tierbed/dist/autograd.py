@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tierbed.dist.exchange import Exchange, Serving
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.sparse import KeyedJaggedTensor
 
 __all__ = ["Lookup", "LookupParts"]
@@ -61,9 +61,7 @@ class LookupParts(torch.autograd.Function):
         return _step_rows(ctx, torch.cat(grads))
 
 
-def _batch(
-    bags: KeyedJaggedTensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _batch(bags: KeyedJaggedTensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     indices = bags.values().detach().to(torch.int64).contiguous()
     offsets = bags.offsets().detach().to(torch.int64).contiguous()
     of_ids = None if weights is None else weights.detach().to(torch.float32).contiguous()
@@ -78,6 +76,11 @@ def _keep(ctx: Any, exchange: Exchange, bags: KeyedJaggedTensor, is_training: bo
 
 
 def _step_rows(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if not ctx.exchange.is_trainable:
+        raise UnsupportedError(
+            "rows of a CodedStore do not train; call eval() on the collection to train what is "
+            "above it, or keep these tables in a tierbed.Store"
+        )
     if not ctx.is_training:
         raise InvalidError("this lookup was not made in training mode; call train() first")
     wants_weights = ctx.needs_input_grad[1]

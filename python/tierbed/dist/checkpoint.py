@@ -3,7 +3,8 @@
 Each rank writes the rows it holds that were ever written, in files of at most ``CHUNK_ROWS``;
 then rank 0 writes a manifest that names them all, and gives the folder its name. A checkpoint is
 there whole or not at all. Loading reads every file and keeps what the new plan gives this rank,
-rows and columns; rows that were never written are initial rows again, from the same seed. Format:
+rows and columns; rows that were never written are initial rows again, from the same seed. Rows that
+are kept in fewer bytes are written as their codes, all of them. Format:
 ``docs/formats/ranks.md``.
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ import torch
 from torch import Tensor
 
 from tierbed import state
+from tierbed.coded import CodedStore
 from tierbed.config import EmbeddingBagConfig
+from tierbed.dist.held import CHUNK_ROWS, Held, Target, coded_runs, held_tables, target_of
 from tierbed.dist.ranks import Rank
 from tierbed.dist.sharding import ShardingPlan
 from tierbed.errors import CorruptionError, InvalidError, TierbedError
@@ -32,27 +35,11 @@ from tierbed.store import Store
 __all__ = ["RankTables", "load_rows", "save_rows"]
 
 FORMAT = "tierbed-ranks"
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
 EXTRA = "extra.pt"
-CHUNK_ROWS = 65536
-
-
-class Held:
-    """What a rank holds of a table.
-
-    Args:
-        config: The table.
-        name: What the rank's store calls it.
-        rows: Rows that are held.
-        columns: Columns that are held.
-    """
-
-    def __init__(self, config: EmbeddingBagConfig, name: str, rows: range, columns: range) -> None:
-        self.config = config
-        self.name = name
-        self.rows = rows
-        self.columns = columns
+# What says which rows those are that were never written.
+WITHOUT_STEPS = frozenset({"row_count", "dim", "init", "seed"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +48,14 @@ class RankTables:
 
     Args:
         ranks: Who this rank is.
-        store: Its store.
+        store: Its store, or its tables of codes.
         tables: All tables.
         plan: Who holds what.
         optimizer: The optimizer of all tables.
     """
 
     ranks: Rank
-    store: Store
+    store: Store | CodedStore
     tables: Sequence[EmbeddingBagConfig]
     plan: ShardingPlan
     optimizer: Optimizer
@@ -80,26 +67,11 @@ class RankTables:
     def identities(self) -> dict[str, Any]:
         """Returns what makes two tables the same one: shape, initial rows, optimizer."""
         of_store = self.optimizer, self.store.seed
-        return {config.name: json.loads(config.table_json(*of_store)) for config in self.tables}
-
-
-def held_tables(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int
-) -> Iterator[Held]:
-    """Yields what ``rank`` holds by ``plan``."""
-    for config in tables:
-        way = plan.sharding(config)
-        rows, columns = range(config.num_embeddings or 0), range(config.embedding_dim)
-        name = config.name
-        if way["kind"] == "whole" and way["rank"] != rank:
-            continue
-        if way["kind"] == "rows":
-            rows = range(way["bounds"][rank], way["bounds"][rank + 1])
-        if way["kind"] == "columns":
-            columns = range(way["bounds"][rank], way["bounds"][rank + 1])
-            name = f"{config.name}.columns.{columns.start}"
-        if len(columns) > 0:
-            yield Held(config, name, rows, columns)
+        known = {config.name: json.loads(config.table_json(*of_store)) for config in self.tables}
+        if isinstance(self.store, CodedStore):
+            for config in self.tables:
+                known[config.name]["codec"] = config.codec_name()
+        return known
 
 
 def save_rows(folder: Path, own: RankTables, extra: Mapping[str, Any] | None) -> None:
@@ -154,18 +126,22 @@ def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
     def load() -> None:
         nonlocal extra
         manifest = _read_manifest(folder)
-        _check_tables(manifest, own.identities())
-        _check_new(own.store)
-        held = {one.config.name: one for one in own.held()}
-        for file in manifest["files"]:
-            target = held.get(file["table"])
-            if target is None or not _overlaps(file, target):
-                continue
-            _load_file(folder, file, own.store, target)
-        # Version 1 had optimizers only that do not look at the number of their step.
-        for table, steps in manifest.get("steps", {}).items():
-            if table in held:
-                own.store.set_steps_done(held[table].name, steps)
+        _check_tables(manifest, own)
+        if isinstance(own.store, Store):
+            _check_new(own.store)
+        held = own.held()
+        for one in held:
+            files = [file for file in manifest["files"] if one.overlaps(file)]
+            target = target_of(own.store, one, files)
+            for file in files:
+                _load_file(folder, file, one, target)
+            target.finish()
+        if isinstance(own.store, Store):
+            # Version 1 had optimizers only that do not look at the number of their step.
+            steps = manifest.get("steps", {})
+            for one in held:
+                if one.config.name in steps:
+                    own.store.set_steps_done(one.name, steps[one.config.name])
         if manifest["has_extra"]:
             extra = state.unpack((folder / EXTRA).read_bytes())
 
@@ -196,6 +172,8 @@ def together(ranks: Rank, work: Callable[[], Any] | None) -> list[Any]:
 
 def _steps(own: RankTables) -> dict[str, int]:
     """Returns how many steps each table held here did."""
+    if isinstance(own.store, CodedStore):
+        return {}
     return {one.config.name: own.store.steps_done(one.name) for one in own.held()}
 
 
@@ -209,14 +187,8 @@ def _write_files(folder: Path, own: RankTables) -> list[dict[str, Any]]:
         held = {name: one for name, one in held.items() if one.config.name not in mirrored}
     files: list[dict[str, Any]] = []
 
-    def visit(
-        table: str, rows: Tensor, weights: Tensor, rows_state: Tensor, counts: Tensor
-    ) -> None:
-        if table not in held or rows.numel() == 0:
-            return
-        of = held[table]
+    def write(of: Held, parts: Mapping[str, Tensor], kept: Mapping[str, Any]) -> None:
         name = f"rank{rank}-{len(files)}.safetensors"
-        parts = {"rows": rows, "weights": weights, "state": rows_state, "use_counts": counts}
         raw = save({part: tensor.contiguous() for part, tensor in parts.items()})
         _write(folder / name, raw)
         files.append(
@@ -224,13 +196,27 @@ def _write_files(folder: Path, own: RankTables) -> list[dict[str, Any]]:
                 "name": name,
                 "table": of.config.name,
                 "columns": [of.columns.start, of.columns.stop],
-                "row_count": rows.numel(),
+                "row_count": parts["rows"].numel(),
                 "bytes": len(raw),
                 "crc32": zlib.crc32(raw),
+                **kept,
             }
         )
 
-    own.store.scan(visit, chunk_rows=CHUNK_ROWS)
+    def visit(
+        table: str, rows: Tensor, weights: Tensor, rows_state: Tensor, counts: Tensor
+    ) -> None:
+        if table in held and rows.numel() > 0:
+            parts = {"rows": rows, "weights": weights, "state": rows_state, "use_counts": counts}
+            write(held[table], parts, {})
+
+    if isinstance(own.store, CodedStore):
+        for one in held.values():
+            for rows, codes in coded_runs(own.store, one):
+                parts = {"rows": torch.arange(rows.start, rows.stop), "codes": codes}
+                write(one, parts, {"codec": one.config.codec_name()})
+    else:
+        own.store.scan(visit, chunk_rows=CHUNK_ROWS)
     return files
 
 
@@ -241,19 +227,27 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise InvalidError(f"{folder} is no checkpoint of ranks: it has no {MANIFEST}") from error
     except ValueError as error:
         raise CorruptionError(f"{folder / MANIFEST} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT or manifest.get("version") not in (1, VERSION):
-        raise InvalidError(f"{folder} is no checkpoint of ranks, version 1 or {VERSION}")
+    if manifest.get("format") != FORMAT or manifest.get("version") not in (1, 2, VERSION):
+        raise InvalidError(f"{folder} is no checkpoint of ranks, version 1 to {VERSION}")
     return manifest
 
 
-def _check_tables(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    found = manifest["tables"]
+def _check_tables(manifest: Mapping[str, Any], own: RankTables) -> None:
+    found, expected = manifest["tables"], own.identities()
     if set(found) != set(expected):
         raise InvalidError(
             f"the checkpoint has tables {sorted(found)}, the collection {sorted(expected)}"
         )
     for name, table in expected.items():
-        if found[name] != table:
+        # Rows that do not train come from any optimizer, and may be coded anew.
+        keys = WITHOUT_STEPS if isinstance(own.store, CodedStore) else {*table, *found[name]}
+        if "codec" in keys and "codec" in found[name]:
+            raise InvalidError(
+                f"table {name!r} of the checkpoint has rows as {found[name]['codec']}, which do "
+                "not train; load it with a tierbed.CodedStore",
+                {"table": name},
+            )
+        if any(found[name].get(key) != table.get(key) for key in keys):
             raise InvalidError(
                 f"table {name!r} of the checkpoint has another shape, optimizer, or seed: "
                 f"{found[name]}, not {table}",
@@ -272,12 +266,7 @@ def _check_new(store: Store) -> None:
     store.scan(visit)
 
 
-def _overlaps(file: Mapping[str, Any], target: Held) -> bool:
-    first, end = file["columns"]
-    return bool(first < target.columns.stop and end > target.columns.start)
-
-
-def _load_file(folder: Path, file: Mapping[str, Any], store: Store, target: Held) -> None:
+def _load_file(folder: Path, file: Mapping[str, Any], held: Held, target: Target) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -293,7 +282,7 @@ def _load_file(folder: Path, file: Mapping[str, Any], store: Store, target: Held
     except SafetensorError as error:
         raise CorruptionError(f"{path} cannot be read: {error}") from error
     rows, order = torch.sort(parts["rows"])
-    is_held = (rows >= target.rows.start) & (rows < target.rows.stop)
+    is_held = (rows >= held.rows.start) & (rows < held.rows.stop)
     rows, order = rows[is_held], order[is_held]
     if rows.numel() == 0:
         return
@@ -302,33 +291,7 @@ def _load_file(folder: Path, file: Mapping[str, Any], store: Store, target: Held
     starts = [0, *breaks.tolist(), rows.numel()]
     for start, end in zip(starts, starts[1:], strict=False):
         run = {name: tensor[start:end] for name, tensor in found.items()}
-        _write_run(store, target, range(*file["columns"]), int(rows[start]), run)
-
-
-def _write_run(
-    store: Store, target: Held, columns: range, first_row: int, run: Mapping[str, Tensor]
-) -> None:
-    """Writes ``columns`` of consecutive rows; version 1 has no use counts."""
-    weights, rows_state, counts = run["weights"], run["state"], run.get("use_counts")
-    if columns == target.columns:
-        store.write_rows(target.name, first_row, weights, rows_state, counts)
-        return
-    # Some columns of the file are some columns of what is held; the others stay.
-    own, own_state = store.read_rows_and_state(target.name, first_row, weights.shape[0])
-    first, width, own_width = columns.start, len(columns), len(target.columns)
-    both = range(max(first, target.columns.start), min(columns.stop, target.columns.stop))
-    _copy_columns(weights, first, own, target.columns.start, both)
-    for word in range(rows_state.shape[1] // width):
-        from_file = rows_state[:, word * width : (word + 1) * width]
-        place = own_state[:, word * own_width : (word + 1) * own_width]
-        _copy_columns(from_file, first, place, target.columns.start, both)
-    store.write_rows(target.name, first_row, own, own_state, counts)
-
-
-def _copy_columns(source: Tensor, first: int, to: Tensor, to_first: int, columns: range) -> None:
-    to[:, columns.start - to_first : columns.stop - to_first] = source[
-        :, columns.start - first : columns.stop - first
-    ]
+        target.write(file, int(rows[start]), run)
 
 
 def _write(path: Path, raw: bytes) -> None:

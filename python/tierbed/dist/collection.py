@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tierbed._native import NativeExchangePlan
-from tierbed.config import EmbeddingBagConfig, feature_labels
+from tierbed.coded import CodedStore
+from tierbed.config import DataType, EmbeddingBagConfig, feature_labels
 from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
 from tierbed.dist.autograd import Lookup, LookupParts
 from tierbed.dist.collective import Collective
@@ -52,12 +53,13 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     Args:
         tables: The tables; ids are dense (no open vocabularies).
-        store: This rank's store, a folder of its own or memory.
+        store: This rank's store, a folder of its own or memory; or a :class:`tierbed.CodedStore`
+            to only look up rows that are kept in fewer bytes.
         plan: Who holds what; by default :meth:`ShardingPlan.balanced`.
         ranks: Who this rank is; by default this process of ``torch.distributed``.
         exchange: ``"one_sided"`` over shared memory, ``"collective"`` over ``torch.distributed``,
             or ``"auto"``: the first where all ranks can share memory, else the second.
-        optimizer: As for :class:`tierbed.EmbeddingBagCollection`.
+        optimizer: As for :class:`tierbed.EmbeddingBagCollection`; a CodedStore has none.
         optimizer_kwargs: As for :class:`tierbed.EmbeddingBagCollection`.
         is_weighted: As for :class:`tierbed.EmbeddingBagCollection`.
         samples_max: Most samples of a rank's batch. Memory is taken only for what comes.
@@ -75,7 +77,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self,
         tables: Sequence[EmbeddingBagConfig],
         *,
-        store: Store,
+        store: Store | CodedStore,
         plan: ShardingPlan | None = None,
         ranks: Rank | None = None,
         exchange: str = "auto",
@@ -123,9 +125,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         ]
         self._exchange = self._join(exchange, native, groups, timeout_s, copies_outputs)
         self._hook = torch.zeros(1, requires_grad=True)
+        self._still_hook = torch.zeros(1)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Store | CodedStore:
         """Where this rank's rows live."""
         return self._store
 
@@ -157,9 +160,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
             TierbedError: Another rank failed or is silent; the message names it.
         """
         bags, weights = self._checked(features)
-        is_training = self.training and torch.is_grad_enabled()
+        hook, is_training = self._grad_mode()
         rows = Lookup.apply(  # type: ignore[no-untyped-call]
-            self._hook, weights, bags, self._exchange, is_training
+            hook, weights, bags, self._exchange, is_training
         )
         return KeyedTensor(self._names, self._dims, rows)
 
@@ -184,12 +187,22 @@ class ShardedEmbeddingBagCollection(nn.Module):
             UnsupportedError: A collective exchange, or ``copies_outputs=True``.
         """
         bags, weights = self._checked(features)
-        is_training = self.training and torch.is_grad_enabled()
+        hook, is_training = self._grad_mode()
         begun: list[Serving] = []
         rows = LookupParts.apply(  # type: ignore[no-untyped-call]
-            self._hook, weights, bags, self._exchange, (is_training, parts, begun)
+            hook, weights, bags, self._exchange, (is_training, parts, begun)
         )
         return self._arriving(rows, begun[0])
+
+    def _grad_mode(self) -> tuple[Tensor, bool]:
+        """Returns the hook of a lookup, and whether its backward steps rows.
+
+        A backward to rows that do not train is refused, unless ``eval()`` said that nobody wants
+        to train them.
+        """
+        is_trainable = self._store.is_trainable
+        hook = self._hook if self.training or is_trainable else self._still_hook
+        return hook, self.training and is_trainable and torch.is_grad_enabled()
 
     def _arriving(self, rows: Sequence[Tensor], serving: Serving) -> Iterator[KeyedTensor]:
         for part, of_part in enumerate(rows):
@@ -274,31 +287,48 @@ class ShardedEmbeddingBagCollection(nn.Module):
         Row ids stay those of the whole table, so that initial rows are the same; rows of other
         ranks are never touched and take no room.
         """
-        way = self._plan.tables[config.name]
+        way, rank = self._plan.tables[config.name], self._ranks.rank
+        bounds = self._plan.sharding(config).get("bounds", ())[rank : rank + 2]
         if not isinstance(way, ColumnWise):
-            return self._store.add_table(config, optimizer)
-        if isinstance(optimizer, (RowWiseAdagrad, PartialRowWiseAdam)):
-            raise UnsupportedError(
-                f"table {config.name!r} is divided by columns, but {type(optimizer).__name__} "
-                "keeps state of whole rows; divide it by rows, or use SGD, Adagrad or Adam",
-                {"table": config.name},
-            )
-        bounds = self._plan.sharding(config)["bounds"]
-        first, end = bounds[self._ranks.rank], bounds[self._ranks.rank + 1]
+            return self._add(config, optimizer, range(*bounds) if bounds else None)
+        self._check_columns(config, optimizer)
+        first, end = bounds
         name = f"{config.name}.columns.{first}"
         is_new = name not in [table["name"] for table in self._store.tables()]
         part = dataclasses.replace(config, name=name, embedding_dim=end - first)
-        table = self._store.add_table(part, optimizer)
+        table = self._add(part, optimizer, None)
         if is_new:
             self._initialise(config, optimizer, name, slice(first, end))
         return table
+
+    def _add(self, config: EmbeddingBagConfig, optimizer: Optimizer, rows: range | None) -> int:
+        """Adds a table; a store of codes takes room for ``rows`` alone."""
+        if isinstance(self._store, CodedStore):
+            return self._store.add_table(config, rows)
+        return self._store.add_table(config, optimizer)
+
+    def _check_columns(self, config: EmbeddingBagConfig, optimizer: Optimizer) -> None:
+        """Refuses to divide by columns what belongs to whole rows."""
+        whole = None
+        if isinstance(self._store, CodedStore):
+            if config.data_type is DataType.INT8:
+                whole = "int8 keeps a scale of whole rows; divide it by rows, or use fp16 or bf16"
+        elif isinstance(optimizer, (RowWiseAdagrad, PartialRowWiseAdam)):
+            whole = (
+                f"{type(optimizer).__name__} keeps state of whole rows; divide it by rows, or use "
+                "SGD, Adagrad or Adam"
+            )
+        if whole is not None:
+            raise UnsupportedError(
+                f"table {config.name!r} is divided by columns, but {whole}", {"table": config.name}
+            )
 
     def _initialise(
         self, config: EmbeddingBagConfig, optimizer: Optimizer, name: str, columns: slice
     ) -> None:
         """Writes initial rows: those of some columns are not those of a narrow table."""
         with Store.open(backend="memory", dram_budget="64MiB", seed=self._store.seed) as whole:
-            whole.add_table(config, optimizer)
+            whole.add_table(dataclasses.replace(config, data_type=DataType.FP32), optimizer)
             row_count = config.num_embeddings or 0
             for first in range(0, row_count, CHUNK_ROWS):
                 rows = whole.read_rows(config.name, first, min(CHUNK_ROWS, row_count - first))

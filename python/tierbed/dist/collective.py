@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tierbed._native import FeaturePlan, NativeExchangePlan, NativeStore
+from tierbed._native import FeaturePlan, NativeCodedTables, NativeExchangePlan, NativeStore
 from tierbed.dist.exchange import Serving
 from tierbed.errors import UnsupportedError
 
@@ -21,7 +21,7 @@ class Collective:
     """Over ``torch.distributed``: tables that one rank holds whole.
 
     Args:
-        native: This rank's store.
+        native: This rank's store, or its tables of codes.
         plan: Who holds what.
         group: The process group; None for that of all ranks.
         groups: What this rank looks up together.
@@ -33,7 +33,7 @@ class Collective:
 
     def __init__(
         self,
-        native: NativeStore,
+        native: NativeStore | NativeCodedTables,
         plan: NativeExchangePlan,
         group: dist.ProcessGroup | None,
         groups: list[FeaturePlan],
@@ -56,14 +56,18 @@ class Collective:
         self._steps: dict[int, _Gathered] = {}
         self._step = 0
 
+    @property
+    def is_trainable(self) -> bool:
+        """As :attr:`Exchange.is_trainable`."""
+        return isinstance(self._native, NativeStore)
+
     def forward(
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, wants: tuple[bool, bool]
     ) -> tuple[int, Tensor]:
         """As :meth:`Exchange.forward`."""
         if wants[1]:
             raise UnsupportedError(
-                "the collective exchange brings no gradients of weights; use "
-                "exchange='one_sided'"
+                "the collective exchange brings no gradients of weights; use exchange='one_sided'"
             )
         batch = self._gather(indices, offsets, weights)
         width = self._width(self._rank)

@@ -17,6 +17,7 @@ from torch import Tensor
 from tierbed._native import (
     FeaturePlan,
     NativeArrivals,
+    NativeCodedTables,
     NativeExchange,
     NativeExchangePlan,
     NativeHeap,
@@ -29,6 +30,10 @@ __all__ = ["Exchange", "OneSided", "Serving"]
 
 class Exchange(Protocol):
     """One rank's part; all ranks make the same calls in the same order."""
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether a backward may step the rows."""
 
     def forward(
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, wants: tuple[bool, bool]
@@ -64,7 +69,7 @@ class OneSided:
     """Over shared memory.
 
     Args:
-        native: This rank's store.
+        native: This rank's store, or its tables of codes.
         plan: Who holds what.
         heap: The shared memory.
         rank: This rank.
@@ -76,7 +81,7 @@ class OneSided:
 
     def __init__(
         self,
-        native: NativeStore,
+        native: NativeStore | NativeCodedTables,
         plan: NativeExchangePlan,
         heap: NativeHeap,
         rank: int,
@@ -95,6 +100,11 @@ class OneSided:
         self._heap = heap
         self._lent: list[weakref.ref[ctypes.Array[ctypes.c_uint8]]] = []
         self._serving: Serving | None = None
+
+    @property
+    def is_trainable(self) -> bool:
+        """As :attr:`Exchange.is_trainable`."""
+        return isinstance(self._native, NativeStore)
 
     def forward(
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, wants: tuple[bool, bool]
@@ -175,7 +185,7 @@ class Serving:
 
     Args:
         exchange: What the lookup was begun with.
-        native: This rank's store; busy until the last part is looked up.
+        native: This rank's rows; busy until the last part is looked up.
         arrivals: When parts are complete.
         is_training: Whether a backward follows.
     """
@@ -183,7 +193,7 @@ class Serving:
     def __init__(
         self,
         exchange: NativeExchange,
-        native: NativeStore,
+        native: NativeStore | NativeCodedTables,
         arrivals: NativeArrivals,
         is_training: bool,
     ) -> None:

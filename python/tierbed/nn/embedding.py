@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tierbed import ops
+from tierbed.coded import CodedStore
 from tierbed.config import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
@@ -31,7 +32,7 @@ __all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingCollection", "Row
 
 
 class RowSource(Protocol):
-    """A :class:`tierbed.Store` or a :class:`tierbed.Snapshot`."""
+    """A :class:`tierbed.Store`, a :class:`tierbed.Snapshot` or a :class:`tierbed.CodedStore`."""
 
     @property
     def native(self) -> Any:
@@ -40,6 +41,10 @@ class RowSource(Protocol):
     @property
     def is_trainable(self) -> bool:
         """Whether rows may be updated."""
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether a backward reaches the rows, to step them or to refuse."""
 
     def tables(self) -> list[dict[str, Any]]:
         """Every table's schema, by id."""
@@ -88,7 +93,7 @@ class _Collection(nn.Module):
         self._output_dim = self._binding.output_dim
         self._is_pooled = self._binding.is_pooled
         # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
-        self._hook = ops.new_hook().requires_grad_(store.is_trainable)
+        self._hook = ops.new_hook().requires_grad_(store.takes_gradients)
         self._still_hook = torch.zeros(1)
         if isinstance(store, Store):
             store.note_collection(self)
@@ -238,6 +243,8 @@ def _int64(tensor: Tensor) -> Tensor:
 
 
 def _table_id(store: RowSource, config: BaseEmbeddingConfig, optimizer: Optimizer) -> int:
+    if isinstance(store, CodedStore):
+        return store.add_table(config)
     if store.is_trainable:
         return int(store.add_table(config, optimizer))  # type: ignore[attr-defined]
     table = store.table_id(config.name)
@@ -259,8 +266,8 @@ class EmbeddingBagCollection(_Collection):
 
     Args:
         tables: The tables; several features may read one table.
-        store: Where the rows live: a :class:`tierbed.Store`, or a :class:`tierbed.Snapshot`
-            to only look up.
+        store: Where the rows live: a :class:`tierbed.Store`, or to only look up a
+            :class:`tierbed.Snapshot` or a :class:`tierbed.CodedStore`.
         optimizer: Fused optimizer of the rows, or ``torch.optim.{SGD,Adagrad,SparseAdam}``.
         optimizer_kwargs: Arguments of a ``torch.optim`` class.
         is_weighted: Whether ids carry weights (``KeyedJaggedTensor.weights_or_none()``), which

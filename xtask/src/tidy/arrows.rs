@@ -6,8 +6,8 @@ use super::{File, Finding};
 const ARROWS: [(&str, &[&str]); 21] = [
     ("tierbed-core", &[]),
     ("tierbed-kernels", &["core"]),
-    ("tierbed-exchange", &["core", "kernels"]),
     ("tierbed-io", &["core"]),
+    ("tierbed-exchange", &["core", "io", "kernels"]),
     ("tierbed-data", &["core"]),
     ("tierbed-cache", &["core"]),
     ("tierbed-placement", &["core", "cache", "data"]),

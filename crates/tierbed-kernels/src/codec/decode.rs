@@ -1,8 +1,8 @@
-//! How do codes become numbers, alone or already pooled?
+//! How do codes become numbers?
 //!
-//! A codec decodes 16 numbers at a time ([`Decoder`]); the loops over rows and bags are here, once
-//! for all codecs. The end of a row that fills no vector reads whatever bytes follow and drops the
-//! lanes it must not have: no copy, where the arena goes on.
+//! A codec decodes 16 numbers at a time ([`Decoder`]); the loop over rows is here, once for all
+//! codecs, that over bags in `pool_codes`. The end of a row that fills no vector reads whatever
+//! bytes follow and drops the lanes it must not have: no copy, where the arena goes on.
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
 
@@ -13,14 +13,13 @@ use super::int4::Int4;
 use super::int8::Int8;
 use super::Codec;
 use crate::accumulate::{by_shape, Shaped, BLOCK, BLOCK_LANES};
-use crate::layout::{BagRange, Columns};
 use crate::simd::{prefetch, Job, Lanes, LANES};
 use crate::Kernels;
 
 /// How many rows ahead of the loop the processor is asked to fetch, from arenas no cache holds.
-const PREFETCH_AHEAD: usize = 8;
+pub(super) const PREFETCH_AHEAD: usize = 8;
 /// From this size on an arena is taken to be outside the nearest cache.
-const FAR_ARENA_BYTES: usize = 256 << 10;
+pub(super) const FAR_ARENA_BYTES: usize = 256 << 10;
 
 /// Codes of rows of one table, in index order, somewhere in an arena.
 #[derive(Debug, Clone, Copy)]
@@ -71,48 +70,15 @@ impl Kernels {
         }
         with_decoder(codec, Call(self, codes, code_bytes, dim, out));
     }
-
-    /// Adds the decoded rows of each bag into its vector: `out[bag] += weight * row`, in index
-    /// order, as [`Kernels::pool_add`] does with rows that are not coded.
-    ///
-    /// `codes` are those of the run `bags`; `out` is `[B, stride]`, zeroed by the caller.
-    ///
-    /// # Panics
-    /// When weights are not `[E]`, a code or vector lies outside its arena, or the columns' dim is
-    /// not one the codec keeps.
-    pub fn pool_codes_add(
-        self,
-        codes: Codes<'_>,
-        bags: BagRange<'_>,
-        columns: Columns,
-        out: &mut [f32],
-    ) {
-        columns.check();
-        let codec = codes.codec;
-        assert!(codec.check_dim(columns.dim).is_ok(), "the codec keeps rows of another dim");
-        if let Some(weights) = codes.weights {
-            assert_eq!(weights.len(), codes.starts.len(), "weights must have one value per index");
-        }
-        let code_bytes = codec.code_bytes(columns.dim);
-        struct Call<'a>(Kernels, Codes<'a>, usize, BagRange<'a>, Columns, &'a mut [f32]);
-        impl WithDecoder for Call<'_> {
-            #[inline(always)]
-            fn call<D: Decoder>(self, decoder: D) {
-                let Self(kernels, codes, code_bytes, bags, columns, out) = self;
-                kernels.run(PoolCodes { decoder, codes, code_bytes, bags, columns, out });
-            }
-        }
-        with_decoder(codec, Call(self, codes, code_bytes, bags, columns, out));
-    }
 }
 
 /// What is to be done with a decoder, whichever it is.
-trait WithDecoder {
+pub(super) trait WithDecoder {
     fn call<D: Decoder>(self, decoder: D);
 }
 
 /// Chooses the decoder, once per call.
-fn with_decoder(codec: &Codec, then: impl WithDecoder) {
+pub(super) fn with_decoder(codec: &Codec, then: impl WithDecoder) {
     match codec {
         Codec::F32 => then.call(F32),
         Codec::F16 => then.call(F16),
@@ -154,19 +120,28 @@ impl<D: Decoder> Shaped for DecodeRows<'_, D> {
             if let (true, Some(&ahead)) = (is_far, starts.get(i + PREFETCH_AHEAD)) {
                 prefetch(arena, ahead, code_bytes);
             }
-            let code = code_at(arena, start, code_bytes);
-            let head = decoder.head(code);
-            let mut blocks = to.chunks_exact_mut(BLOCK);
-            let mut at = 0;
-            for block in &mut blocks {
-                decode_block::<L, D, BLOCK_LANES, false>(decoder, head, code, at, block);
-                at += BLOCK;
-            }
-            if REST > 0 || TAIL {
-                let rest = blocks.into_remainder();
-                decode_block::<L, D, REST, TAIL>(decoder, head, code, at, rest);
-            }
+            decode_row::<L, D, REST, TAIL>(decoder, code_at(arena, start, code_bytes), to);
         }
+    }
+}
+
+/// Decodes the code that begins `code` into `to`, `[dim]`.
+#[inline(always)]
+pub(super) fn decode_row<L: Lanes, D: Decoder, const REST: usize, const TAIL: bool>(
+    decoder: D,
+    code: &[u8],
+    to: &mut [f32],
+) {
+    let head = decoder.head(code);
+    let mut blocks = to.chunks_exact_mut(BLOCK);
+    let mut at = 0;
+    for block in &mut blocks {
+        decode_block::<L, D, BLOCK_LANES, false>(decoder, head, code, at, block);
+        at += BLOCK;
+    }
+    if REST > 0 || TAIL {
+        let rest = blocks.into_remainder();
+        decode_block::<L, D, REST, TAIL>(decoder, head, code, at, rest);
     }
 }
 
@@ -188,52 +163,9 @@ fn decode_block<L: Lanes, D: Decoder, const FULL: usize, const TAIL: bool>(
     }
 }
 
-struct PoolCodes<'a, D> {
-    decoder: D,
-    codes: Codes<'a>,
-    code_bytes: usize,
-    bags: BagRange<'a>,
-    columns: Columns,
-    out: &'a mut [f32],
-}
-
-impl<D: Decoder> Job for PoolCodes<'_, D> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let Codes { arena, starts, weights, .. } = self.codes;
-        let is_far = arena.len() >= FAR_ARENA_BYTES;
-        for bag in self.bags.first_bag()..self.bags.bag_count() {
-            let Some(rows) = self.bags.rows_of(bag, starts.len()) else { break };
-            for i in rows {
-                if let (true, Some(&ahead)) = (is_far, starts.get(i + PREFETCH_AHEAD)) {
-                    prefetch(arena, ahead, self.code_bytes);
-                }
-                let code = code_at(arena, starts[i], self.code_bytes);
-                let head = self.decoder.head(code);
-                let weight = weights.map(|weights| L::splat(weights[i]));
-                let scale = |lanes: L| weight.map_or(lanes, |weight| weight.mul(lanes));
-                let sum = &mut self.out[self.columns.range(bag)];
-                let (full, part) = sum.as_chunks_mut::<LANES>();
-                let mut at = 0;
-                for lanes in full {
-                    let row = self.decoder.full::<L>(head, code, at);
-                    L::load(lanes).add(scale(row)).store(lanes);
-                    at += LANES;
-                }
-                if !part.is_empty() {
-                    let row = self.decoder.part::<L>(head, code, at, part.len());
-                    L::load_part(part).add(scale(row)).store_part(part);
-                }
-            }
-        }
-    }
-}
-
 /// Returns the arena from the code at `start` on, which is wholly inside.
 #[inline(always)]
-fn code_at(arena: &[u8], start: usize, code_bytes: usize) -> &[u8] {
+pub(super) fn code_at(arena: &[u8], start: usize, code_bytes: usize) -> &[u8] {
     let code = &arena[start..];
     assert!(code.len() >= code_bytes, "a code must lie inside its arena");
     code

@@ -28,6 +28,7 @@ mod gauss4;
 mod int4;
 mod int8;
 mod nibbles;
+mod pool_codes;
 mod product;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
 
 use super::*;
-use crate::{BagRange, Columns, Isa, Kernels, Rows};
+use crate::{BagRange, Columns, Destination, Isa, Kernels, Matrix, PoolFeature, Pooling, Rows};
 
 const DIMS: [usize; 12] = [1, 2, 7, 9, 15, 16, 17, 18, 36, 64, 65, 100];
 
@@ -208,6 +208,58 @@ proptest! {
                 let (arena, starts) = encode_all(&codec, std::slice::from_ref(&row));
                 let found = decode_all(Kernels::detect(), &codec, &arena, &starts, row.len());
                 prop_assert!(found.iter().all(|value| value.is_finite()), "{}", codec.name());
+            }
+        }
+    }
+}
+
+/// A matrix whose vectors are written past the caches.
+struct Far<'a>(Matrix<'a>);
+
+impl Destination for Far<'_> {
+    fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
+        self.0.vector(feature, at)
+    }
+
+    fn is_far(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn codes_pooled_to_places_have_the_bits_of_the_matrix() {
+    let mut rng = SplitMix64::new(11);
+    // An empty bag, and a bag of one index.
+    let (offsets, weights) = ([0, 3, 3, 4, 9], [0.5, 2.0, -1.0, 0.25, 1.5, 3.0, 0.1, 7.0, 0.3]);
+    for dim in DIMS {
+        let rows: Vec<_> = (0..9).map(|_| normal_row(&mut rng, dim, 0.3)).collect();
+        for codec in codecs(dim) {
+            let (arena, starts) = encode_all(&codec, &rows);
+            for (weights, is_far, pooling) in [
+                (None, false, Pooling::Sum),
+                (Some(weights.as_slice()), true, Pooling::Mean),
+                (None, true, Pooling::Sum),
+            ] {
+                let codes = Codes { codec: &codec, arena: &arena, starts: &starts, weights };
+                let columns = Columns::whole(dim);
+                let mut expected = vec![0.0; 4 * dim];
+                let scalar = Kernels::with_isa(Isa::Scalar).unwrap();
+                scalar.pool_codes_add(codes, BagRange::whole(&offsets), columns, &mut expected);
+                if pooling == Pooling::Mean {
+                    scalar.mean_scale(&offsets, columns, &mut expected);
+                }
+                for isa in Isa::available() {
+                    let mut found = vec![f32::NAN; 4 * dim];
+                    let mut near = Matrix::new(&mut found, std::iter::once(columns));
+                    let feature = PoolFeature { feature: 0, offsets: &offsets, pooling, dim };
+                    let kernels = Kernels::with_isa(isa).unwrap();
+                    if is_far {
+                        kernels.pool_codes_to(&[(codes, feature)], &mut Far(near));
+                    } else {
+                        kernels.pool_codes_to(&[(codes, feature)], &mut near);
+                    }
+                    assert_eq!(found, expected, "{} {} dim {dim}", codec.name(), isa.name());
+                }
             }
         }
     }

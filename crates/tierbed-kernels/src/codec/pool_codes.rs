@@ -1,0 +1,262 @@
+//! Here are the codes of a bag, give me one vector: decoding fused with pooling.
+//!
+//! A block of 64 columns stays in registers while the codes of a bag pass by, in index order, as
+//! with rows that are not coded (`accumulate`). So the bits are those of decoding first.
+
+#![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
+
+use std::ops::Range;
+
+use super::decode::{
+    code_at, decode_row, with_decoder, Codes, Decoder, WithDecoder, FAR_ARENA_BYTES, PREFETCH_AHEAD,
+};
+use crate::accumulate::{by_shape, Begin, Shaped, BLOCK, BLOCK_LANES};
+use crate::layout::{BagRange, Columns};
+use crate::pool_to::{Destination, FeatureBags, PoolFeature, PoolTo, Pooled};
+use crate::simd::{prefetch, Job, Lanes, LANES};
+use crate::Kernels;
+
+/// The rows of one feature, as codes of which every one begins inside the arena.
+#[derive(Clone, Copy)]
+struct Coded<'a, D> {
+    decoder: D,
+    codes: Codes<'a>,
+    code_bytes: usize,
+    is_far: bool,
+}
+
+impl<'a, D: Decoder> Coded<'a, D> {
+    fn new(decoder: D, codes: Codes<'a>, dim: usize) -> Self {
+        let code_bytes = codes.codec.code_bytes(dim);
+        Self { decoder, codes, code_bytes, is_far: codes.arena.len() >= FAR_ARENA_BYTES }
+    }
+
+    /// Returns the code of index `i`, and asks for that of one further on.
+    #[inline(always)]
+    fn code(&self, i: usize) -> &'a [u8] {
+        let Codes { arena, starts, .. } = self.codes;
+        if let (true, Some(&ahead)) = (self.is_far, starts.get(i + PREFETCH_AHEAD)) {
+            prefetch(arena, ahead, self.code_bytes);
+        }
+        code_at(arena, starts[i], self.code_bytes)
+    }
+
+    /// Adds rows `range` into `sum`, in order.
+    #[inline(always)]
+    fn add<L: Lanes, const REST: usize, const TAIL: bool>(
+        &self,
+        range: Range<usize>,
+        begin: Begin,
+        sum: &mut [f32],
+    ) {
+        let mut blocks = sum.chunks_exact_mut(BLOCK);
+        let mut at = 0;
+        for block in &mut blocks {
+            self.add_block::<L, BLOCK_LANES, false>(range.clone(), at, begin, block);
+            at += BLOCK;
+        }
+        if REST > 0 || TAIL {
+            self.add_block::<L, REST, TAIL>(range, at, begin, blocks.into_remainder());
+        }
+    }
+
+    /// Adds columns `at..` of the rows: `FULL` registers, and then a part if `TAIL`.
+    #[inline(always)]
+    fn add_block<L: Lanes, const FULL: usize, const TAIL: bool>(
+        &self,
+        range: Range<usize>,
+        at: usize,
+        begin: Begin,
+        sum: &mut [f32],
+    ) {
+        let (sum_full, sum_part) = sum.as_chunks_mut::<LANES>();
+        let sum_full = &mut sum_full[..FULL];
+        let mut full = [L::splat(0.0); FULL];
+        let mut part = L::splat(0.0);
+        if begin == Begin::There {
+            for (lanes, from) in full.iter_mut().zip(&*sum_full) {
+                *lanes = L::load(from);
+            }
+            if TAIL {
+                part = L::load_part(sum_part);
+            }
+        }
+        for i in range {
+            let code = self.code(i);
+            let head = self.decoder.head(code);
+            let weight = self.codes.weights.map(|weights| L::splat(weights[i]));
+            let scale = |lanes: L| weight.map_or(lanes, |weight| weight.mul(lanes));
+            for (k, lanes) in full.iter_mut().enumerate() {
+                *lanes = lanes.add(scale(self.decoder.full::<L>(head, code, at + k * LANES)));
+            }
+            if TAIL {
+                let from = at + FULL * LANES;
+                part = part.add(scale(self.decoder.part::<L>(head, code, from, sum_part.len())));
+            }
+        }
+        for (lanes, to) in full.iter().zip(sum_full) {
+            lanes.store(to);
+        }
+        if TAIL {
+            part.store_part(sum_part);
+        }
+    }
+}
+
+impl<D: Decoder> Pooled for Coded<'_, D> {
+    #[inline(always)]
+    fn index_count(&self) -> usize {
+        self.codes.starts.len()
+    }
+
+    #[inline(always)]
+    fn sum<L: Lanes, const REST: usize, const TAIL: bool>(
+        &self,
+        rows: Range<usize>,
+        to: &mut [f32],
+    ) {
+        self.add::<L, REST, TAIL>(rows, Begin::Zero, to);
+    }
+
+    #[inline(always)]
+    fn copy<L: Lanes, const REST: usize, const TAIL: bool>(&self, row: usize, to: &mut [f32]) {
+        decode_row::<L, D, REST, TAIL>(self.decoder, self.code(row), to);
+    }
+}
+
+impl FeatureBags for Codes<'_> {
+    fn check(&self, of: &PoolFeature<'_>) {
+        assert!(self.codec.check_dim(of.dim).is_ok(), "the codec keeps rows of another dim");
+        check_weights(self);
+    }
+
+    #[inline(always)]
+    fn pool_bags_to(
+        self,
+        kernels: Kernels,
+        of: (PoolFeature<'_>, Range<usize>),
+        near: &mut [f32],
+        to: &mut impl Destination,
+    ) {
+        with_decoder(self.codec, PoolCodesTo { kernels, codes: self, of, near, to });
+    }
+}
+
+/// Some bags of a feature, on their way to their places once the decoder is known.
+struct PoolCodesTo<'a, T> {
+    kernels: Kernels,
+    codes: Codes<'a>,
+    of: (PoolFeature<'a>, Range<usize>),
+    near: &'a mut [f32],
+    to: &'a mut T,
+}
+
+impl<T: Destination> WithDecoder for PoolCodesTo<'_, T> {
+    #[inline(always)]
+    fn call<D: Decoder>(self, decoder: D) {
+        let Self { kernels, codes, of: (of, bags), near, to } = self;
+        let source = Coded::new(decoder, codes, of.dim);
+        kernels.run(PoolTo { source, bags, of, near, to });
+    }
+}
+
+impl Kernels {
+    /// Adds the decoded rows of each bag into its vector: `out[bag] += weight * row`, in index
+    /// order, as [`Kernels::pool_add`] does with rows that are not coded.
+    ///
+    /// `codes` are those of the run `bags`; `out` is `[B, stride]`, zeroed by the caller.
+    ///
+    /// # Panics
+    /// When weights are not `[E]`, a code or vector lies outside its arena, or the columns' dim is
+    /// not one the codec keeps.
+    pub fn pool_codes_add(
+        self,
+        codes: Codes<'_>,
+        bags: BagRange<'_>,
+        columns: Columns,
+        out: &mut [f32],
+    ) {
+        columns.check();
+        assert!(codes.codec.check_dim(columns.dim).is_ok(), "the codec keeps rows of another dim");
+        check_weights(&codes);
+        struct Call<'a>(Kernels, Codes<'a>, BagRange<'a>, Columns, &'a mut [f32]);
+        impl WithDecoder for Call<'_> {
+            #[inline(always)]
+            fn call<D: Decoder>(self, decoder: D) {
+                let Self(kernels, codes, bags, columns, out) = self;
+                let source = Coded::new(decoder, codes, columns.dim);
+                kernels.run(PoolCodes { source, bags, columns, out });
+            }
+        }
+        with_decoder(codes.codec, Call(self, codes, bags, columns, out));
+    }
+
+    /// Pools the decoded rows of the bags of all features into their places, as
+    /// [`pool_all_to`](Kernels::pool_all_to) does with rows that are not coded; without pooling
+    /// each row goes to its place.
+    ///
+    /// # Panics
+    /// When weights are not `[E]`, a place is not `[dim]`, a code lies outside its arena, or a dim
+    /// is not one the codec keeps.
+    pub fn pool_codes_to(
+        self,
+        features: &[(Codes<'_>, PoolFeature<'_>)],
+        to: &mut dyn Destination,
+    ) {
+        self.pool_features_to(features, &mut Anywhere(to));
+    }
+}
+
+/// Any destination: one set of loops for all, as there is one for each codec, shape and instruction
+/// set, and a call per vector costs little beside decoding its rows.
+struct Anywhere<'a>(&'a mut dyn Destination);
+
+impl Destination for Anywhere<'_> {
+    fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
+        self.0.vector(feature, at)
+    }
+
+    fn is_far(&self) -> bool {
+        self.0.is_far()
+    }
+
+    fn finish(&mut self, feature: usize, at: usize) {
+        self.0.finish(feature, at);
+    }
+}
+
+fn check_weights(codes: &Codes<'_>) {
+    if let Some(weights) = codes.weights {
+        assert_eq!(weights.len(), codes.starts.len(), "weights must have one value per index");
+    }
+}
+
+struct PoolCodes<'a, D> {
+    source: Coded<'a, D>,
+    bags: BagRange<'a>,
+    columns: Columns,
+    out: &'a mut [f32],
+}
+
+impl<D: Decoder> Job for PoolCodes<'_, D> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let dim = self.columns.dim;
+        by_shape::<L, _>(self, dim);
+    }
+}
+
+impl<D: Decoder> Shaped for PoolCodes<'_, D> {
+    #[inline(always)]
+    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
+        for bag in self.bags.first_bag()..self.bags.bag_count() {
+            let Some(rows) = self.bags.rows_of(bag, self.source.index_count()) else { break };
+            if !rows.is_empty() {
+                let sum = &mut self.out[self.columns.range(bag)];
+                self.source.add::<L, REST, TAIL>(rows, Begin::There, sum);
+            }
+        }
+    }
+}
