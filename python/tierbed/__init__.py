@@ -45,7 +45,7 @@ from tierbed.snapshot import Snapshot
 from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tierbed.store import Store
 from tierbed.tier_plan import plan_tiers
-from tierbed.tiers import CacheTier, TierPlan
+from tierbed.tiers import CacheTier, TierBudget, TierPlan
 
 __version__ = _version()
 
@@ -82,6 +82,7 @@ __all__ = [
     "RowWiseAdagrad",
     "Snapshot",
     "Store",
+    "TierBudget",
     "TierPlan",
     "TierbedError",
     "TimestampBasedEvictionPolicy",

@@ -29,6 +29,7 @@ __all__ = [
     "NativeServer",
     "NativeSnapshot",
     "NativeStore",
+    "NativeTierBudget",
     "Vocabulary",
     "VocabularyBuilder",
     "apply_delta",
@@ -348,13 +349,27 @@ class NativeStore:
 # ---------------------------------------------------------------- serving snapshot
 
 @final
+class NativeTierBudget:
+    """Bytes that the cached rows of several snapshots share."""
+
+    def __new__(cls, limit_bytes: int, epoch_groups: int | None) -> Self: ...
+    def stats_json(self) -> str: ...
+
+@final
 class NativeSnapshot:
     """A published snapshot, read through a byte-budgeted row cache. Read-only, thread-safe."""
 
-    def __new__(cls, path: str, options_json: str, resident: list[NativeResident]) -> Self:
+    def __new__(
+        cls,
+        path: str,
+        options_json: str,
+        resident: list[NativeResident],
+        tier_budget: NativeTierBudget | None,
+    ) -> Self:
         """``options_json``: {"dram_budget_bytes": int, "io_engine": ..., "queue_depth": int,
         "backend": "direct"|"mmap"|"memory", "cache_bytes_max": int|None, "tiers": list[str],
-        "misses": "read"|"surrogate"|"default"}."""
+        "misses": "read"|"surrogate"|"default", "tier_floor_bytes": int|None,
+        "refresh": list[str]|None}; an empty list to refresh is all tables."""
 
     def identity(self) -> str:
         """What tells this snapshot from every other."""

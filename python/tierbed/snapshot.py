@@ -22,7 +22,7 @@ from tierbed.budget import parse_bytes
 from tierbed.config import is_own
 from tierbed.errors import InvalidError
 from tierbed.sparse import KeyedTensor, as_kjt
-from tierbed.tiers import CacheTier, TierPlan, tier_specs
+from tierbed.tiers import CacheTier, TierBudget, TierPlan, tier_specs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,6 +43,15 @@ def _resident(
                 {"expected": snapshot.identity, "found": str(made_of)},
             )
         return plan.native(snapshot.table_id)
+
+
+def _refreshed(refresh: bool | Sequence[str]) -> list[str] | None:
+    """Returns the tables named; an empty list is all of them."""
+    if isinstance(refresh, bool):
+        return [] if refresh else None
+    if isinstance(refresh, str) or not refresh:
+        raise InvalidError(f"refresh names tables, or is True or False, not {refresh!r}")
+    return list(refresh)
 
 
 class Snapshot:
@@ -69,6 +78,9 @@ class Snapshot:
         cache_bytes: int | str | None = None,
         tiers: TierPlan | str | os.PathLike[str] | None = None,
         misses: str = "read",
+        refresh: bool | Sequence[str] = False,
+        tier_budget: TierBudget | None = None,
+        tier_floor: int | str | None = None,
     ) -> Self:
         """Opens the snapshot at ``path`` for reading.
 
@@ -86,10 +98,18 @@ class Snapshot:
                 A tier that cannot hold any row within its bytes is told by a ``RuntimeWarning``.
             tiers: Rows that stay in memory, from :func:`plan_tiers` or its file.
             misses: ``"read"``, or ``"surrogate"`` to answer misses by what ``tiers`` keeps for
-                them, or ``"default"`` to read nothing at all. Counted in :meth:`stats`.
+                them, or ``"default"`` to let no request read at all. Counted in :meth:`stats`.
+            refresh: Tables whose approximate answers are followed by a read in the background,
+                which brings the row into the cache; True: all. No request waits for it; what finds
+                no room in its queue is dropped, what cannot be read stays approximate. Counted in
+                ``refreshed`` of :meth:`stats`.
+            tier_budget: What the tiers share with other snapshots, in place of bytes of
+                ``dram_budget``; then without ``cache_bytes``.
+            tier_floor: Bytes of it that these tiers always have; by default a sixteenth.
 
         Raises:
-            InvalidError: Not a snapshot, or a budget that is too small.
+            InvalidError: Not a snapshot, a budget that is too small, or options that do not fit
+                each other.
             CorruptionError: Pages or manifest do not verify.
         """
         options = {
@@ -100,10 +120,17 @@ class Snapshot:
             "cache_bytes_max": None if cache_bytes is None else parse_bytes(cache_bytes, "cache"),
             "tiers": tier_specs(cache),
             "misses": misses,
+            "refresh": _refreshed(refresh),
+            "tier_floor_bytes": None
+            if tier_floor is None
+            else parse_bytes(tier_floor, "tier_floor"),
         }
+        if tier_floor is not None and tier_budget is None:
+            raise InvalidError("tier_floor is a part of a tier_budget; give that too")
         folder = os.fspath(path)
         resident = [] if tiers is None else _resident(folder, tiers, dram_budget)
-        snapshot = cls(NativeSnapshot(folder, json.dumps(options), resident), folder)
+        shared = None if tier_budget is None else tier_budget.native
+        snapshot = cls(NativeSnapshot(folder, json.dumps(options), resident, shared), folder)
         if options["cache_bytes_max"] != 0:
             snapshot._tell_of_empty_tiers()
         return snapshot

@@ -1,6 +1,7 @@
 """Which rows does serving keep in memory, and in how many bytes?
 
-:class:`CacheTier` names a tier of rows that come and go; a snapshot's cache is a list of them.
+:class:`CacheTier` names a tier of rows that come and go; a snapshot's cache is a list of them, and
+a :class:`TierBudget` holds the caches of several snapshots.
 :class:`TierPlan` is what never leaves: the most used rows in one codec, and for all others a few
 bytes of a product code, a neighbour, or the table's default row;
 :func:`tierbed.tier_plan.plan_tiers` chooses one.
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tierbed._native import NativeResident
+from tierbed._native import NativeResident, NativeTierBudget
+from tierbed.budget import parse_bytes
 from tierbed.codec import Codec
 from tierbed.errors import CorruptionError, InvalidError
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-__all__ = ["CacheTier", "TierPlan", "TierTable", "tier_specs"]
+__all__ = ["CacheTier", "TierBudget", "TierPlan", "TierTable", "tier_specs"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 FORMAT = "tierbed-tiers-1"
@@ -60,6 +62,44 @@ def tier_specs(cache: str | CacheTier | Sequence[str | CacheTier]) -> list[str]:
         text = tier.spec() if isinstance(tier, CacheTier) else tier
         specs += [part.strip() for part in text.split(",") if part.strip()]
     return specs
+
+
+class TierBudget:
+    """Bytes that the caches of several snapshots share, all metadata counted.
+
+    Each snapshot has its floor; what is beyond all floors goes where it makes most hits, measured
+    all the time, and comes back when a snapshot is closed. Source: EVStore §8.4, experiment 12;
+    differs: the parts follow demand.
+
+    Args:
+        limit: Bytes of all caches together, never more: ``"1GiB"``.
+        epoch_groups: Requests with rows of the sample, of all snapshots, from one division to the
+            next; by default 2048.
+
+    Raises:
+        InvalidError: No bytes.
+    """
+
+    def __init__(self, limit: int | str, *, epoch_groups: int | None = None) -> None:
+        self._native = NativeTierBudget(parse_bytes(limit, "limit"), epoch_groups)
+
+    @property
+    def native(self) -> NativeTierBudget:
+        """The engine's budget, for snapshots."""
+        return self._native
+
+    def stats(self) -> dict[str, Any]:
+        """Returns ``limit_bytes``, ``used_bytes`` and ``members``, the snapshots.
+
+        Of each: ``name``, ``floor_bytes``, ``capacity_bytes``, ``used_bytes``, ``rows_asked``,
+        ``rows_hit`` (no read was needed), ``row_count`` and ``evictions``.
+        """
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def __repr__(self) -> str:
+        stats = self.stats()
+        return f"TierBudget(limit_bytes={stats['limit_bytes']}, members={len(stats['members'])})"
 
 
 @dataclass(frozen=True, kw_only=True)

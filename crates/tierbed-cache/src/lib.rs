@@ -8,6 +8,7 @@
 
 mod admission;
 pub mod bounds;
+mod budget;
 pub mod conformance;
 mod index;
 pub mod policy;
@@ -18,6 +19,7 @@ mod slab;
 mod tier;
 
 pub use admission::{AdmissionBitmap, AdmissionRule};
+pub use budget::{MemberOptions, MemberStats, Membership, TierBudget, TierBudgetStats};
 pub use conformance::check_eviction_policy;
 pub use index::RobinHoodIndex;
 pub use policy::{EvictionPolicy, Lru, PolicyKind};

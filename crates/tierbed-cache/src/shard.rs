@@ -12,7 +12,7 @@ use parts::{Parts, PARTS_MAX};
 use tierbed_core::env::mix64;
 use tierbed_core::{Result, RowKey};
 
-use crate::sizing::{RowClass, TierOptions};
+use crate::sizing::{Layout, RowClass, TierOptions};
 use crate::tier::{packed, Insertion, RowTier, TierGroup, TierStats};
 
 /// Bytes a shard should at least have; below, fewer shards.
@@ -21,11 +21,21 @@ const SHARD_BYTES_WANTED: u64 = 2 << 20;
 /// Bytes of a shard that its slots have numbers for, whatever the rows.
 const SHARD_BYTES_MAX: u64 = 192 << 20;
 
+/// Bytes of a shard of a tier that may be resized, at its largest: it is locked meanwhile.
+const RESIZABLE_BYTES_WANTED: u64 = 1 << 20;
+
+/// Shards of a tier that may be resized: scores of one at a time are there twice.
+const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 2..=64;
+
 /// Row tiers side by side behind locks.
 #[derive(Debug)]
 pub struct ShardedTier {
     shards: Parts<RowTier>,
+    shard_count: u64,
+    /// What each shard is laid out for.
+    shard: TierOptions,
     knows_groups: bool,
+    moving_bytes: u64,
 }
 
 impl ShardedTier {
@@ -37,7 +47,23 @@ impl ShardedTier {
     pub fn new(options: &TierOptions, shards_max: usize) -> Result<Self> {
         let by_size = options.capacity_bytes / SHARD_BYTES_WANTED;
         let needed = options.capacity_bytes / SHARD_BYTES_MAX;
-        let shard_count = (shards_max as u64).min(by_size).max(needed).clamp(1, PARTS_MAX as u64);
+        let shard_count = (shards_max as u64).min(by_size).max(needed);
+        Self::cut(options, shard_count, options.capacity_bytes)
+    }
+
+    /// Splits a tier that is given its bytes later, up to the capacity of `options`.
+    ///
+    /// # Errors
+    /// As [`RowTier::new`].
+    pub(crate) fn resizable(options: &TierOptions) -> Result<Self> {
+        let by_size = options.capacity_bytes / RESIZABLE_BYTES_WANTED;
+        let needed = options.capacity_bytes / SHARD_BYTES_MAX;
+        let shard_count = by_size.clamp(*RESIZABLE_SHARDS.start(), *RESIZABLE_SHARDS.end());
+        Self::cut(options, shard_count.max(needed), 0)
+    }
+
+    fn cut(options: &TierOptions, shard_count: u64, capacity_bytes: u64) -> Result<Self> {
+        let shard_count = shard_count.clamp(1, PARTS_MAX as u64);
         let classes = options.classes.iter().map(|class| RowClass {
             // Hashing spreads rows unevenly; a little room keeps the bound from biting.
             row_count: (class.row_count.div_ceil(shard_count) * 5 / 4 + 64).min(class.row_count),
@@ -48,9 +74,30 @@ impl ShardedTier {
             classes: classes.collect(),
             policy: options.policy,
         };
-        let shards = (0..shard_count).map(|_| RowTier::new(&shard)).collect::<Result<Vec<_>>>()?;
+        let capacity_bytes = capacity_bytes / shard_count;
+        let shards = (0..shard_count).map(|_| RowTier::with_capacity(&shard, capacity_bytes));
+        let shards = shards.collect::<Result<Vec<_>>>()?;
         let knows_groups = options.policy.knows_groups();
-        Ok(Self { shards: Parts::new(shards), knows_groups })
+        let moving_bytes = Layout::new(&shard)?.moving_bytes();
+        Ok(Self { shards: Parts::new(shards), shard_count, shard, knows_groups, moving_bytes })
+    }
+
+    /// Holds at most `capacity_bytes` from now on, shard by shard; see [`RowTier`].
+    pub(crate) fn resize(&self, capacity_bytes: u64) {
+        for mut shard in self.shards.all() {
+            shard.resize(capacity_bytes / self.shard_count);
+        }
+    }
+
+    /// Returns the most rows that `capacity_bytes` would hold.
+    pub(crate) fn rows_with(&self, capacity_bytes: u64) -> u64 {
+        let layout = Layout::with_capacity(&self.shard, capacity_bytes / self.shard_count);
+        layout.map_or(0, |layout| layout.rows_max * self.shard_count)
+    }
+
+    /// Returns the bytes that are taken besides the capacity while it is resized, at most.
+    pub(crate) fn moving_bytes(&self) -> u64 {
+        self.moving_bytes
     }
 
     /// Looks up `keys` and hands every row found to `found` with its position.

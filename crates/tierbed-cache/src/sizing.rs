@@ -7,8 +7,8 @@
 //!                                                               a tick where sizes differ
 //! ```
 //!
-//! The index is allocated once, for the most rows that can ever be held at once: the smallest
-//! rows first, but never more rows of a class than its tables have.
+//! The index is allocated once, for the most rows that can ever be held at once, however slabs are
+//! divided, but never more rows of a class than its tables have.
 
 use tierbed_core::{Error, Result};
 
@@ -44,7 +44,7 @@ pub struct TierOptions {
 }
 
 impl TierOptions {
-    /// Returns the most rows that fit at once, the smallest first; 0 where not even one slab does.
+    /// Returns the most rows that fit at once; 0 where not even one slab does.
     ///
     /// # Errors
     /// `Invalid` when a class has rows of no words or larger than a slab.
@@ -58,12 +58,15 @@ impl TierOptions {
 pub(crate) struct Layout {
     pub(crate) slab_bytes: u64,
     pub(crate) slab_count: u32,
+    /// Most slabs there ever were.
+    slab_count_peak: u32,
+    /// Bytes of the tables of slabs.
+    table_bytes: u64,
     /// Most rows held at once.
     pub(crate) rows_max: u64,
     /// Bytes the policies of all classes keep whatever the slots.
     pub(crate) policy_bytes: u64,
-    /// Whether scores of rows that left are kept.
-    remembers_scores: bool,
+    pub(crate) policy: PolicyKind,
     /// Row words and slots per slab of each class, by growing row words.
     pub(crate) classes: Vec<ClassLayout>,
 }
@@ -79,6 +82,14 @@ impl Layout {
     /// # Errors
     /// `Invalid` when a class has rows of no words or larger than a slab.
     pub(crate) fn new(options: &TierOptions) -> Result<Self> {
+        Self::with_capacity(options, options.capacity_bytes)
+    }
+
+    /// Lays out `capacity_bytes` so that a tier may grow to the capacity of `options`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn with_capacity(options: &TierOptions, capacity_bytes: u64) -> Result<Self> {
         let policy = options.policy.build();
         let mut classes = merged(&options.classes)?;
         let has_ticks = classes.len() > 1;
@@ -106,17 +117,19 @@ impl Layout {
         let mut layout = Self {
             slab_bytes,
             slab_count: 0,
+            slab_count_peak: 0,
+            table_bytes: 0,
             rows_max: 0,
             policy_bytes: 0,
-            remembers_scores: options.policy.remembers_scores(),
+            policy: options.policy,
             classes,
         };
-        layout.fit(options.capacity_bytes, policy.as_ref());
+        layout.fit(capacity_bytes, policy.as_ref());
         Ok(layout)
     }
 
     /// Finds the most slabs that fit, by bisection: the bytes grow with the slabs.
-    fn fit(&mut self, capacity_bytes: u64, policy: &dyn EvictionPolicy) {
+    pub(crate) fn fit(&mut self, capacity_bytes: u64, policy: &dyn EvictionPolicy) {
         let slabs_max = u64::from(SLABS_MAX);
         // No more slabs than the rows that exist can fill.
         let slabs_useful =
@@ -133,35 +146,69 @@ impl Layout {
             }
         }
         self.slab_count = least as u32;
-        if least > 0 {
-            self.policy_bytes = self.policy_bytes_with(least, policy);
-        }
+        // A tier without a slab begins anew.
+        self.slab_count_peak = match least {
+            0 => 0,
+            _ => self.slab_count_peak.max(self.slab_count),
+        };
+        self.table_bytes = self.table_bytes_with(least, policy);
+        self.policy_bytes = if least > 0 { self.policy_bytes_with(least, policy) } else { 0 };
         self.rows_max = self.rows_in(least);
     }
 
+    /// Tables of slabs stay as long as they ever were.
+    fn table_bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
+        slab_count.max(u64::from(self.slab_count_peak)) * self.table_bytes_per_slab(policy)
+    }
+
+    /// Returns the bytes of a tier besides its slabs, with an index of `index_bytes`.
+    pub(crate) fn fixed_bytes(&self, index_bytes: usize) -> u64 {
+        let scores_bytes = ScoreTable::bytes_for(self.score_count(self.rows_max));
+        index_bytes as u64 + self.policy_bytes + scores_bytes + self.table_bytes
+    }
+
+    /// Returns the bytes that are taken besides while a tier of this size is resized: scores are
+    /// there twice.
+    pub(crate) fn moving_bytes(&self) -> u64 {
+        ScoreTable::bytes_for(self.score_count(self.rows_max))
+    }
+
     fn bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
-        slab_count * (self.slab_bytes + self.table_bytes_per_slab(policy))
+        slab_count * self.slab_bytes
+            + self.table_bytes_with(slab_count, policy)
             + index_bytes(self.rows_in(slab_count))
             + ScoreTable::bytes_for(self.score_count(self.rows_in(slab_count)))
             + self.policy_bytes_with(slab_count, policy)
     }
 
-    /// Bytes the policies keep beside those of each slot: any class may have all slabs.
+    /// Bytes the policies keep beside those of each slot: any class may have all slabs that there
+    /// ever were.
     fn policy_bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
+        let slab_count = slab_count.max(u64::from(self.slab_count_peak));
         let slots = self.classes.iter().map(|class| slab_count * u64::from(class.slots_per_slab));
         slots
             .map(|slots| policy.bytes_fixed(usize::try_from(slots).unwrap_or(usize::MAX)) as u64)
             .sum()
     }
 
+    /// The most rows that so many slabs can have, however they are divided among the classes.
     fn rows_in(&self, slab_count: u64) -> u64 {
-        let mut slabs_left = slab_count;
-        let mut rows = 0;
-        for class in &self.classes {
+        // Of each class: slabs that its rows fill, and one that the last rows are in.
+        let full = self.classes.iter().map(|class| {
             let slots = u64::from(class.slots_per_slab);
-            let slabs = slabs_left.min(class.row_count.div_ceil(slots));
-            rows += (slabs * slots).min(class.row_count);
-            slabs_left -= slabs;
+            (slots, class.row_count / slots.max(1))
+        });
+        let partial = self.classes.iter().map(|class| {
+            let slots = u64::from(class.slots_per_slab);
+            (class.row_count % slots.max(1), 1)
+        });
+        let mut slabs: Vec<(u64, u64)> = full.chain(partial).collect();
+        slabs.sort_unstable_by(|a, b| b.cmp(a));
+        let (mut slabs_left, mut rows) = (slab_count, 0);
+        for (slots, count) in slabs {
+            let taken = slabs_left.min(count);
+            rows += taken * slots;
+            slabs_left -= taken;
         }
         rows
     }
@@ -169,7 +216,7 @@ impl Layout {
     /// Scores remembered besides those of the rows held, with room for `rows` of them.
     pub(crate) fn score_count(&self, rows: u64) -> u64 {
         let all = self.classes.iter().fold(0u64, |sum, class| sum.saturating_add(class.row_count));
-        if self.remembers_scores {
+        if self.policy.remembers_scores() {
             (rows * SCORES_PER_ROW).min(all)
         } else {
             0
@@ -182,7 +229,7 @@ impl Layout {
     }
 
     /// Bytes per slab outside the slab itself: the slab table, and what each pool keeps.
-    pub(crate) fn table_bytes_per_slab(&self, policy: &dyn EvictionPolicy) -> u64 {
+    fn table_bytes_per_slab(&self, policy: &dyn EvictionPolicy) -> u64 {
         let per_pool = policy.bytes_per_slab() + size_of::<u32>();
         (size_of::<Option<Slab>>() + self.classes.len() * per_pool) as u64
     }

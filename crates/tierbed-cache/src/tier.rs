@@ -8,6 +8,8 @@
 //!
 //! Source: the slab rebalancing by tail age of CacheLib (Berg et al., OSDI 2020).
 
+mod resize;
+
 use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowKey};
 
@@ -139,7 +141,15 @@ impl RowTier {
     /// # Errors
     /// `Invalid` when a class has rows of no words or larger than a slab.
     pub fn new(options: &TierOptions) -> Result<Self> {
-        let layout = Layout::new(options)?;
+        Self::with_capacity(options, options.capacity_bytes)
+    }
+
+    /// Builds an empty tier of `capacity_bytes` that may be resized up to those of `options`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn with_capacity(options: &TierOptions, capacity_bytes: u64) -> Result<Self> {
+        let layout = Layout::with_capacity(options, capacity_bytes)?;
         let index =
             RobinHoodIndex::with_capacity(layout.rows_max as usize, layout.slab_count << SLOT_BITS);
         let pools = layout.classes.iter().map(|class| Pool {
@@ -151,14 +161,10 @@ impl RowTier {
             evictions_since_balance: 0,
         });
         let pools: Vec<Pool> = pools.collect();
-        let tables = layout.table_bytes_per_slab(options.policy.build().as_ref());
         let score_count = layout.score_count(layout.rows_max);
         let mut scores = ScoreTable::default();
         scores.resize(usize::try_from(score_count).unwrap_or(usize::MAX));
-        let fixed_bytes = index.bytes() as u64
-            + layout.policy_bytes
-            + ScoreTable::bytes_for(score_count)
-            + tables * u64::from(layout.slab_count);
+        let fixed_bytes = layout.fixed_bytes(index.bytes());
         Ok(Self {
             scores,
             hashes: Vec::new(),

@@ -27,6 +27,7 @@ mod placed_writer;
 mod places;
 mod reader;
 mod record;
+mod refresh;
 mod rows;
 mod scratch;
 mod snapshot;
@@ -40,6 +41,7 @@ pub use lookup::LookupStats;
 pub use placed::PlacedTables;
 pub use placed_writer::RowSource;
 pub use record::{RecordOptions, RecordStats, Recorded};
+pub use refresh::{RefreshOptions, RefreshStats};
 pub use rows::SnapshotRows;
 pub use snapshot::{
     Backend, PlacementSummary, SelectOptions, Snapshot, SnapshotOptions, SnapshotStats, Summary,
@@ -48,6 +50,6 @@ pub use snapshot::{
 pub use tierbed_kernels::{FeaturePlan, Pooling};
 pub use tierbed_placement::index::PageIndex;
 pub use tiers::{
-    CacheTier, HeadRows, MissMode, ResidentTable, Tail, TierStackOptions, TierSummary,
+    CacheTier, HeadRows, MissMode, ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary,
 };
 pub use writer::{Report, SnapshotWriter};

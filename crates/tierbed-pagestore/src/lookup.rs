@@ -143,14 +143,19 @@ impl Snapshot {
         if self.tiers().knows_groups() {
             return self.settle_samples(&mut reader.scratch, asked, first);
         }
-        if rows_read == 0 {
+        if rows_read == 0 && !self.tiers().wants_hits() {
             return Ok(());
         }
         let scratch = &mut reader.scratch;
         let every: Vec<u32> = (0..scratch.keys.len() as u32).collect();
         let row_count = every.len() as u32;
         let hit_count = row_count - rows_read as u32;
-        self.tiers().settle(&Group { positions: &every, row_count, hit_count }, scratch)
+        let group = Group { positions: &every, row_count, hit_count };
+        if rows_read > 0 {
+            self.tiers().settle(&group, scratch)?;
+        }
+        self.tiers().note(&group, scratch);
+        Ok(())
     }
 
     /// Tells the tiers which rows each sample asked for. A row that an earlier sample of the
@@ -179,7 +184,9 @@ impl Snapshot {
                 }
             }
             let row_count = positions.len() as u32;
-            self.tiers().settle(&Group { positions: &positions, row_count, hit_count }, scratch)?;
+            let group = Group { positions: &positions, row_count, hit_count };
+            self.tiers().settle(&group, scratch)?;
+            self.tiers().note(&group, scratch);
         }
         Ok(())
     }
@@ -198,16 +205,17 @@ impl Snapshot {
                 let start = scratch.row_starts.get(at).copied().unwrap_or(0);
                 let Scratch { words, visits, .. } = &mut *scratch;
                 let out = words.get_mut(start..start + self.dim(key)).unwrap_or_default();
-                match self.tiers().answer_miss(key, visits, out) {
-                    Answer::None => {}
-                    Answer::Surrogate => {
-                        scratch.mark(at, Filled::Surrogate);
-                        continue;
+                let stand_in = match self.tiers().answer_miss(key, visits, out) {
+                    Answer::None => None,
+                    Answer::Surrogate => Some(Filled::Surrogate),
+                    Answer::Default => Some(Filled::Default),
+                };
+                if let Some(filled) = stand_in {
+                    scratch.mark(at, filled);
+                    if let Some(refresher) = self.refresher() {
+                        refresher.ask(key);
                     }
-                    Answer::Default => {
-                        scratch.mark(at, Filled::Default);
-                        continue;
-                    }
+                    continue;
                 }
             }
             match place {

@@ -16,6 +16,7 @@ use crate::forward_index::{ForwardIndex, IndexShape};
 use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME, PLACES_NAME};
 use crate::places::{places_blocks, Places, PlacesMemory};
 use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
+use crate::refresh::{RefreshOptions, Refresher};
 use crate::scratch::Scratch;
 use crate::snapshot::{Backend, SnapshotOptions};
 use crate::tiers::{resident_bytes, TierStack};
@@ -37,6 +38,7 @@ pub(crate) struct Opened {
     pub(crate) places_bytes: u64,
     pub(crate) tiers: TierStack,
     pub(crate) readers: Vec<Reader>,
+    pub(crate) refresher: Option<Refresher>,
     pub(crate) budget: Budget,
     pub(crate) reservations: Vec<Reservation>,
 }
@@ -47,6 +49,7 @@ impl Opened {
         manifest: &Manifest,
         options: &SnapshotOptions,
     ) -> Result<Self> {
+        check_tiers(options)?;
         let is_placed = |table| manifest.placement_of(table).is_some();
         let shape = IndexShape::without(&manifest.schema, manifest.page_count, is_placed)?;
         let places_memory = PlacesMemory::of(manifest)?;
@@ -79,13 +82,11 @@ impl Opened {
         reservations.push(budget.reserve("placement_index", places.memory_bytes())?);
         reservations.push(budget.reserve("resident_rows", kept_bytes)?);
         drop(load);
+        reservations.push(budget.reserve("pages", copied_bytes)?);
         let pages = match options.backend {
             Backend::Direct => file,
             Backend::Mmap => map_pages(folder, options.mapped_bytes_max)?,
-            Backend::Memory => {
-                reservations.push(budget.reserve("pages", copied_bytes)?);
-                copy_pages(file.as_ref(), page_count)?
-            }
+            Backend::Memory => copy_pages(file.as_ref(), page_count)?,
         };
         let reader_count = (left_bytes / 2 / reader_bytes.max(1)).max(1);
         let reader_count = (options.reader_count.max(1) as u64).min(reader_count) as usize;
@@ -93,7 +94,10 @@ impl Opened {
         let readers = readers.collect::<Result<Vec<_>>>()?;
         let bytes = readers.iter().map(Reader::memory_bytes).sum();
         reservations.push(budget.reserve("readers", bytes)?);
-        let cache_bytes = budget.free_bytes().min(options.cache_bytes_max.unwrap_or(u64::MAX));
+        let refresher = maker.make_refresher(reader_count, &pages, manifest)?;
+        let refresh_bytes = refresher.as_ref().map_or(0, Refresher::memory_bytes);
+        reservations.push(budget.reserve("refresh", refresh_bytes)?);
+        let cache_bytes = budget.free_bytes().min(cache_bytes_max(options));
         reservations.push(budget.reserve("row_cache", cache_bytes)?);
         let stored: Vec<u64> = manifest.tables.iter().map(|table| table.row_count).collect();
         let tiers = TierStack::new(&manifest.schema, &stored, &options.tiers, cache_bytes)?;
@@ -105,9 +109,27 @@ impl Opened {
             places_bytes,
             tiers,
             readers,
+            refresher,
             budget,
             reservations,
         })
+    }
+}
+
+/// # Errors
+/// `Invalid` for parts of the tiers that have no sense together.
+fn check_tiers(options: &SnapshotOptions) -> Result<()> {
+    if options.tiers.shared.is_some() && options.cache_bytes_max.is_some() {
+        return Err(Error::invalid("a cache in a shared budget has no bytes of its own"));
+    }
+    options.tiers.check()
+}
+
+/// Most bytes of the tiers out of the snapshot's own budget.
+fn cache_bytes_max(options: &SnapshotOptions) -> u64 {
+    match options.tiers.shared {
+        Some(_) => 0,
+        None => options.cache_bytes_max.unwrap_or(u64::MAX),
     }
 }
 
@@ -126,7 +148,8 @@ fn load_places(
 }
 
 /// How readers are made in what is left of a budget.
-struct ReaderMaker {
+struct ReaderMaker<'a> {
+    refresh: &'a RefreshOptions,
     engine: EngineOptions,
     scratch_bytes: u64,
     row_words_max: usize,
@@ -134,9 +157,9 @@ struct ReaderMaker {
     tier_count: usize,
 }
 
-impl ReaderMaker {
+impl<'a> ReaderMaker<'a> {
     fn new(
-        options: &SnapshotOptions,
+        options: &'a SnapshotOptions,
         left_bytes: u64,
         (row_words_max, is_placed): (usize, bool),
     ) -> Self {
@@ -154,7 +177,22 @@ impl ReaderMaker {
         let scratch_bytes = share.clamp(SCRATCH_BYTES_MIN, SCRATCH_BYTES_MAX);
         let choice_bytes_per_row = if is_placed { CHOICE_BYTES_PER_ROW } else { 0 };
         let tier_count = options.tiers.tiers.len();
-        Self { engine, scratch_bytes, row_words_max, choice_bytes_per_row, tier_count }
+        let refresh = &options.tiers.refresh;
+        Self { refresh, engine, scratch_bytes, row_words_max, choice_bytes_per_row, tier_count }
+    }
+
+    /// Makes what reads rows that were answered approximately, if any are.
+    fn make_refresher(
+        &self,
+        number: usize,
+        pages: &Arc<dyn Device>,
+        manifest: &Manifest,
+    ) -> Result<Option<Refresher>> {
+        if self.refresh.tables.is_empty() {
+            return Ok(None);
+        }
+        let reader = self.make(number, pages)?;
+        Refresher::new(&manifest.schema, self.refresh, reader).map(Some)
     }
 
     fn make(&self, number: usize, pages: &Arc<dyn Device>) -> Result<Reader> {

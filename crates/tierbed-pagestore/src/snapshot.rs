@@ -23,6 +23,7 @@ use crate::page::PageShape;
 use crate::places::Places;
 use crate::reader::{PageTable, Reader, Source};
 use crate::record::{RecordStats, Recorder};
+use crate::refresh::{RefreshStats, Refresher};
 use crate::tiers::{TierStack, TierStackOptions, TierSummary};
 
 /// How pages are read.
@@ -110,6 +111,7 @@ pub struct Snapshot {
     totals: Mutex<(u64, LookupStats)>,
     kernels: Kernels,
     pub(crate) recorder: OnceLock<Recorder>,
+    refresher: Option<Refresher>,
     budget: Budget,
     _reservations: Vec<Reservation>,
 }
@@ -152,6 +154,8 @@ pub struct SnapshotStats {
     pub io: IoStats,
     /// Queries recorded for placements, where they are.
     pub recorded: Option<RecordStats>,
+    /// Approximate answers that were followed by a read, where they are.
+    pub refreshed: Option<RefreshStats>,
 }
 
 /// What a snapshot holds.
@@ -249,6 +253,7 @@ impl Snapshot {
             totals: Mutex::default(),
             kernels: Kernels::detect(),
             recorder: OnceLock::new(),
+            refresher: opened.refresher,
             budget: opened.budget,
             _reservations: opened.reservations,
         })
@@ -385,6 +390,7 @@ impl Snapshot {
             queue_depth: readers.io.iter().map(|(_, depth)| *depth).max().unwrap_or(0),
             io: sum_io(&readers.io),
             recorded: self.record_stats(),
+            refreshed: self.refresh_stats(),
         }
     }
 
@@ -433,6 +439,10 @@ impl Snapshot {
 
     pub(crate) fn tiers(&self) -> &TierStack {
         &self.tiers
+    }
+
+    pub(crate) fn refresher(&self) -> Option<&Refresher> {
+        self.refresher.as_ref()
     }
 
     pub(crate) fn kernels(&self) -> Kernels {

@@ -22,6 +22,7 @@ mod server;
 mod snapshot;
 mod store;
 mod tensors;
+mod tier_budget;
 
 use pyo3::prelude::*;
 
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::NativeServer>()?;
     module.add_class::<codec::NativeCodec>()?;
     module.add_class::<resident::NativeResident>()?;
+    module.add_class::<tier_budget::NativeTierBudget>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
     coded::register(module)?;
     exchange::register(module)?;

@@ -9,14 +9,16 @@ use tierbed::PublishedIds;
 use tierbed_core::{Error, ErrorKind, Result, TableId};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_orders::budget_json;
+use tierbed_pagestore::manifest::Manifest;
 use tierbed_pagestore::{
-    Backend, CacheTier, MissMode, RecordOptions, Recorded, ResidentTable, Snapshot,
-    SnapshotOptions, TierStackOptions,
+    Backend, CacheTier, MissMode, RecordOptions, Recorded, RefreshOptions, ResidentTable,
+    SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
 };
 
 use crate::errors::run;
 use crate::resident::NativeResident;
 use crate::store::{make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments};
+use crate::tier_budget::NativeTierBudget;
 
 /// A published snapshot, read through a byte-budgeted row cache.
 #[pyclass(frozen, module = "tierbed._native")]
@@ -45,6 +47,12 @@ struct GivenOptions {
     tiers: Vec<String>,
     #[serde(default = "read")]
     misses: String,
+    /// Bytes of the tiers that stay in a shared budget.
+    #[serde(default)]
+    tier_floor_bytes: Option<u64>,
+    /// Tables whose approximate answers are followed by a read; an empty list is all of them.
+    #[serde(default)]
+    refresh: Option<Vec<String>>,
 }
 
 fn auto() -> String {
@@ -64,9 +72,12 @@ fn read() -> String {
 }
 
 impl GivenOptions {
-    fn parse(json: &str, resident: Vec<Arc<ResidentTable>>) -> Result<SnapshotOptions> {
-        let given: Self = serde_json::from_str(json)
-            .map_err(|cause| Error::invalid("snapshot options are wrong").with("cause", cause))?;
+    fn parse(json: &str) -> Result<Self> {
+        serde_json::from_str(json)
+            .map_err(|cause| Error::invalid("snapshot options are wrong").with("cause", cause))
+    }
+
+    fn options(given: Self, tiers: TierStackOptions) -> Result<SnapshotOptions> {
         let backend = match given.backend.as_str() {
             "direct" => Backend::Direct,
             "mmap" => Backend::Mmap,
@@ -92,14 +103,44 @@ impl GivenOptions {
             backend,
             reader_count: given.reader_count.unwrap_or(defaults.reader_count),
             cache_bytes_max: given.cache_bytes_max,
-            tiers: TierStackOptions {
-                tiers: given.tiers.iter().map(|t| CacheTier::parse(t)).collect::<Result<_>>()?,
-                resident,
-                misses: MissMode::from_name(&given.misses)?,
-            },
+            tiers,
             ..defaults
         })
     }
+
+    /// Puts together what the tiers are made of.
+    fn tiers(
+        &self,
+        folder: &FsFolder,
+        resident: Vec<Arc<ResidentTable>>,
+        shared: Option<SharedTiers>,
+    ) -> Result<TierStackOptions> {
+        let mut refresh = RefreshOptions::default();
+        if let Some(names) = &self.refresh {
+            refresh.tables = table_ids(&Manifest::read(folder)?, names)?;
+        }
+        Ok(TierStackOptions {
+            tiers: self.tiers.iter().map(|t| CacheTier::parse(t)).collect::<Result<_>>()?,
+            resident,
+            misses: MissMode::from_name(&self.misses)?,
+            refresh,
+            shared,
+        })
+    }
+}
+
+/// Returns the ids of tables by name, or all.
+fn table_ids(manifest: &Manifest, names: &[String]) -> Result<Vec<TableId>> {
+    let tables = manifest.schema.tables();
+    if names.is_empty() {
+        return Ok((0..tables.len() as u32).map(TableId).collect());
+    }
+    let found = names.iter().map(|name| {
+        let at = tables.iter().position(|table| table.name == *name);
+        at.map(|at| TableId(at as u32))
+            .ok_or_else(|| Error::invalid("no such table to refresh").with("table", name))
+    });
+    found.collect()
 }
 
 impl NativeSnapshot {
@@ -160,21 +201,32 @@ impl NativeSnapshot {
     }
 
     #[new]
-    #[pyo3(signature = (path, options_json, resident))]
+    #[pyo3(signature = (path, options_json, resident, tier_budget))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         options_json: &str,
         resident: Vec<PyRef<'_, NativeResident>>,
+        tier_budget: Option<PyRef<'_, NativeTierBudget>>,
     ) -> PyResult<Self> {
         let resident = resident.iter().map(|table| table.table()).collect();
+        let budget = tier_budget.map(|budget| budget.budget());
         let (snapshot, ids) = run(py, || {
-            let options = GivenOptions::parse(options_json, resident)?;
-            let snapshot = Snapshot::open(Arc::new(FsFolder::open(path)?), &options)?;
+            let given = GivenOptions::parse(options_json)?;
+            let shared = budget.map(|budget| SharedTiers {
+                budget,
+                name: path.display().to_string(),
+                floor_bytes: given.tier_floor_bytes,
+            });
+            let folder = FsFolder::open(path)?;
+            let tiers = given.tiers(&folder, resident, shared)?;
+            let options = GivenOptions::options(given, tiers)?;
+            let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
             let ids = PublishedIds::open(&snapshot)?;
+            snapshot.refresh_in_background()?;
             Ok((snapshot, ids))
         })?;
-        Ok(Self { snapshot: Mutex::new(Some(Arc::new(snapshot))), ids })
+        Ok(Self { snapshot: Mutex::new(Some(snapshot)), ids })
     }
 
     fn schema_json(&self, py: Python<'_>) -> PyResult<String> {

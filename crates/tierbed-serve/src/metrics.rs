@@ -78,6 +78,7 @@ struct SnapshotCollector {
 impl Collector for SnapshotCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> std::result::Result<(), std::fmt::Error> {
         let stats = self.snapshot.stats();
+        let refreshed = stats.refreshed.clone().unwrap_or_default();
         let counters = [
             ("lookups", "Lookups answered", stats.lookup_count),
             ("indices", "Indices looked up", stats.lookups.index_count),
@@ -96,6 +97,21 @@ impl Collector for SnapshotCollector {
                 "rows_default",
                 "Rows answered by the default row of their table",
                 stats.lookups.rows_default,
+            ),
+            (
+                "rows_refreshed",
+                "Rows read because they were answered approximately",
+                refreshed.rows_read,
+            ),
+            (
+                "rows_refresh_dropped",
+                "Rows answered approximately that found no room to wait for a read",
+                refreshed.rows_dropped,
+            ),
+            (
+                "rows_refresh_failed",
+                "Rows answered approximately that could not be read",
+                refreshed.rows_failed,
             ),
             ("pages_read", "Pages read for lookups", stats.lookups.pages_read),
             ("read_bytes", "Bytes read from the device", stats.io.read_bytes),

@@ -43,6 +43,7 @@ PUBLIC = [
     "SGD",
     "Snapshot",
     "Store",
+    "TierBudget",
     "TierPlan",
     "TierbedError",
     "TimestampBasedEvictionPolicy",
@@ -71,7 +72,8 @@ PARAMETERS = {
     "Store.set_steps_done": "self table steps",
     "Store.set_learning_rate": "self lr tables",
     "Snapshot.open": "path dram_budget backend io_engine queue_depth cache cache_bytes tiers "
-    "misses",
+    "misses refresh tier_budget tier_floor",
+    "TierBudget": "limit epoch_groups",
     "Snapshot.lookup": "self features pooling tables",
     "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "
     "weight_init_max weight_init_min init seed admission_strategy virtual_table_eviction_policy "

@@ -73,5 +73,12 @@ def test_systems_are_counted_and_served_within_their_bytes(tmp_path: Path) -> No
     simulated = [row for row in served.values() if row["is_simulated"]]
     assert len(simulated) == 15
     assert all(row["system"].startswith("simulated_") for row in simulated)
+    shared = {row["system"]: row for row in told["rows"] if row["part"] == "shared"}
+    for traffic in ("equal", "uneven"):
+        even, one = shared[f"even_{traffic}"], shared[f"shared_{traffic}"]
+        assert even["answers_crc"] == one["answers_crc"], "the same bits"
+        assert 0 < one["used_bytes_max"] <= one["budget_bytes"]
+        assert len(one["members"]) == one["models"] == 4
+        assert one["rows_read_per_request"] > 0
     mapped = served["mmap"]
     assert "note" in mapped or mapped["limit_bytes"] > mapped["rows_bytes"]

@@ -1,10 +1,11 @@
 """What do the tiers of the papers and ours read, how long do requests wait, and what AUC is left?
 
-A DLRM is trained on the earlier samples of a log and published. Two parts follow. ``counted``
+A DLRM is trained on the earlier samples of a log and published. Three parts follow. ``counted``
 (:mod:`tierbed.bench.tiers_counted`): from the log's own tables, reads and AUC; its times are of
 tables that the device's own memory holds. ``served`` (:mod:`tierbed.bench.tiers_served`): the
 tables cloned until they are large, latency and inference under a limit of memory, beside the page
-cache, FlashEmbedding, EVStore's layers and rows in memory.
+cache, FlashEmbedding, EVStore's layers and rows in memory. ``shared``
+(:mod:`tierbed.bench.tiers_shared`): four such models on one budget, or with a part of it each.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tierbed.bench.precision import DIM
 from tierbed.bench.tiers_counted import CountedOptions, measure_counted
 from tierbed.bench.tiers_model import TrainedOptions, publish
 from tierbed.bench.tiers_served import BATCH, ServedOptions, measure_served
+from tierbed.bench.tiers_shared import SharedOptions, measure_shared
 from tierbed.report import print_table, write_json, write_suite
 
 __all__ = ["TiersOptions", "run_tiers"]
@@ -41,7 +43,8 @@ class TiersOptions:
         ratio: Replicas per row where all tables are placed together.
         requests: Ask at most this many single requests of a system, in each part.
         table_bytes: Of ``served``: the table is at least that large.
-        parts: ``counted``, ``served`` or both.
+        shared_requests: Of ``shared``: requests of all models together.
+        parts: Any of ``counted``, ``served`` and ``shared``.
         scratch: Folder for snapshots, deleted again; by default the folder of results.
         quick: Fewer generated samples and requests, a smaller table.
         seed: Of generated samples and initial weights.
@@ -53,7 +56,8 @@ class TiersOptions:
     ratio: float = 0.4
     requests: int = 1_500
     table_bytes: int = 512 << 20
-    parts: tuple[str, ...] = ("counted", "served")
+    shared_requests: int = 48_000
+    parts: tuple[str, ...] = ("counted", "served", "shared")
     scratch: Path | None = None
     quick: bool = False
     seed: int = 1
@@ -71,7 +75,8 @@ def run_tiers(out: Path, options: TiersOptions, json: Path | str | None = None) 
             TrainedOptions(
                 log=options.log,
                 eval_share=options.eval_share,
-                shares=shares,
+                # What shares memory is not placed.
+                shares=() if options.parts == ("shared",) else shares,
                 ratio=options.ratio,
                 quick=options.quick,
                 seed=options.seed,
@@ -97,7 +102,14 @@ def run_tiers(out: Path, options: TiersOptions, json: Path | str | None = None) 
                 seed=options.seed,
             )
             rows += measure_served(Path(folder), published, served)
-    ratios = {**_read_ratios(rows), **_time_ratios(rows)}
+        if "shared" in options.parts:
+            asked = (
+                min(options.shared_requests, 4_000) if options.quick else options.shared_requests
+            )
+            rows += measure_shared(
+                published, SharedOptions(shares=shares, requests=asked, seed=options.seed)
+            )
+    ratios = {**_read_ratios(rows), **_time_ratios(rows), **_shared_ratios(rows)}
     _print(rows, ratios)
     told = {
         "dim": DIM,
@@ -135,6 +147,21 @@ def _read_ratios(rows: list[Row]) -> dict[str, float]:
     return found
 
 
+def _shared_ratios(rows: list[Row]) -> dict[str, float]:
+    """Rows read on one budget next to those with a fixed part of it for each model."""
+    found = {}
+    reads = {
+        (row["system"], row["budget_share"]): row["rows_read_per_request"]
+        for row in rows
+        if row["part"] == "shared"
+    }
+    for (system, share), shared in reads.items():
+        even = reads.get((system.replace("shared_", "even_"), share))
+        if system.startswith("shared_") and even:
+            found[f"{system}_{100 * share:g}pct_vs_even_rows"] = ratio(shared, even)
+    return found
+
+
 def _time_ratios(rows: list[Row]) -> dict[str, float]:
     """Lookups next to those through a map, inference next to rows in memory."""
     served = [row for row in rows if row["part"] == "served" and "latency_us_mean" in row]
@@ -164,10 +191,15 @@ def _print(rows: list[Row], ratios: dict[str, float]) -> None:
         "rows_read_per_request pages_read_per_request batch_lookup_us_mean "
         "batch_inference_us_mean batch_pipelined_us_mean auc_change"
     )
+    shared = (
+        "system budget_share models budget_bytes used_bytes_max rows_read_per_request "
+        "pages_read_per_request"
+    )
     simulated = "system budget_share batch_lookup_us_mean batch_inference_us_mean hit_rate"
     for part, is_simulated, title, columns in (
         ("counted", None, "counted: requests of one sample, the log's own tables", counted),
         ("served", False, f"served: a large table; batches of {BATCH}", served),
+        ("shared", None, "shared: several models on one budget, or a fixed part each", shared),
         ("served", True, f"simulated times of the EV-SSD; batches of {BATCH}", simulated),
     ):
         found = [
@@ -183,14 +215,16 @@ def _print(rows: list[Row], ratios: dict[str, float]) -> None:
 
 def _draw(figure: Any, rows: list[Row]) -> None:
     axes = figure.subplots(1, 2)
-    for panel, part, field, title in (
-        (axes[0], "counted", "pages_read_per_request", "pages read per request"),
-        (axes[1], "served", "batch_lookup_us_mean", f"lookup of {BATCH} requests, us"),
-    ):
+    # Without latencies the second panel is of models that share.
+    second = ("shared", "rows_read_per_request", "rows read per request, several models")
+    if any(row["part"] == "served" for row in rows):
+        second = ("served", "batch_lookup_us_mean", f"lookup of {BATCH} requests, us")
+        axes[1].set_xscale("log")
+    first = ("counted", "pages_read_per_request", "pages read per request")
+    for panel, (part, field, title) in zip(axes, (first, second), strict=True):
         shown = [row for row in rows if row["part"] == part and field in row]
         names = [f"{row['system']} {100 * row.get('budget_share', 1):g} %" for row in shown]
         panel.barh(names, [row[field] for row in shown], color="#3b6ea5")
         panel.set_xlabel(title)
         panel.tick_params(labelsize=5)
         panel.invert_yaxis()
-    axes[1].set_xscale("log")

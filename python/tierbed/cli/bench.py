@@ -163,8 +163,12 @@ def tiers(
         str, typer.Option("--table", help="Of `served`: the table is at least this large.")
     ] = "512MiB",
     parts: Annotated[
-        str, typer.Option("--parts", help="counted (reads, AUC), served (latency), by comma.")
-    ] = "counted,served",
+        str,
+        typer.Option(
+            "--parts",
+            help="counted (reads, AUC), served (latency), shared (several models), by comma.",
+        ),
+    ] = "counted,served,shared",
     scratch: Scratch = None,
     quick: Quick = False,
     out: Out = OUT,

@@ -43,6 +43,13 @@ def serve(
     misses: Annotated[
         str, typer.Option("--misses", help="read, or answer by the plan: surrogate or default.")
     ] = "read",
+    refresh: Annotated[
+        str,
+        typer.Option(
+            "--refresh",
+            help="Tables, by comma, whose approximate answers are followed by a read; all: every.",
+        ),
+    ] = "",
     threads: Threads = 1,
     record: Annotated[
         Path | None, typer.Option("--record", help="Record queries here, for `tierbed place`.")
@@ -79,6 +86,7 @@ def serve(
             cache=cache,
             tiers=tiers,
             misses=misses,
+            refresh=refresh == "all" or refresh.split(",") if refresh else False,
         ) as opened,
         Server(opened, address) as server,
     ):

@@ -32,6 +32,22 @@ impl ScoreTable {
         self.sets = vec![[0; WAYS]; entries.div_ceil(WAYS)].into_boxed_slice();
     }
 
+    /// Makes room for about `entries` scores; those of the highest `rank` stay.
+    pub(crate) fn refit(&mut self, entries: usize, rank: impl Fn(u16) -> u16) {
+        let old = std::mem::take(&mut self.sets);
+        self.resize(entries);
+        let (from, to) = (old.len(), self.sets.len());
+        if from == 0 {
+            return;
+        }
+        for (at, set) in self.sets.iter_mut().enumerate() {
+            // The rows of a set were in the old sets that lie over it.
+            let overlapping = &old[at * from / to..=((at + 1) * from - 1) / to];
+            let known = overlapping.iter().flatten().filter(|&&entry| entry as u16 != 0);
+            known.for_each(|&entry| put_in(set, entry, &rank));
+        }
+    }
+
     /// Returns the score of the row of `hash`, 0 when it is not remembered.
     pub(crate) fn get(&self, hash: u64) -> u16 {
         let Some(set) = self.sets.get(self.set_of(hash)) else { return 0 };
@@ -42,20 +58,25 @@ impl ScoreTable {
     pub(crate) fn put(&mut self, hash: u64, score: u16, rank: impl Fn(u16) -> u16) {
         let at = self.set_of(hash);
         let Some(set) = self.sets.get_mut(at) else { return };
-        let known = set.iter().position(|&entry| entry >> 16 == tag(hash) && entry as u16 != 0);
-        let lowest = || {
-            (0..WAYS).min_by_key(|&way| match set[way] as u16 {
-                0 => 0,
-                score => u32::from(rank(score)) + 1,
-            })
-        };
-        if let Some(way) = known.or_else(lowest) {
-            set[way] = (tag(hash) << 16) | u32::from(score);
-        }
+        put_in(set, (tag(hash) << 16) | u32::from(score), rank);
     }
 
     fn set_of(&self, hash: u64) -> usize {
         (((hash & 0xFFFF_FFFF) * self.sets.len() as u64) >> 32) as usize
+    }
+}
+
+/// Puts an entry in the place of its row, or of the entry of the lowest rank.
+fn put_in(set: &mut [u32; WAYS], entry: u32, rank: impl Fn(u16) -> u16) {
+    let known = set.iter().position(|&held| held >> 16 == entry >> 16 && held as u16 != 0);
+    let lowest = || {
+        (0..WAYS).min_by_key(|&way| match set[way] as u16 {
+            0 => 0,
+            score => u32::from(rank(score)) + 1,
+        })
+    };
+    if let Some(way) = known.or_else(lowest) {
+        set[way] = entry;
     }
 }
 
@@ -81,5 +102,25 @@ mod tests {
         table.put(mix64(9), 50, |score| score);
         let scores: Vec<u16> = (1..=9).map(|row| table.get(mix64(row))).collect();
         assert_eq!(scores, [0, 102, 500, 104, 105, 106, 107, 108, 50]);
+    }
+
+    #[test]
+    fn scores_outlive_a_change_of_size() {
+        let mut table = ScoreTable::default();
+        table.resize(8000);
+        (1..=1000).for_each(|row| table.put(mix64(row), row as u16, |score| score));
+        let known = |table: &ScoreTable, from| {
+            (from..=1000).filter(|&row| table.get(mix64(row)) == row as u16).count()
+        };
+        for entries in [9000, 5000, 7777] {
+            table.refit(entries, |score| score);
+            assert!(known(&table, 1) >= 970, "{entries}: {}", known(&table, 1));
+        }
+        // With less room the highest stay.
+        table.refit(800, |score| score);
+        assert!(known(&table, 600) >= 360, "{}", known(&table, 600));
+        table.refit(0, |score| score);
+        table.refit(80, |score| score);
+        assert_eq!(known(&table, 1), 0);
     }
 }

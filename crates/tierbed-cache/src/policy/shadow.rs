@@ -17,18 +17,18 @@ const SCORES_PER_SLOT: usize = 4;
 
 /// The rows of a group that are in the sample, and what is known of the others.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SampledGroup<'a> {
+pub(crate) struct SampledGroup<'a> {
     /// Fingerprints of the rows in the sample, each once.
-    pub(super) rows: &'a [u32],
+    pub(crate) rows: &'a [u32],
     /// Rows of the whole group.
-    pub(super) row_count: u32,
+    pub(crate) row_count: u32,
     /// Rows outside the sample that were missing in the cache itself.
-    pub(super) missing_outside: u32,
+    pub(crate) missing_outside: u32,
 }
 
 /// A rule with slots of its own, told of every group.
 #[derive(Debug)]
-pub(super) struct Shadow {
+pub(crate) struct Shadow {
     policy: GroupFrequency,
     /// Fingerprint of the row in each slot.
     fingerprints: SlotMap<u32>,
@@ -45,11 +45,11 @@ pub(super) struct Shadow {
 
 impl Shadow {
     /// Bytes per slot: node, fingerprint, index and scores.
-    pub(super) const BYTES_PER_SLOT: usize =
+    pub(crate) const BYTES_PER_SLOT: usize =
         GroupFrequency::BYTES_PER_SLOT + 4 + 5 + SCORES_PER_SLOT * ScoreTable::ENTRY_BYTES;
 
     /// A rule without rows or slots.
-    pub(super) fn new(rule: CreditRule) -> Self {
+    pub(crate) fn new(rule: CreditRule) -> Self {
         Self {
             policy: GroupFrequency::new(rule),
             fingerprints: SlotMap::default(),
@@ -84,7 +84,7 @@ impl Shadow {
     }
 
     /// Uses `slot_count` slots from now on; rows that have no slot any more leave.
-    pub(super) fn resize(&mut self, slot_count: u32) {
+    pub(crate) fn resize(&mut self, slot_count: u32) {
         self.limit = slot_count;
         if slot_count > self.slot_count {
             self.grow(slot_count);
@@ -118,7 +118,7 @@ impl Shadow {
     }
 
     /// Asks for a group; returns how many of its rows in the sample were missing.
-    pub(super) fn ask(&mut self, group: &SampledGroup<'_>) -> u32 {
+    pub(crate) fn ask(&mut self, group: &SampledGroup<'_>) -> u32 {
         self.hashes.clear();
         self.hashes.extend(group.rows.iter().map(|&row| index_hash(row)));
         self.slots.clear();
@@ -185,7 +185,7 @@ impl Shadow {
 }
 
 /// 32 bits of a hash.
-pub(super) fn fingerprint(hash: u64) -> u32 {
+pub(crate) fn fingerprint(hash: u64) -> u32 {
     (hash >> 32) as u32
 }
 

@@ -265,3 +265,87 @@ fn metadata_stays_within_its_bytes_per_row() {
         assert!(bytes <= policy_bytes + others, "{}: {bytes}", policy.name());
     }
 }
+
+/// A tier that grows and shrinks is always whole, within its bytes of the moment, and never has a
+/// wrong row.
+#[test]
+fn a_tier_of_every_policy_is_whole_after_every_change_of_size() {
+    for kind in PolicyKind::ALL {
+        let fixed = kind.build().bytes_fixed(1 << 14) as u64;
+        let mut options = options((512 << 10) + 2 * fixed, &[(4, 9000), (20, 3000)]);
+        options.policy = kind;
+        let mut tier = RowTier::with_capacity(&options, 0).unwrap();
+        let mut rng = SplitMix64::new(9);
+        let mut held = 0;
+        for step in 0..16u64 {
+            let capacity_bytes = rng.below(options.capacity_bytes + 1);
+            tier.resize(capacity_bytes);
+            check_whole(&tier, capacity_bytes);
+            for _ in 0..300 {
+                let (table, row) = (rng.below(2) as u32, rng.below(9000).min(rng.below(3000)));
+                let row_words = [4, 20][table as usize];
+                let keys = [key(table, row)];
+                let words = vec![(row * 2 + u64::from(table)) as f32; row_words];
+                let hit_count = u32::from(tier.contains(keys[0]));
+                tier.begin_group(&TierGroup {
+                    keys: &keys,
+                    row_words: &[row_words],
+                    row_count: 1,
+                    hit_count,
+                });
+                match tier.get(keys[0]) {
+                    Some(found) => assert_eq!(found, words, "{kind:?}"),
+                    None => drop(tier.insert(keys[0], &words).unwrap()),
+                }
+                tier.end_group();
+            }
+            check_whole(&tier, capacity_bytes);
+            held += tier.stats().row_count;
+            assert!(step < 8 || held > 0, "{kind:?} holds nothing");
+        }
+    }
+}
+
+/// Who is used most stays when there is less room, and room given back is used again.
+#[test]
+fn the_rows_used_most_stay_in_a_smaller_tier() {
+    let kind = PolicyKind::from_name("ours").unwrap();
+    let mut options = options(256 << 10, &[(4, 20_000)]);
+    options.policy = kind;
+    let mut tier = RowTier::new(&options).unwrap();
+    for round in 0..40u64 {
+        for first in (0..400).step_by(4) {
+            ask_group(&mut tier, &[first, first + 1, first + 2, first + 3]);
+        }
+        // Rows that come once.
+        for first in (0..400).step_by(4) {
+            let first = 1000 + round * 400 + first;
+            ask_group(&mut tier, &[first, first + 1, first + 2, first + 3]);
+        }
+    }
+    let before = tier.stats();
+    tier.resize(96 << 10);
+    let after = tier.stats();
+    assert!(after.row_count < before.row_count / 2, "{} rows", after.row_count);
+    assert!(after.data_bytes + after.metadata_bytes <= 96 << 10);
+    let kept = (0..400).filter(|&row| tier.contains(key(0, row))).count();
+    assert!(kept >= 396, "{kept} of 400 rows used often stay");
+    tier.resize(256 << 10);
+    for row in 20_000..40_000 {
+        tier.insert(key(0, row), &[0.0; 4]).unwrap();
+    }
+    assert!(tier.stats().row_count > before.row_count / 2);
+    check_whole(&tier, 256 << 10);
+}
+
+/// A class of few small rows comes first, but the only slab may go to another class: the index has
+/// room for its rows.
+#[test]
+fn the_index_has_room_for_the_rows_of_any_class() {
+    let mut tier = RowTier::new(&options(9 << 10, &[(3, 1), (16, 4000)])).unwrap();
+    for row in 0..500 {
+        tier.insert(key(0, row), &[row as f32; 16]).unwrap();
+    }
+    assert!(tier.stats().row_count > 30);
+    check_whole(&tier, 9 << 10);
+}

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! caller  push ─▶ [job, job, ...] ─▶ take  workers
+//!         try_push: only where there is room
 //!         close ─▶ take returns None once the queue is empty: nothing pushed is lost
 //! ```
 
@@ -40,6 +41,23 @@ impl<J> Queue<J> {
     pub fn push(&self, job: J) {
         self.lock().jobs.push_back(job);
         self.changed.notify_one();
+    }
+
+    /// Adds a job unless `jobs_max` wait already; tells whether it did.
+    pub fn try_push(&self, job: J, jobs_max: usize) -> bool {
+        let mut state = self.lock();
+        if state.jobs.len() >= jobs_max {
+            return false;
+        }
+        state.jobs.push_back(job);
+        drop(state);
+        self.changed.notify_one();
+        true
+    }
+
+    /// Takes a job if one waits.
+    pub fn try_take(&self) -> Option<J> {
+        self.lock().jobs.pop_front()
     }
 
     /// Tells the workers to go when nothing is left to do.

@@ -15,6 +15,8 @@ use crate::{Backend, FeaturePlan, Report, SnapshotRows, SnapshotWriter};
 
 mod failing;
 mod placed;
+mod refresh;
+mod shared;
 mod tiers;
 
 type Model = BTreeMap<RowKey, Vec<f32>>;

@@ -3,7 +3,7 @@
 //! A code fills up to three bytes less than its words. The tier moves words and never looks at
 //! them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tierbed_cache::{
     AdmissionBitmap, AdmissionRule, PolicyKind, RowClass, ShardedTier, TierGroup, TierOptions,
@@ -13,9 +13,6 @@ use tierbed_core::{Result, RowKey};
 use tierbed_kernels::{Codec, Codes, Kernels};
 
 use super::CacheTier;
-
-/// Most locks a tier is split over.
-const SHARDS_MAX: usize = 16;
 
 /// Rows of one size that a tier may meet.
 #[derive(Debug, Clone, Copy)]
@@ -31,42 +28,40 @@ pub(super) struct CodedTier {
     pub(super) policy: PolicyKind,
     pub(super) knows_groups: bool,
     kernels: Kernels,
-    rows: ShardedTier,
+    rows: Arc<ShardedTier>,
     admission: Option<Mutex<AdmissionBitmap>>,
     admission_bytes: u64,
 }
 
+/// Returns the rows that a tier of `capacity_bytes` may meet, of `classes`.
+pub(super) fn options_of(tier: &CacheTier, capacity_bytes: u64, classes: &[Rows]) -> TierOptions {
+    let classes = classes.iter().map(|rows| RowClass {
+        row_words: words_of(&tier.codec, rows.dim),
+        row_count: rows.row_count,
+    });
+    TierOptions { capacity_bytes, classes: classes.collect(), policy: tier.policy }
+}
+
+/// Returns the bytes of a tier's admission where `all_rows` rows have a number.
+pub(super) fn admission_bytes(tier: &CacheTier, all_rows: u64) -> u64 {
+    match tier.admission {
+        AdmissionRule::Always => 0,
+        AdmissionRule::Bitmap { .. } => AdmissionBitmap::bytes_for(all_rows),
+    }
+}
+
 impl CodedTier {
-    /// Builds an empty tier of `capacity_bytes` for rows of `classes`; `all_rows` of them have a
-    /// number, by which admission counts their uses.
-    pub(super) fn new(
-        tier: &CacheTier,
-        capacity_bytes: u64,
-        classes: &[Rows],
-        all_rows: u64,
-    ) -> Result<Self> {
-        let admission = AdmissionBitmap::new(tier.admission, all_rows)?.map(Mutex::new);
-        let admission_bytes = match tier.admission {
-            AdmissionRule::Always => 0,
-            AdmissionRule::Bitmap { .. } => AdmissionBitmap::bytes_for(all_rows),
-        };
-        let classes = classes.iter().map(|rows| RowClass {
-            row_words: words_of(&tier.codec, rows.dim),
-            row_count: rows.row_count,
-        });
-        let options = TierOptions {
-            capacity_bytes: capacity_bytes.saturating_sub(admission_bytes),
-            classes: classes.collect(),
-            policy: tier.policy,
-        };
+    /// Keeps codes in `rows`, which were made with [`options_of`] this tier; `all_rows` rows have
+    /// a number, by which admission counts their uses.
+    pub(super) fn new(tier: &CacheTier, rows: Arc<ShardedTier>, all_rows: u64) -> Result<Self> {
         Ok(Self {
             codec: tier.codec.clone(),
             policy: tier.policy,
             knows_groups: tier.policy.knows_groups(),
             kernels: Kernels::detect(),
-            rows: ShardedTier::new(&options, SHARDS_MAX)?,
-            admission,
-            admission_bytes,
+            rows,
+            admission: AdmissionBitmap::new(tier.admission, all_rows)?.map(Mutex::new),
+            admission_bytes: admission_bytes(tier, all_rows),
         })
     }
 
@@ -96,6 +91,13 @@ impl CodedTier {
             is_found = true;
             self.decode(words, out);
         });
+        is_found
+    }
+
+    /// Tells whether a row is here; tells the policy nothing.
+    pub(super) fn holds(&self, key: RowKey, visits: &mut Visits) -> bool {
+        let mut is_found = false;
+        self.rows.peek_many(&[key], visits, |_, _| is_found = true);
         is_found
     }
 

@@ -23,7 +23,7 @@ mod options;
 mod resident;
 mod stack;
 
-pub use options::{CacheTier, MissMode, TierStackOptions};
+pub use options::{CacheTier, MissMode, SharedTiers, TierStackOptions};
 pub use resident::{HeadRows, ResidentTable, Tail};
 pub use stack::TierSummary;
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use tierbed_cache::{AdmissionRule, PolicyKind};
+use tierbed_cache::{AdmissionRule, PolicyKind, TierBudget};
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Codec;
 
 use super::ResidentTable;
+use crate::refresh::RefreshOptions;
 
 /// Rows kept in one codec, within a share of the cache's bytes.
 #[derive(Debug, Clone)]
@@ -112,6 +113,17 @@ impl MissMode {
     }
 }
 
+/// A budget that a snapshot shares with others for its tiers.
+#[derive(Debug, Clone)]
+pub struct SharedTiers {
+    /// The budget.
+    pub budget: Arc<TierBudget>,
+    /// The snapshot's name in its statistics.
+    pub name: String,
+    /// Bytes that the snapshot always has; `None`: a sixteenth of the budget.
+    pub floor_bytes: Option<u64>,
+}
+
 /// The tiers of a snapshot.
 #[derive(Debug, Clone)]
 pub struct TierStackOptions {
@@ -121,6 +133,26 @@ pub struct TierStackOptions {
     pub resident: Vec<Arc<ResidentTable>>,
     /// What happens to rows that are nowhere above.
     pub misses: MissMode,
+    /// Which approximate answers are followed by a read.
+    pub refresh: RefreshOptions,
+    /// Where the bytes of the tiers come from; `None`: what is left of the snapshot's own budget.
+    pub shared: Option<SharedTiers>,
+}
+
+impl TierStackOptions {
+    /// # Errors
+    /// `Invalid` for parts that have no sense together.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.misses == MissMode::Read && !self.refresh.tables.is_empty() {
+            return Err(Error::invalid("only approximate answers can be refreshed")
+                .with("remedy", "let misses be answered by a surrogate or default row"));
+        }
+        let names_tiers = !self.tiers.is_empty();
+        if !names_tiers && (self.shared.is_some() || !self.refresh.tables.is_empty()) {
+            return Err(Error::invalid("a shared budget and refreshing need a cache tier"));
+        }
+        Ok(())
+    }
 }
 
 impl Default for TierStackOptions {
@@ -130,6 +162,8 @@ impl Default for TierStackOptions {
             tiers: vec![CacheTier::default()],
             resident: Vec::new(),
             misses: MissMode::default(),
+            refresh: RefreshOptions::default(),
+            shared: None,
         }
     }
 }

@@ -1,17 +1,20 @@
 //! How are several tiers asked and told as one?
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use serde::Serialize;
-use tierbed_cache::{TierGroup, TierStats, Visits};
+use tierbed_cache::{MemberOptions, Membership, ShardedTier, TierGroup, TierStats, Visits};
 use tierbed_core::{Error, Result, RowKey, Schema};
 use tierbed_kernels::{Codec, Kernels};
 
-use super::coded::{CodedTier, Rows};
+use super::coded::{admission_bytes, options_of, CodedTier, Rows};
 use super::resident::Resident;
 use super::{MissMode, TierStackOptions};
 use crate::scratch::{Filled, Scratch};
 
+/// Most locks a tier is split over.
+const SHARDS_MAX: usize = 16;
 /// Most tiers: their number is kept in a byte per row.
 const TIERS_MAX: usize = 8;
 /// Words of rows that are offered to tiers at once; larger groups are told in several parts.
@@ -97,6 +100,8 @@ impl Fallen {
 #[derive(Debug)]
 pub(crate) struct TierStack {
     tiers: Vec<CodedTier>,
+    /// Of the budget that the tiers share with other snapshots.
+    membership: Option<Membership>,
     /// By tier: rows found, and not found.
     counts: Vec<(AtomicU64, AtomicU64)>,
     resident: Resident,
@@ -107,11 +112,13 @@ pub(crate) struct TierStack {
 }
 
 impl TierStack {
-    /// Builds empty tiers that take `capacity_bytes` together, besides the resident rows.
-    /// `stored_rows` is how many rows of each table there are to cache.
+    /// Builds empty tiers that take `capacity_bytes` together, besides the resident rows, or what
+    /// their shared budget gives them. `stored_rows` is how many rows of each table there are to
+    /// cache.
     ///
     /// # Errors
-    /// `Invalid` for codecs that need training, too many tiers, and resident rows of other tables.
+    /// `Invalid` for codecs that need training, too many tiers, resident rows of other tables, and
+    /// when the shared budget has no room.
     pub(crate) fn new(
         schema: &Schema,
         stored_rows: &[u64],
@@ -130,19 +137,22 @@ impl TierStack {
             all_rows += table.row_count;
             classes.push(Rows { dim: table.dim as usize, row_count });
         }
-        let shares: f64 = options.tiers.iter().map(|tier| tier.share).sum();
-        let mut tiers = Vec::new();
-        for tier in &options.tiers {
-            if matches!(tier.codec, Codec::Product(_)) {
-                return Err(Error::invalid("a product codec keeps resident rows, not a tier"));
-            }
-            let bytes = (capacity_bytes as f64 * (tier.share / shares)) as u64;
-            tiers.push(CodedTier::new(tier, bytes, &classes, all_rows)?);
+        if options.tiers.iter().any(|tier| matches!(tier.codec, Codec::Product(_))) {
+            return Err(Error::invalid("a product codec keeps resident rows, not a tier"));
         }
+        let membership = join(options, &classes, all_rows)?;
+        let rows: Vec<Arc<ShardedTier>> = match &membership {
+            Some(membership) => membership.tiers().collect(),
+            None => own_rows(options, &classes, all_rows, capacity_bytes)?,
+        };
+        let tiers = options.tiers.iter().zip(rows);
+        let tiers = tiers.map(|(tier, rows)| CodedTier::new(tier, rows, all_rows));
+        let tiers = tiers.collect::<Result<Vec<_>>>()?;
         let resident = Resident::new(schema, &options.resident)?;
         let kernels = Kernels::detect();
         let counts = tiers.iter().map(|_| Default::default()).collect();
-        Ok(Self { tiers, counts, resident, misses: options.misses, tables, kernels })
+        let misses = options.misses;
+        Ok(Self { tiers, membership, counts, resident, misses, tables, kernels })
     }
 
     /// Returns the bytes of the resident rows.
@@ -247,6 +257,23 @@ impl TierStack {
         }
         self.resident.default_row(key, out);
         Answer::Default
+    }
+
+    /// Tells whether a row is in a tier; tells the policies nothing.
+    pub(crate) fn holds(&self, key: RowKey, visits: &mut Visits) -> bool {
+        self.tiers.iter().any(|tier| tier.holds(key, visits))
+    }
+
+    /// Tells the shared budget, where there is one, which rows were asked for together.
+    pub(crate) fn note(&self, group: &Group<'_>, scratch: &Scratch) {
+        let Some(membership) = &self.membership else { return };
+        let keys = group.positions.iter().filter_map(|&at| scratch.keys.get(at as usize));
+        membership.note(keys.copied(), u64::from(group.hit_count));
+    }
+
+    /// Tells whether somebody wants to know of rows that needed no read.
+    pub(crate) fn wants_hits(&self) -> bool {
+        self.membership.is_some()
     }
 
     /// Tells whether a policy wants to know which rows were asked for together.
@@ -357,6 +384,35 @@ impl TierStack {
     fn number_of(&self, key: RowKey) -> u64 {
         self.tables.get(key.table.0 as usize).map_or(0, |table| table.1) + key.row.0
     }
+}
+
+/// Makes tiers of a snapshot's own bytes.
+fn own_rows(
+    options: &TierStackOptions,
+    classes: &[Rows],
+    all_rows: u64,
+    capacity_bytes: u64,
+) -> Result<Vec<Arc<ShardedTier>>> {
+    let shares: f64 = options.tiers.iter().map(|tier| tier.share).sum();
+    let made = options.tiers.iter().map(|tier| {
+        let bytes = (capacity_bytes as f64 * (tier.share / shares)) as u64;
+        let rows_bytes = bytes.saturating_sub(admission_bytes(tier, all_rows));
+        ShardedTier::new(&options_of(tier, rows_bytes, classes), SHARDS_MAX).map(Arc::new)
+    });
+    made.collect()
+}
+
+/// Joins the budget that is shared with other snapshots, where there is one.
+fn join(options: &TierStackOptions, classes: &[Rows], all_rows: u64) -> Result<Option<Membership>> {
+    let Some(shared) = &options.shared else { return Ok(None) };
+    let tiers = options.tiers.iter();
+    let member = MemberOptions {
+        name: shared.name.clone(),
+        floor_bytes: shared.floor_bytes,
+        tiers: tiers.clone().map(|tier| (options_of(tier, 0, classes), tier.share)).collect(),
+        fixed_bytes: tiers.map(|tier| admission_bytes(tier, all_rows)).sum(),
+    };
+    shared.budget.join(member).map(Some)
 }
 
 impl TierScratch {

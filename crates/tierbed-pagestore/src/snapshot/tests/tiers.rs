@@ -7,8 +7,8 @@ use tierbed_kernels::{Codec, Codes};
 use super::*;
 use crate::{CacheTier, HeadRows, MissMode, ResidentTable, Tail, TierStackOptions};
 
-const ROWS: u64 = 3000;
-const DIM: usize = 16;
+pub(super) const ROWS: u64 = 3000;
+pub(super) const DIM: usize = 16;
 
 fn stack(tiers: Vec<CacheTier>) -> TierStackOptions {
     TierStackOptions { tiers, ..TierStackOptions::default() }
@@ -47,30 +47,41 @@ fn exact_tiers_of_every_policy_give_the_bits_of_a_map() {
 }
 
 /// A table of its own, whose rows are asked for one by one.
-fn plain_table() -> (Arc<dyn Folder>, Vec<Vec<f32>>) {
+pub(super) fn plain_table() -> (Arc<dyn Folder>, Vec<Vec<f32>>) {
     let folder = memory_folder();
-    let schema = Schema::new(vec![table("plain", ROWS + 10, DIM as u32)]).unwrap();
-    let mut rng = SplitMix64::new(3);
-    let row = |_| (0..DIM).map(|_| rng.unit_f64() as f32 - 0.5).collect::<Vec<f32>>();
-    let rows: Vec<Vec<f32>> = (0..ROWS).map(row).collect();
-    let keyed = rows.iter().zip(0..);
-    let keyed: Vec<_> =
-        keyed.map(|(row, at)| (RowKey::new(TableId(0), RowId(at)), row.clone())).collect();
-    publish(&folder, &schema, &keyed);
+    let rows = publish_plain(&folder, ROWS);
     (folder, rows)
 }
 
-fn ask(snapshot: &Snapshot, rows: &[u64]) -> (Vec<Vec<f32>>, LookupStats) {
+/// Publishes a table of `row_count` rows, and ten never written; returns its rows.
+pub(super) fn publish_plain(folder: &Arc<dyn Folder>, row_count: u64) -> Vec<Vec<f32>> {
+    let schema = Schema::new(vec![table("plain", row_count + 10, DIM as u32)]).unwrap();
+    let mut rng = SplitMix64::new(3);
+    let row = |_| (0..DIM).map(|_| rng.unit_f64() as f32 - 0.5).collect::<Vec<f32>>();
+    let rows: Vec<Vec<f32>> = (0..row_count).map(row).collect();
+    let keyed = rows.iter().zip(0..);
+    let keyed: Vec<_> =
+        keyed.map(|(row, at)| (RowKey::new(TableId(0), RowId(at)), row.clone())).collect();
+    publish(folder, &schema, &keyed);
+    rows
+}
+
+pub(super) fn ask(snapshot: &Snapshot, rows: &[u64]) -> (Vec<Vec<f32>>, LookupStats) {
+    try_ask(snapshot, rows).unwrap()
+}
+
+/// As [`ask`], where the disk may fail.
+pub(super) fn try_ask(snapshot: &Snapshot, rows: &[u64]) -> Result<(Vec<Vec<f32>>, LookupStats)> {
     let indices: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
     let offsets = [0, indices.len() as i64];
     let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
     let bags = Bags::new(&indices, &offsets, None, 1).unwrap();
     let mut out = vec![f32::NAN; plan.output_len(&bags)];
-    let stats = snapshot.lookup(&plan, &bags, &mut out).unwrap();
-    (out.chunks(DIM).map(<[f32]>::to_vec).collect(), stats)
+    let stats = snapshot.lookup(&plan, &bags, &mut out)?;
+    Ok((out.chunks(DIM).map(<[f32]>::to_vec).collect(), stats))
 }
 
-fn coded(codec: &Codec, row: &[f32]) -> Vec<f32> {
+pub(super) fn coded(codec: &Codec, row: &[f32]) -> Vec<f32> {
     let mut code = vec![0; codec.code_bytes(row.len())];
     codec.encode(row, &mut code).unwrap();
     let mut out = vec![0.0; row.len()];
@@ -123,7 +134,7 @@ fn rows_fall_from_a_wide_tier_to_a_narrow_one() {
     }
 }
 
-fn resident(rows: &[Vec<f32>], tail: Option<Tail>) -> ResidentTable {
+pub(super) fn resident(rows: &[Vec<f32>], tail: Option<Tail>) -> ResidentTable {
     let codec = Codec::Gauss4;
     let head: Vec<u64> = (0..ROWS).filter(|row| row % 7 == 3).collect();
     let mut codes = vec![0; head.len() * codec.code_bytes(DIM)];
@@ -135,7 +146,7 @@ fn resident(rows: &[Vec<f32>], tail: Option<Tail>) -> ResidentTable {
     ResidentTable { table: TableId(0), head: Some(head), tail, default_row }
 }
 
-fn tail_codes(rows: &[Vec<f32>]) -> Vec<u8> {
+pub(super) fn tail_codes(rows: &[Vec<f32>]) -> Vec<u8> {
     let codec = Codec::Int4;
     let mut codes = vec![0; (ROWS as usize + 10) * codec.code_bytes(DIM)];
     for (row, code) in rows.iter().zip(codes.chunks_mut(codec.code_bytes(DIM))) {
@@ -150,7 +161,8 @@ fn open_resident(
     misses: MissMode,
     tiers: Vec<CacheTier>,
 ) -> Snapshot {
-    let tiers = TierStackOptions { tiers, resident: vec![Arc::new(table)], misses };
+    let resident = vec![Arc::new(table)];
+    let tiers = TierStackOptions { tiers, resident, misses, ..TierStackOptions::default() };
     Snapshot::open(Arc::clone(folder), &SnapshotOptions { tiers, ..options(2 << 20) }).unwrap()
 }
 
@@ -263,4 +275,64 @@ fn a_tier_too_small_for_a_row_tells_so() {
     let options = SnapshotOptions { cache_bytes_max: Some(100), ..options(2 << 20) };
     let snapshot = Snapshot::open(folder, &options).unwrap();
     assert_eq!(snapshot.stats().tiers[0].row_count_max, 0);
+}
+
+/// Turns a byte of page `page_id` around; once more, and it is as before.
+pub(super) fn spoil(folder: &Arc<dyn Folder>, page_id: u64) {
+    let device = folder.open(PAGES_NAME, OpenMode::ReadWrite).unwrap();
+    let (at, mut byte) = (page_id * PAGE_BYTES as u64 + 999, [0]);
+    device.read_at(at, &mut byte).unwrap();
+    device.write_at(at, &[!byte[0]]).unwrap();
+}
+
+/// However misses are answered: what has to be read from a page that fails its checks is an error,
+/// and neither then nor later the value of anything.
+#[test]
+fn a_bad_page_beneath_tiers_is_an_error_and_never_a_value() {
+    let (folder, rows) = plain_table();
+    let asked: Vec<u64> = (0..ROWS).filter(|row| row % 7 != 3).take(200).collect();
+    let codes = || Some(Tail::Codes(Codec::Int4, tail_codes(&rows)));
+    let near = || Some(Tail::Neighbours(vec![ROWS as u32 - 2; ROWS as usize + 10]));
+    for (misses, tail) in [
+        (MissMode::Read, codes()),
+        (MissMode::Read, None),
+        (MissMode::Surrogate, codes()),
+        (MissMode::Surrogate, near()),
+        (MissMode::Surrogate, None),
+        (MissMode::Default, codes()),
+        (MissMode::Default, None),
+    ] {
+        let has_codes = matches!(tail, Some(Tail::Codes(..)));
+        let is_read = misses == MissMode::Read || misses == MissMode::Surrogate && !has_codes;
+        let policy = PolicyKind::from_name("ours").unwrap();
+        let tiers = vec![tier(Codec::F32, policy, 1.0), tier(Codec::Int8, PolicyKind::Lru, 1.0)];
+        let table = resident(&rows, tail);
+        let snapshot = open_resident(&folder, table, misses, tiers);
+        spoil(&folder, 1);
+        let (mut failed, mut exact) = (Vec::new(), 0);
+        for &row in &asked {
+            match try_ask(&snapshot, &[row]) {
+                Ok((found, _)) if is_read => {
+                    assert_eq!(found[0], rows[row as usize], "{misses:?}, row {row}");
+                    exact += 1;
+                }
+                Ok((found, _)) => {
+                    let coded = coded(&Codec::Int4, &rows[row as usize]);
+                    let expected = if has_codes { coded } else { vec![0.25; DIM] };
+                    assert_eq!(found[0], expected, "{misses:?}, row {row}");
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corruption);
+                    failed.push(row);
+                }
+            }
+        }
+        assert_eq!(!failed.is_empty(), is_read, "{misses:?}: pages are read for misses or not");
+        assert_eq!(exact > 0, is_read, "{misses:?}: other pages are whole");
+        spoil(&folder, 1);
+        for row in failed {
+            let (found, stats) = ask(&snapshot, &[row]);
+            assert_eq!((stats.rows_cached, &found[0]), (0, &rows[row as usize]));
+        }
+    }
 }
