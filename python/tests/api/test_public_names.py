@@ -93,7 +93,7 @@ PARAMETERS = {
     "RowWiseAdagrad": "lr weight_decay eps initial_accumulator_value",
     "Adam": "lr weight_decay betas eps",
     "PartialRowWiseAdam": "lr weight_decay betas eps",
-    "place": "log misses rows_per_page method ratio homes seed threads iterations progress",
+    "place": "log misses rows_per_page method ratio homes seed threads iterations kept progress",
     "Placement.reads": "self log select index_limit threads",
     "QueryLog.misses": "self earlier share policy batch",
     "lookahead": "loader emb window key start",

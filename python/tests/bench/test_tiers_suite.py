@@ -57,11 +57,10 @@ def test_systems_are_counted_and_served_within_their_bytes(tmp_path: Path) -> No
     for row in counted.values():
         used = row["cache_used_bytes"]
         assert used <= row["dram_bytes"] or row["system"] in ("memory", "mmap")
-    assert counted["ours_int8_placed"]["pages_read_per_request"] > 0
-    assert (
-        counted["ours_int8_placed"]["pages_read_per_request"]
-        < counted["ev_lfu"]["rows_read_per_request"]
-    )
+    pages = {name: row["pages_read_per_request"] for name, row in counted.items()}
+    assert 0 < pages["ours_f32_placed"] < pages["ev_lfu"]
+    # As many bytes of narrow rows hold all that so few requests ask for.
+    assert pages["ours_int8_placed"] == 0
     assert served["memory"]["rows_read_per_request"] > 0
     assert served["ours_no_reads"]["pages_read_per_request"] == 0
     assert served["ours_no_reads"]["approximate_rows_per_request"] > 0

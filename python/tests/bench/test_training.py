@@ -27,7 +27,16 @@ RATIOS = {
     "cold_vs_rocksdb",
     "recdb_vs_rocksdb",
 }
-MUST_RUN = {"forward", "memory", "file", "hashdb", "recdb", "torch", "parts_recdb"}
+MUST_RUN = {
+    "forward",
+    "forward_pipelined",
+    "memory",
+    "file",
+    "hashdb",
+    "recdb",
+    "torch",
+    "parts_recdb",
+}
 MAY_BE_SKIPPED = {
     "rocksdb",
     "rocksdb_full_lookahead",
