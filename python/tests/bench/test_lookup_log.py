@@ -48,7 +48,13 @@ def test_fewer_pages_are_read_where_rows_were_placed(log: Path, tmp_path: Path) 
     small = quick(options)
     assert small.table_bytes == 16 << 20
     options = LogOptions(
-        log=log, table_bytes=1 << 20, ratios=(0.0, 0.4), caches=(0.0, 0.5), threads=2, calls=50
+        log=log,
+        table_bytes=1 << 20,
+        ratios=(0.0, 0.4),
+        caches=(0.0, 0.5),
+        threads=2,
+        calls=50,
+        scratch=tmp_path / "not" / "there",
     )
     run_lookup_log(tmp_path / "out", options, path)
     result = json.loads(path.read_text())

@@ -106,7 +106,9 @@ def quick(options: LogOptions) -> LogOptions:
 def run_lookup_log(out: Path, options: LogOptions, json_path: Path | None = None) -> Path:
     """Runs the suite; writes ``lookup_log.json`` and ``.png`` to ``out``, and ``json_path``."""
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.scratch or out) as folder:
+    scratch = options.scratch or out
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         bench = _Bench(options, Path(folder))
         rows = bench.measure()
     ratios = _speeds(rows)
