@@ -190,6 +190,9 @@ impl FeatureBags for Rows<'_> {
 pub(crate) trait Pooled {
     /// Whether a row alone is quicker copied than summed.
     const COPIES_ONE: bool = false;
+    /// Whether there is a loop for every remainder of `dim` by 64; else `REST` and `TAIL` say
+    /// nothing.
+    const IS_SHAPED: bool = true;
 
     /// Returns the number of indices `E`.
     fn index_count(&self) -> usize;
@@ -318,7 +321,11 @@ impl<P: Pooled, T: Destination> Job for PoolTo<'_, P, T> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let dim = self.of.dim;
-        by_shape::<L, _>(self, dim);
+        if P::IS_SHAPED {
+            by_shape::<L, _>(self, dim);
+        } else {
+            self.run_shaped::<L, 0, false>();
+        }
     }
 }
 

@@ -120,28 +120,19 @@ impl<D: Decoder> Shaped for DecodeRows<'_, D> {
             if let (true, Some(&ahead)) = (is_far, starts.get(i + PREFETCH_AHEAD)) {
                 prefetch(arena, ahead, code_bytes);
             }
-            decode_row::<L, D, REST, TAIL>(decoder, code_at(arena, start, code_bytes), to);
+            let code = code_at(arena, start, code_bytes);
+            let head = decoder.head(code);
+            let mut blocks = to.chunks_exact_mut(BLOCK);
+            let mut at = 0;
+            for block in &mut blocks {
+                decode_block::<L, D, BLOCK_LANES, false>(decoder, head, code, at, block);
+                at += BLOCK;
+            }
+            if REST > 0 || TAIL {
+                let rest = blocks.into_remainder();
+                decode_block::<L, D, REST, TAIL>(decoder, head, code, at, rest);
+            }
         }
-    }
-}
-
-/// Decodes the code that begins `code` into `to`, `[dim]`.
-#[inline(always)]
-pub(super) fn decode_row<L: Lanes, D: Decoder, const REST: usize, const TAIL: bool>(
-    decoder: D,
-    code: &[u8],
-    to: &mut [f32],
-) {
-    let head = decoder.head(code);
-    let mut blocks = to.chunks_exact_mut(BLOCK);
-    let mut at = 0;
-    for block in &mut blocks {
-        decode_block::<L, D, BLOCK_LANES, false>(decoder, head, code, at, block);
-        at += BLOCK;
-    }
-    if REST > 0 || TAIL {
-        let rest = blocks.into_remainder();
-        decode_block::<L, D, REST, TAIL>(decoder, head, code, at, rest);
     }
 }
 

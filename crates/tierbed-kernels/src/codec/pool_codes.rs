@@ -8,9 +8,9 @@
 use std::ops::Range;
 
 use super::decode::{
-    code_at, decode_row, with_decoder, Codes, Decoder, WithDecoder, FAR_ARENA_BYTES, PREFETCH_AHEAD,
+    code_at, with_decoder, Codes, Decoder, WithDecoder, FAR_ARENA_BYTES, PREFETCH_AHEAD,
 };
-use crate::accumulate::{by_shape, Begin, Shaped, BLOCK, BLOCK_LANES};
+use crate::accumulate::{Begin, BLOCK, BLOCK_LANES};
 use crate::layout::{BagRange, Columns};
 use crate::pool_to::{Destination, FeatureBags, PoolFeature, PoolTo, Pooled};
 use crate::simd::{prefetch, Job, Lanes, LANES};
@@ -41,22 +41,27 @@ impl<'a, D: Decoder> Coded<'a, D> {
         code_at(arena, starts[i], self.code_bytes)
     }
 
-    /// Adds rows `range` into `sum`, in order.
+    /// Adds rows `range` into `sum`, in order: 64 columns at a time, the vectors left, and then
+    /// what is less than one.
     #[inline(always)]
-    fn add<L: Lanes, const REST: usize, const TAIL: bool>(
-        &self,
-        range: Range<usize>,
-        begin: Begin,
-        sum: &mut [f32],
-    ) {
+    fn add<L: Lanes>(&self, range: Range<usize>, begin: Begin, sum: &mut [f32]) {
         let mut blocks = sum.chunks_exact_mut(BLOCK);
         let mut at = 0;
         for block in &mut blocks {
             self.add_block::<L, BLOCK_LANES, false>(range.clone(), at, begin, block);
             at += BLOCK;
         }
-        if REST > 0 || TAIL {
-            self.add_block::<L, REST, TAIL>(range, at, begin, blocks.into_remainder());
+        let rest = blocks.into_remainder();
+        let (full, rest) = rest.split_at_mut(rest.len() / LANES * LANES);
+        match full.len() / LANES {
+            3 => self.add_block::<L, 3, false>(range.clone(), at, begin, full),
+            2 => self.add_block::<L, 2, false>(range.clone(), at, begin, full),
+            1 => self.add_block::<L, 1, false>(range.clone(), at, begin, full),
+            _ => {}
+        }
+        at += full.len();
+        if !rest.is_empty() {
+            self.add_block::<L, 0, true>(range, at, begin, rest);
         }
     }
 
@@ -104,6 +109,9 @@ impl<'a, D: Decoder> Coded<'a, D> {
 }
 
 impl<D: Decoder> Pooled for Coded<'_, D> {
+    // There is a loop for each codec and instruction set already.
+    const IS_SHAPED: bool = false;
+
     #[inline(always)]
     fn index_count(&self) -> usize {
         self.codes.starts.len()
@@ -115,12 +123,22 @@ impl<D: Decoder> Pooled for Coded<'_, D> {
         rows: Range<usize>,
         to: &mut [f32],
     ) {
-        self.add::<L, REST, TAIL>(rows, Begin::Zero, to);
+        self.add::<L>(rows, Begin::Zero, to);
     }
 
     #[inline(always)]
     fn copy<L: Lanes, const REST: usize, const TAIL: bool>(&self, row: usize, to: &mut [f32]) {
-        decode_row::<L, D, REST, TAIL>(self.decoder, self.code(row), to);
+        let code = self.code(row);
+        let head = self.decoder.head(code);
+        let (full, part) = to.as_chunks_mut::<LANES>();
+        let mut at = 0;
+        for lanes in full {
+            self.decoder.full::<L>(head, code, at).store(lanes);
+            at += LANES;
+        }
+        if !part.is_empty() {
+            self.decoder.part::<L>(head, code, at, part.len()).store_part(part);
+        }
     }
 }
 
@@ -207,8 +225,8 @@ impl Kernels {
     }
 }
 
-/// Any destination: one set of loops for all, as there is one for each codec, shape and instruction
-/// set, and a call per vector costs little beside decoding its rows.
+/// Any destination: one set of loops for all, as there is one for each codec and instruction set,
+/// and a call per vector costs little beside decoding its rows.
 struct Anywhere<'a>(&'a mut dyn Destination);
 
 impl Destination for Anywhere<'_> {
@@ -243,19 +261,11 @@ impl<D: Decoder> Job for PoolCodes<'_, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let dim = self.columns.dim;
-        by_shape::<L, _>(self, dim);
-    }
-}
-
-impl<D: Decoder> Shaped for PoolCodes<'_, D> {
-    #[inline(always)]
-    fn run_shaped<L: Lanes, const REST: usize, const TAIL: bool>(self) {
         for bag in self.bags.first_bag()..self.bags.bag_count() {
             let Some(rows) = self.bags.rows_of(bag, self.source.index_count()) else { break };
             if !rows.is_empty() {
                 let sum = &mut self.out[self.columns.range(bag)];
-                self.source.add::<L, REST, TAIL>(rows, Begin::There, sum);
+                self.source.add::<L>(rows, Begin::There, sum);
             }
         }
     }
