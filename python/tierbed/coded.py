@@ -123,10 +123,7 @@ class CodedStore:
         Raises:
             InvalidError: No such table.
         """
-        names = [table["name"] for table in self.tables()]
-        if name not in names:
-            raise InvalidError(f"no table {name!r}; the store has {names}", {"table": name})
-        return names.index(name)
+        return self._table(name)[0]
 
     def vocabularies(self) -> dict[str, dict[str, Any]]:
         """Returns nothing: there are no open vocabularies here."""
@@ -134,8 +131,8 @@ class CodedStore:
 
     def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
         """Decodes rows ``first_row..`` of a table, ``[row_count, D]`` f32."""
-        at = self.table_id(table)
-        rows = torch.empty((row_count, self.tables()[at]["dim"]))
+        at, shape = self._table(table)
+        rows = torch.empty((row_count, shape["dim"]))
         self._native.read_rows(at, first_row, rows)
         return rows
 
@@ -146,8 +143,8 @@ class CodedStore:
             InvalidError: Rows that are not kept here, or a number that the type cannot keep; rows
                 before it are written then.
         """
-        at = self.table_id(table)
-        dim = self.tables()[at]["dim"]
+        at, shape = self._table(table)
+        dim = shape["dim"]
         if weights.dim() != 2 or weights.shape[1] != dim:
             raise InvalidError(
                 f"rows of table {table!r} must be [N, {dim}], found {tuple(weights.shape)}",
@@ -157,8 +154,7 @@ class CodedStore:
 
     def read_codes(self, table: str, first_row: int, row_count: int) -> Tensor:
         """Copies the codes of rows ``first_row..``, ``[row_count, code_bytes]`` u8."""
-        at = self.table_id(table)
-        shape = self.tables()[at]
+        at, shape = self._table(table)
         code_bytes = Codec(shape["codec"], shape["dim"]).code_bytes
         codes = torch.empty((row_count, code_bytes), dtype=torch.uint8)
         self._native.read_codes(at, first_row, row_count, codes)
@@ -170,3 +166,12 @@ class CodedStore:
         They are of the table's codec: what :meth:`read_codes` returned, to the last bit.
         """
         self._native.write_codes(self.table_id(table), first_row, codes.contiguous())
+
+    def _table(self, name: str) -> tuple[int, dict[str, Any]]:
+        """Returns the id of table ``name``, and what :meth:`tables` tells of it."""
+        tables = self.tables()
+        for at, table in enumerate(tables):
+            if table["name"] == name:
+                return at, table
+        names = [table["name"] for table in tables]
+        raise InvalidError(f"no table {name!r}; the store has {names}", {"table": name})
