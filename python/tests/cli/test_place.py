@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,21 @@ def result_of(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
+def write_log(path: Path, query_count: int, rows: Callable[[], list[int]]) -> Path:
+    path.write_text("".join(" ".join(map(str, rows())) + "\n" for _ in range(query_count)))
+    return path
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     luck = random.Random(1)
     path = tmp_path_factory.mktemp("log") / "circles.txt"
-    with path.open("w") as file:
-        for _ in range(1500):
-            circle = luck.randrange(80)
-            rows = [circle + 80 * at for at in luck.sample(range(6), luck.randint(2, 5))]
-            print(*rows, file=file)
-    return path
+
+    def rows() -> list[int]:
+        circle = luck.randrange(80)
+        return [circle + 80 * at for at in luck.sample(range(6), luck.randint(2, 5))]
+
+    return write_log(path, 1500, rows)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +51,12 @@ def larger_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Long enough for seconds of growth."""
     luck = random.Random(2)
     path = tmp_path_factory.mktemp("log") / "larger.txt"
-    with path.open("w") as file:
-        for _ in range(20_000):
-            circle = luck.randrange(700)
-            rows = [(circle * 8 + luck.randrange(14)) % 6000 for _ in range(8)]
-            print(*rows, file=file)
-    return path
+
+    def rows() -> list[int]:
+        circle = luck.randrange(700)
+        return [(circle * 8 + luck.randrange(14)) % 6000 for _ in range(8)]
+
+    return write_log(path, 20_000, rows)
 
 
 def test_a_placement_is_made_inspected_and_judged(log: Path, tmp_path: Path) -> None:
