@@ -347,13 +347,15 @@ def place(
         misses: What of them misses the cache that will stand in front (:meth:`QueryLog.misses`);
             ``ours`` grows pages for these.
         rows_per_page: Rows a page holds.
-        method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr``, ``maxembed`` or ``ours``.
+        method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr``, ``maxembed`` or ``ours``;
+            ``shp_published`` and ``maxembed_published`` bisect as MaxEmbed's programs do.
         ratio: Replicas per row of the table; 0 for methods that make none.
-        homes: A placement by ``shp`` of the same log and options, for ``maxembed``: saves
-            bisecting again for each of several ratios.
+        homes: A placement by ``shp`` of the same log and options, for ``maxembed`` (by
+            ``shp_published`` for ``maxembed_published``): saves bisecting again for each of
+            several ratios.
         seed: Equal seeds make equal placements.
         threads: They change the time, never the placement.
-        iterations: Exchanges per split of a bisection; MaxEmbed's programs use 8.
+        iterations: Exchanges per split of a bisection; 8 by the methods as published.
         kept: A folder for what ``shp``, ``maxembed`` and ``ours`` have done: a build that was
             stopped goes on there, to the same placement. Delete it when the placement is safe.
         progress: Called with steps done and steps in all: levels of a bisection, about

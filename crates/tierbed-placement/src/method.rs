@@ -4,14 +4,19 @@
 //! |---|---|---|
 //! | `random`, `by_frequency` | in that order | none |
 //! | `shp` | bisected | none |
+//! | `shp_published` | bisected as MaxEmbed's programs do | none |
 //! | `rpp` | bisected with twins of frequent rows | where twins land |
 //! | `fpr` | bisected finer | neighbours in the free seats |
 //! | `maxembed` | bisected | by connectivity, on pages of their own |
+//! | `maxembed_published` | as `shp_published` | by connectivity, on pages of their own |
 //! | `ours` | grown | by marginal gain; guarded |
 //!
 //! Growth learns more of a log than bisection, and on some logs what it learns does not last. The
 //! *guard* builds both for parts of the table from the first nine tenths of the log and lets the
 //! last tenth decide ([`choose`](crate::choose)).
+//!
+//! Bisection here is stronger than what was published
+//! ([`ExchangeRule`](crate::partition::ExchangeRule)); who compares wants both.
 
 use std::path::Path;
 
@@ -30,12 +35,17 @@ pub enum Method {
     Random,
     /// [`by_frequency`].
     ByFrequency,
+    /// [`bisect`](crate::partition::bisect) as [published](BisectionOptions::as_published).
+    BisectedAsPublished,
     /// [`bisect`](crate::partition::bisect).
     Bisected,
     /// [`before_partition`].
     TwinsBefore,
     /// [`finer_and_filled`].
     FinerFilled,
+    /// As [`Self::BisectedAsPublished`], then
+    /// [`by_connectivity`](crate::replicate::by_connectivity).
+    ByConnectivityAsPublished,
     /// [`bisect`](crate::partition::bisect), then
     /// [`by_connectivity`](crate::replicate::by_connectivity).
     ByConnectivity,
@@ -46,12 +56,14 @@ pub enum Method {
 
 impl Method {
     /// Every method, the simplest first.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Random,
         Self::ByFrequency,
+        Self::BisectedAsPublished,
         Self::Bisected,
         Self::TwinsBefore,
         Self::FinerFilled,
+        Self::ByConnectivityAsPublished,
         Self::ByConnectivity,
         Self::Grown,
     ];
@@ -62,9 +74,11 @@ impl Method {
         match self {
             Self::Random => "random",
             Self::ByFrequency => "by_frequency",
+            Self::BisectedAsPublished => "shp_published",
             Self::Bisected => "shp",
             Self::TwinsBefore => "rpp",
             Self::FinerFilled => "fpr",
+            Self::ByConnectivityAsPublished => "maxembed_published",
             Self::ByConnectivity => "maxembed",
             Self::Grown => "ours",
         }
@@ -86,13 +100,21 @@ impl Method {
     /// Tells whether the method makes replicas at all.
     #[must_use]
     pub fn replicates(self) -> bool {
-        !matches!(self, Self::Random | Self::ByFrequency | Self::Bisected)
+        !matches!(
+            self,
+            Self::Random | Self::ByFrequency | Self::BisectedAsPublished | Self::Bisected
+        )
     }
 
     /// Tells whether the method keeps the homes it is given.
     #[must_use]
     pub fn keeps_homes(self) -> bool {
-        self == Self::ByConnectivity
+        matches!(self, Self::ByConnectivityAsPublished | Self::ByConnectivity)
+    }
+
+    /// Tells whether pages are bisected as published.
+    fn is_published(self) -> bool {
+        matches!(self, Self::BisectedAsPublished | Self::ByConnectivityAsPublished)
     }
 }
 
@@ -159,6 +181,7 @@ pub fn build_each(
             .with("remedy", "use ratio 0, or another method"));
     }
     let BuildInput { log, misses, homes, kept } = input;
+    let options = &if method.is_published() { options.as_published() } else { options.clone() };
     let levels = kept.map(|folder| folder.join("levels"));
     let bisected = |report: Report<'_>| {
         bisect_kept(log.clone(), options, levels.as_deref(), &mut |level| {
@@ -168,14 +191,14 @@ pub fn build_each(
     let without_replicas = match method {
         Method::Random => random(log.row_count(), options.rows_per_page, options.seed)?,
         Method::ByFrequency => by_frequency(log, options.rows_per_page)?,
-        Method::Bisected => bisected(report)?,
+        Method::BisectedAsPublished | Method::Bisected => bisected(report)?,
         Method::TwinsBefore => {
             return ratios.iter().map(|&ratio| before_partition(log, options, ratio)).collect()
         }
         Method::FinerFilled => {
             return ratios.iter().map(|&ratio| finer_and_filled(log, options, ratio)).collect()
         }
-        Method::ByConnectivity => {
+        Method::ByConnectivityAsPublished | Method::ByConnectivity => {
             return match homes {
                 Some(homes) => by_connectivity_each(homes, log, ratios),
                 None => by_connectivity_each(&bisected(report)?, log, ratios),

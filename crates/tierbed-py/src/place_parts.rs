@@ -38,10 +38,10 @@ struct GivenBisection {
 fn options(json: &str) -> Result<BisectionOptions> {
     let given: GivenBisection = parse("bisection options", json)?;
     Ok(BisectionOptions {
-        rows_per_page: given.rows_per_page,
         iteration_count: given.iterations,
         seed: given.seed,
         thread_count: given.threads,
+        ..BisectionOptions::new(given.rows_per_page)
     })
 }
 

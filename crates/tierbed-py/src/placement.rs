@@ -305,10 +305,10 @@ impl NativePlacement {
         let result = run(py, || {
             let given: GivenBuild = parse("placement options", options_json)?;
             let options = BisectionOptions {
-                rows_per_page: given.rows_per_page,
                 iteration_count: given.iterations,
                 seed: given.seed,
                 thread_count: given.threads,
+                ..BisectionOptions::new(given.rows_per_page)
             };
             let method = Method::from_name(&given.method)?;
             let input = BuildInput {

@@ -214,7 +214,8 @@ def test_the_bench_takes_click_logs_and_several_logs(log: Path, tmp_path: Path) 
     for name in ("clicks", "circles"):
         rows = [row for row in result["rows"] if row["log"] == name]
         assert {row["method"] for row in rows} == {
-            *("random", "by_frequency", "shp", "maxembed", "ours"),
+            *("random", "by_frequency", "shp_published", "shp"),
+            *("maxembed_published", "maxembed", "ours"),
         }
         ours = {(row["ratio"], row["cache_share"]) for row in rows if row["method"] == "ours"}
         assert ours == {(ratio, cache) for ratio in (0.0, 0.1, 0.8) for cache in (0.0, 0.1)}
@@ -222,7 +223,7 @@ def test_the_bench_takes_click_logs_and_several_logs(log: Path, tmp_path: Path) 
     assert "| cache 10 %, r 0.8 |" in table
     assert "| geometric mean of 2 |" in table
     assert [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| c")] == [
-        *("| circles", "| clicks") * 2
+        *("| circles", "| clicks") * 3
     ]
 
 
@@ -233,11 +234,15 @@ def test_ratios_are_geometric_means_over_logs() -> None:
 
     rows = [row("a", "ours", 1.0), row("a", "maxembed", 2.0)]
     rows += [row("b", "ours", 4.0), row("b", "maxembed", 2.0), row("c", "ours", 9.0)]
+    rows += [row("a", "maxembed_published", 4.0)]
     ratios = ratios_of(rows)
     assert ratios["ours_vs_maxembed_cache_0_batch_1_ratio_0"] == pytest.approx(1.0)
     assert ratios["worst_ours_vs_maxembed_cache_0_batch_1_ratio_0"] == 2.0
     beside = by_log(rows)["ours by maxembed"]
     assert [line["log"] for line in beside] == ["a", "b", "geometric mean of 2", "largest"]
     assert [line["cache 0 %, r 0"] for line in beside] == pytest.approx([0.5, 2.0, 1.0, 2.0])
+    published = by_log(rows)["ours by maxembed_published"]
+    assert [line["cache 0 %, r 0"] for line in published] == [0.25, 0.25, 0.25]
+    assert ratios["ours_vs_maxembed_published_cache_0_batch_1_ratio_0"] == pytest.approx(0.25)
     assert geometric_mean([]) is None
     assert math.isclose(geometric_mean([1.0, 4.0]) or 0.0, 2.0)

@@ -24,7 +24,12 @@ from tierbed.progress import Progress
 
 __all__ = ["PlacementOptions", "run_placement"]
 
-QUICK_METHODS = ("random", "by_frequency", "shp", "maxembed", "ours")
+QUICK_METHODS = (
+    *("random", "by_frequency", "shp_published", "shp"),
+    *("maxembed_published", "maxembed", "ours"),
+)
+#: Methods that add replicas to the homes of another.
+HOMES_OF = {"maxembed_published": "shp_published", "maxembed": "shp"}
 CACHES = (0.0, 0.01, 0.05, 0.1)
 QUICK_CACHES = (0.0, 0.1)
 BATCHES = (1, 32)
@@ -185,13 +190,13 @@ def _build(
     stage: _Stage, options: PlacementOptions, methods: Mapping[str, bool], ratios: Sequence[float]
 ) -> Iterator[_Built]:
     """Builds every placement, those of all ratios at once; MaxEmbed takes SHP's homes."""
-    homes: _Built | None = None
+    homes: dict[str, _Built] = {}
     for method, replicates in methods.items():
         # Ours is built for the cache in front, the others know of none.
         groups = [[c] for c in options.all_caches] if method == "ours" else [options.all_caches]
         for caches in groups:
             log, replay_s = stage.build_log(caches[0] if method == "ours" else 0.0)
-            shared = homes if method == "maxembed" else None
+            shared = homes.get(HOMES_OF.get(method, ""))
             wanted = ratios if replicates else [0.0]
             started_s = time.perf_counter()
             placements = place_each(
@@ -210,7 +215,8 @@ def _build(
             build_s += 0.0 if shared is None else shared.build_s
             for ratio, placement in zip(wanted, placements, strict=True):
                 built = _Built(method, ratio, placement, build_s, caches)
-                homes = built if method == "shp" else homes
+                if method in HOMES_OF.values():
+                    homes[method] = built
                 yield built
 
 

@@ -14,6 +14,8 @@ __all__ = ["by_log", "geometric_mean", "ratios_of", "report"]
 
 Row = Mapping[str, Any]
 PAGES = "pages_per_query"
+#: What ours is compared with, at equal space and cache.
+REPLICATED = ("maxembed", "maxembed_published")
 _Point = tuple[float, float, str]
 """Cache share, ratio and method."""
 
@@ -83,7 +85,8 @@ def ratios_of(rows: Sequence[Row]) -> dict[str, float | None]:
         for ratio in space:
             here = (batch, cache, ratio)
             named = f"{where}_ratio_{ratio:g}"
-            compare(f"ours_vs_maxembed_{named}", (*here, "ours"), (*here, "maxembed"))
+            for method in REPLICATED:
+                compare(f"ours_vs_{method}_{named}", (*here, "ours"), (*here, method))
             if ratio > 0.0:
                 compare(f"maxembed_vs_shp_{named}", (*here, "maxembed"), (*plain, "shp"))
         most = (batch, cache, space[-1], "maxembed")
@@ -105,23 +108,24 @@ def by_log(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
             at.setdefault(point, {})[row["log"]] = row[PAGES]
     caches = sorted({cache for cache, _, _ in at})
     space = sorted({ratio for _, ratio, method in at if method == "ours"})
-    beside: dict[str, tuple[_Point, _Point]] = {}
+    beside: dict[str, dict[str, tuple[_Point, _Point]]] = {method: {} for method in REPLICATED}
     frequency: dict[str, tuple[_Point, _Point]] = {}
     for cache in caches:
         here, plain = f"cache {100 * cache:g} %", (cache, 0.0, "by_frequency")
-        for ratio in space:
-            points = ((cache, ratio, "ours"), (cache, ratio, "maxembed"))
-            beside[f"{here}, r {ratio:g}"] = points
-        for method in ("shp", "maxembed", "ours"):
+        for method, columns in beside.items():
+            for ratio in space:
+                points = ((cache, ratio, "ours"), (cache, ratio, method))
+                columns[f"{here}, r {ratio:g}"] = points
+        for method in ("shp_published", "shp", "ours"):
             frequency[f"{here}, {method}"] = ((cache, 0.0, method), plain)
     for cache in caches if space else []:
         most = (cache, space[-1], "maxembed")
-        beside[f"cache {100 * cache:g} %, ours r 0 by maxembed r {space[-1]:g}"] = (
+        beside["maxembed"][f"cache {100 * cache:g} %, ours r 0 by maxembed r {space[-1]:g}"] = (
             (cache, 0.0, "ours"),
             most,
         )
     return {
-        "ours by maxembed": _lines(at, beside),
+        **{f"ours by {method}": _lines(at, columns) for method, columns in beside.items()},
         "each method without replicas by by_frequency": _lines(at, frequency),
     }
 

@@ -49,7 +49,12 @@ def place_(
         int | None, typer.Option("--rows", help="Rows of the table; else the largest id says.")
     ] = None,
     method: Annotated[
-        str, typer.Option("--method", help="random, by_frequency, shp, rpp, fpr, maxembed or ours.")
+        str,
+        typer.Option(
+            "--method",
+            help="random, by_frequency, shp, rpp, fpr, maxembed, ours, "
+            "shp_published or maxembed_published.",
+        ),
     ] = "ours",
     ratio: Annotated[float, typer.Option("--ratio", help="Replicas per row of the table.")] = 0.1,
     cache_share: Annotated[

@@ -11,7 +11,8 @@ use std::thread;
 use crate::{Placement, QueryLog};
 
 pub use bisect::{
-    bisect, bisect_evenly, bisect_resumable, order_of_parts, BisectionOptions, LevelReport, Subtree,
+    bisect, bisect_evenly, bisect_resumable, order_of_parts, BisectionOptions, ExchangeRule,
+    LevelReport, Subtree,
 };
 pub(crate) use bisect::{bisect_kept, rows_of_parts};
 pub use grow::{grow, GrowthOptions};

@@ -11,6 +11,8 @@
 //!
 //! Gains are fixed-point integers. Their sum is the same in any order, so threads may share it
 //! out as they like.
+//!
+//! A baseline needs the exchange as it was published, too: [`ExchangeRule::Steady`].
 
 #![expect(clippy::indexing_slicing, reason = "local rows are below the node's row count")]
 
@@ -18,6 +20,7 @@ use std::thread;
 
 use tierbed_core::env::mix64;
 
+use super::{BisectionOptions, ExchangeRule};
 use crate::hypergraph::{edges, local, runs_of_edges};
 
 /// Binary places of a gain; `2^-21` and less counts as nothing.
@@ -48,15 +51,17 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Exchanges rows until nothing gains, `iteration_count` times at most. `side` is set.
-    pub(super) fn run(&mut self, pins: &[u32], iteration_count: u32, thread_count: usize) {
+    /// Exchanges rows until nothing gains, as often as the options say at most. `side` is set.
+    pub(super) fn run(&mut self, pins: &[u32], options: &BisectionOptions, thread_count: usize) {
+        let is_settling = options.exchange_rule == ExchangeRule::Settling;
         let mut halvings = 0;
         let mut cost_before = i64::MAX;
-        for iteration in 1..=iteration_count {
+        for iteration in 1..=options.iteration_count {
             let cost = self.sum_gains(pins, thread_count);
-            halvings += u32::from(cost >= cost_before);
+            halvings += u32::from(is_settling && cost >= cost_before);
             cost_before = cost;
-            if self.exchange(thread_count, iteration, halvings) == 0 {
+            let ties = if is_settling { iteration } else { 0 };
+            if self.exchange(thread_count, ties, halvings) == 0 {
                 break;
             }
         }
@@ -99,10 +104,10 @@ impl Exchange {
 
     /// Exchanges the i-th best row of the left with the i-th best of the right while the two
     /// gain together; of these pairs the first half, as often as `halvings` says, but one at
-    /// least. Returns how many pairs changed sides.
-    fn exchange(&mut self, thread_count: usize, iteration: u32, halvings: u32) -> usize {
-        let of_left = Ties::drawn(2 * u64::from(iteration));
-        let of_right = Ties::drawn(2 * u64::from(iteration) + 1);
+    /// least. Returns how many pairs changed sides. `ties` numbers the order of equal gains.
+    fn exchange(&mut self, thread_count: usize, ties: u32, halvings: u32) -> usize {
+        let of_left = Ties::drawn(2 * u64::from(ties));
+        let of_right = Ties::drawn(2 * u64::from(ties) + 1);
         let (gain, side) = (&self.gain, &self.side);
         let best = |right: bool| {
             let of_side = gain.iter().zip(side).filter(|(_, &is_right)| is_right == right);
@@ -192,6 +197,8 @@ impl Ties {
 
 #[cfg(test)]
 mod tests {
+    use tierbed_core::env::SplitMix64;
+
     use super::*;
 
     #[test]
@@ -214,8 +221,71 @@ mod tests {
         let pins = [0, 1, 2 | marked, 3, 4, 5 | marked];
         let side = vec![false, false, true, false, true, true];
         let mut exchange = Exchange { side, ..Exchange::default() };
-        exchange.run(&pins, 8, 1);
+        exchange.run(&pins, &BisectionOptions::new(3), 1);
         assert_eq!(exchange.side, [false, false, false, true, true, true]);
+    }
+
+    /// Exchanges all pairs that gain by gains from before, at most `iteration_count` times.
+    fn exchange_naively(queries: &[Vec<usize>], side: &mut [bool], iteration_count: u32) {
+        let gain_of = |row: usize, side: &[bool]| -> f64 {
+            let of_query = |query: &&Vec<usize>| {
+                let others = query.iter().filter(|&&other| side[other] != side[row]).count();
+                let own = query.len() - others;
+                0.5f64.powi(own as i32 - 1) - 0.5f64.powi(others as i32)
+            };
+            queries.iter().filter(|query| query.contains(&row)).map(|query| of_query(&query)).sum()
+        };
+        for _ in 0..iteration_count {
+            let gains: Vec<f64> = (0..side.len()).map(|row| gain_of(row, side)).collect();
+            let sorted = |right: bool| {
+                let stride = Ties::drawn(u64::from(right)).stride;
+                let mut rows: Vec<usize> = (0..side.len()).filter(|&r| side[r] == right).collect();
+                rows.sort_by_key(|&row| (row as u32).wrapping_mul(stride));
+                rows.sort_by(|&a, &b| gains[b].total_cmp(&gains[a]));
+                rows
+            };
+            let pairs: Vec<(usize, usize)> = sorted(false).into_iter().zip(sorted(true)).collect();
+            let gainful = pairs.iter().take_while(|&&(a, b)| gains[a] + gains[b] > 0.0).count();
+            for &(a, b) in &pairs[..gainful] {
+                (side[a], side[b]) = (true, false);
+            }
+        }
+    }
+
+    #[test]
+    fn the_published_exchange_is_the_naive_one() {
+        let mut rng = SplitMix64::new(11);
+        let published = BisectionOptions::new(8).as_published();
+        let mut differing = 0;
+        for _ in 0..60 {
+            let row_count = 12 + rng.below(30);
+            let mut queries: Vec<Vec<usize>> = Vec::new();
+            for _ in 0..40 {
+                let mut query: Vec<usize> =
+                    (0..2 + rng.below(5)).map(|_| rng.below(row_count) as usize).collect();
+                query.sort_unstable();
+                query.dedup();
+                if query.len() > 1 {
+                    queries.push(query);
+                }
+            }
+            let mut pins = Vec::new();
+            for query in &queries {
+                pins.extend(query.iter().map(|&row| row as u32));
+                *pins.last_mut().expect("two rows") |= 1 << 31;
+            }
+            let begin: Vec<bool> = (0..row_count).map(|row| row >= row_count / 2).collect();
+            let run = |options: &BisectionOptions| {
+                let mut exchange = Exchange { side: begin.clone(), ..Exchange::default() };
+                exchange.run(&pins, options, 1);
+                exchange.side
+            };
+            let mut naive = begin.clone();
+            exchange_naively(&queries, &mut naive, 8);
+            assert_eq!(run(&published), naive);
+            differing += u32::from(run(&BisectionOptions::new(8)) != naive);
+        }
+        assert!(differing > 10, "the rules must differ: {differing}");
     }
 
     #[test]

@@ -323,7 +323,7 @@ impl Job<'_> {
                     *side = true;
                 }
             }
-            exchange.run(pins, options.iteration_count, thread_count);
+            exchange.run(pins, options, thread_count);
         }
         let (left_pins, right_pins) = divide.run(self.rows, pins, &exchange.side);
         self.children = [

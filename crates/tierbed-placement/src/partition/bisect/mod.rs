@@ -43,6 +43,16 @@ pub use subtree::{order_of_parts, Subtree};
 use super::{Placement, QueryLog};
 use crate::hypergraph::Hypergraph;
 
+/// Which of the pairs of rows that gain change sides, by gains from before the exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExchangeRule {
+    /// All, but half as many after each exchange that did not help; which rows of equal gain these
+    /// are is drawn anew each time. Reads fewer pages.
+    Settling,
+    /// All of them every time, equal gains in the same order: the exchange of MaxEmbed's programs.
+    Steady,
+}
+
 /// How to bisect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BisectionOptions {
@@ -51,6 +61,8 @@ pub struct BisectionOptions {
     /// Exchanges per split at most; a split that exchanges nothing ends earlier. MaxEmbed's code
     /// uses 8; the default of 16 reads up to 2 % fewer pages.
     pub iteration_count: u32,
+    /// Which rows change sides in an exchange.
+    pub exchange_rule: ExchangeRule,
     /// Where splits start.
     pub seed: u64,
     /// Threads at work; they change the time, never the result.
@@ -61,7 +73,14 @@ impl BisectionOptions {
     /// The defaults for pages of `rows_per_page`: 16 iterations, seed 1, one thread.
     #[must_use]
     pub fn new(rows_per_page: u32) -> Self {
-        Self { rows_per_page, iteration_count: 16, seed: 1, thread_count: 1 }
+        let exchange_rule = ExchangeRule::Settling;
+        Self { rows_per_page, iteration_count: 16, exchange_rule, seed: 1, thread_count: 1 }
+    }
+
+    /// The same with the exchange that was published: 8 times at most, all pairs that gain.
+    #[must_use]
+    pub fn as_published(&self) -> Self {
+        Self { iteration_count: 8, exchange_rule: ExchangeRule::Steady, ..self.clone() }
     }
 
     /// The same on one thread.

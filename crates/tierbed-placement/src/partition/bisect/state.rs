@@ -10,7 +10,7 @@ use std::path::Path;
 use tierbed_core::Result;
 
 use super::levels::{AfterLevel, Known};
-use super::{BisectionOptions, LevelReport};
+use super::{BisectionOptions, ExchangeRule, LevelReport};
 use crate::hypergraph::Hypergraph;
 use crate::kept::{checksum_of, halves, KeptFile};
 
@@ -29,7 +29,11 @@ pub(super) struct State {
 
 /// Returns what names the bisection of `graph`, which is not split yet.
 pub(crate) fn identity_of(graph: &Hypergraph, options: &BisectionOptions) -> Vec<u32> {
-    let mut identity = vec![options.rows_per_page, options.iteration_count];
+    let rule = match options.exchange_rule {
+        ExchangeRule::Settling => 0,
+        ExchangeRule::Steady => 1,
+    };
+    let mut identity = vec![options.rows_per_page, options.iteration_count, rule];
     identity.extend(halves(options.seed));
     identity.extend([checksum_of(&graph.pins), graph.rows.len() as u32]);
     identity
