@@ -95,8 +95,11 @@ class CacheLog:
 
     def __new__(cls, path: str, query_count_max: int | None) -> Self: ...
     @staticmethod
-    def of(log: NativeQueryLog) -> CacheLog:
-        """Copies the queries of a log that is in memory."""
+    def of(log: NativeQueryLog, table_rows: list[int]) -> CacheLog:
+        """Copies the queries of a log that is in memory.
+
+        Its rows are those of tables of ``table_rows``, one after the other.
+        """
 
     def sizes(self) -> tuple[int, int, int]:
         """Queries, rows asked for, distinct rows."""

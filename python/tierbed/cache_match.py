@@ -164,5 +164,6 @@ def generated_log(samples: int, scale: float, seed: int = 0) -> _native.CacheLog
                 yield batch.sparse
                 bar.advance(int(batch.label.numel()))
 
-        log = QueryLog.from_samples(dict(data.table_sizes()), sparse())
-    return _native.CacheLog.of(log.native)
+        sizes = dict(data.table_sizes())
+        log = QueryLog.from_samples(sizes, sparse())
+    return _native.CacheLog.of(log.native, list(sizes.values()))

@@ -1,13 +1,16 @@
 //! Which rows would have been hits? A cache of row numbers without rows, for replaying logs.
 //!
-//! The policies are those of the tiers, told of groups, hits and misses in the same order. What
-//! differs is the index: replayed rows are numbered densely, so it is an array.
+//! The policies are those of the tiers, told of groups, hits and misses in the same order, and so
+//! is what they remember of rows that left. What differs is the index: replayed rows are numbered
+//! densely, so it is an array.
 
 use tierbed_core::env::mix64;
-use tierbed_core::{Error, Result};
+use tierbed_core::{Error, Result, RowId, RowKey, TableId};
 
 use crate::admission::{AdmissionBitmap, AdmissionRule};
-use crate::policy::{EvictionPolicy, Group, PolicyKind, SLABS_MAX, SLOT_BITS};
+use crate::policy::{EvictionPolicy, Group, PolicyKind, ScoreTable, SLABS_MAX, SLOT_BITS};
+use crate::sizing::SCORES_PER_ROW;
+use crate::tier::packed;
 
 /// No slot: the row is not cached. No row: the slot is empty.
 const NONE: u32 = u32::MAX;
@@ -43,8 +46,10 @@ pub struct ReplayCache {
     slots: Vec<u32>,
     /// Row of each slot, `[capacity_rows]`.
     rows: Vec<u32>,
-    /// Score of each row that is not cached, as its record would hold it, `[row_count]`.
-    scores: Vec<u16>,
+    /// Table of each row, `[row_count]`; empty: all are of one.
+    tables: Vec<u16>,
+    /// Scores of rows that left, as many as a tier of this capacity remembers.
+    scores: ScoreTable,
     /// Empty slots.
     free: Vec<u32>,
     counts: ReplayCounts,
@@ -78,17 +83,36 @@ impl ReplayCache {
             let slot_count = (capacity_rows - first).min(1 << SLOT_BITS);
             policy.add_slab(slab as u32, slot_count as u32);
         }
+        let mut scores = ScoreTable::default();
+        if kind.remembers_scores() {
+            scores.resize((capacity_rows * SCORES_PER_ROW as usize).min(row_count));
+        }
         Ok(Self {
             policy,
             slots: vec![NONE; row_count],
             rows: vec![NONE; capacity_rows],
-            scores: vec![0; row_count],
+            tables: Vec::new(),
+            scores,
             // All slabs but the last are full: slots are numbered without gaps.
             free: (0..capacity_rows as u32).rev().collect(),
             counts: ReplayCounts::default(),
             hashes: Vec::new(),
             admission: None,
         })
+    }
+
+    /// Says of which table each row is, `[row_count]`: policies may tell tables apart.
+    ///
+    /// # Errors
+    /// `Invalid` when there are not as many as rows.
+    pub fn with_tables(mut self, tables: Vec<u16>) -> Result<Self> {
+        if tables.len() != self.slots.len() {
+            return Err(Error::invalid("a replay needs a table for each row")
+                .with("rows", self.slots.len())
+                .with("tables", tables.len()));
+        }
+        self.tables = tables;
+        Ok(self)
     }
 
     /// Lets only rows in that `rule` admits.
@@ -113,7 +137,8 @@ impl ReplayCache {
             hit_count += u32::from(slot != NONE);
         }
         self.hashes.clear();
-        self.hashes.extend(group.iter().map(|&row| hash_of(row)));
+        let tables = &self.tables;
+        self.hashes.extend(group.iter().map(|&row| hash_of(row, tables)));
         let row_count = group.len() as u32;
         self.policy.begin_group(&Group { hashes: &self.hashes, row_count, hit_count });
         for &row in group {
@@ -143,25 +168,21 @@ impl ReplayCache {
     }
 
     fn ask_one(&mut self, row: u32) {
-        let (Some(place), Some(score)) =
-            (self.slots.get_mut(row as usize), self.scores.get_mut(row as usize))
-        else {
-            return;
-        };
+        let Some(&place) = self.slots.get(row as usize) else { return };
         let is_worth = self.admission.as_mut().is_none_or(|bitmap| bitmap.note(u64::from(row)));
         // A row of this group may have left since the hits were counted.
-        if *place != NONE {
-            self.policy.touch(*place);
+        if place != NONE {
+            self.policy.touch(place);
             return;
         }
         if !is_worth {
             return;
         }
-        let hash = hash_of(row);
+        let hash = hash_of(row, &self.tables);
         let is_full = self.free.is_empty();
-        let arrival = self.policy.arrive(hash, *score, is_full);
-        *score = arrival.score;
+        let arrival = self.policy.arrive(hash, self.scores.get(hash), is_full);
         if !arrival.is_admitted {
+            self.remember(hash, arrival.score);
             return;
         }
         for _ in 0..arrival.flushed {
@@ -180,14 +201,17 @@ impl ReplayCache {
     fn evict_one(&mut self) {
         let Some(slot) = self.policy.victim() else { return };
         let row = self.rows.get(slot as usize).copied().unwrap_or(NONE);
-        let score = self.policy.evict(slot, hash_of(row));
+        let hash = hash_of(row, &self.tables);
+        let score = self.policy.evict(slot, hash);
+        self.remember(hash, score);
         if let Some(place) = self.slots.get_mut(row as usize) {
             *place = NONE;
         }
-        if let Some(remembered) = self.scores.get_mut(row as usize) {
-            *remembered = score;
-        }
         self.free.push(slot);
+    }
+
+    fn remember(&mut self, hash: u64, score: u16) {
+        self.scores.put(hash, score, |score| self.policy.rank(score));
     }
 
     fn place(&mut self, slot: u32, row: u32) {
@@ -200,8 +224,10 @@ impl ReplayCache {
     }
 }
 
-fn hash_of(row: u32) -> u64 {
-    mix64(u64::from(row))
+/// The hash of a row, as of its key in a tier.
+fn hash_of(row: u32, tables: &[u16]) -> u64 {
+    let table = tables.get(row as usize).copied().unwrap_or(0);
+    mix64(packed(RowKey::new(TableId(u32::from(table)), RowId(u64::from(row)))))
 }
 
 #[cfg(test)]
@@ -252,6 +278,7 @@ mod tests {
         assert!(ReplayCache::new(PolicyKind::Lru, 20_000_000, 17_000_000).is_err());
         let mut cache = ReplayCache::new(PolicyKind::Lru, 10, 2).unwrap();
         assert!(cache.ask(&[3, 10]).is_err());
+        assert!(ReplayCache::new(PolicyKind::Lru, 10, 2).unwrap().with_tables(vec![0]).is_err());
         assert_eq!(cache.counts(), ReplayCounts::default());
     }
 }

@@ -19,7 +19,7 @@ use crate::slab::{slot_metadata_bytes, Slab, SLAB_OVERHEAD_BYTES};
 const SLAB_BYTES_MAX: u64 = 64 << 10;
 const SLAB_BYTES_MIN: u64 = 4 << 10;
 /// Scores of rows that are not here, per row that may be, for policies that want them.
-const SCORES_PER_ROW: u64 = 2;
+pub(crate) const SCORES_PER_ROW: u64 = 2;
 /// Slabs a tier should at least be made of, so that several row sizes find room.
 const SLABS_WANTED: u64 = 64;
 

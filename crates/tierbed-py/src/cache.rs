@@ -32,22 +32,27 @@ type Counts = (u64, u64, u64, u64);
 pub(crate) struct CacheLog {
     offsets: Vec<u64>,
     rows: Vec<u32>,
-    row_count: usize,
+    /// Table of each row, `[distinct rows]`.
+    tables: Vec<u16>,
 }
 
 impl CacheLog {
-    fn numbered(log: QueryLog) -> Self {
+    /// Numbers the rows of a log anew; `table_of` tells the table of one.
+    fn numbered(log: QueryLog, table_of: impl Fn(u32) -> u16) -> Self {
         let (offsets, mut rows) = log.into_parts();
         let mut numbers: HashMap<u32, u32> = HashMap::new();
+        let mut tables = Vec::new();
         for row in &mut rows {
-            let next = numbers.len() as u32;
-            *row = *numbers.entry(*row).or_insert(next);
+            *row = *numbers.entry(*row).or_insert_with(|| {
+                tables.push(table_of(*row));
+                tables.len() as u32 - 1
+            });
         }
-        Self { offsets, rows, row_count: numbers.len() }
+        Self { offsets, rows, tables }
     }
 
     fn requests(&self) -> Result<Requests<'_>> {
-        Requests::new(&self.offsets, &self.rows, self.row_count)
+        Requests::new(&self.offsets, &self.rows, self.tables.len())
     }
 }
 
@@ -57,26 +62,38 @@ impl CacheLog {
     #[new]
     fn new(py: Python<'_>, path: PathBuf, query_count_max: Option<u64>) -> PyResult<Self> {
         run(py, || {
-            let mut source: Box<dyn QuerySource> = if SampleQueries::is_layout_of(&path)? {
-                Box::new(SampleQueries::open(&path)?)
-            } else {
-                Box::new(TextQueries::open(&path)?)
-            };
             let options = ReadOptions { query_count_max, ..ReadOptions::default() };
-            let log = read_log(source.as_mut(), &options, &mut |_, _| Ok(()))?;
-            Ok(Self::numbered(log))
+            let read =
+                |source: &mut dyn QuerySource| read_log(source, &options, &mut |_, _| Ok(()));
+            if SampleQueries::is_layout_of(&path)? {
+                let mut source = SampleQueries::open(&path)?;
+                let log = read(&mut source)?;
+                let columns = source.column_of_rows();
+                Ok(Self::numbered(log, |row| columns.get(row as usize).copied().unwrap_or(0)))
+            } else {
+                Ok(Self::numbered(read(&mut TextQueries::open(&path)?)?, |_| 0))
+            }
         })
     }
 
-    /// Copies the queries of a log that is in memory.
+    /// Copies the queries of a log that is in memory. Its rows are those of tables of
+    /// `table_rows`, one after the other; those beyond are of one more.
     #[staticmethod]
-    fn of(py: Python<'_>, log: &NativeQueryLog) -> PyResult<Self> {
-        run(py, || Ok(Self::numbered(QueryLog::clone(&log.log))))
+    fn of(py: Python<'_>, log: &NativeQueryLog, table_rows: Vec<u64>) -> PyResult<Self> {
+        run(py, || {
+            let ends = table_rows.iter().scan(0u64, |end, rows| {
+                *end = end.saturating_add(*rows);
+                Some(*end)
+            });
+            let ends: Vec<u64> = ends.collect();
+            let table_of = |row: u32| ends.partition_point(|&end| end <= u64::from(row)) as u16;
+            Ok(Self::numbered(QueryLog::clone(&log.log), table_of))
+        })
     }
 
     /// Queries, rows asked for, distinct rows.
     fn sizes(&self) -> (usize, usize, usize) {
-        (self.offsets.len() - 1, self.rows.len(), self.row_count)
+        (self.offsets.len() - 1, self.rows.len(), self.tables.len())
     }
 
     /// Replays the log from an empty cache; counts from query `first` on. `threshold` is that of
@@ -96,8 +113,8 @@ impl CacheLog {
                 0 => AdmissionRule::Always,
                 threshold => AdmissionRule::Bitmap { threshold, age_after: 0 },
             };
-            let cache = ReplayCache::new(kind, self.row_count, capacity_rows)?;
-            let mut cache = cache.with_admission(admission)?;
+            let cache = ReplayCache::new(kind, self.tables.len(), capacity_rows)?;
+            let mut cache = cache.with_tables(self.tables.clone())?.with_admission(admission)?;
             let mut before = ReplayCounts::default();
             for (at, rows) in self.requests()?.iter().enumerate() {
                 if at == first {

@@ -300,7 +300,7 @@ class _Bench:
         ids = table.ids[first:]
         offsets = torch.arange(ids.shape[0] + 1) * ids.shape[1]
         log = QueryLog.from_batches(table.row_count, [(ids.reshape(-1), offsets)])
-        trace = _native.CacheLog.of(log.native)
+        trace = _native.CacheLog.of(log.native, [table.row_count])
         for read_us in READ_US:
             options = SsdSimOptions(
                 read_us=read_us,

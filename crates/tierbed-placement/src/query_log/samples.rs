@@ -27,7 +27,8 @@ pub struct SampleQueries {
     file_bytes: u64,
     /// Rows by token, of each column.
     columns: Vec<HashMap<Box<[u8]>, u32>>,
-    row_count: u32,
+    /// Column of each row.
+    column_of: Vec<u16>,
 }
 
 impl SampleQueries {
@@ -40,7 +41,14 @@ impl SampleQueries {
         let file_bytes = std::fs::metadata(path)
             .map_err(|cause| Error::os("cannot read log file", cause).with("path", path.display()))?
             .len();
-        Ok(Self { lines, file_bytes, columns: vec![HashMap::new(); TOKEN_COLUMNS], row_count: 0 })
+        let columns = vec![HashMap::new(); TOKEN_COLUMNS];
+        Ok(Self { lines, file_bytes, columns, column_of: Vec::new() })
+    }
+
+    /// Returns the column of each row so far, numbered from 0, `[rows]`.
+    #[must_use]
+    pub fn column_of_rows(&self) -> &[u16] {
+        &self.column_of
     }
 
     /// Tells whether the first line of the file is in this layout.
@@ -61,7 +69,7 @@ impl QuerySource for SampleQueries {
         let path = self.lines.path().to_owned();
         let Some(line) = self.lines.next_line()? else { return Ok(false) };
         let mut tokens = line.split(|&byte| byte == b'\t').skip(COLUMNS_BEFORE);
-        for column in &mut self.columns {
+        for (at, column) in self.columns.iter_mut().enumerate() {
             let token = tokens.next().ok_or_else(|| {
                 Error::invalid("line has fewer than 26 token columns")
                     .with("path", path.display())
@@ -73,8 +81,8 @@ impl QuerySource for SampleQueries {
             let row = match column.get(token) {
                 Some(&row) => row,
                 None => {
-                    let row = self.row_count;
-                    self.row_count += 1;
+                    let row = self.column_of.len() as u32;
+                    self.column_of.push(at as u16);
                     column.insert(token.into(), row);
                     row
                 }
@@ -125,6 +133,7 @@ mod tests {
         let log = read_log(&mut source, &ReadOptions::default(), &mut |_, _| Ok(())).unwrap();
         let queries: Vec<&[u32]> = log.iter().collect();
         assert_eq!(queries, [[0, 1], [0, 2], [3, 1], [4, 2]]);
+        assert_eq!(source.column_of_rows(), [0, 25, 25, 0, 0]);
     }
 
     #[test]
