@@ -130,7 +130,7 @@ pub(crate) fn packed(key: RowKey) -> u64 {
 }
 
 /// The key that was [`packed`].
-fn unpacked(key: u64) -> RowKey {
+pub(crate) fn unpacked(key: u64) -> RowKey {
     let table = tierbed_core::TableId((key >> 40) as u32);
     RowKey::new(table, tierbed_core::RowId(key & ((1 << 40) - 1)))
 }

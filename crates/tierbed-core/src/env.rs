@@ -91,6 +91,17 @@ pub fn mix64(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
+/// Returns the value that [`mix64`] made `mixed` of.
+#[must_use]
+pub fn unmix64(mixed: u64) -> u64 {
+    // The factors are the inverses of those of `mix64`, modulo 2^64.
+    let value = mixed ^ (mixed >> 31) ^ (mixed >> 62);
+    let value = value.wrapping_mul(0x3196_42B2_D24D_8EC3);
+    let value = value ^ (value >> 27) ^ (value >> 54);
+    let value = value.wrapping_mul(0x96DE_1B17_3F11_9089);
+    value ^ (value >> 30) ^ (value >> 60)
+}
+
 /// What a part of the house may ask of the outside world.
 #[derive(Debug, Clone)]
 pub struct Env {
@@ -135,6 +146,14 @@ mod tests {
         }
         assert!(seen.iter().all(|&seen| seen));
         assert!((0..100).all(|_| (0.0..1.0).contains(&rng.unit_f64())));
+    }
+
+    #[test]
+    fn mixed_bits_lead_back() {
+        let mut rng = SplitMix64::new(5);
+        for value in (0..200).chain((0..200).map(|_| rng.next_u64())).chain([u64::MAX]) {
+            assert_eq!(unmix64(mix64(value)), value);
+        }
     }
 
     #[test]

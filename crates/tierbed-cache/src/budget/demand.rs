@@ -12,9 +12,7 @@
 use tierbed_core::env::mix64;
 
 use super::division::{Curve, UNITS};
-use crate::policy::{
-    fingerprint, CreditRule, EvictionPolicy, GroupFrequency, PolicyKind, SampledGroup, Shadow,
-};
+use crate::policy::{fingerprint, CreditRule, PolicyKind, SampledGroup, Shadow};
 
 /// Sizes that are tried, in sixteenths of the budget; in small ones those of the second list.
 const SIXTEENTHS: [u64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
@@ -149,7 +147,7 @@ fn tried(bytes: u64) -> &'static [u64] {
 
 /// Bytes of a shadow without slots, and of the tables of its few slabs.
 fn fixed_bytes() -> usize {
-    GroupFrequency::new(CreditRule::STEADY).bytes_fixed(0) + 256
+    Shadow::BYTES_FIXED + 256
 }
 
 fn rule_of(policy: PolicyKind) -> CreditRule {

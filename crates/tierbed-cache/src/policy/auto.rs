@@ -142,7 +142,7 @@ impl EvictionPolicy for Auto {
 
     fn bytes_fixed(&self, slot_count: usize) -> usize {
         let sampled = slot_count.min(SAMPLE_SLOTS);
-        let shadow = self.own.bytes_fixed(sampled) + sampled * Shadow::BYTES_PER_SLOT;
+        let shadow = Shadow::BYTES_FIXED + sampled * Shadow::BYTES_PER_SLOT;
         self.own.bytes_fixed(slot_count) + self.runners.len() * shadow
     }
 

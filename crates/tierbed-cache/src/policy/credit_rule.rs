@@ -5,7 +5,7 @@
 pub enum MissWeight {
     /// So many tenths.
     Tenths(u8),
-    /// By the rows that are missing per group on average, first uses counted half: `0.6` for
+    /// By the rows that are missing per group on average, first uses counted in part: `0.6` for
     /// each, less `1.3`, from 0.4 to 1.8. Where most of a group is missing, few groups can be
     /// completed, and rows of the others are worth little; where most is there, groups become
     /// complete of themselves, and the count of uses is what saves reads.

@@ -15,6 +15,10 @@
 //!     exponent + e   mantissa            e: halvings so far, modulo 256
 //! ```
 //!
+//! A new row whose table is known for rows that do not return gets less for its first use, by
+//! [`ReturnRates`](super::return_rates::ReturnRates). What it lacks it lacks for good, but only the
+//! first uses notice.
+//!
 //! A record not read for some 240 halvings may come back with a wrong score: the exponent has
 //! gone around.
 
@@ -22,6 +26,7 @@ use tierbed_core::env::SplitMix64;
 
 use super::buckets::Buckets;
 use super::credit_rule::{CreditRule, MissWeight, Steps};
+use super::return_rates::ReturnRates;
 use super::slots::{keeps_slots, Slots};
 use super::{Arrival, EvictionPolicy, Group};
 
@@ -33,7 +38,7 @@ const TENTHS: u64 = 10;
 const EXPONENT_OF_ONE: i32 = 127;
 const BITS_LEFT_OUT: u32 = 15;
 /// Share of a first use in what is missing: no cache could have had the row.
-const FIRST_USE_SHARE: f32 = 0.5;
+const FIRST_USE_SHARE: f32 = 0.4;
 /// The exponent at no misses, its rise per missing row, and where it ends.
 const POWER_AT_0: f32 = -1.3;
 const POWER_PER_MISS: f32 = 0.6;
@@ -42,6 +47,12 @@ const POWER_RANGE: (f32, f32) = (0.4, 1.8);
 const POWER_AT_START: f32 = 1.5;
 /// Weight of one group in the running mean of misses.
 const MEAN_STEP: f32 = 1.0 / 1024.0;
+/// First uses are worth less in tables of few returns while fewer rows are missing per group than
+/// this, and entirely so with one less: where most is there, the others are mostly new rows.
+const RETURNS_MATTER_BELOW: f32 = 4.0;
+/// Missing rows of a group, besides one, from which on its new rows are weighed entirely. The only
+/// missing row of a group would complete it, and is worth its whole credit.
+const OTHERS_MISSING: f32 = 2.0;
 /// Scores end here; what looks larger is older than the exponent can tell.
 const SCORE_MAX: f32 = 65_535.0;
 /// Scores below 2^-12 are ranked alike.
@@ -74,15 +85,28 @@ pub struct GroupFrequency {
     /// Rows asked for since the last halving.
     asked: u64,
     rng: SplitMix64,
+    /// How often new rows return, where the rule asks for it.
+    returns: Option<ReturnRates>,
+    /// How much of that counts in the present group, `0..=1`.
+    returns_power: f32,
 }
 
 impl GroupFrequency {
     /// Bytes per slot.
     pub(super) const BYTES_PER_SLOT: usize = Slots::<u16>::BYTES_PER_SLOT;
+    /// Bytes whatever the slots, without rates of return.
+    pub(super) const BYTES_FIXED: usize = Buckets::BYTES + (MISSES_MAX + 1) * size_of::<f32>();
 
     /// Builds the policy with a rule for credit.
     #[must_use]
     pub fn new(rule: CreditRule) -> Self {
+        let knows_returns = rule.weight == MissWeight::ByMisses;
+        let returns = knows_returns.then(ReturnRates::default);
+        Self { returns, ..Self::without_returns(rule) }
+    }
+
+    /// Builds the policy for a shadow, which is told of fingerprints: tables are not told apart.
+    pub(super) fn without_returns(rule: CreditRule) -> Self {
         let power = match rule.weight {
             MissWeight::Tenths(tenths) => f32::from(tenths) / 10.0,
             MissWeight::ByMisses => POWER_AT_START,
@@ -100,6 +124,8 @@ impl GroupFrequency {
             epoch: 0,
             asked: 0,
             rng: SplitMix64::new(0x7469_6572),
+            returns: None,
+            returns_power: 0.0,
         }
     }
 
@@ -172,10 +198,24 @@ impl GroupFrequency {
         }
     }
 
-    /// Adds the present credit. The bits that do not fit are rounded by chance, so that small
-    /// credits add up on large scores.
-    fn raised(&mut self, score: u16) -> u16 {
-        let value = (self.value(score) + self.credit).min(SCORE_MAX);
+    /// Returns what this use of a row is worth, its first one when it has no score.
+    fn credit_of(&mut self, hash: u64, score: u16) -> f32 {
+        if score != 0 {
+            return self.credit;
+        }
+        self.first_uses += 1;
+        let Some(returns) = &mut self.returns else { return self.credit };
+        returns.note_first(hash);
+        if self.returns_power == 0.0 {
+            return self.credit;
+        }
+        self.credit * returns.weight(hash).powf(self.returns_power)
+    }
+
+    /// Adds credit. The bits that do not fit are rounded by chance, so that small credits add up on
+    /// large scores.
+    fn raised(&mut self, score: u16, credit: f32) -> u16 {
+        let value = (self.value(score) + credit).min(SCORE_MAX);
         let chance = (self.rng.next_u64() as u32) & ((1 << BITS_LEFT_OUT) - 1);
         let bits = (value.to_bits() + chance).min(SCORE_MAX.to_bits());
         let exponent = ((bits >> 23) as u8).wrapping_add(self.epoch);
@@ -220,6 +260,16 @@ impl GroupFrequency {
         }
     }
 
+    /// Notes the rows that come back, and how much their rates count in a group of so many misses.
+    fn weigh_returns(&mut self, hashes: &[u64], misses: usize) {
+        let Some(returns) = &mut self.returns else { return };
+        hashes.iter().for_each(|&hash| returns.note_use(hash));
+        let by_mean = (RETURNS_MATTER_BELOW - self.misses_mean).clamp(0.0, 1.0);
+        let by_group = (misses.saturating_sub(1) as f32 / OTHERS_MISSING).min(1.0);
+        let by_rule = f32::from(u8::from(self.rule.weight == MissWeight::ByMisses));
+        self.returns_power = by_rule * by_mean * by_group;
+    }
+
     /// Counts rows asked for. Returns what a credit has grown to since the last halving: up to
     /// twice, so that scores fade evenly.
     fn age(&mut self, row_count: usize) -> f32 {
@@ -260,13 +310,21 @@ impl EvictionPolicy for GroupFrequency {
 
     keeps_slots!(u16, 0);
 
-    fn bytes_fixed(&self, _slot_count: usize) -> usize {
-        Buckets::BYTES + size_of_val(&*self.credits)
+    fn bytes_fixed(&self, slot_count: usize) -> usize {
+        let returns = self.returns.as_ref().map_or(0, |_| ReturnRates::bytes_for(slot_count));
+        Self::BYTES_FIXED + returns
+    }
+
+    fn slots_changed(&mut self) {
+        if let Some(returns) = &mut self.returns {
+            returns.resize(self.slots.count());
+        }
     }
 
     fn begin_group(&mut self, group: &Group<'_>) {
         let misses = (group.miss_count() as usize).min(MISSES_MAX);
         self.weigh(misses);
+        self.weigh_returns(group.hashes, misses);
         self.told_of = group.row_count as f32 / group.hashes.len().max(1) as f32;
         let growth = self.age(group.hashes.len());
         self.credit = growth * self.credits.get(misses).copied().unwrap_or(1.0);
@@ -274,7 +332,7 @@ impl EvictionPolicy for GroupFrequency {
 
     fn touch(&mut self, slot: u32) {
         let old = self.slots.state(slot);
-        let score = self.raised(old);
+        let score = self.raised(old, self.credit);
         self.slots.set_state(slot, score);
         let (from, to) = (self.rank_of(old), self.rank_of(score));
         // Most uses of rows used often change nothing.
@@ -284,9 +342,9 @@ impl EvictionPolicy for GroupFrequency {
         }
     }
 
-    fn arrive(&mut self, _hash: u64, score: u16, is_full: bool) -> Arrival {
-        self.first_uses += u32::from(score == 0);
-        let score = self.raised(score);
+    fn arrive(&mut self, hash: u64, score: u16, is_full: bool) -> Arrival {
+        let credit = self.credit_of(hash, score);
+        let score = self.raised(score, credit);
         let lowest = self.ranks.lowest().unwrap_or(0);
         let is_admitted = !is_full || self.rank_of(score) >= lowest;
         Arrival { is_admitted, ..Arrival::admitted(score) }
@@ -317,168 +375,4 @@ impl EvictionPolicy for GroupFrequency {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn policy(exponent_tenths: u8, halve_after: u16, slot_count: u32) -> GroupFrequency {
-        let weight = MissWeight::Tenths(exponent_tenths);
-        let mut policy = GroupFrequency::new(CreditRule::fine(weight, halve_after));
-        policy.add_slab(0, slot_count);
-        policy
-    }
-
-    fn begin(policy: &mut GroupFrequency, row_count: u32, hit_count: u32) {
-        let hashes = vec![0; row_count as usize];
-        policy.begin_group(&Group { hashes: &hashes, row_count, hit_count });
-    }
-
-    #[test]
-    fn credit_falls_with_the_rows_that_were_missing() {
-        let mut policy = policy(20, 0, 4);
-        begin(&mut policy, 4, 0);
-        for slot in 0..4 {
-            let arrival = policy.arrive(0, 0, false);
-            assert!((policy.value(arrival.score) - 1.0 / 16.0).abs() < 1e-3);
-            policy.insert(slot, 0, arrival.score);
-        }
-        // Three perfect hits of row 2, one of row 1: a full credit each.
-        for slot in [2, 2, 1, 2] {
-            begin(&mut policy, 1, 1);
-            policy.touch(slot);
-        }
-        assert_eq!(policy.dump(), [0, 3, 1, 2]);
-        assert!((policy.value(policy.slots.state(2)) - 3.0625).abs() < 0.02);
-    }
-
-    #[test]
-    fn a_row_comes_in_when_its_remembered_score_is_high_enough() {
-        let mut policy = policy(10, 0, 1);
-        begin(&mut policy, 1, 1);
-        policy.insert(0, 0, 0);
-        (0..3).for_each(|_| policy.touch(0));
-        let mut score = 0;
-        for expected in [false, false, true] {
-            let arrival = policy.arrive(1, score, true);
-            assert_eq!(arrival.is_admitted, expected);
-            score = arrival.score;
-        }
-        assert_eq!(policy.value(policy.slots.state(0)), 3.0);
-        assert_eq!(policy.evict(0, 0), policy.slots.state(0));
-    }
-
-    #[test]
-    fn halving_lets_scores_of_any_place_fall_alike() {
-        let mut policy = policy(10, 20, 2);
-        begin(&mut policy, 1, 1);
-        policy.insert(0, 0, 0);
-        (0..8).for_each(|_| policy.touch(0));
-        let outside = policy.evict(0, 0);
-        policy.insert(0, 0, outside);
-        for _ in 0..2 {
-            begin(&mut policy, 4, 4);
-        }
-        assert_eq!(policy.epoch, 2);
-        // Eight credits of 1.25, a quarter of the way to the next halving, halved twice.
-        assert_eq!((policy.value(outside), policy.value(policy.slots.state(0))), (2.5, 2.5));
-        assert_eq!(policy.dump(), [0]);
-        assert_eq!(policy.remove(0), outside);
-    }
-
-    /// The exponent goes around: long after, an old score counts for nothing.
-    #[test]
-    fn scores_fade_over_two_hundred_halvings() {
-        let mut policy = policy(10, 10, 1);
-        policy.insert(0, 0, 0);
-        (0..100).for_each(|_| policy.touch(0));
-        let score = policy.remove(0);
-        for _ in 0..200 {
-            begin(&mut policy, 1, 0);
-            assert!(policy.value(score) <= 50.1);
-        }
-        assert!(policy.value(score) < 1e-6);
-    }
-
-    #[test]
-    fn the_weight_follows_the_misses_of_the_log() {
-        let mut policy = GroupFrequency::new(CreditRule::STEADY);
-        policy.add_slab(0, 4);
-        for (missing, power) in [(1, 0.4), (4, 1.1), (20, 1.8)] {
-            (0..8000).for_each(|_| begin(&mut policy, 26, 26 - missing));
-            assert!((policy.power - power).abs() < 0.06, "{} {power}", policy.power);
-            assert!((policy.credits[2] - 2f32.powf(-policy.power)).abs() < 1e-6);
-        }
-    }
-
-    /// Rows never seen before count half.
-    #[test]
-    fn the_weight_does_not_follow_first_uses_alone() {
-        let power_with = |score: u16| {
-            let mut policy = GroupFrequency::new(CreditRule::STEADY);
-            policy.add_slab(0, 4);
-            for _ in 0..8000 {
-                begin(&mut policy, 26, 22);
-                for hash in 0..4 {
-                    policy.arrive(hash, score, true);
-                }
-            }
-            policy.power
-        };
-        assert!((power_with(1) - 1.1).abs() < 0.06, "{}", power_with(1));
-        assert!((power_with(0) - 0.4).abs() < 0.06, "{}", power_with(0));
-    }
-
-    #[test]
-    fn credits_grow_until_they_are_halved() {
-        let mut policy = policy(10, 80, 1);
-        policy.insert(0, 0, 0);
-        let grown: Vec<f32> = (0..8)
-            .map(|_| {
-                begin(&mut policy, 1, 1);
-                policy.credit
-            })
-            .collect();
-        assert_eq!(grown, [1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875, 1.0]);
-        assert_eq!(policy.epoch, 1);
-    }
-
-    /// With coarse steps rows of one doubling leave by recency.
-    #[test]
-    fn coarse_steps_leave_the_order_to_recency() {
-        let mut policy = GroupFrequency::new(CreditRule::coarse(0));
-        policy.add_slab(0, 3);
-        (0..3).for_each(|slot| policy.insert(slot, 0, 0));
-        for slot in [0, 0, 1, 1, 1, 2, 2, 0] {
-            begin(&mut policy, 1, 1);
-            policy.touch(slot);
-        }
-        assert_eq!(policy.dump(), [1, 2, 0]);
-    }
-
-    #[test]
-    fn scores_of_another_policy_are_read_in_its_own_time() {
-        let (mut own, mut other) = (policy(10, 0, 3), policy(20, 10, 1));
-        for slot in 0..3 {
-            own.insert(slot, 0, 0);
-            (0..64).for_each(|_| own.touch(slot));
-        }
-        other.insert(0, 0, 0);
-        (0..6).for_each(|_| other.touch(0));
-        begin(&mut other, 1, 1);
-        let score = other.slots.state(0);
-        assert_eq!(other.value(score), 3.0);
-        own.follow(&other, |slot| (slot == 1).then_some(score));
-        // The others were halved to about what rows have there, and leave in their order.
-        let values = [0, 1, 2].map(|slot| own.value(own.slots.state(slot)));
-        assert_eq!(values, [2.0, 3.0, 2.0]);
-        assert_eq!((own.dump(), own.power), (vec![0, 2, 1], 2.0));
-    }
-
-    #[test]
-    fn credits_add_up_on_large_scores() {
-        let mut policy = policy(10, 0, 1);
-        policy.insert(0, 0, 0);
-        (0..20_000).for_each(|_| policy.touch(0));
-        let value = policy.value(policy.slots.state(0));
-        assert!((18_000.0..22_000.0).contains(&value), "{value}");
-    }
-}
+mod tests;

@@ -28,6 +28,7 @@ mod lirs;
 mod list;
 mod lru;
 mod registry;
+mod return_rates;
 mod s3_fifo;
 mod score_table;
 mod shadow;
@@ -65,7 +66,8 @@ pub const SLABS_MAX: u32 = (1 << (24 - SLOT_BITS)) - 1;
 /// The rows one request asks for together.
 #[derive(Debug, Clone, Copy)]
 pub struct Group<'a> {
-    /// Hashes of the rows that belong to this pool, each once.
+    /// Hashes of the rows that belong to this pool, each once: [`mix64`] of the table, from bit 40
+    /// on, and the row below. Nothing is lost, so that a policy may tell tables apart.
     pub hashes: &'a [u64],
     /// Rows of the whole group, of this pool and others.
     pub row_count: u32,

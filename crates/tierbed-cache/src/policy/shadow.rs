@@ -48,10 +48,13 @@ impl Shadow {
     pub(crate) const BYTES_PER_SLOT: usize =
         GroupFrequency::BYTES_PER_SLOT + 4 + 5 + SCORES_PER_SLOT * ScoreTable::ENTRY_BYTES;
 
+    /// Bytes whatever the slots.
+    pub(crate) const BYTES_FIXED: usize = GroupFrequency::BYTES_FIXED;
+
     /// A rule without rows or slots.
     pub(crate) fn new(rule: CreditRule) -> Self {
         Self {
-            policy: GroupFrequency::new(rule),
+            policy: GroupFrequency::without_returns(rule),
             fingerprints: SlotMap::default(),
             index: RobinHoodIndex::default(),
             free: NONE,
