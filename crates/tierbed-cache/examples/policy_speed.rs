@@ -3,7 +3,7 @@
 //! ```console
 //! $ cargo run --release -p tierbed-cache --example policy_speed -- lru,s3-fifo,ours
 //! ```
-//! Groups of 26 rows go through a cache of 100,000: robin-hood index, keys, policy, no row bytes.
+//! Groups of 26 rows go through a cache of 100,000: index, keys, policy, no row bytes.
 //! `skewed` draws them from a million rows, about as Zipf's law with exponent 1; `hits` are of rows
 //! that are all cached, `misses` of rows that hardly are. One thread; rates are by the processor
 //! time of the thread, the median and the best of ten pieces (the clock has steps of 4 ms): on a
@@ -11,7 +11,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a program for measuring")]
 
 use tierbed_cache::policy::{EvictionPolicy, Group, PolicyKind, SLOT_BITS};
-use tierbed_cache::RobinHoodIndex;
+use tierbed_cache::SlotIndex;
 use tierbed_core::env::{mix64, SplitMix64};
 
 const ROWS: usize = 1 << 20;
@@ -29,7 +29,7 @@ fn processor_s() -> f64 {
 /// Index, keys and policy.
 struct Cache {
     policy: Box<dyn EvictionPolicy>,
-    index: RobinHoodIndex,
+    index: SlotIndex,
     keys: Vec<u64>,
     /// As their records would hold them, of policies that remember them.
     scores: Option<Vec<u16>>,
@@ -47,7 +47,7 @@ impl Cache {
         }
         Self {
             policy,
-            index: RobinHoodIndex::with_capacity(CAPACITY, CAPACITY as u32),
+            index: SlotIndex::with_capacity(CAPACITY, CAPACITY as u32),
             keys: vec![u64::MAX; CAPACITY],
             scores: kind.remembers_scores().then(|| vec![0; ROWS]),
             free: (0..CAPACITY as u32).rev().collect(),

@@ -21,7 +21,7 @@ mod tier;
 pub use admission::{AdmissionBitmap, AdmissionRule};
 pub use budget::{MemberOptions, MemberStats, Membership, TierBudget, TierBudgetStats};
 pub use conformance::check_eviction_policy;
-pub use index::RobinHoodIndex;
+pub use index::SlotIndex;
 pub use policy::{EvictionPolicy, Lru, PolicyKind};
 pub use replay::{ReplayCache, ReplayCounts};
 pub use shard::{ShardedTier, Visits};

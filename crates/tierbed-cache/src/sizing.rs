@@ -12,7 +12,7 @@
 
 use tierbed_core::{Error, Result};
 
-use crate::index::RobinHoodIndex;
+use crate::index::SlotIndex;
 use crate::policy::{EvictionPolicy, PolicyKind, ScoreTable, SLABS_MAX, SLOT_BITS};
 use crate::slab::{slot_metadata_bytes, Slab, SLAB_OVERHEAD_BYTES};
 
@@ -237,7 +237,7 @@ impl Layout {
 
 /// Bytes of the index.
 pub(crate) fn index_bytes(rows: u64) -> u64 {
-    RobinHoodIndex::bytes_for(usize::try_from(rows).unwrap_or(usize::MAX)) as u64
+    SlotIndex::bytes_for(usize::try_from(rows).unwrap_or(usize::MAX)) as u64
 }
 
 fn slot_bytes(class: &ClassLayout, policy: &dyn EvictionPolicy, has_ticks: bool) -> u64 {

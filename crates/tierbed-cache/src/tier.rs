@@ -13,7 +13,7 @@ mod resize;
 use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowKey};
 
-use crate::index::RobinHoodIndex;
+use crate::index::SlotIndex;
 use crate::policy::{EvictionPolicy, Group, ScoreTable, SLOT_BITS};
 use crate::sizing::{Layout, TierOptions};
 use crate::slab::Slab;
@@ -28,7 +28,7 @@ const TAIL_AGE_RATIO: u32 = 2;
 #[derive(Debug)]
 pub struct RowTier {
     layout: Layout,
-    index: RobinHoodIndex,
+    index: SlotIndex,
     slabs: Vec<Option<Slab>>,
     pools: Vec<Pool>,
     /// Scores of rows that left, where the policy wants them.
@@ -151,7 +151,7 @@ impl RowTier {
     pub(crate) fn with_capacity(options: &TierOptions, capacity_bytes: u64) -> Result<Self> {
         let layout = Layout::with_capacity(options, capacity_bytes)?;
         let index =
-            RobinHoodIndex::with_capacity(layout.rows_max as usize, layout.slab_count << SLOT_BITS);
+            SlotIndex::with_capacity(layout.rows_max as usize, layout.slab_count << SLOT_BITS);
         let pools = layout.classes.iter().map(|class| Pool {
             row_words: class.row_words,
             slots_per_slab: class.slots_per_slab,

@@ -10,7 +10,7 @@ use super::list::NONE;
 use super::score_table::ScoreTable;
 use super::slots::SlotMap;
 use super::{CreditRule, EvictionPolicy, Group, GroupFrequency, SLOT_BITS};
-use crate::index::RobinHoodIndex;
+use crate::index::SlotIndex;
 
 /// Scores remembered per slot, of rows outside.
 const SCORES_PER_SLOT: usize = 4;
@@ -32,7 +32,7 @@ pub(crate) struct Shadow {
     policy: GroupFrequency,
     /// Fingerprint of the row in each slot.
     fingerprints: SlotMap<u32>,
-    index: RobinHoodIndex,
+    index: SlotIndex,
     /// The first empty slot; the fingerprint of an empty slot is the next one.
     free: u32,
     /// Slots there are, and slots that may be used.
@@ -56,7 +56,7 @@ impl Shadow {
         Self {
             policy: GroupFrequency::without_returns(rule),
             fingerprints: SlotMap::default(),
-            index: RobinHoodIndex::default(),
+            index: SlotIndex::default(),
             free: NONE,
             slot_count: 0,
             limit: 0,
@@ -111,7 +111,7 @@ impl Shadow {
         }
         self.slot_count = slot_count;
         let count = slot_count as usize;
-        let mut index = RobinHoodIndex::with_capacity(count, self.fingerprints.slots_end());
+        let mut index = SlotIndex::with_capacity(count, self.fingerprints.slots_end());
         for slot in self.policy.dump() {
             // A row that finds no place in the index is as good as gone: it is never a hit.
             let _ = index.insert(index_hash(self.fingerprints.get(slot)), slot);

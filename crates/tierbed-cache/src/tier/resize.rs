@@ -8,7 +8,7 @@
 use tierbed_core::env::mix64;
 
 use super::{at, RowTier, NONE};
-use crate::index::RobinHoodIndex;
+use crate::index::SlotIndex;
 use crate::policy::SLOT_BITS;
 
 impl RowTier {
@@ -105,8 +105,8 @@ impl RowTier {
     }
 
     fn rebuild_index(&mut self) {
-        self.index = RobinHoodIndex::default();
-        self.index = RobinHoodIndex::with_capacity(
+        self.index = SlotIndex::default();
+        self.index = SlotIndex::with_capacity(
             self.layout.rows_max as usize,
             self.layout.slab_count << SLOT_BITS,
         );
