@@ -1,10 +1,10 @@
-//! Does growth win on this log? A trial on held-out queries, and the better of two ways.
+//! Does growth win on this log? A trial on held-out queries, and the best of three ways.
 //!
 //! Growth follows the log closely. Where rows that were asked for together will not be again, it
-//! learns what does not come back, and halves would have been the better guess. So both ways are
-//! tried on parts of the table ([`trial`](crate::trial)); the better way then takes the whole log.
-//! A table of several blocks is never bisected twice: each block tries both ways for itself
-//! ([`guard`](crate::partition::grow::guard)).
+//! learns what does not come back, and halves would have been the better guess, refined in pairs or
+//! as they are. So every [`Way`] is tried on parts of the table ([`trial`](crate::trial)); the best
+//! one then takes the whole log. A table of several blocks is never bisected twice: each block
+//! tries all ways for itself ([`guard`](crate::partition::grow::guard)).
 //!
 //! Growth learns from the rows that are *likely to miss*. A row that the cache holds now and then
 //! misses in few queries, too few to tell who its friends are, so rows that miss often enough keep
@@ -14,11 +14,12 @@ use std::path::Path;
 
 use tierbed_core::{Error, Result};
 
-use crate::kept::{checksum_of, halves, whole, KeptFile};
-use crate::partition::{bisect_kept, BisectionOptions, GrowthOptions};
+use crate::kept::{checksum_of, halves, KeptFile};
+use crate::partition::{bisect_kept, BisectionOptions, GrowthOptions, Way};
 use crate::placement::Placement;
 use crate::replicate::{by_connectivity, by_marginal_gain_watched, ReplicaBudget};
-use crate::trial::{try_on_parts, TrialReads};
+use crate::trial::try_on_parts;
+pub use crate::trial::TrialReads;
 use crate::work::{Watched, Work};
 use crate::QueryLog;
 
@@ -36,27 +37,18 @@ const LEVELS: u64 = 64;
 pub struct Choice {
     /// By ratio: the placement, built from the whole log.
     pub placements: Vec<Placement>,
-    /// Pages that the judging queries read of grown pages, in the parts that were tried.
-    pub grown_reads: u64,
-    /// Pages they read of bisected pages.
-    pub bisected_reads: u64,
+    /// What the trial read, in the parts that were tried. In a table of several blocks each chose
+    /// for itself, and this is about all of them together.
+    pub reads: TrialReads,
 }
 
-impl Choice {
-    /// Returns whether growth won, which it does with equal reads. In a table of several blocks
-    /// each chose for itself, and this is about all of them together.
-    #[must_use]
-    pub fn is_grown(&self) -> bool {
-        self.grown_reads <= self.bisected_reads
-    }
-}
-
-/// Places rows with replicas by each of `ratios`, in the way that reads fewer pages of held-out
-/// queries.
+/// Places rows with replicas by each of `ratios`, in the way that reads fewest pages of held-out
+/// queries; `options.way` does not matter.
 ///
 /// `log` is the build log, `misses` what of it missed the cache that will stand in front (the log
-/// itself without a cache), one query for one query. Grown pages follow the misses, bisected ones
-/// the log. Costs both builds of some parts of the table, without replicas, and one of them of all.
+/// itself without a cache), one query for one query. Grown and refined pages follow the misses,
+/// bisected ones the log. Costs all builds of some parts of the table, without replicas, and one of
+/// them of all.
 ///
 /// # Errors
 ///
@@ -92,27 +84,25 @@ pub(crate) fn choose_watched(
     options.check()?;
     if is_large(log, options) {
         let likely = likely_misses(log, misses)?;
-        let (placements, TrialReads { grown, bisected }) =
+        let (placements, reads) =
             by_marginal_gain_watched(likely, (options, true), ratios, watched)?;
-        return Ok(Choice { placements, grown_reads: grown, bisected_reads: bisected });
+        return Ok(Choice { placements, reads });
     }
     let trial = watched.between(0.0..TRIED);
     let file = trial_file((log, misses), options, watched.kept);
-    let reads = file.get_or_make(|| {
-        let TrialReads { grown, bisected } = try_on_parts(log, misses, options, &trial)?;
-        Ok([halves(grown), halves(bisected)].concat())
-    })?;
-    let &[low, high, bisected_low, bisected_high] = reads.as_slice() else {
-        return Err(file.damaged());
-    };
-    let (grown_reads, bisected_reads) = (whole([low, high]), whole([bisected_low, bisected_high]));
+    let numbers = file.get_or_make(|| Ok(try_on_parts(log, misses, options, &trial)?.encode()))?;
+    let numbers = <&[u32; 6]>::try_from(numbers.as_slice()).map_err(|_| file.damaged())?;
+    let reads = TrialReads::decode(numbers);
     let rest = watched.between(TRIED..1.0);
-    let placements = if grown_reads <= bisected_reads {
-        by_marginal_gain_watched(likely_misses(log, misses)?, (options, false), ratios, &rest)?.0
-    } else {
-        self::bisected(log, options, ratios, &rest)?
+    let placements = match reads.way() {
+        Way::Bisected => bisected(log, options, ratios, &rest)?,
+        way => {
+            let options = GrowthOptions { way, ..options.clone() };
+            let likely = likely_misses(log, misses)?;
+            by_marginal_gain_watched(likely, (&options, false), ratios, &rest)?.0
+        }
     };
-    Ok(Choice { placements, grown_reads, bisected_reads })
+    Ok(Choice { placements, reads })
 }
 
 /// Returns whether a table is grown in several blocks, each with a trial of its own.
@@ -221,11 +211,13 @@ mod tests {
         for has_circles in [true, false] {
             let log = log(has_circles);
             let choice = choose(&log, &log, &options, &[0.1, 0.0]).expect("ratios");
-            let expected = if choice.is_grown() {
-                by_marginal_gain_each(log, &options, &[0.1, 0.0])
-            } else {
-                let work = Work::silent();
-                bisected(&log, &options, &[0.1, 0.0], &Watched::alone(&work))
+            let work = Work::silent();
+            let expected = match choice.reads.way() {
+                Way::Bisected => bisected(&log, &options, &[0.1, 0.0], &Watched::alone(&work)),
+                way => {
+                    let options = GrowthOptions { way, ..options.clone() };
+                    by_marginal_gain_each(log, &options, &[0.1, 0.0])
+                }
             };
             assert_eq!(choice.placements, expected.expect("ratios"));
         }
@@ -235,8 +227,8 @@ mod tests {
     fn growth_wins_where_circles_come_back() {
         let log = log(true);
         let choice = choose(&log, &log, &GrowthOptions::new(8), &[0.1]).expect("a ratio");
-        assert!(choice.is_grown(), "{} {}", choice.grown_reads, choice.bisected_reads);
-        assert!(choice.grown_reads > 0, "the trial judged");
+        assert_eq!(choice.reads.way(), Way::Grown, "{:?}", choice.reads);
+        assert!(choice.reads.grown > 0, "the trial judged");
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub mod select;
 mod trial;
 mod work;
 
-pub use choose::{choose, Choice};
+pub use choose::{choose, Choice, TrialReads};
 pub use file::{decode_placement, read_placement, write_placement};
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
 pub use method::{build, build_each, BuildInput, Method};

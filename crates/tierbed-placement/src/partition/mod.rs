@@ -15,7 +15,7 @@ pub use bisect::{
     LevelReport, Subtree,
 };
 pub(crate) use bisect::{bisect_kept, rows_of_parts};
-pub use grow::{grow, GrowthOptions};
+pub use grow::{grow, GrowthOptions, Way};
 pub use order::{by_frequency, random};
 
 /// Does every job on one of `thread_count` threads; results are in the order of jobs.

@@ -6,6 +6,7 @@ use super::pairs::Refinement;
 use super::pins::Pins;
 use super::residual::Residual;
 use super::seeds::grow_pages;
+use super::Way;
 use crate::hypergraph::{close_edge, edges, local, Hypergraph};
 use crate::partition::bisect::{bisect_block, Part};
 use crate::partition::BisectionOptions;
@@ -30,20 +31,24 @@ impl Block {
         Self { pins: Pins::new(part.pins, part.rows.len(), seed), seed }
     }
 
-    /// Grows home pages of at most `rows_per_page`, of local rows, as few as possible.
+    /// Makes home pages of at most `rows_per_page`, of local rows, as few as possible, and refines
+    /// them in pairs.
     ///
     /// `stage` counts [`UNITS_PER_ROW`] for each row; pages are of no use when it was stopped.
     pub(crate) fn home_pages(
         &self,
-        bisection: &BisectionOptions,
+        (bisection, way): (&BisectionOptions, Way),
         stage: &Stage<'_, '_>,
     ) -> Vec<Vec<u32>> {
         let rows_per_page = bisection.rows_per_page as usize;
         let row_count = self.pins.row_count() as u64;
-        let mut pages = {
+        let mut pages = if way == Way::Grown {
             // The arrays of growth go back before refinement has its own.
             let mut growth = Growth::new(Residual::alone(&self.pins), rows_per_page, DAMPING);
             grow_pages(&mut growth, rows_per_page, &stage.meter(row_count))
+        } else {
+            stage.advance(row_count);
+            Vec::new()
         };
         self.fill(&mut pages, bisection);
         Refinement::new(&self.pins).run(&mut pages, self.seed, &stage.meter(row_count));

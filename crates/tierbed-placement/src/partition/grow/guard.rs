@@ -1,19 +1,19 @@
 //! Does growth win on this block? Each block of a large table finds out for itself.
 //!
 //! A large log has parts of very different kinds: rows that everybody asks for, and rows with
-//! friends. So the last tenth of a block's queries judges both ways of making pages, which learn
-//! from the first nine tenths; the better one then takes the whole block. Tables of one block are
+//! friends. So the last tenth of a block's queries judges all ways of making pages, which learn
+//! from the first nine tenths; the best one then takes the whole block. Tables of one block are
 //! tried as a whole instead ([`trial`](crate::trial)).
 
 use super::block::Block;
-use super::pages_of_order;
+use super::{pages_of_order, Way};
 use crate::hypergraph::{edges, local, Hypergraph};
 use crate::partition::bisect::{bisect_block, Part};
 use crate::partition::BisectionOptions;
 use crate::trial::{TrialReads, JUDGING_SHARE};
 use crate::work::{Stage, Watched, Work};
 
-/// Grows and bisects by the earlier queries of a part, and counts what the later ones read.
+/// Makes pages by the earlier queries of a part, in every way, and counts what the later ones read.
 pub(crate) fn try_on_part(part: Part<'_>, bisection: &BisectionOptions, seed: u64) -> TrialReads {
     let all: Vec<&[u32]> = edges(part.pins).collect();
     let early_count = (all.len() as f64 * (1.0 - JUDGING_SHARE)) as usize;
@@ -22,10 +22,19 @@ pub(crate) fn try_on_part(part: Part<'_>, bisection: &BisectionOptions, seed: u6
     let early = Part { pins: part.pins.get(..early_pins).unwrap_or_default(), ..part };
     let work = Work::silent();
     let stage: Stage<'_, '_> = Watched::alone(&work).stage(0.0..1.0, 1);
-    let grown = Block::new(early, seed).home_pages(bisection, &stage);
-    let grown = reads_of(judges, &grown, part.rows.len());
-    let bisected = reads_of(judges, &bisected_pages(early, bisection), part.rows.len());
-    TrialReads { grown, bisected }
+    let block = Block::new(early, seed);
+    let reads_by = |way: Way| {
+        let pages = match way {
+            Way::Bisected => bisected_pages(early, bisection),
+            _ => block.home_pages((bisection, way), &stage),
+        };
+        reads_of(judges, &pages, part.rows.len())
+    };
+    TrialReads {
+        grown: reads_by(Way::Grown),
+        refined: reads_by(Way::Refined),
+        bisected: reads_by(Way::Bisected),
+    }
 }
 
 /// Bisects a part; its pages are full but the last one.
@@ -82,14 +91,14 @@ mod tests {
             })
             .collect();
         let reads = try_on(&graph(&circles));
-        assert!(reads.is_grown() && reads.grown < reads.bisected, "{reads:?}");
+        assert!(reads.way() == Way::Grown && reads.grown < reads.bisected, "{reads:?}");
         // Where nobody has friends, nobody wins but by chance.
         let mut wins = (0..12).map(|_| {
             let mut query = |_| (0..4).map(|_| rng.below(300) as u32).collect();
             let chance: Vec<Vec<u32>> = (0..500).map(&mut query).collect();
-            try_on(&graph(&chance)).is_grown()
+            try_on(&graph(&chance)).way()
         });
-        assert!(wins.any(|win| !win), "bisection never won");
+        assert!(wins.any(|way| way != Way::Grown), "bisection never won");
     }
 
     #[test]

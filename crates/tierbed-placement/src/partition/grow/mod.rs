@@ -10,6 +10,8 @@
 //!                             └────────── each block on its own, in parallel ─────────┘
 //! ```
 //!
+//! Where growth learns too much of a log, pages are bisected, and refined or left so ([`Way`]).
+//!
 //! A log of a few hundred thousand rows is one block. Larger ones are many, so that memory is that
 //! of the bisected log and of one block per thread ([`blocks`]).
 //!
@@ -36,6 +38,17 @@ pub(crate) use block::{Block, UNITS_PER_ROW};
 pub(crate) use blocks::Blocks;
 pub(crate) use guard::{bisected_pages, try_on_part};
 
+/// How home pages are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Grown from seeds, the rows that no page wants bisected; then refined in pairs.
+    Grown,
+    /// Bisected, then refined in pairs.
+    Refined,
+    /// Bisected.
+    Bisected,
+}
+
 /// How to grow pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrowthOptions {
@@ -46,14 +59,16 @@ pub struct GrowthOptions {
     /// Pins of a block that are looked at. A block with more is divided down to 2^12 rows, then a
     /// fair sample of its queries is taken. A thread needs about 30 bytes for each.
     pub block_pins: u32,
+    /// How home pages are made, where no trial says so.
+    pub way: Way,
 }
 
 impl GrowthOptions {
-    /// The defaults for pages of `rows_per_page`: blocks of 2^18 rows and 2^25 pins.
+    /// The defaults for pages of `rows_per_page`: grown, in blocks of 2^18 rows and 2^25 pins.
     #[must_use]
     pub fn new(rows_per_page: u32) -> Self {
         let bisection = BisectionOptions::new(rows_per_page);
-        Self { bisection, block_rows: 1 << 18, block_pins: 1 << 25 }
+        Self { bisection, block_rows: 1 << 18, block_pins: 1 << 25, way: Way::Grown }
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -4,8 +4,8 @@
 //! two, the best first even when it loses, and the best moment on the way is kept.
 //!
 //! What counts are not the reads of the log's queries but those of queries like them: each row of a
-//! query is asked for again with a probability of 0.4, so a page that holds `n` of its rows is read
-//! with a probability of `1 - 0.6^n`. Exchanges that only fit one query weigh less so.
+//! query is asked for again with a probability of 0.2, so a page that holds `n` of its rows is read
+//! with a probability of `1 - 0.8^n`. Exchanges that only fit one query weigh less so.
 //!
 //! Source: Kernighan and Lin, "An efficient heuristic procedure for partitioning graphs"; the
 //! probabilistic fanout of Kabiljo and others, "Social Hash Partitioner", as the gain.
@@ -19,10 +19,10 @@ use crate::partition::order::shuffle;
 use crate::work::Meter;
 
 /// Pages a page meets in a sweep.
-const PARTNER_COUNT: usize = 8;
+const PARTNER_COUNT: usize = 16;
 
 /// Sweeps over all pages; later ones meet changed pages only.
-const SWEEP_COUNT: u64 = 3;
+const SWEEP_COUNT: u64 = 4;
 
 /// Pairs with more pins are left alone: they cost most and move least.
 const PAIR_PINS_MAX: usize = 20_000;
@@ -31,15 +31,15 @@ const PAIR_PINS_MAX: usize = 20_000;
 const PARTNER_SAMPLE_MAX: usize = 100;
 
 /// One read, in the fixed point of gains.
-const READ: i32 = 1 << 10;
+const READ: i32 = 1 << 12;
 
 /// A walk that lost this much since its best moment is given up.
 const LOSS_MAX: i32 = 40 * READ;
 
 /// From this many rows of a query on, one more or less changes nothing.
-const COUNT_MAX: usize = 14;
+const COUNT_MAX: usize = 24;
 
-/// By `n`: `0.6^n` in fixed point, the probability that none of `n` rows is asked for again.
+/// By `n`: `0.8^n` in fixed point, the probability that none of `n` rows is asked for again.
 const NONE_ASKED: [i32; COUNT_MAX + 1] = none_asked();
 
 /// Arrays of the refinement, reused from pair to pair.
@@ -306,7 +306,7 @@ const fn none_asked() -> [i32; COUNT_MAX + 1] {
     let mut powers = [READ; COUNT_MAX + 1];
     let mut n = 1;
     while n <= COUNT_MAX {
-        powers[n] = powers[n - 1] * 6 / 10;
+        powers[n] = powers[n - 1] * 8 / 10;
         n += 1;
     }
     powers

@@ -26,7 +26,7 @@ use crate::hypergraph::Hypergraph;
 use crate::kept::{halves, whole};
 use crate::partition::grow::blocks::BISECTED;
 use crate::partition::grow::{
-    bisected_pages, try_on_part, Block, Blocks, GrowthOptions, UNITS_PER_ROW,
+    bisected_pages, try_on_part, Block, Blocks, GrowthOptions, Way, UNITS_PER_ROW,
 };
 use crate::placement::Placement;
 use crate::trial::TrialReads;
@@ -46,7 +46,7 @@ struct Homes {
     pages: Pages,
     /// Reads of its queries beyond one page each.
     cost: u64,
-    /// What later queries read of grown and of bisected pages; nothing without a trial.
+    /// What later queries read of pages made in each way; nothing without a trial.
     trial: TrialReads,
 }
 
@@ -139,7 +139,7 @@ fn home_pages(
     let units = row_counts.iter().sum::<usize>() as u64 * UNITS_PER_ROW;
     let stage = watched.stage(BISECTED..housed, units);
     blocks.run(row_counts, |source, row_count| {
-        let file = blocks.kept_file("homes", source.at, &[u32::from(is_guarded)]);
+        let file = blocks.kept_file("homes", source.at, &[chosen_by(options, is_guarded)]);
         if let Some(numbers) = file.read()? {
             stage.advance(row_count as u64 * UNITS_PER_ROW);
             let seats = Seats { row_count, rows_per_page, once: true };
@@ -148,18 +148,20 @@ fn home_pages(
         watched.work.check()?;
         let homes = source.with(|part, scale| {
             let bisection = &options.bisection;
-            let mut trial = TrialReads::default();
+            let (mut trial, mut way) = (TrialReads::default(), options.way);
             if is_guarded {
                 trial = try_on_part(part, bisection, source.seed);
+                way = trial.way();
                 watched.work.check()?;
             }
             let block = Block::new(part, source.seed);
-            let pages = if trial.is_grown() {
-                block.home_pages(bisection, &stage)
-            } else {
-                let pages = bisected_pages(part, bisection);
-                stage.advance(row_count as u64 * UNITS_PER_ROW);
-                pages
+            let pages = match way {
+                Way::Bisected => {
+                    let pages = bisected_pages(part, bisection);
+                    stage.advance(row_count as u64 * UNITS_PER_ROW);
+                    pages
+                }
+                _ => block.home_pages((bisection, way), &stage),
             };
             watched.work.check()?;
             let reads = pages::residual_of(&block.pins, &pages).total_reads();
@@ -171,23 +173,30 @@ fn home_pages(
     })
 }
 
+/// Names what says how home pages are made: a trial, or the options.
+fn chosen_by(options: &GrowthOptions, is_guarded: bool) -> u32 {
+    match options.way {
+        _ if is_guarded => 1,
+        Way::Grown => 0,
+        Way::Refined => 2,
+        Way::Bisected => 3,
+    }
+}
+
 impl Homes {
-    /// Returns cost, trial and pages as numbers.
+    /// Returns trial, cost and pages as numbers.
     fn encode(&self) -> Vec<u32> {
-        let TrialReads { grown, bisected } = self.trial;
-        let mut numbers = [self.cost, grown, bisected].map(halves).concat();
+        let mut numbers = self.trial.encode();
+        numbers.extend(halves(self.cost));
         append_pages(&mut numbers, &self.pages);
         numbers
     }
 
     fn decode(numbers: &[u32], seats: Seats) -> Option<Self> {
-        let (counts, pages) = numbers.split_first_chunk::<6>()?;
-        let [cost, grown, bisected] = [0, 2, 4].map(|at| {
-            let half = |at: usize| counts.get(at).copied().unwrap_or(0);
-            whole([half(at), half(at + 1)])
-        });
+        let (trial, behind) = numbers.split_first_chunk::<6>()?;
+        let (&cost, pages) = behind.split_first_chunk::<2>()?;
         let pages = pages_of(pages, seats)?;
-        Some(Self { pages, cost, trial: TrialReads { grown, bisected } })
+        Some(Self { pages, cost: whole(cost), trial: TrialReads::decode(trial) })
     }
 }
 

@@ -3,7 +3,7 @@
 use tierbed_core::Result;
 
 use super::kept_pages::{append_pages, pages_of, Seats};
-use super::{pages, seats, Homes, Pages, HOUSED};
+use super::{chosen_by, pages, seats, Homes, Pages, HOUSED};
 use crate::partition::grow::{Block, Blocks, GrowthOptions};
 use crate::partition::parallel;
 use crate::work::{Meter, Watched};
@@ -33,7 +33,7 @@ pub(super) fn with_replicas(
     blocks.run(homes.into_iter().zip(row_counts), |source, (homes, row_count)| {
         let shares: Vec<Room> = rooms.iter().map(|room| room.share(homes.cost, total)).collect();
         let meter = stage.meter(row_count as u64);
-        let mut identity = vec![u32::from(is_guarded)];
+        let mut identity = vec![chosen_by(options, is_guarded)];
         identity.extend(shares.iter().flat_map(|share| share.identity()));
         let file = blocks.kept_file("seats", source.at, &identity);
         if let Some(numbers) = file.read()? {

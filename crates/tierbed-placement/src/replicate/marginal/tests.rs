@@ -112,10 +112,12 @@ fn guarded_blocks_are_those_that_won_their_trials() {
         let of_blocks = blocks.run(row_counts, |source, row_count| {
             let stage = watched.stage(0.0..1.0, 1);
             let reads = source.with(|part, _| try_on_part(part, &options.bisection, source.seed));
-            let grown = source.block().home_pages(&options.bisection, &stage);
-            let bisected = source.with(|part, _| bisected_pages(part, &options.bisection));
-            assert_eq!(bisected.iter().map(Vec::len).sum::<usize>(), row_count);
-            Ok((reads, if reads.is_grown() { grown } else { bisected }))
+            let pages = match reads.way() {
+                Way::Bisected => source.with(|part, _| bisected_pages(part, &options.bisection)),
+                way => source.block().home_pages((&options.bisection, way), &stage),
+            };
+            assert_eq!(pages.iter().map(Vec::len).sum::<usize>(), row_count);
+            Ok((reads, pages))
         });
         let of_blocks = of_blocks.expect("nobody stopped it");
         let homes = home_pages(&blocks, (&options, true), (&watched, 1.0)).expect("few rows");
