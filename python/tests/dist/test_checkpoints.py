@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from pathlib import Path
@@ -31,14 +32,10 @@ STEPS = 4
 def batches_of(count: int) -> list[list[tb.KeyedJaggedTensor]]:
     """Batches of each rank; joined they are the same for every number of ranks."""
     whole = [
-        [draw(10 * step + part, SAMPLES[part], False) for part in range(4)]
-        for step in range(STEPS)
+        [draw(10 * step + part, SAMPLES[part], False) for part in range(4)] for step in range(STEPS)
     ]
     ends = [rank * 4 // count for rank in range(count + 1)]
-    return [
-        [join(parts[first:end]) for parts in whole]
-        for first, end in zip(ends, ends[1:], strict=False)
-    ]
+    return [[join(parts[first:end]) for parts in whole] for first, end in itertools.pairwise(ends)]
 
 
 def run(

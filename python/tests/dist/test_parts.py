@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_ranks import SAMPLES, SHARDINGS, TABLES, check_rows, draw, run_ranks, small
+from test_ranks import SAMPLES, SHARDINGS, TABLES, draw, run_ranks, small
 
 import tierbed as tb
 from tierbed import dist as tbd
@@ -127,9 +127,9 @@ def test_a_part_is_there_before_the_next_one_was_read() -> None:
 def test_parts_are_refused_where_they_cannot_be() -> None:
     (rank,) = tbd.local_ranks(1)
     batch = draw(1, 3, is_weighted=False)
-    with small(rank, copies_outputs=True) as copying:
-        with pytest.raises(tb.UnsupportedError, match="copies whole outputs"):
-            copying.forward_parts(batch, 2)
+    copying = small(rank, copies_outputs=True)
+    with copying, pytest.raises(tb.UnsupportedError, match="copies whole outputs"):
+        copying.forward_parts(batch, 2)
     with small(rank) as lending:
         for parts in (0, 1025):
             with pytest.raises(tb.InvalidError, match="1 to 1024 parts"):

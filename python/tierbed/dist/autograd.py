@@ -26,6 +26,7 @@ class Lookup(torch.autograd.Function):
         exchange: Exchange,
         is_training: bool,
     ) -> Tensor:
+        """Looks up a batch together with all ranks."""
         wants = (is_training, is_training and ctx.needs_input_grad[1])
         ctx.step, out = exchange.forward(*_batch(bags, weights), wants)
         _keep(ctx, exchange, bags, is_training)
@@ -33,6 +34,7 @@ class Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Steps the rows together with all ranks."""
         return _step_rows(ctx, grads[0])
 
 
@@ -48,6 +50,7 @@ class LookupParts(torch.autograd.Function):
         exchange: Exchange,
         how: tuple[bool, int, list[Serving]],
     ) -> tuple[Tensor, ...]:
+        """Begins the lookup of a batch together with all ranks."""
         is_training, parts, begun = how
         wants = (is_training, is_training and ctx.needs_input_grad[1])
         ctx.step, outputs, serving = exchange.forward_parts(*_batch(bags, weights), wants, parts)
@@ -57,6 +60,7 @@ class LookupParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Steps the rows together with all ranks."""
         # A part that nobody used has zeros.
         return _step_rows(ctx, torch.cat(grads))
 
