@@ -44,13 +44,13 @@ DEVICE = "cpu" if IS_DRY else "cuda"
 def load_kernels() -> Any:
     """Imports the kernels, of an installed package or of this checkout without its engine."""
     try:
-        from tierbed.kernels import pool_to_ranks
+        from tierbed.kernels import pool_to_ranks, signals
     except ImportError:
         package = types.ModuleType("tierbed")
         package.__path__ = [str(Path(__file__).parents[1] / "python" / "tierbed")]
         sys.modules["tierbed"] = package
-        from tierbed.kernels import pool_to_ranks
-    return pool_to_ranks
+        from tierbed.kernels import pool_to_ranks, signals
+    return types.SimpleNamespace(pool=pool_to_ranks, signals=signals)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Case:
         first_samples = self.first_samples
         if len(outputs) == 1:
             first_samples = torch.tensor([0, self.load.batch], device=DEVICE)
-        kernels.pool_to_ranks(
+        kernels.pool.pool_to_ranks(
             self.rows,
             self.first_rows,
             (self.ids, self.offsets, self.weights if is_weighted else None),
@@ -188,8 +188,8 @@ def check(kernels: Any) -> list[dict[str, Any]]:
             )
     pads = [torch.zeros(2, 32, dtype=torch.int32, device=DEVICE) for _ in range(2)]
     words = torch.tensor([pad[1].data_ptr() for pad in pads], device=DEVICE)
-    kernels.signal_ranks(words, 7)
-    late = [kernels.wait_for_ranks(pads[0], epoch, spins=100).tolist() for epoch in (7, 8)]
+    kernels.signals.signal_ranks(words, 7)
+    late = [kernels.signals.wait_for_ranks(pads[0], epoch, spins=100).tolist() for epoch in (7, 8)]
     rows.append({"part": "signals", "equal": late == [[1, 0], [1, 1]]})
     return rows
 
@@ -301,19 +301,19 @@ def measure(case: Case, kernels: Any, copy: float | None) -> dict[str, Any]:
 
 def sweep(case: Case, kernels: Any, deadline: float) -> list[dict[str, Any]]:
     """Measures other tiles of the kernel, and puts back its own."""
-    own = (kernels.BAGS_PER_PROGRAM, kernels.OPTIONS)
+    own = (kernels.pool.BAGS_PER_PROGRAM, kernels.pool.OPTIONS)
     outputs = [torch.empty(count, RANKS * case.width, device=DEVICE) for count in case.counts]
     rows = []
     for bags, warps in [(4, 1), (4, 2), (8, 2), (8, 4), (16, 4), (16, 8)]:
         if time.perf_counter() > deadline:
             break
-        kernels.BAGS_PER_PROGRAM = bags
-        kernels.OPTIONS = {**own[1], "num_warps": warps}
+        kernels.pool.BAGS_PER_PROGRAM = bags
+        kernels.pool.OPTIONS = {**own[1], "num_warps": warps}
         ms = timed(lambda: case.pool(kernels, outputs), repeats=7)
         rows.append(
             {"part": "tile", "load": case.load.name, "bags": bags, "warps": warps, "ms": ms}
         )
-    kernels.BAGS_PER_PROGRAM, kernels.OPTIONS = own
+    kernels.pool.BAGS_PER_PROGRAM, kernels.pool.OPTIONS = own
     return rows
 
 

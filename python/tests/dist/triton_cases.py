@@ -54,9 +54,10 @@ def on_cpu(case: dict[str, torch.Tensor], is_mean: bool, is_weighted: bool) -> t
 
 
 def interpret() -> None:
-    from tierbed.kernels import pool_to_ranks as kernels
+    from tierbed.kernels import pool_to_ranks as kernels, signals
 
-    for seed, (dim, counts) in enumerate([(64, [3, 0, 9, 2]), (8, [11, 6]), (16, [5])]):
+    shapes = [(64, [3, 0, 9, 2]), (8, [11, 6]), (16, [5]), (12, [4, 3]), (3, [2, 2])]
+    for seed, (dim, counts) in enumerate(shapes):
         for is_mean, is_weighted in [(False, False), (True, False), (False, True), (True, True)]:
             case = draw_case(seed, dim, counts, is_weighted)
             stride = 3 * dim + 4
@@ -72,6 +73,7 @@ def interpret() -> None:
                 torch.tensor([0, dim, 2 * dim]),
                 stride,
                 is_mean=is_mean,
+                is_aligned=dim % 4 == 0,
             )
             found = torch.cat(outputs)
             assert found[:, 3 * dim :].isnan().all(), "wrote beside its columns"
@@ -79,54 +81,94 @@ def interpret() -> None:
             assert torch.equal(found[:, : 3 * dim], expected), (dim, is_mean, is_weighted)
 
     pads = [torch.zeros(2, 32, dtype=torch.int32) for _ in range(2)]
-    kernels.signal_ranks(torch.tensor([pads[0][1].data_ptr(), pads[1][1].data_ptr()]), 7)
+    signals.signal_ranks(torch.tensor([pads[0][1].data_ptr(), pads[1][1].data_ptr()]), 7)
     assert [int(pad[1, 0]) for pad in pads] == [7, 7]
-    assert kernels.wait_for_ranks(pads[0], 7, spins=3).tolist() == [1, 0]
-    assert kernels.wait_for_ranks(pads[0], 8, spins=3).tolist() == [1, 1]
+    assert signals.wait_for_ranks(pads[0], 7, spins=3).tolist() == [1, 0]
+    assert signals.wait_for_ranks(pads[0], 8, spins=3).tolist() == [1, 1]
 
 
 def compile_for_sm_90() -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from tierbed.kernels import pool_to_ranks as pool, put_grads as put, step_rows as step
 
-    from tierbed.kernels import pool_to_ranks as kernels
-
-    pointers = {"rows": "*fp32", "weights": "*fp32"} | {
-        name: "*i64"
-        for name in ["first_rows", "indices", "offsets", "outputs", "first_samples"]
-        + ["output_columns"]
-    }
-    numbers = {"batch": "i32", "stride": "i32"}
-    constants = {
-        "dim": 64,
-        "rank_count": 4,
-        "bags_per_program": kernels.BAGS_PER_PROGRAM,
-        "is_weighted": False,
-        "is_mean": False,
-    }
-    names = kernels.pool_to_ranks_kernel.arg_names
-    types = pointers | numbers | dict.fromkeys(constants, "constexpr")
-    aligned = [names.index(name) for name in [*pointers, "stride"]]
-    built = triton.compile(
-        ASTSource(
-            fn=kernels.pool_to_ranks_kernel,
-            signature={name: types[name] for name in names},
-            constexprs=constants,
-            attrs={(at,): [["tt.divisibility", 16]] for at in aligned},
-        ),
-        target=GPUTarget("cuda", 90, 32),
-        options=kernels.OPTIONS,
+    ptx = compiled(
+        pool.pool_to_ranks_kernel,
+        {"rows": "*fp32", "weights": "*fp32", "batch": "i32", "stride": "i32"},
+        {
+            "dim": 64,
+            "width": 64,
+            "is_aligned": True,
+            "rank_count": 4,
+            "bags_per_program": pool.BAGS_PER_PROGRAM,
+            "is_weighted": False,
+            "is_mean": False,
+        },
+        pool.OPTIONS,
+        aligned=["stride"],
     )
-    ptx = built.asm["ptx"]
     stores = re.findall(r"st\.global[.\w]*", ptx)
     assert stores, "the kernel stores nothing"
     assert all(".v4.b32" in store for store in stores), stores
     assert any(".v4.b32" in load for load in re.findall(r"ld\.global[.\w]*", ptx)), "row loads"
     assert "fma." not in ptx, "a product was not rounded before it was added"
+    print(f"stores {sorted(set(stores))}")
+
+    numbers = {"stride": "i32", "first_sample": "i32", "samples": "i32"}
+    constants = {"width": 64, "samples_per_program": put.SAMPLES_PER_PROGRAM}
+    compiled(put.put_grads_kernel, {"grad": "*fp32", **numbers}, constants, {"num_warps": 2})
+
+    floats = ["weights", "state", "scales", "counts", "grads"]
+    for kind in step.KINDS.values():
+        ptx = compiled(
+            step.step_rows_kernel,
+            dict.fromkeys(floats, "*fp32")
+            | {"use_counts": "*i32", "row_total": "i32"}
+            | dict.fromkeys(["lr", "eps", "weight_decay"], "fp32"),
+            {
+                "dim": 64,
+                "width": 64,
+                "kind": kind,
+                "is_weighted": True,
+                "is_mean": True,
+                "has_decay": True,
+                "rows_per_program": step.ROWS_PER_PROGRAM,
+            },
+            step.OPTIONS,
+        )
+        assert "fma." not in ptx, kind
+        assert "div.full" not in ptx, "a quotient is not rounded as IEEE 754 says"
+        assert "sqrt.approx" not in ptx, "a root is not rounded as IEEE 754 says"
+
+
+def compiled(
+    kernel: object,
+    types: dict[str, str],
+    constants: dict[str, object],
+    options: dict[str, object],
+    aligned: list[str] | None = None,
+) -> str:
+    """Compiles for sm_90 and returns the PTX; what has no type is a pointer to i64."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names  # type: ignore[attr-defined]
+    signature = {name: types.get(name, "*i64") for name in names}
+    signature |= dict.fromkeys(constants, "constexpr")
+    whole = [name for name in names if signature[name].startswith("*")] + (aligned or [])
+    built = triton.compile(
+        ASTSource(
+            fn=kernel,
+            signature=signature,
+            constexprs=constants,
+            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in whole},
+        ),
+        target=GPUTarget("cuda", 90, 32),
+        options=options,
+    )
     registers = registers_of(built)
     assert 0 < registers <= 128, registers
-    print(f"registers {registers}, stores {sorted(set(stores))}")
+    print(f"{names[0]}: registers {registers}")
+    return str(built.asm["ptx"])
 
 
 def registers_of(built: object) -> int:

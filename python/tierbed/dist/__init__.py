@@ -7,11 +7,13 @@ those of one process with all samples, to the last bit.
 """
 
 from tierbed.dist.collection import ShardedEmbeddingBagCollection
+from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.ranks import LocalRank, ProcessRank, local_ranks
 from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan, TableWise
 
 __all__ = [
     "ColumnWise",
+    "DeviceStore",
     "LocalRank",
     "Mirrored",
     "ProcessRank",

@@ -10,6 +10,7 @@ are kept in fewer bytes are written as their codes, all of them. Format:
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from torch import Tensor
 from tierbed import state
 from tierbed.coded import CodedStore
 from tierbed.config import EmbeddingBagConfig
+from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.held import CHUNK_ROWS, Held, Target, coded_runs, held_tables, target_of
 from tierbed.dist.ranks import Rank
 from tierbed.dist.sharding import ShardingPlan
@@ -48,14 +50,14 @@ class RankTables:
 
     Args:
         ranks: Who this rank is.
-        store: Its store, or its tables of codes.
+        store: Its store, its tables of codes, or its rows on a device.
         tables: All tables.
         plan: Who holds what.
         optimizer: The optimizer of all tables.
     """
 
     ranks: Rank
-    store: Store | CodedStore
+    store: Store | CodedStore | DeviceStore
     tables: Sequence[EmbeddingBagConfig]
     plan: ShardingPlan
     optimizer: Optimizer
@@ -127,7 +129,7 @@ def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
         nonlocal extra
         manifest = _read_manifest(folder)
         _check_tables(manifest, own)
-        if isinstance(own.store, Store):
+        if not isinstance(own.store, CodedStore):
             _check_new(own.store)
         held = own.held()
         for one in held:
@@ -136,7 +138,7 @@ def load_rows(folder: Path, own: RankTables) -> dict[str, Any] | None:
             for file in files:
                 _load_file(folder, file, one, target)
             target.finish()
-        if isinstance(own.store, Store):
+        if not isinstance(own.store, CodedStore):
             # Version 1 had optimizers only that do not look at the number of their step.
             steps = manifest.get("steps", {})
             for one in held:
@@ -255,7 +257,7 @@ def _check_tables(manifest: Mapping[str, Any], own: RankTables) -> None:
             )
 
 
-def _check_new(store: Store) -> None:
+def _check_new(store: Store | DeviceStore) -> None:
     def visit(table: str, rows: Tensor, _w: Tensor, _s: Tensor, counts: Tensor) -> None:
         if bool((counts > 0).any()):
             raise InvalidError(
@@ -289,7 +291,7 @@ def _load_file(folder: Path, file: Mapping[str, Any], held: Held, target: Target
     found = {name: tensor[order] for name, tensor in parts.items() if name != "rows"}
     breaks = (torch.diff(rows) != 1).nonzero().view(-1) + 1
     starts = [0, *breaks.tolist(), rows.numel()]
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         run = {name: tensor[start:end] for name, tensor in found.items()}
         target.write(file, int(rows[start]), run)
 

@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from tierbed._native import NativeExchangePlan
 from tierbed.coded import CodedStore
 from tierbed.config import DataType, EmbeddingBagConfig, feature_labels
-from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
 from tierbed.dist.autograd import Lookup, LookupParts
+from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
 from tierbed.dist.collective import Collective
+from tierbed.dist.device.exchange import DeviceExchange, Limits
+from tierbed.dist.device.plan import DevicePlan
+from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import Exchange, OneSided, Serving
 from tierbed.dist.ranks import ProcessRank, Rank
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
@@ -54,7 +57,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
     Args:
         tables: The tables; ids are dense (no open vocabularies).
         store: This rank's store, a folder of its own or memory; or a :class:`tierbed.CodedStore`
-            to only look up rows that are kept in fewer bytes.
+            to only look up rows that are kept in fewer bytes; or a
+            :class:`tierbed.dist.DeviceStore` for rows in the memory of GPUs.
         plan: Who holds what; by default :meth:`ShardingPlan.balanced`.
         ranks: Who this rank is; by default this process of ``torch.distributed``.
         exchange: ``"one_sided"`` over shared memory, ``"collective"`` over ``torch.distributed``,
@@ -62,7 +66,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         optimizer: As for :class:`tierbed.EmbeddingBagCollection`; a CodedStore has none.
         optimizer_kwargs: As for :class:`tierbed.EmbeddingBagCollection`.
         is_weighted: As for :class:`tierbed.EmbeddingBagCollection`.
-        samples_max: Most samples of a rank's batch. Memory is taken only for what comes.
+        samples_max: Most samples of a rank's batch. Memory is taken only for what comes; but with a
+            DeviceStore at once, for the largest batch.
         indices_max: Most ids of a rank's batch.
         timeout_s: How long another rank may be silent before this one gives up, naming it.
         copies_outputs: Whether outputs are copied out of the shared memory. Without, an output is
@@ -77,7 +82,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self,
         tables: Sequence[EmbeddingBagConfig],
         *,
-        store: Store | CodedStore,
+        store: Store | CodedStore | DeviceStore,
         plan: ShardingPlan | None = None,
         ranks: Rank | None = None,
         exchange: str = "auto",
@@ -112,23 +117,24 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._features = [feature for feature, _ in pairs]
         self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
-        fused = self._optimizer = as_optimizer(optimizer, optimizer_kwargs)
+        self._optimizer = as_optimizer(optimizer, optimizer_kwargs)
         self._output_dtype = output_dtype
-        described = self._plan.to_json(tables, PRECISIONS[output_dtype], PRECISIONS[row_dtype])
-        native = NativeExchangePlan(described, samples_max, indices_max)
-        groups = [
-            store.native.plan(
-                [self._hold(self._configs[table], fused) for table, _ in members],
-                [pooling for _, pooling in members],
-            )
-            for members in native.groups(self._ranks.rank)
-        ]
-        self._exchange = self._join(exchange, native, groups, timeout_s, copies_outputs)
+        limits = Limits(
+            samples_max=samples_max,
+            indices_max=indices_max,
+            timeout_s=timeout_s,
+            is_weighted=is_weighted,
+            copies_outputs=copies_outputs,
+        )
+        if isinstance(store, DeviceStore):
+            self._exchange = self._join_devices(store, exchange, (output_dtype, row_dtype), limits)
+        else:
+            self._exchange = self._join_hosts(store, exchange, row_dtype, limits)
         self._hook = torch.zeros(1, requires_grad=True)
         self._still_hook = torch.zeros(1)
 
     @property
-    def store(self) -> Store | CodedStore:
+    def store(self) -> Store | CodedStore | DeviceStore:
         """Where this rank's rows live."""
         return self._store
 
@@ -140,7 +146,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
     @property
     def exchange(self) -> str:
         """How vectors travel: ``"one_sided"`` or ``"collective"``."""
-        return "one_sided" if isinstance(self._exchange, OneSided) else "collective"
+        return "collective" if isinstance(self._exchange, Collective) else "one_sided"
 
     def feature_names(self) -> list[str]:
         """Returns the input features, in the order of the output."""
@@ -236,8 +242,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         save_rows(Path(path), self._held(), extra)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any] | None:
-        """Reads the rows that this rank holds, into a store that trained none yet; all ranks call
-        this together. Learning rates are those of this collection.
+        """Reads the rows that this rank holds, into a store that trained none yet.
+
+        All ranks call this together. Learning rates are those of this collection.
 
         Returns:
             The ``extra`` that was saved.
@@ -281,7 +288,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
             for c in self._configs
         )
 
-    def _hold(self, config: EmbeddingBagConfig, optimizer: Optimizer) -> int:
+    def _hold(self, store: Store | CodedStore, config: EmbeddingBagConfig) -> int:
         """Adds what this rank holds of a table to its store.
 
         Row ids stay those of the whole table, so that initial rows are the same; rows of other
@@ -290,22 +297,24 @@ class ShardedEmbeddingBagCollection(nn.Module):
         way, rank = self._plan.tables[config.name], self._ranks.rank
         bounds = self._plan.sharding(config).get("bounds", ())[rank : rank + 2]
         if not isinstance(way, ColumnWise):
-            return self._add(config, optimizer, range(*bounds) if bounds else None)
-        self._check_columns(config, optimizer)
+            return self._add(store, config, range(*bounds) if bounds else None)
+        self._check_columns(config, self._optimizer)
         first, end = bounds
         name = f"{config.name}.columns.{first}"
-        is_new = name not in [table["name"] for table in self._store.tables()]
+        is_new = name not in [table["name"] for table in store.tables()]
         part = dataclasses.replace(config, name=name, embedding_dim=end - first)
-        table = self._add(part, optimizer, None)
+        table = self._add(store, part, None)
         if is_new:
-            self._initialise(config, optimizer, name, slice(first, end))
+            self._initialise(store, config, name, slice(first, end))
         return table
 
-    def _add(self, config: EmbeddingBagConfig, optimizer: Optimizer, rows: range | None) -> int:
+    def _add(
+        self, store: Store | CodedStore, config: EmbeddingBagConfig, rows: range | None
+    ) -> int:
         """Adds a table; a store of codes takes room for ``rows`` alone."""
-        if isinstance(self._store, CodedStore):
-            return self._store.add_table(config, rows)
-        return self._store.add_table(config, optimizer)
+        if isinstance(store, CodedStore):
+            return store.add_table(config, rows)
+        return store.add_table(config, self._optimizer)
 
     def _check_columns(self, config: EmbeddingBagConfig, optimizer: Optimizer) -> None:
         """Refuses to divide by columns what belongs to whole rows."""
@@ -324,24 +333,53 @@ class ShardedEmbeddingBagCollection(nn.Module):
             )
 
     def _initialise(
-        self, config: EmbeddingBagConfig, optimizer: Optimizer, name: str, columns: slice
+        self, store: Store | CodedStore, config: EmbeddingBagConfig, name: str, columns: slice
     ) -> None:
         """Writes initial rows: those of some columns are not those of a narrow table."""
-        with Store.open(backend="memory", dram_budget="64MiB", seed=self._store.seed) as whole:
-            whole.add_table(dataclasses.replace(config, data_type=DataType.FP32), optimizer)
+        with Store.open(backend="memory", dram_budget="64MiB", seed=store.seed) as whole:
+            exact = dataclasses.replace(config, data_type=DataType.FP32)
+            whole.add_table(exact, self._optimizer)
             row_count = config.num_embeddings or 0
             for first in range(0, row_count, CHUNK_ROWS):
                 rows = whole.read_rows(config.name, first, min(CHUNK_ROWS, row_count - first))
-                self._store.write_rows(name, first, rows[:, columns].contiguous())
+                store.write_rows(name, first, rows[:, columns].contiguous())
 
-    def _join(
+    def _join_devices(
         self,
+        store: DeviceStore,
         exchange: str,
-        plan: NativeExchangePlan,
-        groups: list[Any],
-        timeout_s: float,
-        copies_outputs: bool,
+        dtypes: tuple[torch.dtype, torch.dtype],
+        limits: Limits,
     ) -> Exchange:
+        if exchange == "collective" or dtypes != (torch.float32, torch.float32):
+            raise UnsupportedError(
+                "rows of a DeviceStore travel as float32 and one-sided; give neither "
+                "exchange='collective' nor another output_dtype or row_dtype"
+            )
+        for config in self._configs:
+            if isinstance(self._plan.tables.get(config.name), ColumnWise):
+                self._check_columns(config, self._optimizer)
+        groups = DevicePlan(self._configs, self._plan)
+        heap = self._ranks.share_device_heap(store.device)
+        return DeviceExchange(store, groups, heap, self._optimizer, limits)
+
+    def _join_hosts(
+        self,
+        store: Store | CodedStore,
+        exchange: str,
+        row_dtype: torch.dtype,
+        limits: Limits,
+    ) -> Exchange:
+        travel = (PRECISIONS[self._output_dtype], PRECISIONS[row_dtype])
+        described = self._plan.to_json(self._configs, *travel)
+        plan = NativeExchangePlan(described, limits.samples_max, limits.indices_max)
+        groups = [
+            store.native.plan(
+                [self._hold(store, self._configs[table]) for table, _ in members],
+                [pooling for _, pooling in members],
+            )
+            for members in plan.groups(self._ranks.rank)
+        ]
         if exchange != "collective":
             try:
                 heap = self._ranks.share_heap(plan.region_bytes)
@@ -350,16 +388,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
                     raise
             else:
                 return OneSided(
-                    self._store.native,
+                    store.native,
                     plan,
                     heap,
                     self._ranks.rank,
                     groups,
                     dtype=self._output_dtype,
-                    timeout_s=timeout_s,
-                    copies_outputs=copies_outputs,
+                    timeout_s=limits.timeout_s,
+                    copies_outputs=limits.copies_outputs,
                 )
         if not isinstance(self._ranks, ProcessRank):
             raise UnsupportedError("the collective exchange needs torch.distributed")
-        group = self._ranks.group
-        return Collective(self._store.native, plan, group, groups, dtype=self._output_dtype)
+        return Collective(store.native, plan, self._ranks.group, groups, dtype=self._output_dtype)

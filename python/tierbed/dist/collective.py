@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tierbed._native import FeaturePlan, NativeCodedTables, NativeExchangePlan, NativeStore
 from tierbed.dist.exchange import Serving
+from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
 from tierbed.errors import UnsupportedError
 
 __all__ = ["Collective"]
@@ -53,7 +54,7 @@ class Collective:
         self._rank = dist.get_rank(group)
         self._features = [plan.features(rank) for rank in range(self._count)]
         self._groups = groups
-        self._steps: dict[int, _Gathered] = {}
+        self._steps: dict[int, JoinedBags] = {}
         self._step = 0
 
     @property
@@ -136,39 +137,12 @@ class Collective:
     def _width(self, rank: int) -> int:
         return sum(dim for _, _, dim in self._features[rank])
 
-    def _gather(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> _Gathered:
+    def _gather(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> JoinedBags:
         """Brings the ids of all ranks, and keeps those of the tables held here."""
         mine = (indices, offsets, weights)
-        batches: list[tuple[Tensor, Tensor, Tensor | None]] = [mine] * self._count
-        dist.all_gather_object(batches, mine, group=self._group)
+        told: list[tuple[Tensor, Tensor, Tensor | None]] = [mine] * self._count
+        dist.all_gather_object(told, mine, group=self._group)
         feature_count = sum(len(features) for features in self._features)
-        samples = [(bounds.numel() - 1) // feature_count for _, bounds, _ in batches]
-        ids, lengths, of_ids = [], [], []
-        for feature, _, _ in self._features[self._rank]:
-            for (values, bounds, given), count in zip(batches, samples, strict=True):
-                span = bounds[feature * count : (feature + 1) * count + 1]
-                start, end = int(span[0]), int(span[-1])
-                ids.append(values[start:end])
-                lengths.append(torch.diff(span))
-                if given is not None:
-                    of_ids.append(given[start:end])
-        none = torch.empty(0, dtype=torch.int64)
-        ends = torch.cumsum(torch.cat([none, *lengths]), dim=0)
-        return _Gathered(
-            samples,
-            torch.cat([none, *ids]),
-            torch.cat([torch.zeros(1, dtype=torch.int64), ends]),
-            torch.cat(of_ids) if of_ids else None,
-        )
-
-
-class _Gathered:
-    """A batch of all ranks' samples, for the tables of one rank."""
-
-    def __init__(
-        self, samples: list[int], indices: Tensor, offsets: Tensor, weights: Tensor | None
-    ) -> None:
-        self.samples = samples
-        self.indices = indices
-        self.offsets = offsets
-        self.weights = weights
+        batches = [RankBatch.of(*batch, feature_count) for batch in told]
+        held = [feature for feature, _, _ in self._features[self._rank]]
+        return join_batches(batches, held)

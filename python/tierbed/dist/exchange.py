@@ -6,9 +6,7 @@ calls (``collective.py``).
 
 from __future__ import annotations
 
-import ctypes
 import threading
-import weakref
 from typing import Protocol
 
 import torch
@@ -23,9 +21,12 @@ from tierbed._native import (
     NativeHeap,
     NativeStore,
 )
-from tierbed.errors import InvalidError, TierbedError, UnsupportedError
+from tierbed.dist.lending import Lender
+from tierbed.errors import TierbedError, UnsupportedError
 
 __all__ = ["Exchange", "OneSided", "Serving"]
+
+CPU = torch.device("cpu")
 
 
 class Exchange(Protocol):
@@ -92,13 +93,9 @@ class OneSided:
         copies_outputs: bool,
     ) -> None:
         self._native = native
-        self._dim = plan.output_dim
-        self._dtype = dtype
         self._copies = copies_outputs
         self._exchange = NativeExchange(plan, heap, rank, int(timeout_s * 1000), groups)
-        # The memory must outlive tensors that lie in it.
-        self._heap = heap
-        self._lent: list[weakref.ref[ctypes.Array[ctypes.c_uint8]]] = []
+        self._lender = Lender(plan.output_dim, dtype, heap)
         self._serving: Serving | None = None
 
     @property
@@ -114,7 +111,7 @@ class OneSided:
         step, address, samples = self._exchange.forward(
             self._native, indices, offsets, weights, *wants
         )
-        (out,) = self._lend(address, [(0, samples)])
+        (out,) = self._lender.lend(address, [(0, samples)], CPU)
         return step, out.clone() if self._copies else out
 
     def forward_parts(
@@ -130,7 +127,8 @@ class OneSided:
             raise UnsupportedError("copies_outputs=True copies whole outputs; copy parts yourself")
         self._begin()
         arrivals = self._exchange.forward_parts(indices, offsets, weights, *wants, parts)
-        outputs = self._lend(arrivals.address, [arrivals.samples(part) for part in range(parts)])
+        samples = [arrivals.samples(part) for part in range(parts)]
+        outputs = self._lender.lend(arrivals.address, samples, CPU)
         self._serving = Serving(self._exchange, self._native, arrivals, wants[0])
         return arrivals.step, outputs, self._serving
 
@@ -146,38 +144,12 @@ class OneSided:
 
     def _begin(self) -> None:
         self._finish()
-        if len(self._lent) == 2 and self._lent.pop(0)() is not None:
-            raise InvalidError(
-                "the output of two lookups ago is still in use, and its memory is needed; clone "
-                "what is kept, or pass copies_outputs=True"
-            )
+        self._lender.begin()
 
     def _finish(self) -> None:
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.join()
-
-    def _lend(self, address: int, parts: list[tuple[int, int]]) -> list[Tensor]:
-        """Wraps samples of the output at ``address``, ``[b, D]`` for each part."""
-        row_bytes = self._dim * self._dtype.itemsize
-        whole = parts[-1][1] * row_bytes
-        if whole == 0:
-            return [self._empty(end - first) for first, end in parts]
-        values = (ctypes.c_uint8 * whole).from_address(address)
-        values._heap = self._heap  # type: ignore[attr-defined]
-        if not self._copies:
-            self._lent.append(weakref.ref(values))
-        return [self._wrap(values, first, end - first) for first, end in parts]
-
-    def _empty(self, samples: int) -> Tensor:
-        return torch.empty((samples, self._dim), dtype=self._dtype)
-
-    def _wrap(self, values: ctypes.Array[ctypes.c_uint8], first: int, samples: int) -> Tensor:
-        if samples == 0:
-            return self._empty(0)
-        count, skipped = samples * self._dim, first * self._dim * self._dtype.itemsize
-        flat = torch.frombuffer(values, dtype=self._dtype, count=count, offset=skipped)
-        return flat.view(samples, self._dim)
 
 
 class Serving:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from tierbed.coded import CodedStore
 from tierbed.config import DataType, EmbeddingBagConfig
 from tierbed.dist.sharding import ShardingPlan
 from tierbed.store import Store
+
+if TYPE_CHECKING:
+    from tierbed.dist.device.store import DeviceStore
 
 __all__ = ["Held", "Target", "coded_runs", "held_tables", "target_of"]
 
@@ -77,7 +80,9 @@ class Target(Protocol):
         """Is called after the last file."""
 
 
-def target_of(store: Store | CodedStore, held: Held, files: Sequence[Mapping[str, Any]]) -> Target:
+def target_of(
+    store: Store | CodedStore | DeviceStore, held: Held, files: Sequence[Mapping[str, Any]]
+) -> Target:
     """Returns where the rows of ``files``, those of ``held``, go."""
     if isinstance(store, CodedStore):
         return _CodedTarget(store, held, files)
@@ -94,7 +99,7 @@ def coded_runs(store: CodedStore, held: Held) -> Iterator[tuple[range, Tensor]]:
 class _TrainedTarget:
     """Rows of a training store, with their optimizer state."""
 
-    def __init__(self, store: Store, held: Held) -> None:
+    def __init__(self, store: Store | DeviceStore, held: Held) -> None:
         self._store = store
         self._held = held
 

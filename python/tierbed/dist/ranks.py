@@ -5,13 +5,19 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from tierbed._native import NativeHeap
+from tierbed.dist.device.heap import DeviceHeap
+from tierbed.dist.device.host_heap import HostHeap
+from tierbed.dist.device.local_heap import LocalHeap
+from tierbed.dist.device.torch_heap import TorchHeap
 from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 # How long ranks of a process wait for each other where no time-out was given.
 GATHER_SECONDS = 600.0
+DEVICE_HEAPS = ("auto", "pinned")
 
 __all__ = ["LocalRank", "ProcessRank", "Rank", "local_ranks"]
 
@@ -30,19 +36,24 @@ class Rank(Protocol):
     def share_heap(self, region_bytes: int) -> NativeHeap:
         """Returns memory that all ranks share; all call this together, with equal sizes."""
 
+    def share_device_heap(self, device: torch.device) -> DeviceHeap:
+        """Returns memory that the devices of all ranks write; all call this together."""
+
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, that of rank 0 first; all call this together."""
 
 
 class LocalRank:
-    """A rank that is a thread of this process: for tests, and to try shardings. See
-    :func:`local_ranks`.
+    """A rank that is a thread of this process: for tests, and to try shardings.
+
+    See :func:`local_ranks`.
     """
 
-    def __init__(self, rank: int, count: int, process: _Process):
+    def __init__(self, rank: int, count: int, process: _Process, device_heap: str = "auto"):
         self._rank = rank
         self._count = count
         self._process = process
+        self._device_heap = _checked(device_heap)
         self._taken = 0
 
     @property
@@ -64,6 +75,10 @@ class LocalRank:
             heap = heaps[self._taken]
             self._taken += 1
             return heap
+
+    def share_device_heap(self, device: torch.device) -> DeviceHeap:
+        """Returns memory of the device that all ranks of the process share."""
+        return HostHeap(self, device) if self._device_heap == "pinned" else LocalHeap(self, device)
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, that of rank 0 first.
@@ -93,10 +108,22 @@ class _Process:
         self.barrier = threading.Barrier(count)
 
 
-def local_ranks(count: int) -> list[LocalRank]:
-    """Makes ``count`` ranks of one process, one for each thread."""
+def local_ranks(count: int, *, device_heap: str = "auto") -> list[LocalRank]:
+    """Makes ``count`` ranks of one process, one for each thread.
+
+    Args:
+        count: Ranks.
+        device_heap: For a :class:`tierbed.dist.DeviceStore`: ``"auto"`` shares memory of the
+            device, ``"pinned"`` that of the host.
+    """
     process = _Process(count)
-    return [LocalRank(rank, count, process) for rank in range(count)]
+    return [LocalRank(rank, count, process, device_heap) for rank in range(count)]
+
+
+def _checked(device_heap: str) -> str:
+    if device_heap not in DEVICE_HEAPS:
+        raise InvalidError(f"device_heap must be one of {DEVICE_HEAPS}, not {device_heap!r}")
+    return device_heap
 
 
 class ProcessRank:
@@ -104,18 +131,24 @@ class ProcessRank:
 
     Args:
         group: The process group; by default that of all ranks.
+        device_heap: For a :class:`tierbed.dist.DeviceStore`: ``"auto"`` is torch's symmetric
+            memory on GPUs, and memory of the host on CPUs; ``"pinned"`` is memory of the host on
+            both, for GPUs that cannot write each other's.
 
     Raises:
         InvalidError: ``torch.distributed`` is not initialised.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, *, device_heap: str = "auto"
+    ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidError(
                 "torch.distributed is not initialised; start with torchrun and call "
                 'torch.distributed.init_process_group("gloo") first'
             )
         self.group = group
+        self._device_heap = _checked(device_heap)
 
     @property
     def rank(self) -> int:
@@ -152,6 +185,12 @@ class ProcessRank:
                 "several machines"
             )
         return heap
+
+    def share_device_heap(self, device: torch.device) -> DeviceHeap:
+        """Returns memory that the devices of all ranks write."""
+        if self._device_heap == "pinned" or device.type == "cpu":
+            return HostHeap(self, device)
+        return TorchHeap(self, self.group, device)
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, that of rank 0 first."""

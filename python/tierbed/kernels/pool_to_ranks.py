@@ -6,20 +6,20 @@ packed before or unpacked after. Source: PGAS §III, Listing 2. Differs: a tile 
 instead of one, and 128-bit stores, because a peer's memory is best written in whole sectors.
 
 Rows are added in index order in float32, products rounded before they are added, so that the bits
-are those of the CPU kernels. Data stores are plain; what orders them is :func:`signal_ranks`,
-launched behind on the same stream: release at system scope, one epoch per receiver.
+are those of the CPU kernels. Data stores are plain; what orders them are the signals launched
+behind them on the same stream (``signals.py``).
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tierbed.errors import InvalidError
+from tierbed.kernels.launch import launch
 
-__all__ = ["OPTIONS", "pool_to_ranks", "pool_to_ranks_kernel", "signal_ranks", "wait_for_ranks"]
+__all__ = ["OPTIONS", "pool_to_ranks", "pool_to_ranks_kernel"]
 
 # Bags of a program, and threads for them: 8 bags of 64 f32 are 4 KiB in the registers of a warp's
 # neighbours; more bags lengthen the loop to the longest of them.
@@ -41,6 +41,8 @@ def pool_to_ranks_kernel(
     batch,
     stride,
     dim: tl.constexpr,
+    width: tl.constexpr,
+    is_aligned: tl.constexpr,
     rank_count: tl.constexpr,
     bags_per_program: tl.constexpr,
     is_weighted: tl.constexpr,
@@ -54,12 +56,16 @@ def pool_to_ranks_kernel(
     start = tl.load(offsets + feature * batch + bag, mask=is_bag, other=0)
     end = tl.load(offsets + feature * batch + bag + 1, mask=is_bag, other=0)
     first_row = tl.load(first_rows + feature)
-    column = tl.arange(0, dim)
-    total = tl.zeros((bags_per_program, dim), tl.float32)
+    column = tl.arange(0, width)
+    is_column = column[None, :] < dim
+    total = tl.zeros((bags_per_program, width), tl.float32)
     for at in range(tl.max(end - start, axis=0)):
         is_index = start + at < end
         row = first_row + tl.load(indices + start + at, mask=is_index, other=0)
-        values = tl.load(rows + row[:, None] * dim + column[None, :], mask=is_index[:, None])
+        is_there = is_index[:, None]
+        if width != dim:
+            is_there = is_there & is_column
+        values = tl.load(rows + row[:, None] * dim + column[None, :], mask=is_there)
         if is_weighted:
             weight = tl.load(weights + start + at, mask=is_index, other=0.0)
             values = weight[:, None] * values
@@ -67,7 +73,7 @@ def pool_to_ranks_kernel(
         total = tl.where(is_index[:, None], total + values, total)
     if is_mean:
         count = tl.maximum(end - start, 1).to(tl.float32)
-        total = tl.div_rn(total, tl.broadcast_to(count[:, None], (bags_per_program, dim)))
+        total = tl.div_rn(total, tl.broadcast_to(count[:, None], (bags_per_program, width)))
     rank = tl.zeros((bags_per_program,), tl.int32)
     for other in tl.static_range(1, rank_count):
         rank += (bag >= tl.load(first_samples + other)).to(tl.int32)
@@ -75,30 +81,13 @@ def pool_to_ranks_kernel(
     output = tl.load(outputs + rank, mask=is_bag, other=0).to(tl.pointer_type(tl.float32))
     word = sample.to(tl.int64) * stride + tl.load(output_columns + feature)
     place = output[:, None] + word[:, None] + column[None, :]
-    # The compiler cannot see through addresses from memory that rows are aligned.
-    place = tl.max_contiguous(tl.multiple_of(place, (1, 16)), (1, dim))
-    tl.store(place, total, mask=is_bag[:, None])
-
-
-@triton.jit
-def signal_kernel(words, epoch, rank_count: tl.constexpr):
-    """Stores ``epoch`` into the word of every receiver, after everything before this launch."""
-    for receiver in tl.static_range(rank_count):
-        word = tl.load(words + receiver).to(tl.pointer_type(tl.int32))
-        tl.atomic_xchg(word, epoch, sem="release", scope="sys")
-
-
-@triton.jit
-def wait_kernel(words, epoch, spins, late, rank_count: tl.constexpr):
-    """Waits for every sender's epoch; ``late[sender]`` is 1 where it did not come in time."""
-    for sender in tl.static_range(rank_count):
-        word = words + sender * 32
-        found = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-        spin = 0
-        while (found - epoch < 0) & (spin < spins):
-            found = tl.atomic_add(word, 0, sem="acquire", scope="sys")
-            spin += 1
-        tl.store(late + sender, (found - epoch < 0).to(tl.int32))
+    if is_aligned:
+        # The compiler cannot see through addresses from memory that rows are aligned.
+        place = tl.max_contiguous(tl.multiple_of(place, (1, 16)), (1, width))
+    is_there = is_bag[:, None]
+    if width != dim:
+        is_there = is_there & is_column
+    tl.store(place, total, mask=is_there)
 
 
 def pool_to_ranks(
@@ -111,37 +100,36 @@ def pool_to_ranks(
     stride: int,
     *,
     is_mean: bool = False,
+    is_aligned: bool = True,
 ) -> None:
     """Pools all bags into the outputs of all ranks, of every rank its samples.
 
     Args:
-        rows: ``[N, dim]`` f32, all tables of this rank one behind the other; ``dim`` is a power of
-            two of at least 4.
+        rows: ``[N, dim]`` f32, all tables of this rank one behind the other.
         first_rows: ``[F]`` i64, first row of each feature's table.
         bags: Ids ``[E]`` i64 within the tables, offsets ``[F*B+1]`` i64, and weights ``[E]`` f32
             or None, of the samples of all ranks.
         outputs: ``[ranks]`` i64, addresses of ``[samples, stride]`` f32, 16-byte aligned.
         first_samples: ``[ranks+1]`` i64, first sample of each rank, then ``B``.
-        output_columns: ``[F]`` i64, multiples of 4.
-        stride: Columns of an output, a multiple of 4.
+        output_columns: ``[F]`` i64.
+        stride: Columns of an output.
         is_mean: Whether vectors are divided by their bag's number of ids.
+        is_aligned: Whether ``dim``, ``stride`` and all of ``output_columns`` are multiples of 4:
+            stores have 128 bits then.
 
     Raises:
-        InvalidError: A shape that 128-bit stores cannot serve.
+        InvalidError: ``is_aligned`` is said of a shape that is not.
     """
     dim = rows.shape[1]
-    if dim < 4 or dim & (dim - 1) or stride % 4:
-        raise InvalidError(
-            f"dim must be a power of two of at least 4 and stride a multiple of 4, not {dim} and "
-            f"{stride}"
-        )
+    if is_aligned and (dim % 4 or stride % 4):
+        raise InvalidError(f"dim {dim} and stride {stride} are not both multiples of 4")
     indices, offsets, weights = bags
     feature_count = first_rows.numel()
     batch = (offsets.numel() - 1) // feature_count
     programs = feature_count * triton.cdiv(batch, BAGS_PER_PROGRAM)
-    if programs == 0:
-        return
-    pool_to_ranks_kernel[(programs,)](
+    launch(
+        pool_to_ranks_kernel,
+        programs,
         rows,
         first_rows,
         indices,
@@ -153,35 +141,11 @@ def pool_to_ranks(
         batch,
         stride,
         dim=dim,
+        width=triton.next_power_of_2(dim),
+        is_aligned=is_aligned,
         rank_count=outputs.numel(),
         bags_per_program=BAGS_PER_PROGRAM,
         is_weighted=weights is not None,
         is_mean=is_mean,
         **OPTIONS,
     )
-
-
-def signal_ranks(words: Tensor, epoch: int) -> None:
-    """Tells receivers that all earlier launches of this stream wrote what they had to.
-
-    Args:
-        words: ``[ranks]`` i64, the address of this rank's word in each receiver's pad.
-        epoch: A number that only grows.
-    """
-    signal_kernel[(1,)](words, epoch, rank_count=words.numel(), num_warps=1)
-
-
-def wait_for_ranks(pad: Tensor, epoch: int, spins: int = 1 << 24) -> Tensor:
-    """Waits, as one program, until every sender signalled ``epoch``.
-
-    Args:
-        pad: ``[ranks, 32]`` i32, this rank's words, one per line of 128 bytes.
-        epoch: What to wait for.
-        spins: Looks per sender before it counts as late.
-
-    Returns:
-        ``[ranks]`` i32, 1 for each sender that is late.
-    """
-    late = torch.zeros(pad.shape[0], dtype=torch.int32, device=pad.device)
-    wait_kernel[(1,)](pad, epoch, spins, late, rank_count=pad.shape[0], num_warps=1)
-    return late

@@ -1,0 +1,332 @@
+"""What the tests of rows on devices run in processes of their own.
+
+TRITON_INTERPRET=1 python device_cases.py CASE cpu
+python device_cases.py CASE cuda
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heap_kit import StandIn, check_heap, run_ranks
+from test_ranks import SAMPLES, SHARDINGS, STEPS, TABLES, check_rows, draw, join
+
+import tierbed as tb
+from tierbed import dist as tbd
+from tierbed.dist.device.host_heap import HostHeap
+from tierbed.dist.device.torch_heap import TorchHeap, symmetric_memory
+from tierbed.kernels import pool_to_ranks, step_rows
+
+DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
+# Optimizers, and on how many ranks.
+OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
+    "table-wise": [
+        (tb.SGD(lr=0.05, weight_decay=0.1), [1, 2, 4]),
+        (tb.RowWiseAdagrad(lr=0.05), [1, 2, 4]),
+        (tb.Adagrad(lr=0.05, initial_accumulator_value=0.1), [2]),
+    ],
+    "column-wise": [(tb.SGD(lr=0.05), [2]), (tb.Adagrad(lr=0.05, weight_decay=0.1), [4])],
+    "mirrored": [(tb.RowWiseAdagrad(lr=0.05, weight_decay=0.1), [2])],
+    "together": [(tb.SGD(lr=0.05), [1, 2, 4])],
+}
+WAYS = SHARDINGS | {
+    "together": lambda ranks: {
+        "a": tbd.ColumnWise(),
+        "b": tbd.Mirrored(),
+        "c": tbd.TableWise(ranks - 1),
+    }
+}
+
+
+def on_device(rank: Any, plan: tbd.ShardingPlan, **options: Any) -> Any:
+    """Makes a rank's collection."""
+    options = {"samples_max": 16, "indices_max": 256, "timeout_s": 60.0, **options}
+    return tbd.ShardedEmbeddingBagCollection(
+        options.pop("tables", TABLES),
+        store=options.pop("store", None) or tbd.DeviceStore(DEVICE),
+        plan=plan,
+        ranks=rank,
+        **options,
+    )
+
+
+def train(collection: Any, batches: list[tb.KeyedJaggedTensor]) -> list[torch.Tensor]:
+    """Looks up and steps; returns the outputs."""
+    outputs = []
+    for step, batch in enumerate(batches):
+        out = collection(batch).values()
+        outputs.append(out.detach().cpu().clone())
+        # A gradient that depends on the output: any difference spreads.
+        (out * (out.detach() * 0.3 + 0.1 * step)).sum().backward()
+    return outputs
+
+
+def ranks_and_one(
+    plan: tbd.ShardingPlan, optimizer: Any, is_weighted: bool, **options: Any
+) -> None:
+    """Trains ranks on devices and one process on its CPU, and compares every bit."""
+    count = plan.rank_count
+    batches = [
+        [draw(100 * step + rank, SAMPLES[(rank + step) % 4], is_weighted) for step in range(STEPS)]
+        for rank in range(count)
+    ]
+    joined = [join([own[step] for own in batches]) for step in range(STEPS)]
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as whole:
+        one = tb.EmbeddingBagCollection(
+            TABLES, store=whole, optimizer=optimizer, is_weighted=is_weighted
+        )
+        expected = train(one, joined)
+
+        def work(rank: Any) -> Any:
+            store = tbd.DeviceStore(DEVICE)
+            how = {"store": store, "optimizer": optimizer, "is_weighted": is_weighted}
+            with on_device(rank, plan, **how) as collection:
+                assert collection.exchange == "one_sided"
+                return train(collection, batches[rank.rank]), store
+
+        found = run_ranks(count, work, **options)
+        for step in range(STEPS):
+            outputs = torch.cat([result[0][step] for result in found])
+            assert torch.equal(outputs, expected[step]), (plan, optimizer, step)
+        for rank in range(count):
+            store = found[rank][1]
+            check_rows(store, whole, plan, rank)
+            for config in TABLES:
+                way = plan.tables[config.name]
+                if isinstance(way, tbd.TableWise) and way.rank == rank:
+                    counts = store.use_counts(config.name, 0, config.num_embeddings)
+                    every = whole.use_counts(config.name, 0, config.num_embeddings)
+                    assert torch.equal(counts, every)
+
+
+def training() -> None:
+    for name, optimizers in OPTIMIZERS.items():
+        for number, (optimizer, counts) in enumerate(optimizers):
+            for count in counts:
+                plan = tbd.ShardingPlan(count, WAYS[name](count))
+                ranks_and_one(plan, optimizer, is_weighted=number % 2 == 1)
+    plan = tbd.ShardingPlan(2, WAYS["together"](2))
+    ranks_and_one(plan, tb.Adagrad(lr=0.05), False, device_heap="pinned")
+
+
+def heaps() -> None:
+    for device_heap in ("auto", "pinned"):
+        for count in (1, 3):
+            run_ranks(
+                count,
+                lambda rank: check_heap(rank.share_device_heap(DEVICE)),
+                device_heap=device_heap,
+            )
+
+
+def stand_in() -> None:
+    """Torch's symmetric memory, as far as a machine without GPUs can tell."""
+    made = []
+
+    def work(rank: Any) -> None:
+        module = StandIn(rank)
+        made.append(module)
+        check_heap(TorchHeap(rank, None, DEVICE, module))
+
+    run_ranks(3, work)
+    assert [module.backend for module in made] == ["CUDA"] * 3
+    # Closing lets go of every mapping.
+    assert all(module.freed >= 6 for module in made), [module.freed for module in made]
+
+    def work_elsewhere(rank: Any) -> None:
+        heap = TorchHeap(rank, None, DEVICE, StandIn(rank, shift=1))
+        with pytest.raises(tb.UnsupportedError, match=r"otherwise than 2\.11"):
+            heap.alloc((3,), torch.float32)
+
+    run_ranks(2, work_elsewhere)
+
+    # What the stand-in stands for.
+    real = symmetric_memory()
+    for name in ("empty", "rendezvous", "get_backend", "set_backend"):
+        assert callable(getattr(real, name)), name
+    assert list(inspect.signature(real.rendezvous).parameters) == ["tensor", "group"]
+    assert "peer" in real._SymmetricMemory.get_remote_tensor.__doc__
+
+    class Runtime:
+        """CUDA's runtime that knows what is registered."""
+
+        def __init__(self, status: int) -> None:
+            self.status = status
+            self.registered: dict[int, int] = {}
+
+        def cudaHostRegister(self, address: int, count: int, flags: int) -> int:
+            assert flags == 3
+            self.registered[address] = count
+            return self.status
+
+        def cudaHostUnregister(self, address: int) -> int:
+            del self.registered[address]
+            return 0
+
+    def work_registered(rank: Any) -> None:
+        runtime = Runtime(0)
+        heap = HostHeap(rank, DEVICE, runtime)
+        tensor = heap.alloc((1000, 10), torch.float32)
+        (address,) = runtime.registered
+        begins = tensor.peer_ptrs(0)
+        assert address <= int(begins.min())
+        assert int(begins.max()) + 2 * 40_000 <= address + runtime.registered[address]
+        heap.close()
+        assert runtime.registered == {}
+        full = HostHeap(rank, DEVICE, Runtime(2))
+        with pytest.raises(tb.UnsupportedError, match=r"cannot register .*error 2"):
+            full.alloc((1,), torch.float32)
+
+    run_ranks(2, work_registered)
+
+
+def checkpoints() -> None:
+    """Saved by two ranks on devices; loaded by one store, and back by four ranks on devices."""
+    batches = [draw(step, 6, is_weighted=False) for step in range(4)]
+    optimizer = tb.Adagrad(lr=0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = Path(folder) / "first", Path(folder) / "second"
+
+        def begin(rank: Any) -> Any:
+            plan = tbd.ShardingPlan(2, WAYS["together"](2))
+            with on_device(rank, plan, optimizer=optimizer) as collection:
+                train(collection, [b if rank.rank == 0 else draw(9, 0, False) for b in batches[:2]])
+                collection.save(first, extra={"at": 2})
+
+        run_ranks(2, begin)
+
+        def in_one_store(rank: Any) -> Any:
+            store = tb.Store.open(backend="memory", dram_budget="16MiB")
+            plan = tbd.ShardingPlan(1, {name: tbd.TableWise(0) for name in "abc"})
+            with on_device(rank, plan, optimizer=optimizer, store=store) as collection:
+                assert collection.load(first) == {"at": 2}
+                collection.save(second)
+                train(collection, batches[2:])
+            return store
+
+        (expected,) = run_ranks(1, in_one_store)
+
+        def go_on(rank: Any) -> Any:
+            store = tbd.DeviceStore(DEVICE)
+            plan = tbd.ShardingPlan(4, WAYS["together"](4))
+            with on_device(rank, plan, optimizer=optimizer, store=store) as collection:
+                collection.load(second)
+                train(collection, [b if rank.rank == 0 else draw(9, 0, False) for b in batches[2:]])
+            return store
+
+        plan = tbd.ShardingPlan(4, WAYS["together"](4))
+        for rank, store in enumerate(run_ranks(4, go_on)):
+            check_rows(store, expected, plan, rank)
+            if rank == 3:
+                assert store.steps_done("c") == 4
+
+
+def refusals() -> None:
+    one = tbd.ShardingPlan(1, WAYS["table-wise"](1))
+
+    def work(rank: Any) -> None:
+        with pytest.raises(tb.UnsupportedError, match="divided by rows"):
+            on_device(rank, tbd.ShardingPlan(1, WAYS["row-wise"](1)))
+        with pytest.raises(tb.UnsupportedError, match="not adam"):
+            on_device(rank, one, optimizer=tb.Adam())
+        with pytest.raises(tb.UnsupportedError, match="state of whole rows"):
+            on_device(rank, tbd.ShardingPlan(1, WAYS["column-wise"](1)))
+        with pytest.raises(tb.UnsupportedError, match="neither"):
+            on_device(rank, one, exchange="collective")
+        with pytest.raises(tb.UnsupportedError, match="neither"):
+            on_device(rank, one, output_dtype=torch.bfloat16)
+        with on_device(rank, one, is_weighted=True) as rows:
+            weighted = draw(1, 3, is_weighted=True)
+            weighted.weights_or_none().requires_grad_()
+            with pytest.raises(tb.UnsupportedError, match="no gradients of weights"):
+                rows(weighted)
+            with pytest.raises(tb.InvalidError, match="samples_max=16"):
+                rows(draw(1, 17, is_weighted=True))
+            bad = draw(1, 3, is_weighted=True)
+            bad.values()[-1] = 200
+            with pytest.raises(tb.InvalidError, match="id 200 of feature 'w'"):
+                rows(bad)
+            with pytest.raises(tb.UnsupportedError, match="arrive together"):
+                rows.forward_parts(draw(1, 3, is_weighted=True), 2)
+            # Nothing was sent: the next batch is looked up.
+            out = rows(draw(1, 3, is_weighted=True)).values()
+            kept = out.detach().clone()
+            rows(draw(2, 3, is_weighted=True))
+            # An output stays while the next one is written.
+            assert torch.equal(out, kept)
+            with pytest.raises(tb.InvalidError, match="still in use"):
+                rows(draw(3, 3, is_weighted=True))
+        with pytest.raises(tb.InvalidError, match="already"):
+            on_device(rank, one, store=rows.store)
+        with on_device(rank, one, copies_outputs=True) as copying:
+            outputs = [copying(draw(1, 3, is_weighted=False)).values() for _ in range(4)]
+            assert all(torch.equal(outputs[0], output) for output in outputs)
+
+    run_ranks(1, work)
+    with pytest.raises(tb.InvalidError, match="device_heap must be one of"):
+        tbd.local_ranks(1, device_heap="nvshmem")
+
+    def stay_away(rank: Any) -> str:
+        plan = tbd.ShardingPlan(2, WAYS["table-wise"](2))
+        collection = on_device(rank, plan, timeout_s=0.2)
+        if rank.rank == 1:
+            return ""
+        with pytest.raises(tb.IoError, match="rank 1 did not answer in time"):
+            collection(draw(1, 3, is_weighted=False))
+        with pytest.raises(tb.ClosedError, match="start all ranks again"):
+            collection(draw(1, 3, is_weighted=False))
+        return "named"
+
+    assert run_ranks(2, stay_away)[0] == "named"
+
+
+def without_gpu() -> None:
+    """What a machine without GPUs says, in a process where kernels are compiled."""
+    assert not torch.cuda.is_available()
+    with pytest.raises(tb.InvalidError, match="no CUDA device"):
+        tbd.DeviceStore()
+    with pytest.raises(tb.InvalidError, match="TRITON_INTERPRET=1"):
+        tbd.DeviceStore("cpu")
+    (rank,) = tbd.local_ranks(1)
+    with pytest.raises(tb.InvalidError, match="no CUDA device"):
+        HostHeap(rank, torch.device("cuda"))
+    with pytest.raises(tb.InvalidError, match="lies on CUDA devices"):
+        TorchHeap(rank, None, torch.device("cpu"))
+
+
+def processes() -> None:
+    """One of two processes: the bits of one, over the heap that processes share."""
+    import torch.distributed as dist
+
+    rank, folder, device_heap = int(sys.argv[3]), sys.argv[4], sys.argv[5]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    plan = tbd.ShardingPlan(2, WAYS["together"](2))
+    batches = [[draw(10 * step + at, 5 - at, False) for step in range(STEPS)] for at in range(2)]
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as whole:
+        one = tb.EmbeddingBagCollection(TABLES, store=whole, optimizer=tb.SGD(lr=0.05))
+        expected = train(one, [join([own[step] for own in batches]) for step in range(STEPS)])
+        store = tbd.DeviceStore(DEVICE)
+        how = {"store": store, "optimizer": tb.SGD(lr=0.05)}
+        with on_device(tbd.ProcessRank(device_heap=device_heap), plan, **how) as collection:
+            found = train(collection, batches[rank])
+        for out, of_all in zip(found, expected, strict=True):
+            own = slice(0, 5) if rank == 0 else slice(5, 9)
+            assert torch.equal(out, of_all[own])
+        check_rows(store, whole, plan, rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if DEVICE.type == "cpu":
+        # A program is what takes the interpreter's time.
+        pool_to_ranks.BAGS_PER_PROGRAM = 32
+        step_rows.ROWS_PER_PROGRAM = 32
+    globals()[sys.argv[1]]()

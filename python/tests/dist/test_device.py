@@ -1,0 +1,78 @@
+"""Rows on devices without a device: kernels interpreted, heaps of the host, a stand-in for torch's
+symmetric memory; and the same on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+CASES = Path(__file__).with_name("device_cases.py")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.Popen(
+        [sys.executable, str(CASES), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "OMP_NUM_THREADS": "1", **variables},
+    )
+
+
+def check(*cases: subprocess.Popen[str]) -> None:
+    try:
+        for case in cases:
+            told = case.communicate(timeout=240)
+            assert case.returncode == 0, told[1][-4000:]
+    finally:
+        for case in cases:
+            case.kill()
+            case.wait()
+
+
+@pytest.mark.parametrize("case", ["heaps", "stand_in", "training", "checkpoints", "refusals"])
+def test_interpreted(case: str) -> None:
+    check(start(case, "cpu", TRITON_INTERPRET="1"))
+
+
+def test_processes_share_memory_of_the_host(tmp_path: Path) -> None:
+    ranks = [str(rank) for rank in range(2)]
+    check(
+        *(
+            start("processes", "cpu", rank, str(tmp_path), "auto", TRITON_INTERPRET="1")
+            for rank in ranks
+        )
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_the_remedy_is_told() -> None:
+    check(start("without_gpu", "cpu"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("case", ["heaps", "training", "checkpoints", "refusals"])
+def test_on_a_gpu(case: str) -> None:
+    check(start(case, "cuda"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("device_heap", ["auto", "pinned"])
+def test_processes_on_a_gpu(device_heap: str, tmp_path: Path) -> None:
+    # Both on one GPU, which torch allows for tests.
+    allow = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+    ranks = [str(rank) for rank in range(2)]
+    check(
+        *(start("processes", "cuda", rank, str(tmp_path), device_heap, **allow) for rank in ranks)
+    )

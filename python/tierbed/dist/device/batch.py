@@ -1,0 +1,126 @@
+"""How do ids reach those who hold the rows? Each rank publishes its own; holders read theirs.
+
+A rank checks its batch, writes it once into its own symmetric memory and signals. Holders read the
+bounds of all batches first, on the host, because shapes of tensors are made there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tierbed.dist.device.heap import DeviceHeap
+from tierbed.dist.joined import RankBatch
+from tierbed.errors import InvalidError
+
+__all__ = ["PublishedBatches", "check_batch"]
+
+
+def check_batch(
+    bags: tuple[Tensor, Tensor, Tensor | None],
+    row_counts: Sequence[int],
+    names: Sequence[str],
+    limits: tuple[int, int],
+) -> RankBatch:
+    """Checks what the kernels take for granted.
+
+    Args:
+        bags: ``[E]`` i64 ids, ``[F*B+1]`` i64 offsets, ``[E]`` f32 weights or None.
+        row_counts: ``[F]``, rows of each feature's table.
+        names: ``[F]``, of the features.
+        limits: Most samples, and most ids.
+
+    Raises:
+        InvalidError: A shape, an offset or an id that is wrong; the message says which.
+    """
+    indices, offsets, weights = bags
+    features = len(row_counts)
+    if (offsets.numel() - 1) % features:
+        raise InvalidError(f"offsets of {features} features must be [F*B+1], not {offsets.numel()}")
+    samples, count = (offsets.numel() - 1) // features, indices.numel()
+    for what, found, limit in (
+        ("samples", samples, limits[0]),
+        ("indices", count, limits[1]),
+    ):
+        if found > limit:
+            raise InvalidError(
+                f"a batch of {found} {what} is more than {what}_max={limit}; raise that",
+                {what: str(found)},
+            )
+    is_rising = bool((torch.diff(offsets) >= 0).all())
+    if not is_rising or int(offsets[0]) != 0 or int(offsets[-1]) != count:
+        raise InvalidError(f"offsets must rise from 0 to the number of ids, {count}")
+    if weights is not None and weights.numel() != count:
+        raise InvalidError(f"{weights.numel()} weights for {count} ids")
+    batch = RankBatch.of(indices, offsets, weights, features)
+    lengths = torch.diff(torch.tensor(batch.bounds, dtype=torch.int64))
+    rows = torch.repeat_interleave(torch.tensor(row_counts), lengths).to(indices.device)
+    is_wrong = (indices < 0) | (indices >= rows)
+    if bool(is_wrong.any()):
+        position = int(is_wrong.nonzero()[0])
+        feature = next(at for at in range(features) if position < batch.bounds[at + 1])
+        raise InvalidError(
+            f"id {int(indices[position])} of feature {names[feature]!r} is not one of its table's "
+            f"{row_counts[feature]} rows",
+            {"feature": names[feature]},
+        )
+    return batch
+
+
+class PublishedBatches:
+    """Every rank's batch, where all ranks read it.
+
+    Args:
+        heap: Where they lie; all ranks make this together.
+        features: Input features.
+        limits: Most samples of a rank, and most ids.
+        is_weighted: Whether batches have weights.
+    """
+
+    def __init__(
+        self, heap: DeviceHeap, features: int, limits: tuple[int, int], is_weighted: bool
+    ) -> None:
+        samples_max, indices_max = limits
+        self._heap = heap
+        self._features = features
+        self._bounds = heap.alloc((features + 2,), torch.int64)
+        self._ids = heap.alloc((indices_max,), torch.int64)
+        self._offsets = heap.alloc((features * samples_max + 1,), torch.int64)
+        self._weights = heap.alloc((indices_max,), torch.float32) if is_weighted else None
+
+    def write(self, turn: int, batch: RankBatch) -> None:
+        """Publishes this rank's batch; the signal is the caller's."""
+        count = batch.indices.numel()
+        self._bounds.local(turn).copy_(torch.tensor([batch.samples, *batch.bounds]))
+        self._ids.local(turn)[:count].copy_(batch.indices)
+        self._offsets.local(turn)[: batch.offsets.numel()].copy_(batch.offsets)
+        if self._weights is not None and batch.weights is not None:
+            self._weights.local(turn)[:count].copy_(batch.weights)
+
+    def read(self, turn: int) -> list[RankBatch]:
+        """Returns the batches of all ranks, of whom all have signalled.
+
+        They lie in the memory of their ranks: copy what is needed after this step.
+        """
+        ranks = range(self._heap.count)
+        told = torch.stack([self._bounds.peer(rank, turn) for rank in ranks]).tolist()
+        batches = []
+        for rank, (samples, *bounds) in enumerate(told):
+            batches.append(
+                RankBatch(
+                    samples,
+                    bounds,
+                    self._near(self._ids.peer(rank, turn)[: bounds[-1]]),
+                    self._near(self._offsets.peer(rank, turn)[: self._features * samples + 1]),
+                    None
+                    if self._weights is None
+                    else self._near(self._weights.peer(rank, turn)[: bounds[-1]]),
+                )
+            )
+        return batches
+
+    def _near(self, tensor: Tensor) -> Tensor:
+        """Copies to the device what does not lie on one."""
+        return tensor.to(self._heap.device)

@@ -1,0 +1,148 @@
+"""Which memory do devices of all ranks write, and how is it named? A symmetric heap.
+
+Every rank asks for the same tensors in the same order; each gets one of its own, and the addresses
+of everybody's. A tensor has two buffers, taken in turn, so that one may be written while what was
+written last is still in use. Kernels see addresses only, so that one source serves every heap.
+Source: PGAS §III, the symmetric heap of NVSHMEM. Differs: two buffers instead of a barrier more,
+and closing is a call, because a collective call from a destructor waits for ranks that are gone.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tierbed.errors import ClosedError, InvalidError
+
+__all__ = ["BUFFERS", "LINE_BYTES", "DeviceHeap", "SymmetricTensor"]
+
+# Buffers of a tensor, taken in turn.
+BUFFERS = 2
+# Buffers begin at multiples of it, so that no two share a line.
+LINE_BYTES = 128
+# Looks of a kernel before the host looks at its clock: some ten milliseconds.
+SPINS = 1 << 16
+
+
+class SymmetricTensor:
+    """A tensor of each rank, of one shape and type, two buffers each.
+
+    Args:
+        rank: This rank.
+        buffers: ``[BUFFERS, *shape]`` of each rank, as this rank reads and writes it.
+        addresses: ``[BUFFERS, ranks]`` i64 on the device: where this rank's kernels write them.
+    """
+
+    def __init__(self, rank: int, buffers: Sequence[Tensor], addresses: Tensor) -> None:
+        self._rank = rank
+        self._buffers = list(buffers)
+        self._addresses = addresses
+
+    def local(self, turn: int) -> Tensor:
+        """Returns this rank's buffer of ``turn``, which counts on and on."""
+        return self.peer(self._rank, turn)
+
+    def peer(self, rank: int, turn: int) -> Tensor:
+        """Returns the buffer of ``rank``, to read what it signalled to be there."""
+        return self._buffers[rank][turn % BUFFERS]
+
+    def peer_ptrs(self, turn: int) -> Tensor:
+        """Returns ``[ranks]`` i64 on the device: where the buffers of all ranks begin."""
+        return self._addresses[turn % BUFFERS]
+
+
+class DeviceHeap(abc.ABC):
+    """Memory of one rank's device that the devices of all ranks can write."""
+
+    def __init__(self, rank: int, count: int, device: torch.device) -> None:
+        self._rank = rank
+        self._count = count
+        self._device = device
+        self._is_closed = False
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return self._count
+
+    @property
+    def device(self) -> torch.device:
+        """Where kernels of this rank run."""
+        return self._device
+
+    @property
+    def spins(self) -> int:
+        """Looks a waiting kernel may take before the host looks at its clock.
+
+        One where ranks take turns, on a stream or in the interpreter: a kernel that waits would
+        keep others from running.
+        """
+        return SPINS if self._device.type == "cuda" else 1
+
+    def alloc(self, shape: Sequence[int], dtype: torch.dtype) -> SymmetricTensor:
+        """Makes a tensor of zeros on every rank; all call this together, with equal arguments.
+
+        Raises:
+            ClosedError: After :meth:`close`.
+            InvalidError: Ranks asked for different tensors; all of them learn it.
+        """
+        self._check()
+        asked = (tuple(shape), str(dtype))
+        told = self.gather(asked)
+        if any(other != asked for other in told):
+            raise InvalidError(f"ranks asked for different tensors: {told}")
+        # Whole lines, so that the second buffer is aligned as the first.
+        numel = torch.Size(shape).numel()
+        words = LINE_BYTES // dtype.itemsize
+        count = -(-max(1, numel) // words) * words
+        buffers, begins = self._alloc(BUFFERS * count, dtype)
+        # Nobody writes before everybody has zeros.
+        self.quiet()
+        self.gather(None)
+        turns = torch.arange(BUFFERS).view(-1, 1) * (count * dtype.itemsize)
+        addresses = turns + torch.tensor(begins, dtype=torch.int64).view(1, -1)
+        rest = torch.empty(shape, device="meta").stride()
+        shaped = [flat.as_strided((BUFFERS, *shape), (count, *rest)) for flat in buffers]
+        return SymmetricTensor(self._rank, shaped, addresses.to(self._device))
+
+    @abc.abstractmethod
+    def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
+        """Returns ``[count]`` zeros of each rank, and their addresses for this rank's device."""
+
+    @abc.abstractmethod
+    def gather(self, value: object) -> list[object]:
+        """Returns the values of all ranks, by way of the hosts; all call this together."""
+
+    def quiet(self) -> None:
+        """Returns when everything this rank launched is done, stores to peers included."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def close(self) -> None:
+        """Gives the memory back; all ranks call this together, and nobody from a destructor.
+
+        Calling it again does nothing.
+        """
+        if self._is_closed:
+            return
+        self.quiet()
+        # Nobody's memory goes while others may write it.
+        self.gather(None)
+        self._is_closed = True
+        self._release()
+
+    @abc.abstractmethod
+    def _release(self) -> None:
+        """Lets go of what :meth:`_alloc` kept."""
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the heap is closed")
