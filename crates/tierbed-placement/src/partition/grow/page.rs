@@ -8,6 +8,10 @@
 //! score(row) = degree(row)^-damping * sum over queries of covered(query) * owes(pin of row)
 //! ```
 //!
+//! Of a popular row only a sample of the queries is looked at. There, a row of a single query that
+//! the sample happens to have would beat all others by its damping. So a sum counts for at most the
+//! row's fair share of the sample: its degree times the share of queries looked at.
+//!
 //! Cost: the pins of the queries of the rows on the page, sampled for popular rows.
 
 #![expect(clippy::indexing_slicing, reason = "pins, queries and rows come from one block")]
@@ -39,6 +43,8 @@ struct Candidate {
     round: u32,
     /// What is added to the score is multiplied by this.
     damping: f32,
+    /// The score of a row that is asked for with the page in all its queries.
+    score_max: f32,
     is_hot: bool,
 }
 
@@ -75,6 +81,7 @@ impl<'a> Growth<'a> {
                     score: 0.0,
                     round: 0,
                     damping: degree(row).powf(-damping),
+                    score_max: degree(row) * degree(row).powf(-damping),
                     is_hot: false,
                 })
                 .collect(),
@@ -148,6 +155,7 @@ impl<'a> Growth<'a> {
         if pins.degree(row) > 2 * SAMPLE_MAX {
             self.sample_end = self.sample_end.min(pins.sample_end(row, 2 * SAMPLE_MAX));
         }
+        let sample_share = self.sample_end as f32 / pins.query_count().max(1) as f32;
         for &pin in pins.of_row(row) {
             let query = pins.query(pin);
             if query >= self.sample_end {
@@ -176,7 +184,8 @@ impl<'a> Growth<'a> {
                     candidate.is_hot = false;
                     self.scored.push(row);
                 }
-                candidate.score += more * owes * candidate.damping;
+                let score = candidate.score + more * owes * candidate.damping;
+                candidate.score = score.min(candidate.score_max * sample_share);
                 if candidate.score >= self.hot_min && !candidate.is_hot {
                     candidate.is_hot = true;
                     self.hot.push(row);
@@ -299,6 +308,18 @@ mod tests {
         assert_eq!(growth.owed(0), 5.0);
         let without = [false, true, false, false, false];
         assert_eq!(growth.grow(0, 2, Some(&without)).rows, [0, 2]);
+    }
+
+    #[test]
+    fn a_popular_seed_is_not_joined_by_whom_its_sample_met_by_chance() {
+        // Row 0 is in all queries, rows 1 to 100 in every hundredth, others in a single one.
+        let queries: Vec<[u32; 3]> = (0..10_000).map(|at| [0, 1 + at % 100, 101 + at]).collect();
+        let log = QueryLog::from_queries(10_101, &queries).expect("in range");
+        let graph = Hypergraph::from_log(log).expect("few rows");
+        let pins = Pins::new(&graph.pins, graph.rows.len(), 1);
+        let rows = Growth::new(Residual::alone(&pins), 8, 0.5).grow(0, 8, None).rows;
+        assert_eq!((rows.len(), rows[0]), (8, 0));
+        assert!(rows[1..].iter().all(|&row| pins.degree(row) == 100), "{rows:?}");
     }
 
     #[test]
