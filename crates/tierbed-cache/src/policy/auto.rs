@@ -9,8 +9,8 @@
 //!
 //! The rules are those of [`GroupFrequency`]: from one that forgets within a turnover, which is as
 //! good as recency, to one that hardly forgets, and from one that counts uses to one that cares for
-//! nearly complete groups alone. They differ in what a use adds and in how scores fade, not in what
-//! a score is. A new leader finds the cache warm: rows in the sample take over the scores it gave
+//! nearly complete groups alone; three try rows first, which suits bursts and rows that come once.
+//! They differ in what a use adds and in how scores fade, not in what a score is. A new leader finds the cache warm: rows in the sample take over the scores it gave
 //! them, the others keep theirs, all halved until both are alike.
 //!
 //! A shadow has at most [`SAMPLE_SLOTS`] slots: in a small cache all rows are in the sample, in a
@@ -26,7 +26,7 @@ const EPOCH_GROUPS: u32 = 100;
 /// What a standing keeps from one epoch to the next.
 const DECAY: f64 = 0.95;
 /// Another shadow leads when it is better by this part of its standing.
-const LEAD: f64 = 0.005;
+const LEAD: f64 = 0.01;
 /// A row that is a hit counts as this part of a row of a perfect hit.
 const HIT_SHARE: f64 = 1.0 / 8.0;
 /// Most slots of a shadow.
@@ -37,11 +37,11 @@ const RULES: [CreditRule; 10] = [
     CreditRule::STEADY,
     CreditRule::STEEP,
     CreditRule::fine(MissWeight::Tenths(15), 2000),
-    CreditRule::DRIFTING,
+    CreditRule::DRIFTING.with_trial(),
     CreditRule::FAST,
     CreditRule::fine(MissWeight::Tenths(10), 10),
-    CreditRule::fine(MissWeight::Tenths(0), 1000),
-    CreditRule::coarse(200),
+    CreditRule::fine(MissWeight::Tenths(0), 400).with_trial(),
+    CreditRule::fine(MissWeight::Tenths(0), 100).with_trial(),
     CreditRule::coarse(70),
     CreditRule::coarse(10),
 ];

@@ -30,6 +30,10 @@ pub struct CreditRule {
     pub halve_after: u16,
     /// How finely scores are told apart.
     pub steps: Steps,
+    /// Hundredths of the slots in which rows that come in are tried, in the order of their coming;
+    /// whose trial ends stays if its score is not below the lowest of the others. 0: no trial,
+    /// rows come in by their score alone.
+    pub trial_hundredths: u8,
 }
 
 impl CreditRule {
@@ -49,12 +53,20 @@ impl CreditRule {
     /// A rule that tells scores apart finely.
     #[must_use]
     pub const fn fine(weight: MissWeight, halve_after: u16) -> Self {
-        Self { weight, halve_after, steps: Steps::Fine }
+        Self { weight, halve_after, steps: Steps::Fine, trial_hundredths: 0 }
     }
 
     /// A rule that counts uses, and goes by recency among rows with about as many.
     #[must_use]
     pub const fn coarse(halve_after: u16) -> Self {
-        Self { weight: MissWeight::Tenths(0), halve_after, steps: Steps::Coarse }
+        let weight = MissWeight::Tenths(0);
+        Self { weight, halve_after, steps: Steps::Coarse, trial_hundredths: 0 }
+    }
+
+    /// The same rule with a trial in a twentieth of the slots: for rows that come in bursts or only
+    /// once. Longer ones keep rows that do not return, shorter ones end before a burst does.
+    #[must_use]
+    pub const fn with_trial(self) -> Self {
+        Self { trial_hundredths: 5, ..self }
     }
 }

@@ -19,6 +19,9 @@
 //! [`ReturnRates`](super::return_rates::ReturnRates). What it lacks it lacks for good, but only the
 //! first uses notice.
 //!
+//! By some rules rows that come in are tried first: they wait in a queue, out of the competition,
+//! until as many others have come. The lowest bit of a score in a slot then says who is on trial.
+//!
 //! A record not read for some 240 halvings may come back with a wrong score: the exponent has
 //! gone around.
 
@@ -26,9 +29,10 @@ use tierbed_core::env::SplitMix64;
 
 use super::buckets::Buckets;
 use super::credit_rule::{CreditRule, MissWeight, Steps};
+use super::list::List;
 use super::return_rates::ReturnRates;
 use super::slots::{keeps_slots, Slots};
-use super::{Arrival, EvictionPolicy, Group};
+use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 
 /// Groups with more misses get the credit of this many.
 const MISSES_MAX: usize = 256;
@@ -53,6 +57,8 @@ const RETURNS_MATTER_BELOW: f32 = 4.0;
 /// Missing rows of a group, besides one, from which on its new rows are weighed entirely. The only
 /// missing row of a group would complete it, and is worth its whole credit.
 const OTHERS_MISSING: f32 = 2.0;
+/// Set in the score of a slot while its row is on trial.
+const ON_TRIAL: u16 = 1;
 /// Scores end here; what looks larger is older than the exponent can tell.
 const SCORE_MAX: f32 = 65_535.0;
 /// Scores below 2^-12 are ranked alike.
@@ -68,6 +74,8 @@ pub struct GroupFrequency {
     /// The score of each row here.
     slots: Slots<u16>,
     ranks: Buckets,
+    /// Rows on trial, where the rule has one.
+    trial: List,
     /// What a use is worth by missing rows, `[MISSES_MAX + 1]`.
     credits: Box<[f32]>,
     /// The exponent that `credits` were made with.
@@ -115,6 +123,7 @@ impl GroupFrequency {
             rule,
             slots: Slots::default(),
             ranks: Buckets::default(),
+            trial: List::default(),
             misses_mean: (power - POWER_AT_0) / POWER_PER_MISS,
             first_uses: 0,
             told_of: 1.0,
@@ -142,6 +151,8 @@ impl GroupFrequency {
     /// here are halved until they are alike, so that old favourites do not block new ones; then
     /// the rows whose slots have a `score` there take it over.
     pub(super) fn follow(&mut self, other: &Self, score: impl Fn(u32) -> Option<u16>) {
+        let links = &self.slots.links;
+        let slots: Vec<u32> = self.ranks.iter(links).chain(self.trial.iter(links)).collect();
         self.rule = other.rule;
         self.weigh_as(other);
         let mean = |policy: &Self| policy.ranks.mean() / RANKS_PER_OCTAVE as f32;
@@ -149,8 +160,7 @@ impl GroupFrequency {
         if above > 0.0 && other.ranks.lowest().is_some() {
             self.halve(above as u8);
         }
-        let slots = self.dump();
-        self.ranks = Buckets::default();
+        (self.ranks, self.trial) = (Buckets::default(), List::default());
         for slot in slots {
             let known = score(slot).map(|score| self.converted(score, other));
             self.place(slot, known.unwrap_or(self.slots.state(slot)));
@@ -237,10 +247,43 @@ impl GroupFrequency {
         (octave as u16) * RANKS_PER_OCTAVE as u16 + step
     }
 
+    /// Lets the row of `slot` compete by its score.
     fn place(&mut self, slot: u32, score: u16) {
+        let score = self.off_trial(score);
         self.slots.set_state(slot, score);
         let rank = self.rank_of(score);
         self.ranks.push(&mut self.slots.links, slot, rank);
+    }
+
+    /// A score as it is kept of rows that are not on trial.
+    fn off_trial(&self, score: u16) -> u16 {
+        match self.rule.trial_hundredths {
+            0 => score,
+            // 0 says "never seen".
+            _ => (score & !ON_TRIAL).max(ON_TRIAL + 1),
+        }
+    }
+
+    fn is_on_trial(&self, score: u16) -> bool {
+        self.rule.trial_hundredths > 0 && score & ON_TRIAL != 0
+    }
+
+    /// The next to leave when rows are tried: the one that has been on trial for longest, unless it
+    /// is worth as much as the lowest of the others; it competes from then on.
+    fn settle_trial(&mut self) -> Option<u32> {
+        let share = usize::from(self.rule.trial_hundredths);
+        let trial_max = (self.slots.count() * share).div_ceil(100);
+        while self.trial.len() >= trial_max || self.ranks.lowest().is_none() {
+            let Some(slot) = self.trial.oldest() else { break };
+            let score = self.slots.state(slot);
+            let is_below = self.ranks.lowest().is_none_or(|lowest| self.rank_of(score) < lowest);
+            if is_below && self.trial.len() <= trial_max {
+                return Some(slot);
+            }
+            self.trial.remove(&mut self.slots.links, slot);
+            self.place(slot, score);
+        }
+        self.ranks.oldest_lowest()
     }
 
     /// Follows the mean of misses with the exponent, in steps.
@@ -333,6 +376,11 @@ impl EvictionPolicy for GroupFrequency {
     fn touch(&mut self, slot: u32) {
         let old = self.slots.state(slot);
         let score = self.raised(old, self.credit);
+        if self.is_on_trial(old) {
+            self.slots.set_state(slot, score | ON_TRIAL);
+            return;
+        }
+        let score = self.off_trial(score);
         self.slots.set_state(slot, score);
         let (from, to) = (self.rank_of(old), self.rank_of(score));
         // Most uses of rows used often change nothing.
@@ -346,12 +394,18 @@ impl EvictionPolicy for GroupFrequency {
         let credit = self.credit_of(hash, score);
         let score = self.raised(score, credit);
         let lowest = self.ranks.lowest().unwrap_or(0);
-        let is_admitted = !is_full || self.rank_of(score) >= lowest;
+        let is_tried = self.rule.trial_hundredths > 0;
+        let is_admitted = !is_full || is_tried || self.rank_of(score) >= lowest;
         Arrival { is_admitted, ..Arrival::admitted(score) }
     }
 
     fn insert(&mut self, slot: u32, _hash: u64, score: u16) {
-        self.place(slot, score);
+        if self.rule.trial_hundredths == 0 {
+            self.place(slot, score);
+        } else {
+            self.slots.set_state(slot, score | ON_TRIAL);
+            self.trial.push_newest(&mut self.slots.links, slot);
+        }
     }
 
     fn rank(&self, score: u16) -> u16 {
@@ -359,17 +413,27 @@ impl EvictionPolicy for GroupFrequency {
     }
 
     fn victim(&mut self) -> Option<u32> {
-        self.ranks.oldest_lowest()
+        match self.rule.trial_hundredths {
+            0 => self.ranks.oldest_lowest(),
+            _ => self.settle_trial(),
+        }
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
         let score = self.slots.state(slot);
-        let rank = self.rank_of(score);
-        self.ranks.remove(&mut self.slots.links, slot, rank);
+        if self.is_on_trial(score) {
+            self.trial.remove(&mut self.slots.links, slot);
+        } else {
+            let rank = self.rank_of(score);
+            self.ranks.remove(&mut self.slots.links, slot, rank);
+        }
         score
     }
 
     fn dump(&self) -> Vec<u32> {
+        if self.rule.trial_hundredths > 0 {
+            return order_of_leaving(self.clone());
+        }
         self.ranks.iter(&self.slots.links).collect()
     }
 }

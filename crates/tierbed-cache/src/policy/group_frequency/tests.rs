@@ -196,3 +196,64 @@ fn first_uses_are_weighed_by_the_returns_of_their_table() {
     assert_eq!(shares_with(3, 1), [1.0, 1.0]);
     assert_eq!(shares_with(20, 3), [1.0, 1.0]);
 }
+
+/// Slots 0 to 3 have rows used four times; then rows come in one by one.
+fn tried(trial_hundredths: u8, slot_count: u32) -> GroupFrequency {
+    let rule = CreditRule::fine(MissWeight::Tenths(0), 0);
+    let mut policy = GroupFrequency::new(CreditRule { trial_hundredths, ..rule });
+    policy.add_slab(0, slot_count);
+    for slot in 0..4 {
+        policy.insert(slot, 0, 0);
+        (0..4).for_each(|_| policy.touch(slot));
+    }
+    policy
+}
+
+#[test]
+fn a_row_is_tried_until_as_many_others_have_come() {
+    // Two of six slots are for trials.
+    let mut policy = tried(30, 6);
+    for slot in [4, 5] {
+        let arrival = policy.arrive(0, 0, false);
+        policy.insert(slot, 0, arrival.score);
+    }
+    // The rows used often came in by a trial, too, and have passed it.
+    assert_eq!(policy.victim(), Some(4));
+    for slot in [4, 5, 4, 5] {
+        let arrival = policy.arrive(0, 0, true);
+        assert!(arrival.is_admitted);
+        assert_eq!(policy.victim(), Some(slot));
+        policy.evict(slot, 0);
+        policy.insert(slot, 0, arrival.score);
+    }
+    // Used often while on trial: it stays, and the lowest of all leaves.
+    (0..8).for_each(|_| policy.touch(4));
+    policy.touch(0);
+    assert_eq!(policy.victim(), Some(1));
+    assert_eq!(policy.dump()[..2], [1, 2]);
+}
+
+#[test]
+fn rules_with_and_without_a_trial_follow_each_other() {
+    let mut policy = tried(50, 8);
+    (4..8).for_each(|slot| policy.insert(slot, 0, 256));
+    let with_trial = policy.clone();
+    let without = tried(0, 8);
+    for other in [&without, &with_trial, &without] {
+        policy.follow(other, |_| None);
+        let mut slots = policy.dump();
+        slots.sort_unstable();
+        assert_eq!(slots, [0, 1, 2, 3, 4, 5, 6, 7]);
+        policy.touch(5);
+        assert_eq!(policy.dump().first().copied(), policy.victim());
+    }
+}
+
+#[test]
+fn rules_with_a_trial_keep_the_contract() {
+    for (seed, trial_hundredths) in [(1, 5), (2, 40), (3, 100)] {
+        let rule = CreditRule { trial_hundredths, ..CreditRule::DRIFTING };
+        let mut policy = GroupFrequency::new(rule);
+        crate::check_eviction_policy(&mut policy, seed, 1500).unwrap();
+    }
+}
