@@ -10,8 +10,9 @@
 //! The rules are those of [`GroupFrequency`]: from one that forgets within a turnover, which is as
 //! good as recency, to one that hardly forgets, and from one that counts uses to one that cares for
 //! nearly complete groups alone; three try rows first, which suits bursts and rows that come once.
-//! They differ in what a use adds and in how scores fade, not in what a score is. A new leader finds the cache warm: rows in the sample take over the scores it gave
-//! them, the others keep theirs, all halved until both are alike.
+//! They differ in what a use adds, in how scores fade and in who competes, not in what a score is.
+//! A new leader finds the cache warm: rows in the sample take over the scores it gave them, the
+//! others keep theirs, all halved until both are alike.
 //!
 //! A shadow has at most [`SAMPLE_SLOTS`] slots: in a small cache all rows are in the sample, in a
 //! large one a half, a quarter, and so on. Rows outside it are, for all shadows, as they are in the
