@@ -3,161 +3,46 @@
     python benchmarks/gpu_exchange.py --json gpu_exchange.json
     python benchmarks/gpu_exchange.py --dry-run          # no GPU: every path, interpreted, no times
 
-Needs torch, triton and this repository; nothing is built. Virtual ranks share the device, so that
-figures labelled ``measured-1gpu`` know no link. Those labelled ``measured-pcie`` have one: the
-second rank's output lies in pinned memory of the host. In order:
+Needs torch, triton and this repository; all but the cases run without the engine. Virtual ranks
+share the device, so that figures labelled ``measured-1gpu`` know no link. Those labelled
+``measured-pcie`` have one: the second rank's output lies in pinned memory of the host. In order:
 
 - correctness: sum, mean, weights, empty bags, uneven ranks, against torch, to the last bit;
 - copy: bytes per second of a device copy, the yardstick;
 - kernel: the paper's loads, as a share of the yardstick; into one matrix and into the outputs of
   two ranks; other tiles; ``embedding_bag`` and ``cat`` beside;
 - unpack: the same lookup with blocks copied and unpacked behind the kernel;
-- pcie: the same two ways, over the link to the host.
+- pcie: the same two ways, over the link to the host;
+- put, step: the backward, see ``gpu_backward.py``;
+- case: the tests of ``tierbed.dist`` on the device, see ``gpu_cases.py``; these need the engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
-import types
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-IS_DRY = "--dry-run" in sys.argv
-if IS_DRY:
-    # Triton looks at this when it is imported.
-    os.environ["TRITON_INTERPRET"] = "1"
-
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-RANKS = 2
-DEVICE = "cpu" if IS_DRY else "cuda"
-
-
-def load_kernels() -> Any:
-    """Imports the kernels, of an installed package or of this checkout without its engine."""
-    try:
-        from tierbed.kernels import pool_to_ranks, signals
-    except ImportError:
-        package = types.ModuleType("tierbed")
-        package.__path__ = [str(Path(__file__).parents[1] / "python" / "tierbed")]
-        sys.modules["tierbed"] = package
-        from tierbed.kernels import pool_to_ranks, signals
-    return types.SimpleNamespace(pool=pool_to_ranks, signals=signals)
-
-
-@dataclass(frozen=True)
-class Load:
-    """A batch for the tables of one rank.
-
-    Args:
-        name: For the table.
-        tables: Tables of the rank.
-        rows: Rows of a table.
-        batch: Samples of all ranks.
-        shortest: Fewest ids of a bag.
-        longest: Most ids of a bag.
-        dim: Elements of a row.
-    """
-
-    name: str
-    tables: int
-    rows: int
-    batch: int
-    shortest: int
-    longest: int
-    dim: int = 64
-
-
-FULL = [
-    Load("weak", 64, 1_000_000, 16384, 0, 128),
-    Load("strong", 48, 1_000_000, 16384, 0, 32),
-    Load("one-hot", 48, 1_000_000, 16384, 1, 1),
-]
-TINY = [Load("weak", 2, 50, 9, 0, 5, 8), Load("one-hot", 3, 40, 6, 1, 1, 16)]
-
-
-class Case:
-    """A load with its rows, ids and outputs on the device."""
-
-    def __init__(self, load: Load, seed: int = 1, counts: list[int] | None = None) -> None:
-        self.load = load
-        generator = torch.Generator(DEVICE).manual_seed(seed)
-        lengths = torch.randint(
-            load.shortest,
-            load.longest + 1,
-            (load.tables * load.batch,),
-            generator=generator,
-            device=DEVICE,
-        )
-        self.offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        self.count = int(self.offsets[-1])
-        self.ids = torch.randint(
-            load.rows, (self.count,), generator=generator, device=DEVICE, dtype=torch.int64
-        )
-        self.weights = torch.rand(self.count, generator=generator, device=DEVICE)
-        self.rows = torch.randn(
-            load.tables * load.rows, load.dim, generator=generator, device=DEVICE
-        )
-        self.first_rows = torch.arange(load.tables, device=DEVICE) * load.rows
-        self.columns = torch.arange(load.tables, device=DEVICE) * load.dim
-        self.width = load.tables * load.dim
-        self.counts = counts or [load.batch // RANKS, load.batch - load.batch // RANKS]
-        ends = torch.tensor(self.counts).cumsum(0).tolist()
-        self.first_samples = torch.tensor([0, *ends], device=DEVICE)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that a lookup reads and writes: rows, ids, offsets, vectors."""
-        of_rows = self.count * (self.load.dim * 4 + 8)
-        return of_rows + self.offsets.numel() * 8 + self.load.batch * self.width * 4
-
-    def pool(
-        self,
-        kernels: Any,
-        outputs: list[Tensor],
-        *,
-        is_mean: bool = False,
-        is_weighted: bool = False,
-        first_column: int = 0,
-    ) -> None:
-        """Pools into ``outputs``, ``[samples, stride]`` of each rank, from a column on."""
-        first_samples = self.first_samples
-        if len(outputs) == 1:
-            first_samples = torch.tensor([0, self.load.batch], device=DEVICE)
-        kernels.pool.pool_to_ranks(
-            self.rows,
-            self.first_rows,
-            (self.ids, self.offsets, self.weights if is_weighted else None),
-            torch.tensor([output.data_ptr() for output in outputs], device=DEVICE),
-            first_samples,
-            self.columns + first_column,
-            outputs[0].shape[1],
-            is_mean=is_mean,
-        )
-
-    def reference(self, is_mean: bool, is_weighted: bool) -> Tensor:
-        """Pools with torch, row by row in index order: ``[B, tables * dim]``."""
-        starts, ends = self.offsets[:-1], self.offsets[1:]
-        table = torch.arange(self.load.tables, device=DEVICE).repeat_interleave(self.load.batch)
-        total = torch.zeros(starts.numel(), self.load.dim, device=DEVICE)
-        for at in range(int((ends - starts).max())):
-            is_there = starts + at < ends
-            position = torch.where(is_there, starts + at, 0)
-            row = self.rows[self.ids[position] + table * self.load.rows]
-            row = self.weights[position, None] * row if is_weighted else row
-            total = torch.where(is_there[:, None], total + row, total)
-        if is_mean:
-            total = total / (ends - starts).clamp(min=1)[:, None].float()
-        of_table = total.view(self.load.tables, self.load.batch, self.load.dim)
-        return of_table.transpose(0, 1).reshape(self.load.batch, self.width)
+import torch
+from gpu_backward import check_backward, measure_put, measure_step
+from gpu_cases import run_cases
+from gpu_measure import (
+    DEVICE,
+    FULL,
+    IS_DRY,
+    RANKS,
+    TINY,
+    Case,
+    Load,
+    load_kernels,
+    ratio,
+    timed,
+    timed_on_host,
+)
+from torch import Tensor
 
 
 def check(kernels: Any) -> list[dict[str, Any]]:
@@ -192,45 +77,6 @@ def check(kernels: Any) -> list[dict[str, Any]]:
     late = [kernels.signals.wait_for_ranks(pads[0], epoch, spins=100).tolist() for epoch in (7, 8)]
     rows.append({"part": "signals", "equal": late == [[1, 0], [1, 1]]})
     return rows
-
-
-def timed(run: Callable[[], object], repeats: int = 15) -> float | None:
-    """Returns the median milliseconds on the device, or None in a dry run."""
-    return median_ms(lambda: device_ms(run), run, repeats)
-
-
-def timed_on_host(run: Callable[[], object], repeats: int = 9) -> float | None:
-    """Returns the median milliseconds until the host has everything, or None in a dry run."""
-    return median_ms(lambda: host_ms(run), run, repeats)
-
-
-def median_ms(
-    measure: Callable[[], float], run: Callable[[], object], repeats: int
-) -> float | None:
-    """Returns the median of ``measure`` after two that do not count; a dry run only runs."""
-    if IS_DRY:
-        run()
-        return None
-    return median([measure() for _ in range(repeats + 2)][2:])
-
-
-def device_ms(run: Callable[[], object]) -> float:
-    """Returns milliseconds between two events of the device."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
-
-
-def host_ms(run: Callable[[], object]) -> float:
-    """Returns milliseconds of the host, with an idle device before and after."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start)
 
 
 def copy_bandwidth() -> float | None:
@@ -355,11 +201,6 @@ def over_pcie(case: Case, kernels: Any) -> dict[str, Any]:
     }
 
 
-def ratio(above: float | None, below: float | None) -> float | None:
-    """Returns above / below, where both were measured."""
-    return None if above is None or not below else above / below
-
-
 def show(rows: list[dict[str, Any]]) -> None:
     """Prints one line per row."""
     for row in rows:
@@ -388,7 +229,7 @@ def main() -> int:
         return 2
     deadline = time.perf_counter() + options.seconds
     kernels = load_kernels()
-    rows = check(kernels)
+    rows = check(kernels) + check_backward(kernels)
     copy = copy_bandwidth()
     rows.append({"part": "copy", "bytes_per_s": copy})
     skipped = []
@@ -401,7 +242,10 @@ def main() -> int:
         rows.append(over_pcie(case, kernels))
         if load.name == "weak":
             rows += sweep(case, kernels, deadline)
+        rows.append(measure_put(case, kernels))
+        rows.append(measure_step(case, kernels, copy))
         del case
+    rows += run_cases(IS_DRY, deadline)
     show(rows)
     result = {"machine": machine(), "is_dry": IS_DRY, "skipped": skipped, "rows": rows}
     if options.json is not None:

@@ -34,9 +34,11 @@ def test_a_dry_run_takes_every_path_and_tells_no_times(tmp_path: Path) -> None:
     assert result["skipped"] == []
     rows: list[dict[str, Any]] = result["rows"]
     parts = [row["part"] for row in rows]
-    assert {"correctness", "signals", "copy", "kernel", "tile", "pcie"} == set(parts)
+    of_forward = {"correctness", "signals", "copy", "kernel", "tile", "pcie"}
+    assert set(parts) == of_forward | {"step-correctness", "put", "step", "case"}
     assert all(row["equal"] for row in rows if "equal" in row)
     assert parts.count("correctness") == 12
+    assert [row["case"] for row in rows if row.get("equal") and row["part"] == "case"] == ["heaps"]
     for row in rows:
         assert row.get("measured", "dry-run") == "dry-run"
         for name, value in row.items():
@@ -49,7 +51,9 @@ def test_without_time_left_loads_are_named_as_skipped(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr[-4000:]
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert result["skipped"] == ["weak", "one-hot"]
-    assert not [row for row in result["rows"] if row["part"] == "kernel"]
+    assert not [row for row in result["rows"] if row["part"] in ("kernel", "put", "step")]
+    (case,) = [row for row in result["rows"] if row["part"] == "case"]
+    assert case["left_out"] == "no time"
 
 
 def test_without_a_gpu_it_says_so() -> None:

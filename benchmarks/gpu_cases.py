@@ -1,0 +1,71 @@
+"""Does the whole path hold on a GPU? The tests of ``tierbed.dist`` on devices, from a benchmark.
+
+Each case of ``python/tests/dist/device_cases.py`` runs in a process of its own: heaps, training
+with the bits of one process, checkpoints, refusals, and two processes on one GPU over torch's
+symmetric memory and over pinned memory. They need the engine, so ``make setup`` first; without,
+they are named as left out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CASES = Path(__file__).parents[1] / "python" / "tests" / "dist" / "device_cases.py"
+SECONDS_MAX = 90.0
+
+
+def run_cases(is_dry: bool, deadline: float) -> list[dict[str, Any]]:
+    """Runs the cases that there is time for; a dry run, interpreted, one of them."""
+    device = "cpu" if is_dry else "cuda"
+    alone = ["heaps"] if is_dry else ["heaps", "training", "checkpoints", "refusals"]
+    told = [_run(case, [[case, device]], deadline) for case in alone]
+    for device_heap in [] if is_dry else ["auto", "pinned"]:
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = [["processes", device, str(at), folder, device_heap] for at in range(2)]
+            told.append(_run(f"processes, {device_heap}", ranks, deadline))
+    return told
+
+
+def _run(case: str, commands: list[list[str]], deadline: float) -> dict[str, Any]:
+    told: dict[str, Any] = {"part": "case", "case": case}
+    left = min(SECONDS_MAX, deadline - time.perf_counter())
+    if importlib.util.find_spec("pytest") is None or not _has_engine():
+        return told | {"left_out": "the engine or pytest is not installed"}
+    if left <= 0:
+        return told | {"left_out": "no time"}
+    variables = {**os.environ, "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
+    path = [str(CASES.parents[2]), os.environ.get("PYTHONPATH", "")]
+    variables["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(CASES), *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables,
+        )
+        for command in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=left)[1] for process in started]
+    except subprocess.TimeoutExpired:
+        errors = [f"took more than {left:.0f} seconds"] * len(started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    is_equal = all(process.returncode == 0 for process in started)
+    last = [line for text in errors for line in text.splitlines()[-1:]]
+    return told | {"equal": is_equal} | ({} if is_equal else {"told": " | ".join(last)})
+
+
+def _has_engine() -> bool:
+    package = CASES.parents[2] / "tierbed"
+    return any(package.glob("_native*.so"))
