@@ -12,6 +12,8 @@
 
 #![expect(clippy::indexing_slicing, reason = "pins, rows and pages come from one block")]
 
+use std::collections::HashMap;
+
 use tierbed_core::env::SplitMix64;
 
 use super::pins::Pins;
@@ -42,6 +44,9 @@ const COUNT_MAX: usize = 24;
 /// By `n`: `0.8^n` in fixed point, the probability that none of `n` rows is asked for again.
 const NONE_ASKED: [i32; COUNT_MAX + 1] = none_asked();
 
+/// The number of a query that has one row of a pair: exchanges do not change its reads.
+const SEEN_ONCE: u32 = u32::MAX;
+
 /// Arrays of the refinement, reused from pair to pair.
 #[derive(Debug)]
 pub(crate) struct Refinement<'a> {
@@ -52,6 +57,10 @@ pub(crate) struct Refinement<'a> {
     numbered_in: Vec<u32>,
     round: u32,
     weight: Vec<f32>,
+    /// By page: how often it changed.
+    change_counts: Vec<u32>,
+    /// By pair of pages, the lower first: their change counts when they last met in vain.
+    met_in_vain: HashMap<[usize; 2], [u32; 2]>,
     pair: Pair,
 }
 
@@ -65,6 +74,8 @@ impl<'a> Refinement<'a> {
             numbered_in: vec![0; query_count],
             round: 0,
             weight: Vec::new(),
+            change_counts: Vec::new(),
+            met_in_vain: HashMap::new(),
             pair: Pair::default(),
         }
     }
@@ -78,6 +89,8 @@ impl<'a> Refinement<'a> {
             self.move_to(rows, page);
         }
         self.weight = vec![0.0; pages.len()];
+        self.change_counts = vec![0; pages.len()];
+        self.met_in_vain.clear();
         let mut is_active = vec![true; pages.len()];
         for sweep in 0..SWEEP_COUNT {
             let mut order: Vec<usize> = (0..pages.len()).collect();
@@ -92,7 +105,7 @@ impl<'a> Refinement<'a> {
                     return;
                 }
                 for partner in self.partners(page, &pages[page]) {
-                    let gain = self.refine(pages, page, partner);
+                    let gain = self.meet(pages, page, partner);
                     if gain > 0 {
                         saved += gain as usize;
                         changed[page] = true;
@@ -146,6 +159,23 @@ impl<'a> Refinement<'a> {
         best
     }
 
+    /// Refines one pair of pages, unless it gained nothing when both were as they are. Returns what
+    /// that gains.
+    fn meet(&mut self, pages: &mut [Vec<u32>], a: usize, b: usize) -> i32 {
+        let pair = [a.min(b), a.max(b)];
+        let change_counts = pair.map(|page| self.change_counts[page]);
+        if self.met_in_vain.get(&pair) == Some(&change_counts) {
+            return 0;
+        }
+        let gain = self.refine(pages, a, b);
+        if gain > 0 {
+            pair.iter().for_each(|&page| self.change_counts[page] += 1);
+        } else {
+            self.met_in_vain.insert(pair, change_counts);
+        }
+        gain
+    }
+
     /// Refines one pair of pages. Returns what that gains.
     fn refine(&mut self, pages: &mut [Vec<u32>], a: usize, b: usize) -> i32 {
         let rows: Vec<u32> = pages[a].iter().chain(&pages[b]).copied().collect();
@@ -156,15 +186,22 @@ impl<'a> Refinement<'a> {
         self.round += 1;
         let mut query_count = 0;
         self.pair.clear(rows.len());
+        for &pin in rows.iter().flat_map(|&row| self.pins.of_row(row)) {
+            let query = self.pins.query(pin);
+            if self.numbered_in[query] != self.round {
+                self.numbered_in[query] = self.round;
+                self.number[query] = SEEN_ONCE;
+            } else if self.number[query] == SEEN_ONCE {
+                self.number[query] = query_count;
+                query_count += 1;
+            }
+        }
         for (item, &row) in rows.iter().enumerate() {
             for &pin in self.pins.of_row(row) {
-                let query = self.pins.query(pin);
-                if self.numbered_in[query] != self.round {
-                    self.numbered_in[query] = self.round;
-                    self.number[query] = query_count;
-                    query_count += 1;
+                let number = self.number[self.pins.query(pin)];
+                if number != SEEN_ONCE {
+                    self.pair.add(item, number);
                 }
-                self.pair.add(item, self.number[query]);
             }
         }
         let gain = self.pair.run(query_count as usize, pages[a].len());
