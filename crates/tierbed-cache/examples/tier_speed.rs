@@ -95,7 +95,11 @@ impl RowCache for Cache<u64, Row> {
 fn tier(policy: PolicyKind, row_count: u64) -> ShardedTier {
     let with = |capacity_bytes: u64| {
         let classes = vec![RowClass { row_words: ROW_WORDS, row_count }];
-        ShardedTier::new(&TierOptions { capacity_bytes, classes, policy }, 16).unwrap()
+        ShardedTier::new(
+            &TierOptions { capacity_bytes, classes, tables: vec![row_count], policy },
+            16,
+        )
+        .unwrap()
     };
     let mut bytes = HELD_ROWS * 4 * ROW_WORDS as u64;
     while with(bytes).rows_max() < HELD_ROWS {

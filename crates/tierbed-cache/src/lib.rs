@@ -11,6 +11,7 @@ pub mod bounds;
 mod budget;
 pub mod conformance;
 mod index;
+mod key_numbers;
 pub mod policy;
 mod replay;
 mod shard;

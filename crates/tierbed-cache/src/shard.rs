@@ -9,11 +9,10 @@ mod sync;
 pub use parts::Visits;
 
 use parts::{Parts, PARTS_MAX};
-use tierbed_core::env::mix64;
 use tierbed_core::{Result, RowKey};
 
 use crate::sizing::{Layout, RowClass, TierOptions};
-use crate::tier::{packed, Insertion, RowTier, TierGroup, TierStats};
+use crate::tier::{hash_of, Insertion, RowTier, TierGroup, TierStats};
 
 /// Bytes a shard should at least have; below, fewer shards.
 const SHARD_BYTES_WANTED: u64 = 2 << 20;
@@ -72,6 +71,7 @@ impl ShardedTier {
         let shard = TierOptions {
             capacity_bytes: options.capacity_bytes / shard_count,
             classes: classes.collect(),
+            tables: options.tables.clone(),
             policy: options.policy,
         };
         let capacity_bytes = capacity_bytes / shard_count;
@@ -226,7 +226,7 @@ impl ShardedTier {
 
     /// Puts the positions of the keys that take part into the order of their shards.
     fn arrange(&self, keys: &[RowKey], visits: &mut Visits, takes_part: impl Fn(usize) -> bool) {
-        let hashes = keys.iter().map(|key| mix64(packed(*key)));
+        let hashes = keys.iter().map(|key| hash_of(*key));
         self.shards.arrange(hashes, visits, takes_part);
     }
 }
@@ -244,8 +244,12 @@ mod tests {
     #[test]
     fn threads_find_only_what_was_stored() {
         let classes = vec![RowClass { row_words: 8, row_count: 1 << 20 }];
-        let options =
-            TierOptions { capacity_bytes: 16 << 20, classes, policy: PolicyKind::default() };
+        let options = TierOptions {
+            capacity_bytes: 16 << 20,
+            classes,
+            tables: Vec::new(),
+            policy: PolicyKind::default(),
+        };
         let tier = ShardedTier::new(&options, 8).unwrap();
         assert_eq!(tier.shards.all().count(), 8);
         std::thread::scope(|scope| {
@@ -273,7 +277,12 @@ mod tests {
     #[test]
     fn a_small_budget_is_one_shard() {
         let classes = vec![RowClass { row_words: 8, row_count: 100 }];
-        let options = TierOptions { capacity_bytes: 1 << 20, classes, policy: PolicyKind::Lru };
+        let options = TierOptions {
+            capacity_bytes: 1 << 20,
+            classes,
+            tables: vec![100; 4],
+            policy: PolicyKind::Lru,
+        };
         assert_eq!(ShardedTier::new(&options, 8).unwrap().shards.all().count(), 1);
     }
 }

@@ -13,8 +13,9 @@
 use tierbed_core::{Error, Result};
 
 use crate::index::SlotIndex;
+use crate::key_numbers::KeyNumbers;
 use crate::policy::{EvictionPolicy, PolicyKind, ScoreTable, SLABS_MAX, SLOT_BITS};
-use crate::slab::{slot_metadata_bytes, Slab, SLAB_OVERHEAD_BYTES};
+use crate::slab::{Slab, SlotKind, SLAB_OVERHEAD_BYTES};
 
 const SLAB_BYTES_MAX: u64 = 64 << 10;
 const SLAB_BYTES_MIN: u64 = 4 << 10;
@@ -39,6 +40,9 @@ pub struct TierOptions {
     pub capacity_bytes: u64,
     /// The row sizes that will come. Equal sizes are added up.
     pub classes: Vec<RowClass>,
+    /// Rows of each table, by its number: with fewer than some 2^32 in all, keys are kept in four
+    /// bytes instead of eight, and no other rows may come. Empty: rows of any tables may come.
+    pub tables: Vec<u64>,
     /// Who leaves when it is full.
     pub policy: PolicyKind,
 }
@@ -67,6 +71,9 @@ pub(crate) struct Layout {
     /// Bytes the policies of all classes keep whatever the slots.
     pub(crate) policy_bytes: u64,
     pub(crate) policy: PolicyKind,
+    pub(crate) slot_kind: SlotKind,
+    /// Bytes of the numbers of keys.
+    key_numbers_bytes: u64,
     /// Row words and slots per slab of each class, by growing row words.
     pub(crate) classes: Vec<ClassLayout>,
 }
@@ -92,8 +99,11 @@ impl Layout {
     pub(crate) fn with_capacity(options: &TierOptions, capacity_bytes: u64) -> Result<Self> {
         let policy = options.policy.build();
         let mut classes = merged(&options.classes)?;
-        let has_ticks = classes.len() > 1;
-        let slot_bytes = |class: &ClassLayout| slot_bytes(class, policy.as_ref(), has_ticks);
+        let slot_kind = SlotKind {
+            has_long_keys: !KeyNumbers::are_short(&options.tables),
+            has_ticks: classes.len() > 1,
+        };
+        let slot_bytes = |class: &ClassLayout| slot_bytes(class, policy.as_ref(), slot_kind);
         let largest = classes.last().map_or(0, slot_bytes);
         let wanted = (options.capacity_bytes / SLABS_WANTED).max(1);
         let slab_bytes = (1 << wanted.ilog2())
@@ -122,6 +132,8 @@ impl Layout {
             rows_max: 0,
             policy_bytes: 0,
             policy: options.policy,
+            slot_kind,
+            key_numbers_bytes: KeyNumbers::bytes_for(&options.tables),
             classes,
         };
         layout.fit(capacity_bytes, policy.as_ref());
@@ -164,7 +176,8 @@ impl Layout {
     /// Returns the bytes of a tier besides its slabs, with an index of `index_bytes`.
     pub(crate) fn fixed_bytes(&self, index_bytes: usize) -> u64 {
         let scores_bytes = ScoreTable::bytes_for(self.score_count(self.rows_max));
-        index_bytes as u64 + self.policy_bytes + scores_bytes + self.table_bytes
+        let key_numbers_bytes = if self.slab_count > 0 { self.key_numbers_bytes } else { 0 };
+        index_bytes as u64 + self.policy_bytes + scores_bytes + self.table_bytes + key_numbers_bytes
     }
 
     /// Returns the bytes that are taken besides while a tier of this size is resized: scores are
@@ -176,6 +189,7 @@ impl Layout {
     fn bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
         slab_count * self.slab_bytes
             + self.table_bytes_with(slab_count, policy)
+            + self.key_numbers_bytes
             + index_bytes(self.rows_in(slab_count))
             + ScoreTable::bytes_for(self.score_count(self.rows_in(slab_count)))
             + self.policy_bytes_with(slab_count, policy)
@@ -223,11 +237,6 @@ impl Layout {
         }
     }
 
-    /// Whether slots tell when they were last used: pools compare their ages.
-    pub(crate) fn has_ticks(&self) -> bool {
-        self.classes.len() > 1
-    }
-
     /// Bytes per slab outside the slab itself: the slab table, and what each pool keeps.
     fn table_bytes_per_slab(&self, policy: &dyn EvictionPolicy) -> u64 {
         let per_pool = policy.bytes_per_slab() + size_of::<u32>();
@@ -240,9 +249,9 @@ pub(crate) fn index_bytes(rows: u64) -> u64 {
     SlotIndex::bytes_for(usize::try_from(rows).unwrap_or(usize::MAX)) as u64
 }
 
-fn slot_bytes(class: &ClassLayout, policy: &dyn EvictionPolicy, has_ticks: bool) -> u64 {
+fn slot_bytes(class: &ClassLayout, policy: &dyn EvictionPolicy, kind: SlotKind) -> u64 {
     let row_and_policy = class.row_words * size_of::<f32>() + policy.bytes_per_slot();
-    row_and_policy as u64 + slot_metadata_bytes(has_ticks)
+    row_and_policy as u64 + kind.bytes()
 }
 
 fn merged(classes: &[RowClass]) -> Result<Vec<ClassLayout>> {

@@ -14,6 +14,7 @@ use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowKey};
 
 use crate::index::SlotIndex;
+use crate::key_numbers::KeyNumbers;
 use crate::policy::{EvictionPolicy, Group, ScoreTable, SLOT_BITS};
 use crate::sizing::{Layout, TierOptions};
 use crate::slab::Slab;
@@ -28,6 +29,7 @@ const TAIL_AGE_RATIO: u32 = 2;
 #[derive(Debug)]
 pub struct RowTier {
     layout: Layout,
+    keys: KeyNumbers,
     index: SlotIndex,
     slabs: Vec<Option<Slab>>,
     pools: Vec<Pool>,
@@ -124,6 +126,12 @@ impl TierStats {
     }
 }
 
+/// The hash by which a row is found, and which policies are told.
+#[inline]
+pub(crate) fn hash_of(key: RowKey) -> u64 {
+    mix64(packed(key))
+}
+
 /// Packs a key: 16 bits of table, 40 of row. Both bounds are the schema's.
 pub(crate) fn packed(key: RowKey) -> u64 {
     (u64::from(key.table.0) << 40) | key.row.0
@@ -166,6 +174,7 @@ impl RowTier {
         scores.resize(usize::try_from(score_count).unwrap_or(usize::MAX));
         let fixed_bytes = layout.fixed_bytes(index.bytes());
         Ok(Self {
+            keys: KeyNumbers::new(&options.tables),
             scores,
             hashes: Vec::new(),
             slabs: Vec::with_capacity(layout.slab_count as usize),
@@ -180,8 +189,7 @@ impl RowTier {
 
     /// Returns the row of `key` if it is here, `[row_words]`, and counts the hit or miss.
     pub fn get(&mut self, key: RowKey) -> Option<&[f32]> {
-        let packed = packed(key);
-        let Some(slot) = self.find(packed) else {
+        let Some(slot) = self.find(key) else {
             self.counters.misses += 1;
             return None;
         };
@@ -199,7 +207,7 @@ impl RowTier {
     /// policy nothing.
     #[must_use]
     pub fn peek(&self, key: RowKey) -> Option<&[f32]> {
-        let slot = self.find(packed(key))?;
+        let slot = self.find(key)?;
         Some(self.slab(slot)?.row(at(slot)))
     }
 
@@ -211,7 +219,7 @@ impl RowTier {
             self.hashes.clear();
             let rows = group.keys.iter().zip(group.row_words);
             let rows = rows.filter(|(_, words)| **words == pool.row_words);
-            self.hashes.extend(rows.map(|(key, _)| mix64(packed(*key))));
+            self.hashes.extend(rows.map(|(key, _)| hash_of(*key)));
             self.index.warm(&self.hashes);
             pool.policy.begin_group(&Group {
                 hashes: &self.hashes,
@@ -231,13 +239,13 @@ impl RowTier {
     /// Tells whether `key` is here; counts nothing.
     #[must_use]
     pub fn contains(&self, key: RowKey) -> bool {
-        self.find(packed(key)).is_some()
+        self.find(key).is_some()
     }
 
     /// Stores a copy of `row` `[row_words]`; another row may leave for it.
     ///
     /// # Errors
-    /// `Invalid` when no class has rows of this size.
+    /// `Invalid` when no class has rows of this size, or no table has this row.
     pub fn insert(&mut self, key: RowKey, row: &[f32]) -> Result<Insertion> {
         self.insert_with(key, row, &mut |_, _| ())
     }
@@ -252,13 +260,18 @@ impl RowTier {
         row: &[f32],
         left: &mut dyn FnMut(RowKey, &[f32]),
     ) -> Result<Insertion> {
-        let packed = packed(key);
+        let hash = hash_of(key);
+        let number = self.keys.number(key).ok_or_else(|| {
+            Error::invalid("no table of the cache has this row")
+                .with("table", key.table.0)
+                .with("row", key.row.0)
+        })?;
         let pool_at =
             self.pools.binary_search_by_key(&row.len(), |pool| pool.row_words).map_err(|_| {
                 Error::invalid("no cache class has rows of this size").with("row_words", row.len())
             })?;
         self.tick = self.tick.wrapping_add(1);
-        if let Some(slot) = self.find(packed) {
+        if let Some(slot) = self.find(key) {
             if self.slab_mut(slot).row_words() == row.len() {
                 let tick = self.tick;
                 let slab = self.slab_mut(slot);
@@ -270,35 +283,35 @@ impl RowTier {
             self.vacate(slot);
         }
         let is_full = self.is_full(pool_at);
-        let score = self.scores.get(mix64(packed));
-        let arrival = self.pool_mut(pool_at).policy.arrive(mix64(packed), score, is_full);
+        let score = self.scores.get(hash);
+        let arrival = self.pool_mut(pool_at).policy.arrive(hash, score, is_full);
         if !arrival.is_admitted {
-            self.remember(pool_at, mix64(packed), arrival.score);
+            self.remember(pool_at, hash, arrival.score);
             return Ok(Insertion::Bypassed);
         }
         for _ in 0..arrival.flushed {
             self.evict_one(pool_at, left);
         }
         let Some(slot) = self.free_slot(pool_at, left) else { return Ok(Insertion::Bypassed) };
-        if !self.index.insert(mix64(packed), slot) {
+        if !self.index.insert(hash, slot) {
             return Ok(Insertion::Bypassed);
         }
         let tick = self.tick;
         let slab = self.slab_mut(slot);
         let next_free = slab.next_free(at(slot));
-        slab.set_key(at(slot), packed);
+        slab.set_key(at(slot), number);
         slab.set_tick(at(slot), tick);
         slab.set_row(at(slot), row);
         let pool = self.pool_mut(pool_at);
         pool.free = next_free;
-        pool.policy.insert(slot, mix64(packed), arrival.score);
+        pool.policy.insert(slot, hash, arrival.score);
         self.counters.insertions += 1;
         Ok(Insertion::Stored)
     }
 
     /// Forgets `key`; tells whether it was here.
     pub fn remove(&mut self, key: RowKey) -> bool {
-        let found = self.find(packed(key));
+        let found = self.find(key);
         if let Some(slot) = found {
             self.vacate(slot);
         }
@@ -340,7 +353,7 @@ impl RowTier {
     pub fn dump(&self, row_words: usize) -> Vec<RowKey> {
         let pool = self.pools.iter().find(|pool| pool.row_words == row_words);
         let slots = pool.map_or_else(Vec::new, |pool| pool.policy.dump());
-        slots.iter().filter_map(|&slot| self.key_of(slot)).map(unpacked).collect()
+        slots.iter().filter_map(|&slot| self.key_of(slot)).collect()
     }
 
     /// Finds an empty slot of `pool_at`, making one if need be. It stays first of the free list.
@@ -360,9 +373,9 @@ impl RowTier {
         let Some(victim) = self.pool_mut(pool_at).policy.victim() else { return };
         let Some(key) = self.key_of(victim) else { return };
         self.counters.evictions += 1;
-        let score = self.pool_mut(pool_at).policy.evict(victim, mix64(key));
-        self.remember(pool_at, mix64(key), score);
-        left(unpacked(key), self.slab_mut(victim).row(at(victim)));
+        let score = self.pool_mut(pool_at).policy.evict(victim, hash_of(key));
+        self.remember(pool_at, hash_of(key), score);
+        left(key, self.slab_mut(victim).row(at(victim)));
         self.empty(victim);
     }
 
@@ -472,9 +485,9 @@ impl RowTier {
 
     /// Makes `slab` a slab of empty slots of `pool_at`.
     fn attach(&mut self, slab: u32, pool_at: usize) {
-        let has_ticks = self.layout.has_ticks();
+        let kind = self.layout.slot_kind;
         let pool = self.pool_mut(pool_at);
-        let mut fresh = Slab::new(pool_at, pool.row_words, pool.slots_per_slab, has_ticks);
+        let mut fresh = Slab::new(pool_at, pool.row_words, pool.slots_per_slab, kind);
         pool.policy.add_slab(slab, pool.slots_per_slab);
         pool.slabs.push(slab);
         for slot in (0..fresh.slot_count()).rev() {
@@ -496,7 +509,7 @@ impl RowTier {
     /// Empties a slot that its policy gave up, and puts it first in the free list.
     fn empty(&mut self, slot: u32) {
         if let Some(key) = self.key_of(slot) {
-            self.index.remove(mix64(key), slot);
+            self.index.remove(hash_of(key), slot);
         }
         let pool_at = self.slab_mut(slot).pool;
         let pool = self.pool_mut(pool_at);
@@ -505,14 +518,15 @@ impl RowTier {
         slab.set_free(at(slot), next_free);
     }
 
-    fn find(&self, packed: u64) -> Option<u32> {
-        self.index.find(mix64(packed), |slot| {
-            self.slab(slot).is_some_and(|slab| slab.has(at(slot), packed))
+    fn find(&self, key: RowKey) -> Option<u32> {
+        let number = self.keys.number(key)?;
+        self.index.find(hash_of(key), |slot| {
+            self.slab(slot).is_some_and(|slab| slab.has(at(slot), number))
         })
     }
 
-    fn key_of(&self, slot: u32) -> Option<u64> {
-        self.slab(slot)?.key(at(slot))
+    fn key_of(&self, slot: u32) -> Option<RowKey> {
+        self.slab(slot)?.key(at(slot)).map(|number| self.keys.key(number))
     }
 
     #[inline]

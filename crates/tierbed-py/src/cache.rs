@@ -161,7 +161,8 @@ impl CacheLog {
             let row_words = row_bytes.div_ceil(size_of::<f32>());
             let classes = vec![RowClass { row_words, row_count }];
             let policy = PolicyKind::from_name(policy)?;
-            TierOptions { capacity_bytes, classes, policy }.rows_max()
+            let tables = vec![row_count];
+            TierOptions { capacity_bytes, classes, tables, policy }.rows_max()
         })
     }
 

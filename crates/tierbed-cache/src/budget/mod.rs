@@ -27,12 +27,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use demand::{Demand, Sample};
 use division::{divide, Claim, UNITS};
-use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowKey};
 
 use crate::shard::ShardedTier;
 use crate::sizing::TierOptions;
-use crate::tier::{packed, TierStats};
+use crate::tier::{hash_of, TierStats};
 
 /// Groups with rows of the sample from one division to the next, of all models.
 const GROUPS_PER_EPOCH: u64 = 2048;
@@ -331,7 +330,7 @@ impl Membership {
         let (mut sampled, mut row_count) = (Vec::new(), 0);
         for key in keys {
             row_count += 1;
-            let hash = mix64(packed(key));
+            let hash = hash_of(key);
             if member.sample.has(hash) {
                 sampled.push(hash);
             }

@@ -11,7 +11,7 @@ const WORDS: usize = 64;
 
 fn member(name: &str, policy: PolicyKind, floor_bytes: u64) -> MemberOptions {
     let classes = vec![RowClass { row_words: WORDS, row_count: 1 << 20 }];
-    let tier = TierOptions { capacity_bytes: 0, classes, policy };
+    let tier = TierOptions { capacity_bytes: 0, classes, tables: Vec::new(), policy };
     MemberOptions {
         name: name.to_owned(),
         floor_bytes: Some(floor_bytes),
@@ -183,6 +183,7 @@ fn wrong_budgets_and_floors_are_refused() {
             TierOptions {
                 capacity_bytes: 0,
                 classes: vec![RowClass { row_words: 0, row_count: 1 }],
+                tables: Vec::new(),
                 policy: PolicyKind::Lru,
             },
             1.0,

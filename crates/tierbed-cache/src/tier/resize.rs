@@ -5,9 +5,7 @@
 //! scores are made anew for the slabs there are. The old index goes before the new one comes: keys
 //! are in the slabs. Only scores are there twice for a moment.
 
-use tierbed_core::env::mix64;
-
-use super::{at, RowTier, NONE};
+use super::{at, hash_of, RowTier, NONE};
 use crate::index::SlotIndex;
 use crate::policy::SLOT_BITS;
 
@@ -85,23 +83,24 @@ impl RowTier {
     /// anew later.
     fn relocate(&mut self, pool_at: usize, from: u32) {
         let Some(key) = self.key_of(from) else { return };
+        let Some(number) = self.keys.number(key) else { return };
         let score = self.pool_mut(pool_at).policy.remove(from);
         let to = self.pool_mut(pool_at).free;
         if to == NONE {
             self.counters.evictions += 1;
-            self.remember(pool_at, mix64(key), score);
+            self.remember(pool_at, hash_of(key), score);
             return;
         }
         let (tick, row) = (self.slab_mut(from).tick(at(from)), self.slab_mut(from).row(at(from)));
         let row = row.to_vec();
         let slab = self.slab_mut(to);
         let next_free = slab.next_free(at(to));
-        slab.set_key(at(to), key);
+        slab.set_key(at(to), number);
         slab.set_tick(at(to), tick);
         slab.set_row(at(to), &row);
         let pool = self.pool_mut(pool_at);
         pool.free = next_free;
-        pool.policy.insert(to, mix64(key), score);
+        pool.policy.insert(to, hash_of(key), score);
     }
 
     fn rebuild_index(&mut self) {
@@ -114,7 +113,7 @@ impl RowTier {
             let first = slab << SLOT_BITS;
             for slot in first..first + self.slab_mut(first).slot_count() as u32 {
                 let Some(key) = self.key_of(slot) else { continue };
-                if !self.index.insert(mix64(key), slot) {
+                if !self.index.insert(hash_of(key), slot) {
                     self.counters.evictions += 1;
                     self.vacate(slot);
                 }

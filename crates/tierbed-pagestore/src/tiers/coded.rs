@@ -14,11 +14,14 @@ use tierbed_kernels::{Codec, Codes, Kernels};
 
 use super::CacheTier;
 
-/// Rows of one size that a tier may meet.
+/// Rows of one table that a tier may meet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows {
     pub(super) dim: usize,
+    /// Those that are stored.
     pub(super) row_count: u64,
+    /// Those that the table has: ids are below.
+    pub(super) table_rows: u64,
 }
 
 /// A tier of coded rows.
@@ -33,13 +36,18 @@ pub(super) struct CodedTier {
     admission_bytes: u64,
 }
 
-/// Returns the rows that a tier of `capacity_bytes` may meet, of `classes`.
-pub(super) fn options_of(tier: &CacheTier, capacity_bytes: u64, classes: &[Rows]) -> TierOptions {
-    let classes = classes.iter().map(|rows| RowClass {
+/// Returns the rows that a tier of `capacity_bytes` may meet, of all `tables`.
+pub(super) fn options_of(tier: &CacheTier, capacity_bytes: u64, tables: &[Rows]) -> TierOptions {
+    let classes = tables.iter().map(|rows| RowClass {
         row_words: words_of(&tier.codec, rows.dim),
         row_count: rows.row_count,
     });
-    TierOptions { capacity_bytes, classes: classes.collect(), policy: tier.policy }
+    TierOptions {
+        capacity_bytes,
+        classes: classes.collect(),
+        tables: tables.iter().map(|rows| rows.table_rows).collect(),
+        policy: tier.policy,
+    }
 }
 
 /// Returns the bytes of a tier's admission where `all_rows` rows have a number.

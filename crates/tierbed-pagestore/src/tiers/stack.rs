@@ -135,7 +135,8 @@ impl TierStack {
         for (table, &row_count) in schema.tables().iter().zip(stored_rows) {
             tables.push((table.dim as usize, all_rows));
             all_rows += table.row_count;
-            classes.push(Rows { dim: table.dim as usize, row_count });
+            let (dim, table_rows) = (table.dim as usize, table.row_count);
+            classes.push(Rows { dim, row_count, table_rows });
         }
         if options.tiers.iter().any(|tier| matches!(tier.codec, Codec::Product(_))) {
             return Err(Error::invalid("a product codec keeps resident rows, not a tier"));
