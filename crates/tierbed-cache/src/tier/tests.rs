@@ -241,8 +241,10 @@ fn groups_have_the_hits_of_a_replay() {
             let stats = tier.stats();
             assert!(stats.data_bytes + stats.metadata_bytes <= options.capacity_bytes);
         }
-        // Pools grow slab by slab, and some policies adapt to their size.
-        assert!(hits.abs_diff(replayed) <= replayed / 200, "{kind:?}: {hits}, replay {replayed}");
+        // Pools grow slab by slab, and some policies adapt to their size; `auto` also changes its
+        // rule by what its shadows do meanwhile, a little earlier or later.
+        let allowed = replayed / if matches!(kind, PolicyKind::Auto) { 100 } else { 200 };
+        assert!(hits.abs_diff(replayed) <= allowed, "{kind:?}: {hits}, replay {replayed}");
     }
 }
 
