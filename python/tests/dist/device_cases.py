@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from heap_kit import StandIn, check_heap, run_ranks
-from test_ranks import SAMPLES, SHARDINGS, STEPS, TABLES, check_rows, draw, join
+from test_ranks import ROWS, SAMPLES, SHARDINGS, STEPS, TABLES, check_rows, draw, join
 
 import tierbed as tb
 from tierbed import dist as tbd
@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, list[tuple[Any, list[int]]]] = {
         (tb.Adagrad(lr=0.05, initial_accumulator_value=0.1), [2]),
     ],
     "column-wise": [(tb.SGD(lr=0.05), [2]), (tb.Adagrad(lr=0.05, weight_decay=0.1), [4])],
-    "mirrored": [(tb.RowWiseAdagrad(lr=0.05, weight_decay=0.1), [2])],
+    "mirrored": [(tb.SGD(lr=0.05), [1]), (tb.RowWiseAdagrad(lr=0.05, weight_decay=0.1), [2])],
     "together": [(tb.SGD(lr=0.05), [1, 2, 4])],
 }
 WAYS = SHARDINGS | {
@@ -56,14 +56,22 @@ def on_device(rank: Any, plan: tbd.ShardingPlan, **options: Any) -> Any:
     )
 
 
-def train(collection: Any, batches: list[tb.KeyedJaggedTensor]) -> list[torch.Tensor]:
-    """Looks up and steps; returns the outputs."""
+def train(
+    collection: Any, batches: list[tb.KeyedJaggedTensor], grads: list[Any] | None = None
+) -> list[torch.Tensor]:
+    """Looks up and steps; returns the outputs, and adds the gradients of weights to ``grads``."""
     outputs = []
     for step, batch in enumerate(batches):
+        weights = batch.weights_or_none()
+        if grads is not None:
+            weights.requires_grad_()
         out = collection(batch).values()
         outputs.append(out.detach().cpu().clone())
         # A gradient that depends on the output: any difference spreads.
         (out * (out.detach() * 0.3 + 0.1 * step)).sum().backward()
+        if grads is not None:
+            counts = batch.lengths().view(len(ROWS), -1).sum(dim=1).tolist()
+            grads.append(weights.grad.cpu().split(counts))
     return outputs
 
 
@@ -81,19 +89,27 @@ def ranks_and_one(
         one = tb.EmbeddingBagCollection(
             TABLES, store=whole, optimizer=optimizer, is_weighted=is_weighted
         )
-        expected = train(one, joined)
+        has_grads = is_weighted and all(
+            not isinstance(way, tbd.ColumnWise) for way in plan.tables.values()
+        )
+        expected_grads: Any = [] if has_grads else None
+        expected = train(one, joined, expected_grads)
 
         def work(rank: Any) -> Any:
             store = tbd.DeviceStore(DEVICE)
             how = {"store": store, "optimizer": optimizer, "is_weighted": is_weighted}
             with on_device(rank, plan, **how) as collection:
                 assert collection.exchange == "one_sided"
-                return train(collection, batches[rank.rank]), store
+                grads: Any = [] if has_grads else None
+                return train(collection, batches[rank.rank], grads), store, grads
 
         found = run_ranks(count, work, **options)
         for step in range(STEPS):
             outputs = torch.cat([result[0][step] for result in found])
             assert torch.equal(outputs, expected[step]), (plan, optimizer, step)
+            for feature in range(len(ROWS)) if has_grads else []:
+                grads = torch.cat([result[2][step][feature] for result in found])
+                assert torch.equal(grads, expected_grads[step][feature]), (plan, feature, step)
         for rank in range(count):
             store = found[rank][1]
             check_rows(store, whole, plan, rank)
@@ -242,10 +258,6 @@ def refusals() -> None:
         with pytest.raises(tb.UnsupportedError, match="neither"):
             on_device(rank, one, output_dtype=torch.bfloat16)
         with on_device(rank, one, is_weighted=True) as rows:
-            weighted = draw(1, 3, is_weighted=True)
-            weighted.weights_or_none().requires_grad_()
-            with pytest.raises(tb.UnsupportedError, match="no gradients of weights"):
-                rows(weighted)
             with pytest.raises(tb.InvalidError, match="samples_max=16"):
                 rows(draw(1, 17, is_weighted=True))
             bad = draw(1, 3, is_weighted=True)
@@ -267,6 +279,13 @@ def refusals() -> None:
         with on_device(rank, one, copies_outputs=True) as copying:
             outputs = [copying(draw(1, 3, is_weighted=False)).values() for _ in range(4)]
             assert all(torch.equal(outputs[0], output) for output in outputs)
+
+        columns = tbd.ShardingPlan(1, WAYS["column-wise"](1))
+        with on_device(rank, columns, is_weighted=True, optimizer=tb.SGD()) as rows:
+            weighted = draw(1, 3, is_weighted=True)
+            weighted.weights_or_none().requires_grad_()
+            with pytest.raises(tb.UnsupportedError, match="no gradients of weights"):
+                rows(weighted)
 
     run_ranks(1, work)
     with pytest.raises(tb.InvalidError, match="device_heap must be one of"):

@@ -88,7 +88,12 @@ def interpret() -> None:
 
 
 def compile_for_sm_90() -> None:
-    from tierbed.kernels import pool_to_ranks as pool, put_grads as put, step_rows as step
+    from tierbed.kernels import (
+        pool_to_ranks as pool,
+        put_grads as put,
+        step_rows as step,
+        weight_grads as dots,
+    )
 
     ptx = compiled(
         pool.pool_to_ranks_kernel,
@@ -115,6 +120,14 @@ def compile_for_sm_90() -> None:
     numbers = {"stride": "i32", "first_sample": "i32", "samples": "i32"}
     constants = {"width": 64, "samples_per_program": put.SAMPLES_PER_PROGRAM}
     compiled(put.put_grads_kernel, {"grad": "*fp32", **numbers}, constants, {"num_warps": 2})
+
+    ptx = compiled(
+        dots.weight_grads_kernel,
+        dict.fromkeys(["weights", "counts", "grads"], "*fp32") | {"use_total": "i32"},
+        {"dim": 64, "width": 64, "is_mean": True, "uses_per_program": dots.USES_PER_PROGRAM},
+        dots.OPTIONS,
+    )
+    assert "fma." not in ptx
 
     floats = ["weights", "state", "scales", "counts", "grads"]
     for kind in step.KINDS.values():

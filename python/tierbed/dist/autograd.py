@@ -29,7 +29,7 @@ class Lookup(torch.autograd.Function):
         """Looks up a batch together with all ranks."""
         wants = (is_training, is_training and ctx.needs_input_grad[1])
         ctx.step, out = exchange.forward(*_batch(bags, weights), wants)
-        _keep(ctx, exchange, bags, is_training)
+        _keep(ctx, exchange, bags, weights, is_training)
         return out
 
     @staticmethod
@@ -55,7 +55,7 @@ class LookupParts(torch.autograd.Function):
         wants = (is_training, is_training and ctx.needs_input_grad[1])
         ctx.step, outputs, serving = exchange.forward_parts(*_batch(bags, weights), wants, parts)
         begun.append(serving)
-        _keep(ctx, exchange, bags, is_training)
+        _keep(ctx, exchange, bags, weights, is_training)
         return tuple(outputs)
 
     @staticmethod
@@ -72,11 +72,18 @@ def _batch(bags: KeyedJaggedTensor, weights: Tensor | None) -> tuple[Tensor, Ten
     return indices, offsets, of_ids
 
 
-def _keep(ctx: Any, exchange: Exchange, bags: KeyedJaggedTensor, is_training: bool) -> None:
+def _keep(
+    ctx: Any,
+    exchange: Exchange,
+    bags: KeyedJaggedTensor,
+    weights: Tensor | None,
+    is_training: bool,
+) -> None:
     """Keeps what the backward needs, beside the step's number."""
     ctx.exchange = exchange
     ctx.is_training = is_training
     ctx.index_count = bags.values().numel()
+    ctx.weights_device = None if weights is None else weights.device
 
 
 def _step_rows(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,6 +95,8 @@ def _step_rows(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if not ctx.is_training:
         raise InvalidError("this lookup was not made in training mode; call train() first")
     wants_weights = ctx.needs_input_grad[1]
-    weights_grad = torch.empty(ctx.index_count) if wants_weights else None
+    weights_grad = None
+    if wants_weights:
+        weights_grad = torch.empty(ctx.index_count, device=ctx.weights_device)
     ctx.exchange.backward(ctx.step, grad.to(torch.float32).contiguous(), weights_grad)
     return torch.zeros(1), weights_grad, None, None, None

@@ -19,7 +19,16 @@ from torch import Tensor
 
 from tierbed.kernels.launch import launch
 
-__all__ = ["KINDS", "OPTIONS", "StepNumbers", "Uses", "sort_uses", "step_rows", "step_rows_kernel"]
+__all__ = [
+    "KINDS",
+    "OPTIONS",
+    "StepNumbers",
+    "Uses",
+    "sort_uses",
+    "step_rows",
+    "step_rows_kernel",
+    "sum_products",
+]
 
 # Optimizers that the kernel knows.
 KINDS = {"sgd": 0, "adagrad": 1, "row_wise_adagrad": 2}
@@ -83,11 +92,11 @@ def sort_uses(
 
 
 @triton.jit
-def mean_square(grad, dim: tl.constexpr, width: tl.constexpr, row_count: tl.constexpr):
-    """Returns the mean of squares, added in the order of the CPU kernels: lane by lane, a tree."""
+def sum_products(left, right, dim: tl.constexpr, width: tl.constexpr, row_count: tl.constexpr):
+    """Returns sums of products in the order of the CPU kernels: lane by lane, then a tree."""
     column = tl.arange(0, width)
-    squares = tl.where(column[None, :] < dim, grad * grad, 0.0)
-    by_part = tl.reshape(squares, (row_count, width // LANES, LANES))
+    products = tl.where(column[None, :] < dim, left * right, 0.0)
+    by_part = tl.reshape(products, (row_count, width // LANES, LANES))
     part = tl.arange(0, width // LANES)
     lanes = tl.zeros((row_count, LANES), tl.float32)
     for at in tl.static_range(width // LANES):
@@ -96,8 +105,7 @@ def mean_square(grad, dim: tl.constexpr, width: tl.constexpr, row_count: tl.cons
     lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 8)), axis=1)
     lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 4)), axis=1)
     lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 2)), axis=1)
-    total = tl.sum(lanes, axis=1)
-    return tl.div_rn(total, tl.full((row_count,), dim, tl.float32))
+    return tl.sum(lanes, axis=1)
 
 
 @triton.jit
@@ -156,7 +164,8 @@ def step_rows_kernel(
         weight = weight - lr * tl.div_rn(grad, tl.sqrt_rn(total) + eps)
     else:
         sum_of_row = tl.load(state + row, mask=is_row, other=0.0)
-        sum_of_row += mean_square(grad, dim, width, rows_per_program)
+        squares = sum_products(grad, grad, dim, width, rows_per_program)
+        sum_of_row += tl.div_rn(squares, tl.full((rows_per_program,), dim, tl.float32))
         tl.store(state + row, sum_of_row, mask=is_row)
         bottom = tl.sqrt_rn(sum_of_row) + eps
         rate = tl.div_rn(tl.zeros((rows_per_program,), tl.float32) + lr, bottom)

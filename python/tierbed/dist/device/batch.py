@@ -85,29 +85,31 @@ class PublishedBatches:
         samples_max, indices_max = limits
         self._heap = heap
         self._features = features
-        self._bounds = heap.alloc((features + 2,), torch.int64)
+        # Samples, whether gradients of weights are wanted, then where each feature's ids begin.
+        self._bounds = heap.alloc((features + 3,), torch.int64)
         self._ids = heap.alloc((indices_max,), torch.int64)
         self._offsets = heap.alloc((features * samples_max + 1,), torch.int64)
         self._weights = heap.alloc((indices_max,), torch.float32) if is_weighted else None
 
-    def write(self, turn: int, batch: RankBatch) -> None:
+    def write(self, turn: int, batch: RankBatch, wants_weights: bool) -> None:
         """Publishes this rank's batch; the signal is the caller's."""
         count = batch.indices.numel()
-        self._bounds.local(turn).copy_(torch.tensor([batch.samples, *batch.bounds]))
+        self._bounds.local(turn).copy_(torch.tensor([batch.samples, wants_weights, *batch.bounds]))
         self._ids.local(turn)[:count].copy_(batch.indices)
         self._offsets.local(turn)[: batch.offsets.numel()].copy_(batch.offsets)
         if self._weights is not None and batch.weights is not None:
             self._weights.local(turn)[:count].copy_(batch.weights)
 
-    def read(self, turn: int) -> list[RankBatch]:
-        """Returns the batches of all ranks, of whom all have signalled.
+    def read(self, turn: int) -> tuple[list[RankBatch], bool]:
+        """Returns the batches of all ranks, and whether one wants gradients of weights.
 
-        They lie in the memory of their ranks: copy what is needed after this step.
+        All have signalled. Batches lie in the memory of their ranks: copy what is needed after
+        this step.
         """
         ranks = range(self._heap.count)
         told = torch.stack([self._bounds.peer(rank, turn) for rank in ranks]).tolist()
         batches = []
-        for rank, (samples, *bounds) in enumerate(told):
+        for rank, (samples, _, *bounds) in enumerate(told):
             batches.append(
                 RankBatch(
                     samples,
@@ -119,7 +121,7 @@ class PublishedBatches:
                     else self._near(self._weights.peer(rank, turn)[: bounds[-1]]),
                 )
             )
-        return batches
+        return batches, any(wants for _, wants, *_ in told)
 
     def _near(self, tensor: Tensor) -> Tensor:
         """Copies to the device what does not lie on one."""

@@ -13,6 +13,7 @@ waits for each signal, so that a rank that is silent has a name, and no kernel w
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from tierbed.dist.device.batch import PublishedBatches, check_batch
+from tierbed.dist.device.group_rows import GroupRows
 from tierbed.dist.device.heap import DeviceHeap
 from tierbed.dist.device.pad import Channel, SignalPad
 from tierbed.dist.device.plan import DevicePlan, Group
-from tierbed.dist.device.store import Arena, DeviceStore
+from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.exchange import Serving
 from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
 from tierbed.dist.lending import Lender
@@ -34,7 +36,6 @@ __all__ = ["DeviceExchange", "Limits"]
 
 # Forwards that may wait for their backward, one for each buffer.
 KEPT_MAX = 2
-PTR_ALIGN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class DeviceExchange:
         with self._on_device():
             own = plan.groups[heap.rank]
             self._launches = [
-                _Launch(group, store.add_tables(group.tables, optimizer), plan.output_dim)
+                GroupRows(group, store.add_tables(group.tables, optimizer), plan.output_dim)
                 for group in own
             ]
             sizes = (limits.samples_max, limits.indices_max)
@@ -93,6 +94,9 @@ class DeviceExchange:
             # Matrices of all ranks are one size, that of the widest.
             words = heap.count * limits.samples_max * max(plan.widths)
             self._grads = heap.alloc((words,), torch.float32)
+            self._weight_grads = (
+                heap.alloc((limits.indices_max,), torch.float32) if limits.is_weighted else None
+            )
             self._pad = SignalPad(heap, limits.timeout_s)
             self._runs, self._run_holders = _runs_of(plan, heap.device)
         self._lender = Lender(plan.output_dim, torch.float32, self._outputs)
@@ -110,10 +114,10 @@ class DeviceExchange:
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, wants: tuple[bool, bool]
     ) -> tuple[int, Tensor]:
         """As :meth:`tierbed.dist.exchange.Exchange.forward`."""
-        if wants[1]:
+        if wants[1] and self._plan.is_divided:
             raise UnsupportedError(
-                "rows on devices bring no gradients of weights; detach the weights, or keep rows "
-                "in a tierbed.Store"
+                "a table divided by columns brings no gradients of weights; detach the weights, or "
+                "plan it TableWise"
             )
         self._check()
         with self._on_device():
@@ -122,7 +126,7 @@ class DeviceExchange:
             own = check_batch(bags, self._plan.row_counts, self._plan.names, limits)
             self._lender.begin()
             with self._breaking():
-                return self._forward(own, wants[0])
+                return self._forward(own, wants)
 
     def forward_parts(self, *_: object) -> tuple[int, list[Tensor], Serving]:
         """Refuses: rows on a device do not arrive one after the other."""
@@ -130,7 +134,6 @@ class DeviceExchange:
 
     def backward(self, step: int, grad: Tensor, weights_grad: Tensor | None) -> None:
         """As :meth:`tierbed.dist.exchange.Exchange.backward`."""
-        del weights_grad
         self._check()
         if step not in self._kept:
             raise InvalidError(
@@ -139,32 +142,34 @@ class DeviceExchange:
                 {"step": str(step)},
             )
         with self._on_device(), self._breaking():
-            self._backward(self._kept.pop(step), grad.to(self._heap.device))
+            self._backward(self._kept.pop(step), grad.to(self._heap.device), weights_grad)
 
     def close(self) -> None:
         """As :meth:`tierbed.dist.exchange.Exchange.close`."""
         with self._on_device():
             self._heap.close()
 
-    def _forward(self, own: RankBatch, is_training: bool) -> tuple[int, Tensor]:
+    def _forward(self, own: RankBatch, wants: tuple[bool, bool]) -> tuple[int, Tensor]:
         self._step += 1
         step = self._step
-        self._batches.write(step, own)
+        self._batches.write(step, own, wants[1])
         self._pad.signal(Channel.IDS, step)
         self._pad.wait(Channel.IDS, step)
-        batches = self._batches.read(step)
+        batches, wants_weights = self._batches.read(step)
         samples = [batch.samples for batch in batches]
         firsts = torch.tensor([0, *torch.tensor(samples).cumsum(0).tolist()])
         first_samples = firsts.to(self._heap.device)
-        kept = _Step(firsts.tolist(), [])
+        kept = _Step(step, firsts.tolist(), [], [] if wants_weights else None)
         for launch in self._launches:
             joined = join_batches(batches, launch.group.features)
             kept.bags.append(joined)
+            if kept.places is not None:
+                kept.places.append(self._places(batches, launch.group, step))
             if launch.group.is_mirrored:
                 launch.pool_own(batches[self._rank], self._outputs.peer_ptrs(step), self._rank)
             else:
                 launch.pool(joined, self._outputs.peer_ptrs(step), first_samples)
-        if is_training:
+        if wants[0]:
             self._kept = {step: kept, **dict(list(self._kept.items())[: KEPT_MAX - 1])}
         self._pad.signal(Channel.OUTPUTS, step)
         self._pad.wait(Channel.OUTPUTS, step)
@@ -172,7 +177,7 @@ class DeviceExchange:
         (out,) = self._lender.lend(local.data_ptr(), [(0, own.samples)], local.device)
         return step, out.clone() if self._limits.copies_outputs else out
 
-    def _backward(self, step: _Step, grad: Tensor) -> None:
+    def _backward(self, step: _Step, grad: Tensor, weights_grad: Tensor | None) -> None:
         from tierbed.kernels.put_grads import put_grads
 
         self._grads_step += 1
@@ -184,9 +189,32 @@ class DeviceExchange:
         self._pad.wait(Channel.GRADS, turn)
         width = self._plan.widths[self._rank]
         grads = self._grads.local(turn)[: step.first_samples[-1] * width]
-        for launch, bags in zip(self._launches, step.bags, strict=True):
-            launch.step(bags, grads, width)
+        for at, (launch, bags) in enumerate(zip(self._launches, step.bags, strict=True)):
+            places = None if step.places is None else step.places[at]
+            launch.step(bags, grads, width, places)
             self._store.note_step(launch.arena)
+        if step.places is None:
+            return
+        self._pad.signal(Channel.WEIGHT_GRADS, turn)
+        self._pad.wait(Channel.WEIGHT_GRADS, turn)
+        if weights_grad is not None and self._weight_grads is not None:
+            weights_grad.copy_(self._weight_grads.local(step.number)[: weights_grad.numel()])
+
+    def _places(self, batches: list[RankBatch], group: Group, step: int) -> Tensor:
+        """Returns where the gradient of each joined id's weight is wanted: addresses, 0 for none.
+
+        Every holder of a mirror has all ids; the rank whose they are writes their gradients.
+        """
+        begins = [0] * len(batches)
+        if self._weight_grads is not None:
+            begins = self._weight_grads.peer_ptrs(step).tolist()
+        placed = []
+        for rank, batch in enumerate(batches):
+            place = begins[rank] + 4 * torch.arange(batch.indices.numel(), device=self._heap.device)
+            if group.is_mirrored and rank != self._rank:
+                place = torch.zeros_like(place)
+            placed.append(dataclasses.replace(batch, indices=place, weights=None))
+        return join_batches(placed, group.features).indices
 
     def _all_groups(self) -> list[Group]:
         return [group for groups in self._plan.groups for group in groups]
@@ -209,76 +237,21 @@ class DeviceExchange:
             raise
 
 
+@dataclass(frozen=True)
 class _Step:
-    """What a forward leaves for its backward: where ranks' samples begin, and each group's bags."""
+    """What a forward leaves for its backward.
 
-    def __init__(self, first_samples: list[int], bags: list[JoinedBags]) -> None:
-        self.first_samples = first_samples
-        self.bags = bags
+    Args:
+        number: Its own.
+        first_samples: Where ranks' samples begin.
+        bags: Of each group.
+        places: Of each group, where gradients of weights go; None when nobody wants them.
+    """
 
-
-class _Launch:
-    """A group of this rank, with its rows, as the kernels take it."""
-
-    def __init__(self, group: Group, arena: Arena, output_dim: int) -> None:
-        device = arena.weights.device
-        self.group = group
-        self.arena = arena
-        firsts = [arena.first_rows[table] for table in group.table_of]
-        self._first_rows = torch.tensor(firsts, device=device)
-        self._output_columns = torch.tensor(group.output_columns, device=device)
-        self._grad_columns = torch.tensor(group.grad_columns, device=device)
-        self._stride = output_dim
-        columns = (group.dim, output_dim, *group.output_columns)
-        self._is_aligned = all(column % PTR_ALIGN == 0 for column in columns)
-
-    def pool(self, bags: JoinedBags, outputs: Tensor, first_samples: Tensor) -> None:
-        """Pools ``bags`` into ``outputs``, addresses of one for each rank."""
-        from tierbed.kernels.pool_to_ranks import pool_to_ranks
-
-        pool_to_ranks(
-            self.arena.weights,
-            self._first_rows,
-            (bags.indices, bags.offsets, bags.weights),
-            outputs,
-            first_samples,
-            self._output_columns,
-            self._stride,
-            is_mean=self.group.is_mean,
-            is_aligned=self._is_aligned,
-        )
-
-    def pool_own(self, batch: RankBatch, outputs: Tensor, rank: int) -> None:
-        """Pools this rank's samples into its own output."""
-        bags = join_batches([batch], self.group.features)
-        bounds = torch.tensor([0, batch.samples], device=outputs.device)
-        self.pool(bags, outputs[rank : rank + 1], bounds)
-
-    def step(self, bags: JoinedBags, grads: Tensor, width: int) -> None:
-        """Steps the rows of ``bags``; ``grads`` is this rank's matrix, ``width`` columns."""
-        from tierbed.kernels.step_rows import StepNumbers, sort_uses, step_rows
-
-        arena, count = self.arena, bags.indices.numel()
-        if count == 0:
-            return
-        lengths = torch.diff(bags.offsets)
-        samples = lengths.numel() // len(self.group.features)
-        bag = torch.repeat_interleave(lengths, output_size=count)
-        feature, sample = bag // samples, bag % samples
-        optimizer = arena.optimizer
-        uses = sort_uses(
-            self._first_rows[feature] + bags.indices,
-            sample * width + self._grad_columns[feature],
-            bags.weights,
-            lengths[bag].to(torch.float32) if self.group.is_mean else None,
-        )
-        numbers = StepNumbers(
-            kind=optimizer.kind,
-            lr=float(optimizer.lr),
-            eps=float(getattr(optimizer, "eps", 0.0)),
-            weight_decay=float(optimizer.weight_decay),
-        )
-        step_rows(arena.weights, arena.state, arena.use_counts, uses, grads, numbers)
+    number: int
+    first_samples: list[int]
+    bags: list[JoinedBags]
+    places: list[Tensor] | None
 
 
 def _runs_of(plan: DevicePlan, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ class Channel(enum.IntEnum):
     IDS = 0
     OUTPUTS = 1
     GRADS = 2
+    WEIGHT_GRADS = 3
 
 
 class SignalPad:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tierbed.config import EmbeddingBagConfig, PoolingType
 from tierbed.dist.held import Held, held_tables
-from tierbed.dist.sharding import Mirrored, RowWise, ShardingPlan
+from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan
 from tierbed.errors import UnsupportedError
 
 __all__ = ["DevicePlan", "Group"]
@@ -66,6 +66,10 @@ class DevicePlan:
                     "tierbed.Store",
                     {"table": config.name},
                 )
+        # Whether a row's product with a gradient is nobody's alone.
+        self.is_divided = any(
+            isinstance(plan.tables.get(config.name), ColumnWise) for config in tables
+        )
         features = [config for config in tables for _ in config.feature_names]
         self.row_counts = [config.num_embeddings or 0 for config in features]
         self.names = [name for config in tables for name in config.feature_names]

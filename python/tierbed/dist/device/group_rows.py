@@ -1,0 +1,89 @@
+"""How does a rank pool and step the rows of one group? One launch each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tierbed.dist.device.plan import Group
+from tierbed.dist.device.store import Arena
+from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
+
+__all__ = ["GroupRows"]
+
+# Numbers that a store of 128 bits writes.
+WORDS_PER_STORE = 4
+
+
+class GroupRows:
+    """The rows of one group, as the kernels take them.
+
+    Args:
+        group: Its tables and features.
+        arena: Where they are.
+        output_dim: Columns of an output.
+    """
+
+    def __init__(self, group: Group, arena: Arena, output_dim: int) -> None:
+        device = arena.weights.device
+        self.group = group
+        self.arena = arena
+        firsts = [arena.first_rows[table] for table in group.table_of]
+        self._first_rows = torch.tensor(firsts, device=device)
+        self._output_columns = torch.tensor(group.output_columns, device=device)
+        self._grad_columns = torch.tensor(group.grad_columns, device=device)
+        self._stride = output_dim
+        columns = (group.dim, output_dim, *group.output_columns)
+        self._is_aligned = all(column % WORDS_PER_STORE == 0 for column in columns)
+
+    def pool(self, bags: JoinedBags, outputs: Tensor, first_samples: Tensor) -> None:
+        """Pools ``bags`` into ``outputs``, addresses of one for each rank."""
+        from tierbed.kernels.pool_to_ranks import pool_to_ranks
+
+        pool_to_ranks(
+            self.arena.weights,
+            self._first_rows,
+            (bags.indices, bags.offsets, bags.weights),
+            outputs,
+            first_samples,
+            self._output_columns,
+            self._stride,
+            is_mean=self.group.is_mean,
+            is_aligned=self._is_aligned,
+        )
+
+    def pool_own(self, batch: RankBatch, outputs: Tensor, rank: int) -> None:
+        """Pools this rank's samples into its own output."""
+        bags = join_batches([batch], self.group.features)
+        bounds = torch.tensor([0, batch.samples], device=outputs.device)
+        self.pool(bags, outputs[rank : rank + 1], bounds)
+
+    def step(self, bags: JoinedBags, grads: Tensor, width: int, places: Tensor | None) -> None:
+        """Steps the rows of ``bags``; ``grads`` is this rank's matrix, ``width`` columns.
+
+        Before, it writes the gradients of weights to ``places``, where there are some.
+        """
+        from tierbed.kernels.step_rows import StepNumbers, sort_uses, step_rows
+        from tierbed.kernels.weight_grads import weight_grads
+
+        arena, count = self.arena, bags.indices.numel()
+        if count == 0:
+            return
+        lengths = torch.diff(bags.offsets)
+        samples = lengths.numel() // len(self.group.features)
+        bag = torch.repeat_interleave(lengths, output_size=count)
+        feature, sample = bag // samples, bag % samples
+        optimizer = arena.optimizer
+        rows = self._first_rows[feature] + bags.indices
+        grads_at = sample * width + self._grad_columns[feature]
+        counts = lengths[bag].to(torch.float32) if self.group.is_mean else None
+        if places is not None:
+            weight_grads(arena.weights, rows, grads_at, counts, grads, places)
+        uses = sort_uses(rows, grads_at, bags.weights, counts)
+        numbers = StepNumbers(
+            kind=optimizer.kind,
+            lr=float(optimizer.lr),
+            eps=float(getattr(optimizer, "eps", 0.0)),
+            weight_decay=float(optimizer.weight_decay),
+        )
+        step_rows(arena.weights, arena.state, arena.use_counts, uses, grads, numbers)
