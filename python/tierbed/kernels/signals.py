@@ -49,17 +49,20 @@ def signal_ranks(words: Tensor, epoch: int) -> None:
     launch(signal_kernel, 1, words, epoch, rank_count=words.numel(), num_warps=1)
 
 
-def wait_for_ranks(pad: Tensor, epoch: int, spins: int = 1 << 24) -> Tensor:
+def wait_for_ranks(
+    pad: Tensor, epoch: int, spins: int = 1 << 24, device: torch.device | None = None
+) -> Tensor:
     """Waits, as one program, until every sender signalled ``epoch``.
 
     Args:
         pad: ``[ranks, 32]`` i32, this rank's words, one per line of 128 bytes.
         epoch: What to wait for.
         spins: Looks per sender before it counts as late.
+        device: Where the kernel runs, if not where the pad lies: a pad may be in pinned memory.
 
     Returns:
         ``[ranks]`` i32, 1 for each sender that is late.
     """
-    late = torch.zeros(pad.shape[0], dtype=torch.int32, device=pad.device)
+    late = torch.zeros(pad.shape[0], dtype=torch.int32, device=device or pad.device)
     launch(wait_kernel, 1, pad, epoch, spins, late, rank_count=pad.shape[0], num_warps=1)
     return late

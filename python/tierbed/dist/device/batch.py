@@ -55,8 +55,10 @@ def check_batch(
     if weights is not None and weights.numel() != count:
         raise InvalidError(f"{weights.numel()} weights for {count} ids")
     batch = RankBatch.of(indices, offsets, weights, features)
-    lengths = torch.diff(torch.tensor(batch.bounds, dtype=torch.int64))
-    rows = torch.repeat_interleave(torch.tensor(row_counts), lengths).to(indices.device)
+    near = indices.device
+    lengths = torch.diff(torch.tensor(batch.bounds, dtype=torch.int64, device=near))
+    counts = torch.tensor(row_counts, device=near)
+    rows = torch.repeat_interleave(counts, lengths, output_size=count)
     is_wrong = (indices < 0) | (indices >= rows)
     if bool(is_wrong.any()):
         position = int(is_wrong.nonzero()[0])

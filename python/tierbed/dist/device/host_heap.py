@@ -22,6 +22,8 @@ from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 __all__ = ["HostHeap"]
 
+# Looks of a kernel on a GPU before the host looks at its clock.
+SPINS = 64
 # cudaHostRegisterPortable | cudaHostRegisterMapped
 REGISTER_FLAGS = 3
 
@@ -50,6 +52,11 @@ class HostHeap(DeviceHeap):
         self._hosts = hosts
         self._runtime = runtime
         self._registered: list[int] = []
+
+    @property
+    def spins(self) -> int:
+        """Few looks: each of a GPU's crosses the link."""
+        return SPINS if self._device.type == "cuda" else 1
 
     def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
         region_bytes = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE

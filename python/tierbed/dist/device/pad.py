@@ -67,7 +67,7 @@ class SignalPad:
         end = time.monotonic() + self._timeout_s
         sleep_s = 0.0
         while True:
-            late = wait_for_ranks(words, epoch, self._heap.spins).tolist()
+            late = wait_for_ranks(words, epoch, self._heap.spins, self._heap.device).tolist()
             if not any(late):
                 return
             if time.monotonic() > end:
