@@ -7,7 +7,7 @@
 //! ```text
 //! query     a b c d e
 //! page      1 1 2 2          reads 3
-//! owes      .65 .65 .65 .65 1
+//! owes      .58 .58 .58 .58 1
 //! ```
 //!
 //! The queries to come are like these, not these: of a group that came together here some rows come
@@ -20,9 +20,10 @@ use super::pins::Pins;
 /// Serves nobody: the pin is read alone.
 pub(crate) const NO_PAGE: u32 = u32::MAX;
 
-/// What a pin owes at least, however large its group is. 0.3 and 0.6 read about the same of queries
-/// held out, up to 2 % less than 0 where replicas are many.
-const OWED_MIN: f32 = 0.3;
+/// What a pin owes at least, however large its group is. On four logs, with many replicas, 0.15
+/// reads up to 1.3 % less of queries held out than 0, and never more; 0.3 up to 2 % less, but
+/// 0.9 % more on one.
+const OWED_MIN: f32 = 0.15;
 
 /// Which page serves which pin.
 #[derive(Debug)]
@@ -172,7 +173,7 @@ mod tests {
         }
         residual.regroup(0);
         assert_eq!((residual.reads(0), residual.group(0), residual.group(4)), (3, 2, 1));
-        assert_eq!(residual.owes(1), 0.65);
+        assert!((residual.owes(1) - 0.575).abs() < 1e-6, "{}", residual.owes(1));
         assert_eq!(saving(&mut residual, &[0, 1, 4]), 1);
         assert_eq!(saving(&mut residual, &[0, 2, 4]), 0, "halves of two groups stay halves");
         assert_eq!(saving(&mut residual, &[0, 1, 2, 3, 4]), 2);
