@@ -20,8 +20,9 @@ const SHARD_BYTES_WANTED: u64 = 2 << 20;
 /// Bytes of a shard that its slots have numbers for, whatever the rows.
 const SHARD_BYTES_MAX: u64 = 192 << 20;
 
-/// Bytes of a shard of a tier that may be resized, at its largest: it is locked meanwhile.
-const RESIZABLE_BYTES_WANTED: u64 = 1 << 20;
+/// Bytes of a shard of a tier that may be resized, at its largest. It is locked meanwhile, and its
+/// scores are there twice; more shards have more tables of their own.
+const RESIZABLE_BYTES_WANTED: u64 = 4 << 20;
 
 /// Shards of a tier that may be resized: scores of one at a time are there twice.
 const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 2..=64;

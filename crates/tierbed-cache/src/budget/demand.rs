@@ -1,27 +1,42 @@
 //! How many hits would a model have with so many bytes?
 //!
-//! Shadows at several shares of the budget, fingerprints without rows, are told of a sample of the
-//! model's rows: those whose hash falls into one of `one_in` parts, and as many times fewer slots.
-//! So every size is tried at once, whatever the model has at present. Shadows count uses weighed by
-//! groups, by the model's own rule where it has one: what a model could hit is a question of its
-//! requests, and its policy comes near.
+//! A sample of the model's rows is counted: those whose hash falls into one of `one_in` parts. A
+//! cache that keeps the rows used most has a row that is asked for again if it has room for all
+//! rows used more often. So one table of fading counts tells the hits at every size at once,
+//! whatever the model has at present and whichever policy it has: what a model could hit is a
+//! question of its requests.
 //!
-//! Source: miniature caches (Waldspurger et al., "Cache Modeling and Optimization using Miniature
-//! Simulations", ATC 2017). Differs: one rule stands for policies that know no groups.
+//! ```text
+//! hash ─▶ set of 8 entries ─▶ uses so far ─▶ rows with more uses: 130 ─▶ a hit from 3 units on
+//! entry:  bit 31 ..... 16  15 .......... 0
+//!             hash bits    sixteenths of a use, 0: empty
+//! ```
+//!
+//! Source: the sampling of Waldspurger et al., "Efficient MRC Construction with SHARDS" (FAST
+//! 2015). Differs: places in the order of use counts instead of recency, because the tiers' own
+//! rules count uses; four bytes per row.
 
 use tierbed_core::env::mix64;
 
 use super::division::{Curve, UNITS};
-use crate::policy::{fingerprint, CreditRule, PolicyKind, SampledGroup, Shadow};
 
-/// Sizes that are tried, in sixteenths of the budget; in small ones those of the second list.
-const SIXTEENTHS: [u64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
-const FEW_SIXTEENTHS: [u64; 4] = [2, 4, 8, 16];
-/// Slots of the largest shadow.
-const SLOTS_MIN: u64 = 64;
-const SLOTS_MAX: u64 = 16 << 10;
+/// Entries of a set.
+const WAYS: usize = 8;
+/// What a use adds to a count, so that counts can fade for some time.
+const USE: u16 = 16;
+/// Counts that are told apart: eight steps per doubling.
+const STEPS: usize = 128;
+/// Sets of a table.
+const SETS_MIN: u64 = 16;
+const SETS_MAX: u64 = 8 << 10;
+/// Rows counted per row that the whole budget has room for.
+const HISTORY: u64 = 2;
+/// All counts are halved after so many uses per entry.
+const HALVE_AFTER: u64 = 32;
 /// What the hits of an epoch are worth in the next.
-const DECAY: f64 = 0.6;
+const DECAY: f64 = 0.8;
+/// The golden section of 2^32: its multiples are spread evenly.
+const TURN: u32 = 0x9e37_79b9;
 /// Draws other rows than the hashes of indexes and shards.
 const SALT: u64 = 0x9e6c_63d0_876a_3f35;
 
@@ -38,51 +53,49 @@ impl Sample {
     }
 }
 
-/// The hits of a model at several sizes.
+/// The hits of a model at every size.
 #[derive(Debug)]
 pub(super) struct Demand {
-    sizes: Vec<Size>,
     sample: Sample,
-    bytes: u64,
-    /// Fingerprints of the rows of a group.
-    rows: Vec<u32>,
-}
-
-#[derive(Debug)]
-struct Size {
-    shadow: Shadow,
-    sixteenths: u64,
-    /// Hits of the present epoch.
-    hits: u64,
-    /// Hits of all epochs, fading.
-    standing: f64,
+    sets: Box<[[u32; WAYS]]>,
+    /// Rows by their uses, `[STEPS]`.
+    rows: Box<[u32]>,
+    /// Rows of the sample that so many units have room for, growing, `[UNITS + 1]`.
+    room: Box<[u64]>,
+    /// Hits that begin with so many units: of all epochs, fading, and of the present one.
+    standing: Box<[f64]>,
+    hits: Box<[u32]>,
+    /// Uses since counts were halved.
+    uses: u64,
+    /// A place among rows used alike, in parts of 2^32.
+    turn: u32,
 }
 
 impl Demand {
     /// Tries sizes of up to the whole budget; `rows_at` tells how many rows the model has room for
-    /// in so many sixteenths of it. All shadows take some `bytes` together, or what the smallest
-    /// take.
-    pub(super) fn new(policy: PolicyKind, bytes: u64, rows_at: impl Fn(u64) -> u64) -> Self {
-        let rule = rule_of(policy);
-        let tried = tried(bytes);
-        let slot_bytes = Shadow::BYTES_PER_SLOT as u64 * tried.iter().sum::<u64>();
-        let slots = (bytes * 16 / slot_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
-        let one_in = rows_at(16).div_ceil(slots).max(1);
-        let mut held_bytes = Self::bytes_about(0);
-        let sizes = tried.iter().map(|&sixteenths| {
-            let mut shadow = Shadow::new(rule);
-            let slot_count = (rows_at(sixteenths) / one_in).clamp(1, u64::from(u16::MAX));
-            shadow.resize(slot_count as u32);
-            held_bytes += slot_count * Shadow::BYTES_PER_SLOT as u64;
-            Size { shadow, sixteenths, hits: 0, standing: 0.0 }
-        });
-        let sizes = sizes.collect();
-        Self { sizes, sample: Sample { one_in }, bytes: held_bytes, rows: Vec::new() }
+    /// in so many units of it. Takes about `bytes`, or what the smallest table takes.
+    pub(super) fn new(bytes: u64, rows_at: impl Fn(u64) -> u64) -> Self {
+        let set_bytes = (WAYS * size_of::<u32>()) as u64;
+        let set_count = (bytes / set_bytes).clamp(SETS_MIN, SETS_MAX);
+        let one_in = (HISTORY * rows_at(UNITS as u64)).div_ceil(set_count * WAYS as u64).max(1);
+        let room = (0..=UNITS as u64).map(|units| rows_at(units) / one_in);
+        Self {
+            sample: Sample { one_in },
+            sets: vec![[0; WAYS]; set_count as usize].into_boxed_slice(),
+            rows: vec![0; STEPS].into_boxed_slice(),
+            room: room.collect(),
+            standing: vec![0.0; UNITS + 1].into_boxed_slice(),
+            hits: vec![0; UNITS + 1].into_boxed_slice(),
+            uses: 0,
+            turn: 0,
+        }
     }
 
-    /// Returns about what shadows that may take `bytes` really take.
+    /// Returns the most that a table that may take `bytes` really takes.
     pub(super) fn bytes_about(bytes: u64) -> u64 {
-        bytes + (tried(bytes).len() * fixed_bytes()) as u64
+        let words = STEPS + 5 * (UNITS + 1);
+        let set_bytes = WAYS * size_of::<u32>();
+        bytes.max(SETS_MIN * set_bytes as u64) + (words * size_of::<u32>()) as u64
     }
 
     /// Returns which rows should be told of.
@@ -90,70 +103,112 @@ impl Demand {
         self.sample
     }
 
-    /// Returns the bytes of all shadows.
+    /// Returns the bytes it takes.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        Self::bytes_about(size_of_val(&*self.sets) as u64)
     }
 
-    /// Notes that the rows of `hashes`, all of the sample, were asked for together with others:
-    /// `row_count` in all, of which `miss_count` had to be read.
-    pub(super) fn note(&mut self, hashes: &[u64], row_count: u32, miss_count: u32) {
-        self.rows.clear();
-        self.rows.extend(hashes.iter().map(|&hash| fingerprint(hash)));
-        let asked = self.rows.len() as u32;
-        // Which rows were missing is not told: as many in the sample as elsewhere.
-        let outside = u64::from(row_count.saturating_sub(asked));
-        let missing_outside = u64::from(miss_count) * outside / u64::from(row_count.max(1));
-        let missing_outside = missing_outside as u32;
-        for size in &mut self.sizes {
-            let group = SampledGroup { rows: &self.rows, row_count, missing_outside };
-            size.hits += u64::from(asked - size.shadow.ask(&group));
+    /// Notes that the rows of `hashes`, all of the sample, were asked for.
+    pub(super) fn note(&mut self, hashes: &[u64]) {
+        for &hash in hashes {
+            let uses = self.count(hash);
+            if uses > 0 {
+                let position = self.position(uses);
+                let units = self.room.partition_point(|&room| room <= position);
+                if let Some(hits) = self.hits.get_mut(units) {
+                    *hits += 1;
+                }
+            }
+        }
+        self.uses += hashes.len() as u64;
+        if self.uses > HALVE_AFTER * (self.sets.len() * WAYS) as u64 {
+            self.uses = 0;
+            self.halve();
+        }
+    }
+
+    /// Counts a use; returns the count before. The lowest of a set makes room.
+    fn count(&mut self, hash: u64) -> u16 {
+        let at = ((hash & 0xFFFF_FFFF) * self.sets.len() as u64) >> 32;
+        let tag = (hash >> 48) as u32;
+        let Some(set) = self.sets.get_mut(at as usize) else { return 0 };
+        let is_it = |entry: &&mut u32| **entry >> 16 == tag && **entry as u16 > 0;
+        let (uses, before) = match set.iter_mut().find(is_it) {
+            Some(entry) => {
+                let before = *entry as u16;
+                *entry = (tag << 16) | u32::from(before.saturating_add(USE));
+                (before, before)
+            }
+            None => {
+                let lowest = set.iter_mut().min_by_key(|entry| **entry as u16);
+                let Some(entry) = lowest else { return 0 };
+                let lowest = *entry as u16;
+                *entry = (tag << 16) | u32::from(USE);
+                (0, lowest)
+            }
+        };
+        self.step_mut(before, |count| count.saturating_sub(u32::from(before > 0)));
+        self.step_mut(uses.saturating_add(USE), |count| count + 1);
+        uses
+    }
+
+    /// The rows of the sample that are before one with this count, now that it has one more use. Of
+    /// those used as often any may be before it: the places among them are taken in turn.
+    fn position(&mut self, uses: u16) -> u64 {
+        self.turn = self.turn.wrapping_add(TURN);
+        let step = step_of(uses);
+        let rows = self.rows.get(step..).unwrap_or_default();
+        let above: u32 = rows.iter().skip(1).sum();
+        // The row itself is above by now, if it is on another step.
+        let is_above = step_of(uses.saturating_add(USE)) > step;
+        let alike = u64::from(rows.first().copied().unwrap_or(0)) + u64::from(is_above);
+        let among = (alike * u64::from(self.turn)) >> u32::BITS;
+        u64::from(above.saturating_sub(u32::from(is_above))) + among
+    }
+
+    fn step_mut(&mut self, uses: u16, change: impl Fn(u32) -> u32) {
+        if let Some(count) = self.rows.get_mut(step_of(uses)) {
+            *count = change(*count);
+        }
+    }
+
+    /// Halves all counts.
+    fn halve(&mut self) {
+        self.rows.fill(0);
+        for entry in self.sets.iter_mut().flatten() {
+            let uses = *entry as u16 / 2;
+            *entry = (*entry >> 16 << 16) | u32::from(uses);
+            if let Some(count) = self.rows.get_mut(step_of(uses)).filter(|_| uses > 0) {
+                *count += 1;
+            }
         }
     }
 
     /// Lets the hits so far fade.
     pub(super) fn end_epoch(&mut self) {
-        for size in &mut self.sizes {
-            size.standing = size.standing * DECAY + std::mem::take(&mut size.hits) as f64;
+        for (standing, hits) in self.standing.iter_mut().zip(&mut self.hits) {
+            *standing = *standing * DECAY + f64::from(std::mem::take(hits));
         }
     }
 
-    /// Returns the hits with 0, 1, ... units of the budget; between sizes that were tried, on a
-    /// straight line.
+    /// Returns the hits with 0, 1, ... units of the budget.
     pub(super) fn curve(&self) -> Curve {
-        let mut curve = Curve::default();
-        let (mut from, mut hits_from) = (0, 0.0f64);
-        for size in &self.sizes {
-            let to = size.sixteenths as usize * UNITS / 16;
-            // Where more memory seems to cost hits, the sample is at its end.
-            let hits_to = hits_from.max(size.standing * self.sample.one_in as f64);
-            for unit in from..=to {
-                let share = (unit - from) as f64 / (to - from) as f64;
-                curve.set(unit, hits_from + share * (hits_to - hits_from));
-            }
-            (from, hits_from) = (to, hits_to);
+        let weight = self.sample.one_in as f64;
+        let (mut curve, mut hits) = (Curve::sampled(weight), 0.0);
+        for (units, begun) in self.standing.iter().enumerate() {
+            hits += begun * weight;
+            curve.set(units, hits);
         }
         curve
     }
 }
 
-/// The sizes that are tried: fewer where what shadows take without a row is too much already.
-fn tried(bytes: u64) -> &'static [u64] {
-    match (SIXTEENTHS.len() * fixed_bytes()) as u64 > bytes {
-        true => &FEW_SIXTEENTHS,
-        false => &SIXTEENTHS,
-    }
-}
-
-/// Bytes of a shadow without slots, and of the tables of its few slabs.
-fn fixed_bytes() -> usize {
-    Shadow::BYTES_FIXED + 256
-}
-
-fn rule_of(policy: PolicyKind) -> CreditRule {
-    match policy {
-        PolicyKind::GroupFrequency(rule) => rule,
-        _ => CreditRule::STEADY,
+/// The step of a count.
+fn step_of(uses: u16) -> usize {
+    let octave = u16::BITS - uses.leading_zeros();
+    match octave.checked_sub(4) {
+        None | Some(0) => usize::from(uses),
+        Some(shift) => 8 * shift as usize + usize::from(uses >> shift),
     }
 }
 
@@ -166,17 +221,16 @@ mod tests {
     /// Asks for `asked` rows of `row_count`, drawn evenly, and returns the hits per 1000 at each
     /// sixteenth of a budget that holds `rows_max`.
     fn hits_of(rows_max: u64, row_count: u64, bytes: u64) -> Vec<f64> {
-        let mut demand =
-            Demand::new(PolicyKind::Lru, bytes, |sixteenths| rows_max * sixteenths / 16);
+        let mut demand = Demand::new(bytes, |units| rows_max * units / UNITS as u64);
         let (sample, mut rng) = (demand.sample(), SplitMix64::new(7));
         for round in 0..2 {
             for _ in 0..400_000 {
                 let hash = mix64(rng.below(row_count));
                 if sample.has(hash) {
-                    demand.note(&[hash], 1, 0);
+                    demand.note(&[hash]);
                 }
             }
-            // What came while the shadows filled fades.
+            // What came while counts began fades.
             demand.end_epoch();
             if round == 0 {
                 (0..40).for_each(|_| demand.end_epoch());
@@ -207,12 +261,45 @@ mod tests {
     }
 
     #[test]
-    fn shadows_stay_within_their_bytes() {
-        for bytes in [1 << 10, 1 << 20, 64 << 20] {
-            let demand = Demand::new(PolicyKind::Lru, bytes, |sixteenths| sixteenths << 20);
-            let least = Demand::bytes_about(0) + 64 * 4 * Shadow::BYTES_PER_SLOT as u64;
-            let most = least.max(Demand::bytes_about(bytes));
-            assert!(demand.bytes() <= most, "{bytes}: {}", demand.bytes());
+    fn tables_stay_within_their_bytes() {
+        for bytes in [100, 1 << 10, 1 << 20, 64 << 20] {
+            let demand = Demand::new(bytes, |units| units << 20);
+            assert!(demand.bytes() <= Demand::bytes_about(bytes), "{bytes}: {}", demand.bytes());
         }
+    }
+
+    /// The oracle keeps the counts of all rows and sorts them.
+    #[test]
+    fn hits_begin_where_there_is_room_for_all_rows_used_more() {
+        let mut demand = Demand::new(1 << 20, |units| units * 20);
+        let (mut rng, mut uses) = (SplitMix64::new(11), vec![0u32; 1000]);
+        let mut expected = [0.0; UNITS + 1];
+        for _ in 0..20_000 {
+            let bound = 1 + rng.below(1000);
+            let row = rng.below(bound) as usize;
+            demand.note(&[mix64(row as u64)]);
+            if uses[row] > 0 {
+                let more = uses.iter().filter(|&&other| other > uses[row]).count();
+                let alike = uses.iter().filter(|&&other| other == uses[row]).count();
+                for (units, expected) in expected.iter_mut().enumerate() {
+                    let share = (20.0 * units as f64 - more as f64) / alike as f64;
+                    *expected += share.clamp(0.0, 1.0);
+                }
+            }
+            uses[row] += 1;
+        }
+        demand.end_epoch();
+        let curve = demand.curve();
+        for (units, expected) in expected.iter().enumerate() {
+            let found = curve.at(units);
+            assert!((found - expected).abs() <= 400.0, "{units}: {found} for {expected}");
+        }
+    }
+
+    #[test]
+    fn steps_grow_with_counts() {
+        let steps: Vec<usize> = (0..=u16::MAX).map(step_of).collect();
+        assert!(steps.windows(2).all(|two| two[0] == two[1] || two[0] + 1 == two[1]));
+        assert!(steps[usize::from(u16::MAX)] < STEPS);
     }
 }

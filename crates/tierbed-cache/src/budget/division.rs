@@ -6,20 +6,29 @@ pub(super) const UNITS: usize = 64;
 const EVENNESS: f64 = 1e-4;
 /// A division that is not better by this is not worth moving rows for.
 const GAIN_WANTED: f64 = 1.01;
+/// Nor is one whose gain may be chance: so many standard deviations of the hits that were sampled.
+const DEVIATIONS_WANTED: f64 = 3.0;
 
 /// Hits of a model with 0, 1, ... [`UNITS`] units.
 #[derive(Debug, Clone)]
 pub(super) struct Curve {
     hits: Vec<f64>,
+    /// Hits that one of the sample stands for.
+    weight: f64,
 }
 
 impl Default for Curve {
     fn default() -> Self {
-        Self { hits: vec![0.0; UNITS + 1] }
+        Self { hits: vec![0.0; UNITS + 1], weight: 0.0 }
     }
 }
 
 impl Curve {
+    /// A curve without hits yet, of a sample in which a hit stands for `weight`; 0: exact.
+    pub(super) fn sampled(weight: f64) -> Self {
+        Self { weight, ..Self::default() }
+    }
+
     pub(super) fn set(&mut self, units: usize, hits: f64) {
         if let Some(place) = self.hits.get_mut(units) {
             *place = hits;
@@ -83,13 +92,23 @@ pub(super) fn divide(claims: &[Claim]) -> Vec<usize> {
     let held: Vec<usize> = claims.iter().map(|claim| claim.held).collect();
     let is_allowed =
         held.iter().sum::<usize>() == UNITS && claims.iter().all(|claim| claim.held >= claim.floor);
-    let hits = |units: &[usize]| -> f64 {
-        claims.iter().zip(units).map(|(claim, &units)| claim.curve.at(units)).sum()
-    };
-    match is_allowed && hits(&units) < GAIN_WANTED * hits(&held) {
+    match is_allowed && !is_clearly_better(claims, &units) {
         true => held,
         false => units,
     }
+}
+
+/// Tells whether `units` have more hits than what is held, beyond chance.
+fn is_clearly_better(claims: &[Claim], units: &[usize]) -> bool {
+    let (mut held_hits, mut gain, mut variance) = (0.0, 0.0, 0.0);
+    for (claim, &units) in claims.iter().zip(units) {
+        let (before, after) = (claim.curve.at(claim.held), claim.curve.at(units));
+        held_hits += before;
+        gain += after - before;
+        // Hits are counted one by one: of n of the sample, the square root of n is chance.
+        variance += (after - before).abs() * claim.curve.weight;
+    }
+    gain >= (GAIN_WANTED - 1.0) * held_hits && gain >= DEVIATIONS_WANTED * variance.sqrt()
 }
 
 #[cfg(test)]
@@ -134,6 +153,16 @@ mod tests {
         let slope = |by: f64| move |units: usize| by * units as f64;
         assert_eq!(divide(&[claim(1, 20, slope(1.0)), claim(1, 44, slope(1.001))]), [20, 44]);
         assert_eq!(divide(&[claim(1, 20, slope(1.0)), claim(1, 44, slope(2.0))]), [1, 63]);
+        // The same slopes, guessed from a few hits of a sample.
+        let sampled = |held, slope: f64, weight| {
+            let mut claim = claim(1, held, |units| slope * units as f64);
+            claim.curve.weight = weight;
+            claim
+        };
+        for (weight, expected) in [(1.0, [1, 63]), (20.0, [20, 44])] {
+            let claims = [sampled(20, 10.0, weight), sampled(44, 20.0, weight)];
+            assert_eq!(divide(&claims), expected, "{weight}");
+        }
         // A newcomer: what is held is less than there is.
         let units = divide(&[claim(1, 64, slope(1.0)), claim(8, 0, |_| 0.0)]);
         assert_eq!(units, [56, 8]);

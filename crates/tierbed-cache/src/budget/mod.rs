@@ -2,7 +2,7 @@
 //!
 //! A model *joins* a [`TierBudget`] with its tiers and has its floor from then on; what is beyond
 //! all floors goes where it makes most hits. Each model's hits at every size are measured by
-//! shadows over a sample of its rows, and from time to time the lookup that
+//! counts of uses of a sample of its rows, and from time to time the lookup that
 //! asked last divides anew: who gets less gives its rows up first, then the others grow.
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //! model C ─ tiers ┘                       └─────────────────────────────┘
 //! ```
 //!
-//! Invariant: rows, index, keys, policies, scores, admission and shadows of all models together
+//! Invariant: rows, index, keys, policies, scores, admission and counts of all models together
 //! never take more than the limit, while memory moves neither. A lookup takes no lock that is
 //! common to models; it tries a model's own one when it asks for a row of the sample, and goes on
 //! without when that is taken.
@@ -35,8 +35,8 @@ use crate::tier::{hash_of, TierStats};
 
 /// Groups with rows of the sample from one division to the next, of all models.
 const GROUPS_PER_EPOCH: u64 = 2048;
-/// Part of the limit that the shadows of a model take, about.
-const DEMAND_SHARE: u64 = 64;
+/// Part of the limit that a model's counts of uses take, about.
+const DEMAND_SHARE: u64 = 256;
 /// Part of the limit that is a model's floor where none is given.
 const FLOOR_SHARE: u64 = 16;
 
@@ -254,7 +254,6 @@ impl TierBudget {
 impl Member {
     fn new(options: MemberOptions, floor_bytes: u64, limit_bytes: u64) -> Result<Self> {
         let shares: f64 = options.tiers.iter().map(|(_, share)| share).sum();
-        let policy = options.tiers.first().map(|(tier, _)| tier.policy).unwrap_or_default();
         let mut tiers = Vec::new();
         for (tier, share) in options.tiers {
             let share = share / shares;
@@ -263,11 +262,11 @@ impl Member {
         }
         let demand_bytes = limit_bytes / DEMAND_SHARE;
         let besides_bytes = options.fixed_bytes + Demand::bytes_about(demand_bytes);
-        let rows_at = |sixteenths: u64| {
-            let bytes = (limit_bytes * sixteenths / 16).saturating_sub(besides_bytes);
+        let rows_at = |units: u64| {
+            let bytes = (limit_bytes * units / UNITS as u64).saturating_sub(besides_bytes);
             tiers.iter().map(|(tier, share)| tier.rows_with(part_of(bytes, *share))).sum()
         };
-        let demand = Demand::new(policy, demand_bytes, rows_at);
+        let demand = Demand::new(demand_bytes, rows_at);
         Ok(Self {
             name: options.name,
             floor_bytes,
@@ -340,11 +339,10 @@ impl Membership {
         if sampled.is_empty() {
             return;
         }
-        let miss_count = row_count.saturating_sub(hit_count) as u32;
         match member.demand.try_lock() {
-            Ok(mut demand) => demand.note(&sampled, row_count as u32, miss_count),
+            Ok(mut demand) => demand.note(&sampled),
             Err(TryLockError::Poisoned(poisoned)) => {
-                poisoned.into_inner().note(&sampled, row_count as u32, miss_count);
+                poisoned.into_inner().note(&sampled);
             }
             // A sample may miss a group.
             Err(TryLockError::WouldBlock) => {}
@@ -369,7 +367,7 @@ fn part_of(bytes: u64, share: f64) -> u64 {
     (bytes as f64 * share) as u64
 }
 
-// Numbers and shadows are whole after every statement, or may forget a group.
+// Numbers and counts are whole after every statement, or may forget a group.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -134,17 +134,18 @@ fn threads_never_take_more_than_the_budget() {
 fn memory_follows_demand_and_comes_back_when_a_model_closes() {
     for name in ["lru", "ours", "ev-lfu", "s3-fifo"] {
         let policy = PolicyKind::from_name(name).unwrap();
-        let budget = TierBudget::with_epoch(8 << 20, 250).unwrap();
-        let first = budget.join(member("first", policy, 1 << 20)).unwrap();
+        let budget = TierBudget::with_epoch(4 << 20, 250).unwrap();
+        let first = budget.join(member("first", policy, 512 << 10)).unwrap();
         let alone = capacities(&budget)[0];
-        assert!(alone > 7 << 20, "one model has all: {alone}");
-        let second = budget.join(member("second", policy, 1 << 20)).unwrap();
+        assert!(alone > 7 << 19, "one model has all: {alone}");
+        let second = budget.join(member("second", policy, 512 << 10)).unwrap();
         let mut rng = SplitMix64::new(3);
-        // 300 rows fit a floor; 22,000 rows of 256 bytes take nearly all of the budget.
+        // 300 rows fit a floor; 11,000 rows of 256 bytes take nearly all of the budget, once they
+        // have been asked for.
         let mut run = |few: &Membership, many: &Membership| {
-            for _ in 0..8000 {
+            for _ in 0..10_000 {
                 ask(few, &draw(&mut rng, 300));
-                ask(many, &draw(&mut rng, 22_000));
+                ask(many, &draw(&mut rng, 11_000));
             }
             check(&budget);
         };

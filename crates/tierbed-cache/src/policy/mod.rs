@@ -51,7 +51,6 @@ pub use lru::Lru;
 pub use registry::PolicyKind;
 pub use s3_fifo::S3Fifo;
 pub(crate) use score_table::ScoreTable;
-pub(crate) use shadow::{fingerprint, SampledGroup, Shadow};
 pub use sieve::Sieve;
 pub use w_tiny_lfu::WTinyLfu;
 
