@@ -29,7 +29,7 @@ const DECAY: f64 = 0.95;
 /// Another shadow leads when it is better by this part of its standing.
 const LEAD: f64 = 0.01;
 /// A row that is a hit counts as this part of a row of a perfect hit.
-const HIT_SHARE: f64 = 1.0 / 8.0;
+const HIT_SHARE: f64 = 1.0 / 16.0;
 /// Most slots of a shadow.
 const SAMPLE_SLOTS: usize = 4096;
 
