@@ -424,7 +424,9 @@ class NativeServer:
     def wait(self, timeout_s: float) -> bool:
         """Waits; True when the server has stopped."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> bool:
+        """Stops; True when all work ended in time."""
+
 
 # ---------------------------------------------------------------- data
 

@@ -70,6 +70,16 @@ class Predictor:
             return save(answer)
         return json.dumps({name: value.tolist() for name, value in answer.items()}).encode()
 
+    def warm_up(self) -> None:
+        """Answers a sample without ids, so that no request waits for code to be loaded."""
+        self.predict(
+            {
+                "dense": torch.zeros(1, self._model.dense_count),
+                "values": torch.empty(0, dtype=torch.int64),
+                "lengths": torch.zeros(len(self._features), dtype=torch.int64),
+            }
+        )
+
     def predict(self, request: dict[str, Tensor]) -> dict[str, Tensor]:
         """Answers one request given as tensors."""
         missing = {"dense", "values"} - request.keys()
@@ -142,6 +152,8 @@ class Server:
     ) -> None:
         model = load_model(snapshot) if with_model else None
         self._predictor = None if model is None else Predictor(model)
+        if self._predictor is not None:
+            self._predictor.warm_up()
         self._native = NativeServer(
             snapshot.native, address, self._predictor, json.dumps(options or {})
         )
@@ -160,9 +172,14 @@ class Server:
         """Waits; True when the server has stopped."""
         return self._native.wait(timeout_s)
 
-    def stop(self) -> None:
-        """Answers what is under way, then stops."""
-        self._native.stop()
+    def stop(self) -> bool:
+        """Answers what is under way, then stops.
+
+        Returns:
+            Whether all work ended in time. A process should not end while some goes on: Python
+            ends threads that are within a model by force.
+        """
+        return self._native.stop()
 
     def __enter__(self) -> Self:
         return self

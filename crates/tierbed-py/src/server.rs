@@ -107,10 +107,7 @@ impl NativeServer {
         })
     }
 
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || {
-            self.server.stop();
-            Ok(())
-        })
+    fn stop(&self, py: Python<'_>) -> PyResult<bool> {
+        run(py, || Ok(self.server.stop()))
     }
 }

@@ -85,6 +85,9 @@ pub struct Server {
     stop: watch::Sender<bool>,
     finished: Arc<Finished>,
     stop_ms_max: u64,
+    /// One is taken by every request that is worked on.
+    places: Arc<Semaphore>,
+    place_count: usize,
     runtime: Mutex<Option<Runtime>>,
 }
 
@@ -116,6 +119,7 @@ impl Server {
         predictor: Option<Arc<dyn Predictor>>,
     ) -> Result<Self> {
         let service = Arc::new(service(options, snapshot, predictor)?);
+        let places = Arc::clone(&service.places);
         let (listener, address) = bind(&options.address)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(options.worker_threads.max(1))
@@ -142,8 +146,15 @@ impl Server {
             let _ =
                 axum::serve(listener, router(&service)).with_graceful_shutdown(asked_to_stop).await;
         });
-        let runtime = Mutex::new(Some(runtime));
-        Ok(Self { address, stop, finished, stop_ms_max: options.stop_ms_max, runtime })
+        Ok(Self {
+            address,
+            stop,
+            finished,
+            stop_ms_max: options.stop_ms_max,
+            place_count: place_count(options),
+            places,
+            runtime: Mutex::new(Some(runtime)),
+        })
     }
 
     /// Returns the address bound, with the real port.
@@ -160,14 +171,18 @@ impl Server {
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Stops: no new connections, requests under way are answered, up to the options' time.
-    pub fn stop(&self) {
+    /// Stops: no new connections, requests under way are answered, up to the options' time. Work
+    /// whose client has left is waited for, too, up to as much time again.
+    ///
+    /// Returns whether all work ended; what did not is left to end by itself.
+    pub fn stop(&self) -> bool {
+        let time = Duration::from_millis(self.stop_ms_max);
         self.stop.send_replace(true);
-        self.wait(Duration::from_millis(self.stop_ms_max));
+        self.wait(time);
         if let Some(runtime) = lock(&self.runtime).take() {
-            // What is still running after the time given is left to end by itself.
-            runtime.shutdown_background();
+            runtime.shutdown_timeout(time);
         }
+        self.places.available_permits() == self.place_count
     }
 }
 
@@ -197,9 +212,13 @@ fn service(
         indices_max: options.indices_max,
         body_bytes_max: options.body_bytes_max,
         request_ms_max: options.request_ms_max,
-        places: Arc::new(Semaphore::new(options.requests_max.clamp(1, Semaphore::MAX_PERMITS))),
+        places: Arc::new(Semaphore::new(place_count(options))),
         snapshot,
     })
+}
+
+fn place_count(options: &ServeOptions) -> usize {
+    options.requests_max.clamp(1, Semaphore::MAX_PERMITS)
 }
 
 fn bind(address: &str) -> Result<(TcpListener, SocketAddr)> {

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -263,31 +267,58 @@ def test_help_gets_one_going(capsys: Any) -> None:
         assert "--" in capsys.readouterr().out
 
 
-def test_a_server_answers_lookups_predictions_and_metrics(run: Path, capsys: Any) -> None:
-    command = [sys.executable, "-m", "tierbed.cli", "serve", str(run / "snapshot")]
-    command += ["--address", "127.0.0.1:0", "--dram-budget", "4MiB"]
+@contextmanager
+def server(snapshot: Path, *options: str) -> Iterator[tuple[str, str]]:
+    """Serves until the end of the block; gives the line it greets with, and its URL."""
+    command = [sys.executable, "-m", "tierbed.cli", "serve", str(snapshot)]
+    command += ["--address", "127.0.0.1:0", "--dram-budget", "4MiB", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert "lookups and predictions" in line
-            url = line.split()[-1]
-            out = run / "served.json"
-            look = ("--table", "C3", "--ids", "1,2", "--json", out)
-            assert tierbed("lookup", "--url", url, *look) == 0
-            served = result_of(out)["vectors"]
-            assert tierbed("lookup", run / "snapshot", *look) == 0
-            torch.testing.assert_close(
-                torch.tensor(served), torch.tensor(result_of(out)["vectors"])
-            )
-            request = {"dense": [[0.0] * 13] * 2, "values": [0] * 52}
-            answer = ask(url, "/v1/predict", request)
-            assert len(answer["probability"]) == 2
-            assert 0 < answer["probability"][0] < 1
-            assert ask(url, "/health")["status"] == "ok"
-            assert "tierbed_lookups_total" in ask(url, "/metrics")
-            assert tierbed("lookup", "--url", url, "--table", "nowhere", "--ids", "1") == 2
-            assert "nowhere" in capsys.readouterr().err
+            yield line, line.split()[-1]
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=20) == 0
+
+
+def test_a_server_answers_lookups_predictions_and_metrics(
+    run: Path, tmp_path: Path, capsys: Any
+) -> None:
+    with server(run / "snapshot") as (line, url):
+        assert "lookups and predictions" in line
+        out = tmp_path / "served.json"
+        look = ("--table", "C3", "--ids", "1,2", "--json", out)
+        assert tierbed("lookup", "--url", url, *look) == 0
+        served = result_of(out)["vectors"]
+        assert tierbed("lookup", run / "snapshot", *look) == 0
+        torch.testing.assert_close(torch.tensor(served), torch.tensor(result_of(out)["vectors"]))
+        request = {"dense": [[0.0] * 13] * 2, "values": [0] * 52}
+        answer = ask(url, "/v1/predict", request)
+        assert len(answer["probability"]) == 2
+        assert 0 < answer["probability"][0] < 1
+        assert ask(url, "/health")["status"] == "ok"
+        assert "tierbed_lookups_total" in ask(url, "/metrics")
+        assert tierbed("lookup", "--url", url, "--table", "nowhere", "--ids", "1") == 2
+        assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_server_that_answers_approximately_is_exact_the_next_time(
+    run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "looked-up.json"
+    look = ("--table", "C9", "--ids", "0,1", "--json", out)
+    assert tierbed("lookup", run / "snapshot", *look) == 0
+    exact = torch.tensor(result_of(out)["vectors"])
+    with server(run / "snapshot", "--misses", "default", "--refresh", "C9") as (_, url):
+
+        def is_exact() -> bool:
+            assert tierbed("lookup", "--url", url, *look) == 0
+            return torch.allclose(torch.tensor(result_of(out)["vectors"]), exact)
+
+        assert not is_exact()
+        until = time.monotonic() + 30
+        while not is_exact():
+            assert time.monotonic() < until, "the rows were never read"
+        told = ask(url, "/metrics")
+    assert re.search(r"^tierbed_rows_refreshed_total 2$", told, re.MULTILINE), told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -98,6 +99,9 @@ def serve(
         print(f"serving {answers} on http://{server.address}", flush=True)
         while not stop.is_set() and not server.wait(0.2):
             pass
+        if not server.stop():
+            print("stopped, but a request did not end: ended by force", file=sys.stderr, flush=True)
+            os._exit(1)
     print("stopped", file=sys.stderr)
 
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::mpsc;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -447,8 +448,51 @@ fn stops_when_told_and_refuses_a_taken_port() {
     idle.write_all(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n").unwrap();
     let mut byte = [0];
     idle.read_exact(&mut byte).unwrap();
-    server.stop();
+    assert!(server.stop());
     assert!(server.wait(Duration::ZERO));
     assert!(TcpStream::connect(server.address()).is_err());
-    server.stop();
+    assert!(server.stop());
+}
+
+/// A model that says when it was asked, and thinks until it is told to answer.
+struct Thinking {
+    asked: mpsc::SyncSender<()>,
+    answer: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Predictor for Thinking {
+    fn predict(&self, _: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
+        self.asked.send(()).unwrap();
+        lock(&self.answer).recv().unwrap();
+        Ok((Vec::new(), content_type.to_owned()))
+    }
+}
+
+#[test]
+fn waits_for_work_whose_client_has_left_and_tells_what_does_not_end() {
+    let (asked, is_asked) = mpsc::sync_channel(0);
+    let (answer, told) = mpsc::sync_channel(1);
+    let thinking = Arc::new(Thinking { asked, answer: Mutex::new(told) });
+    let hasty = ServeOptions { stop_ms_max: 50, ..options() };
+    for is_in_time in [false, true] {
+        let options = if is_in_time { options() } else { hasty.clone() };
+        let predictor = Arc::clone(&thinking) as Arc<dyn Predictor>;
+        let server = Server::start(&options, snapshot(), Some(predictor)).unwrap();
+        let mut client = TcpStream::connect(server.address()).unwrap();
+        let head = "POST /v1/predict HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n";
+        client.write_all(head.as_bytes()).unwrap();
+        is_asked.recv().unwrap();
+        drop(client);
+        if is_in_time {
+            let later = answer.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                later.send(()).unwrap();
+            });
+            assert!(server.stop(), "the work ended in time");
+        } else {
+            assert!(!server.stop(), "the work goes on");
+            answer.send(()).unwrap();
+        }
+    }
 }
