@@ -187,7 +187,7 @@ def _print(rows: list[Row], ratios: dict[str, float]) -> None:
         "approximate_rows_per_request auc_change pr_auc_change"
     )
     served = (
-        "system budget_share latency_us_mean latency_us_p90 latency_us_p99 "
+        "system budget_share latency_us_mean latency_us_p90 latency_us_p99 cpu_us_mean "
         "rows_read_per_request pages_read_per_request batch_lookup_us_mean "
         "batch_inference_us_mean batch_pipelined_us_mean auc_change"
     )

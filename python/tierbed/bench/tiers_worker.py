@@ -34,6 +34,8 @@ __all__ = ["main"]
 
 #: Room for what the process allocates while it is measured, beside rows and pages.
 SLACK_BYTES = 4 << 20
+#: Bytes of a file that are read at once before anything is measured.
+READ_BYTES = 1 << 20
 
 
 class _Session:
@@ -73,7 +75,7 @@ class _Session:
         """Opens a snapshot and asks it; see :mod:`tierbed.bench.tiers_served` for the fields."""
         if self.group is not None:
             self.group.allow(0)
-        _drop_cached(Path(job["snapshot"]))
+        _settle(Path(job["snapshot"]))
         snapshot = Snapshot.open(
             job["snapshot"],
             dram_budget="64GiB",
@@ -138,12 +140,14 @@ class _Asked:
     def _singles(self, count: int) -> dict[str, Any]:
         waits: list[float] = []
         before = self._counts()
+        cpu_s = 0.0
         perfect, reads = 0, before["rows_read"]
         for _ in range(count):
             bags = self.session.bags(self.next, self.next + 1)
-            started_s = time.perf_counter()
+            cpu_started_s, started_s = time.process_time(), time.perf_counter()
             self.rows(bags)
             waits.append(time.perf_counter() - started_s)
+            cpu_s += time.process_time() - cpu_started_s
             self.next += 1
             now = self._counts()["rows_read"]
             perfect, reads = perfect + (now == reads), now
@@ -152,6 +156,7 @@ class _Asked:
             "latency_us_mean": 1e6 * mean(waits),
             "latency_us_p90": 1e6 * percentile(waits, 0.9),
             "latency_us_p99": 1e6 * percentile(waits, 0.99),
+            "cpu_us_mean": 1e6 * cpu_s / count,
             "perfect_hit_rate": perfect / count,
             "rows_read_per_request": grown["rows_read"] / count,
             "pages_read_per_request": grown["pages_read"] / count,
@@ -243,10 +248,17 @@ def _join(folder: str | None) -> MemoryGroup | None:
     return group
 
 
-def _drop_cached(folder: Path) -> None:
-    """Lets the page cache forget the files of a folder, so that nobody begins with them."""
+def _settle(folder: Path) -> None:
+    """Lets all files of a folder begin alike, however long ago they were written.
+
+    What was just written goes to the device now, not while requests wait for it. Everything is
+    read once, for caches behind the device that keep what was read, and the page cache forgets it.
+    """
     for path in folder.iterdir():
         with path.open("rb") as file:
+            os.fsync(file.fileno())
+            while file.read(READ_BYTES):
+                pass
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
