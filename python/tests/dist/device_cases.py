@@ -1,6 +1,6 @@
 """What the tests of rows on devices run in processes of their own.
 
-TRITON_INTERPRET=1 python device_cases.py CASE cpu
+TRITON_INTERPRET=1 python device_cases.py CASE,CASE cpu
 python device_cases.py CASE cuda
 """
 
@@ -348,4 +348,5 @@ if __name__ == "__main__":
         # A program is what takes the interpreter's time.
         pool_to_ranks.BAGS_PER_PROGRAM = 32
         step_rows.ROWS_PER_PROGRAM = 32
-    globals()[sys.argv[1]]()
+    for case in sys.argv[1].split(","):
+        globals()[case]()
