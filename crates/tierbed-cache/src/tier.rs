@@ -271,7 +271,7 @@ impl RowTier {
                 Error::invalid("no cache class has rows of this size").with("row_words", row.len())
             })?;
         self.tick = self.tick.wrapping_add(1);
-        if let Some(slot) = self.find(key) {
+        if let Some(slot) = self.find_number(hash, number) {
             if self.slab_mut(slot).row_words() == row.len() {
                 let tick = self.tick;
                 let slab = self.slab_mut(slot);
@@ -373,8 +373,9 @@ impl RowTier {
         let Some(victim) = self.pool_mut(pool_at).policy.victim() else { return };
         let Some(key) = self.key_of(victim) else { return };
         self.counters.evictions += 1;
-        let score = self.pool_mut(pool_at).policy.evict(victim, hash_of(key));
-        self.remember(pool_at, hash_of(key), score);
+        let hash = hash_of(key);
+        let score = self.pool_mut(pool_at).policy.evict(victim, hash);
+        self.remember(pool_at, hash, score);
         left(key, self.slab_mut(victim).row(at(victim)));
         self.empty(victim);
     }
@@ -519,10 +520,12 @@ impl RowTier {
     }
 
     fn find(&self, key: RowKey) -> Option<u32> {
-        let number = self.keys.number(key)?;
-        self.index.find(hash_of(key), |slot| {
-            self.slab(slot).is_some_and(|slab| slab.has(at(slot), number))
-        })
+        self.find_number(hash_of(key), self.keys.number(key)?)
+    }
+
+    #[inline]
+    fn find_number(&self, hash: u64, number: u64) -> Option<u32> {
+        self.index.find(hash, |slot| self.slab(slot).is_some_and(|slab| slab.has(at(slot), number)))
     }
 
     fn key_of(&self, slot: u32) -> Option<RowKey> {
