@@ -93,7 +93,7 @@ fn the_weight_follows_the_misses_of_the_log() {
     }
 }
 
-/// Rows never seen before count half.
+/// Rows never seen before count four tenths.
 #[test]
 fn the_weight_does_not_follow_first_uses_alone() {
     let power_with = |score: u16| {

@@ -20,9 +20,8 @@ use super::pins::Pins;
 /// Serves nobody: the pin is read alone.
 pub(crate) const NO_PAGE: u32 = u32::MAX;
 
-/// What a pin owes at least, however large its group is. On four logs, with many replicas, 0.15
-/// reads up to 1.3 % less of queries held out than 0, and never more; 0.3 up to 2 % less, but
-/// 0.9 % more on one.
+/// What a pin owes at least, however large its group is. Of four logs' earlier parts, with many
+/// replicas, 0.15 reads fewer pages than 0 or as many; 0.3 reads fewer still, but more on one.
 const OWED_MIN: f32 = 0.15;
 
 /// Which page serves which pin.
