@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from heap_kit import StandIn, check_heap, run_ranks
+from heap_kit import StandIn, check_heap, run_device_ranks
 from test_ranks import ROWS, SAMPLES, SHARDINGS, STEPS, TABLES, check_rows, draw, join
 
 import tierbed as tb
@@ -103,7 +103,7 @@ def ranks_and_one(
                 grads: Any = [] if has_grads else None
                 return train(collection, batches[rank.rank], grads), store, grads
 
-        found = run_ranks(count, work, **options)
+        found = run_device_ranks(count, work, **options)
         for step in range(STEPS):
             outputs = torch.cat([result[0][step] for result in found])
             assert torch.equal(outputs, expected[step]), (plan, optimizer, step)
@@ -134,7 +134,7 @@ def training() -> None:
 def heaps() -> None:
     for device_heap in ("auto", "pinned"):
         for count in (1, 3):
-            run_ranks(
+            run_device_ranks(
                 count,
                 lambda rank: check_heap(rank.share_device_heap(DEVICE)),
                 device_heap=device_heap,
@@ -150,7 +150,7 @@ def stand_in() -> None:
         made.append(module)
         check_heap(TorchHeap(rank, None, DEVICE, module))
 
-    run_ranks(3, work)
+    run_device_ranks(3, work)
     assert [module.backend for module in made] == ["CUDA"] * 3
     # Closing lets go of every mapping.
     assert all(module.freed >= 6 for module in made), [module.freed for module in made]
@@ -160,7 +160,7 @@ def stand_in() -> None:
         with pytest.raises(tb.UnsupportedError, match=r"otherwise than 2\.11"):
             heap.alloc((3,), torch.float32)
 
-    run_ranks(2, work_elsewhere)
+    run_device_ranks(2, work_elsewhere)
 
     # What the stand-in stands for.
     real = symmetric_memory()
@@ -199,7 +199,7 @@ def stand_in() -> None:
         with pytest.raises(tb.UnsupportedError, match=r"cannot register .*error 2"):
             full.alloc((1,), torch.float32)
 
-    run_ranks(2, work_registered)
+    run_device_ranks(2, work_registered)
 
 
 def checkpoints() -> None:
@@ -215,7 +215,7 @@ def checkpoints() -> None:
                 train(collection, [b if rank.rank == 0 else draw(9, 0, False) for b in batches[:2]])
                 collection.save(first, extra={"at": 2})
 
-        run_ranks(2, begin)
+        run_device_ranks(2, begin)
 
         def in_one_store(rank: Any) -> Any:
             store = tb.Store.open(backend="memory", dram_budget="16MiB")
@@ -226,7 +226,7 @@ def checkpoints() -> None:
                 train(collection, batches[2:])
             return store
 
-        (expected,) = run_ranks(1, in_one_store)
+        (expected,) = run_device_ranks(1, in_one_store)
 
         def go_on(rank: Any) -> Any:
             store = tbd.DeviceStore(DEVICE)
@@ -237,7 +237,7 @@ def checkpoints() -> None:
             return store
 
         plan = tbd.ShardingPlan(4, WAYS["together"](4))
-        for rank, store in enumerate(run_ranks(4, go_on)):
+        for rank, store in enumerate(run_device_ranks(4, go_on)):
             check_rows(store, expected, plan, rank)
             if rank == 3:
                 assert store.steps_done("c") == 4
@@ -287,7 +287,7 @@ def refusals() -> None:
             with pytest.raises(tb.UnsupportedError, match="no gradients of weights"):
                 rows(weighted)
 
-    run_ranks(1, work)
+    run_device_ranks(1, work)
     with pytest.raises(tb.InvalidError, match="device_heap must be one of"):
         tbd.local_ranks(1, device_heap="nvshmem")
 
@@ -302,7 +302,7 @@ def refusals() -> None:
             collection(draw(1, 3, is_weighted=False))
         return "named"
 
-    assert run_ranks(2, stay_away)[0] == "named"
+    assert run_device_ranks(2, stay_away)[0] == "named"
 
 
 def without_gpu() -> None:

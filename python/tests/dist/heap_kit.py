@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from test_ranks import run_ranks
 
 import tierbed as tb
 from tierbed import dist as tbd
@@ -19,28 +19,15 @@ from tierbed.kernels.put_grads import put_grads
 STEPS = 6
 
 
-def run_ranks(count: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
-    """Runs ``work`` once per rank, each in a thread of its own."""
-    results: list[Any] = [None] * count
-    failures: list[BaseException] = []
+def run_device_ranks(count: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
+    """Runs ``work`` once per rank, each in a thread of its own that does its own backwards."""
 
-    def run(rank: tbd.LocalRank) -> None:
-        try:
-            # All backwards of one GPU share a thread otherwise, and wait for each other.
-            with torch.autograd.set_multithreading_enabled(False):
-                results[rank.rank] = work(rank)
-        except BaseException as error:
-            failures.append(error)
+    def alone(rank: tbd.LocalRank) -> Any:
+        # All backwards of one GPU share a thread otherwise, and wait for each other.
+        with torch.autograd.set_multithreading_enabled(False):
+            return work(rank)
 
-    ranks = tbd.local_ranks(count, **options)
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return results
+    return run_ranks(count, alone, **options)
 
 
 def check_heap(heap: DeviceHeap) -> None:

@@ -35,7 +35,7 @@ SHARDINGS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def run_ranks(count: int, work: Callable[[tbd.LocalRank], Any]) -> list[Any]:
+def run_ranks(count: int, work: Callable[[tbd.LocalRank], Any], **options: Any) -> list[Any]:
     """Runs ``work`` once per rank, each in a thread of its own."""
     results: list[Any] = [None] * count
     failures: list[BaseException] = []
@@ -46,7 +46,9 @@ def run_ranks(count: int, work: Callable[[tbd.LocalRank], Any]) -> list[Any]:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in tbd.local_ranks(count)]
+    threads = [
+        threading.Thread(target=run, args=(rank,)) for rank in tbd.local_ranks(count, **options)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
