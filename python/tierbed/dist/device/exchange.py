@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -99,6 +100,7 @@ class DeviceExchange:
             )
             self._pad = SignalPad(heap, limits.timeout_s)
             self._runs, self._run_holders = _runs_of(plan, heap.device)
+        self._dim_max = max(group.dim for groups in plan.groups for group in groups)
         self._lender = Lender(plan.output_dim, torch.float32, self._outputs)
         self._kept: dict[int, _Step] = {}
         self._step = 0
@@ -156,10 +158,9 @@ class DeviceExchange:
         self._pad.signal(Channel.IDS, step)
         self._pad.wait(Channel.IDS, step)
         batches, wants_weights = self._batches.read(step)
-        samples = [batch.samples for batch in batches]
-        firsts = torch.tensor([0, *torch.tensor(samples).cumsum(0).tolist()])
-        first_samples = firsts.to(self._heap.device)
-        kept = _Step(step, firsts.tolist(), [], [] if wants_weights else None)
+        firsts = [0, *itertools.accumulate(batch.samples for batch in batches)]
+        first_samples = torch.tensor(firsts, device=self._heap.device)
+        kept = _Step(step, firsts, [], [] if wants_weights else None)
         for launch in self._launches:
             joined = join_batches(batches, launch.group.features)
             kept.bags.append(joined)
@@ -184,7 +185,7 @@ class DeviceExchange:
         turn = self._grads_step
         matrices = self._grads.peer_ptrs(turn)[self._run_holders]
         first = step.first_samples[self._rank]
-        put_grads(grad, self._runs, matrices, first, max(g.dim for g in self._all_groups()))
+        put_grads(grad, self._runs, matrices, first, self._dim_max)
         self._pad.signal(Channel.GRADS, turn)
         self._pad.wait(Channel.GRADS, turn)
         width = self._plan.widths[self._rank]
@@ -215,9 +216,6 @@ class DeviceExchange:
                 place = torch.zeros_like(place)
             placed.append(dataclasses.replace(batch, indices=place, weights=None))
         return join_batches(placed, group.features).indices
-
-    def _all_groups(self) -> list[Group]:
-        return [group for groups in self._plan.groups for group in groups]
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
         device = self._heap.device
