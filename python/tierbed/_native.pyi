@@ -14,6 +14,7 @@ __all__ = [
     "CacheLog",
     "CriteoReader",
     "FeaturePlan",
+    "GeneratedLog",
     "Generator",
     "NativeArrivals",
     "NativeCodec",
@@ -89,6 +90,9 @@ def apply_delta(base: str, delta: str, out: str, dram_budget_bytes: int) -> str:
 def cache_policies() -> list[str]:
     """Names of the eviction policies of row tiers."""
 
+_Counts = tuple[int, int, int, int]
+_Told = Callable[[int, int], None] | None
+
 @final
 class CacheLog:
     """A query log in memory, for replays; rows are numbered in the order of appearance."""
@@ -100,35 +104,43 @@ class CacheLog:
 
         Its rows are those of tables of ``table_rows``, one after the other.
         """
-
     def sizes(self) -> tuple[int, int, int]:
         """Queries, rows asked for, distinct rows."""
-
-    def replay(
-        self, policy: str, capacity_rows: int, first: int, threshold: int
-    ) -> tuple[int, int, int, int]:
+    def replay(self, policy: str, capacity_rows: int, first: int, threshold: int) -> _Counts:
         """Queries, perfect hits, rows and hits from query ``first`` on; starts empty.
 
         ``threshold`` is that of the admission bitmap; 0 admits always.
         """
-
-    def replay_farthest(self, capacity_rows: int) -> tuple[int, int, int, int]:
+    def replay_each(
+        self, caches: list[tuple[str, int]], first: int, threads: int, progress: _Told
+    ) -> list[_Counts]:
+        """The same of caches of a policy and so many rows; ``progress`` hears of queries."""
+    def replay_farthest(self, capacity_rows: int) -> _Counts:
         """The same with the eviction of the row needed last."""
-
     def perfect_bounds(self, capacity_rows: int) -> tuple[int, int, int]:
         """Perfect hits of a greedy schedule, their bound, queries that ask for a new row."""
-
     def replay_ssd(self, options: str) -> str:
         """Sends the log to a simulated SSD; JSON as in ``tierbed_bench::ssd``."""
-
     @staticmethod
     def rows_within(policy: str, row_bytes: int, row_count: int, capacity_bytes: int) -> int:
         """Rows of ``row_bytes``, of ``row_count`` there are, that a tier of ``capacity_bytes``
         holds, metadata included."""
-
     @staticmethod
     def policy_bytes(policy: str) -> int:
         """Bytes a policy keeps per cached row."""
+
+@final
+class GeneratedLog:
+    """Generated samples as a log of queries, made anew in each pass of replays."""
+
+    def __new__(cls, options_json: str, sample_count: int, threads: int, progress: _Told) -> Self:
+        """Makes them once, to number their rows; ``options_json`` is as of `Generator`."""
+    def sizes(self) -> tuple[int, int, int]:
+        """As of `CacheLog`."""
+    def replay_each(
+        self, caches: list[tuple[str, int]], first: int, threads: int, progress: _Told
+    ) -> list[_Counts]:
+        """As of `CacheLog`."""
 
 def import_tables(
     tables: list[tuple[str, SupportsDLPack]],
@@ -329,7 +341,7 @@ class NativeStore:
         self,
         path: str,
         attachments: list[tuple[str, bytes]],
-        progress: Callable[[int, int], None] | None,
+        progress: _Told,
         base: str | None = None,
         placements: list[tuple[list[int], str]] = ...,
     ) -> str:
@@ -495,11 +507,7 @@ class Generator:
     def row_counts(self) -> list[int]: ...
     def fill(self, first_sample: int, sample_count: int) -> _BatchParts: ...
     def write_criteo(
-        self,
-        path: str,
-        samples: tuple[int, int],
-        packing: str,
-        progress: Callable[[int, int], None] | None,
+        self, path: str, samples: tuple[int, int], packing: str, progress: _Told
     ) -> None:
         """``packing``: "plain", "gzip" or "zstd"."""
 
@@ -550,10 +558,7 @@ class NativeQueryLog:
 
     @staticmethod
     def read(
-        path: str,
-        log_format: str,
-        options_json: str,
-        progress: Callable[[int, int], None] | None,
+        path: str, log_format: str, options_json: str, progress: _Told
     ) -> NativeQueryLog:
         """``log_format``: text, maxembed-text or maxembed; ``progress`` hears bytes."""
     def pack(self) -> bytes:
@@ -594,7 +599,7 @@ class NativePlacement:
         misses: NativeQueryLog | None,
         options_json: str,
         homes: NativePlacement | None,
-        progress: Callable[[int, int], None] | None,
+        progress: _Told,
     ) -> list[NativePlacement]: ...
     @staticmethod
     def read(path: str) -> NativePlacement: ...

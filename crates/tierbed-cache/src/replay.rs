@@ -4,6 +4,8 @@
 //! is what they remember of rows that left. What differs is the index: replayed rows are numbered
 //! densely, so it is an array.
 
+use std::sync::Arc;
+
 use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowId, RowKey, TableId};
 
@@ -36,6 +38,17 @@ impl ReplayCounts {
         self.rows += row_count as u64;
         self.hits += hit_count as u64;
     }
+
+    /// Returns what was counted after `before` was.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            groups: self.groups - before.groups,
+            perfect_hits: self.perfect_hits - before.perfect_hits,
+            rows: self.rows - before.rows,
+            hits: self.hits - before.hits,
+        }
+    }
 }
 
 /// A cache of at most `capacity_rows` of rows numbered `0..row_count`, without their bytes.
@@ -47,7 +60,7 @@ pub struct ReplayCache {
     /// Row of each slot, `[capacity_rows]`.
     rows: Vec<u32>,
     /// Table of each row, `[row_count]`; empty: all are of one.
-    tables: Vec<u16>,
+    tables: Arc<[u16]>,
     /// Scores of rows that left, as many as a tier of this capacity remembers.
     scores: ScoreTable,
     /// Empty slots.
@@ -91,7 +104,7 @@ impl ReplayCache {
             policy,
             slots: vec![NONE; row_count],
             rows: vec![NONE; capacity_rows],
-            tables: Vec::new(),
+            tables: Arc::default(),
             scores,
             // All slabs but the last are full: slots are numbered without gaps.
             free: (0..capacity_rows as u32).rev().collect(),
@@ -105,7 +118,8 @@ impl ReplayCache {
     ///
     /// # Errors
     /// `Invalid` when there are not as many as rows.
-    pub fn with_tables(mut self, tables: Vec<u16>) -> Result<Self> {
+    pub fn with_tables(mut self, tables: impl Into<Arc<[u16]>>) -> Result<Self> {
+        let tables = tables.into();
         if tables.len() != self.slots.len() {
             return Err(Error::invalid("a replay needs a table for each row")
                 .with("rows", self.slots.len())

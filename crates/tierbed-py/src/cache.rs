@@ -2,20 +2,26 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
+use tierbed_bench::generated_log;
 use tierbed_cache::bounds::{farthest_next_use, perfect_hits, Requests};
-use tierbed_cache::{AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, RowClass, TierOptions};
+use tierbed_cache::{
+    AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, Replays, RowClass, TierOptions,
+};
 use tierbed_core::Result;
 use tierbed_placement::{read_log, QueryLog, QuerySource, ReadOptions, SampleQueries, TextQueries};
 
 use crate::errors::run;
-use crate::placement::NativeQueryLog;
+use crate::placement::{parse, NativeQueryLog};
+use crate::progress::Progress;
 
 /// Adds this module's classes.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cache_policies, module)?)?;
-    module.add_class::<CacheLog>()
+    module.add_class::<CacheLog>()?;
+    module.add_class::<GeneratedLog>()
 }
 
 /// Returns the names of the eviction policies.
@@ -27,13 +33,16 @@ fn cache_policies() -> Vec<&'static str> {
 /// Groups, perfect hits, rows and hits.
 type Counts = (u64, u64, u64, u64);
 
+/// Queries of a held log that go through all caches before the next ones do.
+const PIECE: usize = 1 << 16;
+
 /// A query log in memory, its rows numbered densely in the order of appearance.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct CacheLog {
     offsets: Vec<u64>,
     rows: Vec<u32>,
     /// Table of each row, `[distinct rows]`.
-    tables: Vec<u16>,
+    tables: Arc<[u16]>,
 }
 
 impl CacheLog {
@@ -48,7 +57,7 @@ impl CacheLog {
                 tables.len() as u32 - 1
             });
         }
-        Self { offsets, rows, tables }
+        Self { offsets, rows, tables: tables.into() }
     }
 
     fn requests(&self) -> Result<Requests<'_>> {
@@ -114,7 +123,8 @@ impl CacheLog {
                 threshold => AdmissionRule::Bitmap { threshold, age_after: 0 },
             };
             let cache = ReplayCache::new(kind, self.tables.len(), capacity_rows)?;
-            let mut cache = cache.with_tables(self.tables.clone())?.with_admission(admission)?;
+            let mut cache =
+                cache.with_tables(Arc::clone(&self.tables))?.with_admission(admission)?;
             let mut before = ReplayCounts::default();
             for (at, rows) in self.requests()?.iter().enumerate() {
                 if at == first {
@@ -122,16 +132,39 @@ impl CacheLog {
                 }
                 cache.ask(rows)?;
             }
-            Ok(difference(cache.counts(), before))
+            Ok(tuple(cache.counts().since(before)))
         })
+    }
+
+    /// Replays the log through every cache of a policy and so many rows, from empty caches; counts
+    /// from query `first` on.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a Python method")]
+    fn replay_each(
+        &self,
+        py: Python<'_>,
+        caches: Vec<(String, usize)>,
+        first: u64,
+        threads: usize,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<Counts>> {
+        let mut told = Progress::new(progress);
+        let result = run(py, || {
+            let mut replays = Replays::new(&kinds_of(&caches)?, &self.tables, first)?;
+            let groups: Vec<&[u32]> = self.requests()?.iter().collect();
+            let mut done = 0;
+            for piece in groups.chunks(PIECE) {
+                replays.ask(piece, threads)?;
+                done += piece.len();
+                told.tell(done as u64, groups.len() as u64)?;
+            }
+            Ok(replays.counts())
+        });
+        Ok(told.finish(result)?.into_iter().map(tuple).collect())
     }
 
     /// Replays the log with the eviction of the row needed last.
     fn replay_farthest(&self, py: Python<'_>, capacity_rows: usize) -> PyResult<Counts> {
-        run(py, || {
-            let counts = farthest_next_use(&self.requests()?, capacity_rows);
-            Ok(difference(counts, ReplayCounts::default()))
-        })
+        run(py, || Ok(tuple(farthest_next_use(&self.requests()?, capacity_rows))))
     }
 
     /// Brackets perfect hits: a greedy schedule, the bound by area, queries with a new row.
@@ -173,11 +206,60 @@ impl CacheLog {
     }
 }
 
-fn difference(counts: ReplayCounts, before: ReplayCounts) -> Counts {
-    (
-        counts.groups - before.groups,
-        counts.perfect_hits - before.perfect_hits,
-        counts.rows - before.rows,
-        counts.hits - before.hits,
-    )
+/// Generated samples, made anew for each pass of replays.
+#[pyclass(frozen, module = "tierbed._native")]
+pub(crate) struct GeneratedLog {
+    log: generated_log::GeneratedLog,
+}
+
+#[pymethods]
+impl GeneratedLog {
+    /// Numbers the rows of `sample_count` samples; `options_json` is as of `Generator`.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        options_json: &str,
+        sample_count: u64,
+        threads: usize,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let mut told = Progress::new(progress);
+        let result = run(py, || {
+            let options = parse("generator options", options_json)?;
+            let tell = &mut |done, total| told.tell(done, total);
+            generated_log::GeneratedLog::new(options, sample_count, threads, tell)
+        });
+        Ok(Self { log: told.finish(result)? })
+    }
+
+    /// Queries, rows asked for, distinct rows.
+    fn sizes(&self) -> (u64, u64, usize) {
+        self.log.sizes()
+    }
+
+    /// Replays the samples through every cache; as of `CacheLog`.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a Python method")]
+    fn replay_each(
+        &self,
+        py: Python<'_>,
+        caches: Vec<(String, usize)>,
+        first: u64,
+        threads: usize,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<Counts>> {
+        let mut told = Progress::new(progress);
+        let result = run(py, || {
+            let tell = &mut |done, total| told.tell(done, total);
+            self.log.replay_each(&kinds_of(&caches)?, first, threads, tell)
+        });
+        Ok(told.finish(result)?.into_iter().map(tuple).collect())
+    }
+}
+
+fn kinds_of(caches: &[(String, usize)]) -> Result<Vec<(PolicyKind, usize)>> {
+    caches.iter().map(|(name, rows)| Ok((PolicyKind::from_name(name)?, *rows))).collect()
+}
+
+fn tuple(counts: ReplayCounts) -> Counts {
+    (counts.groups, counts.perfect_hits, counts.rows, counts.hits)
 }

@@ -99,11 +99,15 @@ def memory(
     scale: Annotated[
         float, typer.Option("--scale", help="Without --log: share of Criteo's cardinalities.")
     ] = 0.01,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, help="They change no count; by default one a core."),
+    ] = None,
     json: JsonOut = None,
 ) -> None:
     """Find the least memory, all metadata included, that has the perfect hits of another cache."""
     from tierbed._native import CacheLog
-    from tierbed.cache_match import MatchOptions, generated_log, match_memory
+    from tierbed.cache_match import Log, MatchOptions, generated_log, match_memory
     from tierbed.report import print_table, write_json
 
     options = MatchOptions(
@@ -113,11 +117,16 @@ def memory(
         codecs=words(codecs),
         dim=dim,
         warm_share=warm,
+        threads=threads,
     )
-    trace = generated_log(samples, scale) if log is None else CacheLog(str(log), queries)
-    result = {"log": "generated" if log is None else str(log), **match_memory(trace, options)}
+    if log is None:
+        trace: Log = generated_log(samples, scale, threads=threads)
+    else:
+        trace = CacheLog(str(log), queries)
+    found = match_memory(trace, options, lambda line: typer.echo(line, err=True))
+    result = {"log": "generated" if log is None else str(log), **found}
     if shows_tables(json):
-        columns = ["policy", "codec", "memory_share", "metadata_bytes_per_row", "capacity_rows"]
+        columns = ["policy", "codec", "memory_share", "metadata_bytes_per_row", "rows_share"]
         columns += ["perfect_hit_rate", "misses_per_request"]
         print_table(f"{result['distinct_rows']:,} rows of dim {dim}", result["rows"], columns)
     if json is not None:

@@ -224,7 +224,8 @@ fn groups_have_the_hits_of_a_replay() {
         let capacity_rows = tier.layout.rows_max as usize;
         assert!(capacity_rows > 0, "{kind:?} leaves room");
         let replay = crate::ReplayCache::new(kind, 20_000, capacity_rows).unwrap();
-        let mut replay = replay.with_tables((0..20_000).map(|row| row % 5).collect()).unwrap();
+        let mut replay =
+            replay.with_tables((0..20_000).map(|row| row % 5).collect::<Vec<_>>()).unwrap();
         let mut rng = SplitMix64::new(5);
         let (mut hits, mut replayed) = (0, 0);
         for _ in 0..4000 {

@@ -276,6 +276,12 @@ impl Generator {
         Ok(())
     }
 
+    /// Returns the row ids of sample `number`, C1..C26, as [`Self::fill`] does.
+    #[must_use]
+    pub fn ids_of(&self, number: u64) -> [u32; FEATURE_COUNT] {
+        self.ids(&self.draw(number))
+    }
+
     fn is_click(&self, draw: &Draw) -> bool {
         draw.luck < self.signal.click_probability(draw, &self.integers)
     }
