@@ -43,8 +43,8 @@ const RULES: [CreditRule; 10] = [
     CreditRule::fine(MissWeight::Tenths(10), 10),
     CreditRule::fine(MissWeight::Tenths(0), 400).with_trial(),
     CreditRule::fine(MissWeight::Tenths(0), 100).with_trial(),
-    CreditRule::coarse(70),
-    CreditRule::coarse(10),
+    CreditRule::fine(MissWeight::Tenths(0), 70),
+    CreditRule::fine(MissWeight::Tenths(0), 10),
 ];
 
 #[derive(Debug)]
@@ -143,8 +143,10 @@ impl EvictionPolicy for Auto {
 
     fn bytes_fixed(&self, slot_count: usize) -> usize {
         let sampled = slot_count.min(SAMPLE_SLOTS);
-        let shadow = Shadow::BYTES_FIXED + sampled * Shadow::BYTES_PER_SLOT;
-        self.own.bytes_fixed(slot_count) + self.runners.len() * shadow
+        let shadows = RULES.iter().map(|&rule| Shadow::bytes_for(sampled, rule));
+        // Any rule may lead.
+        let trial = RULES.iter().map(|rule| rule.trial_hundredths).max().unwrap_or(0);
+        self.own.bytes_fixed_with(slot_count, trial) + shadows.sum::<usize>()
     }
 
     fn add_slab(&mut self, slab: u32, slot_count: u32) {

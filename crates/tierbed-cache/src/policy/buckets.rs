@@ -3,23 +3,21 @@
 #![expect(clippy::indexing_slicing, reason = "ranks are reduced to the number of lists")]
 
 use super::list::{Links, List};
-
-/// Ranks there are: `0..RANKS`; what is higher counts as the highest.
-pub(crate) const RANKS: usize = 1024;
+use super::rank_ring::RankRing;
+pub(crate) use super::rank_ring::RANKS;
 
 /// Slots by rank, within a rank in the order of their coming.
 #[derive(Debug, Clone)]
 pub(crate) struct Buckets {
-    /// A ring; the list of rank 0 is the `base`-th.
+    /// By the places of their ranks.
     lists: Box<[List]>,
-    base: usize,
-    filled: [u64; RANKS / 64],
+    ring: RankRing,
 }
 
 impl Default for Buckets {
     fn default() -> Self {
         let lists = vec![List::default(); RANKS].into_boxed_slice();
-        Self { lists, base: 0, filled: [0; RANKS / 64] }
+        Self { lists, ring: RankRing::default() }
     }
 }
 
@@ -29,67 +27,28 @@ impl Buckets {
 
     /// Returns the slots of `rank`.
     pub(crate) fn list(&self, rank: u16) -> &List {
-        &self.lists[self.at(rank)]
+        &self.lists[self.ring.place(rank)]
     }
 
     /// Adds `slot` as the newest of `rank`.
     pub(crate) fn push(&mut self, links: &mut Links, slot: u32, rank: u16) {
-        let at = self.at(rank);
-        self.lists[at].push_newest(links, slot);
-        self.filled[at / 64] |= 1 << (at % 64);
+        let place = self.ring.place(rank);
+        self.lists[place].push_newest(links, slot);
+        self.ring.set_filled(place, true);
     }
 
     /// Takes `slot` of `rank` out.
     pub(crate) fn remove(&mut self, links: &mut Links, slot: u32, rank: u16) {
-        let at = self.at(rank);
-        self.lists[at].remove(links, slot);
-        if self.lists[at].is_empty() {
-            self.filled[at / 64] &= !(1 << (at % 64));
+        let place = self.ring.place(rank);
+        self.lists[place].remove(links, slot);
+        if self.lists[place].is_empty() {
+            self.ring.set_filled(place, false);
         }
-    }
-
-    /// Lowers every rank by `by`; what would fall below 0 stays there, the lower ones first.
-    pub(crate) fn fall(&mut self, links: &mut Links, by: usize) {
-        let mut lowest = List::default();
-        for rank in 0..=by.min(RANKS - 1) {
-            let at = (self.base + rank) % RANKS;
-            lowest.append(links, std::mem::take(&mut self.lists[at]));
-            self.filled[at / 64] &= !(1 << (at % 64));
-        }
-        self.base = (self.base + by) % RANKS;
-        if !lowest.is_empty() {
-            self.filled[self.base / 64] |= 1 << (self.base % 64);
-        }
-        self.lists[self.base] = lowest;
     }
 
     /// Returns the lowest rank that has a slot.
     pub(crate) fn lowest(&self) -> Option<u16> {
-        let (first, bit) = (self.base / 64, self.base % 64);
-        let words = RANKS / 64;
-        // From rank 0 to the end of its word, the other words, and that word's beginning.
-        let of_word = |step: usize| {
-            let word = self.filled[(first + step) % words];
-            match step {
-                0 => word >> bit << bit,
-                step if step == words => word & !(u64::MAX << bit),
-                _ => word,
-            }
-        };
-        let step = (0..=words).find(|&step| of_word(step) != 0)?;
-        let at = (first + step) % words * 64 + of_word(step).trailing_zeros() as usize;
-        Some(((at + RANKS - self.base) % RANKS) as u16)
-    }
-
-    /// Returns the mean rank; 0 without slots.
-    pub(crate) fn mean(&self) -> f32 {
-        let (mut sum, mut len) = (0, 0);
-        for rank in 0..RANKS {
-            let here = self.list(rank as u16).len();
-            sum += rank * here;
-            len += here;
-        }
-        sum as f32 / len.max(1) as f32
+        self.ring.lowest()
     }
 
     /// Returns the oldest slot of the lowest rank.
@@ -101,10 +60,6 @@ impl Buckets {
     pub(crate) fn iter<'a>(&'a self, links: &'a Links) -> impl Iterator<Item = u32> + 'a {
         (0..RANKS as u16).flat_map(move |rank| self.list(rank).iter(links))
     }
-
-    fn at(&self, rank: u16) -> usize {
-        (self.base + usize::from(rank).min(RANKS - 1)) % RANKS
-    }
 }
 
 #[cfg(test)]
@@ -115,7 +70,7 @@ mod tests {
 
     /// The oracle is a rank per slot, in the order of coming.
     #[test]
-    fn falls_and_finds_the_lowest_like_a_sorted_list() {
+    fn finds_the_lowest_like_a_sorted_list() {
         let (mut buckets, mut links) = (Buckets::default(), Links::default());
         links.add_slab(0, 100);
         let mut ranks: Vec<(u16, u32)> = Vec::new();
@@ -129,12 +84,6 @@ mod tests {
                 let rank = rng.below(RANKS as u64) as u16;
                 buckets.push(&mut links, slot, rank);
                 ranks.push((rank, slot));
-            }
-            if rng.below(20) == 0 {
-                let by = rng.below(200) as usize;
-                ranks.sort_by_key(|entry| entry.0);
-                ranks.iter_mut().for_each(|entry| entry.0 = entry.0.saturating_sub(by as u16));
-                buckets.fall(&mut links, by);
             }
             let mut sorted = ranks.clone();
             sorted.sort_by_key(|entry| entry.0);

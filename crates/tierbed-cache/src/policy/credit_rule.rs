@@ -1,5 +1,8 @@
 //! What is a use worth, and for how long? The rules of [`GroupFrequency`](super::GroupFrequency).
 
+/// Set in the score of a slot while its row is on trial.
+pub(super) const ON_TRIAL: u16 = 1;
+
 /// The exponent `a` of the credit `1 / m^a`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MissWeight {
@@ -12,15 +15,6 @@ pub enum MissWeight {
     ByMisses,
 }
 
-/// How finely scores are told apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Steps {
-    /// Thirty-two steps per doubling; of rows on one step the one that reached it first leaves.
-    Fine,
-    /// A step per doubling; of rows on one step the one not used for longest leaves.
-    Coarse,
-}
-
 /// What a use is worth, and when worth is halved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreditRule {
@@ -28,8 +22,6 @@ pub struct CreditRule {
     pub weight: MissWeight,
     /// All scores are halved each time so many rows per ten slots were asked for; 0: never.
     pub halve_after: u16,
-    /// How finely scores are told apart.
-    pub steps: Steps,
     /// Hundredths of the slots in which rows that come in are tried, in the order of their coming;
     /// whose trial ends stays if its score is not below the lowest of the others. 0: no trial,
     /// rows come in by their score alone.
@@ -50,17 +42,10 @@ impl CreditRule {
     /// Forgets soon.
     pub const FAST: Self = Self::fine(MissWeight::Tenths(10), 50);
 
-    /// A rule that tells scores apart finely.
+    /// A rule without a trial.
     #[must_use]
     pub const fn fine(weight: MissWeight, halve_after: u16) -> Self {
-        Self { weight, halve_after, steps: Steps::Fine, trial_hundredths: 0 }
-    }
-
-    /// A rule that counts uses, and goes by recency among rows with about as many.
-    #[must_use]
-    pub const fn coarse(halve_after: u16) -> Self {
-        let weight = MissWeight::Tenths(0);
-        Self { weight, halve_after, steps: Steps::Coarse, trial_hundredths: 0 }
+        Self { weight, halve_after, trial_hundredths: 0 }
     }
 
     /// The same rule with a trial in a twentieth of the slots: for rows that come in bursts or only
@@ -68,5 +53,14 @@ impl CreditRule {
     #[must_use]
     pub const fn with_trial(self) -> Self {
         Self { trial_hundredths: 5, ..self }
+    }
+
+    /// A score as it is kept of rows that are not on trial.
+    pub(super) fn off_trial(self, score: u16) -> u16 {
+        match self.trial_hundredths {
+            0 => score,
+            // 0 says "no row".
+            _ => (score & !ON_TRIAL).max(ON_TRIAL + 1),
+        }
     }
 }

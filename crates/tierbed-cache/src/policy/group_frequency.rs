@@ -7,13 +7,11 @@
 //! From time to time all scores are halved, so that old favourites leave.
 //!
 //! Halving touches no row: the unit of credit doubles instead, and on the way to it credits grow,
-//! so that of two rows used once in one period the later one has more. A score is 16 bits of a
-//! float, eight of exponent, counted in halvings since the beginning, eight of mantissa:
+//! so that of two rows used once in one period the later one has more. See [`ScoreUnit`].
 //!
-//! ```text
-//! bit 15 ....... 8 7 ............ 0
-//!     exponent + e   mantissa            e: halvings so far, modulo 256
-//! ```
+//! No slot is in a list: a slot has its score, two bytes, and nothing else. How many slots have
+//! which rank is counted, so that the lowest is known, and who that is a sweep over the scores
+//! finds, for many at once: see [`Victims`].
 //!
 //! A new row whose table is known for rows that do not return gets less for its first use, by
 //! [`ReturnRates`](super::return_rates::ReturnRates). What it lacks it lacks for good, but only the
@@ -21,26 +19,23 @@
 //!
 //! By some rules rows that come in are tried first: they wait in a queue, out of the competition,
 //! until as many others have come. The lowest bit of a score in a slot then says who is on trial.
-//!
-//! A record not read for some 240 halvings may come back with a wrong score: the exponent has
-//! gone around.
+
+use std::collections::VecDeque;
 
 use tierbed_core::env::SplitMix64;
 
-use super::buckets::Buckets;
-use super::credit_rule::{CreditRule, MissWeight, Steps};
-use super::list::List;
+use super::credit_rule::{CreditRule, MissWeight, ON_TRIAL};
+use super::rank_counts::RankCounts;
 use super::return_rates::ReturnRates;
-use super::slots::{keeps_slots, Slots};
+use super::score::{ScoreUnit, OCTAVES_MAX, RANKS_PER_OCTAVE};
+use super::slots::SlotMap;
+use super::victims::{LowScores, Victims};
 use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 
 /// Groups with more misses get the credit of this many.
 const MISSES_MAX: usize = 256;
 /// Parts of a slot that [`CreditRule::halve_after`] counts.
 const TENTHS: u64 = 10;
-/// The exponent of 1.0 in an f32, and bits of an f32 mantissa that a score leaves out.
-const EXPONENT_OF_ONE: i32 = 127;
-const BITS_LEFT_OUT: u32 = 15;
 /// Share of a first use in what is missing: no cache could have had the row.
 const FIRST_USE_SHARE: f32 = 0.4;
 /// The exponent at no misses, its rise per missing row, and where it ends.
@@ -57,25 +52,22 @@ const RETURNS_MATTER_BELOW: f32 = 4.0;
 /// Missing rows of a group, besides one, from which on its new rows are weighed entirely. The only
 /// missing row of a group would complete it, and is worth its whole credit.
 const OTHERS_MISSING: f32 = 2.0;
-/// Set in the score of a slot while its row is on trial.
-const ON_TRIAL: u16 = 1;
-/// Scores end here; what looks larger is older than the exponent can tell.
-const SCORE_MAX: f32 = 65_535.0;
-/// Scores below 2^-12 are ranked alike.
-const LOWEST_EXPONENT: i32 = EXPONENT_OF_ONE - 12;
-/// Ranks per doubling of the score, and doublings that have ranks.
-const RANKS_PER_OCTAVE: usize = 32;
-const OCTAVES_MAX: f32 = 31.0;
 
 /// Slots by group-weighted frequency.
 #[derive(Debug, Clone)]
 pub struct GroupFrequency {
     rule: CreditRule,
-    /// The score of each row here.
-    slots: Slots<u16>,
-    ranks: Buckets,
-    /// Rows on trial, where the rule has one.
-    trial: List,
+    /// The score of the row in each slot, 0 where there is none.
+    scores: SlotMap<u16>,
+    unit: ScoreUnit,
+    /// Halvings since all scores were refreshed.
+    halvings: u8,
+    ranks: RankCounts,
+    victims: Victims,
+    /// What the last sweep looked for: up to these bits of a score.
+    low: u16,
+    /// Slots of rows on trial, where the rule has one, in the order of their coming.
+    trial: VecDeque<u32>,
     /// What a use is worth by missing rows, `[MISSES_MAX + 1]`.
     credits: Box<[f32]>,
     /// The exponent that `credits` were made with.
@@ -88,8 +80,6 @@ pub struct GroupFrequency {
     told_of: f32,
     /// What a use of a row of the present group is worth.
     credit: f32,
-    /// Halvings so far; wraps.
-    epoch: u8,
     /// Rows asked for since the last halving.
     asked: u64,
     rng: SplitMix64,
@@ -101,9 +91,16 @@ pub struct GroupFrequency {
 
 impl GroupFrequency {
     /// Bytes per slot.
-    pub(super) const BYTES_PER_SLOT: usize = Slots::<u16>::BYTES_PER_SLOT;
+    pub(super) const BYTES_PER_SLOT: usize = size_of::<u16>();
     /// Bytes whatever the slots, without rates of return.
-    pub(super) const BYTES_FIXED: usize = Buckets::BYTES + (MISSES_MAX + 1) * size_of::<f32>();
+    const BYTES_FIXED: usize = RankCounts::BYTES + (MISSES_MAX + 1) * size_of::<f32>();
+
+    /// Returns the bytes beside those of each slot, without rates of return, by rules whose trials
+    /// have at most so many hundredths of the slots.
+    pub(super) fn bytes_beside(slot_count: usize, trial_hundredths: u8) -> usize {
+        let trial = trial_max(slot_count, trial_hundredths) * size_of::<u32>();
+        Self::BYTES_FIXED + Victims::bytes_for(slot_count) + trial
+    }
 
     /// Builds the policy with a rule for credit.
     #[must_use]
@@ -121,16 +118,19 @@ impl GroupFrequency {
         };
         Self {
             rule,
-            slots: Slots::default(),
-            ranks: Buckets::default(),
-            trial: List::default(),
+            scores: SlotMap::default(),
+            unit: ScoreUnit::default(),
+            halvings: 0,
+            ranks: RankCounts::default(),
+            victims: Victims::default(),
+            low: 0,
+            trial: VecDeque::new(),
             misses_mean: (power - POWER_AT_0) / POWER_PER_MISS,
             first_uses: 0,
             told_of: 1.0,
             power,
             credits: credits(power),
             credit: 1.0,
-            epoch: 0,
             asked: 0,
             rng: SplitMix64::new(0x7469_6572),
             returns: None,
@@ -151,8 +151,6 @@ impl GroupFrequency {
     /// here are halved until they are alike, so that old favourites do not block new ones; then
     /// the rows whose slots have a `score` there take it over.
     pub(super) fn follow(&mut self, other: &Self, score: impl Fn(u32) -> Option<u16>) {
-        let links = &self.slots.links;
-        let slots: Vec<u32> = self.ranks.iter(links).chain(self.trial.iter(links)).collect();
         self.rule = other.rule;
         self.weigh_as(other);
         let mean = |policy: &Self| policy.ranks.mean() / RANKS_PER_OCTAVE as f32;
@@ -160,20 +158,30 @@ impl GroupFrequency {
         if above > 0.0 && other.ranks.lowest().is_some() {
             self.halve(above as u8);
         }
-        (self.ranks, self.trial) = (Buckets::default(), List::default());
-        for slot in slots {
-            let known = score(slot).map(|score| self.converted(score, other));
-            self.place(slot, known.unwrap_or(self.slots.state(slot)));
+        self.ranks = RankCounts::default();
+        self.victims.clear();
+        self.trial = VecDeque::with_capacity(self.trial_max());
+        let (rule, unit) = (self.rule, self.unit);
+        for (first, block) in self.scores.blocks_mut() {
+            for (slot, held) in (first..).zip(block).filter(|(_, held)| **held != 0) {
+                let known = score(slot).map(|score| unit.converted(score, other.unit));
+                *held = rule.off_trial(unit.held(known.unwrap_or(*held)));
+                self.ranks.add(unit.rank(*held));
+            }
         }
     }
 
-    /// A score of `other`, as it is written here.
-    fn converted(&self, score: u16, other: &Self) -> u16 {
-        if other.value(score) == 0.0 {
-            return 0;
-        }
-        let halvings = u16::from(self.epoch.wrapping_sub(other.epoch));
-        score.wrapping_add(halvings << 8).max(1)
+    /// As [`bytes_fixed`](EvictionPolicy::bytes_fixed), by rules whose trials have at most so many
+    /// hundredths of the slots.
+    pub(super) fn bytes_fixed_with(&self, slot_count: usize, trial_hundredths: u8) -> usize {
+        let returns = self.returns.as_ref().map_or(0, |_| ReturnRates::bytes_for(slot_count));
+        Self::bytes_beside(slot_count, trial_hundredths) + returns
+    }
+
+    /// Returns the slots that have a row.
+    pub(super) fn occupied(&self) -> impl Iterator<Item = u32> + '_ {
+        let slots = self.scores.blocks().flat_map(|(first, block)| (first..).zip(block));
+        slots.filter(|(_, score)| **score != 0).map(|(slot, _)| slot)
     }
 
     /// Returns the rule.
@@ -184,28 +192,12 @@ impl GroupFrequency {
 
     /// Returns the score of the row in `slot`.
     pub(super) fn score(&self, slot: u32) -> u16 {
-        self.slots.state(slot)
+        self.scores.get(slot)
     }
 
     /// Returns the slots there are, occupied or not.
     pub(super) fn slot_count(&self) -> usize {
-        self.slots.count()
-    }
-
-    /// Returns the score as a number of full credits of now.
-    fn value(&self, score: u16) -> f32 {
-        if score == 0 {
-            return 0.0;
-        }
-        let exponent = ((score >> 8) as u8).wrapping_sub(self.epoch);
-        let bits = (u32::from(exponent) << 23) | (u32::from(score & 0xFF) << BITS_LEFT_OUT);
-        let value = f32::from_bits(bits);
-        // Not a number when the exponent has just gone around.
-        if value <= SCORE_MAX {
-            value
-        } else {
-            0.0
-        }
+        self.scores.slot_count()
     }
 
     /// Returns what this use of a row is worth, its first one when it has no score.
@@ -222,68 +214,79 @@ impl GroupFrequency {
         self.credit * returns.weight(hash).powf(self.returns_power)
     }
 
-    /// Adds credit. The bits that do not fit are rounded by chance, so that small credits add up on
-    /// large scores.
+    /// Adds credit.
     fn raised(&mut self, score: u16, credit: f32) -> u16 {
-        let value = (self.value(score) + credit).min(SCORE_MAX);
-        let chance = (self.rng.next_u64() as u32) & ((1 << BITS_LEFT_OUT) - 1);
-        let bits = (value.to_bits() + chance).min(SCORE_MAX.to_bits());
-        let exponent = ((bits >> 23) as u8).wrapping_add(self.epoch);
-        let mantissa = ((bits >> BITS_LEFT_OUT) & 0xFF) as u16;
-        // 0 says "never seen".
-        ((u16::from(exponent) << 8) | mantissa).max(1)
+        self.unit.raised(score, credit, self.rng.next_u64() as u32)
     }
 
     fn rank_of(&self, score: u16) -> u16 {
-        let bits = self.value(score).to_bits();
-        let octave = ((bits >> 23) as i32 - LOWEST_EXPONENT).max(-1);
-        if octave < 0 {
-            return 0;
-        }
-        let step = match self.rule.steps {
-            Steps::Fine => ((bits >> 18) & 0x1F) as u16,
-            Steps::Coarse => 0,
-        };
-        (octave as u16) * RANKS_PER_OCTAVE as u16 + step
+        self.unit.rank(score)
     }
 
     /// Lets the row of `slot` compete by its score.
     fn place(&mut self, slot: u32, score: u16) {
-        let score = self.off_trial(score);
-        self.slots.set_state(slot, score);
-        let rank = self.rank_of(score);
-        self.ranks.push(&mut self.slots.links, slot, rank);
-    }
-
-    /// A score as it is kept of rows that are not on trial.
-    fn off_trial(&self, score: u16) -> u16 {
-        match self.rule.trial_hundredths {
-            0 => score,
-            // 0 says "never seen".
-            _ => (score & !ON_TRIAL).max(ON_TRIAL + 1),
-        }
+        let score = self.rule.off_trial(self.unit.held(score));
+        self.scores.set(slot, score);
+        self.ranks.add(self.rank_of(score));
     }
 
     fn is_on_trial(&self, score: u16) -> bool {
         self.rule.trial_hundredths > 0 && score & ON_TRIAL != 0
     }
 
+    /// Returns the most rows on trial.
+    fn trial_max(&self) -> usize {
+        trial_max(self.scores.slot_count(), self.rule.trial_hundredths)
+    }
+
+    /// Lets the row that has been on trial for longest compete.
+    fn end_trial(&mut self) {
+        if let Some(slot) = self.trial.pop_front() {
+            self.place(slot, self.scores.get(slot));
+        }
+    }
+
     /// The next to leave when rows are tried: the one that has been on trial for longest, unless it
     /// is worth as much as the lowest of the others; it competes from then on.
     fn settle_trial(&mut self) -> Option<u32> {
-        let share = usize::from(self.rule.trial_hundredths);
-        let trial_max = (self.slots.count() * share).div_ceil(100);
+        let trial_max = self.trial_max();
         while self.trial.len() >= trial_max || self.ranks.lowest().is_none() {
-            let Some(slot) = self.trial.oldest() else { break };
-            let score = self.slots.state(slot);
-            let is_below = self.ranks.lowest().is_none_or(|lowest| self.rank_of(score) < lowest);
+            let Some(&slot) = self.trial.front() else { break };
+            let rank = self.rank_of(self.scores.get(slot));
+            let is_below = self.ranks.lowest().is_none_or(|lowest| rank < lowest);
             if is_below && self.trial.len() <= trial_max {
                 return Some(slot);
             }
-            self.trial.remove(&mut self.slots.links, slot);
-            self.place(slot, score);
+            self.end_trial();
         }
-        self.ranks.oldest_lowest()
+        self.lowest_slot()
+    }
+
+    /// A slot of the lowest scores of those that compete.
+    fn lowest_slot(&mut self) -> Option<u32> {
+        self.ranks.lowest()?;
+        let mut low = self.low_scores();
+        if let Some(slot) = self.victims.next(&self.scores, low) {
+            return Some(slot);
+        }
+        let (rank, below) = self.ranks.rank_of_lowest(self.victims.batch());
+        low.highest = ScoreUnit::bits_up_to(rank);
+        let sure = (below > 0).then(|| ScoreUnit::bits_up_to(rank - 1));
+        self.low = low.highest;
+        self.victims.sweep(&self.scores, low, sure, below);
+        self.victims.next(&self.scores, low)
+    }
+
+    /// Tells whether a score is below that of the row that leaves next.
+    fn is_below_next(&mut self, score: u16) -> bool {
+        let next = self.lowest_slot().map(|slot| self.scores.get(slot));
+        next.is_some_and(|next| self.rank_of(score) < self.rank_of(next))
+    }
+
+    /// Who was found by the last sweep and still has as low a score.
+    fn low_scores(&self) -> LowScores {
+        let clear = if self.rule.trial_hundredths > 0 { ON_TRIAL } else { 0 };
+        LowScores { unit: u16::from(self.unit.halvings()) << 8, highest: self.low, clear }
     }
 
     /// Follows the mean of misses with the exponent, in steps.
@@ -316,7 +319,7 @@ impl GroupFrequency {
     /// Counts rows asked for. Returns what a credit has grown to since the last halving: up to
     /// twice, so that scores fade evenly.
     fn age(&mut self, row_count: usize) -> f32 {
-        let period = u64::from(self.rule.halve_after) * self.slots.count() as u64;
+        let period = u64::from(self.rule.halve_after) * self.scores.slot_count() as u64;
         if period == 0 {
             return 1.0;
         }
@@ -330,9 +333,21 @@ impl GroupFrequency {
 
     /// Halves all scores so many times.
     fn halve(&mut self, times: u8) {
-        self.epoch = self.epoch.wrapping_add(times);
-        self.ranks.fall(&mut self.slots.links, usize::from(times) * RANKS_PER_OCTAVE);
+        self.unit.halve(times);
+        self.ranks.fall(usize::from(times) * RANKS_PER_OCTAVE);
+        self.low = self.low.saturating_sub(u16::from(times) << 8).max(ScoreUnit::bits_up_to(0));
+        self.halvings = self.halvings.saturating_add(times);
+        if self.halvings >= ScoreUnit::REFRESH_AFTER {
+            self.halvings = 0;
+            let scores = self.scores.blocks_mut().flat_map(|(_, block)| block);
+            scores.filter(|score| **score != 0).for_each(|score| *score = self.unit.held(*score));
+        }
     }
+}
+
+/// Most rows on trial in a pool of `slot_count` slots.
+fn trial_max(slot_count: usize, trial_hundredths: u8) -> usize {
+    (slot_count * usize::from(trial_hundredths)).div_ceil(100)
 }
 
 fn credits(power: f32) -> Box<[f32]> {
@@ -351,16 +366,34 @@ impl EvictionPolicy for GroupFrequency {
         }
     }
 
-    keeps_slots!(u16, 0);
+    fn bytes_per_slot(&self) -> usize {
+        Self::BYTES_PER_SLOT
+    }
+
+    fn bytes_per_slab(&self) -> usize {
+        SlotMap::<u16>::BYTES_PER_SLAB
+    }
 
     fn bytes_fixed(&self, slot_count: usize) -> usize {
-        let returns = self.returns.as_ref().map_or(0, |_| ReturnRates::bytes_for(slot_count));
-        Self::BYTES_FIXED + returns
+        self.bytes_fixed_with(slot_count, self.rule.trial_hundredths)
+    }
+
+    fn add_slab(&mut self, slab: u32, slot_count: u32) {
+        self.scores.add_slab(slab, slot_count);
+        self.slots_changed();
+    }
+
+    fn drop_slab(&mut self, slab: u32) {
+        self.scores.drop_slab(slab);
+        self.slots_changed();
     }
 
     fn slots_changed(&mut self) {
+        let slot_count = self.scores.slot_count();
+        self.victims.resize(slot_count);
+        self.trial.reserve_exact(self.trial_max().saturating_sub(self.trial.len()));
         if let Some(returns) = &mut self.returns {
-            returns.resize(self.slots.count());
+            returns.resize(slot_count);
         }
     }
 
@@ -374,38 +407,40 @@ impl EvictionPolicy for GroupFrequency {
     }
 
     fn touch(&mut self, slot: u32) {
-        let old = self.slots.state(slot);
+        let old = self.scores.get(slot);
         let score = self.raised(old, self.credit);
         if self.is_on_trial(old) {
-            self.slots.set_state(slot, score | ON_TRIAL);
+            self.scores.set(slot, score | ON_TRIAL);
             return;
         }
-        let score = self.off_trial(score);
-        self.slots.set_state(slot, score);
+        let score = self.rule.off_trial(score);
+        self.scores.set(slot, score);
         let (from, to) = (self.rank_of(old), self.rank_of(score));
         // Most uses of rows used often change nothing.
-        if from != to || self.rule.steps == Steps::Coarse {
-            self.ranks.remove(&mut self.slots.links, slot, from);
-            self.ranks.push(&mut self.slots.links, slot, to);
+        if from != to {
+            self.ranks.remove(from);
+            self.ranks.add(to);
         }
     }
 
     fn arrive(&mut self, hash: u64, score: u16, is_full: bool) -> Arrival {
         let credit = self.credit_of(hash, score);
         let score = self.raised(score, credit);
-        let lowest = self.ranks.lowest().unwrap_or(0);
         let is_tried = self.rule.trial_hundredths > 0;
-        let is_admitted = !is_full || is_tried || self.rank_of(score) >= lowest;
+        let is_admitted = !is_full || is_tried || !self.is_below_next(score);
         Arrival { is_admitted, ..Arrival::admitted(score) }
     }
 
     fn insert(&mut self, slot: u32, _hash: u64, score: u16) {
         if self.rule.trial_hundredths == 0 {
             self.place(slot, score);
-        } else {
-            self.slots.set_state(slot, score | ON_TRIAL);
-            self.trial.push_newest(&mut self.slots.links, slot);
+            return;
         }
+        self.scores.set(slot, self.unit.held(score) | ON_TRIAL);
+        if self.trial.len() >= self.trial_max() {
+            self.end_trial();
+        }
+        self.trial.push_back(slot);
     }
 
     fn rank(&self, score: u16) -> u16 {
@@ -414,27 +449,25 @@ impl EvictionPolicy for GroupFrequency {
 
     fn victim(&mut self) -> Option<u32> {
         match self.rule.trial_hundredths {
-            0 => self.ranks.oldest_lowest(),
+            0 => self.lowest_slot(),
             _ => self.settle_trial(),
         }
     }
 
     fn remove(&mut self, slot: u32) -> u16 {
-        let score = self.slots.state(slot);
-        if self.is_on_trial(score) {
-            self.trial.remove(&mut self.slots.links, slot);
-        } else {
-            let rank = self.rank_of(score);
-            self.ranks.remove(&mut self.slots.links, slot, rank);
+        let score = self.scores.get(slot);
+        self.scores.set(slot, 0);
+        self.victims.forget(slot);
+        if !self.is_on_trial(score) {
+            self.ranks.remove(self.rank_of(score));
+        } else if let Some(at) = self.trial.iter().position(|&tried| tried == slot) {
+            self.trial.remove(at);
         }
         score
     }
 
     fn dump(&self) -> Vec<u32> {
-        if self.rule.trial_hundredths > 0 {
-            return order_of_leaving(self.clone());
-        }
-        self.ranks.iter(&self.slots.links).collect()
+        order_of_leaving(self.clone())
     }
 }
 

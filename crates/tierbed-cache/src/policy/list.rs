@@ -131,20 +131,6 @@ impl List {
         self.len += 1;
     }
 
-    /// Adds the slots of `other` after its own.
-    pub(crate) fn append(&mut self, links: &mut Links, other: Self) {
-        let (Some(_), Some(first)) = (self.oldest(), other.oldest()) else {
-            if self.is_empty() {
-                *self = other;
-            }
-            return;
-        };
-        links.get_mut(self.newest).set_newer(first);
-        links.get_mut(first).set_older(self.newest);
-        self.newest = other.newest;
-        self.len += other.len;
-    }
-
     /// Takes `slot` out.
     pub(crate) fn remove(&mut self, links: &mut Links, slot: u32) {
         let node = links.get(slot);

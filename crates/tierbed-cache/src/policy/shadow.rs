@@ -44,12 +44,15 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// Bytes per slot: node, fingerprint, index and scores.
-    pub(crate) const BYTES_PER_SLOT: usize =
+    /// Bytes per slot: score, fingerprint, index and scores.
+    const BYTES_PER_SLOT: usize =
         GroupFrequency::BYTES_PER_SLOT + 4 + 5 + SCORES_PER_SLOT * ScoreTable::ENTRY_BYTES;
 
-    /// Bytes whatever the slots.
-    pub(crate) const BYTES_FIXED: usize = GroupFrequency::BYTES_FIXED;
+    /// Returns the bytes of a shadow of `slot_count` slots.
+    pub(crate) fn bytes_for(slot_count: usize, rule: CreditRule) -> usize {
+        slot_count * Self::BYTES_PER_SLOT
+            + GroupFrequency::bytes_beside(slot_count, rule.trial_hundredths)
+    }
 
     /// A rule without rows or slots.
     pub(crate) fn new(rule: CreditRule) -> Self {
@@ -112,7 +115,7 @@ impl Shadow {
         self.slot_count = slot_count;
         let count = slot_count as usize;
         let mut index = SlotIndex::with_capacity(count, self.fingerprints.slots_end());
-        for slot in self.policy.dump() {
+        for slot in self.policy.occupied() {
             // A row that finds no place in the index is as good as gone: it is never a hit.
             let _ = index.insert(index_hash(self.fingerprints.get(slot)), slot);
         }

@@ -51,6 +51,18 @@ impl<T: Copy + Default> SlotMap<T> {
         (self.slabs.len() as u32) << SLOT_BITS
     }
 
+    /// Returns the first slot of each slab in the pool, with the values of all its slots.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, &[T])> {
+        let blocks = self.slabs.iter().enumerate().filter(|(_, block)| !block.is_empty());
+        blocks.map(|(slab, block)| ((slab as u32) << SLOT_BITS, &**block))
+    }
+
+    /// Returns the first slot of each slab in the pool, with the values of all its slots.
+    pub(crate) fn blocks_mut(&mut self) -> impl Iterator<Item = (u32, &mut [T])> {
+        let blocks = self.slabs.iter_mut().enumerate().filter(|(_, block)| !block.is_empty());
+        blocks.map(|(slab, block)| ((slab as u32) << SLOT_BITS, &mut **block))
+    }
+
     /// Returns the value of `slot`.
     #[inline]
     pub(crate) fn get(&self, slot: u32) -> T {
