@@ -38,6 +38,7 @@ from tierbed.errors import (
     UnsupportedError,
 )
 from tierbed.lookahead import lookahead
+from tierbed.neighbours import Neighbours, find_neighbours
 from tierbed.nn import EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
 from tierbed.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
 from tierbed.placement import Placement, QueryLog, place
@@ -45,7 +46,7 @@ from tierbed.snapshot import Snapshot
 from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tierbed.store import Store
 from tierbed.tier_plan import plan_tiers
-from tierbed.tiers import CacheTier, TierBudget, TierPlan
+from tierbed.tiers import CacheTier, NeighbourTier, TierBudget, TierPlan
 
 __version__ = _version()
 
@@ -72,6 +73,8 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "NeighbourTier",
+    "Neighbours",
     "NoSpaceError",
     "Normal",
     "PartialRowWiseAdam",
@@ -91,6 +94,7 @@ __all__ = [
     "__version__",
     "data",
     "errors",
+    "find_neighbours",
     "lookahead",
     "nn",
     "place",

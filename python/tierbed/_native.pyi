@@ -5,7 +5,7 @@ is a ``ValueError`` naming the argument. Every call releases the GIL. Errors are
 :mod:`tierbed.errors`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final, type_check_only
 
 from typing_extensions import Self
@@ -383,8 +383,9 @@ class NativeSnapshot:
     ) -> Self:
         """``options_json``: {"dram_budget_bytes": int, "io_engine": ..., "queue_depth": int,
         "backend": "direct"|"mmap"|"memory", "cache_bytes_max": int|None, "tiers": list[str],
-        "misses": "read"|"surrogate"|"default", "tier_floor_bytes": int|None,
-        "refresh": list[str]|None}; an empty list to refresh is all tables."""
+        "neighbours": str|None, "misses": "read"|"surrogate"|"default",
+        "tier_floor_bytes": int|None, "refresh": list[str]|None}; an empty list to refresh is
+        all tables."""
 
     def identity(self) -> str:
         """What tells this snapshot from every other."""
@@ -411,6 +412,11 @@ class NativeSnapshot:
 
     def attachment(self, name: str) -> bytes | None: ...
     def attachment_names(self) -> list[str]: ...
+    def write_neighbours(
+        self, path: str | None, tables: Sequence[tuple[int, SupportsDLPack]]
+    ) -> str:
+        """Writes what stands for rows of tables, ``[row_count, 2]`` i64: table and row, or -1s."""
+
     def verify(self) -> int: ...
     def record(self, options_json: str) -> None:
         """Records what is looked up from now on."""

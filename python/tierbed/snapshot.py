@@ -22,10 +22,12 @@ from tierbed.budget import parse_bytes
 from tierbed.config import is_own
 from tierbed.errors import InvalidError
 from tierbed.sparse import KeyedTensor, as_kjt
-from tierbed.tiers import CacheTier, TierBudget, TierPlan, tier_specs
+from tierbed.tiers import TierBudget, TierPlan, tier_specs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from tierbed.tiers import CachePart
 
 __all__ = ["Snapshot"]
 
@@ -74,9 +76,10 @@ class Snapshot:
         backend: str = "direct",
         io_engine: str = "auto",
         queue_depth: int = 0,
-        cache: str | CacheTier | Sequence[str | CacheTier] = "lru",
+        cache: CachePart | Sequence[CachePart] = "lru",
         cache_bytes: int | str | None = None,
         tiers: TierPlan | str | os.PathLike[str] | None = None,
+        neighbours: str | os.PathLike[str] | None = None,
         misses: str = "read",
         refresh: bool | Sequence[str] = False,
         tier_budget: TierBudget | None = None,
@@ -93,12 +96,16 @@ class Snapshot:
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
             cache: Its tiers, the first asked first: each a :class:`CacheTier` or
                 ``"codec:policy:share:admit"``, of which a lone name is a policy. What leaves one
-                falls to the next.
+                falls to the next. A :class:`NeighbourTier`, ``"neighbours:second_chance:share"``,
+                lets neighbours answer for rows that left the last.
             cache_bytes: Most bytes of the tiers, metadata included; all that is left by default.
                 A tier that cannot hold any row within its bytes is told by a ``RuntimeWarning``.
             tiers: Rows that stay in memory, from :func:`plan_tiers` or its file.
+            neighbours: The file of neighbours for these; by default the one beside the snapshot,
+                ``<path>.neighbours``.
             misses: ``"read"``, or ``"surrogate"`` to answer misses by what ``tiers`` keeps for
-                them, or ``"default"`` to let no request read at all. Counted in :meth:`stats`.
+                them, or by a neighbour, or ``"default"`` to let no request read at all. Counted in
+                :meth:`stats`.
             refresh: Tables whose approximate answers are followed by a read in the background,
                 which brings the row into the cache; True: all. No request waits for it; what finds
                 no room in its queue is dropped, what cannot be read stays approximate. Counted in
@@ -119,6 +126,7 @@ class Snapshot:
             "queue_depth": queue_depth,
             "cache_bytes_max": None if cache_bytes is None else parse_bytes(cache_bytes, "cache"),
             "tiers": tier_specs(cache),
+            "neighbours": None if neighbours is None else os.fspath(neighbours),
             "misses": misses,
             "refresh": _refreshed(refresh),
             "tier_floor_bytes": None
@@ -177,6 +185,14 @@ class Snapshot:
                     RuntimeWarning,
                     stacklevel=3,
                 )
+        neighbours = self.stats()["snapshot"]["neighbours"]
+        if neighbours is not None and neighbours["key_count_max"] == 0:
+            warnings.warn(
+                "neighbours have too few bytes to know any, so none answers; raise dram_budget, "
+                "cache_bytes or their share, or open without them",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     @property
     def native(self) -> NativeSnapshot:

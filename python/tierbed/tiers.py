@@ -26,7 +26,15 @@ from tierbed.errors import CorruptionError, InvalidError
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-__all__ = ["CacheTier", "TierBudget", "TierPlan", "TierTable", "tier_specs"]
+__all__ = [
+    "CachePart",
+    "CacheTier",
+    "NeighbourTier",
+    "TierBudget",
+    "TierPlan",
+    "TierTable",
+    "tier_specs",
+]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 FORMAT = "tierbed-tiers-1"
@@ -53,13 +61,40 @@ class CacheTier:
         return f"{self.codec}:{self.policy}:{self.share}:{self.admit_after}"
 
 
-def tier_specs(cache: str | CacheTier | Sequence[str | CacheTier]) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class NeighbourTier:
+    """Who stands for rows that left the tiers, within a share of the cache's bytes.
+
+    A part of a snapshot's cache that holds no rows: for a row that left all tiers, the key of one
+    that is like it and used often. While that one is in a tier, it answers in place of a read;
+    such answers are approximate, and need ``misses="surrogate"``. Who stands for whom lies in a
+    file (:func:`tierbed.find_neighbours`) that is read in the background, for the rows that leave.
+    Keys that are not looked up leave first in, first out, others have a second chance. Source:
+    EVStore §6 (third layer).
+
+    Args:
+        share: Its part of the cache's bytes, next to the shares of the tiers.
+        inline: Lookups read the file themselves, so that counts repeat.
+    """
+
+    share: float = 4.0
+    inline: bool = False
+
+    def spec(self) -> str:
+        """Returns it as the command line spells it: ``neighbours:second_chance:share``."""
+        return f"neighbours:second_chance:{self.share}{':inline' if self.inline else ''}"
+
+
+CachePart: TypeAlias = "str | CacheTier | NeighbourTier"
+
+
+def tier_specs(cache: CachePart | Sequence[CachePart]) -> list[str]:
     """Returns the spec of each tier; a text may hold several with commas between."""
-    if isinstance(cache, str | CacheTier):
+    if isinstance(cache, str | CacheTier | NeighbourTier):
         cache = [cache]
     specs: list[str] = []
     for tier in cache:
-        text = tier.spec() if isinstance(tier, CacheTier) else tier
+        text = tier if isinstance(tier, str) else tier.spec()
         specs += [part.strip() for part in text.split(",") if part.strip()]
     return specs
 

@@ -116,22 +116,35 @@ pub(crate) fn read_blocks(
         let blocks = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
         device.read_at(first * PAGE_BYTES as u64, blocks)?;
         for (at, block) in blocks.chunks_exact(PAGE_BYTES).enumerate() {
-            let (stored, computed) = (le_u32(block, 0), crc32c(block.get(4..).unwrap_or_default()));
-            if stored != computed || le_u32(block, 4) != block_number(first, at) {
-                return Err(Error::corruption("index block fails its checksum")
-                    .with("path", device.name())
-                    .with("block", first + at as u64)
-                    .with("expected", format_args!("{stored:#010x}"))
-                    .with("found", format_args!("{computed:#010x}"))
-                    .with("remedy", "publish the snapshot again"));
-            }
-            crc = crc32c_append(crc, &stored.to_le_bytes());
-            let words = block.get(BLOCK_HEADER_BYTES..).unwrap_or_default();
+            let number = first + at as u64;
+            let words = check_block(device, number, block)
+                .map_err(|error| error.with("remedy", "publish the snapshot again"))?;
+            crc = crc32c_append(crc, &le_u32(block, 0).to_le_bytes());
             take(&mut words.chunks_exact(8).map(|word| le_u64(word, 0)));
         }
         first += count as u64;
     }
     Ok(crc)
+}
+
+/// Returns the words of a block that was read as the `number`-th of `device`.
+///
+/// # Errors
+/// `Corruption` when it fails its checksum or is another block.
+pub(crate) fn check_block<'a>(
+    device: &dyn Device,
+    number: u64,
+    block: &'a [u8],
+) -> Result<&'a [u8]> {
+    let (stored, computed) = (le_u32(block, 0), crc32c(block.get(4..).unwrap_or_default()));
+    if stored != computed || le_u32(block, 4) != block_number(number, 0) {
+        return Err(Error::corruption("index block fails its checksum")
+            .with("path", device.name())
+            .with("block", number)
+            .with("expected", format_args!("{stored:#010x}"))
+            .with("found", format_args!("{computed:#010x}")));
+    }
+    Ok(block.get(BLOCK_HEADER_BYTES..).unwrap_or_default())
 }
 
 /// Fails when the checksum over the blocks of an index is not the manifest's.

@@ -50,6 +50,7 @@ pub use snapshot::{
 pub use tierbed_kernels::{FeaturePlan, Pooling};
 pub use tierbed_placement::index::PageIndex;
 pub use tiers::{
-    CacheTier, HeadRows, MissMode, ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary,
+    CacheTier, HeadRows, MissMode, NeighbourFile, NeighbourOptions, NeighbourStats, NeighboursOf,
+    ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary, NEIGHBOURS_MAGIC,
 };
 pub use writer::{Report, SnapshotWriter};

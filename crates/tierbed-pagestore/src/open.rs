@@ -76,8 +76,7 @@ impl Opened {
         let mut reservations = vec![budget.reserve("forward_index", shape.word_bytes())?];
         let index_bytes = shape.block_count() * PAGE_BYTES as u64;
         let load = budget.reserve("load", load_bytes)?;
-        let (page_count, crc) = (manifest.page_count, manifest.index_crc32c);
-        let index = ForwardIndex::load(shape, page_count, index_device.as_ref(), crc)?;
+        let index = load_index(shape, manifest, index_device.as_ref())?;
         let (places, places_bytes) = load_places(folder, manifest, options)?;
         reservations.push(budget.reserve("placement_index", places.memory_bytes())?);
         reservations.push(budget.reserve("resident_rows", kept_bytes)?);
@@ -86,7 +85,7 @@ impl Opened {
         let pages = match options.backend {
             Backend::Direct => file,
             Backend::Mmap => map_pages(folder, options.mapped_bytes_max)?,
-            Backend::Memory => copy_pages(file.as_ref(), page_count)?,
+            Backend::Memory => copy_pages(file.as_ref(), manifest.page_count)?,
         };
         let reader_count = (left_bytes / 2 / reader_bytes.max(1)).max(1);
         let reader_count = (options.reader_count.max(1) as u64).min(reader_count) as usize;
@@ -95,8 +94,10 @@ impl Opened {
         let bytes = readers.iter().map(Reader::memory_bytes).sum();
         reservations.push(budget.reserve("readers", bytes)?);
         let refresher = maker.make_refresher(reader_count, &pages, manifest)?;
-        let refresh_bytes = refresher.as_ref().map_or(0, Refresher::memory_bytes);
-        reservations.push(budget.reserve("refresh", refresh_bytes)?);
+        let bytes = refresher.as_ref().map_or(0, Refresher::memory_bytes);
+        reservations.push(budget.reserve("refresh", bytes)?);
+        let bytes = options.tiers.waiting_bytes(&manifest.schema);
+        reservations.push(budget.reserve("neighbours", bytes)?);
         let cache_bytes = budget.free_bytes().min(cache_bytes_max(options));
         reservations.push(budget.reserve("row_cache", cache_bytes)?);
         let stored: Vec<u64> = manifest.tables.iter().map(|table| table.row_count).collect();
@@ -131,6 +132,10 @@ fn cache_bytes_max(options: &SnapshotOptions) -> u64 {
         Some(_) => 0,
         None => options.cache_bytes_max.unwrap_or(u64::MAX),
     }
+}
+
+fn load_index(shape: IndexShape, manifest: &Manifest, device: &dyn Device) -> Result<ForwardIndex> {
+    ForwardIndex::load(shape, manifest.page_count, device, manifest.index_crc32c)
 }
 
 /// Loads the placements' indexes; returns them and the bytes of their file.

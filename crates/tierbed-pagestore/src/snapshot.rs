@@ -24,7 +24,7 @@ use crate::places::Places;
 use crate::reader::{PageTable, Reader, Source};
 use crate::record::{RecordStats, Recorder};
 use crate::refresh::{RefreshStats, Refresher};
-use crate::tiers::{TierStack, TierStackOptions, TierSummary};
+use crate::tiers::{NeighbourStats, Neighbours, TierStack, TierStackOptions, TierSummary};
 
 /// How pages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -156,6 +156,8 @@ pub struct SnapshotStats {
     pub recorded: Option<RecordStats>,
     /// Approximate answers that were followed by a read, where they are.
     pub refreshed: Option<RefreshStats>,
+    /// Rows that left the cache and whose neighbours answer, where they do.
+    pub neighbours: Option<NeighbourStats>,
 }
 
 /// What a snapshot holds.
@@ -372,6 +374,7 @@ impl Snapshot {
     pub fn stats(&self) -> SnapshotStats {
         let tiers = self.tiers.stats();
         let sum = |field: fn(&TierSummary) -> u64| tiers.iter().map(field).sum::<u64>();
+        let neighbours = self.tiers.neighbours().map(Neighbours::stats);
         let (lookup_count, lookups) = *lock(&self.totals);
         let readers = lock(&self.readers);
         SnapshotStats {
@@ -382,8 +385,10 @@ impl Snapshot {
             cache_misses: tiers.last().map_or(0, |tier| tier.misses),
             cache_evictions: sum(|tier| tier.evictions),
             cache_rows: sum(|tier| tier.row_count),
-            cache_used_bytes: sum(|tier| tier.data_bytes + tier.metadata_bytes),
-            cache_capacity_bytes: sum(|tier| tier.capacity_bytes),
+            cache_used_bytes: sum(|tier| tier.data_bytes + tier.metadata_bytes)
+                + neighbours.as_ref().map_or(0, |held| held.used_bytes),
+            cache_capacity_bytes: sum(|tier| tier.capacity_bytes)
+                + neighbours.as_ref().map_or(0, |held| held.capacity_bytes),
             resident_bytes: self.tiers.resident_bytes(),
             tiers,
             reader_count: readers.io.len() as u64,
@@ -391,6 +396,7 @@ impl Snapshot {
             io: sum_io(&readers.io),
             recorded: self.record_stats(),
             refreshed: self.refresh_stats(),
+            neighbours,
         }
     }
 

@@ -13,6 +13,7 @@ mod errors;
 mod exchange;
 mod exchange_bench;
 mod folders;
+mod neighbours;
 mod place_parts;
 mod placement;
 mod progress;

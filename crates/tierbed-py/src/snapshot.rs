@@ -11,13 +11,15 @@ use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_orders::budget_json;
 use tierbed_pagestore::manifest::Manifest;
 use tierbed_pagestore::{
-    Backend, CacheTier, MissMode, RecordOptions, Recorded, RefreshOptions, ResidentTable,
-    SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
+    Backend, CacheTier, MissMode, NeighbourOptions, RecordOptions, Recorded, RefreshOptions,
+    ResidentTable, SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
 };
 
 use crate::errors::run;
+use crate::neighbours::{self, TableNeighbours};
 use crate::resident::NativeResident;
 use crate::store::{make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments};
+use crate::tensors::Tensor;
 use crate::tier_budget::NativeTierBudget;
 
 /// A published snapshot, read through a byte-budgeted row cache.
@@ -42,9 +44,12 @@ struct GivenOptions {
     /// Most bytes of the tiers.
     #[serde(default)]
     cache_bytes_max: Option<u64>,
-    /// The tiers, as `CacheTier::parse` reads them.
+    /// The tiers, as `CacheTier::parse` reads them, and neighbours, as `NeighbourOptions::parse`.
     #[serde(default = "lru")]
     tiers: Vec<String>,
+    /// The file of neighbours; by default beside the snapshot.
+    #[serde(default)]
+    neighbours: Option<PathBuf>,
     #[serde(default = "read")]
     misses: String,
     /// Bytes of the tiers that stay in a shared budget.
@@ -119,13 +124,23 @@ impl GivenOptions {
         if let Some(names) = &self.refresh {
             refresh.tables = table_ids(&Manifest::read(folder)?, names)?;
         }
-        Ok(TierStackOptions {
-            tiers: self.tiers.iter().map(|t| CacheTier::parse(t)).collect::<Result<_>>()?,
-            resident,
-            misses: MissMode::from_name(&self.misses)?,
-            refresh,
-            shared,
-        })
+        let (mut tiers, mut near) = (Vec::new(), None);
+        for text in &self.tiers {
+            let open = || neighbours::open(folder, self.neighbours.as_deref());
+            match NeighbourOptions::parse(text, open)? {
+                None => tiers.push(CacheTier::parse(text)?),
+                Some(_) if near.is_some() => {
+                    return Err(Error::invalid("a cache has neighbours once").with("found", text));
+                }
+                given => near = given,
+            }
+        }
+        if self.neighbours.is_some() && near.is_none() {
+            return Err(Error::invalid("a file of neighbours needs its share of the cache")
+                .with("remedy", "add neighbours:second_chance:4 to the tiers"));
+        }
+        let misses = MissMode::from_name(&self.misses)?;
+        Ok(TierStackOptions { tiers, resident, misses, refresh, neighbours: near, shared })
     }
 }
 
@@ -224,6 +239,7 @@ impl NativeSnapshot {
             let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
             let ids = PublishedIds::open(&snapshot)?;
             snapshot.refresh_in_background()?;
+            snapshot.map_neighbours_in_background()?;
             Ok((snapshot, ids))
         })?;
         Ok(Self { snapshot: Mutex::new(Some(snapshot)), ids })
@@ -296,6 +312,25 @@ impl NativeSnapshot {
 
     fn verify(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, Snapshot::verify)
+    }
+
+    /// Writes the neighbours of tables, `[row_count, 2]` each, to a file; returns where.
+    fn write_neighbours(
+        &self,
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        tables: Vec<(u32, Bound<'_, PyAny>)>,
+    ) -> PyResult<PathBuf> {
+        let tables = tables
+            .iter()
+            .map(|(table, near)| Ok((TableId(*table), Tensor::<i64>::import(near, "neighbours")?)));
+        let tables = tables.collect::<PyResult<Vec<_>>>()?;
+        let given =
+            tables.iter().map(|(table, near)| TableNeighbours { table: *table, near: near.view() });
+        let given: Vec<_> = given.collect();
+        self.with(py, |snapshot| {
+            neighbours::write(snapshot.folder().as_ref(), snapshot.schema(), path, &given)
+        })
     }
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {

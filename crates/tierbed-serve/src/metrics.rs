@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tierbed_core::{Error, Result};
-use tierbed_pagestore::Snapshot;
+use tierbed_pagestore::{Snapshot, SnapshotStats};
 
 /// Bounds of the latency buckets in seconds: 100 us to 10 s.
 const LATENCY_BOUNDS_S: [f64; 16] = [
@@ -78,44 +78,7 @@ struct SnapshotCollector {
 impl Collector for SnapshotCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> std::result::Result<(), std::fmt::Error> {
         let stats = self.snapshot.stats();
-        let refreshed = stats.refreshed.clone().unwrap_or_default();
-        let counters = [
-            ("lookups", "Lookups answered", stats.lookup_count),
-            ("indices", "Indices looked up", stats.lookups.index_count),
-            ("rows", "Rows fetched for lookups", stats.lookups.row_count),
-            ("rows_initial", "Rows never written, computed", stats.lookups.rows_initial),
-            ("cache_hits", "Rows found in the row cache", stats.cache_hits),
-            ("cache_misses", "Rows not found in the row cache", stats.cache_misses),
-            ("cache_evictions", "Rows that left the row cache", stats.cache_evictions),
-            ("rows_resident", "Rows that are always in memory", stats.lookups.rows_resident),
-            (
-                "rows_surrogate",
-                "Rows answered by a coarse code or another row",
-                stats.lookups.rows_surrogate,
-            ),
-            (
-                "rows_default",
-                "Rows answered by the default row of their table",
-                stats.lookups.rows_default,
-            ),
-            (
-                "rows_refreshed",
-                "Rows read because they were answered approximately",
-                refreshed.rows_read,
-            ),
-            (
-                "rows_refresh_dropped",
-                "Rows answered approximately that found no room to wait for a read",
-                refreshed.rows_dropped,
-            ),
-            (
-                "rows_refresh_failed",
-                "Rows answered approximately that could not be read",
-                refreshed.rows_failed,
-            ),
-            ("pages_read", "Pages read for lookups", stats.lookups.pages_read),
-            ("read_bytes", "Bytes read from the device", stats.io.read_bytes),
-        ];
+        let counters = counters(&stats);
         for (name, help, value) in counters {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(
@@ -138,4 +101,63 @@ impl Collector for SnapshotCollector {
         }
         Ok(())
     }
+}
+
+/// What is counted since the snapshot was opened: name, help and value.
+fn counters(stats: &SnapshotStats) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    let refreshed = stats.refreshed.clone().unwrap_or_default();
+    let neighbours = stats.neighbours.clone().unwrap_or_default();
+    [
+        ("lookups", "Lookups answered", stats.lookup_count),
+        ("indices", "Indices looked up", stats.lookups.index_count),
+        ("rows", "Rows fetched for lookups", stats.lookups.row_count),
+        ("rows_initial", "Rows never written, computed", stats.lookups.rows_initial),
+        ("cache_hits", "Rows found in the row cache", stats.cache_hits),
+        ("cache_misses", "Rows not found in the row cache", stats.cache_misses),
+        ("cache_evictions", "Rows that left the row cache", stats.cache_evictions),
+        ("rows_resident", "Rows that are always in memory", stats.lookups.rows_resident),
+        (
+            "rows_surrogate",
+            "Rows answered by a coarse code or another row",
+            stats.lookups.rows_surrogate,
+        ),
+        (
+            "rows_default",
+            "Rows answered by the default row of their table",
+            stats.lookups.rows_default,
+        ),
+        (
+            "rows_refreshed",
+            "Rows read because they were answered approximately",
+            refreshed.rows_read,
+        ),
+        (
+            "rows_refresh_dropped",
+            "Rows answered approximately that found no room to wait for a read",
+            refreshed.rows_dropped,
+        ),
+        (
+            "rows_refresh_failed",
+            "Rows answered approximately that could not be read",
+            refreshed.rows_failed,
+        ),
+        (
+            "neighbours_answered",
+            "Rows in no tier that their neighbour answered for",
+            neighbours.rows_answered,
+        ),
+        (
+            "neighbours_dropped",
+            "Rows that left the tiers and found no room to wait for their neighbour",
+            neighbours.rows_dropped,
+        ),
+        (
+            "neighbours_failed",
+            "Rows that left the tiers and whose neighbour could not be read",
+            neighbours.rows_failed,
+        ),
+        ("pages_read", "Pages read for lookups", stats.lookups.pages_read),
+        ("read_bytes", "Bytes read from the device", stats.io.read_bytes),
+    ]
+    .into_iter()
 }

@@ -32,6 +32,8 @@ PUBLIC = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "NeighbourTier",
+    "Neighbours",
     "NoSpaceError",
     "Normal",
     "PartialRowWiseAdam",
@@ -52,6 +54,7 @@ PUBLIC = [
     "__version__",
     "data",
     "errors",
+    "find_neighbours",
     "lookahead",
     "nn",
     "place",
@@ -72,7 +75,7 @@ PARAMETERS = {
     "Store.set_steps_done": "self table steps",
     "Store.set_learning_rate": "self lr tables",
     "Snapshot.open": "path dram_budget backend io_engine queue_depth cache cache_bytes tiers "
-    "misses refresh tier_budget tier_floor",
+    "neighbours misses refresh tier_budget tier_floor",
     "TierBudget": "limit epoch_groups",
     "Snapshot.lookup": "self features pooling tables",
     "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "

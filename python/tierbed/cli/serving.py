@@ -36,13 +36,25 @@ def serve(
     backend: Annotated[str, typer.Option("--backend", help="direct, mmap or memory.")] = "direct",
     io_engine: IoEngine = "auto",
     cache: Annotated[
-        str, typer.Option("--cache", help="Tiers, by comma: codec:policy:share:admit, or a policy.")
+        str,
+        typer.Option(
+            "--cache",
+            help="Tiers, by comma: codec:policy:share:admit, or a policy; and "
+            "neighbours:second_chance:share.",
+        ),
     ] = "lru",
     tiers: Annotated[
         Path | None, typer.Option("--tiers", help="Rows that stay in memory: a file of a plan.")
     ] = None,
+    neighbours: Annotated[
+        Path | None,
+        typer.Option("--neighbours", help="File of neighbours; by default beside the snapshot."),
+    ] = None,
     misses: Annotated[
-        str, typer.Option("--misses", help="read, or answer by the plan: surrogate or default.")
+        str,
+        typer.Option(
+            "--misses", help="read, or answer by the plan or neighbours: surrogate or default."
+        ),
     ] = "read",
     refresh: Annotated[
         str,
@@ -86,6 +98,7 @@ def serve(
             io_engine=io_engine,
             cache=cache,
             tiers=tiers,
+            neighbours=neighbours,
             misses=misses,
             refresh=refresh == "all" or refresh.split(",") if refresh else False,
         ) as opened,

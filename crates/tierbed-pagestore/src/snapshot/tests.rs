@@ -14,6 +14,7 @@ use crate::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use crate::{Backend, FeaturePlan, Report, SnapshotRows, SnapshotWriter};
 
 mod failing;
+mod neighbours;
 mod placed;
 mod refresh;
 mod shared;

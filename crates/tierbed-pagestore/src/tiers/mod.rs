@@ -19,13 +19,18 @@
 //! the released code sends misses there by the number of their table.
 
 mod coded;
+mod neighbours;
 mod options;
 mod resident;
 mod stack;
 
+pub use neighbours::{
+    NeighbourFile, NeighbourOptions, NeighbourStats, NeighboursOf, NEIGHBOURS_MAGIC,
+};
 pub use options::{CacheTier, MissMode, SharedTiers, TierStackOptions};
 pub use resident::{HeadRows, ResidentTable, Tail};
 pub use stack::TierSummary;
 
+pub(crate) use neighbours::Neighbours;
 pub(crate) use resident::resident_bytes;
 pub(crate) use stack::{Answer, Group, TierScratch, TierStack};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use tierbed_cache::{AdmissionRule, PolicyKind, TierBudget};
-use tierbed_core::{Error, Result};
+use tierbed_core::{Error, Result, Schema};
 use tierbed_kernels::Codec;
 
-use super::ResidentTable;
+use super::{NeighbourOptions, ResidentTable};
 use crate::refresh::RefreshOptions;
 
 /// Rows kept in one codec, within a share of the cache's bytes.
@@ -135,6 +135,8 @@ pub struct TierStackOptions {
     pub misses: MissMode,
     /// Which approximate answers are followed by a read.
     pub refresh: RefreshOptions,
+    /// Whose neighbours answer for rows that left the tiers, if any.
+    pub neighbours: Option<NeighbourOptions>,
     /// Where the bytes of the tiers come from; `None`: what is left of the snapshot's own budget.
     pub shared: Option<SharedTiers>,
 }
@@ -151,7 +153,30 @@ impl TierStackOptions {
         if !names_tiers && (self.shared.is_some() || !self.refresh.tables.is_empty()) {
             return Err(Error::invalid("a shared budget and refreshing need a cache tier"));
         }
-        Ok(())
+        self.neighbours.as_ref().map_or(Ok(()), |neighbours| self.check_neighbours(neighbours))
+    }
+
+    fn check_neighbours(&self, neighbours: &NeighbourOptions) -> Result<()> {
+        if self.misses != MissMode::Surrogate {
+            return Err(Error::invalid("neighbours answer only where misses may be approximate")
+                .with("remedy", "let misses be answered by a surrogate"));
+        }
+        if self.tiers.is_empty() || self.shared.is_some() {
+            return Err(Error::invalid("neighbours need tiers with bytes of their own")
+                .with("remedy", "name a cache tier, and give the snapshot no shared budget"));
+        }
+        neighbours.check()
+    }
+
+    /// Bytes that rows take while they wait for their neighbours, besides those of the cache.
+    pub(crate) fn waiting_bytes(&self, schema: &Schema) -> u64 {
+        self.neighbours.as_ref().map_or(0, |neighbours| neighbours.waiting_bytes(schema))
+    }
+
+    /// The shares of all tiers and of neighbours together.
+    pub(super) fn share_sum(&self) -> f64 {
+        let neighbours = self.neighbours.as_ref().map_or(0.0, |neighbours| neighbours.share);
+        self.tiers.iter().map(|tier| tier.share).sum::<f64>() + neighbours
     }
 }
 
@@ -163,6 +188,7 @@ impl Default for TierStackOptions {
             resident: Vec::new(),
             misses: MissMode::default(),
             refresh: RefreshOptions::default(),
+            neighbours: None,
             shared: None,
         }
     }

@@ -10,7 +10,7 @@ use tierbed_kernels::{Codec, Kernels};
 
 use super::coded::{admission_bytes, options_of, CodedTier, Rows};
 use super::resident::Resident;
-use super::{MissMode, TierStackOptions};
+use super::{MissMode, Neighbours, TierStackOptions};
 use crate::scratch::{Filled, Scratch};
 
 /// Most locks a tier is split over.
@@ -105,6 +105,7 @@ pub(crate) struct TierStack {
     /// By tier: rows found, and not found.
     counts: Vec<(AtomicU64, AtomicU64)>,
     resident: Resident,
+    neighbours: Option<Neighbours>,
     misses: MissMode,
     /// By table: elements per row, and the number of its first row among all.
     tables: Vec<(usize, u64)>,
@@ -150,15 +151,25 @@ impl TierStack {
         let tiers = tiers.map(|(tier, rows)| CodedTier::new(tier, rows, all_rows));
         let tiers = tiers.collect::<Result<Vec<_>>>()?;
         let resident = Resident::new(schema, &options.resident)?;
+        let neighbours = options.neighbours.as_ref().map(|given| {
+            let bytes = capacity_bytes as f64 * (given.share / options.share_sum());
+            Neighbours::new(schema, given, bytes as u64)
+        });
+        let neighbours = neighbours.transpose()?;
         let kernels = Kernels::detect();
         let counts = tiers.iter().map(|_| Default::default()).collect();
         let misses = options.misses;
-        Ok(Self { tiers, membership, counts, resident, misses, tables, kernels })
+        Ok(Self { tiers, membership, counts, resident, neighbours, misses, tables, kernels })
     }
 
     /// Returns the bytes of the resident rows.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.resident.memory_bytes()
+    }
+
+    /// Returns whose neighbours answer, where any do.
+    pub(crate) fn neighbours(&self) -> Option<&Neighbours> {
+        self.neighbours.as_ref()
     }
 
     /// Returns what each tier did and holds.
@@ -246,12 +257,18 @@ impl TierStack {
         if self.misses == MissMode::Read {
             return Answer::None;
         }
-        let near = |near_key: RowKey, out: &mut [f32]| {
+        let mut near = |near_key: RowKey, out: &mut [f32]| {
             self.tiers.iter().any(|tier| tier.peek(near_key, visits, out))
                 || self.resident.head(self.kernels, near_key, out)
         };
-        if self.resident.surrogate(self.kernels, key, out, near) {
+        if self.resident.surrogate(self.kernels, key, out, &mut near) {
             return Answer::Surrogate;
+        }
+        if let Some(neighbours) = &self.neighbours {
+            if neighbours.find(key).is_some_and(|near_key| near(near_key, out)) {
+                neighbours.count_answer();
+                return Answer::Surrogate;
+            }
         }
         if self.misses == MissMode::Surrogate {
             return Answer::None;
@@ -299,6 +316,9 @@ impl TierStack {
             }
         }
         scratch.work = work;
+        if let Some(neighbours) = &self.neighbours {
+            neighbours.settle();
+        }
         Ok(())
     }
 
@@ -367,6 +387,9 @@ impl TierStack {
             let start = fallen.rows.len();
             // A policy that flushes gives more than the next tier should be told of at once.
             if is_last || start + self.dim(key) > 2 * OFFERED_WORDS_MAX {
+                if let Some(neighbours) = &self.neighbours {
+                    neighbours.leaves(key);
+                }
                 return;
             }
             fallen.keys.push(key);
@@ -394,7 +417,7 @@ fn own_rows(
     all_rows: u64,
     capacity_bytes: u64,
 ) -> Result<Vec<Arc<ShardedTier>>> {
-    let shares: f64 = options.tiers.iter().map(|tier| tier.share).sum();
+    let shares = options.share_sum();
     let made = options.tiers.iter().map(|tier| {
         let bytes = (capacity_bytes as f64 * (tier.share / shares)) as u64;
         let rows_bytes = bytes.saturating_sub(admission_bytes(tier, all_rows));

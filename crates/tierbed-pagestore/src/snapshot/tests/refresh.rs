@@ -20,7 +20,7 @@ fn open(
         resident: vec![Arc::new(resident(rows, tail))],
         misses,
         refresh: RefreshOptions { tables: vec![TableId(0)], waiting_rows_max },
-        shared: None,
+        ..TierStackOptions::default()
     };
     Snapshot::open(Arc::clone(folder), &SnapshotOptions { tiers, ..options(2 << 20) }).unwrap()
 }
