@@ -1,6 +1,7 @@
 """How does a lookup become part of an autograd graph, eager or compiled?
 
-Two custom operators. ``tierbed::lookup`` reads rows and pools them. Its backward calls
+Two custom operators. ``tierbed::lookup`` reads rows and pools them (and is left out where no
+gradient is wanted and nothing in torch looks on). Its backward calls
 ``tierbed::update``, which hands the gradient to the store, where the fused optimizer runs.
 Rows are not tensors, so nothing in the graph would ask for their gradient: a tensor of one
 element, the *hook*, takes part in every lookup, and the update returns the hook's gradient, a
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._functorch import peek_interpreter_stack
 
 from tierbed.errors import ClosedError
 
@@ -127,11 +130,76 @@ def new_hook() -> Tensor:
 
 
 def _on_cpu(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().cpu()
+    if tensor is None:
+        return None
+    # A call of torch takes a microsecond even where there is nothing to do.
+    return tensor if tensor.is_cpu and not tensor.requires_grad else tensor.detach().cpu()
+
+
+def lookup(
+    hook: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    handle: int,
+    feature_count: int,
+    output_dim: int,
+    is_pooled: bool,
+    is_training: bool = False,
+) -> Tensor:
+    """Reads and pools rows: calls :func:`lookup_op`, or does without the operator.
+
+    Torch takes longer to find its way through an operator than a request of one sample takes to
+    be answered. Where nobody looks (no gradient, no compiler, no mode, plain tensors) the rows are
+    read at once. Arguments and result are those of :func:`lookup_op`.
+    """
+    bags = (indices, offsets, weights, handle, feature_count, output_dim, is_pooled, is_training)
+    if torch.compiler.is_compiling() or _is_watched(hook, indices, offsets, weights):
+        out: Tensor = lookup_op(hook, *bags)
+        return out
+    return _look_up(*bags)
+
+
+def _is_watched(*tensors: Tensor | None) -> bool:
+    """Tells whether anything in torch wants to know what is done to ``tensors``."""
+    if _len_torch_dispatch_stack() or _len_torch_function_stack():
+        return True
+    if peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+        return True
+    grads = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        # Other classes may do something of their own when an operator takes them.
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or (grads and tensor.requires_grad):
+            return True
+    return False
+
+
+def _look_up(
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    handle: int,
+    feature_count: int,
+    output_dim: int,
+    is_pooled: bool,
+    is_training: bool,
+) -> Tensor:
+    binding = _binding(handle)
+    rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
+    out = torch.empty((rows, output_dim), dtype=torch.float32)
+    bags: tuple[Any, Any, Any] = (_on_cpu(indices), _on_cpu(offsets), _on_cpu(weights))
+    if is_training:
+        store: NativeStore = binding.native  # type: ignore[assignment]
+        store.lookup(binding.plan, *bags, out, is_training)
+    else:
+        binding.native.lookup(binding.plan, *bags, out)
+    return out if indices.is_cpu else out.to(indices.device)
 
 
 @torch.library.custom_op("tierbed::lookup", mutates_args=())
-def lookup(
+def lookup_op(
     hook: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -158,19 +226,12 @@ def lookup(
     Returns:
         ``[B, D]`` f32, or ``[E, D]`` when not pooled.
     """
-    binding = _binding(handle)
-    rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
-    out = torch.empty((rows, output_dim), dtype=torch.float32)
-    bags: tuple[Any, Any, Any] = (_on_cpu(indices), _on_cpu(offsets), _on_cpu(weights))
-    if is_training:
-        store: NativeStore = binding.native  # type: ignore[assignment]
-        store.lookup(binding.plan, *bags, out, is_training)
-    else:
-        binding.native.lookup(binding.plan, *bags, out)
-    return out.to(indices.device)
+    return _look_up(
+        indices, offsets, weights, handle, feature_count, output_dim, is_pooled, is_training
+    )
 
 
-@lookup.register_fake
+@lookup_op.register_fake
 def _(
     hook: Tensor,
     indices: Tensor,
@@ -324,4 +385,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-lookup.register_autograd(_backward, setup_context=_setup_context)
+lookup_op.register_autograd(_backward, setup_context=_setup_context)

@@ -21,8 +21,8 @@ __all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "as_kjt"]
 
 def offsets_of(lengths: Tensor) -> Tensor:
     """Returns the offsets ``[N+1]`` i64 of bags of ``lengths`` ``[N]``."""
-    ends = torch.cumsum(lengths.to(torch.int64), dim=0)
-    return torch.cat([ends.new_zeros(1), ends])
+    ends = torch.cumsum(lengths, dim=0, dtype=torch.int64)
+    return torch.nn.functional.pad(ends, (1, 0))
 
 
 class JaggedTensor:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import tierbed as tb
+from tierbed import ops
 from tierbed.testing import random_bags
 
 # Inductor needs a C++ compiler; without one the same graphs are traced and run by torch's kernels.
@@ -67,6 +69,32 @@ def test_opcheck(open_store: Any, pooled: bool, weighted: bool) -> None:
             pooled,
         ),
     )
+
+
+def test_a_lookup_nobody_watches_does_without_the_operator(
+    open_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emb = collection(open_store(), tb.SGD(lr=0.5)).eval()
+    batch = bags(0)
+    asked = []
+    operator = ops.lookup_op
+    monkeypatch.setattr(ops, "lookup_op", lambda *args: asked.append(1) or operator(*args))
+    with torch.no_grad():
+        plain = emb(batch).values()
+        assert not asked
+        # Whoever wants to see operators sees them, and the bits are the same.
+        with FlopCounterMode(display=False):
+            watched = emb(batch).values()
+        assert asked.pop()
+        assert torch.equal(plain, watched)
+    batch.weights_or_none().requires_grad_()
+    watched = emb(batch).values()
+    assert asked.pop()
+    assert watched.requires_grad
+    assert torch.equal(plain, watched)
+    emb.train()(bags(0)).values().sum().backward()
+    assert asked.pop()
+    assert not torch.equal(plain, emb.eval()(bags(0)).values())
 
 
 @pytest.mark.slow
