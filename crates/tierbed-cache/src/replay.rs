@@ -194,7 +194,8 @@ impl ReplayCache {
         }
         let hash = hash_of(row, &self.tables);
         let is_full = self.free.is_empty();
-        let arrival = self.policy.arrive(hash, self.scores.get(hash), is_full);
+        let score = self.scores.get(hash, self.policy.score_frame());
+        let arrival = self.policy.arrive(hash, score, is_full);
         if !arrival.is_admitted {
             self.remember(hash, arrival.score);
             return;
@@ -225,7 +226,7 @@ impl ReplayCache {
     }
 
     fn remember(&mut self, hash: u64, score: u16) {
-        self.scores.put(hash, score, |score| self.policy.rank(score));
+        self.scores.put(hash, score, self.policy.score_frame());
     }
 
     fn place(&mut self, slot: u32, row: u32) {

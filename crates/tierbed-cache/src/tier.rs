@@ -283,7 +283,8 @@ impl RowTier {
             self.vacate(slot);
         }
         let is_full = self.is_full(pool_at);
-        let score = self.scores.get(hash);
+        let frame = self.pool_mut(pool_at).policy.score_frame();
+        let score = self.scores.get(hash, frame);
         let arrival = self.pool_mut(pool_at).policy.arrive(hash, score, is_full);
         if !arrival.is_admitted {
             self.remember(pool_at, hash, arrival.score);
@@ -383,7 +384,7 @@ impl RowTier {
     /// Keeps the score of a row that is not here.
     fn remember(&mut self, pool_at: usize, hash: u64, score: u16) {
         if let Some(pool) = self.pools.get(pool_at) {
-            self.scores.put(hash, score, |score| pool.policy.rank(score));
+            self.scores.put(hash, score, pool.policy.score_frame());
         }
     }
 

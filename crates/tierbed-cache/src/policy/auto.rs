@@ -20,7 +20,7 @@
 
 use super::shadow::{fingerprint, SampledGroup, Shadow};
 use super::slots::SlotMap;
-use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, MissWeight};
+use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, MissWeight, ScoreFrame};
 
 /// Groups of an epoch.
 const EPOCH_GROUPS: u32 = 100;
@@ -219,8 +219,8 @@ impl EvictionPolicy for Auto {
         self.own.insert(slot, hash, score);
     }
 
-    fn rank(&self, score: u16) -> u16 {
-        self.own.rank(score)
+    fn score_frame(&self) -> ScoreFrame {
+        self.own.score_frame()
     }
 
     fn victim(&mut self) -> Option<u32> {

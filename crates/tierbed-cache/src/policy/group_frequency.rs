@@ -30,7 +30,7 @@ use super::return_rates::ReturnRates;
 use super::score::{ScoreUnit, OCTAVES_MAX, RANKS_PER_OCTAVE};
 use super::slots::SlotMap;
 use super::victims::{LowScores, Victims};
-use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
+use super::{order_of_leaving, Arrival, EvictionPolicy, Group, ScoreFrame};
 
 /// Groups with more misses get the credit of this many.
 const MISSES_MAX: usize = 256;
@@ -123,7 +123,7 @@ impl GroupFrequency {
             halvings: 0,
             ranks: RankCounts::default(),
             victims: Victims::default(),
-            low: 0,
+            low: ScoreUnit::BITS_OF_ONE,
             trial: VecDeque::new(),
             misses_mean: (power - POWER_AT_0) / POWER_PER_MISS,
             first_uses: 0,
@@ -443,8 +443,8 @@ impl EvictionPolicy for GroupFrequency {
         self.trial.push_back(slot);
     }
 
-    fn rank(&self, score: u16) -> u16 {
-        self.rank_of(score)
+    fn score_frame(&self) -> ScoreFrame {
+        ScoreFrame::around(((self.low >> 8) as u8).wrapping_add(self.unit.halvings()))
     }
 
     fn victim(&mut self) -> Option<u32> {

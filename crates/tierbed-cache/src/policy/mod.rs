@@ -33,6 +33,7 @@ mod registry;
 mod return_rates;
 mod s3_fifo;
 mod score;
+mod score_frame;
 mod score_table;
 mod shadow;
 mod sieve;
@@ -54,6 +55,7 @@ pub use lirs::Lirs;
 pub use lru::Lru;
 pub use registry::PolicyKind;
 pub use s3_fifo::S3Fifo;
+pub use score_frame::ScoreFrame;
 pub(crate) use score_table::ScoreTable;
 pub use sieve::Sieve;
 pub use w_tiny_lfu::WTinyLfu;
@@ -157,9 +159,9 @@ pub trait EvictionPolicy: Send + std::fmt::Debug {
     /// `hash` is that of its key, for policies that remember rows beyond their stay.
     fn insert(&mut self, slot: u32, hash: u64, score: u16);
 
-    /// Returns the rank of a score this policy gave: rows of lower rank leave first.
-    fn rank(&self, score: u16) -> u16 {
-        score
+    /// Returns where the scores of rows lie that leave now, for those who remember them.
+    fn score_frame(&self) -> ScoreFrame {
+        ScoreFrame::default()
     }
 
     /// Names the occupied slot that leaves next.

@@ -36,6 +36,9 @@ pub(super) struct ScoreUnit {
 }
 
 impl ScoreUnit {
+    /// The [`bits`](Self::bits) of one full credit.
+    pub(super) const BITS_OF_ONE: u16 = EXPONENT_OF_ONE << 8;
+
     /// Halvings after which scores that rest must be refreshed, at the latest.
     pub(super) const REFRESH_AFTER: u8 = 32;
 

@@ -1,39 +1,105 @@
 //! Which score did a row leave with? For scores that no record can keep.
 //!
-//! Sets of eight entries, found by hash; the lowest of a set makes room. Rows that are forgotten
-//! begin anew.
+//! Sets of eight entries of 20 bits, found by hash; the lowest of a set makes room. Rows that are
+//! forgotten begin anew; one row of 500 that was never here is taken for another.
 //!
 //! ```text
-//! entry:  bit 31 ........ 16  15 ........ 0
-//!             hash bits        score, 0: empty
+//! set     8 words of an entry's lower 16 bits, 2 words of the upper four of each
+//! entry   bit 19 ..... 8  7 ......... 0
+//!             hash bits     code of a ScoreFrame     0: empty
 //! ```
 #![expect(clippy::indexing_slicing, reason = "set numbers are scaled to the table's length")]
 
-/// Entries of a set: a cache line's half.
+use tierbed_core::env::SplitMix64;
+
+use super::score_frame::ScoreFrame;
+
+/// Entries of a set.
 const WAYS: usize = 8;
+/// Bits of an entry beyond a word, and entries whose upper bits share one.
+const UPPER_BITS: u32 = 4;
+const UPPER_MASK: u16 = (1 << UPPER_BITS) - 1;
+const SHARING: usize = (u16::BITS / UPPER_BITS) as usize;
+const CODE_MASK: u32 = (1 << ScoreFrame::CODE_BITS) - 1;
+const TAG_BITS: u32 = u16::BITS + UPPER_BITS - ScoreFrame::CODE_BITS;
+
+/// The lower words of entries, and words of what is above.
+#[derive(Debug, Clone, Copy, Default)]
+struct Set {
+    lower: [u16; WAYS],
+    upper: [u16; WAYS / SHARING],
+}
+
+impl Set {
+    #[inline]
+    fn entry(&self, way: usize) -> u32 {
+        let upper = self.upper[way / SHARING] >> upper_at(way) & UPPER_MASK;
+        (u32::from(upper) << u16::BITS) | u32::from(self.lower[way])
+    }
+
+    #[inline]
+    fn set_entry(&mut self, way: usize, entry: u32) {
+        self.lower[way] = entry as u16;
+        let upper = &mut self.upper[way / SHARING];
+        *upper &= !(UPPER_MASK << upper_at(way));
+        *upper |= ((entry >> u16::BITS) as u16) << upper_at(way);
+    }
+
+    /// The place of an entry with this tag.
+    #[inline]
+    fn find(&self, tag: u32) -> Option<usize> {
+        (0..WAYS).find(|&way| {
+            let entry = self.entry(way);
+            entry >> ScoreFrame::CODE_BITS == tag && entry != 0
+        })
+    }
+
+    /// Puts an entry in the place of its row, or of the entry of the lowest score.
+    fn put(&mut self, entry: u32, frame: ScoreFrame) {
+        let lowest = || {
+            (0..WAYS).min_by_key(|&way| match self.entry(way) {
+                0 => 0,
+                entry => 1 + u16::from(frame.order((entry & CODE_MASK) as u8)),
+            })
+        };
+        if let Some(way) = self.find(entry >> ScoreFrame::CODE_BITS).or_else(lowest) {
+            self.set_entry(way, entry);
+        }
+    }
+}
+
+/// Where the upper bits of an entry are in their word.
+#[inline]
+fn upper_at(way: usize) -> u32 {
+    (way % SHARING) as u32 * UPPER_BITS
+}
 
 /// Scores of rows that are not here.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct ScoreTable {
-    sets: Box<[[u32; WAYS]]>,
+    sets: Box<[Set]>,
+    rng: SplitMix64,
+}
+
+impl Default for ScoreTable {
+    fn default() -> Self {
+        Self { sets: Box::default(), rng: SplitMix64::new(0x7363_6f72) }
+    }
 }
 
 impl ScoreTable {
-    /// Bytes per entry.
-    pub(crate) const ENTRY_BYTES: usize = size_of::<u32>();
-
     /// Bytes of a table with room for `entries` scores.
     pub(crate) fn bytes_for(entries: u64) -> u64 {
-        entries.div_ceil(WAYS as u64) * (WAYS * Self::ENTRY_BYTES) as u64
+        entries.div_ceil(WAYS as u64) * size_of::<Set>() as u64
     }
 
     /// Makes room for about `entries` scores; forgets all.
     pub(crate) fn resize(&mut self, entries: usize) {
-        self.sets = vec![[0; WAYS]; entries.div_ceil(WAYS)].into_boxed_slice();
+        self.sets = vec![Set::default(); entries.div_ceil(WAYS)].into_boxed_slice();
     }
 
-    /// Makes room for about `entries` scores; those of the highest `rank` stay.
-    pub(crate) fn refit(&mut self, entries: usize, rank: impl Fn(u16) -> u16) {
+    /// Makes room for about `entries` scores; the highest stay.
+    pub(crate) fn refit(&mut self, entries: usize, frame: ScoreFrame) {
         let old = std::mem::take(&mut self.sets);
         self.resize(entries);
         let (from, to) = (old.len(), self.sets.len());
@@ -43,45 +109,38 @@ impl ScoreTable {
         for (at, set) in self.sets.iter_mut().enumerate() {
             // The rows of a set were in the old sets that lie over it.
             let overlapping = &old[at * from / to..=((at + 1) * from - 1) / to];
-            let known = overlapping.iter().flatten().filter(|&&entry| entry as u16 != 0);
-            known.for_each(|&entry| put_in(set, entry, &rank));
+            let known = overlapping.iter().flat_map(|set| (0..WAYS).map(|way| set.entry(way)));
+            known.filter(|&entry| entry != 0).for_each(|entry| set.put(entry, frame));
         }
     }
 
     /// Returns the score of the row of `hash`, 0 when it is not remembered.
-    pub(crate) fn get(&self, hash: u64) -> u16 {
+    #[inline]
+    pub(crate) fn get(&self, hash: u64, frame: ScoreFrame) -> u16 {
         let Some(set) = self.sets.get(self.set_of(hash)) else { return 0 };
-        set.iter().find(|&&entry| entry >> 16 == tag(hash)).map_or(0, |&entry| entry as u16)
+        let way = set.find(tag(hash));
+        way.map_or(0, |way| frame.score((set.entry(way) & CODE_MASK) as u8))
     }
 
-    /// Remembers `score`. `rank` orders scores: the lowest of the set is forgotten for it.
-    pub(crate) fn put(&mut self, hash: u64, score: u16, rank: impl Fn(u16) -> u16) {
+    /// Remembers `score`; the lowest of the set is forgotten for it.
+    #[inline]
+    pub(crate) fn put(&mut self, hash: u64, score: u16, frame: ScoreFrame) {
         let at = self.set_of(hash);
         let Some(set) = self.sets.get_mut(at) else { return };
-        put_in(set, (tag(hash) << 16) | u32::from(score), rank);
+        let code = frame.code(score, self.rng.next_u64() as u32);
+        let entry = (tag(hash) << ScoreFrame::CODE_BITS) | u32::from(code);
+        set.put(entry.max(1), frame);
     }
 
+    #[inline]
     fn set_of(&self, hash: u64) -> usize {
         (((hash & 0xFFFF_FFFF) * self.sets.len() as u64) >> 32) as usize
     }
 }
 
-/// Puts an entry in the place of its row, or of the entry of the lowest rank.
-fn put_in(set: &mut [u32; WAYS], entry: u32, rank: impl Fn(u16) -> u16) {
-    let known = set.iter().position(|&held| held >> 16 == entry >> 16 && held as u16 != 0);
-    let lowest = || {
-        (0..WAYS).min_by_key(|&way| match set[way] as u16 {
-            0 => 0,
-            score => u32::from(rank(score)) + 1,
-        })
-    };
-    if let Some(way) = known.or_else(lowest) {
-        set[way] = entry;
-    }
-}
-
+#[inline]
 fn tag(hash: u64) -> u32 {
-    (hash >> 48) as u32
+    (hash >> (64 - TAG_BITS)) as u32
 }
 
 #[cfg(test)]
@@ -90,37 +149,66 @@ mod tests {
 
     use super::*;
 
+    /// A score that is kept exactly.
+    fn score(step: u16) -> u16 {
+        1024 + 32 * step
+    }
+
     #[test]
     fn the_lowest_of_a_set_is_forgotten_first() {
+        let frame = ScoreFrame::around(10);
         let mut table = ScoreTable::default();
-        assert_eq!(table.get(5), 0);
+        assert_eq!(table.get(5, frame), 0);
         table.resize(8);
         for row in 1..=8 {
-            table.put(mix64(row), 100 + row as u16, |score| score);
+            table.put(mix64(row), score(10 + row as u16), frame);
         }
-        table.put(mix64(3), 500, |score| score);
-        table.put(mix64(9), 50, |score| score);
-        let scores: Vec<u16> = (1..=9).map(|row| table.get(mix64(row))).collect();
-        assert_eq!(scores, [0, 102, 500, 104, 105, 106, 107, 108, 50]);
+        table.put(mix64(3), score(50), frame);
+        table.put(mix64(9), score(5), frame);
+        let scores: Vec<u16> = (1..=9).map(|row| table.get(mix64(row), frame)).collect();
+        let steps = [12, 50, 14, 15, 16, 17, 18, 5].map(score);
+        assert_eq!(scores, [&[0][..], &steps].concat());
     }
 
     #[test]
     fn scores_outlive_a_change_of_size() {
+        let frame = ScoreFrame::around(10);
         let mut table = ScoreTable::default();
         table.resize(8000);
-        (1..=1000).for_each(|row| table.put(mix64(row), row as u16, |score| score));
+        let score = |row: u64| score((row / 8) as u16);
+        (1..=1000).for_each(|row| table.put(mix64(row), score(row), frame));
         let known = |table: &ScoreTable, from| {
-            (from..=1000).filter(|&row| table.get(mix64(row)) == row as u16).count()
+            (from..=1000).filter(|&row| table.get(mix64(row), frame) == score(row)).count()
         };
         for entries in [9000, 5000, 7777] {
-            table.refit(entries, |score| score);
-            assert!(known(&table, 1) >= 970, "{entries}: {}", known(&table, 1));
+            table.refit(entries, frame);
+            assert!(known(&table, 1) >= 960, "{entries}: {}", known(&table, 1));
         }
         // With less room the highest stay.
-        table.refit(800, |score| score);
-        assert!(known(&table, 600) >= 360, "{}", known(&table, 600));
-        table.refit(0, |score| score);
-        table.refit(80, |score| score);
+        table.refit(800, frame);
+        assert!(known(&table, 600) >= 350, "{}", known(&table, 600));
+        table.refit(0, frame);
+        table.refit(80, frame);
         assert_eq!(known(&table, 1), 0);
+    }
+
+    #[test]
+    fn few_rows_that_were_never_here_are_taken_for_others() {
+        let frame = ScoreFrame::around(127);
+        let mut table = ScoreTable::default();
+        table.resize(8000);
+        (0..20_000).for_each(|row| table.put(mix64(row), 127 << 8, frame));
+        let strangers = (1 << 30)..(1 << 30) + 100_000;
+        let taken = strangers.filter(|&row| table.get(mix64(row), frame) != 0).count();
+        assert!((100..300).contains(&taken), "{taken} of 100,000");
+    }
+
+    #[test]
+    fn bytes_are_those_it_says() {
+        for entries in [0, 1, 7, 8, 5000] {
+            let mut table = ScoreTable::default();
+            table.resize(entries);
+            assert_eq!(size_of_val(&*table.sets) as u64, ScoreTable::bytes_for(entries as u64));
+        }
     }
 }

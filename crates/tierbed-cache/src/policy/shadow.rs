@@ -44,13 +44,11 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// Bytes per slot: score, fingerprint, index and scores.
-    const BYTES_PER_SLOT: usize =
-        GroupFrequency::BYTES_PER_SLOT + 4 + 5 + SCORES_PER_SLOT * ScoreTable::ENTRY_BYTES;
-
     /// Returns the bytes of a shadow of `slot_count` slots.
     pub(crate) fn bytes_for(slot_count: usize, rule: CreditRule) -> usize {
-        slot_count * Self::BYTES_PER_SLOT
+        slot_count * (GroupFrequency::BYTES_PER_SLOT + size_of::<u32>())
+            + SlotIndex::bytes_for(slot_count)
+            + ScoreTable::bytes_for((slot_count * SCORES_PER_SLOT) as u64) as usize
             + GroupFrequency::bytes_beside(slot_count, rule.trial_hundredths)
     }
 
@@ -79,7 +77,7 @@ impl Shadow {
         let hash = index_hash(row);
         match self.index.find(hash, |slot| self.fingerprints.get(slot) == row) {
             Some(slot) => self.policy.score(slot),
-            None => self.scores.get(hash),
+            None => self.scores.get(hash, self.policy.score_frame()),
         }
     }
 
@@ -151,7 +149,7 @@ impl Shadow {
 
     fn take_in(&mut self, row: u32) {
         let hash = index_hash(row);
-        let known = self.scores.get(hash);
+        let known = self.scores.get(hash, self.policy.score_frame());
         let is_full = self.free == NONE || self.index.len() >= self.limit as usize;
         let arrival = self.policy.arrive(hash, known, is_full);
         if !arrival.is_admitted {
@@ -185,7 +183,7 @@ impl Shadow {
 
     fn remember(&mut self, hash: u64, score: u16) {
         if score != 0 {
-            self.scores.put(hash, score, |score| self.policy.rank(score));
+            self.scores.put(hash, score, self.policy.score_frame());
         }
     }
 }

@@ -30,7 +30,7 @@ impl RowTier {
         let score_count = self.layout.score_count(self.layout.rows_max);
         if let Some(pool) = self.pools.first() {
             let score_count = usize::try_from(score_count).unwrap_or(usize::MAX);
-            self.scores.refit(score_count, |score| pool.policy.rank(score));
+            self.scores.refit(score_count, pool.policy.score_frame());
         }
         let slab_count = self.layout.slab_count as usize;
         self.slabs.reserve_exact(slab_count - self.slabs.len());
