@@ -381,11 +381,10 @@ class NativeSnapshot:
         resident: list[NativeResident],
         tier_budget: NativeTierBudget | None,
     ) -> Self:
-        """``options_json``: {"dram_budget_bytes": int, "io_engine": ..., "queue_depth": int,
-        "backend": "direct"|"mmap"|"memory", "cache_bytes_max": int|None, "tiers": list[str],
-        "neighbours": str|None, "misses": "read"|"surrogate"|"default",
-        "tier_floor_bytes": int|None, "refresh": list[str]|None}; an empty list to refresh is
-        all tables."""
+        """``options_json``: {"dram_budget_bytes", "io_engine", "queue_depth", "cache_bytes_max",
+        "backend": "direct"|"mmap"|"memory", "tiers": list[str], "neighbours": str|None,
+        "misses": "read"|"surrogate"|"default", "tier_floor_bytes", "refresh": list[str]|None};
+        an empty list to refresh is all tables."""
 
     def identity(self) -> str:
         """What tells this snapshot from every other."""
@@ -412,9 +411,7 @@ class NativeSnapshot:
 
     def attachment(self, name: str) -> bytes | None: ...
     def attachment_names(self) -> list[str]: ...
-    def write_neighbours(
-        self, path: str | None, tables: Sequence[tuple[int, SupportsDLPack]]
-    ) -> str:
+    def write_neighbours(self, path: str | None, tables: Sequence[tuple[int, Any]]) -> str:
         """Writes what stands for rows of tables, ``[row_count, 2]`` i64: table and row, or -1s."""
 
     def verify(self) -> int: ...
@@ -527,12 +524,10 @@ class NativeResident:
         row_count: int,
         head: tuple[NativeCodec, SupportsDLPack, SupportsDLPack] | None,
         tail: tuple[NativeCodec, SupportsDLPack] | None,
-        neighbours: SupportsDLPack | None,
         default_row: SupportsDLPack | None,
     ) -> Self:
         """``head``: codec, rows ``[H]`` i64 ascending, codes ``[H, code_bytes]`` u8; ``tail``:
-        codec and codes of every row; ``neighbours`` ``[row_count]`` i64; ``default_row``
-        ``[dim]`` f32."""
+        codec and codes of every row; ``default_row`` ``[dim]`` f32."""
 
 @final
 class NativeCodec:

@@ -1,12 +1,11 @@
 """Who is kept in memory in how many bytes, given how often a log used each row?
 
-:func:`plan_tiers` chooses by measured errors; :func:`nearest_popular` finds rows that may stand
-for others.
+:func:`plan_tiers` chooses by measured errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from tierbed.codec import Codec, train_product
 from tierbed.errors import InvalidError
 from tierbed.tiers import TierPlan, TierTable
 
-__all__ = ["nearest_popular", "plan_tiers"]
+__all__ = ["plan_tiers"]
 
 
 def plan_tiers(
@@ -164,28 +163,3 @@ def _mean(rows: Tensor, weights: Tensor) -> Tensor:
     weights = weights + 1e-3
     mean: Tensor = (rows * weights[:, None]).sum(0) / weights.sum()
     return mean
-
-
-def nearest_popular(
-    rows: Tensor, counts: Tensor, *, candidates: int = 1024, nearest: int = 10
-) -> Tensor:
-    """Finds a row that may stand for each: the most used of the ``nearest`` ones.
-
-    Looks among the ``candidates`` most used rows only: others are seldom in a tier. Source:
-    EVStore §4.4.
-
-    Returns:
-        ``[N]`` i64.
-    """
-    popular = counts.argsort(descending=True, stable=True)[:candidates]
-    found = [popular[part] for part in _most_used(rows, rows[popular], nearest)]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
-
-
-def _most_used(rows: Tensor, popular: Tensor, nearest: int) -> Iterator[Tensor]:
-    squares = popular.pow(2).sum(1)
-    nearest = min(nearest, popular.shape[0])
-    for part in torch.split(rows, 8192):
-        distance = torch.addmm(squares, part, popular.T, alpha=-2)
-        # Candidates are ordered by use: the lowest number is the most used.
-        yield distance.topk(nearest, largest=False).indices.min(1).values

@@ -3,7 +3,7 @@
 :class:`CacheTier` names a tier of rows that come and go; a snapshot's cache is a list of them, and
 a :class:`TierBudget` holds the caches of several snapshots.
 :class:`TierPlan` is what never leaves: the most used rows in one codec, and for all others a few
-bytes of a product code, a neighbour, or the table's default row;
+bytes of a product code, or the table's default row;
 :func:`tierbed.tier_plan.plan_tiers` chooses one.
 """
 
@@ -149,7 +149,6 @@ class TierTable:
         head_rows: ``[H]`` i64, ascending.
         head_codes: ``[H, code_bytes]`` u8.
         tail_codes: ``[row_count, code_bytes]`` u8 of the plan's product codec, or None.
-        neighbours: ``[row_count]`` i64, a row that stands for each, or None.
         default_row: ``[dim]`` f32, for rows that nothing else stands for.
     """
 
@@ -160,7 +159,6 @@ class TierTable:
     head_rows: Tensor
     head_codes: Tensor
     tail_codes: Tensor | None = None
-    neighbours: Tensor | None = None
     default_row: Tensor | None = None
 
     def parts(self) -> dict[str, Tensor]:
@@ -169,7 +167,6 @@ class TierTable:
             "head_rows": self.head_rows,
             "head_codes": self.head_codes,
             "tail_codes": self.tail_codes,
-            "neighbours": self.neighbours,
             "default_row": self.default_row,
         }
         return {name: part.contiguous() for name, part in parts.items() if part is not None}
@@ -204,7 +201,6 @@ class TierPlan:
                 None
                 if table.tail_codes is None
                 else (products[table.dim].native, table.tail_codes.contiguous()),
-                None if table.neighbours is None else table.neighbours.contiguous(),
                 None if table.default_row is None else table.default_row.contiguous(),
             )
             for table in self.tables

@@ -28,7 +28,7 @@ type GivenHead<'py> = Option<(PyRef<'py, NativeCodec>, Bound<'py, PyAny>, Bound<
 #[pymethods]
 impl NativeResident {
     #[new]
-    #[pyo3(signature = (table, row_count, head, tail, neighbours, default_row))]
+    #[pyo3(signature = (table, row_count, head, tail, default_row))]
     #[expect(clippy::too_many_arguments, reason = "one argument per part, as in Python")]
     fn new(
         py: Python<'_>,
@@ -36,7 +36,6 @@ impl NativeResident {
         row_count: u64,
         head: GivenHead<'_>,
         tail: Given<'_>,
-        neighbours: Option<&Bound<'_, PyAny>>,
         default_row: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let head = match head {
@@ -50,16 +49,12 @@ impl NativeResident {
             }
             None => None,
         };
-        let tail = match (tail, neighbours) {
-            (Some((codec, codes)), _) => {
-                let codes = Tensor::<u8>::import(&codes, "tail codes")?;
-                Some(Tail::Codes(codec.codec().clone(), codes.view().to_vec()))
+        let tail = match tail {
+            Some((codec, codes)) => {
+                let codes = Tensor::<u8>::import(&codes, "tail codes")?.view().to_vec();
+                Some(Tail { codec: codec.codec().clone(), codes })
             }
-            (None, Some(rows)) => {
-                let rows = Tensor::<i64>::import(rows, "neighbours")?.view().to_vec();
-                Some(Tail::Neighbours(run(py, || near_rows(&rows))?))
-            }
-            (None, None) => None,
+            None => None,
         };
         let default_row = default_row.map(|row| Tensor::<f32>::import(row, "default row"));
         let default_row = default_row.transpose()?.map(|row| row.view().to_vec());
@@ -70,10 +65,6 @@ impl NativeResident {
 
 fn row_ids(rows: &[i64]) -> Result<Vec<u64>> {
     rows.iter().map(|&row| u64::try_from(row).map_err(|_| refuse(row))).collect()
-}
-
-fn near_rows(rows: &[i64]) -> Result<Vec<u32>> {
-    rows.iter().map(|&row| u32::try_from(row).map_err(|_| refuse(row))).collect()
 }
 
 fn refuse(row: i64) -> Error {

@@ -12,8 +12,7 @@ import torch
 import tierbed as tb
 from tierbed.codec import Codec
 from tierbed.placed import import_tables
-from tierbed.tier_plan import nearest_popular
-from tierbed.tiers import TierTable, tier_specs
+from tierbed.tiers import tier_specs
 
 SIZES = {"a": 900, "b": 300}
 DIM = 8
@@ -134,33 +133,6 @@ def test_tiers_by_name(folder: Path, tables: dict[str, torch.Tensor]) -> None:
     for wrong in ("int8:fifo2", "product", "int8:lru:0"):
         with pytest.raises(tb.InvalidError):
             tb.Snapshot.open(folder, cache=wrong)
-
-
-def test_the_most_used_of_near_rows_stands_for_a_row(folder: Path) -> None:
-    rows = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.1, 0.0], [10.0, 0.1], [0.05, 0.0]])
-    used = torch.tensor([5.0, 9.0, 1.0, 0.0, 7.0])
-    found = nearest_popular(rows, used, candidates=4, nearest=2)
-    assert found.tolist() == [4, 1, 4, 1, 4]
-
-
-def test_a_neighbour_answers_while_it_is_cached(
-    folder: Path, tables: dict[str, torch.Tensor]
-) -> None:
-    none = torch.zeros(0, dtype=torch.int64)
-    table = TierTable(
-        name="b",
-        row_count=SIZES["b"],
-        dim=DIM,
-        head_codec="int8",
-        head_rows=none,
-        head_codes=none.to(torch.uint8),
-        neighbours=torch.full((SIZES["b"],), 7),
-    )
-    plan = tb.TierPlan(tables=(table,))
-    with tb.Snapshot.open(folder, tiers=plan, misses="surrogate") as snapshot:
-        for row, answer in ((3, 3), (7, 7), (5, 7), (3, 3)):
-            bags = tb.KeyedJaggedTensor(["b"], torch.tensor([row]), lengths=torch.tensor([1]))
-            assert torch.equal(snapshot.lookup(bags)["b"][0], tables["b"][answer])
 
 
 def test_a_tier_too_small_for_any_row_says_so(folder: Path) -> None:

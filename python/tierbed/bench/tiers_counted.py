@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tierbed.bench.precision import DIM
 from tierbed.bench.tiers_model import Published
 from tierbed.errors import InvalidError
 from tierbed.evaluate import evaluate
+from tierbed.neighbours import find_neighbours
 from tierbed.nn import CtrModel
 from tierbed.progress import Progress
 from tierbed.serve import load_model
 from tierbed.snapshot import Snapshot
-from tierbed.tier_plan import nearest_popular, plan_tiers
-from tierbed.tiers import TierPlan, TierTable
+from tierbed.tier_plan import plan_tiers
+from tierbed.tiers import TierPlan
 from tierbed.train import EVAL_BATCH
 
 __all__ = ["CountedOptions", "measure_counted"]
@@ -31,7 +29,6 @@ __all__ = ["CountedOptions", "measure_counted"]
 Row = dict[str, Any]
 # The budgets of plans that read nothing, as shares of the f32 bytes.
 PLAN_SHARES = (0.02, 0.04)
-NEIGHBOUR_BYTES = 4
 WARM_BATCH = 64
 
 
@@ -60,24 +57,26 @@ class System:
         backend: Of the snapshot.
         placed_for: The codec of the cache that all tables are placed together for; None: every
             table has pages of its own.
-        neighbours: Whether a near row answers for a missing one (EVStore's third layer).
     """
 
     name: str
     cache: tuple[str, ...] = ()
     backend: str = "direct"
     placed_for: str | None = None
-    neighbours: bool = False
 
 
-# EVStore's layers hold rows of 8 and 4 bits in its own formats.
+# EVStore's layers hold rows of 8 and 4 bits in its own formats; its third has 4 % of the bytes
+# (experiment 11), and reads its file between requests, so that counts repeat.
 SYSTEMS = (
     System(name="lru", cache=("f32:lru",)),
     System(name="flash_embedding", cache=("f32:lru:1:2",)),
     System(name="ev_lfu", cache=("f32:ev_lfu",)),
     System(name="evstore_l1", cache=("evstore8:ev_lfu",)),
     System(name="evstore_l1_l2", cache=("evstore8:ev_lfu", "evstore4:ev_lfu")),
-    System(name="evstore_l1_l2_l3", cache=("evstore8:ev_lfu", "evstore4:ev_lfu"), neighbours=True),
+    System(
+        name="evstore_l1_l2_l3",
+        cache=("evstore8:ev_lfu:48", "evstore4:ev_lfu:48", "neighbours:second_chance:4:inline"),
+    ),
     System(name="ours_f32_placed", cache=("f32:ours",), placed_for="f32"),
     System(name="ours_int8", cache=("int8:ours",)),
     System(name="ours_int8_placed", cache=("int8:ours",), placed_for="int8"),
@@ -111,7 +110,6 @@ class _Job:
     Args:
         system: How rows are kept.
         cache_bytes: Bytes of its tiers.
-        kept_bytes: Bytes of what is kept of every row, beside these.
         plan: That.
         misses: How misses are answered.
         told: More for its row.
@@ -119,7 +117,6 @@ class _Job:
 
     system: System
     cache_bytes: int = 0
-    kept_bytes: int = 0
     plan: TierPlan | None = None
     misses: str = "read"
     told: Row = field(default_factory=dict)
@@ -152,39 +149,18 @@ def _plans(published: Published, options: CountedOptions) -> Iterator[_Job]:
 
 
 def _systems(published: Published, options: CountedOptions) -> Iterator[_Job]:
-    neighbours = _neighbours(published)
-    near_bytes = NEIGHBOUR_BYTES * sum(table.shape[0] for table in published.rows.values())
+    near = find_neighbours(published.rows, published.counts)
+    with Snapshot.open(published.plain, cache=[]) as snapshot:
+        near.write(snapshot)
     for share in options.shares:
         for system in SYSTEMS:
-            budget, told = int(share * published.f32_bytes), {"budget_share": share}
-            if not system.neighbours:
-                yield _Job(system=system, cache_bytes=budget, told=told)
-            elif budget > near_bytes:
-                yield _Job(
-                    system=system,
-                    cache_bytes=budget - near_bytes,
-                    kept_bytes=near_bytes,
-                    plan=neighbours,
-                    misses="surrogate",
-                    told=told,
-                )
-
-
-def _neighbours(published: Published) -> TierPlan:
-    empty = torch.zeros(0, dtype=torch.int64)
-    tables = [
-        TierTable(
-            name=name,
-            row_count=int(rows.shape[0]),
-            dim=DIM,
-            head_codec="int8",
-            head_rows=empty,
-            head_codes=empty.to(torch.uint8),
-            neighbours=nearest_popular(rows, published.counts[name]),
-        )
-        for name, rows in published.rows.items()
-    ]
-    return TierPlan(tables=tuple(tables))
+            has_neighbours = any(part.startswith("neighbours") for part in system.cache)
+            yield _Job(
+                system=system,
+                cache_bytes=int(share * published.f32_bytes),
+                misses="surrogate" if has_neighbours else "read",
+                told={"budget_share": share},
+            )
 
 
 class _Requests:
@@ -220,8 +196,7 @@ class _Requests:
             for key in after["lookups"]
         }
         reads = after["io"]["read_count"] - before["io"]["read_count"]
-        kept_bytes = job.kept_bytes if system.neighbours else after["resident_bytes"]
-        dram_bytes = job.cache_bytes + kept_bytes
+        dram_bytes = job.cache_bytes + after["resident_bytes"]
         return {
             "part": "counted",
             "system": system.name,
@@ -238,6 +213,7 @@ class _Requests:
             "auc_change": scored["auc"] - published.exact["auc"],
             "pr_auc_change": scored["pr_auc"] - published.exact["pr_auc"],
             "tiers": after["tiers"],
+            "neighbours": after["neighbours"],
         }
 
     def _ask(self, snapshot: Snapshot) -> int:

@@ -30,10 +30,11 @@ from tierbed.bench.tiers_model import LARGE_TABLE, CacheOf, Published
 from tierbed.bench.workers import Worker, WorkerError
 from tierbed.codec import Codec, train_product
 from tierbed.errors import UnsupportedError
+from tierbed.neighbours import Neighbours, find_neighbours
 from tierbed.placement import Placement, QueryLog
 from tierbed.progress import Progress
+from tierbed.snapshot import Snapshot
 from tierbed.ssd_sim import READ_US, SsdSimOptions
-from tierbed.tier_plan import nearest_popular
 from tierbed.tiers import TierPlan, TierTable
 
 __all__ = ["ServedOptions", "measure_served"]
@@ -80,28 +81,36 @@ class _System:
         backend: Of the snapshot.
         placed_for: The codec of the cache that rows are placed for; None: rows used about as
             often share pages.
-        plan: ``"near"`` or ``"codes"``, what is kept of every row; then misses are answered
-            by it.
+        keeps_codes: Whether a code of every row is kept, by which misses are answered.
     """
 
     name: str
     cache: tuple[str, ...] = ()
     backend: str = "direct"
     placed_for: str | None = None
-    plan: str | None = None
+    keeps_codes: bool = False
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether rows that left the tiers are answered by others."""
+        return any(part.startswith("neighbours") for part in self.cache)
 
 
-# EVStore's layers hold rows of 8 and 4 bits in its own formats.
+# EVStore's layers hold rows of 8 and 4 bits in its own formats, the third 4 % of the bytes
+# (experiment 11).
 _SYSTEMS = (
     _System(name="mmap", backend="mmap"),
     _System(name="flash_embedding", cache=("f32:lru:1:2",)),
     _System(name="ev_lfu_f32", cache=("f32:ev_lfu",)),
     _System(name="evstore_l1", cache=("evstore8:ev_lfu",)),
     _System(name="evstore_l1_l2", cache=("evstore8:ev_lfu", "evstore4:ev_lfu")),
-    _System(name="evstore_l1_l2_l3", cache=("evstore8:ev_lfu", "evstore4:ev_lfu"), plan="near"),
+    _System(
+        name="evstore_l1_l2_l3",
+        cache=("evstore8:ev_lfu:48", "evstore4:ev_lfu:48", "neighbours:second_chance:4"),
+    ),
     _System(name="ours_f32", cache=("f32:ours",), placed_for="f32"),
     _System(name="ours_int8", cache=("int8:ours",), placed_for="int8"),
-    _System(name="ours_no_reads", plan="codes"),
+    _System(name="ours_no_reads", keeps_codes=True),
 )
 _MEMORY = _System(name="memory", backend="memory")
 
@@ -144,6 +153,7 @@ class _Table:
         self._rows = folder / "rows.f32"
         self._rows.write_bytes(self.one.contiguous().numpy().astype("<f4", copy=False).tobytes())
         self.plain = self._write("plain", published.by_frequency)
+        self._write_neighbours()
 
     def placed(self, cache: CacheOf) -> Path:
         """Writes the snapshot of rows placed for a cache; the one before is removed."""
@@ -163,6 +173,16 @@ class _Table:
         }
         _native.bench_lookup(json.dumps(job))
         return out
+
+    def _write_neighbours(self) -> None:
+        """Writes who stands for each row, beside the plain snapshot: a row of the same clone."""
+        near = find_neighbours({LARGE_TABLE: self.one}, {LARGE_TABLE: self.used}).of[LARGE_TABLE]
+        starts = torch.arange(self.clones)[:, None] * self.one.shape[0]
+        rows = (near[None, :, 1] + starts).reshape(-1)
+        pairs = torch.stack([torch.zeros_like(rows), rows], 1)
+        with Snapshot.open(self.plain, cache=[]) as snapshot:
+            name = snapshot.tables()[0]["name"]
+            Neighbours(tables=(name,), of={name: pairs}).write(snapshot)
 
     def _write_requests(self) -> None:
         """Writes earlier samples, to warm with, then later ones, over and over until enough."""
@@ -191,17 +211,10 @@ class _Table:
         self.ids = picked["ids"]
         torch.save(picked, self.requests)
 
-    def plan(self, kind: str, rows_bytes: int) -> tuple[TierPlan, int]:
-        """Returns what is kept of every row, and the bytes it takes."""
+    def plan(self, rows_bytes: int) -> TierPlan:
+        """Returns a code of every row, and wider ones of the most used, in so many bytes."""
         # A bit per row and a rank per 512 rows say who is in the head; and small change.
         marks = self.row_count // 8 + 4 * (self.row_count // 512) + 4096
-        if kind == "near":
-            near = nearest_popular(self.one, self.used)
-            starts = torch.arange(self.clones)[:, None] * self.one.shape[0]
-            table = self._resident(torch.zeros(0, dtype=torch.int64))
-            neighbours = (near[None, :] + starts).reshape(-1)
-            kept = 4 * self.row_count + marks
-            return TierPlan(tables=(replace(table, neighbours=neighbours),)), kept
         parts = 2 if rows_bytes >= TWO_BYTES_FROM * self.f32_bytes else 1
         weights = self.used.clamp_max(4.0) + 0.1
         tail = train_product(self.one, parts, weights=weights, seed=self.options.seed)
@@ -211,7 +224,7 @@ class _Table:
         head_rows = max(0, rows_bytes - fixed) // Codec("int8", DIM).code_bytes
         head = uses.topk(min(head_rows, uses.numel())).indices.sort().values
         table = replace(self._resident(head), tail_codes=codes)
-        return TierPlan(tables=(table,), codebooks={DIM: tail.codebooks}), rows_bytes
+        return TierPlan(tables=(table,), codebooks={DIM: tail.codebooks})
 
     def _resident(self, head: Tensor) -> TierTable:
         codes = Codec("int8", DIM).encode(self.one)
@@ -259,11 +272,7 @@ class _Bench:
         if is_mapped and self.note is not None:
             return {**named, "note": self.note}
         rows_bytes = int(share * table.f32_bytes)
-        plan, plan_bytes = None, 0
-        if system.plan is not None:
-            plan, plan_bytes = table.plan(system.plan, rows_bytes)
-        if plan_bytes > rows_bytes:
-            return {**named, "note": f"a neighbour of every row takes {plan_bytes} bytes already"}
+        plan = table.plan(rows_bytes) if system.keeps_codes else None
         file = table.folder / "plan"
         if plan is not None:
             plan.save(file)
@@ -275,9 +284,9 @@ class _Bench:
             "snapshot": str(table.plain if codec is None else table.placed((share, codec))),
             "backend": system.backend,
             "cache": list(system.cache),
-            "cache_bytes": rows_bytes - plan_bytes if system.cache else 0,
+            "cache_bytes": rows_bytes if system.cache else 0,
             "plan": None if plan is None else str(file),
-            "misses": "read" if plan is None else "surrogate",
+            "misses": "surrogate" if system.keeps_codes or system.has_neighbours else "read",
             "rows_bytes": table.f32_bytes * 4 if system.backend == "memory" else rows_bytes,
             "batch": BATCH,
             "warm_from": max(0, warm - MAP_WARM_REQUESTS) if not system.cache else 0,

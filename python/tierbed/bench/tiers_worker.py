@@ -236,6 +236,7 @@ class _Asked:
             "queue_depth": stats["queue_depth"],
             "io_engine": stats["io"]["engine"],
             "tiers": stats["tiers"],
+            "neighbours": stats["neighbours"],
         }
 
 

@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! unique rows ─▶ tier 1 ─▶ tier 2 ─▶ … ─▶ resident rows ─▶ miss: read, surrogate or default
-//!                  ▲  wide    narrow          chosen offline                │
-//!                  └── rows read; what leaves a tier falls to the next ◀────┘
+//!                  ▲  wide    narrow │        chosen offline                │  ▲
+//!                  └── rows read; what leaves a tier falls to the next ◀────┘  │
+//!                                    └─ who leaves the last: its neighbour ────┘
 //! ```
 //!
 //! A [`CacheTier`] is a codec, a policy, an admission rule and a share of the bytes: EVStore's
 //! first and second layer are two of them. [`ResidentTable`]s are rows that a plan made from a
 //! log keeps in memory for as long as the snapshot is open: the most used ones in one codec, a few
-//! bytes of a product code, or a neighbour, for all others. Every answer that is not the stored
-//! row is counted ([`LookupStats`](crate::LookupStats)).
+//! bytes of a product code for all others. [`NeighbourOptions`] let rows that left the tiers be
+//! answered by others that are in one. Every answer that is not the stored row is counted
+//! ([`LookupStats`](crate::LookupStats)).
 //!
 //! Policies are told which rows one sample asked for together, and how many of these needed no
 //! read, whichever tier had them.

@@ -2,7 +2,7 @@
 //!
 //! The *head* of a table is its most used rows: a bit per row says which, and their codes lie in
 //! the order of the rows, so that a row costs its code and nothing else. The *tail* stands for all
-//! rows: a code each, mostly of a product codec, or the number of a near row.
+//! rows: a code each, mostly of a product codec.
 //!
 //! ```text
 //! bit per row   0 1 0 0 1 1 0 …          rank of row 4 = rank of its block + bits before it
@@ -30,14 +30,13 @@ pub struct ResidentTable {
     pub default_row: Option<Vec<f32>>,
 }
 
-/// What stands for every row of a table.
+/// What stands for every row of a table: a code each.
 #[derive(Debug, Clone)]
-pub enum Tail {
-    /// A code of every row, `[row_count, code_bytes]`.
-    Codes(Codec, Vec<u8>),
-    /// A near row of the same table for every row, `[row_count]`; it answers while it is in a
-    /// tier. Source: EVStore §4.4 (surrogates).
-    Neighbours(Vec<u32>),
+pub struct Tail {
+    /// How rows are coded.
+    pub codec: Codec,
+    /// The code of every row, `[row_count, code_bytes]`.
+    pub codes: Vec<u8>,
 }
 
 /// Some rows of a table in a codec, without metadata per row.
@@ -152,31 +151,16 @@ impl Resident {
         true
     }
 
-    /// Decodes what stands for `key` to `out`; `near` answers for a neighbour.
-    pub(super) fn surrogate(
-        &self,
-        kernels: Kernels,
-        key: RowKey,
-        out: &mut [f32],
-        near: impl FnOnce(RowKey, &mut [f32]) -> bool,
-    ) -> bool {
-        match self.table(key).and_then(|table| table.tail.as_ref()) {
-            None => false,
-            Some(Tail::Codes(codec, codes)) => {
-                let code_bytes = codec.code_bytes(out.len());
-                let start = key.row.0 as usize * code_bytes;
-                let Some(code) = codes.get(start..start + code_bytes) else { return false };
-                decode(kernels, codec, code, out);
-                true
-            }
-            Some(Tail::Neighbours(rows)) => match rows.get(key.row.0 as usize) {
-                Some(&row) => {
-                    let near_key = RowKey::new(key.table, tierbed_core::RowId(u64::from(row)));
-                    near(near_key, out)
-                }
-                None => false,
-            },
-        }
+    /// Decodes what stands for `key` to `out`, if anything does.
+    pub(super) fn surrogate(&self, kernels: Kernels, key: RowKey, out: &mut [f32]) -> bool {
+        let Some(tail) = self.table(key).and_then(|table| table.tail.as_ref()) else {
+            return false;
+        };
+        let code_bytes = tail.codec.code_bytes(out.len());
+        let start = key.row.0 as usize * code_bytes;
+        let Some(code) = tail.codes.get(start..start + code_bytes) else { return false };
+        decode(kernels, &tail.codec, code, out);
+        true
     }
 
     /// Writes the default row of a table to `out`.
@@ -216,23 +200,12 @@ fn check(schema: &Schema, resident: &ResidentTable) -> Result<()> {
             return refuse("head is of another table", head.is_here.len(), row_count.div_ceil(64));
         }
     }
-    match &resident.tail {
-        Some(Tail::Codes(codec, codes)) => {
-            codec.check_dim(dim)?;
-            let expected = row_count.saturating_mul(codec.code_bytes(dim) as u64);
-            if codes.len() as u64 != expected {
-                return refuse("tail must have a code for every row", codes.len(), expected);
-            }
+    if let Some(Tail { codec, codes }) = &resident.tail {
+        codec.check_dim(dim)?;
+        let expected = row_count.saturating_mul(codec.code_bytes(dim) as u64);
+        if codes.len() as u64 != expected {
+            return refuse("tail must have a code for every row", codes.len(), expected);
         }
-        Some(Tail::Neighbours(rows)) => {
-            if rows.len() as u64 != row_count {
-                return refuse("tail must have a neighbour for every row", rows.len(), row_count);
-            }
-            if let Some(&row) = rows.iter().find(|&&row| u64::from(row) >= row_count) {
-                return refuse("neighbour is no row of the table", row as usize, row_count);
-            }
-        }
-        None => {}
     }
     match &resident.default_row {
         Some(row) if row.len() != dim => refuse("default row must be [dim]", row.len(), dim as u64),
@@ -248,17 +221,8 @@ pub(crate) fn resident_bytes(tables: &[Arc<ResidentTable>]) -> u64 {
         bytes += size_of::<ResidentTable>();
         bytes += table.head.as_ref().map_or(0, HeadRows::memory_bytes);
         bytes += table.default_row.as_ref().map_or(0, |row| size_of_val(row.as_slice()));
-        let tail_codec = match &table.tail {
-            Some(Tail::Codes(codec, codes)) => {
-                bytes += codes.capacity();
-                Some(codec)
-            }
-            Some(Tail::Neighbours(rows)) => {
-                bytes += size_of_val(rows.as_slice());
-                None
-            }
-            None => None,
-        };
+        bytes += table.tail.as_ref().map_or(0, |tail| tail.codes.capacity());
+        let tail_codec = table.tail.as_ref().map(|tail| &tail.codec);
         let head_codec = table.head.as_ref().map(|head| &head.codec);
         for codec in [head_codec, tail_codec].into_iter().flatten() {
             if let Codec::Product(quantizer) = codec {

@@ -257,15 +257,15 @@ impl TierStack {
         if self.misses == MissMode::Read {
             return Answer::None;
         }
-        let mut near = |near_key: RowKey, out: &mut [f32]| {
-            self.tiers.iter().any(|tier| tier.peek(near_key, visits, out))
-                || self.resident.head(self.kernels, near_key, out)
-        };
-        if self.resident.surrogate(self.kernels, key, out, &mut near) {
+        if self.resident.surrogate(self.kernels, key, out) {
             return Answer::Surrogate;
         }
         if let Some(neighbours) = &self.neighbours {
-            if neighbours.find(key).is_some_and(|near_key| near(near_key, out)) {
+            let is_near = |near: RowKey| {
+                self.tiers.iter().any(|tier| tier.peek(near, visits, out))
+                    || self.resident.head(self.kernels, near, out)
+            };
+            if neighbours.find(key).is_some_and(is_near) {
                 neighbours.count_answer();
                 return Answer::Surrogate;
             }

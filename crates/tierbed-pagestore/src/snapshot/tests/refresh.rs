@@ -14,7 +14,7 @@ fn open(
     rows: &[Vec<f32>],
     (misses, waiting_rows_max): (MissMode, usize),
 ) -> Snapshot {
-    let tail = Some(Tail::Codes(Codec::Int4, tail_codes(rows)));
+    let tail = Some(Tail { codec: Codec::Int4, codes: tail_codes(rows) });
     let tiers = TierStackOptions {
         tiers: vec![CacheTier::default()],
         resident: vec![Arc::new(resident(rows, tail))],

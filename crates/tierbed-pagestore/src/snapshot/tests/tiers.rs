@@ -172,7 +172,7 @@ fn resident_rows_answer_without_reading() {
     let asked: Vec<u64> = (0..ROWS + 10).step_by(3).collect();
     let head_count = asked.iter().filter(|&&row| row < ROWS && row % 7 == 3).count() as u64;
     let stored_count = asked.iter().filter(|&&row| row < ROWS).count() as u64;
-    let codes = || Some(Tail::Codes(Codec::Int4, tail_codes(&rows)));
+    let codes = || Some(Tail { codec: Codec::Int4, codes: tail_codes(&rows) });
     for (misses, tail) in [
         (MissMode::Read, codes()),
         (MissMode::Surrogate, codes()),
@@ -211,22 +211,6 @@ fn resident_rows_answer_without_reading() {
 }
 
 #[test]
-fn a_neighbour_answers_while_it_is_in_a_tier() {
-    let (folder, rows) = plain_table();
-    // The neighbour of every row is row 3, of the head, but that of row 9 is row 8.
-    let mut near = vec![3; ROWS as usize + 10];
-    near[9] = 8;
-    let table = resident(&rows, Some(Tail::Neighbours(near)));
-    let tiers = vec![CacheTier::default()];
-    let snapshot = open_resident(&folder, table, MissMode::Surrogate, tiers);
-    let (found, stats) = ask(&snapshot, &[5]);
-    assert_eq!(found[0], coded(&Codec::Gauss4, &rows[3]));
-    assert_eq!((stats.rows_surrogate, stats.rows_read), (1, 0));
-    let (found, stats) = ask(&snapshot, &[9]);
-    assert_eq!((&found[0], stats.rows_read), (&rows[9], 1));
-}
-
-#[test]
 fn wrong_resident_rows_are_refused() {
     let (folder, rows) = plain_table();
     let refused = |table: ResidentTable, tables: usize| {
@@ -238,9 +222,7 @@ fn wrong_resident_rows_are_refused() {
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Invalid);
     };
     refused(resident(&rows, None), 2);
-    refused(resident(&rows, Some(Tail::Neighbours(vec![0; 5]))), 1);
-    refused(resident(&rows, Some(Tail::Neighbours(vec![u32::MAX; ROWS as usize + 10]))), 1);
-    refused(resident(&rows, Some(Tail::Codes(Codec::Int4, vec![0; 5]))), 1);
+    refused(resident(&rows, Some(Tail { codec: Codec::Int4, codes: vec![0; 5] })), 1);
     refused(ResidentTable { default_row: Some(vec![0.0]), ..resident(&rows, None) }, 1);
     refused(ResidentTable { table: TableId(1), ..resident(&rows, None) }, 1);
     for (rows, bytes) in [(&[1, 1][..], 20), (&[2, 1], 20), (&[50], 10), (&[1], 9)] {
@@ -291,18 +273,16 @@ pub(super) fn spoil(folder: &Arc<dyn Folder>, page_id: u64) {
 fn a_bad_page_beneath_tiers_is_an_error_and_never_a_value() {
     let (folder, rows) = plain_table();
     let asked: Vec<u64> = (0..ROWS).filter(|row| row % 7 != 3).take(200).collect();
-    let codes = || Some(Tail::Codes(Codec::Int4, tail_codes(&rows)));
-    let near = || Some(Tail::Neighbours(vec![ROWS as u32 - 2; ROWS as usize + 10]));
+    let codes = || Some(Tail { codec: Codec::Int4, codes: tail_codes(&rows) });
     for (misses, tail) in [
         (MissMode::Read, codes()),
         (MissMode::Read, None),
         (MissMode::Surrogate, codes()),
-        (MissMode::Surrogate, near()),
         (MissMode::Surrogate, None),
         (MissMode::Default, codes()),
         (MissMode::Default, None),
     ] {
-        let has_codes = matches!(tail, Some(Tail::Codes(..)));
+        let has_codes = tail.is_some();
         let is_read = misses == MissMode::Read || misses == MissMode::Surrogate && !has_codes;
         let policy = PolicyKind::from_name("ours").unwrap();
         let tiers = vec![tier(Codec::F32, policy, 1.0), tier(Codec::Int8, PolicyKind::Lru, 1.0)];
