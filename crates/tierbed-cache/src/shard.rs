@@ -20,12 +20,12 @@ const SHARD_BYTES_WANTED: u64 = 2 << 20;
 /// Bytes of a shard that its slots have numbers for, whatever the rows.
 const SHARD_BYTES_MAX: u64 = 192 << 20;
 
-/// Bytes of a shard of a tier that may be resized, at its largest. It is locked meanwhile, and its
-/// scores are there twice; more shards have more tables of their own.
+/// Bytes of a shard of a tier that may be resized, at its largest. It is locked meanwhile; more
+/// shards have more tables and edges of their own.
 const RESIZABLE_BYTES_WANTED: u64 = 4 << 20;
 
-/// Shards of a tier that may be resized: scores of one at a time are there twice.
-const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 2..=64;
+/// Shards of a tier that may be resized.
+const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 1..=64;
 
 /// Row tiers side by side behind locks.
 #[derive(Debug)]
@@ -35,7 +35,6 @@ pub struct ShardedTier {
     /// What each shard is laid out for.
     shard: TierOptions,
     knows_groups: bool,
-    moving_bytes: u64,
 }
 
 impl ShardedTier {
@@ -79,8 +78,7 @@ impl ShardedTier {
         let shards = (0..shard_count).map(|_| RowTier::with_capacity(&shard, capacity_bytes));
         let shards = shards.collect::<Result<Vec<_>>>()?;
         let knows_groups = options.policy.knows_groups();
-        let moving_bytes = Layout::new(&shard)?.moving_bytes();
-        Ok(Self { shards: Parts::new(shards), shard_count, shard, knows_groups, moving_bytes })
+        Ok(Self { shards: Parts::new(shards), shard_count, shard, knows_groups })
     }
 
     /// Holds at most `capacity_bytes` from now on, shard by shard; see [`RowTier`].
@@ -94,11 +92,6 @@ impl ShardedTier {
     pub(crate) fn rows_with(&self, capacity_bytes: u64) -> u64 {
         let layout = Layout::with_capacity(&self.shard, capacity_bytes / self.shard_count);
         layout.map_or(0, |layout| layout.rows_max * self.shard_count)
-    }
-
-    /// Returns the bytes that are taken besides the capacity while it is resized, at most.
-    pub(crate) fn moving_bytes(&self) -> u64 {
-        self.moving_bytes
     }
 
     /// Looks up `keys` and hands every row found to `found` with its position.

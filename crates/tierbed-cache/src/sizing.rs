@@ -180,12 +180,6 @@ impl Layout {
         index_bytes as u64 + self.policy_bytes + scores_bytes + self.table_bytes + key_numbers_bytes
     }
 
-    /// Returns the bytes that are taken besides while a tier of this size is resized: scores are
-    /// there twice.
-    pub(crate) fn moving_bytes(&self) -> u64 {
-        ScoreTable::bytes_for(self.score_count(self.rows_max))
-    }
-
     fn bytes_with(&self, slab_count: u64, policy: &dyn EvictionPolicy) -> u64 {
         slab_count * self.slab_bytes
             + self.table_bytes_with(slab_count, policy)

@@ -174,7 +174,7 @@ impl TierBudget {
         }
         let mut members = self.lock();
         members.list.push(Arc::clone(&member));
-        let unit_bytes = self.unit_bytes(&members.list);
+        let unit_bytes = self.unit_bytes();
         let floors: u64 = members.list.iter().map(|member| member.floor(unit_bytes)).sum();
         if floors > UNITS as u64 {
             members.list.pop();
@@ -218,7 +218,7 @@ impl TierBudget {
     }
 
     fn divide(&self, members: &mut Members) {
-        let unit_bytes = self.unit_bytes(&members.list);
+        let unit_bytes = self.unit_bytes();
         let claims: Vec<Claim> =
             members.list.iter().map(|member| member.claim(unit_bytes)).collect();
         let units = divide(&claims);
@@ -239,11 +239,8 @@ impl TierBudget {
         members.bytes_moved += bytes_moved;
     }
 
-    /// Bytes of a unit, beside those that are taken while a tier is resized.
-    fn unit_bytes(&self, members: &[Arc<Member>]) -> u64 {
-        let moving = members.iter().flat_map(|member| &member.tiers);
-        let moving_bytes = moving.map(|(tier, _)| tier.moving_bytes()).max().unwrap_or(0);
-        self.limit_bytes.saturating_sub(moving_bytes) / UNITS as u64
+    fn unit_bytes(&self) -> u64 {
+        self.limit_bytes / UNITS as u64
     }
 
     fn lock(&self) -> MutexGuard<'_, Members> {

@@ -55,6 +55,8 @@ fn check(budget: &TierBudget) {
     assert!(stats.used_bytes <= stats.limit_bytes, "{stats:?}");
     let capacity: u64 = stats.members.iter().map(|member| member.capacity_bytes).sum();
     assert!(capacity <= stats.limit_bytes, "{stats:?}");
+    let is_all_given = capacity + UNITS as u64 > stats.limit_bytes;
+    assert!(is_all_given || stats.members.is_empty(), "nothing is held back: {stats:?}");
     for member in &stats.members {
         assert!(member.used_bytes <= member.capacity_bytes, "{member:?}");
         assert!(member.capacity_bytes >= member.floor_bytes, "{member:?}");

@@ -77,13 +77,13 @@ fn upper_at(way: usize) -> u32 {
 /// Scores of rows that are not here.
 #[derive(Debug, Clone)]
 pub(crate) struct ScoreTable {
-    sets: Box<[Set]>,
+    sets: Vec<Set>,
     rng: SplitMix64,
 }
 
 impl Default for ScoreTable {
     fn default() -> Self {
-        Self { sets: Box::default(), rng: SplitMix64::new(0x7363_6f72) }
+        Self { sets: Vec::new(), rng: SplitMix64::new(0x7363_6f72) }
     }
 }
 
@@ -95,23 +95,36 @@ impl ScoreTable {
 
     /// Makes room for about `entries` scores; forgets all.
     pub(crate) fn resize(&mut self, entries: usize) {
-        self.sets = vec![Set::default(); entries.div_ceil(WAYS)].into_boxed_slice();
+        self.sets = vec![Set::default(); entries.div_ceil(WAYS)];
     }
 
-    /// Makes room for about `entries` scores; the highest stay.
+    /// Makes room for about `entries` scores; the highest stay. In place: sets are in the order of
+    /// the hashes before and after, so that each is made of sets that are not overwritten yet.
     pub(crate) fn refit(&mut self, entries: usize, frame: ScoreFrame) {
-        let old = std::mem::take(&mut self.sets);
-        self.resize(entries);
-        let (from, to) = (old.len(), self.sets.len());
+        let (from, to) = (self.sets.len(), entries.div_ceil(WAYS));
         if from == 0 {
-            return;
+            return self.resize(entries);
         }
-        for (at, set) in self.sets.iter_mut().enumerate() {
-            // The rows of a set were in the old sets that lie over it.
-            let overlapping = &old[at * from / to..=((at + 1) * from - 1) / to];
-            let known = overlapping.iter().flat_map(|set| (0..WAYS).map(|way| set.entry(way)));
-            known.filter(|&entry| entry != 0).for_each(|entry| set.put(entry, frame));
+        if to > from {
+            self.sets.reserve_exact(to - from);
+            self.sets.resize(to, Set::default());
+            (0..to).rev().for_each(|at| self.gather(at, (from, to), frame));
+        } else {
+            (0..to).for_each(|at| self.gather(at, (from, to), frame));
+            self.sets.truncate(to);
+            self.sets.shrink_to_fit();
         }
+    }
+
+    /// Makes set `at` of `to` of the sets among `from` that the rows of it were in.
+    fn gather(&mut self, at: usize, (from, to): (usize, usize), frame: ScoreFrame) {
+        let mut set = Set::default();
+        for overlapping in at * from / to..=((at + 1) * from - 1) / to {
+            let held = self.sets[overlapping];
+            let known = (0..WAYS).map(|way| held.entry(way)).filter(|&entry| entry != 0);
+            known.for_each(|entry| set.put(entry, frame));
+        }
+        self.sets[at] = set;
     }
 
     /// Returns the score of the row of `hash`, 0 when it is not remembered.
@@ -190,6 +203,30 @@ mod tests {
         table.refit(0, frame);
         table.refit(80, frame);
         assert_eq!(known(&table, 1), 0);
+    }
+
+    /// In place is as good as beside: every set is made of whole old ones.
+    #[test]
+    fn a_change_of_size_reads_what_it_has_not_overwritten() {
+        let frame = ScoreFrame::around(10);
+        for (from, to) in [(100, 101), (100, 99), (64, 1000), (1000, 64), (7, 7), (1, 30), (30, 1)]
+        {
+            let mut table = ScoreTable::default();
+            table.resize(from * WAYS);
+            let rows = 0..6 * from as u64;
+            rows.clone().for_each(|row| table.put(mix64(row), score((row % 20) as u16), frame));
+            let old = table.clone();
+            table.refit(to * WAYS, frame);
+            assert_eq!(table.sets.len(), to);
+            for (at, set) in table.sets.iter().enumerate() {
+                let mut expected = Set::default();
+                for held in &old.sets[at * from / to..=((at + 1) * from - 1) / to] {
+                    let known = (0..WAYS).map(|way| held.entry(way)).filter(|&entry| entry != 0);
+                    known.for_each(|entry| expected.put(entry, frame));
+                }
+                assert!((0..WAYS).all(|way| set.entry(way) == expected.entry(way)), "{from}, {to}");
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! By slabs. The last slab leaves: first as many rows as the other slabs of its pool have no room
 //! for, in the policy's order; then its other rows move to slots that are free now. Index and
 //! scores are made anew for the slabs there are. The old index goes before the new one comes: keys
-//! are in the slabs. Only scores are there twice for a moment.
+//! are in the slabs. Scores change places where they are. So nothing is there twice.
 
 use super::{at, hash_of, RowTier, NONE};
 use crate::index::SlotIndex;
