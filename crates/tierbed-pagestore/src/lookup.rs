@@ -1,71 +1,23 @@
 //! Here are bags, give me one vector each, from a snapshot.
 //!
-//! The indices of a batch are handled in chunks that fit a reader's scratch, in index order;
-//! within a chunk each row is fetched once and each page read once. Pooling adds rows in index
-//! order with the kernels of training, so the vectors have the bits of a lookup while training.
+//! The indices of a batch are handled in chunks that fit a reader's scratch; within a chunk each
+//! row is fetched once and each page read once. Pooling adds rows in index order with the kernels
+//! of training, so the vectors have the bits of a lookup while training.
 
-use serde::Serialize;
+mod chunks;
+mod stats;
+
 use tierbed_core::{Bags, Result};
 
 use tierbed_kernels::{fill_initial, BagRange, FeaturePlan, Pooling, Rows};
 
+pub use self::stats::LookupStats;
+
+use self::chunks::{Asked, Chunk, Span};
 use crate::reader::{PagesRead, Reader};
 use crate::scratch::{AskedItem, Filled, Scratch, Wanted};
 use crate::snapshot::{Place, Snapshot};
 use crate::tiers::{Answer, Group};
-
-/// What one lookup did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct LookupStats {
-    /// Indices asked for.
-    pub index_count: u64,
-    /// Rows fetched: unique in each chunk.
-    pub row_count: u64,
-    /// Of these, found in a tier of the row cache.
-    pub rows_cached: u64,
-    /// Of these, always in memory.
-    pub rows_resident: u64,
-    /// Of these, answered by a coarse code or another row.
-    pub rows_surrogate: u64,
-    /// Of these, answered by the default row of their table.
-    pub rows_default: u64,
-    /// Of these, read from pages.
-    pub rows_read: u64,
-    /// Of these, never written: their initial values were computed.
-    pub rows_initial: u64,
-    /// Pages read.
-    pub pages_read: u64,
-    /// Of these, pages that could not be read or failed their checks.
-    pub pages_failed: u64,
-    /// Rows of such pages that replicas on other pages gave.
-    pub rows_recovered: u64,
-    /// Chunks the batch was handled in.
-    pub chunk_count: u64,
-}
-
-impl LookupStats {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.index_count += other.index_count;
-        self.row_count += other.row_count;
-        self.rows_cached += other.rows_cached;
-        self.rows_resident += other.rows_resident;
-        self.rows_surrogate += other.rows_surrogate;
-        self.rows_default += other.rows_default;
-        self.rows_read += other.rows_read;
-        self.rows_initial += other.rows_initial;
-        self.pages_read += other.pages_read;
-        self.pages_failed += other.pages_failed;
-        self.rows_recovered += other.rows_recovered;
-        self.chunk_count += other.chunk_count;
-    }
-}
-
-/// A batch and what to do with it.
-#[derive(Clone, Copy)]
-struct Asked<'a> {
-    plan: &'a FeaturePlan,
-    bags: &'a Bags<'a>,
-}
 
 impl Snapshot {
     /// Pools the rows of a batch into `out`, `[B, output_dim]` (or `[E, D]` unpooled), which is
@@ -96,14 +48,11 @@ impl Snapshot {
         let asked = Asked { plan, bags };
         let mut guard = self.take_reader();
         let reader = guard.get();
-        let mut first = 0;
-        while first < bags.indices.len() {
-            let end = gather(reader, asked, first);
-            self.fetch_cached(reader, asked, first, &mut stats)?;
-            self.pool_chunk(reader, asked, first, out);
-            stats.chunk_count += 1;
-            first = end;
+        let done = self.look_up_chunks(reader, asked, out, &mut stats);
+        if done.is_err() {
+            reader.land_all();
         }
+        done?;
         drop(guard);
         for (at, feature) in plan.features().iter().enumerate() {
             if feature.pooling == Pooling::Mean {
@@ -114,39 +63,75 @@ impl Snapshot {
         Ok(stats)
     }
 
-    /// Fills the scratch's rows: from the tiers, then from pages, then the tiers from those.
-    fn fetch_cached(
+    /// Handles chunk after chunk. Where the reader has two scratches, the pages of one chunk fly
+    /// while the chunk before is completed.
+    fn look_up_chunks(
         &self,
         reader: &mut Reader,
         asked: Asked<'_>,
-        first: usize,
+        out: &mut [f32],
         stats: &mut LookupStats,
     ) -> Result<()> {
-        self.tiers().answer(&mut reader.scratch);
-        let read = self.fetch(reader, true)?;
-        stats.pages_read += read.pages_read;
-        stats.pages_failed += read.pages_failed;
-        stats.rows_recovered += read.rows_recovered;
-        let rows_read_before = stats.rows_read;
-        for state in &reader.scratch.filled {
-            stats.row_count += 1;
-            match state {
-                Filled::Cached => stats.rows_cached += 1,
-                Filled::Resident => stats.rows_resident += 1,
-                Filled::Surrogate => stats.rows_surrogate += 1,
-                Filled::Default => stats.rows_default += 1,
-                Filled::Read => stats.rows_read += 1,
-                Filled::Initial | Filled::No => stats.rows_initial += 1,
+        reader.begin();
+        let mut flying: Option<Chunk> = None;
+        for samples in asked.parts(reader.has_two()) {
+            let (mut first, end) = (0, asked.index_count(&samples));
+            while first < end {
+                let chunk = asked.gather(&mut reader.scratch, &samples, first);
+                first = chunk.taken.end;
+                self.tiers().answer(&mut reader.scratch);
+                self.ask(reader, true)?;
+                if !reader.turn() {
+                    stats.add(&self.complete(reader, asked, &chunk, out)?);
+                } else if let Some(before) = flying.replace(chunk) {
+                    reader.hand_over(&self.source());
+                    stats.add(&self.complete(reader, asked, &before, out)?);
+                }
             }
         }
-        let rows_read = stats.rows_read - rows_read_before;
+        if let Some(chunk) = flying {
+            reader.turn();
+            stats.add(&self.complete(reader, asked, &chunk, out)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for the pages of the chunk in the scratch, tells the tiers, and pools its rows.
+    fn complete(
+        &self,
+        reader: &mut Reader,
+        asked: Asked<'_>,
+        chunk: &Chunk,
+        out: &mut [f32],
+    ) -> Result<LookupStats> {
+        let read = reader.finish(&self.source())?;
+        let mut stats = LookupStats {
+            pages_read: read.pages_read,
+            pages_failed: read.pages_failed,
+            rows_recovered: read.rows_recovered,
+            chunk_count: 1,
+            ..LookupStats::default()
+        };
+        stats.count_rows(&reader.scratch.filled);
+        self.settle(&mut reader.scratch, asked, chunk, stats.rows_read)?;
+        self.pool_chunk(&reader.scratch, asked, chunk, out);
+        Ok(stats)
+    }
+
+    /// Tells the tiers which rows a chunk asked for, `rows_read` of them being read.
+    fn settle(
+        &self,
+        scratch: &mut Scratch,
+        asked: Asked<'_>,
+        chunk: &Chunk,
+        rows_read: u64,
+    ) -> Result<()> {
         if self.tiers().knows_groups() {
-            return self.settle_samples(&mut reader.scratch, asked, first);
+            return self.settle_samples(scratch, asked, chunk);
         }
         if rows_read == 0 && !self.tiers().wants_hits() {
             return Ok(());
         }
-        let scratch = &mut reader.scratch;
         let every: Vec<u32> = (0..scratch.keys.len() as u32).collect();
         let row_count = every.len() as u32;
         let hit_count = row_count - rows_read as u32;
@@ -160,19 +145,18 @@ impl Snapshot {
 
     /// Tells the tiers which rows each sample asked for. A row that an earlier sample of the
     /// chunk had read came along for free.
-    fn settle_samples(&self, scratch: &mut Scratch, asked: Asked<'_>, first: usize) -> Result<()> {
-        let Asked { plan, bags } = asked;
-        let end = first + scratch.ats.len();
+    fn settle_samples(&self, scratch: &mut Scratch, asked: Asked<'_>, chunk: &Chunk) -> Result<()> {
+        let spans: Vec<Span> = asked.spans(chunk).collect();
         let mut positions = Vec::new();
-        for sample in 0..bags.batch_size() {
+        for sample in chunk.samples.clone() {
             positions.clear();
             let (mark, mut hit_count) = (sample as u32 + 1, 0);
-            for feature in 0..plan.features().len() {
-                let offsets = bags.feature_offsets(feature);
-                let bound = |at: usize| offsets.get(at).map_or(0, |&offset| offset as usize);
-                let (from, to) = (bound(sample).max(first), bound(sample + 1).min(end));
-                for at in from..to {
-                    let Some(&row) = scratch.ats.get(at - first) else { continue };
+            for span in &spans {
+                let indices = asked.indices(span.feature, &(sample..sample + 1));
+                let from = indices.start.max(span.indices.start);
+                for index in from..indices.end.min(span.indices.end) {
+                    let at = span.at + index - span.indices.start;
+                    let Some(&row) = scratch.ats.get(at) else { continue };
                     let Some(by) = scratch.asked_by.get_mut(row as usize) else { continue };
                     if *by == mark {
                         continue;
@@ -194,6 +178,16 @@ impl Snapshot {
     /// Fills the rows of the scratch that are not filled yet; returns the pages read. Misses may
     /// be answered approximately, where the options say so.
     pub(crate) fn fetch(&self, reader: &mut Reader, may_approximate: bool) -> Result<PagesRead> {
+        reader.begin();
+        let read = self.ask(reader, may_approximate).and_then(|()| reader.finish(&self.source()));
+        if read.is_err() {
+            reader.land_all();
+        }
+        read
+    }
+
+    /// Fills the rows of the scratch that are not filled yet, or asks for their pages.
+    fn ask(&self, reader: &mut Reader, may_approximate: bool) -> Result<()> {
         let scratch = &mut reader.scratch;
         for at in 0..scratch.keys.len() {
             let (Some(&key), Some(Filled::No)) = (scratch.keys.get(at), scratch.filled.get(at))
@@ -238,48 +232,26 @@ impl Snapshot {
                 }
             }
         }
-        reader.read(&self.source())
+        reader.submit(&self.source());
+        Ok(())
     }
 
-    /// Adds the rows of the chunk that starts at index `first` to their vectors.
-    fn pool_chunk(&self, reader: &Reader, asked: Asked<'_>, first: usize, out: &mut [f32]) {
+    /// Adds the rows of a chunk to their vectors.
+    fn pool_chunk(&self, scratch: &Scratch, asked: Asked<'_>, chunk: &Chunk, out: &mut [f32]) {
         let Asked { plan, bags } = asked;
-        let scratch = &reader.scratch;
-        let end = first + scratch.starts.len();
-        for (at, feature) in plan.features().iter().enumerate() {
-            let range = plan.range(bags, at);
-            let (from, to) = (range.start.max(first), range.end.min(end));
-            if from >= to {
-                continue;
-            }
-            let starts = scratch.starts.get(from - first..to - first).unwrap_or_default();
+        for Span { feature: at, indices, at: first } in asked.spans(chunk) {
+            let Some(feature) = plan.features().get(at) else { continue };
+            let starts = scratch.starts.get(first..first + indices.len()).unwrap_or_default();
             if feature.pooling == Pooling::None {
                 let dim = feature.columns.dim;
-                let out = out.get_mut(from * dim..to * dim).unwrap_or_default();
+                let out = out.get_mut(indices.start * dim..indices.end * dim).unwrap_or_default();
                 self.kernels().gather_rows(&scratch.words, starts, dim, out);
                 continue;
             }
-            let weights = bags.weights.and_then(|weights| weights.get(from..to));
+            let weights = bags.weights.and_then(|weights| weights.get(indices.clone()));
             let rows = Rows { arena: &scratch.words, starts, weights };
-            let bags = BagRange { offsets: bags.feature_offsets(at), first_index: from };
+            let bags = BagRange { offsets: bags.feature_offsets(at), first_index: indices.start };
             self.kernels().pool_add(rows, bags, feature.columns, out);
         }
     }
-}
-
-/// Puts as many indices from `first` on into the scratch as fit; returns the next one.
-fn gather(reader: &mut Reader, asked: Asked<'_>, first: usize) -> usize {
-    let Asked { plan, bags } = asked;
-    reader.scratch.start(bags.indices.len() - first);
-    let mut next = first;
-    for (at, feature) in plan.features().iter().enumerate() {
-        let range = plan.range(bags, at);
-        for &id in bags.indices.get(next.max(range.start)..range.end).unwrap_or_default() {
-            if !reader.scratch.add(feature.row_key(id), feature.columns.dim) {
-                return next;
-            }
-            next += 1;
-        }
-    }
-    next
 }

@@ -66,7 +66,7 @@ impl Opened {
         let maker =
             ReaderMaker::new(options, left_bytes, (row_words_max, manifest.placed.is_some()));
         // A first reader, over no pages yet, says what readers cost here.
-        let reader_bytes = maker.make(0, &file)?.memory_bytes();
+        let reader_bytes = maker.make(0, &file, maker.overlaps)?.memory_bytes();
         let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
         let index_needs = shape.word_bytes() + places_memory.held_bytes;
         let pages_needs = copied_bytes + kept_bytes;
@@ -89,7 +89,7 @@ impl Opened {
         };
         let reader_count = (left_bytes / 2 / reader_bytes.max(1)).max(1);
         let reader_count = (options.reader_count.max(1) as u64).min(reader_count) as usize;
-        let readers = (0..reader_count).map(|number| maker.make(number, &pages));
+        let readers = (0..reader_count).map(|number| maker.make(number, &pages, maker.overlaps));
         let readers = readers.collect::<Result<Vec<_>>>()?;
         let bytes = readers.iter().map(Reader::memory_bytes).sum();
         reservations.push(budget.reserve("readers", bytes)?);
@@ -157,6 +157,9 @@ struct ReaderMaker<'a> {
     refresh: &'a RefreshOptions,
     engine: EngineOptions,
     scratch_bytes: u64,
+    /// Whether lookups work on while pages fly. The next part does not know the rows of the one
+    /// before, but for a cache.
+    overlaps: bool,
     row_words_max: usize,
     choice_bytes_per_row: usize,
     tier_count: usize,
@@ -183,7 +186,17 @@ impl<'a> ReaderMaker<'a> {
         let choice_bytes_per_row = if is_placed { CHOICE_BYTES_PER_ROW } else { 0 };
         let tier_count = options.tiers.tiers.len();
         let refresh = &options.tiers.refresh;
-        Self { refresh, engine, scratch_bytes, row_words_max, choice_bytes_per_row, tier_count }
+        Self {
+            refresh,
+            overlaps: options.backend == Backend::Direct
+                && tier_count > 0
+                && options.cache_bytes_max != Some(0),
+            engine,
+            scratch_bytes,
+            row_words_max,
+            choice_bytes_per_row,
+            tier_count,
+        }
     }
 
     /// Makes what reads rows that were answered approximately, if any are.
@@ -196,14 +209,16 @@ impl<'a> ReaderMaker<'a> {
         if self.refresh.tables.is_empty() {
             return Ok(None);
         }
-        let reader = self.make(number, pages)?;
+        let reader = self.make(number, pages, false)?;
         Refresher::new(&manifest.schema, self.refresh, reader).map(Some)
     }
 
-    fn make(&self, number: usize, pages: &Arc<dyn Device>) -> Result<Reader> {
+    fn make(&self, number: usize, pages: &Arc<dyn Device>, overlaps: bool) -> Result<Reader> {
         let per_row = (self.choice_bytes_per_row, self.tier_count);
-        let scratch = Scratch::new(self.scratch_bytes, self.row_words_max, per_row);
-        Reader::new(number, &self.engine, pages, scratch)
+        let bytes = if overlaps { self.scratch_bytes / 2 } else { self.scratch_bytes };
+        let scratch = || Scratch::new(bytes, self.row_words_max, per_row);
+        let scratches = (scratch(), overlaps.then(scratch));
+        Reader::new(number, &self.engine, pages, scratches)
     }
 }
 

@@ -7,26 +7,23 @@
 //!                              └──────────── another page of the same row ◀───────┘
 //! ```
 //!
-//! Choosing goes on while what was chosen flies. Source: MaxEmbed §6.2.
+//! Choosing goes on while what was chosen flies (MaxEmbed §6.2), and a reader with two scratches
+//! lets pages of one fly while the rows of the other are dealt with (FlashEmbedding §3.4).
+
+mod flights;
 
 use std::sync::Arc;
 
-use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::stats::IoStats;
-use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, TableId};
-use tierbed_io::{
-    open_engine, Completion, Depth, Device, DeviceId, EngineOptions, IoEngine, Op, Request,
-    PAGE_BYTES,
-};
+use tierbed_core::{Result, RowId, RowKey, TableId};
+use tierbed_io::{open_engine, Device, EngineOptions};
 use tierbed_placement::select;
 
-use crate::page::{PageShape, PageView};
+use self::flights::{Flights, Wanting};
+use crate::page::PageShape;
 use crate::places::Places;
-use crate::scratch::{AskedItem, Filled, Scratch, Wanted};
+use crate::scratch::{AskedItem, Scratch, Wanted};
 use crate::snapshot::SelectOptions;
-
-/// Chosen pages that share a system call; the first of a call goes at once.
-const HAND_OVER_PAGES: usize = 4;
 
 /// What a reader must know of a snapshot.
 pub(crate) struct Source<'a> {
@@ -77,12 +74,15 @@ pub(crate) struct PagesRead {
     pub(crate) rows_recovered: u64,
 }
 
-/// An engine over the page file, and a scratch.
+/// An engine over the page file, and a scratch or two.
 pub(crate) struct Reader {
     /// Its place among the readers of a snapshot.
     pub(crate) number: usize,
     flights: Flights,
+    /// Rows that are dealt with now.
     pub(crate) scratch: Scratch,
+    /// Other rows, whose pages may fly meanwhile.
+    other: Option<Scratch>,
     choice: Choice,
 }
 
@@ -101,69 +101,94 @@ impl Reader {
         number: usize,
         options: &EngineOptions,
         pages: &Arc<dyn Device>,
-        scratch: Scratch,
+        (scratch, other): (Scratch, Option<Scratch>),
     ) -> Result<Self> {
-        let mut engine = open_engine(options)?;
-        let device = engine.attach(Arc::clone(pages));
-        let flights = Flights {
-            engine,
-            device,
-            depth: Depth::new(options.queue_depth, options.queue_depth),
-            clock: SystemClock::default(),
-            done: Vec::new(),
-            queued_count: 0,
-            failed: None,
-            failed_pages: Vec::new(),
-            retries: Vec::new(),
-            counts: PagesRead::default(),
-        };
-        Ok(Self { number, flights, scratch, choice: Choice::default() })
+        let flights = Flights::new(open_engine(options)?, pages, options.queue_depth);
+        Ok(Self { number, flights, scratch, other, choice: Choice::default() })
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.flights.engine.memory_bytes() + self.scratch.memory_bytes()
+        let other_bytes = self.other.as_ref().map_or(0, Scratch::memory_bytes);
+        self.flights.memory_bytes() + self.scratch.memory_bytes() + other_bytes
+    }
+
+    /// Tells whether pages of one scratch can fly while rows of another are dealt with.
+    pub(crate) fn has_two(&self) -> bool {
+        self.other.is_some()
+    }
+
+    /// Begins a call: failures of earlier ones are forgotten.
+    pub(crate) fn begin(&mut self) {
+        self.flights.begin();
+    }
+
+    /// Deals with the other scratch from now on; `false` when there is none.
+    pub(crate) fn turn(&mut self) -> bool {
+        let Some(other) = &mut self.other else { return false };
+        std::mem::swap(&mut self.scratch, other);
+        self.flights.turn();
+        true
     }
 
     /// Returns how many pages the reader lets fly at once, as it found out.
     pub(crate) fn queue_depth(&self) -> u32 {
-        self.flights.depth.limit()
+        self.flights.depth()
     }
 
     pub(crate) fn io_stats(&self) -> IoStats {
-        self.flights.engine.stats()
+        self.flights.stats()
     }
 
-    /// Reads the pages named in the scratch's `wanted`, and the pages it chooses for the rows in
-    /// `asked`, each once, and copies the rows out into the scratch's words.
-    ///
-    /// # Errors
-    /// `Corruption` for a page that fails its checks or lacks a row the index promised, `Io`
-    /// from the device; not when other pages have the rows.
-    pub(crate) fn read(&mut self, source: &Source<'_>) -> Result<PagesRead> {
-        let Self { flights, scratch, choice, .. } = self;
-        (flights.counts, flights.queued_count) = (PagesRead::default(), 0);
-        flights.failed_pages.clear();
+    /// Asks for the pages named in the scratch's `wanted`, and the pages it chooses for the rows
+    /// in `asked`, each once; rows of pages that have come are copied into the scratch's words.
+    pub(crate) fn submit(&mut self, source: &Source<'_>) {
+        let Self { flights, scratch, other, choice, .. } = self;
+        flights.begin_part();
         scratch.wanted.sort_unstable();
-        flights.submit_from(scratch, 0, source);
-        let mut asked = std::mem::take(&mut scratch.asked);
+        let mut wanting = Wanting { scratch, other: other.as_mut() };
+        flights.submit_from(&mut wanting, 0, source);
+        let mut asked = std::mem::take(&mut wanting.scratch.asked);
         asked.sort_unstable_by_key(|asked| asked.placement);
-        let chosen_from = scratch.wanted.len();
+        let chosen_from = wanting.scratch.wanted.len();
         for asked in asked.chunk_by(|a, b| a.placement == b.placement) {
             choice.choose(asked, source, |page_id, served| {
-                let first = scratch.wanted.len();
+                let wanted = &mut wanting.scratch.wanted;
+                let first = wanted.len();
                 let rows = served.iter().filter_map(|&position| asked.get(position as usize));
-                scratch.wanted.extend(rows.map(|asked| Wanted { page_id, at: asked.at, part: 0 }));
+                wanted.extend(rows.map(|asked| Wanted { page_id, at: asked.at, part: 0 }));
                 if source.options.is_pipelined {
-                    flights.submit(scratch, first, source);
-                    flights.hand_over(scratch, source);
+                    flights.submit(&mut wanting, first, source);
+                    flights.hand_over(&mut wanting, source);
                 }
             });
         }
-        scratch.asked = asked;
         if !source.options.is_pipelined {
-            flights.submit_from(scratch, chosen_from, source);
+            flights.submit_from(&mut wanting, chosen_from, source);
         }
-        flights.finish(scratch, source)
+        wanting.scratch.asked = asked;
+    }
+
+    /// Lets all pages fly that were asked for, for when the caller does something else first.
+    pub(crate) fn hand_over(&mut self, source: &Source<'_>) {
+        let Self { flights, scratch, other, .. } = self;
+        flights.hand_over_all(&mut Wanting { scratch, other: other.as_mut() }, source);
+    }
+
+    /// Waits for the pages of the scratch that deals now, failed pages' substitutes included.
+    ///
+    /// # Errors
+    /// `Corruption` for a page that fails its checks or lacks a row the index promised, `Io`
+    /// from the device; not when other pages have the rows. Pages may be flying still then: see
+    /// [`land_all`](Self::land_all).
+    pub(crate) fn finish(&mut self, source: &Source<'_>) -> Result<PagesRead> {
+        let Self { flights, scratch, other, .. } = self;
+        flights.finish(&mut Wanting { scratch, other: other.as_mut() }, source)
+    }
+
+    /// Waits for all pages, takes nothing out of them and forgets failures: a call has failed, and
+    /// the engine is used by the next.
+    pub(crate) fn land_all(&mut self) {
+        self.flights.land_all();
     }
 }
 
@@ -186,199 +211,8 @@ impl Choice {
     }
 }
 
-/// The pages of a call on their way.
-struct Flights {
-    engine: Box<dyn IoEngine>,
-    device: DeviceId,
-    depth: Depth,
-    clock: SystemClock,
-    done: Vec<Completion>,
-    /// Submitted since the last system call.
-    queued_count: usize,
-    /// After a failure nothing new is submitted, but what flies must land: the engine is used by
-    /// the next call.
-    failed: Option<Error>,
-    failed_pages: Vec<u64>,
-    /// First wanted rows of pages to be read in place of failed ones.
-    retries: Vec<usize>,
-    counts: PagesRead,
-}
-
-impl Flights {
-    /// Submits the pages of all wanted rows from `first` on.
-    fn submit_from(&mut self, scratch: &mut Scratch, first: usize, source: &Source<'_>) {
-        let (mut next, end) = (first, scratch.wanted.len());
-        while next < end && self.failed.is_none() {
-            self.submit(scratch, next, source);
-            next += group_len(&scratch.wanted, next);
-        }
-    }
-
-    /// Tells whether as many pages fly as the device needs.
-    fn is_full(&self) -> bool {
-        self.engine.in_flight_count() >= self.depth.limit() as usize
-    }
-
-    /// Submits the page of the wanted row `first`, for it and those behind it on the same page.
-    fn submit(&mut self, scratch: &mut Scratch, first: usize, source: &Source<'_>) {
-        let buf = loop {
-            if self.failed.is_some() {
-                return;
-            }
-            match if self.is_full() { None } else { self.engine.acquire() } {
-                Some(buf) => break buf,
-                None => self.land(scratch, source, true),
-            }
-        };
-        let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
-        self.engine.submit(Request {
-            device: self.device,
-            op: Op::Read,
-            offset_bytes: page_id * PAGE_BYTES as u64,
-            len_bytes: PAGE_BYTES as u32,
-            buf,
-            tag: first as u64,
-        });
-        self.counts.pages_read += 1;
-        self.queued_count += 1;
-    }
-
-    /// Hands queued pages to the kernel when the device has nothing else to do, or there are
-    /// enough of them for a system call.
-    fn hand_over(&mut self, scratch: &mut Scratch, source: &Source<'_>) {
-        let is_idle = self.queued_count == self.engine.in_flight_count();
-        if self.queued_count > 0 && (is_idle || self.queued_count >= HAND_OVER_PAGES) {
-            self.land(scratch, source, false);
-        }
-    }
-
-    /// Waits for everything, failed pages' substitutes included.
-    fn finish(&mut self, scratch: &mut Scratch, source: &Source<'_>) -> Result<PagesRead> {
-        loop {
-            while let Some(first) = self.retries.pop() {
-                self.submit(scratch, first, source);
-            }
-            if self.engine.in_flight_count() == 0 {
-                break;
-            }
-            self.land(scratch, source, true);
-        }
-        self.failed.take().map_or(Ok(self.counts), Err)
-    }
-
-    /// Takes the rows out of the pages that have come; waits for one if told so.
-    fn land(&mut self, scratch: &mut Scratch, source: &Source<'_>, is_waiting: bool) {
-        self.queued_count = 0;
-        let is_busy = !is_waiting || self.is_full();
-        let mut done = std::mem::take(&mut self.done);
-        let landed =
-            if is_waiting { self.engine.wait(&mut done) } else { self.engine.poll(&mut done) };
-        if let Err(error) = landed {
-            self.failed.get_or_insert(error);
-        }
-        match is_busy {
-            true => self.depth.landed(done.len() as u32, self.clock.now_us()),
-            false => self.depth.idle(),
-        }
-        for completion in done.drain(..) {
-            let first = completion.tag as usize;
-            let read = completion.result.map_err(|error| {
-                // The device names its file.
-                error.with("page_id", scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id))
-            });
-            let taken = read.and_then(|()| {
-                let bytes = self.engine.bytes(completion.buf).get(..PAGE_BYTES).unwrap_or_default();
-                take_rows(scratch, first, bytes, source)
-            });
-            self.engine.release(completion.buf);
-            if let Err(error) = taken {
-                if self.failed.is_none() && !self.recover(scratch, first, source, &error) {
-                    self.failed = Some(error);
-                }
-            }
-        }
-        self.done = done;
-    }
-
-    /// Looks for other pages of the rows wanted from a failed page; `false` when a row has none.
-    fn recover(
-        &mut self,
-        scratch: &mut Scratch,
-        first: usize,
-        source: &Source<'_>,
-        error: &Error,
-    ) -> bool {
-        let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
-        self.failed_pages.push(page_id);
-        self.counts.pages_failed += 1;
-        if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) {
-            return false;
-        }
-        let start = scratch.wanted.len();
-        for entry in first..first + group_len(&scratch.wanted, first) {
-            let at = scratch.wanted.get(entry).map_or(0, |wanted| wanted.at);
-            if scratch.filled.get(at as usize) == Some(&Filled::Read) {
-                continue;
-            }
-            let key = scratch.keys.get(at as usize);
-            let other = key.and_then(|&key| {
-                source.pages_of(key).find(|page_id| !self.failed_pages.contains(page_id))
-            });
-            let Some(page_id) = other else { return false };
-            scratch.wanted.push(Wanted { page_id, at, part: 0 });
-            self.counts.rows_recovered += 1;
-        }
-        scratch.wanted.get_mut(start..).unwrap_or_default().sort_unstable();
-        let mut next = start;
-        while next < scratch.wanted.len() {
-            self.retries.push(next);
-            next += group_len(&scratch.wanted, next);
-        }
-        true
-    }
-}
-
 impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reader").field("number", &self.number).finish_non_exhaustive()
     }
-}
-
-fn group_len(wanted: &[Wanted], first: usize) -> usize {
-    let rest = wanted.get(first..).unwrap_or_default();
-    let page = rest.first().map(|wanted| wanted.page_id);
-    rest.iter().take_while(|wanted| Some(wanted.page_id) == page).count()
-}
-
-fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<'_>) -> Result<()> {
-    let pages = source.pages;
-    let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
-    let named =
-        |error: Error| error.with("path", &pages.path).with("remedy", "publish the snapshot again");
-    let page = PageView::parse(bytes, page_id, &pages.shapes).map_err(named)?;
-    for entry in first..first + group_len(&scratch.wanted, first) {
-        let Some(wanted) = scratch.wanted.get(entry).copied() else { break };
-        let at = wanted.at as usize;
-        let Some(key) = scratch.keys.get(at).copied() else { break };
-        let (owner, row) = source.seat_of(key);
-        let weights = (page.owner == owner && page.part == wanted.part as usize)
-            .then(|| page.find(row))
-            .flatten();
-        let Some(weights) = weights else {
-            return Err(named(
-                Error::corruption("page lacks a row that the forward index puts there")
-                    .with("page_id", page_id)
-                    .with("table_id", key.table.0)
-                    .with("row", key.row.0),
-            ));
-        };
-        let shape = pages.shapes.get(owner.0 as usize);
-        let (before, count) = shape.map_or((0, 0), |shape| shape.part_words(page.part));
-        let out: &mut [u8] = bytemuck::cast_slice_mut(scratch.row_mut(at, before, count));
-        if out.len() == weights.len() {
-            out.copy_from_slice(weights);
-        }
-        scratch.mark(at, Filled::Read);
-    }
-    Ok(())
 }

@@ -157,7 +157,7 @@ fn check_lookups(snapshot: &Snapshot, model: &Model, seed: u64) -> LookupStats {
     let keys: Vec<RowKey> = model.keys().copied().collect();
     let mut rng = SplitMix64::new(seed);
     let mut total = LookupStats::default();
-    for batch_size in [1, 7, 40, 7] {
+    for batch_size in [1, 7, 40, 7, 150] {
         let batch = Batch::random(snapshot.schema(), &keys, batch_size, &mut rng);
         let plan = FeaturePlan::new(snapshot.schema(), &batch.features).unwrap();
         for weighted in [false, true] {
@@ -261,7 +261,7 @@ fn threads_share_a_snapshot() {
             scope.spawn(move || check_lookups(snapshot, model, seed));
         }
     });
-    assert_eq!(snapshot.stats().lookup_count, 4 * 8);
+    assert_eq!(snapshot.stats().lookup_count, 4 * 10);
 }
 
 #[test]

@@ -90,3 +90,37 @@ fn a_read_that_fails_is_named_and_a_replica_elsewhere_answers() {
         assert_eq!(snapshot.stats().lookups.pages_failed, 1, "calls that failed count nothing");
     }
 }
+
+/// Several parts of a batch fly at once: each finds the replicas of its rows, and after a failure
+/// nothing of the batch is left for the next call.
+#[test]
+fn batches_in_parts_outlive_bad_pages() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(temporary.path().join("s")).unwrap());
+    publish_three_pages(&folder);
+    folder.open(PAGES_NAME, OpenMode::ReadWrite).unwrap().write_at(999, &[77]).unwrap();
+    for choice in [EngineChoice::Inline, EngineChoice::Pread, EngineChoice::Auto] {
+        // A tier that holds nothing: every part reads what it is asked for.
+        let mut options = SnapshotOptions { cache_bytes_max: Some(1), ..options(32 << 20) };
+        options.engine.choice = choice;
+        let snapshot = Snapshot::open(Arc::clone(&folder), &options).unwrap();
+        let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
+        let offsets: Vec<i64> = (0..=1600).collect();
+        let mut out = vec![0.0; 64 * 1600];
+        let mut ask = |rows: &[i64]| {
+            let indices: Vec<i64> = rows.iter().copied().cycle().take(1600).collect();
+            let bags = Bags::new(&indices, &offsets, None, 1).unwrap();
+            let stats = snapshot.lookup(&plan, &bags, &mut out)?;
+            assert!(out.chunks(64).zip(&indices).all(|(row, &id)| row == [id as f32; 64]));
+            Ok::<_, tierbed_core::Error>(stats)
+        };
+        for _ in 0..2 {
+            let stats = ask(&[3, 20, 7]).unwrap();
+            assert_eq!((stats.chunk_count, stats.pages_failed, stats.rows_recovered), (3, 3, 6));
+            assert_eq!(stats.pages_read, 9);
+            let error = ask(&[20, 12, 3]).unwrap_err();
+            assert!(error.to_string().contains("page_id: 0"), "{error}");
+        }
+        assert_eq!(ask(&[20, 25]).unwrap().pages_read, 3);
+    }
+}

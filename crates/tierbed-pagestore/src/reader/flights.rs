@@ -1,0 +1,328 @@
+//! Which pages of a call are on their way, and whose rows do they bring?
+
+use std::sync::Arc;
+
+use tierbed_core::env::{Clock, SystemClock};
+use tierbed_core::stats::IoStats;
+use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_io::{Completion, Depth, Device, DeviceId, IoEngine, Op, Request, PAGE_BYTES};
+
+use super::{PagesRead, Source};
+use crate::page::PageView;
+use crate::scratch::{Filled, Scratch, Wanted};
+
+/// Chosen pages that share a system call; the first of a call goes at once.
+const HAND_OVER_PAGES: usize = 4;
+
+/// The scratches that pages are wanted for: the one that deals now, and the other.
+pub(super) struct Wanting<'a> {
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) other: Option<&'a mut Scratch>,
+}
+
+/// The pages of one scratch on their way.
+#[derive(Default)]
+struct Part {
+    flying_count: usize,
+    /// First wanted rows of pages to be read in place of failed ones.
+    retries: Vec<usize>,
+    counts: PagesRead,
+}
+
+/// Where a request's tag says for which scratch it is; the bits above are the first wanted row.
+const TURN_MASK: u64 = 1;
+
+/// The pages of a call on their way.
+pub(super) struct Flights {
+    engine: Box<dyn IoEngine>,
+    device: DeviceId,
+    depth: Depth,
+    clock: SystemClock,
+    done: Vec<Completion>,
+    /// Submitted since the last system call.
+    queued_count: usize,
+    /// After a failure nothing new is submitted, but what flies must land: the engine is used by
+    /// the next call.
+    failed: Option<Error>,
+    failed_pages: Vec<u64>,
+    /// The engine could not wait for what flies: it takes nothing new.
+    is_stuck: bool,
+    /// The scratch that deals now.
+    turn: u64,
+    /// By scratch.
+    parts: [Part; 2],
+}
+
+impl Flights {
+    pub(super) fn new(mut engine: Box<dyn IoEngine>, pages: &Arc<dyn Device>, depth: u32) -> Self {
+        Self {
+            device: engine.attach(Arc::clone(pages)),
+            engine,
+            depth: Depth::new(depth, depth),
+            clock: SystemClock::default(),
+            done: Vec::new(),
+            queued_count: 0,
+            failed: None,
+            failed_pages: Vec::new(),
+            is_stuck: false,
+            turn: 0,
+            parts: Default::default(),
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.engine.memory_bytes()
+    }
+
+    /// Returns how many pages fly at once, as found out.
+    pub(super) fn depth(&self) -> u32 {
+        self.depth.limit()
+    }
+
+    pub(super) fn stats(&self) -> IoStats {
+        self.engine.stats()
+    }
+
+    /// Forgets which pages failed.
+    pub(super) fn begin(&mut self) {
+        self.failed_pages.clear();
+    }
+
+    /// Counts pages of the scratch that deals now from 0 on.
+    pub(super) fn begin_part(&mut self) {
+        self.part_mut().counts = PagesRead::default();
+    }
+
+    /// Notes that the two scratches change places.
+    pub(super) fn turn(&mut self) {
+        self.turn ^= TURN_MASK;
+    }
+
+    /// Hands queued pages to the kernel.
+    pub(super) fn hand_over_all(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>) {
+        if self.queued_count > 0 {
+            self.land(wanting, source, false);
+        }
+    }
+
+    fn part_mut(&mut self) -> &mut Part {
+        self.part_of(self.turn)
+    }
+
+    /// Returns what is known of the pages of a scratch.
+    fn part_of(&mut self, turn: u64) -> &mut Part {
+        let [first, second] = &mut self.parts;
+        if turn & TURN_MASK == 0 {
+            first
+        } else {
+            second
+        }
+    }
+
+    /// Submits the pages of all wanted rows from `first` on.
+    pub(super) fn submit_from(
+        &mut self,
+        wanting: &mut Wanting<'_>,
+        first: usize,
+        source: &Source<'_>,
+    ) {
+        let (mut next, end) = (first, wanting.scratch.wanted.len());
+        while next < end && self.failed.is_none() {
+            self.submit(wanting, next, source);
+            next += group_len(&wanting.scratch.wanted, next);
+        }
+    }
+
+    /// Tells whether as many pages fly as the device needs.
+    fn is_full(&self) -> bool {
+        self.engine.in_flight_count() >= self.depth.limit() as usize
+    }
+
+    /// Submits the page of the wanted row `first`, for it and those behind it on the same page.
+    pub(super) fn submit(&mut self, wanting: &mut Wanting<'_>, first: usize, source: &Source<'_>) {
+        if self.is_stuck {
+            let stuck =
+                Error::new(ErrorKind::Poisoned, "reads of an earlier call did not come back");
+            self.failed.get_or_insert(stuck.with("remedy", "open the snapshot again"));
+        }
+        let buf = loop {
+            if self.failed.is_some() {
+                return;
+            }
+            match if self.is_full() { None } else { self.engine.acquire() } {
+                Some(buf) => break buf,
+                None => self.land(wanting, source, true),
+            }
+        };
+        let page_id = wanting.scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
+        self.engine.submit(Request {
+            device: self.device,
+            op: Op::Read,
+            offset_bytes: page_id * PAGE_BYTES as u64,
+            len_bytes: PAGE_BYTES as u32,
+            buf,
+            tag: ((first as u64) << 1) | self.turn,
+        });
+        self.queued_count += 1;
+        let part = self.part_mut();
+        part.counts.pages_read += 1;
+        part.flying_count += 1;
+    }
+
+    /// Hands queued pages to the kernel when the device has nothing else to do, or there are
+    /// enough of them for a system call.
+    pub(super) fn hand_over(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>) {
+        let is_idle = self.queued_count == self.engine.in_flight_count();
+        if self.queued_count > 0 && (is_idle || self.queued_count >= HAND_OVER_PAGES) {
+            self.land(wanting, source, false);
+        }
+    }
+
+    pub(super) fn finish(
+        &mut self,
+        wanting: &mut Wanting<'_>,
+        source: &Source<'_>,
+    ) -> Result<PagesRead> {
+        loop {
+            while let Some(first) = self.part_mut().retries.pop() {
+                self.submit(wanting, first, source);
+            }
+            if self.failed.is_some() || self.part_mut().flying_count == 0 {
+                break;
+            }
+            self.land(wanting, source, true);
+        }
+        let counts = self.part_mut().counts;
+        self.failed.take().map_or(Ok(counts), Err)
+    }
+
+    pub(super) fn land_all(&mut self) {
+        let mut done = std::mem::take(&mut self.done);
+        while self.engine.in_flight_count() > 0 && !self.is_stuck {
+            self.is_stuck = self.engine.wait(&mut done).is_err();
+            done.drain(..).for_each(|completion| self.engine.release(completion.buf));
+        }
+        (self.done, self.queued_count, self.failed) = (done, 0, None);
+        self.parts = Default::default();
+    }
+
+    /// Takes the rows out of the pages that have come; waits for one if told so.
+    fn land(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>, is_waiting: bool) {
+        self.queued_count = 0;
+        let is_busy = !is_waiting || self.is_full();
+        let mut done = std::mem::take(&mut self.done);
+        let landed =
+            if is_waiting { self.engine.wait(&mut done) } else { self.engine.poll(&mut done) };
+        if let Err(error) = landed {
+            self.failed.get_or_insert(error);
+        }
+        match is_busy {
+            true => self.depth.landed(done.len() as u32, self.clock.now_us()),
+            false => self.depth.idle(),
+        }
+        for completion in done.drain(..) {
+            self.take(completion, wanting, source);
+        }
+        self.done = done;
+    }
+
+    /// Takes the rows out of a page that has come.
+    fn take(&mut self, completion: Completion, wanting: &mut Wanting<'_>, source: &Source<'_>) {
+        let (first, turn) = ((completion.tag >> 1) as usize, completion.tag & TURN_MASK);
+        self.part_of(turn).flying_count -= 1;
+        let scratch = match &mut wanting.other {
+            Some(other) if turn != self.turn => other,
+            _ => &mut *wanting.scratch,
+        };
+        let read = completion.result.map_err(|error| {
+            // The device names its file.
+            error.with("page_id", scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id))
+        });
+        let taken = read.and_then(|()| {
+            let bytes = self.engine.bytes(completion.buf).get(..PAGE_BYTES).unwrap_or_default();
+            take_rows(scratch, first, bytes, source)
+        });
+        self.engine.release(completion.buf);
+        if let Err(error) = taken {
+            if self.failed.is_none() && !self.recover(scratch, (first, turn), source, &error) {
+                self.failed = Some(error);
+            }
+        }
+    }
+
+    /// Looks for other pages of the rows wanted from a failed page; `false` when a row has none.
+    fn recover(
+        &mut self,
+        scratch: &mut Scratch,
+        (first, turn): (usize, u64),
+        source: &Source<'_>,
+        error: &Error,
+    ) -> bool {
+        let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
+        self.failed_pages.push(page_id);
+        self.part_of(turn).counts.pages_failed += 1;
+        if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) {
+            return false;
+        }
+        let start = scratch.wanted.len();
+        for entry in first..first + group_len(&scratch.wanted, first) {
+            let at = scratch.wanted.get(entry).map_or(0, |wanted| wanted.at);
+            if scratch.filled.get(at as usize) == Some(&Filled::Read) {
+                continue;
+            }
+            let key = scratch.keys.get(at as usize);
+            let other = key.and_then(|&key| {
+                source.pages_of(key).find(|page_id| !self.failed_pages.contains(page_id))
+            });
+            let Some(page_id) = other else { return false };
+            scratch.wanted.push(Wanted { page_id, at, part: 0 });
+            self.part_of(turn).counts.rows_recovered += 1;
+        }
+        scratch.wanted.get_mut(start..).unwrap_or_default().sort_unstable();
+        let mut next = start;
+        while next < scratch.wanted.len() {
+            self.part_of(turn).retries.push(next);
+            next += group_len(&scratch.wanted, next);
+        }
+        true
+    }
+}
+
+fn group_len(wanted: &[Wanted], first: usize) -> usize {
+    let rest = wanted.get(first..).unwrap_or_default();
+    let page = rest.first().map(|wanted| wanted.page_id);
+    rest.iter().take_while(|wanted| Some(wanted.page_id) == page).count()
+}
+
+fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<'_>) -> Result<()> {
+    let pages = source.pages;
+    let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
+    let named =
+        |error: Error| error.with("path", &pages.path).with("remedy", "publish the snapshot again");
+    let page = PageView::parse(bytes, page_id, &pages.shapes).map_err(named)?;
+    for entry in first..first + group_len(&scratch.wanted, first) {
+        let Some(wanted) = scratch.wanted.get(entry).copied() else { break };
+        let at = wanted.at as usize;
+        let Some(key) = scratch.keys.get(at).copied() else { break };
+        let (owner, row) = source.seat_of(key);
+        let weights = (page.owner == owner && page.part == wanted.part as usize)
+            .then(|| page.find(row))
+            .flatten();
+        let Some(weights) = weights else {
+            return Err(named(
+                Error::corruption("page lacks a row that the forward index puts there")
+                    .with("page_id", page_id)
+                    .with("table_id", key.table.0)
+                    .with("row", key.row.0),
+            ));
+        };
+        let shape = pages.shapes.get(owner.0 as usize);
+        let (before, count) = shape.map_or((0, 0), |shape| shape.part_words(page.part));
+        let out: &mut [u8] = bytemuck::cast_slice_mut(scratch.row_mut(at, before, count));
+        if out.len() == weights.len() {
+            out.copy_from_slice(weights);
+        }
+        scratch.mark(at, Filled::Read);
+    }
+    Ok(())
+}
