@@ -25,7 +25,7 @@ const SHARD_BYTES_MAX: u64 = 192 << 20;
 const RESIZABLE_BYTES_WANTED: u64 = 4 << 20;
 
 /// Shards of a tier that may be resized.
-const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 1..=64;
+const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 2..=64;
 
 /// Row tiers side by side behind locks.
 #[derive(Debug)]
