@@ -11,7 +11,7 @@ use tierbed_core::{Error, Result, RowId, RowKey, TableId};
 
 use crate::admission::{AdmissionBitmap, AdmissionRule};
 use crate::policy::{EvictionPolicy, Group, PolicyKind, ScoreTable, SLABS_MAX, SLOT_BITS};
-use crate::sizing::SCORES_PER_ROW;
+use crate::sizing::scores_for;
 use crate::tier::packed;
 
 /// No slot: the row is not cached. No row: the slot is empty.
@@ -98,7 +98,7 @@ impl ReplayCache {
         }
         let mut scores = ScoreTable::default();
         if kind.remembers_scores() {
-            scores.resize((capacity_rows * SCORES_PER_ROW as usize).min(row_count));
+            scores.resize((scores_for(capacity_rows as u64) as usize).min(row_count));
         }
         Ok(Self {
             policy,

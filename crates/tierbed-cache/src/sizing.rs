@@ -19,8 +19,9 @@ use crate::slab::{Slab, SlotKind, SLAB_OVERHEAD_BYTES};
 
 const SLAB_BYTES_MAX: u64 = 64 << 10;
 const SLAB_BYTES_MIN: u64 = 4 << 10;
-/// Scores of rows that are not here, per row that may be, for policies that want them.
-pub(crate) const SCORES_PER_ROW: u64 = 2;
+/// Scores of rows that are not here, per eight rows that may be, for policies that want them: with
+/// one more the metadata of a row would be more than 16 bytes.
+const SCORES_PER_EIGHT_ROWS: u64 = 15;
 /// Slabs a tier should at least be made of, so that several row sizes find room.
 const SLABS_WANTED: u64 = 64;
 
@@ -225,7 +226,7 @@ impl Layout {
     pub(crate) fn score_count(&self, rows: u64) -> u64 {
         let all = self.classes.iter().fold(0u64, |sum, class| sum.saturating_add(class.row_count));
         if self.policy.remembers_scores() {
-            (rows * SCORES_PER_ROW).min(all)
+            scores_for(rows).min(all)
         } else {
             0
         }
@@ -236,6 +237,11 @@ impl Layout {
         let per_pool = policy.bytes_per_slab() + size_of::<u32>();
         (size_of::<Option<Slab>>() + self.classes.len() * per_pool) as u64
     }
+}
+
+/// Scores of rows that are not here that a tier with room for `rows` remembers, at most.
+pub(crate) fn scores_for(rows: u64) -> u64 {
+    rows * SCORES_PER_EIGHT_ROWS / 8
 }
 
 /// Bytes of the index.

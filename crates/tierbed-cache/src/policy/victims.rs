@@ -15,7 +15,7 @@ use super::slots::SlotMap;
 use super::SLOT_BITS;
 
 /// One of so many slots is found by a sweep.
-const SLOTS_PER_VICTIM: usize = 64;
+const SLOTS_PER_VICTIM: usize = 128;
 /// Scores that are looked at together.
 const LANES: usize = 32;
 /// Bits of a slot number, of an entry's turn, and of what it is ordered by.
@@ -213,7 +213,7 @@ mod tests {
     fn finds_what_is_surely_low_and_fills_up_from_the_hand() {
         let mut rng = SplitMix64::new(3);
         let mut victims = Victims::default();
-        victims.resize(64 * 40);
+        victims.resize(SLOTS_PER_VICTIM * 40);
         for round in 0..200 {
             let mut scores = scores(&mut rng, 300);
             let slots: Vec<(u32, u16)> = scores
@@ -247,7 +247,7 @@ mod tests {
         scores.add_slab(0, 256);
         (0..256).for_each(|slot| scores.set(slot, 7));
         let mut victims = Victims::default();
-        victims.resize(256);
+        victims.resize(4 * SLOTS_PER_VICTIM);
         let mut left = Vec::new();
         for round in 0..128 {
             victims.sweep(&scores, low(7), None, 0);
