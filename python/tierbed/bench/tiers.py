@@ -96,7 +96,8 @@ def run_tiers(out: Path, options: TiersOptions, json: Path | str | None = None) 
                 if options.quick
                 else options.table_bytes,
                 shares=shares,
-                warm_requests=6_000 if options.quick else 100_000,
+                # Fewer do not fill the largest cache: then policies would have nothing to choose.
+                warm_requests=6_000 if options.quick else 300_000,
                 singles=min(options.requests, 200) if options.quick else options.requests,
                 batches=10 if options.quick else 60,
                 seed=options.seed,
