@@ -64,28 +64,32 @@ const MISTAKES: [(&str, &str, &str, &str); 16] = [
     ),
     ("queue", "queue_sleeps_after_looking", "state = self.changed.wait(state)", SLEEP_LATER),
     // Whoever works on a copy of the handle works without the lock.
-    ("parts", "parts_unlock_too_early", "(lock(part), positions)", UNLOCKED),
-    ("parts", "parts_never_unlock", "(lock(part), positions)", NEVER_UNLOCKED),
-    ("parts", "parts_skip_the_busy", WAITING, SKIPPING),
+    ("parts", "parts_unlock_too_early", GIVEN, UNLOCKED),
+    ("parts", "parts_never_unlock", GIVEN, NEVER_UNLOCKED),
+    ("parts", "parts_skip_the_busy", WAITING, "None"),
     (
         "parts",
         "parts_homes_by_call",
         "visits.homes.extend(hashes.map(|hash| self.home(hash)));",
-        "visits.homes.extend((0u8..).zip(hashes).map(|(at, _)| at % self.parts.len() as u8));",
+        "visits.homes.extend((0u8..).zip(hashes).map(|(at, _)| at % self.part_count as u8));",
     ),
 ];
 
-const UNLOCKED: &str = "(Box::new(lock(part).clone()), positions)";
-const NEVER_UNLOCKED: &str = "({ std::mem::forget(lock(part)); lock(part) }, positions)";
-const WAITING: &str = "visited.map(|(part, positions)| (lock(part), positions))";
-const SKIPPING: &str = "visited.filter_map(|(part, at)| Some((part.try_lock().ok()?, at)))";
+const GIVEN: &str = "Some((parts, visits.of_parts(lock.first, lock.end)))";
+const UNLOCKED: &str =
+    "Some((Box::new(parts.clone()), { drop(parts); visits.of_parts(lock.first, lock.end) }))";
+const NEVER_UNLOCKED: &str = "std::mem::forget(parts);
+            Some((wait_for(&lock.parts), visits.of_parts(lock.first, lock.end)))";
+const WAITING: &str = "self.locks.get(at).map(|lock| (at, wait_for(&lock.parts)))";
 
 const SLEEP_LATER: &str =
     "drop(state);\n            state = self.lock();\n            state = self.changed.wait(state)";
 
 /// Returns a module of this name with the text of `source`.
 fn module(name: &str, source: &str) -> Result<String, Box<dyn Error>> {
-    let mut text = format!("/// {name}\n#[allow(missing_docs, dead_code)]\npub mod {name} {{\n");
+    let mut text = format!(
+        "/// {name}\n#[allow(missing_docs, dead_code, unused_variables)]\npub mod {name} {{\n"
+    );
     // A module's own text cannot begin with inner documentation.
     for line in source.lines().filter(|line| !line.starts_with("//!")) {
         writeln!(text, "{line}")?;

@@ -62,7 +62,7 @@ impl RowCache for ShardedTier {
     fn ask(&self, group: &[RowKey], scratch: &mut Scratch) -> u64 {
         let Scratch { visits, out, missing, is_found } = scratch;
         is_found.fill(false);
-        self.get_many(group, visits, |at, row| {
+        self.get_many(group, visits, |at, _, row| {
             out[at].copy_from_slice(row);
             is_found[at] = true;
         });

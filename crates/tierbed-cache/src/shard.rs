@@ -1,18 +1,21 @@
-//! How do threads share a tier? Split by the hash of the key, a lock each.
+//! How do threads share a tier? Split by the hash of the key, several shards behind each lock.
 //!
 //! No lock is common to all hits. Groups of rows are handled shard by shard, so that a lookup
-//! of many rows takes each lock once.
+//! of many rows takes each lock once. Shards follow from the bytes, and locks from the cores: so a
+//! tier holds the same rows on every machine.
 
 mod parts;
 mod sync;
 
 pub use parts::Visits;
 
+use std::num::NonZero;
+
 use parts::{Parts, PARTS_MAX};
 use tierbed_core::{Result, RowKey};
 
 use crate::sizing::{Layout, RowClass, TierOptions};
-use crate::tier::{hash_of, Insertion, RowTier, TierGroup, TierStats};
+use crate::tier::{hash_of, warm, RowTier, TierGroup, TierStats, Wave, WAVE_ROWS};
 
 /// Bytes a shard should at least have; below, fewer shards.
 const SHARD_BYTES_WANTED: u64 = 2 << 20;
@@ -27,6 +30,15 @@ const RESIZABLE_BYTES_WANTED: u64 = 4 << 20;
 /// Shards of a tier that may be resized.
 const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 2..=64;
 
+/// Locks per core: more than threads that ask at once, so that one is mostly free, and few, so that
+/// a group takes each for several rows.
+const LOCKS_PER_CORE: usize = 2;
+
+/// Most locks of a tier: what tiers hold and who leaves does not depend on it.
+fn lock_count() -> usize {
+    LOCKS_PER_CORE * std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
 /// Row tiers side by side behind locks.
 #[derive(Debug)]
 pub struct ShardedTier {
@@ -34,7 +46,6 @@ pub struct ShardedTier {
     shard_count: u64,
     /// What each shard is laid out for.
     shard: TierOptions,
-    knows_groups: bool,
 }
 
 impl ShardedTier {
@@ -77,15 +88,12 @@ impl ShardedTier {
         let capacity_bytes = capacity_bytes / shard_count;
         let shards = (0..shard_count).map(|_| RowTier::with_capacity(&shard, capacity_bytes));
         let shards = shards.collect::<Result<Vec<_>>>()?;
-        let knows_groups = options.policy.knows_groups();
-        Ok(Self { shards: Parts::new(shards), shard_count, shard, knows_groups })
+        Ok(Self { shards: Parts::new(shards, lock_count()), shard_count, shard })
     }
 
     /// Holds at most `capacity_bytes` from now on, shard by shard; see [`RowTier`].
     pub(crate) fn resize(&self, capacity_bytes: u64) {
-        for mut shard in self.shards.all() {
-            shard.resize(capacity_bytes / self.shard_count);
-        }
+        self.shards.for_each(|shard| shard.resize(capacity_bytes / self.shard_count));
     }
 
     /// Returns the most rows that `capacity_bytes` would hold.
@@ -94,19 +102,18 @@ impl ShardedTier {
         layout.map_or(0, |layout| layout.rows_max * self.shard_count)
     }
 
-    /// Looks up `keys` and hands every row found to `found` with its position.
+    /// Looks up `keys` and hands every row found to `found` with its position and slot.
     ///
-    /// `found` runs under a shard's lock: it should copy and return.
+    /// `found` runs under a lock: it should copy and return.
     pub fn get_many(
         &self,
         keys: &[RowKey],
         visits: &mut Visits,
-        mut found: impl FnMut(usize, &[f32]),
+        mut found: impl FnMut(usize, u32, &[f32]),
     ) {
-        self.arrange(keys, visits, |_| true);
-        self.visit(keys, visits, |tier, position, key| {
-            if let Some(row) = tier.get(key) {
-                found(position, row);
+        self.search(keys, visits, |tier, position, slot| {
+            if let Some(row) = tier.use_found(slot) {
+                found(position, slot, row);
             }
         });
     }
@@ -116,12 +123,11 @@ impl ShardedTier {
         &self,
         keys: &[RowKey],
         visits: &mut Visits,
-        mut found: impl FnMut(usize, &[f32]),
+        mut found: impl FnMut(usize, u32, &[f32]),
     ) {
-        self.arrange(keys, visits, |_| true);
-        self.visit(keys, visits, |tier, position, key| {
-            if let Some(row) = tier.peek(key) {
-                found(position, row);
+        self.search(keys, visits, |tier, position, slot| {
+            if let Some(row) = tier.row_in(slot) {
+                found(position, slot, row);
             }
         });
     }
@@ -130,7 +136,7 @@ impl ShardedTier {
     /// here: `row_of` gives the row of a position, or none to leave it out. Rows that leave for
     /// others, and those that do not come in, go to `left`.
     ///
-    /// `row_of` and `left` run under a shard's lock: they should copy and return.
+    /// `row_of` and `left` run under a lock: they should copy and return.
     ///
     /// # Errors
     /// As [`RowTier::insert`].
@@ -142,28 +148,12 @@ impl ShardedTier {
         mut left: impl FnMut(RowKey, &[f32]),
     ) -> Result<()> {
         self.arrange(group.keys, visits, |_| true);
-        let (mut keys, mut row_words) = (Vec::new(), Vec::new());
-        for (mut tier, positions) in self.shards.by_part(visits) {
-            keys.clear();
-            row_words.clear();
-            for &position in positions {
-                keys.extend(group.keys.get(position as usize));
-                row_words.extend(group.row_words.get(position as usize));
+        for (mut tiers, visited) in self.shards.by_lock(visits) {
+            let rows = visited.positions.iter().map(|&at| (visited.part_of(at), at));
+            warm(&tiers, group, rows);
+            for (tier, positions) in visited.by_part(&mut tiers) {
+                tier.settle((group, positions), &mut row_of, &mut left)?;
             }
-            tier.begin_group(&TierGroup { keys: &keys, row_words: &row_words, ..*group });
-            for (key, &position) in keys.iter().zip(positions) {
-                // Policies without groups heard of hits from `get_many`.
-                let is_here =
-                    if self.knows_groups { tier.get(*key).is_some() } else { tier.contains(*key) };
-                if !is_here {
-                    if let Some(row) = row_of(position as usize) {
-                        if tier.insert_with(*key, row, &mut left)? == Insertion::Bypassed {
-                            left(*key, row);
-                        }
-                    }
-                }
-            }
-            tier.end_group();
         }
         Ok(())
     }
@@ -179,11 +169,13 @@ impl ShardedTier {
         row_of: impl Fn(usize) -> Option<&'a [f32]>,
     ) -> Result<()> {
         self.arrange(keys, visits, |position| row_of(position).is_some());
-        for (mut tier, positions) in self.shards.by_part(visits) {
-            for &position in positions {
-                let position = position as usize;
-                if let (Some(key), Some(row)) = (keys.get(position), row_of(position)) {
-                    tier.insert(*key, row)?;
+        for (mut tiers, visited) in self.shards.by_lock(visits) {
+            for (tier, positions) in visited.by_part(&mut tiers) {
+                for &position in positions {
+                    let position = position as usize;
+                    if let (Some(key), Some(row)) = (keys.get(position), row_of(position)) {
+                        tier.insert(*key, row)?;
+                    }
                 }
             }
         }
@@ -193,26 +185,36 @@ impl ShardedTier {
     /// Returns the most rows that all shards can hold together; 0: the budget is too small.
     #[must_use]
     pub fn rows_max(&self) -> u64 {
-        self.shards.all().map(|shard| shard.rows_max()).sum()
+        let mut rows = 0;
+        self.shards.for_each(|shard| rows += shard.rows_max());
+        rows
     }
 
     /// Returns the statistics of all shards together.
     #[must_use]
     pub fn stats(&self) -> TierStats {
-        self.shards.all().fold(TierStats::default(), |sum, shard| sum.plus(&shard.stats()))
+        let mut sum = TierStats::default();
+        self.shards.for_each(|shard| sum = sum.plus(&shard.stats()));
+        sum
     }
 
-    // Visits the positions that were arranged, each shard's under its lock.
-    fn visit(
+    /// Looks for all `keys` and calls `visit` with the slot of each, or `NOWHERE`, under its lock.
+    fn search(
         &self,
         keys: &[RowKey],
-        visits: &Visits,
-        mut visit: impl FnMut(&mut RowTier, usize, RowKey),
+        visits: &mut Visits,
+        mut visit: impl FnMut(&mut RowTier, usize, u32),
     ) {
-        for (mut tier, positions) in self.shards.by_part(visits) {
-            for &position in positions {
-                if let Some(key) = keys.get(position as usize) {
-                    visit(&mut tier, position as usize, *key);
+        self.arrange(keys, visits, |_| true);
+        let mut wave = Wave::new();
+        for (mut tiers, visited) in self.shards.by_lock(visits) {
+            for positions in visited.positions.chunks(WAVE_ROWS) {
+                let of = |&at: &u32| Some((visited.part_of(at), *keys.get(at as usize)?));
+                let slots = wave.find(&tiers, positions.iter().filter_map(of));
+                for (&position, &slot) in positions.iter().zip(slots) {
+                    if let Some(tier) = tiers.get_mut(visited.part_of(position)) {
+                        visit(tier, position as usize, slot);
+                    }
                 }
             }
         }
@@ -245,7 +247,7 @@ mod tests {
             policy: PolicyKind::default(),
         };
         let tier = ShardedTier::new(&options, 8).unwrap();
-        assert_eq!(tier.shards.all().count(), 8);
+        assert_eq!(tier.shard_count, 8);
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let tier = &tier;
@@ -256,7 +258,7 @@ mod tests {
                             .map(|at| key((round * 377 + thread * 11 + at) % 4000))
                             .collect();
                         let rows: Vec<_> = keys.iter().map(|key| [key.row.0 as f32; 8]).collect();
-                        tier.get_many(&keys, &mut visits, |at, row| assert_eq!(row, rows[at]));
+                        tier.get_many(&keys, &mut visits, |at, _, row| assert_eq!(row, rows[at]));
                         tier.insert_many(&keys, &mut visits, |at| Some(&rows[at][..])).unwrap();
                     }
                 });
@@ -277,6 +279,6 @@ mod tests {
             tables: vec![100; 4],
             policy: PolicyKind::Lru,
         };
-        assert_eq!(ShardedTier::new(&options, 8).unwrap().shards.all().count(), 1);
+        assert_eq!(ShardedTier::new(&options, 8).unwrap().shard_count, 1);
     }
 }

@@ -82,10 +82,11 @@ impl Slab {
         (high.unwrap_or(low) < EMPTY).then_some(key)
     }
 
-    /// Tells whether a slot holds `key`.
+    /// Tells whether a slot holds `key`; none behind the end does.
     #[inline]
     pub(crate) fn has(&self, at: usize, key: u64) -> bool {
-        self.keys[at] == key as u32 && self.highs.get(at).is_none_or(|&h| h == (key >> 32) as u32)
+        self.keys.get(at) == Some(&(key as u32))
+            && self.highs.get(at).is_none_or(|&h| h == (key >> 32) as u32)
     }
 
     pub(crate) fn set_key(&mut self, at: usize, key: u64) {

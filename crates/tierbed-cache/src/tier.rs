@@ -8,14 +8,21 @@
 //!
 //! Source: the slab rebalancing by tail age of CacheLib (Berg et al., OSDI 2020).
 
+mod group;
 mod resize;
+mod search;
+
+pub(crate) use group::warm;
+pub use group::TierGroup;
+use search::NOWHERE;
+pub(crate) use search::{Wave, WAVE_ROWS};
 
 use tierbed_core::env::mix64;
 use tierbed_core::{Error, Result, RowKey};
 
 use crate::index::SlotIndex;
 use crate::key_numbers::KeyNumbers;
-use crate::policy::{EvictionPolicy, Group, ScoreTable, SLOT_BITS};
+use crate::policy::{EvictionPolicy, ScoreTable, SLOT_BITS};
 use crate::sizing::{Layout, TierOptions};
 use crate::slab::Slab;
 
@@ -59,19 +66,6 @@ struct Counters {
     insertions: u64,
     evictions: u64,
     slab_moves: u64,
-}
-
-/// The rows of a group that a tier deals with.
-#[derive(Debug, Clone, Copy)]
-pub struct TierGroup<'a> {
-    /// Their keys, each once.
-    pub keys: &'a [RowKey],
-    /// Words of each, `[keys]`.
-    pub row_words: &'a [usize],
-    /// Rows of the whole group, those of other tiers too.
-    pub row_count: u32,
-    /// How many of them needed no read.
-    pub hit_count: u32,
 }
 
 /// What became of an inserted row.
@@ -189,51 +183,14 @@ impl RowTier {
 
     /// Returns the row of `key` if it is here, `[row_words]`, and counts the hit or miss.
     pub fn get(&mut self, key: RowKey) -> Option<&[f32]> {
-        let Some(slot) = self.find(key) else {
-            self.counters.misses += 1;
-            return None;
-        };
-        self.counters.hits += 1;
-        self.tick = self.tick.wrapping_add(1);
-        let tick = self.tick;
-        let slab = self.slabs.get_mut((slot >> SLOT_BITS) as usize)?.as_mut()?;
-        slab.set_tick(at(slot), tick);
-        let pool = self.pools.get_mut(slab.pool)?;
-        pool.policy.touch(slot);
-        Some(slab.row(at(slot)))
+        self.use_found(self.find(key).unwrap_or(NOWHERE))
     }
 
     /// Returns the row of `key` if it is here, `[row_words]`; counts nothing and tells the
     /// policy nothing.
     #[must_use]
     pub fn peek(&self, key: RowKey) -> Option<&[f32]> {
-        let slot = self.find(key)?;
-        Some(self.slab(slot)?.row(at(slot)))
-    }
-
-    /// Tells the policies that the rows of `group` were asked for together, and how many of the
-    /// whole group were hits, wherever they were found. [`get`](Self::get) and
-    /// [`insert`](Self::insert) for each row follow, then [`end_group`](Self::end_group).
-    pub fn begin_group(&mut self, group: &TierGroup<'_>) {
-        for pool in &mut self.pools {
-            self.hashes.clear();
-            let rows = group.keys.iter().zip(group.row_words);
-            let rows = rows.filter(|(_, words)| **words == pool.row_words);
-            self.hashes.extend(rows.map(|(key, _)| hash_of(*key)));
-            self.index.warm(&self.hashes);
-            pool.policy.begin_group(&Group {
-                hashes: &self.hashes,
-                row_count: group.row_count,
-                hit_count: group.hit_count,
-            });
-        }
-    }
-
-    /// Tells the policies that the group that began last has been dealt with.
-    pub fn end_group(&mut self) {
-        for pool in &mut self.pools {
-            pool.policy.end_group();
-        }
+        self.row_in(self.find(key)?)
     }
 
     /// Tells whether `key` is here; counts nothing.
@@ -261,15 +218,7 @@ impl RowTier {
         left: &mut dyn FnMut(RowKey, &[f32]),
     ) -> Result<Insertion> {
         let hash = hash_of(key);
-        let number = self.keys.number(key).ok_or_else(|| {
-            Error::invalid("no table of the cache has this row")
-                .with("table", key.table.0)
-                .with("row", key.row.0)
-        })?;
-        let pool_at =
-            self.pools.binary_search_by_key(&row.len(), |pool| pool.row_words).map_err(|_| {
-                Error::invalid("no cache class has rows of this size").with("row_words", row.len())
-            })?;
+        let (number, pool_at) = self.place_for(key, row)?;
         self.tick = self.tick.wrapping_add(1);
         if let Some(slot) = self.find_number(hash, number) {
             if self.slab_mut(slot).row_words() == row.len() {
@@ -282,20 +231,44 @@ impl RowTier {
             }
             self.vacate(slot);
         }
+        Ok(self.take_in((hash, number), pool_at, row, left))
+    }
+
+    /// Returns the number of a key, and the pool of its row.
+    fn place_for(&self, key: RowKey, row: &[f32]) -> Result<(u64, usize)> {
+        let number = self.keys.number(key).ok_or_else(|| {
+            Error::invalid("no table of the cache has this row")
+                .with("table", key.table.0)
+                .with("row", key.row.0)
+        })?;
+        let pool_at = self.pools.binary_search_by_key(&row.len(), |pool| pool.row_words);
+        pool_at.map(|pool_at| (number, pool_at)).map_err(|_| {
+            Error::invalid("no cache class has rows of this size").with("row_words", row.len())
+        })
+    }
+
+    /// Stores a row that is not here, of a key of this hash and number, if the policy admits it.
+    fn take_in(
+        &mut self,
+        (hash, number): (u64, u64),
+        pool_at: usize,
+        row: &[f32],
+        left: &mut dyn FnMut(RowKey, &[f32]),
+    ) -> Insertion {
         let is_full = self.is_full(pool_at);
         let frame = self.pool_mut(pool_at).policy.score_frame();
         let score = self.scores.get(hash, frame);
         let arrival = self.pool_mut(pool_at).policy.arrive(hash, score, is_full);
         if !arrival.is_admitted {
             self.remember(pool_at, hash, arrival.score);
-            return Ok(Insertion::Bypassed);
+            return Insertion::Bypassed;
         }
         for _ in 0..arrival.flushed {
             self.evict_one(pool_at, left);
         }
-        let Some(slot) = self.free_slot(pool_at, left) else { return Ok(Insertion::Bypassed) };
+        let Some(slot) = self.free_slot(pool_at, left) else { return Insertion::Bypassed };
         if !self.index.insert(hash, slot) {
-            return Ok(Insertion::Bypassed);
+            return Insertion::Bypassed;
         }
         let tick = self.tick;
         let slab = self.slab_mut(slot);
@@ -307,7 +280,7 @@ impl RowTier {
         pool.free = next_free;
         pool.policy.insert(slot, hash, arrival.score);
         self.counters.insertions += 1;
-        Ok(Insertion::Stored)
+        Insertion::Stored
     }
 
     /// Forgets `key`; tells whether it was here.
@@ -518,15 +491,6 @@ impl RowTier {
         let next_free = std::mem::replace(&mut pool.free, slot);
         let slab = self.slab_mut(slot);
         slab.set_free(at(slot), next_free);
-    }
-
-    fn find(&self, key: RowKey) -> Option<u32> {
-        self.find_number(hash_of(key), self.keys.number(key)?)
-    }
-
-    #[inline]
-    fn find_number(&self, hash: u64, number: u64) -> Option<u32> {
-        self.index.find(hash, |slot| self.slab(slot).is_some_and(|slab| slab.has(at(slot), number)))
     }
 
     fn key_of(&self, slot: u32) -> Option<RowKey> {

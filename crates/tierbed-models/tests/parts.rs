@@ -55,7 +55,8 @@ const ROWS: [u64; 4] = [0, 1 << 40, 0x8000 << 40, 0x8001 << 40];
 
 /// The shards under their own and their mistaken names.
 trait AnyParts: Send + Sync + 'static {
-    fn new() -> Self;
+    /// Two parts behind so many locks.
+    fn new(lock_count: usize) -> Self;
     /// Calls `visit` with the part and the number of each of `rows`, each part under its lock.
     fn visit(&self, rows: &[usize], visit: impl FnMut(&mut Tier, usize));
 
@@ -90,25 +91,35 @@ trait AnyParts: Send + Sync + 'static {
 macro_rules! parts {
     ($($module:ident)*) => {$(
         impl AnyParts for tierbed_models::$module::Parts<Tier> {
-            fn new() -> Self {
-                Self::new([Tier::new(), Tier::new()])
+            fn new(lock_count: usize) -> Self {
+                Self::new([Tier::new(), Tier::new()], lock_count)
             }
             fn visit(&self, rows: &[usize], mut visit: impl FnMut(&mut Tier, usize)) {
                 let mut visits = tierbed_models::$module::Visits::default();
                 self.arrange(rows.iter().map(|&row| ROWS[row]), &mut visits, |_| true);
-                for (mut tier, positions) in self.by_part(&visits) {
-                    positions.iter().for_each(|&at| visit(&mut tier, rows[at as usize]));
+                for (mut tiers, visited) in self.by_lock(&visits) {
+                    for (tier, positions) in visited.by_part(&mut tiers) {
+                        positions.iter().for_each(|&at| visit(tier, rows[at as usize]));
+                    }
                 }
             }
         }
     )*};
 }
 
-parts! { parts parts_unlock_too_early parts_never_unlock parts_skip_the_busy parts_homes_by_call }
+parts! {
+    parts parts_unlock_too_early parts_never_unlock parts_skip_the_busy
+    parts_homes_by_call
+}
 
-/// Runs `there` in another thread and `here` in this one, on the same parts.
+/// Runs `there` in another thread and `here` in this one, on the same parts behind two locks.
 fn beside<P: AnyParts>(there: fn(&P), here: fn(&P)) -> Arc<P> {
-    let parts = Arc::new(P::new());
+    beside_behind(2, there, here)
+}
+
+/// As [`beside`], behind so many locks.
+fn beside_behind<P: AnyParts>(lock_count: usize, there: fn(&P), here: fn(&P)) -> Arc<P> {
+    let parts = Arc::new(P::new(lock_count));
     let shared = Arc::clone(&parts);
     let other = thread::spawn(move || there(&shared));
     here(&parts);
@@ -144,8 +155,36 @@ fn rows_do_not_displace_each_other<P: AnyParts>() {
     assert_eq!([0, 1, 2, 3].map(|row| parts.peek(row)), [1, 2, 2, 1].map(Some));
 }
 
-fn scenarios<P: AnyParts>() -> [fn(); 3] {
-    [a_row_is_seen_whole::<P>, a_row_comes_in_once::<P>, rows_do_not_displace_each_other::<P>]
+/// Somebody is in one part: its turn comes after that of the other.
+fn a_busy_part_is_not_forgotten<P: AnyParts>() {
+    beside::<P>(
+        |parts| parts.insert(&[0], 1),
+        |parts| {
+            parts.insert(&[0, 1, 2], 2);
+            assert_eq!((parts.peek(1), parts.peek(2)), (Some(2), Some(2)));
+        },
+    );
+}
+
+/// One lock for all parts: a visit of several of them sees nothing of another in between.
+fn parts_share_a_lock<P: AnyParts>() {
+    let insert = |parts: &P| parts.insert(&[0, 2], 1);
+    let parts = beside_behind::<P>(1, insert, |parts| {
+        let mut seen = Vec::new();
+        parts.visit(&[2, 0], |tier, row| seen.push(tier.peek(row % 2)));
+        assert_eq!(seen[0], seen[1]);
+    });
+    assert_eq!((parts.stored(0), parts.stored(2)), (1, 1));
+}
+
+fn scenarios<P: AnyParts>() -> [fn(); 5] {
+    [
+        a_row_is_seen_whole::<P>,
+        a_row_comes_in_once::<P>,
+        rows_do_not_displace_each_other::<P>,
+        a_busy_part_is_not_forgotten::<P>,
+        parts_share_a_lock::<P>,
+    ]
 }
 
 type Right = tierbed_models::parts::Parts<Tier>;

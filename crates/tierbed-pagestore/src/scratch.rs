@@ -58,6 +58,8 @@ pub(crate) struct Scratch {
     pub(crate) filled: Vec<Filled>,
     /// Number of the tier that had each unique row, from 1; 0: none.
     pub(crate) tier_of: Vec<u8>,
+    /// Slot of that tier in which it was.
+    pub(crate) slot_of: Vec<u32>,
     /// Sample of each unique row that asked for it last, from 1; 0: none yet.
     pub(crate) asked_by: Vec<u32>,
     /// Unique row of each index.
@@ -75,10 +77,10 @@ pub(crate) struct Scratch {
     choice_bytes_per_row: usize,
 }
 
-/// Bytes per unique row and index: key, start, state, start of the index, its tier and sample,
-/// the position of the index, what a later tier is asked for, the order of the cache's shards.
+/// Bytes per unique row and index: key, start, state, start of the index, its tier, slot and
+/// sample, the position of the index, what a later tier is asked for, the order of the shards.
 const ROW_BYTES: usize =
-    2 * size_of::<RowKey>() + 8 + 1 + 8 + 1 + 4 + 4 + 8 + Visits::BYTES_PER_KEY;
+    2 * size_of::<RowKey>() + 8 + 1 + 8 + 1 + 4 + 4 + 4 + 8 + Visits::BYTES_PER_KEY;
 /// Those besides the words: also the table of places and the page it is on.
 const ENTRY_BYTES: usize = ROW_BYTES + PlaceTable::BYTES_PER_KEY + size_of::<Wanted>();
 /// Words of a part: what the extra `Wanted`s of large rows are counted by.
@@ -109,6 +111,7 @@ impl Scratch {
             row_starts: Vec::with_capacity(entries),
             filled: Vec::with_capacity(entries),
             tier_of: Vec::with_capacity(entries),
+            slot_of: Vec::with_capacity(entries),
             asked_by: Vec::with_capacity(entries),
             ats: Vec::with_capacity(entries),
             work: TierScratch::default(),
@@ -141,6 +144,7 @@ impl Scratch {
         self.row_starts.clear();
         self.filled.clear();
         self.tier_of.clear();
+        self.slot_of.clear();
         self.asked_by.clear();
         self.ats.clear();
         self.starts.clear();
@@ -166,6 +170,7 @@ impl Scratch {
                 self.words_used += row_words;
                 self.ats.push(self.keys.len() as u32);
                 self.tier_of.push(0);
+                self.slot_of.push(0);
                 self.asked_by.push(0);
                 self.keys.push(key);
                 self.row_starts.push(start);

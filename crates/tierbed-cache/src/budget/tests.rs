@@ -26,14 +26,16 @@ fn ask(model: &Membership, rows: &[u64]) -> u64 {
     let mut visits = Visits::default();
     let keys: Vec<RowKey> = rows.iter().map(|&r| RowKey::new(TableId(0), RowId(r))).collect();
     let words: Vec<[f32; WORDS]> = rows.iter().map(|&row| [row as f32; WORDS]).collect();
-    let mut hit_count = 0;
-    tier.peek_many(&keys, &mut visits, |at, row| {
+    let (mut hit_count, mut slots) = (0, vec![u32::MAX; keys.len()]);
+    tier.peek_many(&keys, &mut visits, |at, slot, row| {
         assert_eq!(row, words[at]);
+        slots[at] = slot;
         hit_count += 1;
     });
     let group = TierGroup {
         keys: &keys,
         row_words: &vec![WORDS; keys.len()],
+        slots: &slots,
         row_count: keys.len() as u32,
         hit_count: hit_count as u32,
     };

@@ -1,35 +1,56 @@
-//! Which lock guards this row? Parts behind a lock each, and the positions of a call part by part.
+//! Which lock guards this row? Parts, several behind a lock, and the positions of a call part by
+//! part.
 //!
 //! The part of a row follows from the hash of its key, so that all threads agree on it, and a part
 //! is only reached through its lock: a row is never seen half written. No lock is common to all
-//! rows, and nobody holds two.
+//! rows, and nobody holds two. Nobody waits for a lock while another that it needs is free.
 //!
 //! ```text
-//! hashes ─▶ arrange ─▶ Visits: [part 0: 3, 7] [part 2: 0, 1] ─▶ by_part: lock, look, unlock
+//! hashes ─▶ arrange ─▶ Visits: [part 0: 3, 7] [part 2: 0, 1] ─▶ by_lock: lock, look, unlock
 //! ```
 //!
 //! `tierbed-models` compiles this file over a scheduler that tries every order of events.
 
 use std::ops::DerefMut;
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 
 use super::sync::{Mutex, MutexGuard};
 
 /// Most parts: their numbers are kept in a byte per row of a call.
 pub(super) const PARTS_MAX: usize = 256;
+/// Most locks: those still to be taken are bits of a word.
+const LOCKS_MAX: usize = u64::BITS as usize;
 
-/// Parts of something large, each behind its lock.
+/// Parts of something large, several behind each lock.
 #[derive(Debug)]
 pub(super) struct Parts<T> {
-    parts: Vec<Mutex<T>>,
+    locks: Vec<Locked<T>>,
+    part_count: usize,
+}
+
+/// The parts from `first` to before `end`.
+#[derive(Debug)]
+struct Locked<T> {
+    first: usize,
+    end: usize,
+    parts: Mutex<Vec<T>>,
 }
 
 impl<T> Parts<T> {
-    /// Puts each of `parts`, at most [`PARTS_MAX`], behind a lock.
-    pub(super) fn new(parts: impl IntoIterator<Item = T>) -> Self {
-        let parts: Vec<_> = parts.into_iter().map(Mutex::new).collect();
-        assert!(parts.len() <= PARTS_MAX, "numbers of parts are bytes");
-        Self { parts }
+    /// Puts `parts`, at most [`PARTS_MAX`], behind `lock_count` locks, or one each where there are
+    /// fewer. Locks are dealt out evenly, in the order of the parts.
+    pub(super) fn new(parts: impl IntoIterator<Item = T>, lock_count: usize) -> Self {
+        let parts: Vec<_> = parts.into_iter().collect();
+        let part_count = parts.len();
+        assert!(part_count <= PARTS_MAX, "numbers of parts are bytes");
+        let lock_count = lock_count.min(part_count).min(LOCKS_MAX);
+        let mut parts = parts.into_iter();
+        let locks = (0..lock_count).map(|lock| {
+            let (first, end) =
+                (lock * part_count / lock_count, (lock + 1) * part_count / lock_count);
+            Locked { first, end, parts: Mutex::new(parts.by_ref().take(end - first).collect()) }
+        });
+        Self { locks: locks.collect(), part_count }
     }
 
     /// Puts the positions of the rows of `hashes` that take part into the order of their parts.
@@ -41,36 +62,64 @@ impl<T> Parts<T> {
     ) {
         visits.homes.clear();
         visits.homes.extend(hashes.map(|hash| self.home(hash)));
-        visits.arrange(self.parts.len(), takes_part);
+        visits.arrange(self.part_count, takes_part);
     }
 
     /// The part of a row. The part's own index looks at other bits.
     fn home(&self, hash: u64) -> u8 {
         let bits = (hash >> 40) & 0xFFFF;
-        ((bits * self.parts.len() as u64) >> 16) as u8
+        ((bits * self.part_count as u64) >> 16) as u8
     }
 
-    /// Locks every part that has positions in `visits`, one after the other, and gives it out with
-    /// them. The next is locked after the one before was dropped.
-    pub(super) fn by_part<'a>(
+    /// Takes every lock whose parts have positions in `visits`, one after the other, and gives the
+    /// parts out with them: in order, but what somebody else has comes later. The next is taken
+    /// after the one before was dropped.
+    pub(super) fn by_lock<'a>(
         &'a self,
         visits: &'a Visits,
-    ) -> impl Iterator<Item = (impl DerefMut<Target = T> + 'a, &'a [u32])> {
-        let visited = self.parts.iter().zip(visits.by_part());
-        let visited = visited.filter(|(_, positions)| !positions.is_empty());
-        visited.map(|(part, positions)| (lock(part), positions))
+    ) -> impl Iterator<Item = (impl DerefMut<Target = Vec<T>> + 'a, Visited<'a>)> {
+        let asked = self.locks.iter().enumerate().filter(|(_, lock)| {
+            let (start, end) = visits.range(lock.first, lock.end);
+            start < end
+        });
+        let mut left = asked.fold(0, |left, (at, _)| left | 1u64 << at);
+        std::iter::from_fn(move || {
+            let (at, parts) = self.take_one(left)?;
+            let lock = self.locks.get(at)?;
+            left &= !(1 << at);
+            Some((parts, visits.of_parts(lock.first, lock.end)))
+        })
     }
 
-    /// Locks every part, one after the other.
-    pub(super) fn all(&self) -> impl Iterator<Item = impl DerefMut<Target = T> + '_> {
-        self.parts.iter().map(lock)
+    /// Takes the first lock of the set `left` that nobody has, or waits for the first.
+    fn take_one(&self, left: u64) -> Option<(usize, MutexGuard<'_, Vec<T>>)> {
+        let mut rest = left;
+        while rest != 0 {
+            let at = rest.trailing_zeros() as usize;
+            match self.locks.get(at)?.parts.try_lock() {
+                Ok(parts) => return Some((at, parts)),
+                Err(TryLockError::Poisoned(error)) => return Some((at, error.into_inner())),
+                Err(TryLockError::WouldBlock) => rest &= rest - 1,
+            }
+        }
+        let at = left.trailing_zeros() as usize;
+        self.locks.get(at).map(|lock| (at, wait_for(&lock.parts)))
+    }
+
+    /// Calls `visit` with every part, one after the other, and gives its lock back after each.
+    pub(super) fn for_each(&self, mut visit: impl FnMut(&mut T)) {
+        for lock in &self.locks {
+            for at in 0..lock.end - lock.first {
+                wait_for(&lock.parts).get_mut(at).into_iter().for_each(&mut visit);
+            }
+        }
     }
 }
 
 // A panic inside a part is a programmer error that ends the lookup; a tier holds only copies
 // that were whole when they were stored, so later lookups may go on.
-fn lock<T>(part: &Mutex<T>) -> MutexGuard<'_, T> {
-    part.lock().unwrap_or_else(PoisonError::into_inner)
+fn wait_for<T>(parts: &Mutex<T>) -> MutexGuard<'_, T> {
+    parts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Which positions of a call belong to which part. The caller keeps it, so that calls allocate
@@ -125,12 +174,59 @@ impl Visits {
         }
     }
 
-    fn by_part(&self) -> impl Iterator<Item = &[u32]> {
-        let mut start = 0;
-        self.ends.iter().map(move |&end| {
-            let positions = self.positions.get(start..end as usize).unwrap_or_default();
-            start = end as usize;
-            positions
-        })
+    /// Where the positions of the parts from `first` to before `end` stand.
+    #[inline]
+    fn range(&self, first: usize, end: usize) -> (usize, usize) {
+        let end_of = |count: usize| {
+            let last = count.checked_sub(1).and_then(|part| self.ends.get(part));
+            last.map_or(0, |&end| end as usize)
+        };
+        (end_of(first), end_of(end))
+    }
+
+    fn of_parts(&self, first: usize, end: usize) -> Visited<'_> {
+        let (start, stop) = self.range(first, end);
+        Visited {
+            first,
+            start,
+            ends: self.ends.get(first..end).unwrap_or_default(),
+            positions: self.positions.get(start..stop).unwrap_or_default(),
+            homes: &self.homes,
+        }
+    }
+}
+
+/// The positions of the parts behind one lock, part by part.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Visited<'a> {
+    /// The lock's first part.
+    first: usize,
+    /// Where the positions begin among those of all parts.
+    start: usize,
+    ends: &'a [u32],
+    pub(super) positions: &'a [u32],
+    homes: &'a [u8],
+}
+
+impl<'a> Visited<'a> {
+    /// Returns which of the lock's parts a position belongs to.
+    #[inline]
+    pub(super) fn part_of(&self, position: u32) -> usize {
+        self.homes.get(position as usize).map_or(0, |&home| usize::from(home) - self.first)
+    }
+
+    /// Returns those of the lock's `parts` that have positions, with these.
+    pub(super) fn by_part<'p, T>(
+        &self,
+        parts: &'p mut [T],
+    ) -> impl Iterator<Item = (&'p mut T, &'a [u32])> + use<'a, 'p, T> {
+        let (mut at, start, positions) = (0, self.start, self.positions);
+        let visited = parts.iter_mut().zip(self.ends).map(move |(part, &end)| {
+            let end = end as usize - start;
+            let own = positions.get(at..end).unwrap_or_default();
+            at = end;
+            (part, own)
+        });
+        visited.filter(|(_, own)| !own.is_empty())
     }
 }

@@ -197,19 +197,61 @@ proptest! {
     }
 }
 
+/// Tells a tier of `keys`, of which some were found in `slots`, and offers the others their `rows`.
+fn settle(tier: &mut RowTier, keys: &[RowKey], slots: &[u32], rows: &[&[f32]]) {
+    let found = slots.iter().filter(|slot| **slot != NOWHERE);
+    let hit_count = found.clone().count() as u32;
+    if !tier.layout.policy.knows_groups() {
+        found.for_each(|slot| assert!(tier.use_found(*slot).is_some()));
+    }
+    let row_words: Vec<usize> = rows.iter().map(|row| row.len()).collect();
+    let row_count = keys.len() as u32;
+    let group = TierGroup { keys, row_words: &row_words, slots, row_count, hit_count };
+    let positions: Vec<u32> = (0..row_count).collect();
+    tier.settle((&group, &positions), &mut |at| Some(rows[at]), &mut |_, _| ()).unwrap();
+}
+
 /// Tells a tier of groups as serving does; returns the hits.
 fn ask_group(tier: &mut RowTier, group: &[u64]) -> u64 {
     let keys: Vec<RowKey> = group.iter().map(|&row| key((row % 5) as u32, row)).collect();
-    let hit_count = keys.iter().filter(|key| tier.peek(**key).is_some()).count() as u32;
-    let (row_count, row_words) = (keys.len() as u32, vec![4; keys.len()]);
-    tier.begin_group(&TierGroup { keys: &keys, row_words: &row_words, row_count, hit_count });
-    for key in &keys {
-        if tier.get(*key).is_none() {
-            tier.insert(*key, &[key.row.0 as f32; 4]).unwrap();
+    let slots: Vec<u32> = keys.iter().map(|key| tier.find(*key).unwrap_or(NOWHERE)).collect();
+    let rows: Vec<[f32; 4]> = group.iter().map(|&row| [row as f32; 4]).collect();
+    let rows: Vec<&[f32]> = rows.iter().map(|row| &row[..]).collect();
+    settle(tier, &keys, &slots, &rows);
+    slots.iter().filter(|slot| **slot != NOWHERE).count() as u64
+}
+
+/// Wherever a row is said to have been: the tier does the same.
+#[test]
+fn where_a_row_was_found_is_only_a_hint() {
+    let kind = PolicyKind::from_name("group-frequency").unwrap();
+    let options = TierOptions { policy: kind, ..options(16 << 10, &[(4, 1000)]) };
+    let build = || RowTier::new(&options).unwrap();
+    let (mut told, mut misled) = (build(), build());
+    let mut rng = SplitMix64::new(7);
+    for _ in 0..4000 {
+        let (first, step) = (rng.below(600), 1 + rng.below(80));
+        let keys: Vec<RowKey> = (0..5).map(|at| key(0, first + at * step)).collect();
+        let rows: Vec<[f32; 4]> = keys.iter().map(|key| [key.row.0 as f32; 4]).collect();
+        let rows: Vec<&[f32]> = rows.iter().map(|row| &row[..]).collect();
+        let slots: Vec<u32> = keys.iter().map(|key| told.find(*key).unwrap_or(NOWHERE)).collect();
+        // Others' slots, empty ones, some behind their slab or in none; nothing of the last row.
+        let wrong = |slot: &u32| match *slot {
+            NOWHERE => NOWHERE,
+            slot => [slot ^ 1, slot, 0, (1 << SLOT_BITS) - 1, 1 << 23][rng.below(5) as usize],
+        };
+        let wrong: Vec<u32> = slots.iter().take(4).map(wrong).collect();
+        let hit_count = slots.iter().filter(|slot| **slot != NOWHERE).count() as u32;
+        for (tier, slots) in [(&mut told, &slots), (&mut misled, &wrong)] {
+            let group =
+                TierGroup { keys: &keys, row_words: &[4; 5], slots, row_count: 5, hit_count };
+            let offered = &mut |at: usize| Some(rows[at]);
+            tier.settle((&group, &[0, 1, 2, 3, 4]), offered, &mut |_, _| ()).unwrap();
         }
+        assert_eq!(told.stats(), misled.stats());
     }
-    tier.end_group();
-    u64::from(hit_count)
+    assert!(told.stats().evictions > 1000 && told.stats().hits > 1000);
+    assert_eq!(told.dump(4), misled.dump(4));
 }
 
 /// Same policies, same groups, same memory of rows that left: a tier has the hits of the replay.
@@ -272,12 +314,7 @@ fn metadata_stays_within_its_bytes_per_row() {
         let mut tier = RowTier::new(&options).unwrap();
         let group = |first: u64| (first..first + 8).map(|row| key(0, row)).collect::<Vec<_>>();
         for first in (0..200_000).step_by(8) {
-            let (keys, row_words) = (group(first), [9; 8]);
-            let keys = keys.as_slice();
-            let (row_count, hit_count) = (8, 0);
-            tier.begin_group(&TierGroup { keys, row_words: &row_words, row_count, hit_count });
-            keys.iter().for_each(|key| assert!(tier.insert(*key, &[1.0; 9]).is_ok()));
-            tier.end_group();
+            settle(&mut tier, &group(first), &[], &[&[1.0; 9][..]; 8]);
         }
         let (stats, policy) = (tier.stats(), kind.build());
         let policy_bytes = policy.bytes_per_slot() as f64;
@@ -322,18 +359,11 @@ fn a_tier_of_every_policy_is_whole_after_every_change_of_size() {
                 let row_words = [4, 20][table as usize];
                 let keys = [key(table, row)];
                 let words = vec![(row * 2 + u64::from(table)) as f32; row_words];
-                let hit_count = u32::from(tier.contains(keys[0]));
-                tier.begin_group(&TierGroup {
-                    keys: &keys,
-                    row_words: &[row_words],
-                    row_count: 1,
-                    hit_count,
-                });
-                match tier.get(keys[0]) {
-                    Some(found) => assert_eq!(found, words, "{kind:?}"),
-                    None => drop(tier.insert(keys[0], &words).unwrap()),
+                let slot = tier.find(keys[0]).unwrap_or(NOWHERE);
+                if let Some(found) = tier.row_in(slot) {
+                    assert_eq!(found, words, "{kind:?}");
                 }
-                tier.end_group();
+                settle(&mut tier, &keys, &[slot], &[&words]);
             }
             check_whole(&tier, capacity_bytes);
             held += tier.stats().row_count;

@@ -78,12 +78,12 @@ impl CodedTier {
         words_of(&self.codec, dim)
     }
 
-    /// Hands the code of each of `keys` that is here to `found`, with its position.
+    /// Hands the code of each of `keys` that is here to `found`, with its position and slot.
     pub(super) fn find(
         &self,
         keys: &[RowKey],
         visits: &mut Visits,
-        found: impl FnMut(usize, &[f32]),
+        found: impl FnMut(usize, u32, &[f32]),
     ) {
         if self.knows_groups {
             self.rows.peek_many(keys, visits, found);
@@ -95,7 +95,7 @@ impl CodedTier {
     /// Decodes one row to `out`, if it is here; tells the policy nothing.
     pub(super) fn peek(&self, key: RowKey, visits: &mut Visits, out: &mut [f32]) -> bool {
         let mut is_found = false;
-        self.rows.peek_many(&[key], visits, |_, words| {
+        self.rows.peek_many(&[key], visits, |_, _, words| {
             is_found = true;
             self.decode(words, out);
         });
@@ -105,7 +105,7 @@ impl CodedTier {
     /// Tells whether a row is here; tells the policy nothing.
     pub(super) fn holds(&self, key: RowKey, visits: &mut Visits) -> bool {
         let mut is_found = false;
-        self.rows.peek_many(&[key], visits, |_, _| is_found = true);
+        self.rows.peek_many(&[key], visits, |_, _, _| is_found = true);
         is_found
     }
 

@@ -73,6 +73,8 @@ pub struct TierSummary {
 pub(crate) struct TierScratch {
     keys: Vec<RowKey>,
     row_words: Vec<usize>,
+    /// Of the first keys: in which slot they were found.
+    slots: Vec<u32>,
     /// Of each key: where its code begins in `codes`, if it is offered.
     code_starts: Vec<Option<usize>>,
     codes: Vec<f32>,
@@ -209,7 +211,7 @@ impl TierStack {
     pub(crate) fn answer(&self, scratch: &mut Scratch) {
         for (number, tier) in (1..).zip(&self.tiers) {
             let is_first = number == 1;
-            let Scratch { keys, words, row_starts, filled, visits, tier_of, work, .. } =
+            let Scratch { keys, words, row_starts, filled, visits, tier_of, slot_of, work, .. } =
                 &mut *scratch;
             work.begin();
             if !is_first {
@@ -222,15 +224,15 @@ impl TierStack {
             }
             let (asked, places) = (if is_first { &*keys } else { &work.keys }, &work.row_words);
             let mut hits = 0;
-            tier.find(asked, visits, |found, code| {
+            tier.find(asked, visits, |found, slot, code| {
                 let at = if is_first { found } else { places.get(found).copied().unwrap_or(0) };
                 let dim = keys.get(at).map_or(0, |key| self.dim(*key));
                 let place = row_starts.get(at).and_then(|&start| words.get_mut(start..start + dim));
-                if let (Some(place), Some(state), Some(of)) =
-                    (place, filled.get_mut(at), tier_of.get_mut(at))
+                if let (Some(place), Some(state), Some(of), Some(in_slot)) =
+                    (place, filled.get_mut(at), tier_of.get_mut(at), slot_of.get_mut(at))
                 {
                     tier.decode(code, place);
-                    (*state, *of) = (Filled::Cached, number);
+                    (*state, *of, *in_slot) = (Filled::Cached, number, slot);
                     hits += 1;
                 }
             });
@@ -355,9 +357,13 @@ impl TierStack {
         if tier.knows_groups {
             for &at in group.positions {
                 let at = at as usize;
-                let Some(key) = scratch.keys.get(at) else { continue };
+                let (Some(key), Some(&slot)) = (scratch.keys.get(at), scratch.slot_of.get(at))
+                else {
+                    continue;
+                };
                 if scratch.tier_of.get(at) == Some(&number) {
                     tier.admits(self.number_of(*key));
+                    work.slots.push(slot);
                     work.push(*key, tier.words(self.dim(*key)), None);
                 }
             }
@@ -375,9 +381,9 @@ impl TierStack {
         if work.keys.is_empty() {
             return Ok(());
         }
-        let TierScratch { keys, row_words, code_starts, codes, fallen, .. } = &mut *work;
-        let told =
-            TierGroup { keys, row_words, row_count: group.row_count, hit_count: group.hit_count };
+        let TierScratch { keys, row_words, slots, code_starts, codes, fallen, .. } = &mut *work;
+        let Group { row_count, hit_count, .. } = *group;
+        let told = TierGroup { keys, row_words, slots, row_count, hit_count };
         let code_of = |at: usize| {
             let start = code_starts.get(at).copied().flatten()?;
             codes.get(start..start + row_words.get(at).copied()?)
@@ -451,6 +457,7 @@ impl TierScratch {
     fn begin(&mut self) {
         self.keys.clear();
         self.row_words.clear();
+        self.slots.clear();
         self.code_starts.clear();
         self.codes.clear();
         self.fallen.clear();
