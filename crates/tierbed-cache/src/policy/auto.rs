@@ -16,7 +16,9 @@
 //!
 //! A shadow has at most [`SAMPLE_SLOTS`] slots: in a small cache all rows are in the sample, in a
 //! large one a half, a quarter, and so on. Rows outside it are, for all shadows, as they are in the
-//! cache; what shadows are judged by is what the rows in the sample would change.
+//! cache; what shadows are judged by is what the rows in the sample would change. That is a part of
+//! what all rows would, and depends on which rows were chosen: a new leader's lead is of that part,
+//! and more than chance.
 
 use super::shadow::{fingerprint, SampledGroup, Shadow};
 use super::slots::SlotMap;
@@ -26,12 +28,17 @@ use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, MissWeig
 const EPOCH_GROUPS: u32 = 100;
 /// What a standing keeps from one epoch to the next.
 const DECAY: f64 = 0.95;
-/// Another shadow leads when it is better by this part of its standing.
-const LEAD: f64 = 0.01;
+/// Another shadow leads when it is better by this part of the leader's standing, in a cache whose
+/// rows are all in the sample; shadows of a half of the rows differ by half as much.
+const LEAD: f64 = 0.005;
+/// And by so many standard errors of that, which come from the choice of the sample.
+const ERRORS: f64 = 3.0;
+/// Errors are known from about so many epochs on.
+const FREEDOM_MIN: f64 = 4.0;
 /// A row that is a hit counts as this part of a row of a perfect hit.
 const HIT_SHARE: f64 = 1.0 / 16.0;
 /// Most slots of a shadow.
-const SAMPLE_SLOTS: usize = 4096;
+const SAMPLE_SLOTS: usize = 8192;
 
 /// The rules that are tried; the first leads until something is known.
 const RULES: [CreditRule; 10] = [
@@ -54,6 +61,8 @@ struct Runner {
     points: f64,
     /// Points of all epochs, fading.
     standing: f64,
+    /// Squares of what an epoch's points were above or below the leader's, fading.
+    squares: f64,
 }
 
 /// Follows the best of its shadows.
@@ -63,6 +72,9 @@ pub struct Auto {
     runners: Vec<Runner>,
     leader: usize,
     groups: u32,
+    /// Epochs that make up standings, by their weights, and by the squares of these.
+    weight: f64,
+    squared_weight: f64,
     /// A row is in the sample when these bits of its fingerprint are 0.
     sample_mask: u32,
     /// Fingerprint of the row in each slot.
@@ -77,12 +89,15 @@ pub struct Auto {
 
 impl Default for Auto {
     fn default() -> Self {
-        let runner = |rule| Runner { shadow: Shadow::new(rule), points: 0.0, standing: 0.0 };
+        let runner =
+            |rule| Runner { shadow: Shadow::new(rule), points: 0.0, standing: 0.0, squares: 0.0 };
         Self {
             own: GroupFrequency::new(CreditRule::STEADY),
             runners: RULES.map(runner).into(),
             leader: 0,
             groups: 0,
+            weight: 0.0,
+            squared_weight: 0.0,
             sample_mask: 0,
             fingerprints: SlotMap::default(),
             sampled: Vec::new(),
@@ -102,19 +117,47 @@ impl Auto {
     /// Compares standings; the rows here follow the new leader.
     fn end_epoch(&mut self) {
         self.groups = 0;
+        self.weight = DECAY * self.weight + 1.0;
+        self.squared_weight = DECAY * DECAY * self.squared_weight + 1.0;
+        let leader_points = self.runners.get(self.leader).map_or(0.0, |leader| leader.points);
         for runner in &mut self.runners {
+            let above = runner.points - leader_points;
+            runner.squares = DECAY * runner.squares + above * above;
             runner.standing = DECAY * runner.standing + std::mem::take(&mut runner.points);
         }
-        let standing = |at: usize| self.runners.get(at).map_or(0.0, |runner| runner.standing);
-        let best = (0..self.runners.len()).max_by(|&a, &b| standing(a).total_cmp(&standing(b)));
-        let lead = 1.0 + LEAD;
-        if let Some(best) = best.filter(|&best| standing(best) > standing(self.leader) * lead) {
+        if let Some(best) = self.better_than_leader() {
             self.leader = best;
             self.follow();
         }
         if let Some(leader) = self.runners.get(self.leader) {
             self.own.weigh_as(leader.shadow.policy());
         }
+    }
+
+    /// Finds the runner that is certainly better than the leader, the most so.
+    ///
+    /// A difference of standings is a sum over epochs, and its error follows from how much the
+    /// epochs differ. Only the choice of the sample makes it one: where all rows are in it, a
+    /// shadow has the hits that its rule would have had.
+    fn better_than_leader(&self) -> Option<usize> {
+        let leader = self.runners.get(self.leader)?;
+        let sampled = 1.0 / f64::from(self.sample_mask + 1);
+        let least = LEAD * sampled * leader.standing;
+        // Epochs, by weight, beyond what the mean of them takes.
+        let freedom = self.weight - self.squared_weight / self.weight;
+        let surely_above = |runner: &Runner| {
+            let above = runner.standing - leader.standing;
+            let unlike = (runner.squares - above * above / self.weight).max(0.0);
+            let error = (self.squared_weight * unlike / freedom * (1.0 - sampled)).sqrt();
+            match self.sample_mask {
+                _ if above <= least => None,
+                0 => Some(above),
+                _ => (freedom > FREEDOM_MIN).then_some(above - ERRORS * error),
+            }
+        };
+        let above = self.runners.iter().map(|runner| surely_above(runner).unwrap_or(0.0));
+        let best = above.enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
+        best.filter(|&(_, above)| above > 0.0).map(|(at, _)| at)
     }
 
     /// Takes rule and scores of the leader over.
@@ -257,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_small_cache_is_all_sample_and_a_large_one_in_part() {
-        for (slot_count, sampled_in) in [(4096, 1), (4097, 2), (8192, 2), (60_000, 16)] {
+        for (slot_count, sampled_in) in [(8192, 1), (8193, 2), (16_384, 2), (60_000, 8)] {
             let mut auto = Auto::default();
             for (slab, first) in (0..slot_count).step_by(4096).enumerate() {
                 auto.add_slab(slab as u32, (slot_count - first).min(4096) as u32);
@@ -270,6 +313,31 @@ mod tests {
                 assert!((share - 1.0).abs() < 0.2, "{slot_count} {share}");
             }
         }
+    }
+
+    /// A sample's shadows differ by less, and by chance: a rule leads when it is ahead by more than
+    /// that, and by half as much where the sample has a half of the rows.
+    #[test]
+    fn a_rule_leads_when_it_is_ahead_by_more_than_chance() {
+        let leads_after = |slot_count: u32, above: &dyn Fn(u32) -> f64| {
+            let mut auto = Auto::default();
+            for (slab, first) in (0..slot_count).step_by(4096).enumerate() {
+                auto.add_slab(slab as u32, (slot_count - first).min(4096));
+            }
+            for epoch in 0..60 {
+                for (at, runner) in auto.runners.iter_mut().enumerate() {
+                    runner.points = 1000.0 + if at == 4 { above(epoch) } else { 0.0 };
+                }
+                auto.end_epoch();
+            }
+            auto.leader == 4
+        };
+        assert!(leads_after(8192, &|_| 6.0) && !leads_after(8192, &|_| 4.0));
+        assert!(leads_after(16_384, &|_| 4.0) && !leads_after(16_384, &|_| 2.0));
+        // As much on average, but sometimes a lot and sometimes the contrary.
+        let by_chance = |epoch: u32| if epoch.is_multiple_of(3) { 130.0 } else { -55.0 };
+        assert!(!leads_after(16_384, &by_chance));
+        assert!(leads_after(8192, &by_chance));
     }
 
     /// The new leader has seen row 0 used often, the cache's own scores say the contrary.
