@@ -158,7 +158,7 @@ impl Reader {
                 wanted.extend(rows.map(|asked| Wanted { page_id, at: asked.at, part: 0 }));
                 if source.options.is_pipelined {
                     flights.submit(&mut wanting, first, source);
-                    flights.hand_over(&mut wanting, source);
+                    flights.hand_over(&mut wanting, source, asked.len());
                 }
             });
         }

@@ -11,8 +11,10 @@ use super::{PagesRead, Source};
 use crate::page::PageView;
 use crate::scratch::{Filled, Scratch, Wanted};
 
-/// Chosen pages that share a system call; the first of a call goes at once.
+/// Chosen pages that share a system call; the first of many goes at once.
 const HAND_OVER_PAGES: usize = 4;
+/// Pages for so few rows are chosen sooner than a system call returns: they go together.
+const FEW_ROWS: usize = 16;
 
 /// The scratches that pages are wanted for: the one that deals now, and the other.
 pub(super) struct Wanting<'a> {
@@ -169,11 +171,17 @@ impl Flights {
         part.flying_count += 1;
     }
 
-    /// Hands queued pages to the kernel when the device has nothing else to do, or there are
-    /// enough of them for a system call.
-    pub(super) fn hand_over(&mut self, wanting: &mut Wanting<'_>, source: &Source<'_>) {
+    /// Hands queued pages to the kernel when there are enough of them for a system call, or the
+    /// device has nothing else to do and choosing among `row_count` rows takes longer than a call.
+    pub(super) fn hand_over(
+        &mut self,
+        wanting: &mut Wanting<'_>,
+        source: &Source<'_>,
+        row_count: usize,
+    ) {
         let is_idle = self.queued_count == self.engine.in_flight_count();
-        if self.queued_count > 0 && (is_idle || self.queued_count >= HAND_OVER_PAGES) {
+        let goes_at_once = is_idle && row_count > FEW_ROWS;
+        if self.queued_count > 0 && (goes_at_once || self.queued_count >= HAND_OVER_PAGES) {
             self.land(wanting, source, false);
         }
     }
