@@ -5,7 +5,8 @@
 //! ```
 //! One thread, then two, ask a tier of 16 shards, or the `quick_cache` crate, for groups of 26 rows
 //! of 64 bytes, skewed. `hits`: all of 100,000 rows are held, and every row found is copied out.
-//! `skewed`: 100,000 of a million rows are held; rows that are missing are inserted at once.
+//! `skewed`: 100,000 of a million rows are held; rows that are missing are inserted at once. A tier
+//! whose policy knows groups is looked into first and told of the group then, as it is in serving.
 //!
 //! Nanoseconds per row are of the processor time of the threads, so that other work on the machine
 //! counts little; sleeping for a lock shows only in the rate by the wall, which needs a quiet
@@ -17,7 +18,7 @@ use std::thread;
 use std::time::Instant;
 
 use quick_cache::sync::Cache;
-use tierbed_cache::{PolicyKind, RowClass, ShardedTier, TierOptions, Visits};
+use tierbed_cache::{PolicyKind, RowClass, ShardedTier, TierGroup, TierOptions, Visits};
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{RowId, RowKey, TableId};
 
@@ -45,6 +46,7 @@ struct Scratch {
     out: Vec<Row>,
     missing: Vec<RowKey>,
     is_found: Vec<bool>,
+    slots: Vec<u32>,
 }
 
 impl Scratch {
@@ -54,13 +56,14 @@ impl Scratch {
             out: vec![[0.0; ROW_WORDS]; GROUP_ROWS],
             missing: Vec::with_capacity(GROUP_ROWS),
             is_found: vec![false; GROUP_ROWS],
+            slots: vec![u32::MAX; GROUP_ROWS],
         }
     }
 }
 
 impl RowCache for ShardedTier {
     fn ask(&self, group: &[RowKey], scratch: &mut Scratch) -> u64 {
-        let Scratch { visits, out, missing, is_found } = scratch;
+        let Scratch { visits, out, missing, is_found, .. } = scratch;
         is_found.fill(false);
         self.get_many(group, visits, |at, _, row| {
             out[at].copy_from_slice(row);
@@ -73,6 +76,27 @@ impl RowCache for ShardedTier {
             self.insert_many(missing, visits, |_| Some(&row[..])).unwrap();
         }
         (group.len() - missing.len()) as u64
+    }
+}
+
+/// A tier whose policy wants to know which rows were asked for together.
+struct GroupTier(ShardedTier);
+
+impl RowCache for GroupTier {
+    fn ask(&self, group: &[RowKey], scratch: &mut Scratch) -> u64 {
+        let Scratch { visits, out, slots, .. } = scratch;
+        slots.fill(u32::MAX);
+        let mut hit_count = 0;
+        self.0.peek_many(group, visits, |at, slot, row| {
+            out[at].copy_from_slice(row);
+            slots[at] = slot;
+            hit_count += 1;
+        });
+        let (row_words, row_count) = (&[ROW_WORDS; GROUP_ROWS][..], GROUP_ROWS as u32);
+        let told = TierGroup { keys: group, row_words, slots, row_count, hit_count };
+        let row: Row = [1.0; ROW_WORDS];
+        self.0.settle(&told, visits, |_| Some(&row[..]), |_, _| ()).unwrap();
+        u64::from(hit_count)
     }
 }
 
@@ -113,13 +137,29 @@ fn cache(name: &str, row_count: u64) -> Box<dyn RowCache> {
     if name == "quick_cache" {
         return Box::new(Cache::<u64, Row>::new(HELD_ROWS as usize));
     }
-    Box::new(tier(PolicyKind::from_name(name).unwrap(), row_count))
+    let policy = PolicyKind::from_name(name).unwrap();
+    let tier = tier(policy, row_count);
+    if policy.knows_groups() {
+        Box::new(GroupTier(tier))
+    } else {
+        Box::new(tier)
+    }
 }
 
 fn draw_groups(row_count: u64, seed: u64) -> Vec<Vec<RowKey>> {
     let mut rng = SplitMix64::new(seed);
     let mut draw = || key(((row_count as f64).powf(rng.unit_f64()) - 1.0) as u64);
-    (0..GROUPS).map(|_| (0..GROUP_ROWS).map(|_| draw()).collect()).collect()
+    let mut draw_group = || {
+        let mut group = Vec::with_capacity(GROUP_ROWS);
+        while group.len() < GROUP_ROWS {
+            let key = draw();
+            if !group.contains(&key) {
+                group.push(key);
+            }
+        }
+        group
+    };
+    (0..GROUPS).map(|_| draw_group()).collect()
 }
 
 /// Seconds of processor time so far, of this thread.
