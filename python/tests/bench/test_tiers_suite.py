@@ -63,7 +63,7 @@ def test_systems_are_counted_and_served_within_their_bytes(tmp_path: Path) -> No
     assert pages["ours_int8_placed"] == 0
     assert served["memory"]["rows_read_per_request"] > 0
     reads = {name: row["rows_read_per_request"] for name, row in served.items() if "tiers" in row}
-    assert reads["ours_int4"] <= reads["ours_int8"] <= reads["ours_f32"]
+    assert reads["ours_gauss4"] <= reads["ours_int8"] <= reads["ours_f32"]
     assert served["ours_no_reads"]["pages_read_per_request"] == 0
     assert served["ours_no_reads"]["approximate_rows_per_request"] > 0
     assert "auc_change" not in served["mmap"]

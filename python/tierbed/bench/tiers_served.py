@@ -110,7 +110,7 @@ _SYSTEMS = (
     ),
     _System(name="ours_f32", cache=("f32:ours",), placed_for="f32"),
     _System(name="ours_int8", cache=("int8:ours",), placed_for="int8"),
-    _System(name="ours_int4", cache=("int4:ours",), placed_for="int8"),
+    _System(name="ours_gauss4", cache=("gauss4:ours",), placed_for="int8"),
     _System(name="ours_no_reads", keeps_codes=True),
 )
 _MEMORY = _System(name="memory", backend="memory")
