@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tierbed.errors import InvalidError
 from tierbed.order import BatchOrder, fingerprint, known_order
 from tierbed.progress import Progress
 
-__all__ = ["lookahead"]
+__all__ = ["Lookahead", "lookahead"]
 
 Batch = TypeVar("Batch")
 _LOG = logging.getLogger("tierbed")
@@ -48,7 +49,7 @@ def lookahead(
     key: Callable[[Batch], Any] = _sparse,
     *,
     start: int = 0,
-) -> Iterator[Batch]:
+) -> Lookahead[Batch]:
     """Yields the batches of ``loader``, whose rows are then in memory.
 
     Args:
@@ -58,25 +59,88 @@ def lookahead(
         emb: The collection that will look the batches up, or a model with ``embeddings``.
         window: Most batches read ahead; 0 reads none, and makes no plan.
         key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``.
-        start: Batches of the epoch that are done: they are read and passed over.
+        start: Batches of the first epoch that are done: they are read and passed over.
 
-    Yields:
-        The loader's own batches, unchanged and in order. In forward order a batch that was not
+    Returns:
+        An iterable, and an iterator over one epoch; see :class:`Lookahead`. It yields the
+        loader's own batches, unchanged and in order. In forward order a batch that was not
         stepped when the next one is asked for is passed without a step.
 
     Raises:
-        InvalidError: The store was opened with ``order="forward"`` and the order is not known,
-            not the one it follows, or not at the batch where the store stands.
+        InvalidError: A negative number; and with the first batch of an epoch: the store was opened
+            with ``order="forward"`` and the order is not known, not the one it follows, or not at
+            the batch where the store stands.
     """
     for name, value in (("window", window), ("start", start)):
         if value < 0:
             raise InvalidError(f"{name} must be at least 0, not {value}", {name: str(value)})
     collection: Any = emb if hasattr(emb, "prefetch") else emb.embeddings
-    follows = window > 0 and _follow(loader, collection, window, key, start)
-    batches = islice(loader, start, None)
-    if follows:
-        return _run_planned(batches, collection, window, key)
-    return _run(batches, collection, window, key)
+    return Lookahead(loader, collection, window, key, start)
+
+
+class Lookahead(Generic[Batch]):
+    """The batches of a loader, looked ahead. Made by :func:`lookahead`.
+
+    Every ``iter`` is an epoch of its own, as of the loader: its plan is found or made, and the
+    loader is iterated, when the first batch is asked for. ``len`` is the number of batches of the
+    next epoch, where the loader tells its own. ``next`` begins an epoch, too, which an ``iter``
+    behind it goes on with.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        collection: Any,
+        window: int,
+        key: Callable[[Batch], Any],
+        start: int,
+    ) -> None:
+        self._loader = loader
+        self._collection = collection
+        self._window = window
+        self._key = key
+        self._start = start
+        self._is_read = False
+        self._begun: Generator[Batch, None, None] | None = None
+
+    def __len__(self) -> int:
+        return max(0, len(self._loader) - self._start)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:
+        begun, self._begun = self._begun, None
+        if begun is None or getgeneratorstate(begun) == GEN_CLOSED:
+            return self._epoch()
+        return begun
+
+    def __next__(self) -> Batch:
+        if self._begun is None:
+            self._begun = self._epoch()
+        return next(self._begun)
+
+    def close(self) -> None:
+        """Ends the epoch that ``next`` began; one of a ``for`` ends with its loop."""
+        if self._begun is not None:
+            self._begun.close()
+
+    def _epoch(self) -> Generator[Batch, None, None]:
+        if self._is_read and _is_read_once(self._loader):
+            raise InvalidError(
+                f"the {type(self._loader).__name__} that is looked ahead can be read once; for "
+                "several epochs give an iterable that begins anew, such as a DataLoader"
+            )
+        loader, collection, window, key = self._loader, self._collection, self._window, self._key
+        follows = window > 0 and _follow(loader, collection, window, key, self._start)
+        batches = islice(loader, self._start, None)
+        self._start, self._is_read = 0, True
+        if follows:
+            yield from _run_planned(batches, collection, window, key)
+        else:
+            yield from _run(batches, collection, window, key)
+
+
+def _is_read_once(loader: Iterable[Any]) -> bool:
+    """Whether it is an iterator itself: there is no second epoch in it."""
+    return isinstance(loader, Iterator) and iter(loader) is loader
 
 
 # ---------------------------------------------------------------- forward order

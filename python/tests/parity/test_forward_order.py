@@ -162,6 +162,15 @@ def test_two_epochs_give_the_bits_of_memory(open_store: OpenStore, kind: str, wi
     assert budget["peak_bytes"] <= budget["limit_bytes"] == 4 << 20
 
 
+def test_one_lookahead_serves_several_epochs(open_store: OpenStore) -> None:
+    ours, theirs = forward_training(open_store), memory_training(open_store)
+    ahead = tb.lookahead(Known(), ours.emb, window=4, key=itself)
+    found = [ours.step(batch) for _ in range(3) for batch in ahead]
+    assert_same(found, theirs.run(Known(epochs=3), window=0))
+    assert_same_rows(ours.store, theirs.store)
+    assert ours.store.order()["epoch"] == 3
+
+
 def test_the_least_budget_that_is_named_is_enough(open_store: OpenStore) -> None:
     theirs = memory_training(open_store)
     wanted = theirs.run(Known(epochs=2))

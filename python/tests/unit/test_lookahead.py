@@ -94,7 +94,7 @@ def test_leaving_early_or_failing_ends_the_lookahead() -> None:
         break
     stream = tb.lookahead(range(50), buffer, window=8, key=itself)
     next(iter(stream))
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
 
     def failing() -> Iterator[int]:
         yield 0
@@ -108,3 +108,64 @@ def test_leaving_early_or_failing_ends_the_lookahead() -> None:
 def test_a_negative_window_is_refused() -> None:
     with pytest.raises(tb.InvalidError, match="window"):
         tb.lookahead([], Buffer(1), window=-1)
+
+
+class Epochs:
+    """A loader of ``count`` batches that counts its epochs."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.begun = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return iter(range(self.count))
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_it_is_iterated_once_per_epoch_and_has_the_loaders_length(window: int) -> None:
+    loader, buffer = Epochs(9), Buffer(room=100)
+    ahead = tb.lookahead(loader, buffer, window=window, key=itself)
+    iter(ahead)
+    assert (len(ahead), loader.begun) == (9, 0), "an epoch begins with its first batch"
+    for _ in range(3):
+        assert list(ahead) == list(range(9))
+    assert loader.begun == 3
+    with pytest.raises(TypeError, match="len"):
+        len(tb.lookahead(iter([1]), buffer, key=itself))
+
+
+def test_start_passes_over_batches_of_the_first_epoch_alone() -> None:
+    ahead = tb.lookahead(Epochs(9), Buffer(room=100), window=4, key=itself, start=7)
+    assert len(ahead) == 2
+    assert list(ahead) == [7, 8]
+    assert len(ahead) == 9
+    assert list(ahead) == list(range(9))
+
+
+def test_next_begins_an_epoch_that_a_loop_goes_on_with() -> None:
+    buffer = Buffer(room=100)
+    ahead = tb.lookahead(Epochs(5), buffer, window=4, key=itself)
+    assert next(ahead) == 0
+    assert list(ahead) == [1, 2, 3, 4]
+    assert list(ahead) == [0, 1, 2, 3, 4]
+    assert [next(ahead) for _ in range(5)] == [0, 1, 2, 3, 4]
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(ahead)
+    assert list(ahead) == [0, 1, 2, 3, 4]
+    assert next(ahead) == 0
+    ahead.close()
+    with pytest.raises(StopIteration):
+        next(ahead)
+    assert buffer.ended == 5
+
+
+def test_a_second_epoch_of_a_generator_is_refused_and_not_empty() -> None:
+    ahead = tb.lookahead(iter(range(3)), Buffer(room=100), window=2, key=itself)
+    assert list(ahead) == [0, 1, 2]
+    with pytest.raises(tb.InvalidError, match="once; for several epochs"):
+        list(ahead)
