@@ -143,9 +143,7 @@ class GeneratedLog:
         """As of `CacheLog`."""
 
 def import_tables(
-    tables: list[tuple[str, SupportsDLPack]],
-    placements: list[tuple[list[int], str]],
-    out: str,
+    tables: list[tuple[str, SupportsDLPack]], placements: list[tuple[list[int], str]], out: str,
     dram_budget_bytes: int,
 ) -> str:
     """Writes a snapshot of matrices [rows, dim] f32 to ``out``; returns a JSON report. For
@@ -192,12 +190,8 @@ class NativeStore:
         "decay_rate", "ttl"}}."""
 
     def translate(
-        self,
-        plan: FeaturePlan,
-        indices: SupportsDLPack,
-        offsets: SupportsDLPack,
-        now: int | None,
-        out: SupportsDLPack,
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
+        now: int | None, out: SupportsDLPack,
     ) -> None:
         """Writes the row of every id to ``out`` [E] i64. ``now`` (in the unit of ``ttl``): a step
         of training, which counts ids and gives rows; None only finds."""
@@ -224,13 +218,8 @@ class NativeStore:
         "none" needs equal dims)."""
 
     def lookup(
-        self,
-        plan: FeaturePlan,
-        indices: SupportsDLPack,
-        offsets: SupportsDLPack,
-        weights: SupportsDLPack | None,
-        out: SupportsDLPack,
-        is_training: bool = False,
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
+        weights: SupportsDLPack | None, out: SupportsDLPack, is_training: bool = False,
     ) -> None:
         """Pools the rows of a batch. ``indices`` [E] i64, ``offsets`` [F*B+1] i64 (feature-major,
         TorchRec's layout), ``weights`` [E] f32, ``out`` [B, output_dim] f32, or [E, D] for "none";
@@ -238,12 +227,8 @@ class NativeStore:
         follows: a batch that is not the planned one is refused, or leaves the plan."""
 
     def update(
-        self,
-        plan: FeaturePlan,
-        indices: SupportsDLPack,
-        offsets: SupportsDLPack,
-        weights: SupportsDLPack | None,
-        grad: SupportsDLPack,
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
+        weights: SupportsDLPack | None, grad: SupportsDLPack,
         weights_grad: SupportsDLPack | None,
     ) -> None:
         """Applies one fused optimizer step: gradients of duplicate rows are summed once, in index
@@ -288,11 +273,7 @@ class NativeStore:
         """Keeps why no plan is followed, for the statistics."""
 
     def read_rows(
-        self,
-        table: int,
-        first_row: int,
-        weights: SupportsDLPack,
-        state: SupportsDLPack | None,
+        self, table: int, first_row: int, weights: SupportsDLPack, state: SupportsDLPack | None,
     ) -> None:
         """Copies rows ``first_row..`` into ``weights`` [N, D] f32 and their optimizer state into
         ``state`` [N, S] f32. Rows never written have their initial values."""
@@ -303,16 +284,18 @@ class NativeStore:
         """Calls ``visit(table, rows, records)`` for all rows ever written, at most ``chunk_rows``
         at a time: ``rows`` [N] i64, ``records`` [N, D + S + 1] f32 (weights, state, use count)."""
 
+    def scan_ids(
+        self, table: int, chunk_ids: int, visit: Callable[[int, bytearray, bytearray], None]
+    ) -> None:
+        """Calls ``visit(table, rows, ids)`` for all ids of a table of open vocabulary that have a
+        row, at most ``chunk_ids`` at a time, in no order: ``rows`` and ``ids`` [N] i64."""
+
     def gather_rows(self, table: int, rows: SupportsDLPack, weights: SupportsDLPack) -> None:
         """Copies rows ``rows`` [N] i64 (any order, duplicates allowed) into ``weights`` [N, D]
         f32."""
 
     def write_rows(
-        self,
-        table: int,
-        first_row: int,
-        weights: SupportsDLPack,
-        state: SupportsDLPack | None,
+        self, table: int, first_row: int, weights: SupportsDLPack, state: SupportsDLPack | None,
         use_counts: SupportsDLPack | None = None,
     ) -> None:
         """Overwrites rows ``first_row..``; without ``state`` the optimizer state starts anew, as
@@ -338,12 +321,8 @@ class NativeStore:
         """Reads an attachment of the last checkpoint."""
 
     def publish(
-        self,
-        path: str,
-        attachments: list[tuple[str, bytes]],
-        progress: _Told,
-        base: str | None = None,
-        placements: list[tuple[list[int], str]] = ...,
+        self, path: str, attachments: list[tuple[str, bytes]], progress: _Told,
+        base: str | None = None, placements: list[tuple[list[int], str]] = ...,
     ) -> str:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
@@ -375,10 +354,7 @@ class NativeSnapshot:
     """A published snapshot, read through a byte-budgeted row cache. Read-only, thread-safe."""
 
     def __new__(
-        cls,
-        path: str,
-        options_json: str,
-        resident: list[NativeResident],
+        cls, path: str, options_json: str, resident: list[NativeResident],
         tier_budget: NativeTierBudget | None,
     ) -> Self:
         """``options_json``: {"dram_budget_bytes", "io_engine", "queue_depth", "cache_bytes_max",
@@ -392,20 +368,12 @@ class NativeSnapshot:
     def schema_json(self) -> str: ...
     def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan: ...
     def lookup(
-        self,
-        plan: FeaturePlan,
-        indices: SupportsDLPack,
-        offsets: SupportsDLPack,
-        weights: SupportsDLPack | None,
-        out: SupportsDLPack,
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
+        weights: SupportsDLPack | None, out: SupportsDLPack,
     ) -> None: ...
     def translate(
-        self,
-        plan: FeaturePlan,
-        indices: SupportsDLPack,
-        offsets: SupportsDLPack,
-        now: int | None,
-        out: SupportsDLPack,
+        self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
+        now: int | None, out: SupportsDLPack,
     ) -> None:
         """As that of :class:`NativeStore`; only finds."""
 
@@ -425,10 +393,7 @@ class NativeServer:
     """HTTP in front of a snapshot: ``/v1/lookup``, ``/v1/predict``, ``/health``, ``/metrics``."""
 
     def __new__(
-        cls,
-        snapshot: NativeSnapshot,
-        address: str,
-        predict: Callable[[bytes], bytes] | None,
+        cls, snapshot: NativeSnapshot, address: str, predict: Callable[[bytes], bytes] | None,
         options_json: str,
     ) -> Self:
         """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
@@ -519,12 +484,9 @@ class NativeResident:
     """What of a table is in memory as long as a snapshot is open."""
 
     def __new__(
-        cls,
-        table: int,
-        row_count: int,
+        cls, table: int, row_count: int,
         head: tuple[NativeCodec, SupportsDLPack, SupportsDLPack] | None,
-        tail: tuple[NativeCodec, SupportsDLPack] | None,
-        default_row: SupportsDLPack | None,
+        tail: tuple[NativeCodec, SupportsDLPack] | None, default_row: SupportsDLPack | None,
     ) -> Self:
         """``head``: codec, rows ``[H]`` i64 ascending, codes ``[H, code_bytes]`` u8; ``tail``:
         codec and codes of every row; ``default_row`` ``[dim]`` f32."""
@@ -596,11 +558,8 @@ class NativePlacement:
 
     @staticmethod
     def build(
-        log: NativeQueryLog,
-        misses: NativeQueryLog | None,
-        options_json: str,
-        homes: NativePlacement | None,
-        progress: _Told,
+        log: NativeQueryLog, misses: NativeQueryLog | None, options_json: str,
+        homes: NativePlacement | None, progress: _Told,
     ) -> list[NativePlacement]: ...
     @staticmethod
     def read(path: str) -> NativePlacement: ...
@@ -650,21 +609,11 @@ class NativeCodedTables:
 
     def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan: ...
     def lookup(
-        self,
-        plan: FeaturePlan,
-        indices: Any,
-        offsets: Any,
-        weights: Any | None,
-        out: Any,
+        self, plan: FeaturePlan, indices: Any, offsets: Any, weights: Any | None, out: Any,
         is_training: bool = False,
     ) -> None: ...
     def update(
-        self,
-        plan: FeaturePlan,
-        indices: Any,
-        offsets: Any,
-        weights: Any | None,
-        grad: Any,
+        self, plan: FeaturePlan, indices: Any, offsets: Any, weights: Any | None, grad: Any,
         weights_grad: Any | None,
     ) -> None:
         """Refuses."""
@@ -739,33 +688,19 @@ class NativeExchange:
     """One rank of an exchange over a store. All ranks make the same calls in the same order."""
 
     def __new__(
-        cls,
-        plan: NativeExchangePlan,
-        heap: NativeHeap,
-        rank: int,
-        timeout_ms: int,
+        cls, plan: NativeExchangePlan, heap: NativeHeap, rank: int, timeout_ms: int,
         groups: list[FeaturePlan],
     ) -> Self: ...
     def forward(
-        self,
-        store: NativeStore | NativeCodedTables,
-        indices: Any,
-        offsets: Any,
-        weights: Any | None,
-        wants_backward: bool,
-        wants_weight_grads: bool,
+        self, store: NativeStore | NativeCodedTables, indices: Any, offsets: Any,
+        weights: Any | None, wants_backward: bool, wants_weight_grads: bool,
     ) -> tuple[int, int, int]:
         """Looks up a batch of this rank's samples: step, address and samples of the output,
         ``[samples, output_dim]``, valid until the forward after the next."""
 
     def forward_parts(
-        self,
-        indices: Any,
-        offsets: Any,
-        weights: Any | None,
-        wants_backward: bool,
-        wants_weight_grads: bool,
-        parts: int,
+        self, indices: Any, offsets: Any, weights: Any | None, wants_backward: bool,
+        wants_weight_grads: bool, parts: int,
     ) -> NativeArrivals:
         """Begins a lookup that completes in parts; :meth:`serve` looks them up."""
 

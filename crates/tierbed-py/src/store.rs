@@ -379,6 +379,29 @@ impl NativeStore {
         raised.map_or(result, Err)
     }
 
+    fn scan_ids(
+        &self,
+        py: Python<'_>,
+        table: u32,
+        chunk_ids: usize,
+        visit: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let visit = visit.clone().unbind();
+        let mut raised = None;
+        let result = self.with(py, |engine| {
+            let mut chunk = Chunk::default();
+            engine.single()?.by_number()?.visit_ids(TableId(table), &mut |id, row| {
+                chunk.push_id(row, id);
+                match chunk.rows.len() / size_of::<u64>() >= chunk_ids.max(1) {
+                    true => chunk.hand_out(TableId(table), &visit, &mut raised),
+                    false => Ok(()),
+                }
+            })?;
+            chunk.hand_out(TableId(table), &visit, &mut raised)
+        });
+        raised.map_or(result, Err)
+    }
+
     fn gather_rows(
         &self,
         table: u32,
@@ -605,6 +628,11 @@ impl Chunk {
     fn push(&mut self, row: RowId, record: &[f32]) {
         self.rows.extend(row.0.to_le_bytes());
         self.records.extend(record.iter().flat_map(|word| word.to_le_bytes()));
+    }
+
+    fn push_id(&mut self, row: u64, id: i64) {
+        self.rows.extend(row.to_le_bytes());
+        self.records.extend(id.to_le_bytes());
     }
 
     // Calls `visit(table, rows, records)`; what it raises goes to `raised`.
