@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, UnsupportedError
 
 __all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "as_kjt"]
 
@@ -23,6 +23,27 @@ def offsets_of(lengths: Tensor) -> Tensor:
     """Returns the offsets ``[N+1]`` i64 of bags of ``lengths`` ``[N]``."""
     ends = torch.cumsum(lengths, dim=0, dtype=torch.int64)
     return torch.nn.functional.pad(ends, (1, 0))
+
+
+_COUNTS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
+
+def _check(values: Tensor, lengths: Tensor | None, offsets: Tensor | None, what: str) -> None:
+    """Refuses what cannot be the ids and bags of a batch."""
+    if lengths is None and offsets is None:
+        raise InvalidError(f"a {what} needs lengths or offsets")
+    for name, tensor in (("values", values), ("lengths", lengths), ("offsets", offsets)):
+        if isinstance(tensor, Tensor):
+            if tensor is not values and tensor.dtype not in _COUNTS:
+                raise InvalidError(
+                    f"{name} of a {what} must be integers, not {tensor.dtype}", {"argument": name}
+                )
+        elif tensor is not None or name == "values":
+            raise InvalidError(
+                f"{name} of a {what} must be a torch.Tensor, not {type(tensor).__name__}; "
+                "torch.as_tensor makes one",
+                {"argument": name},
+            )
 
 
 class JaggedTensor:
@@ -42,8 +63,7 @@ class JaggedTensor:
         weights: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
-        if lengths is None and offsets is None:
-            raise InvalidError("a JaggedTensor needs lengths or offsets")
+        _check(values, lengths, offsets, "JaggedTensor")
         self._values = values
         self._weights = weights
         self._lengths = lengths
@@ -102,8 +122,7 @@ class KeyedJaggedTensor:
         stride: int | None = None,
     ) -> None:
         self._keys = list(keys)
-        if lengths is None and offsets is None:
-            raise InvalidError("a KeyedJaggedTensor needs lengths or offsets")
+        _check(values, lengths, offsets, "KeyedJaggedTensor")
         if lengths is not None:
             bags = lengths.numel()
         else:
@@ -140,8 +159,18 @@ class KeyedJaggedTensor:
 
     @staticmethod
     def from_jt_dict(features: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
-        """Joins one :class:`JaggedTensor` per feature; all of the same number of bags."""
+        """Joins one :class:`JaggedTensor` per feature; all of the same number of bags.
+
+        Raises:
+            InvalidError: Other numbers of bags, or weights of some features only.
+        """
         parts = list(features.values())
+        bags = {key: part.lengths().numel() for key, part in features.items()}
+        if len(set(bags.values())) > 1:
+            raise InvalidError(
+                f"every feature needs the same number of bags, one per sample; found {bags}",
+                {key: str(count) for key, count in bags.items()},
+            )
         weights = [part.weights_or_none() for part in parts]
         kept = [weight for weight in weights if weight is not None]
         if kept and len(kept) != len(parts):
@@ -209,9 +238,16 @@ class KeyedJaggedTensor:
         """Returns the features called ``keys``, in that order.
 
         Raises:
-            InvalidError: A feature is missing.
+            InvalidError: A feature is missing, or there twice.
         """
         at_of = {key: at for at, key in enumerate(self._keys)}
+        if len(at_of) != len(self._keys):
+            twice = [key for key in dict.fromkeys(keys) if self._keys.count(key) > 1]
+            if twice:
+                raise InvalidError(
+                    f"the batch has the features {twice} more than once; keys must differ",
+                    {"twice": ",".join(twice)},
+                )
         missing = [key for key in keys if key not in at_of]
         if missing:
             raise InvalidError(
@@ -338,6 +374,7 @@ def as_kjt(features: Any) -> KeyedJaggedTensor:
 
     Raises:
         InvalidError: Another kind of object.
+        UnsupportedError: Batches of another size per feature (TorchRec's ``inverse_indices``).
     """
     if isinstance(features, KeyedJaggedTensor):
         return features
@@ -346,6 +383,13 @@ def as_kjt(features: Any) -> KeyedJaggedTensor:
         raise InvalidError(
             "expected a KeyedJaggedTensor (keys, values, offsets, weights_or_none, stride), "
             f"not {type(features).__name__}"
+        )
+    inverse = getattr(features, "inverse_indices_or_none", None)
+    if inverse is not None and inverse() is not None:
+        raise UnsupportedError(
+            "a KeyedJaggedTensor with inverse_indices (variable batch per feature) is not looked "
+            "up; expand it to one bag per sample and feature first",
+            {"keys": ",".join(features.keys())},
         )
     return KeyedJaggedTensor(
         features.keys(),

@@ -118,3 +118,59 @@ def test_a_keyed_tensor_gives_columns() -> None:
 def test_moving_keeps_everything() -> None:
     kjt = small().to("cpu").pin_memory()
     assert bags_of(kjt) == bags_of(small())
+
+
+def bag_of_ones(count: int, **options: torch.Tensor) -> tb.JaggedTensor:
+    return tb.JaggedTensor(torch.arange(count), torch.ones(count, dtype=torch.int64), **options)
+
+
+def test_features_of_unequal_bag_counts_are_not_joined() -> None:
+    with pytest.raises(tb.InvalidError, match=r"same number of bags.*'a': 3, 'b': 1"):
+        tb.KeyedJaggedTensor.from_jt_dict({"a": bag_of_ones(3), "b": bag_of_ones(1)})
+    joined = tb.KeyedJaggedTensor.from_jt_dict({"a": bag_of_ones(2), "b": bag_of_ones(2)})
+    assert bags_of(joined) == {"a": [[0], [1]], "b": [[0], [1]]}
+
+
+class Foreign:
+    """A batch with TorchRec's methods."""
+
+    def __init__(self, kjt: tb.KeyedJaggedTensor, inverse: object) -> None:
+        self._kjt, self._inverse = kjt, inverse
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._kjt, name)
+
+    def inverse_indices_or_none(self) -> object:
+        return self._inverse
+
+
+def test_a_batch_of_another_size_per_feature_is_refused() -> None:
+    kjt = small()
+    assert bags_of(as_kjt(Foreign(kjt, None))) == bags_of(kjt)
+    with pytest.raises(tb.UnsupportedError, match="inverse_indices"):
+        as_kjt(Foreign(kjt, (["f1", "f2"], torch.zeros(2, 3, dtype=torch.int64))))
+
+
+def test_a_feature_that_is_there_twice_is_not_picked() -> None:
+    ones = torch.ones(3, dtype=torch.int64)
+    twice = tb.KeyedJaggedTensor(["a", "b", "a"], torch.arange(3), lengths=ones)
+    assert bags_of(twice.select(["b"])) == {"b": [[1]]}
+    with pytest.raises(tb.InvalidError, match=r"\['a'\] more than once"):
+        twice.select(["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"values": torch.arange(2), "lengths": torch.ones(2)}, "lengths.*integers.*float32"),
+        ({"values": torch.arange(2), "offsets": torch.arange(3.0)}, "offsets.*integers"),
+        ({"values": torch.arange(2).numpy(), "lengths": torch.arange(2)}, "values.*ndarray"),
+        ({"values": torch.arange(2), "lengths": [1, 1]}, "lengths.*list.*as_tensor"),
+        ({"values": None, "lengths": torch.arange(2)}, "values.*NoneType"),
+        ({"values": torch.arange(2)}, "lengths or offsets"),
+    ],
+)
+def test_what_cannot_be_ids_or_bags_is_named(arguments: dict[str, object], told: str) -> None:
+    for make in (tb.JaggedTensor, lambda **rest: tb.KeyedJaggedTensor(["a"], **rest)):
+        with pytest.raises(tb.InvalidError, match=told):
+            make(**arguments)
