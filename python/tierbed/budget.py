@@ -24,7 +24,7 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
     Raises:
         InvalidError: Not a size, naming ``name``.
     """
-    if isinstance(size, bool):
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise InvalidError(f"{name} must be a number of bytes or a text like '4GiB', not {size!r}")
     if isinstance(size, int):
         if size < 0:

@@ -195,6 +195,12 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        known = [kind.value for kind in PoolingType]
+        if self.pooling not in known:
+            raise InvalidError(
+                f"pooling of table {self.name!r} must be 'sum' or 'mean', not {self.pooling!r}",
+                {"table": self.name},
+            )
         object.__setattr__(self, "pooling", PoolingType(self.pooling))
         if self.pooling is PoolingType.NONE:
             raise InvalidError(

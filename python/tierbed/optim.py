@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -45,10 +46,17 @@ class Optimizer:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            values = value if isinstance(value, tuple) else (value,)
-            if not all(isinstance(v, (int, float)) and v >= 0 for v in values):
+            if field.name == "betas":
+                wanted = "two numbers of at least 0 and below 1"
+                is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+                is_good = is_pair and all(_is_number(beta) and beta < 1 for beta in value)
+                object.__setattr__(self, "betas", tuple(value) if is_good else value)
+            else:
+                wanted = "a finite number of at least 0"
+                is_good = _is_number(value)
+            if not is_good:
                 raise InvalidError(
-                    f"{type(self).__name__}: {field.name} must not be negative, found {value!r}",
+                    f"{type(self).__name__}: {field.name} must be {wanted}, found {value!r}",
                     {"optimizer": self.kind, field.name: str(value)},
                 )
 
@@ -77,6 +85,12 @@ class Optimizer:
     def with_lr(self, lr: float) -> Optimizer:
         """Returns the same optimizer with learning rate ``lr``."""
         return dataclasses.replace(self, lr=lr)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether ``value`` is a finite number of at least 0, and no text or tensor."""
+    is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_plain and math.isfinite(value) and value >= 0
 
 
 @dataclass(frozen=True)

@@ -34,3 +34,9 @@ def test_what_is_no_size_names_the_argument(text: int | str) -> None:
 def test_sizes_are_written_for_people() -> None:
     sizes = [format_bytes(size) for size in (10, 2048, 3 << 20, 5 << 30, 6 << 40)]
     assert sizes == ["10 B", "2.0 KiB", "3.0 MiB", "5.0 GiB", "6.00 TiB"]
+
+
+@pytest.mark.parametrize("size", [None, 1.5, True])
+def test_what_is_no_size_is_named(size: object) -> None:
+    with pytest.raises(InvalidError, match="dram_budget must be a number of bytes"):
+        parse_bytes(size, "dram_budget")

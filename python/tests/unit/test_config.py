@@ -78,3 +78,34 @@ def test_optimizers_without_counterpart_are_refused() -> None:
 def test_state_sizes() -> None:
     kinds = ["sgd", "adagrad", "row_wise_adagrad", "adam", "partial_row_wise_adam"]
     assert [state_words(kind, 36) for kind in kinds] == [0, 36, 1, 72, 37]
+
+
+@pytest.mark.parametrize("pooling", ["max", 3, None])
+def test_an_unknown_pooling_is_named_with_the_known_ones(pooling: object) -> None:
+    with pytest.raises(tb.InvalidError, match=r"pooling of table 'a'.*'sum' or 'mean'"):
+        tb.EmbeddingBagConfig(name="a", num_embeddings=2, embedding_dim=2, pooling=pooling)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: tb.SGD(lr=float("nan")), "lr.*finite.*nan"),
+        (lambda: tb.SGD(lr=float("inf")), "lr.*finite.*inf"),
+        (lambda: tb.SGD(lr=-0.1), "lr.*at least 0"),
+        (lambda: tb.SGD(lr="0.1"), "lr.*finite number.*'0.1'"),
+        (lambda: tb.SGD(lr=torch.tensor(0.1)), "lr.*finite number.*tensor"),
+        (lambda: tb.Adagrad(eps=True), "eps.*finite number"),
+        (lambda: tb.Adam(betas=(0.9, 1.0)), "betas.*below 1"),
+        (lambda: tb.Adam(betas=(1.5, 2.0)), "betas.*below 1"),
+        (lambda: tb.Adam(betas=(0.9,)), "betas.*two numbers"),
+        (lambda: tb.Adam(betas=0.9), "betas.*two numbers"),
+        (lambda: tb.PartialRowWiseAdam(betas=(float("nan"), 0.9)), "betas.*two numbers"),
+    ],
+)
+def test_numbers_of_an_optimizer_are_checked(make: object, told: str) -> None:
+    with pytest.raises(tb.InvalidError, match=told):
+        make()
+
+
+def test_betas_may_be_a_list_as_in_torch() -> None:
+    assert tb.Adam(betas=[0.8, 0.9]) == tb.Adam(betas=(0.8, 0.9))
