@@ -10,6 +10,8 @@
 //! The use count (how many update steps touched the row) rides along because a training store
 //! writes the row anyway; publishing and caching read it.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, TableId};
@@ -104,6 +106,34 @@ pub struct TableSchema {
 }
 
 impl TableSchema {
+    /// Returns the error of another table of this name: only what differs, in the user's words.
+    fn differs_from(&self, asked: &Self) -> Error {
+        let text = |value: &dyn fmt::Debug| format!("{value:?}");
+        let fields = [
+            ("num_embeddings", text(&self.row_count), text(&asked.row_count)),
+            ("embedding_dim", text(&self.dim), text(&asked.dim)),
+            ("optimizer", text(&self.optimizer), text(&asked.optimizer)),
+            ("initial_accumulator_value", text(&self.state_init), text(&asked.state_init)),
+            ("init", text(&self.init), text(&asked.init)),
+            ("seed", text(&self.seed), text(&asked.seed)),
+        ];
+        let mut other = fields.iter().filter(|(_, stored, asked)| stored != asked).peekable();
+        let is_seed_alone = other.peek().is_some_and(|(field, ..)| *field == "seed");
+        let told: Vec<String> = other
+            .map(|(field, stored, asked)| format!("{field} is {stored}, not {asked}"))
+            .collect();
+        let remedy = if is_seed_alone {
+            "open the store with the seed it was made with (0 if none was given), or give the \
+             table its seed"
+        } else {
+            "give the table as it is stored, or choose another name or folder"
+        };
+        Error::invalid("table exists with another shape, optimizer or seed")
+            .with("table", &self.name)
+            .with("differs", told.join("; "))
+            .with("remedy", remedy)
+    }
+
     /// Describes a table of rows and nothing else: no optimizer state, zero where nothing was
     /// written. For snapshots, tools and tests, and as the base of a longer description.
     #[must_use]
@@ -216,14 +246,7 @@ impl Schema {
             if known == &table {
                 return Ok(id);
             }
-            return Err(Error::invalid("table exists with another shape, optimizer or seed")
-                .with("table", &table.name)
-                .with("stored", format_args!("{known:?}"))
-                .with("asked", format_args!("{table:?}"))
-                .with(
-                    "remedy",
-                    "open the store with the same table, or choose another name or folder",
-                ));
+            return Err(known.differs_from(&table));
         }
         if self.tables.len() >= TABLES_MAX {
             return Err(Error::invalid("too many tables").with("tables_max", TABLES_MAX));
@@ -297,6 +320,17 @@ mod tests {
         assert_eq!(schema.add(table("b")).unwrap(), TableId(1));
         let other = TableSchema { dim: 5, ..table("b") };
         assert_eq!(schema.add(other).unwrap_err().kind(), crate::ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn only_what_differs_is_told_of_a_table_that_exists() {
+        let mut schema = Schema::new(vec![table("a")]).unwrap();
+        let mut told = |other: TableSchema| schema.add(other).unwrap_err().to_string();
+        let longer = told(TableSchema { row_count: 11, dim: 5, ..table("a") });
+        assert!(longer.contains("num_embeddings is 10, not 11; embedding_dim is 4, not 5,"));
+        assert!(!longer.contains("seed is") && longer.contains("as it is stored"), "{longer}");
+        let seeded = told(TableSchema { seed: 9, ..table("a") });
+        assert!(seeded.contains("differs: seed is 1, not 9, remedy: open the store with the seed"));
     }
 
     #[test]
