@@ -69,6 +69,8 @@ impl Exchange {
                 .with("expected_values", samples * self.place.plan.output_dim())
                 .with("found_values", grad.len()));
         }
+        // Here, where it is known whose it is, and before a holder of rows sees it.
+        tierbed_kernels::check_finite(grad)?;
         let step = self.kept.swap_remove(at);
         self.grads_step += 1;
         let result = self.put_and_update(&step, grad, weight_grads, rows);

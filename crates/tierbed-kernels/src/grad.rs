@@ -30,11 +30,16 @@ pub struct Grads<'a> {
 }
 
 impl Grads<'_> {
-    /// Checks that weights whose gradient is wanted are there, one for each of the indices.
+    /// Checks that the gradient is finite, and so are the weights it is multiplied by, and that
+    /// weights whose gradient is wanted are there, one for each of the indices.
     ///
     /// # Errors
     /// `Invalid` otherwise.
     pub fn check(&self, bags: &Bags<'_>) -> Result<()> {
+        check_finite(self.output)?;
+        if !bags.weights.is_none_or(is_finite) {
+            return Err(Error::invalid("weights of ids hold nan or inf; no row was changed"));
+        }
         let Some(weights) = &self.weights else { return Ok(()) };
         if bags.weights.is_none() || weights.len() != bags.indices.len() {
             return Err(Error::invalid(
@@ -46,6 +51,29 @@ impl Grads<'_> {
         Ok(())
     }
 }
+
+/// Checks that a gradient holds numbers only: what enters a row stays there.
+///
+/// # Errors
+/// `Invalid` for one that holds nan or inf.
+pub fn check_finite(gradient: &[f32]) -> Result<()> {
+    if is_finite(gradient) {
+        return Ok(());
+    }
+    Err(Error::invalid("gradient of rows holds nan or inf; no row was changed").with(
+        "remedy",
+        "find where the loss overflows, or skip such steps with \
+         set_grad_scaler or on_nonfinite='skip'",
+    ))
+}
+
+// Without a way out of the loop, so that it runs on vectors.
+fn is_finite(values: &[f32]) -> bool {
+    values.chunks(CHUNK).all(|chunk| chunk.iter().fold(true, |all, value| all & value.is_finite()))
+}
+
+// Values between two looks at the outcome: as many as fit a quarter of the nearest cache.
+const CHUNK: usize = 2048;
 
 /// The gradient of the output of one feature.
 #[derive(Debug, Clone, Copy)]

@@ -35,7 +35,7 @@ mod simd;
 
 pub use batch::{FeatureRows, Places};
 pub use codec::{Codec, Codes, ProductQuantizer};
-pub use grad::{Grads, Groups, Occurrence, Upstream};
+pub use grad::{check_finite, Grads, Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
 pub use matrix::Matrix;

@@ -6,7 +6,10 @@ mod common;
 
 use common::{all_kernels, assert_same_bits, draw, jagged, Jagged, Numbers};
 use proptest::prelude::*;
-use tierbed_kernels::{BagRange, Columns, Groups, Kernels, Occurrence, Pooling, Rows, Upstream};
+use tierbed_core::{Bags, ErrorKind};
+use tierbed_kernels::{
+    BagRange, Columns, Grads, Groups, Kernels, Occurrence, Pooling, Rows, Upstream,
+};
 
 /// The rows of a batch with their occurrences in index order.
 struct Occurring {
@@ -157,4 +160,25 @@ fn a_row_shared_by_two_features_sums_over_both() {
         kernels.sum_grads(&feature(0, Pooling::Sum), &[], &mut sum);
         assert_eq!(sum[0].to_bits(), 0);
     }
+}
+
+#[test]
+fn a_gradient_or_weight_that_is_no_number_is_refused_wherever_it_lies() {
+    let (indices, offsets) = (vec![0i64; 5000], vec![0i64, 5000]);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for at in [0, 2047, 2048, 4999] {
+            let mut holds_bad = vec![1.0; 5000];
+            holds_bad[at] = bad;
+            let weights = vec![f32::MAX; 5000];
+            for (grad, weights) in [(&holds_bad, &weights), (&weights, &holds_bad)] {
+                let bags = Bags::new(&indices, &offsets, Some(weights), 1).unwrap();
+                let error = Grads { output: grad, weights: None }.check(&bags).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Invalid);
+                assert!(error.to_string().contains("nan or inf"), "{error}");
+            }
+        }
+    }
+    let finite = vec![f32::MIN; 5000];
+    let bags = Bags::new(&indices, &offsets, Some(&finite), 1).unwrap();
+    Grads { output: &finite, weights: None }.check(&bags).unwrap();
 }

@@ -554,3 +554,36 @@ def test_a_compiled_step_follows_the_plan(open_store: OpenStore) -> None:
     assert_same(outputs(ours), outputs(theirs))
     assert_same_rows(ours.store, theirs.store)
     assert ours.store.order()["kind"] == "forward"
+
+
+@pytest.mark.parametrize("answer", ["skip", "error"])
+@pytest.mark.parametrize("shards", [None, 2])
+def test_a_batch_whose_gradient_is_not_finite_is_refused_or_passed(
+    open_store: OpenStore, shards: int | None, answer: str
+) -> None:
+    memory = open_store("memory", seed=5)
+    forward = open_store(None, dram_budget="24MiB", order="forward", seed=5, shards=shards)
+    outputs = []
+    for store in (memory, forward):
+        emb = tb.EmbeddingBagCollection(
+            tables(), store=store, optimizer=tb.Adagrad(lr=0.05), on_nonfinite=answer
+        )
+        for at, batch in enumerate(tb.lookahead(Known(), emb, window=4, key=itself)):
+            pooled = emb(batch).values()
+            outputs.append(pooled.detach().clone())
+            grad = torch.ones_like(pooled)
+            if at != 3:
+                pooled.backward(grad)
+                continue
+            # In the columns of one table alone: other shards would step theirs.
+            grad[0, -1] = float("nan")
+            if answer == "skip":
+                pooled.backward(grad)
+            else:
+                with pytest.raises(tb.InvalidError, match="no row was changed"):
+                    pooled.backward(grad)
+        assert emb.skipped_steps == (1 if answer == "skip" else 0)
+        assert store.steps_done("f") == BATCHES - 1
+    assert_same(outputs[:BATCHES], outputs[BATCHES:])
+    assert_same_rows(forward, memory)
+    assert forward.order()["kind"] == "forward"
