@@ -27,6 +27,7 @@ from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._functorch import peek_interpreter_stack
 
 from tierbed.errors import ClosedError
+from tierbed.steps import StepGuard
 
 if TYPE_CHECKING:
     from tierbed._native import FeaturePlan, NativeStore
@@ -64,12 +65,19 @@ class Binding:
         tables: Table id of each feature, in output order.
         poolings: ``"sum"``, ``"mean"`` or ``"none"`` of each feature.
         dims: Columns of each feature.
+        guard: What is done before rows are stepped.
     """
 
     def __init__(
-        self, native: Readable, tables: list[int], poolings: list[str], dims: list[int]
+        self,
+        native: Readable,
+        tables: list[int],
+        poolings: list[str],
+        dims: list[int],
+        guard: StepGuard | None = None,
     ) -> None:
         self.native = native
+        self.guard = StepGuard({}, None) if guard is None else guard
         self.tables = tables
         self.poolings = poolings
         self.dims = dims
@@ -303,8 +311,12 @@ def update(
     device = indices.device
     indices, offsets, grad = indices.detach().cpu(), offsets.detach().cpu(), grad.detach().cpu()
     hook_grad = torch.zeros(1, dtype=torch.float32)
-    if not trains_rows:
+    guard = binding.guard
+    if not trains_rows or guard.skips(grad):
+        if not wants_weights_grad:
+            return hook_grad, torch.empty(0, device=device)
         return hook_grad, binding.weights_grad(grad, indices, offsets).to(device)
+    scale = guard.scale()
     weights_grad = torch.empty(indices.numel() if wants_weights_grad else 0, dtype=torch.float32)
     store: NativeStore = binding.native  # type: ignore[assignment]
     store.update(
@@ -312,9 +324,12 @@ def update(
         indices,
         offsets,
         _on_cpu(weights),
-        grad.contiguous(),
+        (grad if scale == 1.0 else grad * (1.0 / scale)).contiguous(),
         weights_grad if wants_weights_grad else None,
     )
+    guard.note_step()
+    # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
+    weights_grad = weights_grad if scale == 1.0 else weights_grad * scale
     return hook_grad, weights_grad.to(device)
 
 

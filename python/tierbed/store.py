@@ -26,8 +26,9 @@ from tierbed.budget import parse_bytes
 from tierbed.config import BaseEmbeddingConfig, DataType, is_own
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.ops import minutes_now
-from tierbed.optim import Optimizer, state_words
+from tierbed.optim import Optimizer, RowWiseAdagrad, state_words
 from tierbed.placed import PlacementFiles, placement_files
+from tierbed.steps import StepWatch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,6 +66,8 @@ class Store:
         self._path = path
         self._seed = seed
         self._optimizers: dict[int, Optimizer] = {}
+        self._given: dict[int, Optimizer] = {}
+        self._watch = StepWatch()
         self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._told_order = False
 
@@ -212,17 +215,28 @@ class Store:
         return True
 
     @property
+    def watch(self) -> StepWatch:
+        """What sees the steps of all tables together, for collections."""
+        return self._watch
+
+    @property
     def takes_gradients(self) -> bool:
         """True: a backward through a lookup steps the rows."""
         return True
 
     # ------------------------------------------------------------ tables
 
-    def add_table(self, config: BaseEmbeddingConfig, optimizer: Optimizer) -> int:
+    def add_table(self, config: BaseEmbeddingConfig, optimizer: Optimizer | None = None) -> int:
         """Adds a table, or finds the same one again, and returns its id.
 
+        Args:
+            config: The table.
+            optimizer: That of its rows; by default that of the collections that use the table
+                already, or ``RowWiseAdagrad()``.
+
         Raises:
-            InvalidError: A table of that name with another shape, optimizer or seed exists.
+            InvalidError: A table of that name with another shape, optimizer or seed exists, or a
+                collection uses it with other numbers of the optimizer.
             UnsupportedError: Rows that are not to be kept in float32.
         """
         if config.data_type is not DataType.FP32:
@@ -231,13 +245,31 @@ class Store:
                 "trained rows in fewer bytes in a tierbed.CodedStore",
                 {"table": config.name},
             )
+        in_use = self._in_use(config.name)
+        if optimizer is None:
+            optimizer = RowWiseAdagrad() if in_use is None else in_use
         table_json = config.table_json(optimizer, self._seed)
         if config.num_embeddings is None:
             table = self._native.add_open_table(table_json, config.policy_json())
         else:
             table = self._native.add_table(table_json)
-        self._set_optimizer(table, optimizer)
+        if in_use is None:
+            self._given[table] = optimizer
+            self._set_optimizer(table, optimizer)
+        elif in_use != optimizer:
+            raise InvalidError(
+                f"a collection uses table {config.name!r} with {in_use}, not with {optimizer}; "
+                "leave optimizer out to use that, or change the learning rate of the table with "
+                "store.set_learning_rate(lr, tables)",
+                {"table": config.name},
+            )
         return table
+
+    def _in_use(self, name: str) -> Optimizer | None:
+        """Returns the optimizer that was given with a table which a collection uses."""
+        if not any(name in collection.table_names() for collection in self._collections):
+            return None
+        return self._given.get(self.table_id(name))
 
     def tables(self) -> list[dict[str, Any]]:
         """Returns every table's ``name``, ``row_count``, ``dim``, ``optimizer``, ....
@@ -317,6 +349,23 @@ class Store:
         for table, optimizer in list(self._optimizers.items()):
             if wanted is None or table in wanted:
                 self._set_optimizer(table, optimizer.with_lr(lr))
+
+    def learning_rate(self, table: str) -> float:
+        """Returns the learning rate of a table.
+
+        It is no part of a checkpoint: the optimizer of the collection gives it on each opening.
+
+        Raises:
+            InvalidError: No such table, or no collection that gave it one.
+        """
+        optimizer = self._optimizers.get(self.table_id(table))
+        if optimizer is None:
+            raise InvalidError(
+                f"no collection uses table {table!r} yet, so it has no learning rate; make the "
+                "collection first",
+                {"table": table},
+            )
+        return optimizer.lr
 
     def _set_optimizer(self, table: int, optimizer: Optimizer) -> None:
         self._native.set_optimizer(table, optimizer.hyper_json())
@@ -580,6 +629,12 @@ class Store:
     def close(self) -> None:
         """Gives back memory and the folder; what was not checkpointed is lost."""
         self._native.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "a Store cannot be copied or pickled, it has one owner; open it where it is used, and "
+            "leave it out of what goes to other processes"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -83,10 +83,10 @@ PARAMETERS = {
     "pooling",
     "EmbeddingConfig": "num_embeddings embedding_dim name feature_names data_type "
     "weight_init_max weight_init_min init seed admission_strategy virtual_table_eviction_policy",
-    "EmbeddingBagCollection": "tables store optimizer optimizer_kwargs is_weighted",
-    "EmbeddingCollection": "tables store optimizer optimizer_kwargs",
+    "EmbeddingBagCollection": "tables store optimizer optimizer_kwargs is_weighted on_nonfinite",
+    "EmbeddingCollection": "tables store optimizer optimizer_kwargs on_nonfinite",
     "EmbeddingBag": "num_embeddings embedding_dim store mode include_last_offset padding_idx "
-    "name optimizer optimizer_kwargs config",
+    "name optimizer optimizer_kwargs config on_nonfinite",
     "EmbeddingBag.forward": "self input offsets per_sample_weights",
     "KeyedJaggedTensor": "keys values weights lengths offsets stride",
     "JaggedTensor": "values lengths weights offsets",

@@ -162,7 +162,7 @@ def test_publishing_keeps_rows_and_reports_progress(open_store: Any, tmp_path: P
             assert snapshot.attachment_names() == ["note"]
             assert snapshot.verify() > 0
             batch = random_bags({"t": 1000}, 32, seed=9)
-            wanted = tb.EmbeddingBagCollection([table()], store=store, optimizer=tb.SGD())
+            wanted = tb.EmbeddingBagCollection([table()], store=store)
             with torch.no_grad():
                 expected = wanted(batch).values()
                 assert torch.equal(snapshot.lookup(batch).values(), expected)

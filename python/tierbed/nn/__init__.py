@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from tierbed.errors import InvalidError
+from tierbed.nn.bag import EmbeddingBag
 from tierbed.nn.ctr import CtrModel
 from tierbed.nn.deepfm import DeepFM
 from tierbed.nn.dlrm import DLRM
 from tierbed.nn.embedding import (
-    EmbeddingBag,
     EmbeddingBagCollection,
     EmbeddingCollection,
     RowSource,
 )
 from tierbed.nn.pnn import PNN
-from tierbed.optim import Optimizer, RowWiseAdagrad
+from tierbed.optim import Optimizer
 
 __all__ = [
     "DLRM",
@@ -36,7 +36,7 @@ MODELS: dict[str, type[CtrModel]] = {cls.kind: cls for cls in (DLRM, DeepFM, PNN
 def build_model(
     config: Mapping[str, Any],
     store: RowSource,
-    optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
+    optimizer: Optimizer | type[Any] | None = None,
 ) -> CtrModel:
     """Builds a click model from its :meth:`CtrModel.config`.
 

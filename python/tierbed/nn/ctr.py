@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tierbed.config import EmbeddingBagConfig, Uniform
 from tierbed.errors import InvalidError
 from tierbed.nn.embedding import EmbeddingBagCollection, RowSource
-from tierbed.optim import Optimizer, RowWiseAdagrad
+from tierbed.optim import Optimizer
 
 __all__ = ["CtrModel", "mlp", "pairwise_dots"]
 
@@ -75,7 +75,7 @@ class CtrModel(nn.Module, ABC):
         store: RowSource,
         embedding_dim: int | None = None,
         hidden: Sequence[int] | None = None,
-        optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
+        optimizer: Optimizer | type[Any] | None = None,
     ) -> None:
         super().__init__()
         if dense_count < 0 or not table_sizes:

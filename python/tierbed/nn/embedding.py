@@ -9,8 +9,9 @@ without gradients, a lookup only reads.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,13 @@ from tierbed.config import (
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.optim import Optimizer, RowWiseAdagrad, as_optimizer
 from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, as_kjt
+from tierbed.steps import StepGuard
 from tierbed.store import Store
 
-__all__ = ["EmbeddingBag", "EmbeddingBagCollection", "EmbeddingCollection", "RowSource"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "RowSource"]
 
 
 class RowSource(Protocol):
@@ -56,26 +61,32 @@ class RowSource(Protocol):
         """The tables of open vocabulary, by name."""
 
 
-class _Collection(nn.Module):
+class Collection(nn.Module):
     """What pooled and unpooled collections have in common."""
+
+    # TorchRec's name of what holds the tables, in a state dictionary.
+    state_prefix: ClassVar[str] = "embedding_bags"
 
     def __init__(
         self,
         tables: Sequence[BaseEmbeddingConfig],
         store: RowSource,
-        optimizer: Optimizer | type[Any],
+        optimizer: Optimizer | type[Any] | None,
         optimizer_kwargs: Mapping[str, Any] | None,
         poolings: Mapping[str, str],
+        on_nonfinite: str = "error",
     ) -> None:
         super().__init__()
-        if not tables:
-            raise InvalidError("a collection needs at least one table")
+        _check_arguments(tables, store)
         names = [config.name for config in tables]
         if len(set(names)) != len(names):
             raise InvalidError(f"table names must differ: {names}")
         self._configs = list(tables)
         self._store = store
-        fused = as_optimizer(optimizer, optimizer_kwargs)
+        if optimizer is None and not optimizer_kwargs:
+            fused = None
+        else:
+            fused = as_optimizer(optimizer or RowWiseAdagrad(), optimizer_kwargs)
         ids = {config.name: _table_id(store, config, fused) for config in tables}
         pairs = [(feature, config) for config in tables for feature in config.feature_names]
         self._features = [feature for feature, _ in pairs]
@@ -86,6 +97,11 @@ class _Collection(nn.Module):
             [ids[config.name] for _, config in pairs],
             [poolings[config.name] for _, config in pairs],
             self._dims,
+            StepGuard(
+                {at: name for name, at in ids.items()},
+                store.watch if isinstance(store, Store) else None,
+                on_nonfinite,
+            ),
         )
         self._handle = self._binding.handle
         self._is_open = any(config.num_embeddings is None for config in tables)
@@ -106,6 +122,42 @@ class _Collection(nn.Module):
     def feature_names(self) -> list[str]:
         """Returns the input features, in the order of the output."""
         return list(self._features)
+
+    def table_names(self) -> list[str]:
+        """Returns the names of the tables."""
+        return [config.name for config in self._configs]
+
+    # ------------------------------------------------------------ in a training loop
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freezes the rows, or lets them train again.
+
+        Rows are no parameters: ``requires_grad_`` of a module around this one does not reach them.
+        """
+        self._hook.requires_grad_(requires_grad and self._store.takes_gradients)
+        return super().requires_grad_(requires_grad)
+
+    def set_grad_scaler(self, scaler: Any) -> None:
+        """Tells which ``torch.amp.GradScaler`` scales the loss; None: none does.
+
+        Rows are then stepped by the gradient divided by its scale, and steps whose gradient is
+        not finite are left out and counted (:attr:`skipped_steps`).
+        """
+        self._binding.guard.set_scaler(scaler)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps of the rows left out because their gradient was not finite."""
+        return self._binding.guard.skipped_steps
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        starts = (f"{prefix}embedding_bags.", f"{prefix}embeddings.")
+        found = [key for key in state_dict if key.startswith(starts)]
+        tell_not_loaded(found)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise not_copied(self)
 
     def bags(self, features: Any) -> KeyedJaggedTensor:
         """Picks and orders the features of a batch that this collection reads.
@@ -140,7 +192,7 @@ class _Collection(nn.Module):
     @property
     def may_follow(self) -> bool:
         """Whether a plan of the batches may be made and followed."""
-        if self._is_open or not self.training:
+        if self._is_open or not self.training or not self._hook.requires_grad:
             return False
         return isinstance(self._store, Store) and self._store.may_follow_plan
 
@@ -175,7 +227,7 @@ class _Collection(nn.Module):
 
     def _ids(self, batch: Any) -> tuple[Tensor, Tensor]:
         bags = self.bags(batch)
-        return _int64(bags.values()).detach().cpu(), _int64(bags.offsets()).detach().cpu()
+        return as_int64(bags.values()).detach().cpu(), as_int64(bags.offsets()).detach().cpu()
 
     def iter_full_state(self, chunk_rows: int = 65536) -> Iterator[tuple[str, int, Tensor]]:
         """Streams all rows as (state name, first row, ``[chunk_rows, D]``), in bounded memory."""
@@ -187,7 +239,7 @@ class _Collection(nn.Module):
             for first in range(0, row_count, chunk_rows):
                 count = min(chunk_rows, row_count - first)
                 yield (
-                    f"embedding_bags.{config.name}.weight",
+                    f"{self.state_prefix}.{config.name}.weight",
                     first,
                     reader(config.name, first, count),
                 )
@@ -214,11 +266,12 @@ class _Collection(nn.Module):
         return rows
 
     def _lookup(self, bags: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
-        offsets = _int64(bags.offsets())
+        offsets = as_int64(bags.offsets())
         is_training = self.training and self._store.is_trainable and torch.is_grad_enabled()
+        is_training = is_training and self._hook.requires_grad
         rows: Tensor = ops.lookup(
             self._hook if self.training else self._still_hook,
-            self._rows_of(_int64(bags.values()), offsets, is_training),
+            self._rows_of(as_int64(bags.values()), offsets, is_training),
             offsets,
             weights,
             self._handle,
@@ -238,15 +291,69 @@ class _Collection(nn.Module):
         )
 
 
-def _int64(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.int64) if tensor.dtype == torch.int32 else tensor
+def as_int64(tensor: Tensor) -> Tensor:
+    """Returns ids or offsets as i64.
+
+    Raises:
+        InvalidError: Not i64 or i32.
+    """
+    if tensor.dtype == torch.int64:
+        return tensor
+    if tensor.dtype == torch.int32:
+        return tensor.to(torch.int64)
+    raise InvalidError(
+        f"ids and offsets must be int64 or int32, not {tensor.dtype}; give tensor.long()",
+        {"dtype": str(tensor.dtype)},
+    )
 
 
-def _table_id(store: RowSource, config: BaseEmbeddingConfig, optimizer: Optimizer) -> int:
+def tell_not_loaded(found: list[str]) -> None:
+    """Says where rows ``found`` in a state dictionary go: torch skips them with strict=False."""
+    if found:
+        warnings.warn(
+            "rows are not loaded by load_state_dict, they lie in the store: write "
+            f"{found[:20]} with store.write_rows(table, 0, weight) or 'tierbed import', and leave "
+            "them out of the dictionary",
+            stacklevel=2,
+        )
+
+
+def not_copied(module: nn.Module) -> UnsupportedError:
+    """Returns why ``module`` is not copied."""
+    return UnsupportedError(
+        f"{type(module).__name__} cannot be copied or pickled: its rows lie in a store, which has "
+        "one owner; copy or save the dense modules or model.state_dict(), and build this one anew "
+        "on its store"
+    )
+
+
+def _check_arguments(tables: Sequence[BaseEmbeddingConfig], store: RowSource) -> None:
+    if not tables:
+        raise InvalidError("a collection needs at least one table")
+    if not hasattr(store, "takes_gradients"):
+        raise InvalidError(
+            "store must be a tierbed.Store, Snapshot or CodedStore, not "
+            f"{type(store).__name__}; tierbed.Store.open(path) opens one"
+        )
+
+
+def _check_configs(
+    tables: Sequence[BaseEmbeddingConfig], kind: type[BaseEmbeddingConfig], owner: str
+) -> None:
+    for config in tables:
+        if not isinstance(config, kind):
+            found = f"{type(config).__module__}.{type(config).__name__}"
+            raise InvalidError(
+                f"tables of an {owner} must be tierbed.{kind.__name__}, not {found}; "
+                "make one with the same name, num_embeddings, embedding_dim and feature_names"
+            )
+
+
+def _table_id(store: RowSource, config: BaseEmbeddingConfig, optimizer: Optimizer | None) -> int:
     if isinstance(store, CodedStore):
         return store.add_table(config)
-    if store.is_trainable:
-        return int(store.add_table(config, optimizer))  # type: ignore[attr-defined]
+    if isinstance(store, Store):
+        return store.add_table(config, optimizer)
     table = store.table_id(config.name)
     found = next(known for known in store.tables() if known["name"] == config.name)
     row_count = config.num_embeddings
@@ -261,17 +368,20 @@ def _table_id(store: RowSource, config: BaseEmbeddingConfig, optimizer: Optimize
     return table
 
 
-class EmbeddingBagCollection(_Collection):
+class EmbeddingBagCollection(Collection):
     """Pooled rows of many features at once, TorchRec's interface.
 
     Args:
         tables: The tables; several features may read one table.
         store: Where the rows live: a :class:`tierbed.Store`, or to only look up a
             :class:`tierbed.Snapshot` or a :class:`tierbed.CodedStore`.
-        optimizer: Fused optimizer of the rows, or ``torch.optim.{SGD,Adagrad,SparseAdam}``.
+        optimizer: Fused optimizer of the rows, or ``torch.optim.{SGD,Adagrad,SparseAdam}``. By
+            default that of the collections that use the tables already, or ``RowWiseAdagrad()``.
         optimizer_kwargs: Arguments of a ``torch.optim`` class.
         is_weighted: Whether ids carry weights (``KeyedJaggedTensor.weights_or_none()``), which
             then receive their gradient.
+        on_nonfinite: What a gradient with nan or inf does: ``"error"``, or ``"skip"``, which
+            leaves the step out and counts it (:attr:`skipped_steps`).
     """
 
     def __init__(
@@ -279,12 +389,14 @@ class EmbeddingBagCollection(_Collection):
         tables: Sequence[EmbeddingBagConfig],
         *,
         store: RowSource,
-        optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
+        optimizer: Optimizer | type[Any] | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
+        on_nonfinite: str = "error",
     ) -> None:
+        _check_configs(tables, EmbeddingBagConfig, "EmbeddingBagCollection")
         poolings = {config.name: config.pooling.value for config in tables}
-        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings)
+        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
         self._is_weighted = is_weighted
 
     def forward(self, features: Any) -> KeyedTensor:
@@ -304,7 +416,7 @@ class EmbeddingBagCollection(_Collection):
         return KeyedTensor(self._names, self._dims, self._lookup(bags, weights))
 
 
-class EmbeddingCollection(_Collection):
+class EmbeddingCollection(Collection):
     """Rows of sequences, not pooled; all tables of one ``embedding_dim``.
 
     Args:
@@ -312,21 +424,26 @@ class EmbeddingCollection(_Collection):
         store: As for :class:`EmbeddingBagCollection`.
         optimizer: As for :class:`EmbeddingBagCollection`.
         optimizer_kwargs: As for :class:`EmbeddingBagCollection`.
+        on_nonfinite: As for :class:`EmbeddingBagCollection`.
     """
+
+    state_prefix = "embeddings"
 
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
         *,
         store: RowSource,
-        optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
+        optimizer: Optimizer | type[Any] | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
+        on_nonfinite: str = "error",
     ) -> None:
+        _check_configs(tables, BaseEmbeddingConfig, "EmbeddingCollection")
         dims = {config.embedding_dim for config in tables}
         if len(dims) > 1:
             raise InvalidError(f"the tables of an EmbeddingCollection need one dim: {dims}")
         poolings = {config.name: "none" for config in tables}
-        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings)
+        super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Looks up a batch.
@@ -346,104 +463,3 @@ class EmbeddingCollection(_Collection):
             name: JaggedTensor(part, lengths=of_feature)
             for name, part, of_feature in zip(self._names, parts, lengths, strict=True)
         }
-
-
-class EmbeddingBag(nn.Module):
-    """Drop-in for ``torch.nn.EmbeddingBag`` whose rows live in a store.
-
-    Args:
-        num_embeddings: Rows; None for an open vocabulary.
-        embedding_dim: Elements per row.
-        mode: ``"mean"`` (torch's default) or ``"sum"``.
-        include_last_offset: Whether ``offsets`` ends with the number of ids.
-        padding_idx: An id that adds nothing to a bag, not even to the count of a mean.
-        store: Where the rows live.
-        name: Name of the table in the store.
-        optimizer: Fused optimizer of the rows.
-        optimizer_kwargs: Arguments of a ``torch.optim`` class.
-        config: Further fields of the table (``init``, ``seed``, ``weight_init_min``, ...).
-    """
-
-    def __init__(
-        self,
-        num_embeddings: int | None,
-        embedding_dim: int,
-        *,
-        store: RowSource,
-        mode: str = "mean",
-        include_last_offset: bool = False,
-        padding_idx: int | None = None,
-        name: str = "embedding_bag",
-        optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
-        optimizer_kwargs: Mapping[str, Any] | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__()
-        if mode not in ("sum", "mean"):
-            raise UnsupportedError(f"mode must be 'sum' or 'mean', not {mode!r}")
-        table = EmbeddingBagConfig(
-            num_embeddings=num_embeddings,
-            embedding_dim=embedding_dim,
-            name=name,
-            **dict(config or {}),
-        )
-        self._rows = _Collection([table], store, optimizer, optimizer_kwargs, {name: mode})
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.mode = mode
-        self.include_last_offset = include_last_offset
-        if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
-            padding_idx += num_embeddings
-        self.padding_idx = padding_idx
-
-    def forward(
-        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
-        """Pools bags as ``torch.nn.EmbeddingBag`` does.
-
-        Args:
-            input: Ids, ``[B, N]``, or ``[E]`` with ``offsets``.
-            offsets: Start of each bag ``[B]``; with ``include_last_offset`` ``[B+1]``.
-            per_sample_weights: Like ``input``; only with ``mode="sum"``.
-
-        Returns:
-            ``[B, D]``.
-        """
-        if per_sample_weights is not None:
-            if self.mode != "sum":
-                raise UnsupportedError("per_sample_weights needs mode='sum'")
-            if per_sample_weights.shape != input.shape:
-                raise InvalidError(
-                    f"per_sample_weights {tuple(per_sample_weights.shape)} must have the shape "
-                    f"of input {tuple(input.shape)}"
-                )
-        bounds = self._bounds(input, offsets)
-        ids = input.reshape(-1)
-        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
-        if self.padding_idx is not None:
-            keep = ids != self.padding_idx
-            kept_before = torch.cat([bounds.new_zeros(1), torch.cumsum(keep, dim=0)])
-            ids, bounds = ids[keep], kept_before[bounds]
-            weights = None if weights is None else weights[keep]
-        bags = KeyedJaggedTensor(self._rows.feature_names(), ids, weights, offsets=bounds)
-        return self._rows._lookup(bags, weights)
-
-    def _bounds(self, input: Tensor, offsets: Tensor | None) -> Tensor:
-        if input.dim() == 2:
-            if offsets is not None:
-                raise InvalidError("offsets must be None when input has two dimensions")
-            samples, length = input.shape
-            return torch.arange(samples + 1, device=input.device) * length
-        if input.dim() != 1 or offsets is None:
-            raise InvalidError(
-                f"input must be [B, N], or [E] with offsets; found {tuple(input.shape)}"
-                f"{'' if offsets is not None else ' without offsets'}"
-            )
-        bounds = _int64(offsets)
-        if self.include_last_offset:
-            return bounds
-        return torch.cat([bounds, bounds.new_full((1,), input.numel())])
-
-    def extra_repr(self) -> str:
-        """Describes the table."""
-        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
