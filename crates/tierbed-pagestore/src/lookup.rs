@@ -196,9 +196,9 @@ impl Snapshot {
             };
             let place = self.place_of(key)?;
             if may_approximate && place != Place::Nowhere {
-                let start = scratch.row_starts.get(at).copied().unwrap_or(0);
+                let start = scratch.start_of(at);
                 let Scratch { words, visits, .. } = &mut *scratch;
-                let out = words.get_mut(start..start + self.dim(key)).unwrap_or_default();
+                let out = words.row_mut(start, self.dim(key));
                 let stand_in = match self.tiers().answer_miss(key, visits, out) {
                     Answer::None => None,
                     Answer::Surrogate => Some(Filled::Surrogate),
@@ -214,14 +214,16 @@ impl Snapshot {
             }
             match place {
                 Place::Page(page_id) => {
-                    let parts = self.shape(key).map_or(1, |shape| shape.parts_per_row as u32);
+                    let parts = self.shape(key).parts_per_row as u8;
+                    scratch.expect(at, parts);
                     scratch.wanted.extend((0..parts).map(|part| Wanted {
                         page_id: page_id + u64::from(part),
                         at: at as u32,
-                        part,
+                        part: u32::from(part),
                     }));
                 }
                 Place::Item { placement, item } => {
+                    scratch.expect(at, 1);
                     scratch.asked.push(AskedItem { placement, item, at: at as u32 });
                 }
                 Place::Nowhere => {
@@ -239,17 +241,20 @@ impl Snapshot {
     /// Adds the rows of a chunk to their vectors.
     fn pool_chunk(&self, scratch: &Scratch, asked: Asked<'_>, chunk: &Chunk, out: &mut [f32]) {
         let Asked { plan, bags } = asked;
+        let arena = scratch.arena();
         for Span { feature: at, indices, at: first } in asked.spans(chunk) {
             let Some(feature) = plan.features().get(at) else { continue };
-            let starts = scratch.starts.get(first..first + indices.len()).unwrap_or_default();
+            let Some(starts) = scratch.starts.get(first..first + indices.len()) else {
+                panic!("indices {indices:?} of a chunk of {}", scratch.starts.len())
+            };
             if feature.pooling == Pooling::None {
                 let dim = feature.columns.dim;
                 let out = out.get_mut(indices.start * dim..indices.end * dim).unwrap_or_default();
-                self.kernels().gather_rows(&scratch.words, starts, dim, out);
+                self.kernels().gather_rows(arena, starts, dim, out);
                 continue;
             }
             let weights = bags.weights.and_then(|weights| weights.get(indices.clone()));
-            let rows = Rows { arena: &scratch.words, starts, weights };
+            let rows = Rows { arena, starts, weights };
             let bags = BagRange { offsets: bags.feature_offsets(at), first_index: indices.start };
             self.kernels().pool_add(rows, bags, feature.columns, out);
         }

@@ -41,10 +41,8 @@ impl SnapshotRows {
                 sink(first + at, None)?;
                 continue;
             }
-            let start = scratch.row_starts.get(at).copied().unwrap_or(0);
-            let end = start + self.snapshot.dim(*key);
             record.clear();
-            let weights = scratch.words.get(start..end).unwrap_or_default();
+            let weights = scratch.row(at, self.snapshot.dim(*key));
             record.extend_from_slice(bytemuck::cast_slice(weights));
             record.extend_from_slice(&0u32.to_le_bytes());
             sink(first + at, Some(&record))?;
@@ -92,7 +90,7 @@ impl RowStore for SnapshotRows {
             let rows = &keys;
             self.read(rows, &mut |at, record| match (rows.get(at), record) {
                 (Some(key), Some(record)) => sink(key.row, record),
-                _ => Ok(()),
+                (key, _) => panic!("row {at} of a scan, {key:?}, was stored and is absent"),
             })?;
         }
         Ok(())

@@ -13,8 +13,13 @@ use crate::tiers::TierScratch;
 /// How a row of the scratch got its words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// Not yet.
+    /// Not yet, and nothing is on its way.
     No,
+    /// Not yet: so many pages are still to come, one for each part of the row.
+    Reading {
+        /// Parts that have not come.
+        parts_left: u8,
+    },
     /// From a tier of the cache.
     Cached,
     /// From the rows that are always in memory.
@@ -27,6 +32,31 @@ pub(crate) enum Filled {
     Read,
     /// By the initialiser.
     Initial,
+}
+
+impl Filled {
+    /// Tells whether all words of the row are there.
+    pub(crate) fn is_whole(self) -> bool {
+        !matches!(self, Self::No | Self::Reading { .. })
+    }
+}
+
+/// Words that anybody may write, but that are read only where their rows are whole: by
+/// [`Scratch::row`] and [`Scratch::arena`]. An error of a page that got lost on its way cannot
+/// become an answer.
+#[derive(Debug)]
+pub(crate) struct Words(Vec<f32>);
+
+impl Words {
+    /// Returns `count` words from `start` on, to be written.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub(crate) fn row_mut(&mut self, start: usize, count: usize) -> &mut [f32] {
+        let len = self.0.len();
+        let words = self.0.get_mut(start..start + count);
+        words.unwrap_or_else(|| panic!("words {start}..+{count} of {len}"))
+    }
 }
 
 /// A row, or a part of one, wanted from a page.
@@ -66,7 +96,7 @@ pub(crate) struct Scratch {
     pub(crate) ats: Vec<u32>,
     /// First word of the row of each index.
     pub(crate) starts: Vec<usize>,
-    pub(crate) words: Vec<f32>,
+    pub(crate) words: Words,
     words_used: usize,
     pub(crate) wanted: Vec<Wanted>,
     pub(crate) asked: Vec<AskedItem>,
@@ -79,8 +109,16 @@ pub(crate) struct Scratch {
 
 /// Bytes per unique row and index: key, start, state, start of the index, its tier, slot and
 /// sample, the position of the index, what a later tier is asked for, the order of the shards.
-const ROW_BYTES: usize =
-    2 * size_of::<RowKey>() + 8 + 1 + 8 + 1 + 4 + 4 + 4 + 8 + Visits::BYTES_PER_KEY;
+const ROW_BYTES: usize = 2 * size_of::<RowKey>()
+    + 8
+    + size_of::<Filled>()
+    + 8
+    + 1
+    + 4
+    + 4
+    + 4
+    + 8
+    + Visits::BYTES_PER_KEY;
 /// Those besides the words: also the table of places and the page it is on.
 const ENTRY_BYTES: usize = ROW_BYTES + PlaceTable::BYTES_PER_KEY + size_of::<Wanted>();
 /// Words of a part: what the extra `Wanted`s of large rows are counted by.
@@ -117,7 +155,7 @@ impl Scratch {
             work: TierScratch::default(),
             work_bytes: TierScratch::bytes_for(tier_count, row_words_max),
             starts: Vec::with_capacity(entries),
-            words: vec![0.0; words],
+            words: Words(vec![0.0; words]),
             words_used: 0,
             wanted: Vec::with_capacity(entries + parts_max),
             asked: Vec::with_capacity(if asked_bytes > 0 { entries } else { 0 }),
@@ -133,7 +171,7 @@ impl Scratch {
             + entries * self.choice_bytes_per_row
             + self.asked.capacity() * size_of::<AskedItem>()
             + self.wanted.capacity() * size_of::<Wanted>()
-            + self.words.len() * size_of::<f32>();
+            + self.words.0.len() * size_of::<f32>();
         bytes as u64 + self.work_bytes
     }
 
@@ -158,7 +196,7 @@ impl Scratch {
         if self.starts.len() == self.starts.capacity() {
             return false;
         }
-        let is_fitting = self.words_used + row_words <= self.words.len();
+        let is_fitting = self.words_used + row_words <= self.words.0.len();
         let start = match self.index.find_or_add(key, &self.keys, is_fitting) {
             Found::Known(at) => {
                 self.ats.push(at);
@@ -182,16 +220,82 @@ impl Scratch {
         true
     }
 
-    /// Returns the words of unique row `at`, from its `before`-th on.
-    pub(crate) fn row_mut(&mut self, at: usize, before: usize, count: usize) -> &mut [f32] {
-        let start = self.row_starts.get(at).copied().unwrap_or(usize::MAX / 2) + before;
-        self.words.get_mut(start..start + count).unwrap_or_default()
+    /// Returns the first word of unique row `at`.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub(crate) fn start_of(&self, at: usize) -> usize {
+        let start = self.row_starts.get(at).copied();
+        start.unwrap_or_else(|| panic!("row {at} of {}", self.row_starts.len()))
     }
 
+    /// Returns `count` words of unique row `at`, from its `before`-th on, to be filled.
+    ///
+    /// # Panics
+    /// When there is no such row, or it has fewer words.
+    pub(crate) fn row_mut(&mut self, at: usize, before: usize, count: usize) -> &mut [f32] {
+        let start = self.start_of(at) + before;
+        self.words.row_mut(start, count)
+    }
+
+    /// Notes that all words of unique row `at` are there.
     pub(crate) fn mark(&mut self, at: usize, filled: Filled) {
-        if let Some(state) = self.filled.get_mut(at) {
-            *state = filled;
-        }
+        assert!(filled.is_whole(), "a row is marked when it is whole");
+        *self.state_mut(at) = filled;
+    }
+
+    /// Notes that unique row `at` comes from pages, in `parts` parts.
+    ///
+    /// # Panics
+    /// When the row is filled, or on its way already.
+    pub(crate) fn expect(&mut self, at: usize, parts: u8) {
+        let state = self.state_mut(at);
+        assert!(*state == Filled::No && parts > 0, "row {at} is {state:?}");
+        *state = Filled::Reading { parts_left: parts };
+    }
+
+    /// Takes a part of unique row `at`, with its words from the `before`-th on; the row has been
+    /// read when its last part has come.
+    ///
+    /// # Panics
+    /// When no part of the row is expected any more.
+    pub(crate) fn take_part(&mut self, at: usize, before: usize, bytes: &[u8]) {
+        let out = self.row_mut(at, before, bytes.len() / size_of::<f32>());
+        bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
+        let state = self.state_mut(at);
+        *state = match *state {
+            Filled::Reading { parts_left: 1 } => Filled::Read,
+            Filled::Reading { parts_left } => Filled::Reading { parts_left: parts_left - 1 },
+            other => panic!("a part of row {at} comes, which is {other:?}"),
+        };
+    }
+
+    fn state_mut(&mut self, at: usize) -> &mut Filled {
+        let count = self.filled.len();
+        let state = self.filled.get_mut(at);
+        state.unwrap_or_else(|| panic!("row {at} of {count}"))
+    }
+
+    /// Returns the `dim` words of unique row `at`.
+    ///
+    /// # Panics
+    /// When they are not all there.
+    pub(crate) fn row(&self, at: usize, dim: usize) -> &[f32] {
+        let state = self.filled.get(at).copied();
+        assert!(state.is_some_and(Filled::is_whole), "row {at} is {state:?}");
+        let start = self.start_of(at);
+        let words = self.words.0.get(start..start + dim);
+        words.unwrap_or_else(|| panic!("row {at} has fewer than {dim} words"))
+    }
+
+    /// Returns the words of all rows, each from its start on.
+    ///
+    /// # Panics
+    /// When a row is not whole.
+    pub(crate) fn arena(&self) -> &[f32] {
+        let missing = self.filled.iter().position(|state| !state.is_whole());
+        assert!(missing.is_none(), "row {missing:?} of a chunk is not whole");
+        &self.words.0
     }
 }
 

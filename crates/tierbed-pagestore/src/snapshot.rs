@@ -459,12 +459,14 @@ impl Snapshot {
         &self.page_table
     }
 
-    pub(crate) fn shape(&self, key: RowKey) -> Option<&PageShape> {
-        self.page_table.shapes.get(key.table.0 as usize)
+    /// Returns how the row's table is cut into pages; the row was checked at the door.
+    pub(crate) fn shape(&self, key: RowKey) -> &PageShape {
+        let shape = self.page_table.shapes.get(key.table.0 as usize);
+        shape.unwrap_or_else(|| panic!("no table of {key:?}"))
     }
 
     pub(crate) fn dim(&self, key: RowKey) -> usize {
-        self.shape(key).map_or(0, |shape| shape.dim)
+        self.shape(key).dim
     }
 
     pub(crate) fn count(&self, stats: &LookupStats) {

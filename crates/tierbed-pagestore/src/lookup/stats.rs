@@ -50,6 +50,9 @@ impl LookupStats {
     }
 
     /// Counts how each row got its words.
+    ///
+    /// # Panics
+    /// When a row is not whole.
     pub(super) fn count_rows(&mut self, filled: &[Filled]) {
         for state in filled {
             self.row_count += 1;
@@ -59,7 +62,8 @@ impl LookupStats {
                 Filled::Surrogate => self.rows_surrogate += 1,
                 Filled::Default => self.rows_default += 1,
                 Filled::Read => self.rows_read += 1,
-                Filled::Initial | Filled::No => self.rows_initial += 1,
+                Filled::Initial => self.rows_initial += 1,
+                Filled::No | Filled::Reading { .. } => panic!("a row of a chunk is {state:?}"),
             }
         }
     }

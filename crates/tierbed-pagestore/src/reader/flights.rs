@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::stats::IoStats;
-use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_core::{Error, ErrorKind, Result, RowKey};
 use tierbed_io::{Completion, Depth, Device, DeviceId, IoEngine, Op, Request, PAGE_BYTES};
 
 use super::{PagesRead, Source};
@@ -156,7 +156,7 @@ impl Flights {
                 None => self.land(wanting, source, true),
             }
         };
-        let page_id = wanting.scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
+        let page_id = wanted_at(wanting.scratch, first).page_id;
         self.engine.submit(Request {
             device: self.device,
             op: Op::Read,
@@ -244,10 +244,12 @@ impl Flights {
         };
         let read = completion.result.map_err(|error| {
             // The device names its file.
-            error.with("page_id", scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id))
+            error.with("page_id", wanted_at(scratch, first).page_id)
         });
         let taken = read.and_then(|()| {
-            let bytes = self.engine.bytes(completion.buf).get(..PAGE_BYTES).unwrap_or_default();
+            let Some(bytes) = self.engine.bytes(completion.buf).get(..PAGE_BYTES) else {
+                panic!("a page buffer is smaller than a page")
+            };
             take_rows(scratch, first, bytes, source)
         });
         self.engine.release(completion.buf);
@@ -259,6 +261,9 @@ impl Flights {
     }
 
     /// Looks for other pages of the rows wanted from a failed page; `false` when a row has none.
+    ///
+    /// Rows that the page gave before it failed are whole, and are not wanted again. A row of which
+    /// only other parts have come is not: it has no other page, so its lookup fails.
     fn recover(
         &mut self,
         scratch: &mut Scratch,
@@ -266,22 +271,19 @@ impl Flights {
         source: &Source<'_>,
         error: &Error,
     ) -> bool {
-        let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
-        self.failed_pages.push(page_id);
+        self.failed_pages.push(wanted_at(scratch, first).page_id);
         self.part_of(turn).counts.pages_failed += 1;
         if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) {
             return false;
         }
         let start = scratch.wanted.len();
         for entry in first..first + group_len(&scratch.wanted, first) {
-            let at = scratch.wanted.get(entry).map_or(0, |wanted| wanted.at);
+            let at = wanted_at(scratch, entry).at;
             if scratch.filled.get(at as usize) == Some(&Filled::Read) {
                 continue;
             }
-            let key = scratch.keys.get(at as usize);
-            let other = key.and_then(|&key| {
-                source.pages_of(key).find(|page_id| !self.failed_pages.contains(page_id))
-            });
+            let mut pages = source.pages_of(key_at(scratch, at as usize));
+            let other = pages.find(|page_id| !self.failed_pages.contains(page_id));
             let Some(page_id) = other else { return false };
             scratch.wanted.push(Wanted { page_id, at, part: 0 });
             self.part_of(turn).counts.rows_recovered += 1;
@@ -302,21 +304,40 @@ fn group_len(wanted: &[Wanted], first: usize) -> usize {
     rest.iter().take_while(|wanted| Some(wanted.page_id) == page).count()
 }
 
+/// Returns the wanted row number `entry`.
+///
+/// # Panics
+/// When nothing with that number is wanted.
+fn wanted_at(scratch: &Scratch, entry: usize) -> Wanted {
+    let wanted = scratch.wanted.get(entry).copied();
+    wanted.unwrap_or_else(|| panic!("wanted row {entry} of {}", scratch.wanted.len()))
+}
+
+fn key_at(scratch: &Scratch, at: usize) -> RowKey {
+    let key = scratch.keys.get(at).copied();
+    key.unwrap_or_else(|| panic!("row {at} of {}", scratch.keys.len()))
+}
+
+/// Copies the rows wanted from a page, or their parts, out of it.
+///
+/// # Errors
+/// `Corruption` when the page fails its checks or lacks one of them; rows before that one are
+/// there then.
 fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<'_>) -> Result<()> {
     let pages = source.pages;
-    let page_id = scratch.wanted.get(first).map_or(0, |wanted| wanted.page_id);
+    let page_id = wanted_at(scratch, first).page_id;
     let named =
         |error: Error| error.with("path", &pages.path).with("remedy", "publish the snapshot again");
     let page = PageView::parse(bytes, page_id, &pages.shapes).map_err(named)?;
     for entry in first..first + group_len(&scratch.wanted, first) {
-        let Some(wanted) = scratch.wanted.get(entry).copied() else { break };
+        let wanted = wanted_at(scratch, entry);
         let at = wanted.at as usize;
-        let Some(key) = scratch.keys.get(at).copied() else { break };
+        let key = key_at(scratch, at);
         let (owner, row) = source.seat_of(key);
         let weights = (page.owner == owner && page.part == wanted.part as usize)
             .then(|| page.find(row))
             .flatten();
-        let Some(weights) = weights else {
+        let (Some(weights), Some(shape)) = (weights, pages.shapes.get(owner.0 as usize)) else {
             return Err(named(
                 Error::corruption("page lacks a row that the forward index puts there")
                     .with("page_id", page_id)
@@ -324,13 +345,9 @@ fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<
                     .with("row", key.row.0),
             ));
         };
-        let shape = pages.shapes.get(owner.0 as usize);
-        let (before, count) = shape.map_or((0, 0), |shape| shape.part_words(page.part));
-        let out: &mut [u8] = bytemuck::cast_slice_mut(scratch.row_mut(at, before, count));
-        if out.len() == weights.len() {
-            out.copy_from_slice(weights);
-        }
-        scratch.mark(at, Filled::Read);
+        let (before, count) = shape.part_words(page.part);
+        assert_eq!(weights.len(), count * size_of::<f32>(), "bytes of a part");
+        scratch.take_part(at, before, weights);
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use crate::{Backend, FeaturePlan, Report, SnapshotRows, SnapshotWriter};
 
 mod failing;
 mod neighbours;
+mod parts;
 mod placed;
 mod refresh;
 mod shared;

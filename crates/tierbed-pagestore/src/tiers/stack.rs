@@ -227,11 +227,13 @@ impl TierStack {
             tier.find(asked, visits, |found, slot, code| {
                 let at = if is_first { found } else { places.get(found).copied().unwrap_or(0) };
                 let dim = keys.get(at).map_or(0, |key| self.dim(*key));
-                let place = row_starts.get(at).and_then(|&start| words.get_mut(start..start + dim));
-                if let (Some(place), Some(state), Some(of), Some(in_slot)) =
-                    (place, filled.get_mut(at), tier_of.get_mut(at), slot_of.get_mut(at))
-                {
-                    tier.decode(code, place);
+                if let (Some(&start), Some(state), Some(of), Some(in_slot)) = (
+                    row_starts.get(at),
+                    filled.get_mut(at),
+                    tier_of.get_mut(at),
+                    slot_of.get_mut(at),
+                ) {
+                    tier.decode(code, words.row_mut(start, dim));
                     (*state, *of, *in_slot) = (Filled::Cached, number, slot);
                     hits += 1;
                 }
@@ -337,10 +339,8 @@ impl TierStack {
             if taken > 0 && work.offered.rows.len() + dim > OFFERED_WORDS_MAX {
                 return taken;
             }
-            let start = scratch.row_starts.get(at).copied().unwrap_or(0);
             work.offered.keys.push(key);
-            let row = scratch.words.get(start..start + dim).unwrap_or_default();
-            work.offered.rows.extend_from_slice(row);
+            work.offered.rows.extend_from_slice(scratch.row(at, dim));
         }
         positions.len()
     }
