@@ -1,0 +1,207 @@
+"""Fixtures of what is served and what placing needs: snapshots, deltas, placements, logs, plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tierbed as tb
+from tierbed import dist as tbd
+from tierbed.data import Vocabulary, build_vocabulary, write_criteo_tsv
+from tierbed.placed import import_tables
+from tierbed.placement import Placement, QueryLog, place
+from tierbed.tiers import TierPlan
+
+from .kit import (
+    NOTE,
+    ROWS,
+    Case,
+    Facts,
+    bags_of,
+    configs,
+    digest,
+    open_store,
+    rows_of,
+    train,
+)
+
+BACKENDS = ("direct", "mmap", "memory")
+
+
+def _lookup(path: Path, sizes: dict[str, int], **options: Any) -> Facts:
+    """Returns digests of every row of a snapshot, read row by row and pooled in pairs."""
+    with tb.Snapshot.open(path, dram_budget="8MiB", **options) as snapshot:
+        found = {}
+        for name, count in sizes.items():
+            rows = snapshot.lookup(bags_of(name, torch.arange(count)))[name]
+            pairs = tb.KeyedJaggedTensor(
+                [name], torch.arange(count), lengths=torch.full((count // 2,), 2)
+            )
+            found[name] = {"rows": digest(rows), "pairs": digest(snapshot.lookup(pairs)[name])}
+        return found
+
+
+def _check_snapshot(path: Path, sizes: dict[str, int], wanted: Facts) -> None:
+    for backend in BACKENDS:
+        assert _lookup(path, sizes, backend=backend) == wanted
+    with tb.Snapshot.open(path, dram_budget="8MiB") as snapshot:
+        assert snapshot.verify() > 0
+
+
+def _write_published(folder: Path) -> Facts:
+    with open_store(folder / "store", "file") as store:
+        train(store, 0, 30)
+        store.publish(folder / "base", attachments={"note": NOTE})
+        train(store, 30, 34)
+        store.publish(folder / "delta", base=folder / "base")
+        store.publish(folder / "next")
+    facts = {name: _lookup(folder / name, ROWS) for name in ("base", "next")}
+    for left in ("store", "next"):
+        for file in (folder / left).iterdir():
+            file.unlink()
+        (folder / left).rmdir()
+    return facts
+
+
+def _check_published(folder: Path, facts: Facts) -> None:
+    _check_snapshot(folder / "base", ROWS, facts["base"])
+    with tb.Snapshot.open(folder / "base") as snapshot:
+        assert snapshot.attachment("note") == NOTE
+    tb.Snapshot.apply(folder / "base", folder / "delta", folder / "applied")
+    _check_snapshot(folder / "applied", ROWS, facts["next"])
+
+
+# ---------------------------------------------------------------- placements and logs
+
+PLACED = {"a": 50, "b": 30}
+
+
+def _plain_tables() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return {name: torch.randn(count, 4, generator=generator) for name, count in PLACED.items()}
+
+
+def _write_placed(folder: Path) -> Facts:
+    count = sum(PLACED.values())
+    text = folder / "log.txt"
+    text.write_text("".join(f"{at} {(at * 7 + 1) % count} {at * 3 % count}\n" for at in range(80)))
+    log = QueryLog.read(text, row_count=count)
+    log.write(folder / "log.bin")
+    placement = place(log, rows_per_page=16, method="maxembed", ratio=0.3)
+    placement.write(folder / "pages.tbp")
+    placement.write_mapping(folder / "mapping.txt")
+    files = {("a", "b"): folder / "pages.tbp"}
+    import_tables(_plain_tables(), folder / "placed", placement=files)
+    with tb.Snapshot.open(folder / "placed") as snapshot:
+        snapshot.record(folder / "recorded", tables=["a"])
+        snapshot.lookup(bags_of("a", torch.tensor([7, 3, 9])))
+    return {
+        "rows": _lookup(folder / "placed", PLACED),
+        "queries": [log[at] for at in range(len(log))],
+        "pages": [placement.page(at) for at in range(int(placement.info()["page_count"]))],
+    }
+
+
+def _check_placed(folder: Path, facts: Facts) -> None:
+    for name, kind in (("log.txt", "text"), ("log.bin", "maxembed")):
+        log = QueryLog.read(folder / name, kind, row_count=sum(PLACED.values()))
+        assert [log[at] for at in range(len(log))] == facts["queries"]
+    recorded = QueryLog.read(folder / "recorded" / "a", row_count=PLACED["a"])
+    assert [recorded[at] for at in range(len(recorded))] == [[7], [3], [9]]
+    placement = Placement.read(folder / "pages.tbp")
+    pages = [placement.page(at) for at in range(int(placement.info()["page_count"]))]
+    assert pages == facts["pages"]
+    mapping = Placement.read_mapping(folder / "mapping.txt", 16)
+    assert mapping.info()["page_count"] == len(pages)
+    _check_snapshot(folder / "placed", PLACED, facts["rows"])
+
+
+# ---------------------------------------------------------------- tiers and neighbours
+
+
+def _counts() -> dict[str, torch.Tensor]:
+    return {name: 1000.0 / (1 + torch.arange(count)) for name, count in PLACED.items()}
+
+
+def _write_tiers(folder: Path) -> Facts:
+    tables = _plain_tables()
+    import_tables(tables, folder / "snapshot")
+    tb.plan_tiers(tables, _counts(), dram_bytes=12_000, tails=("product2",)).save(
+        folder / "tiers.plan"
+    )
+    with tb.Snapshot.open(folder / "snapshot") as snapshot:
+        tb.find_neighbours(tables, _counts(), candidates=16).write(snapshot)
+    return {"exact": _lookup(folder / "snapshot", PLACED), "planned": _planned_rows(folder)}
+
+
+def _planned_rows(folder: Path) -> Facts:
+    plan = TierPlan.load(folder / "tiers.plan")
+    options = {"cache": [], "tiers": plan, "misses": "surrogate"}
+    return _lookup(folder / "snapshot", PLACED, **options)
+
+
+def _check_tiers(folder: Path, facts: Facts) -> None:
+    _check_snapshot(folder / "snapshot", PLACED, facts["exact"])
+    assert _planned_rows(folder) == facts["planned"]
+    cache = ["f32:lru:8", tb.NeighbourTier(share=4)]
+    with tb.Snapshot.open(
+        folder / "snapshot", cache=cache, cache_bytes=32_000, misses="surrogate"
+    ) as snapshot:
+        found = snapshot.lookup(bags_of("a", torch.arange(PLACED["a"])))["a"]
+    assert digest(found) == facts["exact"]["a"]["rows"]
+
+
+# ---------------------------------------------------------------- vocabularies, ranks
+
+
+def _write_vocabulary(folder: Path) -> Facts:
+    write_criteo_tsv(folder / "day.tsv", 200, scale=0.001, seed=3)
+    report = build_vocabulary(folder / "day.tsv", folder / "vocabulary", min_count=2)
+    return {
+        "samples": report.sample_count,
+        "sizes": Vocabulary(folder / "vocabulary").table_sizes(),
+    }
+
+
+def _check_vocabulary(folder: Path, facts: Facts) -> None:
+    again = build_vocabulary(folder / "day.tsv", folder / "again", min_count=2)
+    assert again.sample_count == facts["samples"]
+    kept, built = Vocabulary(folder / "vocabulary"), Vocabulary(folder / "again")
+    assert [list(size) for size in kept.table_sizes()] == facts["sizes"]
+    lines = (folder / "day.tsv").read_text().splitlines()
+    for at, (name, _) in enumerate(kept.table_sizes()):
+        tokens = [line.split("\t")[14 + at] or None for line in lines]
+        assert torch.equal(kept.look_up(name, tokens), built.look_up(name, tokens))
+
+
+def _sharded(store: tb.Store) -> tbd.ShardedEmbeddingBagCollection:
+    (rank,) = tbd.local_ranks(1)
+    plan = tbd.ShardingPlan(1, {name: tbd.TableWise(0) for name in ROWS})
+    return tbd.ShardedEmbeddingBagCollection(
+        configs(), store=store, plan=plan, ranks=rank, optimizer=tb.Adagrad(lr=0.1)
+    )
+
+
+def _write_ranks(folder: Path) -> Facts:
+    with open_store(None, "memory") as store:
+        train(store, 0, 4)
+        with _sharded(store) as sharded:
+            sharded.save(folder / "checkpoint", extra={"step": 4})
+        return {"rows": rows_of(store)}
+
+
+def _check_ranks(folder: Path, facts: Facts) -> None:
+    with open_store(None, "memory") as store, _sharded(store) as sharded:
+        assert sharded.load(folder / "checkpoint") == {"step": 4}
+        assert rows_of(store) == facts["rows"]
+
+
+CASES = [
+    Case("snapshot-and-delta", _write_published, _check_published),
+    Case("placement-and-log", _write_placed, _check_placed),
+    Case("tiers-and-neighbours", _write_tiers, _check_tiers),
+    Case("vocabulary", _write_vocabulary, _check_vocabulary),
+    Case("ranks", _write_ranks, _check_ranks),
+]
