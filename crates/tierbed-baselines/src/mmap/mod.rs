@@ -133,7 +133,7 @@ impl MmapStore {
         let file = File::open(&path)
             .map_err(|cause| Error::corruption("undo file is missing").with("cause", cause))?;
         let mut entries = BufReader::with_capacity(UNDO_PAGES * PAGE_BYTES, file);
-        while let Some(saved) = undo::read_entry(&mut entries) {
+        while let Some(saved) = undo::read_entry(&mut entries)? {
             // Pages of tables that no commit knows are worth nothing.
             let table = self.tables.get_mut(saved.table as usize);
             if let (Some(table), true) = (table, saved.commit == commit) {
