@@ -42,6 +42,7 @@ __all__ = [
     "bisection_split",
     "cache_policies",
     "check_python_store",
+    "commits_json",
     "cpu_features",
     "drop_checkpoint",
     "import_tables",
@@ -51,6 +52,7 @@ __all__ = [
     "placement_pages",
     "placement_scores",
     "placement_with_pages",
+    "put_commit_in_force",
     "restore_checkpoint",
     "version",
 ]
@@ -79,10 +81,20 @@ def kept_checkpoints(path: str) -> list[tuple[int, str, int]]:
     """Number, name and bytes of each kept checkpoint of the store at ``path``."""
 
 def drop_checkpoint(path: str, name: str) -> None:
-    """Forgets a kept checkpoint."""
+    """Forgets a kept checkpoint of the store at ``path``, which must be closed."""
 
 def restore_checkpoint(path: str, name: str) -> None:
     """Makes a kept checkpoint the last one of the store at ``path``, which must be closed."""
+
+def commits_json(path: str) -> str:
+    """Checks every commit and kept checkpoint of the store at ``path``, which must be closed.
+
+    A list of ``number``, ``last_number`` (with a step in its log), ``name``, ``is_in_force``,
+    ``is_kept``, ``damage`` (why it cannot be put in force, or null), ``tables`` (``name``,
+    ``row_count``, ``steps``), ``attachments`` and ``pages`` checked."""
+
+def put_commit_in_force(path: str, number: int) -> str:
+    """Puts a commit of the store at ``path`` in force, after checking it; returns it as above."""
 
 def apply_delta(base: str, delta: str, out: str, dram_budget_bytes: int) -> str:
     """Writes the snapshot that ``delta`` makes of ``base`` to ``out``; returns a JSON report."""
@@ -316,6 +328,8 @@ class NativeStore:
         """Makes rows, optimizer state, step counters and attachments durable, all or nothing.
         Returns the checkpoint's number. With ``keep`` it outlives the next ones."""
 
+    def drop_checkpoint(self, name: str) -> None:
+        """Forgets a kept checkpoint and gives its disk space back."""
     def last_checkpoint(self) -> tuple[int, str] | None: ...
     def attachment(self, name: str) -> bytes | None:
         """Reads an attachment of the last checkpoint."""

@@ -118,7 +118,8 @@ class Store:
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
             disk_quota: Most bytes on disk; None for no limit but the disk's.
             checkpoint: Name of a kept checkpoint to go back to. What came after it and was not
-                kept itself is gone.
+                kept itself is gone. Its files are checked first: if one is missing or damaged,
+                the last checkpoint stays.
             vocabulary_dram: Bytes of ``dram_budget`` for index pages of open vocabularies, where
                 there are any; by default a sixteenth.
             shards: Parts that work at the same time, each on a thread of its own, with whole
@@ -549,7 +550,7 @@ class Store:
         """
         if self._path is None:
             raise InvalidError("a store without a path keeps no checkpoints")
-        _native.drop_checkpoint(self._path, name)
+        self._native.drop_checkpoint(name)
 
     def last_checkpoint(self) -> tuple[int, str] | None:
         """Returns number and name of the checkpoint the store was opened at or made last."""
@@ -614,10 +615,10 @@ class Store:
         return report
 
     def verify(self) -> int:
-        """Checks every checksum and returns the number of pages checked.
+        """Checks every checksum, kept checkpoints too, and returns the number of pages checked.
 
         Raises:
-            CorruptionError: Naming the page.
+            CorruptionError: Naming the page, or file and name of a kept checkpoint.
         """
         return self._native.verify()
 

@@ -168,8 +168,9 @@ fn failed_syncs_and_writes_poison_the_store_and_lose_no_checkpoint() {
 #[test]
 fn after_a_failed_sync_nothing_goes_on() {
     let case = Case::new(1);
-    let folder = SimFolder::new(FaultPlan { sync_error: Chance::Nth(0), ..FaultPlan::default() });
+    let folder = SimFolder::default();
     let mut engine = case.open(&folder).unwrap();
+    folder.set_plan(FaultPlan { sync_error: Chance::Nth(0), ..FaultPlan::default() });
     for step in 0..6 {
         case.job.step(&mut engine, &case.job.features(), step).unwrap();
     }

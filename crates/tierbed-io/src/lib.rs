@@ -27,7 +27,7 @@ pub use engine::{
     depth::Depth, open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine,
     Op, Request,
 };
-pub use folder::{Folder, FolderLock, FsFolder, MemoryFolder, OpenMode};
+pub use folder::{Folder, FolderLock, FsFolder, MemoryFolder, OpenMode, ViewFolder};
 pub use vector_ssd::{SsdModel, VectorSsd, VectorTable};
 
 #[cfg(not(target_os = "linux"))]

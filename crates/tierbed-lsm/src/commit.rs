@@ -11,6 +11,7 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Budget, Error, ErrorKind, Result};
 use tierbed_io::{Folder, OpenMode};
+use tierbed_trainstore::mark::read_mark;
 use tierbed_trainstore::{check_attachments, CommitFailure, CommitLog, Manifest, TableMeta};
 
 use crate::options::Durability;
@@ -135,6 +136,9 @@ impl LsmStore {
             self.tools.folder.sync().map_err(CommitFailure::Poisoned)?;
             self.has_new_segments = false;
         }
+        if let Some(mark) = &self.mark {
+            mark.note(info.number).map_err(CommitFailure::Poisoned)?;
+        }
         self.log.note_later(info.number);
         let keep = |blob: &Attachment<'_>| (blob.name.to_owned(), blob.bytes.to_vec());
         self.step = Some(StepCommit { info, attachments: attachments.iter().map(keep).collect() });
@@ -151,7 +155,11 @@ impl LsmStore {
         let folder = Arc::clone(&self.tools.folder);
         let number = self.log.info().map_or(0, |info| info.number);
         let budget = &self.options.budget;
+        // Before the log: beside a process that trains, steps come behind what is read here.
+        let acknowledged = read_mark(folder.as_ref())?;
         let tail = find_tail(folder.as_ref(), base, self.next_segment, number, budget)?;
+        let reached = tail.commit.as_ref().map_or(number, |step| step.info.number);
+        check_reached(reached, acknowledged)?;
         let mut is_changed = false;
         for name in folder.list()? {
             let Some(id) = SegmentId::of_file(&name) else { continue };
@@ -271,6 +279,23 @@ impl LsmStore {
             }
         }
     }
+}
+
+// Nothing has been cut off yet.
+fn check_reached(reached: u64, acknowledged: Option<u64>) -> Result<()> {
+    let lost = acknowledged.unwrap_or(0).saturating_sub(reached);
+    if lost == 0 {
+        return Ok(());
+    }
+    Err(Error::corruption("the log ends before the last step that was acknowledged")
+        .with("last_step", reached)
+        .with("acknowledged", reached + lost)
+        .with("steps_lost", lost)
+        .with(
+            "remedy",
+            "bring the .wal files back from a copy, or go on without these steps: `tierbed repair \
+             FOLDER`",
+        ))
 }
 
 // A damaged SST met by a compaction undoes the commit; it says nothing about later syncs.

@@ -11,6 +11,7 @@ use tierbed_core::{
     Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{open_engine, DeviceId, EngineOptions, Folder, FolderLock, IoEngine, PAGE_BYTES};
+use tierbed_trainstore::mark::StepMark;
 use tierbed_trainstore::{check_records, CommitLog};
 
 use crate::cache::BlockCache;
@@ -49,6 +50,8 @@ pub struct LsmStore {
     pub(crate) has_new_segments: bool,
     /// The last commit, when it lives in the log.
     pub(crate) step: Option<StepCommit>,
+    /// Where steps are noted that were acknowledged; with `Durability::Step`.
+    pub(crate) mark: Option<StepMark>,
     /// What `step` costs.
     pub(crate) step_memory: Reservation,
     /// Log segments that a memtable needs, the one being written included.
@@ -135,6 +138,7 @@ impl LsmStore {
             log_bytes: 0,
             has_new_segments: false,
             step: None,
+            mark: None,
             step_memory: budget.reserve("log buffer", 0)?,
             segments: BTreeMap::new(),
             open_segment: None,
@@ -183,6 +187,10 @@ impl LsmStore {
         self.remove_garbage();
         for segment in segments {
             self.replay(segment)?;
+        }
+        if self.options.durability == crate::Durability::Step {
+            let reached = self.log.next_number() - 1;
+            self.mark = Some(StepMark::open(&*self.tools.folder, reached)?);
         }
         Ok(())
     }

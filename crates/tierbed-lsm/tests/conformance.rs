@@ -320,7 +320,6 @@ fn no_damaged_byte_of_any_file_panics_or_passes() {
         Ok(store.last_commit().unwrap().name.clone())
     };
     assert_eq!(check().unwrap(), "two");
-    let mut unfinished = 0;
     for name in names.iter().filter(|name| *name != "CURRENT") {
         let device = folder.open(name, OpenMode::ReadWrite).unwrap();
         // Odd steps, so that every field of headers and entries is met somewhere.
@@ -329,21 +328,12 @@ fn no_damaged_byte_of_any_file_panics_or_passes() {
         device.read_at(0, &mut bytes).unwrap();
         for at in (0..bytes.len()).step_by(step as usize) {
             device.write_at(at as u64, &[bytes[at] ^ 0x41]).unwrap();
-            match check() {
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::Corruption, "{name} at {at}: {error}");
-                }
-                // The last entries of the log are taken for a step that never finished.
-                Ok(last) => {
-                    assert!(name.ends_with(".wal") && last == "one", "{name} at {at}: {last}");
-                    unfinished += 1;
-                }
-            }
-            // Opening cuts such a log.
+            // Also the last entries of the log: they were acknowledged.
+            let error = check().err().unwrap_or_else(|| panic!("{name} at {at} passes"));
+            assert_eq!(error.kind(), ErrorKind::Corruption, "{name} at {at}: {error}");
             device.write_at(0, &bytes).unwrap();
         }
     }
-    assert!(unfinished > 0);
     assert_eq!(check().unwrap(), "two");
 }
 

@@ -9,9 +9,11 @@ use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId, TableSchema}
 use tierbed_forward::ForwardEngine;
 use tierbed_io::{Folder, FolderLock, FsFolder};
 use tierbed_kernels::{Destination, FeaturePlan, Grads};
+use tierbed_trainstore::kept::{finish_restore, kept_names, verify_checkpoint};
 use tierbed_trainstore::CommitLog;
 
 use crate::along::Along;
+use crate::folders::check_folder;
 use crate::follow::Making;
 use crate::moving::{self, GENERAL_FOLDER};
 use crate::options::{Order, OrderConfig};
@@ -128,6 +130,12 @@ impl OrderedEngine {
 
     fn open_state(&self) -> Result<State> {
         let asked = self.config.backend;
+        if let Some(folder) = &self.folder {
+            finish_restore(folder, &check_folder)?;
+            if let (true, Some(path)) = (moving::has_moved(&**folder)?, folder.path()) {
+                return moving::open_moved(folder, path, &self.config);
+            }
+        }
         let (folder, backend) = match (&self.folder, asked) {
             (Some(folder), None) => (folder, Backend::File),
             (folder, backend) => {
@@ -142,11 +150,6 @@ impl OrderedEngine {
         // Wrong options are told now, not when the first batch comes.
         self.config.engine(backend).io_options()?;
         let stored = CommitLog::stored_backend(&**folder)?;
-        if let Some(path) = folder.path() {
-            if moving::has_moved(path)? {
-                return moving::open_moved(folder, path, &self.config);
-            }
-        }
         match stored.as_deref() {
             None if self.config.durability == Durability::Step => {
                 // Not every backend can, and a plan is checkpointed now and then: told now.
@@ -232,7 +235,8 @@ impl OrderedEngine {
         self.state = State::Lost("changing the order failed".to_owned());
         let folder = self.folder()?;
         for name in folder.list()? {
-            if !name.starts_with(crate::follow::PLAN_PREFIX) {
+            // Nothing is in force, and `CURRENT` says so.
+            if !name.starts_with(crate::follow::PLAN_PREFIX) && name != CommitLog::CURRENT {
                 folder.remove(&name)?;
             }
         }
@@ -519,15 +523,21 @@ impl OrderedEngine {
         }
     }
 
-    /// Checks every checksum of the store; returns the number of pages (or chunks) checked.
+    /// Checks every checksum of the store and of what it keeps; returns the number of pages (or
+    /// chunks) checked.
     ///
     /// # Errors
     /// `Corruption`, naming the first bad place.
     pub fn verify(&mut self) -> Result<u64> {
-        match self.general_mut()? {
-            Some(general) => general.engine.verify(),
-            None => self.along_mut().map_or(Ok(0), |along| along.engine.verify()),
+        if let Some(general) = self.general_mut()? {
+            return general.engine.verify();
         }
+        let mut count = self.along_mut().map_or(Ok(0), |along| along.engine.verify())?;
+        let folder = self.folder()?;
+        for name in kept_names(folder.as_ref())? {
+            count += verify_checkpoint(&folder, &name, &check_folder)?;
+        }
+        Ok(count)
     }
 
     /// Returns the folder the rows are in now; a move puts them one deeper.

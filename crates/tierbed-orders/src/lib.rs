@@ -9,18 +9,24 @@
 
 mod along;
 mod engine;
+mod folders;
 mod follow;
 mod moving;
 mod options;
 mod part_bags;
 mod publish;
+mod repair;
 mod rows;
 mod shards;
 mod side;
 mod stats;
 
 pub use engine::OrderedEngine;
+pub use folders::{
+    check_folder, drop_checkpoint, kept_checkpoints, restore_checkpoint, rows_folder,
+};
 pub use follow::{Answer, PlanRequest};
 pub use options::{OnMismatch, Order, OrderConfig};
+pub use repair::{candidates, put_in_force, Candidate, CandidateTable};
 pub use shards::ShardedEngine;
 pub use stats::budget_json;

@@ -29,13 +29,28 @@ const CHUNK_ROWS: usize = 4096;
 
 pub(crate) static NO_TABLES: LazyLock<Schema> = LazyLock::new(Schema::default);
 
-/// Tells whether the rows of the store at `path` have moved, and a checkpoint says so.
-pub(crate) fn has_moved(path: &Path) -> Result<bool> {
-    let inside = path.join(GENERAL_FOLDER);
+/// Tells whether the rows of the store in `folder` have moved, and a checkpoint says so.
+///
+/// # Errors
+/// `Corruption` when rows lie inside and nothing says which commit is in force.
+pub(crate) fn has_moved(folder: &dyn Folder) -> Result<bool> {
+    let Some(inside) = folder.path().map(|path| path.join(GENERAL_FOLDER)) else {
+        return Ok(false);
+    };
     if !inside.is_dir() {
         return Ok(false);
     }
-    Ok(CommitLog::stored_backend(&FsFolder::open(inside)?)?.is_some())
+    let inside = FsFolder::open(inside)?;
+    if inside.read(CommitLog::CURRENT)?.is_some() {
+        return Ok(CommitLog::stored_backend(&inside)?.is_some());
+    }
+    // What is left of a move that was cut short is worth nothing: the plan's commit has all.
+    let has_plan = CommitLog::stored_backend(folder)?.is_some();
+    if has_plan && CommitLog::found_numbers(&inside)?.is_empty() {
+        return Ok(false);
+    }
+    CommitLog::check_new(&inside).map_err(|error| error.with("folder", GENERAL_FOLDER))?;
+    Ok(false)
 }
 
 /// Opens the engine inside, and removes what the plan left behind.
@@ -51,7 +66,8 @@ pub(crate) fn open_moved(
     let lock = folder.lock()?;
     let inside = path.join(GENERAL_FOLDER);
     let stored = CommitLog::stored_backend(&FsFolder::open(&inside)?)?;
-    let backend = stored.as_deref().map_or(Ok(Backend::File), Backend::from_name)?;
+    let stored = stored.as_deref().map_or(Ok(Backend::File), Backend::from_name)?;
+    let backend = config.backend.unwrap_or(stored);
     let engine = Engine::open(Some(&inside), &config.engine(backend))?;
     let is_left_over = |name: &&String| {
         name.as_str() == "CURRENT"
@@ -110,7 +126,10 @@ impl OrderedEngine {
         let inside = self.general_folder()?;
         let leftovers = FsFolder::create(&inside)?;
         for name in leftovers.list()? {
-            leftovers.remove(&name)?;
+            // It says that nothing is in force, as long as anything lies there.
+            if name != CommitLog::CURRENT {
+                leftovers.remove(&name)?;
+            }
         }
         let backend = self.config.on_mismatch().backend().unwrap_or(Backend::File);
         let mut engine = Engine::open(Some(&inside), &self.config.engine(backend))?;

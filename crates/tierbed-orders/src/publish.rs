@@ -13,9 +13,10 @@ use tierbed_forward::AnySink;
 use tierbed_io::{Folder, FsFolder};
 use tierbed_pagestore::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_pagestore::{PlacedTables, Report, SnapshotWriter};
+use tierbed_trainstore::kept;
 
 use crate::along::Along;
-use crate::engine::{lost, OrderedEngine};
+use crate::engine::{lost, OrderedEngine, State};
 
 /// Sort key: table, use count inverted, row; most significant byte first.
 const KEY_BYTES: usize = 4 + 4 + 8;
@@ -97,6 +98,20 @@ impl OrderedEngine {
                 Ok(number)
             }
             None => Err(lost("no engine")),
+        }
+    }
+
+    /// Forgets the kept checkpoint `name` and gives its disk space back.
+    ///
+    /// # Errors
+    /// `Invalid` when there is none of that name, `Unsupported` without a folder, `Io`.
+    pub fn drop_checkpoint(&mut self, name: &str) -> Result<()> {
+        match &mut self.state {
+            State::General(general) => general.engine.drop_checkpoint(name),
+            State::Lost(cause) => Err(lost(cause)),
+            State::Along(_) | State::Undecided(_) => {
+                kept::drop_checkpoint(self.folder()?.as_ref(), name)
+            }
         }
     }
 }

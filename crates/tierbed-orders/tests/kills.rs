@@ -14,9 +14,11 @@ use tierbed::update::Grads;
 use tierbed_core::env::{Env, SplitMix64};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Result, TableId, TableSchema};
+use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Pooling};
 use tierbed_orders::{Answer, Order, OrderConfig, OrderedEngine, PlanRequest};
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
+use tierbed_trainstore::CommitLog;
 
 const ROW_COUNT: u64 = 20_000;
 const DIM: u32 = 16;
@@ -154,7 +156,9 @@ fn check(test: &str, kill_count: u32, seed: u64) {
         let fate = run_and_kill(test, scratch.path(), "", delay).unwrap();
         killed += u32::from(fate == Fate::Killed);
         let inside = scratch.path().join("window");
-        moving += u32::from(inside.is_dir() && !inside.join("CURRENT").exists());
+        let is_in_force = inside.is_dir()
+            && CommitLog::stored_backend(&FsFolder::open(&inside).unwrap()).unwrap().is_some();
+        moving += u32::from(inside.is_dir() && !is_in_force);
         // The plan is left for good only by a checkpoint behind it.
         let mut engine = open(Some(scratch.path()), Order::Auto);
         let done = steps_done(&mut engine);

@@ -21,6 +21,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(kept_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(drop_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(restore_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(commits_json, module)?)?;
+    module.add_function(wrap_pyfunction!(put_commit_in_force, module)?)?;
     module.add_function(wrap_pyfunction!(apply_delta, module)?)?;
     module.add_function(wrap_pyfunction!(import_tables, module)?)
 }
@@ -29,24 +31,34 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 fn kept_checkpoints(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, String, u64)>> {
     run(py, || {
-        let kept = tierbed::kept_checkpoints(&FsFolder::open(path)?)?;
+        let kept = tierbed_orders::kept_checkpoints(&path)?;
         Ok(kept.into_iter().map(|kept| (kept.number, kept.name.clone(), kept.bytes())).collect())
     })
 }
 
-/// Forgets a kept checkpoint.
+/// Forgets a kept checkpoint of the store at `path`, which must be closed.
 #[pyfunction]
 fn drop_checkpoint(py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
-    run(py, || tierbed::drop_checkpoint(&FsFolder::open(path)?, name))
+    run(py, || tierbed_orders::drop_checkpoint(&path, name))
 }
 
 /// Makes a kept checkpoint the last one of the store at `path`, which must be closed.
 #[pyfunction]
 fn restore_checkpoint(py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
-    run(py, || {
-        let folder: Arc<dyn Folder> = Arc::new(FsFolder::open(path)?);
-        tierbed::restore_checkpoint(&folder, name)
-    })
+    run(py, || tierbed_orders::restore_checkpoint(&path, name))
+}
+
+/// Checks every commit and kept checkpoint that lies in the store at `path`; returns what each
+/// would give back, as JSON.
+#[pyfunction]
+fn commits_json(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    run(py, || to_json(&tierbed_orders::candidates(&path)?))
+}
+
+/// Puts a commit of the store at `path` in force, after checking it; returns it as JSON.
+#[pyfunction]
+fn put_commit_in_force(py: Python<'_>, path: PathBuf, number: u64) -> PyResult<String> {
+    run(py, || to_json(&tierbed_orders::put_in_force(&path, number)?))
 }
 
 /// Writes the snapshot that `delta` makes of `base` to `out`; returns a report as JSON.

@@ -489,6 +489,10 @@ impl NativeStore {
         })
     }
 
+    fn drop_checkpoint(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.with(py, |engine| engine.single()?.drop_checkpoint(name))
+    }
+
     fn last_checkpoint(&self, py: Python<'_>) -> PyResult<Option<(u64, String)>> {
         self.with(py, |engine| {
             Ok(engine.last_checkpoint().map(|info| (info.number, info.name.clone())))

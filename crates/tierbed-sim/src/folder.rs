@@ -150,6 +150,12 @@ impl Folder for SimFolder {
         self.disk.lock().remove(name)
     }
 
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        check_name(from)?;
+        check_name(to)?;
+        self.disk.lock().rename(from, to)
+    }
+
     fn list(&self) -> Result<Vec<String>> {
         let mut names = self.disk.lock().names()?;
         names.retain(|name| check_name(name).is_ok());

@@ -13,6 +13,9 @@
 //! commit-000012.manifest          "tierbed-manifest 1 <crc32c>\n" + JSON
 //! CURRENT                         "tierbed-current 1 12 <crc32c of the manifest file>\n"
 //! ```
+//!
+//! A new store begins with a `CURRENT` that names commit 0: nothing is in force yet. So a folder
+//! with files of a store and without `CURRENT` has lost it, and is refused.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,11 +26,14 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, ErrorKind, Poison, Result, Schema};
 use tierbed_io::Folder;
 
+use crate::kept::{is_kept, is_staged, remove_staged, RESTORE};
+use crate::shards::{shard_of_name, SHARDS_FILE};
+
 const CURRENT_MAGIC: &str = "tierbed-current";
 const MANIFEST_MAGIC: &str = "tierbed-manifest";
 const FORMAT_VERSION: u32 = 1;
 /// Files of the stores that use this protocol, beside `CURRENT` and `commit-*`.
-const OWN_ENDINGS: [&str; 6] = [".rows", ".sst", ".wal", ".dense", ".undo", ".bucket"];
+const OWN_ENDINGS: [&str; 7] = [".rows", ".sst", ".wal", ".mark", ".dense", ".undo", ".bucket"];
 
 /// What a commit consists of.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -74,6 +80,15 @@ pub struct AttachmentMeta {
     pub bytes: u64,
     /// CRC32C of its bytes.
     pub crc32c: u32,
+}
+
+/// A commit that lies in a folder, whether it is in force or not.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FoundCommit {
+    /// What it consists of.
+    pub manifest: Manifest,
+    /// The `CURRENT` that puts it in force.
+    pub current: String,
 }
 
 /// The commits of one folder: reads the one in force, puts the next one in force.
@@ -128,21 +143,67 @@ impl CommitLog {
     /// `Corruption` when checksums disagree, otherwise the folder's.
     pub fn stored_backend(folder: &dyn Folder) -> Result<Option<String>> {
         let Some(current) = folder.read(Self::CURRENT)? else { return Ok(None) };
-        let (number, crc) = parse_current(&current)?;
+        let Some((number, crc)) = commit_of(&current)? else { return Ok(None) };
         Ok(Some(Self::read_manifest(folder, number, crc)?.backend))
     }
 
-    /// Reads the commit in force, if there is one.
+    /// Returns the text of a `CURRENT` that puts no commit in force.
+    #[must_use]
+    pub fn none_in_force() -> String {
+        current_of(0, &[])
+    }
+
+    /// Returns whether `current`, the bytes of a `CURRENT`, puts no commit in force.
     ///
     /// # Errors
-    /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree.
+    /// `Corruption` when they are damaged, `Invalid` when they are of something else.
+    pub fn names_none(current: &[u8]) -> Result<bool> {
+        Ok(commit_of(current)?.is_none())
+    }
+
+    /// Refuses a folder without `CURRENT` that is not empty: what is in it is somebody's.
+    ///
+    /// # Errors
+    /// `Corruption` when files of a store lie there, `Invalid` for others.
+    pub fn check_new(folder: &dyn Folder) -> Result<()> {
+        for name in folder.list()? {
+            // Plans of the order of batches, and what is left of making one.
+            if name.starts_with("order-") {
+                continue;
+            }
+            if is_of_a_store(&name) {
+                return Err(Error::corruption(
+                    "folder holds files of a store, but not the one that says which commit is in \
+                     force",
+                )
+                .with("missing", "CURRENT (SHARDS, with several shards)")
+                .with("found", name)
+                .with(
+                    "remedy",
+                    "list the commits that are whole by `tierbed repair FOLDER` and put one in \
+                     force; a new store needs a new or empty folder",
+                ));
+            }
+            return Err(Error::invalid("folder holds other files and no store")
+                .with("found", name)
+                .with("remedy", "name a new or empty folder"));
+        }
+        Ok(())
+    }
+
+    /// Reads the commit in force, if there is one; a new store begins.
+    ///
+    /// # Errors
+    /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree, or
+    /// files of a store lie there and nothing says which commit is in force.
     pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
         let mut log = Self { folder, manifest: None, info: None, later_number: 0 };
         let Some(current) = log.folder.read(Self::CURRENT)? else {
-            log.refuse_foreign_files()?;
+            Self::check_new(&*log.folder)?;
+            log.folder.write_atomic(Self::CURRENT, Self::none_in_force().as_bytes())?;
             return Ok(log);
         };
-        let (number, crc) = parse_current(&current)?;
+        let Some((number, crc)) = commit_of(&current)? else { return Ok(log) };
         let manifest = Self::read_manifest(&*log.folder, number, crc)?;
         if manifest.backend != backend {
             return Err(Error::invalid("store was written by another backend")
@@ -289,6 +350,33 @@ impl CommitLog {
         self.manifest.iter().flat_map(|manifest| &manifest.attachments).map(|meta| meta.bytes).sum()
     }
 
+    /// Reads the manifest of commit `number` and the text of the `CURRENT` that puts it in force.
+    ///
+    /// # Errors
+    /// `Corruption` when it is missing or damaged.
+    pub fn found(folder: &dyn Folder, number: u64) -> Result<FoundCommit> {
+        let file = Self::file_name(number, "manifest");
+        let bytes = folder.read(&file)?.ok_or_else(|| missing(&file))?;
+        let manifest = parse_manifest(&bytes).map_err(|error| error.with("file", &file))?;
+        if manifest.number != number {
+            return Err(Error::corruption("manifest is that of another commit")
+                .with("file", file)
+                .with("found", manifest.number));
+        }
+        Ok(FoundCommit { current: current_of(number, &bytes), manifest })
+    }
+
+    /// Returns the numbers of the commits whose manifests lie in `folder`, in force or not.
+    ///
+    /// # Errors
+    /// `Io` from the folder.
+    pub fn found_numbers(folder: &dyn Folder) -> Result<BTreeSet<u64>> {
+        let number_of = |name: &String| {
+            name.strip_prefix("commit-")?.strip_suffix(".manifest")?.parse::<u64>().ok()
+        };
+        Ok(folder.list()?.iter().filter_map(number_of).collect())
+    }
+
     fn read_manifest(folder: &dyn Folder, number: u64, crc: u32) -> Result<Manifest> {
         let file = Self::file_name(number, "manifest");
         let bytes = folder.read(&file)?.ok_or_else(|| missing(&file))?;
@@ -302,23 +390,6 @@ impl CommitLog {
         parse_manifest(&bytes).map_err(|error| error.with("file", file))
     }
 
-    fn refuse_foreign_files(&self) -> Result<()> {
-        let is_ours = |name: &str| {
-            name == "LOCK"
-                || name.starts_with("commit-")
-                || OWN_ENDINGS.iter().any(|ending| name.ends_with(ending))
-                || name.ends_with(".tmp")
-                // Plans of the order of batches, and what is left of making one.
-                || name.starts_with("order-")
-        };
-        if let Some(name) = self.folder.list()?.into_iter().find(|name| !is_ours(name)) {
-            return Err(Error::invalid("folder holds other files and no store")
-                .with("found", name)
-                .with("remedy", "name a new or empty folder"));
-        }
-        Ok(())
-    }
-
     // Old commits are garbage; failing to remove them costs space, not correctness.
     fn remove_other_commits(&self) {
         let Some(info) = &self.info else { return };
@@ -328,6 +399,7 @@ impl CommitLog {
                 let _ = self.folder.remove(&name);
             }
         }
+        let _ = remove_staged(&*self.folder);
     }
 
     fn remove_commit(&self, number: u64) {
@@ -338,6 +410,15 @@ impl CommitLog {
             }
         }
     }
+}
+
+fn is_of_a_store(name: &str) -> bool {
+    name.starts_with("commit-")
+        || OWN_ENDINGS.iter().any(|ending| name.ends_with(ending))
+        || matches!(name, RESTORE | SHARDS_FILE)
+        || is_kept(name)
+        || is_staged(name)
+        || shard_of_name(name).is_some()
 }
 
 fn missing(file: &str) -> Error {
@@ -377,6 +458,15 @@ fn check_attachment_name(name: &str, before: &[AttachmentMeta]) -> Result<()> {
     Ok(())
 }
 
+// The commit that a `CURRENT` puts in force and its manifest's checksum; none in a new store.
+fn commit_of(current: &[u8]) -> Result<Option<(u64, u32)>> {
+    match parse_current(current)? {
+        (0, 0) => Ok(None),
+        (0, _) => Err(Error::corruption("CURRENT is damaged")),
+        commit => Ok(Some(commit)),
+    }
+}
+
 fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
     let foreign = || {
         Error::invalid("CURRENT is not of this format; the folder holds no tierbed store")
@@ -392,7 +482,7 @@ fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
     if words.next() != Some(CURRENT_MAGIC) {
         return Err(foreign());
     }
-    check_version(words.next())?;
+    check_version("CURRENT is of a store format version that is not supported", words.next())?;
     let damaged = || Error::corruption("CURRENT is damaged");
     let number = words.next().and_then(|word| word.parse().ok()).ok_or_else(damaged)?;
     let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
@@ -403,12 +493,12 @@ fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
     Ok((number, crc))
 }
 
-fn check_version(word: Option<&str>) -> Result<()> {
+fn check_version(refusal: &str, word: Option<&str>) -> Result<()> {
     let found = word.and_then(|word| word.parse::<u32>().ok());
     if found == Some(FORMAT_VERSION) {
         return Ok(());
     }
-    Err(Error::invalid("store format version is not supported")
+    Err(Error::invalid(refusal)
         .with("supported", FORMAT_VERSION)
         .with("found", word.unwrap_or("none"))
         .with("remedy", "open it with the version that wrote it"))
@@ -422,7 +512,7 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
     if words.next() != Some(MANIFEST_MAGIC) {
         return Err(damaged());
     }
-    check_version(words.next())?;
+    check_version("store format version is not supported", words.next())?;
     let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
     if crc != Some(crc32c(body.as_bytes())) {
         return Err(damaged());
@@ -497,5 +587,80 @@ mod tests {
         assert_eq!(parse_current(b"").unwrap_err().kind(), Corruption);
         assert_eq!(parse_current(&[0; 40]).unwrap_err().kind(), Corruption);
         assert_eq!(parse_current(b"tierbed-current 1 7 0000abcd\n").unwrap(), (7, 0xabcd));
+        assert_eq!(commit_of(b"tierbed-current 1 0 0000abcd\n").unwrap_err().kind(), Corruption);
+        assert!(CommitLog::names_none(CommitLog::none_in_force().as_bytes()).unwrap());
+    }
+
+    fn log(folder: &Arc<dyn Folder>) -> Result<CommitLog> {
+        CommitLog::open(Arc::clone(folder), "memory")
+    }
+
+    fn commit(log: &mut CommitLog) {
+        let manifest = Manifest {
+            number: log.next_number(),
+            name: "good".into(),
+            backend: "memory".into(),
+            schema: Schema::default(),
+            tables: vec![],
+            store_file: None,
+            attachments: vec![],
+        };
+        log.put_in_force(manifest, &[]).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_lost_its_current_is_no_new_store() {
+        let files = [
+            "commit-000001.manifest",
+            "t.rows",
+            "000001.sst",
+            "000001.wal",
+            "t.dense",
+            "pages.undo",
+            "000001.bucket",
+            "kept.old.list",
+            "RESTORE",
+            "restore.t.rows.staged",
+            "shard1.t.rows",
+            "SHARDS",
+        ];
+        for file in files {
+            let folder: Arc<dyn Folder> = Arc::new(tierbed_io::MemoryFolder::new());
+            folder.write_durable(file, b"bytes").unwrap();
+            let refused = log(&folder).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Corruption, "{file}");
+            assert!(refused.to_string().contains("tierbed repair"), "{refused}");
+            assert_eq!(folder.list().unwrap(), [file], "nothing was written");
+        }
+        let folder: Arc<dyn Folder> = Arc::new(tierbed_io::MemoryFolder::new());
+        folder.write_durable("notes.txt", b"bytes").unwrap();
+        assert_eq!(log(&folder).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn a_store_that_never_committed_begins_again_over_its_left_overs() {
+        let folder: Arc<dyn Folder> = Arc::new(tierbed_io::MemoryFolder::new());
+        folder.write_durable("order-plan", b"bytes").unwrap();
+        drop(log(&folder).unwrap());
+        folder.write_durable("commit-000001.manifest", b"torn").unwrap();
+        folder.write_durable("t.rows", b"bytes").unwrap();
+        let mut log = log(&folder).unwrap();
+        assert!(log.manifest().is_none());
+        assert_eq!(CommitLog::stored_backend(&*folder).unwrap(), None);
+        commit(&mut log);
+        assert_eq!(CommitLog::stored_backend(&*folder).unwrap().unwrap(), "memory");
+    }
+
+    #[test]
+    fn a_commit_is_found_without_current() {
+        let folder: Arc<dyn Folder> = Arc::new(tierbed_io::MemoryFolder::new());
+        commit(&mut log(&folder).unwrap());
+        let current = folder.read(CommitLog::CURRENT).unwrap().unwrap();
+        folder.remove(CommitLog::CURRENT).unwrap();
+        let numbers: Vec<u64> = CommitLog::found_numbers(&*folder).unwrap().into_iter().collect();
+        assert_eq!(numbers, [1]);
+        let found = CommitLog::found(&*folder, 1).unwrap();
+        assert_eq!(found.current.as_bytes(), current);
+        assert_eq!(found.manifest.name, "good");
     }
 }

@@ -13,11 +13,13 @@ mod commit;
 mod file;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod kept;
+pub mod mark;
 mod memory;
 pub mod shards;
 
 pub use commit::{
-    check_attachments, AttachmentMeta, CommitFailure, CommitLog, Manifest, TableMeta,
+    check_attachments, AttachmentMeta, CommitFailure, CommitLog, FoundCommit, Manifest, TableMeta,
 };
 pub use file::{
     check_records, page_layout, seal, verify, FileStore, FileStoreOptions, PageLayout, PageName,

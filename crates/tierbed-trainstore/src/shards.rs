@@ -14,6 +14,8 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::Folder;
 
+use crate::commit::CommitLog;
+
 /// Name of the file; a folder that has it is a store of several shards.
 pub const SHARDS_FILE: &str = "SHARDS";
 const MAGIC: &str = "tierbed-shards";
@@ -39,6 +41,13 @@ impl ShardsFile {
         self.currents.len()
     }
 
+    /// Returns whether no commit is in force yet.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        let none = CommitLog::none_in_force();
+        self.currents.iter().all(|current| *current == none)
+    }
+
     fn is_whole(&self) -> bool {
         let count = self.shard_count();
         (2..=SHARDS_MAX).contains(&count)
@@ -46,6 +55,19 @@ impl ShardsFile {
             && (0..count).all(|shard| self.shard_of.contains(&(shard as u32)))
             && self.shard_of.iter().all(|&shard| (shard as usize) < count)
     }
+}
+
+/// Returns what the names of files of `shard` begin with.
+#[must_use]
+pub fn prefix(shard: usize) -> String {
+    format!("shard{shard}.")
+}
+
+/// Returns the shard that the file `name` belongs to.
+#[must_use]
+pub fn shard_of_name(name: &str) -> Option<usize> {
+    let (shard, _) = name.strip_prefix("shard")?.split_once('.')?;
+    shard.parse().ok()
 }
 
 /// Reads the file; `None` when the store has no shards, or no checkpoint yet.
@@ -65,9 +87,17 @@ pub fn read_file(folder: &dyn Folder) -> Result<Option<ShardsFile>> {
 /// # Errors
 /// Those of the folder.
 pub fn write_file(folder: &dyn Folder, file: &ShardsFile) -> Result<()> {
+    folder.write_atomic(SHARDS_FILE, &encode_file(file)?)
+}
+
+/// Returns the bytes of `file`.
+///
+/// # Errors
+/// `Invalid` when it cannot be written as JSON.
+pub fn encode_file(file: &ShardsFile) -> Result<Vec<u8>> {
     let body = serde_json::to_string_pretty(file)
         .map_err(|cause| Error::invalid("shards cannot be written").with("cause", cause))?;
-    folder.write_atomic(SHARDS_FILE, &mended(body.as_bytes()))
+    Ok(mended(body.as_bytes()))
 }
 
 fn decode(bytes: &[u8]) -> Result<ShardsFile> {

@@ -67,14 +67,6 @@ impl Engine {
         self.store.attachment(name)
     }
 
-    /// Checks every checksum of the store; returns the number of pages checked.
-    ///
-    /// # Errors
-    /// `Corruption`, naming the first bad page.
-    pub fn verify(&mut self) -> Result<u64> {
-        self.store.verify()
-    }
-
     fn runs_json(&self) -> Result<String> {
         let run = |run: &TableRun| Run {
             step: run.hyper.step,

@@ -25,7 +25,7 @@ pub mod vocabularies;
 
 pub use coded::CodedTables;
 pub use engine::{Engine, EngineStats};
-pub use kept::{drop_checkpoint, kept_checkpoints, restore_checkpoint, Kept};
+pub use kept::{check_folder, finish_restore, restore_checkpoint, with_enough_memory};
 pub use options::{Backend, Durability, EngineConfig};
 pub use published_ids::PublishedIds;
 pub use row_buffer::{BufferStats, EvictionOrder};

@@ -13,12 +13,13 @@ mod common;
 use std::sync::Arc;
 
 use common::{all_records, Job};
-use tierbed::{drop_checkpoint, kept_checkpoints, restore_checkpoint};
+use tierbed::restore_checkpoint;
 use tierbed::{Backend, Engine, EngineConfig, FeaturePlan, Pooling};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, Result};
 use tierbed_io::{Folder, FsFolder, MemoryFolder};
 use tierbed_sim::{FaultPlan, SimFolder};
+use tierbed_trainstore::kept::{drop_checkpoint, kept_checkpoints};
 
 fn job() -> Job {
     Job {
@@ -195,4 +196,144 @@ fn power_loss_leaves_whole_checkpoints_only() {
             assert!(all_records(&mut engine) == records[1], "io {point}");
         }
     }
+}
+
+/// A store at step 9 that keeps step 5.
+fn with_kept(folder: &Arc<dyn Folder>, backend: Backend) {
+    let (mut engine, plan) = open(folder, backend).unwrap();
+    train(&mut engine, &plan, 0..5).unwrap();
+    engine.keep_checkpoint("old", &[Attachment { name: "mine", bytes: b"abc" }]).unwrap();
+    train(&mut engine, &plan, 5..9).unwrap();
+    engine.checkpoint("new", &[]).unwrap();
+}
+
+fn copied(from: &std::path::Path) -> (tempfile::TempDir, Arc<dyn Folder>) {
+    let scratch = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
+    }
+    let folder = Arc::new(FsFolder::open(scratch.path()).unwrap());
+    (scratch, folder)
+}
+
+/// Removes, flips a bit of, or cuts a file.
+fn damage(path: &std::path::Path, how: u32) -> bool {
+    let mut bytes = std::fs::read(path).unwrap();
+    match how {
+        0 => std::fs::remove_file(path).unwrap(),
+        1 => {
+            // In the middle of what is written, not in a hole.
+            let written: Vec<usize> = bytes
+                .iter()
+                .enumerate()
+                .filter(|(_, byte)| **byte != 0)
+                .map(|(at, _)| at)
+                .collect();
+            let Some(&at) = written.get(written.len() / 2) else { return false };
+            bytes[at] ^= 4;
+            std::fs::write(path, &bytes).unwrap();
+        }
+        _ => {
+            if bytes.is_empty() {
+                return false;
+            }
+            bytes.truncate(bytes.len() - 1);
+            std::fs::write(path, &bytes).unwrap();
+        }
+    }
+    true
+}
+
+const ALL: [Backend; 7] = [
+    Backend::File,
+    Backend::Cold,
+    Backend::Lsm,
+    Backend::LsmPlain,
+    Backend::Memory,
+    Backend::HashDb,
+    Backend::Mmap,
+];
+
+#[test]
+fn going_back_to_a_damaged_checkpoint_leaves_the_last_one_as_it_is() {
+    for backend in ALL {
+        let scratch = tempfile::tempdir().unwrap();
+        let original: Arc<dyn Folder> = Arc::new(FsFolder::create(scratch.path()).unwrap());
+        with_kept(&original, backend);
+        let kept = original.list().unwrap().into_iter().filter(|file| file.starts_with("kept."));
+        let kept: Vec<String> = kept.collect();
+        assert!(kept.len() > 3, "{kept:?}");
+        for (file, how) in kept.iter().flat_map(|file| (0..3).map(move |how| (file, how))) {
+            let (copy, folder) = copied(scratch.path());
+            if !damage(&copy.path().join(file), how) {
+                continue;
+            }
+            let told = format!("{backend:?}, {file}, damage {how}");
+            let refused = restore_checkpoint(&folder, "old").unwrap_err();
+            if how == 0 && file.ends_with(".list") {
+                assert_eq!(refused.kind(), ErrorKind::Invalid, "{told}: {refused}");
+            } else {
+                assert_eq!(refused.kind(), ErrorKind::Corruption, "{told}: {refused}");
+                assert!(refused.to_string().contains("checkpoint: old"), "{told}: {refused}");
+            }
+            let (mut engine, _) = open(&folder, backend)
+                .unwrap_or_else(|error| panic!("{told}: the last checkpoint is gone: {error}"));
+            assert!(all_records(&mut engine) == oracle(9), "{told}");
+            let verified = engine.verify();
+            if how == 0 && file.ends_with(".list") {
+                verified.unwrap();
+            } else {
+                assert_eq!(verified.unwrap_err().kind(), ErrorKind::Corruption, "{told}");
+            }
+            drop(engine);
+            assert!(!folder.list().unwrap().iter().any(|file| file.ends_with(".staged")), "{told}");
+        }
+    }
+}
+
+#[test]
+fn checkpoints_kept_without_checksums_are_checked_before_anything_goes() {
+    use tierbed_core::checksum::crc32c;
+    for backend in [Backend::File, Backend::Cold, Backend::Lsm, Backend::Memory, Backend::HashDb] {
+        let scratch = tempfile::tempdir().unwrap();
+        let original: Arc<dyn Folder> = Arc::new(FsFolder::create(scratch.path()).unwrap());
+        with_kept(&original, backend);
+        // As an earlier version wrote the list.
+        let list = String::from_utf8(original.read("kept.old.list").unwrap().unwrap()).unwrap();
+        let (_, body) = list.split_once('\n').unwrap();
+        let mut body: serde_json::Value = serde_json::from_str(body).unwrap();
+        for file in body["files"].as_array_mut().unwrap() {
+            file.as_object_mut().unwrap().remove("crc32c");
+        }
+        let body = body.to_string();
+        let list = format!("tierbed-kept 1 {:08x}\n{body}", crc32c(body.as_bytes()));
+        original.write_durable("kept.old.list", list.as_bytes()).unwrap();
+        for file in original.list().unwrap().iter().filter(|file| file.ends_with(".kept")) {
+            let (copy, folder) = copied(scratch.path());
+            assert!(damage(&copy.path().join(file), 1));
+            let refused = restore_checkpoint(&folder, "old").unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Corruption, "{backend:?}, {file}: {refused}");
+            assert!(refused.to_string().contains("checkpoint: old"), "{refused}");
+            let (mut engine, _) = open(&folder, backend).unwrap();
+            assert!(all_records(&mut engine) == oracle(9), "{backend:?}, {file}");
+        }
+        restore_checkpoint(&original, "old").unwrap();
+        let (mut engine, _) = open(&original, backend).unwrap();
+        assert!(all_records(&mut engine) == oracle(5), "{backend:?}");
+    }
+}
+
+#[test]
+fn a_restore_begun_by_an_earlier_version_is_finished() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(scratch.path()).unwrap());
+    with_kept(&folder, Backend::File);
+    folder.write_atomic("RESTORE", b"old").unwrap();
+    folder.remove("CURRENT").unwrap();
+    folder.remove("t0.rows").unwrap();
+    let (mut engine, _) = open(&folder, Backend::File).unwrap();
+    assert!(all_records(&mut engine) == oracle(5));
+    engine.verify().unwrap();
+    assert_eq!(folder.read("RESTORE").unwrap(), None);
 }

@@ -1,10 +1,11 @@
-"""``inspect``, ``verify``, ``import``, ``export``: what is in a folder, and is it whole?"""
+"""``inspect``, ``verify``, ``repair``, ``import``, ``export``: what is in a folder, is it whole?"""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from tierbed.errors import InvalidError
 from tierbed.progress import Progress
 from tierbed.snapshot import Snapshot
 from tierbed.store import Store
+
+if TYPE_CHECKING:
+    from tierbed.repair import Commit
 
 __all__ = ["open_folder", "register", "tables_folder"]
 
@@ -25,7 +29,7 @@ def tables_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise InvalidError(f"no such folder: {folder}", {"path": str(folder)})
     inner = folder / "tables"
-    return inner if (inner / "LOCK").exists() else folder
+    return inner if inner.is_dir() else folder
 
 
 def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
@@ -115,6 +119,59 @@ def checkpoints(
     finish({"path": place, "checkpoints": kept}, json_path, str(folder))
 
 
+def repair(
+    folder: Folder,
+    commit: Annotated[
+        int | None, typer.Option("--commit", help="Put the commit of this number in force.")
+    ] = None,
+    json_path: JsonOut = None,
+) -> None:
+    """List the commits of a store that are whole, or put one in force."""
+    from dataclasses import asdict
+
+    from tierbed.repair import find_commits, put_in_force
+    from tierbed.report import print_table
+
+    place = tables_folder(folder)
+    if commit is not None:
+        chosen = put_in_force(place, commit)
+        print(f"commit {chosen.number} ({chosen.name}) is in force", file=sys.stderr)
+    commits = find_commits(place)
+    if shows_tables(json_path):
+        rows = [
+            {
+                "number": found.number,
+                "last": found.last_number,
+                "name": found.name,
+                "state": _state(found),
+                "steps": max((table.steps or 0 for table in found.tables), default=0),
+                "tables": len(found.tables),
+                "rows": sum(table.row_count for table in found.tables),
+                "attachments": ", ".join(found.attachments),
+            }
+            for found in commits
+        ]
+        print_table(f"commits of {folder}", rows)
+    told = {
+        "path": str(place),
+        "whole": sum(found.is_whole for found in commits),
+        "damaged": sum(not found.is_whole for found in commits),
+        "in_force": next((found.number for found in commits if found.is_in_force), None),
+    }
+    commits_json = [asdict(found) for found in commits]
+    finish({**told, "commits": commits_json}, json_path, str(folder))
+    if told["in_force"] is None and shows_tables(json_path):
+        print("put one in force: tierbed repair FOLDER --commit NUMBER", file=sys.stderr)
+
+
+def _state(found: Commit) -> str:
+    if found.damage is not None:
+        return f"damaged: {found.damage}"
+    if found.is_kept:
+        return "kept"
+    return "in force" if found.is_in_force else "whole"
+
+
 def _short(init: Any) -> str:
     if not isinstance(init, dict):
         return ""
@@ -190,5 +247,6 @@ def register(app: typer.Typer) -> None:
     app.command("inspect")(inspect)
     app.command("verify")(verify)
     app.command("checkpoints")(checkpoints)
+    app.command("repair")(repair)
     app.command("import")(import_)
     app.command("export")(export)

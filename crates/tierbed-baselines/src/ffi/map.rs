@@ -1,4 +1,4 @@
-//! How does a file become memory? A shared, writable map of a whole file.
+//! How does a file become memory? A writable map of a whole file: shared, or a copy on write.
 //!
 //! Invariant: nobody shrinks the file while it is mapped (the store's folder lock keeps other
 //! openers away); touching a lost page would end the process with `SIGBUS`.
@@ -16,11 +16,19 @@ pub(crate) struct MappedFile {
 
 impl MappedFile {
     /// Maps the first `len_bytes` of `file`, which is at least that long; not 0.
-    pub(crate) fn new(file: &File, len_bytes: usize) -> std::io::Result<Self> {
+    pub(crate) fn shared(file: &File, len_bytes: usize) -> std::io::Result<Self> {
+        Self::new(file, len_bytes, libc::MAP_SHARED)
+    }
+
+    /// Maps as [`shared`](Self::shared) does, but what is changed stays in memory.
+    pub(crate) fn private(file: &File, len_bytes: usize) -> std::io::Result<Self> {
+        Self::new(file, len_bytes, libc::MAP_PRIVATE)
+    }
+
+    fn new(file: &File, len_bytes: usize, kind: libc::c_int) -> std::io::Result<Self> {
         let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
         // SAFETY: a fresh map at an address of the kernel's choice aliases no Rust memory.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, libc::MAP_SHARED, fd, 0) };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, kind, fd, 0) };
         if start == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
@@ -73,12 +81,17 @@ mod tests {
     fn what_is_written_to_the_map_is_in_the_file() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(10_000).unwrap();
-        let mut map = MappedFile::new(&file, 10_000).unwrap();
+        let mut map = MappedFile::shared(&file, 10_000).unwrap();
         assert!(map.bytes().iter().all(|&byte| byte == 0));
         map.bytes_mut()[9_999] = 7;
         map.sync().unwrap();
         let mut last = [0];
         std::os::unix::fs::FileExt::read_at(&file, &mut last, 9_999).unwrap();
         assert_eq!(last, [7]);
+        let mut private = MappedFile::private(&file, 10_000).unwrap();
+        private.bytes_mut()[9_999] = 8;
+        private.sync().unwrap();
+        std::os::unix::fs::FileExt::read_at(&file, &mut last, 9_999).unwrap();
+        assert_eq!((private.bytes()[9_999], last), (8, [7]));
     }
 }

@@ -61,7 +61,8 @@ pub struct MmapStore {
     schema: Schema,
     log: CommitLog,
     folder: Arc<dyn Folder>,
-    path: PathBuf,
+    /// `None` in a folder that is only looked at.
+    path: Option<PathBuf>,
     options: MmapOptions,
     /// `None` as long as nothing changed since the last commit.
     undo: Option<Undo>,
@@ -79,9 +80,10 @@ impl MmapStore {
     /// `Invalid` when it holds something else, `Corruption` when files of the commit are missing
     /// or cut, or when the machine stopped between two commits.
     pub fn open(folder: Arc<dyn Folder>, options: MmapOptions) -> Result<Self> {
-        let Some(path) = folder.path().map(Path::to_owned) else {
+        let path = folder.path().map(Path::to_owned);
+        if path.is_none() && !folder.is_view() {
             return Err(Error::unsupported("a mapped store needs a folder on a file system"));
-        };
+        }
         let lock = folder.lock()?;
         let log = CommitLog::open(folder.clone(), "mmap")?;
         let buffer_bytes = 2 * UNDO_PAGES * (PAGE_BYTES + 32);
@@ -114,7 +116,7 @@ impl MmapStore {
         let committed = manifest.iter().flat_map(|manifest| manifest.schema.tables());
         for table in committed {
             self.schema.add(table.clone())?;
-            let dense = DenseTable::open(&self.path, table, true, &self.options.budget)?;
+            let dense = DenseTable::open(&*self.folder, table, true, &self.options.budget)?;
             self.tables.push(dense);
         }
         if is_needed {
@@ -129,9 +131,9 @@ impl MmapStore {
 
     // Puts every saved page back, then makes that durable before the undo file is forgotten.
     fn apply_undo(&mut self, commit: u64) -> Result<()> {
-        let path = self.path.join(undo::PAGES);
-        let file = File::open(&path)
-            .map_err(|cause| Error::corruption("undo file is missing").with("cause", cause))?;
+        let missing = || Error::corruption("undo file is missing").with("file", undo::PAGES);
+        let path = self.folder.file_path(undo::PAGES).ok_or_else(missing)?;
+        let file = File::open(&path).map_err(|cause| missing().with("cause", cause))?;
         let mut entries = BufReader::with_capacity(UNDO_PAGES * PAGE_BYTES, file);
         while let Some(saved) = undo::read_entry(&mut entries)? {
             // Pages of tables that no commit knows are worth nothing.
@@ -149,7 +151,8 @@ impl MmapStore {
         let undo = match &mut self.undo {
             Some(undo) => undo,
             none => {
-                let undo = Undo::start(&self.path)?;
+                let looked_at = || Error::unsupported("a folder that is only looked at stays so");
+                let undo = Undo::start(self.path.as_deref().ok_or_else(looked_at)?)?;
                 undo::note_boot(self.folder.as_ref(), &self.options.boot_id, commit)?;
                 none.insert(undo)
             }
@@ -269,7 +272,7 @@ impl TrainStore for MmapStore {
         let mut schema = self.schema.clone();
         let id = schema.add(table.clone())?;
         if id.0 as usize == self.tables.len() {
-            let dense = DenseTable::open(&self.path, &table, false, &self.options.budget)?;
+            let dense = DenseTable::open(&*self.folder, &table, false, &self.options.budget)?;
             self.tables.push(dense);
             self.schema = schema;
         }

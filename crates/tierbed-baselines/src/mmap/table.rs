@@ -10,11 +10,10 @@
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use rustix::fs::FallocateFlags;
 use tierbed_core::{Budget, Error, Reservation, Result, RowId, TableSchema};
-use tierbed_io::PAGE_BYTES;
+use tierbed_io::{Folder, PAGE_BYTES};
 
 use crate::ffi::map::MappedFile;
 
@@ -35,12 +34,20 @@ pub(crate) struct DenseTable {
     saved: Vec<u64>,
     /// One bit per piece: its space was allocated since the table was opened.
     allocated: Vec<u64>,
+    /// What is changed never reaches the file.
+    is_private: bool,
     _memory: Reservation,
 }
 
 /// Returns the name of a table's file.
 pub(crate) fn file_name(table: &TableSchema) -> String {
     format!("{}.dense", table.name)
+}
+
+fn missing(file: &str) -> Error {
+    Error::corruption("file of the commit in force is missing")
+        .with("file", file)
+        .with("remedy", "restore the store's folder from a copy")
 }
 
 fn bit(words: &[u64], at: usize) -> bool {
@@ -58,9 +65,10 @@ impl DenseTable {
     ///
     /// # Errors
     /// `Corruption` when a committed file is missing or has another length, `Invalid` when the
-    /// table does not fit the address space or the budget, `Io`, `NoSpace`.
+    /// table does not fit the address space or the budget, `Unsupported` for a new table in a
+    /// folder that is only looked at, `Io`, `NoSpace`.
     pub(crate) fn open(
-        folder: &Path,
+        folder: &dyn Folder,
         table: &TableSchema,
         is_committed: bool,
         budget: &Budget,
@@ -80,15 +88,18 @@ impl DenseTable {
         let words = |bits: usize| bits.div_ceil(64);
         let (pages, pieces) = (len_bytes / PAGE_BYTES, len_bytes.div_ceil(PIECE_BYTES));
         let memory = budget.reserve("mmap bits", 8 * (words(pages) + words(pieces)) as u64)?;
-        let path = folder.join(&name);
+        let is_private = folder.is_view();
+        let path = folder.file_path(&name).ok_or_else(|| match is_committed {
+            true => missing(&name),
+            false => Error::unsupported("a folder that is only looked at takes no new table")
+                .with("table", &table.name),
+        })?;
         let failed =
             |cause| Error::os("cannot open table file", cause).with("path", path.display());
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(!is_committed).truncate(!is_committed);
+        options.read(true).write(!is_private).create(!is_committed).truncate(!is_committed);
         let file = options.open(&path).map_err(|cause| match is_committed {
-            true => Error::corruption("file of the commit in force is missing")
-                .with("file", &name)
-                .with("cause", cause),
+            true => missing(&name).with("cause", cause),
             false => failed(cause),
         })?;
         if is_committed {
@@ -103,7 +114,11 @@ impl DenseTable {
         } else {
             file.set_len(len_bytes as u64).map_err(failed)?;
         }
-        let map = MappedFile::new(&file, len_bytes).map_err(failed)?;
+        let map = match is_private {
+            true => MappedFile::private(&file, len_bytes),
+            false => MappedFile::shared(&file, len_bytes),
+        };
+        let map = map.map_err(failed)?;
         Ok(Self {
             map,
             file,
@@ -114,6 +129,7 @@ impl DenseTable {
             present_rows: 0,
             saved: vec![0; words(pages)],
             allocated: vec![0; words(pieces)],
+            is_private,
             _memory: memory,
         })
     }
@@ -196,7 +212,7 @@ impl DenseTable {
     /// `NoSpace` on a full disk, `Unsupported` where the file system cannot allocate ahead.
     pub(crate) fn allocate(&mut self, page: usize) -> Result<()> {
         let piece = page * PAGE_BYTES / PIECE_BYTES;
-        if bit(&self.allocated, piece) {
+        if self.is_private || bit(&self.allocated, piece) {
             return Ok(());
         }
         let start = piece * PIECE_BYTES;

@@ -106,7 +106,15 @@ impl Folder for FsFolder {
         let path = self.path_of(name)?;
         match std::fs::read(&path) {
             Ok(bytes) => Ok(Some(bytes)),
-            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            // A link that leads nowhere is no absence: something was here.
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
+                match std::fs::symlink_metadata(&path) {
+                    Ok(_) => Err(Error::corruption("a link in the folder leads nowhere")
+                        .with("path", path.display())
+                        .with("remedy", "bring back the file that it names, or remove the link")),
+                    Err(_) => Ok(None),
+                }
+            }
             Err(cause) => Err(open_error(&path, cause, "cannot read file")),
         }
     }
@@ -160,13 +168,26 @@ impl Folder for FsFolder {
         }
     }
 
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        let (from, to) = (self.path_of(from)?, self.path_of(to)?);
+        std::fs::rename(&from, &to).map_err(|cause| {
+            Error::os("cannot rename file", cause)
+                .with("path", from.display())
+                .with("to", to.display())
+        })
+    }
+
     fn list(&self) -> Result<Vec<String>> {
         let failed =
             |cause| Error::os("cannot list folder", cause).with("path", self.path.display());
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let is_file = entry.file_type().map_err(failed)?.is_file();
+            let kind = entry.file_type().map_err(failed)?;
+            // A link counts as the file it leads to, also when that is gone.
+            let is_link = kind.is_symlink()
+                && !std::fs::metadata(entry.path()).is_ok_and(|stat| stat.is_dir());
+            let is_file = kind.is_file() || is_link;
             if let (true, Ok(name)) = (is_file, entry.file_name().into_string()) {
                 if check_name(&name).is_ok() {
                     names.push(name);

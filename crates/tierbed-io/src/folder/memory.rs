@@ -82,6 +82,15 @@ impl Folder for MemoryFolder {
         Ok(())
     }
 
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        check_name(to)?;
+        let mut files = self.files();
+        let moved = files.remove(from);
+        let moved = moved.ok_or_else(|| Error::invalid("no such file").with("path", from))?;
+        files.insert(to.to_owned(), moved);
+        Ok(())
+    }
+
     fn list(&self) -> Result<Vec<String>> {
         Ok(self.files().keys().cloned().collect())
     }

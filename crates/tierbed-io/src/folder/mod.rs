@@ -6,13 +6,15 @@
 
 pub mod fs;
 pub mod memory;
+pub mod view;
 
 pub use fs::FsFolder;
 pub use memory::MemoryFolder;
+pub use view::ViewFolder;
 
 use std::any::Any;
 use std::fmt::{self, Debug};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tierbed_core::{Error, ErrorKind, Result};
@@ -43,6 +45,16 @@ pub enum OpenMode {
 pub trait Folder: Send + Sync + Debug {
     /// Returns the path, if it has one.
     fn path(&self) -> Option<&Path>;
+
+    /// Returns the path of the file `name`, for who maps it; `None` where it has none.
+    fn file_path(&self, name: &str) -> Option<PathBuf> {
+        self.path().map(|path| path.join(name))
+    }
+
+    /// Returns whether nothing that is written here lasts: a store is only looked at.
+    fn is_view(&self) -> bool {
+        false
+    }
 
     /// Opens the large file `name`.
     ///
@@ -92,6 +104,13 @@ pub trait Folder: Send + Sync + Debug {
         let _ = (from, to);
         Ok(false)
     }
+
+    /// Gives the file `from` the name `to` instead, replacing a file of that name.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when there is no file `from`, or the operating system refuses.
+    fn rename(&self, from: &str, to: &str) -> Result<()>;
 
     /// Lists the names of all files in ascending order, without the lock file and temporaries.
     ///

@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::Folder;
 use tierbed_trainstore::shards::{write_file, ShardsFile};
+use tierbed_trainstore::CommitLog;
 
 /// Where the shards of one store agree.
 #[derive(Debug)]
@@ -65,6 +66,22 @@ impl Council {
         let state = self.lock();
         let currents = &state.in_force.as_ref()?.currents;
         currents.get(shard).map(|current| current.clone().into_bytes())
+    }
+
+    /// Begins a store in which no commit is in force, unless there is one; `proposed` says which
+    /// shard has which table.
+    ///
+    /// # Errors
+    /// Those of writing the file.
+    pub(crate) fn begin(&self, proposed: ShardsFile, shard_count: usize) -> Result<()> {
+        let mut state = self.lock();
+        if state.in_force.is_none() {
+            let currents = vec![CommitLog::none_in_force(); shard_count];
+            let file = ShardsFile { currents, ..proposed };
+            write_file(&*self.folder, &file)?;
+            state.in_force = Some(file);
+        }
+        Ok(())
     }
 
     /// Opens a sitting on `proposed`, whose `currents` are to be voted; returns a seat for each

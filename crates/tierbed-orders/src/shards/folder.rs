@@ -3,11 +3,12 @@
 //! `CURRENT` is no file of its own here: it is read from what all shards have in force, and
 //! written by a vote of theirs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tierbed_core::Result;
 use tierbed_io::{Device, Folder, FolderLock, OpenMode};
+use tierbed_trainstore::shards::prefix;
 use tierbed_trainstore::CommitLog;
 
 use super::council::Council;
@@ -32,21 +33,18 @@ impl ShardFolder {
     }
 }
 
-/// Returns what the names of files of `shard` begin with.
-pub(crate) fn prefix(shard: usize) -> String {
-    format!("shard{shard}.")
-}
-
-/// Returns the shard that the file `name` belongs to.
-pub(crate) fn shard_of_name(name: &str) -> Option<usize> {
-    let (shard, _) = name.strip_prefix("shard")?.split_once('.')?;
-    shard.parse().ok()
-}
-
 impl Folder for ShardFolder {
     // Nothing but its files belongs to a shard.
     fn path(&self) -> Option<&Path> {
         None
+    }
+
+    fn file_path(&self, name: &str) -> Option<PathBuf> {
+        self.whole.file_path(&self.name(name))
+    }
+
+    fn is_view(&self) -> bool {
+        self.whole.is_view()
     }
 
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn Device>> {
@@ -77,6 +75,10 @@ impl Folder for ShardFolder {
 
     fn link(&self, from: &str, to: &str) -> Result<bool> {
         self.whole.link(&self.name(from), &self.name(to))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<()> {
+        self.whole.rename(&self.name(from), &self.name(to))
     }
 
     fn list(&self) -> Result<Vec<String>> {

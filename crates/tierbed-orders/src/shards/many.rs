@@ -5,11 +5,11 @@ use std::sync::Arc;
 use tierbed_core::{Error, Poison, Result, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FolderLock};
 use tierbed_kernels::{FeaturePlan, Hyper};
-use tierbed_trainstore::shards::{read_file, ShardsFile, SHARDS_FILE};
+use tierbed_trainstore::shards::{read_file, shard_of_name, ShardsFile};
 use tierbed_trainstore::CommitLog;
 
 use super::council::{Council, Seat};
-use super::folder::{shard_of_name, ShardFolder};
+use super::folder::ShardFolder;
 use super::part::Parts;
 use super::split::Split;
 use crate::engine::OrderedEngine;
@@ -56,8 +56,11 @@ impl Many {
         let site = match folder {
             Some(folder) => {
                 let lock = folder.lock()?;
-                stored = read_file(&*folder)?;
-                sweep(&*folder, shard_count, stored.is_some())?;
+                let file = read_file(&*folder)?;
+                check_new(&*folder, file.is_none())?;
+                // Before the first commit tables and shards may still be others.
+                stored = file.filter(|file| !file.is_new());
+                sweep(&*folder, shard_count)?;
                 let council = Arc::new(Council::new(Arc::clone(&folder), stored.clone()));
                 Some(Site { folder, council, _lock: lock })
             }
@@ -99,6 +102,11 @@ impl Many {
     }
 
     fn open_engines(&mut self) -> Result<()> {
+        if let Some(site) = &self.site {
+            site.council.begin(self.proposed(), self.shard_count)?;
+            // A store of one shard that never had a commit; `SHARDS` speaks for the folder now.
+            site.folder.remove(CommitLog::CURRENT)?;
+        }
         let mut engines = Vec::with_capacity(self.shard_count);
         for (shard, size) in self.sizes().into_iter().enumerate() {
             let mut engine = OrderedEngine::open_in(self.folder_of(shard)?, &size.config())
@@ -156,9 +164,12 @@ impl Many {
         let Some(site) = &self.site else {
             return std::iter::repeat_with(|| None).take(self.shard_count).collect();
         };
+        site.council.sit(self.proposed(), self.shard_count).into_iter().map(Some).collect()
+    }
+
+    fn proposed(&self) -> ShardsFile {
         let Split { schema, shard_of } = self.split.clone();
-        let proposed = ShardsFile { schema, shard_of, currents: Vec::new() };
-        site.council.sit(proposed, self.shard_count).into_iter().map(Some).collect()
+        ShardsFile { schema, shard_of, currents: Vec::new() }
     }
 
     /// Adds a table, or finds the identical one; once the engines are open, in the last shard.
@@ -266,18 +277,32 @@ impl Size {
     }
 }
 
-// Leaves nothing of a store that was never committed with more shards; refuses what is no store.
-fn sweep(folder: &dyn Folder, shard_count: usize, is_stored: bool) -> Result<()> {
-    for name in folder.list()? {
-        match shard_of_name(&name) {
-            Some(shard) if shard < shard_count => {}
-            Some(_) => folder.remove(&name)?,
-            None if is_stored || name == SHARDS_FILE => {}
-            None => {
-                return Err(Error::invalid("folder holds other files and no store")
+// Refuses what is no store, or one that has lost the file which says what is in force.
+fn check_new(folder: &dyn Folder, is_new: bool) -> Result<()> {
+    if !is_new {
+        return Ok(());
+    }
+    match folder.read(CommitLog::CURRENT)? {
+        None => CommitLog::check_new(folder),
+        // Opened by one shard, and never committed.
+        Some(current) if CommitLog::names_none(&current)? => {
+            match folder.list()?.into_iter().find(|name| name != CommitLog::CURRENT) {
+                None => Ok(()),
+                Some(name) => Err(Error::invalid("folder holds other files and no store")
                     .with("found", name)
-                    .with("remedy", "name a new or empty folder"));
+                    .with("remedy", "name a new or empty folder")),
             }
+        }
+        Some(_) => Err(Error::invalid("store has one shard")
+            .with("remedy", "open it without shards, or name a new folder")),
+    }
+}
+
+// Leaves nothing of a store that was never committed with more shards.
+fn sweep(folder: &dyn Folder, shard_count: usize) -> Result<()> {
+    for name in folder.list()? {
+        if shard_of_name(&name).is_some_and(|shard| shard >= shard_count) {
+            folder.remove(&name)?;
         }
     }
     Ok(())

@@ -29,10 +29,13 @@ use std::sync::Arc;
 
 use tierbed_core::{Error, Result};
 use tierbed_io::{Folder, FsFolder};
+use tierbed_trainstore::kept::finish_restore;
 use tierbed_trainstore::shards::{read_file, SHARDS_MAX};
 use tierbed_trainstore::CommitLog;
 
 use crate::engine::OrderedEngine;
+use crate::folders::check_folder;
+use crate::moving::has_moved;
 use crate::options::OrderConfig;
 use many::Many;
 
@@ -65,8 +68,12 @@ impl ShardedEngine {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &OrderConfig) -> Result<Self> {
-        let stored = stored_shards(folder.as_deref())?;
-        let shard_count = match (stored, config.shards.map(|shards| shards as usize)) {
+        if let Some(folder) = &folder {
+            finish_restore(folder, &check_folder)?;
+        }
+        let asked = config.shards.map(|shards| shards as usize);
+        let stored = stored_shards(folder.as_deref(), asked)?;
+        let shard_count = match (stored, asked) {
             (Some(stored), Some(asked)) if stored != asked => {
                 return Err(Error::invalid("store has another number of shards")
                     .with("stored", stored)
@@ -109,11 +116,14 @@ impl ShardedEngine {
     }
 }
 
-// How many shards the store in `folder` has; `None` when nothing was committed there.
-fn stored_shards(folder: Option<&dyn Folder>) -> Result<Option<usize>> {
+// How many shards the store in `folder` has; `None` when nothing was committed there, so that it
+// may have as many as `asked`.
+fn stored_shards(folder: Option<&dyn Folder>, asked: Option<usize>) -> Result<Option<usize>> {
     let Some(folder) = folder else { return Ok(None) };
     match read_file(folder)? {
+        Some(file) if file.is_new() && asked.is_some_and(|asked| asked > 1) => Ok(None),
         Some(file) => Ok(Some(file.shard_count())),
+        None if has_moved(folder)? => Ok(Some(1)),
         None => Ok(CommitLog::stored_backend(folder)?.map(|_| 1)),
     }
 }
