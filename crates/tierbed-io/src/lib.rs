@@ -19,6 +19,7 @@ pub mod conformance;
 pub mod device;
 pub mod engine;
 pub mod folder;
+pub mod process;
 pub mod vector_ssd;
 
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
@@ -27,7 +28,7 @@ pub use engine::{
     depth::Depth, open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine,
     Op, Request,
 };
-pub use folder::{Folder, FolderLock, FsFolder, MemoryFolder, OpenMode, ViewFolder};
+pub use folder::{Folder, FolderLock, FsFolder, HeldFolder, MemoryFolder, OpenMode, ViewFolder};
 pub use vector_ssd::{SsdModel, VectorSsd, VectorTable};
 
 #[cfg(not(target_os = "linux"))]

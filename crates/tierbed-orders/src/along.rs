@@ -25,7 +25,7 @@ pub(crate) struct Along {
 }
 
 impl Along {
-    /// Starts training along `plan` in a folder that nobody has locked.
+    /// Starts training along `plan` in a folder whose lock is shared.
     pub(crate) fn open(
         folder: Arc<dyn Folder>,
         (schema, hypers): (Schema, &[Hyper]),

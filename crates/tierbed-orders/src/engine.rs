@@ -7,7 +7,7 @@ use tierbed::{Backend, Durability, Engine, Hyper};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId, TableSchema};
 use tierbed_forward::ForwardEngine;
-use tierbed_io::{Folder, FolderLock, FsFolder};
+use tierbed_io::{Folder, FsFolder, HeldFolder};
 use tierbed_kernels::{Destination, FeaturePlan, Grads};
 use tierbed_trainstore::kept::{finish_restore, kept_names, verify_checkpoint};
 use tierbed_trainstore::CommitLog;
@@ -22,6 +22,7 @@ use crate::options::{Order, OrderConfig};
 /// that equal calls give equal bits.
 pub struct OrderedEngine {
     pub(crate) config: OrderConfig,
+    /// Locked as long as this lives, whichever engine has the rows.
     folder: Option<Arc<dyn Folder>>,
     pub(crate) state: State,
     pub(crate) making: Option<Making>,
@@ -44,7 +45,6 @@ pub(crate) enum State {
 pub(crate) struct Undecided {
     pub(crate) schema: Schema,
     pub(crate) hypers: Vec<Hyper>,
-    pub(crate) lock: FolderLock,
 }
 
 /// The engine that needs no plan.
@@ -54,8 +54,6 @@ pub(crate) struct General {
     pub(crate) is_untouched: bool,
     /// Last checkpoint of the order left, until there is one of this engine.
     pub(crate) past: Option<CommitLog>,
-    /// Of the folder around, when the engine has a folder inside.
-    pub(crate) outer_lock: Option<FolderLock>,
 }
 
 /// What is told about the order.
@@ -78,7 +76,7 @@ impl State {
 }
 
 pub(crate) fn general(engine: Engine, is_untouched: bool) -> State {
-    State::General(Box::new(General { engine, is_untouched, past: None, outer_lock: None }))
+    State::General(Box::new(General { engine, is_untouched, past: None }))
 }
 
 impl OrderedEngine {
@@ -102,6 +100,8 @@ impl OrderedEngine {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &OrderConfig) -> Result<Self> {
+        let held = |folder| HeldFolder::of(folder).map(|held| Arc::new(held) as Arc<dyn Folder>);
+        let folder = folder.map(held).transpose()?;
         let mut opened = Self {
             config: config.clone(),
             folder,
@@ -157,9 +157,8 @@ impl OrderedEngine {
                 Ok(general(Engine::open_in(Some(Arc::clone(folder)), &config)?, false))
             }
             None => {
-                let lock = folder.lock()?;
                 CommitLog::open(Arc::clone(folder), "undecided")?;
-                let undecided = Undecided { schema: Schema::default(), hypers: Vec::new(), lock };
+                let undecided = Undecided { schema: Schema::default(), hypers: Vec::new() };
                 Ok(State::Undecided(undecided))
             }
             Some(tierbed_forward::BACKEND) => {
@@ -186,15 +185,13 @@ impl OrderedEngine {
         let State::Undecided(undecided) = std::mem::replace(&mut self.state, lost) else {
             return Ok(());
         };
-        let Undecided { schema, hypers, lock } = undecided;
-        drop(lock);
-        match self.open_general(&schema, &hypers) {
+        match self.open_general(&undecided.schema, &undecided.hypers) {
             Ok(engine) => {
                 self.state = general(engine, true);
                 Ok(())
             }
             Err(error) => {
-                self.restore_undecided(schema, hypers)?;
+                self.state = State::Undecided(undecided);
                 Err(error)
             }
         }
@@ -208,12 +205,6 @@ impl OrderedEngine {
             engine.set_hyper(id, *hyper)?;
         }
         Ok(engine)
-    }
-
-    fn restore_undecided(&mut self, schema: Schema, hypers: Vec<Hyper>) -> Result<()> {
-        let lock = self.folder()?.lock()?;
-        self.state = State::Undecided(Undecided { schema, hypers, lock });
-        Ok(())
     }
 
     /// Goes back to no engine, from one that was never written to.
@@ -240,7 +231,8 @@ impl OrderedEngine {
                 folder.remove(&name)?;
             }
         }
-        self.restore_undecided(schema, hypers)
+        self.state = State::Undecided(Undecided { schema, hypers });
+        Ok(())
     }
 
     pub(crate) fn folder(&self) -> Result<Arc<dyn Folder>> {

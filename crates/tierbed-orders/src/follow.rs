@@ -182,8 +182,7 @@ impl OrderedEngine {
         let State::Undecided(undecided) = std::mem::replace(&mut self.state, lost) else {
             return Err(Error::invalid("the order of the store is decided"));
         };
-        let Undecided { schema, hypers, lock } = undecided;
-        drop(lock);
+        let Undecided { schema, hypers } = undecided;
         let folder = self.folder()?;
         let tables = (schema.clone(), hypers.as_slice());
         match Along::open(Arc::clone(&folder), tables, plan, &self.config) {
@@ -198,8 +197,7 @@ impl OrderedEngine {
                         folder.remove(&name)?;
                     }
                 }
-                let lock = folder.lock()?;
-                self.state = State::Undecided(Undecided { schema, hypers, lock });
+                self.state = State::Undecided(Undecided { schema, hypers });
                 match error.kind() {
                     tierbed_core::ErrorKind::Invalid if self.config.order == Order::Auto => {
                         Ok(Answer::Refused { reason: error.to_string() })

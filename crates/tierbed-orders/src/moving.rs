@@ -63,7 +63,6 @@ pub(crate) fn open_moved(
         return Err(Error::invalid("rows of this store have left the forward order")
             .with("remedy", "open it with order=\"auto\", or start a new folder"));
     }
-    let lock = folder.lock()?;
     let inside = path.join(GENERAL_FOLDER);
     let stored = CommitLog::stored_backend(&FsFolder::open(&inside)?)?;
     let stored = stored.as_deref().map_or(Ok(Backend::File), Backend::from_name)?;
@@ -79,11 +78,7 @@ pub(crate) fn open_moved(
         // Left-overs cost space, not correctness.
         let _ = folder.remove(name);
     }
-    let mut state = general(engine, false);
-    if let State::General(general) = &mut state {
-        general.outer_lock = Some(lock);
-    }
-    Ok(state)
+    Ok(general(engine, false))
 }
 
 impl OrderedEngine {
@@ -121,7 +116,6 @@ impl OrderedEngine {
         (schema, hypers): (&Schema, &[Hyper]),
         sorted: SortedRecords,
     ) -> Result<State> {
-        let lock = folder.lock()?;
         let past = CommitLog::open(Arc::clone(folder), tierbed_forward::BACKEND)?;
         let inside = self.general_folder()?;
         let leftovers = FsFolder::create(&inside)?;
@@ -141,7 +135,6 @@ impl OrderedEngine {
         let mut state = general(engine, false);
         if let State::General(general) = &mut state {
             general.past = past.manifest().is_some().then_some(past);
-            general.outer_lock = Some(lock);
         }
         Ok(state)
     }

@@ -12,11 +12,13 @@ use tierbed_core::{Error, Result};
 use super::{check_name, locked_error, Folder, FolderLock, OpenMode, LOCK_NAME, TEMPORARY_SUFFIX};
 use crate::device::file::open_error;
 use crate::device::{Device, FileDevice};
+use crate::process::hold_open;
 
 /// A real folder; its files are [`FileDevice`]s, its lock is `flock(2)` on the file `LOCK`.
 ///
 /// The lock belongs to the opener, not to the process: a second opener in the same process is
-/// refused too. The operating system gives it back when the process ends, however it ends.
+/// refused too. The operating system gives it back when the process ends, however it ends, and
+/// though processes forked from it live on: they do not have it.
 #[derive(Debug)]
 pub struct FsFolder {
     path: PathBuf,
@@ -53,6 +55,32 @@ impl FsFolder {
     fn path_of(&self, name: &str) -> Result<PathBuf> {
         check_name(name)?;
         Ok(self.path.join(name))
+    }
+
+    fn locked_file(&self) -> Result<File> {
+        let path = self.path.join(LOCK_NAME);
+        let failed = |cause| Error::os("cannot lock folder", cause).with("path", path.display());
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                // The pid is a courtesy: the holder may be about to write it.
+                let _ = (&file).take(32).read_to_string(&mut holder);
+                return Err(locked_error(&self.path.display().to_string(), holder.trim()));
+            }
+            Err(cause) => return Err(failed(cause.into())),
+        }
+        file.set_len(0)
+            .and_then(|()| file.write_all(std::process::id().to_string().as_bytes()))
+            .map_err(failed)?;
+        Ok(file)
     }
 }
 
@@ -203,28 +231,13 @@ impl Folder for FsFolder {
     }
 
     fn lock(&self) -> Result<FolderLock> {
-        let path = self.path.join(LOCK_NAME);
-        let failed = |cause| Error::os("cannot lock folder", cause).with("path", path.display());
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let mut holder = String::new();
-                // The pid is a courtesy: the holder may be about to write it.
-                let _ = (&file).take(32).read_to_string(&mut holder);
-                return Err(locked_error(&self.path.display().to_string(), holder.trim()));
-            }
-            Err(cause) => return Err(failed(cause.into())),
-        }
-        file.set_len(0)
-            .and_then(|()| file.write_all(std::process::id().to_string().as_bytes()))
-            .map_err(failed)?;
-        Ok(FolderLock::new(file))
+        hold_open(unlock, || self.locked_file()).map(FolderLock::new)
     }
+}
+
+// Takes effect though processes that were started meanwhile, without handlers of fork, have the
+// file open too.
+fn unlock(file: &File) {
+    // The system gives the lock back when the file is closed, and at the latest when we end.
+    let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }

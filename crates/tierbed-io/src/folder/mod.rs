@@ -5,10 +5,12 @@
 //! after power loss, sees the old bytes or the new ones, never a mixture.
 
 pub mod fs;
+pub mod held;
 pub mod memory;
 pub mod view;
 
 pub use fs::FsFolder;
+pub use held::HeldFolder;
 pub use memory::MemoryFolder;
 pub use view::ViewFolder;
 
@@ -172,8 +174,24 @@ pub fn check_name(name: &str) -> Result<()> {
 /// Builds the error a second opener of a folder gets.
 #[must_use]
 pub fn locked_error(folder: &str, holder_pid: &str) -> Error {
-    Error::new(ErrorKind::Closed, "folder is in use by another opener")
-        .with("path", folder)
-        .with("holder_pid", if holder_pid.is_empty() { "unknown" } else { holder_pid })
+    let error = |what| Error::new(ErrorKind::Closed, what).with("path", folder);
+    let holder = if holder_pid.is_empty() { "unknown" } else { holder_pid };
+    if holder == std::process::id().to_string() {
+        return error("folder is open in this process already")
+            .with("holder_pid", holder)
+            .with("remedy", "use what has it open, or close that first; then open it again");
+    }
+    let pid = holder.parse().ok().and_then(rustix::process::Pid::from_raw);
+    let is_gone = |pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
+    if pid.is_some_and(is_gone) {
+        return error("folder is in use by another opener")
+            .with("holder_pid", format_args!("{holder}, which is no process here"))
+            .with(
+                "remedy",
+                "end what that process started, or see which container has the folder",
+            );
+    }
+    error("folder is in use by another opener")
+        .with("holder_pid", holder)
         .with("remedy", "close the store there, or end that process, then open it again")
 }
