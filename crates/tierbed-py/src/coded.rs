@@ -1,11 +1,11 @@
 //! Tables of codes, for Python.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use tierbed::CodedTables;
 use tierbed_core::{Error, Result, TableId, TableSchema};
+use tierbed_io::process::ForkMutex;
 use tierbed_kernels::codec::Codec;
 
 use crate::errors::{run, to_python};
@@ -25,7 +25,8 @@ pub(crate) fn no_training() -> Error {
 /// Tables kept in memory in fewer bytes a row.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeCodedTables {
-    tables: Mutex<CodedTables>,
+    // Plain memory, of which a forked child has a copy of its own.
+    tables: ForkMutex<CodedTables>,
 }
 
 impl NativeCodedTables {
@@ -34,7 +35,7 @@ impl NativeCodedTables {
         py: Python<'_>,
         work: impl FnOnce(&mut CodedTables) -> Result<T> + Send,
     ) -> PyResult<T> {
-        run(py, || work(&mut self.tables.lock().unwrap_or_else(PoisonError::into_inner)))
+        run(py, || work(&mut *self.tables.lock()?))
     }
 }
 
@@ -42,7 +43,7 @@ impl NativeCodedTables {
 impl NativeCodedTables {
     #[new]
     fn new() -> Self {
-        Self { tables: Mutex::new(CodedTables::new()) }
+        Self { tables: ForkMutex::new(CodedTables::new()) }
     }
 
     #[expect(clippy::too_many_arguments, reason = "one argument per value, as in Python")]
@@ -98,7 +99,7 @@ impl NativeCodedTables {
     ) -> PyResult<()> {
         let _ = is_training;
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
-            self.tables.lock().unwrap_or_else(PoisonError::into_inner).lookup(plan, bags, out)
+            self.tables.lock()?.lookup(plan, bags, out)
         })
     }
 

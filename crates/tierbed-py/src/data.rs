@@ -4,7 +4,7 @@
 //! in tensors without a further copy: they own their memory, nothing of ours stays behind them.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
@@ -17,6 +17,7 @@ use tierbed_data::{
     GeneratorOptions, LogReader, Position, ReaderOptions, SampleBatch, VocabularyOptions,
     VocabularyReport,
 };
+use tierbed_io::process::Owned;
 
 use crate::errors::run;
 use crate::progress::Progress;
@@ -34,9 +35,8 @@ fn parse<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
         .map_err(|error| Error::invalid(format!("{what} cannot be read")).with("cause", error))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic inside leaves a reader at a place between two lines; its next call says so.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn owned<T>(value: T, what: &'static str) -> Owned<Mutex<T>> {
+    Owned::new(Mutex::new(value), what, "make another one in the worker")
 }
 
 /// Copies a batch into four `bytearray`s: dense f32, label f32, values i64, offsets i64.
@@ -115,7 +115,8 @@ impl Vocabulary {
 /// Counts tokens, then writes a vocabulary file.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct VocabularyBuilder {
-    builder: Mutex<Option<tierbed_data::VocabularyBuilder>>,
+    // Its scratch files are those of the process that began it.
+    builder: Owned<Mutex<Option<tierbed_data::VocabularyBuilder>>>,
 }
 
 #[derive(Deserialize)]
@@ -131,7 +132,7 @@ impl VocabularyBuilder {
         &self,
         work: impl FnOnce(&mut tierbed_data::VocabularyBuilder) -> Result<T>,
     ) -> Result<T> {
-        match lock(&self.builder).as_mut() {
+        match self.builder.lock()?.as_mut() {
             Some(builder) => work(builder),
             None => Err(Error::invalid("this vocabulary is finished")
                 .with("remedy", "make another builder")),
@@ -152,7 +153,7 @@ impl VocabularyBuilder {
             };
             tierbed_data::VocabularyBuilder::new(&feature_names, options)
         })?;
-        Ok(Self { builder: Mutex::new(Some(builder)) })
+        Ok(Self { builder: owned(Some(builder), "the vocabulary builder") })
     }
 
     fn add_column(&self, py: Python<'_>, feature: usize, tokens: Vec<Vec<u8>>) -> PyResult<()> {
@@ -172,7 +173,7 @@ impl VocabularyBuilder {
 
     fn finish(&self, py: Python<'_>, path: PathBuf) -> PyResult<String> {
         run(py, || {
-            let builder = lock(&self.builder).take();
+            let builder = self.builder.lock()?.take();
             let builder = builder.ok_or_else(|| Error::invalid("this vocabulary is finished"))?;
             Ok(report_json(&builder.finish(&path)?))
         })
@@ -203,7 +204,8 @@ fn report_json(report: &VocabularyReport) -> String {
 /// A log being read: Criteo's layout or Avazu's.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct CriteoReader {
-    state: Mutex<ReaderState>,
+    // A forked child has the same place in the same open file.
+    state: Owned<Mutex<ReaderState>>,
 }
 
 struct ReaderState {
@@ -220,16 +222,16 @@ impl CriteoReader {
             LogReader::open(paths, options)
         })?;
         let batch = SampleBatch::new(reader.parser().shape());
-        Ok(Self { state: Mutex::new(ReaderState { reader, batch }) })
+        Ok(Self { state: owned(ReaderState { reader, batch }, "the reader of a log") })
     }
 
-    fn feature_names(&self) -> Vec<String> {
-        lock(&self.state).reader.parser().feature_names().to_vec()
+    fn feature_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        run(py, || Ok(self.state.lock()?.reader.parser().feature_names().to_vec()))
     }
 
     #[getter]
-    fn dense_count(&self) -> usize {
-        lock(&self.state).reader.parser().shape().dense_count
+    fn dense_count(&self, py: Python<'_>) -> PyResult<usize> {
+        run(py, || Ok(self.state.lock()?.reader.parser().shape().dense_count))
     }
 
     fn next_batch<'py>(
@@ -240,7 +242,7 @@ impl CriteoReader {
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let vocabulary = vocabulary.get();
         let batch = run(py, || {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock()?;
             let ReaderState { reader, batch } = &mut *state;
             let read = reader.next_batch(&vocabulary.vocabulary, sample_count_max, batch)?;
             // The guard cannot leave this thread's work; the batch can, and comes back below.
@@ -249,7 +251,10 @@ impl CriteoReader {
         })?;
         let Some(batch) = batch else { return Ok(None) };
         let parts = to_bytes(py, &batch)?;
-        lock(&self.state).batch = batch;
+        run(py, || {
+            self.state.lock()?.batch = batch;
+            Ok(())
+        })?;
         Ok(Some(parts))
     }
 
@@ -261,18 +266,18 @@ impl CriteoReader {
     ) -> PyResult<usize> {
         let builder = builder.get();
         run(py, || {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock()?;
             builder.with(|builder| state.reader.count_tokens(builder, sample_count_max))
         })
     }
 
     fn skip(&self, py: Python<'_>, sample_count_max: u64) -> PyResult<u64> {
-        run(py, || lock(&self.state).reader.skip(sample_count_max))
+        run(py, || self.state.lock()?.reader.skip(sample_count_max))
     }
 
     fn position_json(&self, py: Python<'_>) -> PyResult<String> {
         run(py, || {
-            serde_json::to_string(&lock(&self.state).reader.position())
+            serde_json::to_string(&self.state.lock()?.reader.position())
                 .map_err(|error| Error::invalid("position cannot be written").with("cause", error))
         })
     }
@@ -280,13 +285,13 @@ impl CriteoReader {
     fn seek(&self, py: Python<'_>, position_json: &str) -> PyResult<()> {
         run(py, || {
             let position: Position = parse("position", position_json)?;
-            lock(&self.state).reader.seek(position)
+            self.state.lock()?.reader.seek(position)
         })
     }
 
-    fn progress(&self) -> (u64, u64) {
-        let progress = lock(&self.state).reader.progress();
-        (progress.done_bytes, progress.total_bytes)
+    fn progress(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let progress = run(py, || Ok(self.state.lock()?.reader.progress()))?;
+        Ok((progress.done_bytes, progress.total_bytes))
     }
 }
 

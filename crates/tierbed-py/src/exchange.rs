@@ -1,7 +1,7 @@
 //! The exchange between ranks, for Python.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -14,6 +14,7 @@ use tierbed_exchange::{
     Arrivals, Exchange, ExchangePlan, Group, Layout, Limits, LocalHeap, LookupRows, Pad, Precision,
     ShardedTable, Sharding, ShmHeap, SymmetricHeap, UpdateRows, Wants,
 };
+use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
 use tierbed_orders::OrderedEngine;
 
@@ -225,6 +226,11 @@ impl UpdateRows for GroupRows<'_> {
     }
 }
 
+/// A rank is one process: dropping a copy of it must tell the others nothing.
+pub(crate) fn owned<T>(rank: T) -> Owned<Mutex<T>> {
+    Owned::new(Mutex::new(rank), "this rank", "look up in the process of the rank")
+}
+
 pub(crate) fn join(
     plan: &NativeExchangePlan,
     heap: &NativeHeap,
@@ -271,7 +277,7 @@ impl NativeArrivals {
 /// One rank of an exchange over a store.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeExchange {
-    exchange: Mutex<Exchange>,
+    exchange: Owned<Mutex<Exchange>>,
     feature_count: usize,
     plans: Vec<Plan>,
 }
@@ -286,7 +292,7 @@ impl NativeExchange {
     ) -> PyResult<T> {
         let (lock, plans) = (&self.exchange, self.plans.as_slice());
         let work = |rows: HeldRows<'_>| {
-            let mut exchange = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut exchange = lock.lock()?;
             work(&mut exchange, &mut GroupRows { rows, plans, is_training })
         };
         match store {
@@ -314,7 +320,7 @@ impl NativeExchange {
         let (heap, inner) = (heap.get(), plan.get());
         let exchange = run(plan.py(), || join(inner, heap, rank, timeout_ms))?;
         let feature_count = inner.plan.feature_count();
-        Ok(Self { exchange: Mutex::new(exchange), feature_count, plans })
+        Ok(Self { exchange: owned(exchange), feature_count, plans })
     }
 
     #[pyo3(signature = (store, indices, offsets, weights, wants_backward, wants_weight_grads))]
@@ -355,7 +361,7 @@ impl NativeExchange {
         let wants = Wants { backward: wants_backward, weight_grads: wants_weight_grads };
         let bags = batch.bags(self.feature_count).map_err(|error| to_python(py, &error))?;
         let arrivals = run(py, || {
-            let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut exchange = self.exchange.lock()?;
             exchange.forward_parts(&bags, wants, parts)
         })?;
         Ok(NativeArrivals { arrivals })
@@ -388,13 +394,17 @@ impl NativeExchange {
 
     fn set_timeout_ms(&self, py: Python<'_>, timeout_ms: u64) -> PyResult<()> {
         run(py, || {
-            let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut exchange = self.exchange.lock()?;
             exchange.set_timeout(Duration::from_millis(timeout_ms));
             Ok(())
         })
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || self.exchange.lock().unwrap_or_else(PoisonError::into_inner).close())
+        run(py, || match self.exchange.is_here() {
+            true => self.exchange.lock()?.close(),
+            // The rank is another process; the other ranks must not hear of this.
+            false => Ok(()),
+        })
     }
 }

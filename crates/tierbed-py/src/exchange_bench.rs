@@ -1,14 +1,16 @@
 //! The measured exchange, for Python: rows are arrays in memory.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result};
 use tierbed_exchange::array_rows::ArrayRows;
 use tierbed_exchange::{Exchange, Step, Wants};
 
+use tierbed_io::process::Owned;
+
 use crate::errors::{run, to_python};
-use crate::exchange::{join, NativeExchangePlan, NativeHeap};
+use crate::exchange::{join, owned, NativeExchangePlan, NativeHeap};
 use crate::store::BatchTensors;
 use crate::tensors::{check_disjoint, Tensor};
 
@@ -19,7 +21,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// One rank of the measured exchange: rows are arrays in memory.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeExchangeBench {
-    state: Mutex<BenchState>,
+    state: Owned<Mutex<BenchState>>,
     feature_count: usize,
 }
 
@@ -36,7 +38,7 @@ impl NativeExchangeBench {
         work: impl FnOnce(&mut BenchState, &mut Step) -> Result<T> + Send,
     ) -> PyResult<T> {
         run(py, || {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock()?;
             let mut step = state.step.take().ok_or_else(|| Error::invalid("begin comes first"))?;
             let result = work(&mut state, &mut step);
             state.step = Some(step);
@@ -61,7 +63,7 @@ impl NativeExchangeBench {
                 out.fill((table as u64 * 31 + row * 7 + first as u64) as f32 % 1024.0);
             };
             let rows = ArrayRows::new(&inner.plan, rank, fill);
-            let state = Mutex::new(BenchState { exchange, rows, step: None });
+            let state = owned(BenchState { exchange, rows, step: None });
             Ok(Self { state, feature_count: inner.plan.feature_count() })
         })
     }
@@ -72,7 +74,7 @@ impl NativeExchangeBench {
         let bags = batch.bags(self.feature_count);
         let bags = bags.map_err(|error| to_python(indices.py(), &error))?;
         run(indices.py(), || {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock()?;
             let wants = Wants { backward: false, weight_grads: false };
             let step = state.exchange.begin(&bags, wants)?;
             let sample_count = step.sample_count();
@@ -114,6 +116,6 @@ impl NativeExchangeBench {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || self.state.lock().unwrap_or_else(PoisonError::into_inner).exchange.close())
+        run(py, || self.state.lock()?.exchange.close())
     }
 }

@@ -14,6 +14,7 @@ mod exchange;
 mod exchange_bench;
 mod folders;
 mod neighbours;
+mod opened;
 mod place_parts;
 mod placement;
 mod progress;

@@ -4,7 +4,7 @@
 //! that are written in Python.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tierbed_cache::PolicyKind;
 use tierbed_core::{Error, Result};
+use tierbed_io::process::ForkMutex;
 use tierbed_placement::index::PageIndex;
 use tierbed_placement::partition::BisectionOptions;
 use tierbed_placement::select::Selection;
@@ -192,14 +193,14 @@ impl NativeQueryLog {
 /// Collects the queries of readers written in Python.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeQueryLogBuilder {
-    builder: Mutex<Option<QueryLogBuilder>>,
+    builder: ForkMutex<Option<QueryLogBuilder>>,
 }
 
 #[pymethods]
 impl NativeQueryLogBuilder {
     #[new]
     fn new(row_count: u32) -> Self {
-        Self { builder: Mutex::new(Some(QueryLog::builder(row_count))) }
+        Self { builder: ForkMutex::new(Some(QueryLog::builder(row_count))) }
     }
 
     /// Adds the queries `values[offsets[q]..offsets[q + 1]]`.
@@ -213,7 +214,7 @@ impl NativeQueryLogBuilder {
         let offsets = Tensor::<i64>::import(offsets, "offsets")?;
         let (values, offsets) = (values.view(), offsets.view());
         run(py, || {
-            let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut builder = self.builder.lock()?;
             let builder = builder.as_mut().ok_or_else(finished)?;
             let mut rows = Vec::new();
             for bounds in offsets.windows(2) {
@@ -237,7 +238,7 @@ impl NativeQueryLogBuilder {
 
     fn finish(&self, py: Python<'_>) -> PyResult<NativeQueryLog> {
         run(py, || {
-            let builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let builder = self.builder.lock()?.take();
             Ok(NativeQueryLog::new(builder.ok_or_else(finished)?.finish()))
         })
     }

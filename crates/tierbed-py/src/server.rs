@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_io::process::Owned;
 use tierbed_serve::{Predictor, ServeOptions, Server};
 
 use crate::errors::run;
@@ -15,7 +16,7 @@ use crate::snapshot::NativeSnapshot;
 /// HTTP in front of a snapshot.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeServer {
-    server: Server,
+    server: Owned<Server>,
 }
 
 /// A Python callable that turns the body of a request into that of the answer.
@@ -91,23 +92,25 @@ impl NativeServer {
             let options = GivenOptions::parse(options_json, address)?;
             Server::start(&options, handle.shared()?, predictor)
         })?;
-        Ok(Self { server })
+        let remedy = "start another one in the process that shall answer";
+        Ok(Self { server: Owned::new(server, "the server", remedy) })
     }
 
     #[getter]
-    fn address(&self) -> String {
-        self.server.address().to_string()
+    fn address(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(self.server.get()?.address().to_string()))
     }
 
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         run(py, || {
             let timeout = Duration::try_from_secs_f64(timeout_s.max(0.0))
                 .map_err(|cause| Error::invalid("timeout is out of range").with("cause", cause))?;
-            Ok(self.server.wait(timeout))
+            Ok(self.server.get()?.wait(timeout))
         })
     }
 
     fn stop(&self, py: Python<'_>) -> PyResult<bool> {
-        run(py, || Ok(self.server.stop()))
+        // A forked child never answered anybody.
+        run(py, || Ok(!self.server.is_here() || self.server.get()?.stop()))
     }
 }

@@ -1,12 +1,13 @@
 //! A published snapshot, for Python.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed::PublishedIds;
-use tierbed_core::{Error, ErrorKind, Result, TableId};
+use tierbed_cache::TierBudget;
+use tierbed_core::{Error, Result, TableId};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_orders::budget_json;
 use tierbed_pagestore::manifest::Manifest;
@@ -17,6 +18,7 @@ use tierbed_pagestore::{
 
 use crate::errors::run;
 use crate::neighbours::{self, TableNeighbours};
+use crate::opened::OpenedSnapshot;
 use crate::resident::NativeResident;
 use crate::store::{make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments};
 use crate::tensors::Tensor;
@@ -25,7 +27,7 @@ use crate::tier_budget::NativeTierBudget;
 /// A published snapshot, read through a byte-budgeted row cache.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeSnapshot {
-    snapshot: Mutex<Option<Arc<Snapshot>>>,
+    opened: OpenedSnapshot,
     ids: PublishedIds,
 }
 
@@ -158,16 +160,31 @@ fn table_ids(manifest: &Manifest, names: &[String]) -> Result<Vec<TableId>> {
     found.collect()
 }
 
-impl NativeSnapshot {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Snapshot>>> {
-        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn open(
+    (path, name): (&Path, &str),
+    options_json: &str,
+    resident: Vec<Arc<ResidentTable>>,
+    budget: Option<Arc<TierBudget>>,
+) -> Result<Arc<Snapshot>> {
+    let given = GivenOptions::parse(options_json)?;
+    let shared = budget.map(|budget| SharedTiers {
+        budget,
+        name: name.to_owned(),
+        floor_bytes: given.tier_floor_bytes,
+    });
+    let folder = FsFolder::open(path)?;
+    let tiers = given.tiers(&folder, resident, shared)?;
+    let options = GivenOptions::options(given, tiers)?;
+    let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
+    snapshot.refresh_in_background()?;
+    snapshot.map_neighbours_in_background()?;
+    Ok(snapshot)
+}
 
+impl NativeSnapshot {
     /// Returns the snapshot, shared; lookups run side by side.
     pub(crate) fn shared(&self) -> Result<Arc<Snapshot>> {
-        self.lock().clone().ok_or_else(|| {
-            Error::new(ErrorKind::Closed, "snapshot is closed").with("remedy", "open it again")
-        })
+        self.opened.shared()
     }
 
     fn with<T: Send>(
@@ -224,25 +241,22 @@ impl NativeSnapshot {
         resident: Vec<PyRef<'_, NativeResident>>,
         tier_budget: Option<PyRef<'_, NativeTierBudget>>,
     ) -> PyResult<Self> {
-        let resident = resident.iter().map(|table| table.table()).collect();
-        let budget = tier_budget.map(|budget| budget.budget());
-        let (snapshot, ids) = run(py, || {
-            let given = GivenOptions::parse(options_json)?;
-            let shared = budget.map(|budget| SharedTiers {
-                budget,
-                name: path.display().to_string(),
-                floor_bytes: given.tier_floor_bytes,
-            });
-            let folder = FsFolder::open(path)?;
-            let tiers = given.tiers(&folder, resident, shared)?;
-            let options = GivenOptions::options(given, tiers)?;
-            let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
-            let ids = PublishedIds::open(&snapshot)?;
-            snapshot.refresh_in_background()?;
-            snapshot.map_neighbours_in_background()?;
-            Ok((snapshot, ids))
+        let resident: Vec<_> = resident.iter().map(|table| table.table()).collect();
+        let budgets = tier_budget.map(|budget| budget.budgets());
+        let options_json = options_json.to_owned();
+        let (opened, ids) = run(py, || {
+            // A forked child opens it again, perhaps in another working directory.
+            let name = path.display().to_string();
+            let path = std::path::absolute(&path)
+                .map_err(|cause| Error::os("cannot name folder", cause))?;
+            let opened = OpenedSnapshot::new(move || {
+                let budget = budgets.as_ref().map(|budgets| budgets.here()).transpose()?;
+                open((&path, &name), &options_json, resident.clone(), budget)
+            })?;
+            let ids = PublishedIds::open(opened.shared()?.as_ref())?;
+            Ok((opened, ids))
         })?;
-        Ok(Self { snapshot: Mutex::new(Some(snapshot)), ids })
+        Ok(Self { opened, ids })
     }
 
     fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
@@ -346,7 +360,7 @@ impl NativeSnapshot {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || {
-            drop(self.lock().take());
+            self.opened.close();
             Ok(())
         })
     }

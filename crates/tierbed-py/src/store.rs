@@ -1,7 +1,7 @@
 //! The engine's training side, for Python.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
@@ -10,6 +10,7 @@ use tierbed::update::Grads;
 use tierbed::{Engine, EngineConfig, Hyper, Pooling, Translate};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
+use tierbed_io::process::Owned;
 use tierbed_orders::{OrderConfig, OrderedEngine, PlanRequest, ShardedEngine};
 
 use crate::errors::{run, to_python};
@@ -39,7 +40,7 @@ impl FeaturePlan {
 /// The engine over one store.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeStore {
-    engine: Mutex<Option<ShardedEngine>>,
+    engine: Owned<Mutex<Option<ShardedEngine>>>,
 }
 
 /// Tensors of one batch, imported.
@@ -118,9 +119,13 @@ pub(crate) fn run_translate(
     run(py, || work(plan, &bags, out))
 }
 
-fn lock(engine: &Mutex<Option<ShardedEngine>>) -> MutexGuard<'_, Option<ShardedEngine>> {
-    // A panic inside the engine leaves it usable or poisoned by its own rules.
-    engine.lock().unwrap_or_else(PoisonError::into_inner)
+fn owned(engine: ShardedEngine) -> Owned<Mutex<Option<ShardedEngine>>> {
+    Owned::new(
+        Mutex::new(Some(engine)),
+        "the store",
+        "use it in the process that opened it; a worker hands ids to that process, or looks up a \
+         published tierbed.Snapshot",
+    )
 }
 
 fn opened(engine: &mut Option<ShardedEngine>) -> Result<&mut ShardedEngine> {
@@ -136,7 +141,7 @@ impl NativeStore {
         py: Python<'_>,
         work: impl FnOnce(&mut ShardedEngine) -> Result<T> + Send,
     ) -> PyResult<T> {
-        run(py, || work(opened(&mut lock(&self.engine))?))
+        run(py, || work(opened(&mut *self.engine.lock()?)?))
     }
 }
 
@@ -149,7 +154,7 @@ impl NativeStore {
             let config = OrderConfig::from_json(options_json)?;
             ShardedEngine::open(path.as_deref(), &config)
         })?;
-        Ok(Self { engine: Mutex::new(Some(engine)) })
+        Ok(Self { engine: owned(engine) })
     }
 
     #[staticmethod]
@@ -159,7 +164,7 @@ impl NativeStore {
             let engine = Engine::over(Box::new(PythonStore::open(bridge)?), &config)?;
             Ok(ShardedEngine::over(OrderedEngine::over(engine)))
         })?;
-        Ok(Self { engine: Mutex::new(Some(engine)) })
+        Ok(Self { engine: owned(engine) })
     }
 
     fn add_table(&self, py: Python<'_>, table_json: &str) -> PyResult<u32> {
@@ -193,7 +198,10 @@ impl NativeStore {
     ) -> PyResult<()> {
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
             let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-            opened(&mut lock(&self.engine))?.single()?.by_number()?.translate(plan, bags, how, rows)
+            opened(&mut *self.engine.lock()?)?
+                .single()?
+                .by_number()?
+                .translate(plan, bags, how, rows)
         })
     }
 
@@ -253,7 +261,7 @@ impl NativeStore {
         is_training: bool,
     ) -> PyResult<()> {
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
-            opened(&mut lock(&self.engine))?.lookup(plan, bags, out, is_training)
+            opened(&mut *self.engine.lock()?)?.lookup(plan, bags, out, is_training)
         })
     }
 
@@ -615,7 +623,10 @@ impl NativeStore {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         run(py, || {
-            drop(lock(&self.engine).take());
+            // What a forked child has of a store is closed already: it was never open there.
+            if self.engine.is_here() {
+                drop(self.engine.lock()?.take());
+            }
             Ok(())
         })
     }
