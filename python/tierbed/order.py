@@ -134,6 +134,8 @@ def _of_dataloader(loader: DataLoader[Any], key: Key) -> BatchOrder | str:
         "generators": [_digest(made.get_state()) for made in _generators(loader)],
         "probe": probe,
     }
+    if _has_drawn_its_seed(loader):
+        parts["workers"] = "kept"
     return BatchOrder(fingerprint(parts), lambda: _undisturbed(loader), 0, len(loader))
 
 
@@ -188,9 +190,24 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _undisturbed(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yields the loader's batches; afterwards all generators are as they were."""
+    """Yields the batches of the loader's next epoch; afterwards all generators are as they were.
+
+    They come from a copy of the loader, with workers of its own: an iterator that keeps its workers
+    draws their seed once, in front of its first epoch. Were it begun here, the shuffle of the
+    epoch that is trained on would be drawn from another place of the generator.
+    """
+    twin = copy.copy(loader)
+    vars(twin).update(persistent_workers=False, _iterator=None)
+    if _has_drawn_its_seed(loader):
+        # Every new iterator draws a seed; not from where the coming epoch's shuffle is drawn.
+        vars(twin).update(generator=torch.Generator())
     with _kept(loader):
-        yield from loader
+        yield from twin
+
+
+def _has_drawn_its_seed(loader: DataLoader[Any]) -> bool:
+    """Whether the loader goes on with workers that it has, so that an epoch draws no seed."""
+    return loader.persistent_workers and getattr(loader, "_iterator", None) is not None
 
 
 def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
