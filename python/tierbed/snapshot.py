@@ -20,7 +20,7 @@ from tierbed import ops
 from tierbed._native import NativeResident, NativeSnapshot, apply_delta
 from tierbed.budget import parse_bytes
 from tierbed.config import is_own
-from tierbed.errors import InvalidError
+from tierbed.errors import ClosedError, InvalidError
 from tierbed.sparse import KeyedTensor, as_kjt
 from tierbed.tiers import TierBudget, TierPlan, tier_specs
 
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from tierbed.tiers import CachePart
 
 __all__ = ["Snapshot"]
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    # The working directory may be another one when it is opened again.
+    return os.path.abspath(os.fspath(path))
 
 
 def _resident(
@@ -47,6 +52,22 @@ def _resident(
         return plan.native(snapshot.table_id)
 
 
+def _opened_elsewhere(
+    kind: type[Snapshot], path: str, identity: str, given: dict[str, Any]
+) -> Snapshot:
+    """Opens in this process what another one sent: the same rows, or an error."""
+    snapshot = kind.open(path, **given)
+    found = snapshot.identity
+    if found != identity:
+        snapshot.close()
+        raise ClosedError(
+            f"folder holds another snapshot than the one that was sent (path: {path}, "
+            f"expected: {identity}, found: {found}, remedy: publish into a new folder)",
+            {"path": path, "expected": identity, "found": found},
+        )
+    return snapshot
+
+
 def _refreshed(refresh: bool | Sequence[str]) -> list[str] | None:
     """Returns the tables named; an empty list is all of them."""
     if isinstance(refresh, bool):
@@ -62,10 +83,12 @@ class Snapshot:
     def __init__(self, native: NativeSnapshot, path: str) -> None:
         self._native = native
         self._path = path
+        self._absolute_path = path
         self._tables: list[dict[str, Any]] = json.loads(native.schema_json())["tables"]
         states = json.loads(native.attachment("_vocabularies.json") or '{"vocabularies": []}')
         self._vocabularies = {state["table"]: state for state in states["vocabularies"]}
         self._bindings: dict[tuple[tuple[int, str], ...], ops.Binding] = {}
+        self._given: dict[str, Any] | None = None
 
     @classmethod
     def open(
@@ -86,6 +109,9 @@ class Snapshot:
         tier_floor: int | str | None = None,
     ) -> Self:
         """Opens the snapshot at ``path`` for reading.
+
+        A forked child opens it anew when it first reads, and a snapshot that is sent to another
+        process (pickled) is opened there: each with the same options and a budget of its own.
 
         Args:
             path: The folder that ``publish`` wrote.
@@ -136,9 +162,24 @@ class Snapshot:
         if tier_floor is not None and tier_budget is None:
             raise InvalidError("tier_floor is a part of a tier_budget; give that too")
         folder = os.fspath(path)
+        given = {
+            "dram_budget": dram_budget,
+            "backend": backend,
+            "io_engine": io_engine,
+            "queue_depth": queue_depth,
+            "cache": cache,
+            "cache_bytes": cache_bytes,
+            "tiers": tiers if tiers is None or isinstance(tiers, TierPlan) else _absolute(tiers),
+            "neighbours": None if neighbours is None else _absolute(neighbours),
+            "misses": misses,
+            "refresh": refresh,
+        }
         resident = [] if tiers is None else _resident(folder, tiers, dram_budget)
         shared = None if tier_budget is None else tier_budget.native
         snapshot = cls(NativeSnapshot(folder, json.dumps(options), resident, shared), folder)
+        # Another process shares no budget with this one.
+        snapshot._given = given if tier_budget is None else None
+        snapshot._absolute_path = _absolute(folder)
         if options["cache_bytes_max"] != 0:
             snapshot._tell_of_empty_tiers()
         return snapshot
@@ -373,6 +414,17 @@ class Snapshot:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._given is None:
+            raise TypeError(
+                "a snapshot with a tier_budget cannot be pickled: processes share no budget; open "
+                "it in the other process"
+            )
+        return _opened_elsewhere, (type(self), self._absolute_path, self.identity, self._given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise TypeError("a snapshot cannot be copied; share it, or open it again")
 
     def __repr__(self) -> str:
         return f"Snapshot(path={self._path!r}, tables={len(self._tables)})"

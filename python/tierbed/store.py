@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tierbed import _native, state
+from tierbed import _native, opened, state
 from tierbed._native import NativeStore
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.budget import parse_bytes
 from tierbed.config import BaseEmbeddingConfig, DataType, is_own
-from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.errors import ClosedError, InvalidError, UnsupportedError
 from tierbed.ops import minutes_now
 from tierbed.optim import Optimizer, RowWiseAdagrad, state_words
 from tierbed.placed import PlacementFiles, placement_files
@@ -70,6 +70,7 @@ class Store:
         self._watch = StepWatch()
         self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._told_order = False
+        self._is_open = True
 
     @classmethod
     def open(
@@ -131,7 +132,7 @@ class Store:
         Raises:
             InvalidError: A bad argument, a budget that is too small (the message names the
                 least), or a folder of another format.
-            ClosedError: Another process owns the store.
+            ClosedError: Another process owns the store, or this one has it open already.
             CorruptionError: The last checkpoint does not verify.
         """
         for name, value, known in (
@@ -164,13 +165,18 @@ class Store:
             else parse_bytes(vocabulary_dram, "vocabulary_dram"),
         }
         folder = None if path is None else os.fspath(path)
-        if checkpoint is not None:
-            if folder is None:
-                raise InvalidError("a store without a path has no checkpoint to go back to")
-            _native.restore_checkpoint(folder, checkpoint)
+        if checkpoint is not None and folder is None:
+            raise InvalidError("a store without a path has no checkpoint to go back to")
         has_choice = folder is not None and backend is None
-        native = NativeStore(folder, json.dumps(options))
-        return cls(native, folder, seed, order if has_choice else "window")
+        try:
+            if checkpoint is not None and folder is not None:
+                _native.restore_checkpoint(folder, checkpoint)
+            native = NativeStore(folder, json.dumps(options))
+        except ClosedError as error:
+            raise opened.explained(error, str(folder)) from None
+        store = cls(native, folder, seed, order if has_choice else "window")
+        opened.note(store)
+        return store
 
     @classmethod
     def over(
@@ -209,6 +215,11 @@ class Store:
     def seed(self) -> int:
         """Seed of the initial rows."""
         return self._seed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether :meth:`close` was not called yet."""
+        return self._is_open
 
     @property
     def is_trainable(self) -> bool:
@@ -399,6 +410,10 @@ class Store:
     def note_collection(self, collection: Any) -> None:
         """Remembers a collection that trains on this store, while it lives."""
         self._collections.add(collection)
+
+    def collections(self) -> list[Any]:
+        """Returns the collections that live and train on this store."""
+        return list(self._collections)
 
     @property
     def may_follow_plan(self) -> bool:
@@ -628,8 +643,12 @@ class Store:
         return stats
 
     def close(self) -> None:
-        """Gives back memory and the folder; what was not checkpointed is lost."""
+        """Gives back memory and the folder; what was not checkpointed is lost.
+
+        A forked child, where the store is its parent's, closes nothing.
+        """
         self._native.close()
+        self._is_open = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError(

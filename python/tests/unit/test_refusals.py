@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -179,15 +180,47 @@ def test_a_second_opener_is_turned_away(open_store: Any, tmp_path: Path) -> None
     store = open_store("file")
     collection(store)
     store.checkpoint("one")
-    with pytest.raises(tb.ClosedError, match="in use by another opener"):
+    with pytest.raises(tb.ClosedError, match="in this process already"):
         tb.Store.open(tmp_path / "store", dram_budget="4MiB")
     code = (
         "import tierbed as tb\n"
         f"try: tb.Store.open({str(tmp_path / 'store')!r}, dram_budget='4MiB')\n"
-        "except tb.ClosedError as error: print('turned away')"
+        "except tb.ClosedError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "turned away", done.stderr
+    assert "in use by another opener" in done.stdout, done.stderr
+    assert f"holder_pid: {os.getpid()}," in done.stdout
+
+
+def test_opening_again_in_a_notebook_names_what_has_the_store(tmp_path: Path) -> None:
+    """A cell that is run twice; dropping the name alone closes nothing, and closing does."""
+    code = f"""
+import torch, tierbed as tb
+table = tb.EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=2)
+def cell():
+    global store, emb, model
+    store = tb.Store.open({str(tmp_path / "nb")!r}, dram_budget="4MiB", backend="file")
+    emb = tb.EmbeddingBagCollection([table], store=store)
+    model = torch.nn.Sequential(emb)
+cell()
+for drop in ("", "store", "emb"):
+    if drop:
+        del globals()[drop]
+    try:
+        cell()
+    except tb.ClosedError as error:
+        print(error.context["held_by"], "|", "close()" in str(error), "end that" in str(error))
+model[0].store.close()
+cell()
+print("opened")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "store (Store), emb (EmbeddingBagCollection), model (Sequential) | True False",
+        "emb (EmbeddingBagCollection), model (Sequential) | True False",
+        "model (Sequential) | True False",
+        "opened",
+    ], done.stderr
 
 
 def test_a_closed_store_says_so(open_store: Any) -> None:
