@@ -10,6 +10,8 @@ PYTHON ?= python3
 FUZZ_VERSION := 0.13.2
 FUZZ_SECONDS ?= 20
 FUZZ_LONG_SECONDS ?= 600
+CAMPAIGN_MINUTES ?= 5
+KIND ?= all
 
 STEP := scripts/step
 UV := .tools/uv/bin/uv
@@ -120,6 +122,12 @@ test-long: setup ## Run the slow tests and many simulation seeds
 	@$(STEP) 'models' cargo test --locked --quiet -p tierbed-models -- --ignored
 	@$(STEP) 'kills' cargo test --locked --quiet -p tierbed -p tierbed-forward -p tierbed-orders --test kills -- --ignored
 	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'
+
+.PHONY: campaign
+campaign: setup ## Kill, cut the power, damage, ask: CAMPAIGN_MINUTES=5 KIND=all SEED= CASE= OTHER= OUT=
+	@PYTHONPATH=python/tests $(PY) -m campaign --minutes $(CAMPAIGN_MINUTES) --kind $(KIND) \
+	    $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE)) \
+	    $(if $(OTHER),--other '$(OTHER)') $(if $(OUT),--out '$(OUT)')
 
 .PHONY: fuzz
 fuzz: $(FUZZ_STAMP) ## Fuzz every decoder of bytes on disk; FUZZ_SECONDS=20 for each
