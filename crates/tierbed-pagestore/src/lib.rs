@@ -26,6 +26,7 @@ mod placed;
 mod placed_writer;
 mod places;
 mod reader;
+mod readers;
 mod record;
 mod refresh;
 mod rows;

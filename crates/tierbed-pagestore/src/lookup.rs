@@ -46,7 +46,7 @@ impl Snapshot {
             recorder.note(plan, bags);
         }
         let asked = Asked { plan, bags };
-        let mut guard = self.take_reader();
+        let mut guard = self.take_reader_for(bags.indices.len());
         let reader = guard.get();
         let done = self.look_up_chunks(reader, asked, out, &mut stats);
         if done.is_err() {

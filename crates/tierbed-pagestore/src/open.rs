@@ -16,9 +16,10 @@ use crate::forward_index::{ForwardIndex, IndexShape};
 use crate::manifest::{Manifest, INDEX_NAME, PAGES_NAME, PLACES_NAME};
 use crate::places::{places_blocks, Places, PlacesMemory};
 use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
+use crate::readers::{Readers, SmallReaders};
 use crate::refresh::{RefreshOptions, Refresher};
 use crate::scratch::Scratch;
-use crate::snapshot::{Backend, SnapshotOptions};
+use crate::snapshot::{full_reader_count, Backend, SnapshotOptions};
 use crate::tiers::{resident_bytes, TierStack};
 
 const SCRATCH_BYTES_MIN: u64 = 64 << 10;
@@ -37,7 +38,7 @@ pub(crate) struct Opened {
     pub(crate) places: Places,
     pub(crate) places_bytes: u64,
     pub(crate) tiers: TierStack,
-    pub(crate) readers: Vec<Reader>,
+    pub(crate) readers: Readers,
     pub(crate) refresher: Option<Refresher>,
     pub(crate) budget: Budget,
     pub(crate) reservations: Vec<Reservation>,
@@ -87,13 +88,9 @@ impl Opened {
             Backend::Mmap => map_pages(folder, options.mapped_bytes_max)?,
             Backend::Memory => copy_pages(file.as_ref(), manifest.page_count)?,
         };
-        let reader_count = (left_bytes / 2 / reader_bytes.max(1)).max(1);
-        let reader_count = (options.reader_count.max(1) as u64).min(reader_count) as usize;
-        let readers = (0..reader_count).map(|number| maker.make(number, &pages, maker.overlaps));
-        let readers = readers.collect::<Result<Vec<_>>>()?;
-        let bytes = readers.iter().map(Reader::memory_bytes).sum();
+        let (readers, bytes) = maker.make_all(options.reader_count, &pages, left_bytes)?;
         reservations.push(budget.reserve("readers", bytes)?);
-        let refresher = maker.make_refresher(reader_count, &pages, manifest)?;
+        let refresher = maker.make_refresher(&pages, manifest)?;
         let bytes = refresher.as_ref().map_or(0, Refresher::memory_bytes);
         reservations.push(budget.reserve("refresh", bytes)?);
         let bytes = options.tiers.waiting_bytes(&manifest.schema);
@@ -202,15 +199,42 @@ impl<'a> ReaderMaker<'a> {
     /// Makes what reads rows that were answered approximately, if any are.
     fn make_refresher(
         &self,
-        number: usize,
         pages: &Arc<dyn Device>,
         manifest: &Manifest,
     ) -> Result<Option<Refresher>> {
         if self.refresh.tables.is_empty() {
             return Ok(None);
         }
-        let reader = self.make(number, pages, false)?;
+        // It is never lent, so its number counts for nothing.
+        let reader = self.make(usize::MAX, pages, false)?;
         Refresher::new(&manifest.schema, self.refresh, reader).map(Some)
+    }
+
+    /// Makes the readers for `count` lookups at once in half of `left_bytes`, at least one; returns
+    /// them and the bytes of all, small ones that are not made yet included.
+    fn make_all(
+        &self,
+        count: usize,
+        pages: &Arc<dyn Device>,
+        left_bytes: u64,
+    ) -> Result<(Readers, u64)> {
+        let first = self.make(0, pages, self.overlaps)?;
+        let fitting = usize::try_from(left_bytes / 2 / first.memory_bytes().max(1));
+        let full_count = count.min(full_reader_count()).min(fitting.unwrap_or(usize::MAX)).max(1);
+        let mut full = vec![first];
+        for number in 1..full_count {
+            full.push(self.make(number, pages, self.overlaps)?);
+        }
+        let mut small = SmallReaders {
+            engine: self.engine.clone(),
+            pages: Arc::clone(pages),
+            row_words_max: self.row_words_max,
+            per_row: (self.choice_bytes_per_row, self.tier_count),
+            count_max: count.saturating_sub(full_count),
+        };
+        let full_bytes: u64 = full.iter().map(Reader::memory_bytes).sum();
+        let bytes = full_bytes + small.fit(left_bytes.saturating_sub(full_bytes))?;
+        Ok((Readers::new(full, small), bytes))
     }
 
     fn make(&self, number: usize, pages: &Arc<dyn Device>, overlaps: bool) -> Result<Reader> {

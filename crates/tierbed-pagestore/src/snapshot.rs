@@ -4,7 +4,7 @@
 //! which gets what the others leave. With the memory backend the pages count too; with mmap they
 //! live in the page cache of the operating system, outside the budget, and may be bounded there.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::Serialize;
 use tierbed_core::budget::BudgetReport;
@@ -21,7 +21,8 @@ use crate::manifest::{Manifest, ATTACHMENT_PREFIX};
 use crate::open::Opened;
 use crate::page::PageShape;
 use crate::places::Places;
-use crate::reader::{PageTable, Reader, Source};
+use crate::reader::{PageTable, Source};
+use crate::readers::{ReaderGuard, Readers};
 use crate::record::{RecordStats, Recorder};
 use crate::refresh::{RefreshStats, Refresher};
 use crate::tiers::{NeighbourStats, Neighbours, TierStack, TierStackOptions, TierSummary};
@@ -66,7 +67,8 @@ pub struct SnapshotOptions {
     pub engine: EngineOptions,
     /// How pages are read.
     pub backend: Backend,
-    /// Lookups that may run at once; fewer in small budgets.
+    /// Lookups that may run at once. One for each processor may be of any size, the others are for
+    /// small calls; fewer in small budgets.
     pub reader_count: usize,
     /// How the pages of rows with several are chosen.
     pub select: SelectOptions,
@@ -78,13 +80,21 @@ pub struct SnapshotOptions {
     pub tiers: TierStackOptions,
 }
 
+/// Lookups that may run at once where nothing else is said: they wait for the disk.
+const READER_COUNT: usize = 8;
+
+/// Returns how many lookups of any size may run at once: what computes needs a processor.
+pub(crate) fn full_reader_count() -> usize {
+    std::thread::available_parallelism().map_or(4, |count| count.get().min(READER_COUNT))
+}
+
 impl Default for SnapshotOptions {
     fn default() -> Self {
         Self {
             dram_budget_bytes: 256 << 20,
             engine: EngineOptions::default(),
             backend: Backend::default(),
-            reader_count: std::thread::available_parallelism().map_or(4, |n| n.get().min(8)),
+            reader_count: full_reader_count().max(READER_COUNT),
             select: SelectOptions::default(),
             cache_bytes_max: None,
             mapped_bytes_max: None,
@@ -106,21 +116,13 @@ pub struct Snapshot {
     places_bytes: u64,
     select: SelectOptions,
     tiers: TierStack,
-    readers: Mutex<Readers>,
-    reader_is_back: Condvar,
+    readers: Readers,
     totals: Mutex<(u64, LookupStats)>,
     kernels: Kernels,
     pub(crate) recorder: OnceLock<Recorder>,
     refresher: Option<Refresher>,
     budget: Budget,
     _reservations: Vec<Reservation>,
-}
-
-#[derive(Debug)]
-struct Readers {
-    idle: Vec<Reader>,
-    /// What the engine of each reader did and how deep its queue was, as of its last return.
-    io: Vec<(IoStats, u32)>,
 }
 
 /// What a snapshot did since it was opened.
@@ -146,8 +148,10 @@ pub struct SnapshotStats {
     pub resident_bytes: u64,
     /// The tiers of the cache, the first asked first.
     pub tiers: Vec<TierSummary>,
-    /// Lookups that may run at once.
+    /// Readers made so far: lookups that ran at once.
     pub reader_count: u64,
+    /// Why no more could be made, if one could not.
+    pub reader_error: Option<String>,
     /// Pages a reader lets fly at once at most; the largest of all readers.
     pub queue_depth: u32,
     /// What the engines did.
@@ -237,8 +241,6 @@ impl Snapshot {
         let placed = opened.places.placements.iter().map(|placement| placement.numbering.shape);
         let shapes = manifest.schema.tables().iter().map(PageShape::new).chain(placed).collect();
         let page_table = PageTable { shapes, path: opened.pages.name().to_owned() };
-        let io = opened.readers.iter().map(|reader| (reader.io_stats(), reader.queue_depth()));
-        let io = io.collect();
         Ok(Self {
             folder,
             manifest,
@@ -250,8 +252,7 @@ impl Snapshot {
             places_bytes: opened.places_bytes,
             select: options.select,
             tiers: opened.tiers,
-            readers: Mutex::new(Readers { idle: opened.readers, io }),
-            reader_is_back: Condvar::new(),
+            readers: opened.readers,
             totals: Mutex::default(),
             kernels: Kernels::detect(),
             recorder: OnceLock::new(),
@@ -376,7 +377,7 @@ impl Snapshot {
         let sum = |field: fn(&TierSummary) -> u64| tiers.iter().map(field).sum::<u64>();
         let neighbours = self.tiers.neighbours().map(Neighbours::stats);
         let (lookup_count, lookups) = *lock(&self.totals);
-        let readers = lock(&self.readers);
+        let readers = self.readers.stats();
         SnapshotStats {
             lookup_count,
             lookups,
@@ -391,9 +392,10 @@ impl Snapshot {
                 + neighbours.as_ref().map_or(0, |held| held.capacity_bytes),
             resident_bytes: self.tiers.resident_bytes(),
             tiers,
-            reader_count: readers.io.len() as u64,
-            queue_depth: readers.io.iter().map(|(_, depth)| *depth).max().unwrap_or(0),
-            io: sum_io(&readers.io),
+            reader_count: readers.reader_count,
+            reader_error: readers.error,
+            queue_depth: readers.queue_depth,
+            io: readers.io,
             recorded: self.record_stats(),
             refreshed: self.refresh_stats(),
             neighbours,
@@ -475,16 +477,14 @@ impl Snapshot {
         totals.1.add(stats);
     }
 
-    /// Takes a reader, waiting for one if all are busy.
+    /// Takes a full reader, waiting for one if all are busy.
     pub(crate) fn take_reader(&self) -> ReaderGuard<'_> {
-        let mut readers = lock(&self.readers);
-        loop {
-            let reader = readers.idle.pop();
-            if reader.is_some() {
-                return ReaderGuard { snapshot: self, reader };
-            }
-            readers = self.reader_is_back.wait(readers).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.readers.take()
+    }
+
+    /// Takes a reader for a call of `index_count` indices.
+    pub(crate) fn take_reader_for(&self, index_count: usize) -> ReaderGuard<'_> {
+        self.readers.take_for(index_count)
     }
 }
 
@@ -504,50 +504,10 @@ pub(crate) enum Place {
     },
 }
 
-/// A reader on loan; goes back when dropped.
-pub(crate) struct ReaderGuard<'a> {
-    snapshot: &'a Snapshot,
-    /// Some until dropped.
-    reader: Option<Reader>,
-}
-
-impl ReaderGuard<'_> {
-    /// Returns the reader.
-    #[expect(clippy::expect_used, reason = "the reader leaves only when the guard is dropped")]
-    pub(crate) fn get(&mut self) -> &mut Reader {
-        self.reader.as_mut().expect("reader is on loan")
-    }
-}
-
-impl Drop for ReaderGuard<'_> {
-    fn drop(&mut self) {
-        let Some(reader) = self.reader.take() else { return };
-        let mut readers = lock(&self.snapshot.readers);
-        if let Some(io) = readers.io.get_mut(reader.number) {
-            *io = (reader.io_stats(), reader.queue_depth());
-        }
-        readers.idle.push(reader);
-        drop(readers);
-        self.snapshot.reader_is_back.notify_one();
-    }
-}
-
-// Counters and the idle list are whole after every statement, so a panic elsewhere while a lock
-// was held leaves nothing half done.
+// Counters are whole after every statement, so a panic elsewhere while a lock was held leaves
+// nothing half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn sum_io(engines: &[(IoStats, u32)]) -> IoStats {
-    let mut sum = engines.first().map(|(io, _)| io.clone()).unwrap_or_default();
-    for (io, _) in engines.iter().skip(1) {
-        sum.read_count += io.read_count;
-        sum.write_count += io.write_count;
-        sum.read_bytes += io.read_bytes;
-        sum.write_bytes += io.write_bytes;
-        sum.submit_count += io.submit_count;
-    }
-    sum
 }
 
 #[cfg(test)]

@@ -1,0 +1,220 @@
+//! Who reads for a call? A few full readers for batches, small ones for small calls that meet.
+//!
+//! Calls wait for the disk, not for a processor, so as many small calls may read as there are
+//! callers, up to a bound. A full reader is made for each processor when the snapshot is opened; a
+//! small one is made when a small call finds none free. The memory of all of them is set aside on
+//! opening; what is never made is never touched.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use tierbed_core::stats::IoStats;
+use tierbed_core::Result;
+use tierbed_io::{Device, EngineOptions};
+
+use crate::reader::Reader;
+use crate::scratch::Scratch;
+
+/// Scratch of a small reader: 512 rows of 64 elements.
+const SMALL_SCRATCH_BYTES: u64 = 256 << 10;
+/// Pages that a small reader lets fly at once.
+const SMALL_QUEUE_DEPTH: u32 = 32;
+/// Share of what a budget leaves for readers and cache that small readers take at most.
+const SMALL_SHARE: u64 = 16;
+
+/// How small readers are made.
+pub(crate) struct SmallReaders {
+    pub(crate) engine: EngineOptions,
+    pub(crate) pages: Arc<dyn Device>,
+    pub(crate) row_words_max: usize,
+    /// As [`Scratch::new`] takes them.
+    pub(crate) per_row: (usize, usize),
+    /// Most of them.
+    pub(crate) count_max: usize,
+}
+
+impl SmallReaders {
+    /// Lowers the number of small readers to what `left_bytes` allow; returns the bytes of all.
+    ///
+    /// # Errors
+    /// As opening an I/O engine.
+    pub(crate) fn fit(&mut self, left_bytes: u64) -> Result<u64> {
+        self.engine.queue_depth = self.engine.queue_depth.min(SMALL_QUEUE_DEPTH);
+        if self.count_max == 0 {
+            return Ok(0);
+        }
+        let one_bytes = self.make(0)?.memory_bytes().max(1);
+        let fitting = usize::try_from(left_bytes / SMALL_SHARE / one_bytes).unwrap_or(usize::MAX);
+        self.count_max = self.count_max.min(fitting);
+        Ok(self.count_max as u64 * one_bytes)
+    }
+
+    fn make(&self, number: usize) -> Result<Reader> {
+        let scratch = Scratch::new(SMALL_SCRATCH_BYTES, self.row_words_max, self.per_row);
+        Reader::new(number, &self.engine, &self.pages, (scratch, None))
+    }
+
+    /// Tells whether `index_count` indices are one chunk for a small reader.
+    fn fits(&self, index_count: usize) -> bool {
+        let words = SMALL_SCRATCH_BYTES as usize / 2 / size_of::<f32>();
+        index_count.saturating_mul(self.row_words_max.max(1)) <= words
+    }
+}
+
+/// What the engine of a reader did and how deep its queue was, as of its last return.
+#[derive(Debug, Clone, Default)]
+struct ReaderIo {
+    io: IoStats,
+    queue_depth: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    idle: Vec<Reader>,
+    idle_small: Vec<Reader>,
+    /// By number of the reader; the small ones come last.
+    io: Vec<ReaderIo>,
+    full_count: usize,
+    small_count_max: usize,
+    /// Small readers that could not be made.
+    failed_count: usize,
+    /// Why there are fewer small readers than there might be.
+    error: Option<String>,
+}
+
+/// What all readers together did.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReadersStats {
+    pub(crate) reader_count: u64,
+    pub(crate) queue_depth: u32,
+    pub(crate) io: IoStats,
+    pub(crate) error: Option<String>,
+}
+
+/// The readers of a snapshot.
+pub(crate) struct Readers {
+    state: Mutex<State>,
+    is_back: Condvar,
+    small: SmallReaders,
+}
+
+impl Readers {
+    pub(crate) fn new(full: Vec<Reader>, small: SmallReaders) -> Self {
+        let io: Vec<ReaderIo> = full.iter().map(io_of).collect();
+        let state = State {
+            full_count: full.len(),
+            idle: full,
+            idle_small: Vec::new(),
+            io,
+            small_count_max: small.count_max,
+            failed_count: 0,
+            error: None,
+        };
+        Self { state: Mutex::new(state), is_back: Condvar::new(), small }
+    }
+
+    /// Takes a full reader, waiting for one if all are busy.
+    pub(crate) fn take(&self) -> ReaderGuard<'_> {
+        self.take_for(usize::MAX)
+    }
+
+    /// Takes a reader for a call of `index_count` indices: a free one, or a new small one if the
+    /// call is small; waits if all are busy.
+    pub(crate) fn take_for(&self, index_count: usize) -> ReaderGuard<'_> {
+        let is_small = self.small.fits(index_count);
+        let mut state = lock(&self.state);
+        loop {
+            let free = if is_small { state.idle_small.pop() } else { None };
+            if let Some(reader) = free.or_else(|| state.idle.pop()) {
+                return ReaderGuard { readers: self, reader: Some(reader) };
+            }
+            if is_small && state.io.len() - state.full_count < state.small_count_max {
+                let number = state.io.len();
+                state.io.push(ReaderIo::default());
+                drop(state);
+                match self.small.make(number) {
+                    Ok(reader) => return ReaderGuard { readers: self, reader: Some(reader) },
+                    // The call is served all the same, by a reader that comes back.
+                    Err(error) => {
+                        state = lock(&self.state);
+                        state.small_count_max = 0;
+                        state.failed_count += 1;
+                        state.error = Some(error.to_string());
+                        continue;
+                    }
+                }
+            }
+            state = self.is_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn stats(&self) -> ReadersStats {
+        let state = lock(&self.state);
+        ReadersStats {
+            reader_count: (state.io.len() - state.failed_count) as u64,
+            queue_depth: state.io.iter().map(|reader| reader.queue_depth).max().unwrap_or(0),
+            io: sum_io(&state.io),
+            error: state.error.clone(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Readers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Readers").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+/// A reader on loan; goes back when dropped.
+pub(crate) struct ReaderGuard<'a> {
+    readers: &'a Readers,
+    /// Some until dropped.
+    reader: Option<Reader>,
+}
+
+impl ReaderGuard<'_> {
+    /// Returns the reader.
+    #[expect(clippy::expect_used, reason = "the reader leaves only when the guard is dropped")]
+    pub(crate) fn get(&mut self) -> &mut Reader {
+        self.reader.as_mut().expect("reader is on loan")
+    }
+}
+
+impl Drop for ReaderGuard<'_> {
+    fn drop(&mut self) {
+        let Some(reader) = self.reader.take() else { return };
+        let mut state = lock(&self.readers.state);
+        if let Some(io) = state.io.get_mut(reader.number) {
+            *io = io_of(&reader);
+        }
+        let is_full = reader.number < state.full_count;
+        if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);
+        drop(state);
+        // Who waits may be able to use only one kind.
+        self.readers.is_back.notify_all();
+    }
+}
+
+fn io_of(reader: &Reader) -> ReaderIo {
+    ReaderIo { io: reader.io_stats(), queue_depth: reader.queue_depth() }
+}
+
+// The lists and counters are whole after every statement, so a panic elsewhere while a lock was
+// held leaves nothing half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sum_io(readers: &[ReaderIo]) -> IoStats {
+    let mut sum = readers.first().map(|reader| reader.io.clone()).unwrap_or_default();
+    for ReaderIo { io, .. } in readers.iter().skip(1) {
+        sum.read_count += io.read_count;
+        sum.write_count += io.write_count;
+        sum.read_bytes += io.read_bytes;
+        sum.write_bytes += io.write_bytes;
+        sum.submit_count += io.submit_count;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests;
