@@ -99,6 +99,7 @@ class Snapshot:
         backend: str = "direct",
         io_engine: str = "auto",
         queue_depth: int = 0,
+        readers: int | None = None,
         cache: CachePart | Sequence[CachePart] = "lru",
         cache_bytes: int | str | None = None,
         tiers: TierPlan | str | os.PathLike[str] | None = None,
@@ -120,6 +121,10 @@ class Snapshot:
                 ``"memory"`` loads everything first.
             io_engine: ``"auto"``, ``"io_uring"`` or ``"pread"``.
             queue_depth: Reads in flight at a time; 0 chooses by the budget.
+            readers: Most lookups at once; by default 8. Those
+                beyond the processors are for small lookups, are made when lookups meet, and are
+                fewer in small budgets. ``stats()["snapshot"]["reader_count"]`` tells how many there
+                are.
             cache: Its tiers, the first asked first: each a :class:`CacheTier` or
                 ``"codec:policy:share:admit"``, of which a lone name is a policy. What leaves one
                 falls to the next. A :class:`NeighbourTier`, ``"neighbours:second_chance:share"``,
@@ -150,6 +155,7 @@ class Snapshot:
             "backend": backend,
             "io_engine": io_engine,
             "queue_depth": queue_depth,
+            "reader_count": readers,
             "cache_bytes_max": None if cache_bytes is None else parse_bytes(cache_bytes, "cache"),
             "tiers": tier_specs(cache),
             "neighbours": None if neighbours is None else os.fspath(neighbours),
@@ -159,6 +165,8 @@ class Snapshot:
             if tier_floor is None
             else parse_bytes(tier_floor, "tier_floor"),
         }
+        if readers is not None and readers < 1:
+            raise InvalidError(f"readers must be at least 1, not {readers}")
         if tier_floor is not None and tier_budget is None:
             raise InvalidError("tier_floor is a part of a tier_budget; give that too")
         folder = os.fspath(path)
