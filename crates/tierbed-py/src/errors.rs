@@ -6,6 +6,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result};
 
+use crate::ending::detached;
+
 /// Builds the Python exception of `error`: same message, same context.
 pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).unwrap_or_else(|failure| failure)
@@ -30,7 +32,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 /// A panic is a bug of ours. pyo3 would raise it as a `BaseException`, which `except Exception`
 /// does not see; here it becomes a `RuntimeError` that says so.
 pub(crate) fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
+    match detached(py, || catch_unwind(AssertUnwindSafe(work))) {
         Ok(result) => result.map_err(|error| to_python(py, &error)),
         Err(panic) => {
             let what = panic

@@ -9,6 +9,7 @@ mod cache;
 mod codec;
 mod coded;
 mod data;
+mod ending;
 mod errors;
 mod exchange;
 mod exchange_bench;
@@ -43,6 +44,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<resident::NativeResident>()?;
     module.add_class::<tier_budget::NativeTierBudget>()?;
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
+    ending::register(module)?;
     coded::register(module)?;
     exchange::register(module)?;
     exchange_bench::register(module)?;

@@ -23,6 +23,7 @@ use tierbed_placement::{
     QueryLog, QueryLogBuilder, QuerySource, ReadOptions, TextQueries,
 };
 
+use crate::ending::detached;
 use crate::errors::run;
 use crate::progress::Progress;
 use crate::tensors::Tensor;
@@ -121,7 +122,7 @@ impl NativeQueryLog {
 
     /// The bytes of MaxEmbed's binary log.
     fn pack<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let bytes = py.detach(|| encode_packed(&self.log));
+        let bytes = detached(py, || encode_packed(&self.log));
         PyBytes::new(py, &bytes)
     }
 

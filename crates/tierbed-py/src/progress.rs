@@ -3,6 +3,8 @@
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result};
 
+use crate::ending::attached;
+
 /// A callback of `(done, total)`. Signals are checked at each call, so that Ctrl-C ends the work.
 pub(crate) struct Progress {
     callback: Option<Py<PyAny>>,
@@ -21,7 +23,7 @@ impl Progress {
     /// `Invalid` when the callback raised or a signal came; the work should end. What was raised
     /// is kept for [`finish`](Self::finish).
     pub(crate) fn tell(&mut self, done: u64, total: u64) -> Result<()> {
-        let told = Python::attach(|py| {
+        let told = attached(|py| {
             py.check_signals()?;
             self.callback
                 .as_ref()

@@ -20,6 +20,7 @@ use tierbed_core::{
 };
 use tierbed_trainstore::check_records;
 
+use crate::ending::attached;
 use crate::errors::run;
 
 /// Rows of one call to Python.
@@ -78,7 +79,7 @@ impl PythonStore {
         what: &'static str,
         work: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,
     ) -> Result<T> {
-        Python::attach(|py| {
+        attached(|py| {
             let bridge = self.bridge.bind(py);
             work(bridge).map_err(|raised| of_python(bridge, what, &raised))
         })
@@ -328,7 +329,7 @@ pub(crate) fn check_python_store(
 ) -> PyResult<()> {
     run(py, || {
         let open = || -> Result<Box<dyn TrainStore>> {
-            let bridge = Python::attach(|py| make.call0(py)).map_err(|raised| {
+            let bridge = attached(|py| make.call0(py)).map_err(|raised| {
                 Error::new(ErrorKind::Io, "the Python store cannot be made").with("cause", raised)
             })?;
             Ok(Box::new(PythonStore::open(bridge)?))

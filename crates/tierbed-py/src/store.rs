@@ -13,6 +13,7 @@ use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
 use tierbed_io::process::Owned;
 use tierbed_orders::{OrderConfig, OrderedEngine, PlanRequest, ShardedEngine};
 
+use crate::ending::attached;
 use crate::errors::{run, to_python};
 use crate::folders::read_placements;
 use crate::python_store::PythonStore;
@@ -530,7 +531,7 @@ impl NativeStore {
         let mut raised: Option<PyErr> = None;
         let mut report_progress = |done: u64, total: u64| {
             let Some(progress) = &progress else { return true };
-            let called = Python::attach(|py| progress.call1(py, (done, total)).map(drop));
+            let called = attached(|py| progress.call1(py, (done, total)).map(drop));
             raised = called.err();
             raised.is_none()
         };
@@ -660,7 +661,7 @@ impl Chunk {
         if self.rows.is_empty() {
             return Ok(());
         }
-        let called = Python::attach(|py| {
+        let called = attached(|py| {
             py.check_signals()?;
             let bytes = |part| PyByteArray::new(py, part);
             visit.call1(py, (table.0, bytes(&self.rows), bytes(&self.records))).map(drop)

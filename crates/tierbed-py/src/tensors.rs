@@ -13,6 +13,7 @@ use dlpark::{DlpackElement, DlpackFlags};
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result};
 
+use crate::ending::Passing;
 use crate::errors::to_python;
 
 /// A Python tensor of `T`, held while views of it live.
@@ -29,6 +30,8 @@ impl<T: DlpackElement + Copy> Tensor<T> {
     /// Imports `object`, which an error calls `name`.
     pub(crate) fn import(object: &Bound<'_, PyAny>, name: &'static str) -> PyResult<Self> {
         let py = object.py();
+        // The producer may be written in Python.
+        let _passing = Passing::begin_attached(py);
         let owner = from_dlpack(object.as_borrowed(), None, Some(false)).map_err(|cause| {
             let error = Error::invalid("argument is not a tensor that can be shared")
                 .with("argument", name)
