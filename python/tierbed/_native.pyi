@@ -413,13 +413,12 @@ class NativeServer:
         """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
         safetensors request body and returns a safetensors response body."""
 
+    @staticmethod
+    def default_limits() -> str: ...
     @property
     def address(self) -> str: ...
-    def wait(self, timeout_s: float) -> bool:
-        """Waits; True when the server has stopped."""
-
-    def stop(self) -> bool:
-        """Stops; True when all work ended in time."""
+    def wait(self, timeout_s: float) -> bool: ...
+    def stop(self) -> bool: ...
 
 
 # ---------------------------------------------------------------- data

@@ -7,8 +7,10 @@ The engine's server answers lookups by itself. For predictions it hands the requ
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import asdict, dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,7 +25,76 @@ from tierbed.state import DENSE, MODEL
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Predictor", "Server", "load_model"]
+__all__ = ["Limits", "Predictor", "ServeOptions", "Server", "load_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What requests and clients may cost a server. No limit may be 0.
+
+    Args:
+        connections_max: Connections open at once; more are answered with 503 and closed.
+        requests_max: Lookups and predictions whose bodies have arrived, at once; more get a 503.
+        body_bytes_max: Largest body accepted.
+        indices_max: Most indices in one lookup.
+        bags_max: Most bags in one lookup: samples times features.
+        answer_bytes_max: Largest answer to a lookup.
+        buffer_bytes_max: Bytes of bodies and answers beyond the first 64 KiB of each.
+        head_ms_max: Longest time for a request's head.
+        body_ms_max: Longest time for a request's body.
+        body_idle_ms_max: Longest pause within a body.
+        request_ms_max: Longest time from a request's head to its answer.
+        answer_ms_max: Longest time for a client to take its answer.
+        idle_ms_max: Longest time that a connection may wait for its next request.
+        stop_ms_max: Longest time that stopping waits for requests under way.
+        degraded_ms: How long ``/health`` tells of a failure after it happened.
+    """
+
+    connections_max: int = 2048
+    requests_max: int = 256
+    body_bytes_max: int = 16 << 20
+    indices_max: int = 1 << 20
+    bags_max: int = 1 << 20
+    answer_bytes_max: int = 64 << 20
+    buffer_bytes_max: int = 256 << 20
+    head_ms_max: int = 10_000
+    body_ms_max: int = 30_000
+    body_idle_ms_max: int = 5_000
+    request_ms_max: int = 60_000
+    answer_ms_max: int = 30_000
+    idle_ms_max: int = 75_000
+    stop_ms_max: int = 10_000
+    degraded_ms: int = 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How a server works and what it tells.
+
+    Args:
+        limits: What requests and clients may cost.
+        worker_threads: Threads that move bytes; None: 2, or the number of cores if it is less.
+        lookup_threads: Threads that look up and predict; None: the number of cores, at most 16.
+        snapshot_name: The snapshot's name in answers; None: its folder's name.
+        log_level: ``"off"``, ``"error"``, ``"warn"`` or ``"info"``: the least important lines
+            written to standard error, one JSON object each.
+        access_log: Write a line for every request, too; needs ``log_level="info"``.
+        slow_ms: Requests that take longer are written.
+    """
+
+    limits: Limits = Limits()
+    worker_threads: int | None = None
+    lookup_threads: int | None = None
+    snapshot_name: str | None = None
+    log_level: str = "warn"
+    access_log: bool = False
+    slow_ms: int = 1_000
+
+    def to_json(self) -> str:
+        """Encodes the options for the engine."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given["limits"] = asdict(self.limits)
+        return json.dumps({name: value for name, value in given.items() if value is not None})
 
 
 def load_model(snapshot: Snapshot) -> CtrModel | None:
@@ -46,7 +117,8 @@ class Predictor:
     A request holds ``dense`` ``[B, dense_count]`` f32, ``values`` ``[E]`` i64 (row ids, feature
     by feature) and ``lengths`` ``[F*B]`` i64; without lengths every bag holds one id. The answer
     holds ``probability`` ``[B]`` f32 and ``logit`` ``[B]`` f32. Bodies are safetensors, or JSON
-    objects with the same names, answered in kind.
+    objects with the same names, answered in kind. JSON has no word for numbers that are not
+    finite: in an answer they are null, in a request they are refused.
 
     Args:
         model: From :func:`load_model`.
@@ -68,7 +140,8 @@ class Predictor:
             from safetensors.torch import save
 
             return save(answer)
-        return json.dumps({name: value.tolist() for name, value in answer.items()}).encode()
+        told = {name: [_number(x) for x in value.tolist()] for name, value in answer.items()}
+        return json.dumps(told, allow_nan=False).encode()
 
     def warm_up(self) -> None:
         """Answers a sample without ids, so that no request waits for code to be loaded."""
@@ -107,6 +180,14 @@ class Predictor:
         return {"probability": torch.sigmoid(logit), "logit": logit}
 
 
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _refuse_constant(name: str) -> float:
+    raise InvalidError(f"{name} is not a number of JSON")
+
+
 def _is_safetensors(body: bytes) -> bool:
     if len(body) < 9 or body[8:9] != b"{":
         return False
@@ -120,7 +201,7 @@ def _tensors(body: bytes, is_binary: bool) -> dict[str, Tensor]:
 
             tensors: dict[str, Tensor] = load(body)
             return tensors
-        request = json.loads(body)
+        request = json.loads(body, parse_constant=_refuse_constant)
         return {
             name: torch.tensor(
                 request[name], dtype=torch.float32 if name == "dense" else torch.int64
@@ -139,7 +220,7 @@ class Server:
         snapshot: What to serve; keep it open.
         address: ``"host:port"``; port 0 picks a free one.
         with_model: Answer predictions too, when the snapshot has a model.
-        options: Further options of the engine's server.
+        options: Limits, threads and log.
     """
 
     def __init__(
@@ -148,15 +229,14 @@ class Server:
         address: str = "127.0.0.1:8080",
         *,
         with_model: bool = True,
-        options: dict[str, Any] | None = None,
+        options: ServeOptions | None = None,
     ) -> None:
         model = load_model(snapshot) if with_model else None
         self._predictor = None if model is None else Predictor(model)
         if self._predictor is not None:
             self._predictor.warm_up()
-        self._native = NativeServer(
-            snapshot.native, address, self._predictor, json.dumps(options or {})
-        )
+        given = (options or ServeOptions()).to_json()
+        self._native = NativeServer(snapshot.native, address, self._predictor, given)
 
     @property
     def address(self) -> str:

@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::process::Owned;
-use tierbed_serve::{Predictor, ServeOptions, Server};
+use tierbed_serve::{Limits, LogLevel, LogOptions, Predictor, ServeOptions, Server};
 
+use crate::ending::attached_or_closed;
 use crate::errors::run;
 use crate::snapshot::NativeSnapshot;
 
@@ -26,20 +27,38 @@ struct PythonPredictor {
 
 impl Predictor for PythonPredictor {
     fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
-        Python::attach(|py| {
+        attached_or_closed(|py| {
             let answer = self.callable.call1(py, (PyBytes::new(py, body),));
             let bytes = answer.and_then(|answer| answer.extract::<Vec<u8>>(py));
-            let bytes = bytes.map_err(|error: PyErr| {
-                // What the model calls a bad value is the client's; anything else is ours.
-                let kind = match error.is_instance_of::<PyValueError>(py) {
-                    true => ErrorKind::Invalid,
-                    false => ErrorKind::Io,
-                };
-                Error::new(kind, format!("prediction failed: {error}"))
-            })?;
+            let bytes = bytes.map_err(|raised| failed(py, &raised))?;
             Ok((bytes, content_type.to_owned()))
-        })
+        })?
     }
+}
+
+/// What errors of the engine know of the thing that failed.
+const CONTEXT: [&str; 4] = ["path", "page_id", "table_id", "row"];
+
+/// Turns what the model raised into an error of the kind it had in the engine.
+fn failed(py: Python<'_>, raised: &PyErr) -> Error {
+    let value = raised.value(py);
+    let kind = value.getattr("kind").and_then(|kind| kind.extract::<String>());
+    let kind = match kind.as_deref() {
+        Ok("corruption") => ErrorKind::Corruption,
+        Ok("closed") => ErrorKind::Closed,
+        Ok("poisoned") => ErrorKind::Poisoned,
+        // What the model calls a bad value is the client's; anything else is ours.
+        _ if raised.is_instance_of::<PyValueError>(py) => ErrorKind::Invalid,
+        _ => ErrorKind::Io,
+    };
+    let error = Error::new(kind, format!("prediction failed: {raised}"));
+    let Ok(context) = value.getattr("context") else { return error };
+    CONTEXT.into_iter().fold(error, |error, key| {
+        match context.get_item(key).and_then(|value| value.extract::<String>()) {
+            Ok(value) => error.with(key, value),
+            Err(_) => error,
+        }
+    })
 }
 
 #[derive(Default, serde::Deserialize)]
@@ -47,12 +66,11 @@ impl Predictor for PythonPredictor {
 struct GivenOptions {
     worker_threads: Option<usize>,
     lookup_threads: Option<usize>,
-    body_bytes_max: Option<usize>,
-    indices_max: Option<usize>,
-    requests_max: Option<usize>,
-    request_ms_max: Option<u64>,
-    stop_ms_max: Option<u64>,
     snapshot_name: Option<String>,
+    log_level: Option<String>,
+    access_log: Option<bool>,
+    slow_ms: Option<u64>,
+    limits: Limits,
 }
 
 impl GivenOptions {
@@ -60,16 +78,19 @@ impl GivenOptions {
         let given: Self = serde_json::from_str(json)
             .map_err(|cause| Error::invalid("server options are wrong").with("cause", cause))?;
         let defaults = ServeOptions::default();
+        let level = given.log_level.as_deref().map(LogLevel::parse).transpose()?;
         Ok(ServeOptions {
             address: address.to_owned(),
             worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
             lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),
-            body_bytes_max: given.body_bytes_max.unwrap_or(defaults.body_bytes_max),
-            indices_max: given.indices_max.unwrap_or(defaults.indices_max),
-            requests_max: given.requests_max.unwrap_or(defaults.requests_max),
-            request_ms_max: given.request_ms_max.unwrap_or(defaults.request_ms_max),
-            stop_ms_max: given.stop_ms_max.unwrap_or(defaults.stop_ms_max),
             snapshot_name: given.snapshot_name,
+            limits: given.limits,
+            log: LogOptions {
+                level: level.unwrap_or(defaults.log.level),
+                has_access: given.access_log.unwrap_or(defaults.log.has_access),
+                slow_ms: given.slow_ms.unwrap_or(defaults.log.slow_ms),
+                target: defaults.log.target,
+            },
             ..defaults
         })
     }
@@ -94,6 +115,15 @@ impl NativeServer {
         })?;
         let remedy = "start another one in the process that shall answer";
         Ok(Self { server: Owned::new(server, "the server", remedy) })
+    }
+
+    /// The limits of a server that is told none, as JSON.
+    #[staticmethod]
+    fn default_limits(py: Python<'_>) -> PyResult<String> {
+        run(py, || {
+            serde_json::to_string(&Limits::default())
+                .map_err(|cause| Error::invalid("cannot encode the limits").with("cause", cause))
+        })
     }
 
     #[getter]

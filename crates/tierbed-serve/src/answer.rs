@@ -5,14 +5,23 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use tierbed_core::{Error, ErrorKind};
 
+use crate::metrics::LEFT;
+
 pub(crate) const JSON: &str = "application/json";
 
+/// Seconds after which a client that was refused may ask again.
+pub(crate) const RETRY_AFTER_S: &str = "1";
+
 /// A request that was refused or failed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Refusal {
     status: StatusCode,
     kind: &'static str,
     message: String,
+    /// What the error knew of the thing that failed.
+    context: Vec<(&'static str, String)>,
+    /// What there was no room for; only of requests answered with 503.
+    reason: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -23,7 +32,51 @@ struct Body<'a> {
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into() }
+        Self { status, kind, message: message.into(), context: Vec::new(), reason: None }
+    }
+
+    /// There is no room: for `reason`.
+    pub(crate) fn busy(reason: &'static str, message: impl Into<String>) -> Self {
+        let refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message);
+        Self { reason: Some(reason), ..refusal }
+    }
+
+    /// The client took too long.
+    pub(crate) fn slow(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "io", message)
+    }
+
+    /// The client left while it sent its body; nobody will read this.
+    pub(crate) fn left() -> Self {
+        let status = StatusCode::from_u16(LEFT).unwrap_or(StatusCode::BAD_REQUEST);
+        Self::new(status, "io", "the body broke off")
+    }
+
+    /// The body is larger than `allowed`.
+    pub(crate) fn body_too_large(found: impl std::fmt::Display, allowed: usize) -> Self {
+        let message = format!(
+            "body is larger than the server accepts (found: {found}, body_bytes_max: {allowed}, \
+             remedy: send several smaller requests)"
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid", message)
+    }
+
+    pub(crate) fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub(crate) fn reason(&self) -> Option<&'static str> {
+        self.reason
+    }
+
+    /// Returns what the error knew under `key`.
+    pub(crate) fn value(&self, key: &str) -> Option<&str> {
+        let found = self.context.iter().find(|(known, _)| *known == key);
+        found.map(|(_, value)| value.as_str())
     }
 }
 
@@ -35,16 +88,24 @@ impl From<Error> for Refusal {
             ErrorKind::Closed => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        Self::new(status, error.kind().name(), error.to_string())
+        let refusal = Self::new(status, error.kind().name(), error.to_string());
+        Self { context: error.context().to_vec(), ..refusal }
     }
 }
 
 impl IntoResponse for Refusal {
+    /// The response carries the refusal, for whoever counts it.
     fn into_response(self) -> Response {
         let body = Body { kind: self.kind, message: &self.message };
         // Two strings always encode.
         let bytes = serde_json::to_vec(&body).unwrap_or_default();
-        with_type(self.status, JSON, bytes)
+        let mut response = with_type(self.status, JSON, bytes);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            let after = HeaderValue::from_static(RETRY_AFTER_S);
+            response.headers_mut().insert(header::RETRY_AFTER, after);
+        }
+        response.extensions_mut().insert(self);
+        response
     }
 }
 

@@ -1,22 +1,34 @@
 //! Who asks from outside? HTTP lookups and predictions over a snapshot.
 //!
 //! ```text
-//! request ─▶ route ─▶ blocking thread: decode ─▶ Snapshot::lookup | Predictor ─▶ encode ─▶ answer
+//! door ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ blocking thread: decode ─▶
+//!                          Snapshot::lookup | Predictor ─▶ encode ─▶ answer
 //! ```
 //!
 //! Async threads only move bytes; decoding, lookups and predictions run on a fixed number of
-//! blocking threads, so a slow disk never stalls `/health`. What a request may cost is bounded:
-//! body bytes, indices, requests at once. The interface is written down in
-//! docs/reference/http.md.
+//! blocking threads, so a slow disk never stalls `/health`. What clients may cost is bounded:
+//! connections, time to send and to take, bytes in memory, indices, bags, requests at once
+//! ([`Limits`]). What fails is logged, counted, and told by `/health`. The interface is written
+//! down in docs/reference/http.md.
 
 mod answer;
+mod body;
+mod connection;
+mod faults;
 mod features;
 mod json;
+mod listen;
+mod log;
 mod lookup;
 mod metrics;
+mod options;
 mod routes;
+mod sending;
 mod server;
 mod tensors;
+mod wire;
 
 pub use features::ServedFeature;
-pub use server::{Predictor, ServeOptions, Server};
+pub use log::{LogLevel, LogOptions, LogTarget};
+pub use options::{Limits, ServeOptions};
+pub use server::{Predictor, Server};

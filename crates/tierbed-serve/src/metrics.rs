@@ -1,16 +1,33 @@
 //! What does the server tell Prometheus?
+//!
+//! A request is counted once, with the status it was answered with; 499 is a client that left
+//! before. Times are of requests that were worked on: one that found no room took none.
+
+pub(crate) mod process;
+mod snapshot;
 
 use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{text, DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tierbed_core::{Error, Result};
-use tierbed_pagestore::{Snapshot, SnapshotStats};
+use tierbed_pagestore::Snapshot;
+use tokio::sync::Semaphore;
+
+use self::process::ProcessCollector;
+use self::snapshot::SnapshotCollector;
+use crate::body::Buffers;
+
+/// The status of a request whose client left before the answer.
+pub(crate) const LEFT: u16 = 499;
+/// The status of a request that found no room.
+const BUSY: u16 = 503;
 
 /// Bounds of the latency buckets in seconds: 100 us to 10 s.
 const LATENCY_BOUNDS_S: [f64; 16] = [
@@ -29,12 +46,45 @@ struct Route {
     route: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Why {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Failure {
+    kind: &'static str,
+}
+
+type Latency = Family<Route, Histogram, fn() -> Histogram>;
+
 /// The counters of a server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<Answered, Counter>,
-    seconds: Family<Route, Histogram, fn() -> Histogram>,
+    seconds: Latency,
+    queue_seconds: Latency,
+    refused: Family<Why, Counter>,
+    failures: Family<Failure, Counter>,
+    cut: Family<Why, Counter>,
+    pub(crate) unfinished: Counter,
+    pub(crate) slow: Counter,
+    pub(crate) body_bytes: Counter,
+    pub(crate) answer_bytes: Counter,
+    pub(crate) connections_open: Gauge,
+}
+
+/// What a server is, and what of it is asked when metrics are read.
+pub(crate) struct Served {
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) name: String,
+    pub(crate) identity: String,
+    pub(crate) places: Arc<Semaphore>,
+    pub(crate) place_count: usize,
+    pub(crate) buffers: Buffers,
+    /// Lines that found no room.
+    pub(crate) log_dropped: Counter,
 }
 
 fn latency() -> Histogram {
@@ -42,19 +92,81 @@ fn latency() -> Histogram {
 }
 
 impl Metrics {
-    pub(crate) fn new(snapshot: Arc<Snapshot>) -> Self {
-        let mut registry = Registry::with_prefix("tierbed");
-        let requests = Family::<Answered, Counter>::default();
-        registry.register("requests", "Requests answered, by route and status", requests.clone());
-        let seconds = Family::new_with_constructor(latency as fn() -> Histogram);
-        registry.register("request_seconds", "Time to answer, by route", seconds.clone());
-        registry.register_collector(Box::new(SnapshotCollector { snapshot }));
-        Self { registry, requests, seconds }
+    pub(crate) fn new(served: Served) -> Self {
+        let mut all = Registry::default();
+        all.register_collector(Box::new(ProcessCollector));
+        let registry = all.sub_registry_with_prefix("tierbed");
+        let metrics = Self {
+            registry: Registry::default(),
+            requests: Family::default(),
+            seconds: Family::new_with_constructor(latency as fn() -> Histogram),
+            queue_seconds: Family::new_with_constructor(latency as fn() -> Histogram),
+            refused: Family::default(),
+            failures: Family::default(),
+            cut: Family::default(),
+            unfinished: Counter::default(),
+            slow: Counter::default(),
+            body_bytes: Counter::default(),
+            answer_bytes: Counter::default(),
+            connections_open: Gauge::default(),
+        };
+        metrics.register(registry);
+        let Served { snapshot, name, identity, places, place_count, buffers, log_dropped } = served;
+        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The server's version", build);
+        let about = Info::new(vec![("name", name), ("identity", identity)]);
+        registry.register("snapshot", "What is served", about);
+        let help = "Lines of the log that nobody took in time";
+        registry.register("log_lines_dropped", help, log_dropped);
+        registry.register_collector(Box::new(SnapshotCollector::new(snapshot)));
+        registry.register_collector(Box::new(RoomCollector { places, place_count, buffers }));
+        Self { registry: all, ..metrics }
     }
 
+    fn register(&self, registry: &mut Registry) {
+        let help = "Requests by route and status; 499 is a client that left before the answer";
+        registry.register("requests", help, self.requests.clone());
+        registry.register("request_seconds", "Time to answer, by route", self.seconds.clone());
+        let help = "Time from the body's end to a thread that works on it, by route";
+        registry.register("queue_seconds", help, self.queue_seconds.clone());
+        let help = "Requests and connections that found no room, by what there was none of";
+        registry.register("requests_refused", help, self.refused.clone());
+        let help = "Requests that failed by the server's fault, by kind: corruption, io, panic";
+        registry.register("request_failures", help, self.failures.clone());
+        let help = "Connections closed because the client was too slow, or its bytes not HTTP";
+        registry.register("connections_cut", help, self.cut.clone());
+        let help = "Answers that the client did not take to the end";
+        registry.register("answers_unfinished", help, self.unfinished.clone());
+        let help = "Requests that took longer than slow_ms";
+        registry.register("requests_slow", help, self.slow.clone());
+        registry.register("body_bytes", "Bytes of bodies received", self.body_bytes.clone());
+        registry.register("answer_bytes", "Bytes of answers made", self.answer_bytes.clone());
+        let help = "Connections open now";
+        registry.register("connections_open", help, self.connections_open.clone());
+    }
+
+    /// Counts a request that was answered, or whose client left.
     pub(crate) fn count(&self, route: &'static str, status: u16, us: u64) {
         self.requests.get_or_create(&Answered { route, status }).inc();
-        self.seconds.get_or_create(&Route { route }).observe(us as f64 / 1e6);
+        if !matches!(status, BUSY | LEFT) {
+            self.seconds.get_or_create(&Route { route }).observe(us as f64 / 1e6);
+        }
+    }
+
+    pub(crate) fn waited(&self, route: &'static str, us: u64) {
+        self.queue_seconds.get_or_create(&Route { route }).observe(us as f64 / 1e6);
+    }
+
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&Why { reason }).inc();
+    }
+
+    pub(crate) fn failed(&self, kind: &'static str) {
+        self.failures.get_or_create(&Failure { kind }).inc();
+    }
+
+    pub(crate) fn connection_cut(&self, reason: &'static str) {
+        self.cut.get_or_create(&Why { reason }).inc();
     }
 
     /// Encodes all metrics as OpenMetrics text.
@@ -69,31 +181,24 @@ impl Metrics {
     }
 }
 
-/// Reads the snapshot's own counters when asked.
+/// Counts, when asked, what is taken of the server's room.
 #[derive(Debug)]
-struct SnapshotCollector {
-    snapshot: Arc<Snapshot>,
+struct RoomCollector {
+    places: Arc<Semaphore>,
+    place_count: usize,
+    buffers: Buffers,
 }
 
-impl Collector for SnapshotCollector {
+impl Collector for RoomCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> std::result::Result<(), std::fmt::Error> {
-        let stats = self.snapshot.stats();
-        let counters = counters(&stats);
-        for (name, help, value) in counters {
-            let counter = ConstCounter::new(value);
-            counter.encode(encoder.encode_descriptor(
-                name,
-                help,
-                None,
-                counter.metric_type(),
-            )?)?;
-        }
-        let budget = self.snapshot.budget_report();
+        let in_flight = self.place_count.saturating_sub(self.places.available_permits());
         let gauges = [
-            ("cache_rows", "Rows in the row cache", stats.cache_rows),
-            ("cache_used_bytes", "Bytes of the row cache in use", stats.cache_used_bytes),
-            ("dram_used_bytes", "Bytes of the budget reserved", budget.used_bytes),
-            ("dram_budget_bytes", "The DRAM budget", budget.limit_bytes),
+            ("requests_in_flight", "Lookups and predictions worked on or queued", in_flight as u64),
+            (
+                "buffered_bytes",
+                "Bytes of bodies and answers beyond the first 64 KiB of each",
+                self.buffers.used_bytes(),
+            ),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -101,63 +206,4 @@ impl Collector for SnapshotCollector {
         }
         Ok(())
     }
-}
-
-/// What is counted since the snapshot was opened: name, help and value.
-fn counters(stats: &SnapshotStats) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-    let refreshed = stats.refreshed.clone().unwrap_or_default();
-    let neighbours = stats.neighbours.clone().unwrap_or_default();
-    [
-        ("lookups", "Lookups answered", stats.lookup_count),
-        ("indices", "Indices looked up", stats.lookups.index_count),
-        ("rows", "Rows fetched for lookups", stats.lookups.row_count),
-        ("rows_initial", "Rows never written, computed", stats.lookups.rows_initial),
-        ("cache_hits", "Rows found in the row cache", stats.cache_hits),
-        ("cache_misses", "Rows not found in the row cache", stats.cache_misses),
-        ("cache_evictions", "Rows that left the row cache", stats.cache_evictions),
-        ("rows_resident", "Rows that are always in memory", stats.lookups.rows_resident),
-        (
-            "rows_surrogate",
-            "Rows answered by a coarse code or another row",
-            stats.lookups.rows_surrogate,
-        ),
-        (
-            "rows_default",
-            "Rows answered by the default row of their table",
-            stats.lookups.rows_default,
-        ),
-        (
-            "rows_refreshed",
-            "Rows read because they were answered approximately",
-            refreshed.rows_read,
-        ),
-        (
-            "rows_refresh_dropped",
-            "Rows answered approximately that found no room to wait for a read",
-            refreshed.rows_dropped,
-        ),
-        (
-            "rows_refresh_failed",
-            "Rows answered approximately that could not be read",
-            refreshed.rows_failed,
-        ),
-        (
-            "neighbours_answered",
-            "Rows in no tier that their neighbour answered for",
-            neighbours.rows_answered,
-        ),
-        (
-            "neighbours_dropped",
-            "Rows that left the tiers and found no room to wait for their neighbour",
-            neighbours.rows_dropped,
-        ),
-        (
-            "neighbours_failed",
-            "Rows that left the tiers and whose neighbour could not be read",
-            neighbours.rows_failed,
-        ),
-        ("pages_read", "Pages read for lookups", stats.lookups.pages_read),
-        ("read_bytes", "Bytes read from the device", stats.io.read_bytes),
-    ]
-    .into_iter()
 }

@@ -1,19 +1,25 @@
 //! How does a server start, and how does it stop?
 
 use std::fmt;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tierbed::PublishedIds;
-use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Error, Result};
 use tierbed_pagestore::Snapshot;
 use tokio::runtime::Runtime;
 use tokio::sync::{watch, Semaphore};
 
-use crate::features::{resolve, ServedFeature};
-use crate::metrics::Metrics;
+use crate::body::Buffers;
+use crate::connection::Callee;
+use crate::faults::Faults;
+use crate::features::resolve;
+use crate::listen::{bind, connections_allowed, Door};
+use crate::log::Log;
+use crate::metrics::process::open_files;
+use crate::metrics::{Metrics, Served};
+use crate::options::ServeOptions;
 use crate::routes::{router, Service};
 
 /// Answers predictions: a model in front of the snapshot.
@@ -32,52 +38,6 @@ impl fmt::Debug for dyn Predictor {
     }
 }
 
-/// How to serve.
-#[derive(Debug, Clone)]
-pub struct ServeOptions {
-    /// Host and port to listen on; port 0 picks a free one.
-    pub address: String,
-    /// Threads that move bytes.
-    pub worker_threads: usize,
-    /// Threads that look up and predict.
-    pub lookup_threads: usize,
-    /// Largest body accepted.
-    pub body_bytes_max: usize,
-    /// Most indices in one lookup.
-    pub indices_max: usize,
-    /// Lookups and predictions accepted at once; more are answered with 503.
-    pub requests_max: usize,
-    /// Longest time from a request's first byte to its answer.
-    pub request_ms_max: u64,
-    /// Longest time that `stop` waits for requests under way.
-    pub stop_ms_max: u64,
-    /// The features, when not those of the snapshot.
-    pub features: Option<Vec<ServedFeature>>,
-    /// The snapshot's name in answers; that of its folder when none is given.
-    pub snapshot_name: Option<String>,
-    /// The time, for latencies and uptime.
-    pub clock: Arc<dyn Clock>,
-}
-
-impl Default for ServeOptions {
-    fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-        Self {
-            address: "127.0.0.1:8080".to_owned(),
-            worker_threads: cores.min(2),
-            lookup_threads: cores.min(16),
-            body_bytes_max: 16 << 20,
-            indices_max: 1 << 20,
-            requests_max: 256,
-            request_ms_max: 60_000,
-            stop_ms_max: 10_000,
-            features: None,
-            snapshot_name: None,
-            clock: Arc::new(SystemClock::default()),
-        }
-    }
-}
-
 /// A running server. Dropping it stops it.
 #[derive(Debug)]
 pub struct Server {
@@ -85,8 +45,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     finished: Arc<Finished>,
     stop_ms_max: u64,
-    /// One is taken by every request that is worked on.
-    places: Arc<Semaphore>,
+    service: Arc<Service>,
     place_count: usize,
     runtime: Mutex<Option<Runtime>>,
 }
@@ -111,19 +70,19 @@ impl Server {
     /// Binds the address and starts answering.
     ///
     /// # Errors
-    /// `Invalid` for an address that cannot be parsed or bound and for features that do not fit
-    /// the snapshot, `Io` when threads cannot be made.
+    /// `Invalid` for options out of range, for an address that cannot be parsed or bound and for
+    /// features that do not fit the snapshot, `Io` when threads cannot be made.
     pub fn start(
         options: &ServeOptions,
         snapshot: Arc<Snapshot>,
         predictor: Option<Arc<dyn Predictor>>,
     ) -> Result<Self> {
+        options.check()?;
         let service = Arc::new(service(options, snapshot, predictor)?);
-        let places = Arc::clone(&service.places);
         let (listener, address) = bind(&options.address)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(options.worker_threads.max(1))
-            .max_blocking_threads(options.lookup_threads.max(1))
+            .worker_threads(options.worker_threads)
+            .max_blocking_threads(options.lookup_threads)
             .thread_name("tierbed-serve")
             .enable_all()
             .build()
@@ -133,26 +92,29 @@ impl Server {
             tokio::net::TcpListener::from_std(listener)
                 .map_err(|cause| Error::os("cannot listen", cause).with("address", address))?
         };
-        let (stop, mut stopping) = watch::channel(false);
+        let (stop, stopping) = watch::channel(false);
         let finished = Arc::new(Finished::default());
         let finishing = Finishing(Arc::clone(&finished));
+        let asked = options.limits.connections_max;
+        let allowed = connections_allowed(asked, open_files());
+        if allowed < asked {
+            service.log.fewer_connections(asked, allowed);
+        }
+        let Service { snapshot_name, identity, log, .. } = &*service;
+        log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
+        let callee = Callee { router: router(&service), service: Arc::clone(&service), stopping };
+        let door = Door::new(callee, allowed);
         runtime.spawn(async move {
             let _finishing = finishing;
-            let asked_to_stop = async move {
-                // An error means that the server was dropped: as good a reason to stop.
-                let _ = stopping.wait_for(|&stop| stop).await;
-            };
-            // Accept errors are retried inside; serving ends only by the signal.
-            let _ =
-                axum::serve(listener, router(&service)).with_graceful_shutdown(asked_to_stop).await;
+            door.open(listener).await;
         });
         Ok(Self {
             address,
             stop,
             finished,
-            stop_ms_max: options.stop_ms_max,
+            stop_ms_max: options.limits.stop_ms_max,
             place_count: place_count(options),
-            places,
+            service,
             runtime: Mutex::new(Some(runtime)),
         })
     }
@@ -174,15 +136,25 @@ impl Server {
     /// Stops: no new connections, requests under way are answered, up to the options' time. Work
     /// whose client has left is waited for, too, up to as much time again.
     ///
+    /// Connections that the kernel has accepted and requests that lie unread in their sockets are
+    /// under way; idle connections are closed after a moment.
+    ///
     /// Returns whether all work ended; what did not is left to end by itself.
     pub fn stop(&self) -> bool {
         let time = Duration::from_millis(self.stop_ms_max);
         self.stop.send_replace(true);
         self.wait(time);
-        if let Some(runtime) = lock(&self.runtime).take() {
+        let runtime = lock(&self.runtime).take();
+        let is_first = runtime.is_some();
+        if let Some(runtime) = runtime {
             runtime.shutdown_timeout(time);
         }
-        self.places.available_permits() == self.place_count
+        let is_whole = self.service.places.available_permits() == self.place_count;
+        if is_first {
+            self.service.log.stopped(is_whole);
+            self.service.log.flush();
+        }
+        is_whole
     }
 }
 
@@ -201,37 +173,42 @@ fn service(
         let name = snapshot.folder().path().and_then(|path| path.file_name());
         name.map_or_else(|| "memory".to_owned(), |name| name.to_string_lossy().into_owned())
     };
+    let limits = options.limits.clone();
+    let clock = &options.clock;
+    let name = options.snapshot_name.clone().unwrap_or_else(folder_name);
+    let identity = snapshot.identity()?;
+    let places = Arc::new(Semaphore::new(place_count(options)));
+    let buffers = Buffers::new(limits.buffer_bytes_max);
+    let log = Log::open(&options.log, clock)?;
+    let served = Served {
+        snapshot: Arc::clone(&snapshot),
+        name: name.clone(),
+        identity: identity.clone(),
+        places: Arc::clone(&places),
+        place_count: place_count(options),
+        buffers: buffers.clone(),
+        log_dropped: log.dropped(),
+    };
     Ok(Service {
         ids: PublishedIds::open(&snapshot)?,
         features: resolve(&snapshot, options.features.as_deref())?,
-        snapshot_name: options.snapshot_name.clone().unwrap_or_else(folder_name),
-        metrics: Metrics::new(Arc::clone(&snapshot)),
+        snapshot_name: name,
+        identity,
+        metrics: Arc::new(Metrics::new(served)),
+        log,
+        faults: Faults::new(clock, limits.degraded_ms),
         predictor,
-        start_us: options.clock.now_us(),
-        clock: Arc::clone(&options.clock),
-        indices_max: options.indices_max,
-        body_bytes_max: options.body_bytes_max,
-        request_ms_max: options.request_ms_max,
-        places: Arc::new(Semaphore::new(place_count(options))),
+        start_us: clock.now_us(),
+        clock: Arc::clone(clock),
+        limits,
+        places,
+        buffers,
         snapshot,
     })
 }
 
 fn place_count(options: &ServeOptions) -> usize {
-    options.requests_max.clamp(1, Semaphore::MAX_PERMITS)
-}
-
-fn bind(address: &str) -> Result<(TcpListener, SocketAddr)> {
-    let failed = |cause: std::io::Error| {
-        Error::invalid("cannot listen on this address")
-            .with("address", address)
-            .with("cause", cause)
-            .with("remedy", "choose a free port (0 picks one) of an address of this machine")
-    };
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((listener, bound))
+    options.limits.requests_max.clamp(1, Semaphore::MAX_PERMITS)
 }
 
 // The flag and the runtime's place are whole after every statement.

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tierbed.budget import parse_bytes
+from tierbed.cli import server_options as options
 from tierbed.cli.options import (
     DramBudget,
     IoEngine,
@@ -81,14 +83,56 @@ def serve(
     record_max: Annotated[
         str, typer.Option("--record-max", help="Most bytes of each log; the oldest are removed.")
     ] = "1GiB",
+    connections_max: options.ConnectionsMax = 2048,
+    requests_max: options.RequestsMax = 256,
+    body_max: options.BodyMax = "16MiB",
+    indices_max: options.IndicesMax = 1 << 20,
+    bags_max: options.BagsMax = 1 << 20,
+    answer_max: options.AnswerMax = "64MiB",
+    buffer_max: options.BufferMax = "256MiB",
+    head_ms_max: options.HeadMsMax = 10_000,
+    body_ms_max: options.BodyMsMax = 30_000,
+    body_idle_ms_max: options.BodyIdleMsMax = 5_000,
+    request_ms_max: options.RequestMsMax = 60_000,
+    answer_ms_max: options.AnswerMsMax = 30_000,
+    idle_ms_max: options.IdleMsMax = 75_000,
+    stop_ms_max: options.StopMsMax = 10_000,
+    worker_threads: options.WorkerThreads = None,
+    lookup_threads: options.LookupThreads = None,
+    log_level: options.LogLevel = "info",
+    access_log: options.AccessLog = False,
+    slow_ms: options.SlowMs = 1_000,
 ) -> None:
-    """Answer lookups and predictions over HTTP until interrupted."""
-    from tierbed.serve import Server
+    """Answer lookups and predictions over HTTP until interrupted, terminated or hung up."""
+    from tierbed.serve import Limits, ServeOptions, Server
     from tierbed.snapshot import Snapshot
 
+    given = ServeOptions(
+        limits=Limits(
+            connections_max=connections_max,
+            requests_max=requests_max,
+            body_bytes_max=parse_bytes(body_max, "--body-max"),
+            indices_max=indices_max,
+            bags_max=bags_max,
+            answer_bytes_max=parse_bytes(answer_max, "--answer-max"),
+            buffer_bytes_max=parse_bytes(buffer_max, "--buffer-max"),
+            head_ms_max=head_ms_max,
+            body_ms_max=body_ms_max,
+            body_idle_ms_max=body_idle_ms_max,
+            request_ms_max=request_ms_max,
+            answer_ms_max=answer_ms_max,
+            idle_ms_max=idle_ms_max,
+            stop_ms_max=stop_ms_max,
+        ),
+        worker_threads=worker_threads,
+        lookup_threads=lookup_threads,
+        log_level=log_level,
+        access_log=access_log,
+        slow_ms=slow_ms,
+    )
     set_threads(threads)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     with (
         Snapshot.open(
@@ -102,7 +146,7 @@ def serve(
             misses=misses,
             refresh=refresh == "all" or refresh.split(",") if refresh else False,
         ) as opened,
-        Server(opened, address) as server,
+        Server(opened, address, options=given) as server,
     ):
         if record is not None:
             groups = [group.split(",") for group in record_tables or []] or None

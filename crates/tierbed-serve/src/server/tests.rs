@@ -8,12 +8,19 @@ use std::sync::mpsc;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{json, Value};
-use tierbed_core::env::ManualClock;
+use tierbed_core::env::{Clock, ManualClock};
 use tierbed_core::{Bags, Budget, InitSpec, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, OpenMode};
 use tierbed_pagestore::{FeaturePlan, Pooling, SnapshotOptions, SnapshotWriter};
 
 use super::*;
+use crate::features::ServedFeature;
+use crate::log::{LogLevel, LogOptions, LogTarget};
+use crate::options::Limits;
+
+mod limits;
+mod stopping;
+mod telling;
 
 fn table(name: &str, row_count: u64, dim: u32) -> TableSchema {
     TableSchema {
@@ -45,7 +52,14 @@ fn snapshot() -> Arc<Snapshot> {
 }
 
 fn options() -> ServeOptions {
-    ServeOptions { address: "127.0.0.1:0".into(), ..ServeOptions::default() }
+    let log = LogOptions { level: LogLevel::Off, ..LogOptions::default() };
+    ServeOptions { address: "127.0.0.1:0".into(), log, ..ServeOptions::default() }
+}
+
+fn limited(limit: impl FnOnce(&mut Limits)) -> ServeOptions {
+    let mut options = options();
+    limit(&mut options.limits);
+    options
 }
 
 struct Answer {
@@ -215,7 +229,7 @@ fn features_come_from_the_snapshot_or_the_options() {
 
 #[test]
 fn bad_requests_say_what_is_wrong() {
-    let small = ServeOptions { body_bytes_max: 4096, indices_max: 10, ..options() };
+    let small = limited(|limits| (limits.body_bytes_max, limits.indices_max) = (4096, 10));
     let server = Server::start(&small, snapshot(), None).unwrap();
     let user = |values: Value, offsets: Value| {
         let indices = json!({"values": values, "offsets": offsets});
@@ -283,8 +297,10 @@ fn health_and_metrics_count_what_happened() {
     let server = Server::start(&timed, snapshot(), None).unwrap();
     clock.advance_us(2_500_000);
     let health = get(&server, "/health").json();
-    let expected =
-        json!({"status": "ok", "snapshot": "day-1", "tables": 2, "rows": 600, "uptime_s": 2.5});
+    let identity = health["identity"].as_str().unwrap();
+    assert_eq!(identity.len(), 24, "{identity}");
+    let expected = json!({"status": "ok", "reasons": [], "snapshot": "day-1",
+        "identity": identity, "tables": 2, "rows": 600, "uptime_s": 2.5});
     assert_eq!(health, expected);
     let body = json!({"features": {"user": {"values": [1, 2, 2], "offsets": [0, 3]}}});
     assert_eq!(post_json(&server, &body).status, 200);
@@ -363,7 +379,7 @@ fn predictions_go_to_the_predictor() {
 #[test]
 fn slow_predictions_do_not_hold_up_health_and_full_servers_say_so() {
     let echo = Arc::new(Echo::default());
-    let narrow = ServeOptions { requests_max: 1, lookup_threads: 1, ..options() };
+    let narrow = ServeOptions { lookup_threads: 1, ..limited(|limits| limits.requests_max = 1) };
     let predictor = Arc::clone(&echo) as Arc<dyn Predictor>;
     let server = Server::start(&narrow, snapshot(), Some(predictor)).unwrap();
     std::thread::scope(|scope| {
@@ -393,7 +409,7 @@ fn slow_predictions_do_not_hold_up_health_and_full_servers_say_so() {
 
 #[test]
 fn a_request_that_never_ends_is_ended() {
-    let hasty = ServeOptions { request_ms_max: 50, ..options() };
+    let hasty = limited(|limits| limits.body_ms_max = 50);
     let server = Server::start(&hasty, snapshot(), None).unwrap();
     let mut stream = TcpStream::connect(server.address()).unwrap();
     let head = "POST /v1/lookup HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\nhalf";
@@ -473,7 +489,7 @@ fn waits_for_work_whose_client_has_left_and_tells_what_does_not_end() {
     let (asked, is_asked) = mpsc::sync_channel(0);
     let (answer, told) = mpsc::sync_channel(1);
     let thinking = Arc::new(Thinking { asked, answer: Mutex::new(told) });
-    let hasty = ServeOptions { stop_ms_max: 50, ..options() };
+    let hasty = limited(|limits| limits.stop_ms_max = 50);
     for is_in_time in [false, true] {
         let options = if is_in_time { options() } else { hasty.clone() };
         let predictor = Arc::clone(&thinking) as Arc<dyn Predictor>;

@@ -1,0 +1,218 @@
+//! How does a request's body arrive, and in whose memory does it wait?
+//!
+//! A body takes memory as its bytes come, never by what its head announces: who sends nothing
+//! holds nothing. The first 64 KiB of every body and answer are always there, so that small
+//! requests find room while large ones fill the rest.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Bytes, HttpBody};
+use axum::extract::Request;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::answer::Refusal;
+use crate::options::Limits;
+use crate::wire::Pulse;
+
+/// Bytes of every body and answer that count for nothing.
+pub(crate) const FREE_BYTES: usize = 64 << 10;
+/// Memory is counted in units of this many bytes.
+const UNIT_BYTES: usize = 4 << 10;
+
+/// Memory for bodies and answers beyond their first bytes.
+#[derive(Debug, Clone)]
+pub(crate) struct Buffers {
+    units: Arc<Semaphore>,
+    unit_count: usize,
+}
+
+/// Memory that a body or an answer takes; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    buffers: Buffers,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Buffers {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        let unit_count = bytes_max.div_ceil(UNIT_BYTES).clamp(1, u32::MAX as usize);
+        let unit_count = unit_count.min(Semaphore::MAX_PERMITS);
+        Self { units: Arc::new(Semaphore::new(unit_count)), unit_count }
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        let used = self.unit_count.saturating_sub(self.units.available_permits());
+        (used * UNIT_BYTES) as u64
+    }
+
+    pub(crate) fn hold_nothing(&self) -> Held {
+        Held { buffers: self.clone(), permit: None }
+    }
+}
+
+impl Held {
+    /// Takes or gives back memory, so that `bytes` are held.
+    ///
+    /// # Errors
+    /// 503 when there is not enough left.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Refusal> {
+        let wanted = bytes.saturating_sub(FREE_BYTES).div_ceil(UNIT_BYTES);
+        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if wanted <= held {
+            if let Some(permit) = &mut self.permit {
+                drop(permit.split(held - wanted));
+            }
+            return Ok(());
+        }
+        let missing = u32::try_from(wanted - held).ok();
+        let more = missing.and_then(|missing| {
+            Arc::clone(&self.buffers.units).try_acquire_many_owned(missing).ok()
+        });
+        let Some(more) = more else {
+            return Err(Refusal::busy("buffers", "no memory for more bodies now; try again later"));
+        };
+        match &mut self.permit {
+            Some(permit) => permit.merge(more),
+            none => *none = Some(more),
+        }
+        Ok(())
+    }
+}
+
+/// A body that has arrived.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) bytes: Bytes,
+    pub(crate) held: Held,
+}
+
+/// Reads a request's body.
+///
+/// # Errors
+/// 413 for a body larger than allowed, at once where the head says so; 408 for one that comes too
+/// slowly; 503 when there is no memory; 499 when the client leaves.
+pub(crate) async fn receive(
+    limits: &Limits,
+    buffers: &Buffers,
+    request: Request,
+) -> Result<Received, Refusal> {
+    let pulse = request.extensions().get::<Arc<Pulse>>().cloned();
+    let mut body = request.into_body();
+    let announced = body.size_hint().exact();
+    if announced.is_some_and(|bytes| bytes > limits.body_bytes_max as u64) {
+        let found = announced.unwrap_or_default();
+        return Err(Refusal::body_too_large(found, limits.body_bytes_max));
+    }
+    let mut held = buffers.hold_nothing();
+    let mut parts = Parts::default();
+    let end = Instant::now() + Duration::from_millis(limits.body_ms_max);
+    while let Some(part) = next_part(&mut body, limits, end).await? {
+        let byte_count = parts.byte_count() + part.len();
+        if byte_count > limits.body_bytes_max {
+            let found = format_args!("more than {}", limits.body_bytes_max);
+            return Err(Refusal::body_too_large(found, limits.body_bytes_max));
+        }
+        held.resize(byte_count)?;
+        parts.push(part);
+    }
+    if let Some(pulse) = pulse {
+        pulse.body_is_read();
+    }
+    Ok(Received { bytes: parts.whole(), held })
+}
+
+async fn next_part(
+    body: &mut axum::body::Body,
+    limits: &Limits,
+    end: Instant,
+) -> Result<Option<Bytes>, Refusal> {
+    let idle_end = Instant::now() + Duration::from_millis(limits.body_idle_ms_max);
+    loop {
+        let frame = std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx));
+        match tokio::time::timeout_at(end.min(idle_end), frame).await {
+            Err(_) if end < idle_end => {
+                let message = format!("body did not arrive within {} ms", limits.body_ms_max);
+                return Err(Refusal::slow(message));
+            }
+            Err(_) => {
+                let ms_max = limits.body_idle_ms_max;
+                return Err(Refusal::slow(format!("nothing came of the body for {ms_max} ms")));
+            }
+            Ok(None) => return Ok(None),
+            Ok(Some(Err(_))) => return Err(Refusal::left()),
+            // Trailers carry nothing for us.
+            Ok(Some(Ok(frame))) => {
+                if let Ok(part) = frame.into_data() {
+                    return Ok(Some(part));
+                }
+            }
+        }
+    }
+}
+
+/// A body that comes in parts; the usual lone part is never copied.
+#[derive(Debug, Default)]
+struct Parts {
+    first: Bytes,
+    all: Vec<u8>,
+}
+
+impl Parts {
+    fn byte_count(&self) -> usize {
+        self.first.len().max(self.all.len())
+    }
+
+    fn push(&mut self, part: Bytes) {
+        if self.first.is_empty() && self.all.is_empty() {
+            self.first = part;
+            return;
+        }
+        if self.all.is_empty() {
+            self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.all.extend_from_slice(&part);
+    }
+
+    fn whole(self) -> Bytes {
+        if self.all.is_empty() {
+            self.first
+        } else {
+            self.all.into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_taken_beyond_the_first_bytes_and_given_back() {
+        let buffers = Buffers::new(1 << 20);
+        let mut first = buffers.hold_nothing();
+        first.resize(FREE_BYTES).unwrap();
+        assert_eq!(buffers.used_bytes(), 0);
+        first.resize(FREE_BYTES + (1 << 20)).unwrap();
+        assert_eq!(buffers.used_bytes(), 1 << 20);
+        let mut second = buffers.hold_nothing();
+        second.resize(FREE_BYTES).unwrap();
+        assert_eq!(second.resize(FREE_BYTES + 1).unwrap_err().reason(), Some("buffers"));
+        first.resize(FREE_BYTES + UNIT_BYTES).unwrap();
+        assert_eq!(buffers.used_bytes(), UNIT_BYTES as u64);
+        second.resize((1 << 20) - UNIT_BYTES).unwrap();
+        drop((first, second));
+        assert_eq!(buffers.used_bytes(), 0);
+    }
+
+    #[test]
+    fn parts_make_the_whole() {
+        let mut parts = Parts::default();
+        for part in ["one ", "two ", "three"] {
+            parts.push(Bytes::from_static(part.as_bytes()));
+        }
+        assert_eq!((parts.byte_count(), parts.whole()), (13, Bytes::from("one two three")));
+    }
+}

@@ -1,0 +1,214 @@
+//! One client: its requests one after another, each with its time.
+
+use std::convert::Infallible;
+use std::future::{poll_fn, Future};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::pin::{pin, Pin};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::body::{to_bytes, Body, HttpBody};
+use axum::http::{header, HeaderValue, Method, Request, Response, StatusCode};
+use axum::response::IntoResponse;
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{service_fn, Service as _};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::AsyncWrite;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::answer::{Refusal, JSON, RETRY_AFTER_S};
+use crate::body::Held;
+use crate::routes::Service;
+use crate::sending::Sending;
+use crate::wire::{Phase, Pulse, Wire};
+
+/// Most bytes of a request's head, and of what is read or written ahead.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// How long a client that was answered early may go on sending before it is cut off.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What all connections share.
+#[derive(Debug, Clone)]
+pub(crate) struct Callee {
+    pub(crate) router: Router,
+    pub(crate) service: Arc<Service>,
+    pub(crate) stopping: watch::Receiver<bool>,
+}
+
+/// How a connection came to its end.
+enum End {
+    /// By the client, or after the last answer.
+    Done,
+    /// Its bytes were not HTTP, or the socket failed.
+    Broken,
+    /// The client took too long.
+    TimedOut(Phase),
+}
+
+/// Answers the requests of one connection until it ends.
+pub(crate) async fn serve(stream: TcpStream, callee: Callee) {
+    let metrics = Arc::clone(&callee.service.metrics);
+    metrics.connections_open.inc();
+    let _open = Closing(&metrics.connections_open);
+    let pulse = Arc::new(Pulse::new());
+    let io = TokioIo::new(Wire { stream, pulse: Arc::clone(&pulse) });
+    let answering = {
+        let (callee, pulse) = (callee.clone(), Arc::clone(&pulse));
+        service_fn(move |request| boxed(answer(callee.clone(), Arc::clone(&pulse), request)))
+    };
+    let mut builder = http1::Builder::new();
+    // Times are kept here, for every phase; see `Pulse::deadline`.
+    builder.header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX);
+    let mut connection = builder.serve_connection(io, answering);
+    let limits = &callee.service.limits;
+    let mut stopping = callee.stopping.clone();
+    let mut is_stopping = pin!(async move {
+        // An error means that the server was dropped: as good a reason to stop.
+        let _ = stopping.wait_for(|&stop| stop).await;
+    });
+    let (mut stop, mut timer) = (None, pin!(tokio::time::sleep(Duration::ZERO)));
+    let end = poll_fn(|cx| {
+        if stop.is_none() && is_stopping.as_mut().poll(cx).is_ready() {
+            stop = Some(Instant::now());
+        }
+        if let Poll::Ready(ended) = connection.poll_without_shutdown(cx) {
+            return Poll::Ready(if ended.is_ok() { End::Done } else { End::Broken });
+        }
+        let Some(deadline) = pulse.deadline(limits, stop) else { return Poll::Pending };
+        if timer.deadline() != deadline {
+            timer.as_mut().reset(deadline);
+        }
+        timer.as_mut().poll(cx).map(|()| End::TimedOut(pulse.phase()))
+    });
+    let end = end.await;
+    let stream = connection.into_parts().io.into_inner().stream;
+    close(stream, &end, &pulse, &callee.service).await;
+}
+
+/// Counts down when a connection ends, however it ends.
+struct Closing<'a>(&'a prometheus_client::metrics::gauge::Gauge);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Tells why, where the client should know, and closes.
+async fn close(stream: TcpStream, end: &End, pulse: &Pulse, service: &Service) {
+    let reason = match end {
+        End::Done => None,
+        End::Broken if pulse.phase() == Phase::Head => Some("not_http"),
+        // A client that has left is counted with its request.
+        End::Broken => None,
+        End::TimedOut(Phase::Fresh | Phase::Head) => Some("head"),
+        End::TimedOut(Phase::Answer) => Some("answer"),
+        End::TimedOut(Phase::Idle | Phase::Work) => None,
+    };
+    if let Some(reason) = reason {
+        service.metrics.connection_cut(reason);
+        service.log.cut_off(reason);
+    }
+    if let End::TimedOut(Phase::Answer) = end {
+        return;
+    }
+    let must_linger = pulse.must_linger();
+    if let End::TimedOut(Phase::Head) = end {
+        let ms_max = service.limits.head_ms_max;
+        let message = format!("head of the request did not arrive within {ms_max} ms");
+        say(&stream, "408 Request Timeout", "io", &message);
+    }
+    if must_linger {
+        linger(stream).await;
+    }
+}
+
+/// Answers a connection that there is no room for.
+pub(crate) async fn turn_away(stream: TcpStream) {
+    say(&stream, "503 Service Unavailable", "busy", "too many connections; try again later");
+    linger(stream).await;
+}
+
+/// Writes an answer without HTTP's machinery: it fits into the buffer of a new socket.
+fn say(stream: &TcpStream, status: &str, kind: &str, message: &str) {
+    let body = serde_json::json!({ "kind": kind, "message": message }).to_string();
+    let answer = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {JSON}\r\nretry-after: {RETRY_AFTER_S}\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    // A client that has gone does not miss it.
+    let _ = stream.try_write(answer.as_bytes());
+}
+
+/// Ends the answers, and reads on for a while: closing over unread bytes resets the connection,
+/// and the client may lose the answer it was given.
+async fn linger(mut stream: TcpStream) {
+    let reading = async {
+        if poll_fn(|cx| Pin::new(&mut stream).poll_shutdown(cx)).await.is_err() {
+            return;
+        }
+        let mut bytes = [0; 4096];
+        while stream.readable().await.is_ok() {
+            match stream.try_read(&mut bytes) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    };
+    // Whoever sends longer than that is cut off.
+    let _ = tokio::time::timeout(LINGER, reading).await;
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Sending>, Infallible>> + Send>>;
+
+fn boxed(
+    answer: impl Future<Output = Result<Response<Sending>, Infallible>> + Send + 'static,
+) -> Answering {
+    Box::pin(answer)
+}
+
+/// Answers one request.
+async fn answer(
+    callee: Callee,
+    pulse: Arc<Pulse>,
+    request: Request<Incoming>,
+) -> Result<Response<Sending>, Infallible> {
+    let is_sent = request.method() != Method::HEAD;
+    pulse.begin_request(!request.body().is_end_stream());
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(Arc::clone(&pulse));
+    let Callee { router, service, stopping } = callee;
+    let mut routed = pin!(TowerToHyperService::new(router).call(request));
+    let routed = poll_fn(|cx| {
+        // A panic ends the request, not the other answers of the process.
+        match catch_unwind(AssertUnwindSafe(|| routed.as_mut().poll(cx))) {
+            Ok(polled) => polled.map(|Ok(response)| response),
+            Err(panic) => Poll::Ready(service.panicked(&*panic).into_response()),
+        }
+    });
+    let mut response = routed.await;
+    if *stopping.borrow() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    let held = response.extensions_mut().remove::<Arc<Held>>();
+    response.extensions_mut().remove::<Refusal>();
+    let (mut head, body) = response.into_parts();
+    // All answers are whole; a body that is not would be a mistake of ours.
+    let bytes = to_bytes(body, usize::MAX).await.unwrap_or_else(|_| {
+        head.status = StatusCode::INTERNAL_SERVER_ERROR;
+        axum::body::Bytes::new()
+    });
+    let metrics = &service.metrics;
+    metrics.answer_bytes.inc_by(bytes.len() as u64);
+    let sending = Sending::new(bytes, is_sent, (&pulse, metrics), held);
+    Ok(Response::from_parts(head, sending))
+}

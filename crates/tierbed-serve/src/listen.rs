@@ -1,0 +1,144 @@
+//! Who may come in, and who comes in last?
+//!
+//! When the server stops, what the kernel has already taken for us is still answered: connections
+//! that wait to be accepted, and requests that lie unread in a socket. Only then do doors close.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tierbed_core::{Error, Result};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use crate::connection::{serve, turn_away, Callee};
+
+/// Clients that are told at once that there is no room for them; more are closed without a word.
+const TURNED_AWAY_MAX: usize = 64;
+/// Pause after the process found no room for one more open file.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Files that are left for everything but connections.
+const FILES_KEPT: u64 = 16;
+
+/// Where connections come in.
+#[derive(Debug)]
+pub(crate) struct Door {
+    pub(crate) callee: Callee,
+    /// One is taken by every open connection.
+    connections: Arc<Semaphore>,
+    connections_max: u32,
+    turned_away: Arc<Semaphore>,
+}
+
+impl Door {
+    pub(crate) fn new(callee: Callee, connections_max: usize) -> Self {
+        let connections_max = u32::try_from(connections_max).unwrap_or(u32::MAX);
+        let connections = Arc::new(Semaphore::new(connections_max as usize));
+        let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
+        Self { callee, connections, connections_max, turned_away }
+    }
+
+    /// Lets connections in until told to stop; returns when the last one has ended.
+    pub(crate) async fn open(self, listener: TcpListener) {
+        let mut stopping = self.callee.stopping.clone();
+        let mut is_stopping = std::pin::pin!(async move {
+            // An error means that the server was dropped: as good a reason to stop.
+            let _ = stopping.wait_for(|&stop| stop).await;
+        });
+        loop {
+            let next = std::future::poll_fn(|cx| {
+                if is_stopping.as_mut().poll(cx).is_ready() {
+                    return std::task::Poll::Ready(None);
+                }
+                listener.poll_accept(cx).map(Some)
+            });
+            match next.await {
+                None => break,
+                Some(Ok((stream, _))) => self.let_in(stream),
+                Some(Err(error)) if is_of_one_connection(&error) => {}
+                Some(Err(error)) => {
+                    self.callee.service.log.accept_failed(&error);
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+        let open = self.connections_max as usize - self.connections.available_permits();
+        self.callee.service.log.stopping(open);
+        self.let_in_the_waiting(listener);
+        // The semaphore is never closed.
+        let _ = self.connections.acquire_many(self.connections_max).await;
+    }
+
+    /// Accepts what the kernel has accepted for us, then closes the door.
+    fn let_in_the_waiting(&self, listener: TcpListener) {
+        // Asked past the runtime, which may not have heard of the last ones yet.
+        let Ok(listener) = listener.into_std() else { return };
+        while let Ok((stream, _)) = listener.accept() {
+            let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+            match stream {
+                Ok(stream) => self.let_in(stream),
+                Err(error) => self.callee.service.log.accept_failed(&error),
+            }
+        }
+    }
+
+    fn let_in(&self, stream: TcpStream) {
+        // Answers are written whole: nothing is gained by holding the last packet back.
+        if let Err(error) = stream.set_nodelay(true) {
+            self.callee.service.log.accept_failed(&error);
+            return;
+        }
+        if let Ok(permit) = Arc::clone(&self.connections).try_acquire_owned() {
+            let callee = self.callee.clone();
+            tokio::spawn(async move {
+                serve(stream, callee).await;
+                drop(permit);
+            });
+            return;
+        }
+        let service = &self.callee.service;
+        service.metrics.refused("connections");
+        service.log.refused("connections");
+        if let Ok(permit) = Arc::clone(&self.turned_away).try_acquire_owned() {
+            tokio::spawn(async move {
+                turn_away(stream).await;
+                drop(permit);
+            });
+        }
+    }
+}
+
+/// Errors of a connection that ended before it was accepted.
+fn is_of_one_connection(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset
+    )
+}
+
+/// Returns how many connections the process's open files allow, at most `asked`.
+pub(crate) fn connections_allowed(asked: usize, open_files: Option<u64>) -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let (Some(limit), Some(open_files)) = (limit, open_files) else { return asked };
+    let left = limit.saturating_sub(open_files + FILES_KEPT).max(1);
+    asked.min(usize::try_from(left).unwrap_or(usize::MAX))
+}
+
+/// Binds an address.
+///
+/// # Errors
+/// `Invalid` for an address that cannot be parsed or bound.
+pub(crate) fn bind(address: &str) -> Result<(std::net::TcpListener, SocketAddr)> {
+    let failed = |cause: std::io::Error| {
+        Error::invalid("cannot listen on this address")
+            .with("address", address)
+            .with("cause", cause)
+            .with("remedy", "choose a free port (0 picks one) of an address of this machine")
+    };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}

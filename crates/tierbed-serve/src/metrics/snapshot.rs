@@ -1,0 +1,131 @@
+//! What does the snapshot tell Prometheus?
+
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use tierbed_pagestore::manifest::MANIFEST_NAME;
+use tierbed_pagestore::{Snapshot, SnapshotStats};
+
+/// Reads the snapshot's own counters when asked.
+#[derive(Debug)]
+pub(super) struct SnapshotCollector {
+    snapshot: Arc<Snapshot>,
+    /// When its last file was written, as its folder says; `None` for folders in memory.
+    written_s: Option<f64>,
+}
+
+impl SnapshotCollector {
+    pub(super) fn new(snapshot: Arc<Snapshot>) -> Self {
+        let manifest = snapshot.folder().path().map(|folder| folder.join(MANIFEST_NAME));
+        let written = manifest.and_then(|path| path.metadata().ok()?.modified().ok());
+        let since = written.and_then(|written| written.duration_since(UNIX_EPOCH).ok());
+        Self { snapshot, written_s: since.map(|since| since.as_secs_f64()) }
+    }
+}
+
+impl Collector for SnapshotCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> std::result::Result<(), std::fmt::Error> {
+        let stats = self.snapshot.stats();
+        let counters = counters(&stats);
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                counter.metric_type(),
+            )?)?;
+        }
+        let budget = self.snapshot.budget_report();
+        let gauges = [
+            ("cache_rows", "Rows in the row cache", stats.cache_rows),
+            ("cache_used_bytes", "Bytes of the row cache in use", stats.cache_used_bytes),
+            ("dram_used_bytes", "Bytes of the budget reserved", budget.used_bytes),
+            ("dram_budget_bytes", "The DRAM budget", budget.limit_bytes),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        if let Some(written_s) = self.written_s {
+            let gauge = ConstGauge::new(written_s);
+            let help = "When the snapshot was written, as its folder says";
+            let name = "snapshot_written_timestamp_seconds";
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is counted since the snapshot was opened: name, help and value.
+fn counters(stats: &SnapshotStats) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    let refreshed = stats.refreshed.clone().unwrap_or_default();
+    let neighbours = stats.neighbours.clone().unwrap_or_default();
+    [
+        ("lookups", "Lookups answered", stats.lookup_count),
+        ("indices", "Indices looked up", stats.lookups.index_count),
+        ("rows", "Rows fetched for lookups", stats.lookups.row_count),
+        ("rows_initial", "Rows never written, computed", stats.lookups.rows_initial),
+        ("cache_hits", "Rows found in the row cache", stats.cache_hits),
+        ("cache_misses", "Rows not found in the row cache", stats.cache_misses),
+        ("cache_evictions", "Rows that left the row cache", stats.cache_evictions),
+        ("rows_resident", "Rows that are always in memory", stats.lookups.rows_resident),
+        (
+            "rows_surrogate",
+            "Rows answered by a coarse code or another row",
+            stats.lookups.rows_surrogate,
+        ),
+        (
+            "rows_default",
+            "Rows answered by the default row of their table",
+            stats.lookups.rows_default,
+        ),
+        (
+            "rows_refreshed",
+            "Rows read because they were answered approximately",
+            refreshed.rows_read,
+        ),
+        (
+            "rows_refresh_dropped",
+            "Rows answered approximately that found no room to wait for a read",
+            refreshed.rows_dropped,
+        ),
+        (
+            "rows_refresh_failed",
+            "Rows answered approximately that could not be read",
+            refreshed.rows_failed,
+        ),
+        (
+            "neighbours_answered",
+            "Rows in no tier that their neighbour answered for",
+            neighbours.rows_answered,
+        ),
+        (
+            "neighbours_dropped",
+            "Rows that left the tiers and found no room to wait for their neighbour",
+            neighbours.rows_dropped,
+        ),
+        (
+            "neighbours_failed",
+            "Rows that left the tiers and whose neighbour could not be read",
+            neighbours.rows_failed,
+        ),
+        ("pages_read", "Pages read for lookups", stats.lookups.pages_read),
+        (
+            "pages_failed",
+            "Pages that could not be read or failed their checks, of lookups answered all the same",
+            stats.lookups.pages_failed,
+        ),
+        (
+            "rows_recovered",
+            "Rows of failed pages that replicas on other pages gave",
+            stats.lookups.rows_recovered,
+        ),
+        ("read_bytes", "Bytes read from the device", stats.io.read_bytes),
+    ]
+    .into_iter()
+}

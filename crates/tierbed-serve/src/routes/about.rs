@@ -1,0 +1,64 @@
+//! What is served, and how is it?
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use super::Shared;
+use crate::answer::{with_type, Refusal, JSON};
+use crate::features::pooling_name;
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(super) async fn describe(State(service): Shared) -> Response {
+    let features: Vec<_> = service
+        .features
+        .iter()
+        .map(|feature| {
+            json!({
+                "name": feature.name,
+                "table": feature.table_name,
+                "pooling": pooling_name(feature.pooling),
+                "dim": feature.dim,
+            })
+        })
+        .collect();
+    let mut routes = vec!["GET /", "GET /health", "GET /metrics", "POST /v1/lookup"];
+    if service.predictor.is_some() {
+        routes.push("POST /v1/predict");
+    }
+    let body = json!({
+        "name": "tierbed",
+        "version": env!("CARGO_PKG_VERSION"),
+        "snapshot": service.snapshot_name,
+        "routes": routes,
+        "features": features,
+    });
+    with_type(StatusCode::OK, JSON, body.to_string().into_bytes())
+}
+
+/// The status is 200 also while degraded: most answers are still right, and a process that is
+/// restarted for it would find the same pages.
+pub(super) async fn health(State(service): Shared) -> Response {
+    let manifest = service.snapshot.manifest();
+    let uptime_us = service.clock.now_us().saturating_sub(service.start_us);
+    let reasons = service.faults.recent(&service.snapshot);
+    let body = json!({
+        "status": if reasons.is_empty() { "ok" } else { "degraded" },
+        "reasons": reasons,
+        "snapshot": service.snapshot_name,
+        "identity": service.identity,
+        "tables": manifest.tables.len(),
+        "rows": manifest.row_count,
+        "uptime_s": uptime_us as f64 / 1e6,
+    });
+    with_type(StatusCode::OK, JSON, body.to_string().into_bytes())
+}
+
+pub(super) async fn metrics(State(service): Shared) -> Response {
+    match service.metrics.encode() {
+        Ok(text) => with_type(StatusCode::OK, OPEN_METRICS, text.into_bytes()),
+        Err(error) => Refusal::from(error).into_response(),
+    }
+}

@@ -1,0 +1,197 @@
+"""What a server in this process answers, and what its options are."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+import tierbed as tb
+from tierbed._native import NativeServer
+from tierbed.cli.serving import ask
+from tierbed.nn import MODELS
+from tierbed.placed import import_tables
+from tierbed.serve import Limits, Predictor, ServeOptions, Server, load_model
+
+
+def _snapshot(path: Path, rows: torch.Tensor | None = None) -> Path:
+    import_tables({"a": torch.rand(40, 4) if rows is None else rows}, path)
+    return path
+
+
+def _ended(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_limits_are_those_of_the_engine() -> None:
+    assert asdict(Limits()) == json.loads(NativeServer.default_limits())
+
+
+def test_the_command_line_has_the_same_limits() -> None:
+    import inspect
+
+    from tierbed.budget import parse_bytes
+    from tierbed.cli.serving import serve
+
+    parameters = inspect.signature(serve).parameters
+    for name, value in asdict(Limits()).items():
+        if name == "degraded_ms":
+            continue
+        given = parameters[name.replace("_bytes_max", "_max")].default
+        assert parse_bytes(given) == value, name
+
+
+def test_options_reach_the_server_and_bad_ones_are_named(tmp_path: Path) -> None:
+    with tb.Snapshot.open(_snapshot(tmp_path / "snapshot")) as snapshot:
+        few = ServeOptions(limits=Limits(bags_max=3), snapshot_name="few", log_level="off")
+        with Server(snapshot, "127.0.0.1:0", options=few) as server:
+            url = f"http://{server.address}"
+            assert ask(url, "/health")["snapshot"] == "few"
+            request = {"features": {"a": {"values": [], "offsets": [0] * 5}}}
+            with pytest.raises(tb.InvalidError, match="bags_max: 3"):
+                ask(url, "/v1/lookup", request)
+        for bad, match in [
+            (ServeOptions(limits=Limits(head_ms_max=0)), "head_ms_max"),
+            (ServeOptions(lookup_threads=0), "lookup_threads"),
+            (ServeOptions(log_level="loud"), "off, error, warn or info"),
+        ]:
+            with pytest.raises(tb.InvalidError, match=match):
+                Server(snapshot, "127.0.0.1:0", options=bad)
+
+
+def test_rows_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
+    rows = torch.tensor([[math.nan, math.inf, -math.inf, 1.5]])
+    with (
+        tb.Snapshot.open(_snapshot(tmp_path / "snapshot", rows)) as snapshot,
+        Server(snapshot, "127.0.0.1:0") as server,
+    ):
+        request = {"features": {"a": {"values": [0], "offsets": [0, 1]}}}
+        answer = ask(f"http://{server.address}", "/v1/lookup", request)
+    assert answer == {"features": {"a": [[None, None, None, 1.5]]}}
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    with tb.Store.open(tmp_path / "store", dram_budget="8MiB") as store:
+        model = MODELS["dlrm"](3, {"c1": 30, "c2": 40}, store=store, embedding_dim=8)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1e30)
+        store.publish(tmp_path / "snapshot", model)
+    return tmp_path / "snapshot"
+
+
+def _refuse(name: str) -> float:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_predictions_that_are_not_finite_are_null_in_json(model_folder: Path) -> None:
+    with tb.Snapshot.open(model_folder) as snapshot:
+        model = load_model(snapshot)
+        assert model is not None
+        answer = Predictor(model)(b'{"dense": [[1e30, -1e30, 1e30]], "values": [1, 2]}')
+        told = json.loads(answer, parse_constant=_refuse)
+        assert told["logit"] == [None]
+        with pytest.raises(tb.InvalidError, match="NaN is not a number of JSON"):
+            Predictor(model)(b'{"dense": [[NaN, 0, 0]], "values": [1, 2]}')
+
+
+def test_a_bad_page_beneath_a_model_is_told_as_such(model_folder: Path) -> None:
+    with (model_folder / "rows.pages").open("r+b") as file:
+        file.seek(100)
+        file.write(b"damage")
+    quiet = ServeOptions(log_level="off")
+    with (
+        tb.Snapshot.open(model_folder) as snapshot,
+        Server(snapshot, "127.0.0.1:0", options=quiet, with_model=False) as server,
+    ):
+        url = f"http://{server.address}"
+        assert ask(url, "/health")["status"] == "ok"
+
+
+def test_a_thread_in_the_engine_lets_the_process_end(tmp_path: Path) -> None:
+    code = """
+import sys, threading, time
+import torch
+import tierbed as tb
+snapshot = tb.Snapshot.open(sys.argv[1])
+bags = tb.KeyedJaggedTensor(["a"], torch.arange(40), lengths=torch.ones(40, dtype=torch.int64))
+looked_up = threading.Event()
+def look_up():
+    while True:
+        snapshot.lookup(bags)
+        looked_up.set()
+for _ in range(4):
+    threading.Thread(target=look_up, daemon=True).start()
+looked_up.wait()
+time.sleep(0.05)
+print("the work is safe")
+"""
+    for _ in range(4):
+        ended = _ended(code, _snapshot(tmp_path / "snapshot"))
+        assert (ended.returncode, ended.stdout) == (0, "the work is safe\n"), ended.stderr
+        import shutil
+
+        shutil.rmtree(tmp_path / "snapshot")
+
+
+def test_a_server_that_nobody_stopped_lets_the_process_end(model_folder: Path) -> None:
+    code = """
+import json, sys, threading, urllib.request
+import tierbed as tb
+from tierbed.serve import Server
+snapshot = tb.Snapshot.open(sys.argv[1])
+server = Server(snapshot, "127.0.0.1:0")
+body = json.dumps({"dense": [[0.0, 0.0, 0.0]] * 64, "values": [1] * 128}).encode()
+answered = threading.Event()
+def ask():
+    while True:
+        url = f"http://{server.address}/v1/predict"
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, body), timeout=30).read()
+        except OSError:
+            return
+        answered.set()
+for _ in range(4):
+    threading.Thread(target=ask, daemon=True).start()
+answered.wait()
+print("the work is safe")
+"""
+    ended = _ended(code, model_folder)
+    assert (ended.returncode, ended.stdout) == (0, "the work is safe\n"), ended.stderr
+
+
+def test_work_at_exit_still_reaches_the_engine(tmp_path: Path) -> None:
+    code = """
+import atexit, sys
+import torch
+@atexit.register
+def late():
+    print(tuple(snapshot.lookup(bags)["a"].shape))
+import tierbed as tb
+@atexit.register
+def early():
+    print(tuple(snapshot.lookup(bags)["a"].shape))
+snapshot = tb.Snapshot.open(sys.argv[1])
+bags = tb.KeyedJaggedTensor(["a"], torch.arange(40), lengths=torch.ones(40, dtype=torch.int64))
+"""
+    ended = _ended(code, _snapshot(tmp_path / "snapshot"))
+    assert (ended.returncode, ended.stdout) == (0, "(40, 4)\n(40, 4)\n"), ended.stderr
+
+
+def test_a_request_without_json_is_refused_in_words(model_folder: Path) -> None:
+    with tb.Snapshot.open(model_folder) as snapshot, Server(snapshot, "127.0.0.1:0") as server:
+        url = f"http://{server.address}/v1/predict"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url, b'{"dense": [[Infinity, 0, 0]], "values": [1, 2]}')
+        assert refused.value.code == 400
+        assert "Infinity is not a number of JSON" in refused.value.read().decode()
