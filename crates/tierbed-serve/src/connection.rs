@@ -77,7 +77,8 @@ pub(crate) async fn serve(stream: TcpStream, callee: Callee) {
         if stop.is_none() && is_stopping.as_mut().poll(cx).is_ready() {
             stop = Some(Instant::now());
         }
-        if let Poll::Ready(ended) = connection.poll_without_shutdown(cx) {
+        // To its end, which sends what is left of the last answer.
+        if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
             return Poll::Ready(if ended.is_ok() { End::Done } else { End::Broken });
         }
         let Some(deadline) = pulse.deadline(limits, stop) else { return Poll::Pending };

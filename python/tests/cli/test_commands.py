@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -268,24 +270,26 @@ def test_help_gets_one_going(capsys: Any) -> None:
 
 
 @contextmanager
-def server(snapshot: Path, *options: str) -> Iterator[tuple[str, str]]:
-    """Serves until the end of the block; gives the line it greets with, and its URL."""
+def server(
+    snapshot: Path, *options: str, end_by: int = signal.SIGINT, stderr: Any = None
+) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+    """Serves until the end of the block; gives the line it greets with, its URL and process."""
     command = [sys.executable, "-m", "tierbed.cli", "serve", str(snapshot)]
     command += ["--address", "127.0.0.1:0", "--dram-budget", "4MiB", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            yield line, line.split()[-1]
+            yield line, line.split()[-1], process
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(end_by)
             assert process.wait(timeout=20) == 0
 
 
 def test_a_server_answers_lookups_predictions_and_metrics(
     run: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    with server(run / "snapshot") as (line, url):
+    with server(run / "snapshot") as (line, url, _):
         assert "lookups and predictions" in line
         out = tmp_path / "served.json"
         look = ("--table", "C3", "--ids", "1,2", "--json", out)
@@ -303,6 +307,34 @@ def test_a_server_answers_lookups_predictions_and_metrics(
         assert "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_server_when_all_is_answered(run: Path, number: int) -> None:
+    with server(run / "snapshot", end_by=number) as (_, url, process), ExitStack() as open_:
+        host, port = url.removeprefix("http://").split(":")
+        connect = partial(socket.create_connection, (host, int(port)), timeout=20)
+        waiting = [open_.enter_context(connect()) for _ in range(5)]
+        process.send_signal(number)
+        for connection in waiting:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_servers_failures_and_life_are_lines_of_json(run: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with (
+        said.open("w") as stderr,
+        server(run / "snapshot", "--access-log", stderr=stderr) as (
+            _,
+            url,
+            _,
+        ),
+    ):
+        ask(url, "/health")
+    lines = [json.loads(line) for line in said.read_text().splitlines() if line[0] == "{"]
+    assert [line["event"] for line in lines] == ["serving", "request", "stopping", "stopped"]
+    assert lines[1]["route"] == "/health"
+
+
 def test_a_server_that_answers_approximately_is_exact_the_next_time(
     run: Path, tmp_path: Path
 ) -> None:
@@ -310,7 +342,7 @@ def test_a_server_that_answers_approximately_is_exact_the_next_time(
     look = ("--table", "C9", "--ids", "0,1", "--json", out)
     assert tierbed("lookup", run / "snapshot", *look) == 0
     exact = torch.tensor(result_of(out)["vectors"])
-    with server(run / "snapshot", "--misses", "default", "--refresh", "C9") as (_, url):
+    with server(run / "snapshot", "--misses", "default", "--refresh", "C9") as (_, url, _):
 
         def is_exact() -> bool:
             assert tierbed("lookup", "--url", url, *look) == 0

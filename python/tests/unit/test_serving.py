@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -16,10 +17,12 @@ import torch
 
 import tierbed as tb
 from tierbed._native import NativeServer
-from tierbed.cli.serving import ask
+from tierbed.budget import parse_bytes
+from tierbed.cli.serving import ask, serve
 from tierbed.nn import MODELS
 from tierbed.placed import import_tables
 from tierbed.serve import Limits, Predictor, ServeOptions, Server, load_model
+from tierbed.testing import random_bags
 
 
 def _snapshot(path: Path, rows: torch.Tensor | None = None) -> Path:
@@ -37,11 +40,6 @@ def test_the_limits_are_those_of_the_engine() -> None:
 
 
 def test_the_command_line_has_the_same_limits() -> None:
-    import inspect
-
-    from tierbed.budget import parse_bytes
-    from tierbed.cli.serving import serve
-
     parameters = inspect.signature(serve).parameters
     for name, value in asdict(Limits()).items():
         if name == "degraded_ms":
@@ -82,7 +80,10 @@ def test_rows_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
     with tb.Store.open(tmp_path / "store", dram_budget="8MiB") as store:
-        model = MODELS["dlrm"](3, {"c1": 30, "c2": 40}, store=store, embedding_dim=8)
+        sizes = {"c1": 30, "c2": 40}
+        optimizer = tb.RowWiseAdagrad(lr=0.1)
+        model = MODELS["dlrm"](3, sizes, store=store, embedding_dim=8, optimizer=optimizer)
+        model(torch.rand(64, 3), random_bags(sizes, 64, seed=0, bag_max=1)).sum().backward()
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(1e30)
@@ -109,13 +110,18 @@ def test_a_bad_page_beneath_a_model_is_told_as_such(model_folder: Path) -> None:
     with (model_folder / "rows.pages").open("r+b") as file:
         file.seek(100)
         file.write(b"damage")
+    request = {"dense": [[0.0, 0.0, 0.0]] * 30, "values": list(range(30)) * 2}
     quiet = ServeOptions(log_level="off")
     with (
         tb.Snapshot.open(model_folder) as snapshot,
-        Server(snapshot, "127.0.0.1:0", options=quiet, with_model=False) as server,
+        Server(snapshot, "127.0.0.1:0", options=quiet) as server,
     ):
         url = f"http://{server.address}"
-        assert ask(url, "/health")["status"] == "ok"
+        with pytest.raises(tb.InvalidError, match=r'answered 500.*"corruption".*page_id: 0'):
+            ask(url, "/v1/predict", request)
+        health = ask(url, "/health")
+    assert health["status"] == "degraded"
+    assert [reason["kind"] for reason in health["reasons"]] == ["corruption"]
 
 
 def test_a_thread_in_the_engine_lets_the_process_end(tmp_path: Path) -> None:
@@ -136,33 +142,30 @@ looked_up.wait()
 time.sleep(0.05)
 print("the work is safe")
 """
+    folder = _snapshot(tmp_path / "snapshot")
     for _ in range(4):
-        ended = _ended(code, _snapshot(tmp_path / "snapshot"))
+        ended = _ended(code, folder)
         assert (ended.returncode, ended.stdout) == (0, "the work is safe\n"), ended.stderr
-        import shutil
-
-        shutil.rmtree(tmp_path / "snapshot")
 
 
 def test_a_server_that_nobody_stopped_lets_the_process_end(model_folder: Path) -> None:
     code = """
-import json, sys, threading, urllib.request
+import sys, threading
 import tierbed as tb
+from tierbed.cli.serving import ask
 from tierbed.serve import Server
 snapshot = tb.Snapshot.open(sys.argv[1])
 server = Server(snapshot, "127.0.0.1:0")
-body = json.dumps({"dense": [[0.0, 0.0, 0.0]] * 64, "values": [1] * 128}).encode()
+request = {"dense": [[0.0, 0.0, 0.0]] * 64, "values": [1] * 128}
 answered = threading.Event()
-def ask():
+def predict():
     while True:
-        url = f"http://{server.address}/v1/predict"
         try:
-            urllib.request.urlopen(urllib.request.Request(url, body), timeout=30).read()
-        except OSError:
-            return
-        answered.set()
+            ask(f"http://{server.address}", "/v1/predict", request)
+        finally:
+            answered.set()
 for _ in range(4):
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=predict, daemon=True).start()
 answered.wait()
 print("the work is safe")
 """
@@ -190,8 +193,11 @@ bags = tb.KeyedJaggedTensor(["a"], torch.arange(40), lengths=torch.ones(40, dtyp
 
 def test_a_request_without_json_is_refused_in_words(model_folder: Path) -> None:
     with tb.Snapshot.open(model_folder) as snapshot, Server(snapshot, "127.0.0.1:0") as server:
+        body = b'{"dense": [[Infinity, 0, 0]], "values": [1, 2]}'
+        headers = {"Content-Type": "application/json"}
         url = f"http://{server.address}/v1/predict"
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(url, b'{"dense": [[Infinity, 0, 0]], "values": [1, 2]}')
+            urllib.request.urlopen(urllib.request.Request(url, body, headers))
         assert refused.value.code == 400
         assert "Infinity is not a number of JSON" in refused.value.read().decode()
+        refused.value.close()

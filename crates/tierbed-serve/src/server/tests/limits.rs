@@ -143,6 +143,26 @@ fn clients_that_do_not_take_their_answer_are_cut_off() {
 }
 
 #[test]
+fn a_large_answer_reaches_a_client_that_reads_late() {
+    let server = Server::start(&options(), snapshot(), None).unwrap();
+    let values = vec![1; 400_000];
+    let body = json!({"features": {"user": {"values": values, "offsets": [0, 400_000]}},
+        "pooling": "none"})
+    .to_string();
+    let head = format!(
+        "POST /v1/lookup HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut late = sent(&server, head.as_bytes());
+    late.write_all(body.as_bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    let (status, text) = read_answer(&mut late);
+    let found: Value = serde_json::from_str(text.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!((status, floats(&found["features"]["user"]).len()), (200, 1_600_000));
+}
+
+#[test]
 fn lengths_over_the_limit_are_refused_before_a_byte_comes() {
     let small = limited(|limits| limits.body_bytes_max = 1000);
     let server = Server::start(&small, snapshot(), None).unwrap();
