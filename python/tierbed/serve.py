@@ -45,7 +45,7 @@ class Limits:
         body_idle_ms_max: Longest pause within a body.
         request_ms_max: Longest time from a request's head to its answer.
         answer_ms_max: Longest time for a client to take its answer.
-        idle_ms_max: Longest time that a connection may wait for its next request.
+        idle_ms_max: Longest time that a connection may wait for a request.
         stop_ms_max: Longest time that stopping waits for requests under way.
         degraded_ms: How long ``/health`` tells of a failure after it happened.
     """

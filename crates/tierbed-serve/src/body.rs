@@ -4,12 +4,14 @@
 //! holds nothing. The first 64 KiB of every body and answer are always there, so that small
 //! requests find room while large ones fill the rest.
 
+use std::io::ErrorKind::{InvalidData, InvalidInput};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Bytes, HttpBody};
 use axum::extract::Request;
+use axum::http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -142,7 +144,7 @@ async fn next_part(
                 return Err(Refusal::slow(format!("nothing came of the body for {ms_max} ms")));
             }
             Ok(None) => return Ok(None),
-            Ok(Some(Err(_))) => return Err(Refusal::left()),
+            Ok(Some(Err(error))) => return Err(broken(&error)),
             // Trailers carry nothing for us.
             Ok(Some(Ok(frame))) => {
                 if let Ok(part) = frame.into_data() {
@@ -150,6 +152,19 @@ async fn next_part(
                 }
             }
         }
+    }
+}
+
+/// Tells a client that has left from one whose chunks are not HTTP, and who waits to hear of it.
+fn broken(error: &(dyn std::error::Error + 'static)) -> Refusal {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let is_malformed = causes.any(|cause| {
+        let cause = cause.downcast_ref::<std::io::Error>();
+        cause.is_some_and(|cause| matches!(cause.kind(), InvalidInput | InvalidData))
+    });
+    match is_malformed {
+        true => Refusal::new(StatusCode::BAD_REQUEST, "invalid", "the body's chunks are not HTTP"),
+        false => Refusal::left(),
     }
 }
 

@@ -108,9 +108,9 @@ async fn close(stream: TcpStream, end: &End, pulse: &Pulse, service: &Service) {
         End::Broken if pulse.phase() == Phase::Head => Some("not_http"),
         // A client that has left is counted with its request.
         End::Broken => None,
-        End::TimedOut(Phase::Fresh | Phase::Head) => Some("head"),
+        End::TimedOut(Phase::Head) => Some("head"),
         End::TimedOut(Phase::Answer) => Some("answer"),
-        End::TimedOut(Phase::Idle | Phase::Work) => None,
+        End::TimedOut(Phase::Fresh | Phase::Idle | Phase::Work) => None,
     };
     if let Some(reason) = reason {
         service.metrics.connection_cut(reason);

@@ -52,7 +52,7 @@ pub struct Limits {
     pub answer_bytes_max: usize,
     /// Bytes of all bodies and answers in memory beyond the first 64 KiB of each.
     pub buffer_bytes_max: usize,
-    /// Longest time for a request's head, from its first byte or the connection's begin.
+    /// Longest time for a request's head, from its first byte.
     pub head_ms_max: u64,
     /// Longest time for a request's body.
     pub body_ms_max: u64,
@@ -62,7 +62,7 @@ pub struct Limits {
     pub request_ms_max: u64,
     /// Longest time for a client to take its answer.
     pub answer_ms_max: u64,
-    /// Longest time that a connection may wait for its next request.
+    /// Longest time that a connection may wait for its first or next request.
     pub idle_ms_max: u64,
     /// Longest time that `stop` waits for requests under way.
     pub stop_ms_max: u64,

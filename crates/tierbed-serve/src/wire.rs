@@ -106,7 +106,8 @@ impl Pulse {
             Phase::Answer => (limits.answer_ms_max, None),
             Phase::Idle if is_write_blocked => (limits.answer_ms_max, None),
             Phase::Idle => (limits.idle_ms_max, Some(STOP_IDLE)),
-            Phase::Fresh | Phase::Head => (limits.head_ms_max, Some(STOP_HEAD)),
+            Phase::Fresh => (limits.idle_ms_max, Some(STOP_HEAD)),
+            Phase::Head => (limits.head_ms_max, Some(STOP_HEAD)),
         };
         let deadline = since + Duration::from_millis(ms_max);
         let stopped = stop.zip(stop_after).map(|(stop, after)| stop + after);
