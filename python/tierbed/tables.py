@@ -34,6 +34,9 @@ FORMATS = {
 CHUNK_ROWS = 65536
 Progress = Callable[[int, int], None]
 Chunks = Iterator[Tensor]
+Shape = tuple[int, int]
+# Further tensors of a file, by name, in memory.
+Beside = dict[str, Tensor]
 
 
 def export_table(
@@ -46,6 +49,10 @@ def export_table(
 ) -> int:
     """Writes all rows of a table to a file, ``[row_count, D]`` f32.
 
+    Of a table of open vocabulary: the rows that ids have, with the ids ``<table>.ids`` ``[N]`` i64
+    beside them and ``<table>.shared`` ``[1, D]``, the row of all other ids; in Parquet a column
+    ``id``, null for the shared row, which comes last.
+
     Args:
         store: The training store.
         table: Name of the table; it also names the tensor, ``<table>.weight``.
@@ -54,24 +61,42 @@ def export_table(
         progress: Called with (rows done, rows in all).
 
     Returns:
-        Rows written.
+        Rows written, without the shared one.
+
+    Raises:
+        InvalidError: An open vocabulary, and a format that holds one tensor.
     """
     target = Path(path)
     kind = _format(target)
     schema = store.table(table)
     rows, dim = int(schema["row_count"]), int(schema["dim"])
+    beside: dict[str, Tensor] = {}
+    numbers = None
+    if table in store.vocabularies():
+        if kind == "npy":
+            raise InvalidError(
+                f"table {table!r} has an open vocabulary, whose rows need their ids beside them; "
+                "npy holds one tensor, use .safetensors, .pt or .parquet",
+                {"table": table, "path": str(target)},
+            )
+        ids, numbers = store.ids(table)
+        beside = {f"{table}.ids": ids, f"{table}.shared": store.read_rows(table, 0, 1)}
+        rows = len(numbers)
 
     def chunks() -> Chunks:
         for first in range(0, rows, chunk_rows):
             count = min(chunk_rows, rows - first)
-            yield store.read_rows(table, first, count)
+            if numbers is None:
+                yield store.read_rows(table, first, count)
+            else:
+                yield store.gather_rows(table, numbers[first : first + count].contiguous())
             if progress is not None:
                 progress(first + count, rows)
 
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")
     try:
-        _WRITERS[kind](temporary, f"{table}.weight", (rows, dim), chunks())
+        _WRITERS[kind](temporary, f"{table}.weight", (rows, dim), chunks(), beside)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -101,9 +126,15 @@ def import_table(
         Rows read.
 
     Raises:
-        InvalidError: Another shape, or several tensors and no ``key``.
+        InvalidError: Another shape, several tensors and no ``key``, or a table of open vocabulary.
     """
     source = Path(path)
+    if table in store.vocabularies():
+        raise InvalidError(
+            f"table {table!r} has an open vocabulary: its rows belong to ids, not to positions of "
+            "a file; look the ids up in training mode, then write rows store.translate(table, ids)",
+            {"table": table},
+        )
     if not source.is_file():
         raise InvalidError(f"no such file: {source}", {"path": str(source)})
     schema = store.table(table)
@@ -146,7 +177,7 @@ def _bytes_of(chunk: Tensor) -> bytes:
 # ---------------------------------------------------------------- writers
 
 
-def _write_npy(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
+def _write_npy(path: Path, name: str, shape: Shape, chunks: Chunks, beside: Beside) -> None:
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
@@ -154,19 +185,30 @@ def _write_npy(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) ->
             file.write(_bytes_of(chunk))
 
 
-def _write_safetensors(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
-    end = 4 * shape[0] * shape[1]
-    header = {name: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, end]}}
+def _write_safetensors(path: Path, name: str, shape: Shape, chunks: Chunks, beside: Beside) -> None:
+    # What takes 8 bytes comes first: the format wants numbers aligned.
+    others = sorted(beside.items(), key=lambda item: -item[1].element_size())
+    header, end = {}, 0
+    for key, tensor in others:
+        size = tensor.numel() * tensor.element_size()
+        dtype = "I64" if tensor.dtype == torch.int64 else "F32"
+        offsets = [end, end + size]
+        header[key] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        end += size
+    last = end + 4 * shape[0] * shape[1]
+    header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, last]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the data aligned
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
+        for _, tensor in others:
+            file.write(tensor.contiguous().numpy().tobytes())
         for chunk in chunks:
             file.write(_bytes_of(chunk))
 
 
-def _write_torch(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
+def _write_torch(path: Path, name: str, shape: Shape, chunks: Chunks, beside: Beside) -> None:
     # The tensor is a file of its own, mapped: torch.save then copies it piece by piece.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         raw = Path(folder) / "rows"
@@ -174,23 +216,34 @@ def _write_torch(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) 
             for chunk in chunks:
                 file.write(_bytes_of(chunk))
         count = shape[0] * shape[1]
-        mapped = torch.from_file(str(raw), shared=True, size=count, dtype=torch.float32)
-        torch.save({name: mapped.view(shape)}, path)
+        mapped = torch.empty(0)
+        if count:
+            mapped = torch.from_file(str(raw), shared=True, size=count, dtype=torch.float32)
+        torch.save({name: mapped.view(shape), **beside}, path)
 
 
-def _write_parquet(path: Path, name: str, shape: tuple[int, int], chunks: Chunks) -> None:
+def _write_parquet(path: Path, name: str, shape: Shape, chunks: Chunks, beside: Beside) -> None:
     arrow, parquet = _arrow()
     kind = arrow.list_(arrow.float32(), shape[1])
-    schema = arrow.schema([("row", arrow.int64()), ("weight", kind)])
+    ids = next((tensor for tensor in beside.values() if tensor.dtype == torch.int64), None)
+    schema = arrow.schema([("row" if ids is None else "id", arrow.int64()), ("weight", kind)])
     first = 0
+
     with parquet.ParquetWriter(path, schema) as writer:
-        for chunk in chunks:
-            count = chunk.shape[0]
+
+        def write(numbers: Any, chunk: Tensor) -> None:
             values = arrow.array(chunk.contiguous().numpy().reshape(-1))
             rows = arrow.FixedSizeListArray.from_arrays(values, shape[1])
-            ids = arrow.array(np.arange(first, first + count))
-            writer.write_table(arrow.table([ids, rows], schema=schema))
-            first += count
+            writer.write_table(arrow.table([numbers, rows], schema=schema))
+
+        for chunk in chunks:
+            end = first + chunk.shape[0]
+            numbers = np.arange(first, end) if ids is None else ids[first:end].numpy()
+            write(arrow.array(numbers), chunk)
+            first = end
+        if ids is not None:
+            shared = next(tensor for tensor in beside.values() if tensor is not ids)
+            write(arrow.array([None], arrow.int64()), shared)
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tierbed as tb
+from tierbed.tables import export_table, import_table
 
 BIG = 2**62 + 12345
 EXTREMES = [0, -1, 2**63 - 1, -(2**63)]
@@ -84,7 +85,8 @@ def test_equals_a_dense_table_of_translated_ids(tmp_path: Path, window: int) -> 
                 again.read_rows("item", 0, count), oracle.read_rows("item", 0, count)
             )
             names = [name for name, _, _ in emb.iter_full_state()]
-            assert names == ["embedding_bags.item.weight"]
+            prefix = "embedding_bags.item"
+            assert names == [f"{prefix}.weight", f"{prefix}.ids", f"{prefix}.shared"]
             assert [table["name"] for table in again.tables()] == ["item"]
 
 
@@ -195,3 +197,74 @@ def test_embedding_bag_takes_any_ids() -> None:
         output = bag(ids)
         output.sum().backward()
         assert store.vocabularies()["embedding_bag"]["id_count"] == 2
+
+
+# ---------------------------------------------------------------- out, with ids
+
+
+def trained(store: tb.Store) -> tb.EmbeddingBagCollection:
+    emb = tb.EmbeddingBagCollection([config()], store=store, optimizer=tb.Adagrad(lr=0.5))
+    train(emb, raw_batches(6))
+    store.evict("item")
+    return emb
+
+
+def assert_rows_of_ids(
+    store: tb.Store, ids: torch.Tensor, rows: torch.Tensor, shared: torch.Tensor
+) -> None:
+    known = torch.cat([batch.values() for batch in raw_batches(6)]).unique()
+    assert ids.sort().values.tolist() == known.tolist()
+    assert torch.equal(rows, store.gather_rows("item", store.translate("item", ids)))
+    assert torch.equal(shared, store.read_rows("item", 0, 1))
+
+
+@pytest.mark.parametrize("backend", ["memory", "file"])
+def test_ids_of_a_table_are_told_with_their_rows(open_store: Any, backend: str) -> None:
+    store = open_store(backend)
+    emb = trained(store)
+    ids, rows = store.ids("item")
+    assert torch.equal(rows, store.translate("item", ids))
+    assert torch.equal(rows, rows.sort().values)
+    assert len(ids) == store.vocabularies()["item"]["id_count"]
+    full = emb.full_state_dict()
+    names = ("ids", "weight", "shared")
+    assert_rows_of_ids(store, *(full[f"embedding_bags.item.{name}"] for name in names))
+    dense = tb.EmbeddingBagConfig(name="dense", num_embeddings=3, embedding_dim=2)
+    tb.EmbeddingBagCollection([dense], store=store)
+    with pytest.raises(tb.InvalidError, match="ids of table 'dense' are its rows"):
+        store.ids("dense")
+
+
+def test_a_table_nobody_trained_has_no_ids(open_store: Any) -> None:
+    store = open_store()
+    emb = tb.EmbeddingBagCollection([config()], store=store)
+    assert [part.tolist() for part in store.ids("item")] == [[], []]
+    assert emb.full_state_dict()["embedding_bags.item.weight"].shape == (0, 8)
+
+
+@pytest.mark.parametrize("chunk_rows", [7, 65536])
+def test_an_export_has_the_ids_of_its_rows(
+    open_store: Any, tmp_path: Path, chunk_rows: int
+) -> None:
+    import pyarrow.parquet as parquet
+    from safetensors.torch import load_file
+
+    store = open_store("file")
+    trained(store)
+    count = len(store.ids("item")[0])
+    for suffix in (".safetensors", ".pt", ".parquet"):
+        file = tmp_path / f"item{suffix}"
+        assert export_table(store, "item", file, chunk_rows=chunk_rows) == count
+    for loaded in (
+        load_file(tmp_path / "item.safetensors"),
+        torch.load(tmp_path / "item.pt", weights_only=True),
+    ):
+        assert_rows_of_ids(store, *(loaded[f"item.{name}"] for name in ("ids", "weight", "shared")))
+    read = parquet.read_table(tmp_path / "item.parquet").to_pydict()
+    assert read["id"][-1] is None
+    rows = torch.tensor(read["weight"])
+    assert_rows_of_ids(store, torch.tensor(read["id"][:-1]), rows[:-1], rows[-1:])
+    with pytest.raises(tb.InvalidError, match=r"open vocabulary.*use .safetensors"):
+        export_table(store, "item", tmp_path / "item.npy")
+    with pytest.raises(tb.InvalidError, match="open vocabulary: its rows belong to ids"):
+        import_table(store, "item", tmp_path / "item.pt", key="item.weight")

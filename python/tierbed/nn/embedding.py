@@ -230,22 +230,34 @@ class Collection(nn.Module):
         return as_int64(bags.values()).detach().cpu(), as_int64(bags.offsets()).detach().cpu()
 
     def iter_full_state(self, chunk_rows: int = 65536) -> Iterator[tuple[str, int, Tensor]]:
-        """Streams all rows as (state name, first row, ``[chunk_rows, D]``), in bounded memory."""
+        """Streams all rows as (state name, first row, ``[chunk_rows, D]``), in bounded memory.
+
+        Of a table of open vocabulary the rows that ids have, in the order of the rows; then their
+        ids ``[N]`` i64, and the row ``[1, D]`` that all other ids share, under names that end in
+        ``ids`` and ``shared`` instead of ``weight``.
+        """
         reader = getattr(self._store, "read_rows", None)
         if reader is None:
             raise UnsupportedError("rows of a snapshot are not streamed; use the training store")
         for config in self._configs:
-            row_count = config.num_embeddings or self._given_rows(config.name)
-            for first in range(0, row_count, chunk_rows):
-                count = min(chunk_rows, row_count - first)
-                yield (
-                    f"{self.state_prefix}.{config.name}.weight",
-                    first,
-                    reader(config.name, first, count),
-                )
+            name = f"{self.state_prefix}.{config.name}"
+            if config.num_embeddings is None:
+                yield from self._open_rows(name, config.name, chunk_rows)
+                continue
+            for first in range(0, config.num_embeddings, chunk_rows):
+                count = min(chunk_rows, config.num_embeddings - first)
+                yield f"{name}.weight", first, reader(config.name, first, count)
 
-    def _given_rows(self, table: str) -> int:
-        return int(self._store.vocabularies()[table]["next_row"])
+    def _open_rows(
+        self, name: str, table: str, chunk_rows: int
+    ) -> Iterator[tuple[str, int, Tensor]]:
+        store: Any = self._store
+        ids, rows = store.ids(table)
+        for first in range(0, max(1, len(rows)), chunk_rows):
+            weights = store.gather_rows(table, rows[first : first + chunk_rows].contiguous())
+            yield f"{name}.weight", first, weights
+        yield f"{name}.ids", 0, ids
+        yield f"{name}.shared", 0, store.read_rows(table, 0, 1)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Returns ``state_dict()`` and all rows, whole, under TorchRec's names.
