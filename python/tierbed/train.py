@@ -178,12 +178,14 @@ class Run:
         self,
         on_checkpoint: Callable[[int], None] | None = None,
         steps_max: int | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
         """Trains to the end, or for ``steps_max`` steps, and checkpoints.
 
         Args:
             on_checkpoint: Called with the number of steps a checkpoint holds.
             steps_max: Stop early; nothing is checkpointed then beyond the regular interval.
+            should_stop: Asked after every step; True checkpoints and ends.
 
         Returns:
             ``steps``, ``samples_per_s``, ``train_seconds``, ``train_loss`` (mean of this call).
@@ -203,6 +205,10 @@ class Run:
                 every = self.options.checkpoint_steps
                 if every and self.steps % every == 0:
                     self.checkpoint(on_checkpoint)
+                if should_stop is not None and should_stop():
+                    if self._durable_step != self.steps:
+                        self.checkpoint(on_checkpoint)
+                    break
                 if steps_max is not None and self.steps - first_step >= steps_max:
                     break
         seconds = time.perf_counter() - started_s

@@ -20,6 +20,7 @@ import torch
 
 from tierbed.cli import main
 from tierbed.cli.serving import ask
+from tierbed.store import Store
 
 SYNTHETIC = ["--format", "synthetic", "--samples", "4000", "--scale", "0.0005"]
 
@@ -65,6 +66,50 @@ def test_a_finished_run_is_not_trained_again(run: Path, capsys: Any) -> None:
     again, first = result_of(out), result_of(run / "out.json")
     assert again["auc"] == first["auc"]
     assert again["resumed_from_step"] == again["steps"] == first["steps"]
+
+
+@pytest.mark.parametrize(
+    ("number", "order"), [(signal.SIGINT, "auto"), (signal.SIGTERM, "window")]
+)
+def test_an_interrupted_training_keeps_its_steps_and_goes_on(
+    tmp_path: Path, number: signal.Signals, order: str
+) -> None:
+    def command(name: str) -> list[str]:
+        store, out = str(tmp_path / name), str(tmp_path / f"{name}.json")
+        options = ["--store", store, "--json", out, "--dim", "4", "--dram-budget", "4MiB"]
+        options += ["--order", order, "--batch-size", "32", "--checkpoint-steps", "10"]
+        return ["train", *SYNTHETIC, *options]
+
+    python = [sys.executable, "-m", "tierbed.cli"]
+    with subprocess.Popen(
+        [*python, *command("stopped")], stderr=subprocess.PIPE, text=True
+    ) as stopped:
+        assert stopped.stderr is not None
+        for line in stopped.stderr:
+            if "checkpoint at step 10" in line:
+                break
+        stopped.send_signal(number)
+        told = stopped.stderr.read()
+    assert stopped.returncode == 128 + number, told
+    at = re.search(r"the same command goes on at step (\d+)", told)
+    assert at is not None, told
+    assert f"checkpoint at step {at[1]}" in told
+    assert f"stopped by {number.name}" in told
+    assert "Traceback" not in told
+    assert main(command("stopped")) == main(command("whole")) == 0
+    ours, theirs = (result_of(tmp_path / f"{name}.json") for name in ("stopped", "whole"))
+    assert ours["resumed_from_step"] == int(at[1])
+    assert (ours["auc"], ours["logloss"]) == (theirs["auc"], theirs["logloss"])
+    with (
+        Store.open(tmp_path / "stopped" / "tables", dram_budget="16MiB") as one,
+        Store.open(tmp_path / "whole" / "tables", dram_budget="16MiB") as other,
+    ):
+        for table in one.tables():
+            rows = [
+                s.read_rows_and_state(table["name"], 0, table["row_count"]) for s in (one, other)
+            ]
+            assert torch.equal(rows[0][0], rows[1][0])
+            assert torch.equal(rows[0][1], rows[1][1])
 
 
 def test_evaluation_is_planned_in_forward_order(tmp_path: Path) -> None:

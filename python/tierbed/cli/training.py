@@ -20,6 +20,7 @@ from tierbed.cli.options import (
     finish,
     set_threads,
 )
+from tierbed.cli.stop import StopSignal
 from tierbed.errors import InvalidError
 from tierbed.progress import Progress
 
@@ -84,7 +85,8 @@ def train(
     dense_lr: Annotated[float, typer.Option("--dense-lr", help="Of the dense part.")] = 0.002,
     window: Annotated[int, typer.Option("--window", min=0, help="Look-ahead, in batches.")] = 32,
     checkpoint_steps: Annotated[
-        int, typer.Option("--checkpoint-steps", min=0, help="0: only at the end.")
+        int,
+        typer.Option("--checkpoint-steps", min=0, help="0: at the end, or when interrupted."),
     ] = 0,
     seed: Seed = 0,
     samples: Samples = None,
@@ -151,9 +153,12 @@ def train(
     try:
         if run.resumed_from_step is not None:
             _tell(f"continuing at step {run.resumed_from_step}")
-        result: dict[str, Any] = run.train(
-            on_checkpoint=lambda step: _tell(f"checkpoint at step {step}")
-        )
+        with StopSignal() as stop:
+            result: dict[str, Any] = run.train(
+                on_checkpoint=lambda step: _tell(f"checkpoint at step {step}"),
+                should_stop=stop.is_asked,
+            )
+        stop.exit(f"the same command goes on at step {run.steps}")
         if source.eval_samples:
             result = {**run.evaluate(source.eval_samples), **result}
         result.update(run.usage())
