@@ -49,7 +49,7 @@ endif
 .PHONY: help
 help: ## Print this list
 	@echo 'make <word>:'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
 # ---------------------------------------------------------------- set-up
 
@@ -122,6 +122,11 @@ test-long: setup ## Run the slow tests and many simulation seeds
 	@$(STEP) 'models' cargo test --locked --quiet -p tierbed-models -- --ignored
 	@$(STEP) 'kills' cargo test --locked --quiet -p tierbed -p tierbed-forward -p tierbed-orders --test kills -- --ignored
 	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'
+	@$(MAKE) --no-print-directory test-versions
+
+.PHONY: test-versions
+test-versions: setup ## Run the quick Python tests with the lowest and the newest dependencies
+	@PYTHON='$(PYTHON)' $(STEP) 'other versions' scripts/test-versions
 
 .PHONY: campaign
 campaign: setup ## Kill, cut the power, damage, ask: CAMPAIGN_MINUTES=5 KIND=all SEED= CASE= OTHER= OUT=
