@@ -143,14 +143,17 @@ def print_table(title: str, rows: Sequence[Row], columns: Sequence[str] | None =
         is_number = any(isinstance(row.get(name), (int, float)) for row in rows)
         table.add_column(name.replace("_", " "), justify="right" if is_number else "left")
     for row in rows:
-        table.add_row(*(_cell(row.get(name, "")) for name in names))
+        table.add_row(*(_cell(row.get(name, ""), name, row) for name in names))
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
     console.print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, name: str, row: Row) -> str:
+    # Seeds are there to be given again, so they have no commas.
+    if "seed" in (name, row.get("what")) and isinstance(value, int):
+        return str(value)
     if isinstance(value, bool) or value is None:
         return "" if value is None else str(value)
     if isinstance(value, int):

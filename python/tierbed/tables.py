@@ -2,7 +2,7 @@
 
 Every format is read and written in chunks of rows, so that a table larger than memory moves in
 bounded memory. The format is taken from the file's name: ``.npy``, ``.safetensors``, ``.pt``
-(also ``.pth``, ``.bin``), ``.parquet``.
+(also ``.pth``, ``.bin``, ``.ckpt``), ``.parquet``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ FORMATS = {
     ".pt": "torch",
     ".pth": "torch",
     ".bin": "torch",
+    ".ckpt": "torch",
     ".parquet": "parquet",
 }
 CHUNK_ROWS = 65536
@@ -118,7 +119,8 @@ def import_table(
         store: The training store; the table exists.
         table: Name of the table.
         path: The file, ``[N, D]`` with ``N`` at most the table's rows.
-        key: Which tensor or column of a file that holds several.
+        key: Which tensor or column of a file that holds several; with dots where dictionaries
+            are nested.
         chunk_rows: Rows in memory at a time.
         progress: Called with (rows done, rows in all).
 
@@ -135,8 +137,7 @@ def import_table(
             "a file; look the ids up in training mode, then write rows store.translate(table, ids)",
             {"table": table},
         )
-    if not source.is_file():
-        raise InvalidError(f"no such file: {source}", {"path": str(source)})
+    _check_file(source)
     schema = store.table(table)
     (rows, dim), chunks = _READERS[_format(source)](source, key, chunk_rows)
     if dim != schema["dim"] or rows > schema["row_count"]:
@@ -156,9 +157,19 @@ def import_table(
 
 def shape_of(path: Path, key: str | None = None) -> tuple[int, int]:
     """Returns rows and elements per row of the table in a file."""
+    _check_file(path)
+    return _READERS[_format(path)](path, key, CHUNK_ROWS)[0]
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise InvalidError(
+            f"{path} is a folder, not a file; a distributed checkpoint of torch becomes one with "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
+            {"path": str(path)},
+        )
     if not path.is_file():
         raise InvalidError(f"no such file: {path}", {"path": str(path)})
-    return _READERS[_format(path)](path, key, CHUNK_ROWS)[0]
 
 
 def _format(path: Path) -> str:
@@ -277,11 +288,16 @@ def _shape(shape: Any, path: Path) -> tuple[int, int]:
 def _pick(names: list[str], key: str | None, path: Path) -> str:
     if key is None and len(names) == 1:
         return names[0]
-    if key not in names:
-        raise InvalidError(
-            f"{path} holds {names[:20]}; name one of them with key={key!r}", {"path": str(path)}
-        )
-    return key
+    if key in names:
+        return key
+    told = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    if not names:
+        told = "no tensor; a table is a tensor [N, D], alone or in dictionaries"
+    elif key is None:
+        told += "; name one of them with key= (--key on the command line)"
+    else:
+        told += f"; none of them is {key!r}"
+    raise InvalidError(f"{path} holds {told}", {"path": str(path)})
 
 
 def _read_npy(path: Path, key: str | None, chunk_rows: int) -> Opened:
@@ -320,10 +336,21 @@ def _read_torch(path: Path, key: str | None, chunk_rows: int) -> Opened:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CorruptionError(f"{path} is not a checkpoint of tensors: {reason}") from error
     if not isinstance(loaded, Tensor):
-        names = [name for name, value in loaded.items() if isinstance(value, Tensor)]
-        loaded = loaded[_pick(names, key, path)]
+        tensors = dict(_tensors_in(loaded))
+        loaded = tensors[_pick(list(tensors), key, path)]
     shape = _shape(loaded.shape, path)
     return shape, _slices(loaded, shape, chunk_rows)
+
+
+def _tensors_in(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in nested dictionaries, such as ``model.item.weight``."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            path = f"{prefix}{name}"
+            if isinstance(value, Tensor):
+                yield path, value
+            else:
+                yield from _tensors_in(value, f"{path}.")
 
 
 def _read_parquet(path: Path, key: str | None, chunk_rows: int) -> Opened:

@@ -68,9 +68,7 @@ def test_a_finished_run_is_not_trained_again(run: Path, capsys: Any) -> None:
     assert again["resumed_from_step"] == again["steps"] == first["steps"]
 
 
-@pytest.mark.parametrize(
-    ("number", "order"), [(signal.SIGINT, "auto"), (signal.SIGTERM, "window")]
-)
+@pytest.mark.parametrize(("number", "order"), [(signal.SIGINT, "auto"), (signal.SIGTERM, "window")])
 def test_an_interrupted_training_keeps_its_steps_and_goes_on(
     tmp_path: Path, number: signal.Signals, order: str
 ) -> None:
@@ -198,12 +196,14 @@ def test_a_damaged_store_is_told_and_ends_with_1(run: Path, tmp_path: Path, caps
     assert "Traceback" not in said
 
 
-def test_tables_go_out_and_into_another_store(run: Path, tmp_path: Path) -> None:
+def test_tables_go_out_and_into_another_store(run: Path, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "c3.safetensors"
     assert tierbed("export", "--store", run / "run", "--table", "C3", "--file", file) == 0
     store = tmp_path / "other"
     make = ("import", "--store", store, "--table", "items", "--file", file)
-    assert tierbed(*make, "--create") == 0
+    assert tierbed(*make, "--create") == 2
+    assert "--create needs --optimizer" in capsys.readouterr().err
+    assert tierbed(*make, "--create", "--optimizer", "adagrad") == 0
     back = tmp_path / "back.npy"
     assert tierbed("export", "--store", store, "--table", "items", "--file", back) == 0
     import numpy as np

@@ -115,6 +115,7 @@ def test_importing_a_table_keeps_what_the_last_checkpoint_holds(tmp_path: Path) 
         state = store.read_rows_and_state("t", 0, 2000)
     np.save(tmp_path / "new.npy", np.ones((50, 8), dtype="f4"))
     arguments = ["import", "--store", str(path), "--table", "new", "--create"]
+    arguments += ["--optimizer", "sgd"]
     assert main([*arguments, "--file", str(tmp_path / "new.npy")]) == 0
     store, _ = opened(path)
     with store:

@@ -63,10 +63,31 @@ def test_one_tensor_of_a_checkpoint_is_chosen_by_key(open_store: Any, tmp_path: 
     torch.save({"a": torch.ones(4, DIM), "b": torch.zeros(3, DIM)}, tmp_path / "model.pt")
     store = open_store()
     new_table(store)
-    with pytest.raises(tb.InvalidError, match=r"\['a', 'b'\]"):
+    with pytest.raises(tb.InvalidError, match=r"holds a, b; name one of them with key=.*--key"):
         import_table(store, "t", tmp_path / "model.pt")
+    with pytest.raises(tb.InvalidError, match=r"holds a, b; none of them is 'c'"):
+        import_table(store, "t", tmp_path / "model.pt", key="c")
     assert import_table(store, "t", tmp_path / "model.pt", key="a") == 4
     assert torch.equal(store.read_rows("t", 0, 4), torch.ones(4, DIM))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".ckpt"])
+def test_a_tensor_in_nested_dictionaries_is_named_with_dots(
+    open_store: Any, tmp_path: Path, suffix: str
+) -> None:
+    file = tmp_path / f"model{suffix}"
+    state = {"item.weight": torch.ones(4, DIM), "user.weight": torch.zeros(3, DIM)}
+    torch.save({"state_dict": state, "epoch": 3, "rest": [torch.zeros(1)]}, file)
+    store = open_store()
+    new_table(store)
+    with pytest.raises(tb.InvalidError, match=r"state_dict.item.weight, state_dict.user.weight"):
+        import_table(store, "t", file)
+    assert import_table(store, "t", file, key="state_dict.item.weight") == 4
+    torch.save({"epoch": 3}, file)
+    with pytest.raises(tb.InvalidError, match="holds no tensor"):
+        import_table(store, "t", file)
+    with pytest.raises(tb.InvalidError, match=r"is a folder.*dcp_to_torch"):
+        import_table(store, "t", tmp_path)
 
 
 def test_other_shapes_and_formats_are_refused(open_store: Any, tmp_path: Path) -> None:

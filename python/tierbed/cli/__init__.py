@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -22,7 +23,29 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    # As wide as the screen, up to where lines are hard to read.
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
 )
+
+
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
+        from tierbed._native import version
+
+        typer.echo(f"tierbed {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _tierbed(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_tell_version, is_eager=True, help="Tell the version."
+        ),
+    ] = False,
+) -> None:
+    """Embedding tables bigger than memory on NVMe SSDs, for PyTorch recommender models."""
 
 
 def _register() -> None:

@@ -19,6 +19,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Of everything that is drawn."
 OUT = Path("bench-out")
 
 suites = typer.Typer(
+    short_help="Measure all systems of a suite, as JSON and a picture.",
     help="Measure all systems of a suite; writes OUT/SUITE.json and OUT/SUITE.png.",
     no_args_is_help=True,
 )

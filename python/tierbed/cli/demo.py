@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tierbed.cli.options import Model
+
 __all__ = ["register"]
 
 
@@ -18,7 +20,7 @@ def demo(
         Path | None, typer.Option("--data", help="A file in Criteo's layout; else generated.")
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=5000, help="To generate.")] = 120_000,
-    model: Annotated[str, typer.Option("--model", help="dlrm, deepfm or pnn.")] = "dlrm",
+    model: Model = "dlrm",
     seed: Annotated[int, typer.Option("--seed")] = 1,
 ) -> None:
     """Train, kill, resume, compare, publish, serve, ask and verify; ends with a report."""
@@ -29,4 +31,4 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Adds the verb of this file."""
-    app.command("demo")(demo)
+    app.command("demo", short_help="Train, kill, resume, publish, serve, and report.")(demo)

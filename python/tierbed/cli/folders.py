@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tierbed.cli.options import DramBudget, JsonOut, LogFormat, finish, shows_tables
+from tierbed.cli.options import DramBudget, JsonOut, LogFormat, RowOptimizer, finish, shows_tables
 from tierbed.cli.place import inspect_placement, placement_file
 from tierbed.errors import InvalidError
 from tierbed.progress import Progress
@@ -192,13 +192,13 @@ def import_(
     store: Annotated[Path, typer.Option("--store", help="The store or run.")],
     table: Annotated[str, typer.Option("--table", help="Name of the table.")],
     file: Annotated[Path, typer.Option("--file", help="npy, safetensors, pt or parquet.")],
-    key: Annotated[str | None, typer.Option("--key", help="Which tensor of the file.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Which tensor: model.item.weight.")
+    ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="Make the table, as large as the file's.")
     ] = False,
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", help="Optimizer of a table that is made.")
-    ] = "row_wise_adagrad",
+    optimizer: Annotated[str | None, RowOptimizer] = None,
     dram_budget: DramBudget = "256MiB",
     json_path: JsonOut = None,
 ) -> None:
@@ -212,7 +212,10 @@ def import_(
         known = [entry["name"] for entry in opened.tables()]
         if create and table not in known:
             if optimizer not in OPTIMIZERS:
-                raise InvalidError(f"--optimizer must be one of {sorted(OPTIMIZERS)}")
+                raise InvalidError(
+                    "--create needs --optimizer, that of the model that will train the table: its "
+                    f"state lies beside the rows; one of {', '.join(sorted(OPTIMIZERS))}"
+                )
             rows, dim = files.shape_of(file, key)
             config = EmbeddingBagConfig(name=table, num_embeddings=rows, embedding_dim=dim)
             opened.add_table(config, OPTIMIZERS[optimizer]())
@@ -247,6 +250,8 @@ def register(app: typer.Typer) -> None:
     app.command("inspect")(inspect)
     app.command("verify")(verify)
     app.command("checkpoints")(checkpoints)
-    app.command("repair")(repair)
+    app.command("repair", short_help="List the whole commits of a store, or go back to one.")(
+        repair
+    )
     app.command("import")(import_)
     app.command("export")(export)

@@ -15,7 +15,8 @@ DramBudget = Annotated[
     str, typer.Option("--dram-budget", help="Memory for everything the store keeps: 16MiB, 4GiB.")
 ]
 IoEngine = Annotated[
-    str, typer.Option("--io-engine", help="auto, io_uring or pread; auto falls back by itself.")
+    str,
+    typer.Option("--io-engine", metavar="auto|io_uring|pread", help="auto falls back by itself."),
 ]
 JsonOut = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON here; - is the screen.")
@@ -28,12 +29,22 @@ Data = Annotated[
     list[Path] | None,
     typer.Option("--data", help="File of samples, plain or compressed; repeat for several."),
 ]
-DataFormat = Annotated[str, typer.Option("--format", help="criteo, avazu, parquet or synthetic.")]
+FORMATS = "criteo|avazu|parquet|synthetic"
+DataFormat = Annotated[str, typer.Option("--format", metavar=FORMATS, help="What the files hold.")]
+RowOptimizer = typer.Option(
+    "--optimizer",
+    metavar="sgd|adagrad|row_wise_adagrad|adam|partial_row_wise_adam",
+    help="Of the rows.",
+)
+Model = Annotated[
+    str, typer.Option("--model", metavar="dlrm|deepfm|pnn", help="What is on top of the tables.")
+]
 LogFormat = Annotated[
     str,
     typer.Option(
         "--log-format",
-        help="text, maxembed-text, maxembed (binary), criteo, avazu; auto goes by the name.",
+        metavar="auto|text|maxembed-text|maxembed|criteo|avazu",
+        help="maxembed is binary; auto goes by the name.",
     ),
 ]
 ReplayedLog = Annotated[

@@ -268,4 +268,4 @@ def _histogram(counts: list[int], key: str, value: str) -> list[dict[str, Any]]:
 
 def register(app: typer.Typer) -> None:
     """Adds the verb of this file."""
-    app.command("place")(place_)
+    app.command("place", short_help="Choose which rows share a page.")(place_)

@@ -35,7 +35,7 @@ def serve(
         str, typer.Option("--address", help="host:port; port 0 picks a free one.")
     ] = "127.0.0.1:8080",
     dram_budget: DramBudget = "256MiB",
-    backend: Annotated[str, typer.Option("--backend", help="direct, mmap or memory.")] = "direct",
+    backend: Annotated[str, typer.Option("--backend", metavar="direct|mmap|memory")] = "direct",
     io_engine: IoEngine = "auto",
     cache: Annotated[
         str,

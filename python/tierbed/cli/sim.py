@@ -20,7 +20,7 @@ from tierbed.cli.options import (
 
 __all__ = ["register"]
 
-sim = typer.Typer(help="Simulate parts of the house on logs.", no_args_is_help=True)
+sim = typer.Typer(help="Replay query logs through caches, memory and SSDs.", no_args_is_help=True)
 
 POLICIES = "lru,s3-fifo,ev-car,ev-lfu,ours,auto"
 CAPACITIES = "0.005,0.01,0.02,0.05,0.1,0.2"
@@ -28,7 +28,7 @@ CAPACITIES = "0.005,0.01,0.02,0.05,0.1,0.2"
 
 @sim.callback()
 def _sim() -> None:
-    """Simulate parts of the house on logs."""
+    """Replay query logs through caches, memory and SSDs."""
 
 
 @sim.command("cache")

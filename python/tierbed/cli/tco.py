@@ -65,4 +65,4 @@ def _drive(text: str) -> tuple[str, float]:
 
 def register(app: typer.Typer) -> None:
     """Adds the verb of this file."""
-    app.command("tco")(tco)
+    app.command("tco", short_help="Compare the cost of serving with replicas.")(tco)

@@ -11,11 +11,14 @@ import typer
 
 from tierbed.budget import parse_bytes
 from tierbed.cli.options import (
+    FORMATS,
     Data,
     DataFormat,
     DramBudget,
     IoEngine,
     JsonOut,
+    Model,
+    RowOptimizer,
     Threads,
     finish,
     set_threads,
@@ -28,24 +31,31 @@ __all__ = ["register"]
 
 VOCABULARY = "vocabulary"
 
-Order = Annotated[str, typer.Option("--order", help="auto, forward (along a plan) or window.")]
+Order = Annotated[
+    str, typer.Option("--order", metavar="auto|forward|window", help="forward is along a plan.")
+]
 OnMismatch = Annotated[
     str | None,
     typer.Option(
-        "--on-mismatch", help="A batch that was not planned: error, fallback or fallback_cold."
+        "--on-mismatch",
+        metavar="error|fallback|fallback_cold",
+        help="What a batch does that was not planned.",
     ),
 ]
 DiskQuota = Annotated[str | None, typer.Option("--disk-quota", help="Most bytes on disk.")]
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", help="file, memory, lsm, rocksdb, ...: trains by window."),
+    typer.Option(
+        "--backend",
+        metavar="file|memory|cold|lsm|lsm_plain|hashdb|mmap|rocksdb|rocksdb_universal",
+        help="How rows are kept when training by window.",
+    ),
 ]
 Shards = Annotated[
     int | None,
     typer.Option("--shards", min=1, help="New run: parts that train at the same time."),
 ]
 RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
-Model = Annotated[str, typer.Option("--model", help="dlrm, deepfm or pnn.")]
 Scale = Annotated[
     float, typer.Option("--scale", help="synthetic: share of Criteo's published cardinalities.")
 ]
@@ -78,9 +88,7 @@ def train(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="By default chosen from the data.")
     ] = None,
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", help="Of the rows: sgd, adagrad, row_wise_adagrad, ...")
-    ] = "adagrad",
+    optimizer: Annotated[str, RowOptimizer] = "adagrad",
     lr: Annotated[float, typer.Option("--lr", help="Learning rate of the rows.")] = 0.02,
     dense_lr: Annotated[float, typer.Option("--dense-lr", help="Of the dense part.")] = 0.002,
     window: Annotated[int, typer.Option("--window", min=0, help="Look-ahead, in batches.")] = 32,
@@ -180,7 +188,8 @@ def eval_(
     store: RunFolder,
     data: Data = None,
     data_format: Annotated[
-        str | None, typer.Option("--format", help="By default that of the training.")
+        str | None,
+        typer.Option("--format", metavar=FORMATS, help="By default that of the training."),
     ] = None,
     dram_budget: DramBudget = "1GiB",
     samples: Samples = None,
@@ -256,7 +265,7 @@ def plan(
     dim: Annotated[int, typer.Option("--dim", min=1, help="Elements per row.")] = 16,
     dram_budget: DramBudget = "1GiB",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 128,
-    optimizer: Annotated[str, typer.Option("--optimizer")] = "adagrad",
+    optimizer: Annotated[str, RowOptimizer] = "adagrad",
     samples: Annotated[
         int, typer.Option("--samples", min=1, help="How much of the data to look at.")
     ] = 50_000,
@@ -336,8 +345,8 @@ def _tell(message: str) -> None:
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
-    app.command("train")(train)
+    app.command("train", short_help="Train a click model; started again, it goes on.")(train)
     app.command("eval")(eval_)
-    app.command("publish")(publish)
-    app.command("plan")(plan)
+    app.command("publish", short_help="Write a serving snapshot of a model or store.")(publish)
+    app.command("plan", short_help="Predict memory, disk and reads of training.")(plan)
     app.command("generate")(generate)

@@ -1,0 +1,92 @@
+"""Does the command line behave as others do?"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tierbed as tb
+from tierbed.cli import main
+from tierbed.cli.options import FORMATS
+from tierbed.nn import MODELS
+from tierbed.report import print_table
+from tierbed.source import FORMATS as KNOWN_FORMATS
+from tierbed.store import BACKENDS, ON_MISMATCH, ORDERS
+from tierbed.train import OPTIMIZERS
+
+
+def told(capsys: Any, *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return str(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_told(capsys: Any, option: str) -> None:
+    assert told(capsys, option) == f"tierbed {tb.__version__}\n"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tierbed", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"tierbed {tb.__version__}\n")
+
+
+@pytest.mark.parametrize("command", [(), ("train",), ("sim",), ("sim", "cache"), ("bench",)])
+def test_short_help_is_help(capsys: Any, command: tuple[str, ...]) -> None:
+    assert told(capsys, *command, "-h") == told(capsys, *command, "--help")
+
+
+def test_help_uses_the_width_there_is(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    commands = told(capsys, "--help").partition("Commands:")[2]
+    assert "..." not in commands, "no text is cut"
+    narrow = told(capsys, "train", "--help")
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = told(capsys, "train", "--help")
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "known"),
+    [
+        ("train", "--model", MODELS),
+        ("demo", "--model", MODELS),
+        ("train", "--optimizer", OPTIMIZERS),
+        ("plan", "--optimizer", OPTIMIZERS),
+        ("import", "--optimizer", OPTIMIZERS),
+        ("train", "--order", ORDERS),
+        ("train", "--on-mismatch", ON_MISMATCH),
+        ("train", "--backend", BACKENDS),
+        ("train", "--format", KNOWN_FORMATS),
+        ("eval", "--format", KNOWN_FORMATS),
+    ],
+)
+def test_choices_are_listed(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, command: str, option: str, known: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    listed = re.search(rf"{option} +<?([a-z_|]+)>?", told(capsys, command, "--help"))
+    assert listed is not None
+    assert sorted(listed[1].split("|")) == sorted(known)
+    assert sorted(FORMATS.split("|")) == sorted(KNOWN_FORMATS)
+
+
+def test_a_seed_is_printed_as_it_is_given(capsys: Any) -> None:
+    print_table("tables", [{"name": "t", "seed": 123456789, "rows": 123456789}])
+    print_table("one", [{"what": "seed", "value": 987654321}])
+    out = capsys.readouterr().out
+    assert "123456789 " in out
+    assert "123,456,789 " in out
+    assert "987654321 " in out
+
+
+def test_an_import_of_a_folder_says_what_to_do(tmp_path: Path, capsys: Any) -> None:
+    arguments = ["import", "--store", str(tmp_path / "s"), "--table", "t", "--file", str(tmp_path)]
+    assert main([*arguments, "--create", "--optimizer", "sgd"]) == 2
+    assert "dcp_to_torch" in capsys.readouterr().err

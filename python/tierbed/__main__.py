@@ -1,0 +1,5 @@
+"""``python -m tierbed``: the command line."""
+
+from tierbed.cli import main
+
+main()
