@@ -58,9 +58,8 @@ def _kill_once(name: str, folder: Path, luck: random.Random, oracle: Any) -> tup
         if isinstance(line, list):
             phase = "a save" if line[0] == "begin" else "training"
             saved = line[1] if line[0] == "end" else saved
-    if found.signal != 9:
-        if found.error:
-            return found.came or "wrong", "ranks", f"{found.kind}: {found.error}"
+    if found.signal != 9 and found.error:
+        return found.came or "wrong", "ranks", f"{found.kind}: {found.error}"
     is_killed = found.signal == 9
     label = f"kill of ranks in {phase}" if is_killed else "ranks that ended before their kill"
     names = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
