@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -90,7 +90,8 @@ class Optimizer:
 def _is_number(value: Any) -> bool:
     """Whether ``value`` is a finite number of at least 0, and no text or tensor."""
     is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_plain and math.isfinite(value) and value >= 0
+    # An integer no float can hold is not finite here; `math.isfinite` would raise for it.
+    return is_plain and 0 <= value <= sys.float_info.max
 
 
 @dataclass(frozen=True)

@@ -367,8 +367,13 @@ class Store:
 
         Returns:
             Per table ``ids`` evicted, and ``waiting`` ids forgotten that had no row yet.
+
+        Raises:
+            InvalidError: ``now_mins`` is no number of minutes from 0 to 2^32 - 1.
         """
         now = minutes_now() if now_mins is None else now_mins
+        if not 0 <= now < 1 << 32:
+            raise InvalidError("now_mins must be from 0 to 2^32 - 1", {"now_mins": str(now)})
         counts = {}
         for name in self.vocabularies() if table is None else [table]:
             ids, waiting = self._native.evict(self.table_id(name), now)
@@ -455,7 +460,11 @@ class Store:
     # ------------------------------------------------------------ rows
 
     def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Copies rows ``first_row..`` of a table, ``[row_count, D]`` f32."""
+        """Copies rows ``first_row..`` of a table, ``[row_count, D]`` f32.
+
+        Raises:
+            InvalidError: Rows the table does not have.
+        """
         return self._read(table, first_row, row_count, with_state=False)[0]
 
     def read_rows_and_state(
@@ -469,6 +478,12 @@ class Store:
     ) -> tuple[Tensor, Tensor]:
         at = self.table_id(table)
         schema = self._schema()[at]
+        rows = schema["row_count"]
+        if not (0 <= first_row <= rows and 0 <= row_count <= rows - first_row):
+            raise InvalidError(
+                f"{row_count} rows from {first_row} are not all in table {table} of {rows} rows",
+                {"table": table, "first_row": str(first_row), "row_count": str(row_count)},
+            )
         weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32)
         words = state_words(schema["optimizer"], schema["dim"])
         rows_state = torch.empty((row_count, words), dtype=torch.float32)

@@ -116,7 +116,11 @@ class TierBudget:
     """
 
     def __init__(self, limit: int | str, *, epoch_groups: int | None = None) -> None:
-        self._native = NativeTierBudget(parse_bytes(limit, "limit"), epoch_groups)
+        limit_bytes = parse_bytes(limit, "limit")
+        for name, value in (("limit", limit_bytes), ("epoch_groups", epoch_groups)):
+            if value is not None and not 0 <= value < 1 << 64:
+                raise InvalidError(f"{name} must be from 0 to 2^64 - 1", {name: str(value)})
+        self._native = NativeTierBudget(limit_bytes, epoch_groups)
 
     @property
     def native(self) -> NativeTierBudget:
@@ -240,12 +244,15 @@ class TierPlan:
                 told = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
         except (OSError, SafetensorError) as error:
-            raise InvalidError(f"cannot read the plan: {error}", {"path": str(path)}) from error
+            raise InvalidError(
+                f"cannot read the plan {path}: {error}", {"path": str(path)}
+            ) from error
         if told.get("format") != FORMAT:
-            raise InvalidError("the file holds no plan of tiers", {"path": str(path)})
-        if told.get("sha256") != _checksum(tensors, told["plan"]):
-            raise CorruptionError("the plan is not what was written", {"path": str(path)})
-        plan = json.loads(told["plan"])
+            raise InvalidError(f"{path} holds no plan of tiers", {"path": str(path)})
+        text = told.get("plan")
+        if text is None or told.get("sha256") != _checksum(tensors, text):
+            raise CorruptionError(f"{path} is not the plan that was written", {"path": str(path)})
+        plan = json.loads(text)
         tables = []
         for table in plan["tables"]:
             first = f"{table['name']}/"

@@ -357,3 +357,52 @@ def test_errors_carry_their_values(open_store: Any) -> None:
     assert caught.value.kind == "invalid"
     assert caught.value.context["table"] == "item"
     assert json.dumps(caught.value.context)
+
+
+# ---------------------------------------------------------------- numbers the engine cannot hold
+
+
+@pytest.mark.parametrize("minutes", [-5, 2**32, 2**40, 2**70])
+def test_minutes_out_of_range_are_refused(open_store: Any, minutes: int) -> None:
+    store = open_store("file")
+    with pytest.raises(tb.InvalidError, match="now_mins"):
+        store.evict(now_mins=minutes)
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(-5, 1), (0, -5), (2**64, 1), (0, 2**31), (0, 2**70), (1000, 1)]
+)
+def test_rows_out_of_range_are_refused(open_store: Any, first: int, count: int) -> None:
+    store = open_store("file")
+    collection(store)
+    with pytest.raises(tb.InvalidError, match="item"):
+        store.read_rows("item", first, count)
+
+
+@pytest.mark.parametrize("lr", [-1.0, float("nan"), float("inf"), 10**400])
+def test_rates_that_are_no_numbers_are_refused(lr: float) -> None:
+    with pytest.raises(tb.InvalidError, match="lr"):
+        tb.Adagrad(lr=lr)
+
+
+@pytest.mark.parametrize("value", [-1, 2**64, 2**70])
+def test_shared_budgets_out_of_range_are_refused(value: int) -> None:
+    with pytest.raises(tb.InvalidError, match="limit"):
+        tb.TierBudget(value)
+    with pytest.raises(tb.InvalidError, match="epoch_groups"):
+        tb.TierBudget("1MiB", epoch_groups=value)
+
+
+def test_a_flipped_byte_in_the_header_of_a_tier_plan_names_the_file(tmp_path: Path) -> None:
+    from tierbed.placed import import_tables
+
+    tables = {"item": torch.arange(64.0).reshape(16, 4)}
+    import_tables(tables, tmp_path / "snapshot")
+    plan = tb.plan_tiers(tables, {"item": torch.ones(16)}, dram_bytes=4000)
+    path = tmp_path / "plan"
+    plan.save(path)
+    whole = path.read_bytes()
+    for at in range(8, 8 + int.from_bytes(whole[:8], "little")):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(tb.TierbedError, match=str(path)):
+            tb.TierPlan.load(path)
