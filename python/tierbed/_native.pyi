@@ -181,7 +181,7 @@ class NativeStore:
         "order": "auto"|"forward"|"window", "on_mismatch": "error"|"fallback",
         "durability": "checkpoint"|"step",
         "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
-        "disk_quota_bytes": int|null, "vocabulary_bytes": int|null,
+        "disk_quota_bytes": int|null, "vocabulary_bytes": int|null, "read_only": bool,
         "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget may be left out. ``path`` may be
         None for "memory"."""
 
@@ -331,6 +331,7 @@ class NativeStore:
     def drop_checkpoint(self, name: str) -> None:
         """Forgets a kept checkpoint and gives its disk space back."""
     def last_checkpoint(self) -> tuple[int, str] | None: ...
+    def attachment_names(self) -> list[str]: ...
     def attachment(self, name: str) -> bytes | None:
         """Reads an attachment of the last checkpoint."""
 

@@ -24,7 +24,7 @@ from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.budget import parse_bytes
 from tierbed.config import BaseEmbeddingConfig, DataType, is_own
-from tierbed.errors import ClosedError, InvalidError, UnsupportedError
+from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
 from tierbed.ops import minutes_now
 from tierbed.optim import Optimizer, RowWiseAdagrad, state_words
 from tierbed.placed import PlacementFiles, placement_files
@@ -88,6 +88,7 @@ class Store:
         checkpoint: str | None = None,
         vocabulary_dram: int | str | None = None,
         shards: int | None = None,
+        read_only: bool = False,
         seed: int = 0,
     ) -> Self:
         """Opens the store at ``path``, or makes it; continues from its last checkpoint.
@@ -127,6 +128,11 @@ class Store:
                 tables each; the numbers are the same. A store keeps the number it began with,
                 which is what None means, or one for a new store. Several shards stay in forward
                 order, have no open vocabulary and keep no checkpoints.
+            read_only: Looks at the last checkpoint and writes nothing: on a disk that cannot be
+                written, or beside the process that trains. When that process commits, what is
+                read behind it may be a CorruptionError; :meth:`verify` begins again by itself.
+                Changes are an UnsupportedError. RocksDB's backends are not opened so, and
+                ``"mmap"`` not while another process has it.
             seed: From it come the initial rows of every table.
 
         Raises:
@@ -163,8 +169,13 @@ class Store:
             "vocabulary_bytes": None
             if vocabulary_dram is None
             else parse_bytes(vocabulary_dram, "vocabulary_dram"),
+            "read_only": read_only,
         }
         folder = None if path is None else os.fspath(path)
+        if read_only and (folder is None or checkpoint is not None):
+            raise InvalidError(
+                "read_only looks at the last checkpoint of a folder; give a path, no checkpoint"
+            )
         if checkpoint is not None and folder is None:
             raise InvalidError("a store without a path has no checkpoint to go back to")
         has_choice = folder is not None and backend is None
@@ -175,7 +186,8 @@ class Store:
         except ClosedError as error:
             raise opened.explained(error, str(folder)) from None
         store = cls(native, folder, seed, order if has_choice else "window")
-        opened.note(store)
+        if not read_only:
+            opened.note(store)
         return store
 
     @classmethod
@@ -634,6 +646,33 @@ class Store:
     def attachment(self, name: str) -> bytes | None:
         """Returns the bytes attached to the last checkpoint as ``name``."""
         return self._native.attachment(name)
+
+    def attachment_names(self) -> list[str]:
+        """Returns the names of the bytes attached to the last checkpoint.
+
+        ``extra.pt`` and ``rng.pt`` are among them where ``extra`` and random state were given.
+        """
+        return sorted(self._native.attachment_names())
+
+    def checkpoint_rows(self, name: str) -> int:
+        """Checkpoints changed rows; all else stays as in the last checkpoint.
+
+        ``extra``, the state of random generators and attachments are carried over, so that a run
+        resumes at the same bits with other rows, or with tables more.
+
+        Args:
+            name: A name for people.
+
+        Returns:
+            The checkpoint's number.
+        """
+        parts = []
+        for part in self.attachment_names():
+            packed = self._native.attachment(part)
+            if packed is None:
+                raise CorruptionError(f"attachment {part!r} is gone", {"attachment": part})
+            parts.append((part, packed))
+        return self._native.checkpoint(name, parts, False)
 
     def publish(
         self,

@@ -102,6 +102,12 @@ pub trait TrainStore: RowStore {
     /// `Corruption` when the blob fails its checksum, `Io` from the device.
     fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>>;
 
+    /// Returns the names of the attachments of the last commit.
+    ///
+    /// # Errors
+    /// `Unsupported` by a store that does not know them.
+    fn attachment_names(&self) -> Result<Vec<String>>;
+
     /// Checks every stored byte that has a checksum; returns the number of pages checked.
     ///
     /// # Errors

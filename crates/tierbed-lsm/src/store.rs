@@ -415,6 +415,13 @@ impl TrainStore for LsmStore {
         }
     }
 
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        Ok(match &self.step {
+            None => self.log.attachment_names(),
+            Some(step) => step.attachments.iter().map(|(name, _)| name.clone()).collect(),
+        })
+    }
+
     fn verify(&mut self) -> Result<u64> {
         self.poison.check()?;
         self.log.verify()?;

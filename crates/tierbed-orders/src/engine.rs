@@ -515,6 +515,25 @@ impl OrderedEngine {
         }
     }
 
+    /// Returns the names of the caller's attachments of the last checkpoint.
+    ///
+    /// # Errors
+    /// `Unsupported` by a store that does not know them.
+    pub fn attachment_names(&self) -> Result<Vec<String>> {
+        match &self.state {
+            State::General(general) => match &general.past {
+                Some(past) => {
+                    let names = past.attachment_names().into_iter();
+                    Ok(names.filter(|name| !name.starts_with('_')).collect())
+                }
+                None => general.engine.attachment_names(),
+            },
+            State::Along(along) => Ok(along.engine.attachment_names()),
+            State::Undecided(_) => Ok(Vec::new()),
+            State::Lost(cause) => Err(lost(cause)),
+        }
+    }
+
     /// Checks every checksum of the store and of what it keeps; returns the number of pages (or
     /// chunks) checked.
     ///

@@ -11,6 +11,7 @@ mod along;
 mod engine;
 mod folders;
 mod follow;
+mod look;
 mod moving;
 mod options;
 mod part_bags;

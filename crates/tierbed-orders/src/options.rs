@@ -82,6 +82,10 @@ pub struct OrderConfig {
     /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
     #[serde(default = "auto")]
     pub isa: String,
+    /// The store is looked at as of its last checkpoint, also while another process has it;
+    /// nothing is written.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 fn auto() -> String {
@@ -110,6 +114,7 @@ impl OrderConfig {
             disk_quota_bytes: None,
             vocabulary_bytes: None,
             isa: auto(),
+            read_only: false,
         }
     }
 

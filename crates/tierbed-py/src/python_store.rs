@@ -294,6 +294,10 @@ impl TrainStore for PythonStore {
         self.info.as_ref()
     }
 
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        Err(Error::unsupported("a store written in Python does not tell its attachments' names"))
+    }
+
     fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(stored) = self.blob(&blob_name(name))? else { return Ok(None) };
         match stored.split_first_chunk::<4>() {

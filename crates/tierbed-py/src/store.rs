@@ -199,10 +199,10 @@ impl NativeStore {
     ) -> PyResult<()> {
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
             let how = now.map_or(Translate::Find, |now| Translate::Train { now });
-            opened(&mut *self.engine.lock()?)?
-                .single()?
-                .by_number()?
-                .translate(plan, bags, how, rows)
+            let mut engine = self.engine.lock()?;
+            let engine = opened(&mut *engine)?;
+            now.map_or(Ok(()), |_| engine.check_writable())?;
+            engine.single()?.by_number()?.translate(plan, bags, how, rows)
         })
     }
 
@@ -213,13 +213,16 @@ impl NativeStore {
         let ids = ids.view_mut().map_err(|error| to_python(py, &error))?;
         let how = now.map_or(Translate::Find, |now| Translate::Train { now });
         self.with(py, |engine| {
+            now.map_or(Ok(()), |_| engine.check_writable())?;
             engine.single()?.by_number()?.translate_ids(TableId(table), how, ids)
         })
     }
 
     fn evict(&self, py: Python<'_>, table: u32, now: u32) -> PyResult<(u64, u64)> {
-        let evicted =
-            self.with(py, |engine| engine.single()?.by_number()?.evict(TableId(table), now))?;
+        let evicted = self.with(py, |engine| {
+            engine.check_writable()?;
+            engine.single()?.by_number()?.evict(TableId(table), now)
+        })?;
         Ok((evicted.id_count, evicted.waiting_count))
     }
 
@@ -491,6 +494,7 @@ impl NativeStore {
         keep: bool,
     ) -> PyResult<u64> {
         self.with(py, |engine| {
+            engine.check_writable()?;
             if keep {
                 return engine.single()?.keep_checkpoint(name, &borrowed(&attachments));
             }
@@ -499,13 +503,20 @@ impl NativeStore {
     }
 
     fn drop_checkpoint(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        self.with(py, |engine| engine.single()?.drop_checkpoint(name))
+        self.with(py, |engine| {
+            engine.check_writable()?;
+            engine.single()?.drop_checkpoint(name)
+        })
     }
 
     fn last_checkpoint(&self, py: Python<'_>) -> PyResult<Option<(u64, String)>> {
         self.with(py, |engine| {
             Ok(engine.last_checkpoint().map(|info| (info.number, info.name.clone())))
         })
+    }
+
+    fn attachment_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, |engine| engine.attachment_names())
     }
 
     fn attachment<'py>(

@@ -308,6 +308,13 @@ impl CommitLog {
         ))
     }
 
+    /// Returns the names of the attachments of the commit in force.
+    #[must_use]
+    pub fn attachment_names(&self) -> Vec<String> {
+        let metas = self.manifest.iter().flat_map(|manifest| &manifest.attachments);
+        metas.map(|meta| meta.name.clone()).collect()
+    }
+
     /// Reads attachment `name` of the commit in force.
     ///
     /// # Errors

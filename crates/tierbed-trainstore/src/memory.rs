@@ -256,6 +256,10 @@ impl TrainStore for MemoryStore {
         self.disk.as_ref().map_or(Ok(None), |disk| disk.log.attachment(name))
     }
 
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        Ok(self.disk.as_ref().map(|disk| disk.log.attachment_names()).unwrap_or_default())
+    }
+
     fn verify(&mut self) -> Result<u64> {
         self.poison.check()?;
         self.disk.as_ref().map_or(Ok(()), |disk| disk.log.verify())?;

@@ -67,6 +67,16 @@ impl Engine {
         self.store.attachment(name)
     }
 
+    /// Returns the names of the caller's attachments of the last checkpoint.
+    ///
+    /// # Errors
+    /// `Unsupported` by a store that does not know them.
+    pub fn attachment_names(&self) -> Result<Vec<String>> {
+        let mut names = self.store.attachment_names()?;
+        names.retain(|name| !name.starts_with('_'));
+        Ok(names)
+    }
+
     fn runs_json(&self) -> Result<String> {
         let run = |run: &TableRun| Run {
             step: run.hyper.step,

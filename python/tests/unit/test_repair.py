@@ -138,3 +138,71 @@ def test_a_partial_copy_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "copy")
     assert (tmp_path / "copy" / "t.rows").stat().st_size > 0
     assert main(["repair", str(tmp_path / "copy")]) == 2
+
+
+def listed(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_store_is_looked_at_without_a_byte_written(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "store"
+    rows = trained(path, backend)
+    (path / "LOCK").unlink()
+    before = listed(path)
+    assert main(["verify", str(path)]) == 0
+    assert main(["inspect", str(path)]) == 0
+    with tb.Store.open(path, dram_budget="8MiB", read_only=True) as store:
+        assert torch.equal(store.read_rows("t", 0, 2000), rows)
+        assert store.load_extra() == {"step": 2}
+        emb = tb.EmbeddingBagCollection([CONFIG], store=store, optimizer=tb.Adagrad(lr=0.1))
+        with pytest.raises(tb.UnsupportedError, match="read only"):
+            step(emb, 0)
+        with pytest.raises(tb.UnsupportedError, match="read only"):
+            store.checkpoint("never")
+        with pytest.raises(tb.UnsupportedError, match="read only"):
+            store.checkpoint("never", keep=True)
+        with pytest.raises(tb.UnsupportedError, match="read only"):
+            store.drop_checkpoint("old")
+        with pytest.raises(tb.UnsupportedError, match="read only"):
+            store.write_rows("t", 0, torch.zeros(1, 16))
+    if backend != "mmap":
+        assert listed(path) == before
+    other = tmp_path / "none"
+    other.mkdir()
+    with pytest.raises(tb.InvalidError, match="no store with a checkpoint"):
+        tb.Store.open(other, dram_budget="8MiB", read_only=True)
+    assert not list(other.iterdir())
+    with pytest.raises(tb.InvalidError, match="give a path"):
+        tb.Store.open(path, read_only=True, checkpoint="old")
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "mmap"])
+def test_a_running_training_is_verified_and_inspected(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "store"
+    store, emb = opened(path, backend=backend)
+    with store:
+        step(emb, 0)
+        store.checkpoint("one", extra={"step": 1})
+        rows = store.read_rows("t", 0, 2000)
+        step(emb, 1)
+        with tb.Store.open(path, dram_budget="8MiB", read_only=True) as looked:
+            assert torch.equal(looked.read_rows("t", 0, 2000), rows), "the last checkpoint"
+            for at in range(4):
+                step(emb, at)
+                store.checkpoint(f"more-{at}", extra={"step": at})
+                assert looked.verify() >= 0, "begun again behind a commit"
+        assert main(["verify", str(path)]) == 0
+        assert main(["inspect", str(path)]) == 0
+        store.checkpoint("last", extra={"step": 9})
+    with tb.Store.open(path, dram_budget="8MiB", read_only=True) as looked:
+        assert looked.load_extra() == {"step": 9}
+
+
+def test_a_mapped_store_is_not_looked_at_while_it_trains(tmp_path: Path) -> None:
+    store, emb = opened(tmp_path / "store", backend="mmap")
+    with store:
+        step(emb, 0)
+        store.checkpoint("one")
+        with pytest.raises(tb.ClosedError):
+            tb.Store.open(tmp_path / "store", dram_budget="8MiB", read_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from tierbed.cli.options import DramBudget, JsonOut, LogFormat, RowOptimizer, finish, shows_tables
 from tierbed.cli.place import inspect_placement, placement_file
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.progress import Progress
 from tierbed.snapshot import Snapshot
 from tierbed.store import Store
@@ -33,14 +34,18 @@ def tables_folder(folder: Path) -> Path:
 
 
 def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
-    """Opens a run's store, a store or a snapshot.
+    """Opens a run's store, a store or a snapshot to be read; nothing is written there.
 
     Raises:
         InvalidError: The folder is none of them.
+        CorruptionError: It holds files of a store, and nothing says which commit is in force.
     """
     place = tables_folder(folder)
-    if (place / "CURRENT").exists() or (place / "window" / "CURRENT").exists():
-        return Store.open(place, dram_budget=dram_budget)
+    if not (place / "snapshot.json").exists() and _is_store(place):
+        try:
+            return Store.open(place, dram_budget=dram_budget, read_only=True)
+        except UnsupportedError:  # RocksDB opens its own files
+            return Store.open(place, dram_budget=dram_budget)
     if not (place / "snapshot.json").exists():
         raise InvalidError(
             f"{place} holds neither a store with a checkpoint nor a snapshot; name the folder "
@@ -48,6 +53,15 @@ def open_folder(folder: Path, dram_budget: str) -> Store | Snapshot:
             {"path": str(place)},
         )
     return Snapshot.open(place, dram_budget=dram_budget)
+
+
+def _is_store(place: Path) -> bool:
+    """Whether files of a store lie there, or their pointer does, whole or not."""
+    endings = (".rows", ".sst", ".wal", ".dense", ".bucket", ".manifest")
+    return any(
+        name in ("CURRENT", "SHARDS", "RESTORE", "window") or name.endswith(endings)
+        for name in os.listdir(place)
+    )
 
 
 def inspect(
@@ -221,7 +235,7 @@ def import_(
             opened.add_table(config, OPTIMIZERS[optimizer]())
         with Progress(f"import {table}", None, "rows") as bar:
             rows = files.import_table(opened, table, file, key=key, progress=bar.set)
-        number = opened.checkpoint(f"import-{table}", opened.load_extra(), capture_rng=False)
+        number = opened.checkpoint_rows(f"import-{table}")
     finish({"table": table, "rows": rows, "checkpoint": number}, json_path, f"import {file}")
 
 

@@ -360,6 +360,10 @@ impl TrainStore for RocksStore {
         self.log.attachment(name)
     }
 
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        Ok(self.log.attachment_names())
+    }
+
     fn verify(&mut self) -> Result<u64> {
         self.poison.check()?;
         self.log.verify()?;

@@ -32,13 +32,16 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        either!(&mut self.0, engine => engine.add_table(table))
+        if self.schema().id_of(&table.name).is_none() {
+            self.check_writable()?;
+        }
+        either!(&mut self.shards, engine => engine.add_table(table))
     }
 
     /// Returns the tables.
     #[must_use]
     pub fn schema(&self) -> &Schema {
-        either!(&self.0, engine => engine.schema())
+        either!(&self.shards, engine => engine.schema())
     }
 
     /// See [`OrderedEngine::set_hyper`](crate::OrderedEngine::set_hyper).
@@ -46,7 +49,7 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
-        either!(&mut self.0, engine => engine.set_hyper(table, hyper))
+        either!(&mut self.shards, engine => engine.set_hyper(table, hyper))
     }
 
     /// See [`OrderedEngine::lookup`](crate::OrderedEngine::lookup).
@@ -60,7 +63,7 @@ impl ShardedEngine {
         out: &mut [f32],
         is_training: bool,
     ) -> Result<()> {
-        either!(&mut self.0, engine => engine.lookup(plan, bags, out, is_training))
+        either!(&mut self.shards, engine => engine.lookup(plan, bags, out, is_training))
     }
 
     /// See [`OrderedEngine::update`](crate::OrderedEngine::update). With several shards any
@@ -69,7 +72,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
-        either!(&mut self.0, engine => engine.update(plan, bags, grads))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.update(plan, bags, grads))
     }
 
     /// See [`OrderedEngine::pass`](crate::OrderedEngine::pass).
@@ -77,7 +81,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
-        either!(&mut self.0, engine => engine.pass(plan, bags))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.pass(plan, bags))
     }
 
     /// See [`OrderedEngine::prefetch`](crate::OrderedEngine::prefetch). With several shards the
@@ -86,12 +91,12 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
-        either!(&mut self.0, engine => engine.prefetch(plan, batches))
+        either!(&mut self.shards, engine => engine.prefetch(plan, batches))
     }
 
     /// Forgets what was announced.
     pub fn end_lookahead(&mut self) {
-        either!(&mut self.0, engine => engine.end_lookahead());
+        either!(&mut self.shards, engine => engine.end_lookahead());
     }
 
     /// See [`OrderedEngine::follow`](crate::OrderedEngine::follow).
@@ -99,7 +104,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn follow(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
-        either!(&mut self.0, engine => engine.follow(features, request))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.follow(features, request))
     }
 
     /// See [`OrderedEngine::start_plan`](crate::OrderedEngine::start_plan).
@@ -107,7 +113,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there; `Invalid` when a shard has no table of these features.
     pub fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()> {
-        either!(&mut self.0, engine => engine.start_plan(features, request))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.start_plan(features, request))
     }
 
     /// See [`OrderedEngine::push_planned`](crate::OrderedEngine::push_planned).
@@ -115,7 +122,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
-        either!(&mut self.0, engine => engine.push_planned(bags))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.push_planned(bags))
     }
 
     /// See [`OrderedEngine::finish_plan`](crate::OrderedEngine::finish_plan).
@@ -123,18 +131,19 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn finish_plan(&mut self) -> Result<()> {
-        either!(&mut self.0, engine => engine.finish_plan())
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.finish_plan())
     }
 
     /// Returns epochs and batches of the epoch done; `None` when no plan is followed.
     #[must_use]
     pub fn position(&self) -> Option<(u64, u64)> {
-        either!(&self.0, engine => engine.position())
+        either!(&self.shards, engine => engine.position())
     }
 
     /// Notes why the forward order is not followed.
     pub fn note_reason(&mut self, reason: &str) {
-        either!(&mut self.0, engine => engine.note_reason(reason));
+        either!(&mut self.shards, engine => engine.note_reason(reason));
     }
 
     /// See [`OrderedEngine::checkpoint`](crate::OrderedEngine::checkpoint). It comes into force
@@ -143,13 +152,14 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        either!(&mut self.0, engine => engine.checkpoint(name, attachments))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.checkpoint(name, attachments))
     }
 
     /// Returns number and name of the last checkpoint.
     #[must_use]
     pub fn last_checkpoint(&self) -> Option<&CommitInfo> {
-        either!(&self.0, engine => engine.last_checkpoint())
+        either!(&self.shards, engine => engine.last_checkpoint())
     }
 
     /// Reads an attachment of the last checkpoint.
@@ -157,15 +167,15 @@ impl ShardedEngine {
     /// # Errors
     /// `Corruption` when it fails its checksum, `Io` from the device.
     pub fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
-        either!(&mut self.0, engine => engine.attachment(name))
+        either!(&mut self.shards, engine => engine.attachment(name))
     }
 
-    /// Checks every checksum of the store; returns the number of pages (or chunks) checked.
+    /// See [`OrderedEngine::attachment_names`](crate::OrderedEngine::attachment_names).
     ///
     /// # Errors
-    /// `Corruption`, naming the first bad place.
-    pub fn verify(&mut self) -> Result<u64> {
-        either!(&mut self.0, engine => engine.verify())
+    /// As there.
+    pub fn attachment_names(&self) -> Result<Vec<String>> {
+        either!(&self.shards, engine => engine.attachment_names())
     }
 
     /// See [`OrderedEngine::visit_rows`](crate::OrderedEngine::visit_rows).
@@ -179,7 +189,7 @@ impl ShardedEngine {
         count: usize,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
-        either!(&mut self.0, engine => engine.visit_rows(table, first, count, visit))
+        either!(&mut self.shards, engine => engine.visit_rows(table, first, count, visit))
     }
 
     /// See [`OrderedEngine::gather_rows`](crate::OrderedEngine::gather_rows).
@@ -187,7 +197,7 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn gather_rows(&mut self, table: TableId, rows: &[i64], out: &mut [f32]) -> Result<()> {
-        either!(&mut self.0, engine => engine.gather_rows(table, rows, out))
+        either!(&mut self.shards, engine => engine.gather_rows(table, rows, out))
     }
 
     /// See [`OrderedEngine::write_rows`](crate::OrderedEngine::write_rows).
@@ -195,7 +205,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn write_rows(&mut self, table: TableId, first: u64, rows: NewRows<'_>) -> Result<()> {
-        either!(&mut self.0, engine => engine.write_rows(table, first, rows))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.write_rows(table, first, rows))
     }
 
     /// See [`OrderedEngine::steps_done`](crate::OrderedEngine::steps_done).
@@ -203,7 +214,7 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn steps_done(&mut self, table: TableId) -> Result<u64> {
-        either!(&mut self.0, engine => engine.steps_done(table))
+        either!(&mut self.shards, engine => engine.steps_done(table))
     }
 
     /// See [`OrderedEngine::set_steps_done`](crate::OrderedEngine::set_steps_done).
@@ -211,7 +222,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn set_steps_done(&mut self, table: TableId, steps: u64) -> Result<()> {
-        either!(&mut self.0, engine => engine.set_steps_done(table, steps))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.set_steps_done(table, steps))
     }
 
     /// See [`OrderedEngine::scan_all`](crate::OrderedEngine::scan_all).
@@ -219,7 +231,7 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
-        either!(&mut self.0, engine => engine.scan_all(sink))
+        either!(&mut self.shards, engine => engine.scan_all(sink))
     }
 
     /// See [`OrderedEngine::publish_placed`](crate::OrderedEngine::publish_placed).
@@ -233,7 +245,7 @@ impl ShardedEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        either!(&mut self.0, engine => engine.publish_placed(path, placed, attachments, progress))
+        either!(&mut self.shards, engine => engine.publish_placed(path, placed, attachments, progress))
     }
 
     /// See [`OrderedEngine::stats`](crate::OrderedEngine::stats). With several shards, the order
@@ -242,13 +254,13 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn stats(&mut self) -> Result<Value> {
-        either!(&mut self.0, engine => engine.stats())
+        either!(&mut self.shards, engine => engine.stats())
     }
 
     /// Returns what open vocabularies hold and read; none along a plan, or with several shards.
     #[must_use]
     pub fn vocabularies(&self) -> VocabularyStats {
-        match &self.0 {
+        match &self.shards {
             Shards::One(engine) => engine.vocabularies(),
             Shards::Many(_) => VocabularyStats::default(),
         }

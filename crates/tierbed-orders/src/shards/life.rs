@@ -42,6 +42,11 @@ impl Many {
         self.engines.first_mut().map_or(Ok(None), |first| first.attachment(name))
     }
 
+    /// See [`OrderedEngine::attachment_names`].
+    pub(super) fn attachment_names(&self) -> Result<Vec<String>> {
+        self.engines.first().map_or(Ok(Vec::new()), OrderedEngine::attachment_names)
+    }
+
     /// See [`OrderedEngine::verify`].
     pub(super) fn verify(&mut self) -> Result<u64> {
         let jobs = vec![(); self.engines.len()];

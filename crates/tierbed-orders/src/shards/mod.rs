@@ -35,13 +35,18 @@ use tierbed_trainstore::CommitLog;
 
 use crate::engine::OrderedEngine;
 use crate::folders::check_folder;
+use crate::look::{never_at_rest, read_only, Look, Looking, ATTEMPTS_MAX};
 use crate::moving::has_moved;
 use crate::options::OrderConfig;
 use many::Many;
 
 /// Training on one shard or several. Calls need `&mut`: one at a time, in a fixed order, so that
 /// equal calls give equal bits.
-pub struct ShardedEngine(Shards);
+pub struct ShardedEngine {
+    shards: Shards,
+    /// Only looked at: nothing may change.
+    look: Option<Look>,
+}
 
 enum Shards {
     One(Box<OrderedEngine>),
@@ -57,10 +62,66 @@ impl ShardedEngine {
     /// `Unsupported` for options that several shards do not have.
     pub fn open(path: Option<&Path>, config: &OrderConfig) -> Result<Self> {
         let folder: Option<Arc<dyn Folder>> = match path {
+            Some(path) if config.read_only => return Self::look_at(path, config),
             Some(path) => Some(Arc::new(FsFolder::create(path)?)),
             None => None,
         };
         Self::open_in(folder, config)
+    }
+
+    // Opens a view of the folder; begins again as long as the owner commits meanwhile.
+    fn look_at(path: &Path, config: &OrderConfig) -> Result<Self> {
+        for _ in 0..ATTEMPTS_MAX {
+            let Looking { view, look } = Look::begin(path)?;
+            match Self::open_in(Some(view), config) {
+                Ok(opened) => return Ok(Self { look: Some(look), ..opened }),
+                Err(_) if look.is_outdated()? => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(never_at_rest())
+    }
+
+    /// Checks that the store may be changed.
+    ///
+    /// # Errors
+    /// `Unsupported` when it was opened to be read only.
+    pub fn check_writable(&self) -> Result<()> {
+        match &self.look {
+            Some(_) => Err(read_only()),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks every checksum of the store and of what it keeps; returns the number of pages (or
+    /// chunks) checked. A store that is only looked at is opened again when its owner commits
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// `Corruption`, naming the first bad place; `Closed` when the owner commits all the time.
+    pub fn verify(&mut self) -> Result<u64> {
+        for _ in 0..ATTEMPTS_MAX {
+            let verified = match &mut self.shards {
+                Shards::One(engine) => engine.verify(),
+                Shards::Many(engine) => engine.verify(),
+            };
+            match (verified, &self.look) {
+                (Err(_), Some(look)) if look.is_outdated()? => {
+                    let path = look.path().to_owned();
+                    let config = self.config();
+                    *self = Self::look_at(&path, &config)?;
+                }
+                (verified, _) => return verified,
+            }
+        }
+        Err(never_at_rest())
+    }
+
+    fn config(&self) -> OrderConfig {
+        match &self.shards {
+            Shards::One(engine) => engine.config.clone(),
+            Shards::Many(many) => many.config.clone(),
+        }
     }
 
     /// Opens the store in `folder`; see [`open`](Self::open).
@@ -88,16 +149,17 @@ impl ShardedEngine {
                 .with("shards", shard_count)
                 .with("allowed", format_args!("1..={SHARDS_MAX}")));
         }
-        Ok(Self(match shard_count {
+        let shards = match shard_count {
             1 => Shards::One(Box::new(OrderedEngine::open_in(folder, config)?)),
             many => Shards::Many(Box::new(Many::open(folder, many, config)?)),
-        }))
+        };
+        Ok(Self { shards, look: None })
     }
 
     /// Wraps one engine: one shard.
     #[must_use]
     pub fn over(engine: OrderedEngine) -> Self {
-        Self(Shards::One(Box::new(engine)))
+        Self { shards: Shards::One(Box::new(engine)), look: None }
     }
 
     /// Returns the engine of a store of one shard, for what several cannot do.
@@ -105,7 +167,7 @@ impl ShardedEngine {
     /// # Errors
     /// `Unsupported` when there are several.
     pub fn single(&mut self) -> Result<&mut OrderedEngine> {
-        match &mut self.0 {
+        match &mut self.shards {
             Shards::One(engine) => Ok(engine),
             Shards::Many(many) => {
                 Err(Error::unsupported("a store of several shards cannot do this")

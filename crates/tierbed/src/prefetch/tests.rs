@@ -48,6 +48,10 @@ impl TrainStore for Listener {
     fn last_commit(&self) -> Option<&CommitInfo> {
         self.store.last_commit()
     }
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
     fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         self.store.attachment(name)
     }
