@@ -245,7 +245,8 @@ impl ShardedEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        either!(&mut self.shards, engine => engine.publish_placed(path, placed, attachments, progress))
+        let shards = &mut self.shards;
+        either!(shards, engine => engine.publish_placed(path, placed, attachments, progress))
     }
 
     /// See [`OrderedEngine::stats`](crate::OrderedEngine::stats). With several shards, the order
