@@ -16,7 +16,9 @@ mod store;
 
 pub use engine::{
     stored_plan, AnySink, ForwardConfig, ForwardEngine, ForwardStats, Import, Position, RecordSink,
-    RowSource, BACKEND,
+    RowSource, StoredPlan, BACKEND,
 };
-pub use plan::{Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared};
+pub use plan::{
+    copy_name, source_of, Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared,
+};
 pub use tierbed_kernels::Grads;

@@ -22,6 +22,10 @@ pub(crate) struct Along {
     pub(crate) is_durable: bool,
     /// Passes over everything for rows that were not planned.
     pub(crate) scan_count: u64,
+    /// All of the plan was read since it was made or the store was opened.
+    pub(crate) is_checked: bool,
+    /// Why only the rows of the plan are there, if so.
+    pub(crate) plan_damage: Option<String>,
 }
 
 impl Along {
@@ -39,13 +43,8 @@ impl Along {
         Ok(along)
     }
 
-    /// Continues at the last checkpoint, with the plan it was trained along.
-    pub(crate) fn reopen(folder: Arc<dyn Folder>, config: &OrderConfig) -> Result<Self> {
-        let (schema, plan) = tierbed_forward::stored_plan(&folder)?;
-        Self::start(folder, schema, plan, config)
-    }
-
-    fn start(
+    /// Opens the store in a folder that nobody has locked, at its last checkpoint if it has one.
+    pub(crate) fn start(
         folder: Arc<dyn Folder>,
         schema: Schema,
         plan: Plan,
@@ -62,6 +61,8 @@ impl Along {
             aside,
             source,
             scan_count: 0,
+            is_checked: false,
+            plan_damage: None,
         })
     }
 
@@ -85,21 +86,7 @@ impl Along {
         let name = self.engine.last_checkpoint().map_or_else(String::new, |info| info.name.clone());
         let engine = self.engine.replan(plan, &name, &attachments);
         let engine = engine.map_err(|error| name_least(error, config))?;
-        Ok(Self { engine, source, is_durable: true, ..self })
-    }
-
-    /// Finds a table; those of a plan are all there are.
-    pub(crate) fn find_table(&self, table: &TableSchema) -> Result<TableId> {
-        let schema = self.engine.schema();
-        let found = schema.id_of(&table.name);
-        let Some(id) = found else {
-            return Err(Error::invalid("tables of a store in forward order are fixed")
-                .with("table", &table.name)
-                .with("remedy", "add all tables before the first batch is looked ahead"));
-        };
-        // Adding it to a copy compares it with the one there.
-        schema.clone().add(table.clone())?;
-        Ok(id)
+        Ok(Self { engine, source, is_durable: true, is_checked: true, plan_damage: None, ..self })
     }
 
     pub(crate) fn dims(&self) -> Vec<usize> {
@@ -199,6 +186,18 @@ impl Along {
         }
         Ok(fitted)
     }
+}
+
+/// Finds a table; those of a plan are all there are.
+pub(crate) fn find_table(schema: &Schema, table: &TableSchema) -> Result<TableId> {
+    let Some(id) = schema.id_of(&table.name) else {
+        return Err(Error::invalid("tables of a store in forward order are fixed")
+            .with("table", &table.name)
+            .with("remedy", "add all tables before the first batch is looked ahead"));
+    };
+    // Adding it to a copy compares it with the one there.
+    schema.clone().add(table.clone())?;
+    Ok(id)
 }
 
 // The forward engine names the least memory of its own; what is kept aside comes on top.

@@ -12,11 +12,12 @@ use tierbed_kernels::{Destination, FeaturePlan, Grads};
 use tierbed_trainstore::kept::{finish_restore, kept_names, verify_checkpoint};
 use tierbed_trainstore::CommitLog;
 
-use crate::along::Along;
+use crate::along::{find_table, Along};
 use crate::folders::check_folder;
-use crate::follow::Making;
+use crate::follow::{MadePlan, Making};
 use crate::moving::{self, GENERAL_FOLDER};
 use crate::options::{Order, OrderConfig};
+use crate::planless::{self, Planless};
 
 /// Training in whichever order is known. Calls need `&mut`: one at a time, in a fixed order, so
 /// that equal calls give equal bits.
@@ -26,6 +27,8 @@ pub struct OrderedEngine {
     folder: Option<Arc<dyn Folder>>,
     pub(crate) state: State,
     pub(crate) making: Option<Making>,
+    /// The plan made last: it needs no checking.
+    pub(crate) made_plan: Option<MadePlan>,
     pub(crate) notes: Notes,
 }
 
@@ -37,6 +40,8 @@ pub(crate) enum State {
     General(Box<General>),
     /// The engine that trains along a plan.
     Along(Box<Along>),
+    /// Nobody, until the plan is made again: it is damaged, and so is the copy of its rows.
+    Planless(Box<Planless>),
     /// A move failed half-way; the last checkpoint is whole.
     Lost(String),
 }
@@ -107,6 +112,7 @@ impl OrderedEngine {
             folder,
             state: State::Lost("not opened".to_owned()),
             making: None,
+            made_plan: None,
             notes: Notes::default(),
         };
         opened.state = opened.open_state()?;
@@ -124,6 +130,7 @@ impl OrderedEngine {
             folder: None,
             state: general(engine, false),
             making: None,
+            made_plan: None,
             notes: Notes::default(),
         }
     }
@@ -162,7 +169,7 @@ impl OrderedEngine {
                 Ok(State::Undecided(undecided))
             }
             Some(tierbed_forward::BACKEND) => {
-                Ok(State::Along(Box::new(Along::reopen(Arc::clone(folder), &self.config)?)))
+                planless::reopen(Arc::clone(folder), &self.config, None)
             }
             Some(stored) => {
                 if self.config.order == Order::Forward {
@@ -246,6 +253,7 @@ impl OrderedEngine {
         match &mut self.state {
             State::General(general) => Ok(Some(general)),
             State::Lost(cause) => Err(lost(cause)),
+            State::Planless(planless) => Err(planless.error()),
             State::Along(_) | State::Undecided(_) => Ok(None),
         }
     }
@@ -284,7 +292,8 @@ impl OrderedEngine {
                 Ok(id)
             }
             State::General(general) => general.engine.add_table(table),
-            State::Along(along) => along.find_table(&table),
+            State::Along(along) => find_table(along.engine.schema(), &table),
+            State::Planless(planless) => planless.find_table(&table),
             State::Lost(cause) => Err(lost(cause)),
         }
     }
@@ -296,6 +305,7 @@ impl OrderedEngine {
             State::Undecided(undecided) => &undecided.schema,
             State::General(general) => general.engine.schema(),
             State::Along(along) => along.engine.schema(),
+            State::Planless(planless) => &planless.schema,
             State::Lost(_) => &moving::NO_TABLES,
         }
     }
@@ -316,6 +326,14 @@ impl OrderedEngine {
             }
             State::General(general) => general.engine.set_hyper(table, hyper),
             State::Along(along) => along.engine.set_hyper(table, hyper),
+            State::Planless(planless) => {
+                let name = &planless.schema.table(table)?.name;
+                hyper.check().map_err(|error| error.with("table", name))?;
+                if let Some(place) = planless.hypers.get_mut(table.0 as usize) {
+                    *place = Hyper { step: place.step, ..hyper };
+                }
+                Ok(())
+            }
             State::Lost(cause) => Err(lost(cause)),
         }
     }
@@ -331,6 +349,7 @@ impl OrderedEngine {
             State::Lost(cause) => return Err(lost(cause)),
             State::General(general) => general.engine.hyper(table),
             State::Along(along) => along.engine.hyper(table),
+            State::Planless(planless) => planless.hypers.get(table.0 as usize).copied(),
         };
         Ok(hyper.map_or(0, |hyper| hyper.step))
     }
@@ -431,12 +450,14 @@ impl OrderedEngine {
     ) -> Result<()> {
         if let Some(along) = self.along_mut() {
             along.side.clear();
-            along.is_durable = false;
             let weights = grads.weights.as_deref_mut();
             let own = Grads { output: grads.output, weights };
             match along.engine.update(plan, bags, own) {
                 Err(error) => self.answer_mismatch(plan, bags, error)?,
-                done => return done,
+                done => {
+                    along.is_durable = false;
+                    return done;
+                }
             }
         }
         match self.general_mut()? {
@@ -495,6 +516,7 @@ impl OrderedEngine {
                 general.engine.last_checkpoint().or(past)
             }
             State::Along(along) => along.engine.last_checkpoint(),
+            State::Planless(planless) => planless.log.info(),
             State::Undecided(_) | State::Lost(_) => None,
         }
     }
@@ -510,6 +532,7 @@ impl OrderedEngine {
                 None => general.engine.attachment(name),
             },
             State::Along(along) => along.engine.attachment(name),
+            State::Planless(planless) => planless.log.attachment(name),
             State::Undecided(_) => Ok(None),
             State::Lost(cause) => Err(lost(cause)),
         }

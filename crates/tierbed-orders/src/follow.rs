@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Bags, Error, Result, TableId};
+use tierbed_core::{Bags, Error, ErrorKind, Result, TableId};
 use tierbed_forward::{Plan, PlanBuilder, PlanOptions, PlanShape, Position};
+use tierbed_io::Folder;
 use tierbed_kernels::FeaturePlan;
 
 use crate::along::Along;
@@ -43,7 +44,7 @@ pub enum Answer {
         /// Batches of an epoch.
         batch_count: u64,
     },
-    /// There is no such plan yet: push all batches.
+    /// There is no such plan, or none that is whole: push all batches.
     PlanNeeded,
     /// No plan can be followed.
     Refused {
@@ -55,6 +56,20 @@ pub enum Answer {
 /// A plan that is being made.
 pub(crate) struct Making {
     builder: PlanBuilder,
+    name: String,
+}
+
+/// A plan that was made since the store was opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MadePlan {
+    file: String,
+    pub(crate) identity: u64,
+}
+
+impl MadePlan {
+    fn of(plan: &Plan) -> Self {
+        Self { file: plan.file().to_owned(), identity: plan.identity() }
+    }
 }
 
 impl OrderedEngine {
@@ -80,10 +95,20 @@ impl OrderedEngine {
         if self.config.order == Order::Window {
             return refused("the store was opened with order=\"window\"");
         }
+        self.check_plan()?;
+        if let State::Planless(planless) = &self.state {
+            return match self.is_wanted(features, request) {
+                true => self.find_made_again(features, request),
+                false => Err(planless.error()),
+            };
+        }
         if let State::Along(along) = &self.state {
             let planned = along.engine.planned_tables();
             if along.source == request.source && tables_of(features) == planned {
-                return Ok(self.following());
+                return match along.engine.has_batches() {
+                    true => Ok(self.following()),
+                    false => self.find_made_again(features, request),
+                };
             }
             if along.is_durable {
                 return self.follow_another(features, request);
@@ -112,38 +137,90 @@ impl OrderedEngine {
             State::Lost(cause) => return Err(lost(cause)),
             _ => return refused("rows were trained without a plan before"),
         }
-        let folder = self.folder()?;
         let (shape, options) = self.shape_of(features, request)?;
-        let name = plan_name(request);
-        let plan = Plan::open_for(&*folder, &name, &shape, &request.source, &options)?;
-        match plan {
+        match self.find_sound(request, (&shape, &options))? {
             None => Ok(Answer::PlanNeeded),
             Some(plan) => self.start_along(plan),
         }
     }
 
+    // Follows the plan that was damaged, if it was made again.
+    fn find_made_again(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+        let (shape, options) = self.shape_of(features, request)?;
+        let names = plan_names(request);
+        let made = self.plan_made_again(&names, (&shape, &request.source, &options))?;
+        let Some(plan) = made else { return Ok(Answer::PlanNeeded) };
+        self.follow_again(plan)?;
+        Ok(self.following())
+    }
+
+    /// Opens the plan `name` if it is the wanted one and every window of it is whole; one that
+    /// is damaged counts for none.
+    pub(crate) fn sound_plan(
+        &self,
+        name: &str,
+        shape: &PlanShape,
+        (source, options): (&str, &PlanOptions),
+    ) -> Result<Option<Plan>> {
+        let check = |plan: Plan| match self.made_plan == Some(MadePlan::of(&plan)) {
+            true => Ok(plan),
+            false => plan.verify().map(|_| plan),
+        };
+        let found = Plan::open_for(&*self.folder()?, name, shape, source, options);
+        match found.and_then(|plan| plan.map(check).transpose()) {
+            // It is made again: whatever is wrong with it, its batches give it back.
+            Err(error) if is_damage(&error) => Ok(None),
+            found => found,
+        }
+    }
+
+    // Finds a plan that is whole.
+    fn find_sound(
+        &self,
+        request: &PlanRequest,
+        (shape, options): (&PlanShape, &PlanOptions),
+    ) -> Result<Option<Plan>> {
+        for name in plan_names(request) {
+            let plan = self.sound_plan(&name, shape, (&request.source, options))?;
+            if plan.is_some() {
+                return Ok(plan);
+            }
+        }
+        Ok(None)
+    }
+
     /// Tells whether there is a plan for `request`, or it is followed already.
-    pub(crate) fn has_plan(&self, features: &FeaturePlan, request: &PlanRequest) -> Result<bool> {
+    pub(crate) fn has_plan(
+        &mut self,
+        features: &FeaturePlan,
+        request: &PlanRequest,
+    ) -> Result<bool> {
+        self.check_plan()?;
+        let is_wanted = self.is_wanted(features, request);
         match &self.state {
+            State::Planless(_) | State::Along(_) if is_wanted => {
+                let (shape, options) = self.shape_of(features, request)?;
+                let names = plan_names(request);
+                let made = self.plan_made_again(&names, (&shape, &request.source, &options))?;
+                return Ok(made.is_some());
+            }
             State::Along(along) if along.source == request.source => return Ok(true),
             State::Undecided(_) | State::Along(_) => {}
             State::General(general) if general.is_untouched => {}
-            // The answer will be a refusal.
-            State::General(_) | State::Lost(_) => return Ok(true),
+            // The answer will be a refusal, or an error.
+            State::General(_) | State::Lost(_) | State::Planless(_) => return Ok(true),
         }
         let (shape, options) = self.shape_of(features, request)?;
-        let name = plan_name(request);
-        let plan = Plan::open_for(&*self.folder()?, &name, &shape, &request.source, &options)?;
-        Ok(plan.is_some())
+        Ok(self.find_sound(request, (&shape, &options))?.is_some())
     }
 
     // Goes on along another plan: every row is moved once, behind a checkpoint that is there.
     fn follow_another(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
         let folder = self.folder()?;
         let (shape, options) = self.shape_of(features, request)?;
-        let name = plan_name(request);
-        let plan = Plan::open_for(&*folder, &name, &shape, &request.source, &options)?;
+        let plan = self.find_sound(request, (&shape, &options))?;
         let Some(plan) = plan else { return Ok(Answer::PlanNeeded) };
+        let name = plan.file().to_owned();
         let lost = State::Lost("changing the plan failed".to_owned());
         let State::Along(along) = std::mem::replace(&mut self.state, lost) else {
             return Err(Error::invalid("no plan is followed"));
@@ -152,12 +229,7 @@ impl OrderedEngine {
             Ok(along) => {
                 self.state = State::Along(Box::new(along));
                 self.notes.replan_count += 1;
-                for old in folder.list()? {
-                    if old.starts_with(PLAN_PREFIX) && old != name {
-                        // Left-overs cost space, not correctness.
-                        let _ = folder.remove(&old);
-                    }
-                }
+                remove_other_plans(&*folder, &name)?;
                 Ok(self.following())
             }
             Err(error) => {
@@ -187,7 +259,7 @@ impl OrderedEngine {
         let tables = (schema.clone(), hypers.as_slice());
         match Along::open(Arc::clone(&folder), tables, plan, &self.config) {
             Ok(along) => {
-                self.state = State::Along(Box::new(along));
+                self.state = State::Along(Box::new(Along { is_checked: true, ..along }));
                 self.notes.reason = None;
                 Ok(self.following())
             }
@@ -199,7 +271,7 @@ impl OrderedEngine {
                 }
                 self.state = State::Undecided(Undecided { schema, hypers });
                 match error.kind() {
-                    tierbed_core::ErrorKind::Invalid if self.config.order == Order::Auto => {
+                    ErrorKind::Invalid if self.config.order == Order::Auto => {
                         Ok(Answer::Refused { reason: error.to_string() })
                     }
                     _ => Err(error),
@@ -224,6 +296,10 @@ impl OrderedEngine {
                 _ => self.config.dram_budget_bytes,
             },
         };
+        let options = match self.is_wanted(features, request) {
+            true => self.options_of_plan(options),
+            false => options,
+        };
         Ok((shape, options))
     }
 
@@ -234,14 +310,20 @@ impl OrderedEngine {
     pub fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()> {
         self.making = None;
         self.undecide()?;
-        if !matches!(self.state, State::Undecided(_) | State::Along(_)) {
+        if !matches!(self.state, State::Undecided(_) | State::Along(_) | State::Planless(_)) {
             return Err(Error::invalid("a plan is made before rows are trained"));
         }
         let folder = self.folder()?;
         let (shape, options) = self.shape_of(features, request)?;
-        let name = plan_name(request);
+        // A plan that rows lie along stays until the new one is whole, damaged or not.
+        let [name, other] = plan_names(request);
+        let is_taken = |name: &str| match &self.state {
+            State::Along(along) => along.engine.plan().file().starts_with(name),
+            _ => false,
+        };
+        let name = if is_taken(&name) { other } else { name };
         let builder = PlanBuilder::new(folder, &name, shape, &request.source, options)?;
-        self.making = Some(Making { builder });
+        self.making = Some(Making { builder, name });
         Ok(())
     }
 
@@ -257,10 +339,15 @@ impl OrderedEngine {
     /// Finishes the plan; it is durable then.
     ///
     /// # Errors
-    /// `Invalid` for no batches, otherwise the folder's.
+    /// `Invalid` for no batches, or for others than those of the plan that is made again;
+    /// otherwise the folder's.
     pub fn finish_plan(&mut self) -> Result<()> {
         let making = self.making.take();
-        making.ok_or_else(|| Error::invalid("no plan is being made"))?.builder.finish()
+        let Making { builder, name } =
+            making.ok_or_else(|| Error::invalid("no plan is being made"))?;
+        builder.finish()?;
+        self.made_plan = Some(MadePlan::of(&Plan::open(&*self.folder()?, &name)?));
+        self.check_made_again(&name)
     }
 
     /// Returns epochs and batches of the epoch done; `None` when no plan is followed.
@@ -284,6 +371,21 @@ impl OrderedEngine {
         }
     }
 
+    /// Passes over the batches of the plan, without a step and without looking at them, up to
+    /// batch `batch` of this epoch, or of the next one when that batch is done.
+    ///
+    /// # Errors
+    /// `Invalid` for a batch that the plan does not have, otherwise the disk's.
+    pub fn pass_to(&mut self, batch: u64) -> Result<()> {
+        let Some(along) = self.along_mut() else { return Ok(()) };
+        if along.engine.position().batch == batch {
+            return Ok(());
+        }
+        along.is_durable = false;
+        along.side.clear();
+        along.engine.pass_to(batch)
+    }
+
     /// Notes why the forward order is not followed.
     pub fn note_reason(&mut self, reason: &str) {
         if !matches!(self.state, State::Along(_)) {
@@ -292,10 +394,27 @@ impl OrderedEngine {
     }
 }
 
-fn tables_of(features: &FeaturePlan) -> Vec<TableId> {
+fn is_damage(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io | ErrorKind::Invalid)
+}
+
+/// Removes all plans and their scratch files but `name` and its copy.
+pub(crate) fn remove_other_plans(folder: &dyn Folder, name: &str) -> Result<()> {
+    for old in folder.list()? {
+        if old.starts_with(PLAN_PREFIX) && !old.starts_with(name) {
+            // Left-overs cost space, not correctness.
+            let _ = folder.remove(&old);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn tables_of(features: &FeaturePlan) -> Vec<TableId> {
     features.features().iter().map(|feature| feature.table).collect()
 }
 
-fn plan_name(request: &PlanRequest) -> String {
-    format!("{PLAN_PREFIX}{:08x}.plan", crc32c(request.source.as_bytes()))
+// The second name is for a plan that is made again while the first is still needed.
+fn plan_names(request: &PlanRequest) -> [String; 2] {
+    let source = crc32c(request.source.as_bytes());
+    ["", ".again"].map(|again| format!("{PLAN_PREFIX}{source:08x}{again}.plan"))
 }

@@ -15,6 +15,7 @@ mod look;
 mod moving;
 mod options;
 mod part_bags;
+mod planless;
 mod publish;
 mod repair;
 mod rows;

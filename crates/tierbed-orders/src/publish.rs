@@ -109,7 +109,7 @@ impl OrderedEngine {
         match &mut self.state {
             State::General(general) => general.engine.drop_checkpoint(name),
             State::Lost(cause) => Err(lost(cause)),
-            State::Along(_) | State::Undecided(_) => {
+            State::Along(_) | State::Undecided(_) | State::Planless(_) => {
                 kept::drop_checkpoint(self.folder()?.as_ref(), name)
             }
         }

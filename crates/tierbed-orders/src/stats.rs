@@ -22,7 +22,12 @@ impl OrderedEngine {
             "fallback_count": self.notes.fallback_count,
             "rows_moved": self.notes.rows_moved,
             "replan_count": self.notes.replan_count,
+            "plan_damage": self.plan_damage(),
         });
+        if let State::Planless(_) = &self.state {
+            merge(&mut order, &json!({"kind": "forward"}));
+            return Ok(json!({"order": order, "budget": budget_json(&[])}));
+        }
         if let State::Along(along) = &self.state {
             let position = along.engine.position();
             merge(

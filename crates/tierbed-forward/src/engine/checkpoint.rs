@@ -97,6 +97,7 @@ impl ForwardEngine {
             window: self.river.current.number,
             batch_in_window: self.batch_in_window,
             plan_identity: self.river.plan.identity(),
+            plan_key: self.river.plan.key().to_owned(),
             extent_bytes: self.extent_bytes,
             span_windows: self.river.span_windows(),
             tables: self.hypers.iter().map(run).collect(),

@@ -33,7 +33,7 @@ use tierbed_kernels::{FeaturePlan, Hyper, Kernels};
 use tierbed_trainstore::CommitLog;
 
 pub use options::ForwardConfig;
-pub use planned::stored_plan;
+pub use planned::{stored_plan, StoredPlan};
 pub use replan::{Import, RecordSink, RowSource};
 pub use scan::AnySink;
 #[doc(hidden)]
@@ -355,12 +355,8 @@ impl ForwardEngine {
         if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
             return Err(Error::invalid("features read other tables than those of the plan"));
         }
-        if self.batch_in_window == self.river.current.plan.batch_count() {
-            // Whose rows are in memory is not part of what a batch may change.
-            let result = self.river.advance();
-            self.poison.on_any(result)?;
-            self.count_window()?;
-        }
+        self.check_has_batches()?;
+        self.enter_window()?;
         let batch = self.river.current.plan.batch(self.batch_in_window);
         let batch = batch.ok_or_else(|| Error::corruption("plan window holds no batch"))?;
         let found = ids_checksum(bags);
@@ -377,6 +373,17 @@ impl ForwardEngine {
                 .with("remedy", "feed the batches in the plan's order, or make a new plan"));
         }
         Ok(batch)
+    }
+
+    // Begins the next window when the current one is done.
+    fn enter_window(&mut self) -> Result<()> {
+        if self.batch_in_window < self.river.current.plan.batch_count() {
+            return Ok(());
+        }
+        // Whose rows are in memory is not part of what a batch may change.
+        let result = self.river.advance();
+        self.poison.on_any(result)?;
+        self.count_window()
     }
 
     fn count_window(&mut self) -> Result<()> {

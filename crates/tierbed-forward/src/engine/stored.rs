@@ -24,11 +24,24 @@ pub(super) struct State {
     pub(super) window: usize,
     pub(super) batch_in_window: u32,
     pub(super) plan_identity: u64,
+    /// What the plan was made of, so that it can be made again; absent in older checkpoints.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) plan_key: String,
     pub(super) extent_bytes: usize,
     /// Windows of a span; 0 when every window has a bucket of its own.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) span_windows: usize,
     pub(super) tables: Vec<Run>,
+}
+
+impl State {
+    pub(super) fn hypers(&self) -> Vec<Hyper> {
+        let hyper = |run: &Run| {
+            let Run { step, lr, eps, beta1, beta2, weight_decay } = *run;
+            Hyper { lr, eps, beta1, beta2, weight_decay, step }
+        };
+        self.tables.iter().map(hyper).collect()
+    }
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -95,11 +108,7 @@ impl Stored {
         }
         let fresh = Hyper { step: 0, ..Hyper::default() };
         let Some(state) = &self.state else { return vec![fresh; schema.tables().len()] };
-        let hyper = |run: &Run| {
-            let Run { step, lr, eps, beta1, beta2, weight_decay } = *run;
-            Hyper { lr, eps, beta1, beta2, weight_decay, step }
-        };
-        state.tables.iter().map(hyper).collect()
+        state.hypers()
     }
 
     /// Returns a start along another plan: rows still to be moved, steps and extents as they are.
@@ -187,7 +196,7 @@ pub(super) fn read_stored(
     })
 }
 
-fn read_state(log: &CommitLog) -> Result<State> {
+pub(super) fn read_state(log: &CommitLog) -> Result<State> {
     let bytes = log.attachment(STATE)?.ok_or_else(|| damaged("has no state"))?;
     serde_json::from_slice(&bytes).map_err(|cause| damaged("is damaged").with("cause", cause))
 }

@@ -8,6 +8,7 @@ use tierbed_core::{Bags, Error, Result};
 use tierbed_io::{Folder, OpenMode};
 
 use super::columns::mapping_width;
+use super::copy::copy_name;
 use super::format::{Header, BLOCK_BATCH_BYTES};
 use super::progress::{remove_scratch, Linked};
 use super::scratch::Appender;
@@ -82,6 +83,7 @@ impl PlanBuilder {
     ) -> Result<Self> {
         options.check(source)?;
         folder.remove(name)?;
+        folder.remove(&copy_name(name))?;
         remove_scratch(&*folder, name)?;
         let header = Header {
             key: options.key(source),

@@ -68,7 +68,10 @@ pub(crate) struct Directory {
 }
 
 pub(crate) fn damaged(what: &str) -> Error {
-    Error::corruption(format!("plan {what}")).with("remedy", "delete the plan and make it again")
+    Error::corruption(format!("plan {what}")).with(
+        "remedy",
+        "open the store anew and give lookahead the batches of this plan: it is made again",
+    )
 }
 
 /// Takes little-endian numbers from the front of bytes.

@@ -13,6 +13,7 @@
 
 mod builder;
 mod columns;
+mod copy;
 mod format;
 mod fuzz;
 mod next_use;
@@ -24,6 +25,7 @@ mod window;
 mod writer;
 
 pub use builder::{PlanBuilder, PlanProgress};
+pub use copy::copy_name;
 #[doc(hidden)]
 pub use fuzz::fuzz_plan;
 pub use progress::Prepared;
@@ -90,6 +92,15 @@ impl PlanOptions {
         format!("bytes={},batches={},source={source}", self.window_bytes, self.window_batches_max)
     }
 
+    /// Takes what decides the contents from the [key](Plan::key) of a plan; `memory_bytes` stays.
+    #[must_use]
+    pub fn of_plan(self, key: &str) -> Option<Self> {
+        let mut parts = key.splitn(3, ',');
+        let window_bytes = parts.next()?.strip_prefix("bytes=")?.parse().ok()?;
+        let window_batches_max = parts.next()?.strip_prefix("batches=")?.parse().ok()?;
+        Some(Self { window_bytes, window_batches_max, ..self })
+    }
+
     fn check(&self, source: &str) -> Result<()> {
         if self.window_batches_max == 0 || self.window_bytes == 0 {
             return Err(Error::invalid("a window holds at least one batch")
@@ -103,6 +114,12 @@ impl PlanOptions {
         }
         Ok(())
     }
+}
+
+/// Returns what identifies the batches of a plan with `key`, as given to its builder.
+#[must_use]
+pub fn source_of(key: &str) -> &str {
+    key.split_once(",source=").map_or("", |(_, source)| source)
 }
 
 /// Returns the checksum of a batch: its ids and how many each feature has.

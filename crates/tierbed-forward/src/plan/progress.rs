@@ -81,6 +81,7 @@ impl PlanBuilder {
         let key = options.key(source);
         if let Some(plan) = Plan::find(&*folder, name)? {
             check_origin(name, (plan.key(), plan.shape()), (&key, &shape))?;
+            plan.ensure_copy(&*folder)?;
             remove_scratch(&*folder, name)?;
             return Ok(Prepared::Ready(plan));
         }

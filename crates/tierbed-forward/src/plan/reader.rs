@@ -15,8 +15,14 @@ use super::{PlanBuilder, PlanOptions, PlanShape};
 #[derive(Debug, Clone)]
 pub struct Plan {
     device: Arc<dyn Device>,
+    /// Name of its file, for messages.
+    file: Arc<str>,
     header: Header,
     directory: Arc<Directory>,
+    /// The [copy of its rows](super::copy), for windows whose own entries are damaged.
+    spare: Option<Arc<dyn Device>>,
+    /// Only the entries are there: rows can be named, batches cannot be trained.
+    is_rows_only: bool,
 }
 
 /// What a plan holds.
@@ -41,7 +47,7 @@ impl Plan {
     /// `Invalid` when there is no finished plan, `Corruption` when it is damaged.
     pub fn open(folder: &dyn Folder, name: &str) -> Result<Self> {
         let device = folder.open(name, OpenMode::ReadOnly)?;
-        Self::read(device)?.ok_or_else(|| {
+        Self::read(folder, device, name)?.ok_or_else(|| {
             Error::invalid("plan was never finished")
                 .with("plan", name)
                 .with("remedy", "make it again")
@@ -68,17 +74,49 @@ impl Plan {
     /// Opens the plan `name`; `None` when there is no finished one.
     pub(super) fn find(folder: &dyn Folder, name: &str) -> Result<Option<Self>> {
         match PlanBuilder::exists(folder, name)? {
-            true => Self::read(folder.open(name, OpenMode::ReadOnly)?),
+            true => Self::read(folder, folder.open(name, OpenMode::ReadOnly)?, name),
             false => Ok(None),
         }
     }
 
     /// Returns what it was made of: window options and source.
-    pub(super) fn key(&self) -> &str {
+    #[must_use]
+    pub fn key(&self) -> &str {
         &self.header.key
     }
 
-    fn read(device: Arc<dyn Device>) -> Result<Option<Self>> {
+    /// Takes only the rows of it, as [`has_batches`](Self::has_batches) tells from then on.
+    ///
+    /// # Errors
+    /// `Corruption` when the rows of a window are damaged.
+    pub fn into_rows_only(self) -> Result<Self> {
+        let mut window = WindowPlan::default();
+        for number in 0..self.window_count() {
+            self.load_part(number, &mut window, Part::Entries)?;
+        }
+        Ok(Self { is_rows_only: true, ..self })
+    }
+
+    /// Tells whether it says which batches come; the rows of a damaged plan are there without.
+    #[must_use]
+    pub fn has_batches(&self) -> bool {
+        !self.is_rows_only
+    }
+
+    /// Returns the name of its file.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    fn read(folder: &dyn Folder, device: Arc<dyn Device>, file: &str) -> Result<Option<Self>> {
+        let plan = Self::read_device(device, file).map_err(|error| error.with("file", file))?;
+        // Where there is no copy, or not yet, the plan has to do; what is read is checked.
+        let spare = folder.open(&super::copy_name(file), OpenMode::ReadOnly).ok();
+        Ok(plan.map(|plan| Self { spare, ..plan }))
+    }
+
+    fn read_device(device: Arc<dyn Device>, file: &str) -> Result<Option<Self>> {
         let file_bytes = device.len_bytes()?;
         if file_bytes < PAGE_BYTES as u64 {
             return Ok(None);
@@ -96,7 +134,14 @@ impl Plan {
         let mut bytes = vec![0; header.directory_bytes as usize];
         device.read_at(header.directory_offset_bytes, &mut bytes)?;
         let directory = Arc::new(Directory::decode(&header, &bytes)?);
-        Ok(Some(Self { device, header, directory }))
+        Ok(Some(Self {
+            device,
+            file: file.into(),
+            header,
+            directory,
+            spare: None,
+            is_rows_only: false,
+        }))
     }
 
     /// Returns the tables and features it is for.
@@ -108,7 +153,7 @@ impl Plan {
     /// Returns what identifies its batches and their order, as given to the builder.
     #[must_use]
     pub fn source(&self) -> &str {
-        self.header.key.split_once(",source=").map_or("", |(_, source)| source)
+        super::source_of(&self.header.key)
     }
 
     /// Returns what it holds.
@@ -170,12 +215,14 @@ impl Plan {
         self.directory.counts.chunks_exact(self.shape().row_counts.len().max(1))
     }
 
-    /// Reads window `number` into `window`, reusing its memory.
+    /// Reads window `number` into `window`, reusing its memory; without batches where only rows
+    /// are there.
     ///
     /// # Errors
     /// `Corruption` when the block is not what was written there.
     pub(crate) fn load(&self, number: usize, window: &mut WindowPlan) -> Result<()> {
-        self.load_part(number, window, Part::All)
+        let part = if self.is_rows_only { Part::Entries } else { Part::All };
+        self.load_part(number, window, part)
     }
 
     /// Reads the entries of window `number` without its batches, and unpacks their row ids.
@@ -188,6 +235,23 @@ impl Plan {
     }
 
     fn load_part(&self, number: usize, window: &mut WindowPlan, part: Part) -> Result<()> {
+        let Err(error) = self.read_part(&*self.device, number, window, part) else { return Ok(()) };
+        let has_spare = |spare: &&Arc<dyn Device>| {
+            part == Part::Entries && self.read_part(&***spare, number, window, part).is_ok()
+        };
+        match self.spare.as_ref().filter(has_spare) {
+            Some(_) => Ok(()),
+            None => Err(error.with("file", &self.file)),
+        }
+    }
+
+    fn read_part(
+        &self,
+        device: &dyn Device,
+        number: usize,
+        window: &mut WindowPlan,
+        part: Part,
+    ) -> Result<()> {
         let meta = self
             .directory
             .windows
@@ -198,7 +262,7 @@ impl Plan {
         }
         let padded = part.len_bytes(meta).next_multiple_of(PAGE_BYTES);
         let buf = window.buf.get_mut(..padded).ok_or_else(|| damaged("window is too long"))?;
-        self.device.read_at(meta.offset_bytes, buf)?;
+        device.read_at(meta.offset_bytes, buf)?;
         let tables = (self.shape().row_counts.len(), &self.directory.firsts);
         window.parse((meta, number as u32, part), tables)
     }
@@ -238,11 +302,48 @@ impl Plan {
     /// # Errors
     /// `Corruption`, naming the first bad window.
     pub fn verify(&self) -> Result<u64> {
-        let mut window = WindowPlan::default();
-        for number in 0..self.window_count() {
-            self.load(number, &mut window).map_err(|error| error.with("at_window", number))?;
-        }
+        self.verify_in(&mut WindowPlan::default())?;
         Ok(self.window_count() as u64)
+    }
+
+    /// Checks every window in the memory of `window`.
+    pub(crate) fn verify_in(&self, window: &mut WindowPlan) -> Result<()> {
+        (0..self.window_count()).try_for_each(|number| {
+            let loaded = self.load_part(number, window, Part::All);
+            loaded.map_err(|error| error.with("at_window", number))
+        })
+    }
+
+    /// Reads and checks the entries of window `number`; returns them as they lie, up to the end
+    /// of their last page, zeros behind them.
+    pub(super) fn raw_entries<'a>(
+        &self,
+        number: usize,
+        window: &'a mut WindowPlan,
+    ) -> Result<&'a [u8]> {
+        self.load_part(number, window, Part::Entries)?;
+        let meta = self.directory.windows.get(number);
+        let len_bytes = meta.map_or(0, |meta| meta.entries_bytes as usize);
+        let padded = window.buf.get_mut(..len_bytes.next_multiple_of(PAGE_BYTES));
+        let padded = padded.ok_or_else(|| damaged("window is too long"))?;
+        padded.iter_mut().skip(len_bytes).for_each(|byte| *byte = 0);
+        Ok(padded)
+    }
+
+    /// Makes the plan's [copy of the rows](super::copy) if there is none that is whole.
+    ///
+    /// # Errors
+    /// `Corruption` when the plan is damaged, otherwise the folder's.
+    pub fn ensure_copy(&self, folder: &dyn Folder) -> Result<()> {
+        super::copy::ensure(folder, self)
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    pub(super) fn directory(&self) -> &Directory {
+        &self.directory
     }
 }
 

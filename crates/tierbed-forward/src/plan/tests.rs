@@ -50,7 +50,7 @@ fn build(trace: &Trace, options: &PlanOptions) -> (Arc<dyn Folder>, Plan) {
         builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
     }
     builder.finish().unwrap();
-    assert_eq!(folder.list().unwrap(), ["p"], "scratch files are gone");
+    assert_eq!(folder.list().unwrap(), ["p", "p.ids"], "scratch files are gone");
     let plan = Plan::open(&*folder, "p").unwrap();
     (folder, plan)
 }
@@ -326,7 +326,7 @@ fn a_killed_pre_pass_goes_on_where_it_was() {
                 first => resumed += u64::from(first > 0),
             }
             assert!(bytes_of(&image) == whole, "io {point}");
-            assert_eq!(Folder::list(&image).unwrap(), ["p"], "scratch files are gone");
+            assert_eq!(Folder::list(&image).unwrap(), ["p", "p.ids"], "scratch files are gone");
         }
         assert!(resumed > 20 && ready > 0, "{resumed} {ready}");
     }

@@ -85,6 +85,14 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.pass(plan, bags))
     }
 
+    /// See [`OrderedEngine::pass_to`](crate::OrderedEngine::pass_to).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pass_to(&mut self, batch: u64) -> Result<()> {
+        either!(&mut self.0, engine => engine.pass_to(batch))
+    }
+
     /// See [`OrderedEngine::prefetch`](crate::OrderedEngine::prefetch). With several shards the
     /// batches that did not fit must be the first ones announced next.
     ///

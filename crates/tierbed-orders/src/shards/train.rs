@@ -99,6 +99,14 @@ impl Many {
         self.poison.on_any(passed).map(drop)
     }
 
+    /// See [`OrderedEngine::pass_to`].
+    pub(super) fn pass_to(&mut self, batch: u64) -> Result<()> {
+        self.decide()?;
+        let jobs = vec![(); self.engines.len()];
+        let passed = together(&mut self.engines, false, jobs, |engine, ()| engine.pass_to(batch));
+        self.poison.on_any(passed).map(drop)
+    }
+
     // Copies each shard's bags out of the batch, if every shard expects them.
     fn expected(&mut self, parts: &Parts, bags: &Bags<'_>) -> Result<Vec<PartBags>> {
         let jobs = vec![(); parts.of_shards.len()];
