@@ -281,6 +281,9 @@ class NativeStore:
     ) -> None:
         """Passes the next batch of the plan without a step."""
 
+    def pass_planned_to(self, batch: int) -> None:
+        """Passes the batches of the plan up to ``batch``, of this epoch or of the next one."""
+
     def note_reason(self, reason: str) -> None:
         """Keeps why no plan is followed, for the statistics."""
 

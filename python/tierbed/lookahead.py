@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tierbed.errors import InvalidError
 from tierbed.order import BatchOrder, fingerprint, known_order
 from tierbed.progress import Progress
+from tierbed.store import Store
 
 __all__ = ["Lookahead", "lookahead"]
 
@@ -64,12 +65,13 @@ def lookahead(
     Returns:
         An iterable, and an iterator over one epoch; see :class:`Lookahead`. It yields the
         loader's own batches, unchanged and in order. In forward order a batch that was not
-        stepped when the next one is asked for is passed without a step.
+        stepped when the next one is asked for is passed without a step; so is the rest of an
+        epoch that ended early, when the next one begins.
 
     Raises:
         InvalidError: A negative number; and with the first batch of an epoch: the store was opened
-            with ``order="forward"`` and the order is not known, not the one it follows, or not at
-            the batch where the store stands.
+            with ``order="forward"`` and the order is not known or not the one it follows, or
+            ``start`` is not the batch where the store stands.
     """
     for name, value in (("window", window), ("start", start)):
         if value < 0:
@@ -151,7 +153,9 @@ def _follow(
 ) -> bool:
     """Makes the store follow the loader's order, if it may; tells why not otherwise."""
     if not getattr(collection, "may_follow", False):
+        _tell_why_not(collection)
         return False
+    collection.store.note_scans()
     order = known_order(loader, key)
     if isinstance(order, str):
         if collection.position() is not None:
@@ -161,6 +165,9 @@ def _follow(
     source = fingerprint([order.fingerprint, collection.feature_names()])
     answer = collection.follow(source, window)
     if answer["answer"] == "plan_needed":
+        damage = collection.store.order().get("plan_damage")
+        if damage is not None:
+            _LOG.warning("the plan of the store is made again: %s", damage)
         _make_plan(order, collection, source, window, key)
         answer = collection.follow(source, window)
     if answer["answer"] == "refused":
@@ -168,13 +175,40 @@ def _follow(
         return False
     begins = order.start + start
     if begins != answer["batch"]:
-        raise InvalidError(
-            f"the store stands at batch {answer['batch']} of epoch {answer['epoch']}, the loader "
-            f"begins at batch {begins}; continue where the store stands with "
-            f"start={answer['batch'] - order.start}, or open the store's folder of another run",
-            {"store_batch": str(answer["batch"]), "loader_batch": str(begins)},
-        )
+        _go_to(begins, answer, collection, start)
     return True
+
+
+def _tell_why_not(collection: Any) -> None:
+    """Says why no plan is followed, where the caller may have expected one."""
+    if not isinstance(getattr(collection, "store", None), Store):
+        return
+    reason = collection.plan_obstacle()
+    if reason is not None:
+        collection.store.note_unknown_order(reason)
+    elif not collection.training:
+        collection.store.note_scans(is_coming=True)
+
+
+def _go_to(begins: int, answer: dict[str, Any], collection: Any, start: int) -> None:
+    """Passes over the batches that nobody trained on: an epoch before may have ended early."""
+    stands, epoch = answer["batch"], answer["epoch"]
+    if start > 0:
+        raise InvalidError(
+            f"the store stands at batch {stands} of epoch {epoch}, the loader begins at batch "
+            f"{begins}; continue where the store stands with start={stands - (begins - start)}, "
+            "begin an epoch without start, or open the store's folder of another run",
+            {"store_batch": str(stands), "loader_batch": str(begins)},
+        )
+    _LOG.warning(
+        "the store stands at batch %d of epoch %d and the loader begins at batch %d: passing over "
+        "the batches between, without training; to go on where the store stands give start=%d",
+        stands,
+        epoch,
+        begins,
+        stands,
+    )
+    collection.pass_planned_to(begins)
 
 
 def _make_plan(

@@ -71,6 +71,7 @@ class Store:
         self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._told_order = False
         self._is_open = True
+        self._told_scans = False
 
     @classmethod
     def open(
@@ -467,7 +468,37 @@ class Store:
     @property
     def may_follow_plan(self) -> bool:
         """Whether a plan may be followed: a folder, an open order, and one collection."""
-        return self._order != "window" and len(self._collections) == 1
+        return self.asks_for_plan and len(self._collections) == 1
+
+    @property
+    def asks_for_plan(self) -> bool:
+        """Whether a plan is to be followed where there can be one."""
+        return self._order != "window"
+
+    @property
+    def plan_obstacle(self) -> str | None:
+        """Why no plan can be followed although one is asked for; None when one can."""
+        count = len(self._collections)
+        if not self.asks_for_plan or count == 1:
+            return None
+        return (
+            f"{count} collections train on the store, and a plan is made for one; put all tables "
+            "into one collection, or drop the others"
+        )
+
+    def note_scans(self, *, is_coming: bool = False) -> None:
+        """Tells once that lookups beside the plan read everything, when they do."""
+        if self._told_scans or not self.asks_for_plan or self._native.position() is None:
+            return
+        count = int(self.order().get("unplanned_scan_count", 0))
+        if count == 0 and not is_coming:
+            return
+        logging.getLogger("tierbed").warning(
+            "in forward order, lookups that were not planned read the whole store, once per group "
+            "of batches with lookahead, once per batch without; have the loader yield validation "
+            'batches too (and its known_order()), or open the store with order="window"'
+        )
+        self._told_scans = True
 
     # ------------------------------------------------------------ rows
 

@@ -626,6 +626,10 @@ impl NativeStore {
         self.with(py, |engine| engine.pass(plan, &bags))
     }
 
+    fn pass_planned_to(&self, py: Python<'_>, batch: u64) -> PyResult<()> {
+        self.with(py, |engine| engine.pass_to(batch))
+    }
+
     fn note_reason(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         self.with(py, |engine| {
             engine.note_reason(reason);

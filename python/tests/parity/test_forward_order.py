@@ -330,14 +330,14 @@ def test_fallback_moves_all_rows_once_and_goes_on_with_the_same_bits(
     assert all(backend in manifest.read_bytes() for manifest in manifests)
 
 
-def test_a_loader_that_begins_elsewhere_is_refused(open_store: OpenStore) -> None:
+def test_a_start_where_the_store_does_not_stand_is_refused(open_store: OpenStore) -> None:
     ours = forward_training(open_store)
     for at, batch in enumerate(tb.lookahead(Known(), ours.emb, window=4, key=itself)):
         ours.step(batch)
         if at == 4:
             break
     with pytest.raises(tb.InvalidError, match="batch 5 of epoch 0"):
-        ours.run(Known())
+        ours.run(Known(), start=6)
     rest = ours.run(Known(), start=5)
     assert len(rest) == BATCHES - 5
     theirs = memory_training(open_store)

@@ -196,6 +196,18 @@ class Collection(nn.Module):
             return False
         return isinstance(self._store, Store) and self._store.may_follow_plan
 
+    def plan_obstacle(self) -> str | None:
+        """Returns why no plan can be followed, if nobody asked for that; None otherwise."""
+        if not isinstance(self._store, Store) or not self._hook.requires_grad or not self.training:
+            return None
+        if self._is_open:
+            return self._store.plan_obstacle or (
+                "a table has an open vocabulary: which rows its ids get is not known before"
+                if self._store.asks_for_plan
+                else None
+            )
+        return self._store.plan_obstacle
+
     def position(self) -> tuple[int, int] | None:
         """Returns epochs and batches of the epoch done along the plan; None without a plan."""
         native = self._store.native
@@ -224,6 +236,13 @@ class Collection(nn.Module):
     def pass_planned(self, batch: Any) -> None:
         """Passes the next batch of the plan without a step."""
         self._store.native.pass_planned(self._binding.plan, *self._ids(batch))
+
+    def pass_planned_to(self, batch: int) -> None:
+        """Passes the batches of the plan up to ``batch``, of this epoch or of the next one.
+
+        Nothing is stepped and the batches are not needed; their rows move as in any epoch.
+        """
+        self._store.native.pass_planned_to(batch)
 
     def _ids(self, batch: Any) -> tuple[Tensor, Tensor]:
         bags = self.bags(batch)
