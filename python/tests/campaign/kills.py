@@ -108,6 +108,11 @@ class Life:
 
     def kill_once(self) -> None:
         """Trains, kills at a drawn instant, reopens and compares."""
+        if self.allowed == {tr.END}:
+            # At its end there is nothing left to kill: another run begins.
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+            self.allowed = {0}
         luck = random.Random(self.luck.random())
         child = Child(lambda tell: victim(self.setting, self.folder, luck, tell))
         if not self._kill_behind(child, self.luck.randrange(1, 30)):
