@@ -23,7 +23,7 @@ pub mod process;
 pub mod vector_ssd;
 
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
-pub use device::{Device, FileDevice, MemoryDevice, MmapDevice};
+pub use device::{CachedDevice, Device, FileDevice, MemoryDevice, MmapDevice};
 pub use engine::{
     depth::Depth, open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine,
     Op, Request,

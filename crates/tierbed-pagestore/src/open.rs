@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use tierbed_core::{Budget, Error, Reservation, Result};
 use tierbed_io::{
-    Device, EngineChoice, EngineOptions, Folder, MemoryDevice, MmapDevice, OpenMode, PAGE_BYTES,
+    CachedDevice, Device, EngineChoice, EngineOptions, Folder, MemoryDevice, MmapDevice, OpenMode,
+    PAGE_BYTES,
 };
 
 use crate::blocks::BUFFER_BYTES;
@@ -281,15 +282,18 @@ fn open_whole(folder: &dyn Folder, name: &str, page_count: u64) -> Result<Arc<dy
     Ok(device)
 }
 
+/// Opens the pages through the page cache; by a map only where its memory is bounded, as baselines
+/// of measurements are: touching a map of a file that was cut short ends the process.
 fn map_pages(folder: &dyn Folder, bytes_max: Option<u64>) -> Result<Arc<dyn Device>> {
     let Some(path) = folder.path() else {
-        return Err(Error::unsupported("a folder in memory cannot be mapped")
+        return Err(Error::unsupported("a folder in memory has no page cache")
             .with("remedy", "open the snapshot with the memory backend"));
     };
     let path = path.join(PAGES_NAME);
     Ok(Arc::new(match bytes_max {
+        Some(u64::MAX) => MmapDevice::open(path)?,
         Some(bytes_max) => MmapDevice::open_bounded(path, bytes_max)?,
-        None => MmapDevice::open(path)?,
+        None => return Ok(Arc::new(CachedDevice::open(path)?)),
     }))
 }
 

@@ -33,7 +33,7 @@ pub enum Backend {
     /// From the file, past the page cache where the file system allows it.
     #[default]
     Direct,
-    /// From a map of the file; the operating system caches pages outside the budget.
+    /// Through the operating system's cache, whose pages lie outside the budget.
     Mmap,
     /// From a copy in memory, which counts against the budget.
     Memory,
@@ -74,7 +74,9 @@ pub struct SnapshotOptions {
     pub select: SelectOptions,
     /// Most bytes of the row cache; `None`: what the rest of the budget allows.
     pub cache_bytes_max: Option<u64>,
-    /// Most bytes of mapped pages in memory, besides the budget; `None`: as the system likes.
+    /// For measurements of [`Backend::Mmap`]: read by a map, with at most so many bytes of pages in
+    /// memory besides the budget. `u64::MAX`: as many as the system likes. A file
+    /// that is cut short then ends the process.
     pub mapped_bytes_max: Option<u64>,
     /// What the row cache is made of, and what misses do.
     pub tiers: TierStackOptions,

@@ -1,9 +1,9 @@
-//! Bytes of a file mapped read-only: the baseline the page cache offers.
+//! Bytes of a file mapped read-only: the baseline of measurements, not for serving.
 //!
 //! The kernel decides what stays in memory, outside any budget, unless the map is bounded: then
 //! pages that have to leave are given back to it one by one. Invariant: the file does not shrink
-//! while it is mapped (touching a lost page ends the process with `SIGBUS`), so map only immutable
-//! files, such as published snapshots.
+//! while it is mapped (touching a lost page, or one that the disk refuses, ends the process with
+//! `SIGBUS`). What serves reads through a [`CachedDevice`](super::CachedDevice) instead.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

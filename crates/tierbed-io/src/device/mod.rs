@@ -4,11 +4,13 @@
 //! calls in flight on top of it. Invariant: a read returns what the last completed write put
 //! there; only [`Device::sync`] promises that it is still there after power loss.
 
+pub mod cached;
 pub mod file;
 pub mod memory;
 pub mod mmap;
 mod window;
 
+pub use cached::CachedDevice;
 pub use file::FileDevice;
 pub use memory::MemoryDevice;
 pub use mmap::MmapDevice;

@@ -13,6 +13,7 @@ use super::*;
 use crate::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use crate::{Backend, FeaturePlan, Report, SnapshotRows, SnapshotWriter};
 
+mod cut;
 mod failing;
 mod neighbours;
 mod parts;
