@@ -65,7 +65,8 @@ PARAMETERS = {
     "CodedStore": "seed",
     "CodedStore.of": "store tables",
     "Store.open": "path dram_budget backend durability order on_mismatch io_engine "
-    "queue_depth disk_quota checkpoint vocabulary_dram shards seed",
+    "queue_depth disk_quota checkpoint vocabulary_dram shards read_only "
+    "seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
     "Store.publish": "self path model base placement attachments progress",
     "Store.read_rows": "self table first_row row_count",
@@ -74,8 +75,8 @@ PARAMETERS = {
     "Store.steps_done": "self table",
     "Store.set_steps_done": "self table steps",
     "Store.set_learning_rate": "self lr tables",
-    "Snapshot.open": "path dram_budget backend io_engine queue_depth cache cache_bytes tiers "
-    "neighbours misses refresh tier_budget tier_floor",
+    "Snapshot.open": "path dram_budget backend io_engine queue_depth readers cache cache_bytes "
+    "tiers neighbours misses refresh tier_budget tier_floor",
     "TierBudget": "limit epoch_groups",
     "Snapshot.lookup": "self features pooling tables",
     "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "
