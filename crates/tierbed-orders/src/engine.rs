@@ -552,6 +552,10 @@ impl OrderedEngine {
                 None => general.engine.attachment_names(),
             },
             State::Along(along) => Ok(along.engine.attachment_names()),
+            State::Planless(planless) => {
+                let names = planless.log.attachment_names().into_iter();
+                Ok(names.filter(|name| !name.starts_with('_')).collect())
+            }
             State::Undecided(_) => Ok(Vec::new()),
             State::Lost(cause) => Err(lost(cause)),
         }

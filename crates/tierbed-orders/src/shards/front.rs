@@ -90,7 +90,8 @@ impl ShardedEngine {
     /// # Errors
     /// As there.
     pub fn pass_to(&mut self, batch: u64) -> Result<()> {
-        either!(&mut self.0, engine => engine.pass_to(batch))
+        self.check_writable()?;
+        either!(&mut self.shards, engine => engine.pass_to(batch))
     }
 
     /// See [`OrderedEngine::prefetch`](crate::OrderedEngine::prefetch). With several shards the
