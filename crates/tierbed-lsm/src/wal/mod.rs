@@ -13,6 +13,7 @@
 //! | 16..24 | entry number in the segment, from 0 |
 //! | 24.. | rows: key u64, record; the table in the key tells the record's length. Or a commit |
 
+mod reader;
 mod tail;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use tierbed_io::{Device, Folder, OpenMode};
 use crate::key::Key;
 use crate::sst::{read_u32, read_u64};
 
+use reader::LogReader;
 pub(crate) use tail::{find_tail, StepCommit};
 
 const HEADER_BYTES: usize = 24;
@@ -157,7 +159,7 @@ impl Entry {
 ///
 /// # Errors
 /// `Corruption` when the segment is missing, short or damaged, `Invalid` when the budget does not
-/// hold it for a moment; errors of the sink pass through.
+/// hold its longest entry for a moment; errors of the sink pass through.
 pub(crate) fn replay(
     folder: &dyn Folder,
     schema: &Schema,
@@ -166,17 +168,26 @@ pub(crate) fn replay(
     sink: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let file = meta.id.file_name();
-    let bytes = folder.read(&file)?;
-    let read_bytes = bytes.as_ref().map_or(0, Vec::len);
-    let _memory = budget.reserve("log replay", read_bytes as u64)?;
-    let len_bytes = usize::try_from(meta.len_bytes).unwrap_or(usize::MAX);
-    let committed = bytes.as_deref().and_then(|bytes| bytes.get(..len_bytes));
-    let committed = committed.ok_or_else(|| {
+    let short = || {
         Error::corruption("log segment is missing or shorter than committed")
             .with("file", &file)
             .with("remedy", "restore the store's folder from a copy")
-    })?;
-    decode_segment(committed, schema, meta, sink).map_err(|error| error.with("file", file))
+    };
+    let mut log = LogReader::open(folder, meta.id, budget)?.ok_or_else(short)?;
+    if !log.cut(meta.len_bytes) {
+        return Err(short());
+    }
+    let (mut at, mut number) = (0, 0);
+    while at < log.len_bytes() {
+        let damaged =
+            || Error::corruption("log entry is damaged").with("entry", number).with("file", &file);
+        let entry = log.entry(at, number)?.ok_or_else(damaged)?;
+        let decoded = decode_rows(entry, schema, number, sink);
+        decoded.map_err(|error| error.with("file", &file))?;
+        at += entry.len_bytes as u64;
+        number += 1;
+    }
+    check_count(number, meta).map_err(|error| error.with("file", &file))
 }
 
 /// One entry as it lies in a segment.
@@ -216,25 +227,41 @@ pub(crate) fn decode_segment(
     while !rest.is_empty() {
         let damaged = || Error::corruption("log entry is damaged").with("entry", number);
         let entry = first_entry(rest, meta.id, number).ok_or_else(damaged)?;
-        let mut rows = if entry.is_commit { &[] } else { entry.payload };
-        while !rows.is_empty() {
-            let key = read_u64(rows, 0).and_then(Key::from_stored).ok_or_else(damaged)?;
-            let table = schema.table(key.row().table).map_err(|_| damaged())?;
-            let end = 8 + table.record_bytes();
-            let (row, later) = rows.split_at_checked(end).ok_or_else(damaged)?;
-            if key.row().row.0 >= table.row_count {
-                return Err(damaged());
-            }
-            sink(key, row.get(8..).unwrap_or(&[]))?;
-            rows = later;
-        }
+        decode_rows(entry, schema, number, sink)?;
         number += 1;
         rest = rest.get(entry.len_bytes..).unwrap_or(&[]);
     }
-    if number != meta.entry_count {
-        return Err(Error::corruption("log segment has another number of entries than committed")
-            .with("expected", meta.entry_count)
-            .with("found", number));
+    check_count(number, meta)
+}
+
+fn check_count(number: u64, meta: SegmentMeta) -> Result<()> {
+    if number == meta.entry_count {
+        return Ok(());
+    }
+    Err(Error::corruption("log segment has another number of entries than committed")
+        .with("expected", meta.entry_count)
+        .with("found", number))
+}
+
+// Hands the rows of entry `number` to `sink`.
+fn decode_rows(
+    entry: RawEntry<'_>,
+    schema: &Schema,
+    number: u64,
+    sink: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let damaged = || Error::corruption("log entry is damaged").with("entry", number);
+    let mut rows = if entry.is_commit { &[] } else { entry.payload };
+    while !rows.is_empty() {
+        let key = read_u64(rows, 0).and_then(Key::from_stored).ok_or_else(damaged)?;
+        let table = schema.table(key.row().table).map_err(|_| damaged())?;
+        let end = 8 + table.record_bytes();
+        let (row, later) = rows.split_at_checked(end).ok_or_else(damaged)?;
+        if key.row().row.0 >= table.row_count {
+            return Err(damaged());
+        }
+        sink(key, row.get(8..).unwrap_or(&[]))?;
+        rows = later;
     }
     Ok(())
 }

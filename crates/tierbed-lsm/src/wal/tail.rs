@@ -24,7 +24,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Budget, Error, Result};
 use tierbed_io::Folder;
 
-use super::{first_entry, Entry, SegmentId, SegmentMeta};
+use super::{Entry, LogReader, SegmentId, SegmentMeta};
 use crate::sst::{read_u32, read_u64};
 
 /// A commit that lives in the log.
@@ -98,7 +98,7 @@ fn split_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 ///
 /// # Errors
 /// `Corruption` when something in the middle is damaged, `Invalid` when the budget does not hold
-/// a segment for a moment, `Io`.
+/// an entry for a moment, `Io`.
 pub(crate) fn find_tail(
     folder: &dyn Folder,
     base: &[SegmentMeta],
@@ -117,17 +117,15 @@ pub(crate) fn find_tail(
     let fresh = fresh.take_while(|segment| present.contains(&segment.id));
     let mut is_broken = None;
     for from in open.into_iter().chain(fresh) {
-        let file = from.id.file_name();
-        let Some(bytes) = folder.read(&file)? else { break };
-        let _memory = budget.reserve("log replay", bytes.len() as u64)?;
+        let Some(mut log) = LogReader::open(folder, from.id, budget)? else { break };
         if let Some(broken) = is_broken {
             // The segment before was synced before this one was begun.
-            if first_entry(&bytes, from.id, 0).is_some() {
+            if log.entry(0, 0)?.is_some() {
                 return Err(damaged(broken));
             }
             break;
         }
-        let mut walk = Walk { bytes: &bytes, reached: from };
+        let mut walk = Walk { log, reached: from };
         while let Some(commit) = walk.next_commit(tail.number(number))? {
             tail.len_bytes = seen_bytes + walk.reached.len_bytes - from.len_bytes;
             tail.commit = Some(commit);
@@ -158,31 +156,26 @@ fn damaged(segment: SegmentId) -> Error {
 }
 
 /// A walk along a segment's entries.
-struct Walk<'a> {
-    bytes: &'a [u8],
+struct Walk {
+    log: LogReader,
     reached: SegmentMeta,
 }
 
-impl<'a> Walk<'a> {
-    fn rest(&self) -> &'a [u8] {
-        let at = usize::try_from(self.reached.len_bytes).unwrap_or(usize::MAX);
-        self.bytes.get(at..).unwrap_or(&[])
-    }
-
+impl Walk {
     fn is_at_end(&self) -> bool {
-        self.rest().is_empty()
+        self.reached.len_bytes >= self.log.len_bytes()
     }
 
     // Goes on behind the next step commit; `None` at the end or at a broken entry.
     fn next_commit(&mut self, after: u64) -> Result<Option<StepCommit>> {
-        while let Some(entry) = first_entry(self.rest(), self.reached.id, self.reached.entry_count)
-        {
-            self.reached.len_bytes += entry.len_bytes as u64;
-            self.reached.entry_count += 1;
+        let reached = &mut self.reached;
+        while let Some(entry) = self.log.entry(reached.len_bytes, reached.entry_count)? {
+            reached.len_bytes += entry.len_bytes as u64;
+            reached.entry_count += 1;
             if entry.is_commit {
                 let commit = StepCommit::decode(entry.payload);
                 let commit = commit.filter(|commit| commit.info.number == after + 1);
-                return commit.map(Some).ok_or_else(|| damaged(self.reached.id));
+                return commit.map(Some).ok_or_else(|| damaged(reached.id));
             }
         }
         Ok(None)
@@ -190,22 +183,20 @@ impl<'a> Walk<'a> {
 
     // Behind a broken entry nothing may lie that was written after a sync: an entry behind a
     // whole step commit, or a step commit behind one that is missing.
-    fn check_rest(&self, after: u64) -> Result<()> {
-        let mut rest = self.rest();
-        let mut has_commit = false;
-        while rest.len() > super::HEADER_BYTES {
-            let number = read_u64(rest, 16).filter(|number| *number > self.reached.entry_count);
-            let entry = number.and_then(|number| first_entry(rest, self.reached.id, number));
-            let Some(entry) = entry else {
-                rest = rest.get(1..).unwrap_or(&[]);
+    fn check_rest(&mut self, after: u64) -> Result<()> {
+        let SegmentMeta { id, len_bytes, entry_count } = self.reached;
+        let (mut at, mut has_commit) = (len_bytes, false);
+        while let Some((place, number)) = self.log.next_header(at, entry_count)? {
+            let Some(entry) = self.log.entry(place, number)? else {
+                at = place + 1;
                 continue;
             };
             let commit = StepCommit::decode(entry.payload).filter(|_| entry.is_commit);
             if has_commit || commit.is_some_and(|commit| commit.info.number > after + 1) {
-                return Err(damaged(self.reached.id));
+                return Err(damaged(id));
             }
             has_commit = entry.is_commit;
-            rest = rest.get(entry.len_bytes..).unwrap_or(&[]);
+            at = place + entry.len_bytes as u64;
         }
         Ok(())
     }

@@ -91,6 +91,56 @@ fn a_log_cut_anywhere_ends_with_the_last_step_before_the_cut() {
     }
 }
 
+/// A log as long as a write buffer was once read whole at opening: a store that was killed could
+/// not be opened with the budget it had been trained with.
+#[test]
+fn a_long_log_needs_the_memory_of_its_longest_entry() {
+    let folder = MemoryFolder::default();
+    let mut segment = Segment::create(&folder, SegmentId(3)).unwrap();
+    let base = segment.meta;
+    let mut entry_bytes = 0;
+    for number in 8..200 {
+        let before = segment.meta.len_bytes;
+        rows(&mut segment, number);
+        commit(&mut segment, number);
+        entry_bytes = segment.meta.len_bytes - before;
+    }
+    assert!(segment.meta.len_bytes > 100 * entry_bytes);
+    let budget = Budget::new(entry_bytes);
+    let tail = find_tail(&folder, &[base], 4, BASE_NUMBER, &budget).unwrap();
+    assert_eq!(tail.number(BASE_NUMBER), 199);
+    let schema = tierbed_core::Schema::new(vec![tierbed_core::TableSchema::plain("t", 200, 1)]);
+    let mut seen = 0;
+    crate::wal::replay(&folder, &schema.unwrap(), tail.segments[0], &budget, &mut |_, _| {
+        seen += 1;
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(seen, 192);
+}
+
+/// What looks like a header is searched in pieces: one that lies across two of them is found.
+#[test]
+fn an_entry_far_behind_a_broken_one_is_found() {
+    for gap in 0..60 {
+        let folder = MemoryFolder::default();
+        let mut segment = Segment::create(&folder, SegmentId(3)).unwrap();
+        let base = segment.meta;
+        commit(&mut segment, 8);
+        let broken_at = segment.meta.len_bytes;
+        let mut entry = Entry::default();
+        entry.clear();
+        entry.extend(&vec![7; 16_370 - gap]);
+        segment.append(&mut entry).unwrap();
+        commit(&mut segment, 9);
+        commit(&mut segment, 10);
+        let device = folder.open("000003.wal", OpenMode::ReadWrite).unwrap();
+        device.write_at(broken_at + 30, &[1]).unwrap();
+        let error = find_tail(&folder, &[base], 4, BASE_NUMBER, &Budget::unlimited()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corruption, "gap {gap}");
+    }
+}
+
 #[test]
 fn a_log_without_steps_is_the_full_commits_alone() {
     let folder = MemoryFolder::default();
