@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use common::Run;
 use tierbed_core::{ErrorKind, OptimizerKind};
-use tierbed_io::{Folder, MemoryFolder};
+use tierbed_io::{Folder, FsFolder, MemoryFolder};
 use tierbed_orders::{Answer, OnMismatch, Order, OrderConfig, PlanRequest, ShardedEngine};
 
 /// Where the checkpoint of these tests is: in the middle of an epoch, or between two.
@@ -192,13 +192,13 @@ fn without_its_batches_a_damaged_plan_is_left_or_refused() {
         folder
     };
     // Any batch is trained on by window then; nothing is done to what the rows are.
-    let folder = std::env::temp_dir().join(format!("tierbed-planless-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = FsFolder::open(temporary.path()).unwrap();
     for name in remove().list().unwrap() {
-        std::fs::write(folder.join(&name), whole.read(&name).unwrap().unwrap()).unwrap();
+        folder.write_durable(&name, &whole.read(&name).unwrap().unwrap()).unwrap();
     }
-    let mut engine = ShardedEngine::open(Some(&folder), &config(&run, 1, Order::Auto)).unwrap();
+    let path = Some(temporary.path());
+    let mut engine = ShardedEngine::open(path, &config(&run, 1, Order::Auto)).unwrap();
     let mut oracle = run.oracle();
     for step in 0..steps {
         run.step(&mut oracle, step).unwrap();
@@ -210,7 +210,6 @@ fn without_its_batches_a_damaged_plan_is_left_or_refused() {
     assert_eq!(engine.position(), None);
     assert!(run.records(&mut engine).unwrap() == run.records(&mut oracle).unwrap());
     drop(engine);
-    let _ = std::fs::remove_dir_all(&folder);
     // With `error` they are refused, and rows can still be read.
     let config =
         OrderConfig { on_mismatch: Some(OnMismatch::Error), ..config(&run, 1, Order::Auto) };

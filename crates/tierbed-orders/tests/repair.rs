@@ -2,9 +2,10 @@
 //! and what is whole in it is put in force by hand.
 
 #![allow(
+    clippy::disallowed_methods,
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "a test that panics has failed, as it should"
+    reason = "a test that panics has failed, as it should; it damages files directly"
 )]
 
 mod common;

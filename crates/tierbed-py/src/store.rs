@@ -200,7 +200,7 @@ impl NativeStore {
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
             let how = now.map_or(Translate::Find, |now| Translate::Train { now });
             let mut engine = self.engine.lock()?;
-            let engine = opened(&mut *engine)?;
+            let engine = opened(&mut engine)?;
             now.map_or(Ok(()), |_| engine.check_writable())?;
             engine.single()?.by_number()?.translate(plan, bags, how, rows)
         })
