@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::{SockFilter, SockRef};
 use tierbed_core::{Error, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -18,6 +19,17 @@ use crate::connection::{serve, turn_away, Callee};
 const TURNED_AWAY_MAX: usize = 64;
 /// Pause after the process found no room for one more open file.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time for handshakes that had begun when the server stopped.
+const HANDSHAKE: Duration = Duration::from_millis(30);
+/// A program of the kernel's packet filter: byte 13 of a TCP header has the flags; a packet with
+/// SYN and without ACK begins a connection and is dropped, any other passes.
+const DROP_NEW_CONNECTIONS: [SockFilter; 5] = [
+    SockFilter::new(0x30, 0, 0, 13),       // load the byte
+    SockFilter::new(0x54, 0, 0, 0x12),     // keep SYN and ACK
+    SockFilter::new(0x15, 0, 1, 0x02),     // SYN alone?
+    SockFilter::new(0x06, 0, 0, 0),        // drop
+    SockFilter::new(0x06, 0, 0, u32::MAX), // pass whole
+];
 /// Files that are left for everything but connections.
 const FILES_KEPT: u64 = 16;
 
@@ -65,15 +77,30 @@ impl Door {
         }
         let open = self.connections_max as usize - self.connections.available_permits();
         self.callee.service.log.stopping(open);
-        self.let_in_the_waiting(listener);
+        self.let_in_the_waiting(listener).await;
         // The semaphore is never closed.
         let _ = self.connections.acquire_many(self.connections_max).await;
     }
 
     /// Accepts what the kernel has accepted for us, then closes the door.
-    fn let_in_the_waiting(&self, listener: TcpListener) {
+    ///
+    /// Between the last accept and the close one more connection could be made, only to be reset.
+    /// So the kernel first drops what begins a connection; who began one earlier has a moment to
+    /// end the handshake. Who is dropped asks again, and finds the port closed.
+    async fn let_in_the_waiting(&self, listener: TcpListener) {
+        let dropping = SockRef::from(&listener).attach_filter(&DROP_NEW_CONNECTIONS);
         // Asked past the runtime, which may not have heard of the last ones yet.
-        let Ok(listener) = listener.into_std() else { return };
+        let listener = dropping.and_then(|()| listener.into_std());
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(error) => return self.callee.service.log.accept_failed(&error),
+        };
+        self.accept_all(&listener);
+        tokio::time::sleep(HANDSHAKE).await;
+        self.accept_all(&listener);
+    }
+
+    fn accept_all(&self, listener: &std::net::TcpListener) {
         while let Ok((stream, _)) = listener.accept() {
             let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
             match stream {
