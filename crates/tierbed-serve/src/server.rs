@@ -45,9 +45,16 @@ pub struct Server {
     stop: watch::Sender<bool>,
     finished: Arc<Finished>,
     stop_ms_max: u64,
-    service: Arc<Service>,
     place_count: usize,
-    runtime: Mutex<Option<Runtime>>,
+    places: Arc<Semaphore>,
+    /// Until it has stopped: a server that is kept after that holds no snapshot.
+    running: Mutex<Option<Running>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    service: Arc<Service>,
+    runtime: Runtime,
 }
 
 #[derive(Debug, Default)]
@@ -114,8 +121,8 @@ impl Server {
             finished,
             stop_ms_max: options.limits.stop_ms_max,
             place_count: place_count(options),
-            service,
-            runtime: Mutex::new(Some(runtime)),
+            places: Arc::clone(&service.places),
+            running: Mutex::new(Some(Running { service, runtime })),
         })
     }
 
@@ -144,17 +151,21 @@ impl Server {
         let time = Duration::from_millis(self.stop_ms_max);
         self.stop.send_replace(true);
         self.wait(time);
-        let runtime = lock(&self.runtime).take();
-        let is_first = runtime.is_some();
-        if let Some(runtime) = runtime {
-            runtime.shutdown_timeout(time);
-        }
-        let is_whole = self.service.places.available_permits() == self.place_count;
-        if is_first {
-            self.service.log.stopped(is_whole);
-            self.service.log.flush();
-        }
+        let Some(Running { service, runtime }) = lock(&self.running).take() else {
+            return self.is_whole();
+        };
+        runtime.shutdown_timeout(time);
+        let is_whole = self.is_whole();
+        service.log.stopped(is_whole);
+        service.log.flush();
         is_whole
+    }
+}
+
+impl Server {
+    /// Tells whether no work is under way.
+    fn is_whole(&self) -> bool {
+        self.places.available_permits() == self.place_count
     }
 }
 

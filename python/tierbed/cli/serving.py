@@ -103,7 +103,7 @@ def serve(
     access_log: options.AccessLog = False,
     slow_ms: options.SlowMs = 1_000,
 ) -> None:
-    """Answer lookups and predictions over HTTP until interrupted, terminated or hung up."""
+    """Answer lookups and predictions over HTTP until interrupted."""
     from tierbed.serve import Limits, ServeOptions, Server
     from tierbed.snapshot import Snapshot
 

@@ -97,3 +97,14 @@ fn half_sent_heads_do_not_hold_the_server_up() {
     assert!(server.stop());
     assert!(clock.now_us() < 8_000_000, "it waits a moment, not until its own time is over");
 }
+
+/// A recorder writes its last queries when the snapshot goes: a stopped server must let it.
+#[test]
+fn a_server_that_stopped_holds_no_snapshot() {
+    let snapshot = snapshot();
+    let server = Server::start(&options(), Arc::clone(&snapshot), None).unwrap();
+    assert!(Arc::strong_count(&snapshot) > 1);
+    assert!(server.stop());
+    assert_eq!(Arc::strong_count(&snapshot), 1);
+    assert!(server.stop());
+}
