@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._functorch import peek_interpreter_stack
 
 from tierbed.errors import ClosedError
@@ -32,7 +32,12 @@ from tierbed.steps import StepGuard
 if TYPE_CHECKING:
     from tierbed._native import FeaturePlan, NativeStore
 
-__all__ = ["Binding", "lookup", "minutes_now", "new_hook", "translate", "update"]
+__all__ = ["Binding", "is_watched", "lookup", "minutes_now", "new_hook", "translate", "update"]
+
+# What makes outputs: one call of it is cheaper than naming the dtype to torch.empty.
+_FLOATS = torch.empty(0, dtype=torch.float32, device="cpu")
+# Of a lookup that no gradient goes through.
+_STILL_HOOK = torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
 class Readable(Protocol):
@@ -88,6 +93,38 @@ class Binding:
         self.handle = next(_HANDLES)
         _BINDINGS[self.handle] = self
 
+    def lookup(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """Reads and pools rows that take no gradient; arguments as for :func:`lookup_op`."""
+        if not is_watched(_STILL_HOOK, indices, offsets, weights):
+            return self.read(indices, offsets, weights, False)
+        return lookup(
+            _STILL_HOOK,
+            indices,
+            offsets,
+            weights,
+            self.handle,
+            self.feature_count,
+            self.output_dim,
+            self.is_pooled,
+        )
+
+    def read(
+        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, is_training: bool
+    ) -> Tensor:
+        """Reads and pools rows at once, past torch; arguments as for :func:`lookup_op`.
+
+        The engine checks ids, offsets and shapes, so that nothing is checked here.
+        """
+        rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
+        out = _FLOATS.new_empty(rows, self.output_dim)
+        bags = (_on_cpu(indices), _on_cpu(offsets), None if weights is None else _on_cpu(weights))
+        if is_training:
+            store: NativeStore = self.native  # type: ignore[assignment]
+            store.lookup(self.plan, *bags, out, is_training)
+        else:
+            self.native.lookup(self.plan, *bags, out)
+        return out if indices.is_cpu else out.to(indices.device)
+
     def weights_grad(self, grad: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
         """Computes the gradient of the weights ``[E]`` without touching the rows.
 
@@ -137,9 +174,7 @@ def new_hook() -> Tensor:
     return torch.zeros(1, dtype=torch.float32, requires_grad=True)
 
 
-def _on_cpu(tensor: Tensor | None) -> Tensor | None:
-    if tensor is None:
-        return None
+def _on_cpu(tensor: Tensor) -> Tensor:
     # A call of torch takes a microsecond even where there is nothing to do.
     return tensor if tensor.is_cpu and not tensor.requires_grad else tensor.detach().cpu()
 
@@ -161,49 +196,40 @@ def lookup(
     be answered. Where nobody looks (no gradient, no compiler, no mode, plain tensors) the rows are
     read at once. Arguments and result are those of :func:`lookup_op`.
     """
-    bags = (indices, offsets, weights, handle, feature_count, output_dim, is_pooled, is_training)
-    if torch.compiler.is_compiling() or _is_watched(hook, indices, offsets, weights):
-        out: Tensor = lookup_op(hook, *bags)
-        return out
-    return _look_up(*bags)
+    if not is_watched(hook, indices, offsets, weights):
+        return _binding(handle).read(indices, offsets, weights, is_training)
+    out: Tensor = lookup_op(
+        hook,
+        indices,
+        offsets,
+        weights,
+        handle,
+        feature_count,
+        output_dim,
+        is_pooled,
+        is_training,
+    )
+    return out
 
 
-def _is_watched(*tensors: Tensor | None) -> bool:
-    """Tells whether anything in torch wants to know what is done to ``tensors``."""
+def is_watched(hook: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> bool:
+    """Tells whether anything in torch, or its compiler, wants to see what is done to these."""
+    if torch.compiler.is_compiling():
+        return True
     if _len_torch_dispatch_stack() or _len_torch_function_stack():
         return True
-    if peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+    if peek_interpreter_stack() is not None or _get_tracing_state() is not None:
+        return True
+    # Other classes may do something of their own when an operator takes them.
+    if type(indices) is not Tensor or type(offsets) is not Tensor or type(hook) is not Tensor:
         return True
     grads = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        # Other classes may do something of their own when an operator takes them.
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or (grads and tensor.requires_grad):
+    if weights is not None:
+        if type(weights) not in (Tensor, torch.nn.Parameter):
             return True
-    return False
-
-
-def _look_up(
-    indices: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    handle: int,
-    feature_count: int,
-    output_dim: int,
-    is_pooled: bool,
-    is_training: bool,
-) -> Tensor:
-    binding = _binding(handle)
-    rows = (offsets.numel() - 1) // feature_count if is_pooled else indices.numel()
-    out = torch.empty((rows, output_dim), dtype=torch.float32)
-    bags: tuple[Any, Any, Any] = (_on_cpu(indices), _on_cpu(offsets), _on_cpu(weights))
-    if is_training:
-        store: NativeStore = binding.native  # type: ignore[assignment]
-        store.lookup(binding.plan, *bags, out, is_training)
-    else:
-        binding.native.lookup(binding.plan, *bags, out)
-    return out if indices.is_cpu else out.to(indices.device)
+        if grads and weights.requires_grad:
+            return True
+    return grads and hook.requires_grad
 
 
 @torch.library.custom_op("tierbed::lookup", mutates_args=())
@@ -234,9 +260,7 @@ def lookup_op(
     Returns:
         ``[B, D]`` f32, or ``[E, D]`` when not pooled.
     """
-    return _look_up(
-        indices, offsets, weights, handle, feature_count, output_dim, is_pooled, is_training
-    )
+    return _binding(handle).read(indices, offsets, weights, is_training)
 
 
 @lookup_op.register_fake
@@ -323,7 +347,7 @@ def update(
         binding.plan,
         indices,
         offsets,
-        _on_cpu(weights),
+        None if weights is None else _on_cpu(weights),
         (grad if scale == 1.0 else grad * (1.0 / scale)).contiguous(),
         weights_grad if wants_weights_grad else None,
     )

@@ -85,9 +85,10 @@ class Snapshot:
         self._path = path
         self._absolute_path = path
         self._tables: list[dict[str, Any]] = json.loads(native.schema_json())["tables"]
+        self._table_ids = {table["name"]: at for at, table in enumerate(self._tables)}
         states = json.loads(native.attachment("_vocabularies.json") or '{"vocabularies": []}')
         self._vocabularies = {state["table"]: state for state in states["vocabularies"]}
-        self._bindings: dict[tuple[tuple[int, str], ...], ops.Binding] = {}
+        self._bindings: dict[tuple[tuple[int, ...], str], ops.Binding] = {}
         self._given: dict[str, Any] | None = None
 
     @classmethod
@@ -291,11 +292,11 @@ class Snapshot:
         Raises:
             InvalidError: No such table.
         """
-        names = [table["name"] for table in self._tables]
-        if name not in names:
+        found = self._table_ids.get(name)
+        if found is None:
             known = [table["name"] for table in self.tables()]
             raise InvalidError(f"no table {name!r}; the snapshot has {known}", {"table": name})
-        return names.index(name)
+        return found
 
     def lookup(
         self, features: Any, pooling: str = "sum", tables: Sequence[str] | None = None
@@ -320,20 +321,11 @@ class Snapshot:
         indices = bags.values()
         if self._vocabularies:
             indices = ops.translate(indices.to(torch.int64), bags.offsets(), binding.handle, False)
-        values = ops.lookup(
-            torch.zeros(1),
-            indices,
-            bags.offsets(),
-            bags.weights_or_none(),
-            binding.handle,
-            binding.feature_count,
-            binding.output_dim,
-            True,
-        )
+        values = binding.lookup(indices, bags.offsets(), bags.weights_or_none())
         return KeyedTensor(bags.keys(), binding.dims, values)
 
     def _binding(self, tables: list[int], pooling: str) -> ops.Binding:
-        key = tuple((table, pooling) for table in tables)
+        key = (tuple(tables), pooling)
         binding = self._bindings.get(key)
         if binding is None:
             dims = [int(self._tables[table]["dim"]) for table in tables]

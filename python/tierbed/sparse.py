@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tierbed.errors import InvalidError, UnsupportedError
 
-__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "as_kjt"]
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "UnpooledRows", "as_kjt"]
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -25,6 +25,8 @@ def offsets_of(lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(ends, (1, 0))
 
 
+# Most bounds that are taken apart as numbers of Python.
+_BOUNDS_MAX = 512
 _COUNTS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -32,18 +34,29 @@ def _check(values: Tensor, lengths: Tensor | None, offsets: Tensor | None, what:
     """Refuses what cannot be the ids and bags of a batch."""
     if lengths is None and offsets is None:
         raise InvalidError(f"a {what} needs lengths or offsets")
-    for name, tensor in (("values", values), ("lengths", lengths), ("offsets", offsets)):
-        if isinstance(tensor, Tensor):
-            if tensor is not values and tensor.dtype not in _COUNTS:
-                raise InvalidError(
-                    f"{name} of a {what} must be integers, not {tensor.dtype}", {"argument": name}
-                )
-        elif tensor is not None or name == "values":
-            raise InvalidError(
-                f"{name} of a {what} must be a torch.Tensor, not {type(tensor).__name__}; "
-                "torch.as_tensor makes one",
-                {"argument": name},
-            )
+    if not isinstance(values, Tensor):
+        raise _not_a_tensor(values, "values", what)
+    if lengths is not None and lengths is not values:
+        _check_counts(lengths, "lengths", what)
+    if offsets is not None and offsets is not values:
+        _check_counts(offsets, "offsets", what)
+
+
+def _check_counts(tensor: Tensor, name: str, what: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise _not_a_tensor(tensor, name, what)
+    if tensor.dtype not in _COUNTS:
+        raise InvalidError(
+            f"{name} of a {what} must be integers, not {tensor.dtype}", {"argument": name}
+        )
+
+
+def _not_a_tensor(found: object, name: str, what: str) -> InvalidError:
+    return InvalidError(
+        f"{name} of a {what} must be a torch.Tensor, not {type(found).__name__}; "
+        "torch.as_tensor makes one",
+        {"argument": name},
+    )
 
 
 class JaggedTensor:
@@ -87,17 +100,87 @@ class JaggedTensor:
     def offsets(self) -> Tensor:
         """Returns the bounds of the bags, ``[B+1]``."""
         if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = offsets_of(self._lengths)
+            self._offsets = offsets_of(self.lengths())
         return self._offsets
 
     def to_dense(self) -> list[Tensor]:
         """Returns one tensor per bag."""
-        bounds = self.offsets().tolist()
-        return [self._values[a:b] for a, b in pairwise(bounds)]
+        bounds, values = self.offsets().tolist(), self.values()
+        return [values[a:b] for a, b in pairwise(bounds)]
 
     def __repr__(self) -> str:
-        return f"JaggedTensor(values={tuple(self._values.shape)}, bags={self.lengths().numel()})"
+        return f"JaggedTensor(values={tuple(self.values().shape)}, bags={self.lengths().numel()})"
+
+
+class _FeatureRows(JaggedTensor):
+    """The rows of one feature of an :class:`UnpooledRows`."""
+
+    _weights = None
+    _lengths = None
+    _offsets = None
+
+    def __init__(self, rows: UnpooledRows, at: int) -> None:
+        # Nothing of the base is set: a request of one sample has one of these per feature.
+        self._rows = rows
+        self._at = at
+
+    def values(self) -> Tensor:
+        """Returns the rows ``[E, D]``."""
+        return self._rows.values(self._at)
+
+    def lengths(self) -> Tensor:
+        """Returns the length of each bag, ``[B]``."""
+        if self._lengths is None:
+            self._lengths = self._rows.lengths(self._at)
+        return self._lengths
+
+
+class UnpooledRows:
+    """The rows of a small batch of bags, which are taken apart by feature when they are asked for.
+
+    Where a request has one sample, making the tensors of all its features takes longer than
+    reading their rows. Bounds are taken at once, so that a caller may use its tensors again.
+
+    Args:
+        rows: ``[E, D]``, without gradient.
+        bags: The batch that was looked up; it :meth:`fits`.
+    """
+
+    def __init__(self, rows: Tensor, bags: KeyedJaggedTensor) -> None:
+        offsets = bags.offsets()
+        self._values = rows
+        self._stride = bags.stride()
+        self._bounds: list[int] = offsets.tolist()
+        self._dtype = offsets.dtype
+        self._lengths = bags._lengths
+        self._parts: Sequence[Tensor] | None = None if len(bags.keys()) > 1 else (rows,)
+
+    @staticmethod
+    def fits(rows: Tensor, bags: KeyedJaggedTensor) -> bool:
+        """Tells whether numbers of Python are cheaper than tensors, and nothing is trained."""
+        if rows.requires_grad or not bags.stride():
+            return False
+        offsets = bags.offsets()
+        return offsets.numel() <= _BOUNDS_MAX and offsets.is_cpu
+
+    def to_dict(self, names: Sequence[str]) -> dict[str, JaggedTensor]:
+        """Returns one :class:`JaggedTensor` per feature, called ``names``."""
+        return {name: _FeatureRows(self, at) for at, name in enumerate(names)}
+
+    def values(self, at: int) -> Tensor:
+        """Returns the rows ``[E, D]`` of the feature at position ``at``."""
+        if self._parts is None:
+            sizes = [b - a for a, b in pairwise(self._bounds[:: self._stride])]
+            self._parts = torch.split(self._values, sizes)
+        return self._parts[at]
+
+    def lengths(self, at: int) -> Tensor:
+        """Returns the length of each bag ``[B]`` of the feature at position ``at``."""
+        first, end = at * self._stride, (at + 1) * self._stride
+        if self._lengths is not None:
+            return self._lengths[first:end]
+        bounds = self._bounds[first : end + 1]
+        return torch.tensor([b - a for a, b in pairwise(bounds)], dtype=self._dtype)
 
 
 class KeyedJaggedTensor:

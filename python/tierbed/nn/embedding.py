@@ -26,7 +26,7 @@ from tierbed.config import (
 )
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.optim import Optimizer, RowWiseAdagrad, as_optimizer
-from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, as_kjt
+from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
 from tierbed.steps import StepGuard
 from tierbed.store import Store
 
@@ -297,12 +297,15 @@ class Collection(nn.Module):
         return rows
 
     def _lookup(self, bags: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
-        offsets = as_int64(bags.offsets())
+        ids, offsets = as_int64(bags.values()), as_int64(bags.offsets())
+        hook = self._hook if self.training else self._still_hook
         is_training = self.training and self._store.is_trainable and torch.is_grad_enabled()
         is_training = is_training and self._hook.requires_grad
+        if not self._is_open and not ops.is_watched(hook, ids, offsets, weights):
+            return self._binding.read(ids, offsets, weights, is_training)
         rows: Tensor = ops.lookup(
-            self._hook if self.training else self._still_hook,
-            self._rows_of(as_int64(bags.values()), offsets, is_training),
+            hook,
+            self._rows_of(ids, offsets, is_training),
             offsets,
             weights,
             self._handle,
@@ -487,6 +490,8 @@ class EmbeddingCollection(Collection):
         """
         bags = self.bags(features)
         rows = self._lookup(bags, None)
+        if not torch.compiler.is_compiling() and UnpooledRows.fits(rows, bags):
+            return UnpooledRows(rows, bags).to_dict(self._names)
         stride = bags.stride()
         lengths = bags.lengths().view(len(self._names), stride)
         parts = torch.split(rows, lengths.sum(dim=1).tolist())
