@@ -1,4 +1,4 @@
-//! Is this row worth a place? Two bits per row of the store count its uses.
+//! The admission bitmap: two bits per row of the store count its uses.
 //!
 //! A row is admitted from the `threshold`-th use on; before, it is read past the cache. Counts
 //! end at 3. So that old uses do not admit for ever, a hand goes over the counts and halves them,

@@ -1,4 +1,4 @@
-//! How many hits could there have been? Bounds for a log that is known in full.
+//! Upper bounds on the hits of any cache, for a log that is known in full.
 //!
 //! A row that was asked for at request `s` is a hit at `r` only if it was kept from `s` to `r`:
 //! an interval of `r - s` requests in one slot. A request is a perfect hit when all its intervals

@@ -1,4 +1,4 @@
-//! Does a policy keep the contract? The conformance kit, for every [`EvictionPolicy`].
+//! The conformance kit of eviction policies, for every [`EvictionPolicy`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

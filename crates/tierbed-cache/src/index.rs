@@ -1,4 +1,4 @@
-//! Which slot has this key? Slots by the hash of their key, sixteen to a cache line.
+//! The slot index: a hash table from keys to slots, sixteen to a cache line.
 //!
 //! A key has a home line and stands there, or behind it where lines are full: whoever is farther
 //! from home has the right of way, so distances are short and even. Each line counts the entries

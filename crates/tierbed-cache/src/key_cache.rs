@@ -1,4 +1,4 @@
-//! Which key stands for this one? A small map from keys to keys whose entries come and go.
+//! A small map from keys to keys with eviction.
 //!
 //! Entries stand in a ring in the order in which they came. In a full ring a new entry takes the
 //! place under the hand, but an entry that was found since the hand last passed keeps its place

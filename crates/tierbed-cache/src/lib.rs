@@ -1,4 +1,4 @@
-//! Did we see these rows lately? Row tiers in DRAM over any store.
+//! Row caches in DRAM over any store: tiers, eviction policies, admission, replay.
 //!
 //! A [`RowTier`] keeps rows within a byte budget: one mechanism (slabs, an index, free slots)
 //! and a policy that only decides who leaves ([`EvictionPolicy`], [`Lru`]). A [`ShardedTier`]

@@ -1,4 +1,4 @@
-//! Which rows would have been hits? A cache of row numbers without rows, for replaying logs.
+//! Replay of a log through one cache of row numbers without rows.
 //!
 //! The policies are those of the tiers, told of groups, hits and misses in the same order, and so
 //! is what they remember of rows that left. What differs is the index: replayed rows are numbered

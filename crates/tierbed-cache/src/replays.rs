@@ -1,4 +1,4 @@
-//! What would many caches make of one log? Replays that are asked the same, piece by piece.
+//! Parallel replay of one log through many caches.
 //!
 //! ```text
 //! a piece of the log ─▶ threads: each takes the next replay and asks it for the whole piece

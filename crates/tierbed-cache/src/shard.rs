@@ -1,4 +1,4 @@
-//! How do threads share a tier? Split by the hash of the key, several shards behind each lock.
+//! A concurrent tier: sharded by the hash of the key, several shards behind each lock.
 //!
 //! No lock is common to all hits. Groups of rows are handled shard by shard, so that a lookup
 //! of many rows takes each lock once. Shards follow from the bytes, and locks from the cores: so a

@@ -1,4 +1,4 @@
-//! How many slabs does a byte budget hold, with every byte of metadata counted?
+//! Slabs that fit a byte budget, every byte of metadata counted.
 //!
 //! ```text
 //! capacity >= slabs * (slab_bytes + per-slab tables) + index for the most rows they can hold

@@ -1,4 +1,4 @@
-//! Where do the rows of a pool lie? Slots of one size in slabs of fixed bytes.
+//! Slab storage: slots of one size in slabs of fixed bytes.
 #![expect(
     clippy::indexing_slicing,
     reason = "slots are made here; one outside its slab is a programmer error"

@@ -1,4 +1,4 @@
-//! Is this row here, and who makes room for the next one?
+//! A cache tier of rows: lookup, admission, eviction.
 //!
 //! Rows of several sizes share one budget of slabs. Each size is a *pool* with its own policy;
 //! slabs move between pools: a pool without a slab takes one from the pool that holds most, and

@@ -1,4 +1,4 @@
-//! When is what was written really there? Runs and homes first, then what names them.
+//! Commits: runs and merged ranges first, then the files that name them.
 //!
 //! A commit writes what waits in the write buffer as runs, syncs the table files, writes one
 //! small file per table (homes, extents, runs: no rows) and switches with the protocol of

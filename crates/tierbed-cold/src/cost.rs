@@ -1,4 +1,4 @@
-//! Probe or sweep? What a request costs, what a byte costs, and which pages to read together.
+//! The I/O cost model: cost of a request and of a byte, and which pages to read together.
 //!
 //! The device is taken to need `request_us` for a request and `byte_us` for each of its bytes,
 //! with as many requests in flight as there are buffers. Both are estimated on line from the

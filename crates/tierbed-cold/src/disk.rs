@@ -1,4 +1,4 @@
-//! How do pages get to the files and back? Many requests in flight, timed for the cost model.
+//! Page I/O of the table files: many requests in flight, timed for the cost model.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which extents of a table's file are free? Copy on write, with quarantine.
+//! The extent allocator of a table's file: copy on write, with quarantine.
 //!
 //! An extent holds one home range or pieces of delta runs. What the last commit needs is never
 //! overwritten: such an extent, once released, waits in quarantine until the next commit.

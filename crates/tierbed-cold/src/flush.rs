@@ -1,4 +1,4 @@
-//! How do evicted rows become a run? Sequential writes into fresh pages, then one registration.
+//! Flush of evicted rows to a delta run: sequential writes, then one registration.
 
 use tierbed_core::{Result, RowKey};
 use tierbed_trainstore::{seal, HEADER_BYTES};

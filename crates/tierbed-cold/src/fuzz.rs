@@ -1,4 +1,4 @@
-//! Can any bytes make a decoder of this crate panic? Entries for `fuzz/`, not an interface.
+//! Entries for `fuzz/`, not an interface: any bytes given to the decoders of this crate.
 //!
 //! Each takes arbitrary bytes and decodes them as opening a store would, behind the checksums.
 //! Damage is an error, which is fine; anything else that goes wrong is a bug. The pages of homes

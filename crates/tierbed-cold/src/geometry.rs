@@ -1,4 +1,4 @@
-//! Where in a table's file is what? Arithmetic over pages, ranges and extents.
+//! Geometry of a table's file: pages, ranges and extents.
 //!
 //! ```text
 //! rows     0 .. r-1 | r .. 2r-1 | ...        r rows per page: page_layout of the trainstore

@@ -1,4 +1,4 @@
-//! What are the newest rows of some ranges? Homes with their deltas laid over them, in memory.
+//! The newest rows of some ranges, in memory: base pages with their deltas applied.
 //!
 //! Merges, scans and `verify` look at tables this way: one sequential read per home, one sorted
 //! read of the delta rows.

@@ -1,4 +1,4 @@
-//! Which rows live in delta runs, and where? One sorted list per home range, in memory.
+//! The delta index: places of delta rows, one sorted list per range, in memory.
 //!
 //! ```text
 //! range 0: rows  3  17  40 ...   u16, position in the range

@@ -1,4 +1,4 @@
-//! Only the next batches are known; where do rows live? The cold order.
+//! The cold store: merged base ranges plus delta runs, for look-ahead of a few batches.
 //!
 //! For streams, and whatever else has no known end. Each table has a *home array*, where a row's
 //! place is arithmetic, and *delta runs* of rows that were evicted together, in row order, newest

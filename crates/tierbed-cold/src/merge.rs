@@ -1,4 +1,4 @@
-//! How does a home range become new again? Copy on write: read, lay deltas over, write elsewhere.
+//! Merge of a range with its delta rows, copy on write.
 //!
 //! Nothing that is read is changed, so a merge that fails, or a crash in it, leaves the table as
 //! it was. What a range's runs held is outdated afterwards: the range's version is newer.

@@ -1,4 +1,4 @@
-//! What is a cold store opened with? One budget, shared out among its parts.
+//! Options of the cold store: one budget, shared out among its parts.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which ranges are merged first? Those where a byte moved removes most outdated rows.
+//! Merge picker: ranges where a byte moved removes most outdated rows come first.
 //!
 //! RecDB scores a file by its outdated rows per time to merge it; here the unit is a home range,
 //! the outdated rows are exact, and the time is the bytes the merge moves. Pure functions.

@@ -1,4 +1,4 @@
-//! How are rows found? Write buffer, delta list, home: the newest first.
+//! Row reads: write buffer, delta index, base range, the newest first.
 //!
 //! The rows of a request come in order. Each is looked for in memory; what is left wants a page,
 //! of a run or of a home. These pages are sorted by their place in the file, near ones are

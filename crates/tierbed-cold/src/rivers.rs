@@ -1,4 +1,4 @@
-//! How do rows flow through the store? Reads, scans, writes, and what writing sets off.
+//! Data paths of the store: reads, scans, writes, and the flushes and merges they set off.
 
 use tierbed_core::store::{RowSink, ScanSink};
 use tierbed_core::{ErrorKind, Result, RowId, RowKey, RowWrite, TableId};

@@ -1,4 +1,4 @@
-//! What is a delta run? Rows that were evicted together, in row order, never changed.
+//! Delta runs: rows that were evicted together, in row order, never changed.
 //!
 //! ```text
 //! key pages      differences of the row ids, one varint each, cut into pages

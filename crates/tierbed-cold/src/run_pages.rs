@@ -1,4 +1,4 @@
-//! Are the pages of a run what was written, and which rows do its keys name?
+//! Verification and decoding of a delta run's pages.
 
 use tierbed_core::{Result, RowId, RowKey, TableId};
 use tierbed_trainstore::{verify, HEADER_BYTES};

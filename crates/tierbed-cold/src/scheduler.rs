@@ -1,4 +1,4 @@
-//! May a merge run now? Only when the buffered batches outlast it.
+//! Merge scheduler: a merge runs only when the buffered batches outlast it.
 //!
 //! Training consumes the accesses of announced batches at a speed that is measured between two
 //! announcements; what is buffered lasts so long. Merging moves bytes at a speed that is measured

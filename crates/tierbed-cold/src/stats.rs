@@ -1,4 +1,4 @@
-//! What did the store do? Counters behind its amplifications.
+//! Counters of the store, those behind its amplifications.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! The store: what it is made of, how it is opened, and the waist's traits.
+//! The store: its parts, how it is opened, and the storage traits.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What does the store know of one table? Home ranges, delta rows, runs, extents.
+//! State of one table: ranges, delta rows, runs, extents.
 //!
 //! One counter, the *version*, numbers everything written to a table: runs and merges. A home
 //! range holds what every run older than its own version says; newer runs win over it, and the

@@ -1,4 +1,4 @@
-//! What of a table belongs to a commit? Home ranges, extents of runs, runs. No row, no key.
+//! The table file of a commit: ranges, extents of runs, runs. No row, no key.
 //!
 //! Little-endian words; normative: `docs/formats/cold.md`. The checksum is in the manifest.
 

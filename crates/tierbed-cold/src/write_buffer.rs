@@ -1,4 +1,4 @@
-//! Which rows were written since the last run? Collected until a run is worth writing.
+//! The write buffer: rows collected until a run is worth writing.
 //!
 //! An arena of records, an entry per row, a hash index over both; a row written twice is
 //! overwritten in place. All three are allocated once, within the capacity reserved for them.

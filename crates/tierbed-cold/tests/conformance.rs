@@ -1,4 +1,4 @@
-//! Does the cold store keep the waist's promise, in any budget, on any engine?
+//! Conformance of the cold store, in any budget, on any engine.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Which rows does each sample want, and how are they pooled?
+//! Bags of row ids per sample and feature (TorchRec's jagged layout), and their pooling mode.
 
 use crate::{Error, Result};
 

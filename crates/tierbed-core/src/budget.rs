@@ -1,4 +1,4 @@
-//! Who uses how much memory, and is it allowed to?
+//! The memory budget: one shared account of named reservations with a limit.
 //!
 //! One knob, `dram_budget`, bounds everything: buffers, caches, indexes, filters, I/O buffers,
 //! scratch. Each part reserves before it allocates; the report names every part.

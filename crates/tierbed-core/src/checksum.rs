@@ -1,4 +1,4 @@
-//! Are these the bytes that were written?
+//! CRC-32C checksums.
 
 /// Returns the CRC32C (Castagnoli) of `bytes`.
 #[must_use]

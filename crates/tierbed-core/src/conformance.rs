@@ -1,4 +1,4 @@
-//! Does a store keep the waist's promise? The conformance kit, for every [`TrainStore`].
+//! The conformance kit of row stores: checks every [`TrainStore`] against a map.
 //!
 //! Drives a store with seeded operations beside a plain ordered map and compares after each.
 //! Stores of this house and of others run it from their tests; Python reaches it as

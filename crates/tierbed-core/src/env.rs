@@ -1,4 +1,4 @@
-//! Time and luck come in by the door.
+//! The injected environment: clock and random seed.
 //!
 //! Nothing in the house asks the operating system for the time or for random numbers by
 //! itself; it is given an [`Env`]. That is what makes simulations repeatable.

@@ -1,4 +1,4 @@
-//! What went wrong, and what should the caller do about it?
+//! The error type: kind, message, values, cause.
 //!
 //! Three classes of events, three treatments. An *outcome* (a miss, an absent row) is an enum
 //! value or an `Option`; an *operating error* (bad argument, bad disk, full disk) is an

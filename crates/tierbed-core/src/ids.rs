@@ -1,4 +1,4 @@
-//! How is one row named?
+//! Newtypes of table, row and feature ids.
 
 /// Position of a table in its [`Schema`](crate::Schema), from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

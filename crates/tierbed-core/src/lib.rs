@@ -1,4 +1,4 @@
-//! What do we talk about? The nouns of Tierbed, with no input or output.
+//! The shared types of Tierbed: ids, bags, schemas, stores, errors. No input or output.
 //!
 //! Tables, rows and bags ([`ids`], [`bags`], [`schema`]); the narrow waist every store
 //! implements ([`store`]); who may use how much memory ([`budget`]); what can go wrong

@@ -1,4 +1,4 @@
-//! May this store still be trusted? And is there room for what it wants?
+//! Poisoning of a store after a failed sync, and its disk quota.
 //!
 //! After some failures nobody knows what the device holds. A store notes the first of them and
 //! refuses everything from then on, until it is reopened at its last checkpoint.

@@ -1,4 +1,4 @@
-//! What does a table look like, and how long is one of its rows?
+//! Table schemas: dimensions, optimizer, initial values, record length.
 //!
 //! A row record is `dim` weights, then the optimizer's state, then a use count, all 4-byte
 //! little-endian words with no header:

@@ -1,4 +1,4 @@
-//! What was counted? Plain counters, cheap to bump, copied out whole.
+//! Statistics: plain counters, cheap to bump, copied out whole.
 
 use serde::Serialize;
 

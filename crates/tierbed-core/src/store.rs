@@ -1,4 +1,4 @@
-//! The narrow waist: unique rows in, encoded row bytes out.
+//! The storage traits `RowStore` and `TrainStore`: unique rows in, record bytes out.
 //!
 //! Above it nobody knows pages, files or levels; below it nobody knows features, bags, pooling
 //! or what the bytes mean. Absence is an outcome, never a value: a row that was never written

@@ -1,4 +1,4 @@
-//! How does a batch of samples lie in memory?
+//! Batches of samples in memory.
 //!
 //! ```text
 //! label   [B]        f32   0 or 1

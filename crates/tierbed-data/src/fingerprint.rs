@@ -1,4 +1,4 @@
-//! Which 64 bits stand for a token?
+//! 64-bit token hashes (xxHash64).
 //!
 //! A token's fingerprint is XXH64 of its bytes, seeded with the feature's position, so equal
 //! tokens of two features have unrelated fingerprints. Value 0 is kept for "missing": the empty

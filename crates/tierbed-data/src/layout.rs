@@ -1,4 +1,4 @@
-//! What does one line of a log say?
+//! Column layouts of the supported log formats.
 //!
 //! Two layouts are known. **Criteo**: 40 tab-separated fields, the label (0 or 1), 13 integers
 //! `I1..I13` (empty or negative allowed) and 26 tokens `C1..C26` (empty allowed). **Avazu**:

@@ -1,4 +1,4 @@
-//! What does the model eat? Log readers, vocabularies and a seeded generator.
+//! Click-log readers, vocabularies of tokens and a seeded generator.
 //!
 //! First step of the training river: logs come in as lines ([`input`]), a line becomes a label,
 //! dense features and token fingerprints ([`layout`], [`fingerprint`]), a [`vocabulary`] turns

@@ -1,4 +1,4 @@
-//! The rows of one rank as plain arrays: what fits in memory and is only looked up.
+//! Rows of one rank as plain arrays: what fits in memory and is only looked up.
 
 use tierbed_core::{Bags, Error, Result};
 use tierbed_io::WordBuf;

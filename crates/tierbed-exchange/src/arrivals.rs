@@ -1,4 +1,4 @@
-//! When is a part of an output complete?
+//! Completion of the parts of an output.
 //!
 //! Holders signal after each part. Who waits for a part may be another thread than the one that
 //! looks up rows for others, and reads it while rows of later parts are still on their way.

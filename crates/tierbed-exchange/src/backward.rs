@@ -1,4 +1,4 @@
-//! How do gradients reach the rows' holders, and what comes back?
+//! The backward exchange: gradients to the ranks that hold the rows.
 //!
 //! Each rank writes the gradient of its output straight into the holders' matrices, which have
 //! the samples of all ranks: `[B, width]` per group, nothing to permute. Then each holder sums

@@ -1,4 +1,4 @@
-//! What would a collective exchange cost over the same memory? The comparison, not the product.
+//! A collective (all-to-all) exchange over the same memory: the comparison, not the product.
 //!
 //! Three steps, as collective libraries do them: each rank pools into a matrix of its own, copies
 //! a block of it to every rank (an all-to-all over the same heap and the same signals), and then

@@ -1,4 +1,4 @@
-//! What do all ranks want of this rank? Ids, published by each and gathered by each.
+//! The ids that all ranks request of this rank: published by each, gathered by each.
 //!
 //! A rank writes its bags into its own region and signals; the others read what concerns the
 //! rows they hold. Samples are numbered across ranks: those of rank 0 first.

@@ -1,4 +1,4 @@
-//! Where does each vector go? Into the output of its sample's rank, or its index's place there.
+//! Destinations of pooled vectors in the outputs of the requesting ranks.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Where do the regions of all ranks lie?
+//! The symmetric heap: regions of all ranks in shared memory.
 //!
 //! ```text
 //! | header, 4096 bytes | region of rank 0 | region of rank 1 | ...

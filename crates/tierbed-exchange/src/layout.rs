@@ -1,4 +1,4 @@
-//! Where in a region does each message lie?
+//! The layout of messages in a region.
 //!
 //! ```text
 //! | pad | bags: header, offsets, indices, weights | outputs, 2 | rows, 2 | grads, 2 |

@@ -1,4 +1,4 @@
-//! Which rank holds this row, and how does its sum get there?
+//! Exchange of pooled vectors and gradients between ranks by one-sided writes.
 //!
 //! Tables are divided over *ranks*; each rank trains with its own samples. The rank that holds a
 //! row looks it up, pools, and writes the sum straight into its place in the output of the rank

@@ -1,4 +1,4 @@
-//! How does a rank learn that another one's writes are complete?
+//! The signal pad: epochs that announce completed writes.
 //!
 //! The pad lies at the start of every region: one word for each kind of message and sender, a
 //! line of 128 bytes apart, so that senders do not share cache lines.

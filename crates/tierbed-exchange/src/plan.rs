@@ -1,4 +1,4 @@
-//! Which rank holds which rows and columns of each table, and what does it do for whom?
+//! The sharding plan: rows and columns of each table on each rank, and the work it implies.
 //!
 //! All ranks make the same plan from the same description, so that each knows where every other
 //! one writes. A table is held whole by one rank, by ranges of rows, by ranges of columns, or by

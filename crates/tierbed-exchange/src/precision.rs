@@ -1,4 +1,4 @@
-//! In how many bytes does a number travel?
+//! Precision of numbers in transit.
 //!
 //! Vectors are added up in f32 whatever they travel in; a narrow one is rounded once, where it is
 //! written. So the rounding does not depend on who holds a row: equal bits for any number of

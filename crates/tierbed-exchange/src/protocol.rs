@@ -1,4 +1,4 @@
-//! When may a word be read, and when may it be written again?
+//! The synchronisation protocol: when a word may be read, and when written again.
 //!
 //! Numbers that only grow say how far a rank is: *epochs*. A writer stores the epoch after its
 //! data, with release order; a reader that loads that epoch, or a later one, with acquire order,

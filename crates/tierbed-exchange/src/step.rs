@@ -1,4 +1,4 @@
-//! One batch on its way: what each rank wants, and what is looked up here for it.
+//! One batch in flight: what each rank requests, and what is looked up here for it.
 //!
 //! A batch may be divided into parts, ranges of each rank's samples that complete one after the
 //! other: a consumer starts with the first while rows of the last are still read.

@@ -1,4 +1,4 @@
-//! What goes wrong without the protocol's parts, and what ranks learn when one of them fails.
+//! Failures without each part of the protocol, and errors when a rank fails.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may panic")]
 

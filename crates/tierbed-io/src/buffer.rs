@@ -1,4 +1,4 @@
-//! Where may the device put bytes? Memory that starts on a page border.
+//! Page-aligned memory for direct I/O.
 //!
 //! `O_DIRECT` hands the memory to the device as it is, so its address must be a multiple of the
 //! device's block. A page border satisfies every device.

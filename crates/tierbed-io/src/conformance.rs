@@ -1,4 +1,4 @@
-//! Does this device, engine or folder keep its promises? One suite for every implementation.
+//! The conformance kit of devices, I/O engines and folders.
 //!
 //! Each function panics with what was broken; call them from tests, as this crate and the
 //! simulated disk do.

@@ -1,4 +1,4 @@
-//! Here are page numbers, bring me bytes: devices, engines, folders.
+//! Storage I/O: devices, engines that move pages, folders.
 //!
 //! Three nouns, each a trait, so that every store runs on a real disk, in memory, or on a disk
 //! that lies (`tierbed-sim`):

@@ -1,4 +1,4 @@
-//! What of this process does a forked child not have?
+//! Fork safety: handles that remember the process that made them.
 //!
 //! `fork` copies memory and one thread. Other threads are gone, with whatever they were about to
 //! do and the mutexes they held; a ring belongs to the parent; and every open file is open twice,

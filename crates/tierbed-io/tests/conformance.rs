@@ -1,4 +1,4 @@
-//! Do all devices work with all engines, and all folders alike?
+//! Conformance of every device with every engine, and of every folder.
 
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 

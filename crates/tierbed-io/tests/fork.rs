@@ -1,4 +1,4 @@
-//! What does a forked child have of a folder's lock, of a handle and of a mutex?
+//! Locks, handles and mutexes in a forked child.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! What does a full disk look like? A tmpfs of 1 MiB; needs the right to mount.
+//! Errors of a full disk: a tmpfs of 1 MiB; needs the right to mount.
 
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 

@@ -1,4 +1,4 @@
-//! What happens where the kernel refuses io_uring, as in most containers?
+//! The fallback where the kernel refuses io_uring, as in most containers.
 //!
 //! A filter on one thread answers `EPERM` to `io_uring_setup`, which is what Docker's default
 //! profile does.

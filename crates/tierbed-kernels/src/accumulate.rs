@@ -1,4 +1,4 @@
-//! How are many vectors added into one without leaving the registers?
+//! Weighted sums of many vectors, kept in registers.
 //!
 //! Columns are taken in blocks of 64: the block's sums stay in registers while all vectors of the
 //! range pass by, in order. So each element's additions happen in the order of the range, exactly

@@ -1,4 +1,4 @@
-//! Which rows does each bag of a feature use, when rows are known by number?
+//! Bags of a feature whose rows are given by number.
 //!
 //! A whole batch is worked on in blocks of samples, feature by feature in each: outputs and
 //! gradients are passed once, from front to back, and only rows are jumped to. Which row an index

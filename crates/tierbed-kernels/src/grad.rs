@@ -1,4 +1,4 @@
-//! Here is the gradient of the pooled vectors, give me the gradient of each row.
+//! Gradients of rows from the gradient of the pooled vectors.
 //!
 //! The backward of pooling, for rows that occur several times in a batch: the gradient of a row
 //! is the sum over its occurrences, added in the order they are given (index order, so that one

@@ -1,4 +1,4 @@
-//! What does a row hold that was never written?
+//! Initial values of rows never written.
 //!
 //! A pure function of (seed, row, element): elements `4 * k` to `4 * k + 3` of row `r` come from
 //! the random bits of counter `[r low, r high, k, 0]` under key `[seed low, seed high]`

@@ -1,4 +1,4 @@
-//! Where do rows, bags and their vectors lie?
+//! Memory layout of rows, bags and pooled vectors.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Here are bytes, give me numbers: pooling, gradients, optimizers, initial values.
+//! Numeric kernels: pooling, gradients, optimizers, initial values, row codecs.
 //!
 //! Pure arithmetic on slices, with no input or output and no memory of its own. Rows are records
 //! (weights, optimizer state, use count: [`tierbed_core::schema`]) that lie anywhere in one

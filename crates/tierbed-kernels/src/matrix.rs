@@ -1,4 +1,4 @@
-//! A matrix as the place where vectors go.
+//! A matrix as the destination of pooled vectors.
 
 #![expect(
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! What are the random bits number `counter` of stream `key`, without computing those before?
+//! Philox, a counter-based random generator: any output without those before it.
 //!
 //! Philox4x32-10: ten rounds of multiplication and exchange turn 128 bits of counter and 64 bits
 //! of key into 128 random bits. No state, so any row's bits can be had at any time, by anyone.

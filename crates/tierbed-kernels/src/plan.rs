@@ -1,4 +1,4 @@
-//! Which table, pooling and output columns does each feature of a batch have?
+//! The features of a batch: table, pooling and output columns of each.
 //!
 //! Checked once when it is made and used for many batches; training and serving share it, so a
 //! batch means the same to both.

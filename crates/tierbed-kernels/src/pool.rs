@@ -1,4 +1,4 @@
-//! Here are the rows of a bag, give me one vector. The last step of a lookup.
+//! Pooling of one bag's rows into one vector, the last step of a lookup.
 
 #![expect(clippy::indexing_slicing, reason = "bounds are checked once per row, by slicing")]
 

@@ -1,4 +1,4 @@
-//! Here are the rows of a batch, give me all its vectors: the lookup of rows that are in memory.
+//! Pooling of a whole batch from rows in memory.
 //!
 //! The same additions as `Kernels::pool_add` onto zeroed vectors, sample after sample: sums begin
 //! at +0 in registers, so nothing is zeroed before and nothing is read back.

@@ -1,4 +1,4 @@
-//! Here are the rows of a bag; put their vector where it is needed.
+//! Pooling of bags into vectors at any place in memory.
 //!
 //! Pooling whose results do not lie in one matrix: a [`Destination`] says where each vector
 //! goes, perhaps into the memory of another rank. A vector is summed in registers from +0,

@@ -1,4 +1,4 @@
-//! What is the sum of these numbers, in one fixed order?
+//! Sums and sums of products in one fixed order.
 //!
 //! Sixteen partial sums: lane `l` adds the terms of elements `l`, `l + 16`, `l + 32`, ... onto +0,
 //! the last part padded with +0; then the lanes are added by the tree of `Lanes::reduce_add`.

@@ -1,4 +1,4 @@
-//! Which blocks are still in memory?
+//! The block cache: recently read blocks of SSTs.
 //!
 //! Least recently used blocks leave when the bytes run out. Blocks are checked before they
 //! enter. The capacity is reserved from the budget as `block cache`. Source: RecDB §2.2 and

@@ -1,4 +1,4 @@
-//! When is what was written really there, and what does a reopened store begin with?
+//! Commits and recovery of the tree.
 //!
 //! A commit makes SSTs and log segments durable, writes the version file, and then switches with
 //! the protocol of `tierbed_trainstore::CommitLog`. Files of the commit in force stay until the

@@ -1,4 +1,4 @@
-//! Where in the tree's order does a version of a row stand?
+//! Internal keys: the order of row versions in the tree.
 //!
 //! One number holds hot prefix, table and row, so that the tree is one sorted sequence: first
 //! the hot rows of all tables, then the others, table by table.

@@ -1,4 +1,4 @@
-//! Rows changed; where do they go? A log-structured merge tree of row records.
+//! A log-structured merge tree of row records: RecDB as published.
 //!
 //! Writes gather in memory and go to disk as sorted, immutable files (SSTs), which compactions
 //! merge level by level. On top of that plain tree lie the parts of RecDB, each with a switch in

@@ -1,4 +1,4 @@
-//! Which rows were written since the last flush?
+//! The memtable: rows written since the last flush.
 //!
 //! An arena of records beside an ordered index. A row written twice is overwritten in place, so
 //! a memtable holds one version per key. Both parts count against the capacity, which the store

@@ -1,4 +1,4 @@
-//! What is the tree opened with?
+//! Options of the tree.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where is the newest version of each asked row?
+//! Point reads: the newest version of each requested row.
 //!
 //! Memtables, then level 0 from the newest SST to the oldest, then one SST of each deeper level.
 //! With the key sorter a request goes through the tree level by level, in key order, and all

@@ -1,4 +1,4 @@
-//! What is in a table, in row order?
+//! Table scans in row order.
 //!
 //! A table lies in two places of the tree, its hot rows and the others. Both are walked at once
 //! and joined by row; each walk joins memtables (newest) with all levels. Memory: one block per

@@ -1,4 +1,4 @@
-//! What did the tree do? Counters behind RecDB's figures.
+//! Counters of the tree, those behind RecDB's figures.
 
 use serde::Serialize;
 

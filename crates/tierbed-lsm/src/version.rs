@@ -1,4 +1,4 @@
-//! Which SSTs are live, on which level, and how is that kept with a commit?
+//! The live SSTs and their levels, as of one commit.
 //!
 //! A [`Version`] is never changed: an edit makes the next one. A commit writes the version in
 //! one checksummed file, `commit-<number>.version`; normative text: `docs/formats/lsm.md`.

@@ -1,4 +1,4 @@
-//! How does a row get into the tree?
+//! Row writes: log, memtable, flush.
 //!
 //! ```text
 //! rows ─▶ home of each (hot prefix or not) ─▶ log entry (Durability::Step) ─▶ active memtable

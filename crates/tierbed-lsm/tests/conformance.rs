@@ -1,4 +1,4 @@
-//! Does the tree keep the waist's promise, with every part on or off?
+//! Conformance of the tree with every part on or off.
 //!
 //! Memtables of a few rows and levels of a few SSTs, so that every step flushes, compacts, moves
 //! and rewrites.

@@ -1,5 +1,5 @@
-//! Whatever the disk does, a reopened tree stands at a commit, bit for bit, or says that bytes
-//! are damaged. Never at something else.
+//! Crash simulation: whatever the disk does, a reopened tree stands at a commit, bit for bit, or
+//! says that bytes are damaged. Never at something else.
 //!
 //! Seeds: four fixed ones, and `TIERBED_SIM_SEED` when set (`cargo x sim --seed N`).
 

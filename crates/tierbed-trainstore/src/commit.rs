@@ -1,4 +1,4 @@
-//! When is what was written really there? One atomic commit for rows, state and attachments.
+//! Atomic commits of rows, optimizer state and attachments.
 //!
 //! A commit is a set of files `commit-<number>.*` and one manifest that lists them with
 //! lengths and checksums. It comes into force when the small file `CURRENT` is atomically

@@ -1,4 +1,4 @@
-//! Rows changed; where do they live? Read-write row stores and their commits.
+//! Read-write row stores for training, and their atomic commits.
 //!
 //! | store | where rows live | useful for |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! How far had a log of steps been acknowledged? A number beside the log.
+//! The high-water mark of acknowledged log steps, in a file beside the log.
 //!
 //! A log that was cut looks like one whose last steps never finished. So behind each sync of the
 //! log the number of its last step is written here, without a sync of its own: what is here was

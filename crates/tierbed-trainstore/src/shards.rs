@@ -1,4 +1,4 @@
-//! Which commits of several stores side by side are in force? One small file says it for all.
+//! The shards file: one atomic file that puts the commits of all shards in force.
 //!
 //! A store of several shards keeps the `CURRENT` of each shard in it, so that replacing it puts
 //! all of them in force at once.

@@ -1,4 +1,4 @@
-//! What is on a bucket page? Ids and their rows, sorted by hash.
+//! Bucket pages: ids and their rows, sorted by hash.
 //!
 //! A page is the record of one row of a hidden table: 4,068 bytes, so that header and record of
 //! the `file` store fill 4 KiB. Little-endian; normative: `docs/formats/open-vocabulary.md`.

@@ -1,4 +1,4 @@
-//! Which bucket does a hash belong to? The only part of an index that is wholly in memory.
+//! The directory of an index: hash prefixes to buckets, wholly in memory.
 //!
 //! `2^depth` bucket numbers, found by the first `depth` bits of the hash. A bucket whose ids
 //! share fewer bits owns a run of neighbouring slots; splitting it halves the run.

@@ -1,4 +1,4 @@
-//! Which rows may be given away again? A stack of them, on pages of its own.
+//! The free list: a stack of reusable rows, on pages of its own.
 //!
 //! Page `k` of the hidden table `_ids.f.<table>` holds entries `508 k ..` of the stack, each a
 //! row as u64. The number of entries is part of the vocabulary's state; bytes above it mean

@@ -1,4 +1,4 @@
-//! Can any bytes make a decoder of this crate panic? Entries for `fuzz/`, not an interface.
+//! Entries for `fuzz/`, not an interface: any bytes given to the decoders of this crate.
 //!
 //! Pages and directories have no checksum of their own, the store's pages have; so each entry
 //! takes the bytes as they are and uses them as serving would. Damage is an error, which is fine;

@@ -1,4 +1,4 @@
-//! Which row does this id have? Open vocabularies: 64-bit ids of any value to dense rows.
+//! Open vocabularies: 64-bit ids of any value mapped to dense rows (id remapping).
 //!
 //! An id gets the next free row when it first appears (or after as many appearances as its
 //! table's [`Policy`] demands), so above this crate every table is dense and every engine, order

@@ -1,4 +1,4 @@
-//! Which index pages are in memory? A cache of pages over the store that holds them.
+//! The page cache of an index over the store that holds its pages.
 //!
 //! Pages are records of hidden tables. The cache is the only home of a page while it is in
 //! memory; changed pages are written back when their frame is needed or at a checkpoint, sorted,

@@ -1,4 +1,4 @@
-//! Who gets a row of their own, and who loses it?
+//! Admission and eviction of ids.
 //!
 //! Admission: an id gets its row at its n-th appearance (a step of training that has it, however
 //! often). Eviction happens only when it is asked for: then ids that appear too rarely or too

@@ -1,4 +1,4 @@
-//! Which row does this id have, in a snapshot? The index of a published table, read-only.
+//! The read-only index of a published table.
 //!
 //! A snapshot holds the bucket pages as rows of the hidden table, and state and directory as
 //! attachments: the very index of training. Many threads may ask at once.

@@ -1,4 +1,4 @@
-//! Here are ids, which rows are theirs? The index of one open table.
+//! The index of one open table: extendible hashing from ids to rows.
 //!
 //! A batch is translated as a whole: its ids are sorted by hash and probed bucket after bucket;
 //! then those that get a row are given one in the order in which they first appear in the batch;

@@ -1,4 +1,4 @@
-//! How many hits would a model have with so many bytes?
+//! A model's demand curve: hits for every size of its tiers.
 //!
 //! A sample of the model's rows is counted: those whose hash falls into one of `one_in` parts. A
 //! cache that keeps the rows used most has a row that is asked for again if it has room for all

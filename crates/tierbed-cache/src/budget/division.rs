@@ -1,4 +1,4 @@
-//! Who gets how much? The division of a budget that has the most hits. Pure.
+//! Division of a budget among models for the most hits. Pure.
 
 /// Parts that a budget is divided in.
 pub(super) const UNITS: usize = 64;

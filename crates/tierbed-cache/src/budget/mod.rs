@@ -1,4 +1,4 @@
-//! How do several models share one budget of cached rows?
+//! One budget of cached rows shared by several models.
 //!
 //! A model *joins* a [`TierBudget`] with its tiers and has its floor from then on; what is beyond
 //! all floors goes where it makes most hits. Each model's hits at every size are measured by

@@ -1,5 +1,5 @@
-//! Adaptive replacement: rows used once and rows used more often share the slots, and ghosts of
-//! both say which of the two lists should have been longer.
+//! Adaptive replacement (ARC): rows used once and rows used more often share the slots, and ghosts
+//! of both say which of the two lists should have been longer.
 //!
 //! Source: Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache" (FAST 2003).
 

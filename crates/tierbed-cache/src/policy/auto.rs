@@ -1,5 +1,5 @@
-//! Which way of counting uses suits this traffic? Several rules are tried on a sample of the rows;
-//! the rows here are kept by the one that has done best lately.
+//! Online choice of an eviction rule: several rules run on a sample of the rows, the one that did
+//! best lately keeps the rows here.
 //!
 //! ```text
 //! group ─▶ own scores, by the leader's rule: who is here

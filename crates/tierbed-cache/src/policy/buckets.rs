@@ -1,5 +1,4 @@
-//! Which slot has the lowest rank? A list of slots per rank, and a bit per list that is not
-//! empty.
+//! Slots bucketed by rank: a list of slots per rank, and a bit per list that is not empty.
 #![expect(clippy::indexing_slicing, reason = "ranks are reduced to the number of lists")]
 
 use super::list::{Links, List};

@@ -1,5 +1,5 @@
-//! Two clocks, rows used once and rows used often, balanced by the ghosts of both as in
-//! [`Arc`](super::Arc).
+//! Clock with adaptive replacement (CAR): two clocks, rows used once and rows used often, balanced
+//! by the ghosts of both as in [`Arc`](super::Arc).
 //!
 //! What the hand asks of a row is a rule of its own, so that the group-aware form is the same
 //! code with another rule.

@@ -1,4 +1,4 @@
-//! Second chance: first in, first out, but a row asked for since the hand last passed stays.
+//! Clock (second chance): FIFO, but a row asked for since the hand last passed stays.
 //!
 //! Source: Corbató, "A Paging Experiment with the Multics System" (1968).
 

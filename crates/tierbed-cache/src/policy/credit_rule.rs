@@ -1,4 +1,4 @@
-//! What is a use worth, and for how long? The rules of [`GroupFrequency`](super::GroupFrequency).
+//! The constants and rules of [`GroupFrequency`](super::GroupFrequency): credit and ageing.
 
 /// Set in the score of a slot while its row is on trial.
 pub(super) const ON_TRIAL: u16 = 1;

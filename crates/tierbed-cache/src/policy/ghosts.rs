@@ -1,4 +1,4 @@
-//! Was this row here lately? The memory of rows that left, without the rows.
+//! Ghost entries: compact fingerprints of rows that were evicted lately.
 //!
 //! Ghosts of one policy share a table of sets; a way of a set is a print of 16 bits and a stamp,
 //! the number of the ghost in its list. A list is a ring of bits, one per stamp between its oldest

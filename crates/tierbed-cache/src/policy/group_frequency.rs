@@ -1,4 +1,4 @@
-//! How often was a row needed, counting most where it alone was missing?
+//! Group-aware frequency: uses of a row, counted most where it alone was missing.
 //!
 //! Every use of a row adds `1 / m^a` to its score, `m` the rows that were missing in its group:
 //! a group with `m` misses needs `m` rows to become a perfect hit, so each gets a part of the

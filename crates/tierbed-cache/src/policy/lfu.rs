@@ -1,5 +1,5 @@
-//! Least frequently used: uses counted while the row is here, the oldest of the lowest count
-//! leaves. Counts end at 1,023.
+//! Least frequently used: uses counted while the row is cached, the oldest of the lowest count is
+//! evicted. Counts end at 1,023.
 
 use super::buckets::{Buckets, RANKS};
 use super::slots::{keeps_slots, Slots};

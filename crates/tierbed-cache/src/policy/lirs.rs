@@ -1,4 +1,4 @@
-//! Low inter-reference recency: rows whose last two uses were close stay.
+//! Low inter-reference recency set (LIRS): rows whose last two uses were close stay.
 //!
 //! A stack orders rows by last use, down to the oldest *close* row (LIR). Rows that are not close
 //! (HIR) are in a short queue, from whose end rows leave; such a row that is asked for while it is

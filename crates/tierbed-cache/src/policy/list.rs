@@ -1,4 +1,4 @@
-//! In which order are slots? Doubly linked lists threaded through the slots of a pool.
+//! Doubly linked lists threaded through the slots of a pool.
 //!
 //! All lists of a policy share one [`Links`]: a slot is in one list at most, so two numbers per
 //! slot are enough for any count of lists. With the policy's state they fill one word, so that a

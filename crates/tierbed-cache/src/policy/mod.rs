@@ -1,4 +1,4 @@
-//! Who leaves when a pool is full?
+//! Eviction policies: which slot a full pool gives up.
 //!
 //! A policy sees slot numbers and hashes, never rows: it orders the occupied slots of one pool
 //! and names the next victim. The tier tells it about every slab of slots that joins or leaves

@@ -1,4 +1,4 @@
-//! How many slots have which rank? Counts, where nobody needs to know which slots these are.
+//! Counts of slots per rank, without knowing which slots.
 #![expect(clippy::indexing_slicing, reason = "places of ranks are within the ring")]
 
 use super::rank_ring::{RankRing, RANKS};

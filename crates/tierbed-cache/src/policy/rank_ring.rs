@@ -1,5 +1,4 @@
-//! Which ranks have slots, and which of them is the lowest? A bit per rank, in a ring, so that all
-//! ranks can fall at once.
+//! The lowest occupied rank: a bit per rank, in a ring, so that all ranks can fall at once.
 #![expect(clippy::indexing_slicing, reason = "ranks are reduced to the length of the ring")]
 
 /// Ranks there are: `0..RANKS`; what is higher counts as the highest.

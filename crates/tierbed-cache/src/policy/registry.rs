@@ -1,4 +1,4 @@
-//! Which policies are there? Their names in options, and how each is built.
+//! The registry of eviction policies: their names in options, and how each is built.
 
 use tierbed_core::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! Do new rows of this table come back?
+//! Estimated return rates of new rows, per table.
 //!
 //! Tables differ: of one every second row is used again soon, of another one in ten. Which rows of
 //! a table come back nobody knows at their first use; how many do is counted here, for one row of

@@ -1,4 +1,4 @@
-//! Three first-in-first-out queues: a small one on trial, a main one, and ghosts.
+//! S3-FIFO, three first-in-first-out queues: a small probationary one, a main one, ghosts.
 //!
 //! New rows enter the small queue. Those asked for twice there move on to the main queue, the
 //! others leave and are remembered; a row that comes back while remembered enters the main queue

@@ -1,4 +1,4 @@
-//! How does a score fit in 16 bits, and how is it halved without being touched?
+//! Scores in 16 bits that can all be halved without being touched.
 //!
 //! A score is a float of eight bits of exponent and eight of mantissa. It says how much a use is
 //! worth in the unit of the day: halving all scores doubles the unit instead, so the exponent is

@@ -1,5 +1,5 @@
-//! How is a score of a row that left kept in eight bits? With three bits of mantissa, and of the
-//! exponent the lowest five: the others are those of the scores that leave now.
+//! Eight-bit codes of evicted rows' scores: three bits of mantissa, and of the exponent the lowest
+//! five: the others are those of the scores that leave now.
 //!
 //! ```text
 //! score   bit 15 ... 13 12 ......... 8 7 ... 5 4 ...... 0

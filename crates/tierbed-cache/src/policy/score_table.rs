@@ -1,4 +1,4 @@
-//! Which score did a row leave with? For scores that no record can keep.
+//! A lossy table of evicted rows' scores, for scores that no record can keep.
 //!
 //! Sets of eight entries of 20 bits, found by hash; the lowest of a set makes room. Rows that are
 //! forgotten begin anew; one row of 500 that was never here is taken for another.

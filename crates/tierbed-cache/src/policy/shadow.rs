@@ -1,4 +1,4 @@
-//! What would other rules hold? A cache of fingerprints, without rows, of a sample of the rows.
+//! Shadow caches: fingerprints, without rows, of a sample of the rows, under another rule.
 //!
 //! Rows are in the sample by their hash, all of a row's uses or none, and slots are fewer in the
 //! same proportion: such a cache has the hits of the whole one. Of a group's rows outside the

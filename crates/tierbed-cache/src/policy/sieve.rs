@@ -1,4 +1,4 @@
-//! A hand over rows in the order of their arrival, which never move.
+//! SIEVE: a hand over rows in the order of their arrival, which never move.
 //!
 //! The hand goes from the oldest to the newest and around. It passes rows asked for since it
 //! last came by, and evicts the first other one; it stays where it was, so that new rows are

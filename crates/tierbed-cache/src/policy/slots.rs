@@ -1,4 +1,4 @@
-//! What does a policy remember of each slot? One small value per slot, slab by slab.
+//! Per-slot policy state: one small value per slot, slab by slab.
 //!
 //! Slabs join and leave a pool, so values live in a block per slab and take exactly the bytes
 //! that [`bytes_per_slot`](super::EvictionPolicy::bytes_per_slot) says. For most policies those

@@ -1,4 +1,4 @@
-//! Which slots have the lowest scores? A sweep over all of them finds the next so many at once.
+//! Eviction candidates by score: a sweep over all slots finds the next so many at once.
 //!
 //! Scores lie one after the other, two bytes each, so a sweep is a plain loop that looks at many
 //! of them together; what it finds waits in a short queue. Who was used meanwhile is passed over

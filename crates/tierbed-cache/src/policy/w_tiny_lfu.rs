@@ -1,4 +1,4 @@
-//! A small window in front of a segmented list; who is used more often stays.
+//! W-TinyLFU: a small window in front of a segmented LRU, with admission by frequency.
 //!
 //! New rows enter the window (1 % of the slots). Its oldest competes with the oldest on
 //! probation: the one that the sketch has seen more often stays. Rows used on probation are

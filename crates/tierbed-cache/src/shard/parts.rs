@@ -1,5 +1,4 @@
-//! Which lock guards this row? Parts, several behind a lock, and the positions of a call part by
-//! part.
+//! Shard locks, and the positions of a call grouped by shard.
 //!
 //! The part of a row follows from the hash of its key, so that all threads agree on it, and a part
 //! is only reached through its lock: a row is never seen half written. No lock is common to all

@@ -1,3 +1,3 @@
-//! What [`parts`](super::parts) is built from. `tierbed-models` puts models in its place.
+//! The primitives of [`parts`](super::parts). `tierbed-models` replaces them by name.
 
 pub(super) use std::sync::{Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! How is a tier told of a group that was asked for?
+//! Group accesses: what a tier is given for each group that was asked for.
 //!
 //! When the whole group is there: policies want to know how many rows were missing before they hear
 //! of any. Rows that are here are used, and the others offered.

@@ -1,4 +1,4 @@
-//! How does a tier become larger or smaller while it is in use?
+//! Growing and shrinking a tier while it is in use.
 //!
 //! By slabs. The last slab leaves: first as many rows as the other slabs of its pool have no room
 //! for, in the policy's order; then its other rows move to slots that are free now. Index and

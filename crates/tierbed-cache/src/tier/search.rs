@@ -1,4 +1,4 @@
-//! In which slot is this row?
+//! Batched search for the slots of rows.
 //!
 //! The index names a slot or two whose rows have such a hash, and the key in the slot tells. A slot
 //! in which a row was found before is looked at first: mostly the row is still there.

@@ -1,4 +1,4 @@
-//! How does one job at a time go to a background thread and back?
+//! A rendezvous that gives one job at a time to a background thread and takes back its result.
 //!
 //! Over a desk with room for one job and one result. Whoever waits sleeps on a condition variable
 //! and is woken by what it waits for.

@@ -1,4 +1,4 @@
-//! How does work go to another thread and back?
+//! Hand-over of work to other threads: a rendezvous for one job, a queue for many.
 //!
 //! By ownership: what is handed over, the giver no longer has, so that no two threads ever share
 //! a row. A [`Desk`] joins one caller and one worker and holds one job (storage work beside

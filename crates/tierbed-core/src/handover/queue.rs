@@ -1,4 +1,4 @@
-//! How do many jobs go to a few threads?
+//! A queue of jobs for a pool of worker threads.
 //!
 //! ```text
 //! caller  push ─▶ [job, job, ...] ─▶ take  workers

@@ -1,3 +1,3 @@
-//! What is a hand-over made of? The models put others of the same names in their place.
+//! The synchronisation primitives of a hand-over; the models replace them by name.
 
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! Is the generated log like the real one?
+//! Calibration of the generated log against the real one.
 //!
 //! Measures what the fit was made on, and the AUC of a logistic regression trained on the first
 //! part and tested on the last. `cargo run --release -p tierbed-data --example calibrate` prints

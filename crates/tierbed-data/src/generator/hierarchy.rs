@@ -1,4 +1,4 @@
-//! Which token of the coarser feature goes with a token of the finer one?
+//! Hierarchical features: the coarse token that goes with each fine one.
 //!
 //! Criteo's widest features are functions of one another (C3 fixes C12, which fixes C21, ...). The
 //! function here needs no table of the tokens: child `x` (tokens are numbered by popularity) is the

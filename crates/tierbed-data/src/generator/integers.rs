@@ -1,4 +1,4 @@
-//! What are the integer features, and how are they drawn?
+//! Integer features and their distributions.
 //!
 //! Each has 1,024 equally likely levels; a level's integer and its logarithm are tabulated, so
 //! that drawing costs 10 random bits and a load.

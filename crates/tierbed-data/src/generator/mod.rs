@@ -1,4 +1,4 @@
-//! What would Criteo's log look like, if it were as large or small as we please?
+//! A seeded generator of Criteo-shaped logs of any size.
 //!
 //! A [`Generator`] makes samples up: 13 integers, 26 tokens and a click. Sample number `n` is a
 //! pure function of the options and `n`: no state runs from sample to sample, so batches of any

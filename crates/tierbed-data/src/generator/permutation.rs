@@ -1,4 +1,4 @@
-//! Which id does the `r`-th most popular token have?
+//! A keyed permutation from popularity ranks to token ids.
 //!
 //! A seeded permutation of `0..count`, so that an id says nothing about popularity, nor about
 //! its place in a hierarchy. Small permutations are tabulated; large ones are computed:

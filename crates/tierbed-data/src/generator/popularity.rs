@@ -1,4 +1,4 @@
-//! How often is the `r`-th most popular token drawn?
+//! Popularity distributions of tokens.
 //!
 //! Rank 0 has a share of its own; rank `r >= 1` has a weight of
 //! `(r + 1 + q)^-s1 * (1 + r / R)^-(s2 - s1)`: Zipf-Mandelbrot with a second slope beyond `R`.

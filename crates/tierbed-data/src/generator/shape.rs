@@ -1,4 +1,4 @@
-//! What does Criteo's log look like, in numbers?
+//! Statistics of Criteo's log that the generator follows.
 //!
 //! Cardinalities are the published ones of the Criteo-Kaggle log (45.8 M samples, 33.8 M tokens).
 //! Popularity, hierarchies, missing shares and integer quantiles were fitted to the distinct

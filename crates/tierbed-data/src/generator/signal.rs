@@ -1,4 +1,4 @@
-//! Who clicks?
+//! The click model of generated samples.
 //!
 //! The log-odds of a click are a sum of hashed effects of the frequent tokens, of the integers'
 //! deviations, and of products of hidden two-dimensional vectors of a few pairs of features. The

@@ -1,4 +1,4 @@
-//! How does a generated log become a file?
+//! Criteo TSV files of generated samples.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

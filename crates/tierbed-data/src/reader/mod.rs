@@ -1,4 +1,4 @@
-//! How do logs become batches?
+//! The log reader: lines to batches.
 //!
 //! A [`LogReader`] goes through a list of files in order, line by line, and fills batches whose
 //! tokens a [`Vocabulary`] has turned into row ids; or it feeds the tokens to a

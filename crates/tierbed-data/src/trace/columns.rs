@@ -1,4 +1,4 @@
-//! In which order are the columns made?
+//! Generation order of a trace's columns.
 //!
 //! The first column of a chain is drawn sample by sample. The next one is a function of its
 //! tokens: drawn token by token, in order of first appearance, and then looked up per sample.

@@ -1,4 +1,4 @@
-//! How does a trace lie on disk?
+//! The trace file format.
 //!
 //! ```text
 //! page 0   magic "TBtrace1", crc32c of the rest, options, rows and place of each column

@@ -1,4 +1,4 @@
-//! Is the next token a new one, and if not, which?
+//! Growth of a column's vocabulary: new tokens and repeats.
 //!
 //! Two-parameter Pitman-Yor process with *discount* `d` and *strength* `s`: after `n` draws of
 //! `k` tokens the next draw is a new token with probability `(s + d k) / (s + n)`, and a token

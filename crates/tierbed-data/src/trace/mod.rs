@@ -1,4 +1,4 @@
-//! Which rows does an epoch of Criteo-Kaggle's size touch, and how often?
+//! Traces: row ids of an epoch of Criteo-Kaggle's size.
 //!
 //! The [`generator`](crate::generator) makes samples that a model can learn from. A *trace* is
 //! ids alone, for stores: at scale 1 it has the size of the published log (45.8 M samples,

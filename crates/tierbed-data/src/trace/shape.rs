@@ -1,4 +1,4 @@
-//! How do the 26 columns of Criteo-Kaggle's log grow?
+//! Vocabulary growth of the 26 columns of Criteo-Kaggle's log.
 //!
 //! Discount and strength of each column solve two equations: the expected distinct tokens are
 //! those of the log's first 60,000 rows, and the published ones after 45,840,617 samples

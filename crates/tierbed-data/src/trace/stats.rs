@@ -1,4 +1,4 @@
-//! How often are the rows of a trace used, and how many does a batch hold?
+//! Statistics of a trace: uses per row, rows per batch.
 
 use serde::Serialize;
 

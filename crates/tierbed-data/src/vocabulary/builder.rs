@@ -1,4 +1,4 @@
-//! Which tokens are there, how often, and which id does each get?
+//! Building of a vocabulary: tokens, counts, ids.
 //!
 //! One pass over the log, in bounded memory. An open-addressing map counts fingerprints and
 //! remembers where each appeared first; when the budget is full the map becomes a sorted run on

@@ -1,4 +1,4 @@
-//! What does a vocabulary file look like?
+//! The vocabulary file format.
 //!
 //! The normative text is `docs/formats/vocabulary.md`; a test reads its constants.
 //!

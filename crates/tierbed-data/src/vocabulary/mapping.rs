@@ -1,4 +1,4 @@
-//! How is a file read like memory without holding it in memory?
+//! A memory-mapped file with bounded residency.
 
 use std::fs::File;
 

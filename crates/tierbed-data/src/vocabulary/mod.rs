@@ -1,4 +1,4 @@
-//! Which row id does a token have?
+//! Vocabularies: tokens to row ids.
 //!
 //! A [`VocabularyBuilder`] writes a file; a [`Vocabulary`] answers from it. Ids are dense within
 //! a feature: 0 for missing, rare and unknown tokens, then 1, 2, 3 ... by first appearance.

@@ -1,4 +1,4 @@
-//! How are more records sorted than fit into memory?
+//! External merge sort of fixed-size records.
 //!
 //! Sorted runs are spilled to a scratch folder and merged, `fan_in` at a time, so neither records
 //! nor open files nor read buffers grow with the input. Runs carry a checksum: what comes back is

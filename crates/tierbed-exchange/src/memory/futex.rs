@@ -1,4 +1,4 @@
-//! How does a rank sleep until another one, perhaps of another process, writes a word?
+//! Futex waits on a shared word, also across processes.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;

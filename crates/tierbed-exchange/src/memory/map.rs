@@ -1,4 +1,4 @@
-//! Memory of several threads or processes, kept until the last of them lets go.
+//! Shared memory of several threads or processes, unmapped by the last of them.
 //!
 //! Pages cost memory only once they are touched, so a map may be as long as the largest batch
 //! that could come. A map between processes is a file without a name (`memfd`): nothing stays

@@ -1,4 +1,4 @@
-//! How do several ranks share memory? Maps, and the only typed views of them.
+//! Shared memory of ranks: maps, and the only typed views of them.
 //!
 //! All `unsafe` of this crate lives in this folder.
 

@@ -1,4 +1,4 @@
-//! What may be read and written of a rank's memory, and by whom?
+//! Typed access to one rank's region.
 //!
 //! The compiler cannot see other processes, so exclusive access is a matter of protocol: the
 //! layout gives every range of a buffer one writer per epoch, and readers wait for the writer's

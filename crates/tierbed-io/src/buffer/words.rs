@@ -1,4 +1,4 @@
-//! Where do many rows lie? Words in as few, large pages as the kernel gives.
+//! Large anonymous memory for rows, backed by huge pages where the kernel gives them.
 //!
 //! A record that is touched at random costs a walk through the page tables unless the tables are
 //! small. Pages of 2 MiB make them five hundred times smaller. Memory is taken from the kernel

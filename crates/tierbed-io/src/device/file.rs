@@ -1,4 +1,4 @@
-//! Bytes in a file, past the page cache where the file system allows it.
+//! A file device: direct I/O where the file system allows it.
 //!
 //! `O_DIRECT` keeps the operating system from holding a second copy of our pages outside the
 //! memory budget. Where the file system refuses it, reads go through the page cache and are

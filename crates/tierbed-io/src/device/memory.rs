@@ -1,4 +1,4 @@
-//! Bytes in this process's memory: the oracle, and the memory backend.
+//! A device in this process's memory: the oracle, and the memory backend.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

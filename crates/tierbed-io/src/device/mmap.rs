@@ -1,4 +1,4 @@
-//! Bytes of a file mapped read-only: the baseline of measurements, not for serving.
+//! A read-only memory-mapped device: the baseline of measurements, not for serving.
 //!
 //! The kernel decides what stays in memory, outside any budget, unless the map is bounded: then
 //! pages that have to leave are given back to it one by one. Invariant: the file does not shrink

@@ -1,4 +1,4 @@
-//! Where do the bytes live? One file each, real or not.
+//! Block devices: files, memory, memory maps.
 //!
 //! A [`Device`] answers one call at a time, from any thread; [`crate::IoEngine`] keeps many
 //! calls in flight on top of it. Invariant: a read returns what the last completed write put

@@ -1,4 +1,4 @@
-//! Which pages of a map stay in memory when only so many may? A clock over pages.
+//! Bounded residency of a memory map: a clock over its pages.
 //!
 //! ```text
 //! oldest [ 7  3* 9  1 ] newest      page 4 comes: 7 leaves. Then 8 comes: 3 was used again

@@ -1,4 +1,4 @@
-//! Who has which buffer? Fixed buffers, attached devices, counters: what engines share.
+//! What all I/O engines share: fixed buffers, attached devices, counters.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How many reads should fly at once? As few as the device needs for its full rate.
+//! Adaptive queue depth: as few reads in flight as the device needs for its full rate.
 //!
 //! A device gives more reads a second the more of them it has, up to a point; beyond it they only
 //! wait in its queue, and other callers wait behind them. The point is searched while reads are

@@ -1,4 +1,4 @@
-//! One transfer at a time on the calling thread: the simplest engine, and the repeatable one.
+//! The inline I/O engine: one transfer at a time on the calling thread, repeatable.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How do many bytes move at once? Requests in, completions out.
+//! I/O engines: batches of requests in, completions out.
 //!
 //! An engine owns a fixed set of page-aligned buffers. A caller takes one ([`IoEngine::acquire`]),
 //! fills it if it writes, hands it over with a [`Request`], and gets it back with the

@@ -1,4 +1,4 @@
-//! A few threads that call `pread` and `pwrite`: the fallback where io_uring is refused.
+//! The thread-pool I/O engine: `pread` and `pwrite`, the fallback where io_uring is refused.
 //!
 //! The buffer moves with the request, by ownership: slot ─▶ job ─▶ thread ─▶ finished ─▶ slot.
 //! Threads wait for work on a condition variable and never spin. Costs about twice the CPU of

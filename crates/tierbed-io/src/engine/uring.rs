@@ -1,4 +1,4 @@
-//! io_uring: many transfers in flight, one system call per [`IoEngine::wait`].
+//! The io_uring engine: many transfers in flight, one system call per [`IoEngine::wait`].
 //!
 //! A plain ring: handing over in batches is worth more than registering buffers and files, and
 //! kernel-side polling is harmful on few cores. `submit` writes a submission entry, which costs

@@ -1,4 +1,4 @@
-//! A folder whose lock is held for whoever opens it next.
+//! A folder whose lock is already held and handed to the next opener.
 //!
 //! A store may change its engine while it is open. Were the folder given back by the one and taken
 //! by the other, a second opener could come in between.

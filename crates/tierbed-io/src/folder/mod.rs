@@ -1,4 +1,4 @@
-//! Which files belong together, and who owns them? Names, small atomic files, the lock.
+//! Folders: file names, atomic replacement of small files, the owner's lock.
 //!
 //! A store is one flat folder. Large files are [`Device`]s; small ones (manifests, schemas) are
 //! read and replaced whole. Invariant: after [`Folder::write_atomic`] a reader, or a restart

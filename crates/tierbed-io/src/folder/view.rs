@@ -1,4 +1,4 @@
-//! What would be found here if another commit were in force? A folder over another one.
+//! A read-only overlay that shows a folder as it would be with another commit in force.
 //!
 //! Files may have other names than below, or other bytes. Whatever is written, cut, renamed or
 //! removed stays in memory: the folder below is never changed and never locked. So a store can be

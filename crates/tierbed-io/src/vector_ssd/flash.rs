@@ -1,4 +1,4 @@
-//! When is a piece of a page out of the flash? Dies and channels as discrete events.
+//! Discrete-event simulation of flash dies and channels.
 //!
 //! ```text
 //! arrive ─▶ queue of the die ─▶ cells to buffer ─▶ queue of the channel ─▶ sent ─▶ die is free

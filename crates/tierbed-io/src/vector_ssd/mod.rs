@@ -1,4 +1,4 @@
-//! What if an SSD knew vectors? A deterministic model of one, over any device's bytes.
+//! A deterministic model of an SSD that reads vectors, over any device's bytes.
 //!
 //! It serves real bytes and reports **simulated** time; nothing here waits.
 //!

@@ -1,4 +1,4 @@
-//! What is the simulated SSD made of, and how long does each part take?
+//! Parameters of the simulated SSD: its parts and their times.
 
 use tierbed_core::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! Where does a row lie? Extents of a table, as the device's translator sees them.
+//! The device's translation table: extents of a table to device addresses.
 
 use tierbed_core::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! How do codes become numbers?
+//! Decoding of codes to f32.
 //!
 //! A codec decodes 16 numbers at a time ([`Decoder`]); the loop over rows is here, once for all
 //! codecs, that over bags in `pool_codes`. The end of a row that fills no vector reads whatever

@@ -1,4 +1,4 @@
-//! Numbers kept one by one: f32, f16, bf16.
+//! Codecs of single numbers: f32, f16, bf16.
 
 use half::{bf16, f16};
 

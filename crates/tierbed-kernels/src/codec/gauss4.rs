@@ -1,4 +1,4 @@
-//! Four bits per number: 16 levels that err least on normal numbers, times a scale per row.
+//! Four-bit codec: 16 levels that err least on normal numbers, times a scale per row.
 
 #![expect(clippy::indexing_slicing, reason = "lengths are checked by the caller")]
 

@@ -1,4 +1,4 @@
-//! Four bits per number, between bounds that err least.
+//! Four-bit codec between the two bounds per row that err least.
 //!
 //! With 16 levels the extremes of a row cost everybody precision. The search shrinks the range from
 //! both ends, on a coarse grid and then around the best point, and keeps what has the least squared

@@ -1,4 +1,4 @@
-//! One byte per number, between the least and the greatest of its row.
+//! Eight-bit codec between the least and the greatest number of a row.
 
 #![expect(clippy::indexing_slicing, reason = "lengths are checked by the caller")]
 

@@ -1,4 +1,4 @@
-//! How is a row kept in fewer bytes? Codecs for tiers and snapshots.
+//! Row codecs of tiers and snapshots: f32 rows in fewer bytes.
 //!
 //! A *code* is a row of `dim` numbers in [`Codec::code_bytes`] bytes, without optimizer state.
 //! Encoding is done once, offline or when a row enters a tier, by plain loops; decoding is on the

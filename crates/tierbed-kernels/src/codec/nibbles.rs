@@ -1,4 +1,4 @@
-//! How do four-bit codes lie in bytes?
+//! The byte layout of four-bit codes.
 //!
 //! In groups of 16, eight bytes each: byte `j` of a group holds number `j` in its low half and
 //! number `j + 8` in its high half, so that a mask and a shift of one word undo it. A last group of

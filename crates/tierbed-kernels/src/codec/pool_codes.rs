@@ -1,4 +1,4 @@
-//! Here are the codes of a bag, give me one vector: decoding fused with pooling.
+//! Decoding fused with pooling: the codes of a bag in, one vector out.
 //!
 //! A block of 64 columns stays in registers while the codes of a bag pass by, in index order, as
 //! with rows that are not coded (`accumulate`). So the bits are those of decoding first.

@@ -1,4 +1,4 @@
-//! A few bytes per row: every part of a row is replaced by the nearest of 256 trained parts.
+//! Product quantization: each part of a row becomes the nearest of 256 trained parts.
 //!
 //! Source: Jégou, Douze, Schmid, "Product Quantization for Nearest Neighbor Search", 2011, §II.
 

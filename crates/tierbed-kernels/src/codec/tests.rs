@@ -1,4 +1,4 @@
-//! What does each codec keep, and is it the same everywhere?
+//! Error bounds of every codec, and equal bits on every instruction set.
 
 #![allow(clippy::indexing_slicing, reason = "a test that panics has failed, as it should")]
 

@@ -1,4 +1,4 @@
-//! One accumulator `s` per weight: `s += g * g`, `w -= lr * (g / (sqrt(s) + eps))`.
+//! Adagrad, one accumulator `s` per weight: `s += g * g`, `w -= lr * (g / (sqrt(s) + eps))`.
 //!
 //! Source: Duchi, Hazan, Singer, JMLR 2011, as `torch.optim.Adagrad` computes it (`lr_decay` 0).
 

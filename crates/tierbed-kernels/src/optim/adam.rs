@@ -1,4 +1,4 @@
-//! First moment `m` and second moment `v` per weight, of touched rows only ("lazy"):
+//! Lazy Adam: first moment `m` and second moment `v` per weight, of touched rows only:
 //!
 //! ```text
 //! m += (1 - beta1) * (g - m)          v += (1 - beta2) * (g * g - v)

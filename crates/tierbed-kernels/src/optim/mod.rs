@@ -1,4 +1,4 @@
-//! Here is the gradient of a row, give me its next weights and state, in place.
+//! Optimizers: a row's gradient in, its weights and state updated in place.
 //!
 //! One file per optimizer, each with its formula. A step is "fused": decay, state and weights of
 //! a record change in one pass, and only records that got a gradient change at all ("lazy").

@@ -1,4 +1,4 @@
-//! Adam with a first moment `m` per weight and one second moment `v` per row:
+//! Partial row-wise Adam: a first moment `m` per weight, one second moment `v` per row:
 //!
 //! ```text
 //! m += (1 - beta1) * (g - m)          v += (1 - beta2) * (mean(g * g) - v)

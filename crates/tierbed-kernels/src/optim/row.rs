@@ -1,4 +1,4 @@
-//! How does an optimizer's rule for one element become a pass over a row?
+//! Element-wise optimizer rules applied to a whole row.
 
 #![expect(clippy::indexing_slicing, reason = "lengths are checked once per row, by slicing")]
 

@@ -1,4 +1,4 @@
-//! One accumulator `s` per row: `s += mean(g * g)`, `w -= (lr / (sqrt(s) + eps)) * g`.
+//! Row-wise Adagrad, one `s` per row: `s += mean(g * g)`, `w -= (lr / (sqrt(s) + eps)) * g`.
 //!
 //! Source: FBGEMM `EXACT_ROWWISE_ADAGRAD`, the usual optimizer of recommender tables: the state
 //! costs one word per row. The mean is `sum / dim`, the sum in the order of `Kernels::sum_squares`.

@@ -1,4 +1,4 @@
-//! Here are the gradients of a batch, step each of its rows once, in place.
+//! One optimizer step for the rows of a batch, each row once, in place.
 //!
 //! Table after table: the gradients of its rows are summed ([`super::sums`]), then its rows are
 //! stepped in the order of their first use, fetched ahead.

@@ -1,4 +1,4 @@
-//! What is the sum of the gradients of each row of a table, when rows are known by number?
+//! Gradient sums per row of a table whose rows are given by number.
 //!
 //! Gradients are passed in the order of the samples, and each is added to the sum of its row.
 //! Rows get their sums in the order of their first use, so all sums of a table's rows in a batch

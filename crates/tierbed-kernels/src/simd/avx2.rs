@@ -1,4 +1,4 @@
-//! What are 16 lanes on AVX2? Two registers of 8.
+//! Sixteen lanes on AVX2: two registers of eight.
 
 use std::arch::x86_64::*;
 

@@ -1,4 +1,4 @@
-//! What are 16 lanes on AVX-512? One register.
+//! Sixteen lanes on AVX-512: one register.
 //!
 //! Parts are read and written by the shortest register that holds them. A masked access touches the
 //! cache lines of all its lanes, and what is read next to a masked write waits for it.

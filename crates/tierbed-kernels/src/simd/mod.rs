@@ -1,4 +1,4 @@
-//! How does one kernel body run on plain registers, AVX2 and AVX-512 with equal bits?
+//! One kernel body for scalar code, AVX2 and AVX-512, with equal bits.
 //!
 //! A kernel is a [`Job`]: a generic body over [`Lanes`], 16 numbers wide whatever the processor.
 //! [`CheckedIsa::run`] compiles it once per instruction set, inside a function that may use that

@@ -1,4 +1,4 @@
-//! What are 16 lanes without vector instructions? An array: the reference all others must equal.
+//! Sixteen lanes without vector instructions: the reference all others must equal.
 
 use super::{Job, Lanes, LANES};
 

@@ -1,4 +1,4 @@
-//! What the kernel tests share: awkward numbers, and equality to the last bit.
+//! Shared parts of the kernel tests: awkward numbers, and equality to the last bit.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 

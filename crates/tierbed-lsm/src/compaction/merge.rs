@@ -1,4 +1,4 @@
-//! How do several sorted runs become one?
+//! Merging of several sorted runs into one.
 //!
 //! Sources are ordered newest first. Of the versions of one key only the newest is kept; and
 //! none, when the row's home is under the other prefix (`lookahead::key_allocator`).

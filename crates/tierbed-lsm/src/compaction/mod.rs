@@ -1,4 +1,4 @@
-//! Which SSTs are merged, and when? Choice first, work later.
+//! Compaction: choice of SSTs, then their merge.
 //!
 //! | part | here | pure |
 //! |---|---|---|

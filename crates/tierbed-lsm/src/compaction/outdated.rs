@@ -1,4 +1,4 @@
-//! How many rows of each SST are outdated?
+//! Outdated rows per SST.
 //!
 //! Training reads a row and writes it soon after. So when a row that was read from an SST is
 //! written, that SST holds one more outdated row. Source: RecDB §3.2.3 and §4.3 (OD Monitor).

@@ -1,4 +1,4 @@
-//! What should be merged next? Pure: reads metadata, touches no file.
+//! Compaction picker. Pure: reads metadata, touches no file.
 //!
 //! Levels as usual: level 0 is due by the number of its SSTs, deeper ones by their bytes; the
 //! most overdue goes first. Which SST of a deeper level goes is the picker's choice:

@@ -1,4 +1,4 @@
-//! May the planned compaction run now? Pure: time and loads are given to it.
+//! Compaction scheduler. Pure: time and loads are given to it.
 //!
 //! ```text
 //! Levelled   always                                                    plain

@@ -1,4 +1,4 @@
-//! Which rows will nearly every batch of the window ask for?
+//! Hot rows: those that nearly every batch of the look-ahead window asks for.
 //!
 //! hot: `access_count / sample_count > frequency_min` in the window, and among the
 //! `top-k = lookahead_count x hot_ratio` most accessed. Pure.

@@ -1,4 +1,4 @@
-//! Under which prefix does the newest version of a row live?
+//! The key prefix under which a row's newest version lives.
 //!
 //! A row moves when it is *written*: a row that has become hot is written with the hot prefix,
 //! one that has cooled down without it. From that write on the allocator's *homes* say where the

@@ -1,4 +1,4 @@
-//! In which order are the rows of a request read?
+//! Read order of a request's rows.
 //!
 //! In the order of the tree: rows of one block follow each other, so a block is loaded once
 //! however small the cache is. Pure. Source: RecDB §4.2 (Key Sorter).

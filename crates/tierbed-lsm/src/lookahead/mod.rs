@@ -1,4 +1,4 @@
-//! What will the next batches ask for? RecDB's request preprocessor, part by part.
+//! Look-ahead over the next batches: RecDB's request preprocessor, part by part.
 //!
 //! | part (RecDB §4.2) | here | switch |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! Is this block what was written, and where in it is a row?
+//! SST blocks: checksums, and the search of a row inside.
 //!
 //! Little-endian; normative text: `docs/formats/lsm.md`.
 //!

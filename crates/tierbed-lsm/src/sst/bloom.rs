@@ -1,4 +1,4 @@
-//! Can this SST hold the row at all?
+//! Bloom filters of SSTs.
 //!
 //! A plain Bloom filter: `k` bits per key in one bit array, chosen by double hashing. It says
 //! "maybe" or "no"; "no" saves a block read. Source: Bloom 1970; Kirsch and Mitzenmacher 2006

@@ -1,4 +1,4 @@
-//! How does one walk through a run of SSTs in key order?
+//! A cursor over a run of SSTs in key order.
 //!
 //! A few blocks at a time in one buffer, straight from the device: merges and scans must not
 //! push the rows that reads need out of the block cache.

@@ -1,4 +1,4 @@
-//! How does a sorted, immutable file of rows look?
+//! The SST format: a sorted, immutable file of rows.
 //!
 //! An SST is a row of equal blocks: rows, then the index (first key of every rows block), then
 //! the filter. What else one must know about it (key range, counts) is in the version.

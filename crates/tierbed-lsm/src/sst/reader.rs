@@ -1,4 +1,4 @@
-//! What stays in memory of an SST, and how is it found again?
+//! An open SST: index and filter in memory, blocks on demand.
 //!
 //! The first key of every rows block (8 bytes per block) and the filter, both counted against
 //! the budget. Rows are read through the store's engine and cache.

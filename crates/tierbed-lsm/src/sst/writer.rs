@@ -1,4 +1,4 @@
-//! How does a sorted stream of rows become an SST?
+//! Building of an SST from a sorted stream of rows.
 //!
 //! Rows are gathered into blocks, blocks into chunks, chunks are written one after the other;
 //! index and filter follow, then one sync. Nobody knows the file until a version names it.

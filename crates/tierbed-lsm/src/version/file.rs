@@ -1,4 +1,4 @@
-//! How is a version kept with a commit?
+//! The version file of a commit.
 //!
 //! Little-endian; the manifest holds the checksum of the whole file. Normative text:
 //! `docs/formats/lsm.md`.

@@ -1,4 +1,4 @@
-//! What was written since the last flush, if memory is lost?
+//! The write-ahead log: rows written since the last flush.
 //!
 //! With `Durability::Step` every write is appended to a log segment before it enters the
 //! memtable, and a commit appends one entry more and syncs, instead of flushing (`tail`). The

@@ -1,4 +1,4 @@
-//! Which steps were committed since the last full commit?
+//! Step commits: recovery of the steps logged since the last full commit.
 //!
 //! A step commit is one entry behind the rows it commits, and one sync. At opening the log is
 //! walked on from where the full commit ends; what counts ends with the last whole step commit.

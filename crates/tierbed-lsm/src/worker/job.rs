@@ -1,4 +1,4 @@
-//! What is one piece of background work, and how is it carried out?
+//! Background jobs: flushes and compactions.
 //!
 //! A job holds everything it needs: the memtable or the SSTs, which never change, and the homes
 //! of hot rows as they were when it was planned. So it runs beside reads and writes, on any

@@ -1,4 +1,4 @@
-//! Who does the background work, and when is it taken over?
+//! Background work: submission of jobs and installation of their results.
 //!
 //! ```text
 //! caller: plan (pure) ─▶ job ─▶ worker: new files ─▶ caller: install the next version

@@ -1,4 +1,4 @@
-//! On which thread does a job run?
+//! The background thread.
 //!
 //! On the caller's (`Inline`: the same calls give the same files) or on one background thread,
 //! which sleeps until a job lies on the desk. One job is under way at a time.

@@ -1,4 +1,4 @@
-//! Where in which page is a row, and is the page what was written?
+//! Page layout of records: header, checksum, presence bits, slots.
 //!
 //! A page is one or more whole 4 KiB blocks; it holds as many records as fit, or one record
 //! that needs several blocks. Little-endian; normative text: `docs/formats/store.md`.

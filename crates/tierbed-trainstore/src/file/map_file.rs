@@ -1,4 +1,4 @@
-//! How is a page map kept with a commit?
+//! The page map file of a commit.
 //!
 //! One file per table and commit, little-endian, whole 4 KiB blocks; normative text:
 //! `docs/formats/store.md`.

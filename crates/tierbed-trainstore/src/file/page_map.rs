@@ -1,4 +1,4 @@
-//! Which of a page's two homes is the current one?
+//! The page map: which of a page's two slots, A or B, is the current one.
 //!
 //! Every page has two homes in its file, plane 0 and plane 1. The page map keeps one 16-bit
 //! word per page in memory; it is written out with every commit.

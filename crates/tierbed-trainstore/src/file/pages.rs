@@ -1,4 +1,4 @@
-//! How do rows get into pages and back? Page-granular reads and read-modify-writes.
+//! Page-granular reads and read-modify-writes of rows.
 //!
 //! Rows of a request come in file order, so the rows of one page are neighbours: each page is
 //! read once and written once per request. As many pages fly at once as the engine has

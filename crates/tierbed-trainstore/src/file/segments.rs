@@ -1,4 +1,4 @@
-//! Where are the two homes of a page in a file that grew?
+//! File offsets of both slots of a page in a file that grew.
 //!
 //! A file is a row of segments, one at first and one more each time it grows. A segment holds
 //! the first homes of its pages, then the second ones, so no page ever moves:

@@ -1,4 +1,4 @@
-//! Which files belong to a kept checkpoint, and what is in them?
+//! The list file of a named checkpoint: its files and their checksums.
 //!
 //! ```text
 //! kept.<name>.list   "tierbed-kept 2 <crc32c of the rest>\n" + JSON

@@ -1,4 +1,4 @@
-//! How does a checkpoint outlive the next one? Copies of its files beside the store's.
+//! Named checkpoints: copies of a commit's files beside the store's.
 //!
 //! A commit makes its predecessor's files garbage. Keeping a checkpoint gives its files second
 //! names in the same folder: files never rewritten (commits, SSTs) are linked and cost nothing,

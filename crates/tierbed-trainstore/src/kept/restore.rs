@@ -1,4 +1,4 @@
-//! How does a store go back to a kept checkpoint, without losing the one it has?
+//! Restore of a named checkpoint, atomic under power loss.
 //!
 //! Everything that can fail comes first. Each file is checked and made ready under a name of its
 //! own; then one small file, `RESTORE`, says that the kept checkpoint is in force. What is left is

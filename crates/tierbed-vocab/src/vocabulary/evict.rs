@@ -1,4 +1,4 @@
-//! Which ids lose their rows? The policy judges bucket after bucket.
+//! Eviction of ids, bucket after bucket.
 
 use serde::Serialize;
 use tierbed_core::{Result, RowKey, TrainStore};

@@ -1,4 +1,4 @@
-//! Which ids does a batch have? Each once, with all its appearances.
+//! The distinct ids of a batch, each with all its positions.
 
 use super::SHARED_ROW;
 use crate::bucket::mix;
