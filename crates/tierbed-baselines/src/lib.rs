@@ -8,7 +8,8 @@
 //! | [`RocksStore`] | RocksDB, loaded at run time | memtables flushed, a RocksDB checkpoint |
 //!
 //! All keep the waist's promise (`tierbed_core::conformance`) and use the commit protocol of
-//! `tierbed-trainstore`. What each guarantees beyond and what it costs: `docs/guides/backends.md`.
+//! `tierbed-trainstore`. What each guarantees beyond and what it costs:
+//! `docs/how-to/choose-a-backend.md`.
 
 mod ffi;
 mod hashdb;

@@ -7,7 +7,7 @@
 //!
 //! Both kinds have the header of every page of the house, with the magic `TBk1` or `TBd1`, the
 //! physical page number, and the run's version as generation. The keys are read only when a
-//! store is opened. Normative: `docs/formats/cold.md`.
+//! store is opened. Normative: `docs/reference/formats/cold.md`.
 
 use tierbed_core::{Error, Result};
 use tierbed_trainstore::PageName;

@@ -1,6 +1,7 @@
 //! The table file of a commit: ranges, extents of runs, runs. No row, no key.
 //!
-//! Little-endian words; normative: `docs/formats/cold.md`. The checksum is in the manifest.
+//! Little-endian words; normative: `docs/reference/formats/cold.md`. The checksum is in the
+//! manifest.
 
 use std::collections::BTreeSet;
 

@@ -4,7 +4,7 @@
 //! training runs along it: rows in use lie in an arena, a row that is not needed soon is appended
 //! to the bucket of the window that needs it next ([`store`]), and that bucket is read in one go,
 //! one window ahead. No random read, no index, no compaction; a row never used costs nothing.
-//! Design: `docs/design/0002-forward-order.md`.
+//! Design: `docs/explanation/decisions/0002-forward-order.md`.
 
 mod bits;
 mod day;

@@ -1,7 +1,8 @@
 //! The live SSTs and their levels, as of one commit.
 //!
 //! A [`Version`] is never changed: an edit makes the next one. A commit writes the version in
-//! one checksummed file, `commit-<number>.version`; normative text: `docs/formats/lsm.md`.
+//! one checksummed file, `commit-<number>.version`; normative text:
+//! `docs/reference/formats/lsm.md`.
 
 mod file;
 

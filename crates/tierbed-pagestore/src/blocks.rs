@@ -7,7 +7,7 @@
 //! 0        4              8                      4096
 //! ```
 //!
-//! Normative text: docs/formats/snapshot.md.
+//! Normative text: docs/reference/formats/snapshot.md.
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 //! fewest bits that hold the page count; those of a table follow each other in row order, each
 //! table from a fresh 8-byte word. The words lie in checksummed [`blocks`](crate::blocks).
 //!
-//! Normative text: docs/formats/snapshot.md.
+//! Normative text: docs/reference/formats/snapshot.md.
 
 use std::sync::Arc;
 

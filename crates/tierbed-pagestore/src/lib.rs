@@ -9,8 +9,8 @@
 //!                                          └─ not stored: the initial value is computed
 //! ```
 //!
-//! Rows never written take no storage; the normative format is docs/formats/snapshot.md. The
-//! [`sorter`] brings any number of fixed-size records into key order in bounded memory.
+//! Rows never written take no storage; the normative format is docs/reference/formats/snapshot.md.
+//! The [`sorter`] brings any number of fixed-size records into key order in bounded memory.
 
 pub mod blocks;
 pub mod delta;

@@ -1,7 +1,7 @@
 //! What is in this snapshot, and is it whole? The last file written, the first one read.
 //!
 //! One line `tierbed-snapshot <version> <crc32c of the rest, 8 hex digits>`, then JSON. A folder
-//! without it is not a snapshot. Normative text: docs/formats/snapshot.md.
+//! without it is not a snapshot. Normative text: docs/reference/formats/snapshot.md.
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;

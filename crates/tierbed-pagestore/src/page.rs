@@ -7,7 +7,7 @@
 //!
 //! A page holds rows of one table, or of the tables of one placement; both have a number, the
 //! page's *owner*: tables come first, then placements. A row larger than a page is cut into
-//! parts on consecutive pages, one part a page. Normative text: docs/formats/snapshot.md.
+//! parts on consecutive pages, one part a page. Normative text: docs/reference/formats/snapshot.md.
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, RowId, TableId, TableSchema};

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The inverted index is not stored: it is made from this one, so that the two cannot disagree.
-//! Normative text: docs/formats/snapshot.md.
+//! Normative text: docs/reference/formats/snapshot.md.
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@
 //!               queue is full: the buffer is dropped, and counted; no lookup ever waits
 //! ```
 //!
-//! Format: `docs/formats/query-log.md`.
+//! Format: `docs/reference/formats/query-log.md`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{sync_channel, Receiver, SyncSender};

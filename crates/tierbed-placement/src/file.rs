@@ -5,7 +5,7 @@
 //! rows on each page │ homes on each home page │ rows of all pages │ pages of all rows
 //! ```
 //! The last part is the forward index: each row's most useful page first. It is stored because its
-//! order is learnt from a log that may be gone. Format: `docs/formats/placement.md`.
+//! order is learnt from a log that may be gone. Format: `docs/reference/formats/placement.md`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

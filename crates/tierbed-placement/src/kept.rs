@@ -8,7 +8,7 @@
 //! *identity* names the log, the options and the step: numbers are those of this step or none. A
 //! file appears whole or not at all, and may be deleted at any time: then its step is done again.
 //! A damaged one is an error that names it, because a disk that lies should not go unnoticed.
-//! Format: `docs/formats/placement.md`.
+//! Format: `docs/reference/formats/placement.md`.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};

@@ -5,7 +5,7 @@
 //! ```
 //! Row `r` sits on `pages[first[r] .. first[r] + seats[r]]`, and the first of them is its home.
 //! Little-endian, no checksum; every number is checked against the others and the file's length.
-//! Format: `docs/formats/query-log.md`.
+//! Format: `docs/reference/formats/query-log.md`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

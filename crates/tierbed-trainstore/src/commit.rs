@@ -2,7 +2,8 @@
 //!
 //! A commit is a set of files `commit-<number>.*` and one manifest that lists them with
 //! lengths and checksums. It comes into force when the small file `CURRENT` is atomically
-//! replaced; until then the previous commit is untouched. Normative: `docs/formats/store.md`.
+//! replaced; until then the previous commit is untouched. Normative:
+//! `docs/reference/formats/store.md`.
 //!
 //! ```text
 //! <table>.rows                    pages (file store)

@@ -272,7 +272,7 @@ impl TrainStore for MemoryStore {
 }
 
 // A dump is a stream of (row id u64, record), cut into whole blocks; the manifest holds count
-// and checksum. Normative: docs/formats/store.md.
+// and checksum. Normative: docs/reference/formats/store.md.
 fn write_dump(folder: &dyn Folder, file: String, table: &Table) -> Result<TableMeta> {
     let device = folder.open(&file, OpenMode::Create)?;
     device.set_len(0)?;

@@ -7,7 +7,7 @@
 //! SHARDS    "tierbed-shards 1 <crc32c of the rest>\n" + JSON
 //! ```
 //!
-//! Normative: `docs/formats/store.md`.
+//! Normative: `docs/reference/formats/store.md`.
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;

@@ -1,7 +1,8 @@
 //! Bucket pages: ids and their rows, sorted by hash.
 //!
 //! A page is the record of one row of a hidden table: 4,068 bytes, so that header and record of
-//! the `file` store fill 4 KiB. Little-endian; normative: `docs/formats/open-vocabulary.md`.
+//! the `file` store fill 4 KiB. Little-endian; normative:
+//! `docs/reference/formats/open-vocabulary.md`.
 //!
 //! | bytes | field |
 //! |---|---|

@@ -3,7 +3,8 @@
 //! `2^depth` bucket numbers, found by the first `depth` bits of the hash. A bucket whose ids
 //! share fewer bits owns a run of neighbouring slots; splitting it halves the run.
 //!
-//! Its file (an attachment of every commit; `docs/formats/open-vocabulary.md`): magic `TBid`,
+//! Its file (an attachment of every commit; `docs/reference/formats/open-vocabulary.md`): magic
+//! `TBid`,
 //! version u32, depth u32, run count u32, then per run the bucket u32 and its depth u8, in hash
 //! order.
 

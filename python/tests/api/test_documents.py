@@ -65,6 +65,6 @@ def test_the_readme_runs(tmp_path: Path) -> None:
 
 
 def test_the_tutorial_runs_and_says_what_it_promises(tmp_path: Path) -> None:
-    said = run(blocks(REPOSITORY / "docs" / "tutorial.md"), tmp_path)
+    said = run(blocks(REPOSITORY / "docs" / "tutorials" / "first-model.md"), tmp_path)
     assert "the same losses, to the last bit: True" in said
     assert "as trained: True" in said

@@ -1,4 +1,4 @@
-"""Writes the fixtures of the version at hand: ``python -m formats.write FOLDER`` (docs/formats)."""
+"""Writes fixtures of the version at hand: ``python -m formats.write FOLDER``."""
 
 from __future__ import annotations
 

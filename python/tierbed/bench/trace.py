@@ -1,4 +1,4 @@
-"""Batches of a generated trace as tensors. The file's format: ``docs/formats/trace.md``."""
+"""Batches of a generated trace as tensors; format: ``docs/reference/formats/trace.md``."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ then rank 0 writes a manifest that names them all, and gives the folder its name
 there whole or not at all. Loading reads every file and keeps what the new plan gives this rank,
 rows and columns; rows that were never written are initial rows again, from the same seed. Rows that
 are kept in fewer bytes are written as their codes, all of them. Format:
-``docs/formats/ranks.md``.
+``docs/reference/formats/ranks.md``.
 """
 
 from __future__ import annotations

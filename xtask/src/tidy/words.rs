@@ -29,8 +29,12 @@ const REFUSED: [(&str, &str); 17] = [
 const REFUSED_NAMES: [&str; 6] = ["utils", "util", "helpers", "helper", "misc", "stuff"];
 
 /// Files that quote the refused words: the glossary and what explains or checks it.
-const MAY_QUOTE: [&str; 4] =
-    ["docs/glossary.md", "docs/papers/", "STYLE.md", "xtask/src/tidy/words.rs"];
+const MAY_QUOTE: [&str; 4] = [
+    "docs/reference/glossary.md",
+    "docs/explanation/papers/",
+    "STYLE.md",
+    "xtask/src/tidy/words.rs",
+];
 
 /// Refuses words and file names outside the glossary.
 pub(crate) fn check(file: &File) -> Vec<Finding> {
@@ -54,7 +58,8 @@ pub(crate) fn check(file: &File) -> Vec<Finding> {
         let line = line.to_lowercase();
         for (word, instead) in REFUSED {
             if contains_word(&line, word) {
-                let message = format!("say \"{instead}\" instead of \"{word}\" (docs/glossary.md)");
+                let message =
+                    format!("say \"{instead}\" instead of \"{word}\" (docs/reference/glossary.md)");
                 findings.push(Finding::new(file, at + 1, message));
             }
         }
@@ -92,7 +97,7 @@ mod tests {
         assert_eq!(check(&File::new("a.rs", "inverted index, prev_cache, page_cnts")), []);
         assert_eq!(check(&File::new("a.py", "count = group.num_rows")), []);
         assert_eq!(check(&File::new("a.py", "num_rows = 1")).len(), 1);
-        assert_eq!(check(&File::new("docs/glossary.md", "not ev_cache")), []);
+        assert_eq!(check(&File::new("docs/reference/glossary.md", "not ev_cache")), []);
     }
 
     #[test]

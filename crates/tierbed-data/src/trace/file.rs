@@ -4,7 +4,8 @@
 //! page 0   magic "TBtrace1", crc32c of the rest, options, rows and place of each column
 //! then     per column its ids, 1 to 4 bytes each (as many as its rows need), page-aligned
 //! ```
-//! The header is written last: a file without it is unfinished. Format: `docs/formats/trace.md`.
+//! The header is written last: a file without it is unfinished. Format:
+//! `docs/reference/formats/trace.md`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -9,7 +9,7 @@
 //! functions of others are processes over the other column's tokens ([`shape`]). Ids are dense
 //! by first appearance. A trace of a smaller scale is the beginning of the larger one. Columns
 //! are made one after another, so memory is bounded by one column and the counts of its rows:
-//! about 6 bytes a sample, 270 MB at scale 1. The file's format: `docs/formats/trace.md`.
+//! about 6 bytes a sample, 270 MB at scale 1. The file's format: `docs/reference/formats/trace.md`.
 //!
 //! Source: Pitman, Yor, "The two-parameter Poisson-Dirichlet distribution" (Ann. Probab. 1997);
 //! chains as in Teh, "A hierarchical Bayesian language model" (ACL 2006).

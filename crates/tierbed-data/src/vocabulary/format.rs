@@ -1,6 +1,6 @@
 //! The vocabulary file format.
 //!
-//! The normative text is `docs/formats/vocabulary.md`; a test reads its constants.
+//! The normative text is `docs/reference/formats/vocabulary.md`; a test reads its constants.
 //!
 //! ```text
 //! 0          header     64 bytes, own crc32c

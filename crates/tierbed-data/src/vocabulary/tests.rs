@@ -184,7 +184,7 @@ fn bad_calls_are_refused() {
 
 #[test]
 fn the_format_text_names_the_constants() {
-    let text = include_str!("../../../../docs/formats/vocabulary.md");
+    let text = include_str!("../../../../docs/reference/formats/vocabulary.md");
     assert!(text.contains("`TBVOCAB\\n`") && MAGIC == *b"TBVOCAB\n");
     assert!(text.contains(&format!("version {VERSION}")));
     assert!(text.contains(&format!("header of {HEADER_BYTES} bytes")));

@@ -5,7 +5,7 @@
 //! `tierbed-trainstore`. Its cost depends on the memory, not on the tables. The rows of the
 //! current window wait for that very window, so reopening is entering it again. Rows read ahead
 //! for the next window are still in their bucket and need no dump.
-//! Normative: `docs/formats/forward.md`.
+//! Normative: `docs/reference/formats/forward.md`.
 
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, Result};

@@ -3,7 +3,7 @@
 //! Rows lie by entry: without the entries of the plan nobody knows which row a record is. So the
 //! entries lie in a file of their own as well. It is the plan with holes where the batches are:
 //! the same header, directory and offsets, hence the same identity. Normative:
-//! `docs/formats/plan.md`.
+//! `docs/reference/formats/plan.md`.
 
 use tierbed_core::Result;
 use tierbed_io::{AlignedBuf, Folder, OpenMode, PAGE_BYTES};

@@ -1,4 +1,4 @@
-//! What does a plan look like on disk? Normative text: `docs/formats/plan.md`.
+//! What does a plan look like on disk? Normative text: `docs/reference/formats/plan.md`.
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 //! *entries*, numbered table by table in row order. Each entry knows the window
 //! that uses its row next and its number there; the last use of an epoch points to the first use
 //! in the next one. Each batch has its indices translated to entries, so that training needs no
-//! hash table and looks at no id. Normative format: `docs/formats/plan.md`.
+//! hash table and looks at no id. Normative format: `docs/reference/formats/plan.md`.
 //!
 //! ```text
 //! batches ─▶ PlanBuilder::push ─▶ entries per window ─▶ finish: last use ◀─ next use ─▶ plan file

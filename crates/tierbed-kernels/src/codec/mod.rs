@@ -19,7 +19,7 @@
 //! large; codes are chosen for the rounded scale, so rounding costs range and not truth.
 //!
 //! Source: EVStore §4.3 (mixed precision). Differs: scale and bias per row, because the published
-//! fixed ranges lose rows that are small (`docs/papers/evstore.md`).
+//! fixed ranges lose rows that are small (`docs/explanation/papers/evstore.md`).
 
 mod decode;
 mod evstore;

@@ -1,6 +1,6 @@
 //! SST blocks: checksums, and the search of a row inside.
 //!
-//! Little-endian; normative text: `docs/formats/lsm.md`.
+//! Little-endian; normative text: `docs/reference/formats/lsm.md`.
 //!
 //! | bytes | field |
 //! |---|---|

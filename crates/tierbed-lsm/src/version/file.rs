@@ -1,7 +1,7 @@
 //! The version file of a commit.
 //!
 //! Little-endian; the manifest holds the checksum of the whole file. Normative text:
-//! `docs/formats/lsm.md`.
+//! `docs/reference/formats/lsm.md`.
 //!
 //! | bytes | field |
 //! |---|---|

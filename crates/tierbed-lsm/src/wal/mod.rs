@@ -3,7 +3,7 @@
 //! With `Durability::Step` every write is appended to a log segment before it enters the
 //! memtable, and a commit appends one entry more and syncs, instead of flushing (`tail`). The
 //! version names the segments and how much of each is committed; behind that only whole step
-//! commits count. Little-endian; normative text: `docs/formats/lsm.md`.
+//! commits count. Little-endian; normative text: `docs/reference/formats/lsm.md`.
 //!
 //! | bytes of an entry | field |
 //! |---|---|

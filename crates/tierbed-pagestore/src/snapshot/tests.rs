@@ -499,7 +499,7 @@ fn attachments_come_back() {
 /// The format document is normative: its numbers are those of the code.
 #[test]
 fn the_format_document_has_the_constants_of_the_code() {
-    let document = include_str!("../../../../docs/formats/snapshot.md");
+    let document = include_str!("../../../../docs/reference/formats/snapshot.md");
     for line in [
         format!("`{} {} <", crate::manifest::MANIFEST_MAGIC, crate::manifest::SNAPSHOT_VERSION),
         format!(
@@ -520,7 +520,7 @@ fn the_format_document_has_the_constants_of_the_code() {
             crate::page::WIDE_ROW_COUNT.ilog2()
         ),
     ] {
-        assert!(document.contains(&line), "docs/formats/snapshot.md lacks: {line}");
+        assert!(document.contains(&line), "docs/reference/formats/snapshot.md lacks: {line}");
     }
 }
 

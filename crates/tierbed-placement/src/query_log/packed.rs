@@ -4,7 +4,7 @@
 //! u64 query_count │ u64 row_count │ u64 offsets[query_count + 1] │ u32 rows[offsets[query_count]]
 //! ```
 //! Little-endian, no checksum; every number is checked against the others and the file's length.
-//! Format: `docs/formats/query-log.md`.
+//! Format: `docs/reference/formats/query-log.md`.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};

@@ -1,7 +1,7 @@
 //! Page layout of records: header, checksum, presence bits, slots.
 //!
 //! A page is one or more whole 4 KiB blocks; it holds as many records as fit, or one record
-//! that needs several blocks. Little-endian; normative text: `docs/formats/store.md`.
+//! that needs several blocks. Little-endian; normative text: `docs/reference/formats/store.md`.
 //!
 //! | bytes | field |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! The page map file of a commit.
 //!
 //! One file per table and commit, little-endian, whole 4 KiB blocks; normative text:
-//! `docs/formats/store.md`.
+//! `docs/reference/formats/store.md`.
 //!
 //! | bytes | field |
 //! |---|---|

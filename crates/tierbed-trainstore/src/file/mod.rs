@@ -3,7 +3,7 @@
 //! A row's place is arithmetic: page `row / rows_per_page`, slot `row % rows_per_page`. No
 //! index, no garbage collection; in memory only two bytes per page ([`page_map`]). Rows never
 //! written occupy nothing. Commits are atomic through two homes per page
-//! (`docs/design/0001-shadow-pages.md`).
+//! (`docs/explanation/decisions/0001-shadow-pages.md`).
 
 pub(crate) mod fuzz;
 mod layout;

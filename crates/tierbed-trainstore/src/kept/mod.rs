@@ -10,7 +10,7 @@
 //! kept.<name>.list           what belongs to it  written last, removed first
 //! ```
 //!
-//! Normative: `docs/formats/store.md`.
+//! Normative: `docs/reference/formats/store.md`.
 
 mod list;
 mod restore;

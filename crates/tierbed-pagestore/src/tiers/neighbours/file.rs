@@ -8,7 +8,7 @@
 //!          40 bits of row below the table's number; all ones: nothing stands for it
 //! ```
 //!
-//! Normative text: docs/formats/neighbours.md.
+//! Normative text: docs/reference/formats/neighbours.md.
 
 use std::sync::Arc;
 

@@ -3,7 +3,8 @@
 //! The order of rows after a level is all there is to know: the sizes of nodes follow from the
 //! number of rows and pins, and a row's side in each split above follows from its place. Later runs
 //! divide pins along that order without an exchange, and get the same nodes to the last bit. The
-//! file belongs to one log and to one set of options. Format: `docs/formats/placement.md`.
+//! file belongs to one log and to one set of options. Format:
+//! `docs/reference/formats/placement.md`.
 
 use std::path::Path;
 
