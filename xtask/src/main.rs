@@ -13,6 +13,9 @@ cargo x <command>
   check               cargo fmt --check, clippy with warnings as errors, tidy
   test                Rust unit, integration and documentation tests
   tidy                house rules: sizes, words, arrows between crates, docs, links, unsafe
+  count [--list | --set]
+                      size and robustness figures of every crate; --list shows each place
+                      counted, --set lowers the ceilings that tidy checks
   sim [--seed N] [--rounds N]
                       seeded simulations of faulty disks; a seed replays one run
   docs                Rust API reference, then the link checks of tidy
@@ -26,6 +29,9 @@ fn main() -> ExitCode {
         ["check"] => commands::check(),
         ["test"] => commands::test(),
         ["tidy"] => tidy::run(&commands::root()),
+        ["count"] => tidy::count::run(&commands::root()),
+        ["count", "--list"] => tidy::count::list(&commands::root()),
+        ["count", "--set"] => tidy::count::set(&commands::root()),
         ["sim", options @ ..] => commands::sim(options),
         ["docs"] => commands::docs(),
         ["ci"] => commands::ci(),

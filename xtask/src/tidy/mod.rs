@@ -4,6 +4,7 @@
 //! brackets, and that is enough. A rule that cannot be checked by a few lines is not here.
 
 mod arrows;
+pub(crate) mod count;
 mod documents;
 mod python_scan;
 mod rust_scan;
@@ -77,6 +78,7 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
     let files = load(root)?;
     let mut findings = document_findings(&files);
     findings.extend(arrows::check(&files));
+    findings.extend(count::check(&files));
     let mut notes = Vec::new();
     for file in &files {
         findings.extend(sizes::check(file));

@@ -85,7 +85,7 @@ fn rust_functions(lines: &[RustLine]) -> Vec<Function> {
 
 /// Returns the number of lines up to the brace that closes the first one opened, or up to the
 /// semicolon of a function without a body.
-fn brace_span<'a>(lines: impl Iterator<Item = &'a str>) -> usize {
+pub(super) fn brace_span<'a>(lines: impl Iterator<Item = &'a str>) -> usize {
     let (mut braces, mut brackets) = (0_usize, 0_usize);
     let mut span = 0;
     for line in lines {
