@@ -20,6 +20,10 @@ from typing import Any
 
 import torch
 
+# The first call of an operator of ours imports this, which takes seconds: once here, not once in
+# every child.
+import torch._dynamo
+
 from . import versions
 from .outcome import Case, Outcome, Tally
 from .processes import Child, ended
