@@ -24,7 +24,7 @@ ENV_STAMP := .venv/.stamp-packages
 FUZZ_STAMP := .tools/cargo-fuzz/.version-$(FUZZ_VERSION)
 NATIVE_STAMP := .venv/.stamp-native
 NATIVE_SOURCES := Cargo.toml Cargo.lock \
-    $(shell find crates -path '*/tests' -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
+    $(shell find crates tools -path '*/tests' -prune -o -path tools/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_PYTHON_DOWNLOADS := never
@@ -162,7 +162,8 @@ docs: setup ## Build the API reference into build/docs and check every link
 
 .PHONY: clean
 clean: ## Remove everything that was built (.tools, .venv, target, outputs)
-	@rm -rf .tools .venv target build demo-out bench-out fuzz/target fuzz/corpus fuzz/artifacts
+	@rm -rf .tools .venv target build demo-out bench-out \
+	    tools/fuzz/target tools/fuzz/corpus tools/fuzz/artifacts
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find python -name __pycache__ -type d -prune -exec rm -rf {} +
 	@rm -f python/tierbed/_native*.so

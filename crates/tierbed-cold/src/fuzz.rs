@@ -1,4 +1,4 @@
-//! Entries for `fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
 //!
 //! Each takes arbitrary bytes and decodes them as opening a store would, behind the checksums.
 //! Damage is an error, which is fine; anything else that goes wrong is a bug. The pages of homes

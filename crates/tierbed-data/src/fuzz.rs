@@ -1,4 +1,4 @@
-//! Entries for `fuzz/`, not an interface: any bytes given to the readers of this crate.
+//! Entries for `tools/fuzz/`, not an interface: any bytes given to the readers of this crate.
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
 //! reads them as training would. Damage is an error, which is fine; anything else is a bug.

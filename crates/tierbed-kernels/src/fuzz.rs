@@ -1,5 +1,5 @@
-//! Entries for `fuzz/`, not an interface: decoding any bytes must not panic nor differ between
-//! instruction sets.
+//! Entries for `tools/fuzz/`, not an interface: decoding any bytes must not panic nor differ
+//! between instruction sets.
 //!
 //! Codes have no checksum of their own; the pages and tiers that keep them do. What is checked
 //! here is that any bytes decode to something, to the same bits on every instruction set.

@@ -1,4 +1,4 @@
-//! Entries for `fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, decodes
 //! them, and uses what came out as a reader would. Damage is an error, which is fine; anything

@@ -1,4 +1,4 @@
-//! Entries for `fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
 //! decodes them. Damage is an error, which is fine; anything else that goes wrong is a bug.

@@ -1,4 +1,4 @@
-//! Entries for `fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
 //!
 //! Pages and directories have no checksum of their own, the store's pages have; so each entry
 //! takes the bytes as they are and uses them as serving would. Damage is an error, which is fine;

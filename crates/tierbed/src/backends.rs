@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use tierbed_baselines::{
+use tierbed_cold::{ColdOptions, ColdStore};
+use tierbed_compare::{
     HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions, RocksStore,
 };
-use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_core::{Budget, Error, Result, TrainStore};
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_lsm::{LsmOptions, LsmStore};

@@ -33,8 +33,8 @@ fn configs() -> Vec<EngineConfig> {
         engine("inline", 700 << 10),
         engine("auto", 64 << 20),
     ];
-    // RocksDB is not on every machine; the tests of `tierbed-baselines` say so.
-    if tierbed_baselines::is_rocksdb_available().is_ok() {
+    // RocksDB is not on every machine; the tests of `tierbed-compare` say so.
+    if tierbed_compare::is_rocksdb_available().is_ok() {
         configs.extend([tree(Backend::RocksDb), tree(Backend::RocksDbUniversal)]);
     }
     configs

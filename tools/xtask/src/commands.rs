@@ -1,0 +1,156 @@
+//! What runs when one says `cargo x check`? Thin sequences of cargo calls.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::tidy;
+
+/// Returns the repository's root folder, two above xtask's own folder.
+pub(crate) fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Formatting, lints, house rules.
+pub(crate) fn check() -> Result<(), String> {
+    cargo(&["fmt", "--all", "--check"], &[])?;
+    cargo(&["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    tidy::run(&root())
+}
+
+/// Rust tests; the Python module is left out, it is tested from Python.
+pub(crate) fn test() -> Result<(), String> {
+    cargo(&["test", "--locked"], &[])
+}
+
+/// Rust API reference without warnings, then the documents' own rules.
+pub(crate) fn docs() -> Result<(), String> {
+    // The crates are read by those who work on them: a link to a private module is a good link.
+    let flags = "-D warnings -A rustdoc::private-intra-doc-links".to_owned();
+    let warnings_are_errors = ("RUSTDOCFLAGS", flags);
+    cargo(&["doc", "--locked", "--workspace", "--no-deps"], &[warnings_are_errors])?;
+    tidy::run_docs(&root())
+}
+
+/// Everything above, cheapest first.
+pub(crate) fn ci() -> Result<(), String> {
+    check()?;
+    test()?;
+    sim(&[])?;
+    docs()
+}
+
+/// What `cargo x sim` was asked for.
+#[derive(Debug, PartialEq, Eq)]
+struct SimOptions {
+    /// Replays exactly this seed.
+    seed: Option<u64>,
+    /// Fresh seeds per suite when no seed is given.
+    round_count: u64,
+}
+
+impl SimOptions {
+    fn parse(options: &[&str]) -> Result<Self, String> {
+        let mut parsed = Self { seed: None, round_count: 4 };
+        let mut rest = options;
+        while let [name, value, tail @ ..] = rest {
+            let number: u64 =
+                value.parse().map_err(|_| format!("{name} takes a number, got {value}"))?;
+            match *name {
+                "--seed" => parsed.seed = Some(number),
+                "--rounds" => parsed.round_count = number,
+                _ => return Err(format!("unknown option of sim: {name}")),
+            }
+            rest = tail;
+        }
+        match rest {
+            [] => Ok(parsed),
+            _ => Err(format!("option of sim without a value: {}", rest.join(" "))),
+        }
+    }
+}
+
+/// Runs every `tests/sim_*.rs` of the crates and tools with fresh seeds, or with the one given.
+///
+/// The suites read the seed from `TIERBED_SIM_SEED` and print it, so a failure can be replayed.
+pub(crate) fn sim(options: &[&str]) -> Result<(), String> {
+    let options = SimOptions::parse(options)?;
+    let suites = sim_suites(&root())?;
+    if suites.is_empty() {
+        return Err("no simulation suite: expected crates/*/tests/sim_*.rs".to_owned());
+    }
+    let seeds = match options.seed {
+        Some(seed) => vec![seed],
+        None => (0..options.round_count).map(|round| fresh_seed().wrapping_add(round)).collect(),
+    };
+    for seed in seeds {
+        println!("simulation seed {seed} (replay: cargo x sim --seed {seed})");
+        for (package, suite) in &suites {
+            let environment = [("TIERBED_SIM_SEED", seed.to_string())];
+            cargo(&["test", "--locked", "--quiet", "-p", package, "--test", suite], &environment)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lists (package, test name) of every simulation suite.
+fn sim_suites(root: &Path) -> Result<Vec<(String, String)>, String> {
+    let mut suites = Vec::new();
+    for folder in ["crates", "tools"] {
+        for file in tidy::files_under(&root.join(folder))? {
+            let tests = file.parent().filter(|parent| parent.ends_with("tests"));
+            let (Some(tests), Some(stem)) = (tests, file.file_stem()) else { continue };
+            let stem = stem.to_string_lossy();
+            if stem.starts_with("sim_") && file.extension().is_some_and(|e| e == "rs") {
+                let manifest = tests.with_file_name("Cargo.toml");
+                suites.push((package_name(&manifest)?, stem.into_owned()));
+            }
+        }
+    }
+    Ok(suites)
+}
+
+fn package_name(manifest: &Path) -> Result<String, String> {
+    let text = fs::read_to_string(manifest).map_err(|e| format!("{}: {e}", manifest.display()))?;
+    let name = tidy::package_name(&text);
+    name.map(str::to_owned).ok_or_else(|| format!("{}: no package name", manifest.display()))
+}
+
+#[expect(clippy::disallowed_methods, reason = "a fresh seed needs the time; it is printed")]
+fn fresh_seed() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since_epoch.as_secs()
+}
+
+fn cargo(arguments: &[&str], environment: &[(&str, String)]) -> Result<(), String> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let shown = format!("cargo {}", arguments.join(" "));
+    println!("$ {shown}");
+    let status = Command::new(program)
+        .current_dir(root())
+        .args(arguments)
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .status()
+        .map_err(|error| format!("{shown}: {error}"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{shown}: {status}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sim_options_name_a_seed_or_rounds() {
+        assert_eq!(SimOptions::parse(&[]), Ok(SimOptions { seed: None, round_count: 4 }));
+        let replay = SimOptions::parse(&["--seed", "7"]).unwrap();
+        assert_eq!(replay.seed, Some(7));
+        for wrong in [&["--seed"][..], &["--seed", "x"], &["--speed", "1"]] {
+            assert!(SimOptions::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
