@@ -1,4 +1,4 @@
-//! How do words of an index lie in a file, so that damage is noticed?
+//! Checksummed 4 KiB blocks of 8-byte words, in which the indexes of a snapshot lie.
 //!
 //! Blocks of 4 KiB, each with its number and a checksum:
 //!

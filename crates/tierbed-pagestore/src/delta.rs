@@ -1,4 +1,4 @@
-//! What changed since a snapshot, and how do both become the next one?
+//! Deltas: the rows that changed since a snapshot, and how both become the next snapshot.
 //!
 //! A delta is a snapshot folder whose manifest names the snapshot it was made against: it holds
 //! only rows that differ, and all attachments. Applied to that snapshot, and to no other, it gives

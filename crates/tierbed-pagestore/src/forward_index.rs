@@ -1,4 +1,4 @@
-//! On which page does this row start? One bit-packed number per row of every table.
+//! Forward index: the page on which each row starts, one bit-packed number per row.
 //!
 //! Entry 0 says the row is not stored, entry `p + 1` that it starts on page `p`. Entries have the
 //! fewest bits that hold the page count; those of a table follow each other in row order, each

@@ -1,4 +1,4 @@
-//! Can any bytes make a decoder of this crate panic? Entries for `tools/fuzz/`, not an interface.
+//! Fuzz targets for the decoders of this crate; entries for `fuzz/`, not an interface.
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
 //! decodes them. Damage is an error, which is fine; anything else that goes wrong is a bug.

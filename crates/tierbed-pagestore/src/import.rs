@@ -1,4 +1,4 @@
-//! Here are plain tables, make a snapshot of them.
+//! Import of plain tables into a snapshot.
 //!
 //! Tables that were trained elsewhere lie as matrices, in memory or mapped from a file. Tables with
 //! pages of their own are written in row order; those of a placement page by page, each row as

@@ -1,4 +1,4 @@
-//! Which few pages hold these rows? Immutable serving snapshots.
+//! Immutable serving snapshots: pages of rows, and lookups that read few of them.
 //!
 //! A snapshot is a folder written once and read by lookups: rows on 4 KiB checksummed pages in
 //! the order the publisher chose ([`SnapshotWriter`]), a forward index that says on which page a

@@ -1,4 +1,4 @@
-//! Here are bags, give me one vector each, from a snapshot.
+//! Lookup of bags in a snapshot: unique rows, tiers, page reads, pooling.
 //!
 //! The indices of a batch are handled in chunks that fit a reader's scratch; within a chunk each
 //! row is fetched once and each page read once. Pooling adds rows in index order with the kernels

@@ -1,4 +1,4 @@
-//! What is in this snapshot, and is it whole? The last file written, the first one read.
+//! Manifest of a snapshot: schema, counts and checksums. The last file written, the first one read.
 //!
 //! One line `tierbed-snapshot <version> <crc32c of the rest, 8 hex digits>`, then JSON. A folder
 //! without it is not a snapshot. Normative text: docs/reference/formats/snapshot.md.

@@ -1,4 +1,4 @@
-//! Who gets how much of a snapshot's budget, and do the files have the right lengths?
+//! Opening of a snapshot: checks of the files' lengths, and division of the memory budget.
 //!
 //! The forward index is needed whole. Of what is left, half at most goes to readers, each with
 //! I/O buffers and a scratch, and the rest to the row cache. Everything is sized from what is

@@ -1,4 +1,4 @@
-//! How do rows lie in a page, and is this the page that was asked for?
+//! Layout and checks of a snapshot's 4 KiB pages.
 //!
 //! ```text
 //! | crc | magic | version | owner | rows | part | page id | ids … | weights …        | zeros |

@@ -1,4 +1,4 @@
-//! Which tables share pages, and which number has a row among theirs?
+//! Tables that share pages by a placement, and the numbering of their rows.
 //!
 //! A placement puts rows that are asked for together on one page, of whatever table they are, as
 //! long as their rows are of one size. Its rows are numbered through: those of its first table,

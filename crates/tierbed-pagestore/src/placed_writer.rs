@@ -1,4 +1,4 @@
-//! How do rows come to the pages a placement gave them?
+//! Writer of the pages of a placement.
 //!
 //! Rows arrive in any order, and a row may sit on several pages. So each row is handed to a sorter
 //! once for each of its pages, and comes out page by page. Where rows can be asked for one by one

@@ -1,4 +1,4 @@
-//! On which pages does each item of a placement lie? The forward indexes of all placements.
+//! Forward indexes of all placements: the pages on which each item lies.
 //!
 //! Numbers of 4 bytes, two to a word, in checksummed [`blocks`](crate::blocks). Each placement
 //! starts with a fresh word: where the pages of each item start, then the pages, counted from the

@@ -1,4 +1,4 @@
-//! How do the pages of one call come in? One engine and one scratch per concurrent call.
+//! Page reader of one call: an I/O engine, one or two scratches, and page selection.
 //!
 //! ```text
 //! plain tables   rows by page ────────────────┐

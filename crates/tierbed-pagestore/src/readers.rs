@@ -1,4 +1,4 @@
-//! Who reads for a call? A few full readers for batches, small ones for small calls that meet.
+//! Pool of page readers: a few full ones for batches, small ones for small concurrent calls.
 //!
 //! Calls wait for the disk, not for a processor, so as many small calls may read as there are
 //! callers, up to a bound. A full reader is made for each processor when the snapshot is opened; a

@@ -1,4 +1,4 @@
-//! What is asked of a snapshot? A sample of its queries, written for the next placement.
+//! Recorder of a sample of the served queries, as a log for the next placement.
 //!
 //! A sample of a lookup is one query: the rows it asks for in the tables of a [`Recorded`] group,
 //! numbered through in the group's order, as placements of these tables are. Lookups append to a

@@ -1,4 +1,4 @@
-//! Which rows were answered approximately and should be exact next time?
+//! Background reads of rows that were answered approximately, so that the next answer is exact.
 //!
 //! A row that a code, a neighbour or a default stood in for is put into a bounded queue, when its
 //! table says so. A thread reads what waits, past the tiers and through every check of a page, and

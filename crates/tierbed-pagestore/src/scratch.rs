@@ -1,4 +1,4 @@
-//! Where do the rows of a chunk lie while a call works on them?
+//! Working memory of a chunk: its unique rows, their words and their state.
 //!
 //! Unique rows get a place in the scratch's words; each is filled once, from the cache, from a
 //! page, or by the initialiser. Memory is fixed when the scratch is made and counted against the

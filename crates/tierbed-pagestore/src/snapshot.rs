@@ -1,4 +1,4 @@
-//! What does a snapshot answer with, and in how much memory?
+//! An open snapshot: options, memory, statistics and attachments.
 //!
 //! One budget holds the forward index, the readers (I/O buffers and scratch) and the row cache,
 //! which gets what the others leave. With the memory backend the pages count too; with mmap they

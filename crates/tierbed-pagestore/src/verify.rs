@@ -1,4 +1,4 @@
-//! Is every byte of a snapshot what was written, and does every index lead where it says?
+//! Verification of a snapshot: every page, every index entry, every attachment.
 
 use tierbed_core::checksum::crc32c_append;
 use tierbed_core::{Error, Result, RowKey};

@@ -1,4 +1,4 @@
-//! Where is each row put, and when does a folder become a snapshot?
+//! Snapshot writer: rows to pages, pages to files, and the manifest that makes them a snapshot.
 //!
 //! Rows go to pages in the order given, each table filling its own page; a full page is appended
 //! to the page file and gets the next number. (row, page) pairs are sorted outside memory into

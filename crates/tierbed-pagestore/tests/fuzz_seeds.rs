@@ -1,4 +1,4 @@
-//! Do the seeds of this crate's fuzz targets still pass, and of the codecs that its tiers use?
+//! Replay of the seeds of this crate's fuzz targets, and of the codecs that its tiers use.
 
 use tierbed_sim::fuzz::replay_seeds;
 

@@ -1,4 +1,4 @@
-//! How long does placing take, and how much memory, on a log of Criteo-Kaggle's shape and size?
+//! Time and memory of placing a log of Criteo-Kaggle's shape and size.
 //!
 //! Generates the log at each scale, places its rows by all but its last hundredth, and prints time,
 //! processor time, threads, the largest resident set, and the home pages that the queries held out

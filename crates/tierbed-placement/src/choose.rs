@@ -1,4 +1,4 @@
-//! Does growth win on this log? A trial on held-out queries, and the best of three ways.
+//! Choice between partitioners by a trial on held-out queries.
 //!
 //! Growth follows the log closely. Where rows that were asked for together will not be again, it
 //! learns what does not come back, and halves would have been the better guess, refined in pairs or

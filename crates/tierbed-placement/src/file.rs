@@ -1,4 +1,4 @@
-//! How does a placement lie on disk, until pages are written by it?
+//! File format of a placement.
 //!
 //! ```text
 //! magic │ crc32c │ 0 │ row_count rows_per_page page_count home_page_count │ seat_count

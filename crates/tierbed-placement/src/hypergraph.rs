@@ -1,4 +1,4 @@
-//! Which rows were asked for together? A query log as edges over renumbered rows.
+//! Hypergraph of a query log: queries as edges over renumbered rows.
 //!
 //! Only queries of two rows or more say anything about neighbours; the others are dropped. Rows
 //! that were asked for are renumbered by falling frequency, so that what is touched most lies

@@ -1,4 +1,4 @@
-//! In which queries is a row? A query log turned around.
+//! Inverted query log: the queries in which each row occurs.
 
 #![expect(clippy::indexing_slicing, reason = "a log's rows are below its row count")]
 

@@ -1,4 +1,4 @@
-//! What of a long build is done already? Files that outlive the process.
+//! Resume files of a long build: results of finished steps that outlive the process.
 //!
 //! ```text
 //! magic │ crc32c │ identity │ numbers

@@ -1,4 +1,4 @@
-//! Who should sit next to whom? Rows to pages, with replicas, from a query log.
+//! Placement of rows on pages, with replicas, learned from a query log.
 //!
 //! A page read brings a whole page of rows, a query needs few of them. Rows that are asked for
 //! together should share a page, and a row with several circles of friends may sit on several:

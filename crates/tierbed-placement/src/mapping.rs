@@ -1,4 +1,4 @@
-//! How are placements read from, and written as, MaxEmbed's mapping?
+//! Reader and writer of MaxEmbed's mapping files.
 //!
 //! ```text
 //! u64 row_count │ u64 seat_count │ i32 first[row_count] │ i32 seats[row_count] │ u32 pages[..]

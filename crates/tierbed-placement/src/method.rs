@@ -1,4 +1,4 @@
-//! Which placement is wanted? The methods there are, by name.
+//! Placement methods by name, and their options.
 //!
 //! | name | homes | replicas |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! What is left of the queries behind a row cache?
+//! Queries behind a row cache: replay of a log that keeps the rows that missed.
 //!
 //! Only rows that miss the cache are read from pages, so a placement is built from, and judged by,
 //! the *miss stream*: the log without its hits. The cache keeps rows, not pages: what comes along

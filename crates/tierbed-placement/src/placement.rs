@@ -1,4 +1,4 @@
-//! Who sits where? Pages of rows: home pages first, then replica pages.
+//! A placement: home pages first, then replica pages.
 //!
 //! ```text
 //!             page 0    page 1  │ page 2      home_page_count = 2, rows_per_page = 4

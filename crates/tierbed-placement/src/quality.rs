@@ -1,4 +1,4 @@
-//! How good is a placement? How many pages do later queries read, and how full of use is a page?
+//! Quality of a placement: pages read by later queries, and rows used per page read.
 //!
 //! Every query of a [miss stream](crate::miss_stream) goes through the same index and page
 //! selection that serving uses; pages are counted, none is read.

@@ -1,4 +1,4 @@
-//! What was asked? Queries of one table in order of time, each a set of distinct rows.
+//! Query log of one table: queries in order of time, each a set of distinct rows.
 //!
 //! ```text
 //! offsets  0     3  4       7        query q is rows[offsets[q]..offsets[q + 1]]

@@ -1,4 +1,4 @@
-//! Which way of making pages reads less of queries it has not seen? A trial on parts of the table.
+//! Trial of several ways to make pages, on parts of the table and held-out queries.
 //!
 //! The build log's last tenth judges what its first nine tenths teach. Building everything twice
 //! would double the work, so the table is bisected into parts and a few of them are tried: rows of

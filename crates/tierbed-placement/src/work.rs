@@ -1,4 +1,4 @@
-//! How far is a build? Counted by any thread, told now and then, and the way to stop it.
+//! Progress of a build: counted by any thread, reported at intervals, with the way to cancel it.
 //!
 //! ```text
 //! build     0 ─────────── trial ───────────▶ 200 ─ blocks ▶ 250 ── grow ──▶ … 1000

@@ -1,4 +1,4 @@
-//! Do the seeds of this crate's fuzz targets still pass?
+//! Replay of the seeds of this crate's fuzz targets.
 
 use tierbed_sim::fuzz::replay_seeds;
 

@@ -1,4 +1,4 @@
-//! Does each way to place rows keep its promises, and is the better one better?
+//! Properties of every placement method, and comparisons between them.
 
 #![allow(
     clippy::unwrap_used,

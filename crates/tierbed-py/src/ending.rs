@@ -1,4 +1,4 @@
-//! What becomes of threads that are in the engine while Python ends?
+//! Threads that are in the engine while the Python interpreter shuts down.
 //!
 //! When the interpreter ends, a daemon thread that comes back for its lock is ended by unwinding
 //! its stack. Frames of ours on that stack turn this into an abort, after all work is safe. So

@@ -1,4 +1,4 @@
-//! How does an engine error reach Python? As the class of `tierbed.errors` for its kind.
+//! Conversion of engine errors to Python: the class of `tierbed.errors` for each kind.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 

@@ -1,4 +1,4 @@
-//! Python glue and nothing else.
+//! The native Python module: glue and nothing else.
 //!
 //! Three rules. Tensors cross by DLPack and are checked here ([`tensors`]): device, dtype,
 //! layout, length, aliasing. Every call into the engine releases the GIL and turns errors and

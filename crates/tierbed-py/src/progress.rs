@@ -1,4 +1,4 @@
-//! How does Python hear how far a long call is, and stop it?
+//! Progress callbacks of long calls, and their cancellation from Python.
 
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result};

@@ -1,4 +1,4 @@
-//! How does a store written in Python lie below the engine? Bulk calls on a bridge object.
+//! Stores written in Python, below the engine: bulk calls on a bridge object.
 //!
 //! The bridge (`tierbed.backends.bridge.Bridge`) turns bytes into numpy arrays, checks what the
 //! store answers and sorts exceptions into our kinds; here the waist's rules are kept: schema,

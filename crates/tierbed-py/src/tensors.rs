@@ -1,4 +1,4 @@
-//! Is this tensor what it claims to be? Zero-copy views of Python tensors, checked.
+//! Zero-copy views of Python tensors, with checks of dtype, shape and device.
 //!
 //! A view is made only of CPU memory, of the dtype asked for, in C order without gaps. Outputs
 //! must not overlap inputs or each other: Rust may assume that what it writes is not read

@@ -1,4 +1,4 @@
-//! What goes back when something is wrong? A status and `{"kind": ..., "message": ...}`.
+//! Error answers: a status and `{"kind": ..., "message": ...}`.
 
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};

@@ -1,4 +1,4 @@
-//! How does a request's body arrive, and in whose memory does it wait?
+//! Request bodies: bounded reception into memory that all requests share.
 //!
 //! A body takes memory as its bytes come, never by what its head announces: who sends nothing
 //! holds nothing. The first 64 KiB of every body and answer are always there, so that small

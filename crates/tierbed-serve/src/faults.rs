@@ -1,4 +1,4 @@
-//! What failed lately? `/health` tells it.
+//! Recent failures, as `/health` reports them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

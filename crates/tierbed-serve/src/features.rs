@@ -1,4 +1,4 @@
-//! Which table does the feature of a request read, and how is it pooled?
+//! Features of a request: the table of each, and how it is pooled.
 //!
 //! From the options, else from the snapshot's attachment `serving.json`
 //! (`{"features": [{"name", "table", "pooling"}, ...]}`), else a feature per table, of its name,

@@ -1,4 +1,4 @@
-//! How does a lookup look as JSON? See docs/reference/http.md.
+//! Lookups as JSON. See docs/reference/http.md.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Who asks from outside? HTTP lookups and predictions over a snapshot.
+//! HTTP server of lookups and predictions over a snapshot.
 //!
 //! ```text
 //! door ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ blocking thread: decode ─▶

@@ -1,4 +1,4 @@
-//! Who may come in, and who comes in last?
+//! Admission of connections: how many are open, and which ones wait.
 //!
 //! When the server stops, what the kernel has already taken for us is still answered: connections
 //! that wait to be accepted, and requests that lie unread in a socket. Only then do doors close.

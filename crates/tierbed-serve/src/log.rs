@@ -1,4 +1,4 @@
-//! What does the person on call read? One JSON object per line, of failures first.
+//! Structured log: one JSON object per line, failures first.
 //!
 //! ```text
 //! {"timestamp":"2026-01-31T12:00:00.000000Z","level":"ERROR","event":"request_failed",

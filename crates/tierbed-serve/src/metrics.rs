@@ -1,4 +1,4 @@
-//! What does the server tell Prometheus?
+//! Prometheus metrics of the server.
 //!
 //! A request is counted once, with the status it was answered with; 499 is a client that left
 //! before. Times are of requests that were worked on: one that found no room took none.

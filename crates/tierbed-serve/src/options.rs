@@ -1,4 +1,4 @@
-//! What may a request, a client and all clients together cost?
+//! Limits on what a request, a client and all clients together may cost.
 //!
 //! Every limit of the server is a field here, checked when the server starts. The defaults are
 //! those of docs/reference/http.md.

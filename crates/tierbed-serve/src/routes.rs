@@ -1,4 +1,4 @@
-//! Which question is this, and which thread answers it?
+//! Routes: the handler of each request, and the thread on which it runs.
 
 mod about;
 mod work;

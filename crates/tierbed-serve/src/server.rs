@@ -1,4 +1,4 @@
-//! How does a server start, and how does it stop?
+//! Start and graceful stop of a server.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! How does a lookup look as safetensors? See docs/reference/http.md.
+//! Lookups as safetensors. See docs/reference/http.md.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

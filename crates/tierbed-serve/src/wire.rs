@@ -1,4 +1,4 @@
-//! Where is a connection in the life of a request, and how long may it stay there?
+//! States of a connection and their deadlines.
 //!
 //! ```text
 //! Fresh ──first byte──▶ Head ──whole head──▶ Work ──answer made──▶ Answer ──taken──▶ Idle

@@ -1,4 +1,4 @@
-//! Which indices of a batch are handled together?
+//! Division of a batch into parts that overlap, and into chunks that fit a scratch.
 //!
 //! A batch is cut into *parts* of some samples each, so that the pages of one part fly while the
 //! part before is pooled and told to the tiers. Indices of a part are gone through feature by

@@ -1,4 +1,4 @@
-//! What did a lookup do?
+//! Statistics of one lookup.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Which pages of a call are on their way, and whose rows do they bring?
+//! Page reads in flight, and the rows that wait for each of them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Which of these sorted runs has the smallest record? A heap of runs.
+//! Merge of sorted runs by a heap of run numbers.
 
 use tierbed_core::Result;
 use tierbed_io::PAGE_BYTES;

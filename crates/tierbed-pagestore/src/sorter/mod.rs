@@ -1,4 +1,4 @@
-//! In which order do these records come out, when they do not fit memory?
+//! External merge sort of fixed-size records in bounded memory.
 //!
 //! An external merge sort of fixed-size records: memory-sized runs are sorted and appended to a
 //! scratch file, then merged, in several passes when there are more runs than read buffers.

@@ -1,4 +1,4 @@
-//! Where do sorted runs wait? Appended to a scratch file, each from a page border.
+//! Scratch file of sorted runs, each beginning at a page border.
 
 use std::sync::Arc;
 

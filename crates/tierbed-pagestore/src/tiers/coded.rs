@@ -1,4 +1,4 @@
-//! How does a tier keep rows in a codec? Codes in the words of a [`ShardedTier`].
+//! A cache tier whose rows are kept in a codec: codes in the words of a [`ShardedTier`].
 //!
 //! A code fills up to three bytes less than its words. The tier moves words and never looks at
 //! them.

@@ -1,4 +1,4 @@
-//! Which rows need no read? Tiers of cached rows, and what answers in place of a miss.
+//! Cache tiers, resident rows, and what answers in place of a miss.
 //!
 //! ```text
 //! unique rows ─▶ tier 1 ─▶ tier 2 ─▶ … ─▶ resident rows ─▶ miss: read, surrogate or default

@@ -1,4 +1,4 @@
-//! What is a cache made of? Tiers by name, and what a miss does.
+//! Options of the cache tiers, and the modes in which misses are answered.
 
 use std::sync::Arc;
 

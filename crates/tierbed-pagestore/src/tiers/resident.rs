@@ -1,4 +1,4 @@
-//! Which rows are always in memory, and what stands for the others?
+//! Resident rows: the most used rows of a table, and codes that stand for all others.
 //!
 //! The *head* of a table is its most used rows: a bit per row says which, and their codes lie in
 //! the order of the rows, so that a row costs its code and nothing else. The *tail* stands for all

@@ -1,4 +1,4 @@
-//! How are several tiers asked and told as one?
+//! The stack of cache tiers, asked and informed as one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;

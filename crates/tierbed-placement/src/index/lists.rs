@@ -1,4 +1,4 @@
-//! How do many short lists of numbers lie in memory without one allocation each?
+//! Many short lists of numbers in two arrays, without an allocation each.
 //!
 //! Compressed rows: all items behind each other, and where each list starts.
 //!

@@ -1,4 +1,4 @@
-//! On which pages does a row lie, and which rows lie on a page?
+//! Page index: the pages of each row, and the rows of each page.
 //!
 //! Page selection asks both: the *forward index* names the pages of a row, the *inverted index* the
 //! rows of a page. Both are plain [`Lists`] in DRAM. An *index limit* keeps only the first pages of

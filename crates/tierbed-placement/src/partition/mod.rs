@@ -1,4 +1,4 @@
-//! Which row has its home where? One answer per file, each a [`Placement`] without replicas.
+//! Partitioners: one page per row, each a [`Placement`] without replicas.
 
 mod bisect;
 pub(crate) mod grow;

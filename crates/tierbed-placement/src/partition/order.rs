@@ -1,4 +1,4 @@
-//! What does placement cost that looks at no pair of rows? The two baselines.
+//! Baseline partitioners that look at no pair of rows: row order and frequency.
 
 use tierbed_core::env::SplitMix64;
 use tierbed_core::Result;

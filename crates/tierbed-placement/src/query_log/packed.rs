@@ -1,4 +1,4 @@
-//! How are queries read from, and written as, MaxEmbed's binary log?
+//! Reader and writer of MaxEmbed's binary log.
 //!
 //! ```text
 //! u64 query_count │ u64 row_count │ u64 offsets[query_count + 1] │ u32 rows[offsets[query_count]]

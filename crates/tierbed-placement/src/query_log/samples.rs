@@ -1,4 +1,4 @@
-//! How are queries read from samples? A line of a Criteo-shaped log asks for one row per column.
+//! Queries from samples: a line of a Criteo-shaped log asks for one row per column.
 //!
 //! ```text
 //! label  13 numbers  26 tokens        tab-separated; the tokens of a line are its query

@@ -1,4 +1,4 @@
-//! Where do queries come from, and which of them are kept?
+//! Sources of queries, and the range of queries that is kept.
 //!
 //! A [`QuerySource`] hands out one query after the other in bounded memory; [`read_log`] keeps a
 //! sample of them. What stays in memory is the kept queries alone: four bytes per pin.

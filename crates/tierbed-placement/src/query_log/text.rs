@@ -1,4 +1,4 @@
-//! How are queries read from text? A line is a query.
+//! Queries from text, one query per line.
 //!
 //! ```text
 //! # comments and empty lines are skipped

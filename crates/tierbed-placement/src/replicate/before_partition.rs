@@ -1,4 +1,4 @@
-//! What if frequent rows are doubled first, and the partitioner finds seats for both?
+//! Replication before partitioning: frequent rows are doubled, and the partitioner places both.
 //!
 //! Source: MaxEmbed §5.1 (RPP, its first strawman).
 

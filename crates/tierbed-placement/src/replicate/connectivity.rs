@@ -1,4 +1,4 @@
-//! Which rows sit in queries that need many pages? Replication by connectivity.
+//! Replication by connectivity: copies of rows whose queries need many pages.
 //!
 //! A query that needs p home pages has connectivity p. A row scores `sum(p - 1)` over its
 //! queries. Each of the best rows becomes the base of one replica page, which it shares with the

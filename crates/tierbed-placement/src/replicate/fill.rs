@@ -1,4 +1,4 @@
-//! What if pages are cut smaller, and the room is filled with neighbours?
+//! Replication by filling: smaller home pages whose free seats go to co-accessed rows.
 //!
 //! Source: MaxEmbed §5.2 (FPR, its second strawman).
 

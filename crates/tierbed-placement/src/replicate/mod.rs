@@ -1,4 +1,4 @@
-//! Which rows deserve a second seat? One answer per file, within one budget.
+//! Replication methods: which rows get further copies, within one budget.
 //!
 //! A *ratio* r allows `r * row_count` replicas, rounded down to the row, on as many pages as
 //! these fill. Home pages that are not full may hold replicas too; pages are counted together.

@@ -1,4 +1,4 @@
-//! Which pages are read for these rows?
+//! Page selection: the pages to read for the rows of a query.
 //!
 //! A row may lie on several pages, and a page read for one row brings others along. Choosing the
 //! fewest pages is set cover; two choices are offered. [`one_pass`] goes through the rows once,

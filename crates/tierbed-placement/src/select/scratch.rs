@@ -1,4 +1,4 @@
-//! Which rows of this call are still needed?
+//! Working memory of page selection: the rows of a call that still need a page.
 //!
 //! A small hash table from row to its first position in the call, with open addressing. It is as
 //! large as the call needs, so that clearing it costs what the call asked for and not what the

@@ -1,4 +1,4 @@
-//! Which of many equal lines is written?
+//! Throttle for repeated log lines.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

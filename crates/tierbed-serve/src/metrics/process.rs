@@ -1,4 +1,4 @@
-//! What does the process take? The usual names of Prometheus' clients, from `/proc/self`.
+//! Prometheus metrics of the process under their usual names, from `/proc/self`.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};

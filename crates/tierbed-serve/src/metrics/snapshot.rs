@@ -1,4 +1,4 @@
-//! What does the snapshot tell Prometheus?
+//! Prometheus metrics of the snapshot.
 
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;

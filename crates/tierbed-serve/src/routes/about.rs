@@ -1,4 +1,4 @@
-//! What is served, and how is it?
+//! Health, description and metrics of the server.
 
 use axum::extract::State;
 use axum::http::StatusCode;

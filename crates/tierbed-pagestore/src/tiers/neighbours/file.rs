@@ -1,4 +1,4 @@
-//! Which row may stand for each row? A file, too large for memory, that is asked for a few at once.
+//! File of neighbours: for each row, another row that may stand for it.
 //!
 //! The blocks of the other indexes ([`crate::blocks`]), each with its number and a checksum:
 //!

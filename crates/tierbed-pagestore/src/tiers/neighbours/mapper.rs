@@ -1,4 +1,4 @@
-//! How do rows that leave become neighbours that are known?
+//! Mapping of evicted rows to their neighbours, in the background or on the calling thread.
 //!
 //! The file is read with no lock held; the cache is locked to look and to put entries in.
 

@@ -1,4 +1,4 @@
-//! Whose neighbour may answer? Rows that left the tiers, and a small cache of who stands for them.
+//! Neighbours of evicted rows: a small cache of the row that may stand for each of them.
 //!
 //! A row that leaves the last tier, or stays outside, may be asked for again. Its neighbour, a row
 //! like it that is used often, is then likely to be in a tier, and can answer without a read. Who

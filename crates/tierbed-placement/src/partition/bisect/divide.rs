@@ -1,4 +1,4 @@
-//! Which child gets which pins? The end of a split.
+//! Division of a node's pins between its children, at the end of a split.
 //!
 //! ```text
 //! rows  a b c d    sides  l r r l        rows  a d │ b c

@@ -1,4 +1,4 @@
-//! Who gains most from changing sides? One iteration of a split.
+//! One refinement iteration of a split: exchange of the rows with the highest gains.
 //!
 //! With `n0` and `n1` rows of a query on the two sides, its probabilistic fanout (p = 1/2) is
 //! `2 - 2^-n0 - 2^-n1`. Up to a factor, a row of side 0 that changes sides gains

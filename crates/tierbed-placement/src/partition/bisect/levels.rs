@@ -1,4 +1,4 @@
-//! In which order are nodes split? Level by level, the nodes of a level in parallel.
+//! Order of the splits: level by level, the nodes of a level in parallel.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

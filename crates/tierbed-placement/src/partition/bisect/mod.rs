@@ -1,4 +1,4 @@
-//! Which rows go left, which right? Recursive bisection with the probabilistic fanout.
+//! Recursive bisection that minimises the probabilistic fanout.
 //!
 //! All rows that were asked for are one node. A node is split into two of about equal size, so
 //! that queries are cut as little as possible, until a node fits a page:

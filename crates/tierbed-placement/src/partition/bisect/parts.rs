@@ -1,4 +1,4 @@
-//! Which parts of a table can be worked on one by one? The first levels of a bisection.
+//! Independent parts of a table: the nodes after the first levels of a bisection.
 //!
 //! ```text
 //! rows   [ part ][ part ][ part ][ part ]      one array; a part is a range of rows,

@@ -1,4 +1,4 @@
-//! Which levels are done already? A file between levels, so that a long bisection can go on.
+//! Resume file of a bisection, written between levels.
 //!
 //! The order of rows after a level is all there is to know: the sizes of nodes follow from the
 //! number of rows and pins, and a row's side in each split above follows from its place. Later runs

@@ -1,4 +1,4 @@
-//! Can a bisection go on elsewhere? A node with its rows and pins, as bytes for another machine.
+//! A node with its rows and pins as bytes, for a bisection that continues on another machine.
 //!
 //! What is split below a node depends on the node alone, and on its place in the whole. So nodes
 //! may be split on any machine, in any order, and again after a machine was lost:

@@ -1,4 +1,4 @@
-//! Do all rows get seats, always the same, and better ones than by chance?
+//! Tests of bisection: every row gets a seat, always the same, and a better one than by chance.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! How is one block of rows made into pages?
+//! Pages of one block of rows.
 
 use super::page::Growth;
 use super::pages_of_order;

@@ -1,4 +1,4 @@
-//! How is a table of any size grown in bounded memory? Block after block.
+//! Growth of a table of any size in bounded memory, block after block.
 //!
 //! Blocks are parts of a bisected log, and lie in it: 4 bytes a pin for all of them. What growth
 //! needs, some times that, is made of one block at a time by each thread, and made again when

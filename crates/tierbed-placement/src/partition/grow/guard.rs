@@ -1,4 +1,4 @@
-//! Does growth win on this block? Each block of a large table finds out for itself.
+//! Choice between growth and bisection for each block, by a trial on later queries.
 //!
 //! A large log has parts of very different kinds: rows that everybody asks for, and rows with
 //! friends. So the last tenth of a block's queries judges all ways of making pages, which learn

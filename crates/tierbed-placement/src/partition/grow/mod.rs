@@ -1,4 +1,4 @@
-//! Who belongs together most? Pages grown one by one, then refined in pairs.
+//! Page growth: pages grown from seeds by weighted co-access, then refined in pairs.
 //!
 //! Bisection decides about halves of a table first, long before pages. Growth begins with pages:
 //! the one that saves most reads, then the next best, each on what is still to be saved

@@ -1,4 +1,4 @@
-//! Which rows belong on the page of this one? Growing a page from a seed.
+//! Growth of one page from a seed row.
 //!
 //! Rows join one by one: each time the one that is asked for, together with the page so far, in
 //! most queries that still cost something. What a query contributes falls as the page covers more

@@ -1,4 +1,4 @@
-//! Would two pages be better with some rows exchanged? Refinement, pair by pair.
+//! Pairwise refinement: exchange of rows between two pages.
 //!
 //! Each page meets the pages that share most queries with it. For a pair, rows change sides two by
 //! two, the best first even when it loses, and the best moment on the way is kept.

@@ -1,4 +1,4 @@
-//! Which pins has a query, and which has a row? A block of a query log, both ways round.
+//! Pins of a block: the rows of each query, and the queries of each row.
 //!
 //! ```text
 //! rows of queries   [ 2 0 │ 1 2 │ 0 3 2 ]     a pin is a place in this array

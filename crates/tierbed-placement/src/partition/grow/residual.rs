@@ -1,4 +1,4 @@
-//! What does each query still cost? The pages that serve it, and who shares them.
+//! Residual cost of each query: the pages that serve it, and the rows that share them.
 //!
 //! Pins of a query that one page serves are a *group*; a query reads one page per group. A page
 //! that brings a whole group and another whole group saves a read. A pin *owes* a part of a read:

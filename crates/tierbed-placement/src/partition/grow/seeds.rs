@@ -1,4 +1,4 @@
-//! From which row does the next page grow? Lazily: most seeds are never grown twice.
+//! Lazy priority queue of seeds: most seeds are never grown twice.
 //!
 //! A heap holds what each seed promised when it was last looked at; promises only get worse, as
 //! rows are taken and reads are saved. A page is taken as soon as it saves nearly what the best

@@ -1,4 +1,4 @@
-//! How are pages of a block written down? As edges are: rows, the last one of a page marked.
+//! Resume format of a block's pages: rows in sequence, the last one of a page marked.
 
 use super::Pages;
 use crate::hypergraph::{close_page, edges, local};

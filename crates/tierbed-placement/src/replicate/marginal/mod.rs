@@ -1,4 +1,4 @@
-//! Which seat saves most reads now? Replication by marginal gain.
+//! Replication by marginal gain: each copy goes where it saves most reads.
 //!
 //! After every replica page the queries it helps are served anew, so that no later page is paid for
 //! the same saving, and no page is built twice. Then seats of replicas go to whoever saves more

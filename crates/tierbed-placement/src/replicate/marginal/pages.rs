@@ -1,4 +1,4 @@
-//! Which rows together deserve a further page?
+//! Growth of replica pages.
 
 use crate::index::PageIndex;
 use crate::partition::grow::page::Growth;

@@ -1,4 +1,4 @@
-//! Which block may have how many replica pages, and what does it make of them?
+//! Share of replica pages of each block, and the block's pages with them.
 
 use tierbed_core::Result;
 

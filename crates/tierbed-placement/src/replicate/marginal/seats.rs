@@ -1,4 +1,4 @@
-//! Who should have a free seat, or a better one than its holder?
+//! Assignment of free seats, and exchange of seats for rows that save more reads.
 //!
 //! Page by page: a row that a query reads alone, while it reads this page too, would be served
 //! along. The row that saves most so gets the next free seat. On a full page it may take the seat

@@ -1,4 +1,4 @@
-//! Are blocks the same whenever and wherever they are made?
+//! Tests of blocks: the same whenever and wherever they are made.
 
 use std::fs::File;
 use std::io::Write;
