@@ -3,6 +3,11 @@
 //! Deliberately the simplest thing that can be right: chunks of records, a presence bit each.
 //! With a folder it keeps commits as whole dumps, so small models can checkpoint too.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "rows and tables are checked against the schema on entry; chunks cover all rows"
+)]
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +23,9 @@ use tierbed_io::{AlignedBuf, Folder, FolderLock, OpenMode, PAGE_BYTES};
 use crate::commit::{CommitLog, Manifest, TableMeta};
 use crate::file::check_records;
 
+/// Rows allocated at once: a table of few written rows stays small, a full one has few boxes.
 const CHUNK_ROWS: u64 = 256;
+/// Bytes written at once: whole blocks, few calls.
 const DUMP_CHUNK_BYTES: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -55,38 +62,33 @@ impl Table {
         Ok(())
     }
 
-    fn place(&self, row: RowId) -> (usize, usize) {
+    fn locate(row: RowId) -> (usize, usize) {
         ((row.0 / CHUNK_ROWS) as usize, (row.0 % CHUNK_ROWS) as usize)
     }
 
     fn get(&self, row: RowId) -> Option<&[u8]> {
-        let (chunk, slot) = self.place(row);
-        let chunk = self.chunks.get(chunk)?.as_ref()?;
-        if !*chunk.is_present.get(slot)? {
-            return None;
-        }
-        chunk.records.get(slot * self.record_bytes..(slot + 1) * self.record_bytes)
+        let (chunk, slot) = Self::locate(row);
+        let chunk = self.chunks[chunk].as_ref()?;
+        chunk.is_present[slot]
+            .then(|| &chunk.records[slot * self.record_bytes..(slot + 1) * self.record_bytes])
     }
 
     fn put(&mut self, row: RowId, record: &[u8]) -> Result<()> {
-        let (chunk, slot) = self.place(row);
+        let (chunk, slot) = Self::locate(row);
         let record_bytes = self.record_bytes;
-        let Some(place) = self.chunks.get_mut(chunk) else { return Ok(()) };
-        if place.is_none() {
-            let bytes = CHUNK_ROWS as usize * record_bytes;
-            self.memory.resize(self.memory.bytes() + (bytes + size_of::<Chunk>()) as u64)?;
-            *place = Some(Box::new(Chunk {
-                is_present: [false; CHUNK_ROWS as usize],
-                records: vec![0; bytes],
-            }));
-        }
-        let Some(chunk) = place else { return Ok(()) };
-        if let Some(is_present) = chunk.is_present.get_mut(slot) {
-            *is_present = true;
-        }
-        if let Some(old) = chunk.records.get_mut(slot * record_bytes..(slot + 1) * record_bytes) {
-            old.copy_from_slice(record);
-        }
+        let chunk = match &mut self.chunks[chunk] {
+            Some(chunk) => chunk,
+            empty => {
+                let bytes = CHUNK_ROWS as usize * record_bytes;
+                self.memory.resize(self.memory.bytes() + (bytes + size_of::<Chunk>()) as u64)?;
+                empty.insert(Box::new(Chunk {
+                    is_present: [false; CHUNK_ROWS as usize],
+                    records: vec![0; bytes],
+                }))
+            }
+        };
+        chunk.is_present[slot] = true;
+        chunk.records[slot * record_bytes..(slot + 1) * record_bytes].copy_from_slice(record);
         Ok(())
     }
 
@@ -162,7 +164,7 @@ impl RowStore for MemoryStore {
         check_keys(&self.schema, keys.iter().copied())?;
         self.stats.rows_read += keys.len() as u64;
         for (at, key) in keys.iter().enumerate() {
-            let record = self.tables.get(key.table.0 as usize).and_then(|table| table.get(key.row));
+            let record = self.tables[key.table.0 as usize].get(key.row);
             self.stats.rows_absent += u64::from(record.is_none());
             sink(at, record)?;
         }
@@ -172,8 +174,7 @@ impl RowStore for MemoryStore {
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
         self.poison.check()?;
         self.schema.table(table)?;
-        let mut rows = self.tables.get(table.0 as usize).into_iter().flat_map(Table::rows);
-        rows.try_for_each(|(row, record)| sink(row, record))
+        self.tables[table.0 as usize].rows().try_for_each(|(row, record)| sink(row, record))
     }
 
     fn stats(&self) -> StoreStats {
@@ -198,9 +199,7 @@ impl TrainStore for MemoryStore {
         self.poison.check()?;
         let mut schema = self.schema.clone();
         schema.grow(table, row_count)?;
-        if let Some(table) = self.tables.get_mut(table.0 as usize) {
-            table.grow(row_count)?;
-        }
+        self.tables[table.0 as usize].grow(row_count)?;
         self.schema = schema;
         Ok(())
     }
@@ -211,9 +210,7 @@ impl TrainStore for MemoryStore {
         check_records(&self.schema, rows)?;
         self.stats.rows_written += rows.len() as u64;
         for row in rows {
-            if let Some(table) = self.tables.get_mut(row.key.table.0 as usize) {
-                table.put(row.key.row, row.record)?;
-            }
+            self.tables[row.key.table.0 as usize].put(row.key.row, row.record)?;
         }
         Ok(())
     }
@@ -286,9 +283,7 @@ fn write_dump(folder: &dyn Folder, file: String, table: &Table) -> Result<TableM
             let mut rest = part;
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(rest.len().min(DUMP_CHUNK_BYTES - filled));
-                if let Some(place) = chunk.get_mut(filled..filled + now.len()) {
-                    place.copy_from_slice(now);
-                }
+                chunk[filled..filled + now.len()].copy_from_slice(now);
                 filled += now.len();
                 rest = later;
                 if filled == DUMP_CHUNK_BYTES {
@@ -301,10 +296,8 @@ fn write_dump(folder: &dyn Folder, file: String, table: &Table) -> Result<TableM
     }
     if filled > 0 {
         let len_bytes = filled.next_multiple_of(PAGE_BYTES);
-        if let Some(last) = chunk.get_mut(..len_bytes) {
-            last.iter_mut().skip(filled).for_each(|byte| *byte = 0);
-            device.write_at(at, last)?;
-        }
+        chunk[filled..len_bytes].fill(0);
+        device.write_at(at, &chunk[..len_bytes])?;
     }
     device.sync()?;
     Ok(TableMeta { file, crc32c: crc, entry_count, ..TableMeta::default() })
@@ -328,7 +321,9 @@ fn read_dump(
         return Err(damaged("checksum mismatch"));
     }
     for entry in wanted.chunks_exact(entry_bytes) {
-        let Some((id, record)) = entry.split_first_chunk::<8>() else { continue };
+        let Some((id, record)) = entry.split_first_chunk::<8>() else {
+            panic!("an entry begins with its row id")
+        };
         let row = u64::from_le_bytes(*id);
         if row >= schema.row_count {
             return Err(damaged("names a row outside the table").with("row", row));

@@ -13,6 +13,11 @@
 //! | 24..24+B | presence bits, one per record slot, padded to 4 bytes |
 //! | 24+B.. | records, then zeros |
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "pages have the length of their layout, which callers slice and record and seal assert"
+)]
+
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, TableSchema};
 use tierbed_io::PAGE_BYTES;
@@ -63,14 +68,18 @@ impl PageLayout {
     }
 
     /// Returns the record in `slot`, if it was ever written.
+    ///
+    /// # Panics
+    /// When the page has no such slot, or another length than [`page_bytes`](Self::page_bytes).
     #[must_use]
     pub fn record<'a>(&self, page: &'a [u8], slot: usize) -> Option<&'a [u8]> {
-        let bits = page.get(HEADER_BYTES + slot / 8)?;
-        if bits >> (slot % 8) & 1 == 0 {
+        assert!((slot as u64) < self.rows_per_page, "slot inside the page");
+        assert!(page.len() == self.page_bytes, "a page has the length of its layout");
+        if page[HEADER_BYTES + slot / 8] >> (slot % 8) & 1 == 0 {
             return None;
         }
         let at = self.records_at + slot * self.record_bytes;
-        page.get(at..at + self.record_bytes)
+        Some(&page[at..at + self.record_bytes])
     }
 
     /// Puts `record` into `slot` and marks it present.
@@ -79,17 +88,14 @@ impl PageLayout {
     /// When the page has no such slot, or the record another length.
     pub fn put_record(&self, page: &mut [u8], slot: usize, record: &[u8]) {
         assert!((slot as u64) < self.rows_per_page, "slot inside the page");
+        assert!(page.len() == self.page_bytes, "a page has the length of its layout");
         let at = self.records_at + slot * self.record_bytes;
-        if let Some(bits) = page.get_mut(HEADER_BYTES + slot / 8) {
-            *bits |= 1 << (slot % 8);
-        }
-        if let Some(place) = page.get_mut(at..at + self.record_bytes) {
-            place.copy_from_slice(record);
-        }
+        page[HEADER_BYTES + slot / 8] |= 1 << (slot % 8);
+        page[at..at + self.record_bytes].copy_from_slice(record);
     }
 }
 
-/// Which page this is: what a reader expects to find in the header.
+/// Identity of a page: what a reader expects to find in the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageName {
     /// Kind of page.
@@ -103,17 +109,14 @@ pub struct PageName {
 }
 
 /// Writes header and checksum over a page whose records are in place.
+///
+/// # Panics
+/// When the page is shorter than a header.
 pub fn seal(page: &mut [u8], name: PageName) {
-    let mut header = [0u8; HEADER_BYTES];
-    let [_, _, _, _, rest @ ..] = &mut header;
-    fill(rest, name);
-    if let Some(head) = page.get_mut(..HEADER_BYTES) {
-        head.copy_from_slice(&header);
-    }
-    let crc = page.get(4..).map_or(0, crc32c);
-    if let Some(place) = page.get_mut(..4) {
-        place.copy_from_slice(&crc.to_le_bytes());
-    }
+    assert!(page.len() >= HEADER_BYTES, "a page has room for its header");
+    fill(&mut page[4..HEADER_BYTES], name);
+    let crc = crc32c(&page[4..]);
+    page[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
 // `rest` are header bytes 4..24.
@@ -152,14 +155,13 @@ pub fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
     }
     let mut wanted = [0u8; HEADER_BYTES - 4];
     fill(&mut wanted, name);
-    let head = rest.get(..HEADER_BYTES - 4).unwrap_or(&[]);
-    if head == wanted {
+    let Some(head) = rest.first_chunk::<{ HEADER_BYTES - 4 }>() else {
+        return Err(describe(Error::corruption("page is too short")));
+    };
+    if *head == wanted {
         return Ok(());
     }
-    let generation = match head.get(8..12) {
-        Some(&[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]),
-        _ => 0,
-    };
+    let generation = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
     Err(describe(Error::corruption("page is valid but not the one that was written here last"))
         .with("expected_generation", name.generation)
         .with("found_generation", generation))

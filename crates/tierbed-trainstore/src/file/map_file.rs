@@ -13,6 +13,11 @@
 //! | 28..4096 | zero |
 //! | 4096.. | one u16 word per page, then zeros to the end of the block |
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "chunks hold whole blocks of at most CHUNK_WORDS words"
+)]
+
 use tierbed_core::checksum::{crc32c, crc32c_append};
 use tierbed_core::{Error, Result};
 use tierbed_io::{AlignedBuf, Folder, OpenMode, PAGE_BYTES};
@@ -45,7 +50,7 @@ pub(super) fn write_map(folder: &dyn Folder, name: &str, map: &PageMap) -> Resul
         crc = crc32c_append(crc, data);
         padding.fill(0);
         let len_bytes = (2 * count).next_multiple_of(PAGE_BYTES);
-        device.write_at(at, chunk.get(..len_bytes).unwrap_or(&[]))?;
+        device.write_at(at, &chunk[..len_bytes])?;
         at += len_bytes as u64;
         left -= count as u64;
     }
@@ -57,6 +62,7 @@ pub(super) fn write_map(folder: &dyn Folder, name: &str, map: &PageMap) -> Resul
 }
 
 pub(super) fn fill_header(block: &mut [u8], page_count: u64, words_crc: u32) {
+    assert!(block.len() >= PAGE_BYTES, "a header fills a block");
     let fields = MAGIC
         .into_iter()
         .chain(VERSION.to_le_bytes())
@@ -65,10 +71,8 @@ pub(super) fn fill_header(block: &mut [u8], page_count: u64, words_crc: u32) {
     for (place, byte) in block.iter_mut().zip(fields) {
         *place = byte;
     }
-    let crc = block.get(..HEADER_BYTES).map_or(0, crc32c);
-    for (place, byte) in block.iter_mut().skip(HEADER_BYTES).zip(crc.to_le_bytes()) {
-        *place = byte;
-    }
+    let crc = crc32c(&block[..HEADER_BYTES]);
+    block[HEADER_BYTES..HEADER_BYTES + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Reads the map `name` of a table of `page_count` pages, whose words have checksum `crc`.
@@ -99,8 +103,8 @@ pub(super) fn read_map(
     while left > 0 {
         let count = left.min(CHUNK_WORDS) as usize;
         let len_bytes = (2 * count).next_multiple_of(PAGE_BYTES);
-        device.read_at(at, chunk.get_mut(..len_bytes).unwrap_or(&mut []))?;
-        let data = chunk.get(..2 * count).unwrap_or(&[]);
+        device.read_at(at, &mut chunk[..len_bytes])?;
+        let data = &chunk[..2 * count];
         found = crc32c_append(found, data);
         words.extend(data.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair)));
         at += len_bytes as u64;

@@ -2,7 +2,7 @@
 //!
 //! A row's place is arithmetic: page `row / rows_per_page`, slot `row % rows_per_page`. No
 //! index, no garbage collection; in memory only two bytes per page ([`page_map`]). Rows never
-//! written occupy nothing. Commits are atomic through two homes per page
+//! written occupy nothing. Commits are atomic through two slots per page
 //! (`docs/explanation/decisions/0001-shadow-pages.md`).
 
 pub(crate) mod fuzz;
@@ -292,9 +292,10 @@ impl TrainStore for FileStore {
         self.poison.check()?;
         let mut schema = self.schema.clone();
         schema.grow(table, row_count)?;
-        if let Some(file) = self.tables.get_mut(table.0 as usize) {
-            file.grow(page_layout(schema.table(table)?))?;
-        }
+        let Some(file) = self.tables.get_mut(table.0 as usize) else {
+            panic!("every table of the schema has a file")
+        };
+        file.grow(page_layout(schema.table(table)?))?;
         self.schema = schema;
         Ok(())
     }

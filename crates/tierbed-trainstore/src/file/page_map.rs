@@ -1,21 +1,26 @@
 //! The page map: which of a page's two slots, A or B, is the current one.
 //!
-//! Every page has two homes in its file, plane 0 and plane 1. The page map keeps one 16-bit
-//! word per page in memory; it is written out with every commit.
+//! Every page has two slots in its file, A and B. The page map keeps one 16-bit word per page
+//! in memory; it is written out with every commit.
 //!
 //! ```text
-//! bit 15     plane    which home is current
-//! bit 14     moved    written since the last commit: the other home is the committed one
-//! bit 13     both     both homes occupy disk
+//! bit 15     slot     which slot is current, 0 is A
+//! bit 14     moved    written since the last commit: the other slot is the committed one
+//! bit 13     both     both slots occupy disk
 //! bits 0-12  generation of the current write, 0 = never written, wraps from 8191 to 1
 //! ```
 //!
-//! The first write of a page after a commit goes to the other home, later ones rewrite that
-//! one in place. So the committed home is never touched until the next commit is in force.
+//! The first write of a page after a commit goes to the other slot, later ones rewrite that
+//! one in place. So the committed slot is never touched until the next commit is in force.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "pages are below the map's page count, which get and set assert by indexing"
+)]
 
 use tierbed_core::{Error, Result};
 
-const PLANE: u16 = 1 << 15;
+const SLOT_B: u16 = 1 << 15;
 const MOVED: u16 = 1 << 14;
 const BOTH: u16 = 1 << 13;
 const GENERATION: u16 = BOTH - 1;
@@ -35,9 +40,9 @@ impl PageWord {
         self.generation() != 0
     }
 
-    /// Returns the plane of the current home.
-    pub(super) fn plane(self) -> u64 {
-        u64::from(self.0 & PLANE != 0)
+    /// Returns the current slot: 0 for A, 1 for B.
+    pub(super) fn slot(self) -> u64 {
+        u64::from(self.0 & SLOT_B != 0)
     }
 
     /// Returns whether the page was written since the last commit.
@@ -45,8 +50,8 @@ impl PageWord {
         self.0 & MOVED != 0
     }
 
-    /// Returns how many homes occupy disk.
-    pub(super) fn home_count(self) -> u64 {
+    /// Returns how many slots occupy disk.
+    pub(super) fn used_slot_count(self) -> u64 {
         match (self.is_written(), self.0 & BOTH != 0) {
             (false, _) => 0,
             (true, false) => 1,
@@ -57,13 +62,13 @@ impl PageWord {
     /// Returns the word after the page's next write.
     pub(super) fn next_write(self) -> Self {
         let generation = if self.generation() == GENERATION { 1 } else { self.generation() + 1 };
-        let homes = self.0 & (PLANE | BOTH);
-        let homes = match (self.is_written(), self.is_moved()) {
+        let slots = self.0 & (SLOT_B | BOTH);
+        let slots = match (self.is_written(), self.is_moved()) {
             (false, _) => 0,
-            (true, true) => homes,
-            (true, false) => (homes ^ PLANE) | BOTH,
+            (true, true) => slots,
+            (true, false) => (slots ^ SLOT_B) | BOTH,
         };
-        Self(generation | homes | MOVED)
+        Self(generation | slots | MOVED)
     }
 }
 
@@ -71,7 +76,7 @@ impl PageWord {
 #[derive(Debug)]
 pub(super) struct PageMap {
     words: Vec<u16>,
-    home_count: u64,
+    used_slot_count: u64,
     is_dirty: bool,
 }
 
@@ -86,7 +91,7 @@ impl PageMap {
         let page_count = usize::try_from(page_count)
             .map_err(|_| Error::invalid("table has too many pages").with("pages", page_count))?;
         // A new file's length must be durable before a commit may speak of it.
-        Ok(Self { words: vec![0; page_count], home_count: 0, is_dirty: true })
+        Ok(Self { words: vec![0; page_count], used_slot_count: 0, is_dirty: true })
     }
 
     /// Makes the map `page_count` pages long; new ones were never written.
@@ -110,23 +115,23 @@ impl PageMap {
         {
             return Err(Error::corruption("page map holds an impossible word").with("page", page));
         }
-        let home_count = words.iter().map(|word| PageWord(*word).home_count()).sum();
-        Ok(Self { words, home_count, is_dirty: false })
+        let used_slot_count = words.iter().map(|word| PageWord(*word).used_slot_count()).sum();
+        Ok(Self { words, used_slot_count, is_dirty: false })
     }
 
     /// Returns the word of `page`.
     pub(super) fn get(&self, page: u64) -> PageWord {
-        PageWord(self.words.get(page as usize).copied().unwrap_or(0))
+        PageWord(self.words[page as usize])
     }
 
     /// Records a completed write.
     pub(super) fn set(&mut self, page: u64, word: PageWord) {
+        assert!(word.is_written() && word.is_moved(), "a completed write moved the page");
         let old = self.get(page);
-        self.home_count = self.home_count - old.home_count() + word.home_count();
+        self.used_slot_count =
+            self.used_slot_count - old.used_slot_count() + word.used_slot_count();
         self.is_dirty = true;
-        if let Some(place) = self.words.get_mut(page as usize) {
-            *place = word.0;
-        }
+        self.words[page as usize] = word.0;
     }
 
     /// Returns whether pages were written since the last commit.
@@ -134,9 +139,9 @@ impl PageMap {
         self.is_dirty
     }
 
-    /// Returns how many homes occupy disk.
-    pub(super) fn home_count(&self) -> u64 {
-        self.home_count
+    /// Returns how many slots occupy disk.
+    pub(super) fn used_slot_count(&self) -> u64 {
+        self.used_slot_count
     }
 
     /// Returns the number of pages.
@@ -149,7 +154,7 @@ impl PageMap {
         self.words.iter().map(|word| word & !MOVED)
     }
 
-    /// Makes the current homes the committed ones.
+    /// Makes the current slots the committed ones.
     pub(super) fn commit(&mut self) {
         if self.is_dirty {
             for word in &mut self.words {
@@ -170,17 +175,17 @@ mod tests {
     fn a_page_moves_once_per_commit() {
         let mut map = PageMap::new(1).unwrap();
         map.set(0, map.get(0).next_write());
-        assert_eq!((map.get(0).plane(), map.get(0).home_count()), (0, 1));
+        assert_eq!((map.get(0).slot(), map.get(0).used_slot_count()), (0, 1));
         map.set(0, map.get(0).next_write());
-        assert_eq!((map.get(0).plane(), map.get(0).generation()), (0, 2));
+        assert_eq!((map.get(0).slot(), map.get(0).generation()), (0, 2));
         map.commit();
         map.set(0, map.get(0).next_write());
-        assert_eq!((map.get(0).plane(), map.home_count()), (1, 2));
+        assert_eq!((map.get(0).slot(), map.used_slot_count()), (1, 2));
         map.set(0, map.get(0).next_write());
-        assert_eq!(map.get(0).plane(), 1, "the second write stays where the first went");
+        assert_eq!(map.get(0).slot(), 1, "the second write stays where the first went");
         map.commit();
         map.set(0, map.get(0).next_write());
-        assert_eq!((map.get(0).plane(), map.home_count()), (0, 2));
+        assert_eq!((map.get(0).slot(), map.used_slot_count()), (0, 2));
     }
 
     #[test]
@@ -194,8 +199,8 @@ mod tests {
 
     #[test]
     fn a_map_from_disk_is_checked() {
-        assert!(PageMap::from_words(vec![0, 5, PLANE | BOTH | 7]).is_ok());
+        assert!(PageMap::from_words(vec![0, 5, SLOT_B | BOTH | 7]).is_ok());
         assert!(PageMap::from_words(vec![MOVED | 5]).is_err());
-        assert!(PageMap::from_words(vec![PLANE]).is_err());
+        assert!(PageMap::from_words(vec![SLOT_B]).is_err());
     }
 }

@@ -1,8 +1,13 @@
 //! Page-granular reads and read-modify-writes of rows.
 //!
 //! Rows of a request come in file order, so the rows of one page are neighbours: each page is
-//! read once and written once per request. As many pages fly at once as the engine has
-//! buffers. A request ends only when nothing flies any more, also after an error.
+//! read once and written once per request. As many pages are in flight as the engine has
+//! buffers. A request ends only when none is in flight, also after an error.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a job names a table of the store and rows of its request; keys are checked on entry"
+)]
 
 use std::ops::Range;
 
@@ -35,11 +40,11 @@ impl TableFile {
     }
 
     fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {
-        let home = self.segments.home(page, word.plane());
+        let position = self.segments.position(page, word.slot());
         Request {
             device: self.device_id,
             op,
-            offset_bytes: home * self.layout.page_bytes as u64,
+            offset_bytes: position * self.layout.page_bytes as u64,
             len_bytes: self.layout.page_bytes as u32,
             buf,
             tag: u64::from(buf.0),
@@ -58,9 +63,9 @@ impl TableFile {
         Ok(())
     }
 
-    /// Returns the bytes of the homes in use.
+    /// Returns the bytes of the page slots in use.
     pub(super) fn disk_bytes(&self) -> u64 {
-        self.map.home_count() * self.layout.page_bytes as u64
+        self.map.used_slot_count() * self.layout.page_bytes as u64
     }
 }
 
@@ -76,7 +81,7 @@ struct PageJob {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: Error,
-    /// The current home of a page may be damaged: nothing may be read or written any more.
+    /// The current slot of a page may be damaged: nothing may be read or written any more.
     pub(super) is_poison: bool,
 }
 
@@ -91,7 +96,7 @@ pub(super) struct Pipeline<'a> {
     pub(super) engine: &'a mut dyn IoEngine,
     pub(super) tables: &'a mut [TableFile],
     pub(super) stats: &'a mut StoreStats,
-    /// Bytes of page homes that may still be taken into use.
+    /// Bytes of page slots that may still be taken into use.
     pub(super) quota_left_bytes: u64,
 }
 
@@ -106,10 +111,8 @@ impl Pipeline<'_> {
         let mut next = 0;
         loop {
             while flight.failure.is_none() {
-                let Some(job) = self.job_at(next, keys.len(), |at| keys.get(at).copied()) else {
-                    break;
-                };
-                let Some(table) = self.tables.get(job.table) else { break };
+                let Some(job) = self.job_at(next, keys.len(), |at| keys[at]) else { break };
+                let table = &self.tables[job.table];
                 let word = table.map.get(job.page);
                 if word.is_written() {
                     let Some(buf) = self.engine.acquire() else { break };
@@ -141,18 +144,16 @@ impl Pipeline<'_> {
         keys: &[RowKey],
         sink: &mut RowSink<'_>,
     ) -> Result<()> {
-        let Some(job) = flight.take(completion.buf) else { return Ok(()) };
+        let job = flight.take(completion.buf);
         if completion.result.is_err() || flight.failure.is_some() {
             return Ok(());
         }
-        let Some(table) = self.tables.get(job.table) else { return Ok(()) };
+        let table = &self.tables[job.table];
         self.stats.pages_read += 1;
-        let bytes = self.engine.bytes(completion.buf);
-        let page = bytes.get(..table.layout.page_bytes).unwrap_or(&[]);
+        let page = &self.engine.bytes(completion.buf)[..table.layout.page_bytes];
         verify(page, table.name_of(job.page, table.map.get(job.page)), &table.file)?;
         for at in job.rows {
-            let Some(key) = keys.get(at) else { continue };
-            let record = table.layout.record(page, table.layout.locate(key.row.0).1);
+            let record = table.layout.record(page, table.layout.locate(keys[at].row.0).1);
             self.stats.rows_absent += u64::from(record.is_none());
             sink(at, record)?;
         }
@@ -165,8 +166,7 @@ impl Pipeline<'_> {
         let mut next = 0;
         loop {
             while flight.failure.is_none() {
-                let job = self.job_at(next, rows.len(), |at| rows.get(at).map(|row| row.key));
-                let Some(job) = job else { break };
+                let Some(job) = self.job_at(next, rows.len(), |at| rows[at].key) else { break };
                 let Some(buf) = self.engine.acquire() else { break };
                 next = job.rows.end;
                 let result = self.launch_write(&job, buf, rows);
@@ -188,10 +188,10 @@ impl Pipeline<'_> {
 
     // A page never written, or wholly overwritten, needs no read.
     fn launch_write(&mut self, job: &PageJob, buf: BufId, rows: &[RowWrite<'_>]) -> Result<()> {
-        let Some(table) = self.tables.get(job.table) else { return Ok(()) };
+        let table = &self.tables[job.table];
         let word = table.map.get(job.page);
-        let new_homes = word.next_write().home_count() - word.home_count();
-        let new_bytes = new_homes * table.layout.page_bytes as u64;
+        let new_slots = word.next_write().used_slot_count() - word.used_slot_count();
+        let new_bytes = new_slots * table.layout.page_bytes as u64;
         if new_bytes > self.quota_left_bytes {
             return Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
                 .with("file", &table.file)
@@ -202,23 +202,19 @@ impl Pipeline<'_> {
             self.engine.submit(table.request(Op::Read, job.page, word, buf));
             return Ok(());
         }
-        let page_bytes = table.layout.page_bytes;
-        if let Some(page) = self.engine.bytes_mut(buf).get_mut(..page_bytes) {
-            page.fill(0);
-        }
+        self.engine.bytes_mut(buf)[..table.layout.page_bytes].fill(0);
         self.submit_changed(job, buf, rows);
         Ok(())
     }
 
     fn submit_changed(&mut self, job: &PageJob, buf: BufId, rows: &[RowWrite<'_>]) {
-        let Some(table) = self.tables.get(job.table) else { return };
+        let table = &self.tables[job.table];
         let next_word = table.map.get(job.page).next_write();
-        if let Some(page) = self.engine.bytes_mut(buf).get_mut(..table.layout.page_bytes) {
-            for row in rows.get(job.rows.clone()).unwrap_or(&[]) {
-                table.layout.put_record(page, table.layout.locate(row.key.row.0).1, row.record);
-            }
-            seal(page, table.name_of(job.page, next_word));
+        let page = &mut self.engine.bytes_mut(buf)[..table.layout.page_bytes];
+        for row in &rows[job.rows.clone()] {
+            table.layout.put_record(page, table.layout.locate(row.key.row.0).1, row.record);
         }
+        seal(page, table.name_of(job.page, next_word));
         self.engine.submit(table.request(Op::Write, job.page, next_word, buf));
     }
 
@@ -229,14 +225,13 @@ impl Pipeline<'_> {
         rows: &[RowWrite<'_>],
     ) {
         let buf = completion.buf;
-        let Some(job) = flight.take(buf) else { return };
-        let Some(table) = self.tables.get_mut(job.table) else { return };
+        let job = flight.take(buf);
+        let table = &mut self.tables[job.table];
         let word = table.map.get(job.page);
         match (completion.op, completion.result) {
             (Op::Read, Ok(())) if flight.failure.is_none() => {
                 self.stats.pages_read += 1;
-                let bytes = self.engine.bytes(buf);
-                let page = bytes.get(..table.layout.page_bytes).unwrap_or(&[]);
+                let page = &self.engine.bytes(buf)[..table.layout.page_bytes];
                 match verify(page, table.name_of(job.page, word), &table.file) {
                     Ok(()) => {
                         self.submit_changed(&job, buf, rows);
@@ -251,7 +246,7 @@ impl Pipeline<'_> {
                 table.map.set(job.page, word.next_write());
             }
             (Op::Write, Err(error)) => {
-                // A fresh home holds nothing anybody needs; a home rewritten in place does.
+                // A fresh slot holds nothing yet; one rewritten in place holds rows since the commit.
                 let is_poison = word.is_moved() || error.kind() != ErrorKind::NoSpace;
                 flight.fail(Failure { error, is_poison });
             }
@@ -266,12 +261,13 @@ impl Pipeline<'_> {
         at: usize,
         sink: &mut ScanSink<'_>,
     ) -> std::result::Result<u64, Failure> {
-        let page_count = self.tables.get(at).map_or(0, |table| table.layout.page_count);
+        let page_count = self.tables[at].layout.page_count;
         let (mut next, mut checked) = (0, 0);
         while next < page_count {
             let mut flight = Flight::default();
             let mut order = Vec::new();
-            while let (Some(table), true) = (self.tables.get(at), next < page_count) {
+            while next < page_count {
+                let table = &self.tables[at];
                 let word = table.map.get(next);
                 if word.is_written() {
                     let Some(buf) = self.engine.acquire() else { break };
@@ -305,9 +301,9 @@ impl Pipeline<'_> {
         buf: BufId,
         sink: &mut ScanSink<'_>,
     ) -> Result<()> {
-        let Some(table) = self.tables.get(at) else { return Ok(()) };
+        let table = &self.tables[at];
         self.stats.pages_read += 1;
-        let bytes = self.engine.bytes(buf).get(..table.layout.page_bytes).unwrap_or(&[]);
+        let bytes = &self.engine.bytes(buf)[..table.layout.page_bytes];
         verify(bytes, table.name_of(page, table.map.get(page)), &table.file)?;
         for slot in 0..table.layout.rows_per_page {
             if let Some(record) = table.layout.record(bytes, slot as usize) {
@@ -322,21 +318,24 @@ impl Pipeline<'_> {
         &self,
         start: usize,
         count: usize,
-        key_at: impl Fn(usize) -> Option<RowKey>,
+        key_at: impl Fn(usize) -> RowKey,
     ) -> Option<PageJob> {
-        let first = key_at(start)?;
-        let layout = self.tables.get(first.table.0 as usize)?.layout;
+        if start == count {
+            return None;
+        }
+        let first = key_at(start);
+        let layout = self.tables[first.table.0 as usize].layout;
         let page = layout.locate(first.row.0).0;
         let is_here = |key: RowKey| key.table == first.table && layout.locate(key.row.0).0 == page;
         let mut end = start + 1;
-        while end < count && key_at(end).is_some_and(is_here) {
+        while end < count && is_here(key_at(end)) {
             end += 1;
         }
         Some(PageJob { table: first.table.0 as usize, page, rows: start..end })
     }
 }
 
-/// What is in the air, and the first thing that went wrong.
+/// Requests in flight, by buffer, and the first failure.
 #[derive(Default)]
 struct Flight {
     jobs: Vec<Option<PageJob>>,
@@ -350,16 +349,18 @@ impl Flight {
         if self.jobs.len() <= at {
             self.jobs.resize(at + 1, None);
         }
-        if let Some(place) = self.jobs.get_mut(at) {
-            *place = Some(job);
-        }
+        assert!(self.jobs[at].is_none(), "a buffer carries one request at a time");
+        self.jobs[at] = Some(job);
     }
 
-    fn take(&mut self, buf: BufId) -> Option<PageJob> {
-        self.jobs.get_mut(buf.0 as usize)?.take()
+    fn take(&mut self, buf: BufId) -> PageJob {
+        let Some(job) = self.jobs[buf.0 as usize].take() else {
+            panic!("a completion belongs to a request in flight")
+        };
+        job
     }
 
-    /// Waits for completions; `false` when nothing flies any more.
+    /// Waits for completions; `false` when no request is in flight.
     fn land(&mut self, engine: &mut dyn IoEngine) -> std::result::Result<bool, Failure> {
         if engine.in_flight_count() == 0 {
             return Ok(false);

@@ -1,11 +1,16 @@
 //! File offsets of both slots of a page in a file that grew.
 //!
-//! A file is a row of segments, one at first and one more each time it grows. A segment holds
-//! the first homes of its pages, then the second ones, so no page ever moves:
+//! A file is a sequence of segments, one at first and one more each time it grows. A segment
+//! holds slots A of its pages, then slots B, so no page ever moves:
 //!
 //! ```text
-//! pages 0..4, grown to 10:   | plane 0: 0..4 | plane 1: 0..4 | plane 0: 4..10 | plane 1: 4..10 |
+//! pages 0..4, grown to 10:   | A: 0..4 | B: 0..4 | A: 4..10 | B: 4..10 |
 //! ```
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "the last segment ends at the page count, so every page is in one"
+)]
 
 use tierbed_core::{Error, Result};
 
@@ -34,22 +39,21 @@ impl Segments {
 
     /// Returns the page counts before each growth, as a commit stores them.
     pub(super) fn grown_at(&self) -> Vec<u64> {
-        let (_, before) = self.ends.split_last().unwrap_or((&0, &[]));
-        before.to_vec()
+        self.ends[..self.ends.len() - 1].to_vec()
     }
 
     /// Adds a segment up to `page_count`.
     pub(super) fn grow(&mut self, page_count: u64) {
+        assert!(self.ends.last() < Some(&page_count), "a file only grows");
         self.ends.push(page_count);
     }
 
-    /// Returns the place, in pages, of page `page`'s home in `plane`.
-    pub(super) fn home(&self, page: u64, plane: u64) -> u64 {
+    /// Returns the position in the file, in pages, of `slot` (0 or 1) of page `page`.
+    pub(super) fn position(&self, page: u64, slot: u64) -> u64 {
         let at = self.ends.partition_point(|end| *end <= page);
-        let end = self.ends.get(at).copied().unwrap_or(page + 1);
-        let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).copied();
-        let start = start.unwrap_or(0);
-        2 * start + plane * (end - start) + (page - start)
+        let end = self.ends[at];
+        let start = if at == 0 { 0 } else { self.ends[at - 1] };
+        2 * start + slot * (end - start) + (page - start)
     }
 }
 
@@ -58,24 +62,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_never_grew_is_two_planes() {
+    fn a_file_that_never_grew_has_all_slots_a_then_all_slots_b() {
         let segments = Segments::new(&[], 10).unwrap();
-        assert_eq!((segments.home(3, 0), segments.home(3, 1)), (3, 13));
+        assert_eq!((segments.position(3, 0), segments.position(3, 1)), (3, 13));
         assert!(segments.grown_at().is_empty());
     }
 
     #[test]
-    fn homes_never_move_and_never_meet() {
+    fn slots_never_move_and_never_overlap() {
         let mut segments = Segments::new(&[], 4).unwrap();
         let before: Vec<u64> =
-            (0..4).flat_map(|page| [0, 1].map(|p| segments.home(page, p))).collect();
+            (0..4).flat_map(|page| [0, 1].map(|slot| segments.position(page, slot))).collect();
         segments.grow(10);
         segments.grow(11);
-        let mut homes: Vec<u64> =
-            (0..11).flat_map(|page| [0, 1].map(|plane| segments.home(page, plane))).collect();
-        assert_eq!(homes[..8], before);
-        homes.sort_unstable();
-        assert_eq!(homes, (0..22).collect::<Vec<u64>>());
+        let mut positions: Vec<u64> =
+            (0..11).flat_map(|page| [0, 1].map(|slot| segments.position(page, slot))).collect();
+        assert_eq!(positions[..8], before);
+        positions.sort_unstable();
+        assert_eq!(positions, (0..22).collect::<Vec<u64>>());
         assert_eq!(Segments::new(&segments.grown_at(), 11).unwrap(), segments);
     }
 

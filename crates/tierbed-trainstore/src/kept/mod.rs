@@ -214,7 +214,7 @@ fn visit_chunks(
     let (mut at, mut crc) = (0, crc32c(&[]));
     while at < len_bytes {
         let count = (len_bytes - at).min(CHUNK_BYTES as u64) as usize;
-        let bytes = chunk.get_mut(..count).unwrap_or_default();
+        let (bytes, _) = chunk.split_at_mut(count);
         device.read_at(at, bytes)?;
         crc = crc32c_append(crc, bytes);
         visit(at, bytes)?;
