@@ -11,6 +11,11 @@
 //! | 8.. | entries of 24 bytes: hash u64, row u64 (all ones: none yet), count f32, seen u32 |
 //! | 4064..4068 | zero (the place of a record's use count) |
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a parsed page holds the entries it counts; pages to change have their full length"
+)]
+
 use tierbed_core::{Error, Result};
 
 /// Bytes of one entry.
@@ -66,8 +71,11 @@ impl<'a> Bucket<'a> {
     /// # Errors
     /// `Corruption` when its counts are impossible.
     pub(crate) fn parse(page: &'a [u8]) -> Result<Self> {
-        let (count, depth) = (word(page, 0) as usize, word(page, 4));
-        let entries = page.get(HEAD_BYTES..HEAD_BYTES + count.min(ENTRIES_MAX) * ENTRY_BYTES);
+        let Some((head, rest)) = page.split_first_chunk::<HEAD_BYTES>() else {
+            return Err(Error::corruption("page of a vocabulary is too short"));
+        };
+        let (count, depth) = (word(head, 0) as usize, word(head, 4));
+        let entries = rest.get(..count.min(ENTRIES_MAX) * ENTRY_BYTES);
         match entries {
             Some(entries) if count <= ENTRIES_MAX && depth <= 64 => Ok(Self { entries, depth }),
             _ => Err(Error::corruption("page of a vocabulary has impossible counts")
@@ -80,19 +88,25 @@ impl<'a> Bucket<'a> {
         self.entries.len() / ENTRY_BYTES
     }
 
-    pub(crate) fn get(&self, at: usize) -> Option<Entry> {
-        let bytes = self.entries.get(at * ENTRY_BYTES..(at + 1) * ENTRY_BYTES)?;
+    /// Returns entry `at`, below [`len`](Self::len).
+    pub(crate) fn entry(&self, at: usize) -> Entry {
+        let bytes = &self.entries[at * ENTRY_BYTES..(at + 1) * ENTRY_BYTES];
         let row = long(bytes, 8);
-        Some(Entry {
+        Entry {
             hash: long(bytes, 0),
             row: (row != NO_ROW).then_some(row),
             count: f32::from_bits(word(bytes, 16)),
             seen: word(bytes, 20),
-        })
+        }
+    }
+
+    /// Returns the entry of `hash`, if there is one, and where it is.
+    pub(crate) fn entry_of(&self, hash: u64) -> Option<(usize, Entry)> {
+        self.find(hash).ok().map(|at| (at, self.entry(at)))
     }
 
     pub(crate) fn entries(self) -> impl Iterator<Item = Entry> + 'a {
-        (0..self.len()).map_while(move |at| self.get(at))
+        (0..self.len()).map(move |at| self.entry(at))
     }
 
     /// Returns where `hash` is, or where it belongs.
@@ -113,7 +127,7 @@ impl<'a> Bucket<'a> {
 
 /// Overwrites `page` by a bucket of `entries`, sorted by hash.
 pub(crate) fn write_bucket(page: &mut [u8], depth: u32, entries: &[Entry]) {
-    debug_assert!(entries.len() <= ENTRIES_MAX, "entries fit a page");
+    assert!(entries.len() <= ENTRIES_MAX, "entries fit a page");
     page.fill(0);
     put(page, 0, &(entries.len() as u32).to_le_bytes());
     put(page, 4, &depth.to_le_bytes());
@@ -141,20 +155,23 @@ pub(crate) fn insert_entry(page: &mut [u8], at: usize, entry: &Entry) {
     put(page, 0, &(count as u32 + 1).to_le_bytes());
 }
 
+/// Returns the u32 at byte `at`; the caller checked the length.
 pub(crate) fn word(bytes: &[u8], at: usize) -> u32 {
-    let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    word.map_or(0, |word| u32::from_le_bytes(*word))
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
 }
 
+/// Returns the u64 at byte `at`; the caller checked the length.
 pub(crate) fn long(bytes: &[u8], at: usize) -> u64 {
-    let long = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    long.map_or(0, |long| u64::from_le_bytes(*long))
+    let mut long = [0; 8];
+    long.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(long)
 }
 
+/// Writes `what` at byte `at`, where there is room.
 pub(crate) fn put(bytes: &mut [u8], at: usize, what: &[u8]) {
-    if let Some(place) = bytes.get_mut(at..at + what.len()) {
-        place.copy_from_slice(what);
-    }
+    bytes[at..at + what.len()].copy_from_slice(what);
 }
 
 #[cfg(test)]
@@ -206,7 +223,7 @@ mod tests {
         assert!(hashes.is_sorted());
         for hash in hashes {
             let at = bucket.find(hash).unwrap();
-            assert_eq!(bucket.get(at), Some(entry(hash)));
+            assert_eq!(bucket.entry(at), entry(hash));
         }
         assert_eq!(page[PAGE_BYTES - 4..], [0; 4]);
     }

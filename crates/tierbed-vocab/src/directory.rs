@@ -8,6 +8,11 @@
 //! version u32, depth u32, run count u32, then per run the bucket u32 and its depth u8, in hash
 //! order.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "there are 2^depth slots, and a hash's first bits are below that"
+)]
+
 use tierbed_core::{Error, Result};
 
 use crate::bucket::{long, put, word};
@@ -44,7 +49,7 @@ impl Directory {
 
     /// Returns the bucket of `hash`.
     pub(crate) fn bucket(&self, hash: u64) -> u32 {
-        self.slots.get(self.slot(hash)).copied().unwrap_or(0)
+        self.slots[self.slot(hash)]
     }
 
     fn slot(&self, hash: u64) -> usize {
@@ -79,15 +84,13 @@ impl Directory {
         let first = self.slot(hash) & !(run - 1);
         let beside = [first.checked_sub(1), Some(first + run)];
         let is_longer = beside.into_iter().flatten().any(|slot| self.slots.get(slot) == Some(&old));
-        let Some(slots) = self.slots.get_mut(first..first + run) else {
-            return Err(Error::corruption("directory of a vocabulary is too short"));
-        };
+        let slots = &mut self.slots[first..first + run];
         if slots.iter().any(|&bucket| bucket != old) || is_longer {
             return Err(Error::corruption("bucket and directory of a vocabulary disagree")
                 .with("bucket", old)
                 .with("depth", depth));
         }
-        slots.iter_mut().skip(run / 2).for_each(|bucket| *bucket = new);
+        slots[run / 2..].fill(new);
         self.bucket_count += 1;
         Ok(new)
     }
@@ -98,8 +101,8 @@ impl Directory {
         self.slots.reserve_exact(count);
         self.slots.resize(2 * count, 0);
         for at in (0..count).rev() {
-            let bucket = self.slots.get(at).copied().unwrap_or(0);
-            self.slots.iter_mut().skip(2 * at).take(2).for_each(|slot| *slot = bucket);
+            let bucket = self.slots[at];
+            self.slots[2 * at..2 * at + 2].fill(bucket);
         }
         self.depth += 1;
     }
@@ -107,17 +110,14 @@ impl Directory {
     /// Returns the bucket of slot `slot` and moves `slot` behind its run; `None` at the end.
     pub(crate) fn next_bucket(&self, slot: &mut usize) -> Option<u32> {
         let bucket = *self.slots.get(*slot)?;
-        let rest = self.slots.get(*slot..).unwrap_or_default();
-        *slot += rest.iter().take_while(|other| **other == bucket).count();
+        *slot += self.slots[*slot..].iter().take_while(|other| **other == bucket).count();
         Some(bucket)
     }
 
     /// Returns the buckets in hash order, each with its depth.
     pub(crate) fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        self.slots.chunk_by(|a, b| a == b).map(|run| {
-            let bucket = run.first().copied().unwrap_or(0);
-            (bucket, self.depth - run.len().trailing_zeros())
-        })
+        let runs = self.slots.chunk_by(|a, b| a == b);
+        runs.map(|run| (run[0], self.depth - run.len().trailing_zeros()))
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -151,18 +151,16 @@ impl Directory {
         let (depth, run_count) = head(bytes)?;
         let mut slots = Vec::with_capacity(1 << depth);
         let mut is_named = vec![false; run_count];
-        for run in bytes.get(HEAD_BYTES..).unwrap_or_default().chunks_exact(RUN_BYTES) {
-            let bucket = word(run, 0);
-            let own_depth = u32::from(run.last().copied().unwrap_or(0));
-            let is_new = is_named.get_mut(bucket as usize).is_some_and(|is_named| {
-                let was_named = *is_named;
-                *is_named = true;
-                !was_named
-            });
-            let len = depth.checked_sub(own_depth).map_or(0, |shift| 1usize << shift);
-            let is_aligned = len > 0 && slots.len().is_multiple_of(len);
-            if !is_new || !is_aligned || slots.len() + len > 1 << depth {
-                return Err(damaged().with("bucket", bucket));
+        for run in bytes[HEAD_BYTES..].chunks_exact(RUN_BYTES) {
+            let (bucket, own_depth) = (word(run, 0), u32::from(run[4]));
+            let wrong = || damaged().with("bucket", bucket);
+            if bucket as usize >= run_count || own_depth > depth {
+                return Err(wrong());
+            }
+            let was_named = std::mem::replace(&mut is_named[bucket as usize], true);
+            let len = 1usize << (depth - own_depth);
+            if was_named || !slots.len().is_multiple_of(len) || slots.len() + len > 1 << depth {
+                return Err(wrong());
             }
             slots.resize(slots.len() + len, bucket);
         }
@@ -175,15 +173,17 @@ impl Directory {
 
 // Depth and number of runs; the bytes are as long as they say.
 fn head(bytes: &[u8]) -> Result<(u32, usize)> {
+    if !bytes.starts_with(&MAGIC) || bytes.len() < HEAD_BYTES {
+        return Err(damaged());
+    }
     let (depth, run_count) = (word(bytes, 8), word(bytes, 12) as usize);
-    let is_ours = bytes.starts_with(&MAGIC) && bytes.len() >= HEAD_BYTES;
-    if is_ours && word(bytes, 4) != VERSION {
+    if word(bytes, 4) != VERSION {
         return Err(Error::invalid("vocabulary has another format version")
             .with("supported", VERSION)
             .with("found", word(bytes, 4)));
     }
     let is_whole = long(bytes, 8) != 0 && bytes.len() == HEAD_BYTES + RUN_BYTES * run_count;
-    if !is_ours || !is_whole || depth > DEPTH_MAX || run_count as u64 > 1 << depth {
+    if !is_whole || depth > DEPTH_MAX || run_count as u64 > 1 << depth {
         return Err(damaged());
     }
     Ok((depth, run_count))

@@ -49,17 +49,22 @@ pub fn pages(bytes: &[u8]) {
     let Some(published) = published(directory) else { return };
     let mut words: Vec<f32> = pages
         .chunks(4)
-        .map(|word| word.first_chunk().map_or(0.0, |word| f32::from_le_bytes(*word)))
+        .map(|word| match *word {
+            [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
+            _ => 0.0,
+        })
         .collect();
     words.resize(words.len().next_multiple_of(PAGE_WORDS).max(PAGE_WORDS), 0.0);
-    let first = pages.get(..pages.len().min(PAGE_BYTES)).unwrap_or_default();
+    let (first, _) = pages.split_at(pages.len().min(PAGE_BYTES));
     let named = Bucket::parse(first).into_iter().flat_map(Bucket::entries);
     let mut ids: Vec<i64> = named.map(|entry| unmix(entry.hash)).collect();
     ids.extend([0, 1, -1, i64::MAX, i64::MIN]);
     let translated = published.translate(&mut ids, &mut |numbers, out| {
         for (number, out) in numbers.iter().zip(out.chunks_exact_mut(PAGE_WORDS)) {
             let at = *number as usize % (words.len() / PAGE_WORDS);
-            out.copy_from_slice(words.chunks_exact(PAGE_WORDS).nth(at).unwrap_or(&[]));
+            let (_, from) = words.split_at(at * PAGE_WORDS);
+            let (page, _) = from.split_at(PAGE_WORDS);
+            out.copy_from_slice(page);
         }
         Ok(())
     });

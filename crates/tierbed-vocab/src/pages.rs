@@ -1,8 +1,14 @@
 //! The page cache of an index over the store that holds its pages.
 //!
-//! Pages are records of hidden tables. The cache is the only home of a page while it is in
-//! memory; changed pages are written back when their frame is needed or at a checkpoint, sorted,
-//! together. Who leaves: CLOCK (second chance).
+//! Pages are records of hidden tables. The cache holds the only copy of a page in memory; changed
+//! pages are written back when their frame is needed or at a checkpoint, sorted, together.
+//! Eviction: CLOCK (second chance). It is our own, because an eviction writes to the store, which
+//! may fail, and because the pages of one call must stay until it ends.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "the map and the free list hold numbers of frames, and each frame has a page"
+)]
 
 use hashbrown::HashMap;
 use tierbed_core::{Budget, Error, Reservation, Result, RowKey, RowWrite, TableSchema, TrainStore};
@@ -25,6 +31,15 @@ struct Frame {
     round: u32,
 }
 
+/// Pages asked for, and pages read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// Pages asked for.
+    pub asked: u64,
+    /// Those of them that were read from the store.
+    pub read: u64,
+}
+
 /// The cache. See the module documentation.
 #[derive(Debug)]
 pub struct PageCache {
@@ -34,8 +49,7 @@ pub struct PageCache {
     free: Vec<u32>,
     hand: usize,
     round: u32,
-    /// Pages asked for, and those of them that had to be read.
-    counts: (u64, u64),
+    counts: PageCounts,
     _memory: Reservation,
 }
 
@@ -59,14 +73,14 @@ impl PageCache {
             free: (0..count as u32).rev().collect(),
             hand: 0,
             round: 0,
-            counts: (0, 0),
+            counts: PageCounts::default(),
             _memory: memory,
         })
     }
 
     /// Returns pages asked for, and pages read from the store.
     #[must_use]
-    pub fn counts(&self) -> (u64, u64) {
+    pub fn counts(&self) -> PageCounts {
         self.counts
     }
 
@@ -81,7 +95,7 @@ impl PageCache {
     /// `Corruption` when a page was never written, otherwise the store's.
     pub(crate) fn bring(&mut self, store: &mut dyn TrainStore, keys: &[RowKey]) -> Result<()> {
         self.round = self.round.wrapping_add(1);
-        self.counts.0 += keys.len() as u64;
+        self.counts.asked += keys.len() as u64;
         let mut missing = Vec::new();
         for &key in keys {
             match self.at_of.get(&key) {
@@ -92,7 +106,7 @@ impl PageCache {
         if missing.is_empty() {
             return Ok(());
         }
-        self.counts.1 += missing.len() as u64;
+        self.counts.read += missing.len() as u64;
         let mut places = Vec::with_capacity(missing.len());
         for &key in &missing {
             match self.take_frame(store, key) {
@@ -105,15 +119,14 @@ impl PageCache {
         }
         let bytes = &mut self.bytes;
         let result = store.read(&missing, &mut |at, record| {
-            let frame = places.get(at).map_or(0, |&frame| frame as usize);
-            let place = bytes.get_mut(frame * PAGE_BYTES..(frame + 1) * PAGE_BYTES);
-            match (record, place) {
-                (Some(record), Some(place)) if record.len() == place.len() => {
-                    place.copy_from_slice(record);
+            let frame = places[at] as usize;
+            match record {
+                Some(record) if record.len() == PAGE_BYTES => {
+                    bytes[frame * PAGE_BYTES..(frame + 1) * PAGE_BYTES].copy_from_slice(record);
                     Ok(())
                 }
                 _ => Err(Error::corruption("page of a vocabulary is missing")
-                    .with("page", missing.get(at).map_or(0, |key| key.row.0))),
+                    .with("page", missing[at].row.0)),
             }
         });
         if result.is_err() {
@@ -131,14 +144,12 @@ impl PageCache {
             Some(&at) => at,
             None => {
                 self.bring(store, &[key])?;
-                self.at_of.get(&key).copied().unwrap_or(0)
+                self.at_of[&key]
             }
         };
         self.touch(at);
         let start = at as usize * PAGE_BYTES;
-        self.bytes
-            .get_mut(start..start + PAGE_BYTES)
-            .ok_or_else(|| Error::invalid("page cache holds no pages"))
+        Ok(&mut self.bytes[start..start + PAGE_BYTES])
     }
 
     /// Returns page `key` for changing it.
@@ -151,9 +162,7 @@ impl PageCache {
         key: RowKey,
     ) -> Result<&mut [u8]> {
         self.page(store, key)?;
-        if let Some(frame) = self.at_of.get(&key).and_then(|&at| self.frames.get_mut(at as usize)) {
-            frame.is_dirty = true;
-        }
+        self.frames[self.at_of[&key] as usize].is_dirty = true;
         self.page(store, key)
     }
 
@@ -181,11 +190,9 @@ impl PageCache {
     }
 
     fn touch(&mut self, at: u32) {
-        let round = self.round;
-        if let Some(frame) = self.frames.get_mut(at as usize) {
-            frame.is_used = true;
-            frame.round = round;
-        }
+        let frame = &mut self.frames[at as usize];
+        frame.is_used = true;
+        frame.round = self.round;
     }
 
     // Gives `key` a frame holding anything.
@@ -196,10 +203,11 @@ impl PageCache {
         let Some(at) = self.free.pop() else {
             return Err(Error::invalid("page cache is too small for one batch of pages"));
         };
-        if let Some(frame) = self.frames.get_mut(at as usize) {
-            *frame = Frame { key: Some(key), is_dirty: false, is_used: true, round: self.round };
-        }
-        self.at_of.insert(key, at);
+        assert!(self.frames[at as usize].key.is_none(), "a free frame holds no page");
+        self.frames[at as usize] =
+            Frame { key: Some(key), is_dirty: false, is_used: true, round: self.round };
+        let before = self.at_of.insert(key, at);
+        assert!(before.is_none(), "a page has one frame");
         Ok(at)
     }
 
@@ -212,7 +220,7 @@ impl PageCache {
             }
             let at = self.hand;
             self.hand = (self.hand + 1) % self.frames.len();
-            let Some(frame) = self.frames.get_mut(at) else { continue };
+            let frame = &mut self.frames[at];
             if frame.key.is_none() || frame.round == self.round {
                 continue;
             }
@@ -232,14 +240,14 @@ impl PageCache {
         let mut dirty: Vec<(RowKey, u32)> = places
             .iter()
             .filter_map(|&at| {
-                let frame = self.frames.get(at as usize).filter(|frame| frame.is_dirty)?;
-                frame.key.map(|key| (key, at))
+                let frame = self.frames[at as usize];
+                frame.key.filter(|_| frame.is_dirty).map(|key| (key, at))
             })
             .collect();
         dirty.sort_unstable();
         let record = |at: u32| {
             let start = at as usize * PAGE_BYTES;
-            self.bytes.get(start..start + PAGE_BYTES).unwrap_or_default()
+            &self.bytes[start..start + PAGE_BYTES]
         };
         let rows: Vec<RowWrite<'_>> =
             dirty.iter().map(|&(key, at)| RowWrite { key, record: record(at) }).collect();
@@ -248,9 +256,7 @@ impl PageCache {
         }
         store.write(&rows)?;
         for (_, at) in dirty {
-            if let Some(frame) = self.frames.get_mut(at as usize) {
-                frame.is_dirty = false;
-            }
+            self.frames[at as usize].is_dirty = false;
         }
         Ok(())
     }
@@ -258,8 +264,7 @@ impl PageCache {
     // Gives frames back without writing them.
     fn forget(&mut self, places: &[u32]) {
         for &at in places {
-            let Some(frame) = self.frames.get_mut(at as usize) else { continue };
-            if let Some(key) = std::mem::take(frame).key {
+            if let Some(key) = std::mem::take(&mut self.frames[at as usize]).key {
                 self.at_of.remove(&key);
                 self.free.push(at);
             }

@@ -14,16 +14,16 @@ pub struct Policy {
     /// Appearances until an id has a row of its own; 1: at once.
     #[serde(default = "one")]
     pub admit_after: u32,
-    /// Who loses the row when eviction is asked for.
+    /// Which ids lose their rows at an eviction.
     #[serde(default)]
     pub eviction: Eviction,
 }
 
-/// Who loses the row when eviction is asked for.
+/// Which ids lose their rows at an eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
 pub enum Eviction {
-    /// Nobody.
+    /// None.
     #[default]
     Never,
     /// Ids whose count is below `threshold`, after it was multiplied by `decay_rate`.
@@ -87,13 +87,13 @@ impl Policy {
     }
 
     /// Returns whether appearances of ids that have a row are counted: a page write each time.
-    pub(crate) fn counts_everybody(&self) -> bool {
+    pub(crate) fn counts_all_uses(&self) -> bool {
         self.eviction != Eviction::Never
     }
 }
 
 impl Eviction {
-    /// Decays `count` and says whether the id goes; `seen` and `now` in the caller's clock.
+    /// Decays `count` and returns whether the id is evicted; `seen` and `now` in the caller's clock.
     pub(crate) fn judge(self, count: &mut f32, seen: u32, now: u32) -> bool {
         let is_old = |ttl: u32| now.saturating_sub(seen) > ttl;
         match self {
@@ -130,7 +130,7 @@ mod tests {
         assert!(mixed.judge(&mut 1.0, 0, 9));
         assert!(
             !Eviction::Age { ttl: 5 }.judge(&mut count, 20, 9),
-            "a clock set back evicts nobody"
+            "a clock set back evicts no id"
         );
     }
 

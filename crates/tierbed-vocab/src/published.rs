@@ -3,6 +3,11 @@
 //! A snapshot holds the bucket pages as rows of the hidden table, and state and directory as
 //! attachments: the very index of training. Many threads may ask at once.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "positions come from the ids themselves; a page was asked for every id"
+)]
+
 use tierbed_core::{Budget, Result, Schema, TableId};
 
 use crate::bucket::{mix, Bucket};
@@ -73,12 +78,11 @@ impl Published {
             let (now, later) = rest.split_at(count);
             for &(hash, at) in now {
                 let number = i64::from(directory.bucket(hash));
-                let place = numbers.binary_search(&number).unwrap_or(0) * PAGE_WORDS;
-                let page = words.get(place..place + PAGE_WORDS).unwrap_or_default();
-                let row = self.row(bytemuck::cast_slice(page), hash)?;
-                if let Some(id) = ids.get_mut(at) {
-                    *id = row as i64;
-                }
+                let Ok(place) = numbers.binary_search(&number) else {
+                    panic!("the page of bucket {number} was asked for")
+                };
+                let page = &words[place * PAGE_WORDS..(place + 1) * PAGE_WORDS];
+                ids[at] = self.row(bytemuck::cast_slice(page), hash)? as i64;
             }
             rest = later;
         }
@@ -86,9 +90,8 @@ impl Published {
     }
 
     fn row(&self, page: &[u8], hash: u64) -> Result<u64> {
-        let bucket = Bucket::parse(page)?;
-        let found = bucket.find(hash).ok().and_then(|at| bucket.get(at));
-        match found.and_then(|entry| entry.row) {
+        let found = Bucket::parse(page)?.entry_of(hash);
+        match found.and_then(|(_, entry)| entry.row) {
             Some(row) => self.vocabulary.checked_row(row),
             None => Ok(SHARED_ROW),
         }

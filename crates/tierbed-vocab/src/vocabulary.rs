@@ -5,6 +5,8 @@
 //! then index pages are changed, in hash order. So the same batches give the same rows, however
 //! much memory there is and whatever was looked up or fetched ahead in between.
 
+#![expect(clippy::indexing_slicing, reason = "groups are visited by positions within them")]
+
 mod evict;
 mod scratch;
 
@@ -219,8 +221,8 @@ impl Vocabulary {
     ) -> Result<()> {
         self.each_piece(pages, store, &mut scratch.groups, |this, pages, store, group| {
             let bucket = Bucket::parse(pages.page(store, this.page_of(group.hash))?)?;
-            let found = bucket.find(group.hash).ok().and_then(|at| bucket.get(at));
-            if let Some(row) = found.and_then(|entry| entry.row) {
+            let found = bucket.entry_of(group.hash);
+            if let Some(row) = found.and_then(|(_, entry)| entry.row) {
                 group.row = this.checked_row(row)?;
             }
             Ok(())
@@ -248,7 +250,7 @@ impl Vocabulary {
         let mut first = 0;
         while first < changed.len() {
             let end = self.bring_piece(pages, store, &changed, first)?;
-            for group in changed.get(first..end).unwrap_or_default() {
+            for group in &changed[first..end] {
                 self.insert(pages, store, group, now)?;
             }
             first = end;
@@ -277,9 +279,7 @@ impl Vocabulary {
                 }
             };
             self.state.id_count += 1;
-            if let Some(group) = groups.get_mut(at as usize) {
-                group.row = row;
-            }
+            groups[at as usize].row = row;
         }
         Ok(())
     }
@@ -294,15 +294,13 @@ impl Vocabulary {
         let policy = self.state.policy;
         let key = self.page_of(group.hash);
         let bucket = Bucket::parse(pages.page(store, key)?)?;
-        let found = bucket.find(group.hash).ok();
-        let found = found.and_then(|at| Some((at, bucket.get(at)?)));
-        let Some((at, mut entry)) = found else {
+        let Some((at, mut entry)) = bucket.entry_of(group.hash) else {
             group.todo = if policy.admit_after <= 1 { Todo::Admit } else { Todo::Wait };
             return Ok(());
         };
         if let Some(row) = entry.row {
             group.row = self.checked_row(row)?;
-            if !policy.counts_everybody() {
+            if !policy.counts_all_uses() {
                 return Ok(());
             }
         }
@@ -328,8 +326,8 @@ impl Vocabulary {
             let bucket = Bucket::parse(page)?;
             match bucket.find(group.hash) {
                 Ok(at) => {
-                    let Some(entry) = bucket.get(at) else { return Ok(()) };
-                    set_entry(page, at, &Entry { row, ..entry });
+                    let entry = Entry { row, ..bucket.entry(at) };
+                    set_entry(page, at, &entry);
                     self.state.waiting_count = self.state.waiting_count.saturating_sub(1);
                     return Ok(());
                 }
@@ -424,7 +422,7 @@ impl Vocabulary {
     ) -> Result<usize> {
         let (mut keys, mut end) = (Vec::new(), first);
         // Hashes in order: the ids of one bucket are neighbours.
-        for group in groups.get(first..).unwrap_or_default() {
+        for group in &groups[first..] {
             let key = self.page_of(group.hash);
             if keys.last() != Some(&key) {
                 if keys.len() == pages.batch_max() {
@@ -449,7 +447,7 @@ impl Vocabulary {
         let mut first = 0;
         while first < groups.len() {
             let end = self.bring_piece(pages, store, groups, first)?;
-            for group in groups.get_mut(first..end).unwrap_or_default() {
+            for group in &mut groups[first..end] {
                 work(self, pages, store, group)?;
             }
             first = end;

@@ -19,6 +19,15 @@ pub struct Evicted {
     pub waiting_count: u64,
 }
 
+/// An eviction in progress.
+struct Pass {
+    /// The time, in the unit of the policy's `ttl`.
+    now: u32,
+    /// Rows that the ids of the current bucket lost.
+    rows: Vec<u64>,
+    evicted: Evicted,
+}
+
 impl Vocabulary {
     /// Takes the rows of ids that the policy judges, at time `now`, and hands the rows, some at
     /// a time and increasing, to `freed`, which must give them their initial values.
@@ -32,56 +41,59 @@ impl Vocabulary {
         now: u32,
         freed: &mut FreedSink<'_>,
     ) -> Result<Evicted> {
-        let mut evicted = Evicted::default();
-        let (mut slot, mut rows) = (0, Vec::new());
-        while self.state.policy.counts_everybody() {
+        let mut pass = Pass { now, rows: Vec::new(), evicted: Evicted::default() };
+        let mut slot = 0;
+        while self.state.policy.counts_all_uses() {
             let keys = self.bring_next(pages, store, &mut slot)?;
             if keys.is_empty() {
                 break;
             }
             for key in keys {
-                evicted.waiting_count += self.evict_bucket(pages, store, (key, now), &mut rows)?;
-                evicted.id_count += rows.len() as u64;
-                for row in &rows {
+                self.evict_bucket(pages, store, key, &mut pass)?;
+                for row in &pass.rows {
                     self.free.push(pages, store, &mut self.state.free_count, *row)?;
                 }
-                rows.sort_unstable();
-                if !rows.is_empty() {
-                    freed(store, &rows)?;
+                pass.rows.sort_unstable();
+                if !pass.rows.is_empty() {
+                    freed(store, &pass.rows)?;
                 }
             }
         }
+        let evicted = pass.evicted;
+        // Saturating: pages of a damaged commit may name more ids than its state counts.
         self.state.id_count = self.state.id_count.saturating_sub(evicted.id_count);
         self.state.waiting_count = self.state.waiting_count.saturating_sub(evicted.waiting_count);
         Ok(evicted)
     }
 
-    // Judges the ids of one bucket; their rows replace `rows`. Returns how many had none.
+    // Applies the policy to the ids of bucket page `key`; the rows they lose replace `pass.rows`.
     fn evict_bucket(
         &self,
         pages: &mut PageCache,
         store: &mut dyn TrainStore,
-        (key, now): (RowKey, u32),
-        rows: &mut Vec<u64>,
-    ) -> Result<u64> {
+        key: RowKey,
+        pass: &mut Pass,
+    ) -> Result<()> {
+        let Pass { now, rows, evicted } = pass;
         rows.clear();
         let bucket = Bucket::parse(pages.page(store, key)?)?;
-        let (mut kept, mut waiting, mut is_changed) = (Vec::new(), 0, false);
+        let (mut kept, mut is_changed) = (Vec::new(), false);
         for mut entry in bucket.entries() {
             let before = entry.count;
-            if !self.state.policy.eviction.judge(&mut entry.count, entry.seen, now) {
+            if !self.state.policy.eviction.judge(&mut entry.count, entry.seen, *now) {
                 is_changed |= before.to_bits() != entry.count.to_bits();
                 kept.push(entry);
             } else if let Some(row) = entry.row {
                 rows.push(self.checked_row(row)?);
             } else {
-                waiting += 1;
+                evicted.waiting_count += 1;
             }
         }
+        evicted.id_count += rows.len() as u64;
         if is_changed || kept.len() < bucket.len() {
             let depth = bucket.depth;
             write_bucket(pages.page_mut(store, key)?, depth, &kept);
         }
-        Ok(waiting)
+        Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! The distinct ids of a batch, each with all its positions.
 
+#![expect(clippy::indexing_slicing, reason = "a group has at least one appearance")]
+
 use super::SHARED_ROW;
 use crate::bucket::mix;
 
@@ -11,7 +13,7 @@ pub struct Scratch {
     pub(super) pending: Vec<(u32, u32)>,
 }
 
-/// One different id of a batch.
+/// One distinct id of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Group {
     pub(super) hash: u64,
@@ -43,13 +45,13 @@ impl Scratch {
         self.order.push((mix(id), position));
     }
 
-    /// Brings together the appearances of each id; returns how many different ids there are.
+    /// Groups the appearances of each id; returns the number of distinct ids.
     pub fn sort(&mut self) -> u64 {
         self.order.sort_unstable();
         self.groups.clear();
-        self.groups.extend(self.order.chunk_by(|a, b| a.0 == b.0).filter_map(|same| {
-            let &(hash, first) = same.first()?;
-            Some(Group { hash, first, row: SHARED_ROW, todo: Todo::Nothing })
+        self.groups.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|same| {
+            let (hash, first) = same[0];
+            Group { hash, first, row: SHARED_ROW, todo: Todo::Nothing }
         }));
         self.groups.len() as u64
     }
