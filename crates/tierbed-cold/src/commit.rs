@@ -1,7 +1,7 @@
 //! Commits: runs and merged ranges first, then the files that name them.
 //!
 //! A commit writes what waits in the write buffer as runs, syncs the table files, writes one
-//! small file per table (homes, extents, runs: no rows) and switches with the protocol of
+//! small file per table (bases, extents, runs: no rows) and switches with the protocol of
 //! `tierbed_trainstore::CommitLog`. Its cost is that of the rows changed since the last flush.
 
 use tierbed_core::checksum::crc32c;

@@ -1,12 +1,20 @@
 //! Data paths of the store: reads, scans, writes, and the flushes and merges they set off.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "tables and keys are checked against the schema on entry; ids and ranges are this store's"
+)]
+
+use std::ops::Range;
+
 use tierbed_core::store::{RowSink, ScanSink};
 use tierbed_core::{ErrorKind, Result, RowId, RowKey, RowWrite, TableId};
 
 use crate::flush::{BegunRun, SortedRows};
+use crate::image::ImageRanges;
 use crate::index::ROW_ALONE_BYTES;
-use crate::picker::{group, pick, Candidate};
-use crate::read;
+use crate::picker::{group, pick, Candidate, Group};
+use crate::read::{self, ReadFrom};
 use crate::store::ColdStore;
 use crate::table::ColdTable;
 
@@ -21,14 +29,19 @@ impl ColdStore {
         let mut done = 0;
         for piece in keys.chunks(self.options.memory.read_rows_max) {
             let sink = &mut |at: usize, record: Option<&[u8]>| sink(done + at, record);
-            let counted = (&mut self.disk, &mut self.cold);
-            read::read(&self.tables, counted, piece, &self.buffer, sink)?;
+            let from = ReadFrom {
+                tables: &self.tables,
+                disk: &mut self.disk,
+                stats: &mut self.cold,
+                buffer: &self.buffer,
+            };
+            read::read(from, piece, sink)?;
             done += piece.len();
         }
         Ok(())
     }
 
-    /// Visits the written rows of `table`; returns the number of home pages read.
+    /// Visits the written rows of `table`; returns the number of base pages read.
     pub(crate) fn scan_table(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<u64> {
         let mut image = self.take_image();
         let result = self.scan_images(table, &mut image, sink);
@@ -42,7 +55,7 @@ impl ColdStore {
         image: &mut [u8],
         sink: &mut ScanSink<'_>,
     ) -> Result<u64> {
-        let Some(table) = self.tables.get(id.0 as usize) else { return Ok(0) };
+        let table = &self.tables[id.0 as usize];
         let waiting = self.buffer.sorted();
         let waiting: Vec<_> = waiting.into_iter().filter(|(key, _)| key.table == id).collect();
         let extent_bytes = table.geometry.extent_bytes();
@@ -54,19 +67,19 @@ impl ColdStore {
             let is_empty = (first..first + count).all(|range| {
                 table.range(range).extent().is_none() && table.index.list(range).is_none()
             });
-            let rows = rows_of(table, &waiting, (first, count));
+            let rows = rows_of(table, &waiting, first..first + count);
             if is_empty && rows.is_empty() {
                 continue;
             }
-            let bytes = image.get_mut(..count * extent_bytes).unwrap_or(&mut []);
+            let bytes = &mut image[..count * extent_bytes];
             let ranges: Vec<usize> = (first..first + count).collect();
-            table.load(&mut self.disk, (&ranges, &[]), bytes)?;
+            let wanted = ImageRanges { ranges: &ranges, overlaid: None };
+            table.load(&mut self.disk, wanted, bytes)?;
             for (key, at) in rows {
                 let (range, position) = table.geometry.range_of(key.row.0);
                 let (page, slot) = table.geometry.place_in_range(position);
-                if let Some(page) = table.image_page(bytes, range - first, page) {
-                    layout.put_record(page, slot, self.buffer.record(*at, layout.record_bytes));
-                }
+                let page = table.image_page(bytes, range - first, page);
+                layout.put_record(page, slot, self.buffer.record(*at, layout.record_bytes));
             }
             let first_page = first as u64 * table.geometry.range_pages;
             for (page, bytes) in (first_page..).zip(bytes.chunks_exact(layout.page_bytes)) {
@@ -135,11 +148,9 @@ impl ColdStore {
         let mut begun = Vec::new();
         let mut result = Ok(());
         for same_table in rows.chunk_by(|a, b| a.0.table == b.0.table) {
-            let Some((key, _)) = same_table.first() else { continue };
-            let at = key.table.0 as usize;
+            let at = same_table[0].0.table.0 as usize;
             match self.begin_run(at, same_table) {
-                Ok(Some(run)) => begun.push((at, run, same_table)),
-                Ok(None) => {}
+                Ok(run) => begun.push((at, run, same_table)),
                 Err(error) => {
                     result = Err(error);
                     break;
@@ -149,7 +160,7 @@ impl ColdStore {
         // Writes still in flight must not meet an extent's next owner.
         let result = result.and(self.disk.finish_writes());
         for (at, run, same_table) in begun {
-            let Some(table) = self.tables.get_mut(at) else { continue };
+            let table = &mut self.tables[at];
             if result.is_err() {
                 table.give_up_run(&run);
                 continue;
@@ -162,11 +173,9 @@ impl ColdStore {
         Ok(())
     }
 
-    fn begin_run(&mut self, at: usize, rows: SortedRows<'_>) -> Result<Option<BegunRun>> {
-        let bytes = self.tables.get(at).map_or(0, |table| table.run_bytes_max(rows.len()));
-        self.check_quota(bytes)?;
-        let Some(table) = self.tables.get_mut(at) else { return Ok(None) };
-        table.begin_run(&mut self.disk, rows, &self.buffer).map(Some)
+    fn begin_run(&mut self, at: usize, rows: SortedRows<'_>) -> Result<BegunRun> {
+        self.check_quota(self.tables[at].run_bytes_max(rows.len()))?;
+        self.tables[at].begin_run(&mut self.disk, rows, &self.buffer)
     }
 
     // Merges until the index surely holds what is in the write buffer.
@@ -186,10 +195,10 @@ impl ColdStore {
         self.tables.iter().map(ColdTable::live_bytes).sum()
     }
 
-    /// Returns the bytes that deltas may take: a share of the homes, and a little to begin with.
+    /// Returns the bytes that deltas may take: a share of the bases, and a little to begin with.
     fn delta_bytes_max(&self) -> u64 {
-        let homes: u64 = self.tables.iter().map(ColdTable::home_bytes).sum();
-        let by_share = (homes as f64 * self.options.delta_share) as u64;
+        let bases: u64 = self.tables.iter().map(ColdTable::base_bytes).sum();
+        let by_share = (bases as f64 * self.options.delta_share) as u64;
         by_share.max(4 * self.options.memory.write_buffer_bytes as u64)
     }
 
@@ -212,7 +221,7 @@ impl ColdStore {
             if bytes <= self.delta_bytes_max() + begun {
                 break;
             }
-            // Runs of few rows are mostly padding: those are brought home.
+            // Runs of few rows are mostly padding: those rows move into their bases.
             if !self.compact_run()? && self.merge_best(bytes / RELIEF, u64::MAX)? == 0 {
                 break;
             }
@@ -230,16 +239,14 @@ impl ColdStore {
         });
         let picks = pick(candidates, freed_bytes, cost_bytes_max);
         let image_bytes = self.image_bytes;
-        let ranges_max = |id: u32| {
-            let bytes = tables.get(id as usize).map_or(1, |table| table.geometry.extent_bytes());
-            (image_bytes / bytes).max(1)
-        };
+        let ranges_max =
+            |id: u32| (image_bytes / tables[id as usize].geometry.extent_bytes()).max(1);
         let groups = group(&picks, ranges_max);
         let mut image = self.take_image();
         let began_us = self.options.clock.now_us();
-        let result = groups.iter().try_fold(0, |moved, (id, ranges)| {
-            Ok(moved + self.merge_group(*id, ranges, &mut image)?)
-        });
+        let result = groups
+            .iter()
+            .try_fold(0, |moved, group| Ok(moved + self.merge_group(group, &mut image)?));
         self.image = image;
         let us = self.options.clock.now_us() - began_us;
         self.cold.merge_us += us;
@@ -249,14 +256,12 @@ impl ColdStore {
         result
     }
 
-    fn merge_group(&mut self, id: u32, ranges: &[usize], image: &mut [u8]) -> Result<u64> {
-        let count = ranges.len();
-        let extent_bytes =
-            self.tables.get(id as usize).map_or(0, |table| table.geometry.extent_bytes());
-        self.check_quota((count * extent_bytes) as u64)?;
-        let Some(table) = self.tables.get_mut(id as usize) else { return Ok(0) };
-        let image = image.get_mut(..count * extent_bytes).unwrap_or(&mut []);
-        let merged = table.merge(&mut self.disk, ranges, image)?;
+    fn merge_group(&mut self, group: &Group, image: &mut [u8]) -> Result<u64> {
+        let (at, count) = (group.table as usize, group.ranges.len());
+        let image_bytes = count * self.tables[at].geometry.extent_bytes();
+        self.check_quota(image_bytes as u64)?;
+        let image = &mut image[..image_bytes];
+        let merged = self.tables[at].merge(&mut self.disk, &group.ranges, image)?;
         self.cold.ranges_merged += count as u64;
         self.cold.rows_merged += merged.row_count;
         self.cold.merge_read_bytes += merged.read_bytes;
@@ -292,7 +297,7 @@ impl ColdStore {
             Some((at, version, dead_bytes))
         });
         let Some((at, version, _)) = emptiest.max_by_key(|run| run.2) else { return Ok(false) };
-        let Some(table) = self.tables.get(at) else { return Ok(false) };
+        let table = &self.tables[at];
         let rows = table.live_rows_of(&mut self.disk, version)?;
         let record_bytes = table.record_bytes();
         let mut rest = rows.as_slice();
@@ -303,7 +308,7 @@ impl ColdStore {
                 continue;
             }
             let (now, later) = rest.split_at(room.min(rest.len()));
-            let Some(table) = self.tables.get_mut(at) else { break };
+            let table = &mut self.tables[at];
             let buffer = &mut self.buffer;
             table.read_live(&mut self.disk, now, &mut |key, record| {
                 // What waits in the buffer is newer.
@@ -320,15 +325,15 @@ impl ColdStore {
     }
 }
 
-// The waiting rows of ranges `first..first + count`.
+// The waiting rows of `ranges`.
 fn rows_of<'a>(
     table: &ColdTable,
     waiting: &'a [(RowKey, usize)],
-    (first, count): (usize, usize),
+    ranges: Range<usize>,
 ) -> &'a [(RowKey, usize)] {
     let per_range = table.geometry.rows_per_range();
     let before = |end: usize| waiting.partition_point(|row| row.0.row.0 < end as u64 * per_range);
-    waiting.get(before(first)..before(first + count)).unwrap_or(&[])
+    &waiting[before(ranges.start)..before(ranges.end)]
 }
 
 fn candidate(table: &ColdTable, range: usize) -> Candidate {

@@ -1,5 +1,10 @@
 //! Page I/O of the table files: many requests in flight, timed for the cost model.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a completion's tag holds the positions that its request was made of"
+)]
+
 use std::sync::Arc;
 
 use tierbed_core::env::Clock;
@@ -19,12 +24,23 @@ pub(crate) struct PageFile {
 }
 
 /// Runs of pages of one file.
-pub(crate) type FileRuns<'a> = (PageFile, &'a [PageRun]);
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FileRuns<'a> {
+    pub(crate) file: PageFile,
+    pub(crate) runs: &'a [PageRun],
+}
 
 /// Takes pages read: positions of the part and of the run in it, and their bytes.
 pub(crate) type PageSink<'a> = dyn FnMut(usize, usize, &[u8]) -> Result<()> + 'a;
 
-/// The I/O engine and what is in flight.
+/// A buffer, and what its completion is recognised by.
+#[derive(Debug, Clone, Copy)]
+struct TaggedBuf {
+    buf: BufId,
+    tag: u64,
+}
+
+/// The I/O engine and its requests in flight.
 pub(crate) struct Disk {
     engine: Box<dyn IoEngine>,
     options: EngineOptions,
@@ -102,8 +118,8 @@ impl Disk {
     pub(crate) fn read(&mut self, parts: &[FileRuns<'_>], visit: &mut PageSink<'_>) -> Result<()> {
         let began_us = self.clock.now_us();
         let refill_below = (self.options.queue_depth as usize / 2).max(1);
-        let mut waiting = (0u64..).zip(parts).flat_map(|(part, (file, runs))| {
-            (0u64..).zip(*runs).map(move |(at, run)| (part << 32 | at, *file, *run))
+        let mut waiting = (0u64..).zip(parts).flat_map(|(part, of)| {
+            (0u64..).zip(of.runs).map(move |(at, run)| (part << 32 | at, of.file, *run))
         });
         let (mut count, mut bytes, mut result) = (0, 0, Ok(()));
         loop {
@@ -114,7 +130,7 @@ impl Disk {
                     break;
                 };
                 bytes += u64::from(run.count) * file.page_bytes as u64;
-                self.submit(Op::Read, file, run, (buf, tag));
+                self.submit(Op::Read, file, run, TaggedBuf { buf, tag });
                 count += 1;
             }
             if self.engine.in_flight_count() == 0 {
@@ -123,10 +139,10 @@ impl Disk {
             self.engine.wait(&mut self.done)?;
             for completion in self.done.drain(..) {
                 let (part, at) = ((completion.tag >> 32) as usize, completion.tag as u32 as usize);
-                let run = parts.get(part).and_then(|(file, runs)| Some((file, runs.get(at)?)));
-                if let (Some((file, run)), Ok(())) = (run, &result) {
-                    let len_bytes = run.count as usize * file.page_bytes;
-                    let pages = self.engine.bytes(completion.buf).get(..len_bytes).unwrap_or(&[]);
+                if result.is_ok() {
+                    let FileRuns { file, runs } = parts[part];
+                    let len_bytes = runs[at].count as usize * file.page_bytes;
+                    let pages = &self.engine.bytes(completion.buf)[..len_bytes];
                     result = completion.result.and_then(|()| visit(part, at, pages));
                 }
                 self.engine.release(completion.buf);
@@ -136,21 +152,22 @@ impl Disk {
         result
     }
 
-    fn submit(&mut self, op: Op, file: PageFile, pages: PageRun, (buf, tag): (BufId, u64)) {
+    fn submit(&mut self, op: Op, file: PageFile, pages: PageRun, to: TaggedBuf) {
         self.engine.submit(Request {
             device: file.device,
             op,
             offset_bytes: u64::from(pages.first) * file.page_bytes as u64,
             len_bytes: pages.count * file.page_bytes as u32,
-            buf,
-            tag,
+            buf: to.buf,
+            tag: to.tag,
         });
     }
 
     /// Takes a buffer to write from, waiting for one if need be.
     ///
     /// # Errors
-    /// When the engine cannot wait; [`finish_writes`](Self::finish_writes) tells failed writes.
+    /// When the engine cannot wait; failed writes are those of
+    /// [`finish_writes`](Self::finish_writes).
     pub(crate) fn write_buf(&mut self) -> Result<BufId> {
         loop {
             if let Some(buf) = self.engine.acquire() {
@@ -166,7 +183,7 @@ impl Disk {
 
     /// Starts to write the first pages of `buf` as `pages`.
     pub(crate) fn write(&mut self, file: PageFile, pages: PageRun, buf: BufId) {
-        self.submit(Op::Write, file, pages, (buf, 0));
+        self.submit(Op::Write, file, pages, TaggedBuf { buf, tag: 0 });
     }
 
     /// Waits until no write is in flight.

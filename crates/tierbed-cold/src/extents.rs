@@ -1,7 +1,12 @@
 //! The extent allocator of a table's file: copy on write, with quarantine.
 //!
-//! An extent holds one home range or pieces of delta runs. What the last commit needs is never
+//! An extent holds one base range or pieces of delta runs. What the last commit needs is never
 //! overwritten: such an extent, once released, waits in quarantine until the next commit.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "extents that are taken, released or free are below the count"
+)]
 
 use tierbed_core::{Error, ErrorKind, Result};
 
@@ -46,7 +51,8 @@ impl Extents {
 
     /// Gives an extent back, now or after the next commit.
     pub(crate) fn release(&mut self, extent: u32) {
-        if self.is_committed.get(extent as usize).copied().unwrap_or(false) {
+        assert!(extent < self.count(), "extent {extent} was taken from this file");
+        if self.is_committed[extent as usize] {
             self.quarantine.push(extent);
         } else {
             self.free.push(extent);
@@ -60,9 +66,7 @@ impl Extents {
         self.free.sort_unstable_by(|a, b| b.cmp(a));
         self.is_committed.iter_mut().for_each(|needed| *needed = true);
         for extent in &self.free {
-            if let Some(needed) = self.is_committed.get_mut(*extent as usize) {
-                *needed = false;
-            }
+            self.is_committed[*extent as usize] = false;
         }
     }
 
@@ -72,9 +76,7 @@ impl Extents {
             if self.is_committed.len() <= at {
                 self.is_committed.resize(at + 1, false);
             }
-            if let Some(needed) = self.is_committed.get_mut(at) {
-                *needed = true;
-            }
+            self.is_committed[at] = true;
         }
     }
 

@@ -1,5 +1,10 @@
 //! Flush of evicted rows to a delta run: sequential writes, then one registration.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "pages are cut to the table's page length, which holds the header"
+)]
+
 use tierbed_core::{Result, RowKey};
 use tierbed_trainstore::{seal, HEADER_BYTES};
 
@@ -14,6 +19,16 @@ const KEY_BYTES_MAX: usize = 6;
 
 /// Rows of one table in row order, with the places of their records in the write buffer.
 pub(crate) type SortedRows<'a> = &'a [(RowKey, usize)];
+
+/// What the pages of a run hold.
+#[derive(Clone, Copy)]
+struct RunContents<'a> {
+    /// Encoded row ids.
+    keys: &'a [u8],
+    rows: SortedRows<'a>,
+    /// Holds the records of `rows`.
+    buffer: &'a WriteBuffer,
+}
 
 /// Pages found for a run, and what to give back if it is not written.
 struct Placement {
@@ -54,7 +69,8 @@ impl ColdTable {
             segments: placement.segments.clone(),
         };
         let begun = BegunRun { run, placement };
-        if let Err(error) = self.write_pages(disk, &begun.run, (&keys, rows), buffer) {
+        let contents = RunContents { keys: &keys, rows, buffer };
+        if let Err(error) = self.write_pages(disk, &begun.run, contents) {
             // Writes still in flight must not meet the extent's next owner.
             let _ = disk.finish_writes();
             self.give_up_run(&begun);
@@ -112,13 +128,8 @@ impl ColdTable {
         Ok(placement)
     }
 
-    fn write_pages(
-        &self,
-        disk: &mut Disk,
-        run: &Run,
-        (keys, rows): (&[u8], SortedRows<'_>),
-        buffer: &WriteBuffer,
-    ) -> Result<()> {
+    fn write_pages(&self, disk: &mut Disk, run: &Run, contents: RunContents<'_>) -> Result<()> {
+        let RunContents { keys, rows, buffer } = contents;
         let (page_bytes, slots) = (self.geometry.page_bytes(), self.geometry.delta_slots as usize);
         let pages_max = disk.pages_max(self.pages);
         let mut keys = keys.chunks(self.payload_bytes());
@@ -137,7 +148,10 @@ impl ColdTable {
                             KEYS_MAGIC
                         }
                         None => {
-                            self.fill_records(page, rows.next().unwrap_or(&[]), buffer);
+                            let Some(rows) = rows.next() else {
+                                panic!("a run has as many pages as its keys and rows fill")
+                            };
+                            self.fill_records(page, rows, buffer);
                             DELTA_MAGIC
                         }
                     };
@@ -146,13 +160,13 @@ impl ColdTable {
                 disk.write(self.pages, piece, buf);
             }
         }
+        assert!(keys.next().is_none() && rows.next().is_none(), "every key and row has a page");
         Ok(())
     }
 
     fn fill_records(&self, page: &mut [u8], rows: SortedRows<'_>, buffer: &WriteBuffer) {
         let record_bytes = self.record_bytes();
-        let places = page.get_mut(HEADER_BYTES..).unwrap_or(&mut []);
-        for (place, (_, at)) in places.chunks_exact_mut(record_bytes).zip(rows) {
+        for (place, (_, at)) in page[HEADER_BYTES..].chunks_exact_mut(record_bytes).zip(rows) {
             place.copy_from_slice(buffer.record(*at, record_bytes));
         }
     }
@@ -168,7 +182,7 @@ impl ColdTable {
         self.set_open(open);
     }
 
-    /// Makes `rows` of `run` known as the newest of all, except where the home is newer still.
+    /// Makes `rows` of `run` known as the newest of all, except where the base is newer still.
     pub(crate) fn index_run(&mut self, mut run: Run, rows: impl Iterator<Item = u64>) {
         let slots = self.geometry.delta_slots;
         let key_pages = run.key_page_count(self.payload_bytes());
@@ -222,7 +236,5 @@ impl ColdTable {
 
 // Puts `payload` behind the header.
 fn fill(page: &mut [u8], payload: &[u8]) {
-    if let Some(place) = page.get_mut(HEADER_BYTES..HEADER_BYTES + payload.len()) {
-        place.copy_from_slice(payload);
-    }
+    page[HEADER_BYTES..HEADER_BYTES + payload.len()].copy_from_slice(payload);
 }

@@ -1,7 +1,7 @@
 //! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
 //!
 //! Each takes arbitrary bytes and decodes them as opening a store would, behind the checksums.
-//! Damage is an error, which is fine; anything else that goes wrong is a bug. The pages of homes
+//! Damage is an error, which is fine; anything else that goes wrong is a bug. The pages of bases
 //! and runs have the header of `tierbed-trainstore`, whose targets cover it.
 
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //! ```text
 //! rows     0 .. r-1 | r .. 2r-1 | ...        r rows per page: page_layout of the trainstore
 //! pages    0          1           ...
-//! ranges   g pages each: the unit that is merged; a home range fills one extent
-//! file     extents of g pages; each holds a home range, or pieces of delta runs
+//! ranges   g pages each: the unit that is merged; a base range fills one extent
+//! file     extents of g pages; each holds a base range, or pieces of delta runs
 //! place    of a delta row: physical page * delta slots per page + slot, 32 bits
 //! ```
 

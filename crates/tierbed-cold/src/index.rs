@@ -6,8 +6,13 @@
 //! ```
 //!
 //! Six bytes per row that has a delta, whatever number of runs hold older versions of it. The
-//! length of a range's list is the number of rows of its home that are outdated, which is what
+//! length of a range's list is the number of rows of its base that are outdated, which is what
 //! the picker wants to know (RecDB's outdated-row monitor). Source: RecDB §4.3.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "ranges come from the table's geometry, which the lists are as long as"
+)]
 
 /// Bytes per row.
 pub(crate) const ROW_BYTES: u64 = 6;
@@ -36,10 +41,10 @@ impl RangeDeltas {
 
     fn get(&self, at: u16) -> Option<u32> {
         let found = self.rows.binary_search(&at).ok()?;
-        self.locs.get(found).copied()
+        Some(self.locs[found])
     }
 
-    fn push(&mut self, (row, loc): (u16, u32)) {
+    fn push(&mut self, row: u16, loc: u32) {
         self.rows.push(row);
         self.locs.push(loc);
     }
@@ -70,17 +75,18 @@ impl DeltaIndex {
 
     /// Returns the list of `range`, if it has deltas.
     pub(crate) fn list(&self, range: usize) -> Option<&RangeDeltas> {
-        self.lists.get(range)?.as_deref()
+        self.lists[range].as_deref()
     }
 
-    /// Returns the outdated rows of `range`'s home.
+    /// Returns the outdated rows of `range`'s base.
     pub(crate) fn outdated_count(&self, range: usize) -> usize {
         self.list(range).map_or(0, RangeDeltas::len)
     }
 
     /// Puts `newer` (ascending) into `range`; places it replaces go to `replaced`.
     pub(crate) fn insert(&mut self, range: usize, newer: &[(u16, u32)], replaced: &mut Vec<u32>) {
-        let Some(place) = self.lists.get_mut(range) else { return };
+        assert!(newer.is_sorted_by(|a, b| a.0 < b.0), "rows of a run ascend");
+        let place = &mut self.lists[range];
         if newer.is_empty() {
             return;
         }
@@ -103,24 +109,25 @@ impl DeltaIndex {
         let mut old = older.iter().peekable();
         for &row in newer {
             while let Some(before) = old.next_if(|old| old.0 < row.0) {
-                merged.push(before);
+                merged.push(before.0, before.1);
             }
             if let Some(same) = old.next_if(|old| old.0 == row.0) {
                 replaced.push(same.1);
             }
-            merged.push(row);
+            merged.push(row.0, row.1);
         }
-        old.for_each(|row| merged.push(row));
+        old.for_each(|(row, loc)| merged.push(row, loc));
+        assert!(merged.len() == len, "every older and newer row is kept once");
         self.row_count += (len - older.len()) as u64;
         **older = merged;
     }
 
     /// Removes the row at position `at` of `range` if its place is `loc`; returns whether it was.
     pub(crate) fn remove(&mut self, range: usize, at: u16, loc: u32) -> bool {
-        let Some(place) = self.lists.get_mut(range) else { return false };
+        let place = &mut self.lists[range];
         let Some(list) = place else { return false };
         let Ok(found) = list.rows.binary_search(&at) else { return false };
-        if list.locs.get(found) != Some(&loc) {
+        if list.locs[found] != loc {
             return false;
         }
         list.rows.remove(found);
@@ -133,9 +140,9 @@ impl DeltaIndex {
         true
     }
 
-    /// Takes the list of `range` away: its rows are in the home now.
+    /// Takes the list of `range` away: its rows are in the base now.
     pub(crate) fn take(&mut self, range: usize) -> Option<Box<RangeDeltas>> {
-        let list = self.lists.get_mut(range)?.take()?;
+        let list = self.lists[range].take()?;
         self.row_count -= list.len() as u64;
         self.list_count -= 1;
         Some(list)

@@ -6,7 +6,7 @@ use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Budget, Error, Result};
 use tierbed_io::{EngineOptions, PAGE_BYTES};
 
-/// Share of the homes that deltas may occupy when nothing else is asked for: write amplification
+/// Share of the bases that deltas may occupy when nothing else is asked for: write amplification
 /// 1.7 on ids by first appearance, 3.9 on permuted ones. Source: training.md 2.2.
 pub const DELTA_SHARE_DEFAULT: f64 = 0.15;
 
@@ -23,7 +23,7 @@ pub struct MemoryOptions {
     pub write_buffer_bytes: usize,
     /// Places of delta rows; when it is full, ranges are merged.
     pub delta_index_bytes: usize,
-    /// Bytes of an extent, and of a home range, of new tables.
+    /// Bytes of an extent, and of a base range, of new tables.
     pub extent_bytes: usize,
     /// Rows of a read that are looked for at once.
     pub read_rows_max: usize,
@@ -40,7 +40,7 @@ pub struct ColdOptions {
     pub clock: Arc<dyn Clock>,
     /// Most bytes the store may occupy on disk.
     pub disk_quota_bytes: Option<u64>,
-    /// Bytes of delta runs per byte of homes that are aimed at, above 0, at most 1.
+    /// Bytes of delta runs per byte of bases that are aimed at, above 0, at most 1.
     pub delta_share: f64,
     /// How the budget is divided.
     pub memory: MemoryOptions,

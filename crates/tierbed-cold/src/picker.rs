@@ -1,9 +1,9 @@
 //! Merge picker: ranges where a byte moved removes most outdated rows come first.
 //!
-//! RecDB scores a file by its outdated rows per time to merge it; here the unit is a home range,
+//! RecDB scores a file by its outdated rows per time to merge it; here the unit is a base range,
 //! the outdated rows are exact, and the time is the bytes the merge moves. Pure functions.
 //! Source: RecDB §4.3, Eq. 1.
-//! Differs: ranges instead of files, because a home has no levels.
+//! Differs: ranges instead of files, because a base has no levels.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -16,7 +16,7 @@ pub(crate) const PICKS_MAX: usize = 512;
 pub(crate) struct Candidate {
     pub(crate) table: u32,
     pub(crate) range: u32,
-    /// Rows of its home that are outdated.
+    /// Rows of its base that are outdated.
     pub(crate) outdated: u32,
     /// Bytes its merge moves.
     pub(crate) cost_bytes: u64,
@@ -83,21 +83,26 @@ pub(crate) fn pick(
     best
 }
 
-/// Ranges of one table that are merged together: table, range numbers.
-pub(crate) type Group = (u32, Vec<usize>);
+/// Ranges of one table that are merged together.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) table: u32,
+    pub(crate) ranges: Vec<usize>,
+}
 
 /// Cuts picks (in order) into groups that fit into an image of `ranges_max` ranges. Ranges of a
-/// group need not be neighbours: what counts is that their reads, and then their writes, fly
-/// together.
+/// group need not be neighbours: what counts is that their reads, and then their writes, are in
+/// flight together.
 pub(crate) fn group(picks: &[Candidate], ranges_max: impl Fn(u32) -> usize) -> Vec<Group> {
-    let same_table = picks.chunk_by(|a, b| a.table == b.table);
-    let groups = same_table.flat_map(|picks| {
-        let table = picks.first().map_or(0, |pick| pick.table);
-        picks
-            .chunks(ranges_max(table).max(1))
-            .map(move |picks| (table, picks.iter().map(|pick| pick.range as usize).collect()))
-    });
-    groups.collect()
+    let mut groups = Vec::new();
+    for same_table in picks.chunk_by(|a, b| a.table == b.table) {
+        let Some(Candidate { table, .. }) = same_table.first().copied() else { continue };
+        for together in same_table.chunks(ranges_max(table).max(1)) {
+            let ranges = together.iter().map(|pick| pick.range as usize).collect();
+            groups.push(Group { table, ranges });
+        }
+    }
+    groups
 }
 
 #[cfg(test)]
@@ -140,6 +145,7 @@ mod tests {
         let mut picks: Vec<_> = [3, 4, 6, 9].map(|range| candidate(range, 1, 1)).into();
         picks.push(Candidate { table: 1, ..candidate(2, 1, 1) });
         let groups = group(&picks, |_| 3);
+        let groups: Vec<_> = groups.into_iter().map(|group| (group.table, group.ranges)).collect();
         assert_eq!(groups, [(0, vec![3, 4, 6]), (0, vec![9]), (1, vec![2])]);
     }
 }

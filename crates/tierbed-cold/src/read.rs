@@ -1,9 +1,14 @@
 //! Row reads: write buffer, delta index, base range, the newest first.
 //!
 //! The rows of a request come in order. Each is looked for in memory; what is left wants a page,
-//! of a run or of a home. These pages are sorted by their place in the file, near ones are
+//! of a run or of a base. These pages are sorted by their place in the file, near ones are
 //! joined (see [`crate::cost`]), and the requests of all tables are one stream, so that the
-//! device's queue runs dry once per request and not once per table.
+//! device's queue drains once per request and not once per table.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "wants and runs hold positions in the keys of their part"
+)]
 
 use tierbed_core::store::RowSink;
 use tierbed_core::{Error, Result, RowKey};
@@ -43,19 +48,32 @@ struct TablePart<'a> {
 }
 
 impl TablePart<'_> {
+    /// Answers the keys whose rows are in memory or absent; finds the pages that the others want.
+    fn locate(&mut self, disk: &Disk, buffer: &WriteBuffer, sink: &mut RowSink<'_>) -> Result<()> {
+        let (table, first) = (self.table, self.first);
+        self.wants.reserve_exact(self.keys.len());
+        table.locate(self.keys, buffer, &mut self.wants, &mut |at, record| {
+            sink(first + at, record)
+        })?;
+        self.wants.sort_unstable_by_key(|want| want.page);
+        let pages = self.wants.iter().map(|want| want.page);
+        self.runs = cover(pages, disk.gap_pages(table.pages), disk.pages_max(table.pages));
+        Ok(())
+    }
+
     // Takes the rows wanted from the pages of run `at`; returns how many pages were wanted.
     fn take(&self, at: usize, pages: &[u8], sink: &mut RowSink<'_>) -> Result<u64> {
-        let Some(run) = self.runs.get(at) else { return Ok(0) };
+        let run = self.runs[at];
         let from = self.wants.partition_point(|want| want.page < run.first);
-        let wanted = self.wants.get(from..).unwrap_or(&[]);
-        let mut wanted = wanted.iter().take_while(|want| want.page < run.end()).peekable();
+        let wanted = self.wants[from..].iter();
+        let mut wanted = wanted.take_while(|want| want.page < run.end()).peekable();
         let mut needed = 0;
         while let Some(page_number) = wanted.peek().map(|want| want.page) {
             needed += 1;
             let page = page_of(pages, page_number - run.first, self.table.geometry.page_bytes());
             let mut is_checked = false;
             while let Some(want) = wanted.next_if(|want| want.page == page_number) {
-                let Some(key) = self.keys.get(want.at as usize) else { continue };
+                let key = self.keys[want.at as usize];
                 if !is_checked {
                     verify(page, self.table.name_of(*want, key.row.0)?, &self.table.file)?;
                     is_checked = true;
@@ -67,17 +85,21 @@ impl TablePart<'_> {
     }
 }
 
-/// Reads `keys` (checked, in order) of any of `tables`.
+/// Where rows are read from.
+pub(crate) struct ReadFrom<'a> {
+    /// All tables, by id.
+    pub(crate) tables: &'a [ColdTable],
+    pub(crate) disk: &'a mut Disk,
+    pub(crate) stats: &'a mut ColdStats,
+    pub(crate) buffer: &'a WriteBuffer,
+}
+
+/// Reads `keys` (checked, in order) of any table.
 ///
 /// # Errors
 /// `Corruption`, `Io`; those of `sink` pass through.
-pub(crate) fn read(
-    tables: &[ColdTable],
-    (disk, stats): (&mut Disk, &mut ColdStats),
-    keys: &[RowKey],
-    buffer: &WriteBuffer,
-    sink: &mut RowSink<'_>,
-) -> Result<()> {
+pub(crate) fn read(from: ReadFrom<'_>, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
+    let ReadFrom { tables, disk, stats, buffer } = from;
     let mut absent = 0;
     let sink = &mut |at: usize, record: Option<&[u8]>| {
         absent += u64::from(record.is_none());
@@ -85,22 +107,22 @@ pub(crate) fn read(
     };
     let (mut parts, mut first) = (Vec::new(), 0);
     for same_table in keys.chunk_by(|a, b| a.table == b.table) {
-        let id = same_table.first().map_or(0, |key| key.table.0);
-        if let Some(table) = tables.get(id as usize) {
-            parts.push(table.part((same_table, first), disk, buffer, sink)?);
-        }
+        let table = &tables[same_table[0].table.0 as usize];
+        let mut part =
+            TablePart { table, keys: same_table, first, wants: Vec::new(), runs: Vec::new() };
+        part.locate(disk, buffer, sink)?;
+        parts.push(part);
         first += same_table.len();
     }
     let files: Vec<FileRuns<'_>> =
-        parts.iter().map(|part| (part.table.pages, part.runs.as_slice())).collect();
+        parts.iter().map(|part| FileRuns { file: part.table.pages, runs: &part.runs }).collect();
     let mut needed = 0;
     disk.read(&files, &mut |part, at, pages| {
-        let Some(part) = parts.get(part) else { return Ok(()) };
-        needed += part.take(at, pages, sink)?;
+        needed += parts[part].take(at, pages, sink)?;
         Ok(())
     })?;
     stats.rows_absent += absent;
-    stats.count_read(needed, files.iter().flat_map(|(_, runs)| runs.iter()));
+    stats.count_read(needed, files.iter().flat_map(|file| file.runs));
     Ok(())
 }
 
@@ -125,8 +147,8 @@ impl ColdTable {
                 continue;
             }
             let (page, slot) = self.geometry.place_in_range(position);
-            let home = self.range(range);
-            match home.extent().filter(|_| home.has_page(page)) {
+            let base = self.range(range);
+            match base.extent().filter(|_| base.has_page(page)) {
                 Some(extent) => {
                     let page = self.geometry.first_page(extent) + page as u32;
                     wants.push(Want { page, slot: slot as u32, at: at as u32 });
@@ -137,30 +159,13 @@ impl ColdTable {
         Ok(())
     }
 
-    /// Answers what of `keys`, all of this table and at `first` in the request, is in memory, and
-    /// says which pages the others want.
-    fn part<'a>(
-        &'a self,
-        (keys, first): (&'a [RowKey], usize),
-        disk: &Disk,
-        buffer: &WriteBuffer,
-        sink: &mut RowSink<'_>,
-    ) -> Result<TablePart<'a>> {
-        let mut wants = Vec::with_capacity(keys.len());
-        self.locate(keys, buffer, &mut wants, &mut |at, record| sink(first + at, record))?;
-        wants.sort_unstable_by_key(|want| want.page);
-        let pages = wants.iter().map(|want| want.page);
-        let runs = cover(pages, disk.gap_pages(self.pages), disk.pages_max(self.pages));
-        Ok(TablePart { table: self, keys, first, wants, runs })
-    }
-
     fn name_of(&self, want: Want, row: u64) -> Result<PageName> {
         if want.slot & IN_RUN != 0 {
             return self.run_name(want.page);
         }
         let (range, position) = self.geometry.range_of(row);
         let page = self.geometry.place_in_range(position).0;
-        Ok(self.home_name(range, page, self.range(range).version))
+        Ok(self.base_name(range, page, self.range(range).version))
     }
 
     /// Names the record page `page` of whatever run it belongs to.
@@ -176,19 +181,20 @@ impl ColdTable {
     fn record_in<'a>(&self, page: &'a [u8], slot: u32) -> Option<&'a [u8]> {
         match slot & IN_RUN {
             0 => self.geometry.layout.record(page, slot as usize),
-            _ => self.delta_record(page, slot & !IN_RUN),
+            _ => Some(self.delta_record(page, slot & !IN_RUN)),
         }
     }
 
     /// Returns the record in `slot` of a record page of a run.
-    pub(crate) fn delta_record<'a>(&self, page: &'a [u8], slot: u32) -> Option<&'a [u8]> {
+    pub(crate) fn delta_record<'a>(&self, page: &'a [u8], slot: u32) -> &'a [u8] {
+        assert!(slot < self.geometry.delta_slots, "slot inside the page");
         let at = HEADER_BYTES + slot as usize * self.record_bytes();
-        page.get(at..at + self.record_bytes())
+        &page[at..at + self.record_bytes()]
     }
 }
 
 /// Returns page `at` of some pages read together.
 pub(crate) fn page_of(pages: &[u8], at: u32, page_bytes: usize) -> &[u8] {
     let from = at as usize * page_bytes;
-    pages.get(from..from + page_bytes).unwrap_or(&[])
+    &pages[from..from + page_bytes]
 }

@@ -1,10 +1,15 @@
 //! Verification and decoding of a delta run's pages.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "pieces are read in the order and number in which they were asked for"
+)]
+
 use tierbed_core::{Result, RowId, RowKey, TableId};
 use tierbed_trainstore::{verify, HEADER_BYTES};
 
 use crate::cost::{consecutive, cover, PageRun};
-use crate::disk::Disk;
+use crate::disk::{Disk, FileRuns};
 use crate::read::page_of;
 use crate::run::{decode_keys, run_page, Run, DELTA_MAGIC, KEYS_MAGIC};
 use crate::table::ColdTable;
@@ -25,10 +30,7 @@ impl ColdTable {
         self.read_pieces(disk, &pieces, &mut |position, number, page| {
             verify(page, run_page(KEYS_MAGIC, self.id, number, run.version), &self.file)?;
             let from = position * payload_bytes;
-            let payload = page.get(HEADER_BYTES..).unwrap_or(&[]);
-            if let Some(place) = keys.get_mut(from..from + payload_bytes) {
-                place.copy_from_slice(payload);
-            }
+            keys[from..from + payload_bytes].copy_from_slice(&page[HEADER_BYTES..]);
             Ok(())
         })?;
         keys.truncate(run.key_bytes as usize);
@@ -41,8 +43,7 @@ impl ColdTable {
     /// # Errors
     /// `Corruption`, `Io`.
     pub(crate) fn live_rows_of(&self, disk: &mut Disk, version: u32) -> Result<Vec<(RowKey, u32)>> {
-        let Some(run) = self.runs.get(&version) else { return Ok(Vec::new()) };
-        let rows = self.read_keys(disk, run)?;
+        let rows = self.read_keys(disk, &self.runs[&version])?;
         let live = rows.into_iter().filter_map(|row| {
             let (range, position) = self.geometry.range_of(row);
             let loc = self.index.get(range, position)?;
@@ -70,7 +71,7 @@ impl ColdTable {
         self.read_pieces(disk, &pieces, &mut |_, number, page| {
             let place = |row: &(RowKey, u32)| self.geometry.delta_place(row.1);
             let first = rows.partition_point(|row| place(row).0 < number);
-            let rows = rows.get(first..).unwrap_or(&[]).iter();
+            let rows = rows[first..].iter();
             let mut is_checked = false;
             for row in rows.take_while(|row| place(row).0 == number) {
                 let (range, position) = self.geometry.range_of(row.0.row.0);
@@ -81,9 +82,7 @@ impl ColdTable {
                     verify(page, self.run_name(number)?, &self.file)?;
                     is_checked = true;
                 }
-                if let Some(record) = self.delta_record(page, place(row).1) {
-                    visit(row.0, record);
-                }
+                visit(row.0, self.delta_record(page, place(row).1));
             }
             Ok(())
         })
@@ -111,7 +110,7 @@ impl ColdTable {
             let key_pages = run.key_page_count(self.payload_bytes());
             let pieces = consecutive(run.pages(), disk.pages_max(self.pages));
             self.read_pieces(disk, &pieces, &mut |position, number, page| {
-                // A piece whose rows are all outdated may be somebody else's by now.
+                // A piece whose rows are all outdated may belong to another run by now.
                 if self.version_of_page(number) != Some(run.version) {
                     return Ok(());
                 }
@@ -135,10 +134,9 @@ impl ColdTable {
             positions.push(before);
             before += piece.count as usize;
         }
-        disk.read(&[(self.pages, pieces)], &mut |_, at, bytes| {
-            let (Some(piece), Some(position)) = (pieces.get(at), positions.get(at)) else {
-                return Ok(());
-            };
+        let file = FileRuns { file: self.pages, runs: pieces };
+        disk.read(&[file], &mut |_, at, bytes| {
+            let (piece, position) = (pieces[at], positions[at]);
             for (at, number) in (piece.first..piece.end()).enumerate() {
                 let page = page_of(bytes, at as u32, self.geometry.page_bytes());
                 visit(position + at, number, page)?;

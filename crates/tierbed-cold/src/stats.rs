@@ -13,9 +13,9 @@ pub struct ColdStats {
     pub run_count: u64,
     /// Bytes of the runs, keys and padding included.
     pub run_bytes: u64,
-    /// Home ranges merged.
+    /// Base ranges merged.
     pub ranges_merged: u64,
-    /// Delta rows that merges brought home.
+    /// Delta rows that merges merged.
     pub rows_merged: u64,
     /// Bytes merges read.
     pub merge_read_bytes: u64,
@@ -43,8 +43,8 @@ pub struct ColdStats {
     pub rows_absent: u64,
     /// Rows whose newest version is in a run, now.
     pub delta_rows: u64,
-    /// Bytes of the home ranges, now.
-    pub home_bytes: u64,
+    /// Bytes of the base ranges, now.
+    pub base_bytes: u64,
     /// Bytes of the extents that hold runs, now.
     pub delta_bytes: u64,
     /// Microseconds a request is taken to cost, now.

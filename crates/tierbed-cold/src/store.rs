@@ -25,13 +25,13 @@ use crate::table_file::{self, StoredTable};
 use crate::write_buffer::WriteBuffer;
 
 /// Largest extents merged together: as many as the write buffer holds, within these bounds. A
-/// merge waits for the device three times, for homes, delta rows and writes, however many it takes.
+/// merge waits for the device three times, for bases, delta rows and writes, however many it takes.
 const IMAGE_RANGES_MIN: usize = 4;
 const IMAGE_RANGES_MAX: usize = 16;
 /// Memory per row while a run is written, opened or compacted: id, encoded key, place.
 const RUN_ROW_BYTES: usize = 48;
 
-/// Row records in home arrays and delta runs. See the crate's page.
+/// Row records in base ranges and delta runs. See the crate's page.
 pub struct ColdStore {
     // Dropped first: the engine may still own buffers of the devices in `tables`.
     pub(crate) disk: Disk,
@@ -191,7 +191,7 @@ impl ColdStore {
         table_file::decode(&bytes, table).map_err(|error| error.with("file", &meta.file))
     }
 
-    // Homes and extents from the commit, places of delta rows from the keys of the runs.
+    // Bases and extents from the commit, places of delta rows from the keys of the runs.
     fn restore(&mut self, table: &mut ColdTable, stored: StoredTable) -> Result<()> {
         let rows_max = stored.runs.iter().map(|run| run.row_count as usize).max().unwrap_or(0);
         let wanted = (rows_max * RUN_ROW_BYTES) as u64;
@@ -266,7 +266,7 @@ impl ColdStore {
         let (request_us, byte_us) = self.disk.cost.estimate();
         ColdStats {
             delta_rows: self.tables.iter().map(|table| table.index.row_count()).sum(),
-            home_bytes: self.tables.iter().map(ColdTable::home_bytes).sum(),
+            base_bytes: self.tables.iter().map(ColdTable::base_bytes).sum(),
             delta_bytes: self.tables.iter().map(ColdTable::delta_bytes).sum(),
             request_us,
             byte_us,
@@ -332,9 +332,10 @@ impl TrainStore for ColdStore {
         self.poison.check()?;
         let mut schema = self.schema.clone();
         schema.grow(table, row_count)?;
-        if let Some(cold) = self.tables.get_mut(table.0 as usize) {
-            cold.grow(schema.table(table)?)?;
-        }
+        let Some(cold) = self.tables.get_mut(table.0 as usize) else {
+            panic!("every table of the schema is open")
+        };
+        cold.grow(schema.table(table)?)?;
         self.schema = schema;
         Ok(())
     }
@@ -370,9 +371,9 @@ impl TrainStore for ColdStore {
         let mut checked = 0;
         for at in 0..self.tables.len() {
             checked += self.scan_table(TableId(at as u32), &mut |_, _| Ok(()))?;
-            if let Some(table) = self.tables.get(at) {
-                checked += table.verify_runs(&mut self.disk)?;
-            }
+        }
+        for table in &self.tables {
+            checked += table.verify_runs(&mut self.disk)?;
         }
         Ok(checked)
     }

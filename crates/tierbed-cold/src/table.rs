@@ -1,8 +1,13 @@
 //! State of one table: ranges, delta rows, runs, extents.
 //!
-//! One counter, the *version*, numbers everything written to a table: runs and merges. A home
+//! One counter, the *version*, numbers everything written to a table: runs and merges. A base
 //! range holds what every run older than its own version says; newer runs win over it, and the
 //! newest of them over the others.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "ranges come from the table's geometry or were checked against it on opening"
+)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,16 +24,17 @@ use crate::index::{DeltaIndex, RANGE_BYTES};
 use crate::run::Run;
 use crate::table_file::StoredTable;
 
-/// Runs with a smaller share of newest versions are worth writing again.
+/// Runs with a smaller share of newest versions are worth writing again: that frees at least two
+/// bytes per three written.
 const LIVE_SHARE: f64 = 0.6;
-/// Extents a file grows by.
+/// Extents a file grows by: few calls of `set_len`, little space ahead of use.
 const GROW_EXTENTS: u32 = 16;
-/// Extent number of a range that has no home.
+/// Extent number of a range that has no base.
 const NOWHERE: u32 = u32::MAX;
 
-/// Where a range's home is.
+/// Where a range's base is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HomeRange {
+pub(crate) struct BaseRange {
     extent: u32,
     /// When it was merged; 0 when never.
     pub(crate) version: u32,
@@ -36,7 +42,7 @@ pub(crate) struct HomeRange {
     pub(crate) pages: u64,
 }
 
-impl HomeRange {
+impl BaseRange {
     pub(crate) const NONE: Self = Self { extent: NOWHERE, version: 0, pages: 0 };
 
     pub(crate) fn new(extent: u32, version: u32, pages: u64) -> Self {
@@ -70,7 +76,7 @@ pub(crate) struct ColdTable {
     pub(crate) geometry: Geometry,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) pages: PageFile,
-    pub(crate) ranges: Vec<HomeRange>,
+    pub(crate) ranges: Vec<BaseRange>,
     pub(crate) index: DeltaIndex,
     pub(crate) extents: Extents,
     pub(crate) runs: BTreeMap<u32, Run>,
@@ -83,7 +89,7 @@ pub(crate) struct ColdTable {
     pub(crate) is_dirty: bool,
     /// Extents may hold runs that are not counted yet.
     is_restoring: bool,
-    home_count: u64,
+    base_count: u64,
     delta_extent_count: u64,
     memory: Reservation,
 }
@@ -99,10 +105,10 @@ pub(crate) struct TableParts {
 }
 
 impl ColdTable {
-    /// Returns the memory of a table whose rows are all in their homes.
+    /// Returns the memory of a table whose rows are all in their bases.
     pub(crate) fn memory_bytes(geometry: &Geometry) -> u64 {
         // The map of ranges, the lists of the index, two extents' bookkeeping, the commit file.
-        let per_range = size_of::<HomeRange>() as u64 + RANGE_BYTES + 24 + 24;
+        let per_range = size_of::<BaseRange>() as u64 + RANGE_BYTES + 24 + 24;
         per_range * geometry.range_count() + 4096
     }
 
@@ -116,7 +122,7 @@ impl ColdTable {
             geometry,
             device,
             pages,
-            ranges: vec![HomeRange::NONE; geometry.range_count() as usize],
+            ranges: vec![BaseRange::NONE; geometry.range_count() as usize],
             index: DeltaIndex::new(geometry.range_count()),
             extents: Extents::new(geometry.extents_max(), [].into_iter()),
             runs: BTreeMap::new(),
@@ -126,7 +132,7 @@ impl ColdTable {
             file_extents: 0,
             is_dirty: false,
             is_restoring: false,
-            home_count: 0,
+            base_count: 0,
             delta_extent_count: 0,
             memory,
         }
@@ -139,7 +145,7 @@ impl ColdTable {
     pub(crate) fn grow(&mut self, schema: &TableSchema) -> Result<()> {
         let geometry = Geometry::with_range_pages(schema, self.geometry.range_pages);
         self.memory.resize(Self::memory_bytes(&geometry))?;
-        self.ranges.resize(geometry.range_count() as usize, HomeRange::NONE);
+        self.ranges.resize(geometry.range_count() as usize, BaseRange::NONE);
         self.index.grow(geometry.range_count());
         self.geometry = geometry;
         self.row_count = schema.row_count;
@@ -149,15 +155,13 @@ impl ColdTable {
     /// Takes over what a commit says, and returns its runs, whose rows are still unknown. When
     /// they are, [`finish_restoring`](Self::finish_restoring) is to be called.
     pub(crate) fn restore(&mut self, stored: StoredTable) -> Vec<Run> {
-        let homes = stored.homes.iter().filter_map(|(_, home)| home.extent());
-        let used = homes.chain(stored.parts.iter().map(|(extent, _)| *extent));
+        let bases = stored.bases.iter().filter_map(|(_, base)| base.extent());
+        let used = bases.chain(stored.parts.iter().map(|(extent, _)| *extent));
         self.extents = Extents::new(self.geometry.extents_max(), used);
-        for (range, home) in &stored.homes {
-            if let Some(place) = self.ranges.get_mut(*range as usize) {
-                *place = *home;
-            }
+        for (range, base) in &stored.bases {
+            self.ranges[*range as usize] = *base;
         }
-        self.home_count = stored.homes.len() as u64;
+        self.base_count = stored.bases.len() as u64;
         for (extent, parts) in stored.parts {
             parts.iter().for_each(|(first, version)| self.add_part(extent, *first, *version));
         }
@@ -188,12 +192,12 @@ impl ColdTable {
         self.geometry.page_bytes() - HEADER_BYTES
     }
 
-    pub(crate) fn range(&self, range: usize) -> HomeRange {
-        self.ranges.get(range).copied().unwrap_or(HomeRange::NONE)
+    pub(crate) fn range(&self, range: usize) -> BaseRange {
+        self.ranges[range]
     }
 
-    /// Names page `page` of `range`, as a home.
-    pub(crate) fn home_name(&self, range: usize, page: u64, version: u32) -> PageName {
+    /// Names page `page` of `range`, as a base.
+    pub(crate) fn base_name(&self, range: usize, page: u64, version: u32) -> PageName {
         let page = range as u64 * self.geometry.range_pages + page;
         PageName { magic: ROWS_MAGIC, table_id: self.id, page, generation: version }
     }
@@ -235,7 +239,7 @@ impl ColdTable {
         let parts = &self.delta_extent(extent)?.parts;
         let at = page - self.geometry.first_page(extent);
         let after = parts.partition_point(|(first, _)| *first <= at);
-        parts.get(after.checked_sub(1)?).map(|(_, version)| *version)
+        Some(parts[after.checked_sub(1)?].1)
     }
 
     fn delta_extent(&self, extent: u32) -> Option<&DeltaExtent> {
@@ -254,26 +258,27 @@ impl ColdTable {
         if self.delta_extents.len() <= at {
             self.delta_extents.resize_with(at + 1, || None);
         }
-        if let Some(place) = self.delta_extents.get_mut(at) {
-            if place.is_none() {
-                self.delta_extent_count += 1;
-            }
-            place.get_or_insert_default().parts.push((first, version));
+        let place = &mut self.delta_extents[at];
+        if place.is_none() {
+            self.delta_extent_count += 1;
         }
+        place.get_or_insert_default().parts.push((first, version));
     }
 
-    /// Counts `count` more rows or keys that live in `extent`.
+    /// Counts `count` more rows or keys that live in `extent`. A damaged commit may name keys in
+    /// an extent of no run; nothing is counted for those.
     pub(crate) fn add_live(&mut self, extent: u32, count: u32) {
         if let Some(Some(place)) = self.delta_extents.get_mut(extent as usize) {
             place.live += count;
         }
     }
 
-    /// Counts the row at `loc` out: it was written again or merged. An extent nobody needs, and
-    /// a run without rows, are given back.
+    /// Counts the row at `loc` out: it was written again or merged. An extent without live rows
+    /// and keys, and a run without rows, are given back.
     pub(crate) fn kill(&mut self, loc: u32) {
         let (page, _) = self.geometry.delta_place(loc);
         let version = self.version_of_page(page);
+        // Its extent may go before its run does, when a damaged commit named wrong key pages.
         self.drop_live(self.geometry.extent_of(page));
         let Some(version) = version else { return };
         let Some(run) = self.runs.get_mut(&version) else { return };
@@ -301,11 +306,9 @@ impl ColdTable {
     }
 
     fn release_delta(&mut self, extent: u32) {
-        if let Some(place) = self.delta_extents.get_mut(extent as usize) {
-            if place.take().is_some() {
-                self.delta_extent_count -= 1;
-                self.extents.release(extent);
-            }
+        if self.delta_extents[extent as usize].take().is_some() {
+            self.delta_extent_count -= 1;
+            self.extents.release(extent);
         }
     }
 
@@ -323,13 +326,13 @@ impl ColdTable {
         }
     }
 
-    /// Puts a merged home in force; the one before is given back.
-    pub(crate) fn set_home(&mut self, range: usize, home: HomeRange) {
-        let Some(place) = self.ranges.get_mut(range) else { return };
-        let before = std::mem::replace(place, home);
-        self.home_count += 1;
+    /// Puts a merged base in force; the one before is given back.
+    pub(crate) fn set_base(&mut self, range: usize, base: BaseRange) {
+        assert!(base.extent().is_some(), "a merged range has an extent");
+        let before = std::mem::replace(&mut self.ranges[range], base);
+        self.base_count += 1;
         if let Some(extent) = before.extent() {
-            self.home_count -= 1;
+            self.base_count -= 1;
             self.extents.release(extent);
         }
     }
@@ -338,9 +341,9 @@ impl ColdTable {
         self.geometry.extent_bytes() as u64
     }
 
-    /// Returns the bytes of the home ranges.
-    pub(crate) fn home_bytes(&self) -> u64 {
-        self.home_count * self.extent_bytes()
+    /// Returns the bytes of the base ranges.
+    pub(crate) fn base_bytes(&self) -> u64 {
+        self.base_count * self.extent_bytes()
     }
 
     /// Returns the bytes of the extents that hold runs.

@@ -11,7 +11,7 @@ use tierbed_trainstore::HEADER_BYTES;
 use crate::cost::PageRun;
 use crate::geometry::Geometry;
 use crate::run::Run;
-use crate::table::{ColdTable, HomeRange};
+use crate::table::{BaseRange, ColdTable};
 
 const MAGIC: [u8; 8] = *b"TBcoldtb";
 const VERSION: u32 = 1;
@@ -24,7 +24,7 @@ pub(crate) struct StoredTable {
     pub(crate) next_version: u32,
     pub(crate) file_extents: u32,
     pub(crate) open: Option<(u32, u32)>,
-    pub(crate) homes: Vec<(u64, HomeRange)>,
+    pub(crate) bases: Vec<(u64, BaseRange)>,
     pub(crate) parts: Vec<(u32, Vec<(u32, u32)>)>,
     pub(crate) runs: Vec<Run>,
 }
@@ -45,12 +45,12 @@ pub(crate) fn encode(table: &ColdTable) -> Vec<u8> {
     put(table.file_extents);
     put(open_extent);
     put(open_used);
-    let homes = || (0u64..).zip(&table.ranges).filter(|(_, home)| home.extent().is_some());
-    put(homes().count() as u32);
-    for (range, home) in homes() {
+    let bases = || (0u64..).zip(&table.ranges).filter(|(_, base)| base.extent().is_some());
+    put(bases().count() as u32);
+    for (range, base) in bases() {
         [range as u32, (range >> 32) as u32].into_iter().for_each(&mut put);
-        [home.extent().unwrap_or(NO_EXTENT), home.version].into_iter().for_each(&mut put);
-        [home.pages as u32, (home.pages >> 32) as u32].into_iter().for_each(&mut put);
+        [base.extent().unwrap_or(NO_EXTENT), base.version].into_iter().for_each(&mut put);
+        [base.pages as u32, (base.pages >> 32) as u32].into_iter().for_each(&mut put);
     }
     put(table.delta_parts().count() as u32);
     for (extent, parts) in table.delta_parts() {
@@ -93,14 +93,14 @@ pub(crate) fn decode(bytes: &[u8], table: &TableSchema) -> Result<StoredTable> {
         next_version,
         file_extents,
         open,
-        homes: Vec::new(),
+        bases: Vec::new(),
         parts: Vec::new(),
         runs: Vec::new(),
     };
     for _ in 0..words.take()? {
         let range = words.take_u64()?;
         let (extent, version) = (words.take()?, words.take()?);
-        stored.homes.push((range, HomeRange::new(extent, version, words.take_u64()?)));
+        stored.bases.push((range, BaseRange::new(extent, version, words.take_u64()?)));
     }
     for _ in 0..words.take()? {
         let extent = words.take()?;
@@ -153,11 +153,11 @@ impl StoredTable {
         let mut is_new = |extent: u32| extent < self.file_extents && extents.insert(extent);
         let is_version = |version: u32| (1..self.next_version).contains(&version);
         let no_page_beyond = |pages: u64| range_pages == 64 || pages >> range_pages == 0;
-        let homes = self.homes.iter().all(|(range, home)| {
+        let bases = self.bases.iter().all(|(range, base)| {
             *range < self.geometry.range_count()
-                && home.extent().is_some_and(&mut is_new)
-                && is_version(home.version)
-                && no_page_beyond(home.pages)
+                && base.extent().is_some_and(&mut is_new)
+                && is_version(base.version)
+                && no_page_beyond(base.pages)
         });
         let parts = self.parts.iter().all(|(extent, parts)| {
             is_new(*extent)
@@ -170,9 +170,9 @@ impl StoredTable {
             u64::from(used) <= range_pages && self.parts.iter().any(|part| part.0 == extent)
         });
         self.file_extents <= self.geometry.extents_max().saturating_add(1 << 8)
-            && self.homes.is_sorted_by(|a, b| a.0 < b.0)
+            && self.bases.is_sorted_by(|a, b| a.0 < b.0)
             && self.runs.is_sorted_by(|a, b| a.version < b.version)
-            && homes
+            && bases
             && parts
             && open
             && self.runs.iter().all(|run| is_version(run.version) && self.is_possible_run(run))
@@ -225,7 +225,7 @@ mod tests {
             bytes
         };
         let none = u32::MAX;
-        // Version, page bytes, range pages, next version, extents, open, homes...
+        // Version, page bytes, range pages, next version, extents, open, bases...
         let head = [VERSION, 4096, 4, 9, 8, none, 0];
         let with = |rest: &[u32]| decode(&bytes(&[&head, rest].concat()), &schema());
         with(&[1, 0, 0, 3, 5, 15, 0, 0, 0]).unwrap();

@@ -3,6 +3,11 @@
 //! An arena of records, an entry per row, a hash index over both; a row written twice is
 //! overwritten in place. All three are allocated once, within the capacity reserved for them.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "the index holds positions of entries, entries hold places in the arena"
+)]
+
 use hashbrown::HashTable;
 use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
@@ -72,9 +77,9 @@ impl WriteBuffer {
     }
 
     fn find(&self, key: RowKey) -> Option<&Entry> {
-        let is_it = |at: &u32| self.entries.get(*at as usize).is_some_and(|entry| entry.key == key);
+        let is_it = |at: &u32| self.entries[*at as usize].key == key;
         let at = self.index.find(hash(key), is_it)?;
-        self.entries.get(*at as usize)
+        Some(&self.entries[*at as usize])
     }
 
     /// Returns the record of `key`, `record_bytes` long, if it waits here.
@@ -83,27 +88,26 @@ impl WriteBuffer {
             return None;
         }
         let at = self.find(key)?.at;
-        self.arena.get(at..at + record_bytes)
+        Some(&self.arena[at..at + record_bytes])
     }
 
     /// Overwrites the record of `key` if it waits here; returns whether it does.
     pub(crate) fn replace(&mut self, key: RowKey, record: &[u8]) -> bool {
         let Some(at) = self.find(key).map(|entry| entry.at) else { return false };
-        if let Some(place) = self.arena.get_mut(at..at + record.len()) {
-            place.copy_from_slice(record);
-        }
+        self.arena[at..at + record.len()].copy_from_slice(record);
         true
     }
 
     /// Adds a row that is not here and fits.
     pub(crate) fn push(&mut self, key: RowKey, record: &[u8]) {
+        assert!(self.fits(record.len()), "the caller flushed until the record fits");
         if self.entries.capacity() == 0 {
             self.entries.reserve_exact(self.entries_max);
             self.arena.reserve_exact(self.arena_bytes_max);
             self.index = HashTable::with_capacity(self.entries_max);
         }
         let entries = &self.entries;
-        let hash_of = |at: &u32| entries.get(*at as usize).map_or(0, |entry| hash(entry.key));
+        let hash_of = |at: &u32| hash(entries[*at as usize].key);
         self.index.insert_unique(hash(key), entries.len() as u32, hash_of);
         self.entries.push(Entry { key, at: self.arena.len() });
         self.arena.extend_from_slice(record);
@@ -118,7 +122,7 @@ impl WriteBuffer {
 
     /// Returns the record at `at`, a place that [`sorted`](Self::sorted) gave.
     pub(crate) fn record(&self, at: usize, record_bytes: usize) -> &[u8] {
-        self.arena.get(at..at + record_bytes).unwrap_or(&[])
+        &self.arena[at..at + record_bytes]
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -213,7 +213,7 @@ fn amplifications_stay_bounded() {
 }
 
 #[test]
-fn homes_that_deltas_cover_are_not_read_by_merges() {
+fn bases_that_deltas_cover_are_not_read_by_merges() {
     let mut options = tiny(64 << 10);
     options.memory.delta_index_bytes = 128 << 10;
     let mut pair = Pair::new(options, &[(36, 20_000)]);
@@ -224,7 +224,7 @@ fn homes_that_deltas_cover_are_not_read_by_merges() {
     let after = pair.store().cold_stats();
     let read = after.merge_read_bytes - before.merge_read_bytes;
     let written = after.merge_write_bytes - before.merge_write_bytes;
-    // The deltas alone are as much as the new homes; the old homes would be as much again.
+    // The deltas alone are as much as the new bases; the old bases would be as much again.
     assert!(written > 0 && read * 4 < written * 6, "{read} read, {written} written");
     pair.check(&all);
 }
