@@ -2,7 +2,7 @@
 
 #![expect(
     clippy::indexing_slicing,
-    reason = "tables and keys are checked against the schema on entry; ids and ranges are this store's"
+    reason = "keys are checked against the schema on entry; ranges are this store's"
 )]
 
 use std::ops::Range;

@@ -40,8 +40,11 @@ impl RangeDeltas {
     }
 
     fn get(&self, at: u16) -> Option<u32> {
-        let found = self.rows.binary_search(&at).ok()?;
-        Some(self.locs[found])
+        self.position(at).map(|found| self.locs[found])
+    }
+
+    fn position(&self, at: u16) -> Option<usize> {
+        self.rows.binary_search(&at).ok()
     }
 
     fn push(&mut self, row: u16, loc: u32) {
@@ -126,10 +129,8 @@ impl DeltaIndex {
     pub(crate) fn remove(&mut self, range: usize, at: u16, loc: u32) -> bool {
         let place = &mut self.lists[range];
         let Some(list) = place else { return false };
-        let Ok(found) = list.rows.binary_search(&at) else { return false };
-        if list.locs[found] != loc {
-            return false;
-        }
+        let is_there = |found: &usize| list.locs[*found] == loc;
+        let Some(found) = list.position(at).filter(is_there) else { return false };
         list.rows.remove(found);
         list.locs.remove(found);
         self.row_count -= 1;

@@ -31,15 +31,6 @@ struct Frame {
     round: u32,
 }
 
-/// Pages asked for, and pages read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PageCounts {
-    /// Pages asked for.
-    pub asked: u64,
-    /// Those of them that were read from the store.
-    pub read: u64,
-}
-
 /// The cache. See the module documentation.
 #[derive(Debug)]
 pub struct PageCache {
@@ -49,7 +40,8 @@ pub struct PageCache {
     free: Vec<u32>,
     hand: usize,
     round: u32,
-    counts: PageCounts,
+    asked_count: u64,
+    read_count: u64,
     _memory: Reservation,
 }
 
@@ -73,15 +65,16 @@ impl PageCache {
             free: (0..count as u32).rev().collect(),
             hand: 0,
             round: 0,
-            counts: PageCounts::default(),
+            asked_count: 0,
+            read_count: 0,
             _memory: memory,
         })
     }
 
     /// Returns pages asked for, and pages read from the store.
     #[must_use]
-    pub fn counts(&self) -> PageCounts {
-        self.counts
+    pub fn counts(&self) -> (u64, u64) {
+        (self.asked_count, self.read_count)
     }
 
     /// Returns how many pages are worth bringing at once.
@@ -95,7 +88,7 @@ impl PageCache {
     /// `Corruption` when a page was never written, otherwise the store's.
     pub(crate) fn bring(&mut self, store: &mut dyn TrainStore, keys: &[RowKey]) -> Result<()> {
         self.round = self.round.wrapping_add(1);
-        self.counts.asked += keys.len() as u64;
+        self.asked_count += keys.len() as u64;
         let mut missing = Vec::new();
         for &key in keys {
             match self.at_of.get(&key) {
@@ -106,7 +99,7 @@ impl PageCache {
         if missing.is_empty() {
             return Ok(());
         }
-        self.counts.read += missing.len() as u64;
+        self.read_count += missing.len() as u64;
         let mut places = Vec::with_capacity(missing.len());
         for &key in &missing {
             match self.take_frame(store, key) {

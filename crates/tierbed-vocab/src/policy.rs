@@ -93,7 +93,7 @@ impl Policy {
 }
 
 impl Eviction {
-    /// Decays `count` and returns whether the id is evicted; `seen` and `now` in the caller's clock.
+    /// Decays `count` and returns whether to evict the id; `seen` and `now` are in one clock.
     pub(crate) fn judge(self, count: &mut f32, seen: u32, now: u32) -> bool {
         let is_old = |ttl: u32| now.saturating_sub(seen) > ttl;
         match self {

@@ -246,7 +246,7 @@ impl Pipeline<'_> {
                 table.map.set(job.page, word.next_write());
             }
             (Op::Write, Err(error)) => {
-                // A fresh slot holds nothing yet; one rewritten in place holds rows since the commit.
+                // A fresh slot holds nothing yet; one rewritten in place has rows to lose.
                 let is_poison = word.is_moved() || error.kind() != ErrorKind::NoSpace;
                 flight.fail(Failure { error, is_poison });
             }
