@@ -9,22 +9,27 @@ fewer bytes.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tierbed import data, errors, nn
 from tierbed._native import version as _version
-from tierbed.admission import (
+from tierbed._util.lazy import lazy_names
+from tierbed.config import (
+    SGD,
+    Adagrad,
+    Adam,
+    Constant,
     CountBasedEvictionPolicy,
     CountTimestampMixedEvictionPolicy,
-    FrequencyAdmissionStrategy,
-    TimestampBasedEvictionPolicy,
-)
-from tierbed.coded import CodedStore
-from tierbed.config import (
-    Constant,
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    FrequencyAdmissionStrategy,
     Normal,
+    PartialRowWiseAdam,
     PoolingType,
+    RowWiseAdagrad,
+    TimestampBasedEvictionPolicy,
     Uniform,
 )
 from tierbed.errors import (
@@ -37,16 +42,42 @@ from tierbed.errors import (
     TierbedError,
     UnsupportedError,
 )
-from tierbed.lookahead import lookahead
-from tierbed.neighbours import Neighbours, find_neighbours
+from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tierbed.nn import EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
-from tierbed.optim import SGD, Adagrad, Adam, PartialRowWiseAdam, RowWiseAdagrad
 from tierbed.placement import Placement, QueryLog, place
-from tierbed.snapshot import Snapshot
-from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from tierbed.store import Store
-from tierbed.tier_plan import plan_tiers
-from tierbed.tiers import CacheTier, NeighbourTier, TierBudget, TierPlan
+from tierbed.serve import (
+    CacheTier,
+    Neighbours,
+    NeighbourTier,
+    Snapshot,
+    TierBudget,
+    TierPlan,
+    find_neighbours,
+    plan_tiers,
+)
+from tierbed.train import CodedStore, Store
+from tierbed.train.lookahead import lookahead
+
+if TYPE_CHECKING:
+    from tierbed import (
+        backends as backends,
+        cli as cli,
+        codec as codec,
+        config as config,
+        dist as dist,
+        placement as placement,
+        recipes as recipes,
+        serve as serve,
+        sim as sim,
+        testing as testing,
+        train as train,
+    )
+else:
+    # Loaded on first use, so that importing the package stays quick.
+    __getattr__ = lazy_names(
+        __name__,
+        {name: f"{__name__}.{name}" for name in ("cli", "dist", "recipes", "sim", "testing")},
+    )
 
 __version__ = _version()
 

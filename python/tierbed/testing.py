@@ -20,10 +20,10 @@ from torch import Tensor
 from tierbed._native import check_python_store
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
-from tierbed.config import Constant, EmbeddingBagConfig, Uniform
-from tierbed.optim import Adagrad
-from tierbed.sparse import KeyedJaggedTensor
-from tierbed.store import Store
+from tierbed.config.optim import Adagrad
+from tierbed.config.tables import Constant, EmbeddingBagConfig, Uniform
+from tierbed.jagged import KeyedJaggedTensor
+from tierbed.train.store import Store
 
 __all__ = ["RowStore", "check_row_store", "random_bags"]
 

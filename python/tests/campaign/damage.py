@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 import tierbed as tb
-from tierbed.placed import import_tables
-from tierbed.placement import Placement, QueryLog
+from tierbed.placement import Placement, QueryLog, import_tables
 
 from . import training as tr
 from .kills import _kept

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import tierbed as tb
-from tierbed.placed import import_tables
+from tierbed.placement import import_tables
 from tierbed.serve import Server
 
 from .damage import _rows

@@ -16,7 +16,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import tierbed as tb
-from tierbed.order import BatchOrder
+
+try:
+    from tierbed.data import BatchOrder
+except ImportError:  # a build of before the package had rooms: see ``campaign.versions``
+    from tierbed.order import BatchOrder
 
 _WORD = (1 << 64) - 1
 SAMPLES, END, EPOCH = 8, 24, 8

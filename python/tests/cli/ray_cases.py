@@ -13,7 +13,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 import tierbed as tb
-from tierbed.ray_place import place_on_ray
+from tierbed.placement import place_on_ray
 
 
 def _log(rows: int, queries: int) -> tb.QueryLog:

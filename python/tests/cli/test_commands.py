@@ -20,7 +20,7 @@ import torch
 
 from tierbed.cli import main
 from tierbed.cli.serving import ask
-from tierbed.store import Store
+from tierbed.train import Store
 
 SYNTHETIC = ["--format", "synthetic", "--samples", "4000", "--scale", "0.0005"]
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import tierbed as tb
+from tierbed._util.report import print_table
 from tierbed.cli import main
 from tierbed.cli.options import FORMATS
+from tierbed.data.source import FORMATS as KNOWN_FORMATS
 from tierbed.nn import MODELS
-from tierbed.report import print_table
-from tierbed.source import FORMATS as KNOWN_FORMATS
-from tierbed.store import BACKENDS, ON_MISMATCH, ORDERS
-from tierbed.train import OPTIMIZERS
+from tierbed.recipes.run import OPTIMIZERS
+from tierbed.train.store import BACKENDS, ON_MISMATCH, ORDERS
 
 
 def told(capsys: Any, *arguments: str) -> str:

@@ -63,7 +63,7 @@ def test_without_ray_the_call_says_what_to_install(
 def test_what_cannot_be_built_is_refused_before_a_cluster_is_sought() -> None:
     import torch
 
-    from tierbed.ray_place import place_on_ray
+    from tierbed.placement import place_on_ray
 
     log = tb.QueryLog.from_batches(3, [(torch.tensor([0, 1]), torch.tensor([0, 2]))])
     with pytest.raises(tb.InvalidError, match="use one of"):

@@ -21,7 +21,7 @@ import tierbed as tb
 from tierbed import dist as tbd
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.torch_heap import TorchHeap, symmetric_memory
-from tierbed.kernels import pool_to_ranks, step_rows
+from tierbed.dist.kernels import pool_to_ranks, step_rows
 
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
 # Optimizers, and on how many ranks.

@@ -13,7 +13,7 @@ import tierbed as tb
 from tierbed import dist as tbd
 from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap
 from tierbed.dist.device.pad import Channel, SignalPad
-from tierbed.kernels.put_grads import put_grads
+from tierbed.dist.kernels.put_grads import put_grads
 
 # Steps of the exchange of numbers; more than there are buffers.
 STEPS = 6

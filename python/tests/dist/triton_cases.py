@@ -54,7 +54,7 @@ def on_cpu(case: dict[str, torch.Tensor], is_mean: bool, is_weighted: bool) -> t
 
 
 def interpret() -> None:
-    from tierbed.kernels import pool_to_ranks as kernels, signals
+    from tierbed.dist.kernels import pool_to_ranks as kernels, signals
 
     shapes = [(64, [3, 0, 9, 2]), (8, [11, 6]), (16, [5]), (12, [4, 3]), (3, [2, 2])]
     for seed, (dim, counts) in enumerate(shapes):
@@ -88,7 +88,7 @@ def interpret() -> None:
 
 
 def compile_for_sm_90() -> None:
-    from tierbed.kernels import (
+    from tierbed.dist.kernels import (
         pool_to_ranks as pool,
         put_grads as put,
         step_rows as step,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import tierbed as tb
-from tierbed.order import BatchOrder
+from tierbed.data import BatchOrder
 
 Facts = dict[str, Any]
 

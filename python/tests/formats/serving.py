@@ -10,9 +10,8 @@ import torch
 import tierbed as tb
 from tierbed import dist as tbd
 from tierbed.data import Vocabulary, build_vocabulary, write_criteo_tsv
-from tierbed.placed import import_tables
-from tierbed.placement import Placement, QueryLog, place
-from tierbed.tiers import TierPlan
+from tierbed.placement import Placement, QueryLog, import_tables, place
+from tierbed.serve import TierPlan
 
 from .kit import (
     NOTE,

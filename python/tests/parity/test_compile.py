@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import tierbed as tb
-from tierbed import ops
+from tierbed.ops import operators as ops
 from tierbed.testing import random_bags
 
 # Inductor needs a C++ compiler; without one the same graphs are traced and run by torch's kernels.

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import tierbed as tb
-from tierbed.order import BatchOrder
+from tierbed.data import BatchOrder
 from tierbed.testing import random_bags
 
 OPTIMIZERS = {

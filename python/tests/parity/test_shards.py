@@ -11,7 +11,7 @@ import torch
 
 import tierbed as tb
 from tierbed.cli import main
-from tierbed.order import BatchOrder
+from tierbed.data import BatchOrder
 from tierbed.testing import random_bags
 
 ROWS = {"a": 3000, "b": 500, "c": 90, "d": 1200}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierbed.budget import format_bytes, parse_bytes
+from tierbed._util.bytes import format_bytes, parse_bytes
 from tierbed.errors import InvalidError
 
 

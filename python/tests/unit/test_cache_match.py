@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tierbed import _native
-from tierbed.cache_match import MatchOptions, _Search, generated_log, match_memory
 from tierbed.cli import main
 from tierbed.errors import InvalidError
+from tierbed.sim.memory import MatchOptions, _Search, generated_log, match_memory
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tierbed.cache_sim import SimOptions, simulate
 from tierbed.cli import main
 from tierbed.errors import InvalidError
+from tierbed.sim.cache import SimOptions, simulate
 
 
 @pytest.fixture

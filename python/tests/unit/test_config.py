@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.optim import as_optimizer, state_words
+from tierbed.config.optim import as_optimizer, state_words
 
 
 def test_a_table_is_translated_once() -> None:

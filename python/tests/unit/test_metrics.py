@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tierbed.errors import InvalidError
-from tierbed.metrics import auc, log_loss, pr_auc, summary
+from tierbed.recipes.metrics import auc, log_loss, pr_auc, summary
 
 
 def brute_auc(labels: list[int], scores: list[float]) -> float:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.placed import import_tables
-from tierbed.tiers import tier_specs
+from tierbed.placement import import_tables
+from tierbed.serve.cache import tier_specs
 
 SIZES = {"a": 900, "b": 300, "wide": 40}
 DIMS = {"a": 8, "b": 8, "wide": 16}

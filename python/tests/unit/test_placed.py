@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import tierbed as tb
-from tierbed.placed import import_tables, read_tables
-from tierbed.placement import QueryLog, place
+from tierbed.placement import QueryLog, import_tables, place, read_tables
 
 
 def _placement(folder: Path, rows: int, rows_per_page: int) -> Path:

@@ -10,10 +10,8 @@ import torch
 
 import tierbed as tb
 from tierbed._native import placement_methods
-from tierbed.drift import measure_drift
 from tierbed.errors import CorruptionError, InvalidError
-from tierbed.log_files import read_log
-from tierbed.placement import rows_per_page_of
+from tierbed.placement import measure_drift, read_log, rows_per_page_of
 
 ROWS = 300
 

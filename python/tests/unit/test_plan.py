@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.plan import TableShape, predict, rows_per_page
+from tierbed.train.sizing import TableShape, predict, rows_per_page
 
 
 def batch(*rows: int) -> tb.KeyedJaggedTensor:

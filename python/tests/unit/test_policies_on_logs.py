@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REAL_LOG
-from tierbed.cache_sim import SimOptions, simulate
+from tierbed.sim.cache import SimOptions, simulate
 
 QUERIES = REAL_LOG.parent.parent / "queries"
 REAL_LOGS = sorted(QUERIES.glob("*.txt.gz")) if QUERIES.is_dir() else []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.placed import import_tables
+from tierbed.placement import import_tables
 
 ROWS = 20_000
 

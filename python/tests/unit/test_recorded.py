@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.placed import import_tables
-from tierbed.placement import QueryLog, place
+from tierbed.placement import QueryLog, import_tables, place
 from tierbed.serve import Server
 
 ROWS = 40

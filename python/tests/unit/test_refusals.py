@@ -394,7 +394,7 @@ def test_shared_budgets_out_of_range_are_refused(value: int) -> None:
 
 
 def test_a_flipped_byte_in_the_header_of_a_tier_plan_names_the_file(tmp_path: Path) -> None:
-    from tierbed.placed import import_tables
+    from tierbed.placement import import_tables
 
     tables = {"item": torch.arange(64.0).reshape(16, 4)}
     import_tables(tables, tmp_path / "snapshot")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed import repair
 from tierbed.cli import main
+from tierbed.train import checkpoints as repair
 
 CONFIG = tb.EmbeddingBagConfig(num_embeddings=2000, embedding_dim=16, name="t")
 BACKENDS = ("file", "cold", "lsm", "memory", "hashdb", "mmap")

@@ -17,10 +17,10 @@ import torch
 
 import tierbed as tb
 from tierbed._native import NativeServer
-from tierbed.budget import parse_bytes
+from tierbed._util.bytes import parse_bytes
 from tierbed.cli.serving import ask, serve
 from tierbed.nn import MODELS
-from tierbed.placed import import_tables
+from tierbed.placement import import_tables
 from tierbed.serve import Limits, Predictor, ServeOptions, Server, load_model
 from tierbed.testing import random_bags
 

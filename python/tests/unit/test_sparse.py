@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import tierbed as tb
-from tierbed.sparse import as_kjt
+from tierbed.jagged import as_kjt
 from tierbed.testing import random_bags
 
 

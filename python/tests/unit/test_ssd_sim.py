@@ -11,7 +11,7 @@ import pytest
 
 from tierbed.cli import main
 from tierbed.errors import InvalidError
-from tierbed.ssd_sim import SsdSimOptions, simulate_ssd
+from tierbed.sim.ssd import SsdSimOptions, simulate_ssd
 
 
 @pytest.fixture(scope="module")

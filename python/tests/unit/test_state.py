@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed import state
+from tierbed._util import state
 
 
 def test_generators_continue_where_they_were() -> None:

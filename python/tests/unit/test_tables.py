@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.tables import export_table, import_table, shape_of
+from tierbed.train.table_files import export_table, import_table, shape_of
 
 SUFFIXES = [".npy", ".safetensors", ".pt", ".parquet"]
 ROWS, DIM = 333, 5

@@ -9,7 +9,7 @@ import pytest
 
 from tierbed.cli import main
 from tierbed.errors import InvalidError
-from tierbed.tco import Prices, Space, total_cost
+from tierbed.sim.cost import Prices, Space, total_cost
 
 
 def test_the_prices_of_the_paper_give_its_table() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.placed import import_tables
+from tierbed.placement import import_tables
 
 ROWS = 4000
 DIM = 16

@@ -11,8 +11,8 @@ import torch
 
 import tierbed as tb
 from tierbed.codec import Codec
-from tierbed.placed import import_tables
-from tierbed.tiers import tier_specs
+from tierbed.placement import import_tables
+from tierbed.serve.cache import tier_specs
 
 SIZES = {"a": 900, "b": 300}
 DIM = 8

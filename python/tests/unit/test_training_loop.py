@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tierbed as tb
-from tierbed import steps
+from tierbed.ops import steps
 
 
 def bags(*ids: int) -> tb.KeyedJaggedTensor:
@@ -305,7 +305,9 @@ def test_wrong_stores_and_tables_are_named(open_store: Any) -> None:
     with pytest.raises(tb.InvalidError, match=r"must be a tierbed.Store.*not str"):
         collection("folder")
     sequence = tb.EmbeddingConfig(name="s", num_embeddings=3, embedding_dim=4)
-    with pytest.raises(tb.InvalidError, match=r"EmbeddingBagConfig, not tierbed.config.EmbeddingC"):
+    with pytest.raises(
+        tb.InvalidError, match=r"EmbeddingBagConfig, not tierbed.config.tables.EmbeddingC"
+    ):
         tb.EmbeddingBagCollection([sequence], store=open_store())
     with pytest.raises(tb.InvalidError, match=r"must be tierbed.*not builtins.dict"):
         tb.EmbeddingCollection([{}], store=open_store())

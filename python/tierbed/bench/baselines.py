@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tierbed.config import EmbeddingBagConfig, Uniform
+from tierbed.config.optim import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
+from tierbed.config.tables import EmbeddingBagConfig, Uniform
 from tierbed.errors import UnsupportedError
+from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import EmbeddingBagCollection
-from tierbed.optim import SGD, Adagrad, Adam, Optimizer, RowWiseAdagrad
-from tierbed.sparse import KeyedJaggedTensor
-from tierbed.store import Store
+from tierbed.train.store import Store
 
 __all__ = ["FbgemmTables", "InMemoryTables", "TierbedTables", "TorchTables", "has_fbgemm"]
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from tierbed.sparse import KeyedJaggedTensor
+from tierbed.jagged import KeyedJaggedTensor
 
 __all__ = [
     "Measured",
     "counts",
     "flat_counters",
     "interleave",
-    "percentile",
     "ratio",
     "zipf_batches",
 ]
@@ -127,12 +126,6 @@ def counts(growth: Mapping[str, float]) -> dict[str, float]:
         for name, value in growth.items()
         if not name.startswith(("budget_", "contents_")) and any(kind in name for kind in kinds)
     }
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the value below which ``share`` of ``values`` lie."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def ratio(value: float, baseline: float) -> float:

@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
+from tierbed._util.report import print_table, write_json, write_suite
 from tierbed.bench.common import ratio
-from tierbed.report import print_table, write_json, write_suite
 
 __all__ = ["ExchangeOptions", "run_exchange"]
 

@@ -17,22 +17,21 @@ from typing import Any
 
 import torch
 
+from tierbed._util.report import percentile, print_table, write_json, write_suite
 from tierbed.bench.common import (
     Measured,
     counts,
     flat_counters,
     interleave,
-    percentile,
     ratio,
     zipf_batches,
 )
-from tierbed.config import EmbeddingBagConfig, Uniform
+from tierbed.config.optim import SGD
+from tierbed.config.tables import EmbeddingBagConfig, Uniform
+from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import EmbeddingBagCollection
-from tierbed.optim import SGD
-from tierbed.report import print_table, write_json, write_suite
-from tierbed.snapshot import Snapshot
-from tierbed.sparse import KeyedJaggedTensor
-from tierbed.store import Store
+from tierbed.serve.snapshot import Snapshot
+from tierbed.train.store import Store
 
 __all__ = ["run_lookup"]
 

@@ -23,10 +23,10 @@ from statistics import median
 from typing import Any
 
 from tierbed import _native
+from tierbed._util.progress import Progress
+from tierbed._util.report import print_table, write_json, write_suite
 from tierbed.errors import InvalidError
-from tierbed.placement import rows_per_page_of
-from tierbed.progress import Progress
-from tierbed.report import print_table, write_json, write_suite
+from tierbed.placement.build import rows_per_page_of
 
 __all__ = ["LogOptions", "run_lookup_log"]
 

@@ -27,17 +27,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tierbed._util.report import print_table, write_json, write_suite
 from tierbed.bench.common import ratio
+from tierbed.config.optim import RowWiseAdagrad
 from tierbed.data.batch import Batch
 from tierbed.data.generator import GeneratedData, scale_for_rows
 from tierbed.errors import InvalidError, TierbedError
-from tierbed.lookahead import lookahead
-from tierbed.metrics import auc
 from tierbed.nn import MODELS
 from tierbed.nn.ctr import CtrModel
-from tierbed.optim import RowWiseAdagrad
-from tierbed.report import print_table, write_json, write_suite
-from tierbed.store import Store
+from tierbed.recipes.metrics import auc
+from tierbed.train.lookahead import lookahead
+from tierbed.train.store import Store
 
 __all__ = ["ModelOptions", "run_models"]
 
@@ -116,8 +116,8 @@ class _Planned:
         return iter(self._batches)
 
     def known_order(self) -> Any:
-        """Promises the order; see :mod:`tierbed.order`."""
-        order: Any = importlib.import_module("tierbed.order")
+        """Promises the order; see :mod:`tierbed.data.order`."""
+        order: Any = importlib.import_module("tierbed.data.order")
         return order.BatchOrder(self._name, lambda: self._batches, batch_count=len(self._batches))
 
 

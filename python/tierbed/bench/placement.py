@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tierbed._native import placement_methods
+from tierbed._util.progress import Progress
 from tierbed.bench.placement_report import report
 from tierbed.errors import InvalidError
-from tierbed.log_files import read_log
-from tierbed.placement import MissStream, Placement, QueryLog, place_each
-from tierbed.progress import Progress
+from tierbed.placement.build import MissStream, Placement, QueryLog, place_each
+from tierbed.placement.log_files import read_log
 
 __all__ = ["PlacementOptions", "run_placement"]
 
@@ -42,7 +42,7 @@ class PlacementOptions:
 
     Args:
         logs: Query logs, each measured for itself.
-        log_format: One of :data:`~tierbed.log_files.LOG_FORMATS`.
+        log_format: One of :data:`~tierbed.placement.log_files.LOG_FORMATS`.
         split: Share of the queries that placements are built from: the earlier ones.
         shuffle: Draw the earlier part by this seed instead, for logs not in order of time.
         rows_per_page: Rows a page holds.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tierbed.report import print_table, write_json, write_suite
+from tierbed._util.report import print_table, write_json, write_suite
 
 __all__ = ["by_log", "geometric_mean", "ratios_of", "report"]
 

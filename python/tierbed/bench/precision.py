@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tierbed._util.progress import Progress
+from tierbed._util.report import print_table, write_json, write_suite
 from tierbed.bench.common import ratio
 from tierbed.codec import CODECS, Codec, train_product
-from tierbed.progress import Progress
-from tierbed.report import print_table, write_json, write_suite
-from tierbed.source import DataOptions, Source, open_source
-from tierbed.train import EVAL_BATCH, Run, TrainOptions, auto_batch_size
+from tierbed.data.source import DataOptions, Source, open_source
+from tierbed.recipes.run import EVAL_BATCH, Run, TrainOptions, auto_batch_size
 
 __all__ = ["DIM", "PrecisionOptions", "open_samples", "run_precision", "use_counts"]
 

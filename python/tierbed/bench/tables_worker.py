@@ -20,13 +20,13 @@ import torch
 from tierbed.bench.baselines import INIT, FbgemmTables, InMemoryTables, TorchTables
 from tierbed.bench.trace import Trace
 from tierbed.bench.workers import answer_commands
-from tierbed.config import EmbeddingBagConfig, Uniform
+from tierbed.config.optim import Adagrad, RowWiseAdagrad
+from tierbed.config.tables import EmbeddingBagConfig, Uniform
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.lookahead import lookahead
+from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import EmbeddingBagCollection
-from tierbed.optim import Adagrad, RowWiseAdagrad
-from tierbed.sparse import KeyedJaggedTensor
-from tierbed.store import Store
+from tierbed.train.lookahead import lookahead
+from tierbed.train.store import Store
 
 __all__ = ["main"]
 
@@ -50,8 +50,8 @@ class _Reading:
             yield batch
 
     def known_order(self) -> Any:
-        """Promises the order; see :mod:`tierbed.order`."""
-        order: Any = importlib.import_module("tierbed.order")
+        """Promises the order; see :mod:`tierbed.data.order`."""
+        order: Any = importlib.import_module("tierbed.data.order")
         return order.BatchOrder("trace", lambda: self, batch_count=self._trace.batch_count)
 
 

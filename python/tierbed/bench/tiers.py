@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from tierbed._util.report import print_table, write_json, write_suite
 from tierbed.bench.common import ratio
 from tierbed.bench.precision import DIM
 from tierbed.bench.tiers_counted import CountedOptions, measure_counted
 from tierbed.bench.tiers_model import TrainedOptions, publish
 from tierbed.bench.tiers_served import BATCH, ServedOptions, measure_served
 from tierbed.bench.tiers_shared import SharedOptions, measure_shared
-from tierbed.report import print_table, write_json, write_suite
 
 __all__ = ["TiersOptions", "run_tiers"]
 

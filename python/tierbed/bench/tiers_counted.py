@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tierbed._util.progress import Progress
 from tierbed.bench.tiers_model import Published
 from tierbed.errors import InvalidError
-from tierbed.evaluate import evaluate
-from tierbed.neighbours import find_neighbours
 from tierbed.nn import CtrModel
-from tierbed.progress import Progress
-from tierbed.serve import load_model
-from tierbed.snapshot import Snapshot
-from tierbed.tier_plan import plan_tiers
-from tierbed.tiers import TierPlan
-from tierbed.train import EVAL_BATCH
+from tierbed.recipes.evaluate import evaluate
+from tierbed.recipes.run import EVAL_BATCH
+from tierbed.serve.cache import TierPlan
+from tierbed.serve.neighbours import find_neighbours
+from tierbed.serve.resident import plan_tiers
+from tierbed.serve.server import load_model
+from tierbed.serve.snapshot import Snapshot
 
 __all__ = ["CountedOptions", "measure_counted"]
 

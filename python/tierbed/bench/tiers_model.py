@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from tierbed import _native
+from tierbed._util.progress import Progress
 from tierbed.bench.precision import DIM, PrecisionOptions, open_samples, use_counts
 from tierbed.codec import Codec
-from tierbed.placement import Placement, QueryLog, place, rows_per_page_of
-from tierbed.progress import Progress
-from tierbed.source import Source
-from tierbed.train import EVAL_BATCH, Run, TrainOptions, auto_batch_size
+from tierbed.data.source import Source
+from tierbed.placement.build import Placement, QueryLog, place, rows_per_page_of
+from tierbed.recipes.run import EVAL_BATCH, Run, TrainOptions, auto_batch_size
 
 if TYPE_CHECKING:
     from typing import TypeAlias

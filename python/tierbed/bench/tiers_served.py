@@ -24,18 +24,18 @@ import torch
 from torch import Tensor
 
 from tierbed import _native
+from tierbed._util.progress import Progress
 from tierbed.bench.memory_group import MemoryGroup
 from tierbed.bench.precision import DIM
 from tierbed.bench.tiers_model import LARGE_TABLE, CacheOf, Published
 from tierbed.bench.workers import Worker, WorkerError
 from tierbed.codec import Codec, train_product
 from tierbed.errors import UnsupportedError
-from tierbed.neighbours import Neighbours, find_neighbours
-from tierbed.placement import Placement, QueryLog
-from tierbed.progress import Progress
-from tierbed.snapshot import Snapshot
-from tierbed.ssd_sim import READ_US, SsdSimOptions
-from tierbed.tiers import TierPlan, TierTable
+from tierbed.placement.build import Placement, QueryLog
+from tierbed.serve.cache import TierPlan, TierTable
+from tierbed.serve.neighbours import Neighbours, find_neighbours
+from tierbed.serve.snapshot import Snapshot
+from tierbed.sim.ssd import READ_US, SsdSimOptions
 
 __all__ = ["ServedOptions", "measure_served"]
 

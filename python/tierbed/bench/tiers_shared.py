@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from tierbed._util.progress import Progress
 from tierbed.bench.tiers_model import Published
-from tierbed.progress import Progress
-from tierbed.snapshot import Snapshot
-from tierbed.sparse import KeyedJaggedTensor
-from tierbed.tiers import TierBudget
+from tierbed.jagged import KeyedJaggedTensor
+from tierbed.serve.cache import TierBudget
+from tierbed.serve.snapshot import Snapshot
 
 __all__ = ["MODELS", "SharedOptions", "measure_shared"]
 

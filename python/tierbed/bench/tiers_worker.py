@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierbed.bench.common import percentile
+from tierbed._util.report import percentile
 from tierbed.bench.memory_group import MemoryGroup
 from tierbed.bench.tiers_model import LARGE_TABLE
 from tierbed.bench.workers import answer_commands
-from tierbed.config import EmbeddingBagConfig
+from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.errors import InvalidError
-from tierbed.metrics import summary
+from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import CtrModel, EmbeddingBagCollection
-from tierbed.serve import load_model
-from tierbed.snapshot import Snapshot
-from tierbed.sparse import KeyedJaggedTensor
+from tierbed.recipes.metrics import summary
+from tierbed.serve.server import load_model
+from tierbed.serve.snapshot import Snapshot
 
 __all__ = ["main"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tierbed.errors import CorruptionError, InvalidError
-from tierbed.sparse import KeyedJaggedTensor
+from tierbed.jagged import KeyedJaggedTensor
 
 __all__ = ["Trace"]
 

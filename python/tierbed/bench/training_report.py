@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tierbed.bench.common import percentile, ratio
-from tierbed.report import print_table, write_json, write_suite
+from tierbed._util.report import percentile, print_table, write_json, write_suite
+from tierbed.bench.common import ratio
 
 __all__ = ["Outcome", "ratios_of", "row_of", "shown", "write_training"]
 

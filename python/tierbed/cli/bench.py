@@ -104,9 +104,9 @@ def lookup(
 
     Caches of EVStore, FlashEmbedding and ours under one limit of memory are in `bench tiers`.
     """
+    from tierbed._util.bytes import parse_bytes
     from tierbed.bench import LogOptions, run_lookup, run_lookup_log
     from tierbed.bench.lookup_log import check, quick as quick_options
-    from tierbed.budget import parse_bytes
 
     if log is None:
         _told(run_lookup(out, quick, seed, json))
@@ -180,8 +180,8 @@ def tiers(
 
     `served` limits memory by a cgroup, which takes root; without, the page cache is left out.
     """
+    from tierbed._util.bytes import parse_bytes
     from tierbed.bench import TiersOptions, run_tiers
-    from tierbed.budget import parse_bytes
 
     options = TiersOptions(
         log=log,

@@ -24,7 +24,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed")] = 1,
 ) -> None:
     """Train, kill, resume, compare, publish, serve, ask and verify; ends with a report."""
-    from tierbed.demo import DemoOptions, run_demo
+    from tierbed.recipes.demo import DemoOptions, run_demo
 
     run_demo(DemoOptions(out, data, samples=samples, model=model, seed=seed))
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tierbed._util.progress import Progress
 from tierbed.cli.options import DramBudget, JsonOut, LogFormat, RowOptimizer, finish, shows_tables
 from tierbed.cli.place import inspect_placement, placement_file
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.progress import Progress
-from tierbed.snapshot import Snapshot
-from tierbed.store import Store
+from tierbed.serve.snapshot import Snapshot
+from tierbed.train.store import Store
 
 if TYPE_CHECKING:
-    from tierbed.repair import Commit
+    from tierbed.train.checkpoints import Commit
 
 __all__ = ["open_folder", "register", "tables_folder"]
 
@@ -75,7 +75,7 @@ def inspect(
     json_path: JsonOut = None,
 ) -> None:
     """Show what is in a run, a store, a snapshot or a placement."""
-    from tierbed.report import print_table
+    from tierbed._util.report import print_table
 
     placed = placement_file(folder)
     if placed is not None:
@@ -119,7 +119,7 @@ def checkpoints(
 ) -> None:
     """List the kept checkpoints of a run or a store, or drop one."""
     from tierbed import _native
-    from tierbed.report import print_table
+    from tierbed._util.report import print_table
 
     place = str(tables_folder(folder))
     if drop is not None:
@@ -143,8 +143,8 @@ def repair(
     """List the commits of a store that are whole, or put one in force."""
     from dataclasses import asdict
 
-    from tierbed.repair import find_commits, put_in_force
-    from tierbed.report import print_table
+    from tierbed._util.report import print_table
+    from tierbed.train.checkpoints import find_commits, put_in_force
 
     place = tables_folder(folder)
     if commit is not None:
@@ -217,9 +217,9 @@ def import_(
     json_path: JsonOut = None,
 ) -> None:
     """Read a table from a file into a store, and checkpoint."""
-    from tierbed import tables as files
-    from tierbed.config import EmbeddingBagConfig
-    from tierbed.train import OPTIMIZERS
+    from tierbed.config.tables import EmbeddingBagConfig
+    from tierbed.recipes.run import OPTIMIZERS
+    from tierbed.train import table_files as files
 
     place = tables_folder(store) if store.is_dir() else store
     with Store.open(place, dram_budget=dram_budget) as opened:
@@ -247,7 +247,7 @@ def export(
     json_path: JsonOut = None,
 ) -> None:
     """Write a table of a store to a file, in bounded memory."""
-    from tierbed.tables import export_table
+    from tierbed.train.table_files import export_table
 
     place = tables_folder(store)
     with (

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tierbed._util.report import write_json
 from tierbed.errors import InvalidError
-from tierbed.report import write_json
 
 DramBudget = Annotated[
     str, typer.Option("--dram-budget", help="Memory for everything the store keeps: 16MiB, 4GiB.")
@@ -84,7 +84,7 @@ def write_curves(
     draw: Callable[[Any, dict[str, Any]], None],
 ) -> None:
     """Writes a simulation's JSON and its curves, which lie beside the JSON unless ``png`` says."""
-    from tierbed.report import save_figure
+    from tierbed._util.report import save_figure
 
     if json_path is not None:
         write_json(json_path, result)
@@ -96,7 +96,7 @@ def write_curves(
 
 def finish(result: dict[str, Any], json_path: Path | None, title: str) -> None:
     """Prints a result, and writes it as JSON when asked; JSON on the screen replaces the table."""
-    from tierbed.report import print_table
+    from tierbed._util.report import print_table
 
     if shows_tables(json_path):
         rows = [

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tierbed._util.progress import Progress
 from tierbed.cli.options import JsonOut, LogFormat, finish, shows_tables
 from tierbed.errors import InvalidError
-from tierbed.log_files import read_log
-from tierbed.placement import PageReads, Placement, QueryLog, place, rows_per_page_of
-from tierbed.progress import Progress
+from tierbed.placement.build import PageReads, Placement, QueryLog, place, rows_per_page_of
+from tierbed.placement.log_files import read_log
 
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
 
@@ -137,7 +137,7 @@ def place_(
         shutil.rmtree(kept)
     if mapping is not None:
         placement.write_mapping(mapping)
-    from tierbed.report import write_json
+    from tierbed._util.report import write_json
 
     write_json(out / "placement.json", result)
     finish(result, json_path, f"placement in {out}")
@@ -167,7 +167,7 @@ def _placed(
             kept=kept,
             progress=progress,
         )
-    from tierbed.ray_place import place_on_ray
+    from tierbed.placement.ray_cluster import place_on_ray
 
     return place_on_ray(
         log,
@@ -205,8 +205,8 @@ def _drift(
     threads: int,
     json_path: Path | None,
 ) -> None:
-    from tierbed.drift import measure_drift
-    from tierbed.report import print_table, write_json
+    from tierbed._util.report import print_table, write_json
+    from tierbed.placement.drift import measure_drift
 
     found = placement_file(path)
     if found is None:
@@ -236,7 +236,7 @@ def inspect_placement(
     path: Path, log: Path | None, log_format: str, json_path: Path | None
 ) -> None:
     """Shows what is in a placement file, and what a log reads through it."""
-    from tierbed.report import print_table
+    from tierbed._util.report import print_table
 
     placement = Placement.read(path)
     info = placement.info()

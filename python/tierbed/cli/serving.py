@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tierbed.budget import parse_bytes
+from tierbed._util.bytes import parse_bytes
 from tierbed.cli import server_options as options
 from tierbed.cli.options import (
     DramBudget,
@@ -104,8 +104,8 @@ def serve(
     slow_ms: options.SlowMs = 1_000,
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
-    from tierbed.serve import Limits, ServeOptions, Server
-    from tierbed.snapshot import Snapshot
+    from tierbed.serve.server import Limits, ServeOptions, Server
+    from tierbed.serve.snapshot import Snapshot
 
     given = ServeOptions(
         limits=Limits(
@@ -198,7 +198,7 @@ def lookup(
 
 
 def _show(result: dict[str, Any], json_path: Path | None) -> None:
-    from tierbed.report import write_json
+    from tierbed._util.report import write_json
 
     if shows_tables(json_path):
         names = [result["pooling"]] if result["pooling"] else result["ids"]
@@ -213,8 +213,8 @@ def _from_snapshot(
 ) -> list[list[float]]:
     import torch
 
-    from tierbed.snapshot import Snapshot
-    from tierbed.sparse import KeyedJaggedTensor
+    from tierbed.jagged import KeyedJaggedTensor
+    from tierbed.serve.snapshot import Snapshot
 
     if not folder.is_dir():
         raise InvalidError(f"no such folder: {folder}", {"path": str(folder)})

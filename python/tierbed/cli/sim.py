@@ -56,8 +56,8 @@ def cache(
 
     A hit is a row that was there; a perfect hit a query of which every row was.
     """
-    from tierbed.cache_sim import SimOptions, draw_curves, simulate
-    from tierbed.report import print_table
+    from tierbed._util.report import print_table
+    from tierbed.sim.cache import SimOptions, draw_curves, simulate
 
     options = SimOptions(
         policies=words(policies),
@@ -107,8 +107,8 @@ def memory(
 ) -> None:
     """Find the least memory, all metadata included, that has the perfect hits of another cache."""
     from tierbed._native import CacheLog
-    from tierbed.cache_match import Log, MatchOptions, generated_log, match_memory
-    from tierbed.report import print_table, write_json
+    from tierbed._util.report import print_table, write_json
+    from tierbed.sim.memory import Log, MatchOptions, generated_log, match_memory
 
     options = MatchOptions(
         baseline=baseline,
@@ -164,8 +164,8 @@ def ssd(
 
     All times are simulated. Beside it: block reads behind a page cache, and rows in memory.
     """
-    from tierbed.report import print_table
-    from tierbed.ssd_sim import SsdSimOptions, draw_ssd, simulate_ssd
+    from tierbed._util.report import print_table
+    from tierbed.sim.ssd import SsdSimOptions, draw_ssd, simulate_ssd
 
     options = SsdSimOptions(
         read_us=read_us,
@@ -193,8 +193,8 @@ def exchange(json: JsonOut = None) -> None:
     A model: nothing is measured. Its one free number is fitted to two GPUs of the paper and held
     against three and four.
     """
-    from tierbed.bench.exchange_model import model_report
-    from tierbed.report import print_table, write_json
+    from tierbed._util.report import print_table, write_json
+    from tierbed.sim.exchange import model_report
 
     report = model_report()
     if shows_tables(json):

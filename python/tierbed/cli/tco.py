@@ -38,8 +38,8 @@ def tco(
 
     The defaults are those of MaxEmbed's Table 2; it rounds the replicated size to 400 GB.
     """
-    from tierbed.report import print_table, write_json
-    from tierbed.tco import PAPER_DRIVES, Prices, Space, total_cost
+    from tierbed._util.report import print_table, write_json
+    from tierbed.sim.cost import PAPER_DRIVES, Prices, Space, total_cost
 
     per_gb = dict(PAPER_DRIVES) if not drives else dict(_drive(text) for text in drives)
     space = Space(table_gb=table_gb, ratio=ratio, replicated_gb=replicated_gb)

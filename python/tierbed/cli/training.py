@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tierbed.budget import parse_bytes
+from tierbed._util.bytes import parse_bytes
+from tierbed._util.progress import Progress
 from tierbed.cli.options import (
     FORMATS,
     Data,
@@ -25,7 +26,6 @@ from tierbed.cli.options import (
 )
 from tierbed.cli.stop import StopSignal
 from tierbed.errors import InvalidError
-from tierbed.progress import Progress
 
 __all__ = ["register"]
 
@@ -113,9 +113,9 @@ def train(
     json_path: JsonOut = None,
 ) -> None:
     """Train a click model whose tables live in a store; started again, it continues."""
+    from tierbed.data.source import DataOptions, open_source
     from tierbed.nn import MODELS
-    from tierbed.source import DataOptions, open_source
-    from tierbed.train import OPTIMIZERS, Run, TrainOptions, auto_batch_size
+    from tierbed.recipes.run import OPTIMIZERS, Run, TrainOptions, auto_batch_size
 
     _one_of("--model", model, MODELS)
     _one_of("--optimizer", optimizer, OPTIMIZERS)
@@ -197,9 +197,9 @@ def eval_(
     json_path: JsonOut = None,
 ) -> None:
     """Score another file with a trained model."""
-    from tierbed.evaluate import evaluate
-    from tierbed.source import SYNTHETIC_SAMPLES, DataOptions, open_source
-    from tierbed.train import EVAL_BATCH, load_run, read_run
+    from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
+    from tierbed.recipes.evaluate import evaluate
+    from tierbed.recipes.run import EVAL_BATCH, load_run, read_run
 
     set_threads(threads)
     trained = read_run(store)["data"]
@@ -246,8 +246,8 @@ def publish(
 ) -> None:
     """Write a serving snapshot of a trained model, or of a bare store."""
     from tierbed.cli.folders import tables_folder
-    from tierbed.store import Store
-    from tierbed.train import RUN_FILE, load_run
+    from tierbed.recipes.run import RUN_FILE, load_run
+    from tierbed.train.store import Store
 
     model = None
     if (store / RUN_FILE).is_file():
@@ -280,9 +280,9 @@ def plan(
     """Predict memory, disk and reads per batch of training by window from a sample of its data."""
     import tempfile
 
-    from tierbed.plan import TableShape, predict
-    from tierbed.source import DataOptions, open_source
-    from tierbed.train import OPTIMIZERS
+    from tierbed.data.source import DataOptions, open_source
+    from tierbed.recipes.run import OPTIMIZERS
+    from tierbed.train.sizing import TableShape, predict
 
     _one_of("--optimizer", optimizer, OPTIMIZERS)
     with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ from tierbed.data.batch import Batch
 from tierbed.data.criteo import CriteoData
 from tierbed.data.dataset import Dataset
 from tierbed.data.generator import GeneratedData, scale_for_rows, write_criteo_tsv
+from tierbed.data.order import BatchOrder
 from tierbed.data.parquet import ParquetColumns, ParquetData, build_parquet_vocabulary
 from tierbed.data.vocabulary import (
     FeatureReport,
@@ -23,6 +24,7 @@ from tierbed.data.vocabulary import (
 __all__ = [
     "AvazuData",
     "Batch",
+    "BatchOrder",
     "CriteoData",
     "Dataset",
     "FeatureReport",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tierbed.sparse import KeyedJaggedTensor
+from tierbed.jagged import KeyedJaggedTensor
 
 __all__ = ["Batch", "NativeParts", "batch_of"]
 

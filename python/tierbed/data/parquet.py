@@ -27,7 +27,7 @@ from tierbed.data.vocabulary import (
     open_vocabulary,
 )
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.sparse import KeyedJaggedTensor
+from tierbed.jagged import KeyedJaggedTensor
 
 __all__ = ["ParquetColumns", "ParquetData", "build_parquet_vocabulary"]
 

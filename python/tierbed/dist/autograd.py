@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tierbed.dist.exchange import Exchange, Serving
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.sparse import KeyedJaggedTensor
+from tierbed.jagged import KeyedJaggedTensor
 
 __all__ = ["Lookup", "LookupParts"]
 

@@ -23,16 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierbed import state
-from tierbed.coded import CodedStore
-from tierbed.config import EmbeddingBagConfig
+from tierbed._util import state
+from tierbed.config.optim import Optimizer
+from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.dist.device.store import DeviceStore
 from tierbed.dist.held import CHUNK_ROWS, Held, Target, coded_runs, held_tables, target_of
 from tierbed.dist.ranks import Rank
 from tierbed.dist.sharding import ShardingPlan
 from tierbed.errors import CorruptionError, InvalidError, TierbedError
-from tierbed.optim import Optimizer
-from tierbed.store import Store
+from tierbed.train.coded_store import CodedStore
+from tierbed.train.store import Store
 
 __all__ = ["RankTables", "load_rows", "save_rows"]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tierbed._native import NativeExchangePlan
-from tierbed.coded import CodedStore
-from tierbed.config import DataType, EmbeddingBagConfig, feature_labels
+from tierbed.config.optim import Optimizer, PartialRowWiseAdam, RowWiseAdagrad, as_optimizer
+from tierbed.config.tables import DataType, EmbeddingBagConfig, feature_labels
 from tierbed.dist.autograd import Lookup, LookupParts
 from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
 from tierbed.dist.collective import Collective
@@ -25,9 +25,9 @@ from tierbed.dist.exchange import Exchange, OneSided, Serving
 from tierbed.dist.ranks import ProcessRank, Rank
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.optim import Optimizer, PartialRowWiseAdam, RowWiseAdagrad, as_optimizer
-from tierbed.sparse import KeyedJaggedTensor, KeyedTensor, as_kjt
-from tierbed.store import Store
+from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
+from tierbed.train.coded_store import CodedStore
+from tierbed.train.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from tierbed.codec import Codec
-from tierbed.coded import CodedStore
-from tierbed.config import DataType, EmbeddingBagConfig
+from tierbed.config.tables import DataType, EmbeddingBagConfig
 from tierbed.dist.sharding import ShardingPlan
-from tierbed.store import Store
+from tierbed.train.coded_store import CodedStore
+from tierbed.train.store import Store
 
 if TYPE_CHECKING:
     from tierbed.dist.device.store import DeviceStore

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tierbed.config import EmbeddingBagConfig
+from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.errors import InvalidError
 
 __all__ = ["ColumnWise", "Mirrored", "RowWise", "Sharding", "ShardingPlan", "TableWise"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tierbed.config.optim import Optimizer
 from tierbed.errors import InvalidError
 from tierbed.nn.bag import EmbeddingBag
 from tierbed.nn.ctr import CtrModel
@@ -16,7 +17,6 @@ from tierbed.nn.embedding import (
     RowSource,
 )
 from tierbed.nn.pnn import PNN
-from tierbed.optim import Optimizer
 
 __all__ = [
     "DLRM",

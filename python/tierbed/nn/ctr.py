@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tierbed.config import EmbeddingBagConfig, Uniform
+from tierbed.config.optim import Optimizer
+from tierbed.config.tables import EmbeddingBagConfig, Uniform
 from tierbed.errors import InvalidError
 from tierbed.nn.embedding import EmbeddingBagCollection, RowSource
-from tierbed.optim import Optimizer
 
 __all__ = ["CtrModel", "mlp", "pairwise_dots"]
 

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from tierbed import ops
-from tierbed.coded import CodedStore
-from tierbed.config import (
+from tierbed.config.optim import Optimizer, RowWiseAdagrad, as_optimizer
+from tierbed.config.tables import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
     EmbeddingConfig,
     feature_labels,
 )
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.optim import Optimizer, RowWiseAdagrad, as_optimizer
-from tierbed.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
-from tierbed.steps import StepGuard
-from tierbed.store import Store
+from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
+from tierbed.ops import operators as ops
+from tierbed.ops.steps import StepGuard
+from tierbed.train.coded_store import CodedStore
+from tierbed.train.store import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tierbed.config.optim import Optimizer
 from tierbed.dist.device.batch import PublishedBatches, check_batch
 from tierbed.dist.device.group_rows import GroupRows
 from tierbed.dist.device.heap import DeviceHeap
@@ -31,7 +32,6 @@ from tierbed.dist.exchange import Serving
 from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
 from tierbed.dist.lending import Lender
 from tierbed.errors import ClosedError, InvalidError, UnsupportedError
-from tierbed.optim import Optimizer
 
 __all__ = ["DeviceExchange", "Limits"]
 
@@ -179,7 +179,7 @@ class DeviceExchange:
         return step, out.clone() if self._limits.copies_outputs else out
 
     def _backward(self, step: _Step, grad: Tensor, weights_grad: Tensor | None) -> None:
-        from tierbed.kernels.put_grads import put_grads
+        from tierbed.dist.kernels.put_grads import put_grads
 
         self._grads_step += 1
         turn = self._grads_step

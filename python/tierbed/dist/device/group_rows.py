@@ -38,7 +38,7 @@ class GroupRows:
 
     def pool(self, bags: JoinedBags, outputs: Tensor, first_samples: Tensor) -> None:
         """Pools ``bags`` into ``outputs``, addresses of one for each rank."""
-        from tierbed.kernels.pool_to_ranks import pool_to_ranks
+        from tierbed.dist.kernels.pool_to_ranks import pool_to_ranks
 
         pool_to_ranks(
             self.arena.weights,
@@ -63,8 +63,8 @@ class GroupRows:
 
         Before, it writes the gradients of weights to ``places``, where there are some.
         """
-        from tierbed.kernels.step_rows import StepNumbers, sort_uses, step_rows
-        from tierbed.kernels.weight_grads import weight_grads
+        from tierbed.dist.kernels.step_rows import StepNumbers, sort_uses, step_rows
+        from tierbed.dist.kernels.weight_grads import weight_grads
 
         arena, count = self.arena, bags.indices.numel()
         if count == 0:

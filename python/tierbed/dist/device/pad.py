@@ -1,8 +1,8 @@
 """How does a rank know how far the others are? Each has a word of its own in everybody's pad.
 
 A word holds an epoch, a number that only grows, so that nothing is ever reset and a late reader
-misses nothing. Kernels write and read the words (``tierbed.kernels.signals``); the host looks at
-its clock between two looks of a kernel, and names who did not come.
+misses nothing. Kernels write and read the words (``tierbed.dist.kernels.signals``); the host looks
+at its clock between two looks of a kernel, and names the ranks that did not come.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SignalPad:
 
     def signal(self, channel: Channel, epoch: int) -> None:
         """Tells all ranks, after all that this rank launched so far."""
-        from tierbed.kernels.signals import signal_ranks
+        from tierbed.dist.kernels.signals import signal_ranks
 
         signal_ranks(self._own[channel], epoch)
 
@@ -61,7 +61,7 @@ class SignalPad:
         Raises:
             IoError: A rank, named, was silent for too long.
         """
-        from tierbed.kernels.signals import wait_for_ranks
+        from tierbed.dist.kernels.signals import wait_for_ranks
 
         words = self._words.local(0)[channel]
         end = time.monotonic() + self._timeout_s

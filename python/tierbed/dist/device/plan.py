@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tierbed.config import EmbeddingBagConfig, PoolingType
+from tierbed.config.tables import EmbeddingBagConfig, PoolingType
 from tierbed.dist.held import Held, held_tables
 from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan
 from tierbed.errors import UnsupportedError

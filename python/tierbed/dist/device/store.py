@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tierbed.config import DataType
+from tierbed.config.optim import Optimizer, RowWiseAdagrad
+from tierbed.config.tables import DataType
 from tierbed.dist.held import Held
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.optim import Optimizer, RowWiseAdagrad
-from tierbed.store import RowVisitor, Store
+from tierbed.train.store import RowVisitor, Store
 
 __all__ = ["Arena", "DeviceStore"]
 
@@ -60,8 +60,8 @@ class DeviceStore:
 
     def __init__(self, device: str | torch.device = "cuda", *, seed: int = 0) -> None:
         try:
-            from tierbed.kernels.launch import check_device
-            from tierbed.kernels.step_rows import step_rows_kernel
+            from tierbed.dist.kernels.launch import check_device
+            from tierbed.dist.kernels.step_rows import step_rows_kernel
         except ImportError as error:
             raise UnsupportedError(
                 f"rows on a device need Triton, and it cannot be imported ({error}); install "
@@ -97,7 +97,7 @@ class DeviceStore:
             InvalidError: A table that is here already.
             UnsupportedError: An optimizer the kernel does not know, or rows not in float32.
         """
-        from tierbed.kernels.step_rows import KINDS
+        from tierbed.dist.kernels.step_rows import KINDS
 
         if optimizer.kind not in KINDS:
             raise UnsupportedError(

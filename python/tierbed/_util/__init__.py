@@ -1,0 +1,1 @@
+"""Helpers of every room: byte sizes, progress bars, reports, saved state, lazy names."""

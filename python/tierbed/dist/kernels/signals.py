@@ -1,0 +1,68 @@
+"""How does a rank tell others that its stores are there? By an epoch, released at system scope.
+
+A kernel of one program, launched behind the stores on the same stream, writes a number that only
+grows into a word of each receiver; another one looks at the words of all senders. Data stores are
+plain: the end of their kernel, then the release, orders them. Source: PGAS §III, signals instead
+of a barrier. Differs: epochs are never reset, so a word has one writer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tierbed.dist.kernels.launch import launch
+
+__all__ = ["signal_kernel", "signal_ranks", "wait_for_ranks", "wait_kernel"]
+
+
+@triton.jit(do_not_specialize=["epoch"])
+def signal_kernel(words, epoch, rank_count: tl.constexpr):
+    """Stores ``epoch`` into the word of every receiver, after everything before this launch."""
+    for receiver in tl.static_range(rank_count):
+        word = tl.load(words + receiver).to(tl.pointer_type(tl.int32))
+        tl.atomic_xchg(word, epoch, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["epoch"])
+def wait_kernel(words, epoch, spins, late, rank_count: tl.constexpr):
+    """Waits for every sender's epoch; ``late[sender]`` is 1 where it did not come in time."""
+    for sender in tl.static_range(rank_count):
+        word = words + sender * 32
+        found = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+        spin = 0
+        while (found - epoch < 0) & (spin < spins):
+            found = tl.atomic_add(word, 0, sem="acquire", scope="sys")
+            spin += 1
+        tl.store(late + sender, (found - epoch < 0).to(tl.int32))
+
+
+def signal_ranks(words: Tensor, epoch: int) -> None:
+    """Tells receivers that all earlier launches of this stream wrote what they had to.
+
+    Args:
+        words: ``[ranks]`` i64, the address of this rank's word in each receiver's pad.
+        epoch: A number that only grows.
+    """
+    launch(signal_kernel, 1, words, epoch, rank_count=words.numel(), num_warps=1)
+
+
+def wait_for_ranks(
+    pad: Tensor, epoch: int, spins: int = 1 << 24, device: torch.device | None = None
+) -> Tensor:
+    """Waits, as one program, until every sender signalled ``epoch``.
+
+    Args:
+        pad: ``[ranks, 32]`` i32, this rank's words, one per line of 128 bytes.
+        epoch: What to wait for.
+        spins: Looks per sender before it counts as late.
+        device: Where the kernel runs, if not where the pad lies: a pad may be in pinned memory.
+
+    Returns:
+        ``[ranks]`` i32, 1 for each sender that is late.
+    """
+    late = torch.zeros(pad.shape[0], dtype=torch.int32, device=device or pad.device)
+    launch(wait_kernel, 1, pad, epoch, spins, late, rank_count=pad.shape[0], num_warps=1)
+    return late

@@ -1,0 +1,221 @@
+"""Sums the gradients of each row's uses in order, and steps the row, in one kernel.
+
+Uses are sorted by row, then by position; a program takes some rows, adds the gradients of their
+uses one after the other and applies one optimizer step each. One writer per row and one order of
+additions: the bits are those of the engine's update (``tierbed-kernels``), whatever the number of
+ranks. Source: FBGEMM, exact fused optimizers. Differs: no atomic additions.
+
+A row that is used very often is one program's long loop; dividing it would change the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tierbed.dist.kernels.launch import launch
+
+__all__ = [
+    "KINDS",
+    "OPTIONS",
+    "StepNumbers",
+    "Uses",
+    "sort_uses",
+    "step_rows",
+    "step_rows_kernel",
+    "sum_products",
+]
+
+# Optimizers that the kernel knows.
+KINDS = {"sgd": 0, "adagrad": 1, "row_wise_adagrad": 2}
+# Lanes of the fixed order in which squares are added (`Kernels::sum_squares`).
+LANES = tl.constexpr(16)
+ROWS_PER_PROGRAM = 4
+# Products must be rounded before they are added: no fused multiply-add.
+OPTIONS = {"num_warps": 2, "enable_fp_fusion": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNumbers:
+    """What an optimizer steps by.
+
+    Args:
+        kind: One of :data:`KINDS`.
+        lr: Learning rate.
+        eps: Added to square roots.
+        weight_decay: Times the weight, added to its gradient.
+    """
+
+    kind: str
+    lr: float
+    eps: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uses:
+    """The uses of a batch, sorted by row, then by position.
+
+    Args:
+        rows: ``[U]`` i64, the rows.
+        bounds: ``[U+1]`` i64, where the uses of each begin and end.
+        grads_at: ``[E]`` i64, where the gradient of each use's bag begins in the matrix.
+        scales: ``[E]`` f32, weights of the uses, or None.
+        counts: ``[E]`` f32, ids of each use's bag for a mean, or None.
+    """
+
+    rows: Tensor
+    bounds: Tensor
+    grads_at: Tensor
+    scales: Tensor | None
+    counts: Tensor | None
+
+
+def sort_uses(
+    row_of_use: Tensor, grads_at: Tensor, scales: Tensor | None, counts: Tensor | None
+) -> Uses:
+    """Sorts uses given in the order of their positions; each ``[E]``."""
+    rows, order = torch.sort(row_of_use, stable=True)
+    unique, lengths = torch.unique_consecutive(rows, return_counts=True)
+    bounds = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, dim=0)])
+    return Uses(
+        rows=unique,
+        bounds=bounds,
+        grads_at=grads_at[order],
+        scales=None if scales is None else scales[order],
+        counts=None if counts is None else counts[order],
+    )
+
+
+@triton.jit
+def sum_products(left, right, dim: tl.constexpr, width: tl.constexpr, row_count: tl.constexpr):
+    """Returns sums of products in the order of the CPU kernels: lane by lane, then a tree."""
+    column = tl.arange(0, width)
+    products = tl.where(column[None, :] < dim, left * right, 0.0)
+    by_part = tl.reshape(products, (row_count, width // LANES, LANES))
+    part = tl.arange(0, width // LANES)
+    lanes = tl.zeros((row_count, LANES), tl.float32)
+    for at in tl.static_range(width // LANES):
+        # One part among zeros: whatever order they are added in, that is the part.
+        lanes += tl.sum(tl.where((part == at)[None, :, None], by_part, 0.0), axis=1)
+    lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 8)), axis=1)
+    lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 4)), axis=1)
+    lanes = tl.sum(tl.reshape(lanes, (row_count, 2, 2)), axis=1)
+    return tl.sum(lanes, axis=1)
+
+
+@triton.jit
+def step_rows_kernel(
+    weights,
+    state,
+    use_counts,
+    rows,
+    bounds,
+    grads_at,
+    scales,
+    counts,
+    grads,
+    row_total,
+    lr,
+    eps,
+    weight_decay,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+    kind: tl.constexpr,
+    is_weighted: tl.constexpr,
+    is_mean: tl.constexpr,
+    has_decay: tl.constexpr,
+    rows_per_program: tl.constexpr,
+):
+    """Steps ``rows_per_program`` rows; see :func:`step_rows`."""
+    at_row = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
+    is_row = at_row < row_total
+    start = tl.load(bounds + at_row, mask=is_row, other=0)
+    end = tl.load(bounds + at_row + 1, mask=is_row, other=0)
+    column = tl.arange(0, width)
+    is_column = (column < dim)[None, :]
+    grad = tl.zeros((rows_per_program, width), tl.float32)
+    for at in range(tl.max(end - start, axis=0)):
+        is_use = start + at < end
+        place = tl.load(grads_at + start + at, mask=is_use, other=0)
+        is_there = is_use[:, None] & is_column
+        values = tl.load(grads + place[:, None] + column[None, :], mask=is_there, other=0.0)
+        if is_weighted:
+            values = tl.load(scales + start + at, mask=is_use, other=0.0)[:, None] * values
+        if is_mean:
+            count = tl.load(counts + start + at, mask=is_use, other=1.0)
+            values = tl.div_rn(values, tl.broadcast_to(count[:, None], (rows_per_program, width)))
+        grad = tl.where(is_there, grad + values, grad)
+    row = tl.load(rows + at_row, mask=is_row, other=0)
+    is_there = is_row[:, None] & is_column
+    place = row[:, None] * dim + column[None, :]
+    weight = tl.load(weights + place, mask=is_there, other=0.0)
+    if has_decay:
+        grad = grad + weight_decay * weight
+    if kind == 0:
+        weight = weight - lr * grad
+    elif kind == 1:
+        total = tl.load(state + place, mask=is_there, other=0.0) + grad * grad
+        tl.store(state + place, total, mask=is_there)
+        weight = weight - lr * tl.div_rn(grad, tl.sqrt_rn(total) + eps)
+    else:
+        sum_of_row = tl.load(state + row, mask=is_row, other=0.0)
+        squares = sum_products(grad, grad, dim, width, rows_per_program)
+        sum_of_row += tl.div_rn(squares, tl.full((rows_per_program,), dim, tl.float32))
+        tl.store(state + row, sum_of_row, mask=is_row)
+        bottom = tl.sqrt_rn(sum_of_row) + eps
+        rate = tl.div_rn(tl.zeros((rows_per_program,), tl.float32) + lr, bottom)
+        weight = weight - rate[:, None] * grad
+    tl.store(weights + place, weight, mask=is_there)
+    count = tl.load(use_counts + row, mask=is_row, other=0)
+    tl.store(use_counts + row, count + 1, mask=is_row)
+
+
+def step_rows(
+    weights: Tensor,
+    state: Tensor,
+    use_counts: Tensor,
+    uses: Uses,
+    grads: Tensor,
+    numbers: StepNumbers,
+) -> None:
+    """Applies one optimizer step to every used row.
+
+    Args:
+        weights: ``[N, dim]`` f32.
+        state: ``[N, S]`` f32, ``S`` of the optimizer.
+        use_counts: ``[N]`` i32, one more for each row that is stepped.
+        uses: Which rows, and where their gradients are.
+        grads: f32, the matrix that ``uses.grads_at`` counts in.
+        numbers: The optimizer.
+    """
+    dim, row_total = weights.shape[1], uses.rows.numel()
+    launch(
+        step_rows_kernel,
+        triton.cdiv(row_total, ROWS_PER_PROGRAM),
+        weights,
+        weights if state.numel() == 0 else state,
+        use_counts,
+        uses.rows,
+        uses.bounds,
+        uses.grads_at,
+        grads if uses.scales is None else uses.scales,
+        grads if uses.counts is None else uses.counts,
+        grads,
+        row_total,
+        numbers.lr,
+        numbers.eps,
+        numbers.weight_decay,
+        dim=dim,
+        width=max(16, triton.next_power_of_2(dim)),
+        kind=KINDS[numbers.kind],
+        is_weighted=uses.scales is not None,
+        is_mean=uses.counts is not None,
+        has_decay=numbers.weight_decay != 0.0,
+        rows_per_program=ROWS_PER_PROGRAM,
+        **OPTIONS,
+    )

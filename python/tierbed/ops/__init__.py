@@ -1,0 +1,1 @@
+"""Lookups in the autograd graph of torch: custom operators, and which backward steps the rows."""

@@ -1,0 +1,53 @@
+"""Placement of rows on pages: query logs, page placements, and files of them.
+
+A :class:`QueryLog` says which rows were asked for together, :func:`place` makes a
+:class:`Placement` of it, and a snapshot is published by it.
+"""
+
+from typing import TYPE_CHECKING
+
+from tierbed._util.lazy import lazy_names
+from tierbed.placement.build import (
+    MissStream,
+    PageReads,
+    Placement,
+    QueryLog,
+    place,
+    place_each,
+    rows_per_page_of,
+)
+from tierbed.placement.files import PlacementFiles, import_tables, read_tables
+
+if TYPE_CHECKING:
+    from tierbed.placement.drift import Drift, measure_drift
+    from tierbed.placement.log_files import LOG_FORMATS, read_log
+    from tierbed.placement.ray_cluster import place_on_ray
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "Drift": "tierbed.placement.drift",
+            "LOG_FORMATS": "tierbed.placement.log_files",
+            "measure_drift": "tierbed.placement.drift",
+            "place_on_ray": "tierbed.placement.ray_cluster",
+            "read_log": "tierbed.placement.log_files",
+        },
+    )
+
+__all__ = [
+    "LOG_FORMATS",
+    "Drift",
+    "MissStream",
+    "PageReads",
+    "Placement",
+    "PlacementFiles",
+    "QueryLog",
+    "import_tables",
+    "measure_drift",
+    "place",
+    "place_each",
+    "place_on_ray",
+    "read_log",
+    "read_tables",
+    "rows_per_page_of",
+]

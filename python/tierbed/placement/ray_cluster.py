@@ -1,0 +1,217 @@
+"""How is a placement built on several machines? Parts of it as tasks of a Ray cluster.
+
+The driver reads the log, hands out parts and puts the results together; the kernel inside each task
+is the one of a single machine, and so is the placement, to the last bit::
+
+    log ─▶ [part] ─▶ split ─▶ [part][part] ─▶ … ─▶ order each ─▶ homes
+    blocks of the log ─▶ scores of each ─▶ bases ─▶ replica pages of some bases each ─▶ placement
+
+``shp`` and ``maxembed`` are built so; other methods are built whole, in one task. A task that is
+lost with its worker or its machine is done again: its result depends on what it was given alone.
+Ray carries what has to be moved and nothing else, and is needed by nobody who does not ask for it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tierbed import _native
+from tierbed._native import NativePlacement, NativeQueryLog
+from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.placement.build import Placement, QueryLog
+
+__all__ = ["place_on_ray"]
+
+#: How often a task is done again after its worker died.
+RETRIES = 16
+#: Parts per processor of the cluster: what is left to balance.
+PARTS_PER_CPU = 4
+#: Bytes of Ray's shared memory where it is started here.
+OBJECT_STORE_BYTES = 256 << 20
+
+Ref = Any
+Progress = Callable[[int, int], None]
+
+
+def _split(part: bytes, options: str) -> tuple[bytes, bytes]:
+    return _native.bisection_split(part, options)
+
+
+def _order(part: bytes, options: str) -> bytes:
+    return _native.bisection_order(part, options)
+
+
+def _scores(homes: tuple[list[bytes], int, int], block: bytes) -> bytes:
+    return _native.placement_scores(_native.bisection_end(*homes), NativeQueryLog.unpack(block))
+
+
+def _pages(homes: tuple[list[bytes], int, int], log: bytes, bases: list[int]) -> list[list[int]]:
+    return _native.placement_pages(_native.bisection_end(*homes), NativeQueryLog.unpack(log), bases)
+
+
+def _whole(log: bytes, misses: bytes | None, options: str) -> bytes:
+    given = NativeQueryLog.unpack(log)
+    missed = None if misses is None else NativeQueryLog.unpack(misses)
+    [placement] = NativePlacement.build(given, missed, options, None, None)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "placement"
+        placement.write(str(file))
+        return file.read_bytes()
+
+
+def place_on_ray(
+    log: QueryLog,
+    *,
+    address: str = "local",
+    misses: QueryLog | None = None,
+    rows_per_page: int = 16,
+    method: str = "maxembed",
+    ratio: float = 0.1,
+    seed: int = 1,
+    iterations: int = 16,
+    parts: int | None = None,
+    progress: Progress | None = None,
+) -> Placement:
+    """Places the rows of a log as :func:`tierbed.place` does, on the machines of a Ray cluster.
+
+    Args:
+        log: The queries.
+        address: Where the cluster is; ``local`` starts one on this machine. A cluster that the
+            process is connected to already is used whatever the address.
+        misses: As for :func:`tierbed.place`.
+        rows_per_page: Rows a page holds.
+        method: ``shp`` or ``maxembed``, which are built in parts, or another, built in one task.
+        ratio: Replicas per row of the table.
+        seed: Equal seeds make equal placements, here and on a single machine.
+        iterations: Exchanges per split of a bisection.
+        parts: Parts a bisection is taken apart into; by default four per processor.
+        progress: Called with tasks done and tasks in all, for each step.
+
+    Raises:
+        UnsupportedError: Ray is not installed.
+        InvalidError: An option is out of range, or unknown.
+    """
+    shp = {
+        "rows_per_page": rows_per_page,
+        "seed": seed,
+        "threads": 1,
+        "iterations": iterations,
+    }
+    if dict(_native.placement_methods()).get(method) is None:
+        names = ", ".join(name for name, _ in _native.placement_methods())
+        raise InvalidError(f"unknown placement method {method!r}: use one of {names}")
+    if method == "shp" and ratio > 0.0:
+        raise InvalidError("this method makes no replicas: use ratio 0, or another method")
+    with _cluster(address) as ray:
+        job = _Job(ray, log.native, shp, progress)
+        if method not in ("shp", "maxembed"):
+            return _built_whole(job, misses, method, ratio)
+        homes = job.homes(parts or PARTS_PER_CPU * max(1, int(ray.cluster_resources()["CPU"])))
+        if method == "shp":
+            return Placement(_native.bisection_end(*homes))
+        return Placement(job.with_replicas(homes, ratio))
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    try:
+        import ray
+    except ImportError as error:
+        raise UnsupportedError("ray is not installed: pip install 'tierbed[ray]'") from error
+    is_ours = not ray.is_initialized()
+    if is_ours and address == "local":
+        ray.init(
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+        )
+    elif is_ours:
+        ray.init(address=address, log_to_driver=False)
+    try:
+        yield ray
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+@dataclass
+class _Job:
+    """One build: hands out tasks and waits for them."""
+
+    ray: Any
+    log: NativeQueryLog
+    shp: dict[str, Any]
+    progress: Progress | None
+
+    def remote(self, task: Callable[..., Any], **options: Any) -> Any:
+        """The task as one that Ray does again when its worker dies."""
+        return self.ray.remote(max_retries=RETRIES, **options)(task)
+
+    def homes(self, part_count: int) -> tuple[list[bytes], int, int]:
+        """Bisects; returns the orders of the parts, and what else makes a placement of them."""
+        told = json.dumps(self.shp)
+        split, order = self.remote(_split, num_returns=2), self.remote(_order)
+        root, page_count = _native.bisection_begin(self.log, told)
+        level_count = max(0, part_count - 1).bit_length()
+
+        def below(part: Ref, pages: int, levels: int) -> Iterator[Ref]:
+            if levels == 0 or pages < 2:
+                yield order.remote(part, told)
+                return
+            left, right = split.remote(part, told)
+            yield from below(left, pages // 2, levels - 1)
+            yield from below(right, pages - pages // 2, levels - 1)
+
+        orders = self.wait(list(below(self.ray.put(root), page_count, level_count)))
+        return orders, self.log.row_count, int(self.shp["rows_per_page"])
+
+    def with_replicas(self, homes: tuple[list[bytes], int, int], ratio: float) -> NativePlacement:
+        """Adds replica pages by connectivity."""
+        scores, pages = self.remote(_scores), self.remote(_pages)
+        there = self.ray.put(homes)
+        width = max(1, int(self.ray.cluster_resources()["CPU"]))
+        blocks = [self.ray.put(block.pack()) for block in _blocks(self.log, width)]
+        found = self.wait([scores.remote(there, block) for block in blocks])
+        bases = _native.placement_bases(found, int(self.shp["rows_per_page"]), ratio)
+        log = self.ray.put(self.log.pack())
+        step = max(1, -(-len(bases) // (PARTS_PER_CPU * width)))
+        chunks = [bases[at : at + step] for at in range(0, len(bases), step)]
+        made = self.wait([pages.remote(there, log, chunk) for chunk in chunks])
+        every = [page for chunk in made for page in chunk]
+        return _native.placement_with_pages(_native.bisection_end(*homes), every, ratio)
+
+    def wait(self, refs: list[Ref]) -> list[Any]:
+        """Waits for all tasks and returns their results, in order."""
+        left = refs
+        while left and self.progress is not None:
+            _, left = self.ray.wait(left, num_returns=1, timeout=60.0)
+            self.progress(len(refs) - len(left), len(refs))
+        results: list[Any] = self.ray.get(refs)
+        return results
+
+
+def _blocks(log: NativeQueryLog, count: int) -> Iterator[NativeQueryLog]:
+    """Cuts a log into ``count`` blocks of queries."""
+    rest = log
+    for left in range(count, 1, -1):
+        block, rest = rest.split(1.0 / left)
+        if block.query_count:
+            yield block
+    yield rest
+
+
+def _built_whole(job: _Job, misses: QueryLog | None, method: str, ratio: float) -> Placement:
+    whole = job.remote(_whole)
+    missed = None if misses is None else misses.native.pack()
+    told = json.dumps({**job.shp, "method": method, "ratios": [ratio]})
+    [built] = job.wait([whole.remote(job.log.pack(), missed, told)])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "placement"
+        file.write_bytes(built)
+        return Placement.read(file)

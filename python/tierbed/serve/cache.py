@@ -1,0 +1,282 @@
+"""Which rows does serving keep in memory, and in how many bytes?
+
+:class:`CacheTier` names a tier of rows that come and go; a snapshot's cache is a list of them, and
+a :class:`TierBudget` holds the caches of several snapshots.
+:class:`TierPlan` is what never leaves: the most used rows in one codec, and for all others a few
+bytes of a product code, or the table's default row;
+:func:`tierbed.serve.plan_tiers` chooses one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tierbed._native import NativeResident, NativeTierBudget
+from tierbed._util.bytes import parse_bytes
+from tierbed.codec import Codec
+from tierbed.errors import CorruptionError, InvalidError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+__all__ = [
+    "CachePart",
+    "CacheTier",
+    "NeighbourTier",
+    "TierBudget",
+    "TierPlan",
+    "TierTable",
+    "tier_specs",
+]
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+FORMAT = "tierbed-tiers-1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTier:
+    """Rows in one codec, within a share of the cache's bytes.
+
+    Args:
+        codec: One of :data:`tierbed.codec.CODECS`.
+        policy: Who leaves when it is full: ``"lru"``, ``"ours"``, ``"ev_lfu"``, ....
+        share: Its part of the cache's bytes, next to the shares of the other tiers.
+        admit_after: The use from which on a row enters, 1 to 3 (FlashEmbedding §3.3.2).
+    """
+
+    codec: str = "f32"
+    policy: str = "lru"
+    share: float = 1.0
+    admit_after: int = 1
+
+    def spec(self) -> str:
+        """Returns it as the command line spells it: ``codec:policy:share:admit``."""
+        return f"{self.codec}:{self.policy}:{self.share}:{self.admit_after}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourTier:
+    """Who stands for rows that left the tiers, within a share of the cache's bytes.
+
+    A part of a snapshot's cache that holds no rows: for a row that left all tiers, the key of one
+    that is like it and used often. While that one is in a tier, it answers in place of a read;
+    such answers are approximate, and need ``misses="surrogate"``. Who stands for whom lies in a
+    file (:func:`tierbed.find_neighbours`) that is read in the background, for the rows that leave.
+    Keys that are not looked up leave first in, first out, others have a second chance. Source:
+    EVStore §6 (third layer).
+
+    Args:
+        share: Its part of the cache's bytes, next to the shares of the tiers.
+        inline: Lookups read the file themselves, so that counts repeat.
+    """
+
+    share: float = 4.0
+    inline: bool = False
+
+    def spec(self) -> str:
+        """Returns it as the command line spells it: ``neighbours:second_chance:share``."""
+        return f"neighbours:second_chance:{self.share}{':inline' if self.inline else ''}"
+
+
+CachePart: TypeAlias = "str | CacheTier | NeighbourTier"
+
+
+def tier_specs(cache: CachePart | Sequence[CachePart]) -> list[str]:
+    """Returns the spec of each tier; a text may hold several with commas between."""
+    if isinstance(cache, str | CacheTier | NeighbourTier):
+        cache = [cache]
+    specs: list[str] = []
+    for tier in cache:
+        text = tier if isinstance(tier, str) else tier.spec()
+        specs += [part.strip() for part in text.split(",") if part.strip()]
+    return specs
+
+
+class TierBudget:
+    """Bytes that the caches of several snapshots share, all metadata counted.
+
+    Each snapshot has its floor; what is beyond all floors goes where it makes most hits, measured
+    all the time, and comes back when a snapshot is closed. Source: EVStore §8.4, experiment 12;
+    differs: the parts follow demand.
+
+    Args:
+        limit: Bytes of all caches together, never more: ``"1GiB"``.
+        epoch_groups: Requests with rows of the sample, of all snapshots, from one division to the
+            next; by default 2048.
+
+    Raises:
+        InvalidError: No bytes.
+    """
+
+    def __init__(self, limit: int | str, *, epoch_groups: int | None = None) -> None:
+        limit_bytes = parse_bytes(limit, "limit")
+        for name, value in (("limit", limit_bytes), ("epoch_groups", epoch_groups)):
+            if value is not None and not 0 <= value < 1 << 64:
+                raise InvalidError(f"{name} must be from 0 to 2^64 - 1", {name: str(value)})
+        self._native = NativeTierBudget(limit_bytes, epoch_groups)
+
+    @property
+    def native(self) -> NativeTierBudget:
+        """The engine's budget, for snapshots."""
+        return self._native
+
+    def stats(self) -> dict[str, Any]:
+        """Returns ``limit_bytes``, ``used_bytes`` and ``members``, the snapshots.
+
+        Of each: ``name``, ``floor_bytes``, ``capacity_bytes``, ``used_bytes``, ``rows_asked``,
+        ``rows_hit`` (no read was needed), ``row_count`` and ``evictions``.
+        """
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def __repr__(self) -> str:
+        stats = self.stats()
+        return f"TierBudget(limit_bytes={stats['limit_bytes']}, members={len(stats['members'])})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierTable:
+    """What of one table is always in memory.
+
+    Args:
+        name: The table.
+        row_count: Its rows.
+        dim: Elements of a row.
+        head_codec: Codec of the most used rows.
+        head_rows: ``[H]`` i64, ascending.
+        head_codes: ``[H, code_bytes]`` u8.
+        tail_codes: ``[row_count, code_bytes]`` u8 of the plan's product codec, or None.
+        default_row: ``[dim]`` f32, for rows that nothing else stands for.
+    """
+
+    name: str
+    row_count: int
+    dim: int
+    head_codec: str
+    head_rows: Tensor
+    head_codes: Tensor
+    tail_codes: Tensor | None = None
+    default_row: Tensor | None = None
+
+    def parts(self) -> dict[str, Tensor]:
+        """Returns its tensors by name."""
+        parts = {
+            "head_rows": self.head_rows,
+            "head_codes": self.head_codes,
+            "tail_codes": self.tail_codes,
+            "default_row": self.default_row,
+        }
+        return {name: part.contiguous() for name, part in parts.items() if part is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierPlan:
+    """The rows that a snapshot keeps in memory as long as it is open.
+
+    Args:
+        tables: What is kept of each table.
+        codebooks: By dim, ``[parts, 256, dim / parts]`` of the product codec of its tails.
+        about: What was planned: shares, expected error.
+    """
+
+    tables: tuple[TierTable, ...]
+    codebooks: Mapping[int, Tensor] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def native(self, table_id: Callable[[str], int]) -> list[NativeResident]:
+        """Returns it as the engine takes it. ``table_id`` gives the id of a name."""
+        products = {dim: Codec("product", dim, books) for dim, books in self.codebooks.items()}
+        return [
+            NativeResident(
+                table_id(table.name),
+                table.row_count,
+                (
+                    Codec(table.head_codec, table.dim).native,
+                    table.head_rows.contiguous(),
+                    table.head_codes.contiguous(),
+                ),
+                None
+                if table.tail_codes is None
+                else (products[table.dim].native, table.tail_codes.contiguous()),
+                None if table.default_row is None else table.default_row.contiguous(),
+            )
+            for table in self.tables
+        ]
+
+    def save(self, path: PathLike) -> None:
+        """Writes the plan to a safetensors file with a checksum."""
+        from safetensors.torch import save_file
+
+        tensors = {
+            f"{t.name}/{name}": part for t in self.tables for name, part in t.parts().items()
+        }
+        tensors |= {f"codebooks/{dim}": books.contiguous() for dim, books in self.codebooks.items()}
+        tables = [
+            {"name": t.name, "rows": t.row_count, "dim": t.dim, "head_codec": t.head_codec}
+            for t in self.tables
+        ]
+        told = json.dumps({"tables": tables, "about": dict(self.about)})
+        save_file(
+            tensors,
+            os.fspath(path),
+            {"format": FORMAT, "plan": told, "sha256": _checksum(tensors, told)},
+        )
+
+    @classmethod
+    def load(cls, path: PathLike) -> TierPlan:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            InvalidError: The file is no plan.
+            CorruptionError: It is not what was written.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(os.fspath(path), "pt") as file:
+                told = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except (OSError, SafetensorError) as error:
+            raise InvalidError(
+                f"cannot read the plan {path}: {error}", {"path": str(path)}
+            ) from error
+        if told.get("format") != FORMAT:
+            raise InvalidError(f"{path} holds no plan of tiers", {"path": str(path)})
+        text = told.get("plan")
+        if text is None or told.get("sha256") != _checksum(tensors, text):
+            raise CorruptionError(f"{path} is not the plan that was written", {"path": str(path)})
+        plan = json.loads(text)
+        tables = []
+        for table in plan["tables"]:
+            first = f"{table['name']}/"
+            parts = {n.removeprefix(first): t for n, t in tensors.items() if n.startswith(first)}
+            tables.append(
+                TierTable(
+                    name=table["name"],
+                    row_count=table["rows"],
+                    dim=table["dim"],
+                    head_codec=table["head_codec"],
+                    **parts,
+                )
+            )
+        books = {
+            int(name.removeprefix("codebooks/")): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("codebooks/")
+        }
+        return cls(tables=tuple(tables), codebooks=books, about=plan["about"])
+
+
+def _checksum(tensors: Mapping[str, Tensor], told: str) -> str:
+    found = hashlib.sha256(told.encode())
+    for name in sorted(tensors):
+        found.update(f"{name}{tuple(tensors[name].shape)}".encode())
+        found.update(tensors[name].contiguous().numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,273 @@
+"""How does a published model answer over HTTP?
+
+The engine's server answers lookups by itself. For predictions it hands the request's body to
+:class:`Predictor`: the dense model of the snapshot on top of the snapshot's rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tierbed._native import NativeServer
+from tierbed._util.state import DENSE, MODEL
+from tierbed.errors import InvalidError
+from tierbed.jagged import KeyedJaggedTensor
+from tierbed.nn import CtrModel, build_model
+from tierbed.serve.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Limits", "Predictor", "ServeOptions", "Server", "load_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What requests and clients may cost a server. No limit may be 0.
+
+    Args:
+        connections_max: Connections open at once; more are answered with 503 and closed.
+        requests_max: Lookups and predictions whose bodies have arrived, at once; more get a 503.
+        body_bytes_max: Largest body accepted.
+        indices_max: Most indices in one lookup.
+        bags_max: Most bags in one lookup: samples times features.
+        answer_bytes_max: Largest answer to a lookup.
+        buffer_bytes_max: Bytes of bodies and answers beyond the first 64 KiB of each.
+        head_ms_max: Longest time for a request's head.
+        body_ms_max: Longest time for a request's body.
+        body_idle_ms_max: Longest pause within a body.
+        request_ms_max: Longest time from a request's head to its answer.
+        answer_ms_max: Longest time for a client to take its answer.
+        idle_ms_max: Longest time that a connection may wait for a request.
+        stop_ms_max: Longest time that stopping waits for requests under way.
+        degraded_ms: How long ``/health`` tells of a failure after it happened.
+    """
+
+    connections_max: int = 2048
+    requests_max: int = 256
+    body_bytes_max: int = 16 << 20
+    indices_max: int = 1 << 20
+    bags_max: int = 1 << 20
+    answer_bytes_max: int = 64 << 20
+    buffer_bytes_max: int = 256 << 20
+    head_ms_max: int = 10_000
+    body_ms_max: int = 30_000
+    body_idle_ms_max: int = 5_000
+    request_ms_max: int = 60_000
+    answer_ms_max: int = 30_000
+    idle_ms_max: int = 75_000
+    stop_ms_max: int = 10_000
+    degraded_ms: int = 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How a server works and what it tells.
+
+    Args:
+        limits: What requests and clients may cost.
+        worker_threads: Threads that move bytes; None: 2, or the number of cores if it is less.
+        lookup_threads: Threads that look up and predict; None: the number of cores, at most 16.
+        snapshot_name: The snapshot's name in answers; None: its folder's name.
+        log_level: ``"off"``, ``"error"``, ``"warn"`` or ``"info"``: the least important lines
+            written to standard error, one JSON object each.
+        access_log: Write a line for every request, too; needs ``log_level="info"``.
+        slow_ms: Requests that take longer are written.
+    """
+
+    limits: Limits = Limits()
+    worker_threads: int | None = None
+    lookup_threads: int | None = None
+    snapshot_name: str | None = None
+    log_level: str = "warn"
+    access_log: bool = False
+    slow_ms: int = 1_000
+
+    def to_json(self) -> str:
+        """Encodes the options for the engine."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given["limits"] = asdict(self.limits)
+        return json.dumps({name: value for name, value in given.items() if value is not None})
+
+
+def load_model(snapshot: Snapshot) -> CtrModel | None:
+    """Builds the model a snapshot was published with, or None when it has none."""
+    from safetensors.torch import load
+
+    config = snapshot.attachment(MODEL)
+    dense = snapshot.attachment(DENSE)
+    if config is None or dense is None:
+        return None
+    model = build_model(json.loads(config), snapshot)
+    model.load_state_dict(load(dense))
+    model.eval()
+    return model
+
+
+class Predictor:
+    """Answers prediction requests.
+
+    A request holds ``dense`` ``[B, dense_count]`` f32, ``values`` ``[E]`` i64 (row ids, feature
+    by feature) and ``lengths`` ``[F*B]`` i64; without lengths every bag holds one id. The answer
+    holds ``probability`` ``[B]`` f32 and ``logit`` ``[B]`` f32. Bodies are safetensors, or JSON
+    objects with the same names, answered in kind. JSON has no word for numbers that are not
+    finite: in an answer they are null, in a request they are refused.
+
+    Args:
+        model: From :func:`load_model`.
+    """
+
+    def __init__(self, model: CtrModel) -> None:
+        self._model = model
+        self._features = model.embeddings.feature_names()
+
+    def __call__(self, body: bytes) -> bytes:
+        """Answers one request.
+
+        Raises:
+            InvalidError: The body is not of the form above.
+        """
+        is_binary = _is_safetensors(body)
+        answer = self.predict(_tensors(body, is_binary))
+        if is_binary:
+            from safetensors.torch import save
+
+            return save(answer)
+        told = {name: [_number(x) for x in value.tolist()] for name, value in answer.items()}
+        return json.dumps(told, allow_nan=False).encode()
+
+    def warm_up(self) -> None:
+        """Answers a sample without ids, so that no request waits for code to be loaded."""
+        self.predict(
+            {
+                "dense": torch.zeros(1, self._model.dense_count),
+                "values": torch.empty(0, dtype=torch.int64),
+                "lengths": torch.zeros(len(self._features), dtype=torch.int64),
+            }
+        )
+
+    def predict(self, request: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Answers one request given as tensors."""
+        missing = {"dense", "values"} - request.keys()
+        if missing:
+            raise InvalidError(f"the request lacks {sorted(missing)}; it has {sorted(request)}")
+        dense, values = request["dense"].to(torch.float32), request["values"].to(torch.int64)
+        if dense.dim() != 2 or dense.shape[1] != self._model.dense_count:
+            raise InvalidError(
+                f"dense must be [B, {self._model.dense_count}], found {tuple(dense.shape)}"
+            )
+        samples = dense.shape[0]
+        bags = samples * len(self._features)
+        lengths = request.get("lengths", torch.ones(bags, dtype=torch.int64)).to(torch.int64)
+        if lengths.numel() != bags or int(lengths.sum()) != values.numel():
+            raise InvalidError(
+                f"{samples} samples of {len(self._features)} features need {bags} lengths that "
+                f"add up to the number of values, {values.numel()}; found {lengths.numel()} "
+                f"lengths that add up to {int(lengths.sum())}"
+            )
+        sparse = KeyedJaggedTensor(
+            self._features, values.reshape(-1), lengths=lengths.reshape(-1), stride=samples
+        )
+        with torch.inference_mode():
+            logit = self._model(dense, sparse)
+        return {"probability": torch.sigmoid(logit), "logit": logit}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _refuse_constant(name: str) -> float:
+    raise InvalidError(f"{name} is not a number of JSON")
+
+
+def _is_safetensors(body: bytes) -> bool:
+    if len(body) < 9 or body[8:9] != b"{":
+        return False
+    return int.from_bytes(body[:8], "little") <= len(body) - 8
+
+
+def _tensors(body: bytes, is_binary: bool) -> dict[str, Tensor]:
+    try:
+        if is_binary:
+            from safetensors.torch import load
+
+            tensors: dict[str, Tensor] = load(body)
+            return tensors
+        request = json.loads(body, parse_constant=_refuse_constant)
+        return {
+            name: torch.tensor(
+                request[name], dtype=torch.float32 if name == "dense" else torch.int64
+            )
+            for name in ("dense", "values", "lengths")
+            if name in request
+        }
+    except Exception as error:
+        raise InvalidError(f"the body is neither safetensors nor a JSON object: {error}") from error
+
+
+class Server:
+    """A running HTTP server. Also a context manager.
+
+    Args:
+        snapshot: What to serve; keep it open.
+        address: ``"host:port"``; port 0 picks a free one.
+        with_model: Answer predictions too, when the snapshot has a model.
+        options: Limits, threads and log.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        address: str = "127.0.0.1:8080",
+        *,
+        with_model: bool = True,
+        options: ServeOptions | None = None,
+    ) -> None:
+        model = load_model(snapshot) if with_model else None
+        self._predictor = None if model is None else Predictor(model)
+        if self._predictor is not None:
+            self._predictor.warm_up()
+        given = (options or ServeOptions()).to_json()
+        self._native = NativeServer(snapshot.native, address, self._predictor, given)
+
+    @property
+    def address(self) -> str:
+        """The address really bound, ``"host:port"``."""
+        return self._native.address
+
+    @property
+    def predicts(self) -> bool:
+        """Whether ``/v1/predict`` has a model."""
+        return self._predictor is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits; True when the server has stopped."""
+        return self._native.wait(timeout_s)
+
+    def stop(self) -> bool:
+        """Answers what is under way, then stops.
+
+        Returns:
+            Whether all work ended in time. A process should not end while some goes on: Python
+            ends threads that are within a model by force.
+        """
+        return self._native.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

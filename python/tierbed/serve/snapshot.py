@@ -1,0 +1,430 @@
+"""How is a published model read?
+
+A :class:`Snapshot` is an immutable folder of checksummed pages, read through a row cache of a
+fixed budget. Collections take it in place of a store; they then only look up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tierbed._native import NativeResident, NativeSnapshot, apply_delta
+from tierbed._util.bytes import parse_bytes
+from tierbed.config.tables import is_own
+from tierbed.errors import ClosedError, InvalidError
+from tierbed.jagged import KeyedTensor, as_kjt
+from tierbed.ops import operators as ops
+from tierbed.serve.cache import TierBudget, TierPlan, tier_specs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tierbed.serve.cache import CachePart
+
+__all__ = ["Snapshot"]
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    # The working directory may be another one when it is opened again.
+    return os.path.abspath(os.fspath(path))
+
+
+def _resident(
+    folder: str, tiers: TierPlan | str | os.PathLike[str], dram_budget: int | str
+) -> list[NativeResident]:
+    """Returns what ``tiers`` keeps of the tables of the snapshot in ``folder``."""
+    plan = tiers if isinstance(tiers, TierPlan) else TierPlan.load(tiers)
+    with Snapshot.open(folder, dram_budget=dram_budget, cache=[]) as snapshot:
+        made_of = plan.about.get("snapshot", snapshot.identity)
+        if made_of != snapshot.identity:
+            raise InvalidError(
+                "the plan of tiers was made of another snapshot",
+                {"expected": snapshot.identity, "found": str(made_of)},
+            )
+        return plan.native(snapshot.table_id)
+
+
+def _opened_elsewhere(
+    kind: type[Snapshot], path: str, identity: str, given: dict[str, Any]
+) -> Snapshot:
+    """Opens in this process what another one sent: the same rows, or an error."""
+    snapshot = kind.open(path, **given)
+    found = snapshot.identity
+    if found != identity:
+        snapshot.close()
+        raise ClosedError(
+            f"folder holds another snapshot than the one that was sent (path: {path}, "
+            f"expected: {identity}, found: {found}, remedy: publish into a new folder)",
+            {"path": path, "expected": identity, "found": found},
+        )
+    return snapshot
+
+
+def _refreshed(refresh: bool | Sequence[str]) -> list[str] | None:
+    """Returns the tables named; an empty list is all of them."""
+    if isinstance(refresh, bool):
+        return [] if refresh else None
+    if isinstance(refresh, str) or not refresh:
+        raise InvalidError(f"refresh names tables, or is True or False, not {refresh!r}")
+    return list(refresh)
+
+
+class Snapshot:
+    """A published snapshot. Made by :meth:`open`; also a context manager."""
+
+    def __init__(self, native: NativeSnapshot, path: str) -> None:
+        self._native = native
+        self._path = path
+        self._absolute_path = path
+        self._tables: list[dict[str, Any]] = json.loads(native.schema_json())["tables"]
+        self._table_ids = {table["name"]: at for at, table in enumerate(self._tables)}
+        states = json.loads(native.attachment("_vocabularies.json") or '{"vocabularies": []}')
+        self._vocabularies = {state["table"]: state for state in states["vocabularies"]}
+        self._bindings: dict[tuple[tuple[int, ...], str], ops.Binding] = {}
+        self._given: dict[str, Any] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        dram_budget: int | str = "256MiB",
+        backend: str = "direct",
+        io_engine: str = "auto",
+        queue_depth: int = 0,
+        readers: int | None = None,
+        cache: CachePart | Sequence[CachePart] = "lru",
+        cache_bytes: int | str | None = None,
+        tiers: TierPlan | str | os.PathLike[str] | None = None,
+        neighbours: str | os.PathLike[str] | None = None,
+        misses: str = "read",
+        refresh: bool | Sequence[str] = False,
+        tier_budget: TierBudget | None = None,
+        tier_floor: int | str | None = None,
+    ) -> Self:
+        """Opens the snapshot at ``path`` for reading.
+
+        A forked child opens it anew when it first reads, and a snapshot that is sent to another
+        process (pickled) is opened there: each with the same options and a budget of its own.
+
+        Args:
+            path: The folder that ``publish`` wrote.
+            dram_budget: Bytes of memory for the row cache and everything else.
+            backend: ``"direct"`` reads pages past the system's cache, ``"mmap"`` through it,
+                ``"memory"`` loads everything first.
+            io_engine: ``"auto"``, ``"io_uring"`` or ``"pread"``.
+            queue_depth: Reads in flight at a time; 0 chooses by the budget.
+            readers: Most lookups at once; by default 8. Those
+                beyond the processors are for small lookups, are made when lookups meet, and are
+                fewer in small budgets. ``stats()["snapshot"]["reader_count"]`` tells how many there
+                are.
+            cache: Its tiers, the first asked first: each a :class:`CacheTier` or
+                ``"codec:policy:share:admit"``, of which a lone name is a policy. What leaves one
+                falls to the next. A :class:`NeighbourTier`, ``"neighbours:second_chance:share"``,
+                lets neighbours answer for rows that left the last.
+            cache_bytes: Most bytes of the tiers, metadata included; all that is left by default.
+                A tier that cannot hold any row within its bytes is told by a ``RuntimeWarning``.
+            tiers: Rows that stay in memory, from :func:`plan_tiers` or its file.
+            neighbours: The file of neighbours for these; by default the one beside the snapshot,
+                ``<path>.neighbours``.
+            misses: ``"read"``, or ``"surrogate"`` to answer misses by what ``tiers`` keeps for
+                them, or by a neighbour, or ``"default"`` to let no request read at all. Counted in
+                :meth:`stats`.
+            refresh: Tables whose approximate answers are followed by a read in the background,
+                which brings the row into the cache; True: all. No request waits for it; what finds
+                no room in its queue is dropped, what cannot be read stays approximate. Counted in
+                ``refreshed`` of :meth:`stats`.
+            tier_budget: What the tiers share with other snapshots, in place of bytes of
+                ``dram_budget``; then without ``cache_bytes``.
+            tier_floor: Bytes of it that these tiers always have; by default a sixteenth.
+
+        Raises:
+            InvalidError: Not a snapshot, a budget that is too small, or options that do not fit
+                each other.
+            CorruptionError: Pages or manifest do not verify.
+        """
+        options = {
+            "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
+            "backend": backend,
+            "io_engine": io_engine,
+            "queue_depth": queue_depth,
+            "reader_count": readers,
+            "cache_bytes_max": None if cache_bytes is None else parse_bytes(cache_bytes, "cache"),
+            "tiers": tier_specs(cache),
+            "neighbours": None if neighbours is None else os.fspath(neighbours),
+            "misses": misses,
+            "refresh": _refreshed(refresh),
+            "tier_floor_bytes": None
+            if tier_floor is None
+            else parse_bytes(tier_floor, "tier_floor"),
+        }
+        if readers is not None and readers < 1:
+            raise InvalidError(f"readers must be at least 1, not {readers}")
+        if tier_floor is not None and tier_budget is None:
+            raise InvalidError("tier_floor is a part of a tier_budget; give that too")
+        folder = os.fspath(path)
+        given = {
+            "dram_budget": dram_budget,
+            "backend": backend,
+            "io_engine": io_engine,
+            "queue_depth": queue_depth,
+            "cache": cache,
+            "cache_bytes": cache_bytes,
+            "tiers": tiers if tiers is None or isinstance(tiers, TierPlan) else _absolute(tiers),
+            "neighbours": None if neighbours is None else _absolute(neighbours),
+            "misses": misses,
+            "refresh": refresh,
+        }
+        resident = [] if tiers is None else _resident(folder, tiers, dram_budget)
+        shared = None if tier_budget is None else tier_budget.native
+        snapshot = cls(NativeSnapshot(folder, json.dumps(options), resident, shared), folder)
+        # Another process shares no budget with this one.
+        snapshot._given = given if tier_budget is None else None
+        snapshot._absolute_path = _absolute(folder)
+        if options["cache_bytes_max"] != 0:
+            snapshot._tell_of_empty_tiers()
+        return snapshot
+
+    @staticmethod
+    def apply(
+        base: str | os.PathLike[str],
+        delta: str | os.PathLike[str],
+        out: str | os.PathLike[str],
+        *,
+        dram_budget: int | str = "256MiB",
+    ) -> dict[str, Any]:
+        """Writes the snapshot that a delta makes of the snapshot it was published against.
+
+        Equal inputs give equal snapshots, to the byte, so the next delta fits wherever this one
+        was applied.
+
+        Args:
+            base: The snapshot.
+            delta: What ``Store.publish(..., base=...)`` wrote.
+            out: A new folder.
+            dram_budget: Bytes of memory for all of it.
+
+        Returns:
+            A report: rows, pages and bytes written.
+
+        Raises:
+            InvalidError: The delta was made against another snapshot.
+        """
+        paths = [os.fspath(path) for path in (base, delta, out)]
+        report: dict[str, Any] = json.loads(
+            apply_delta(paths[0], paths[1], paths[2], parse_bytes(dram_budget, "dram_budget"))
+        )
+        return report
+
+    def _tell_of_empty_tiers(self) -> None:
+        """Warns of tiers whose bytes are too few for any row: they would silently do nothing."""
+        for tier in self.stats()["snapshot"]["tiers"]:
+            if tier["row_count_max"] == 0:
+                warnings.warn(
+                    f"the cache tier {tier['codec']}:{tier['policy']} has too few bytes to hold a "
+                    "row, so every miss is read; raise dram_budget or cache_bytes, or open with "
+                    "cache_bytes=0 to do without",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+        neighbours = self.stats()["snapshot"]["neighbours"]
+        if neighbours is not None and neighbours["key_count_max"] == 0:
+            warnings.warn(
+                "neighbours have too few bytes to know any, so none answers; raise dram_budget, "
+                "cache_bytes or their share, or open without them",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def native(self) -> NativeSnapshot:
+        """The engine's snapshot, for collections and servers."""
+        return self._native
+
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return self._path
+
+    @property
+    def identity(self) -> str:
+        """What tells this snapshot from every other."""
+        return self._native.identity()
+
+    @property
+    def is_trainable(self) -> bool:
+        """False: rows of a snapshot never change."""
+        return False
+
+    @property
+    def takes_gradients(self) -> bool:
+        """False: a backward ends at the vectors of a snapshot."""
+        return False
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Returns every table's ``name``, ``row_count``, ``dim``, ...."""
+        return [table for table in self._tables if not is_own(table)]
+
+    def vocabularies(self) -> dict[str, dict[str, Any]]:
+        """Returns, per table of open vocabulary, what its index held when it was published."""
+        return self._vocabularies
+
+    def translate(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the rows of ``ids``, of any shape, i64; unknown ones have the shared row, 0."""
+        flat = ids.detach().to(torch.int64).cpu().reshape(-1)
+        binding = self._binding([self.table_id(table)], "sum")
+        rows: torch.Tensor = ops.translate(
+            flat, torch.tensor([0, flat.numel()]), binding.handle, False
+        )
+        return rows.view(ids.shape)
+
+    def table_id(self, name: str) -> int:
+        """Returns the id of table ``name``.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        found = self._table_ids.get(name)
+        if found is None:
+            known = [table["name"] for table in self.tables()]
+            raise InvalidError(f"no table {name!r}; the snapshot has {known}", {"table": name})
+        return found
+
+    def lookup(
+        self, features: Any, pooling: str = "sum", tables: Sequence[str] | None = None
+    ) -> KeyedTensor:
+        """Pools the rows of bags.
+
+        Args:
+            features: A :class:`KeyedJaggedTensor` of ``F`` features and ``B`` samples.
+            pooling: ``"sum"`` or ``"mean"``.
+            tables: The table each feature reads; by default the one called like the feature.
+
+        Returns:
+            ``[B, D]`` per feature.
+        """
+        bags = as_kjt(features)
+        ids = [self.table_id(name) for name in (tables or bags.keys())]
+        if len(ids) != len(bags.keys()):
+            raise InvalidError(f"{len(bags.keys())} features need as many tables, not {len(ids)}")
+        if pooling not in ("sum", "mean"):
+            raise InvalidError(f"pooling must be 'sum' or 'mean', not {pooling!r}")
+        binding = self._binding(ids, pooling)
+        indices = bags.values()
+        if self._vocabularies:
+            indices = ops.translate(indices.to(torch.int64), bags.offsets(), binding.handle, False)
+        values = binding.lookup(indices, bags.offsets(), bags.weights_or_none())
+        return KeyedTensor(bags.keys(), binding.dims, values)
+
+    def _binding(self, tables: list[int], pooling: str) -> ops.Binding:
+        key = (tuple(tables), pooling)
+        binding = self._bindings.get(key)
+        if binding is None:
+            dims = [int(self._tables[table]["dim"]) for table in tables]
+            binding = ops.Binding(self._native, tables, [pooling] * len(tables), dims)
+            self._bindings[key] = binding
+        return binding
+
+    def attachment(self, name: str) -> bytes | None:
+        """Returns the bytes published as ``name``."""
+        return self._native.attachment(name)
+
+    def attachment_names(self) -> list[str]:
+        """Returns the names of all attachments."""
+        return self._native.attachment_names()
+
+    def verify(self) -> int:
+        """Checks every checksum and returns the number of pages checked."""
+        return self._native.verify()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters of lookups, the cache, the budget and the disk."""
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def record(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        tables: Sequence[str | Sequence[str]] | None = None,
+        sample: float = 1.0,
+        seed: int = 0,
+        file_bytes: int | str = "1MiB",
+        bytes_max: int | str = "1GiB",
+    ) -> list[Path]:
+        """Records what is looked up from now on, as query logs to place by.
+
+        Each sample of a lookup is a query. Files appear whole; when they take more than
+        ``bytes_max`` the oldest are removed. A lookup never waits for the disk: what it cannot
+        take is dropped and counted, see ``recorded`` of ``snapshot`` in :meth:`stats`. What is in
+        memory is written when the snapshot is closed.
+
+        Args:
+            folder: Gets a folder for each group of tables, named like them with ``+`` between.
+            tables: The tables, or tuples of tables whose rows are to share pages; by default
+                every table by itself.
+            sample: Share of the samples to record, each drawn by itself.
+            seed: Equal seeds draw equal samples.
+            file_bytes: Size of a file.
+            bytes_max: Size of all files of a group.
+
+        Returns:
+            The folder of each group: what ``tierbed place --log`` reads.
+
+        Raises:
+            InvalidError: The snapshot records already, or tables that cannot share pages.
+        """
+        if tables is None:
+            tables = [str(table["name"]) for table in self.tables()]
+        groups = [(group,) if isinstance(group, str) else tuple(group) for group in tables]
+        paths = [Path(folder) / "+".join(group) for group in groups]
+        options = {
+            "groups": [
+                {"tables": [self.table_id(name) for name in group], "folder": str(path)}
+                for group, path in zip(groups, paths, strict=True)
+            ],
+            "sample": sample,
+            "seed": seed,
+            "file_bytes": parse_bytes(file_bytes, "file_bytes"),
+            "bytes_max": parse_bytes(bytes_max, "bytes_max"),
+        }
+        self._native.record(json.dumps(options))
+        return paths
+
+    def close(self) -> None:
+        """Gives back memory and files."""
+        self._bindings.clear()
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._given is None:
+            raise TypeError(
+                "a snapshot with a tier_budget cannot be pickled: processes share no budget; open "
+                "it in the other process"
+            )
+        return _opened_elsewhere, (type(self), self._absolute_path, self.identity, self._given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise TypeError("a snapshot cannot be copied; share it, or open it again")
+
+    def __repr__(self) -> str:
+        return f"Snapshot(path={self._path!r}, tables={len(self._tables)})"

@@ -1,0 +1,1 @@
+"""Simulators and cost models: caches, memory, SSDs, exchanges between GPUs, prices."""

@@ -1,0 +1,272 @@
+"""How do the rows of coming batches get into memory before they are needed?
+
+Two ways. When the order of the epoch is known (:mod:`tierbed.data.order`), :func:`lookahead` makes
+a plan of it, once, and training follows the plan: the *forward order*. Otherwise it reads ahead in
+the loader, announces the batches to the store in groups, and hands on the loader's own batches
+one by one: the *window order*. A group is read in one sorted sweep, so the store reads each page
+once per group. When the row buffer holds less than the window, the window shortens itself.
+
+Source: RecDB §4.1 (look-ahead window over the coming batches).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from inspect import GEN_CLOSED, getgeneratorstate
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
+
+from tierbed._util.progress import Progress
+from tierbed.data.order import BatchOrder, fingerprint, known_order
+from tierbed.errors import InvalidError
+from tierbed.train.store import Store
+
+__all__ = ["Lookahead", "lookahead"]
+
+Batch = TypeVar("Batch")
+_LOG = logging.getLogger("tierbed")
+
+
+class Prefetching(Protocol):
+    """A collection, or a model that has one (``model.embeddings``)."""
+
+    def prefetch(self, batches: list[Any]) -> int:
+        """Announces batches; returns how many fit."""
+
+    def end_lookahead(self) -> None:
+        """Forgets what was announced."""
+
+
+def _sparse(batch: Any) -> Any:
+    return batch.sparse
+
+
+def lookahead(
+    loader: Iterable[Batch],
+    emb: Any,
+    window: int = 64,
+    key: Callable[[Batch], Any] = _sparse,
+    *,
+    start: int = 0,
+) -> Lookahead[Batch]:
+    """Yields the batches of ``loader``, whose rows are then in memory.
+
+    Args:
+        loader: Any iterable of batches. When it tells its order (see :mod:`tierbed.data.order`) and
+            the store may follow it, a plan is made first, with a progress bar, and kept in the
+            store's folder for the next run.
+        emb: The collection that will look the batches up, or a model with ``embeddings``.
+        window: Most batches read ahead; 0 reads none, and makes no plan.
+        key: Takes a batch, returns its KeyedJaggedTensor; by default ``batch.sparse``.
+        start: Batches of the first epoch that are done: they are read and passed over.
+
+    Returns:
+        An iterable, and an iterator over one epoch; see :class:`Lookahead`. It yields the
+        loader's own batches, unchanged and in order. In forward order a batch that was not
+        stepped when the next one is asked for is passed without a step; so is the rest of an
+        epoch that ended early, when the next one begins.
+
+    Raises:
+        InvalidError: A negative number; and with the first batch of an epoch: the store was opened
+            with ``order="forward"`` and the order is not known or not the one it follows, or
+            ``start`` is not the batch where the store stands.
+    """
+    for name, value in (("window", window), ("start", start)):
+        if value < 0:
+            raise InvalidError(f"{name} must be at least 0, not {value}", {name: str(value)})
+    collection: Any = emb if hasattr(emb, "prefetch") else emb.embeddings
+    return Lookahead(loader, collection, window, key, start)
+
+
+class Lookahead(Generic[Batch]):
+    """The batches of a loader, looked ahead. Made by :func:`lookahead`.
+
+    Every ``iter`` is an epoch of its own, as of the loader: its plan is found or made, and the
+    loader is iterated, when the first batch is asked for. ``len`` is the number of batches of the
+    next epoch, where the loader tells its own. ``next`` begins an epoch, too, which an ``iter``
+    behind it goes on with.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        collection: Any,
+        window: int,
+        key: Callable[[Batch], Any],
+        start: int,
+    ) -> None:
+        self._loader = loader
+        self._collection = collection
+        self._window = window
+        self._key = key
+        self._start = start
+        self._is_read = False
+        self._begun: Generator[Batch, None, None] | None = None
+
+    def __len__(self) -> int:
+        return max(0, len(self._loader) - self._start)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:
+        begun, self._begun = self._begun, None
+        if begun is None or getgeneratorstate(begun) == GEN_CLOSED:
+            return self._epoch()
+        return begun
+
+    def __next__(self) -> Batch:
+        if self._begun is None:
+            self._begun = self._epoch()
+        return next(self._begun)
+
+    def close(self) -> None:
+        """Ends the epoch that ``next`` began; one of a ``for`` ends with its loop."""
+        if self._begun is not None:
+            self._begun.close()
+
+    def _epoch(self) -> Generator[Batch, None, None]:
+        if self._is_read and _is_read_once(self._loader):
+            raise InvalidError(
+                f"the {type(self._loader).__name__} that is looked ahead can be read once; for "
+                "several epochs give an iterable that begins anew, such as a DataLoader"
+            )
+        loader, collection, window, key = self._loader, self._collection, self._window, self._key
+        follows = window > 0 and _follow(loader, collection, window, key, self._start)
+        batches = islice(loader, self._start, None)
+        self._start, self._is_read = 0, True
+        if follows:
+            yield from _run_planned(batches, collection, window, key)
+        else:
+            yield from _run(batches, collection, window, key)
+
+
+def _is_read_once(loader: Iterable[Any]) -> bool:
+    """Whether it is an iterator itself: there is no second epoch in it."""
+    return isinstance(loader, Iterator) and iter(loader) is loader
+
+
+# ---------------------------------------------------------------- forward order
+
+
+def _follow(
+    loader: Iterable[Any], collection: Any, window: int, key: Callable[[Any], Any], start: int
+) -> bool:
+    """Makes the store follow the loader's order, if it may; tells why not otherwise."""
+    if not getattr(collection, "may_follow", False):
+        _tell_why_not(collection)
+        return False
+    collection.store.note_scans()
+    order = known_order(loader, key)
+    if isinstance(order, str):
+        if collection.position() is not None:
+            return True  # the batches are checked against the plan one by one
+        collection.store.note_unknown_order(order)
+        return False
+    source = fingerprint([order.fingerprint, collection.feature_names()])
+    answer = collection.follow(source, window)
+    if answer["answer"] == "plan_needed":
+        damage = collection.store.order().get("plan_damage")
+        if damage is not None:
+            _LOG.warning("the plan of the store is made again: %s", damage)
+        _make_plan(order, collection, source, window, key)
+        answer = collection.follow(source, window)
+    if answer["answer"] == "refused":
+        _LOG.warning("training by window, not in forward order: %s", answer["reason"])
+        return False
+    begins = order.start + start
+    if begins != answer["batch"]:
+        _go_to(begins, answer, collection, start)
+    return True
+
+
+def _tell_why_not(collection: Any) -> None:
+    """Says why no plan is followed, where the caller may have expected one."""
+    if not isinstance(getattr(collection, "store", None), Store):
+        return
+    reason = collection.plan_obstacle()
+    if reason is not None:
+        collection.store.note_unknown_order(reason)
+    elif not collection.training:
+        collection.store.note_scans(is_coming=True)
+
+
+def _go_to(begins: int, answer: dict[str, Any], collection: Any, start: int) -> None:
+    """Passes over the batches that nobody trained on: an epoch before may have ended early."""
+    stands, epoch = answer["batch"], answer["epoch"]
+    if start > 0:
+        raise InvalidError(
+            f"the store stands at batch {stands} of epoch {epoch}, the loader begins at batch "
+            f"{begins}; continue where the store stands with start={stands - (begins - start)}, "
+            "begin an epoch without start, or open the store's folder of another run",
+            {"store_batch": str(stands), "loader_batch": str(begins)},
+        )
+    _LOG.warning(
+        "the store stands at batch %d of epoch %d and the loader begins at batch %d: passing over "
+        "the batches between, without training; to go on where the store stands give start=%d",
+        stands,
+        epoch,
+        begins,
+        stands,
+    )
+    collection.pass_planned_to(begins)
+
+
+def _make_plan(
+    order: BatchOrder, collection: Any, source: str, window: int, key: Callable[[Any], Any]
+) -> None:
+    collection.start_plan(source, window)
+    with Progress("planning the order", order.batch_count, "batches") as bar:
+        for batch in order.batches():
+            collection.push_planned(key(batch))
+            bar.advance()
+    collection.finish_plan()
+
+
+def _run_planned(
+    batches: Iterator[Batch], collection: Any, window: int, key: Callable[[Batch], Any]
+) -> Iterator[Batch]:
+    for batch in batches:
+        stands = collection.position()
+        if stands is None:
+            # The rows have left the plan; from here on they are looked ahead by window.
+            _LOG.warning("left the forward order: %s", collection.store.order()["reason"])
+            yield batch
+            yield from _run(batches, collection, window, key)
+            return
+        yield batch
+        if collection.position() == stands:
+            collection.pass_planned(key(batch))
+
+
+# ---------------------------------------------------------------- window order
+
+
+def _run(
+    batches: Iterator[Batch],
+    collection: Prefetching,
+    window: int,
+    key: Callable[[Batch], Any],
+) -> Iterator[Batch]:
+    announced: deque[Batch] = deque()  # their rows are in the buffer
+    waiting: deque[Batch] = deque()  # read from the loader, not announced yet
+    reach = window
+    try:
+        while True:
+            if window and len(announced) <= reach // 2:
+                _fill(waiting, batches, reach - len(announced))
+                group = list(islice(waiting, reach - len(announced)))
+                fit = collection.prefetch([key(batch) for batch in group]) if group else 0
+                announced.extend(waiting.popleft() for _ in range(fit))
+                reach = min(window, 2 * reach) if fit == len(group) else max(1, len(announced))
+            elif not announced:
+                _fill(waiting, batches, 1)
+            if not announced and not waiting:
+                return
+            yield (announced or waiting).popleft()
+    finally:
+        collection.end_lookahead()
+
+
+def _fill(waiting: deque[Batch], batches: Iterator[Batch], count: int) -> None:
+    """Reads from the loader until ``count`` batches wait or it ends."""
+    waiting.extend(islice(batches, max(0, count - len(waiting))))

@@ -1,0 +1,790 @@
+"""Where do the tables of a training run live, and how does a run survive?
+
+A :class:`Store` is one folder (or plain memory) with the rows of all tables, their optimizer
+state, and the last checkpoint. One process owns it. What was not checkpointed is lost when the
+process ends; what was checkpointed is never lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tierbed import _native
+from tierbed._native import NativeStore
+from tierbed._util import state
+from tierbed._util.bytes import parse_bytes
+from tierbed.backends.bridge import Bridge
+from tierbed.backends.protocol import RowStoreProtocol
+from tierbed.config.optim import Optimizer, RowWiseAdagrad, state_words
+from tierbed.config.tables import BaseEmbeddingConfig, DataType, is_own
+from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
+from tierbed.ops.operators import minutes_now
+from tierbed.ops.steps import StepWatch
+from tierbed.placement.files import PlacementFiles, placement_files
+from tierbed.train import opened
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Store"]
+
+BACKENDS = (
+    "file",
+    "memory",
+    "cold",
+    "lsm",
+    "lsm_plain",
+    "hashdb",
+    "mmap",
+    "rocksdb",
+    "rocksdb_universal",
+)
+DURABILITIES = ("checkpoint", "step")
+ORDERS = ("auto", "forward", "window")
+ON_MISMATCH = ("error", "fallback", "fallback_cold")
+EXTRA = "extra.pt"
+RNG = "rng.pt"
+Progress = Callable[[int, int], None]
+RowVisitor = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
+
+
+class Store:
+    """The tables of a training run. Made by :meth:`open`; also a context manager."""
+
+    def __init__(
+        self, native: NativeStore, path: str | None, seed: int, order: str = "window"
+    ) -> None:
+        self._order = order
+        self._native = native
+        self._path = path
+        self._seed = seed
+        self._optimizers: dict[int, Optimizer] = {}
+        self._given: dict[int, Optimizer] = {}
+        self._watch = StepWatch()
+        self._collections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._told_order = False
+        self._is_open = True
+        self._told_scans = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        dram_budget: int | str = "4GiB",
+        backend: str | None = None,
+        durability: str = "checkpoint",
+        order: str = "auto",
+        on_mismatch: str | None = None,
+        io_engine: str = "auto",
+        queue_depth: int = 0,
+        disk_quota: int | str | None = None,
+        checkpoint: str | None = None,
+        vocabulary_dram: int | str | None = None,
+        shards: int | None = None,
+        read_only: bool = False,
+        seed: int = 0,
+    ) -> Self:
+        """Opens the store at ``path``, or makes it; continues from its last checkpoint.
+
+        Args:
+            path: The folder. Only ``backend="memory"`` does without.
+            dram_budget: Bytes of memory for everything the store keeps, as a number or as
+                ``"16MiB"``; buffers, caches and indexes all count.
+            backend: How rows are kept when they are read by number: ``"file"`` (what None
+                means for a new store); ``"cold"``, home arrays and delta runs for streams;
+                ``"memory"`` for tables that fit (the reference); ``"lsm"``, RecDB's
+                log-structured merge tree, or ``"lsm_plain"``, the same without RecDB's parts;
+                what others do, to compare: ``"hashdb"``, ``"mmap"``, ``"rocksdb"``,
+                ``"rocksdb_universal"``. All give the same numbers. A store with a backend
+                trains by window.
+            durability: ``"checkpoint"`` for checkpoints now and then; ``"step"`` for one after
+                every step: rows also go to a log, and a checkpoint with up to 256 KiB of
+                state is one entry and one sync of it. Backends ``"lsm"`` and ``"lsm_plain"``.
+            order: ``"auto"`` trains along a plan when :func:`tierbed.lookahead` is given a
+                loader whose order is known, and by a window of batches otherwise.
+                ``"forward"`` insists on a plan, ``"window"`` never makes one.
+            on_mismatch: What a batch does that is not the planned one: ``"error"``, or
+                ``"fallback"``: all rows move, once, to where they are read by number, and
+                training goes on with the same numbers; or ``"fallback_cold"``, the same with
+                the ``cold`` backend. By default ``"error"`` with ``order="forward"`` or
+                several shards, else ``"fallback"``.
+            io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
+                refuses it; ``stats()`` says which and why.
+            queue_depth: Reads in flight at a time; 0 chooses by the budget.
+            disk_quota: Most bytes on disk; None for no limit but the disk's.
+            checkpoint: Name of a kept checkpoint to go back to. What came after it and was not
+                kept itself is gone. Its files are checked first: if one is missing or damaged,
+                the last checkpoint stays.
+            vocabulary_dram: Bytes of ``dram_budget`` for index pages of open vocabularies, where
+                there are any; by default a sixteenth.
+            shards: Parts that work at the same time, each on a thread of its own, with whole
+                tables each; the numbers are the same. A store keeps the number it began with,
+                which is what None means, or one for a new store. Several shards stay in forward
+                order, have no open vocabulary and keep no checkpoints.
+            read_only: Looks at the last checkpoint and writes nothing: on a disk that cannot be
+                written, or beside the process that trains. When that process commits, what is
+                read behind it may be a CorruptionError; :meth:`verify` begins again by itself.
+                Changes are an UnsupportedError. RocksDB's backends are not opened so, and
+                ``"mmap"`` not while another process has it.
+            seed: From it come the initial rows of every table.
+
+        Raises:
+            InvalidError: A bad argument, a budget that is too small (the message names the
+                least), or a folder of another format.
+            ClosedError: Another process owns the store, or this one has it open already.
+            CorruptionError: The last checkpoint does not verify.
+        """
+        for name, value, known in (
+            ("backend", backend, (None, *BACKENDS)),
+            ("durability", durability, DURABILITIES),
+            ("order", order, ORDERS),
+            ("on_mismatch", on_mismatch, (None, *ON_MISMATCH)),
+        ):
+            if value not in known:
+                told = ", ".join(str(word) for word in known if word is not None)
+                raise InvalidError(f"{name} must be one of {told}, not {value!r}")
+        if shards is not None and shards < 1:
+            raise InvalidError(f"shards must be at least 1, not {shards}", {"shards": str(shards)})
+        if path is None and backend != "memory":
+            raise InvalidError("a store on disk needs a path; give one, or backend='memory'")
+        options = {
+            "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
+            "backend": backend,
+            "durability": durability,
+            "order": order,
+            "on_mismatch": on_mismatch,
+            "shards": shards,
+            "io_engine": io_engine,
+            "queue_depth": queue_depth,
+            "disk_quota_bytes": None
+            if disk_quota is None
+            else parse_bytes(disk_quota, "disk_quota"),
+            "vocabulary_bytes": None
+            if vocabulary_dram is None
+            else parse_bytes(vocabulary_dram, "vocabulary_dram"),
+            "read_only": read_only,
+        }
+        folder = None if path is None else os.fspath(path)
+        if read_only and (folder is None or checkpoint is not None):
+            raise InvalidError(
+                "read_only looks at the last checkpoint of a folder; give a path, no checkpoint"
+            )
+        if checkpoint is not None and folder is None:
+            raise InvalidError("a store without a path has no checkpoint to go back to")
+        has_choice = folder is not None and backend is None
+        try:
+            if checkpoint is not None and folder is not None:
+                _native.restore_checkpoint(folder, checkpoint)
+            native = NativeStore(folder, json.dumps(options))
+        except ClosedError as error:
+            raise opened.explained(error, str(folder)) from None
+        store = cls(native, folder, seed, order if has_choice else "window")
+        if not read_only:
+            opened.note(store)
+        return store
+
+    @classmethod
+    def over(
+        cls,
+        rows: RowStoreProtocol,
+        *,
+        dram_budget: int | str = "4GiB",
+        seed: int = 0,
+    ) -> Self:
+        """Opens the engine over a store of yours; it continues from that store's last commit.
+
+        Args:
+            rows: Any object with the calls of :class:`tierbed.backends.RowStoreProtocol`; closed
+                together with this store. Its own memory is not in the budget.
+            dram_budget: Bytes of memory for the row buffer and the engine.
+            seed: From it come the initial rows of every table.
+
+        Raises:
+            InvalidError: ``rows`` is no row store, or the budget is too small.
+            CorruptionError: What it holds was not written by a commit.
+        """
+        options = {"dram_budget_bytes": parse_bytes(dram_budget, "dram_budget")}
+        return cls(NativeStore.over(Bridge(rows), json.dumps(options)), None, seed)
+
+    @property
+    def native(self) -> NativeStore:
+        """The engine's store, for collections."""
+        return self._native
+
+    @property
+    def path(self) -> str | None:
+        """The folder, or None in memory."""
+        return self._path
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initial rows."""
+        return self._seed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether :meth:`close` was not called yet."""
+        return self._is_open
+
+    @property
+    def is_trainable(self) -> bool:
+        """True: rows may be updated (a snapshot's may not)."""
+        return True
+
+    @property
+    def watch(self) -> StepWatch:
+        """What sees the steps of all tables together, for collections."""
+        return self._watch
+
+    @property
+    def takes_gradients(self) -> bool:
+        """True: a backward through a lookup steps the rows."""
+        return True
+
+    # ------------------------------------------------------------ tables
+
+    def add_table(self, config: BaseEmbeddingConfig, optimizer: Optimizer | None = None) -> int:
+        """Adds a table, or finds the same one again, and returns its id.
+
+        Args:
+            config: The table.
+            optimizer: That of its rows; by default that of the collections that use the table
+                already, or ``RowWiseAdagrad()``.
+
+        Raises:
+            InvalidError: A table of that name with another shape, optimizer or seed exists, or a
+                collection uses it with other numbers of the optimizer.
+            UnsupportedError: Rows that are not to be kept in float32.
+        """
+        if config.data_type is not DataType.FP32:
+            raise UnsupportedError(
+                f"table {config.name!r}: rows train in float32, not {config.data_type.value}; keep "
+                "trained rows in fewer bytes in a tierbed.CodedStore",
+                {"table": config.name},
+            )
+        in_use = self._in_use(config.name)
+        if optimizer is None:
+            optimizer = RowWiseAdagrad() if in_use is None else in_use
+        table_json = config.table_json(optimizer, self._seed)
+        if config.num_embeddings is None:
+            table = self._native.add_open_table(table_json, config.policy_json())
+        else:
+            table = self._native.add_table(table_json)
+        if in_use is None:
+            self._given[table] = optimizer
+            self._set_optimizer(table, optimizer)
+        elif in_use != optimizer:
+            raise InvalidError(
+                f"a collection uses table {config.name!r} with {in_use}, not with {optimizer}; "
+                "leave optimizer out to use that, or change the learning rate of the table with "
+                "store.set_learning_rate(lr, tables)",
+                {"table": config.name},
+            )
+        return table
+
+    def _in_use(self, name: str) -> Optimizer | None:
+        """Returns the optimizer that was given with a table which a collection uses."""
+        if not any(name in collection.table_names() for collection in self._collections):
+            return None
+        return self._given.get(self.table_id(name))
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Returns every table's ``name``, ``row_count``, ``dim``, ``optimizer``, ....
+
+        A table of open vocabulary has as many rows as it has room for now.
+        """
+        return [table for table in self._schema() if not is_own(table)]
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Returns the schema of table ``name``.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        return self._schema()[self.table_id(name)]
+
+    def _schema(self) -> list[dict[str, Any]]:
+        """Every table by id, the indexes of open vocabularies among them."""
+        tables: list[dict[str, Any]] = json.loads(self._native.schema_json())["tables"]
+        return tables
+
+    def vocabularies(self) -> dict[str, dict[str, Any]]:
+        """Returns, per table of open vocabulary, what its index holds.
+
+        ``id_count`` ids have a row, ``waiting_count`` are too rare for one, ``free_count`` rows
+        are free; rows from ``next_row`` on were never given.
+        """
+        states = json.loads(self._native.vocabularies_json())["tables"]
+        return {state["table"]: state for state in states}
+
+    def translate(self, table: str, ids: Tensor) -> Tensor:
+        """Returns the rows of ``ids``, of any shape, i64; changes nothing.
+
+        Ids of an open vocabulary without a row of their own have the shared row, 0. Ids of other
+        tables are rows already.
+        """
+        rows = ids.detach().to(torch.int64).cpu().contiguous().clone()
+        self._native.translate_ids(self.table_id(table), rows.view(-1), None)
+        return rows
+
+    def ids(self, table: str) -> tuple[Tensor, Tensor]:
+        """Returns the ids of a table of open vocabulary and their rows, ``[N]`` i64 each.
+
+        In the order of the rows. Ids without a row of their own share row 0, which no id is named
+        for. Takes 16 bytes of memory per id beside the budget.
+
+        Raises:
+            InvalidError: No such table, or one whose ids are rows.
+        """
+        at = self.table_id(table)
+        if table not in self.vocabularies():
+            raise InvalidError(
+                f"the ids of table {table!r} are its rows; only a table of open vocabulary "
+                "(num_embeddings=None) keeps ids",
+                {"table": table},
+            )
+        parts: list[tuple[Tensor, Tensor]] = []
+
+        def keep(_: int, rows: bytearray, ids: bytearray) -> None:
+            parts.append(
+                (
+                    torch.frombuffer(ids, dtype=torch.int64),
+                    torch.frombuffer(rows, dtype=torch.int64),
+                )
+            )
+
+        self._native.scan_ids(at, 65536, keep)
+        none = torch.empty(0, dtype=torch.int64)
+        ids, rows = (torch.cat([none, *(part[which] for part in parts)]) for which in (0, 1))
+        rows, order = rows.sort()
+        return ids[order], rows
+
+    def evict(
+        self, table: str | None = None, *, now_mins: int | None = None
+    ) -> dict[str, dict[str, int]]:
+        """Takes the rows of ids that the policy of their table judges; call it between steps.
+
+        Freed rows start again from their initial values; an id that comes back is a new id.
+
+        Args:
+            table: One table of open vocabulary; by default all of them.
+            now_mins: Minutes since 1970; by default the machine's time.
+
+        Returns:
+            Per table ``ids`` evicted, and ``waiting`` ids forgotten that had no row yet.
+
+        Raises:
+            InvalidError: ``now_mins`` is no number of minutes from 0 to 2^32 - 1.
+        """
+        now = minutes_now() if now_mins is None else now_mins
+        if not 0 <= now < 1 << 32:
+            raise InvalidError("now_mins must be from 0 to 2^32 - 1", {"now_mins": str(now)})
+        counts = {}
+        for name in self.vocabularies() if table is None else [table]:
+            ids, waiting = self._native.evict(self.table_id(name), now)
+            counts[name] = {"ids": ids, "waiting": waiting}
+        return counts
+
+    def table_id(self, name: str) -> int:
+        """Returns the id of table ``name``.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        names = [table["name"] for table in self._schema()]
+        if name not in names:
+            known = [table["name"] for table in self.tables()]
+            raise InvalidError(f"no table {name!r}; the store has {known}", {"table": name})
+        return names.index(name)
+
+    def set_learning_rate(self, lr: float, tables: list[str] | None = None) -> None:
+        """Changes the learning rate from the next step on, of all tables or of ``tables``."""
+        wanted = None if tables is None else {self.table_id(name) for name in tables}
+        for table, optimizer in list(self._optimizers.items()):
+            if wanted is None or table in wanted:
+                self._set_optimizer(table, optimizer.with_lr(lr))
+
+    def learning_rate(self, table: str) -> float:
+        """Returns the learning rate of a table.
+
+        It is no part of a checkpoint: the optimizer of the collection gives it on each opening.
+
+        Raises:
+            InvalidError: No such table, or no collection that gave it one.
+        """
+        optimizer = self._optimizers.get(self.table_id(table))
+        if optimizer is None:
+            raise InvalidError(
+                f"no collection uses table {table!r} yet, so it has no learning rate; make the "
+                "collection first",
+                {"table": table},
+            )
+        return optimizer.lr
+
+    def _set_optimizer(self, table: int, optimizer: Optimizer) -> None:
+        self._native.set_optimizer(table, optimizer.hyper_json())
+        self._optimizers[table] = optimizer
+
+    # ------------------------------------------------------------ order
+
+    def order(self) -> dict[str, Any]:
+        """Returns what is known of the order that training follows.
+
+        Returns:
+            ``kind`` (``"forward"`` or ``"window"``), ``reason`` (why it is not the forward
+            order), ``fallback_count`` and ``rows_moved``; in forward order also ``epoch`` and
+            ``batch`` (where training stands), ``plan`` and ``unplanned_scan_count``.
+        """
+        order: dict[str, Any] = self.stats()["order"]
+        return order
+
+    def note_unknown_order(self, reason: str) -> None:
+        """Keeps why no plan was made, and tells it once."""
+        if self._order == "forward":
+            raise InvalidError(f"the forward order cannot be followed: {reason}")
+        self._native.note_reason(reason)
+        if not self._told_order and self._path is not None:
+            logging.getLogger("tierbed").warning(
+                "training by window, not in forward order: %s", reason
+            )
+            self._told_order = True
+
+    def note_collection(self, collection: Any) -> None:
+        """Remembers a collection that trains on this store, while it lives."""
+        self._collections.add(collection)
+
+    def collections(self) -> list[Any]:
+        """Returns the collections that live and train on this store."""
+        return list(self._collections)
+
+    @property
+    def may_follow_plan(self) -> bool:
+        """Whether a plan may be followed: a folder, an open order, and one collection."""
+        return self.asks_for_plan and len(self._collections) == 1
+
+    @property
+    def asks_for_plan(self) -> bool:
+        """Whether a plan is to be followed where there can be one."""
+        return self._order != "window"
+
+    @property
+    def plan_obstacle(self) -> str | None:
+        """Why no plan can be followed although one is asked for; None when one can."""
+        count = len(self._collections)
+        if not self.asks_for_plan or count == 1:
+            return None
+        return (
+            f"{count} collections train on the store, and a plan is made for one; put all tables "
+            "into one collection, or drop the others"
+        )
+
+    def note_scans(self, *, is_coming: bool = False) -> None:
+        """Tells once that lookups beside the plan read everything, when they do."""
+        if self._told_scans or not self.asks_for_plan or self._native.position() is None:
+            return
+        count = int(self.order().get("unplanned_scan_count", 0))
+        if count == 0 and not is_coming:
+            return
+        logging.getLogger("tierbed").warning(
+            "in forward order, lookups that were not planned read the whole store, once per group "
+            "of batches with lookahead, once per batch without; have the loader yield validation "
+            'batches too (and its known_order()), or open the store with order="window"'
+        )
+        self._told_scans = True
+
+    # ------------------------------------------------------------ rows
+
+    def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
+        """Copies rows ``first_row..`` of a table, ``[row_count, D]`` f32.
+
+        Raises:
+            InvalidError: Rows the table does not have.
+        """
+        return self._read(table, first_row, row_count, with_state=False)[0]
+
+    def read_rows_and_state(
+        self, table: str, first_row: int, row_count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Copies rows and their optimizer state, ``[N, D]`` and ``[N, S]`` f32."""
+        return self._read(table, first_row, row_count, with_state=True)
+
+    def _read(
+        self, table: str, first_row: int, row_count: int, with_state: bool
+    ) -> tuple[Tensor, Tensor]:
+        at = self.table_id(table)
+        schema = self._schema()[at]
+        rows = schema["row_count"]
+        if not (0 <= first_row <= rows and 0 <= row_count <= rows - first_row):
+            raise InvalidError(
+                f"{row_count} rows from {first_row} are not all in table {table} of {rows} rows",
+                {"table": table, "first_row": str(first_row), "row_count": str(row_count)},
+            )
+        weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32)
+        words = state_words(schema["optimizer"], schema["dim"])
+        rows_state = torch.empty((row_count, words), dtype=torch.float32)
+        takes_state = with_state and words > 0
+        self._native.read_rows(at, first_row, weights, rows_state if takes_state else None)
+        return weights, rows_state
+
+    def scan(self, visit: RowVisitor, *, chunk_rows: int = 65536) -> None:
+        """Visits every row that was ever written, once, in one pass over everything.
+
+        Args:
+            visit: Called with the table's name, rows ``[N]`` i64, weights ``[N, D]`` f32, state
+                ``[N, S]`` f32 and use counts ``[N]`` i64. In forward order rows come in no order.
+            chunk_rows: Most rows at a time.
+        """
+        tables = self.tables()
+
+        def hand_on(at: int, raw_rows: bytearray, raw_records: bytearray) -> None:
+            dim = tables[at]["dim"]
+            words = state_words(tables[at]["optimizer"], dim)
+            records = torch.frombuffer(raw_records, dtype=torch.float32).view(-1, dim + words + 1)
+            rows = torch.frombuffer(raw_rows, dtype=torch.int64)
+            counts = records[:, -1].contiguous().view(torch.int32).to(torch.int64)
+            visit(tables[at]["name"], rows, records[:, :dim], records[:, dim:-1], counts)
+
+        self._native.scan_rows(chunk_rows, hand_on)
+
+    def gather_rows(self, table: str, rows: Tensor) -> Tensor:
+        """Copies rows ``rows`` ``[N]`` i64, in any order, into ``[N, D]`` f32."""
+        at = self.table_id(table)
+        weights = torch.empty((rows.numel(), self._schema()[at]["dim"]), dtype=torch.float32)
+        self._native.gather_rows(at, rows, weights)
+        return weights
+
+    def write_rows(
+        self,
+        table: str,
+        first_row: int,
+        weights: Tensor,
+        rows_state: Tensor | None = None,
+        use_counts: Tensor | None = None,
+    ) -> None:
+        """Overwrites rows ``first_row..`` with ``weights`` ``[N, D]`` f32.
+
+        Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew, without
+        ``use_counts`` ``[N]`` i64 they count as never used.
+        """
+        at = self.table_id(table)
+        schema = self._schema()[at]
+        words = state_words(schema["optimizer"], schema["dim"])
+        for name, tensor, width in (
+            ("weights", weights, schema["dim"]),
+            ("state", rows_state, words),
+        ):
+            if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != width):
+                raise InvalidError(
+                    f"{name} of table {table!r} must be [N, {width}], found {tuple(tensor.shape)}",
+                    {"table": table},
+                )
+        detached = None if rows_state is None or words == 0 else rows_state.detach()
+        self._native.write_rows(at, first_row, weights.detach(), detached, use_counts)
+
+    def steps_done(self, table: str) -> int:
+        """Returns how many steps the optimizer of ``table`` did; Adam's corrections follow it."""
+        return self._native.steps_done(self.table_id(table))
+
+    def set_steps_done(self, table: str, steps: int) -> None:
+        """Lets the optimizer of ``table`` have done ``steps`` steps.
+
+        For a run that goes on with rows written by :meth:`write_rows`.
+        """
+        self._native.set_steps_done(self.table_id(table), steps)
+
+    def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
+        """Returns how many update steps touched each row, ``[row_count]`` i64."""
+        counts = torch.empty(row_count, dtype=torch.int64)
+        self._native.use_counts(self.table_id(table), first_row, counts)
+        return counts
+
+    # ------------------------------------------------------------ life of a run
+
+    def checkpoint(
+        self,
+        name: str,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        keep: bool = False,
+        capture_rng: bool = True,
+        attachments: Mapping[str, bytes] | None = None,
+    ) -> int:
+        """Makes everything durable, all or nothing, and returns the checkpoint's number.
+
+        Args:
+            name: A name for people.
+            extra: What belongs to the run beside the tables (``model.state_dict()``, the data
+                position, ...): nested dictionaries and lists of tensors and plain values.
+            keep: Whether it outlives the next checkpoint, until :meth:`drop_checkpoint`; the name
+                is then of letters, digits, ``_`` and ``-``. Files that are never rewritten are
+                shared with the store, others are copied.
+            capture_rng: Also keep the state of torch's, Python's and numpy's generators.
+            attachments: Further named bytes.
+        """
+        parts = dict(attachments or {})
+        reserved = {EXTRA, RNG} & parts.keys()
+        if reserved:
+            raise InvalidError(f"attachment names {sorted(reserved)} are reserved")
+        if extra is not None:
+            parts[EXTRA] = state.pack(extra)
+        if capture_rng:
+            parts[RNG] = state.pack(state.rng_state())
+        return self._native.checkpoint(name, sorted(parts.items()), keep)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Returns ``number``, ``name`` and ``bytes`` of each kept checkpoint, oldest first.
+
+        The bytes are those of all its files, shared ones and holes included.
+        """
+        kept = [] if self._path is None else _native.kept_checkpoints(self._path)
+        return [{"number": number, "name": name, "bytes": size} for number, name, size in kept]
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Forgets a kept checkpoint and gives its disk space back.
+
+        Raises:
+            InvalidError: No checkpoint of that name is kept.
+        """
+        if self._path is None:
+            raise InvalidError("a store without a path keeps no checkpoints")
+        self._native.drop_checkpoint(name)
+
+    def last_checkpoint(self) -> tuple[int, str] | None:
+        """Returns number and name of the checkpoint the store was opened at or made last."""
+        return self._native.last_checkpoint()
+
+    def load_extra(self) -> dict[str, Any] | None:
+        """Returns the ``extra`` of the last checkpoint; reads no code, only data."""
+        packed = self._native.attachment(EXTRA)
+        return None if packed is None else state.unpack(packed)
+
+    def restore_rng(self) -> bool:
+        """Puts the random generators back to the last checkpoint; False when it has none."""
+        packed = self._native.attachment(RNG)
+        if packed is None:
+            return False
+        state.set_rng_state(state.unpack(packed))
+        return True
+
+    def attachment(self, name: str) -> bytes | None:
+        """Returns the bytes attached to the last checkpoint as ``name``."""
+        return self._native.attachment(name)
+
+    def attachment_names(self) -> list[str]:
+        """Returns the names of the bytes attached to the last checkpoint.
+
+        ``extra.pt`` and ``rng.pt`` are among them where ``extra`` and random state were given.
+        """
+        return sorted(self._native.attachment_names())
+
+    def checkpoint_rows(self, name: str) -> int:
+        """Checkpoints changed rows; all else stays as in the last checkpoint.
+
+        ``extra``, the state of random generators and attachments are carried over, so that a run
+        resumes at the same bits with other rows, or with tables more.
+
+        Args:
+            name: A name for people.
+
+        Returns:
+            The checkpoint's number.
+        """
+        parts = []
+        for part in self.attachment_names():
+            packed = self._native.attachment(part)
+            if packed is None:
+                raise CorruptionError(f"attachment {part!r} is gone", {"attachment": part})
+            parts.append((part, packed))
+        return self._native.checkpoint(name, parts, False)
+
+    def publish(
+        self,
+        path: str | os.PathLike[str],
+        model: torch.nn.Module | None = None,
+        *,
+        base: str | os.PathLike[str] | None = None,
+        placement: PlacementFiles | None = None,
+        attachments: Mapping[str, bytes] | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """Writes the newest version of every written row into a serving snapshot.
+
+        Args:
+            path: A new folder.
+            model: Its dense parameters go along, and its ``config()`` where it has one, so that
+                ``tierbed serve`` can predict.
+            base: A snapshot of this store: write a delta, only the rows that differ from it, for
+                :meth:`Snapshot.apply`.
+            placement: Which rows share pages, from ``tierbed place``: the file of a store with one
+                table, or a file per table or tuple of tables of one dim, whose rows are numbered
+                through in that order. Other tables lie most used rows first.
+            attachments: Further named bytes.
+            progress: Called with (rows done, rows in all).
+
+        Returns:
+            A report: rows, pages and bytes written.
+        """
+        parts = dict(attachments or {})
+        if model is not None:
+            parts.update(state.model_attachments(model))
+        report: dict[str, Any] = json.loads(
+            self._native.publish(
+                os.fspath(path),
+                sorted(parts.items()),
+                progress,
+                None if base is None else os.fspath(base),
+                placement_files(placement, self.tables(), self.table_id),
+            )
+        )
+        return report
+
+    def verify(self) -> int:
+        """Checks every checksum, kept checkpoints too, and returns the number of pages checked.
+
+        Raises:
+            CorruptionError: Naming the page, or file and name of a kept checkpoint.
+        """
+        return self._native.verify()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counters of the store, its buffer, its budget and the disk."""
+        stats: dict[str, Any] = json.loads(self._native.stats_json())
+        return stats
+
+    def close(self) -> None:
+        """Gives back memory and the folder; what was not checkpointed is lost.
+
+        A forked child, where the store is its parent's, closes nothing.
+        """
+        self._native.close()
+        self._is_open = False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UnsupportedError(
+            "a Store cannot be copied or pickled, it has one owner; open it where it is used, and "
+            "leave it out of what goes to other processes"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store(path={self._path!r}, seed={self._seed})"
