@@ -156,9 +156,11 @@ format: setup ## Format all Rust and Python sources
 # ---------------------------------------------------------------- documents
 
 .PHONY: docs
-docs: setup ## Build the API reference into build/docs and check every link
+docs: setup ## Build the site into build/site, the Rust reference into target/doc, check links
 	@$(STEP) 'Rust reference and links' cargo x docs
-	@$(STEP) 'Python reference' $(PY) scripts/python_reference.py build/docs/python
+	@$(STEP) 'dependency group docs' $(UV) sync --quiet --locked --inexact \
+	    --no-install-project --python '$(PYTHON)' --group docs
+	@NO_MKDOCS_2_WARNING=1 $(STEP) 'site' $(PY) -m mkdocs build --quiet
 
 .PHONY: clean
 clean: ## Remove everything that was built (.tools, .venv, target, outputs)
