@@ -97,7 +97,7 @@ fn links(text: &str) -> Vec<Link> {
 }
 
 /// Returns the lines outside fenced code, with inline code blanked, numbered from 1.
-fn prose_lines(text: &str) -> Vec<(usize, String)> {
+pub(super) fn prose_lines(text: &str) -> Vec<(usize, String)> {
     let mut lines = Vec::new();
     let mut is_code = false;
     for (at, line) in text.lines().enumerate() {

@@ -6,6 +6,7 @@
 mod arrows;
 pub(crate) mod count;
 mod documents;
+mod prose;
 mod python_scan;
 mod rust_scan;
 mod sizes;
@@ -104,6 +105,7 @@ pub(crate) fn run_docs(root: &Path) -> Result<(), String> {
 fn document_findings(files: &[File]) -> Vec<Finding> {
     let mut findings = documents::check_links(files);
     findings.extend(documents::check_reachable(files));
+    findings.extend(files.iter().flat_map(prose::check));
     findings
 }
 
