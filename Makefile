@@ -23,6 +23,7 @@ UV_STAMP := .tools/uv/.version-$(UV_VERSION)
 ENV_STAMP := .venv/.stamp-packages
 FUZZ_STAMP := .tools/cargo-fuzz/.version-$(FUZZ_VERSION)
 NATIVE_STAMP := .venv/.stamp-native
+BENCH_STAMP := .venv/.stamp-bench
 NATIVE_SOURCES := Cargo.toml Cargo.lock \
     $(shell find crates tools -path '*/tests' -prune -o -path tools/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 
@@ -54,7 +55,7 @@ help: ## Print this list
 # ---------------------------------------------------------------- set-up
 
 .PHONY: setup
-setup: $(NATIVE_STAMP) ## Make the environment in .venv and build the native module into it
+setup: $(NATIVE_STAMP) $(BENCH_STAMP) ## Make the environment in .venv and build the native module into it
 	@:
 
 $(UV_STAMP):
@@ -73,6 +74,12 @@ $(NATIVE_STAMP): $(ENV_STAMP) $(NATIVE_SOURCES)
 	@PATH="$(CURDIR)/.tools/uv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" \
 	    $(STEP) 'native module (release build)' \
 	    .venv/bin/maturin develop --uv --release --locked
+	@touch $@
+
+# What measures and compares: a package of its own (tools/python).
+$(BENCH_STAMP): $(ENV_STAMP) tools/python/pyproject.toml
+	@$(STEP) 'tierbed-bench into .venv' $(UV) pip install --quiet --python .venv \
+	    --no-deps --no-build-isolation --editable tools/python
 	@touch $@
 
 # ---------------------------------------------------------------- the main job
@@ -105,7 +112,7 @@ lint: setup ## Check formatting, lints, house rules and types
 	    cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	@$(STEP) 'ruff check' $(PY) -m ruff check
 	@$(STEP) 'ruff format' $(PY) -m ruff format --check
-	@$(STEP) 'mypy' $(PY) -m mypy --strict python/tierbed
+	@$(STEP) 'mypy' $(PY) -m mypy --strict python/tierbed tools/python/tierbed_bench
 	@$(STEP) 'stubtest' $(PY) -m mypy.stubtest tierbed._native
 
 .PHONY: test-rust
@@ -167,5 +174,6 @@ clean: ## Remove everything that was built (.tools, .venv, target, outputs)
 	@rm -rf .tools .venv target build demo-out bench-out \
 	    tools/fuzz/target tools/fuzz/corpus tools/fuzz/artifacts
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find python -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf tools/python/*.egg-info
+	@find python tools/python -name __pycache__ -type d -prune -exec rm -rf {} +
 	@rm -f python/tierbed/_native*.so

@@ -18,6 +18,10 @@ _COMPILED = tempfile.TemporaryDirectory(prefix="tierbed-compiled-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _COMPILED.name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Workers of the benchmarks are processes of their own, which must find their package too.
+_FOUND = [str(REPOSITORY / "tools" / "python"), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _FOUND if path)
 REAL_LOG = REPOSITORY.parent / "shared" / "data" / "ctr" / "criteo_rows0-59999.tsv.gz"
 
 

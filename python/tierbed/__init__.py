@@ -68,7 +68,6 @@ if TYPE_CHECKING:
         placement as placement,
         recipes as recipes,
         serve as serve,
-        sim as sim,
         testing as testing,
         train as train,
     )
@@ -76,7 +75,7 @@ else:
     # Loaded on first use, so that importing the package stays quick.
     __getattr__ = lazy_names(
         __name__,
-        {name: f"{__name__}.{name}" for name in ("cli", "dist", "recipes", "sim", "testing")},
+        {name: f"{__name__}.{name}" for name in ("cli", "dist", "recipes", "testing")},
     )
 
 __version__ = _version()

@@ -10,7 +10,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "tierbed"
 # What users do not import: the command line has a page of its own.
-NOT_IMPORTED = {"__main__", "cli", "bench", "ops"}
+NOT_IMPORTED = {"__main__", "cli", "ops"}
 
 
 def python_pages() -> dict[str, str]:

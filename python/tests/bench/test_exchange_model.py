@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tierbed.cli import main
-from tierbed.sim.exchange import PAPER, Link, Load, hold_out, model_report, predict, volume
+from tierbed_bench.sim.exchange import PAPER, Link, Load, hold_out, model_report, predict, volume
 
 # 1 GB/s each way, so that seconds are bytes.
 PLAIN = Link("plain", memory=1e9, pair=1e9, out=2e9, collective_s=0.0)

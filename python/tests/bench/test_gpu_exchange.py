@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu_exchange.py"
+SCRIPT = Path(__file__).parents[3] / "tools" / "python" / "gpu" / "gpu_exchange.py"
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

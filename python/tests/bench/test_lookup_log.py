@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tierbed.bench import LogOptions, lookup_log, run_lookup_log
-from tierbed.bench.lookup_log import quick
 from tierbed.cli import main
+from tierbed_bench import LogOptions, lookup_log, run_lookup_log
+from tierbed_bench.lookup_log import quick
 
 
 @pytest.fixture

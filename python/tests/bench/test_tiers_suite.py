@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tierbed.bench import TiersOptions, run_tiers
-from tierbed.bench.memory_group import MemoryGroup
 from tierbed.errors import UnsupportedError
+from tierbed_bench import TiersOptions, run_tiers
+from tierbed_bench.memory_group import MemoryGroup
 
 
 def test_a_group_counts_and_bounds_the_page_cache(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from tierbed.bench.models import PARTS, ModelOptions, run_models
-from tierbed.bench.trace import Trace
-from tierbed.bench.training import TrainingOptions, run_training
-from tierbed.bench.training_report import Outcome, ratios_of, row_of
-from tierbed.bench.workers import Worker, WorkerError
 from tierbed.errors import CorruptionError, InvalidError
+from tierbed_bench.models import PARTS, ModelOptions, run_models
+from tierbed_bench.trace import Trace
+from tierbed_bench.training import TrainingOptions, run_training
+from tierbed_bench.training_report import Outcome, ratios_of, row_of
+from tierbed_bench.workers import Worker, WorkerError
 
 RATIOS = {
     "forward_vs_rocksdb",

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import tierbed as tb
 from tierbed._util.report import print_table
-from tierbed.cli import main
+from tierbed.cli import lab, main, run
 from tierbed.cli.options import FORMATS
 from tierbed.data.source import FORMATS as KNOWN_FORMATS
 from tierbed.nn import MODELS
@@ -90,3 +91,14 @@ def test_an_import_of_a_folder_says_what_to_do(tmp_path: Path, capsys: Any) -> N
     arguments = ["import", "--store", str(tmp_path / "s"), "--table", "t", "--file", str(tmp_path)]
     assert main([*arguments, "--create", "--optimizer", "sgd"]) == 2
     assert "dcp_to_torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench", "sim", "tco"])
+def test_commands_of_a_missing_package_name_it(
+    command: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "PACKAGE", "tierbed_bench_that_is_not_there")
+    commands = typer.Typer()
+    lab.register(commands)
+    assert run(commands, "tierbed", [command, "cache", "--log", "x"]) == 2
+    assert f"`tierbed {command}` is part of the package tierbed-bench" in capsys.readouterr().err

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import tierbed as tb
-from tierbed.bench.placement_report import by_log, geometric_mean, ratios_of
 from tierbed.cli import main
 from tierbed.cli.place import PLACEMENT_FILE, UNFINISHED
+from tierbed_bench.placement_report import by_log, geometric_mean, ratios_of
 
 
 def tierbed(*arguments: Any) -> int:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.backends import RocksDictStore, SqliteStore
 from tierbed.testing import random_bags
+from tierbed_bench.stores import RocksDictStore, SqliteStore
 
 ROWS = {"a": 4000, "b": 700}
 DIMS = {"a": 9, "b": 36}

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.backends import RocksDictStore, RowStoreProtocol, SqliteStore
+from tierbed.backends import RowStoreProtocol
 from tierbed.testing import check_row_store
+from tierbed_bench.stores import RocksDictStore, SqliteStore
 
 
 class PlainRows:

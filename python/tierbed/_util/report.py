@@ -1,57 +1,27 @@
-"""How are results shown: as a table, as JSON for machines, as a picture?"""
+"""Output of results: tables on the screen, JSON for machines, pictures."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import platform
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tierbed.errors import UnsupportedError
+
 __all__ = [
     "Figure",
-    "machine",
+    "can_draw",
     "percentile",
     "print_table",
     "save_figure",
     "write_json",
-    "write_suite",
 ]
 
 Row = Mapping[str, Any]
 Figure = Callable[[Any], None]
-
-
-def machine() -> dict[str, Any]:
-    """Returns what one must know about this machine to read a measurement."""
-    import torch
-
-    from tierbed import _native
-
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": _cpu_name(),
-        "cpu_count": len(os.sched_getaffinity(0)),
-        "cpu_features": _native.cpu_features(),
-        "memory_bytes": memory_bytes,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "tierbed": _native.version(),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -75,55 +45,26 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def write_suite(
-    out: str | os.PathLike[str],
-    suite: str,
-    rows: Sequence[Row],
-    ratios: Mapping[str, float | None],
-    figure: Figure | None = None,
-    told: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes ``<out>/<suite>.json``, and ``<out>/<suite>.png`` when a figure is given.
-
-    Args:
-        out: Folder.
-        suite: Name of the benchmark.
-        rows: One flat object per measurement: its parameters and metrics in snake_case.
-        ratios: ``<system>_vs_<baseline>``: ratio; None where a side is missing.
-        figure: Draws onto a matplotlib figure.
-        told: What else one must know, such as sizes; beside ``machine`` and ``date``.
-
-    Returns:
-        The path of the JSON file.
-    """
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{suite}.json"
-    write_json(
-        path,
-        {
-            "suite": suite,
-            "machine": machine(),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": _command(),
-            **(told or {}),
-            "rows": [dict(row) for row in rows],
-            "ratios": dict(ratios),
-        },
-    )
-    if figure is not None:
-        save_figure(folder / f"{suite}.png", figure)
-    return path
-
-
-def _command() -> str:
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+def can_draw() -> bool:
+    """Whether pictures can be drawn: matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def save_figure(
     path: str | os.PathLike[str], draw: Figure, size: tuple[float, float] = (9, 4.5)
 ) -> None:
-    """Writes a PNG that ``draw`` fills; needs no display."""
+    """Writes a PNG that ``draw`` fills; needs no display.
+
+    Args:
+        path: The file.
+        draw: Draws onto a matplotlib figure.
+        size: Width and height in inches.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    if not can_draw():
+        raise UnsupportedError("matplotlib is not installed; pip install 'tierbed[figures]'")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
 

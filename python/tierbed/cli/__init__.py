@@ -14,7 +14,7 @@ import typer
 
 from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 app = typer.Typer(
     name="tierbed",
@@ -49,9 +49,9 @@ def _tierbed(
 
 
 def _register() -> None:
-    from tierbed.cli import bench, demo, folders, place, serving, sim, tco, training
+    from tierbed.cli import demo, folders, lab, place, serving, training
 
-    for module in (demo, training, serving, folders, place, tco, bench, sim):
+    for module in (demo, training, serving, folders, place, lab):
         module.register(app)
 
 
@@ -59,12 +59,24 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
     Args:
-        arguments: What follows the program's name; by default the process's own.
+        arguments: What follows the program's name; by default the process's own, and then the
+            process ends with that code.
+    """
+    _register_once()
+    return run(app, "tierbed", arguments)
+
+
+def run(commands: typer.Typer, name: str, arguments: list[str] | None = None) -> int:
+    """Runs commands, prints their errors, and returns the exit code.
+
+    Args:
+        commands: What to run.
+        name: The program's name in messages.
+        arguments: As of :func:`main`.
     """
     code = 0
     try:
-        _register_once()
-        app(args=arguments, prog_name="tierbed")
+        commands(args=arguments, prog_name=name)
     except SystemExit as exit_:  # how typer ends: 0, or 2 with a message for a wrong call
         code = exit_.code if isinstance(exit_.code, int) else 0
     except (InvalidError, UnsupportedError, ClosedError) as error:

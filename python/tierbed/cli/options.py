@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,16 +46,6 @@ LogFormat = Annotated[
         help="maxembed is binary; auto goes by the name.",
     ),
 ]
-ReplayedLog = Annotated[
-    Path, typer.Option("--log", help="One query per line, or Criteo's layout; plain, gzip or zstd.")
-]
-ReplayedQueries = Annotated[
-    int | None, typer.Option("--queries", min=1, help="Replay the first so many queries.")
-]
-Png = Annotated[Path | None, typer.Option("--png", help="Curves; by default beside the JSON file.")]
-Scratch = Annotated[
-    Path | None, typer.Option("--scratch", help="Folder for what is deleted again.")
-]
 
 
 def shows_tables(json_path: Path | None) -> bool:
@@ -75,23 +64,6 @@ def shares(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(word) for word in words(text))
     except ValueError as error:
         raise InvalidError(f"{option} must be numbers with commas between, not {text!r}") from error
-
-
-def write_curves(
-    result: dict[str, Any],
-    json_path: Path | None,
-    png: Path | None,
-    draw: Callable[[Any, dict[str, Any]], None],
-) -> None:
-    """Writes a simulation's JSON and its curves, which lie beside the JSON unless ``png`` says."""
-    from tierbed._util.report import save_figure
-
-    if json_path is not None:
-        write_json(json_path, result)
-        if png is None and shows_tables(json_path):
-            png = json_path.with_suffix(".png")
-    if png is not None:
-        save_figure(png, lambda figure: draw(figure, result))
 
 
 def finish(result: dict[str, Any], json_path: Path | None, title: str) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tierbed._util.bytes import format_bytes
-from tierbed._util.report import percentile, print_table, save_figure, write_json
+from tierbed._util.report import can_draw, percentile, print_table, save_figure, write_json
 from tierbed.data.source import DataOptions, Source, open_source
 from tierbed.errors import InvalidError, TierbedError
 from tierbed.recipes.run import auto_batch_size, load_run
@@ -307,10 +307,15 @@ class _Demo:
         self.facts["seconds"] = time.perf_counter() - self.started_s
         out = self.options.out
         write_json(out / "report.json", self.facts)
-        save_figure(out / "report.png", self.draw, (11, 4.2))
+        shown = f"report: {out / 'report.json'}"
+        if can_draw():
+            save_figure(out / "report.png", self.draw, (11, 4.2))
+            shown += f", picture: {out / 'report.png'}"
+        else:
+            shown += ", no picture: matplotlib is not installed (pip install 'tierbed[figures]')"
         rows = [{"shown": told, "value": value} for told, value in _told(self.facts)]
         print_table(f"Tierbed demo: what was shown ({self.options.model})", rows)
-        print(f"report: {out / 'report.json'}, picture: {out / 'report.png'}")
+        print(shown)
 
     def draw(self, figure: Any) -> None:
         """Draws memory, accuracy and latencies."""

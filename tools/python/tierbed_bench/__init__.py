@@ -1,0 +1,60 @@
+"""Benchmarks, simulators and comparison stores for Tierbed.
+
+Every suite runs all its systems on the same data, in interleaved rounds, and reports medians;
+``training`` gives each a process of its own. Counts (pages, reads, bytes) come first: they do not
+depend on who else uses the machine. Times are those of this machine, at this moment.
+"""
+
+from typing import TYPE_CHECKING
+
+from tierbed._util.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tierbed_bench.exchange import ExchangeOptions, run_exchange
+    from tierbed_bench.lookup import run_lookup
+    from tierbed_bench.lookup_log import LogOptions, run_lookup_log
+    from tierbed_bench.models import ModelOptions, run_models
+    from tierbed_bench.placement import PlacementOptions, run_placement
+    from tierbed_bench.precision import PrecisionOptions, run_precision
+    from tierbed_bench.tiers import TiersOptions, run_tiers
+    from tierbed_bench.training import TrainingOptions, run_training
+else:
+    # The command line lists the suites without loading them.
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "ExchangeOptions": "tierbed_bench.exchange",
+            "LogOptions": "tierbed_bench.lookup_log",
+            "ModelOptions": "tierbed_bench.models",
+            "PlacementOptions": "tierbed_bench.placement",
+            "PrecisionOptions": "tierbed_bench.precision",
+            "TiersOptions": "tierbed_bench.tiers",
+            "TrainingOptions": "tierbed_bench.training",
+            "run_exchange": "tierbed_bench.exchange",
+            "run_lookup": "tierbed_bench.lookup",
+            "run_lookup_log": "tierbed_bench.lookup_log",
+            "run_models": "tierbed_bench.models",
+            "run_placement": "tierbed_bench.placement",
+            "run_precision": "tierbed_bench.precision",
+            "run_tiers": "tierbed_bench.tiers",
+            "run_training": "tierbed_bench.training",
+        },
+    )
+
+__all__ = [
+    "ExchangeOptions",
+    "LogOptions",
+    "ModelOptions",
+    "PlacementOptions",
+    "PrecisionOptions",
+    "TiersOptions",
+    "TrainingOptions",
+    "run_exchange",
+    "run_lookup",
+    "run_lookup_log",
+    "run_models",
+    "run_placement",
+    "run_precision",
+    "run_tiers",
+    "run_training",
+]

@@ -1,0 +1,5 @@
+"""``python -m tierbed_bench``: the command line."""
+
+from tierbed_bench.cli import main
+
+main()

@@ -1,0 +1,27 @@
+"""Command line: the suites by ``tierbed-bench``, and ``tierbed bench``, ``sim`` and ``tco``."""
+
+from __future__ import annotations
+
+import typer
+
+from tierbed import cli
+from tierbed_bench.cli import bench, sim, tco
+
+__all__ = ["main", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this package to those of ``tierbed``."""
+    for module in (tco, bench, sim):
+        module.register(app)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs ``tierbed-bench`` and returns its exit code.
+
+    Args:
+        arguments: What follows the program's name; by default the process's own.
+    """
+    for module in (sim, tco):
+        module.register(bench.suites)
+    return cli.run(bench.suites, "tierbed-bench", arguments)
