@@ -9,6 +9,9 @@
 //! IoEngine how many bytes move at once             submit(Request) … wait() ─▶ Completion
 //! ```
 //!
+//! [`sorter`] brings any number of fixed-size records into key order in bounded memory. With the
+//! feature `lines`, `lines::LineReader` reads text files that may be packed.
+//!
 //! [`VectorSsd`] is a model of a device that reads vectors: real bytes, simulated time.
 //!
 //! Slow paths (recovery, checkpoints) call the [`Device`] directly; hot paths hand batches of
@@ -19,7 +22,10 @@ pub mod conformance;
 pub mod device;
 pub mod engine;
 pub mod folder;
+#[cfg(feature = "lines")]
+pub mod lines;
 pub mod process;
+pub mod sorter;
 pub mod vector_ssd;
 
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};

@@ -11,8 +11,8 @@ use tierbed::{Backend, Engine, Hyper};
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_forward::ForwardEngine;
+use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_pagestore::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_trainstore::CommitLog;
 
 use crate::along::Along;

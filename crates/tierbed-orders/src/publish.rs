@@ -10,9 +10,9 @@ use tierbed::publish::PublishProgress;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_forward::AnySink;
+use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_pagestore::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_pagestore::{PlacedTables, Report, SnapshotWriter};
+use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
 use tierbed_trainstore::kept;
 
 use crate::along::Along;

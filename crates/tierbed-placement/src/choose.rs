@@ -16,12 +16,13 @@ use tierbed_core::{Error, Result};
 
 use crate::kept::{checksum_of, halves, KeptFile};
 use crate::partition::{bisect_kept, BisectionOptions, GrowthOptions, Way};
-use crate::placement::Placement;
-use crate::replicate::{by_connectivity, by_marginal_gain_watched, ReplicaBudget};
+use crate::replicate::{by_connectivity, by_marginal_gain_watched};
 use crate::trial::try_on_parts;
 pub use crate::trial::TrialReads;
 use crate::work::{Watched, Work};
 use crate::QueryLog;
+use crate::ReplicaBudget;
+use tierbed_snapshot::Placement;
 
 /// A row that misses in this share of its queries is grown by all of them.
 const MISS_SHARE_MIN: f64 = 0.1;

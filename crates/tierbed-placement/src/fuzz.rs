@@ -6,7 +6,8 @@
 use tierbed_core::checksum::crc32c;
 
 use crate::partition::{BisectionOptions, Subtree};
-use crate::{decode_mapping, decode_packed, decode_placement, Placement};
+use crate::{decode_mapping, decode_packed, Placement};
+use tierbed_snapshot::placement::decode_placement;
 
 /// Puts the checksum of what follows byte `end` at the four bytes before `at + 4`.
 fn mended(magic: &[u8], bytes: &[u8], at: usize, end: usize) -> Vec<u8> {

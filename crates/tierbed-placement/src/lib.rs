@@ -7,41 +7,36 @@
 //! query log ──▶ partition: every row has one home page ──▶ replicate: more pages ──▶ placement
 //! ```
 //!
-//! [`QueryLog`] is what was asked, [`Placement`] is who sits where. Nothing here reads a page or
+//! [`QueryLog`] is what was asked, [`Placement`] is which rows are on which page: the type, its file
+//! and the index that selects pages are those of `tierbed-snapshot`. Nothing here reads a page or
 //! knows what a row holds.
 //!
 //! Source: MaxEmbed §5 (the problem, and one answer).
 
 mod choose;
-mod file;
 #[doc(hidden)]
 pub mod fuzz;
 mod hypergraph;
 mod incidence;
-pub mod index;
 mod kept;
 mod mapping;
 mod method;
 mod misses;
 pub mod partition;
-mod placement;
 mod quality;
 mod query_log;
 pub mod replicate;
-pub mod select;
 mod trial;
 mod work;
 
 pub use choose::{choose, Choice, TrialReads};
-pub use file::{decode_placement, read_placement, write_placement};
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
 pub use method::{build, build_each, BuildInput, Method};
 pub use misses::{miss_stream, CacheInFront, MissStream};
-pub use placement::{Placement, PlacementBuilder};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
 pub use query_log::{
     decode_packed, encode_packed, read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder,
     QuerySource, ReadOptions, SampleQueries, TextQueries,
 };
-pub use replicate::ReplicaBudget;
+pub use tierbed_snapshot::{Placement, PlacementBuilder, ReplicaBudget};
 pub use work::{BuildReport, Report};

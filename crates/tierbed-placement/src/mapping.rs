@@ -13,8 +13,8 @@ use std::path::Path;
 
 use tierbed_core::{Error, Result};
 
-use crate::index::PageIndex;
 use crate::Placement;
+use tierbed_snapshot::index::PageIndex;
 
 /// Bytes before the places of the rows.
 const HEADER_BYTES: usize = 16;

@@ -223,10 +223,10 @@ mod tests {
     use tierbed_core::env::SplitMix64;
 
     use super::*;
-    use crate::index::PageIndex;
     use crate::partition::Way;
-    use crate::select::Selection;
     use crate::{choose, connectivity_sum, count_page_reads};
+    use tierbed_snapshot::index::PageIndex;
+    use tierbed_snapshot::select::Selection;
 
     /// Circles of four rows, 25 apart, of which two to four are asked for together.
     fn log() -> QueryLog {

@@ -8,9 +8,9 @@
 
 use tierbed_core::{Error, Result};
 
-use crate::index::{PageIndex, Served};
-use crate::select::{Scratch, Selection};
 use crate::{Placement, QueryLog};
+use tierbed_snapshot::index::{PageIndex, Served};
+use tierbed_snapshot::select::{Scratch, Selection};
 
 /// Page reads of some queries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
 
 use crate::partition::order::shuffle;
+use crate::Placement;
 
 pub use packed::{decode_packed, encode_packed, write_packed, PackedQueries};
 pub use samples::SampleQueries;
@@ -35,6 +36,16 @@ pub struct QueryLog {
 }
 
 impl QueryLog {
+    /// Refuses a placement of another table.
+    pub(crate) fn check_rows_of(&self, placement: &Placement) -> Result<()> {
+        if self.row_count() == placement.row_count() {
+            return Ok(());
+        }
+        Err(Error::invalid("query log and placement are of different tables")
+            .with("rows_of_log", self.row_count())
+            .with("rows_of_placement", placement.row_count()))
+    }
+
     /// Starts an empty log over `row_count` rows.
     #[must_use]
     pub fn builder(row_count: u32) -> QueryLogBuilder {

@@ -16,8 +16,8 @@ use tierbed_placement::partition::{
 use tierbed_placement::replicate::{
     before_partition, by_connectivity, by_marginal_gain, finer_and_filled,
 };
-use tierbed_placement::select::Selection;
 use tierbed_placement::{count_page_reads, index_by_use, Placement, QueryLog, ReplicaBudget};
+use tierbed_snapshot::select::Selection;
 
 const ROWS_PER_PAGE: u32 = 8;
 

@@ -12,11 +12,11 @@ use serde::de::DeserializeOwned;
 use serde::Deserialize;
 use serde_json::json;
 use tierbed_core::{Error, Result};
-use tierbed_data::input::Packing;
 use tierbed_data::{
     GeneratorOptions, LogReader, Position, ReaderOptions, SampleBatch, VocabularyOptions,
     VocabularyReport,
 };
+use tierbed_io::lines::Packing;
 use tierbed_io::process::Owned;
 
 use crate::errors::run;

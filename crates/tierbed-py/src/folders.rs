@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tierbed_core::{Budget, Result, TableId};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_pagestore::delta::apply_delta as apply;
-use tierbed_pagestore::{
+use tierbed_snapshot::delta::apply_delta as apply;
+use tierbed_snapshot::{
     import_tables as import, PlacedTables, PlainTable, Snapshot, SnapshotOptions,
 };
 

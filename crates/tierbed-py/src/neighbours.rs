@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_io::{Device, FileDevice, Folder, FsFolder, OpenMode};
-use tierbed_pagestore::NeighbourFile;
+use tierbed_snapshot::NeighbourFile;
 
 /// The neighbours of a table's rows, `[row_count, 2]`: table and row, or a negative table for none.
 pub(crate) struct TableNeighbours<'a> {

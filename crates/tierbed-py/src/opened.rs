@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::process::PerProcess;
-use tierbed_pagestore::Snapshot;
+use tierbed_snapshot::Snapshot;
 
 type Open = Box<dyn Fn() -> Result<Arc<Snapshot>> + Send + Sync>;
 

@@ -13,15 +13,16 @@ use serde_json::json;
 use tierbed_cache::PolicyKind;
 use tierbed_core::{Error, Result};
 use tierbed_io::process::ForkMutex;
-use tierbed_placement::index::PageIndex;
 use tierbed_placement::partition::BisectionOptions;
-use tierbed_placement::select::Selection;
 use tierbed_placement::{
     build_each, connectivity_sum, count_page_reads, decode_packed, encode_packed, index_by_use,
-    miss_stream, read_log, read_mapping, read_placement, write_mapping, write_packed,
-    write_placement, BuildInput, BuildReport, CacheInFront, Method, PackedQueries, Placement,
-    QueryLog, QueryLogBuilder, QuerySource, ReadOptions, TextQueries,
+    miss_stream, read_log, read_mapping, write_mapping, write_packed, BuildInput, BuildReport,
+    CacheInFront, Method, PackedQueries, Placement, QueryLog, QueryLogBuilder, QuerySource,
+    ReadOptions, TextQueries,
 };
+use tierbed_snapshot::index::PageIndex;
+use tierbed_snapshot::placement::{read_placement, write_placement};
+use tierbed_snapshot::select::Selection;
 
 use crate::ending::detached;
 use crate::errors::run;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result, TableId};
-use tierbed_pagestore::{HeadRows, ResidentTable, Tail};
+use tierbed_snapshot::{HeadRows, ResidentTable, Tail};
 
 use crate::codec::NativeCodec;
 use crate::errors::run;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tierbed::PublishedIds;
 use tierbed_cache::TierBudget;
 use tierbed_core::{Error, Result, TableId};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_orders::budget_json;
-use tierbed_pagestore::manifest::Manifest;
-use tierbed_pagestore::{
+use tierbed_snapshot::manifest::Manifest;
+use tierbed_snapshot::PublishedIds;
+use tierbed_snapshot::{
     Backend, CacheTier, MissMode, NeighbourOptions, RecordOptions, Recorded, RefreshOptions,
     ResidentTable, SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
 };

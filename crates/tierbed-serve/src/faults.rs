@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use tierbed_core::env::Clock;
-use tierbed_pagestore::{Snapshot, SnapshotStats};
+use tierbed_snapshot::{Snapshot, SnapshotStats};
 
 /// Pages that failed while another page, or an approximate answer, stood in for them.
 const STOOD_IN: &str = "pages_failed";

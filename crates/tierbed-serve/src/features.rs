@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 use tierbed_core::{Error, Result, TableId};
-use tierbed_pagestore::{Pooling, Snapshot};
+use tierbed_snapshot::{Pooling, Snapshot};
 
 /// The attachment that names the features.
 pub(crate) const SERVING_NAME: &str = "serving.json";

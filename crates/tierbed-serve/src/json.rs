@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result};
-use tierbed_pagestore::Pooling;
+use tierbed_snapshot::Pooling;
 
 use crate::features::parse_pooling;
 use crate::lookup::{Column, Vectors};

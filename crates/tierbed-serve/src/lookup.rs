@@ -3,9 +3,9 @@
 //! Pooled features of a request go through one lookup, so that they share pages; unpooled ones
 //! have as many rows as indices and are looked up one by one.
 
-use tierbed::PublishedIds;
 use tierbed_core::{Bags, Error, Result};
-use tierbed_pagestore::{FeaturePlan, Pooling, Snapshot};
+use tierbed_snapshot::PublishedIds;
+use tierbed_snapshot::{FeaturePlan, Pooling, Snapshot};
 
 use crate::features::Feature;
 use crate::options::Limits;

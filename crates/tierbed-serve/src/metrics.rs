@@ -17,7 +17,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tierbed_core::{Error, Result};
-use tierbed_pagestore::Snapshot;
+use tierbed_snapshot::Snapshot;
 use tokio::sync::Semaphore;
 
 use self::process::ProcessCollector;

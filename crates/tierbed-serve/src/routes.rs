@@ -13,9 +13,9 @@ use axum::middleware::{from_fn_with_state, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::Router;
-use tierbed::PublishedIds;
 use tierbed_core::env::Clock;
-use tierbed_pagestore::Snapshot;
+use tierbed_snapshot::PublishedIds;
+use tierbed_snapshot::Snapshot;
 use tokio::sync::Semaphore;
 
 use crate::answer::Refusal;

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tierbed::PublishedIds;
 use tierbed_core::{Error, Result};
-use tierbed_pagestore::Snapshot;
+use tierbed_snapshot::PublishedIds;
+use tierbed_snapshot::Snapshot;
 use tokio::runtime::Runtime;
 use tokio::sync::{watch, Semaphore};
 

@@ -19,6 +19,7 @@
 //!
 //! Source (extendible hashing): Fagin, Nievergelt, Pippenger, Strong, TODS 1979.
 
+pub mod attachments;
 mod bucket;
 mod directory;
 mod free_rows;

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
+use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_pagestore::delta::{check_plain, check_successor};
-use tierbed_pagestore::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_pagestore::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
+use tierbed_snapshot::delta::{check_plain, check_successor};
+use tierbed_snapshot::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
 use crate::engine::Engine;
 use crate::publish_delta::Comparer;
@@ -61,7 +61,7 @@ impl Engine {
     }
 
     /// Publishes to `path` what changed since the snapshot at `base`, which may be any snapshot
-    /// of this store; see [`publish`](Self::publish) and `tierbed_pagestore::delta`.
+    /// of this store; see [`publish`](Self::publish) and `tierbed_snapshot::delta`.
     ///
     /// Reads the snapshot in a quarter of the memory.
     ///

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tierbed_core::{Result, RowId, RowKey, RowStore, TableId, TableSchema};
 use tierbed_kernels::init_record;
-use tierbed_pagestore::delta::holds;
-use tierbed_pagestore::{Snapshot, SnapshotRows};
+use tierbed_snapshot::delta::holds;
+use tierbed_snapshot::{Snapshot, SnapshotRows};
 
 /// Rows compared at once.
 const CHUNK_ROWS: usize = 512;

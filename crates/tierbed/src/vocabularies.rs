@@ -6,10 +6,11 @@
 //! change which row an id gets. Index pages are rows of hidden tables in the same store: one
 //! commit holds both (`tierbed-vocab`).
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Bags, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema};
 use tierbed_kernels::{init_record, FeaturePlan};
+use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::{
     Evicted, PageCache, Policy, Scratch, State, Vocabulary, BATCH_BYTES_PER_INDEX,
 };
@@ -17,9 +18,6 @@ use tierbed_vocab::{
 use crate::engine::Engine;
 use crate::options::EngineConfig;
 
-/// The engine's attachments.
-pub(crate) const STATES: &str = "_vocabularies.json";
-pub(crate) const DIRECTORY: &str = "_directory.";
 /// Rows of an open table at first.
 const ROWS_MIN: u64 = 1024;
 /// The share of the budget for index pages, unless told otherwise.
@@ -57,11 +55,6 @@ pub(crate) struct Vocabularies {
     pages_bytes: u64,
     scratch: Scratch,
     scratch_memory: Option<Reservation>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct States {
-    pub(crate) vocabularies: Vec<State>,
 }
 
 impl Vocabularies {

@@ -17,13 +17,14 @@ use std::sync::Arc;
 use common::bits;
 use tierbed::update::Grads;
 use tierbed::{Backend, Engine, EngineConfig, Eviction, FeaturePlan, Hyper, Policy, Pooling};
-use tierbed::{PublishedIds, Translate, SHARED_ROW};
+use tierbed::{Translate, SHARED_ROW};
 use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, ErrorKind, InitSpec, OptimizerKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, MemoryFolder};
-use tierbed_pagestore::{Snapshot, SnapshotOptions};
 use tierbed_sim::{FaultPlan, SimFolder};
+use tierbed_snapshot::PublishedIds;
+use tierbed_snapshot::{Snapshot, SnapshotOptions};
 
 const OPEN: [&str; 2] = ["item", "user"];
 const DENSE_ROWS: u64 = 50;

@@ -16,8 +16,8 @@ use tierbed::{Engine, EngineConfig};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, TableId};
 use tierbed_io::FsFolder;
-use tierbed_pagestore::page::PageShape;
-use tierbed_pagestore::{PageIndex, PlacedTables, Snapshot, SnapshotOptions};
+use tierbed_snapshot::page::PageShape;
+use tierbed_snapshot::{PageIndex, PlacedTables, Snapshot, SnapshotOptions};
 
 fn trained(config: &EngineConfig) -> (tempfile::TempDir, Engine, Job, tierbed::FeaturePlan) {
     let scratch = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use common::bits;
 use tierbed::update::Grads;
-use tierbed::{Engine, EngineConfig, Eviction, FeaturePlan, Policy, Pooling, PublishedIds};
+use tierbed::{Engine, EngineConfig, Eviction, FeaturePlan, Policy, Pooling};
 use tierbed::{Translate, SHARED_ROW};
 use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
@@ -22,8 +22,9 @@ use tierbed_core::{
     Bags, Budget, ErrorKind, InitSpec, OptimizerKind, Result, TableId, TableSchema,
 };
 use tierbed_io::{Folder, MemoryFolder};
-use tierbed_pagestore::delta::apply_delta;
-use tierbed_pagestore::{Report, Snapshot, SnapshotOptions};
+use tierbed_snapshot::delta::apply_delta;
+use tierbed_snapshot::PublishedIds;
+use tierbed_snapshot::{Report, Snapshot, SnapshotOptions};
 
 /// Ids are far apart.
 const SPREAD: i64 = 0x0012_3456_789a;

@@ -20,9 +20,9 @@ use tierbed_forward::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
 use tierbed_kernels::{Codec, ProductQuantizer};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
-use tierbed_pagestore::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
-use tierbed_pagestore::{PlacedTables, SnapshotWriter};
-use tierbed_placement::index::PageIndex;
+use tierbed_snapshot::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
+use tierbed_snapshot::{PlacedTables, SnapshotWriter};
+use tierbed_snapshot::index::PageIndex;
 use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
 use tierbed_vocab::{bucket_table, PageCache, Policy, Scratch, Vocabulary, PAGE_BYTES};
 

@@ -1,4 +1,4 @@
-//! See `tierbed_pagestore::fuzz::index`.
+//! See `tierbed_snapshot::fuzz::index`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_pagestore::fuzz::index(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_snapshot::fuzz::index(bytes));

@@ -1,4 +1,4 @@
-//! See `tierbed_pagestore::fuzz::manifest`.
+//! See `tierbed_snapshot::fuzz::manifest`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_pagestore::fuzz::manifest(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_snapshot::fuzz::manifest(bytes));

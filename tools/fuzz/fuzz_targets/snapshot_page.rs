@@ -1,4 +1,4 @@
-//! See `tierbed_pagestore::fuzz::page`.
+//! See `tierbed_snapshot::fuzz::page`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_pagestore::fuzz::page(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_snapshot::fuzz::page(bytes));

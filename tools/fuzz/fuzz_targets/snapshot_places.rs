@@ -1,4 +1,4 @@
-//! See `tierbed_pagestore::fuzz::places`.
+//! See `tierbed_snapshot::fuzz::places`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_pagestore::fuzz::places(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_snapshot::fuzz::places(bytes));

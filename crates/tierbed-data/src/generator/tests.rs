@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::input::{LineReader, Packing};
+use tierbed_io::lines::{LineReader, Packing};
 
 fn generate(options: GeneratorOptions, first: u64, count: usize) -> SampleBatch {
     let mut batch = SampleBatch::new(Generator::shape());

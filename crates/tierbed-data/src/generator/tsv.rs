@@ -9,7 +9,7 @@ use tierbed_core::{Error, Result};
 
 use super::shape::FEATURE_COUNT;
 use super::{Draw, Generator, MISSING};
-use crate::input::Packing;
+use tierbed_io::lines::Packing;
 
 /// Samples between two reports of progress.
 const REPORT_SAMPLE_COUNT: u64 = 1 << 14;

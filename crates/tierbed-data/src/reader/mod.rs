@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result};
 
 use crate::batch::SampleBatch;
-use crate::input::LineReader;
 use crate::layout::{BadLine, LogFormat, Parser, Sample};
 use crate::vocabulary::{Vocabulary, VocabularyBuilder};
+use tierbed_io::lines::LineReader;
 
 /// What to do with a line that is not of the stated format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@ use tierbed_core::ErrorKind;
 
 use super::*;
 use crate::generator::{write_criteo, Generator, GeneratorOptions};
-use crate::input::Packing;
 use crate::vocabulary::VocabularyOptions;
+use tierbed_io::lines::Packing;
 
 const CRITEO: ReaderOptions =
     ReaderOptions { format: LogFormat::Criteo, bad_lines: BadLines::Fail };

@@ -11,7 +11,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
 use tierbed_forward::AnySink;
 use tierbed_kernels::{FeaturePlan, Hyper};
-use tierbed_pagestore::{PlacedTables, Report};
+use tierbed_snapshot::{PlacedTables, Report};
 
 use super::{ShardedEngine, Shards};
 use crate::follow::{Answer, PlanRequest};

@@ -10,7 +10,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Budget, Result, TableId};
 use tierbed_forward::AnySink;
 use tierbed_io::FsFolder;
-use tierbed_pagestore::{PlacedTables, Report};
+use tierbed_snapshot::{PlacedTables, Report};
 
 use super::crew::together;
 use super::many::Many;

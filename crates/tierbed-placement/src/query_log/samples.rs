@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use tierbed_core::{Error, Result};
-use tierbed_data::input::LineReader;
+use tierbed_io::lines::LineReader;
 
 use super::QuerySource;
 

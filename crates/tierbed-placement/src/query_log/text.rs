@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use tierbed_core::{Error, Result};
-use tierbed_data::input::LineReader;
+use tierbed_io::lines::LineReader;
 
 use super::QuerySource;
 

@@ -6,10 +6,10 @@ use std::cmp::Reverse;
 
 use tierbed_core::{Error, Result};
 
-use super::ReplicaBudget;
 use crate::partition::{bisect, BisectionOptions};
-use crate::placement::Placement;
 use crate::QueryLog;
+use crate::ReplicaBudget;
+use tierbed_snapshot::Placement;
 
 /// Gives the most frequent `ratio` of rows a twin in every query, then bisects.
 ///

@@ -18,10 +18,10 @@ use std::cmp::Reverse;
 
 use tierbed_core::Result;
 
-use super::ReplicaBudget;
 use crate::incidence::Incidence;
-use crate::placement::{Placement, PlacementBuilder};
 use crate::QueryLog;
+use crate::ReplicaBudget;
+use tierbed_snapshot::{Placement, PlacementBuilder};
 
 /// From this many queries on, a base's neighbours are counted in a sample.
 pub(super) const SAMPLE_MIN: u32 = 10_000;
@@ -52,7 +52,7 @@ pub fn connectivity_pages(
     log: &QueryLog,
     bases: &[u32],
 ) -> Result<Vec<Vec<u32>>> {
-    homes.check_log(log)?;
+    log.check_rows_of(homes)?;
     let mut is_base = vec![false; homes.row_count() as usize];
     for &base in bases {
         if let Some(flag) = is_base.get_mut(base as usize) {
@@ -102,7 +102,7 @@ pub fn with_connectivity_pages<'a>(
 ///
 /// `Invalid` for a log of another table.
 pub fn connectivity_scores(homes: &Placement, log: &QueryLog) -> Result<Vec<u64>> {
-    homes.check_log(log)?;
+    log.check_rows_of(homes)?;
     let home_pages = homes.home_pages();
     let home = |row: u32| home_pages.get(row as usize).copied().unwrap_or(u32::MAX);
     let mut scores = vec![0u64; home_pages.len()];

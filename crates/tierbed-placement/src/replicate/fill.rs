@@ -5,11 +5,11 @@
 use tierbed_core::Result;
 
 use super::connectivity::{Neighbours, SAMPLE_MIN};
-use super::ReplicaBudget;
 use crate::incidence::Incidence;
 use crate::partition::{bisect_evenly, BisectionOptions};
-use crate::placement::Placement;
 use crate::QueryLog;
+use crate::ReplicaBudget;
+use tierbed_snapshot::Placement;
 
 /// Bisects into as many home pages as `ratio` allows pages, all about equally full, and fills
 /// each with the rows most often asked for together with its own.

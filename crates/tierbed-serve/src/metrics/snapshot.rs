@@ -7,8 +7,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use tierbed_pagestore::manifest::MANIFEST_NAME;
-use tierbed_pagestore::{Snapshot, SnapshotStats};
+use tierbed_snapshot::manifest::MANIFEST_NAME;
+use tierbed_snapshot::{Snapshot, SnapshotStats};
 
 /// Reads the snapshot's own counters when asked.
 #[derive(Debug)]

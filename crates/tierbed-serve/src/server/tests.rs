@@ -11,7 +11,7 @@ use serde_json::{json, Value};
 use tierbed_core::env::{Clock, ManualClock};
 use tierbed_core::{Bags, Budget, InitSpec, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, OpenMode};
-use tierbed_pagestore::{FeaturePlan, Pooling, SnapshotOptions, SnapshotWriter};
+use tierbed_snapshot::{FeaturePlan, Pooling, SnapshotOptions, SnapshotWriter};
 
 use super::*;
 use crate::features::ServedFeature;

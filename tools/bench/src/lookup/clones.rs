@@ -7,7 +7,7 @@
 
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
-use tierbed_placement::index::{Lists, PageIndex};
+use tierbed_snapshot::index::{Lists, PageIndex};
 
 /// Clones of a table, side by side.
 #[derive(Debug, Clone)]

@@ -8,11 +8,12 @@ use serde_json::{json, Value};
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Bags, Error, Result, RowId, RowKey, TableId};
 use tierbed_io::{EngineOptions, FsFolder};
-use tierbed_pagestore::{
+use tierbed_placement::{read_log, PackedQueries, QueryLog, ReadOptions};
+use tierbed_snapshot::placement::read_placement;
+use tierbed_snapshot::select::{Scratch, Selection};
+use tierbed_snapshot::{
     Backend, FeaturePlan, LookupStats, Pooling, SelectOptions, Snapshot, SnapshotOptions,
 };
-use tierbed_placement::select::{Scratch, Selection};
-use tierbed_placement::{read_log, read_placement, PackedQueries, QueryLog, ReadOptions};
 
 use super::write::weight_of;
 use super::Clones;
@@ -141,7 +142,7 @@ fn open(job: &RunJob) -> Result<Snapshot> {
         }
     };
     let folder = Arc::new(FsFolder::open(&job.snapshot)?);
-    let manifest = tierbed_pagestore::manifest::Manifest::read(folder.as_ref())?;
+    let manifest = tierbed_snapshot::manifest::Manifest::read(folder.as_ref())?;
     let tables = manifest.schema.tables().iter();
     let row_bytes: u64 =
         tables.map(|table| table.row_count * (4 * u64::from(table.dim) + CACHED_ROW_BYTES)).sum();

@@ -8,9 +8,10 @@ use tierbed_cache::PolicyKind;
 use tierbed_core::{Error, Result};
 use tierbed_placement::partition::BisectionOptions;
 use tierbed_placement::{
-    build_each, index_by_use, miss_stream, read_log, write_packed, write_placement, BuildInput,
-    CacheInFront, Method, Placement, QueryLog, ReadOptions, TextQueries,
+    build_each, index_by_use, miss_stream, read_log, write_packed, BuildInput, CacheInFront,
+    Method, Placement, QueryLog, ReadOptions, TextQueries,
 };
+use tierbed_snapshot::placement::write_placement;
 
 use crate::meter::Meter;
 

@@ -10,7 +10,7 @@ use tierbed_core::{Error, Result};
 use tierbed_io::{
     open_engine, Device, EngineOptions, Folder, FsFolder, Op, OpenMode, Request, PAGE_BYTES,
 };
-use tierbed_pagestore::manifest::PAGES_NAME;
+use tierbed_snapshot::manifest::PAGES_NAME;
 
 use super::drive::join;
 use crate::meter::Meter;

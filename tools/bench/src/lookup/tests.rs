@@ -2,8 +2,9 @@ use std::path::Path;
 
 use serde_json::json;
 use tierbed_core::env::SplitMix64;
-use tierbed_placement::index::PageIndex;
-use tierbed_placement::{write_packed, write_placement, Placement, QueryLog};
+use tierbed_placement::{write_packed, Placement, QueryLog};
+use tierbed_snapshot::index::PageIndex;
+use tierbed_snapshot::placement::write_placement;
 
 use super::*;
 
@@ -96,11 +97,11 @@ fn rows_that_are_given_come_back_from_every_clone() {
     assert!(write(9, "wrong").unwrap_err().to_string().contains("wrong length"));
     write(8, "snapshot").unwrap();
     let opened = std::sync::Arc::new(tierbed_io::FsFolder::open(path("snapshot")).unwrap());
-    let options = tierbed_pagestore::SnapshotOptions::default();
-    let snapshot = tierbed_pagestore::Snapshot::open(opened, &options).unwrap();
+    let options = tierbed_snapshot::SnapshotOptions::default();
+    let snapshot = tierbed_snapshot::Snapshot::open(opened, &options).unwrap();
     let schema = snapshot.schema();
-    let features = [(tierbed_core::TableId(0), tierbed_pagestore::Pooling::None)];
-    let plan = tierbed_pagestore::FeaturePlan::new(schema, &features).unwrap();
+    let features = [(tierbed_core::TableId(0), tierbed_snapshot::Pooling::None)];
+    let plan = tierbed_snapshot::FeaturePlan::new(schema, &features).unwrap();
     let indices = [7, i64::from(ROWS) + 7, 3 * i64::from(ROWS) - 1];
     let bags = tierbed_core::Bags::new(&indices, &[0, 3], None, 1).unwrap();
     let mut out = vec![0.0; 24];

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde_json::{json, Value};
 use tierbed_core::{Budget, Error, Result, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_pagestore::{PlacedTables, SnapshotWriter};
-use tierbed_placement::read_placement;
+use tierbed_snapshot::placement::read_placement;
+use tierbed_snapshot::{PlacedTables, SnapshotWriter};
 
 use super::Clones;
 use crate::meter::Meter;

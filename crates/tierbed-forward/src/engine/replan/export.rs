@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::{Budget, Error, Result, RowId, Schema, TableId};
+use tierbed_io::sorter::{ExternalSorter, SorterOptions};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_pagestore::sorter::{ExternalSorter, SorterOptions};
 
 use super::super::stored;
 use super::super::{check_shape, ForwardConfig, ForwardEngine, Site};

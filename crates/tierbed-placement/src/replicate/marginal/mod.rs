@@ -21,19 +21,19 @@ mod seats;
 
 use tierbed_core::{Error, Result};
 
-use super::ReplicaBudget;
 use crate::hypergraph::Hypergraph;
 use crate::kept::{halves, whole};
 use crate::partition::grow::blocks::BISECTED;
 use crate::partition::grow::{
     bisected_pages, try_on_part, Block, Blocks, GrowthOptions, Way, UNITS_PER_ROW,
 };
-use crate::placement::Placement;
 use crate::trial::TrialReads;
 use crate::work::{Watched, Work};
 use crate::QueryLog;
+use crate::ReplicaBudget;
 use kept_pages::{append_pages, pages_of, Seats};
 use replicas::{with_replicas, Room};
+use tierbed_snapshot::Placement;
 
 /// Place of a build, from 0 to 1, where all rows have homes and replicas are wanted.
 const HOUSED: f64 = 0.6;

@@ -1,12 +1,12 @@
 //! Growth of replica pages.
 
-use crate::index::PageIndex;
 use crate::partition::grow::page::Growth;
 use crate::partition::grow::pins::Pins;
 use crate::partition::grow::residual::{Residual, NO_PAGE};
 use crate::partition::grow::seeds::Seeds;
-use crate::select::{greedy, Scratch};
 use crate::work::Meter;
+use tierbed_snapshot::index::PageIndex;
+use tierbed_snapshot::select::{greedy, Scratch};
 
 /// How much popular rows are held back when replica pages grow.
 const DAMPING: f32 = 0.3;

@@ -1,7 +1,7 @@
 //! Snapshots whose tables share pages by a placement.
 
-use tierbed_placement::index::PageIndex;
-use tierbed_placement::select::Selection;
+use crate::index::PageIndex;
+use crate::select::Selection;
 
 use super::*;
 use crate::{PlacedTables, SelectOptions};

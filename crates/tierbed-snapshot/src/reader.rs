@@ -14,10 +14,10 @@ mod flights;
 
 use std::sync::Arc;
 
+use crate::select;
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Result, RowId, RowKey, TableId};
 use tierbed_io::{open_engine, Device, EngineOptions};
-use tierbed_placement::select;
 
 use self::flights::{Flights, Wanting};
 use crate::page::PageShape;

@@ -10,7 +10,6 @@
 //! ```
 //!
 //! Rows never written take no storage; the normative format is docs/reference/formats/snapshot.md.
-//! The [`sorter`] brings any number of fixed-size records into key order in bounded memory.
 
 pub mod blocks;
 pub mod delta;
@@ -18,29 +17,35 @@ pub mod forward_index;
 #[doc(hidden)]
 pub mod fuzz;
 mod import;
+pub mod index;
 mod lookup;
 pub mod manifest;
 mod open;
 pub mod page;
 mod placed;
 mod placed_writer;
+pub mod placement;
 mod places;
+mod published_ids;
 mod reader;
 mod readers;
 mod record;
 mod refresh;
 mod rows;
 mod scratch;
+pub mod select;
 mod snapshot;
-pub mod sorter;
 mod tiers;
 mod verify;
 mod writer;
 
 pub use import::{import_tables, PlainTable};
+pub use index::PageIndex;
 pub use lookup::LookupStats;
 pub use placed::PlacedTables;
 pub use placed_writer::RowSource;
+pub use placement::{Placement, PlacementBuilder, ReplicaBudget};
+pub use published_ids::PublishedIds;
 pub use record::{RecordOptions, RecordStats, Recorded};
 pub use refresh::{RefreshOptions, RefreshStats};
 pub use rows::SnapshotRows;
@@ -49,7 +54,6 @@ pub use snapshot::{
     TableSummary,
 };
 pub use tierbed_kernels::{FeaturePlan, Pooling};
-pub use tierbed_placement::index::PageIndex;
 pub use tiers::{
     CacheTier, HeadRows, MissMode, NeighbourFile, NeighbourOptions, NeighbourStats, NeighboursOf,
     ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary, NEIGHBOURS_MAGIC,

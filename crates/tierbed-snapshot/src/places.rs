@@ -13,9 +13,9 @@
 
 use std::sync::Arc;
 
+use crate::index::{Lists, PageIndex};
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::Device;
-use tierbed_placement::index::{Lists, PageIndex};
 
 use crate::blocks::{block_count, check_crc, read_blocks, BlockWriter};
 use crate::manifest::{Manifest, Placed, PlacementInfo};

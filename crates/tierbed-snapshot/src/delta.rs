@@ -14,8 +14,8 @@ use tierbed_io::Folder;
 
 use crate::rows::SnapshotRows;
 use crate::snapshot::Snapshot;
-use crate::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use crate::writer::{Report, SnapshotWriter};
+use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
 /// Page of the row in the base, then the row; most significant byte first.
 const KEY_BYTES: usize = 8 + 8;

@@ -1,9 +1,9 @@
 //! Merge of sorted runs by a heap of run numbers.
 
 use tierbed_core::Result;
-use tierbed_io::PAGE_BYTES;
 
 use super::scratch::{Run, RunReader, RunWriter, Scratch};
+use crate::PAGE_BYTES;
 
 /// Bytes of the longest read: larger ones gain nothing.
 const READ_BYTES_MAX: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! External merge sort of fixed-size records in bounded memory.
 //!
-//! An external merge sort of fixed-size records: memory-sized runs are sorted and appended to a
-//! scratch file, then merged, in several passes when there are more runs than read buffers.
+//! Memory-sized runs are sorted and appended to a scratch file, then merged, in several passes when
+//! there are more runs than read buffers.
 //! Records compare as bytes by their key; equal keys keep the order in which they were pushed.
 //!
 //! ```text
@@ -19,8 +19,8 @@ mod scratch;
 use std::sync::Arc;
 
 use tierbed_core::{Budget, Error, Reservation, Result};
-use tierbed_io::Folder;
 
+use crate::Folder;
 use merge::Merge;
 use scratch::{RunWriter, Scratch};
 

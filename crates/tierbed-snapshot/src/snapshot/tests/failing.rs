@@ -1,6 +1,6 @@
 //! Pages that cannot be read: what of a lookup survives, and what is said about the rest.
 
-use tierbed_placement::index::PageIndex;
+use crate::index::PageIndex;
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
 
 use super::*;

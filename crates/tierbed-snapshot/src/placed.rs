@@ -12,9 +12,9 @@
 
 use std::path::Path;
 
+use crate::index::PageIndex;
+use crate::placement::read_placement;
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
-use tierbed_placement::index::PageIndex;
-use tierbed_placement::read_placement;
 
 use crate::page::PageShape;
 

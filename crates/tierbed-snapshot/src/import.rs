@@ -79,10 +79,10 @@ fn schema_of(table: &PlainTable<'_>) -> Result<TableSchema> {
 
 #[cfg(test)]
 mod tests {
+    use crate::index::PageIndex;
     use tierbed_core::Bags;
     use tierbed_io::MemoryFolder;
     use tierbed_kernels::{FeaturePlan, Pooling};
-    use tierbed_placement::index::PageIndex;
 
     use super::*;
     use crate::snapshot::{Snapshot, SnapshotOptions};

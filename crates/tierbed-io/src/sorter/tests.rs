@@ -1,9 +1,9 @@
 #![expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
 
+use crate::{MemoryFolder, OpenMode};
 use proptest::prelude::*;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
-use tierbed_io::{MemoryFolder, OpenMode};
 
 use super::*;
 

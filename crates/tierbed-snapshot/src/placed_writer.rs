@@ -13,8 +13,8 @@ use tierbed_io::Folder;
 use crate::page::PageBuilder;
 use crate::placed::{Numbering, PlacedTables};
 use crate::places::PlacesWriter;
-use crate::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use crate::writer::PageFileWriter;
+use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
 /// Sort key: page, then item, most significant byte first.
 const KEY_BYTES: usize = 4 + 4;

@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::select::Selection;
 use serde::Serialize;
 use tierbed_core::budget::BudgetReport;
 use tierbed_core::checksum::crc32c;
@@ -13,7 +14,6 @@ use tierbed_core::stats::IoStats;
 use tierbed_core::{Budget, Error, Reservation, Result, RowKey, Schema};
 use tierbed_io::{Device, EngineOptions, Folder, PAGE_BYTES};
 use tierbed_kernels::Kernels;
-use tierbed_placement::select::Selection;
 
 use crate::forward_index::ForwardIndex;
 use crate::lookup::LookupStats;

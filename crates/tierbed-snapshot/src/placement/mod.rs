@@ -9,10 +9,13 @@
 //! Every row has exactly one home, which is one of the home pages. All its other seats are
 //! replicas; they may be on home pages that had room, or on pages of their own.
 
+mod file;
+mod replica_budget;
+
 use tierbed_core::{Error, Result};
 
-use crate::replicate::ReplicaBudget;
-use crate::QueryLog;
+pub use file::{decode_placement, read_placement, write_placement};
+pub use replica_budget::ReplicaBudget;
 
 /// Stands for "no page yet" while a placement is built.
 const NO_PAGE: u32 = u32::MAX;
@@ -143,16 +146,6 @@ impl Placement {
         shorter.page_rows.truncate(end as usize);
         shorter
     }
-
-    /// Refuses a log of another table.
-    pub(crate) fn check_log(&self, log: &QueryLog) -> Result<()> {
-        if log.row_count() == self.row_count() {
-            return Ok(());
-        }
-        Err(Error::invalid("query log and placement are of different tables")
-            .with("rows_of_log", log.row_count())
-            .with("rows_of_placement", self.row_count()))
-    }
 }
 
 /// Collects pages into a [`Placement`]: home pages first, then replica pages.
@@ -165,7 +158,11 @@ pub struct PlacementBuilder {
 
 impl PlacementBuilder {
     /// Starts from the pages of `homes`, which are kept with their replicas.
-    pub(crate) fn from_homes(homes: &Placement) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` when `homes` has replica pages before home pages; one built here never has.
+    pub fn from_homes(homes: &Placement) -> Result<Self> {
         let mut builder = Placement::builder(homes.row_count(), homes.rows_per_page)?;
         for (page, rows) in homes.pages().enumerate() {
             let is_home = |row: u32| homes.home_page.get(row as usize) == Some(&(page as u32));

@@ -30,7 +30,7 @@ use crate::page::{PageBuilder, PageShape};
 use crate::placed::{PlacedTables, Starts};
 use crate::placed_writer::{PlacedWriter, RowSource};
 use crate::places::{places_blocks, PlacesWriter};
-use crate::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
 /// Pages handed to the device at once.
 const PAGES_AT_ONCE: usize = 16;

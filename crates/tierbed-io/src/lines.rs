@@ -1,4 +1,4 @@
-//! Line sources of a log with a resumable position.
+//! Line reader of text files, plain or packed, with a resumable position.
 //!
 //! [`LineReader`] reads one file: plain, gzip (also of several members) or zstd (also of several
 //! frames), told apart by their first bytes, never by their name. It holds one block at a time,

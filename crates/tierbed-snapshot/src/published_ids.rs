@@ -1,14 +1,14 @@
-//! Raw ids in, rows of a snapshot out: what translation is to serving.
+//! Translation of raw ids to rows of a snapshot, for tables with open vocabularies.
 //!
 //! Index pages are rows of the snapshot, so they are read, checked and cached as all rows are.
 //! Ids that training gave no row get the shared row, which training taught on such ids.
 
 use tierbed_core::{Bags, Budget, Error, Result};
 use tierbed_kernels::{FeaturePlan, Pooling};
-use tierbed_pagestore::Snapshot;
+use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::Published;
 
-use crate::vocabularies::{States, DIRECTORY, STATES};
+use crate::Snapshot;
 
 /// The open tables of a snapshot.
 #[derive(Debug)]

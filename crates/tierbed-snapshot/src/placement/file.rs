@@ -14,8 +14,8 @@ use std::path::Path;
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
 
+use super::Placement;
 use crate::index::{Lists, PageIndex};
-use crate::Placement;
 
 const MAGIC: [u8; 8] = *b"TBplace1";
 /// Magic, checksum, four zero bytes: what the checksum does not cover.
@@ -180,7 +180,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{index_by_use, QueryLog};
+    use crate::index::Served;
 
     fn example() -> (Placement, PageIndex) {
         let mut builder = Placement::builder(6, 4).unwrap();
@@ -188,9 +188,12 @@ mod tests {
         builder.push_home_page(&[2, 5], &[1]).unwrap();
         builder.push_replica_page(&[4, 2, 5]).unwrap();
         let placement = builder.finish().unwrap();
-        let log = QueryLog::from_queries(6, [[4, 2, 5], [1, 2, 5]]).unwrap();
-        let index = index_by_use(&placement, &log).unwrap();
-        (placement, index)
+        let index = PageIndex::new(placement.row_count(), placement.pages()).unwrap();
+        let mut served = Served::new(&index);
+        for (row, page) in [(4, 2), (2, 2), (5, 2), (1, 1)] {
+            served.add(&index, row, page);
+        }
+        (placement, index.ordered_by(&served))
     }
 
     fn bytes() -> Vec<u8> {

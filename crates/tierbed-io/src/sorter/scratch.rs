@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 use tierbed_core::checksum::crc32c_append;
 use tierbed_core::{Error, Result};
-use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 
 /// A sorted run on a device.
 #[derive(Debug, Clone)]
