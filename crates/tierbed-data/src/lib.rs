@@ -1,7 +1,7 @@
 //! Click-log readers, vocabularies of tokens and a seeded generator.
 //!
-//! First step of the training river: logs come in as lines ([`tierbed_io::lines`]), a line becomes a
-//! label, dense features and token fingerprints ([`layout`], [`fingerprint`]), a [`vocabulary`]
+//! First step of the training river: logs come in as lines ([`tierbed_io::lines`]), a line becomes
+//! a label, dense features and token fingerprints ([`layout`], [`fingerprint`]), a [`vocabulary`]
 //! turns fingerprints into dense row ids, and a [`reader`] hands out batches as flat arrays
 //! ([`batch`]). Where there is no log, the [`generator`] makes one up, the same one for the same
 //! seed; a [`trace`] is ids alone, at the size of the published log. Everything streams; memory is

@@ -7,9 +7,9 @@
 //! query log ──▶ partition: every row has one home page ──▶ replicate: more pages ──▶ placement
 //! ```
 //!
-//! [`QueryLog`] is what was asked, [`Placement`] is which rows are on which page: the type, its file
-//! and the index that selects pages are those of `tierbed-snapshot`. Nothing here reads a page or
-//! knows what a row holds.
+//! [`QueryLog`] is what was asked, [`Placement`] is which rows are on which page. Its type, its
+//! file and the index that selects pages are those of `tierbed-snapshot`. Nothing here reads a page
+//! or knows what a row holds.
 //!
 //! Source: MaxEmbed §5 (the problem, and one answer).
 

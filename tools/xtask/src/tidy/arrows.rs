@@ -1,49 +1,68 @@
-//! Does every crate know only what lies below it? The only arrows allowed between crates.
+//! Arrows between crates: which crate may depend on which, exactly.
+//!
+//! The table is checked in both directions. A manifest must not name a crate that the table does
+//! not allow; an allowed arrow that no manifest has, or that no source uses, is an error too. So
+//! the table is always the true picture. What must never be reached, not even through others, is
+//! said by [`NEVER`].
 
-use super::{File, Finding};
+use std::collections::BTreeSet;
 
-/// What each crate may depend on, bottom first. ARCHITECTURE.md draws the same picture.
-const ARROWS: [(&str, &[&str]); 22] = [
-    ("tierbed-core", &[]),
-    ("tierbed-kernels", &["core"]),
-    ("tierbed-io", &["core"]),
-    ("tierbed-exchange", &["core", "io", "kernels"]),
-    ("tierbed-data", &["core"]),
-    ("tierbed-cache", &["core"]),
-    ("tierbed-placement", &["core", "cache", "data"]),
-    ("tierbed-sim", &["core", "io"]),
-    // It compiles files of the core, not the crate.
-    ("tierbed-models", &[]),
-    ("xtask", &[]),
-    ("tierbed-trainstore", &["core", "io", "kernels", "cache"]),
-    ("tierbed-lsm", &["core", "io", "trainstore"]),
-    ("tierbed-compare", &["core", "io", "trainstore"]),
-    ("tierbed-vocab", &["core", "trainstore"]),
-    ("tierbed-cold", &["core", "io", "trainstore"]),
-    ("tierbed-pagestore", &["core", "io", "kernels", "cache", "placement"]),
-    (
+use super::{File, Finding, Scan};
+
+/// A crate and the crates of this repository that it depends on.
+struct Crate {
+    name: &'static str,
+    /// `[dependencies]`, without the prefix `tierbed-`.
+    uses: &'static [&'static str],
+    /// `[dev-dependencies]` beside them: tests, examples, benches.
+    tests_use: &'static [&'static str],
+}
+
+const fn row(
+    name: &'static str,
+    uses: &'static [&'static str],
+    tests_use: &'static [&'static str],
+) -> Crate {
+    Crate { name, uses, tests_use }
+}
+
+/// All crates, bottom first. ARCHITECTURE.md draws the same picture.
+const CRATES: [Crate; 22] = [
+    row("tierbed-core", &[], &[]),
+    row("tierbed-kernels", &["core"], &[]),
+    row("tierbed-io", &["core"], &[]),
+    row("tierbed-sim", &["core", "io"], &[]),
+    // They compile files of the core and of the cache, not the crates.
+    row("tierbed-models", &[], &[]),
+    row("xtask", &[], &[]),
+    row("tierbed-exchange", &["core", "io", "kernels"], &[]),
+    row("tierbed-data", &["core", "io"], &["sim"]),
+    row("tierbed-cache", &["core"], &[]),
+    row("tierbed-trainstore", &["core", "io"], &["sim"]),
+    row("tierbed-vocab", &["core"], &["trainstore", "sim"]),
+    row("tierbed-lsm", &["core", "io", "trainstore"], &["sim"]),
+    row("tierbed-cold", &["core", "io", "trainstore"], &["sim"]),
+    row("tierbed-compare", &["core", "io", "trainstore"], &["sim"]),
+    row("tierbed-snapshot", &["core", "io", "kernels", "cache", "vocab"], &["sim"]),
+    row("tierbed-placement", &["core", "io", "cache", "snapshot"], &["data", "sim"]),
+    row(
         "tierbed",
-        &[
-            "core",
-            "io",
-            "kernels",
-            "cache",
-            "trainstore",
-            "lsm",
-            "cold",
-            "compare",
-            "vocab",
-            "pagestore",
-        ],
+        &["core", "io", "kernels", "trainstore", "lsm", "cold", "compare", "vocab", "snapshot"],
+        &["sim"],
     ),
-    // Its tests and examples hold it against the engine.
-    ("tierbed-forward", &["core", "io", "kernels", "trainstore", "cold", "pagestore", "tierbed"]),
-    (
+    row(
+        "tierbed-forward",
+        &["core", "io", "kernels", "trainstore"],
+        // Its tests and examples hold it against the engine.
+        &["cold", "tierbed", "sim"],
+    ),
+    row(
         "tierbed-orders",
-        &["core", "io", "kernels", "cache", "trainstore", "pagestore", "tierbed", "forward"],
+        &["core", "io", "kernels", "trainstore", "snapshot", "tierbed", "forward"],
+        &["sim"],
     ),
-    ("tierbed-serve", &["core", "io", "kernels", "cache", "pagestore", "tierbed"]),
-    (
+    row("tierbed-serve", &["core", "snapshot"], &["io"]),
+    row(
         "tierbed-bench",
         &[
             "core",
@@ -55,13 +74,14 @@ const ARROWS: [(&str, &[&str]); 22] = [
             "lsm",
             "cold",
             "compare",
+            "snapshot",
             "placement",
-            "pagestore",
             "tierbed",
             "forward",
         ],
+        &[],
     ),
-    (
+    row(
         "tierbed-py",
         &[
             "core",
@@ -70,44 +90,44 @@ const ARROWS: [(&str, &[&str]); 22] = [
             "exchange",
             "cache",
             "data",
-            "placement",
             "trainstore",
-            "pagestore",
+            "snapshot",
             "placement",
             "tierbed",
             "orders",
             "serve",
             "bench",
         ],
+        &[],
     ),
 ];
 
-/// Who may use the faulty disk, in tests only.
-const MAY_TEST_WITH_SIM: [&str; 12] = [
-    "tierbed-orders",
-    "tierbed-data",
-    "tierbed-vocab",
-    "tierbed-trainstore",
-    "tierbed-lsm",
-    "tierbed-compare",
-    "tierbed-cold",
-    "tierbed-placement",
-    "tierbed-pagestore",
-    "tierbed-forward",
-    "tierbed",
-    "tierbed-bench",
+/// A crate, and what it must not reach through any chain of arrows of the table.
+const NEVER: [(&str, &[&str]); 5] = [
+    // A server answers lookups: no training, no readers of logs, no partitioner.
+    ("serve", &["tierbed", "orders", "forward", "data", "placement", "lsm", "cold"]),
+    // Serving must not need what was computed off-line for it.
+    ("snapshot", &["placement", "data", "tierbed", "forward", "orders"]),
+    // A placement is made from queries, whatever reads or trains the rows.
+    ("placement", &["data", "trainstore", "tierbed", "forward", "orders"]),
+    // A store knows rows; pages that are served and the engines above it are not its business.
+    ("trainstore", &["snapshot", "kernels", "cache"]),
+    ("forward", &["snapshot", "tierbed"]),
 ];
 
-/// Refuses arrows that point up or sideways, and crates nobody has been told about.
+/// Refuses arrows that the table does not have, arrows of the table that nothing uses, and crates
+/// that ARCHITECTURE.md does not name.
 pub(crate) fn check(files: &[File]) -> Vec<Finding> {
     let architecture = files.iter().find(|file| file.path == "ARCHITECTURE.md");
     let mut findings = Vec::new();
-    for file in files.iter().filter(|file| is_crate_manifest(&file.path)) {
-        findings.extend(check_manifest(file));
-        let Some(name) = package_name(&file.text) else { continue };
-        let is_told = architecture.is_some_and(|page| page.text.contains(&format!("`{name}`")));
-        if !is_told {
-            findings.push(Finding::new(file, 1, format!("ARCHITECTURE.md does not name {name}")));
+    for manifest in files.iter().filter(|file| is_crate_manifest(&file.path)) {
+        findings.extend(check_manifest(manifest));
+        findings.extend(check_sources(manifest, files));
+        let Some(name) = package_name(&manifest.text) else { continue };
+        let is_named = architecture.is_some_and(|page| page.text.contains(&format!("`{name}`")));
+        if !is_named {
+            let message = format!("ARCHITECTURE.md does not name {name}");
+            findings.push(Finding::new(manifest, 1, message));
         }
     }
     findings
@@ -125,25 +145,89 @@ pub(crate) fn package_name(manifest: &str) -> Option<&str> {
     line.strip_suffix('"')
 }
 
-fn check_manifest(file: &File) -> Vec<Finding> {
-    let Some(name) = package_name(&file.text) else { return Vec::new() };
-    let Some((_, below)) = ARROWS.iter().find(|(known, _)| *known == name) else {
+fn short(name: &str) -> &str {
+    name.strip_prefix("tierbed-").unwrap_or(name)
+}
+
+/// Compares the dependencies of a manifest with the crate's row of the table.
+fn check_manifest(manifest: &File) -> Vec<Finding> {
+    let Some(name) = package_name(&manifest.text) else { return Vec::new() };
+    let Some(row) = CRATES.iter().find(|row| row.name == name) else {
         let message = format!("{name} has no arrows; add it to tools/xtask/src/tidy/arrows.rs");
-        return vec![Finding::new(file, 1, message)];
+        return vec![Finding::new(manifest, 1, message)];
     };
     let mut findings = Vec::new();
-    for found in dependencies(&file.text) {
-        let short = found.name.strip_prefix("tierbed-").unwrap_or(found.name);
-        let is_sim_in_tests = short == "sim" && found.is_dev && MAY_TEST_WITH_SIM.contains(&name);
-        if !below.contains(&short) && !is_sim_in_tests {
-            let message = format!("{name} must not depend on {}", found.name);
-            findings.push(Finding::new(file, found.line, message));
+    let found = dependencies(&manifest.text);
+    for dependency in &found {
+        let allowed = if dependency.is_dev { row.tests_use } else { row.uses };
+        if !allowed.contains(&short(dependency.name)) {
+            let message = format!("{name} must not depend on {}", dependency.name);
+            findings.push(Finding::new(manifest, dependency.line, message));
         }
     }
-    if !file.text.lines().any(|line| line.starts_with("description = ")) {
-        findings.push(Finding::new(file, 1, "crate without description"));
+    for (allowed, is_dev) in [(row.uses, false), (row.tests_use, true)] {
+        for arrow in allowed {
+            let mut same = found.iter().filter(|found| found.is_dev == is_dev);
+            if !same.any(|found| short(found.name) == *arrow) {
+                let message = format!("{name} does not depend on {arrow}; remove the arrow");
+                findings.push(Finding::new(manifest, 1, message));
+            }
+        }
+    }
+    let reached = reached(row);
+    let forbidden = NEVER.iter().filter(|(from, _)| *from == short(name));
+    for arrow in forbidden.flat_map(|(_, to)| *to).filter(|arrow| reached.contains(**arrow)) {
+        let message = format!("{name} must not reach {arrow}, not even through other crates");
+        findings.push(Finding::new(manifest, 1, message));
+    }
+    if !manifest.text.lines().any(|line| line.starts_with("description = ")) {
+        findings.push(Finding::new(manifest, 1, "crate without description"));
     }
     findings
+}
+
+/// Lists the crates that the library of `row` is linked with.
+fn reached(row: &Crate) -> BTreeSet<&'static str> {
+    let mut reached = BTreeSet::new();
+    let mut left = row.uses.to_vec();
+    while let Some(next) = left.pop() {
+        if reached.insert(next) {
+            let below = CRATES.iter().filter(|row| short(row.name) == next);
+            left.extend(below.flat_map(|row| row.uses));
+        }
+    }
+    reached
+}
+
+/// Refuses dependencies that no source of the crate names.
+fn check_sources(manifest: &File, files: &[File]) -> Vec<Finding> {
+    let Some(folder) = manifest.path.strip_suffix("Cargo.toml") else { return Vec::new() };
+    let mut findings = Vec::new();
+    for dependency in dependencies(&manifest.text) {
+        let library = format!("{folder}src/");
+        let within = if dependency.is_dev { folder } else { &library };
+        let name = dependency.name.replace('-', "_");
+        let mut sources = files.iter().filter(|file| file.path.starts_with(within));
+        let is_used = sources.any(|file| match &file.scan {
+            Scan::Rust(lines) => lines.iter().any(|line| names(&line.code, &name)),
+            _ => false,
+        });
+        if !is_used {
+            let message = format!("no source names {}; remove the dependency", dependency.name);
+            findings.push(Finding::new(manifest, dependency.line, message));
+        }
+    }
+    findings
+}
+
+/// Whether code names the crate `name` as the beginning of a path.
+fn names(code: &str, name: &str) -> bool {
+    code.match_indices(name).any(|(at, _)| {
+        let (before, rest) = code.split_at(at);
+        let (_, behind) = rest.split_at(name.len());
+        before.chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != ':')
+            && (behind.starts_with("::") || behind.starts_with(';') || behind.starts_with(" as "))
+    })
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -193,18 +277,23 @@ mod tests {
         File::new(format!("crates/{name}/Cargo.toml"), text)
     }
 
+    const FINE: &str = "tierbed-core.workspace = true
+        tierbed-io = { path = \"x\" }
+        [dev-dependencies]
+        tierbed-sim.workspace = true";
+
     #[test]
-    fn arrows_point_down() {
-        let fine =
-            "tierbed-core.workspace = true\n[dev-dependencies]\ntierbed-sim = { path = \"x\" }";
-        assert_eq!(check_manifest(&manifest("tierbed-trainstore", fine)), []);
+    fn a_manifest_has_exactly_the_arrows_of_the_table() {
+        assert_eq!(check_manifest(&manifest("tierbed-trainstore", FINE)), []);
+        let no_tests = "tierbed-core.workspace = true\ntierbed-io.workspace = true";
         for (name, wrong) in [
             ("tierbed-core", "tierbed-io.workspace = true"),
-            ("tierbed-data", "tierbed-io = { path = \"../tierbed-io\" }"),
-            ("tierbed-cache", "[dependencies.tierbed-io]\nworkspace = true"),
-            ("tierbed-io", "[target.'cfg(unix)'.dependencies]\ntierbed = { path = \"x\" }"),
-            ("tierbed-trainstore", "tierbed-sim.workspace = true"),
-            ("tierbed-io", "[dev-dependencies]\ntierbed-sim.workspace = true"),
+            ("tierbed-cache", "tierbed-core = {}\n[dependencies.tierbed-io]\nworkspace = true"),
+            ("tierbed-core", "[target.'cfg(unix)'.dependencies]\ntierbed = { path = \"x\" }"),
+            ("tierbed-core", "[dev-dependencies]\ntierbed-sim.workspace = true"),
+            // Allowed, but nothing depends on it.
+            ("tierbed-kernels", ""),
+            ("tierbed-trainstore", no_tests),
             ("tierbed-attic", ""),
         ] {
             let found = check_manifest(&manifest(name, wrong));
@@ -213,14 +302,36 @@ mod tests {
     }
 
     #[test]
-    fn the_table_itself_points_down() {
-        for (at, (name, below)) in ARROWS.iter().enumerate() {
-            for short in *below {
-                let known = ARROWS
-                    .iter()
-                    .take(at)
-                    .any(|(lower, _)| lower.strip_prefix("tierbed-").unwrap_or(lower) == *short);
-                assert!(known, "{name} points up to {short}");
+    fn a_dependency_is_named_by_a_source() {
+        let named = |path: &str, source: &str| {
+            let manifest = manifest("tierbed-trainstore", FINE);
+            let files = [
+                File::new("crates/tierbed-trainstore/src/lib.rs", "use tierbed_core::Error;"),
+                File::new("crates/tierbed-trainstore/tests/a.rs", "tierbed_sim::run();"),
+                File::new(path, source),
+            ];
+            check_sources(&manifest, &files).len()
+        };
+        assert_eq!(named("crates/tierbed-trainstore/src/a.rs", "use tierbed_io::Folder;"), 0);
+        assert_eq!(named("crates/tierbed-trainstore/src/a.rs", "use tierbed_iota::Folder;"), 1);
+        assert_eq!(named("crates/tierbed-trainstore/src/a.rs", "// tierbed_io::Folder"), 1);
+        assert_eq!(named("crates/tierbed-trainstore/tests/b.rs", "use tierbed_io::Folder;"), 1);
+        assert_eq!(named("crates/tierbed-cold/src/a.rs", "use tierbed_io::Folder;"), 1);
+    }
+
+    #[test]
+    fn the_table_points_down_and_keeps_the_rules() {
+        for (at, row) in CRATES.iter().enumerate() {
+            for arrow in row.uses.iter().chain(row.tests_use) {
+                let is_below = CRATES.iter().take(at).any(|lower| short(lower.name) == *arrow);
+                assert!(is_below, "{} points up to {arrow}", row.name);
+            }
+        }
+        for (from, forbidden) in NEVER {
+            let row = CRATES.iter().find(|row| short(row.name) == from).unwrap();
+            for arrow in forbidden {
+                assert!(CRATES.iter().any(|row| short(row.name) == *arrow), "{arrow} is a crate");
+                assert!(!reached(row).contains(arrow), "{from} reaches {arrow}");
             }
         }
     }
@@ -230,7 +341,7 @@ mod tests {
         let page = File::new("ARCHITECTURE.md", "`tierbed-core`");
         let files = [page, manifest("tierbed-core", ""), manifest("tierbed-io", "")];
         let found = check(&files);
-        assert_eq!(found.len(), 1);
-        assert!(found[0].message.contains("tierbed-io"));
+        let unnamed = found.iter().filter(|finding| finding.message.contains("does not name"));
+        assert_eq!(unnamed.map(|f| f.path.as_str()).collect::<Vec<_>>(), [files[2].path.as_str()]);
     }
 }
