@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,7 @@ def write_suite(
             "suite": suite,
             "machine": machine(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "commit": _commit(),
             "command": _command(),
             **(told or {}),
             "rows": [dict(row) for row in rows],
@@ -83,6 +85,15 @@ def write_suite(
     if figure is not None:
         save_figure(folder / f"{suite}.png", figure)
     return path
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout that is measured; None outside of one."""
+    call = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _command() -> str:
