@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
@@ -55,10 +56,11 @@ def _bars(axes, table: results.Table, chart: results.Chart) -> None:  # type: ig
         ]
         axes.barh(places, values, height=width, label=column, color=COLOURS[at % len(COLOURS)])
         for place, value in zip(places, values, strict=True):
-            axes.annotate(f" {value:g}", (value, place), va="center", fontsize=8)
+            if value == value:  # what was not measured has no label
+                axes.annotate(f" {value:g}", (value, place), va="center", fontsize=8)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(chart.unit or chart.columns[0])
+    axes.set_xlabel("\n".join(textwrap.wrap(chart.unit or chart.columns[0], 72)))
     axes.set_xscale("log" if chart.log else "linear")
     axes.margins(x=0.12)
 
@@ -73,7 +75,7 @@ def _lines(axes, table: results.Table, chart: results.Chart) -> None:  # type: i
 
 
 def _number(cell: results.Cell) -> float:
-    return float(cell) if isinstance(cell, (int, float)) else 0.0
+    return float(cell) if isinstance(cell, (int, float)) else float("nan")
 
 
 def digest(table: results.Table) -> str:

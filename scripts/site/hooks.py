@@ -26,7 +26,11 @@ ROOT_DOCUMENTS = {
     "CHANGELOG.md": "project/changelog.md",
     "changes/README.md": "project/contributing.md",
 }
+# Sources that the site has as a page.
+SOURCES = {"python/tierbed/errors.py": "reference/errors.md"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+# Roles of reStructuredText in docstrings: the name in code says enough.
+ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):(?=<)")
 FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
@@ -50,6 +54,7 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(File.generated(config, path, content=text))
     pages = reference.python_pages()
     pages["reference/cli.md"] = reference.cli_page()
+    pages["reference/errors.md"] = reference.errors_page()
     pages["reference/statistics.md"] = reference.statistics_page()
     for suite in _suites():
         pages[f"results/{suite.suite}.md"] = results.page(suite)
@@ -80,6 +85,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     )
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Leaves out the roles of docstrings."""
+    return ROLE.sub("", html)
+
+
 def _link(found: re.Match[str], origin: str, path: str) -> str:
     mark, text, target, anchor = found.group(1), found.group(2), found.group(3), found.group(4)
     if not target or "://" in target or target.startswith("mailto:"):
@@ -87,6 +97,10 @@ def _link(found: re.Match[str], origin: str, path: str) -> str:
     aim = os.path.normpath(os.path.join(os.path.dirname(origin), target))
     if aim in ROOT_DOCUMENTS:
         there = ROOT_DOCUMENTS[aim]
+    elif aim in SOURCES:
+        there = SOURCES[aim]
+    elif aim.startswith("docs/results/data/"):
+        there = f"results/{Path(aim).stem}.md"
     elif aim.startswith("docs/") and Path(aim).suffix:
         there = aim.removeprefix("docs/")
     else:

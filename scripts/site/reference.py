@@ -78,6 +78,21 @@ def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]
         yield from _commands(children[child], (*words, child))
 
 
+def errors_page() -> str:
+    """Returns a table of all errors: name, what else they are, and what to do."""
+    from tierbed import errors
+
+    parts = ["# Errors\n\nEvery error has a message with values and a remedy, and a `context`.\n"]
+    parts.append("| class | also a | do this |\n|---|---|---|")
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if not isinstance(kind, type):
+            continue
+        bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+        parts.append(f"| `{name}` | {bases} | {(kind.__doc__ or '').splitlines()[0]} |")
+    return "\n".join(parts) + "\n"
+
+
 def statistics_page() -> str:
     """Returns every key of `stats()`, found in stores and snapshots that are made for it."""
     import torch

@@ -212,17 +212,16 @@ def page(suite: Suite) -> str:
 
 
 def index(suites: list[Suite]) -> str:
-    """Renders one table of all claims, suite after suite."""
-    rows: list[list[Cell]] = []
+    """Renders the claims of all suites, run after run, with machine, date and command."""
+    parts = []
     for suite in suites:
-        link = f"[{suite.title}]({suite.suite}.md)"
+        parts.append(f"## [{suite.title}]({suite.suite}.md)\n")
         for run in suite.runs:
-            rows.extend(
-                [link, *_claim(claim), run.date, run.machine, f"`{run.command}`"]
-                for claim in run.claims
-            )
-    head = ["suite", "claim", "measured", "compared with", "", "date", "machine", "command"]
-    return _markdown(head, rows)
+            if run.claims:
+                head = ["claim", "measured", "compared with", ""]
+                parts.append(_markdown(head, [_claim(claim) for claim in run.claims]))
+                parts.append(f"{run.title}, {run.date}. {run.machine}. `{run.command}`\n")
+    return "\n".join(parts)
 
 
 def _claim(claim: Claim) -> list[Cell]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tierbed._util.report import write_suite
+from tierbed_bench.suite import write_suite
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(REPOSITORY / "scripts" / "site"))
@@ -30,7 +30,8 @@ def test_every_suite_is_read_and_becomes_a_page() -> None:
             assert run.date in page
     claims = [claim for suite in suites for run in suite.runs for claim in run.claims]
     assert {claim.outcome for claim in claims} >= {"better", "worse"}
-    assert results.index(suites).count("\n") == len(claims) + 2
+    index = results.index(suites)
+    assert all(claim.claim in index for claim in claims)
 
 
 def test_what_a_benchmark_writes_is_read(tmp_path: Path) -> None:
