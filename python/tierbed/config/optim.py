@@ -96,24 +96,14 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Plain gradient descent; no state.
-
-    Example:
-        >>> tb.SGD(lr=0.1).state_words(dim=16)
-        0
-    """
+    """Plain gradient descent; no state."""
 
     kind = "sgd"
 
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Adagrad with one accumulator per weight, as ``torch.optim.Adagrad``.
-
-    Example:
-        >>> tb.Adagrad(lr=0.1).state_words(dim=16)
-        16
-    """
+    """Adagrad with one accumulator per weight, as ``torch.optim.Adagrad``."""
 
     kind = "adagrad"
 
@@ -126,10 +116,6 @@ class RowWiseAdagrad(Optimizer):
     """Adagrad with one accumulator per row (the mean of the squared gradients of the row).
 
     The usual choice for large tables: 4 bytes of state per row.
-
-    Example:
-        >>> tb.RowWiseAdagrad(lr=0.02).state_words(dim=16)
-        1
     """
 
     kind = "row_wise_adagrad"
@@ -140,12 +126,7 @@ class RowWiseAdagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Lazy Adam: only touched rows move, as ``torch.optim.SparseAdam``.
-
-    Example:
-        >>> tb.Adam(lr=0.001).state_words(dim=16)
-        32
-    """
+    """Lazy Adam: only touched rows move, as ``torch.optim.SparseAdam``."""
 
     kind = "adam"
 
@@ -156,12 +137,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class PartialRowWiseAdam(Optimizer):
-    """Lazy Adam with one second moment per row.
-
-    Example:
-        >>> tb.PartialRowWiseAdam(lr=0.001).state_words(dim=16)
-        17
-    """
+    """Lazy Adam with one second moment per row."""
 
     kind = "partial_row_wise_adam"
 
