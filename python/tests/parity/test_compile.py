@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,13 +92,57 @@ def test_a_lookup_nobody_watches_does_without_the_operator(
         assert asked.pop()
         assert torch.equal(plain, watched)
     batch.weights_or_none().requires_grad_()
-    watched = emb(batch).values()
+    plain = emb(batch).values()
+    assert plain.requires_grad
+    assert not asked
+    with FlopCounterMode(display=False):
+        watched = emb(batch).values()
     assert asked.pop()
-    assert watched.requires_grad
     assert torch.equal(plain, watched)
-    emb.train()(bags(0)).values().sum().backward()
-    assert asked.pop()
-    assert not torch.equal(plain, emb.eval()(bags(0)).values())
+
+
+def test_the_operator_and_autograd_alone_make_the_same_step(open_store: Any) -> None:
+    def train(is_watched: bool) -> tuple[tb.Store, list[torch.Tensor]]:
+        store = open_store(seed=4)
+        emb = collection(store, tb.Adagrad(lr=0.1))
+        found = []
+        for seed in range(4):
+            batch = bags(seed)
+            weights = batch.weights_or_none().requires_grad_()
+            with FlopCounterMode(display=False) if is_watched else contextlib.nullcontext():
+                out = emb(batch).values()
+                out.square().sum().backward()
+            found += [out.detach(), weights.grad]
+        return store, found
+
+    (plain, eager), (watched, operators) = train(False), train(True)
+    assert all(torch.equal(one, other) for one, other in zip(eager, operators, strict=True))
+    for name, rows in (("a", 20), ("b", 30)):
+        ours, theirs = (store.read_rows_and_state(name, 0, rows) for store in (plain, watched))
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+
+
+def test_a_second_derivative_of_a_lookup_is_refused(open_store: Any) -> None:
+    emb = collection(open_store(), tb.SGD(lr=0.5))
+    out = emb(bags(0)).values()
+    (first,) = torch.autograd.grad(out.square().sum(), emb._hook, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        first.sum().backward()
+
+
+def test_training_eagerly_does_not_import_the_compiler(tmp_path: Path) -> None:
+    program = """
+import sys, torch, tierbed as tb
+store = tb.Store.open("store", dram_budget="16MiB")
+config = tb.EmbeddingBagConfig(name="a", num_embeddings=9, embedding_dim=4)
+emb = tb.EmbeddingBagCollection([config], store=store, optimizer=tb.SGD(lr=1.0))
+bags = tb.KeyedJaggedTensor(["a"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+emb(bags).values().sum().backward()
+assert store.stats()["steps"] == 1
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=120)
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
-"""How does a lookup become part of an autograd graph, eager or compiled?
+"""Lookups as parts of an autograd graph, eager or compiled.
 
-Two custom operators. ``tierbed::lookup`` reads rows and pools them (and is left out where no
-gradient is wanted and nothing in torch looks on). Its backward calls
-``tierbed::update``, which hands the gradient to the store, where the fused optimizer runs.
+In eager mode a lookup is a ``torch.autograd.Function``, or a plain call where no gradient is
+wanted. Compilers, tracers, modes and tensor subclasses get custom operators, which do the same:
+``tierbed::lookup`` reads rows and pools them, and its backward calls ``tierbed::update``, which
+hands the gradient to the store, where the fused optimizer runs. (Torch imports its whole compiler
+for the first call of an operator defined in Python, which takes seconds.)
+
 Rows are not tensors, so nothing in the graph would ask for their gradient: a tensor of one
 element, the *hook*, takes part in every lookup, and the update returns the hook's gradient, a
 zero. So the update runs exactly when backward reaches the lookup, and no compiler removes it.
@@ -25,6 +28,7 @@ import torch
 from torch import Tensor
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd.function import once_differentiable
 
 from tierbed.errors import ClosedError
 from tierbed.ops.steps import StepGuard
@@ -125,6 +129,49 @@ class Binding:
             self.native.lookup(self.plan, *bags, out)
         return out if indices.is_cpu else out.to(indices.device)
 
+    def step(
+        self,
+        grad: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        trains_rows: bool,
+        wants_weights_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Applies one optimizer step to the rows of a lookup; as :func:`update` says."""
+        device = indices.device
+        indices, offsets, grad = indices.detach().cpu(), offsets.detach().cpu(), grad.detach().cpu()
+        hook_grad = torch.zeros(1, dtype=torch.float32)
+        if not trains_rows or self.guard.skips(grad):
+            if not wants_weights_grad:
+                return hook_grad, torch.empty(0, device=device)
+            return hook_grad, self.weights_grad(grad, indices, offsets).to(device)
+        scale = self.guard.scale()
+        size = indices.numel() if wants_weights_grad else 0
+        weights_grad = torch.empty(size, dtype=torch.float32)
+        store: NativeStore = self.native  # type: ignore[assignment]
+        store.update(
+            self.plan,
+            indices,
+            offsets,
+            None if weights is None else _on_cpu(weights),
+            (grad if scale == 1.0 else grad * (1.0 / scale)).contiguous(),
+            weights_grad if wants_weights_grad else None,
+        )
+        self.guard.note_step()
+        # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
+        weights_grad = weights_grad if scale == 1.0 else weights_grad * scale
+        return hook_grad, weights_grad.to(device)
+
+    def translate(self, indices: Tensor, offsets: Tensor, is_training: bool) -> Tensor:
+        """Finds the rows of ids of open vocabularies; as :func:`translate` says."""
+        ids = indices.detach().cpu().contiguous()
+        rows = torch.empty_like(ids)
+        now = minutes_now() if is_training else None
+        native: Any = self.native
+        native.translate(self.plan, ids, offsets.detach().cpu(), now, rows)
+        return rows.to(indices.device)
+
     def weights_grad(self, grad: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
         """Computes the gradient of the weights ``[E]`` without touching the rows.
 
@@ -190,14 +237,18 @@ def lookup(
     is_pooled: bool,
     is_training: bool = False,
 ) -> Tensor:
-    """Reads and pools rows: calls :func:`lookup_op`, or does without the operator.
+    """Reads and pools rows; arguments and result are those of :func:`lookup_op`.
 
-    Torch takes longer to find its way through an operator than a request of one sample takes to
-    be answered. Where nobody looks (no gradient, no compiler, no mode, plain tensors) the rows are
-    read at once. Arguments and result are those of :func:`lookup_op`.
+    The operator is called only where something in torch has to see it.
     """
-    if not is_watched(hook, indices, offsets, weights):
-        return _binding(handle).read(indices, offsets, weights, is_training)
+    if not _is_observed(hook, indices, offsets, weights):
+        binding = _binding(handle)
+        if not _wants_grad(hook, weights):
+            return binding.read(indices, offsets, weights, is_training)
+        rows: Tensor = _EagerLookup.apply(  # type: ignore[no-untyped-call]
+            hook, indices, offsets, weights, binding, is_training
+        )
+        return rows
     out: Tensor = lookup_op(
         hook,
         indices,
@@ -213,7 +264,12 @@ def lookup(
 
 
 def is_watched(hook: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> bool:
-    """Tells whether anything in torch, or its compiler, wants to see what is done to these."""
+    """Whether autograd, or anything else in torch, has to see a lookup of these tensors."""
+    return _is_observed(hook, indices, offsets, weights) or _wants_grad(hook, weights)
+
+
+def _is_observed(hook: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> bool:
+    """Whether a compiler, a tracer, a mode or a tensor subclass has to see the operator."""
     if torch.compiler.is_compiling():
         return True
     if _len_torch_dispatch_stack() or _len_torch_function_stack():
@@ -223,13 +279,51 @@ def is_watched(hook: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor |
     # Other classes may do something of their own when an operator takes them.
     if type(indices) is not Tensor or type(offsets) is not Tensor or type(hook) is not Tensor:
         return True
-    grads = torch.is_grad_enabled()
-    if weights is not None:
-        if type(weights) not in (Tensor, torch.nn.Parameter):
-            return True
-        if grads and weights.requires_grad:
-            return True
-    return grads and hook.requires_grad
+    return weights is not None and type(weights) not in (Tensor, torch.nn.Parameter)
+
+
+def _wants_grad(hook: Tensor, weights: Tensor | None) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return hook.requires_grad or (weights is not None and weights.requires_grad)
+
+
+class _EagerLookup(torch.autograd.Function):
+    """A lookup whose backward steps the rows, without an operator."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hook: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        binding: Binding,
+        is_training: bool,
+    ) -> Tensor:
+        ctx.has_weights = weights is not None
+        ctx.save_for_backward(indices, offsets, *([] if weights is None else [weights]))
+        # The graph keeps the collection's store usable until its backward.
+        ctx.binding = binding
+        return binding.read(indices, offsets, weights, is_training)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        indices, offsets, *rest = ctx.saved_tensors
+        weights = rest[0] if ctx.has_weights else None
+        trains_rows, wants_weights_grad = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
+        hook_grad, weights_grad = ctx.binding.step(
+            grad, indices, offsets, weights, trains_rows, wants_weights_grad
+        )
+        return (
+            hook_grad if trains_rows else None,
+            None,
+            None,
+            weights_grad if wants_weights_grad else None,
+            None,
+            None,
+        )
 
 
 @torch.library.custom_op("tierbed::lookup", mutates_args=())
@@ -279,7 +373,6 @@ def _(
     return torch.empty((rows, output_dim), dtype=torch.float32, device=indices.device)
 
 
-@torch.library.custom_op("tierbed::translate", mutates_args=())
 def translate(indices: Tensor, offsets: Tensor, handle: int, is_training: bool) -> Tensor:
     """Finds the rows of ids of open vocabularies; ids of other tables are rows already.
 
@@ -292,16 +385,19 @@ def translate(indices: Tensor, offsets: Tensor, handle: int, is_training: bool) 
     Returns:
         ``[E]`` i64.
     """
-    binding = _binding(handle)
-    ids = indices.detach().cpu().contiguous()
-    rows = torch.empty_like(ids)
-    now = minutes_now() if is_training else None
-    native: Any = binding.native
-    native.translate(binding.plan, ids, offsets.detach().cpu(), now, rows)
-    return rows.to(indices.device)
+    if not _is_observed(_STILL_HOOK, indices, offsets, None):
+        return _binding(handle).translate(indices, offsets, is_training)
+    rows: Tensor = translate_op(indices, offsets, handle, is_training)
+    return rows
 
 
-@translate.register_fake
+@torch.library.custom_op("tierbed::translate", mutates_args=())
+def translate_op(indices: Tensor, offsets: Tensor, handle: int, is_training: bool) -> Tensor:
+    """Finds rows as :func:`translate` does, as an operator."""
+    return _binding(handle).translate(indices, offsets, is_training)
+
+
+@translate_op.register_fake
 def _(indices: Tensor, offsets: Tensor, handle: int, is_training: bool) -> Tensor:
     return torch.empty_like(indices)
 
@@ -331,30 +427,7 @@ def update(
         The gradient of the hook, ``[1]`` and zero, and of the weights, ``[E]`` (``[0]`` if not
         wanted).
     """
-    binding = _binding(handle)
-    device = indices.device
-    indices, offsets, grad = indices.detach().cpu(), offsets.detach().cpu(), grad.detach().cpu()
-    hook_grad = torch.zeros(1, dtype=torch.float32)
-    guard = binding.guard
-    if not trains_rows or guard.skips(grad):
-        if not wants_weights_grad:
-            return hook_grad, torch.empty(0, device=device)
-        return hook_grad, binding.weights_grad(grad, indices, offsets).to(device)
-    scale = guard.scale()
-    weights_grad = torch.empty(indices.numel() if wants_weights_grad else 0, dtype=torch.float32)
-    store: NativeStore = binding.native  # type: ignore[assignment]
-    store.update(
-        binding.plan,
-        indices,
-        offsets,
-        None if weights is None else _on_cpu(weights),
-        (grad if scale == 1.0 else grad * (1.0 / scale)).contiguous(),
-        weights_grad if wants_weights_grad else None,
-    )
-    guard.note_step()
-    # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
-    weights_grad = weights_grad if scale == 1.0 else weights_grad * scale
-    return hook_grad, weights_grad.to(device)
+    return _binding(handle).step(grad, indices, offsets, weights, trains_rows, wants_weights_grad)
 
 
 @functools.cache
