@@ -11,9 +11,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{has_rocksdb, scratch, stores, Open};
+use tierbed_compare::{HashDb, HashDbOptions};
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::store::Attachment;
-use tierbed_core::{Budget, ErrorKind, TableId};
+use tierbed_core::{Budget, ErrorKind, RowStore, TableId, TrainStore};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_sim::rows::{row, table, versions, write_version};
 
@@ -203,4 +204,25 @@ fn rocksdb_is_here_or_says_how_to_get_it() {
     }
     let names: Vec<_> = stores().into_iter().map(|(name, _): (_, Open)| name).collect();
     assert_eq!(names.len(), if has_rocksdb() { 6 } else { 4 }, "{names:?}");
+}
+
+// A store that trained for long could not be published: its scan asked for memory only then.
+#[test]
+fn a_hash_store_that_opened_can_be_scanned_without_any_more_memory() {
+    let scratch = scratch();
+    let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(scratch.path()).unwrap());
+    let budget = Budget::new(16 << 20);
+    let options = HashDbOptions::within(8 << 20, budget.clone());
+    let mut store = HashDb::open(folder, options).unwrap();
+    store.add_table(table("t", 16, 1000)).unwrap();
+    let rows: Vec<_> = (0..1000).map(|at| row(0, at)).collect();
+    write_version(&mut store, &rows, 1).unwrap();
+    let _rest = budget.reserve("row buffer", budget.free_bytes()).unwrap();
+    let mut found = 0;
+    let mut count = |_, _: &[u8]| {
+        found += 1;
+        Ok(())
+    };
+    store.scan(TableId(0), &mut count).unwrap();
+    assert_eq!(found, 1000);
 }

@@ -8,6 +8,12 @@ use super::index::{Place, RANGE_BYTES};
 use super::store::HashDb;
 use super::traffic::{read_buckets, Wanted};
 
+/// Bytes that a scan takes beside `cache_bytes` of caches: one range, twice, and the keys of
+/// changed rows, each of which takes far more than eight times as much in the cache.
+pub(super) fn scan_bytes(cache_bytes: u64) -> u64 {
+    2 * RANGE_BYTES as u64 + cache_bytes / 8
+}
+
 impl HashDb {
     // One range of buckets at a time, changed rows of the cache over it.
     pub(super) fn scan_table(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
@@ -18,8 +24,7 @@ impl HashDb {
         let mut dirty: Vec<RowKey> = self.cache.dirty_rows();
         dirty.retain(|key| key.table == table);
         dirty.sort_unstable();
-        let range_bytes = 2 * RANGE_BYTES.max(record_bytes) + 8 * dirty.len();
-        let _memory = self.options.budget.reserve("scan buffers", range_bytes as u64)?;
+        assert!(record_bytes <= RANGE_BYTES, "a record is longer than a range of buckets");
         let mut dirty = dirty.into_iter().peekable();
         for range in 0..row_count.div_ceil(rows_per_range) {
             let first = range * per_range;

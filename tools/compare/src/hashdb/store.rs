@@ -18,6 +18,7 @@ use super::cache::{row_bytes, RowCache};
 use super::files::BucketFiles;
 use super::index::{self, Place, ReadIndex, TableIndex, BUCKET_PAGES_MAX};
 use super::merge::MERGE_BUCKETS;
+use super::scan::scan_bytes;
 use super::traffic::{read_buckets, Wanted};
 use crate::attached_bytes;
 
@@ -41,15 +42,18 @@ pub struct HashDbOptions {
 }
 
 impl HashDbOptions {
-    /// Divides `memory_bytes`: an eighth for the index at most, three quarters for the caches.
+    /// Divides `memory_bytes`: what scans take, an eighth for the index at most, and three
+    /// quarters of the rest for the caches.
     #[must_use]
     pub fn within(memory_bytes: u64, budget: Budget) -> Self {
+        let cache_bytes = memory_bytes.saturating_sub(scan_bytes(0)) / 4 * 3;
         Self {
             budget,
             engine: EngineOptions::default(),
             disk_quota_bytes: None,
             index_bytes_max: memory_bytes / 8,
-            cache_bytes: memory_bytes / 4 * 3,
+            // Too little for both is refused on opening, with the least that is enough.
+            cache_bytes: cache_bytes.max(memory_bytes / 4),
             outdated_ratio_max: 0.5,
             file_bytes: 64 << 20,
         }
@@ -71,7 +75,7 @@ pub struct HashDb {
     pub(super) options: HashDbOptions,
     pub(super) stats: StoreStats,
     poison: Poison,
-    _memory: [Reservation; 3],
+    _memory: [Reservation; 4],
     _lock: FolderLock,
 }
 
@@ -94,6 +98,8 @@ impl HashDb {
             budget.reserve("io buffers", engine.memory_bytes())?,
             budget.reserve("append buffer", (APPEND_BYTES + MERGE_BUCKETS * 64) as u64)?,
             budget.reserve("hash caches", options.cache_bytes)?,
+            // Kept from the start: a store that opens can be scanned and published.
+            budget.reserve("scan buffers", scan_bytes(options.cache_bytes))?,
         ];
         let mut files = BucketFiles::new(folder.clone(), options.file_bytes, APPEND_BYTES);
         let schema = log.manifest().map(|manifest| manifest.schema.clone()).unwrap_or_default();
