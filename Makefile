@@ -73,7 +73,7 @@ $(ENV_STAMP): $(UV_STAMP) pyproject.toml uv.lock
 $(NATIVE_STAMP): $(ENV_STAMP) $(NATIVE_SOURCES)
 	@PATH="$(CURDIR)/.tools/uv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" \
 	    $(STEP) 'native module (release build)' \
-	    .venv/bin/maturin develop --uv --release --locked
+	    .venv/bin/maturin develop --uv --release --locked --features lab,pyo3/abi3-py310
 	@touch $@
 
 # What measures and compares: a package of its own (tools/python).

@@ -53,6 +53,7 @@ fn kinds() -> Vec<Kind> {
 
 impl Kind {
     fn config(self) -> OrderConfig {
+        tierbed_compare::register_stores();
         let run = run();
         match self {
             Self::By(backend) => {

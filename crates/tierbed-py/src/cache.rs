@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tierbed_bench::generated_log;
 use tierbed_cache::bounds::{farthest_next_use, perfect_hits, Requests};
 use tierbed_cache::{
     AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, Replays, RowClass, TierOptions,
@@ -14,6 +13,7 @@ use tierbed_core::Result;
 use tierbed_placement::{read_log, QueryLog, QuerySource, ReadOptions, SampleQueries, TextQueries};
 
 use crate::errors::run;
+use crate::lab;
 use crate::placement::{parse, NativeQueryLog};
 use crate::progress::Progress;
 
@@ -177,7 +177,7 @@ impl CacheLog {
 
     /// Sends the log to a simulated SSD; options and result are JSON.
     fn replay_ssd(&self, py: Python<'_>, options: &str) -> PyResult<String> {
-        run(py, || Ok(tierbed_bench::ssd::replay(&self.requests()?, options)?.to_string()))
+        run(py, || lab::replay_ssd(&self.requests()?, options))
     }
 
     /// Returns the rows of `row_bytes`, of `row_count` there are, that a tier of `capacity_bytes`
@@ -209,7 +209,7 @@ impl CacheLog {
 /// Generated samples, made anew for each pass of replays.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct GeneratedLog {
-    log: generated_log::GeneratedLog,
+    log: lab::GeneratedLog,
 }
 
 #[pymethods]
@@ -227,7 +227,7 @@ impl GeneratedLog {
         let result = run(py, || {
             let options = parse("generator options", options_json)?;
             let tell = &mut |done, total| told.tell(done, total);
-            generated_log::GeneratedLog::new(options, sample_count, threads, tell)
+            lab::GeneratedLog::new(options, sample_count, threads, tell)
         });
         Ok(Self { log: told.finish(result)? })
     }

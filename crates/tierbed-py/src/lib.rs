@@ -14,6 +14,7 @@ mod errors;
 mod exchange;
 mod exchange_bench;
 mod folders;
+mod lab;
 mod neighbours;
 mod opened;
 mod place_parts;
@@ -32,6 +33,7 @@ use pyo3::prelude::*;
 /// The engine, the readers and the server behind the Python package.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    lab::register_stores();
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(bench_worker, module)?)?;
@@ -70,13 +72,11 @@ fn cpu_features() -> &'static str {
 /// Serves the commands of `tierbed bench training` on standard input until it ends.
 #[pyfunction]
 fn bench_worker(py: Python<'_>) -> PyResult<()> {
-    errors::run(py, || {
-        tierbed_bench::training::serve(std::io::stdin().lock(), std::io::stdout().lock())
-    })
+    errors::run(py, lab::serve_training)
 }
 
 /// Carries out one command of `tierbed bench lookup --log`; both sides are JSON objects.
 #[pyfunction]
 fn bench_lookup(py: Python<'_>, command: &str) -> PyResult<String> {
-    errors::run(py, || Ok(tierbed_bench::lookup::serve(command)?.to_string()))
+    errors::run(py, || lab::look_up(command))
 }

@@ -16,6 +16,7 @@ pub mod fuzz;
 pub mod kept;
 pub mod mark;
 mod memory;
+pub mod registry;
 pub mod shards;
 
 pub use commit::{

@@ -6,12 +6,10 @@
 use std::sync::Arc;
 
 use tierbed_cold::{ColdOptions, ColdStore};
-use tierbed_compare::{
-    HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions, RocksStore,
-};
 use tierbed_core::{Budget, Error, Result, TrainStore};
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_lsm::{LsmOptions, LsmStore};
+use tierbed_trainstore::registry::{open_registered, OpenOptions};
 use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
 
 use crate::options::{Backend, Durability, EngineConfig};
@@ -82,22 +80,15 @@ pub(crate) fn open_store(
             let preset = ColdOptions::new(budget.clone(), config.io_options()?);
             Box::new(ColdStore::open(folder, ColdOptions { disk_quota_bytes, ..preset })?)
         }
-        Backend::HashDb => {
-            let preset = HashDbOptions::within(half_bytes, budget.clone());
+        Backend::HashDb | Backend::Mmap | Backend::RocksDb | Backend::RocksDbUniversal => {
             let engine = config.io_options()?;
-            Box::new(HashDb::open(folder, HashDbOptions { engine, disk_quota_bytes, ..preset })?)
-        }
-        Backend::Mmap => {
-            let options = MmapOptions { disk_quota_bytes, ..MmapOptions::new(budget.clone())? };
-            Box::new(MmapStore::open(folder, options)?)
-        }
-        Backend::RocksDb | Backend::RocksDbUniversal => {
-            let mode = match config.backend {
-                Backend::RocksDb => RocksMode::Levelled,
-                _ => RocksMode::Universal,
+            let options = OpenOptions {
+                budget: budget.clone(),
+                memory_bytes: half_bytes,
+                engine,
+                disk_quota_bytes,
             };
-            let preset = RocksOptions::within(half_bytes, mode, budget.clone());
-            Box::new(RocksStore::open(folder, RocksOptions { disk_quota_bytes, ..preset })?)
+            open_registered(config.backend.name(), folder, options)?
         }
     })
 }

@@ -56,6 +56,22 @@ impl Backend {
         })
     }
 
+    /// Returns the name that [`Self::from_name`] takes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Memory => "memory",
+            Self::Lsm => "lsm",
+            Self::LsmPlain => "lsm_plain",
+            Self::Cold => "cold",
+            Self::HashDb => "hashdb",
+            Self::Mmap => "mmap",
+            Self::RocksDb => "rocksdb",
+            Self::RocksDbUniversal => "rocksdb_universal",
+        }
+    }
+
     /// Returns whether the rows are in RocksDB's own folder.
     #[must_use]
     pub fn is_rocksdb(self) -> bool {

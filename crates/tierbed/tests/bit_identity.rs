@@ -15,6 +15,7 @@ use tierbed::{Backend, Durability, Engine, EngineConfig};
 use tierbed_core::{ErrorKind, OptimizerKind};
 
 fn configs() -> Vec<EngineConfig> {
+    tierbed_compare::register_stores();
     let engine = |name: &str, bytes: u64| EngineConfig {
         io_engine: name.to_owned(),
         ..EngineConfig::new(bytes)

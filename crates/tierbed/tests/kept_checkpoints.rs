@@ -32,6 +32,7 @@ fn job() -> Job {
 }
 
 fn open(folder: &Arc<dyn Folder>, backend: Backend) -> Result<(Engine, FeaturePlan)> {
+    tierbed_compare::register_stores();
     let budget = if backend == Backend::File { 192 << 10 } else { 16 << 20 };
     let config = EngineConfig { backend, io_engine: "inline".into(), ..EngineConfig::new(budget) };
     let mut engine = Engine::open_in(Some(folder.clone()), &config)?;

@@ -25,6 +25,7 @@ const DELAY_MAX_US: u64 = 90_000;
 const NAMES: [&str; 6] = ["file", "cold", "lsm", "lsm_step", "hashdb", "mmap"];
 
 fn config(name: &str) -> EngineConfig {
+    tierbed_compare::register_stores();
     let with = |backend| EngineConfig { backend, ..EngineConfig::new(4 << 20) };
     match name {
         "file" => EngineConfig::new(400 << 10),

@@ -53,6 +53,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    tierbed_compare::register_stores();
     let arguments = Arguments::parse();
     let options = PatternOptions {
         budget_bytes: arguments.budget_bytes,

@@ -7,6 +7,8 @@
 //! | [`MmapStore`] | a dense array in a mapped file | `msync`; undo pages until then |
 //! | [`RocksStore`] | RocksDB, loaded at run time | memtables flushed, a RocksDB checkpoint |
 //!
+//! [`register_stores`] makes them backends of the engine, which does not depend on this crate.
+//!
 //! All keep the waist's promise (`tierbed_core::conformance`) and use the commit protocol of
 //! `tierbed-trainstore`. What each guarantees beyond and what it costs:
 //! `docs/how-to/choose-a-backend.md`.
@@ -14,10 +16,12 @@
 mod ffi;
 mod hashdb;
 mod mmap;
+mod registry;
 mod rocks;
 
 pub use hashdb::{HashDb, HashDbOptions};
 pub use mmap::{MmapOptions, MmapStore};
+pub use registry::register_stores;
 pub use rocks::{is_rocksdb_available, RocksMode, RocksOptions, RocksStore};
 
 use tierbed_core::store::Attachment;

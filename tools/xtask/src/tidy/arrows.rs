@@ -14,8 +14,20 @@ struct Crate {
     name: &'static str,
     /// `[dependencies]`, without the prefix `tierbed-`.
     uses: &'static [&'static str],
+    /// Optional ones, which a build of the product leaves out.
+    may_use: &'static [&'static str],
     /// `[dev-dependencies]` beside them: tests, examples, benches.
     tests_use: &'static [&'static str],
+}
+
+impl Crate {
+    fn allowed(&self, kind: Kind) -> &'static [&'static str] {
+        match kind {
+            Kind::Linked => self.uses,
+            Kind::Optional => self.may_use,
+            Kind::Tests => self.tests_use,
+        }
+    }
 }
 
 const fn row(
@@ -23,7 +35,7 @@ const fn row(
     uses: &'static [&'static str],
     tests_use: &'static [&'static str],
 ) -> Crate {
-    Crate { name, uses, tests_use }
+    Crate { name, uses, may_use: &[], tests_use }
 }
 
 /// All crates, bottom first. ARCHITECTURE.md draws the same picture.
@@ -47,8 +59,8 @@ const CRATES: [Crate; 22] = [
     row("tierbed-placement", &["core", "io", "cache", "snapshot"], &["data", "sim"]),
     row(
         "tierbed",
-        &["core", "io", "kernels", "trainstore", "lsm", "cold", "compare", "vocab", "snapshot"],
-        &["sim"],
+        &["core", "io", "kernels", "trainstore", "lsm", "cold", "vocab", "snapshot"],
+        &["compare", "sim"],
     ),
     row(
         "tierbed-forward",
@@ -59,7 +71,7 @@ const CRATES: [Crate; 22] = [
     row(
         "tierbed-orders",
         &["core", "io", "kernels", "trainstore", "snapshot", "tierbed", "forward"],
-        &["sim"],
+        &["compare", "sim"],
     ),
     row("tierbed-serve", &["core", "snapshot"], &["io"]),
     row(
@@ -81,9 +93,9 @@ const CRATES: [Crate; 22] = [
         ],
         &[],
     ),
-    row(
-        "tierbed-py",
-        &[
+    Crate {
+        name: "tierbed-py",
+        uses: &[
             "core",
             "io",
             "kernels",
@@ -96,11 +108,14 @@ const CRATES: [Crate; 22] = [
             "tierbed",
             "orders",
             "serve",
-            "bench",
         ],
-        &[],
-    ),
+        may_use: &["compare", "bench"],
+        tests_use: &[],
+    },
 ];
+
+/// Crates of `tools/`, which no crate of the product is linked with.
+const TOOLS: [&str; 5] = ["sim", "models", "xtask", "compare", "bench"];
 
 /// A crate, and what it must not reach through any chain of arrows of the table.
 const NEVER: [(&str, &[&str]); 5] = [
@@ -159,15 +174,15 @@ fn check_manifest(manifest: &File) -> Vec<Finding> {
     let mut findings = Vec::new();
     let found = dependencies(&manifest.text);
     for dependency in &found {
-        let allowed = if dependency.is_dev { row.tests_use } else { row.uses };
+        let allowed = row.allowed(dependency.kind);
         if !allowed.contains(&short(dependency.name)) {
             let message = format!("{name} must not depend on {}", dependency.name);
             findings.push(Finding::new(manifest, dependency.line, message));
         }
     }
-    for (allowed, is_dev) in [(row.uses, false), (row.tests_use, true)] {
-        for arrow in allowed {
-            let mut same = found.iter().filter(|found| found.is_dev == is_dev);
+    for kind in [Kind::Linked, Kind::Optional, Kind::Tests] {
+        for arrow in row.allowed(kind) {
+            let mut same = found.iter().filter(|found| found.kind == kind);
             if !same.any(|found| short(found.name) == *arrow) {
                 let message = format!("{name} does not depend on {arrow}; remove the arrow");
                 findings.push(Finding::new(manifest, 1, message));
@@ -175,8 +190,10 @@ fn check_manifest(manifest: &File) -> Vec<Finding> {
         }
     }
     let reached = reached(row);
-    let forbidden = NEVER.iter().filter(|(from, _)| *from == short(name));
-    for arrow in forbidden.flat_map(|(_, to)| *to).filter(|arrow| reached.contains(**arrow)) {
+    let never = NEVER.iter().filter(|(from, _)| *from == short(name)).flat_map(|(_, to)| *to);
+    let is_tool = manifest.path.starts_with("tools/");
+    let tools = TOOLS.iter().filter(|_| !is_tool);
+    for arrow in never.chain(tools).filter(|arrow| reached.contains(**arrow)) {
         let message = format!("{name} must not reach {arrow}, not even through other crates");
         findings.push(Finding::new(manifest, 1, message));
     }
@@ -205,7 +222,7 @@ fn check_sources(manifest: &File, files: &[File]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for dependency in dependencies(&manifest.text) {
         let library = format!("{folder}src/");
-        let within = if dependency.is_dev { folder } else { &library };
+        let within = if dependency.kind == Kind::Tests { folder } else { &library };
         let name = dependency.name.replace('-', "_");
         let mut sources = files.iter().filter(|file| file.path.starts_with(within));
         let is_used = sources.any(|file| match &file.scan {
@@ -230,14 +247,21 @@ fn names(code: &str, name: &str) -> bool {
     })
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Linked,
+    Optional,
+    Tests,
+}
+
 #[derive(Debug, PartialEq, Eq)]
 struct Dependency<'a> {
     name: &'a str,
     line: usize,
-    is_dev: bool,
+    kind: Kind,
 }
 
-/// Lists the house's own crates a manifest depends on, whatever the notation.
+/// Lists the crates of this repository that a manifest depends on, whatever the notation.
 fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     let mut found = Vec::new();
     let mut is_listing = false;
@@ -250,20 +274,28 @@ fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
             is_listing = section.ends_with("dependencies");
             // [dependencies.tierbed-core] names the crate in the section itself.
             if let Some((_, name)) = section.rsplit_once("dependencies.") {
-                push_own(&mut found, name, at + 1, is_dev);
+                push_own(&mut found, name, at + 1, kind_of(line, is_dev));
             }
         } else if is_listing {
             let name = line.split(['.', '=', ' ']).next().unwrap_or("");
-            push_own(&mut found, name, at + 1, is_dev);
+            push_own(&mut found, name, at + 1, kind_of(line, is_dev));
         }
     }
     found
 }
 
-fn push_own<'a>(found: &mut Vec<Dependency<'a>>, name: &'a str, line: usize, is_dev: bool) {
+fn kind_of(line: &str, is_dev: bool) -> Kind {
+    match (is_dev, line.contains("optional = true")) {
+        (true, _) => Kind::Tests,
+        (false, true) => Kind::Optional,
+        (false, false) => Kind::Linked,
+    }
+}
+
+fn push_own<'a>(found: &mut Vec<Dependency<'a>>, name: &'a str, line: usize, kind: Kind) {
     let name = name.trim_matches('"');
     if name == "tierbed" || name.starts_with("tierbed-") {
-        found.push(Dependency { name, line, is_dev });
+        found.push(Dependency { name, line, kind });
     }
 }
 
@@ -291,6 +323,8 @@ mod tests {
             ("tierbed-cache", "tierbed-core = {}\n[dependencies.tierbed-io]\nworkspace = true"),
             ("tierbed-core", "[target.'cfg(unix)'.dependencies]\ntierbed = { path = \"x\" }"),
             ("tierbed-core", "[dev-dependencies]\ntierbed-sim.workspace = true"),
+            // In tests only.
+            ("tierbed-core", "tierbed-sim = { workspace = true, optional = true }"),
             // Allowed, but nothing depends on it.
             ("tierbed-kernels", ""),
             ("tierbed-trainstore", no_tests),
@@ -322,7 +356,7 @@ mod tests {
     #[test]
     fn the_table_points_down_and_keeps_the_rules() {
         for (at, row) in CRATES.iter().enumerate() {
-            for arrow in row.uses.iter().chain(row.tests_use) {
+            for arrow in row.uses.iter().chain(row.may_use).chain(row.tests_use) {
                 let is_below = CRATES.iter().take(at).any(|lower| short(lower.name) == *arrow);
                 assert!(is_below, "{} points up to {arrow}", row.name);
             }
