@@ -2,7 +2,7 @@
 //!
 //! The forward order inside the day, whatever store keeps the rows between the days. The rows
 //! that the day's plan uses are lent by the store, in row order: one sweep for a store that
-//! sweeps (`tierbed-cold`). They are trained along the plan, and given back in sorted batches.
+//! sweeps (`cold`). They are trained along the plan, and given back in sorted batches.
 //! Nothing of the store changes before they are; whoever commits it then commits the whole day.
 //!
 //! ```text

@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{memory_folder, smallest_config, Job};
-use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_core::{Budget, ErrorKind, OptimizerKind, RowKey, RowStore, TableId, TrainStore};
 use tierbed_forward::{ForwardConfig, ForwardEngine};
 use tierbed_io::{EngineChoice, EngineOptions, Folder};
 use tierbed_kernels::Hyper;
+use tierbed_store::cold::{ColdOptions, ColdStore};
 
 fn open_store(job: &Job, folder: Arc<dyn Folder>) -> ColdStore {
     let engine =

@@ -1,7 +1,7 @@
 //! Commits and recovery of the tree.
 //!
 //! A commit makes SSTs and log segments durable, writes the version file, and then switches with
-//! the protocol of `tierbed_trainstore::CommitLog`. Files of the commit in force stay until the
+//! the protocol of `tierbed_store::CommitLog`. Files of the commit in force stay until the
 //! next one is, also when compactions have replaced them; so a crash finds them whole.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +11,8 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Budget, Error, ErrorKind, Result};
 use tierbed_io::{Folder, OpenMode};
-use tierbed_trainstore::mark::read_mark;
-use tierbed_trainstore::{check_attachments, CommitFailure, CommitLog, Manifest, TableMeta};
+use tierbed_store::mark::read_mark;
+use tierbed_store::{check_attachments, CommitFailure, CommitLog, Manifest, TableMeta};
 
 use crate::options::Durability;
 use crate::store::LsmStore;

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! [`LsmStore`] keeps the waist's promise (`tierbed_core::conformance`) and shares the commit
-//! protocol of `tierbed-trainstore`: everything written becomes durable together, or nothing.
+//! protocol of `tierbed-store`: everything written becomes durable together, or nothing.
 //! Background work is planned by the calling thread ([`LsmStore::step`], writes, commits) and
 //! carried out on a thread of its own, or, with [`WorkerChoice::Inline`], on the calling one; then
 //! the same calls give the same files.

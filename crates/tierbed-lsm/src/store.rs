@@ -11,8 +11,8 @@ use tierbed_core::{
     Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{open_engine, DeviceId, EngineOptions, Folder, FolderLock, IoEngine, PAGE_BYTES};
-use tierbed_trainstore::mark::StepMark;
-use tierbed_trainstore::{check_records, CommitLog};
+use tierbed_store::mark::StepMark;
+use tierbed_store::{check_records, CommitLog};
 
 use crate::cache::BlockCache;
 use crate::commit::Committed;

@@ -397,7 +397,7 @@ fn a_folder_of_another_backend_or_owner_is_refused() {
     assert_eq!(open().err().unwrap().kind(), ErrorKind::Closed);
     drop(first);
     let folder = Arc::new(FsFolder::create(scratch.path()).unwrap());
-    let error = tierbed_trainstore::MemoryStore::open(folder, Budget::unlimited()).err().unwrap();
+    let error = tierbed_store::MemoryStore::open(folder, Budget::unlimited()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     open().unwrap();
 }

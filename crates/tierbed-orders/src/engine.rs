@@ -9,8 +9,8 @@ use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId, TableSchema}
 use tierbed_forward::ForwardEngine;
 use tierbed_io::{Folder, FsFolder, HeldFolder};
 use tierbed_kernels::{Destination, FeaturePlan, Grads};
-use tierbed_trainstore::kept::{finish_restore, kept_names, verify_checkpoint};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::kept::{finish_restore, kept_names, verify_checkpoint};
+use tierbed_store::CommitLog;
 
 use crate::along::{find_table, Along};
 use crate::folders::check_folder;

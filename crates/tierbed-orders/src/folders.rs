@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tierbed::with_enough_memory;
 use tierbed_core::{Error, Result};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_trainstore::kept::{self, Kept};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::kept::{self, Kept};
+use tierbed_store::CommitLog;
 
 use crate::engine::OrderedEngine;
 use crate::moving::{has_moved, GENERAL_FOLDER};

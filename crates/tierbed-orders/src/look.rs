@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{Folder, FolderLock, ViewFolder};
-use tierbed_trainstore::kept::kept_names;
-use tierbed_trainstore::shards::SHARDS_FILE;
-use tierbed_trainstore::CommitLog;
+use tierbed_store::kept::kept_names;
+use tierbed_store::shards::SHARDS_FILE;
+use tierbed_store::CommitLog;
 
 use crate::folders::rows_folder;
 

@@ -13,7 +13,7 @@ use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_forward::ForwardEngine;
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::CommitLog;
 
 use crate::along::Along;
 use crate::engine::{general, hypers_of, OrderedEngine, State};

@@ -11,7 +11,7 @@ use tierbed_core::{Error, ErrorKind, Result, Schema, TableId, TableSchema};
 use tierbed_forward::{source_of, Plan, PlanOptions, PlanShape, BACKEND};
 use tierbed_io::{Folder, FolderLock};
 use tierbed_kernels::{FeaturePlan, Hyper};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::CommitLog;
 
 use crate::along::{find_table, Along};
 use crate::engine::{hypers_of, OrderedEngine, State};

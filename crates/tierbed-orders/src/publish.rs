@@ -13,7 +13,7 @@ use tierbed_forward::AnySink;
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
-use tierbed_trainstore::kept;
+use tierbed_store::kept;
 
 use crate::along::Along;
 use crate::engine::{lost, OrderedEngine, State};

@@ -19,12 +19,12 @@ use tierbed::with_enough_memory;
 use tierbed_core::store::CommitInfo;
 use tierbed_core::{Error, Result, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder, ViewFolder};
-use tierbed_trainstore::kept::{self, Kept};
-use tierbed_trainstore::mark::{read_mark, write_mark, MARK_FILE};
-use tierbed_trainstore::shards::{
+use tierbed_store::kept::{self, Kept};
+use tierbed_store::mark::{read_mark, write_mark, MARK_FILE};
+use tierbed_store::shards::{
     encode_file, prefix, read_file, shard_of_name, ShardsFile, SHARDS_FILE,
 };
-use tierbed_trainstore::{CommitLog, FoundCommit};
+use tierbed_store::{CommitLog, FoundCommit};
 
 use crate::moving::{has_moved, GENERAL_FOLDER};
 use crate::options::OrderConfig;

@@ -18,7 +18,7 @@ use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Pooling};
 use tierbed_orders::{Answer, Order, OrderConfig, OrderedEngine, PlanRequest};
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::CommitLog;
 
 const ROW_COUNT: u64 = 20_000;
 const DIM: u32 = 16;

@@ -18,7 +18,7 @@ use tierbed_core::{
     Error, ErrorKind, Poison, Result, RowId, RowKey, RowStore, RowWrite, Schema, TableId,
     TableSchema, TrainStore,
 };
-use tierbed_trainstore::check_records;
+use tierbed_store::check_records;
 
 use crate::ending::attached;
 use crate::errors::run;

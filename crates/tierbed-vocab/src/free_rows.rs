@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::pages::page_table;
     use tierbed_core::Budget;
-    use tierbed_trainstore::MemoryStore;
+    use tierbed_store::MemoryStore;
 
     #[test]
     fn last_in_is_first_out_over_many_pages() {

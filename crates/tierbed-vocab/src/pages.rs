@@ -270,7 +270,7 @@ mod tests {
     use super::*;
     use tierbed_core::env::SplitMix64;
     use tierbed_core::{RowId, RowStore, TableId};
-    use tierbed_trainstore::MemoryStore;
+    use tierbed_store::MemoryStore;
 
     #[test]
     fn pages_keep_what_was_written_however_few_frames_there_are() {

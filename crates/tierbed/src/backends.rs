@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_core::{Budget, Error, Result, TrainStore};
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_lsm::{LsmOptions, LsmStore};
-use tierbed_trainstore::registry::{open_registered, OpenOptions};
-use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
+use tierbed_store::cold::{ColdOptions, ColdStore};
+use tierbed_store::registry::{open_registered, OpenOptions};
+use tierbed_store::{FileStore, FileStoreOptions, MemoryStore};
 
 use crate::options::{Backend, Durability, EngineConfig};
 

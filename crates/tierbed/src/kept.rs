@@ -1,6 +1,6 @@
 //! How does a checkpoint outlive the next one, and is a commit whole that is not in force?
 //!
-//! The files are the business of [`tierbed_trainstore::kept`]; here are the calls of an open
+//! The files are the business of [`tierbed_store::kept`]; here are the calls of an open
 //! store, and the check of a folder by opening the store in it.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, Result};
 use tierbed_io::Folder;
-use tierbed_trainstore::{kept, CommitLog};
+use tierbed_store::{kept, CommitLog};
 
 use crate::engine::Engine;
 use crate::options::{Backend, EngineConfig};

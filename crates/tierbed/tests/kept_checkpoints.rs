@@ -20,7 +20,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, Result};
 use tierbed_io::{Folder, FsFolder, MemoryFolder};
 use tierbed_sim::{FaultPlan, SimFolder};
-use tierbed_trainstore::kept::{drop_checkpoint, kept_checkpoints};
+use tierbed_store::kept::{drop_checkpoint, kept_checkpoints};
 
 fn job() -> Job {
     Job {

@@ -21,7 +21,7 @@ use tierbed::{Engine, EngineConfig, EvictionOrder, FeaturePlan, Pooling};
 use tierbed_cache::bounds::{farthest_next_use, Requests};
 use tierbed_core::{Bags, Budget, OptimizerKind, TableSchema};
 use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
-use tierbed_trainstore::MemoryStore;
+use tierbed_store::MemoryStore;
 
 const DIM: u32 = 32;
 /// Budgets looked at for a buffer of so many rows.

@@ -10,7 +10,7 @@
 //! [`register_stores`] makes them backends of the engine, which does not depend on this crate.
 //!
 //! All keep the waist's promise (`tierbed_core::conformance`) and use the commit protocol of
-//! `tierbed-trainstore`. What each guarantees beyond and what it costs:
+//! `tierbed-store`. What each guarantees beyond and what it costs:
 //! `docs/how-to/choose-a-backend.md`.
 
 mod ffi;
@@ -26,7 +26,7 @@ pub use rocks::{is_rocksdb_available, RocksMode, RocksOptions, RocksStore};
 
 use tierbed_core::store::Attachment;
 use tierbed_core::RowKey;
-use tierbed_trainstore::CommitLog;
+use tierbed_store::CommitLog;
 
 fn attached_bytes(log: &CommitLog, attachments: &[Attachment<'_>]) -> u64 {
     let new: u64 = attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();

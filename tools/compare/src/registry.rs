@@ -1,6 +1,6 @@
 //! Registration of the compared stores as backends of the engine.
 
-use tierbed_trainstore::registry::{register, OpenOptions};
+use tierbed_store::registry::{register, OpenOptions};
 
 use crate::{HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions, RocksStore};
 

@@ -134,7 +134,7 @@ fn a_folder_of_another_backend_or_owner_is_refused() {
         assert_eq!(open(scratch.path(), None).err().unwrap().kind(), ErrorKind::Closed, "{name}");
         drop(first);
         let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(scratch.path()).unwrap());
-        let other = tierbed_trainstore::MemoryStore::open(folder, Budget::unlimited());
+        let other = tierbed_store::MemoryStore::open(folder, Budget::unlimited());
         assert_eq!(other.err().unwrap().kind(), ErrorKind::Invalid, "{name}");
         open(scratch.path(), None).unwrap();
     }

@@ -8,7 +8,6 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use tierbed_cold::{ColdOptions, ColdStore, MemoryOptions};
 use tierbed_core::env::{ManualClock, SplitMix64};
 use tierbed_core::store::{Attachment, RowWrite};
 use tierbed_core::{
@@ -20,10 +19,11 @@ use tierbed_forward::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
 use tierbed_kernels::{Codec, ProductQuantizer};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
+use tierbed_snapshot::index::PageIndex;
 use tierbed_snapshot::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use tierbed_snapshot::{PlacedTables, SnapshotWriter};
-use tierbed_snapshot::index::PageIndex;
-use tierbed_trainstore::{FileStore, FileStoreOptions, MemoryStore};
+use tierbed_store::cold::{ColdOptions, ColdStore, MemoryOptions};
+use tierbed_store::{FileStore, FileStoreOptions, MemoryStore};
 use tierbed_vocab::{bucket_table, PageCache, Policy, Scratch, Vocabulary, PAGE_BYTES};
 
 type Outcome = Result<(), Box<dyn Error>>;

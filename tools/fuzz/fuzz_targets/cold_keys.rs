@@ -1,4 +1,4 @@
-//! See `tierbed_cold::fuzz::keys`.
+//! See `tierbed_store::cold::fuzz::keys`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_cold::fuzz::keys(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_store::cold::fuzz::keys(bytes));

@@ -1,4 +1,4 @@
-//! See `tierbed_cold::fuzz::table`.
+//! See `tierbed_store::cold::fuzz::table`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_cold::fuzz::table(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_store::cold::fuzz::table(bytes));

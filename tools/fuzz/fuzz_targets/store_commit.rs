@@ -1,4 +1,4 @@
-//! See `tierbed_trainstore::fuzz::commit`.
+//! See `tierbed_store::fuzz::commit`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_trainstore::fuzz::commit(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_store::fuzz::commit(bytes));

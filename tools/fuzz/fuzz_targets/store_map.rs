@@ -1,4 +1,4 @@
-//! See `tierbed_trainstore::fuzz::map`.
+//! See `tierbed_store::fuzz::map`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_trainstore::fuzz::map(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_store::fuzz::map(bytes));

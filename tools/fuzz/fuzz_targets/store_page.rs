@@ -1,4 +1,4 @@
-//! See `tierbed_trainstore::fuzz::page`.
+//! See `tierbed_store::fuzz::page`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_trainstore::fuzz::page(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_store::fuzz::page(bytes));

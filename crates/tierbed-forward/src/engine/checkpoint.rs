@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a dump of the rows in memory (each with the window and entry it waits for),
 //! the chunk lists of all buckets, and the position, put in force by the commit protocol of
-//! `tierbed-trainstore`. Its cost depends on the memory, not on the tables. The rows of the
+//! `tierbed-store`. Its cost depends on the memory, not on the tables. The rows of the
 //! current window wait for that very window, so reopening is entering it again. Rows read ahead
 //! for the next window are still in their bucket and need no dump.
 //! Normative: `docs/reference/formats/forward.md`.
@@ -10,7 +10,7 @@
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Hyper;
-use tierbed_trainstore::{CommitFailure, CommitLog, Manifest, TableMeta};
+use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
 
 use super::dump::{read_dump, DumpWriter};
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};

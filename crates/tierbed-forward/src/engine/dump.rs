@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tierbed_core::checksum::crc32c_append;
 use tierbed_core::Result;
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
-use tierbed_trainstore::TableMeta;
+use tierbed_store::TableMeta;
 
 use super::stored::damaged;
 

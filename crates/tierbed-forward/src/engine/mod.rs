@@ -30,7 +30,7 @@ use tierbed_core::{
 };
 use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
 use tierbed_kernels::{FeaturePlan, Hyper, Kernels};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::CommitLog;
 
 pub use options::ForwardConfig;
 pub use planned::{stored_plan, StoredPlan};

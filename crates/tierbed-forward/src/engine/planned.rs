@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId};
 use tierbed_io::Folder;
 use tierbed_kernels::{FeaturePlan, Hyper};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::CommitLog;
 
 use super::{stored, ForwardEngine, BACKEND};
 use crate::plan::{copy_name, Plan, PlanStats};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
 use tierbed_kernels::Hyper;
-use tierbed_trainstore::CommitLog;
+use tierbed_store::CommitLog;
 
 use super::{ForwardConfig, Position};
 use crate::plan::Plan;

@@ -15,8 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::Folder;
-use tierbed_trainstore::shards::{write_file, ShardsFile};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::shards::{write_file, ShardsFile};
+use tierbed_store::CommitLog;
 
 /// Where the shards of one store agree.
 #[derive(Debug)]
@@ -173,7 +173,7 @@ fn ended(why: &str) -> Error {
 #[allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 mod tests {
     use tierbed_io::MemoryFolder;
-    use tierbed_trainstore::shards::read_file;
+    use tierbed_store::shards::read_file;
 
     use super::super::crew::together;
     use super::super::split::tests::schema;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tierbed_core::Result;
 use tierbed_io::{Device, Folder, FolderLock, OpenMode};
-use tierbed_trainstore::shards::prefix;
-use tierbed_trainstore::CommitLog;
+use tierbed_store::shards::prefix;
+use tierbed_store::CommitLog;
 
 use super::council::Council;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tierbed_core::{Error, Poison, Result, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FolderLock};
 use tierbed_kernels::{FeaturePlan, Hyper};
-use tierbed_trainstore::shards::{read_file, shard_of_name, ShardsFile};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::shards::{read_file, shard_of_name, ShardsFile};
+use tierbed_store::CommitLog;
 
 use super::council::{Council, Seat};
 use super::folder::ShardFolder;

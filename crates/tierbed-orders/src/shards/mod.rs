@@ -29,9 +29,9 @@ use std::sync::Arc;
 
 use tierbed_core::{Error, Result};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_trainstore::kept::finish_restore;
-use tierbed_trainstore::shards::{read_file, SHARDS_MAX};
-use tierbed_trainstore::CommitLog;
+use tierbed_store::kept::finish_restore;
+use tierbed_store::shards::{read_file, SHARDS_MAX};
+use tierbed_store::CommitLog;
 
 use crate::engine::OrderedEngine;
 use crate::folders::check_folder;

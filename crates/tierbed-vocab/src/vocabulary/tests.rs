@@ -7,7 +7,7 @@ use crate::mix;
 use crate::policy::Eviction;
 use proptest::prelude::*;
 use tierbed_core::RowStore;
-use tierbed_trainstore::MemoryStore;
+use tierbed_store::MemoryStore;
 
 fn open_table(name: &str) -> TableSchema {
     TableSchema::plain(name, 4, 2)

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_compare::{
     HashDb, HashDbOptions, MmapOptions, MmapStore, RocksMode, RocksOptions, RocksStore,
 };
 use tierbed_core::{Budget, Error, Result, Schema, TrainStore};
 use tierbed_io::{EngineOptions, FsFolder};
 use tierbed_lsm::{LsmOptions, LsmStore, Picker, Scheduling};
-use tierbed_trainstore::{FileStore, FileStoreOptions};
+use tierbed_store::cold::{ColdOptions, ColdStore};
+use tierbed_store::{FileStore, FileStoreOptions};
 
 use super::job::Job;
 

@@ -11,7 +11,7 @@ use tierbed_core::{
     RowWrite, Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{open_engine, EngineOptions, Folder, FolderLock, IoEngine, PAGE_BYTES};
-use tierbed_trainstore::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
+use tierbed_store::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
 
 use super::bucket::{pages_of, Bucket, BucketId};
 use super::cache::{row_bytes, RowCache};

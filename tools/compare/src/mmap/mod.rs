@@ -23,7 +23,7 @@ use tierbed_core::{
     Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{Folder, FolderLock, PAGE_BYTES};
-use tierbed_trainstore::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
+use tierbed_store::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
 
 use crate::attached_bytes;
 use table::DenseTable;

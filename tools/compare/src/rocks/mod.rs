@@ -19,7 +19,7 @@ use tierbed_core::{
     Schema, TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{Folder, FolderLock};
-use tierbed_trainstore::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
+use tierbed_store::{check_records, CommitFailure, CommitLog, Manifest, TableMeta};
 
 use crate::ffi::rocksdb::{check_available, Db, Found};
 use crate::{attached_bytes, packed};

@@ -39,7 +39,7 @@ const fn row(
 }
 
 /// All crates, bottom first. ARCHITECTURE.md draws the same picture.
-const CRATES: [Crate; 22] = [
+const CRATES: [Crate; 21] = [
     row("tierbed-core", &[], &[]),
     row("tierbed-kernels", &["core"], &[]),
     row("tierbed-io", &["core"], &[]),
@@ -50,27 +50,26 @@ const CRATES: [Crate; 22] = [
     row("tierbed-exchange", &["core", "io", "kernels"], &[]),
     row("tierbed-data", &["core", "io"], &["sim"]),
     row("tierbed-cache", &["core"], &[]),
-    row("tierbed-trainstore", &["core", "io"], &["sim"]),
-    row("tierbed-vocab", &["core"], &["trainstore", "sim"]),
-    row("tierbed-lsm", &["core", "io", "trainstore"], &["sim"]),
-    row("tierbed-cold", &["core", "io", "trainstore"], &["sim"]),
-    row("tierbed-compare", &["core", "io", "trainstore"], &["sim"]),
+    row("tierbed-store", &["core", "io"], &["sim"]),
+    row("tierbed-vocab", &["core"], &["store", "sim"]),
+    row("tierbed-lsm", &["core", "io", "store"], &["sim"]),
+    row("tierbed-compare", &["core", "io", "store"], &["sim"]),
     row("tierbed-snapshot", &["core", "io", "kernels", "cache", "vocab"], &["sim"]),
     row("tierbed-placement", &["core", "io", "cache", "snapshot"], &["data", "sim"]),
     row(
         "tierbed",
-        &["core", "io", "kernels", "trainstore", "lsm", "cold", "vocab", "snapshot"],
+        &["core", "io", "kernels", "store", "lsm", "vocab", "snapshot"],
         &["compare", "sim"],
     ),
     row(
         "tierbed-forward",
-        &["core", "io", "kernels", "trainstore"],
+        &["core", "io", "kernels", "store"],
         // Its tests and examples hold it against the engine.
-        &["cold", "tierbed", "sim"],
+        &["tierbed", "sim"],
     ),
     row(
         "tierbed-orders",
-        &["core", "io", "kernels", "trainstore", "snapshot", "tierbed", "forward"],
+        &["core", "io", "kernels", "store", "snapshot", "tierbed", "forward"],
         &["compare", "sim"],
     ),
     row("tierbed-serve", &["core", "snapshot"], &["io"]),
@@ -82,9 +81,8 @@ const CRATES: [Crate; 22] = [
             "kernels",
             "cache",
             "data",
-            "trainstore",
+            "store",
             "lsm",
-            "cold",
             "compare",
             "snapshot",
             "placement",
@@ -102,7 +100,7 @@ const CRATES: [Crate; 22] = [
             "exchange",
             "cache",
             "data",
-            "trainstore",
+            "store",
             "snapshot",
             "placement",
             "tierbed",
@@ -120,13 +118,13 @@ const TOOLS: [&str; 5] = ["sim", "models", "xtask", "compare", "bench"];
 /// A crate, and what it must not reach through any chain of arrows of the table.
 const NEVER: [(&str, &[&str]); 5] = [
     // A server answers lookups: no training, no readers of logs, no partitioner.
-    ("serve", &["tierbed", "orders", "forward", "data", "placement", "lsm", "cold"]),
+    ("serve", &["tierbed", "orders", "forward", "data", "placement", "lsm", "store"]),
     // Serving must not need what was computed off-line for it.
     ("snapshot", &["placement", "data", "tierbed", "forward", "orders"]),
     // A placement is made from queries, whatever reads or trains the rows.
-    ("placement", &["data", "trainstore", "tierbed", "forward", "orders"]),
+    ("placement", &["data", "store", "tierbed", "forward", "orders"]),
     // A store knows rows; pages that are served and the engines above it are not its business.
-    ("trainstore", &["snapshot", "kernels", "cache"]),
+    ("store", &["snapshot", "kernels", "cache"]),
     ("forward", &["snapshot", "tierbed"]),
 ];
 
@@ -316,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_manifest_has_exactly_the_arrows_of_the_table() {
-        assert_eq!(check_manifest(&manifest("tierbed-trainstore", FINE)), []);
+        assert_eq!(check_manifest(&manifest("tierbed-store", FINE)), []);
         let no_tests = "tierbed-core.workspace = true\ntierbed-io.workspace = true";
         for (name, wrong) in [
             ("tierbed-core", "tierbed-io.workspace = true"),
@@ -327,7 +325,7 @@ mod tests {
             ("tierbed-core", "tierbed-sim = { workspace = true, optional = true }"),
             // Allowed, but nothing depends on it.
             ("tierbed-kernels", ""),
-            ("tierbed-trainstore", no_tests),
+            ("tierbed-store", no_tests),
             ("tierbed-attic", ""),
         ] {
             let found = check_manifest(&manifest(name, wrong));
@@ -338,19 +336,19 @@ mod tests {
     #[test]
     fn a_dependency_is_named_by_a_source() {
         let named = |path: &str, source: &str| {
-            let manifest = manifest("tierbed-trainstore", FINE);
+            let manifest = manifest("tierbed-store", FINE);
             let files = [
-                File::new("crates/tierbed-trainstore/src/lib.rs", "use tierbed_core::Error;"),
-                File::new("crates/tierbed-trainstore/tests/a.rs", "tierbed_sim::run();"),
+                File::new("crates/tierbed-store/src/lib.rs", "use tierbed_core::Error;"),
+                File::new("crates/tierbed-store/tests/a.rs", "tierbed_sim::run();"),
                 File::new(path, source),
             ];
             check_sources(&manifest, &files).len()
         };
-        assert_eq!(named("crates/tierbed-trainstore/src/a.rs", "use tierbed_io::Folder;"), 0);
-        assert_eq!(named("crates/tierbed-trainstore/src/a.rs", "use tierbed_iota::Folder;"), 1);
-        assert_eq!(named("crates/tierbed-trainstore/src/a.rs", "// tierbed_io::Folder"), 1);
-        assert_eq!(named("crates/tierbed-trainstore/tests/b.rs", "use tierbed_io::Folder;"), 1);
-        assert_eq!(named("crates/tierbed-cold/src/a.rs", "use tierbed_io::Folder;"), 1);
+        assert_eq!(named("crates/tierbed-store/src/a.rs", "use tierbed_io::Folder;"), 0);
+        assert_eq!(named("crates/tierbed-store/src/a.rs", "use tierbed_iota::Folder;"), 1);
+        assert_eq!(named("crates/tierbed-store/src/a.rs", "// tierbed_io::Folder"), 1);
+        assert_eq!(named("crates/tierbed-store/tests/b.rs", "use tierbed_io::Folder;"), 1);
+        assert_eq!(named("crates/tierbed-lsm/src/a.rs", "use tierbed_io::Folder;"), 1);
     }
 
     #[test]

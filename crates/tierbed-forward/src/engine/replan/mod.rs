@@ -28,7 +28,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{AlignedBuf, Folder, FsFolder};
 use tierbed_kernels::Hyper;
-use tierbed_trainstore::Manifest;
+use tierbed_store::Manifest;
 
 use super::room::{Purpose, Room};
 use super::stored::{self, damaged, Stored};

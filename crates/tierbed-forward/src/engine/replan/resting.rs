@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tierbed_core::{Error, Result, RowId, Schema, TableId};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
-use tierbed_trainstore::Manifest;
+use tierbed_store::Manifest;
 
 use super::super::dump::{DumpReader, DUMP_BUF_BYTES};
 use super::super::gather::{Gather, GATHER_BYTES_MAX};

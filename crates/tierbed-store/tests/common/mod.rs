@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use tierbed_cold::{ColdOptions, MemoryOptions};
 use tierbed_core::env::ManualClock;
 use tierbed_core::Budget;
 use tierbed_io::{EngineChoice, EngineOptions};
+use tierbed_store::cold::{ColdOptions, MemoryOptions};
 
 /// Options of a store whose write buffer takes `write_buffer_bytes`.
 pub fn tiny(write_buffer_bytes: usize) -> ColdOptions {

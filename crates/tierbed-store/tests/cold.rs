@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::tiny;
-use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_core::conformance::check_row_store;
 use tierbed_core::env::{ManualClock, SplitMix64};
 use tierbed_core::store::{Ahead, Attachment};
@@ -24,6 +23,7 @@ use tierbed_io::{
     EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode, PAGE_BYTES,
 };
 use tierbed_sim::rows::{row, table, versions, write_version};
+use tierbed_store::cold::{ColdOptions, ColdStore};
 
 fn by_budget(budget_bytes: u64, choice: EngineChoice, queue_depth: u32) -> ColdOptions {
     let engine = EngineOptions { choice, queue_depth, buf_bytes: PAGE_BYTES };
@@ -388,8 +388,7 @@ fn a_budget_below_the_minimum_names_it() {
 #[test]
 fn another_backends_folder_is_refused() {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::default());
-    let mut memory =
-        tierbed_trainstore::MemoryStore::open(folder.clone(), Budget::unlimited()).unwrap();
+    let mut memory = tierbed_store::MemoryStore::open(folder.clone(), Budget::unlimited()).unwrap();
     memory.commit("one", &[]).unwrap();
     drop(memory);
     let error = ColdStore::open(folder, tiny(3000)).err().unwrap();

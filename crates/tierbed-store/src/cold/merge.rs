@@ -5,13 +5,13 @@
 
 #![expect(clippy::indexing_slicing, reason = "pieces are cut from the ranges that the image holds")]
 
+use crate::seal;
 use tierbed_core::Result;
-use tierbed_trainstore::seal;
 
-use crate::cost::{consecutive, PageRun};
-use crate::disk::Disk;
-use crate::image::{ImageRanges, ReadBytes};
-use crate::table::{BaseRange, ColdTable};
+use crate::cold::cost::{consecutive, PageRun};
+use crate::cold::disk::Disk;
+use crate::cold::image::{ImageRanges, ReadBytes};
+use crate::cold::table::{BaseRange, ColdTable};
 
 /// Bytes a merge moved, and delta rows it moved into their bases.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

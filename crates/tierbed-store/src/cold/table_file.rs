@@ -5,13 +5,13 @@
 
 use std::collections::BTreeSet;
 
+use crate::HEADER_BYTES;
 use tierbed_core::{Error, Result, TableSchema};
-use tierbed_trainstore::HEADER_BYTES;
 
-use crate::cost::PageRun;
-use crate::geometry::Geometry;
-use crate::run::Run;
-use crate::table::{BaseRange, ColdTable};
+use crate::cold::cost::PageRun;
+use crate::cold::geometry::Geometry;
+use crate::cold::run::Run;
+use crate::cold::table::{BaseRange, ColdTable};
 
 const MAGIC: [u8; 8] = *b"TBcoldtb";
 const VERSION: u32 = 1;

@@ -9,10 +9,10 @@
 //! physical page number, and the run's version as generation. The keys are read only when a
 //! store is opened. Normative: `docs/reference/formats/cold.md`.
 
+use crate::PageName;
 use tierbed_core::{Error, Result};
-use tierbed_trainstore::PageName;
 
-use crate::cost::PageRun;
+use crate::cold::cost::PageRun;
 
 pub(crate) const KEYS_MAGIC: [u8; 4] = *b"TBk1";
 pub(crate) const DELTA_MAGIC: [u8; 4] = *b"TBd1";

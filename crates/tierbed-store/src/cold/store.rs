@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::{check_records, CommitLog, TableMeta};
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{check_keys, Ahead, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
@@ -10,19 +11,18 @@ use tierbed_core::{
     TableId, TableSchema, TrainStore,
 };
 use tierbed_io::{Folder, FolderLock, OpenMode};
-use tierbed_trainstore::{check_records, CommitLog, TableMeta};
 
-use crate::disk::{Disk, PageFile};
-use crate::geometry::Geometry;
-use crate::image::OVERLAY_BYTES;
-use crate::options::ColdOptions;
-use crate::picker;
-use crate::read::WANT_BYTES;
-use crate::scheduler::Scheduler;
-use crate::stats::ColdStats;
-use crate::table::{ColdTable, TableParts};
-use crate::table_file::{self, StoredTable};
-use crate::write_buffer::WriteBuffer;
+use crate::cold::disk::{Disk, PageFile};
+use crate::cold::geometry::Geometry;
+use crate::cold::image::OVERLAY_BYTES;
+use crate::cold::options::ColdOptions;
+use crate::cold::picker;
+use crate::cold::read::WANT_BYTES;
+use crate::cold::scheduler::Scheduler;
+use crate::cold::stats::ColdStats;
+use crate::cold::table::{ColdTable, TableParts};
+use crate::cold::table_file::{self, StoredTable};
+use crate::cold::write_buffer::WriteBuffer;
 
 /// Largest extents merged together: as many as the write buffer holds, within these bounds. A
 /// merge waits for the device three times, for bases, delta rows and writes, however many it takes.
@@ -80,7 +80,7 @@ impl Memory {
 // At least what the rows of two write buffers can need when each starts a list of its own.
 fn index_bytes(options: &ColdOptions) -> usize {
     let rows_max = WriteBuffer::rows_max(options.memory.write_buffer_bytes);
-    options.memory.delta_index_bytes.max(2 * rows_max * crate::index::ROW_ALONE_BYTES)
+    options.memory.delta_index_bytes.max(2 * rows_max * crate::cold::index::ROW_ALONE_BYTES)
 }
 
 impl ColdStore {
@@ -201,7 +201,7 @@ impl ColdStore {
         for run in runs {
             let rows = table.read_keys(&mut self.disk, &run)?;
             let held = self.index_memory_bytes() + table.index.memory_bytes();
-            let worst = held + rows.len() as u64 * crate::index::ROW_ALONE_BYTES as u64;
+            let worst = held + rows.len() as u64 * crate::cold::index::ROW_ALONE_BYTES as u64;
             if worst > self.memory.index.bytes() {
                 // Written with a larger budget; the next flush merges until it fits.
                 self.memory.index.resize(worst)?;

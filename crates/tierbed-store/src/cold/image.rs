@@ -8,13 +8,13 @@
     reason = "an image is as long as its ranges; runs and rows are those that were asked for"
 )]
 
+use crate::verify;
 use tierbed_core::Result;
-use tierbed_trainstore::verify;
 
-use crate::cost::{cover, PageRun};
-use crate::disk::{Disk, FileRuns};
-use crate::read::page_of;
-use crate::table::{BaseRange, ColdTable};
+use crate::cold::cost::{cover, PageRun};
+use crate::cold::disk::{Disk, FileRuns};
+use crate::cold::read::page_of;
+use crate::cold::table::{BaseRange, ColdTable};
 
 /// Memory per delta row while an image is made: place, range and position; and a request.
 pub(crate) const OVERLAY_BYTES: usize = size_of::<OverlayRow>() + size_of::<PageRun>();

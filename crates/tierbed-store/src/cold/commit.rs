@@ -2,15 +2,15 @@
 //!
 //! A commit writes what waits in the write buffer as runs, syncs the table files, writes one
 //! small file per table (bases, extents, runs: no rows) and switches with the protocol of
-//! `tierbed_trainstore::CommitLog`. Its cost is that of the rows changed since the last flush.
+//! `crate::CommitLog`. Its cost is that of the rows changed since the last flush.
 
+use crate::{CommitFailure, CommitLog, Manifest, TableMeta};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result};
-use tierbed_trainstore::{CommitFailure, CommitLog, Manifest, TableMeta};
 
-use crate::store::ColdStore;
-use crate::table_file;
+use crate::cold::store::ColdStore;
+use crate::cold::table_file;
 
 impl ColdStore {
     pub(crate) fn commit_all(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {

@@ -5,14 +5,14 @@
     reason = "pieces are read in the order and number in which they were asked for"
 )]
 
+use crate::{verify, HEADER_BYTES};
 use tierbed_core::{Result, RowId, RowKey, TableId};
-use tierbed_trainstore::{verify, HEADER_BYTES};
 
-use crate::cost::{consecutive, cover, PageRun};
-use crate::disk::{Disk, FileRuns};
-use crate::read::page_of;
-use crate::run::{decode_keys, run_page, Run, DELTA_MAGIC, KEYS_MAGIC};
-use crate::table::ColdTable;
+use crate::cold::cost::{consecutive, cover, PageRun};
+use crate::cold::disk::{Disk, FileRuns};
+use crate::cold::read::page_of;
+use crate::cold::run::{decode_keys, run_page, Run, DELTA_MAGIC, KEYS_MAGIC};
+use crate::cold::table::ColdTable;
 
 /// Takes a page: its position among all that are read, its number, its bytes.
 type PageSink<'a> = dyn FnMut(usize, u32, &[u8]) -> Result<()> + 'a;

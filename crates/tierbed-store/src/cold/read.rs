@@ -2,7 +2,7 @@
 //!
 //! The rows of a request come in order. Each is looked for in memory; what is left wants a page,
 //! of a run or of a base. These pages are sorted by their place in the file, near ones are
-//! joined (see [`crate::cost`]), and the requests of all tables are one stream, so that the
+//! joined (see [`crate::cold::cost`]), and the requests of all tables are one stream, so that the
 //! device's queue drains once per request and not once per table.
 
 #![expect(
@@ -10,16 +10,16 @@
     reason = "wants and runs hold positions in the keys of their part"
 )]
 
+use crate::{verify, PageName, HEADER_BYTES};
 use tierbed_core::store::RowSink;
 use tierbed_core::{Error, Result, RowKey};
-use tierbed_trainstore::{verify, PageName, HEADER_BYTES};
 
-use crate::cost::{cover, PageRun};
-use crate::disk::{Disk, FileRuns};
-use crate::run::{run_page, DELTA_MAGIC};
-use crate::stats::ColdStats;
-use crate::table::ColdTable;
-use crate::write_buffer::WriteBuffer;
+use crate::cold::cost::{cover, PageRun};
+use crate::cold::disk::{Disk, FileRuns};
+use crate::cold::run::{run_page, DELTA_MAGIC};
+use crate::cold::stats::ColdStats;
+use crate::cold::table::ColdTable;
+use crate::cold::write_buffer::WriteBuffer;
 
 /// Memory of one row of a request: its [`Want`], and a request of its own.
 pub(crate) const WANT_BYTES: usize = size_of::<Want>() + size_of::<PageRun>();

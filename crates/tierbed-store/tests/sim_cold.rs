@@ -13,9 +13,9 @@
 mod common;
 
 use common::tiny;
-use tierbed_cold::{ColdOptions, ColdStore};
 use tierbed_sim::job::{check_power_loss, SimJob, StoreJob};
 use tierbed_sim::SimFolder;
+use tierbed_store::cold::{ColdOptions, ColdStore};
 
 fn seeds() -> Vec<u64> {
     tierbed_sim::job::seeds(&[1, 2, 3, 4])

@@ -12,17 +12,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::{PageName, HEADER_BYTES, ROWS_MAGIC};
 use tierbed_core::{Error, ErrorKind, Reservation, Result, TableSchema};
 use tierbed_io::Device;
-use tierbed_trainstore::{PageName, HEADER_BYTES, ROWS_MAGIC};
 
-use crate::cost::PageRun;
-use crate::disk::PageFile;
-use crate::extents::Extents;
-use crate::geometry::Geometry;
-use crate::index::{DeltaIndex, RANGE_BYTES};
-use crate::run::Run;
-use crate::table_file::StoredTable;
+use crate::cold::cost::PageRun;
+use crate::cold::disk::PageFile;
+use crate::cold::extents::Extents;
+use crate::cold::geometry::Geometry;
+use crate::cold::index::{DeltaIndex, RANGE_BYTES};
+use crate::cold::run::Run;
+use crate::cold::table_file::StoredTable;
 
 /// Runs with a smaller share of newest versions are worth writing again: that frees at least two
 /// bytes per three written.

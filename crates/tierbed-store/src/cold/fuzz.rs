@@ -2,18 +2,18 @@
 //!
 //! Each takes arbitrary bytes and decodes them as opening a store would, behind the checksums.
 //! Damage is an error, which is fine; anything else that goes wrong is a bug. The pages of bases
-//! and runs have the header of `tierbed-trainstore`, whose targets cover it.
+//! and runs have the header of `tierbed-store`, whose targets cover it.
 
 use std::sync::Arc;
 
 use tierbed_core::{Budget, Error, Result, TableSchema, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions, MemoryFolder};
 
-use crate::geometry::Geometry;
-use crate::run::{decode_keys, encode_keys};
-use crate::table::{ColdTable, TableParts};
-use crate::table_file;
-use crate::{ColdOptions, ColdStore};
+use crate::cold::geometry::Geometry;
+use crate::cold::run::{decode_keys, encode_keys};
+use crate::cold::table::{ColdTable, TableParts};
+use crate::cold::table_file;
+use crate::cold::{ColdOptions, ColdStore};
 
 /// Rows of the table, of dim 8; the seeds are written for it.
 const ROW_COUNT: u64 = 1000;

@@ -29,7 +29,7 @@ pub struct MemoryOptions {
     pub read_rows_max: usize,
 }
 
-/// What a [`ColdStore`](crate::ColdStore) is opened with.
+/// What a [`ColdStore`](crate::cold::ColdStore) is opened with.
 #[derive(Debug, Clone)]
 pub struct ColdOptions {
     /// Account for everything the store holds in memory.
@@ -64,7 +64,7 @@ impl ColdOptions {
                 write_buffer_bytes: (limit / 16).clamp(16 << 10, 256 << 20),
                 delta_index_bytes: (limit / 8).max(8 << 10),
                 extent_bytes: power_below(limit / 256).clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX),
-                read_rows_max: (limit / 64 / crate::read::WANT_BYTES).clamp(256, 1 << 20),
+                read_rows_max: (limit / 64 / crate::cold::read::WANT_BYTES).clamp(256, 1 << 20),
             },
             budget,
         }

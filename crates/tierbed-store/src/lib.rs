@@ -3,12 +3,14 @@
 //! | store | where rows live | useful for |
 //! |---|---|---|
 //! | [`FileStore`] | direct-addressed records in 4 KiB pages on disk | tables beyond memory |
+//! | [`cold::ColdStore`] | base ranges and delta runs on disk | streams, far beyond memory |
 //! | [`MemoryStore`] | plain memory | tables that fit, and the oracle of every test |
 //!
-//! Both keep the waist's promise (`tierbed_core::conformance`) and share one commit protocol
+//! All keep the waist's promise (`tierbed_core::conformance`) and share one commit protocol
 //! ([`CommitLog`]): everything written becomes durable together, or nothing does. Stores of other
 //! crates (`tierbed-lsm`) use the same protocol.
 
+pub mod cold;
 mod commit;
 mod file;
 #[doc(hidden)]

@@ -14,7 +14,7 @@ use tierbed_io::{
     open_engine, BufId, Completion, Device, DeviceId, EngineOptions, IoEngine, Op, Request,
 };
 
-use crate::cost::{CostModel, PageRun};
+use crate::cold::cost::{CostModel, PageRun};
 
 /// A file of pages.
 #[derive(Debug, Clone, Copy)]

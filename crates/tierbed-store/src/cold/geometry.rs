@@ -1,15 +1,15 @@
 //! Geometry of a table's file: pages, ranges and extents.
 //!
 //! ```text
-//! rows     0 .. r-1 | r .. 2r-1 | ...        r rows per page: page_layout of the trainstore
+//! rows     0 .. r-1 | r .. 2r-1 | ...        r rows per page: `page_layout` of the file store
 //! pages    0          1           ...
 //! ranges   g pages each: the unit that is merged; a base range fills one extent
 //! file     extents of g pages; each holds a base range, or pieces of delta runs
 //! place    of a delta row: physical page * delta slots per page + slot, 32 bits
 //! ```
 
+use crate::{page_layout, PageLayout, HEADER_BYTES};
 use tierbed_core::{Error, Result, TableSchema};
-use tierbed_trainstore::{page_layout, PageLayout, HEADER_BYTES};
 
 /// Pages of a range at most: presence of pages is one 64-bit word per range.
 pub(crate) const RANGE_PAGES_MAX: u64 = 64;

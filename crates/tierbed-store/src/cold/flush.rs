@@ -5,14 +5,14 @@
     reason = "pages are cut to the table's page length, which holds the header"
 )]
 
+use crate::{seal, HEADER_BYTES};
 use tierbed_core::{Result, RowKey};
-use tierbed_trainstore::{seal, HEADER_BYTES};
 
-use crate::cost::PageRun;
-use crate::disk::Disk;
-use crate::run::{encode_keys, run_page, Run, DELTA_MAGIC, KEYS_MAGIC};
-use crate::table::{cut, key_extents, ColdTable};
-use crate::write_buffer::WriteBuffer;
+use crate::cold::cost::PageRun;
+use crate::cold::disk::Disk;
+use crate::cold::run::{encode_keys, run_page, Run, DELTA_MAGIC, KEYS_MAGIC};
+use crate::cold::table::{cut, key_extents, ColdTable};
+use crate::cold::write_buffer::WriteBuffer;
 
 /// Most bytes of an encoded key: row ids have 40 bits.
 const KEY_BYTES_MAX: usize = 6;

@@ -29,6 +29,7 @@ mod data_path;
 mod disk;
 mod extents;
 mod flush;
+#[doc(hidden)]
 pub mod fuzz;
 mod geometry;
 mod image;

@@ -10,13 +10,13 @@ use std::ops::Range;
 use tierbed_core::store::{RowSink, ScanSink};
 use tierbed_core::{ErrorKind, Result, RowId, RowKey, RowWrite, TableId};
 
-use crate::flush::{BegunRun, SortedRows};
-use crate::image::ImageRanges;
-use crate::index::ROW_ALONE_BYTES;
-use crate::picker::{group, pick, Candidate, Group};
-use crate::read::{self, ReadFrom};
-use crate::store::ColdStore;
-use crate::table::ColdTable;
+use crate::cold::flush::{BegunRun, SortedRows};
+use crate::cold::image::ImageRanges;
+use crate::cold::index::ROW_ALONE_BYTES;
+use crate::cold::picker::{group, pick, Candidate, Group};
+use crate::cold::read::{self, ReadFrom};
+use crate::cold::store::ColdStore;
+use crate::cold::table::ColdTable;
 
 /// Part of its bound that the deltas are brought down by when they reach it.
 const RELIEF: u64 = 8;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cost::PageRun;
+use crate::cold::cost::PageRun;
 
 /// Counters since the store was opened.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
