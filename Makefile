@@ -127,7 +127,7 @@ test-python: setup ## Run the quick Python tests
 test-long: setup ## Run the slow tests and many simulation seeds
 	@$(STEP) 'simulations' cargo x sim --rounds 50
 	@$(STEP) 'models' cargo test --locked --quiet -p tierbed-models -- --ignored
-	@$(STEP) 'kills' cargo test --locked --quiet -p tierbed -p tierbed-forward -p tierbed-orders --test kills -- --ignored
+	@$(STEP) 'kills' cargo test --locked --quiet -p tierbed-train --test '*_kills' -- --ignored
 	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'
 	@$(MAKE) --no-print-directory test-versions
 

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use pyo3::prelude::*;
-use tierbed::CodedTables;
 use tierbed_core::{Error, Result, TableId, TableSchema};
 use tierbed_io::process::ForkMutex;
 use tierbed_kernels::codec::Codec;
+use tierbed_train::CodedTables;
 
 use crate::errors::{run, to_python};
 use crate::store::{make_plan, run_lookup, to_json, FeaturePlan, LookupArguments};

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use serde::Deserialize;
-use tierbed::update::Grads;
-use tierbed::{CodedTables, FeaturePlan as Plan, Pooling};
 use tierbed_core::env::SystemClock;
 use tierbed_core::{Bags, Error, Result};
 use tierbed_exchange::{
@@ -16,7 +14,9 @@ use tierbed_exchange::{
 };
 use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
-use tierbed_orders::OrderedEngine;
+use tierbed_train::window::update::Grads;
+use tierbed_train::window::{FeaturePlan as Plan, Pooling};
+use tierbed_train::{CodedTables, OrderedEngine};
 
 use crate::coded::{no_training, NativeCodedTables};
 use crate::errors::{run, to_python};

@@ -31,7 +31,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 fn kept_checkpoints(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, String, u64)>> {
     run(py, || {
-        let kept = tierbed_orders::kept_checkpoints(&path)?;
+        let kept = tierbed_train::kept_checkpoints(&path)?;
         Ok(kept.into_iter().map(|kept| (kept.number, kept.name.clone(), kept.bytes())).collect())
     })
 }
@@ -39,26 +39,26 @@ fn kept_checkpoints(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(u64, String,
 /// Forgets a kept checkpoint of the store at `path`, which must be closed.
 #[pyfunction]
 fn drop_checkpoint(py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
-    run(py, || tierbed_orders::drop_checkpoint(&path, name))
+    run(py, || tierbed_train::drop_checkpoint(&path, name))
 }
 
 /// Makes a kept checkpoint the last one of the store at `path`, which must be closed.
 #[pyfunction]
 fn restore_checkpoint(py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
-    run(py, || tierbed_orders::restore_checkpoint(&path, name))
+    run(py, || tierbed_train::restore_checkpoint(&path, name))
 }
 
 /// Checks every commit and kept checkpoint that lies in the store at `path`; returns what each
 /// would give back, as JSON.
 #[pyfunction]
 fn commits_json(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    run(py, || to_json(&tierbed_orders::candidates(&path)?))
+    run(py, || to_json(&tierbed_train::candidates(&path)?))
 }
 
 /// Puts a commit of the store at `path` in force, after checking it; returns it as JSON.
 #[pyfunction]
 fn put_commit_in_force(py: Python<'_>, path: PathBuf, number: u64) -> PyResult<String> {
-    run(py, || to_json(&tierbed_orders::put_in_force(&path, number)?))
+    run(py, || to_json(&tierbed_train::put_in_force(&path, number)?))
 }
 
 /// Writes the snapshot that `delta` makes of `base` to `out`; returns a report as JSON.

@@ -66,7 +66,7 @@ fn version() -> &'static str {
 /// Returns the instruction set the kernels use.
 #[pyfunction]
 fn cpu_features() -> &'static str {
-    tierbed::Kernels::detect().isa().name()
+    tierbed_train::window::Kernels::detect().isa().name()
 }
 
 /// Serves the commands of `tierbed bench training` on standard input until it ends.

@@ -8,13 +8,13 @@ use pyo3::types::PyBytes;
 use tierbed_cache::TierBudget;
 use tierbed_core::{Error, Result, TableId};
 use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
-use tierbed_orders::budget_json;
 use tierbed_snapshot::manifest::Manifest;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{
     Backend, CacheTier, MissMode, NeighbourOptions, RecordOptions, Recorded, RefreshOptions,
     ResidentTable, SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
 };
+use tierbed_train::budget_json;
 
 use crate::errors::run;
 use crate::neighbours::{self, TableNeighbours};

@@ -5,13 +5,13 @@ use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
-use tierbed::rows::NewRows;
-use tierbed::update::Grads;
-use tierbed::{Engine, EngineConfig, Hyper, Pooling, Translate};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
 use tierbed_io::process::Owned;
-use tierbed_orders::{OrderConfig, OrderedEngine, PlanRequest, ShardedEngine};
+use tierbed_train::window::rows::NewRows;
+use tierbed_train::window::update::Grads;
+use tierbed_train::window::{Engine, EngineConfig, Hyper, Pooling, Translate};
+use tierbed_train::{OrderConfig, OrderedEngine, PlanRequest, ShardedEngine};
 
 use crate::ending::attached;
 use crate::errors::{run, to_python};
@@ -22,7 +22,7 @@ use crate::tensors::{check_disjoint, Tensor};
 /// Which table, pooling and output columns each feature of a batch has.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct FeaturePlan {
-    pub(crate) plan: tierbed::FeaturePlan,
+    pub(crate) plan: tierbed_kernels::FeaturePlan,
 }
 
 #[pymethods]
@@ -89,7 +89,7 @@ pub(crate) struct LookupArguments<'a, 'py> {
 pub(crate) fn run_lookup(
     plan: &Bound<'_, FeaturePlan>,
     arguments: &LookupArguments<'_, '_>,
-    work: impl FnOnce(&tierbed::FeaturePlan, &Bags<'_>, &mut [f32]) -> Result<()> + Send,
+    work: impl FnOnce(&tierbed_kernels::FeaturePlan, &Bags<'_>, &mut [f32]) -> Result<()> + Send,
 ) -> PyResult<()> {
     let py = plan.py();
     let LookupArguments { indices, offsets, weights, out } = *arguments;
@@ -108,7 +108,7 @@ pub(crate) fn run_translate(
     indices: &Bound<'_, PyAny>,
     offsets: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
-    work: impl FnOnce(&tierbed::FeaturePlan, &Bags<'_>, &mut [i64]) -> Result<()> + Send,
+    work: impl FnOnce(&tierbed_kernels::FeaturePlan, &Bags<'_>, &mut [i64]) -> Result<()> + Send,
 ) -> PyResult<()> {
     let py = plan.py();
     let batch = BatchTensors::import(indices, offsets, None)?;
@@ -182,7 +182,8 @@ impl NativeStore {
             let wrong =
                 |cause| Error::invalid("table description or policy is wrong").with("cause", cause);
             let table: TableSchema = serde_json::from_str(table_json).map_err(wrong)?;
-            let policy: tierbed::Policy = serde_json::from_str(policy_json).map_err(wrong)?;
+            let policy: tierbed_train::window::Policy =
+                serde_json::from_str(policy_json).map_err(wrong)?;
             engine.single()?.by_number()?.add_open_table(table, policy).map(|id| id.0)
         })
     }
@@ -725,7 +726,7 @@ pub(crate) fn make_plan(
     for (table, pooling) in tables.iter().zip(poolings) {
         features.push((TableId(*table), named_pooling(pooling)?));
     }
-    Ok(FeaturePlan { plan: tierbed::FeaturePlan::new(schema, &features)? })
+    Ok(FeaturePlan { plan: tierbed_kernels::FeaturePlan::new(schema, &features)? })
 }
 
 pub(crate) fn to_json(value: &impl serde::Serialize) -> Result<String> {

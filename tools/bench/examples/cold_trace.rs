@@ -22,10 +22,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use rustix::time::{clock_gettime, ClockId};
-use tierbed::{Engine, EngineConfig, EngineStats, FeaturePlan, Pooling};
 use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
 use tierbed_data::trace::TraceReader;
+use tierbed_train::window::{Engine, EngineConfig, EngineStats, FeaturePlan, Pooling};
 
 const FEATURES: usize = 26;
 
@@ -230,7 +230,7 @@ fn train(
         slice.steps.on(&*clock, || {
             for bags in &bags[..fitted] {
                 engine.lookup(plan, bags, &mut out).unwrap();
-                let grads = tierbed::update::Grads { output: &grad, weights: None };
+                let grads = tierbed_train::window::update::Grads { output: &grad, weights: None };
                 engine.update(plan, bags, grads).unwrap();
             }
         });

@@ -28,11 +28,11 @@ use std::sync::Arc;
 use tierbed_core::env::Env;
 use tierbed_core::{Bags, InitSpec, Schema, TableId, TableSchema};
 use tierbed_data::trace::{write_trace, TraceOptions, TraceReader};
-use tierbed_forward::{
-    ForwardConfig, ForwardEngine, Grads, Plan, PlanBuilder, PlanOptions, PlanShape,
-};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{init_record, FeaturePlan, Hyper, Pooling};
+use tierbed_train::planned::{
+    ForwardConfig, ForwardEngine, Grads, Plan, PlanBuilder, PlanOptions, PlanShape,
+};
 
 const FEATURES: usize = 26;
 const DIM: usize = 4;

@@ -16,11 +16,11 @@
 
 use std::path::Path;
 
-use tierbed::update::Grads;
-use tierbed::{Engine, EngineConfig, EvictionOrder, FeaturePlan, Pooling};
 use tierbed_cache::bounds::{farthest_next_use, Requests};
 use tierbed_core::{Bags, Budget, OptimizerKind, TableSchema};
 use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
+use tierbed_train::window::update::Grads;
+use tierbed_train::window::{Engine, EngineConfig, EvictionOrder, FeaturePlan, Pooling};
 use tierbed_store::MemoryStore;
 
 const DIM: u32 = 32;

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use serde_json::{json, Value};
-use tierbed::update::Grads;
-use tierbed::{Backend, Engine, EngineConfig, FeaturePlan, Hyper, Pooling};
 use tierbed_core::env::{mix64, Clock, SplitMix64, SystemClock};
 use tierbed_core::{Bags, Error, InitSpec, OptimizerKind, Result, TableId, TableSchema};
+use tierbed_train::window::update::Grads;
+use tierbed_train::window::{Backend, Engine, EngineConfig, FeaturePlan, Hyper, Pooling};
 
 /// Steps between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 100;

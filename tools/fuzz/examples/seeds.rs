@@ -15,7 +15,7 @@ use tierbed_core::{
     TrainStore,
 };
 use tierbed_data::trace::{write_trace, TraceOptions};
-use tierbed_forward::{PlanBuilder, PlanOptions, PlanShape};
+use tierbed_train::planned::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
 use tierbed_kernels::{Codec, ProductQuantizer};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};

@@ -1,4 +1,4 @@
-//! See `tierbed_forward::fuzz::chunks`.
+//! See `tierbed_train::planned::fuzz::chunks`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_forward::fuzz::chunks(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_train::planned::fuzz::chunks(bytes));

@@ -1,4 +1,4 @@
-//! See `tierbed_forward::fuzz::plan`.
+//! See `tierbed_train::planned::fuzz::plan`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_forward::fuzz::plan(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_train::planned::fuzz::plan(bytes));

@@ -1,5 +1,5 @@
 //! Does a job come back from the background thread, whatever happens when? The protocol of
-//! compaction (`tierbed-lsm`) and of the storage thread (`tierbed-forward`).
+//! compaction (`tierbed-lsm`) and of the storage thread (`tierbed-train`).
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 

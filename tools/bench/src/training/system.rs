@@ -4,9 +4,9 @@ use std::fmt::Debug;
 
 use serde_json::{json, Value};
 use tierbed_core::{Bags, Error, Result, Schema};
-use tierbed_forward::{ForwardConfig, ForwardEngine, Grads, Plan};
 use tierbed_io::{FsFolder, WordBuf};
 use tierbed_kernels::{init_record, FeaturePlan, Hyper};
+use tierbed_train::planned::{ForwardConfig, ForwardEngine, Grads, Plan};
 
 use super::job::{features_of, Job};
 use super::kernel::{synthetic_grad, Places, StepKernel};

@@ -20,8 +20,8 @@ use serde::Deserialize;
 use serde_json::{json, Value};
 use tierbed_core::{Error, Result, TableId};
 use tierbed_data::trace::{write_trace, TraceOptions};
-use tierbed_forward::{Plan, PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::FsFolder;
+use tierbed_train::planned::{Plan, PlanBuilder, PlanOptions, PlanShape};
 
 use super::job::{schema_of, Batches, Job, FEATURE_COUNT};
 use super::session::{Mode, Session};

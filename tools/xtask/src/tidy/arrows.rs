@@ -39,7 +39,7 @@ const fn row(
 }
 
 /// All crates, bottom first. ARCHITECTURE.md draws the same picture.
-const CRATES: [Crate; 21] = [
+const CRATES: [Crate; 19] = [
     row("tierbed-core", &[], &[]),
     row("tierbed-kernels", &["core"], &[]),
     row("tierbed-io", &["core"], &[]),
@@ -57,19 +57,8 @@ const CRATES: [Crate; 21] = [
     row("tierbed-snapshot", &["core", "io", "kernels", "cache", "vocab"], &["sim"]),
     row("tierbed-placement", &["core", "io", "cache", "snapshot"], &["data", "sim"]),
     row(
-        "tierbed",
+        "tierbed-train",
         &["core", "io", "kernels", "store", "lsm", "vocab", "snapshot"],
-        &["compare", "sim"],
-    ),
-    row(
-        "tierbed-forward",
-        &["core", "io", "kernels", "store"],
-        // Its tests and examples hold it against the engine.
-        &["tierbed", "sim"],
-    ),
-    row(
-        "tierbed-orders",
-        &["core", "io", "kernels", "store", "snapshot", "tierbed", "forward"],
         &["compare", "sim"],
     ),
     row("tierbed-serve", &["core", "snapshot"], &["io"]),
@@ -86,8 +75,7 @@ const CRATES: [Crate; 21] = [
             "compare",
             "snapshot",
             "placement",
-            "tierbed",
-            "forward",
+            "train",
         ],
         &[],
     ),
@@ -103,8 +91,7 @@ const CRATES: [Crate; 21] = [
             "store",
             "snapshot",
             "placement",
-            "tierbed",
-            "orders",
+            "train",
             "serve",
         ],
         may_use: &["compare", "bench"],
@@ -116,16 +103,15 @@ const CRATES: [Crate; 21] = [
 const TOOLS: [&str; 5] = ["sim", "models", "xtask", "compare", "bench"];
 
 /// A crate, and what it must not reach through any chain of arrows of the table.
-const NEVER: [(&str, &[&str]); 5] = [
+const NEVER: [(&str, &[&str]); 4] = [
     // A server answers lookups: no training, no readers of logs, no partitioner.
-    ("serve", &["tierbed", "orders", "forward", "data", "placement", "lsm", "store"]),
+    ("serve", &["train", "data", "placement", "lsm", "store"]),
     // Serving must not need what was computed off-line for it.
-    ("snapshot", &["placement", "data", "tierbed", "forward", "orders"]),
+    ("snapshot", &["placement", "data", "train"]),
     // A placement is made from queries, whatever reads or trains the rows.
-    ("placement", &["data", "store", "tierbed", "forward", "orders"]),
+    ("placement", &["data", "store", "train"]),
     // A store knows rows; pages that are served and the engines above it are not its business.
     ("store", &["snapshot", "kernels", "cache"]),
-    ("forward", &["snapshot", "tierbed"]),
 ];
 
 /// Refuses arrows that the table does not have, arrows of the table that nothing uses, and crates

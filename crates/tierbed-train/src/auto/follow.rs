@@ -1,0 +1,420 @@
+//! Is there a plan for these batches? Finding one, making one, training along it.
+//!
+//! Plans lie in the store's folder, named after the batches they were made from, and are used
+//! again by the next run and after a restart.
+
+use std::sync::Arc;
+
+use crate::planned::{Plan, PlanBuilder, PlanOptions, PlanShape, Position};
+use serde::Serialize;
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Bags, Error, ErrorKind, Result, TableId};
+use tierbed_io::Folder;
+use tierbed_kernels::FeaturePlan;
+
+use crate::auto::along::Along;
+use crate::auto::engine::{lost, OrderedEngine, State, Undecided};
+use crate::auto::options::{OnMismatch, Order};
+
+/// Names of plans, and of their scratch files, start so.
+pub(crate) const PLAN_PREFIX: &str = "order-";
+/// A window's rows take at most this share of the memory: two windows are always there.
+const WINDOW_SHARE: u64 = 12;
+const WINDOW_MIN_BYTES: u64 = 4096;
+
+/// Which batches a plan is wanted for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanRequest {
+    /// Identifies the batches and their order.
+    pub source: String,
+    /// Most batches of a window; at least 1.
+    pub window_batches_max: u32,
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "answer")]
+pub enum Answer {
+    /// Training follows the plan and stands here.
+    Following {
+        /// Epochs done.
+        epoch: u64,
+        /// Batches of this epoch done.
+        batch: u64,
+        /// Batches of an epoch.
+        batch_count: u64,
+    },
+    /// There is no such plan, or none that is whole: push all batches.
+    PlanNeeded,
+    /// No plan can be followed.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A plan that is being made.
+pub(crate) struct Making {
+    builder: PlanBuilder,
+    name: String,
+}
+
+/// A plan that was made since the store was opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MadePlan {
+    file: String,
+    pub(crate) identity: u64,
+}
+
+impl MadePlan {
+    fn of(plan: &Plan) -> Self {
+        Self { file: plan.file().to_owned(), identity: plan.identity() }
+    }
+}
+
+impl OrderedEngine {
+    /// Follows the plan of `request` if there is one and it may be followed.
+    ///
+    /// # Errors
+    /// In order `forward` what is refused is `Invalid`; otherwise the folder's errors.
+    pub fn follow(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+        let answer = self.find_plan(features, request)?;
+        if let Answer::Refused { reason } = &answer {
+            if self.config.order == Order::Forward {
+                return Err(Error::invalid("the forward order cannot be followed")
+                    .with("reason", reason)
+                    .with("remedy", "give the batches of the plan, or open with order=\"auto\""));
+            }
+            self.notes.reason = Some(reason.clone());
+        }
+        Ok(answer)
+    }
+
+    fn find_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+        let refused = |reason: &str| Ok(Answer::Refused { reason: reason.to_owned() });
+        if self.config.order == Order::Window {
+            return refused("the store was opened with order=\"window\"");
+        }
+        self.check_plan()?;
+        if let State::Planless(planless) = &self.state {
+            return match self.is_wanted(features, request) {
+                true => self.find_made_again(features, request),
+                false => Err(planless.error()),
+            };
+        }
+        if let State::Along(along) = &self.state {
+            let planned = along.engine.planned_tables();
+            if along.source == request.source && tables_of(features) == planned {
+                return match along.engine.has_batches() {
+                    true => Ok(self.following()),
+                    false => self.find_made_again(features, request),
+                };
+            }
+            if along.is_durable {
+                return self.follow_another(features, request);
+            }
+            if along.is_untouched() {
+                self.undecide()?;
+                return self.find_plan(features, request);
+            }
+            let reason = "the order of the batches changes behind steps without a checkpoint";
+            if self.config.on_mismatch() == OnMismatch::Error {
+                return Err(Error::invalid(reason).with(
+                    "remedy",
+                    "call store.checkpoint before the batches of another order, or give the \
+                     batches of the plan",
+                ));
+            }
+            self.move_to_general(reason)?;
+            return refused(reason);
+        }
+        if self.config.backend.is_some() {
+            return refused("the store was opened with a backend");
+        }
+        self.undecide()?;
+        match &self.state {
+            State::Undecided(_) => {}
+            State::Lost(cause) => return Err(lost(cause)),
+            _ => return refused("rows were trained without a plan before"),
+        }
+        let (shape, options) = self.shape_of(features, request)?;
+        match self.find_sound(request, (&shape, &options))? {
+            None => Ok(Answer::PlanNeeded),
+            Some(plan) => self.start_along(plan),
+        }
+    }
+
+    // Follows the plan that was damaged, if it was made again.
+    fn find_made_again(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+        let (shape, options) = self.shape_of(features, request)?;
+        let names = plan_names(request);
+        let made = self.plan_made_again(&names, (&shape, &request.source, &options))?;
+        let Some(plan) = made else { return Ok(Answer::PlanNeeded) };
+        self.follow_again(plan)?;
+        Ok(self.following())
+    }
+
+    /// Opens the plan `name` if it is the wanted one and every window of it is whole; one that
+    /// is damaged counts for none.
+    pub(crate) fn sound_plan(
+        &self,
+        name: &str,
+        shape: &PlanShape,
+        (source, options): (&str, &PlanOptions),
+    ) -> Result<Option<Plan>> {
+        let check = |plan: Plan| match self.made_plan == Some(MadePlan::of(&plan)) {
+            true => Ok(plan),
+            false => plan.verify().map(|_| plan),
+        };
+        let found = Plan::open_for(&*self.folder()?, name, shape, source, options);
+        match found.and_then(|plan| plan.map(check).transpose()) {
+            // It is made again: whatever is wrong with it, its batches give it back.
+            Err(error) if is_damage(&error) => Ok(None),
+            found => found,
+        }
+    }
+
+    // Finds a plan that is whole.
+    fn find_sound(
+        &self,
+        request: &PlanRequest,
+        (shape, options): (&PlanShape, &PlanOptions),
+    ) -> Result<Option<Plan>> {
+        for name in plan_names(request) {
+            let plan = self.sound_plan(&name, shape, (&request.source, options))?;
+            if plan.is_some() {
+                return Ok(plan);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Tells whether there is a plan for `request`, or it is followed already.
+    pub(crate) fn has_plan(
+        &mut self,
+        features: &FeaturePlan,
+        request: &PlanRequest,
+    ) -> Result<bool> {
+        self.check_plan()?;
+        let is_wanted = self.is_wanted(features, request);
+        match &self.state {
+            State::Planless(_) | State::Along(_) if is_wanted => {
+                let (shape, options) = self.shape_of(features, request)?;
+                let names = plan_names(request);
+                let made = self.plan_made_again(&names, (&shape, &request.source, &options))?;
+                return Ok(made.is_some());
+            }
+            State::Along(along) if along.source == request.source => return Ok(true),
+            State::Undecided(_) | State::Along(_) => {}
+            State::General(general) if general.is_untouched => {}
+            // The answer will be a refusal, or an error.
+            State::General(_) | State::Lost(_) | State::Planless(_) => return Ok(true),
+        }
+        let (shape, options) = self.shape_of(features, request)?;
+        Ok(self.find_sound(request, (&shape, &options))?.is_some())
+    }
+
+    // Goes on along another plan: every row is moved once, behind a checkpoint that is there.
+    fn follow_another(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+        let folder = self.folder()?;
+        let (shape, options) = self.shape_of(features, request)?;
+        let plan = self.find_sound(request, (&shape, &options))?;
+        let Some(plan) = plan else { return Ok(Answer::PlanNeeded) };
+        let name = plan.file().to_owned();
+        let lost = State::Lost("changing the plan failed".to_owned());
+        let State::Along(along) = std::mem::replace(&mut self.state, lost) else {
+            return Err(Error::invalid("no plan is followed"));
+        };
+        match along.replan(plan, &self.config) {
+            Ok(along) => {
+                self.state = State::Along(Box::new(along));
+                self.notes.replan_count += 1;
+                remove_other_plans(&*folder, &name)?;
+                Ok(self.following())
+            }
+            Err(error) => {
+                self.state = State::lost(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn following(&self) -> Answer {
+        let State::Along(along) = &self.state else {
+            return Answer::Refused { reason: "no plan is followed".to_owned() };
+        };
+        let Position { epoch, batch } = along.engine.position();
+        Answer::Following { epoch, batch, batch_count: along.engine.plan_stats().batch_count }
+    }
+
+    // From no engine to the forward engine. A plan that does not fit the memory is a refusal:
+    // the other order may manage.
+    fn start_along(&mut self, plan: Plan) -> Result<Answer> {
+        let lost = State::Lost("opening the forward order failed".to_owned());
+        let State::Undecided(undecided) = std::mem::replace(&mut self.state, lost) else {
+            return Err(Error::invalid("the order of the store is decided"));
+        };
+        let Undecided { schema, hypers } = undecided;
+        let folder = self.folder()?;
+        let tables = (schema.clone(), hypers.as_slice());
+        match Along::open(Arc::clone(&folder), tables, plan, &self.config) {
+            Ok(along) => {
+                self.state = State::Along(Box::new(Along { is_checked: true, ..along }));
+                self.notes.reason = None;
+                Ok(self.following())
+            }
+            Err(error) => {
+                for name in folder.list()? {
+                    if !name.starts_with(PLAN_PREFIX) {
+                        folder.remove(&name)?;
+                    }
+                }
+                self.state = State::Undecided(Undecided { schema, hypers });
+                match error.kind() {
+                    ErrorKind::Invalid if self.config.order == Order::Auto => {
+                        Ok(Answer::Refused { reason: error.to_string() })
+                    }
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    fn shape_of(
+        &self,
+        features: &FeaturePlan,
+        request: &PlanRequest,
+    ) -> Result<(PlanShape, PlanOptions)> {
+        let shape = PlanShape::new(self.schema(), &tables_of(features))?;
+        let bytes = self.config.forward_bytes();
+        let options = PlanOptions {
+            window_bytes: (bytes / WINDOW_SHARE).max(WINDOW_MIN_BYTES),
+            window_batches_max: request.window_batches_max,
+            memory_bytes: match &self.state {
+                // All but what is kept aside is taken.
+                State::Along(_) => self.config.aside_bytes(),
+                _ => self.config.dram_budget_bytes,
+            },
+        };
+        let options = match self.is_wanted(features, request) {
+            true => self.options_of_plan(options),
+            false => options,
+        };
+        Ok((shape, options))
+    }
+
+    /// Starts making the plan of `request`; push all its batches, then finish.
+    ///
+    /// # Errors
+    /// `Invalid` when the order is decided already, otherwise the folder's.
+    pub fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()> {
+        self.making = None;
+        self.undecide()?;
+        if !matches!(self.state, State::Undecided(_) | State::Along(_) | State::Planless(_)) {
+            return Err(Error::invalid("a plan is made before rows are trained"));
+        }
+        let folder = self.folder()?;
+        let (shape, options) = self.shape_of(features, request)?;
+        // A plan that rows lie along stays until the new one is whole, damaged or not.
+        let [name, other] = plan_names(request);
+        let is_taken = |name: &str| match &self.state {
+            State::Along(along) => along.engine.plan().file().starts_with(name),
+            _ => false,
+        };
+        let name = if is_taken(&name) { other } else { name };
+        let builder = PlanBuilder::new(folder, &name, shape, &request.source, options)?;
+        self.making = Some(Making { builder, name });
+        Ok(())
+    }
+
+    /// Adds the next batch to the plan.
+    ///
+    /// # Errors
+    /// `Invalid` for ids or shapes out of range, otherwise those of the scratch files.
+    pub fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
+        let making = self.making.as_mut();
+        making.ok_or_else(|| Error::invalid("no plan is being made"))?.builder.push(bags)
+    }
+
+    /// Finishes the plan; it is durable then.
+    ///
+    /// # Errors
+    /// `Invalid` for no batches, or for others than those of the plan that is made again;
+    /// otherwise the folder's.
+    pub fn finish_plan(&mut self) -> Result<()> {
+        let making = self.making.take();
+        let Making { builder, name } =
+            making.ok_or_else(|| Error::invalid("no plan is being made"))?;
+        builder.finish()?;
+        self.made_plan = Some(MadePlan::of(&Plan::open(&*self.folder()?, &name)?));
+        self.check_made_again(&name)
+    }
+
+    /// Returns epochs and batches of the epoch done; `None` when no plan is followed.
+    #[must_use]
+    pub fn position(&self) -> Option<(u64, u64)> {
+        let State::Along(along) = &self.state else { return None };
+        let Position { epoch, batch } = along.engine.position();
+        Some((epoch, batch))
+    }
+
+    /// Passes the next batch of the plan without a step: it was only looked at.
+    ///
+    /// # Errors
+    /// `Invalid` when it is not the planned one.
+    pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        let Some(along) = self.along_mut() else { return Ok(()) };
+        along.is_durable = false;
+        match along.engine.pass(plan, bags) {
+            Err(error) => self.answer_mismatch(plan, bags, error),
+            done => done,
+        }
+    }
+
+    /// Passes over the batches of the plan, without a step and without looking at them, up to
+    /// batch `batch` of this epoch, or of the next one when that batch is done.
+    ///
+    /// # Errors
+    /// `Invalid` for a batch that the plan does not have, otherwise the disk's.
+    pub fn pass_to(&mut self, batch: u64) -> Result<()> {
+        let Some(along) = self.along_mut() else { return Ok(()) };
+        if along.engine.position().batch == batch {
+            return Ok(());
+        }
+        along.is_durable = false;
+        along.side.clear();
+        along.engine.pass_to(batch)
+    }
+
+    /// Notes why the forward order is not followed.
+    pub fn note_reason(&mut self, reason: &str) {
+        if !matches!(self.state, State::Along(_)) {
+            self.notes.reason = Some(reason.to_owned());
+        }
+    }
+}
+
+fn is_damage(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io | ErrorKind::Invalid)
+}
+
+/// Removes all plans and their scratch files but `name` and its copy.
+pub(crate) fn remove_other_plans(folder: &dyn Folder, name: &str) -> Result<()> {
+    for old in folder.list()? {
+        if old.starts_with(PLAN_PREFIX) && !old.starts_with(name) {
+            // Left-overs cost space, not correctness.
+            let _ = folder.remove(&old);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn tables_of(features: &FeaturePlan) -> Vec<TableId> {
+    features.features().iter().map(|feature| feature.table).collect()
+}
+
+// The second name is for a plan that is made again while the first is still needed.
+fn plan_names(request: &PlanRequest) -> [String; 2] {
+    let source = crc32c(request.source.as_bytes());
+    ["", ".again"].map(|again| format!("{PLAN_PREFIX}{source:08x}{again}.plan"))
+}

@@ -1,0 +1,176 @@
+//! What is an ordered engine opened with?
+
+use crate::planned::ForwardConfig;
+use crate::window::{Backend, Durability, EngineConfig};
+use serde::{Deserialize, Serialize};
+use tierbed_core::{Error, Result};
+
+/// Which order a store may follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Forward where a plan is given, else by a window of batches.
+    #[default]
+    Auto,
+    /// Along a plan, or not at all.
+    Forward,
+    /// Only a window of batches is known.
+    Window,
+}
+
+/// What happens when a batch to train on is not the planned one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnMismatch {
+    /// The call fails and names epoch, batch and remedy. Nothing changes.
+    Error,
+    /// Every row moves to the engine that needs no plan, once, and training goes on; rows live in
+    /// the `file` store then.
+    Fallback,
+    /// The same, and rows live in the `cold` store: for streams far larger than memory.
+    FallbackCold,
+}
+
+impl OnMismatch {
+    /// Returns where rows live after a move, if the answer is one.
+    pub(crate) fn backend(self) -> Option<Backend> {
+        match self {
+            Self::Error => None,
+            Self::Fallback => Some(Backend::File),
+            Self::FallbackCold => Some(Backend::Cold),
+        }
+    }
+}
+
+/// Options of an [`OrderedEngine`](crate::OrderedEngine); JSON with these names at the Python
+/// border.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OrderConfig {
+    /// All the memory the engine may use.
+    pub dram_budget_bytes: u64,
+    /// Which order to follow.
+    #[serde(default)]
+    pub order: Order,
+    /// What a batch that was not planned does.
+    ///
+    /// `None` is `error` when a plan is insisted on, or with several shards, else `fallback`.
+    #[serde(default)]
+    pub on_mismatch: Option<OnMismatch>,
+    /// Parts of a store that work at the same time, each on a thread of its own; `None` takes what
+    /// the folder holds, or one. [`ShardedEngine`](crate::ShardedEngine) divides a store.
+    #[serde(default)]
+    pub shards: Option<u32>,
+    /// Where rows live when no plan is followed; `None` takes what the folder holds, or `file`.
+    #[serde(default)]
+    pub backend: Option<Backend>,
+    /// How often checkpoints are expected; a backend's matter.
+    #[serde(default)]
+    pub durability: Durability,
+    /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
+    #[serde(default = "auto")]
+    pub io_engine: String,
+    /// Pages in flight; 0 chooses by the budget.
+    #[serde(default)]
+    pub queue_depth: u32,
+    /// Most bytes on disk.
+    #[serde(default)]
+    pub disk_quota_bytes: Option<u64>,
+    /// Memory for index pages of open vocabularies; by default a sixteenth of the budget.
+    #[serde(default)]
+    pub vocabulary_bytes: Option<u64>,
+    /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
+    #[serde(default = "auto")]
+    pub isa: String,
+    /// The store is looked at as of its last checkpoint, also while another process has it;
+    /// nothing is written.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+fn auto() -> String {
+    "auto".to_owned()
+}
+
+/// Share of the memory kept aside in forward order, for rows that were not planned.
+const ASIDE_SHARE: u64 = 12;
+/// Least memory kept aside: what publishing needs.
+const ASIDE_MIN_BYTES: u64 = 512 << 10;
+const ASIDE_MAX_BYTES: u64 = 256 << 20;
+
+impl OrderConfig {
+    /// Returns the options of a store with `dram_budget_bytes` and defaults otherwise.
+    #[must_use]
+    pub fn new(dram_budget_bytes: u64) -> Self {
+        Self {
+            dram_budget_bytes,
+            order: Order::default(),
+            on_mismatch: None,
+            shards: None,
+            backend: None,
+            durability: Durability::default(),
+            io_engine: auto(),
+            queue_depth: 0,
+            disk_quota_bytes: None,
+            vocabulary_bytes: None,
+            isa: auto(),
+            read_only: false,
+        }
+    }
+
+    /// Reads options from JSON.
+    ///
+    /// # Errors
+    /// `Invalid` for unknown names or values.
+    pub fn from_json(json: &str) -> Result<Self> {
+        serde_json::from_str(json)
+            .map_err(|cause| Error::invalid("store options are wrong").with("cause", cause))
+    }
+
+    /// Returns what a batch does that was not planned.
+    pub(crate) fn on_mismatch(&self) -> OnMismatch {
+        self.on_mismatch.unwrap_or(match self.order {
+            Order::Forward => OnMismatch::Error,
+            Order::Auto | Order::Window => OnMismatch::Fallback,
+        })
+    }
+
+    /// Returns the memory kept aside in forward order.
+    pub(crate) fn aside_bytes(&self) -> u64 {
+        (self.dram_budget_bytes / ASIDE_SHARE).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES)
+    }
+
+    /// Returns the memory of the forward engine: all that is not kept aside.
+    pub(crate) fn forward_bytes(&self) -> u64 {
+        self.dram_budget_bytes.saturating_sub(self.aside_bytes())
+    }
+
+    /// Returns the least budget that leaves `own_bytes` to the forward engine.
+    pub(crate) fn least_bytes(&self, own_bytes: u64) -> u64 {
+        let with_share = own_bytes * ASIDE_SHARE / (ASIDE_SHARE - 1) + ASIDE_SHARE;
+        let aside_bytes = (with_share - own_bytes).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES);
+        own_bytes + aside_bytes
+    }
+
+    pub(crate) fn engine(&self, backend: Backend) -> EngineConfig {
+        EngineConfig {
+            backend,
+            durability: self.durability,
+            io_engine: self.io_engine.clone(),
+            queue_depth: self.queue_depth,
+            disk_quota_bytes: self.disk_quota_bytes,
+            vocabulary_bytes: self.vocabulary_bytes,
+            isa: self.isa.clone(),
+            ..EngineConfig::new(self.dram_budget_bytes)
+        }
+    }
+
+    pub(crate) fn forward(&self) -> ForwardConfig {
+        ForwardConfig {
+            io_engine: self.io_engine.clone(),
+            disk_quota_bytes: self.disk_quota_bytes,
+            isa: self.isa.clone(),
+            ..ForwardConfig::new(self.forward_bytes())
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! A serving snapshot from either order: the same rows, the same bytes.
+//!
+//! Along a plan rows come in no order, so all of them are sorted at once, by table, use count and
+//! row, in the memory kept aside.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::planned::AnySink;
+use crate::window::publish::PublishProgress;
+use tierbed_core::store::Attachment;
+use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
+use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
+use tierbed_store::kept;
+
+use crate::auto::along::Along;
+use crate::auto::engine::{lost, OrderedEngine, State};
+
+/// Sort key: table, use count inverted, row; most significant byte first.
+const KEY_BYTES: usize = 4 + 4 + 8;
+/// Rows between two progress calls.
+const PROGRESS_ROWS: u64 = 1 << 16;
+
+impl OrderedEngine {
+    /// Publishes the newest version of every written row to `path`, a new or empty folder,
+    /// together with `attachments`.
+    ///
+    /// # Errors
+    /// As [`crate::window::Engine::publish`].
+    pub fn publish(
+        &mut self,
+        path: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.publish_placed(path, Vec::new(), attachments, progress)
+    }
+
+    /// Publishes as [`publish`](Self::publish); the tables of each of `placed` share pages as it
+    /// says.
+    ///
+    /// # Errors
+    /// As [`crate::window::Engine::publish_placed`].
+    pub fn publish_placed(
+        &mut self,
+        path: &Path,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        if let Some(along) = self.along_mut() {
+            let folder = Arc::new(FsFolder::create(path)?);
+            return along.publish(folder, placed, attachments, progress);
+        }
+        match self.general_mut()? {
+            Some(general) => general.engine.publish_placed(path, placed, attachments, progress),
+            None => Err(lost("no engine")),
+        }
+    }
+
+    /// Publishes to `path` what differs from the snapshot at `base`.
+    ///
+    /// # Errors
+    /// As [`crate::window::Engine::publish_delta`]; `Unsupported` along a plan.
+    pub fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        if self.along_mut().is_some() {
+            return Err(Error::unsupported("the forward order publishes no deltas")
+                .with("remedy", "publish in full"));
+        }
+        match self.general_mut()? {
+            Some(general) => general.engine.publish_delta(path, base, attachments, progress),
+            None => Err(lost("no engine")),
+        }
+    }
+
+    /// Checkpoints and keeps the checkpoint under `name`; returns its number.
+    ///
+    /// # Errors
+    /// As [`crate::window::Engine::keep_checkpoint`]; `Unsupported` along a plan.
+    pub fn keep_checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        if self.along_mut().is_some() {
+            return Err(Error::unsupported("the forward order keeps no checkpoints")
+                .with("remedy", "copy the folder of the closed store"));
+        }
+        match self.general_mut()? {
+            Some(general) => {
+                general.is_untouched = false;
+                let number = general.engine.keep_checkpoint(name, attachments)?;
+                general.past = None;
+                Ok(number)
+            }
+            None => Err(lost("no engine")),
+        }
+    }
+
+    /// Forgets the kept checkpoint `name` and gives its disk space back.
+    ///
+    /// # Errors
+    /// `Invalid` when there is none of that name, `Unsupported` without a folder, `Io`.
+    pub fn drop_checkpoint(&mut self, name: &str) -> Result<()> {
+        match &mut self.state {
+            State::General(general) => general.engine.drop_checkpoint(name),
+            State::Lost(cause) => Err(lost(cause)),
+            State::Along(_) | State::Undecided(_) | State::Planless(_) => {
+                kept::drop_checkpoint(self.folder()?.as_ref(), name)
+            }
+        }
+    }
+}
+
+impl Along {
+    fn publish(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.side.clear();
+        let schema = self.engine.schema().clone();
+        let publication = Publication { schema, folder, memory: self.aside.clone(), placed };
+        let engine = &mut self.engine;
+        publish_unsorted(publication, attachments, progress, &mut |sink| engine.scan_all(sink))
+    }
+}
+
+/// What is published where, and the memory for sorting it.
+pub(crate) struct Publication {
+    pub(crate) schema: Schema,
+    pub(crate) folder: Arc<dyn Folder>,
+    pub(crate) memory: Budget,
+    pub(crate) placed: Vec<PlacedTables>,
+}
+
+/// Publishes what `scan` hands out in any order: whole records, each row once.
+pub(crate) fn publish_unsorted(
+    publication: Publication,
+    attachments: &[Attachment<'_>],
+    progress: &mut PublishProgress<'_>,
+    scan: &mut dyn FnMut(&mut AnySink<'_>) -> Result<()>,
+) -> Result<Report> {
+    let Publication { schema, folder, memory, placed } = publication;
+    let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
+    let dim_of = |table: TableId| dims.get(table.0 as usize).copied().unwrap_or(0);
+    let target = Arc::clone(&folder);
+    let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &memory)?;
+    let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
+    let mut show = |done: u64| match progress(done.min(row_count), row_count) {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Closed, "publish was stopped")
+            .with("remedy", "publish again into an empty folder")),
+    };
+    let options = SorterOptions {
+        key_bytes: KEY_BYTES,
+        payload_bytes: 4 * dims.iter().copied().max().unwrap_or(0),
+        memory_bytes: (memory.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+        scratch_name: "scratch.rows".to_owned(),
+    };
+    let mut sorter = ExternalSorter::new(Arc::clone(&folder), &options, &memory)?;
+    let (mut seen, mut payload) = (0u64, vec![0; options.payload_bytes]);
+    scan(&mut |table, row, record| {
+        let count = record.last().map_or(0, |word| word.to_bits());
+        let weights: &[u8] = bytemuck::cast_slice(record.get(..dim_of(table)).unwrap_or(&[]));
+        if let Some(place) = payload.get_mut(..weights.len()) {
+            place.copy_from_slice(weights);
+        }
+        sorter.push(&key_of(table, count, row), &payload)?;
+        seen += 1;
+        if seen.is_multiple_of(PROGRESS_ROWS) {
+            show(seen / 2)?;
+        }
+        Ok(())
+    })?;
+    let mut sorted = sorter.finish()?;
+    let mut written = 0u64;
+    while let Some(record) = sorted.next()? {
+        let (table, row) = place_of(record.key)?;
+        let bytes = record.payload.get(..4 * dim_of(table)).unwrap_or(&[]);
+        let weights: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+        writer.push(table, row, &weights)?;
+        written += 1;
+        if written.is_multiple_of(PROGRESS_ROWS) {
+            show((seen + written) / 2)?;
+        }
+    }
+    for attachment in attachments {
+        writer.attach(attachment.name, attachment.bytes)?;
+    }
+    show(row_count)?;
+    writer.finish()
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn key_of(table: TableId, count: u32, row: RowId) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    let head = table.0.to_be_bytes().into_iter().chain((u32::MAX - count).to_be_bytes());
+    for (place, byte) in key.iter_mut().zip(head.chain(row.0.to_be_bytes())) {
+        *place = byte;
+    }
+    key
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn place_of(key: &[u8]) -> Result<(TableId, RowId)> {
+    let table = key.first_chunk().map(|bytes| TableId(u32::from_be_bytes(*bytes)));
+    let row = key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
+    let short = || Error::corruption("sorted record has a short key");
+    Ok((table.ok_or_else(short)?, row.ok_or_else(short)?))
+}

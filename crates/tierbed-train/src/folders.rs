@@ -1,0 +1,79 @@
+//! What can be asked of a store's folder that nobody has open? Kept checkpoints, and whether it is
+//! whole.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::window::with_enough_memory;
+use tierbed_core::{Error, Result};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_store::kept::{self, Kept};
+use tierbed_store::CommitLog;
+
+use crate::auto::engine::OrderedEngine;
+use crate::auto::moving::{has_moved, GENERAL_FOLDER};
+use crate::auto::options::OrderConfig;
+
+/// Opens the folder that has the rows of the store at `path`: of a store that left the forward
+/// order it is a folder inside.
+///
+/// # Errors
+/// `Invalid` when there is no such folder, `Corruption` when its files are damaged.
+pub fn rows_folder(path: &Path) -> Result<Arc<dyn Folder>> {
+    let folder = FsFolder::open(path)?;
+    Ok(match has_moved(&folder)? {
+        true => Arc::new(FsFolder::open(path.join(GENERAL_FOLDER))?),
+        false => Arc::new(folder),
+    })
+}
+
+/// Lists the kept checkpoints of the store at `path`, by number.
+///
+/// # Errors
+/// `Corruption` when a list is damaged, `Io` from the folder.
+pub fn kept_checkpoints(path: &Path) -> Result<Vec<Kept>> {
+    kept::kept_checkpoints(rows_folder(path)?.as_ref())
+}
+
+/// Forgets the kept checkpoint `name` of the store at `path`, which must be closed.
+///
+/// # Errors
+/// `Closed` when it is open, `Invalid` when there is none of that name, `Io` from the folder.
+pub fn drop_checkpoint(path: &Path, name: &str) -> Result<()> {
+    let folder = rows_folder(path)?;
+    let _lock = folder.lock()?;
+    refuse_half_restored(folder.as_ref())?;
+    kept::drop_checkpoint(folder.as_ref(), name)
+}
+
+/// Makes the kept checkpoint `name` the last one of the store at `path`, which must be closed.
+///
+/// # Errors
+/// As [`kept::restore_checkpoint`].
+pub fn restore_checkpoint(path: &Path, name: &str) -> Result<()> {
+    kept::restore_checkpoint(&rows_folder(path)?, name, &check_folder)
+}
+
+/// Opens the store in `folder`, which is a view or nobody's, and checks every checksum of it;
+/// returns the number of pages checked. Takes as much memory as opening it needs.
+///
+/// # Errors
+/// `Corruption` when something is damaged, `Invalid` when nothing is in force.
+pub fn check_folder(folder: &Arc<dyn Folder>) -> Result<u64> {
+    if CommitLog::stored_backend(folder.as_ref())?.is_none() {
+        return Err(Error::invalid("no checkpoint is in force in this folder"));
+    }
+    with_enough_memory(&mut |budget_bytes| {
+        let config = OrderConfig::new(budget_bytes);
+        OrderedEngine::open_in(Some(Arc::clone(folder)), &config)?.verify()
+    })
+}
+
+// A restore that was interrupted may need its kept files: it comes first.
+fn refuse_half_restored(folder: &dyn Folder) -> Result<()> {
+    if folder.read(kept::RESTORE)?.is_some() {
+        return Err(Error::invalid("a checkpoint of this store is being restored")
+            .with("remedy", "open the store once, which finishes it, then drop the checkpoint"));
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! Can training continue from here, in the middle of an epoch, bit for bit?
+//!
+//! A checkpoint is a dump of the rows in memory (each with the window and entry it waits for),
+//! the chunk lists of all buckets, and the position, put in force by the commit protocol of
+//! `tierbed-store`. Its cost depends on the memory, not on the tables. The rows of the
+//! current window wait for that very window, so reopening is entering it again. Rows read ahead
+//! for the next window are still in their bucket and need no dump.
+//! Normative: `docs/reference/formats/forward.md`.
+
+use tierbed_core::store::{Attachment, CommitInfo};
+use tierbed_core::{Error, Result};
+use tierbed_kernels::Hyper;
+use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
+
+use super::dump::{read_dump, DumpWriter};
+use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
+use super::{ForwardEngine, Position, BACKEND};
+use crate::planned::store::ferry::Ferry;
+use crate::planned::store::lists::split_rows;
+use crate::planned::store::parking::PARKED_HEAD_BYTES;
+use crate::planned::store::shelf::{open_rows, Shelf, ENTRY_BYTES};
+use crate::planned::store::window::Place;
+
+impl ForwardEngine {
+    /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
+    /// returns the checkpoint's number.
+    ///
+    /// # Errors
+    /// `NoSpace` leaves the last checkpoint in force and training may go on; after `Io` the
+    /// store is poisoned: reopen it at the last checkpoint.
+    pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        self.poison.check()?;
+        if let Some(own) = attachments.iter().find(|given| given.name.starts_with('_')) {
+            return Err(Error::invalid("attachment names must not start with '_'")
+                .with("attachment", own.name));
+        }
+        let settled = self.settle_disk();
+        self.poison.on_any(settled)?;
+        let number = self.log.next_number();
+        let result = self.put_in_force(number, name, attachments);
+        match result {
+            Ok(()) => {}
+            Err(CommitFailure::Undone(error)) => {
+                self.remove_dumps(number);
+                return Err(error);
+            }
+            Err(CommitFailure::Poisoned(error)) => return self.poison.on_any(Err(error)),
+        }
+        let Ferry { shelves, extents, .. } = self.river.ferry()?;
+        let buckets = shelves.iter().flat_map(Shelf::all_buckets);
+        extents.commit(buckets.flat_map(|bucket| &bucket.chunks));
+        self.counters.checkpoint_count += 1;
+        Ok(number)
+    }
+
+    // A failed sync leaves open what is on disk: no retry. Source: Rebello et al., ATC'20.
+    fn settle_disk(&mut self) -> Result<()> {
+        let ferry = self.river.ferry()?;
+        ferry.settle()?;
+        ferry.disk.finish_writes()?;
+        ferry.disk.sync()
+    }
+
+    fn put_in_force(
+        &mut self,
+        number: u64,
+        name: &str,
+        attachments: &[Attachment<'_>],
+    ) -> std::result::Result<(), CommitFailure> {
+        let tables = self.write_dumps(number).map_err(CommitFailure::of)?;
+        let state = self.state_json().map_err(CommitFailure::of)?;
+        let chunks = encode_buckets(self.river.shelves());
+        let mut all = vec![
+            Attachment { name: STATE, bytes: state.as_bytes() },
+            Attachment { name: CHUNKS, bytes: &chunks },
+        ];
+        all.extend_from_slice(attachments);
+        let manifest = Manifest {
+            number,
+            name: name.to_owned(),
+            backend: BACKEND.to_owned(),
+            schema: (*self.schema).clone(),
+            tables,
+            store_file: None,
+            attachments: Vec::new(),
+        };
+        self.log.put_in_force(manifest, &all)
+    }
+
+    fn state_json(&self) -> Result<String> {
+        let run = |hyper: &Hyper| {
+            let Hyper { lr, eps, beta1, beta2, weight_decay, step } = *hyper;
+            Run { step, lr, eps, beta1, beta2, weight_decay }
+        };
+        let state = State {
+            position: Position { epoch: self.epoch, batch: self.batch_in_epoch },
+            window: self.river.current.number,
+            batch_in_window: self.batch_in_window,
+            plan_identity: self.river.plan.identity(),
+            plan_key: self.river.plan.key().to_owned(),
+            extent_bytes: self.extent_bytes,
+            span_windows: self.river.span_windows(),
+            tables: self.hypers.iter().map(run).collect(),
+        };
+        serde_json::to_string(&state)
+            .map_err(|cause| Error::invalid("state cannot be written").with("cause", cause))
+    }
+
+    // One dump per shelf; each table names the dump its rows are in.
+    fn write_dumps(&mut self, number: u64) -> Result<Vec<TableMeta>> {
+        let mut metas = Vec::with_capacity(self.river.shelves().len());
+        for shelf in 0..self.river.shelves().len() {
+            let file = CommitLog::file_name(number, &format!("rows{shelf}.dump"));
+            metas.push(self.write_dump(shelf, file)?);
+        }
+        let homes = self.river.homes.iter();
+        Ok(homes.filter_map(|home| metas.get(home.shelf).cloned()).collect())
+    }
+
+    fn remove_dumps(&self, number: u64) {
+        for shelf in 0..self.river.shelves().len() {
+            // Left-overs cost space, not correctness.
+            let _ = self.folder.remove(&CommitLog::file_name(number, &format!("rows{shelf}.dump")));
+        }
+    }
+
+    fn write_dump(&mut self, at: usize, file: String) -> Result<TableMeta> {
+        let mut dump = DumpWriter::create(&*self.folder, file)?;
+        let homes = self.river.homes.clone();
+        let is_of_shelf = |table: usize| homes.get(table).is_some_and(|home| home.shelf == at);
+        // The current window first, then window after window: so a reader needs each of them once.
+        self.river.visit_current(&mut |spot, record| {
+            let Place { window, entry } = spot.waits_for;
+            if is_of_shelf(spot.table) {
+                dump.add(window, entry, record)
+            } else {
+                Ok(())
+            }
+        })?;
+        let ferry = self.river.ferry()?;
+        let mut between = Vec::new();
+        ferry.visit_live(&mut |spot, _| {
+            if is_of_shelf(spot.table) {
+                between.push((spot.waits_for, spot.known_as.entry));
+            }
+            Ok(())
+        })?;
+        between.sort_unstable_by_key(|(place, _)| (place.window, place.entry));
+        let mut between = between.into_iter().peekable();
+        let Some(shelf) = ferry.shelves.get(at) else { return Ok(dump.meta) };
+        for window in 0..ferry.plan.window_count() as u32 {
+            while let Some((place, here)) = between.next_if(|(place, _)| place.window == window) {
+                dump.add(window, place.entry, ferry.live.record(here))?;
+            }
+            for (entry, record) in shelf.lists().iter(window as usize) {
+                dump.add(window, entry, record)?;
+            }
+        }
+        // Then span after span, among them what is on the way from a span to its windows.
+        let spans = ferry.splitter.spans();
+        for list in spans.window_count()..spans.list_count() {
+            let hand = split_rows(ferry.splitter.rows_of(at, list), 1 + shelf.words());
+            for (entry, record) in hand.chain(shelf.lists().iter(list)) {
+                dump.add(list as u32, entry, record)?;
+            }
+        }
+        let (meta, bytes) = dump.finish()?;
+        self.counters.dump_bytes += bytes;
+        Ok(meta)
+    }
+
+    /// Lets the rows of the checkpoint in force wait in memory; before the river starts.
+    pub(super) fn restore_rows(&mut self) -> Result<()> {
+        for shelf in 0..self.river.shelves().len() {
+            let Some((meta, stored_bytes)) = self.dump_of(shelf) else { continue };
+            let record_bytes = stored_bytes - ENTRY_BYTES;
+            let river = &mut self.river;
+            read_dump(&*self.folder, &meta, record_bytes, &mut |waits_for, entry, record| {
+                river.restore(shelf, (waits_for as usize, entry), record)
+            })?;
+        }
+        Ok(())
+    }
+
+    // The dump that holds the rows of a shelf: that of any of its tables.
+    fn dump_of(&self, shelf: usize) -> Option<(TableMeta, usize)> {
+        let manifest = self.log.manifest()?;
+        let table = self.river.homes.iter().position(|home| home.shelf == shelf)?;
+        let meta = manifest.tables.get(table)?.clone();
+        Some((meta, self.river.shelves().get(shelf)?.stored_bytes()))
+    }
+
+    /// Returns number and name of the last checkpoint.
+    #[must_use]
+    pub fn last_checkpoint(&self) -> Option<&CommitInfo> {
+        self.log.info()
+    }
+
+    /// Reads an attachment of the last checkpoint.
+    ///
+    /// # Errors
+    /// `Corruption` when it fails its checksum, `Io` from the device.
+    pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.log.attachment(name)
+    }
+
+    /// Checks every checksum of store and plan; returns the number of chunks checked.
+    ///
+    /// # Errors
+    /// `Corruption`, naming the first bad place.
+    pub fn verify(&mut self) -> Result<u64> {
+        self.poison.check()?;
+        let settled = self.settle_disk();
+        self.poison.on_any(settled)?;
+        self.log.verify()?;
+        self.river.plan.verify()?;
+        for shelf in 0..self.river.shelves().len() {
+            let Some((meta, stored_bytes)) = self.dump_of(shelf) else { continue };
+            let record_bytes = stored_bytes - ENTRY_BYTES;
+            read_dump(&*self.folder, &meta, record_bytes, &mut |_, _, _| Ok(()))?;
+        }
+        let mut checked = 0;
+        let ferry = self.river.ferry()?;
+        for shelf in &ferry.shelves {
+            let parked_bytes = PARKED_HEAD_BYTES + 4 * shelf.words();
+            let parked = shelf.parked().chunks.iter().zip(std::iter::repeat(parked_bytes));
+            let waiting = shelf.buckets().iter().flat_map(|bucket| &bucket.chunks);
+            for (chunk, row_bytes) in
+                waiting.zip(std::iter::repeat(shelf.stored_bytes())).chain(parked)
+            {
+                let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
+                let bytes = bytes.ok_or_else(|| damaged("names a chunk that is too long"))?;
+                ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                let _rows = open_rows(chunk, bytes, row_bytes)?;
+                checked += 1;
+            }
+        }
+        Ok(checked)
+    }
+}

@@ -1,0 +1,95 @@
+//! Which rows are these? Rows of a span know window and entry, and the plan knows whose those are.
+//!
+//! A span's rows lie in no order, and the plan is read window by window. So rows are gathered and
+//! named piece by piece, each piece in the order of windows: the more memory, the less is read of
+//! the plan.
+
+use tierbed_core::{Error, Result, RowId, TableId};
+
+use super::scan::row_of;
+use crate::planned::plan::{Plan, WindowPlan};
+use crate::planned::store::spans::Spans;
+
+/// Most bytes that rows of spans are gathered in.
+pub(super) const GATHER_BYTES_MAX: u64 = 16 << 20;
+
+/// Takes named rows: table, row id, whole record.
+pub(super) type NamedSink<'a> = dyn FnMut(TableId, RowId, &[f32]) -> Result<()> + 'a;
+
+/// Rows of one list of a span on the way to a sink.
+pub(super) struct Gather<'a> {
+    plan: &'a Plan,
+    spans: &'a Spans,
+    list: usize,
+    record_words: usize,
+    rows_max: usize,
+    /// Entries, and where their records are.
+    order: Vec<(u32, u32)>,
+    records: Vec<f32>,
+}
+
+impl<'a> Gather<'a> {
+    /// Starts with rows of a list, whose records have `record_words`, in about `memory_bytes`.
+    pub(super) fn new(
+        (plan, spans): (&'a Plan, &'a Spans),
+        list: usize,
+        (record_words, memory_bytes): (usize, usize),
+    ) -> Self {
+        let row_bytes = size_of::<(u32, u32)>() + 4 * record_words;
+        let rows_max = (memory_bytes / row_bytes).max(1);
+        Self { plan, spans, list, record_words, rows_max, order: vec![], records: vec![] }
+    }
+
+    /// Adds rows, and hands on those that are too many; `window` is memory to read the plan in.
+    ///
+    /// # Errors
+    /// `Corruption` for rows that the plan does not know, otherwise those of `sink`.
+    pub(super) fn add<'r>(
+        &mut self,
+        rows: impl Iterator<Item = (u32, &'r [f32])>,
+        window: &mut WindowPlan,
+        sink: &mut NamedSink<'_>,
+    ) -> Result<()> {
+        for (entry, record) in rows {
+            if self.order.is_empty() {
+                self.order.reserve_exact(self.rows_max);
+                self.records.reserve_exact(self.rows_max * self.record_words);
+            }
+            self.order.push((entry, self.order.len() as u32));
+            self.records.extend_from_slice(record);
+            if self.order.len() == self.rows_max {
+                self.hand_on(window, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands on what was gathered.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    pub(super) fn hand_on(
+        &mut self,
+        window: &mut WindowPlan,
+        sink: &mut NamedSink<'_>,
+    ) -> Result<()> {
+        self.order.sort_unstable();
+        let mut loaded = None;
+        for &(entry, at) in &self.order {
+            let place = self.spans.place_in(self.list, entry);
+            let (number, entry) = place
+                .ok_or_else(|| Error::corruption("a row waits in a span that the plan has not"))?;
+            if loaded != Some(number) {
+                self.plan.load_entries(number, window)?;
+                loaded = Some(number);
+            }
+            let (table, row) = row_of(window, entry)?;
+            let start = at as usize * self.record_words;
+            let record = self.records.get(start..start + self.record_words).unwrap_or(&[]);
+            sink(table, row, record)?;
+        }
+        self.order.clear();
+        self.records.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! Ids in, one vector per bag out, by entry and place.
+
+use tierbed_core::{Bags, Error, Result};
+use tierbed_kernels::{Destination, Feature, FeaturePlan, FeatureRows, Places, PoolFeature, Rows};
+
+use super::ForwardEngine;
+use crate::planned::plan::Batch;
+use crate::planned::store::river::River;
+
+impl ForwardEngine {
+    /// Makes sure that the rows of `bags`, which are the next batch of the plan, are in memory,
+    /// and finds them. A lookup does so itself; done before, it has the sums left to do.
+    ///
+    /// # Errors
+    /// As for [`Self::lookup`].
+    pub fn prepare(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        let batch = self.find_batch(plan, bags, plan.output_len(bags))?;
+        self.unpack_entries(plan, bags, batch)
+    }
+
+    /// Pools the rows of `bags`, which are the next batch of the plan, into `out`, overwritten:
+    /// `[B, output_dim]`, or `[E, D]` without pooling. May be called again for the same batch.
+    ///
+    /// # Errors
+    /// `Invalid` for a batch that is not the planned one, or shapes out of range: nothing is
+    /// changed then. An error of the disk poisons the engine: reopen it.
+    pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+        let batch = self.find_batch(plan, bags, out.len())?;
+        self.unpack_entries(plan, bags, batch)?;
+        let features = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
+        self.kernels.pool_batch(self.river.current.arena(), &features, out);
+        Ok(())
+    }
+
+    /// Pools the rows of `bags` into the places that `to` says, with the bits of
+    /// [`lookup`](Self::lookup).
+    ///
+    /// # Errors
+    /// As for [`lookup`](Self::lookup).
+    pub fn lookup_to(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        to: &mut impl Destination,
+    ) -> Result<()> {
+        self.prepare(plan, bags)?;
+        let rows = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
+        let starts = &mut self.scratch.starts;
+        starts.clear();
+        for rows in &rows {
+            starts.extend(rows.numbers.iter().map(|&number| rows.places.start(number)));
+        }
+        let arena = self.river.current.arena();
+        let mut rest = starts.as_slice();
+        let pooled = rows.iter().enumerate().map(|(feature, rows)| {
+            let starts = rest.split_off(..rows.numbers.len()).unwrap_or(&[]);
+            let (offsets, pooling, dim) = (rows.offsets, rows.pooling, rows.columns.dim);
+            let of = PoolFeature { feature, offsets, pooling, dim };
+            (Rows { arena, starts, weights: rows.weights }, of)
+        });
+        self.kernels.pool_all_to(&pooled.collect::<Vec<_>>(), to);
+        Ok(())
+    }
+
+    // Unpacks the entry of every index of `batch`, unless that was done for it already.
+    pub(super) fn unpack_entries(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        mut batch: Batch,
+    ) -> Result<()> {
+        let position = self.position();
+        if self.scratch.unpacked == Some(position) {
+            return Ok(());
+        }
+        self.scratch.unpacked = None;
+        self.scratch.entries.clear();
+        for (at, feature) in plan.features().iter().enumerate() {
+            let count = plan.range(bags, at).len();
+            let current = &self.river.current.plan;
+            let table = feature.table.0 as usize;
+            let mapping = current.mapping(&mut batch, table, count);
+            let entry_count = current.tables().get(table).map_or(0, |entries| entries.count);
+            for index in 0..count {
+                let entry = mapping.get(index).filter(|&entry| entry < u64::from(entry_count));
+                let entry =
+                    entry.ok_or_else(|| Error::corruption("plan names an unknown entry"))?;
+                self.scratch.entries.push(entry as u32);
+            }
+        }
+        self.scratch.unpacked = Some(position);
+        Ok(())
+    }
+}
+
+/// Returns which rows each feature of a batch uses, by the entries of all its indices.
+pub(super) fn feature_rows<'a>(
+    river: &River,
+    entries: &'a [u32],
+    (plan, bags): (&FeaturePlan, &Bags<'a>),
+) -> Vec<FeatureRows<'a>> {
+    let rows = |(at, feature): (usize, &Feature)| {
+        let range = plan.range(bags, at);
+        let table = feature.table.0 as usize;
+        FeatureRows {
+            numbers: entries.get(range.clone()).unwrap_or(&[]),
+            places: Places {
+                first: river.current.table_start(table),
+                words: river.home(table).map_or(0, |home| home.words),
+                slots: None,
+            },
+            offsets: bags.feature_offsets(at),
+            weights: bags.weights.and_then(|weights| weights.get(range)),
+            pooling: feature.pooling,
+            columns: feature.columns,
+        }
+    };
+    plan.features().iter().enumerate().map(rows).collect()
+}

@@ -1,0 +1,424 @@
+//! Here is the next batch of the plan, give me one vector per bag.
+//!
+//! The same two rivers as the window engine, with its semantics and its bits: [`lookup`] pools
+//! rows in index order, [`update`] sums the gradients of a row in index order and steps it once
+//! per batch. What differs is the way to a row: position in the plan, entry, place.
+//!
+//! Batches come in the order of the plan, epoch after epoch. A batch whose ids are not the
+//! planned ones is refused before anything changes.
+
+mod checkpoint;
+mod dump;
+mod gather;
+mod lookup;
+mod options;
+mod planned;
+mod replan;
+mod room;
+mod scan;
+mod scratch;
+mod stored;
+mod update;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::stats::IoStats;
+use tierbed_core::{
+    Bags, Budget, Error, Poison, Reservation, Result, Schema, TableId, TableSchema,
+};
+use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
+use tierbed_kernels::{FeaturePlan, Hyper, Kernels};
+use tierbed_store::CommitLog;
+
+pub use options::ForwardConfig;
+pub use planned::{stored_plan, StoredPlan};
+pub use replan::{Import, RecordSink, RowSource};
+pub use scan::AnySink;
+#[doc(hidden)]
+pub use stored::fuzz_chunks;
+
+use crate::planned::plan::{ids_checksum, Batch, Plan, WindowPlan};
+use crate::planned::store::extents::Extents;
+use crate::planned::store::ferry::{Ferry, FerryParts};
+use crate::planned::store::pilot::Pilot;
+use crate::planned::store::river::River;
+use crate::planned::store::shelf::Shelf;
+use crate::planned::store::sizing::ShelfSize;
+use crate::planned::store::split::Splitter;
+use crate::planned::store::window::Live;
+use room::{Purpose, Room};
+use scratch::Scratch;
+
+/// The file of extents.
+const EXTENTS_FILE: &str = "forward.rows";
+/// What the commit log knows this store by.
+pub const BACKEND: &str = "forward";
+
+/// Where training stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// Epochs done.
+    pub epoch: u64,
+    /// Batches of this epoch done: the number of the next batch.
+    pub batch: u64,
+}
+
+/// What was counted since opening.
+#[derive(Debug, Clone, Serialize)]
+pub struct ForwardStats {
+    /// Batches stepped.
+    pub step_count: u64,
+    /// Rows stepped: distinct rows per batch, summed.
+    pub row_update_count: u64,
+    /// Windows begun.
+    pub window_count: u64,
+    /// Windows that share a bucket while they are far away; 0 when none do.
+    pub span_windows: usize,
+    /// Rows appended to buckets.
+    pub rows_flushed: u64,
+    /// Chunks they were written in.
+    pub chunks_written: u64,
+    /// Rows brought from disk.
+    pub rows_read: u64,
+    /// Rows made by the counter-based generator.
+    pub rows_initialised: u64,
+    /// Bytes of rows in memory: two windows, and what waits in lists.
+    pub arena_bytes: u64,
+    /// Bytes of the extents in use or quarantined.
+    pub used_disk_bytes: u64,
+    /// Of them, bytes that only the last checkpoint needs: the next one frees them.
+    pub quarantined_bytes: u64,
+    /// Bytes of the file of extents: the most that were ever used.
+    pub file_bytes: u64,
+    /// Checkpoints made.
+    pub checkpoint_count: u64,
+    /// Bytes written for dumps of checkpoints.
+    pub dump_bytes: u64,
+    /// How often training waited for storage: for a window that was not ready, or a device that
+    /// had no buffer left. What one wait takes, the caller's clock shows.
+    pub wait_count: u64,
+    /// What the I/O engine did; dumps are not in it.
+    pub io: IoStats,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counters {
+    step_count: u64,
+    row_update_count: u64,
+    window_count: u64,
+    checkpoint_count: u64,
+    dump_bytes: u64,
+}
+
+/// Training along a plan. Calls need `&mut`: one at a time, in the plan's order.
+#[derive(Debug)]
+pub struct ForwardEngine {
+    river: River,
+    schema: Arc<Schema>,
+    hypers: Vec<Hyper>,
+    kernels: Kernels,
+    scratch: Scratch,
+    /// Windows begun and batches done in the current one.
+    epoch: u64,
+    batch_in_window: u32,
+    batch_in_epoch: u64,
+    log: CommitLog,
+    folder: Arc<dyn Folder>,
+    config: ForwardConfig,
+    extent_bytes: usize,
+    budget: Budget,
+    counters: Counters,
+    scan_buf: AlignedBuf,
+    scan_window: WindowPlan,
+    chunk_memory: Reservation,
+    _memory: Vec<Reservation>,
+    poison: Poison,
+    lock: FolderLock,
+}
+
+/// A folder that this process owns.
+struct Site {
+    folder: Arc<dyn Folder>,
+    lock: FolderLock,
+    log: CommitLog,
+}
+
+impl Site {
+    fn open(folder: Arc<dyn Folder>) -> Result<Self> {
+        let lock = folder.lock()?;
+        let log = CommitLog::open(folder.clone(), BACKEND)?;
+        Ok(Self { folder, lock, log })
+    }
+}
+
+impl ForwardEngine {
+    /// Opens the store at `path` at its last checkpoint, or starts one in a new or empty folder,
+    /// to be trained along `plan`.
+    ///
+    /// # Errors
+    /// `Closed` when another process owns the folder; `Invalid` for a budget too small (naming
+    /// the minimum), or another plan or schema than the store's; `Corruption` for damaged files.
+    pub fn open(path: &Path, schema: Schema, plan: Plan, config: &ForwardConfig) -> Result<Self> {
+        Self::open_in(Arc::new(FsFolder::create(path)?), schema, plan, config)
+    }
+
+    /// Opens the store in `folder`; see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(
+        folder: Arc<dyn Folder>,
+        schema: Schema,
+        plan: Plan,
+        config: &ForwardConfig,
+    ) -> Result<Self> {
+        check_shape(&schema, &plan)?;
+        Self::open_at(Site::open(folder)?, Arc::new(schema), plan, config)
+    }
+
+    fn open_at(
+        site: Site,
+        schema: Arc<Schema>,
+        plan: Plan,
+        config: &ForwardConfig,
+    ) -> Result<Self> {
+        let stored = stored::read_stored(&site.log, &schema, &plan, config)?;
+        let purpose = Purpose::Training;
+        let room = Room::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
+        let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
+        engine.river.resume(stored.window)?;
+        engine.restore_rows()?;
+        engine.river.start()?;
+        Ok(engine)
+    }
+
+    // Puts the parts together; no row is in memory yet.
+    fn assemble(
+        site: Site,
+        (schema, plan): (Arc<Schema>, Plan),
+        config: &ForwardConfig,
+        stored: &stored::Stored,
+        room: Room,
+    ) -> Result<Self> {
+        let Room { sizes, disk, budget, chunk_memory, memory, .. } = room;
+        let extent_bytes = stored.extent_bytes(
+            sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
+        );
+        let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
+        let spans = &sizes.spans;
+        let buckets = stored.buckets(sizes.shelves.len(), spans.list_count())?;
+        let shelf = |(size, (buckets, parked)): (&ShelfSize, _)| {
+            let mut shelf = Shelf::new(size.words, size.blocks, buckets, Arc::clone(spans));
+            shelf.set_parked(parked);
+            shelf
+        };
+        let live = || Live::new(sizes.words_max, sizes.entries_max);
+        let ferry = Ferry::new(FerryParts {
+            plan,
+            schema: schema.clone(),
+            homes: sizes.homes.clone(),
+            shelves: sizes.shelves.iter().zip(buckets).map(shelf).collect(),
+            disk,
+            extents,
+            live: live(),
+            splitter: Splitter::new(Arc::clone(spans), sizes.hand_bytes()),
+        });
+        let pilot = (config.pipeline && !stored.is_moving()).then(Pilot::start).transpose()?;
+        Ok(Self {
+            river: River::new(Box::new(ferry), live(), pilot),
+            hypers: stored.hypers(&schema),
+            scratch: Scratch::default(),
+            kernels: Kernels::named(&config.isa)?,
+            schema,
+            epoch: stored.position.epoch,
+            batch_in_window: stored.batch_in_window,
+            batch_in_epoch: stored.position.batch,
+            log: site.log,
+            folder: site.folder,
+            config: config.clone(),
+            extent_bytes,
+            budget,
+            counters: Counters::default(),
+            scan_buf: AlignedBuf::new(sizes.buf_bytes),
+            scan_window: WindowPlan::default(),
+            chunk_memory,
+            _memory: memory,
+            poison: Poison::default(),
+            lock: site.lock,
+        })
+    }
+
+    // Gives all memory back and keeps the folder.
+    fn into_site(self) -> (Site, Arc<Schema>, ForwardConfig) {
+        let Self { folder, lock, log, schema, config, .. } = self;
+        (Site { folder, lock, log }, schema, config)
+    }
+
+    /// Returns the tables.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Returns the plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.river.plan
+    }
+
+    /// Returns where training stands: which batch comes next.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        let batch_count = self.river.plan.stats().batch_count;
+        if self.batch_in_epoch == batch_count {
+            return Position { epoch: self.epoch + 1, batch: 0 };
+        }
+        Position { epoch: self.epoch, batch: self.batch_in_epoch }
+    }
+
+    /// Sets the hyperparameters of `table` from the next step on; `hyper.step` is ignored, the
+    /// engine counts steps itself.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table or values that are negative or not finite.
+    pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        let name = &self.schema.table(table)?.name;
+        hyper.check().map_err(|error| error.with("table", name))?;
+        if let Some(run) = self.hypers.get_mut(table.0 as usize) {
+            *run = Hyper { step: run.step, ..hyper };
+        }
+        Ok(())
+    }
+
+    /// Returns the hyperparameters of `table`; `step` is the number of steps done.
+    #[must_use]
+    pub fn hyper(&self, table: TableId) -> Option<Hyper> {
+        self.hypers.get(table.0 as usize).copied()
+    }
+
+    /// Returns the account of the engine's memory.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Returns what was counted since opening; with `pipeline`, what the storage thread counted
+    /// as of the last change of window.
+    #[must_use]
+    pub fn stats(&self) -> ForwardStats {
+        let Counters { step_count, row_update_count, window_count, .. } = self.counters;
+        let tally = self.river.tally();
+        ForwardStats {
+            step_count,
+            row_update_count,
+            window_count,
+            span_windows: self.river.span_windows(),
+            rows_flushed: tally.rows.rows_flushed,
+            chunks_written: tally.rows.chunks_written,
+            rows_read: tally.rows.rows_read,
+            rows_initialised: tally.rows.rows_initialised,
+            arena_bytes: tally.arena_bytes,
+            used_disk_bytes: tally.used_extents * self.extent_bytes as u64,
+            quarantined_bytes: tally.quarantined_extents * self.extent_bytes as u64,
+            file_bytes: tally.file_bytes,
+            checkpoint_count: self.counters.checkpoint_count,
+            dump_bytes: self.counters.dump_bytes,
+            wait_count: self.river.wait_count(),
+            io: tally.io,
+        }
+    }
+
+    /// Passes the next batch without a step, as for a planned evaluation: its rows were there to
+    /// be looked up and stay as they are.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        self.find_batch(plan, bags, plan.output_len(bags))?;
+        self.finish_batch()
+    }
+
+    // Checks that `bags` are the next batch of the plan and makes its window the current one.
+    // Nothing changes when they are not.
+    // `matrix_len` is the length of the output or gradient.
+    fn find_batch(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        matrix_len: usize,
+    ) -> Result<Batch> {
+        self.poison.check()?;
+        plan.check_shape(bags, matrix_len)?;
+        let planned = &self.river.plan.shape().feature_tables;
+        if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
+            return Err(Error::invalid("features read other tables than those of the plan"));
+        }
+        self.check_has_batches()?;
+        self.enter_window()?;
+        let batch = self.river.current.plan.batch(self.batch_in_window);
+        let batch = batch.ok_or_else(|| Error::corruption("plan window holds no batch"))?;
+        let found = ids_checksum(bags);
+        if batch.index_count as usize != bags.indices.len() || batch.checksum != found {
+            plan.check_ids(&self.schema, bags)?;
+            let position = self.position();
+            return Err(Error::invalid("batch is not the planned one")
+                .with("epoch", position.epoch)
+                .with("batch", position.batch)
+                .with("planned_indices", batch.index_count)
+                .with("indices", bags.indices.len())
+                .with("planned_checksum", format_args!("{:08x}", batch.checksum))
+                .with("checksum", format_args!("{found:08x}"))
+                .with("remedy", "feed the batches in the plan's order, or make a new plan"));
+        }
+        Ok(batch)
+    }
+
+    // Begins the next window when the current one is done.
+    fn enter_window(&mut self) -> Result<()> {
+        if self.batch_in_window < self.river.current.plan.batch_count() {
+            return Ok(());
+        }
+        // Whose rows are in memory is not part of what a batch may change.
+        let result = self.river.advance();
+        self.poison.on_any(result)?;
+        self.count_window()
+    }
+
+    fn count_window(&mut self) -> Result<()> {
+        self.counters.window_count += 1;
+        self.batch_in_window = 0;
+        if self.river.current.number == 0 {
+            self.epoch += 1;
+            self.batch_in_epoch = 0;
+        }
+        let result = self.pay_for_chunks();
+        self.poison.on_any(result)
+    }
+
+    fn pay_for_chunks(&mut self) -> Result<()> {
+        let bytes = self.river.chunk_bytes();
+        self.chunk_memory.resize(bytes)
+    }
+
+    fn finish_batch(&mut self) -> Result<()> {
+        self.batch_in_window += 1;
+        self.batch_in_epoch += 1;
+        let result = self.river.pump();
+        self.poison.on_any(result)
+    }
+}
+
+fn check_shape(schema: &Schema, plan: &Plan) -> Result<()> {
+    let shape = plan.shape();
+    let rows = |table: &TableSchema| table.row_count;
+    let is_same = schema.tables().iter().map(rows).eq(shape.row_counts.iter().copied());
+    if !is_same {
+        return Err(Error::invalid("plan was made for other tables")
+            .with("tables", schema.tables().len())
+            .with("planned_tables", shape.row_counts.len())
+            .with("remedy", "make a plan for these tables"));
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! What is a forward engine opened with?
+
+use serde::{Deserialize, Serialize};
+
+/// Options of a [`ForwardEngine`](crate::planned::ForwardEngine).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ForwardConfig {
+    /// All the memory the engine may use.
+    pub dram_budget_bytes: u64,
+    /// Largest extent, unless a record is longer. Many small buckets get smaller ones, so that
+    /// half-filled extents cost little disk. Read when the store is made.
+    pub extent_bytes: usize,
+    /// Does storage work on a thread of its own while the caller computes. The values are the
+    /// same; it costs a second core part of the time. Without it, every batch does its share.
+    pub pipeline: bool,
+    /// Windows that share a bucket while they are far away: `None` chooses by memory, as few as
+    /// have a page of it each; 0 is a bucket per window. A store keeps those its rows wait in
+    /// until it moves to another plan.
+    pub span_windows: Option<usize>,
+    /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
+    pub io_engine: String,
+    /// Most bytes of extents on disk.
+    pub disk_quota_bytes: Option<u64>,
+    /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
+    pub isa: String,
+}
+
+impl Default for ForwardConfig {
+    fn default() -> Self {
+        Self {
+            dram_budget_bytes: 256 << 20,
+            extent_bytes: 256 << 10,
+            pipeline: false,
+            span_windows: None,
+            io_engine: "auto".to_owned(),
+            disk_quota_bytes: None,
+            isa: "auto".to_owned(),
+        }
+    }
+}
+
+impl ForwardConfig {
+    /// Returns the options of a store with `dram_budget_bytes` and defaults otherwise.
+    #[must_use]
+    pub fn new(dram_budget_bytes: u64) -> Self {
+        Self { dram_budget_bytes, ..Self::default() }
+    }
+}

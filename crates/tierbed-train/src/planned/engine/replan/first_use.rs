@@ -1,0 +1,253 @@
+//! Which window needs a row first? For any rows, in bounded memory.
+//!
+//! The plan says it without an array over rows: a last use points round to the first one. One
+//! pass over the plan finds the first use of every row it uses. When an array over all rows fits
+//! the memory, it answers at once. Otherwise rows are cut into parts: the rows' source is visited
+//! once to ask (4 bytes per row), each part's array answers (8 bytes per row), and the second
+//! visit takes the answers in the order of the questions. Records are never sorted.
+
+use std::sync::Arc;
+
+use tierbed_core::store::out_of_range;
+use tierbed_core::{Error, Result, RowId, Schema, TableId};
+use tierbed_io::Folder;
+
+use super::parts::Parts;
+use super::RowSource;
+use crate::planned::plan::{Plan, WindowPlan};
+
+/// The plan does not use the row. Not `u64::MAX`, which ends a scratch block.
+const NONE: u64 = u64::MAX - 1;
+/// The row has asked already.
+const ASKED: u64 = u64::MAX - 2;
+/// A block of a part is a multiple of this, the least one of 4, 8 and 12.
+const BLOCK_UNIT: u64 = 24;
+const BLOCK_BYTES_MAX: u64 = 64 << 10;
+
+/// Where a row waits: window and entry.
+pub(super) type Use = (usize, u32);
+
+/// How much memory the answers take, and in how many parts they come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Rows of a part.
+    part_rows: u64,
+    part_count: u64,
+    block_bytes: u64,
+    pub(super) memory_bytes: u64,
+}
+
+impl Cut {
+    /// Cuts `row_count` rows for about `memory_bytes`: half for one part's array, half for a
+    /// block of each part.
+    pub(super) fn new(row_count: u64, memory_bytes: u64) -> Self {
+        if row_count.saturating_mul(8) <= memory_bytes {
+            let memory_bytes = 8 * row_count;
+            return Self { part_rows: row_count, part_count: 1, block_bytes: 0, memory_bytes };
+        }
+        // The array of one part and the smallest blocks of all are equal at this many bytes.
+        let least_bytes = (8 * BLOCK_UNIT * row_count).isqrt() + 8;
+        let half_bytes = (memory_bytes / 2).max(least_bytes);
+        let part_rows = (half_bytes / 8).min(u64::from(u32::MAX) - 1);
+        let part_count = row_count.div_ceil(part_rows);
+        let block_bytes = (half_bytes / part_count).min(BLOCK_BYTES_MAX) / BLOCK_UNIT * BLOCK_UNIT;
+        let block_bytes = block_bytes.max(BLOCK_UNIT);
+        let memory_bytes = 8 * part_rows + part_count * block_bytes;
+        Self { part_rows, part_count, block_bytes, memory_bytes }
+    }
+}
+
+/// Answers for every row of a source, in the source's order.
+pub(super) struct FirstUses {
+    schema: Arc<Schema>,
+    /// Rows of all tables before each table.
+    bases: Vec<u64>,
+    cut: Cut,
+    answers: Answers,
+}
+
+enum Answers {
+    Array(Vec<u64>),
+    Parts(Parts),
+}
+
+impl FirstUses {
+    /// Finds the first use along `plan` of each row that `source` will bring again.
+    ///
+    /// # Errors
+    /// `Invalid` for rows out of range or brought twice, `Corruption` for a damaged plan,
+    /// otherwise those of the scratch files and the source.
+    pub(super) fn find(
+        folder: &Arc<dyn Folder>,
+        (schema, plan): (&Arc<Schema>, &Plan),
+        cut: Cut,
+        source: &mut RowSource<'_>,
+    ) -> Result<Self> {
+        let mut before = 0;
+        let bases = schema.tables().iter().map(|table| {
+            let base = before;
+            before += table.row_count;
+            base
+        });
+        let mut found = Self {
+            schema: schema.clone(),
+            bases: bases.collect(),
+            cut,
+            answers: Answers::Array(Vec::new()),
+        };
+        if cut.part_count == 1 {
+            let mut uses = vec![NONE; cut.part_rows as usize];
+            found.each_first_use(plan, &mut |at, first| {
+                if let Some(place) = uses.get_mut(at as usize) {
+                    *place = first;
+                }
+                Ok(())
+            })?;
+            found.answers = Answers::Array(uses);
+            return Ok(found);
+        }
+        let shape = (cut.part_count as usize, cut.block_bytes as usize);
+        let mut uses = Parts::create(folder, "replan-uses.rows", shape)?;
+        found.each_first_use(plan, &mut |at, first| {
+            let (part, [a, b, c, d]) = (at / cut.part_rows, in_part(cut, at));
+            let [e, f, g, h, i, j, k, l] = first.to_le_bytes();
+            uses.add(part as usize, [a, b, c, d, e, f, g, h, i, j, k, l])
+        })?;
+        uses.seal()?;
+        // The blocks of one file are in memory at a time; those of `uses` come back one by one.
+        (0..shape.0).for_each(|part| uses.rest(part));
+        let mut asked = Parts::create(folder, "replan-asked.rows", shape)?;
+        source(&mut |table, row, _| {
+            let at = found.number_of(table, row)?;
+            asked.add((at / cut.part_rows) as usize, in_part(cut, at))
+        })?;
+        asked.seal()?;
+        (0..shape.0).for_each(|part| asked.rest(part));
+        let answers = answer(folder, cut, (&mut uses, &mut asked))?;
+        found.answers = Answers::Parts(answers);
+        Ok(found)
+    }
+
+    // Calls `sink` with the number of each row the plan uses, and its first use.
+    fn each_first_use(
+        &self,
+        plan: &Plan,
+        sink: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut window = WindowPlan::default();
+        let damaged = || Error::corruption("plan window ends too early");
+        for number in 0..plan.window_count() {
+            plan.load_entries(number, &mut window)?;
+            for (at, entries) in (0u32..).zip(window.tables()) {
+                let next = window.next_uses(entries);
+                for (entry, row) in window.rows(entries).enumerate() {
+                    let (to, first) = next.get(entry).ok_or_else(damaged)?;
+                    if to > number {
+                        continue;
+                    }
+                    let row = RowId(row);
+                    let row = self.number_of(TableId(at), row).map_err(|error| {
+                        Error::corruption("plan names an unknown row").with("cause", error)
+                    })?;
+                    sink(row, (to as u64) << 32 | u64::from(first))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // Numbers the rows of all tables one after the other.
+    fn number_of(&self, table: TableId, row: RowId) -> Result<u64> {
+        let shape = self.schema.table(table)?;
+        if row.0 >= shape.row_count {
+            return Err(out_of_range(shape, row.0));
+        }
+        Ok(self.bases.get(table.0 as usize).copied().unwrap_or(0) + row.0)
+    }
+
+    /// Returns the first use of a row, `None` when there is none. To be asked for each row of
+    /// the source once, in its order.
+    ///
+    /// # Errors
+    /// `Invalid` for a row out of range or asked for twice, otherwise those of the scratch file.
+    pub(super) fn take(&mut self, table: TableId, row: RowId) -> Result<Option<Use>> {
+        let at = self.number_of(table, row)?;
+        let first = match &mut self.answers {
+            Answers::Array(uses) => uses.get_mut(at as usize).map_or(NONE, |place| {
+                let first = *place;
+                *place = ASKED;
+                first
+            }),
+            Answers::Parts(parts) => {
+                let answer = parts.take::<8>((at / self.cut.part_rows) as usize)?;
+                u64::from_le_bytes(answer.ok_or_else(|| {
+                    Error::invalid("the source of rows brought others the second time")
+                })?)
+            }
+        };
+        match first {
+            NONE => Ok(None),
+            ASKED => Err(Error::invalid("the source of rows brought a row twice")
+                .with("table_id", table.0)
+                .with("row", row.0)),
+            first => Ok(Some(((first >> 32) as usize, first as u32))),
+        }
+    }
+}
+
+fn in_part(cut: Cut, at: u64) -> [u8; 4] {
+    ((at % cut.part_rows) as u32).to_le_bytes()
+}
+
+// Part by part: an array of its first uses, then an answer per question.
+fn answer(
+    folder: &Arc<dyn Folder>,
+    cut: Cut,
+    (uses, asked): (&mut Parts, &mut Parts),
+) -> Result<Parts> {
+    let shape = (cut.part_count as usize, cut.block_bytes as usize);
+    let mut answers = Parts::create(folder, "replan-found.rows", shape)?;
+    let mut first_uses = vec![NONE; cut.part_rows as usize];
+    for part in 0..shape.0 {
+        first_uses.fill(NONE);
+        while let Some([a, b, c, d, first @ ..]) = uses.take::<12>(part)? {
+            let at = u32::from_le_bytes([a, b, c, d]) as usize;
+            if let Some(place) = first_uses.get_mut(at) {
+                *place = u64::from_le_bytes(first);
+            }
+        }
+        uses.forget(part);
+        while let Some(at) = asked.take::<4>(part)? {
+            let place = first_uses.get_mut(u32::from_le_bytes(at) as usize);
+            let Some(place) = place else { continue };
+            answers.add(part, place.to_le_bytes())?;
+            *place = ASKED;
+        }
+        asked.forget(part);
+    }
+    answers.seal()?;
+    Ok(answers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_kept_as_far_as_it_can_be() {
+        assert_eq!(Cut::new(1000, 8000).part_count, 1);
+        for rows in [1u64, 1001, 1 << 20, 1 << 30, 1 << 40] {
+            for memory in [0u64, 100, 8 << 10, 1 << 20, 1 << 24, 1 << 28] {
+                let cut = Cut::new(rows, memory);
+                assert!(cut.part_count * cut.part_rows >= rows);
+                assert!(cut.block_bytes.is_multiple_of(BLOCK_UNIT));
+                let least_bytes = 2 * ((8 * BLOCK_UNIT * rows).isqrt() + 8);
+                assert!(
+                    cut.memory_bytes <= memory.max(least_bytes) + 64,
+                    "{rows} {memory} {cut:?}"
+                );
+                assert!(cut.part_rows < u64::from(u32::MAX));
+            }
+        }
+    }
+}

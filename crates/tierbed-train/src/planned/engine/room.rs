@@ -1,0 +1,97 @@
+//! Who gets how much of the budget? Decided and paid for before any row is there.
+
+use tierbed_core::{Budget, Reservation, Result, Schema};
+use tierbed_io::{EngineOptions, Folder, OpenMode};
+
+use super::dump::DUMP_BUF_BYTES;
+use super::replan::answer_bytes as answer_bytes_for;
+use super::scratch::Scratch;
+use super::stored::Stored;
+use super::{ForwardConfig, EXTENTS_FILE};
+use crate::planned::plan::Plan;
+use crate::planned::store::disk::Disk;
+use crate::planned::store::pilot::STACK_BYTES;
+use crate::planned::store::sizing::Sizes;
+
+/// What memory is shared out for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Training,
+    /// Moving all rows to another plan: lists are write buffers, not windows.
+    Moving {
+        source_bytes: u64,
+        row_count: u64,
+    },
+}
+
+/// What is sized, opened and paid for before any row is there.
+pub(super) struct Room {
+    pub(super) sizes: Sizes,
+    pub(super) disk: Disk,
+    pub(super) budget: Budget,
+    pub(super) chunk_memory: Reservation,
+    /// For finding first uses, when rows are moved.
+    pub(super) answer_bytes: u64,
+    pub(super) memory: Vec<Reservation>,
+}
+
+impl Room {
+    /// Opens the file of extents and shares the budget out.
+    ///
+    /// # Errors
+    /// `Invalid` for a budget too small, naming the minimum.
+    pub(super) fn reserve(
+        folder: &dyn Folder,
+        (schema, plan): (&Schema, &Plan),
+        config: &ForwardConfig,
+        stored: &Stored,
+        purpose: Purpose,
+    ) -> Result<Self> {
+        let budget = Budget::new(config.dram_budget_bytes);
+        let mut sizes = Sizes::needs(schema, plan, config.dram_budget_bytes);
+        let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max);
+        let fixed_bytes = sizes.fixed_bytes() + scratch_bytes + DUMP_BUF_BYTES as u64;
+        let free_bytes = config.dram_budget_bytes.saturating_sub(fixed_bytes);
+        let memory = (plan, config.dram_budget_bytes, free_bytes);
+        sizes.share_buckets(memory, config.span_windows, stored.span_windows());
+        sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
+        let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
+        let scan_bytes = (sizes.buf_bytes + DUMP_BUF_BYTES) as u64;
+        memory.push(budget.reserve("scan buffers", scan_bytes)?);
+        let device = folder.open(EXTENTS_FILE, OpenMode::Create)?;
+        let options = EngineOptions {
+            choice: config.io_engine.parse()?,
+            queue_depth: sizes.queue_depth,
+            buf_bytes: sizes.buf_bytes,
+        };
+        let disk = Disk::new(device, &options)?;
+        memory.push(budget.reserve("io buffers", disk.memory_bytes())?);
+        let mut answer_bytes = 0;
+        let chunk_memory = match purpose {
+            Purpose::Training => {
+                memory.push(budget.reserve("batch scratch", scratch_bytes)?);
+                memory.push(
+                    budget
+                        .reserve("rows of windows", sizes.live_bytes + sizes.hand_bytes() as u64)?,
+                );
+                if config.pipeline {
+                    memory.push(budget.reserve("storage thread", STACK_BYTES as u64)?);
+                }
+                // The slack is for chunk lists; those there already have had their part of it.
+                sizes.slack_bytes = sizes.slack_bytes.saturating_sub(stored.chunk_bytes());
+                budget.reserve("chunk lists", stored.chunk_bytes())?
+            }
+            Purpose::Moving { source_bytes, row_count } => {
+                memory.push(budget.reserve("rows to move", source_bytes)?);
+                memory.push(budget.reserve("parked rows", sizes.for_moving())?);
+                answer_bytes = answer_bytes_for(row_count, budget.free_bytes() / 3);
+                memory.push(budget.reserve("first uses", answer_bytes)?);
+                budget.reserve("chunk lists", 0)?
+            }
+        };
+        let used_bytes = budget.limit_bytes() - budget.free_bytes();
+        let taken_bytes = sizes.share_out(used_bytes, budget.free_bytes())?;
+        memory.push(budget.reserve("waiting rows", taken_bytes)?);
+        Ok(Self { sizes, disk, budget, chunk_memory, answer_bytes, memory })
+    }
+}

@@ -1,0 +1,31 @@
+//! Work arrays of one batch, kept from call to call and paid for at opening.
+
+use tierbed_core::Schema;
+use tierbed_kernels::RowSums;
+
+use super::Position;
+use crate::planned::plan::Plan;
+
+/// See the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Entry of each index, in its table.
+    pub(crate) entries: Vec<u32>,
+    /// The batch whose entries they are.
+    pub(crate) unpacked: Option<Position>,
+    /// Where the row of each index begins.
+    pub(crate) starts: Vec<usize>,
+    pub(crate) sums: RowSums,
+}
+
+impl Scratch {
+    /// Returns the most bytes the arrays can take along `plan`.
+    pub(crate) fn memory_bytes(schema: &Schema, plan: &Plan, entries_max: usize) -> u64 {
+        let indices = plan.batch_indices_max() as u64;
+        let dim_max = schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize;
+        let table_max = plan.counts().flatten().copied().max().unwrap_or(0);
+        let sums = RowSums::memory_bytes(indices, dim_max, entries_max as u64, table_max.into());
+        // The vectors of entries and starts grow by doubling.
+        2 * (4 + 8) * indices + sums
+    }
+}

@@ -1,0 +1,103 @@
+//! Gradients in, rows stepped in their places.
+//!
+//! Each row is stepped once per batch, by the sum of its gradients, added in the order in which
+//! `crate::window::Engine` adds; rows do not depend on each other, so the bits are the same.
+
+use tierbed_core::{Bags, Result};
+use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
+
+use super::lookup::feature_rows;
+use super::scratch::Scratch;
+use super::ForwardEngine;
+
+impl ForwardEngine {
+    /// Applies one optimizer step for `bags`, which are the next batch of the plan, and goes on
+    /// to the batch after it.
+    ///
+    /// # Errors
+    /// `Invalid` for a batch that is not the planned one, or shapes out of range: nothing is
+    /// changed then. An error of the disk poisons the engine: reopen it at the last checkpoint.
+    pub fn update(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        mut grads: Grads<'_>,
+    ) -> Result<()> {
+        grads.check(bags)?;
+        let batch = self.find_batch(plan, bags, grads.output.len())?;
+        let result = self.unpack_entries(plan, bags, batch);
+        self.poison.on_any(result)?;
+        let steps = self.begin_step(plan)?;
+        if let Some(weights_grad) = grads.weights.as_deref_mut() {
+            for rows in feature_rows(&self.river, &self.scratch.entries, (plan, bags)) {
+                self.weight_grads(&rows, grads.output, weights_grad);
+            }
+        }
+        self.step_rows((plan, bags), &steps, grads.output);
+        self.counters.step_count += 1;
+        self.finish_batch()
+    }
+
+    // Counts a step for every table of `plan`; returns the steps, feature after feature.
+    fn begin_step(&mut self, plan: &FeaturePlan) -> Result<Vec<Prepared>> {
+        let mut tables: Vec<_> = plan.features().iter().map(|feature| feature.table).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        for table in tables {
+            if let Some(hyper) = self.hypers.get_mut(table.0 as usize) {
+                hyper.step += 1;
+            }
+        }
+        let prepared = |feature: &Feature| {
+            let hyper = self.hypers.get(feature.table.0 as usize).copied().unwrap_or_default();
+            Ok(Prepared::new(self.schema.table(feature.table)?.optimizer, &hyper))
+        };
+        plan.features().iter().map(prepared).collect()
+    }
+
+    fn step_rows(
+        &mut self,
+        (plan, bags): (&FeaturePlan, &Bags<'_>),
+        steps: &[Prepared],
+        grad: &[f32],
+    ) {
+        let Scratch { entries, sums, .. } = &mut self.scratch;
+        let current = &self.river.current.plan;
+        let rows = feature_rows(&self.river, entries, (plan, bags)).into_iter();
+        let mut features = Vec::with_capacity(steps.len());
+        for ((feature, rows), step) in plan.features().iter().zip(rows).zip(steps) {
+            let entries = current.tables().get(feature.table.0 as usize);
+            let (number_first, number_count) =
+                entries.map_or((0, 0), |entries| (entries.first as usize, entries.count as usize));
+            let table = feature.table;
+            features.push(FeatureStep { rows, table, step, number_first, number_count });
+        }
+        let arena = self.river.current.arena_mut();
+        let row_count = self.kernels.step_batch(grad, &features, sums, arena);
+        self.counters.row_update_count += row_count as u64;
+    }
+
+    // The gradient of a weight is the row times the bag's gradient, over the count for "mean".
+    fn weight_grads(&self, rows: &FeatureRows<'_>, grad: &[f32], weights_grad: &mut [f32]) {
+        if rows.pooling == Pooling::None {
+            return;
+        }
+        let arena = self.river.current.arena();
+        let mut numbers = rows.numbers.iter();
+        for (bag, bounds) in rows.offsets.windows(2).enumerate() {
+            let &[start, end] = bounds else { continue };
+            let grad = grad.get(rows.columns.range(bag)).unwrap_or(&[]);
+            for (index, &number) in (start as usize..end as usize).zip(numbers.by_ref()) {
+                let first = rows.places.start(number);
+                let weights = arena.get(first..first + rows.columns.dim).unwrap_or(&[]);
+                let mut product = self.kernels.dot(weights, grad);
+                if rows.pooling == Pooling::Mean {
+                    product /= (end - start) as f32;
+                }
+                if let Some(place) = weights_grad.get_mut(index) {
+                    *place = product;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Can any bytes make a decoder of this crate panic? Entries for `tools/fuzz/`, not an interface.
+//!
+//! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
+//! decodes them. Damage is an error, which is fine; anything else that goes wrong is a bug.
+
+pub use crate::planned::engine::fuzz_chunks as chunks;
+pub use crate::planned::plan::fuzz_plan as plan;

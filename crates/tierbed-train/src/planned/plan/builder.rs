@@ -1,0 +1,295 @@
+//! Batches in, one after the other; a plan out.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Bags, Error, Result};
+use tierbed_io::{Folder, OpenMode};
+
+use super::columns::mapping_width;
+use super::copy::copy_name;
+use super::format::{Header, BLOCK_BATCH_BYTES};
+use super::progress::{remove_scratch, Linked};
+use super::scratch::Appender;
+use super::seen::Seen;
+use super::{ids_checksum, PlanOptions, PlanShape};
+use crate::planned::bits::{BitWriter, PAD_BYTES};
+
+/// A window is cut behind the batch with which it has this many indices: 32 MiB of ids.
+const WINDOW_INDICES_MAX: usize = 4 << 20;
+
+/// One batch of the window being gathered.
+#[derive(Debug, Clone, Copy)]
+struct BatchNote {
+    index_count: u32,
+    checksum: u32,
+}
+
+/// Makes a plan from the batches of an epoch. See the module documentation.
+#[derive(Debug)]
+pub struct PlanBuilder {
+    pub(super) folder: Arc<dyn Folder>,
+    pub(super) name: String,
+    pub(super) shape: PlanShape,
+    pub(super) options: PlanOptions,
+    pub(super) header: Header,
+    tables: Vec<Seen>,
+    batches: Vec<BatchNote>,
+    /// The window's indices, batch after batch.
+    ids: Vec<i64>,
+    /// Indices of each feature of each batch of the window.
+    runs: Vec<u32>,
+    pub(super) rows: Appender,
+    pub(super) bodies: Appender,
+    pub(super) windows: Vec<ScratchWindow>,
+    pub(super) counts: Vec<u32>,
+    /// Checksum of the rows of each table in each window, `[K * T]`.
+    pub(super) row_crcs: Vec<u32>,
+    pub(super) linked: Linked,
+    /// Bytes of the scratch files when the last note was made.
+    pub(super) noted_bytes: u64,
+    work_rows: Vec<u64>,
+    work_body: Vec<u8>,
+}
+
+/// Called with (rows done, rows in all) while a plan is finished; `false` stops.
+pub type PlanProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// What lies in the scratch files for a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ScratchWindow {
+    pub(super) batch_count: u32,
+    pub(super) body_bytes: u32,
+    pub(super) body_crc32c: u32,
+}
+
+impl PlanBuilder {
+    /// Starts the plan `name` in `folder`, which also holds scratch files until the plan is
+    /// finished. An older plan of that name is gone from now on.
+    ///
+    /// `source` identifies the batches and their order (a fingerprint of the data, the seed of
+    /// the shuffle, the batch size); [`Plan::open_for`](super::Plan::open_for) compares it.
+    ///
+    /// # Errors
+    /// `Invalid` for options or a source out of range, otherwise the folder's.
+    pub fn new(
+        folder: Arc<dyn Folder>,
+        name: &str,
+        shape: PlanShape,
+        source: &str,
+        options: PlanOptions,
+    ) -> Result<Self> {
+        options.check(source)?;
+        folder.remove(name)?;
+        folder.remove(&copy_name(name))?;
+        remove_scratch(&*folder, name)?;
+        let header = Header {
+            key: options.key(source),
+            table_count: shape.row_counts.len() as u32,
+            feature_count: shape.feature_tables.len() as u32,
+            ..Header::default()
+        };
+        let rows = Appender::create(&*folder, &format!("{name}.rows"))?;
+        let bodies = Appender::create(&*folder, &format!("{name}.bodies"))?;
+        Ok(Self::with_scratch(folder, (name, shape, options), header, (rows, bodies)))
+    }
+
+    pub(super) fn with_scratch(
+        folder: Arc<dyn Folder>,
+        (name, shape, options): (&str, PlanShape, PlanOptions),
+        header: Header,
+        (rows, bodies): (Appender, Appender),
+    ) -> Self {
+        Self {
+            noted_bytes: rows.len_bytes() + bodies.len_bytes(),
+            rows,
+            bodies,
+            folder,
+            name: name.to_owned(),
+            tables: Seen::of_tables(&shape.row_counts, options.memory_bytes / 2),
+            shape,
+            options,
+            header,
+            batches: Vec::new(),
+            ids: Vec::new(),
+            runs: Vec::new(),
+            windows: Vec::new(),
+            counts: Vec::new(),
+            row_crcs: Vec::new(),
+            linked: Linked::default(),
+            work_rows: Vec::new(),
+            work_body: Vec::new(),
+        }
+    }
+
+    /// Returns the batches of whole windows.
+    pub(super) fn whole_batches(&self) -> u64 {
+        self.header.batch_count - self.batches.len() as u64
+    }
+
+    pub(super) fn pending_indices(&self) -> u64 {
+        self.ids.len() as u64
+    }
+
+    /// Adds the next batch: the ids of each feature, in the order training will see them.
+    ///
+    /// # Errors
+    /// `Invalid` for ids or shapes out of range (the plan is then as it was), otherwise those of
+    /// the scratch files.
+    pub fn push(&mut self, bags: &Bags<'_>) -> Result<()> {
+        self.check(bags)?;
+        let batch_size = bags.batch_size();
+        let bounds = |feature: usize| bags.offsets.get(feature * batch_size).copied().unwrap_or(0);
+        for (feature, table) in self.shape.feature_tables.iter().enumerate() {
+            let range = bounds(feature) as usize..bounds(feature + 1) as usize;
+            let ids = bags.indices.get(range).unwrap_or(&[]);
+            let Some(seen) = self.tables.get_mut(table.0 as usize) else { continue };
+            seen.note(ids);
+            self.runs.push(ids.len() as u32);
+            self.ids.extend_from_slice(ids);
+        }
+        let index_count = bags.indices.len() as u32;
+        self.batches.push(BatchNote { index_count, checksum: ids_checksum(bags) });
+        self.header.batch_count += 1;
+        self.header.index_count += u64::from(index_count);
+        self.header.batch_indices_max = self.header.batch_indices_max.max(index_count);
+        if self.is_window_full() {
+            self.cut_window()?;
+            self.save_when_due()?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, bags: &Bags<'_>) -> Result<()> {
+        if bags.feature_count != self.shape.feature_tables.len() {
+            return Err(Error::invalid("batch has another number of features than the plan")
+                .with("features", bags.feature_count)
+                .with("expected", self.shape.feature_tables.len()));
+        }
+        if u32::try_from(bags.indices.len()).is_err() {
+            return Err(Error::invalid("a batch holds at most 2^32 - 1 indices"));
+        }
+        for (feature, table) in self.shape.feature_tables.iter().enumerate() {
+            let rows = self.shape.row_counts.get(table.0 as usize).copied().unwrap_or(0);
+            let offsets = bags.feature_offsets(feature);
+            let bound = |offset: Option<&i64>| offset.map_or(0, |&offset| offset as usize);
+            let range = bound(offsets.first())..bound(offsets.last());
+            let ids = bags.indices.get(range).unwrap_or(&[]);
+            // A negative id is a large one.
+            let largest = ids.iter().fold(0, |largest, &id| largest.max(id as u64));
+            if largest >= rows && !ids.is_empty() {
+                let id = ids.iter().find(|&&id| id as u64 >= rows);
+                return Err(Error::invalid("row id out of range")
+                    .with("feature", feature)
+                    .with("row", id.unwrap_or(&0))
+                    .with("num_embeddings", rows));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_window_full(&self) -> bool {
+        let bytes =
+            |(seen, record_bytes): (&Seen, &u32)| seen.count() as u64 * u64::from(*record_bytes);
+        let entry_bytes: u64 = self.tables.iter().zip(&self.shape.record_bytes).map(bytes).sum();
+        entry_bytes >= self.options.window_bytes
+            || self.batches.len() >= self.options.window_batches_max as usize
+            || self.ids.len() >= WINDOW_INDICES_MAX
+    }
+
+    // Appends the window's rows and the part of its block that the future does not change.
+    pub(super) fn cut_window(&mut self) -> Result<()> {
+        for seen in &mut self.tables {
+            self.work_rows.clear();
+            seen.number(&mut self.work_rows);
+            let bytes: &[u8] = bytemuck::cast_slice(&self.work_rows);
+            self.row_crcs.push(crc32c(bytes));
+            self.counts.push(self.work_rows.len() as u32);
+            self.rows.append(bytes)?;
+        }
+        self.encode_batches();
+        self.bodies.append(&self.work_body)?;
+        self.windows.push(ScratchWindow {
+            batch_count: self.batches.len() as u32,
+            body_bytes: self.work_body.len() as u32,
+            body_crc32c: crc32c(&self.work_body),
+        });
+        self.header.window_count += 1;
+        self.tables.iter_mut().for_each(Seen::clear);
+        self.batches.clear();
+        self.ids.clear();
+        self.runs.clear();
+        Ok(())
+    }
+
+    // Notes of all batches, then their mappings, then room to load words; offsets count from the
+    // first mapping.
+    fn encode_batches(&mut self) {
+        let width = |seen: &Seen| u32::from(mapping_width(seen.count()));
+        let widths: Vec<u32> = self.tables.iter().map(width).collect();
+        let body = &mut self.work_body;
+        body.clear();
+        body.resize(BLOCK_BATCH_BYTES * self.batches.len(), 0);
+        let mappings_at = body.len();
+        let (mut ids, mut runs) = (self.ids.as_slice(), self.runs.iter());
+        for (at, batch) in self.batches.iter().enumerate() {
+            let mapping_at = (body.len() - mappings_at) as u32;
+            let note = body.get_mut(BLOCK_BATCH_BYTES * at..).unwrap_or(&mut []);
+            let words = [batch.index_count, batch.checksum, mapping_at];
+            for (place, word) in note.chunks_exact_mut(4).zip(words) {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+            let mut writer = BitWriter::new(body);
+            for (table, &count) in self.shape.feature_tables.iter().zip(runs.by_ref()) {
+                let at = table.0 as usize;
+                let (now, later) = ids.split_at_checked(count as usize).unwrap_or((&[], &[]));
+                ids = later;
+                let (Some(seen), Some(&width)) = (self.tables.get(at), widths.get(at)) else {
+                    continue;
+                };
+                seen.numbers(now, |number| writer.push_short(number, width));
+            }
+            writer.finish();
+        }
+        body.extend([0; PAD_BYTES]);
+    }
+
+    /// Finds all next uses, writes the plan and removes the scratch files.
+    ///
+    /// The plan is durable when this returns; until then there is none of that name.
+    ///
+    /// # Errors
+    /// `Invalid` for no batches, otherwise the folder's.
+    pub fn finish(self) -> Result<()> {
+        self.finish_with(&mut |_, _| true)
+    }
+
+    /// As [`finish`](Self::finish), telling how far it is.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish); `Closed` when `progress` stopped it: go on later with
+    /// [`prepare`](Self::prepare).
+    pub fn finish_with(mut self, progress: &mut PlanProgress<'_>) -> Result<()> {
+        if !self.batches.is_empty() {
+            self.cut_window()?;
+        }
+        if self.header.batch_count == 0 {
+            return Err(Error::invalid("a plan needs at least one batch"));
+        }
+        self.tables = Vec::new();
+        self.ids = Vec::new();
+        self.save()?;
+        self.write(progress)
+    }
+
+    /// Tells whether `name` in `folder` exists at all, finished or not.
+    pub(crate) fn exists(folder: &dyn Folder, name: &str) -> Result<bool> {
+        match folder.open(name, OpenMode::ReadOnly) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == tierbed_core::ErrorKind::Invalid => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! One window of a plan in memory: its entries, where they go next, and its batches.
+
+use std::sync::Arc;
+
+use tierbed_core::checksum::crc32c;
+use tierbed_core::Result;
+use tierbed_io::AlignedBuf;
+
+use super::columns::{Columns, Firsts, NextUses, RowIds};
+use super::format::{
+    damaged, Cursor, WindowMeta, BLOCK_BATCH_BYTES, BLOCK_HEAD_BYTES, BLOCK_MAGIC,
+    BLOCK_TABLE_BYTES,
+};
+use crate::planned::bits::{BitSlice, PAD_BYTES};
+
+/// The entries of one table in a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct TableEntries {
+    /// Number of the table's first entry in the window.
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    number: usize,
+    columns: Columns,
+    /// Where the columns begin, and the last one ends.
+    at: [usize; 5],
+}
+
+/// One batch of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) index_count: u32,
+    pub(crate) checksum: u32,
+    mapping_bit: usize,
+}
+
+/// One window of a plan, in memory as on disk.
+#[derive(Debug)]
+pub(crate) struct WindowPlan {
+    pub(super) buf: AlignedBuf,
+    len_bytes: usize,
+    batch_count: u32,
+    notes_at: usize,
+    mappings_at: usize,
+    tables: Vec<TableEntries>,
+    firsts: Arc<Firsts>,
+    /// Row ids of all entries, once unpacked.
+    rows: Vec<u64>,
+}
+
+impl Default for WindowPlan {
+    fn default() -> Self {
+        Self {
+            buf: AlignedBuf::new(0),
+            len_bytes: 0,
+            batch_count: 0,
+            notes_at: 0,
+            mappings_at: 0,
+            tables: Vec::new(),
+            firsts: Arc::default(),
+            rows: Vec::new(),
+        }
+    }
+}
+
+/// Which part of a block is in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Entries,
+    All,
+}
+
+impl Part {
+    pub(super) fn len_bytes(self, meta: &WindowMeta) -> usize {
+        match self {
+            Self::Entries => meta.entries_bytes as usize,
+            Self::All => meta.len_bytes as usize,
+        }
+    }
+}
+
+impl WindowPlan {
+    /// Takes in the block that lies in `buf` and that the directory describes.
+    pub(super) fn parse(
+        &mut self,
+        (meta, number, part): (&WindowMeta, u32, Part),
+        (table_count, firsts): (usize, &Arc<Firsts>),
+    ) -> Result<()> {
+        self.tables.clear();
+        self.rows.clear();
+        self.batch_count = 0;
+        self.firsts = firsts.clone();
+        self.len_bytes = part.len_bytes(meta);
+        let too_long = || damaged("window is too long");
+        let bytes = self.buf.get(..self.len_bytes).ok_or_else(too_long)?;
+        let (entries, batches) =
+            bytes.split_at_checked(meta.entries_bytes as usize).ok_or_else(too_long)?;
+        if crc32c(entries) != meta.entries_crc32c {
+            return Err(damaged("window checksum mismatch").with("window", number));
+        }
+        if part == Part::All && crc32c(batches) != meta.batches_crc32c {
+            return Err(damaged("window checksum mismatch").with("window", number));
+        }
+        let mut cursor = Cursor(entries);
+        let magic: [u8; 4] = cursor.take()?;
+        let found = (cursor.u32()?, cursor.u32()?, cursor.u32()? as usize);
+        if &magic != BLOCK_MAGIC || found != (number, meta.batch_count, table_count) {
+            return Err(damaged("window is another one").with("window", number));
+        }
+        let mut first = 0u32;
+        let mut at = BLOCK_HEAD_BYTES + BLOCK_TABLE_BYTES * table_count;
+        for table in 0..table_count {
+            let columns = Columns::decode(cursor.take()?);
+            if firsts.of(number as usize, table) != Some((first, columns.count)) {
+                return Err(damaged("window holds other entries").with("window", number));
+            }
+            let starts = columns.section_bytes().map(|len| {
+                at += len;
+                at - len
+            });
+            let [low, high, windows, differences] = starts;
+            self.tables.push(TableEntries {
+                first,
+                count: columns.count,
+                number: table,
+                columns,
+                at: [low, high, windows, differences, at],
+            });
+            first =
+                first.checked_add(columns.count).ok_or_else(|| damaged("window is too large"))?;
+        }
+        self.notes_at = entries.len();
+        self.mappings_at = self.notes_at + BLOCK_BATCH_BYTES * meta.batch_count as usize;
+        let ends_early = at + PAD_BYTES > entries.len()
+            || (part == Part::All && self.mappings_at + PAD_BYTES > bytes.len());
+        if ends_early {
+            return Err(damaged("window ends too early").with("window", number));
+        }
+        self.batch_count = if part == Part::All { meta.batch_count } else { 0 };
+        Ok(())
+    }
+
+    pub(crate) fn batch_count(&self) -> u32 {
+        self.batch_count
+    }
+
+    /// Returns the number of entries of all tables.
+    pub(crate) fn entry_count(&self) -> usize {
+        self.tables.last().map_or(0, |last| (last.first + last.count) as usize)
+    }
+
+    pub(crate) fn tables(&self) -> &[TableEntries] {
+        &self.tables
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.buf.get(..self.len_bytes).unwrap_or(&[])
+    }
+
+    fn column(&self, table: &TableEntries, at: usize, width: u8) -> BitSlice<'_> {
+        BitSlice::new(self.bytes(), 8 * at, u32::from(width)).first(table.count as usize)
+    }
+
+    /// Returns the rows of `table`, entry after entry, ascending.
+    pub(crate) fn rows(&self, table: &TableEntries) -> RowIds<'_> {
+        let [low_at, high_at, windows_at, ..] = table.at;
+        let low = self.column(table, low_at, table.columns.widths[0]);
+        let high = self.bytes().get(high_at..windows_at).unwrap_or(&[]);
+        RowIds::new(low, high, &table.columns)
+    }
+
+    /// Returns the next uses of `table`'s entries.
+    pub(crate) fn next_uses(&self, table: &TableEntries) -> NextUses<'_> {
+        let [_, _, windows_at, differences_at, _] = table.at;
+        let [_, window, difference, _] = table.columns.widths;
+        let slices = (
+            self.column(table, windows_at, window),
+            self.column(table, differences_at, difference),
+        );
+        NextUses::new(slices, (table.number, &self.firsts), &table.columns)
+    }
+
+    /// Unpacks the row ids of all entries, for [`row_of`](Self::row_of).
+    ///
+    /// # Errors
+    /// `Corruption` when they end too early.
+    pub(crate) fn unpack_rows(&mut self) -> Result<()> {
+        let mut rows = std::mem::take(&mut self.rows);
+        rows.clear();
+        rows.reserve_exact(self.entry_count());
+        self.tables.iter().for_each(|table| rows.extend(self.rows(table)));
+        self.rows = rows;
+        match self.rows.len() == self.entry_count() {
+            true => Ok(()),
+            false => Err(damaged("window ends too early")),
+        }
+    }
+
+    /// Returns table and row of an entry, when rows are unpacked.
+    pub(crate) fn row_of(&self, entry: u32) -> Option<(usize, u64)> {
+        // Tables follow each other: the last that begins at or before the entry has it.
+        let after = self.tables.partition_point(|table| table.first <= entry);
+        Some((after.checked_sub(1)?, *self.rows.get(entry as usize)?))
+    }
+
+    /// Returns what is known of batch `at` of this window.
+    pub(crate) fn batch(&self, at: u32) -> Option<Batch> {
+        if at >= self.batch_count {
+            return None;
+        }
+        let note = self.bytes().get(self.notes_at + BLOCK_BATCH_BYTES * at as usize..)?;
+        let mut cursor = Cursor(note);
+        let (index_count, checksum) = (cursor.u32().ok()?, cursor.u32().ok()?);
+        let mapping_bit = 8 * (self.mappings_at + cursor.u32().ok()? as usize);
+        Some(Batch { index_count, checksum, mapping_bit })
+    }
+
+    /// Returns the entries, in its table, of the next `count` indices of `batch`, which belong to
+    /// table `table`; moves on by as many.
+    pub(crate) fn mapping(&self, batch: &mut Batch, table: usize, count: usize) -> BitSlice<'_> {
+        let width = self.tables.get(table).map_or(0, |table| u32::from(table.columns.widths[3]));
+        let slice = BitSlice::new(self.bytes(), batch.mapping_bit, width);
+        batch.mapping_bit += count * width as usize;
+        slice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn random_blocks_never_panic(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..600),
+            table_count in 0usize..5,
+            entries_share in 0usize..=100,
+            batch_count in 0u32..40,
+        ) {
+            // With right checksums and head, so that what follows is reached.
+            if bytes.len() >= BLOCK_HEAD_BYTES {
+                bytes[..4].copy_from_slice(BLOCK_MAGIC);
+                bytes[4..8].fill(0);
+                bytes[8..12].copy_from_slice(&batch_count.to_le_bytes());
+                bytes[12..16].copy_from_slice(&(table_count as u32).to_le_bytes());
+                // Counts and lengths that may fit.
+                for table in bytes[16..].chunks_exact_mut(BLOCK_TABLE_BYTES).take(table_count) {
+                    table[1..4].fill(0);
+                    table[9..12].fill(0);
+                }
+            }
+            let entries = bytes.len() * entries_share / 100;
+            let meta = WindowMeta {
+                offset_bytes: 0,
+                len_bytes: bytes.len() as u32,
+                entries_bytes: entries as u32,
+                batch_count,
+                entries_crc32c: crc32c(&bytes[..entries]),
+                batches_crc32c: crc32c(&bytes[entries..]),
+            };
+            let mut window = WindowPlan { buf: AlignedBuf::new(4096), ..WindowPlan::default() };
+            window.buf[..bytes.len()].copy_from_slice(&bytes);
+            let count = |table| {
+                let count = bytes.get(16 + BLOCK_TABLE_BYTES * table..)?.first_chunk::<4>()?;
+                Some(u32::from_le_bytes(*count))
+            };
+            let counts: Vec<u32> = (0..table_count).map(|at| count(at).unwrap_or(0)).collect();
+            let firsts = Arc::new(Firsts::new(&counts, table_count));
+            for part in [Part::Entries, Part::All] {
+                if window.parse((&meta, 0, part), (table_count, &firsts)).is_err() {
+                    continue;
+                }
+                for table in window.tables().to_vec() {
+                    let _ = window.rows(&table).take(2000).count();
+                    let _ = window.next_uses(&table).get(table.count as usize / 2);
+                }
+                if window.entry_count() < 10_000 {
+                    let _ = window.unpack_rows();
+                    let _ = window.row_of(3);
+                }
+                for at in 0..window.batch_count().min(9) {
+                    let mut batch = window.batch(at);
+                    if let Some(batch) = &mut batch {
+                        let _ = window.mapping(batch, 0, 3).get(2);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! From scratch files to a plan: next uses found, blocks packed, header written last.
+
+use std::sync::Arc;
+
+use tierbed_core::checksum::crc32c;
+use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_io::{AlignedBuf, Device, OpenMode, PAGE_BYTES};
+
+use super::columns::{encode_columns, Firsts};
+use super::format::{Directory, WindowMeta, BLOCK_HEAD_BYTES, BLOCK_MAGIC, BLOCK_TABLE_BYTES};
+use super::next_use::{check, groups, Entries, Group, Pass, NONE};
+use super::progress::{remove_scratch, Linked};
+use super::scratch::{read_words, Appender};
+use super::{Plan, PlanBuilder, PlanProgress};
+use crate::planned::bits::PAD_BYTES;
+
+impl PlanBuilder {
+    /// Turns the scratch files into the plan.
+    pub(super) fn write(mut self, progress: &mut PlanProgress<'_>) -> Result<()> {
+        let next = self.open_next()?;
+        let table_count = self.shape.row_counts.len();
+        let rows = self.rows.flush()?.clone();
+        let words = (self.counts.clone(), self.row_crcs.clone());
+        let entries = Entries::new(rows, next, words, table_count);
+        let mut meter = Meter { progress, done: 0, total: 0 };
+        let first_uses = self.link(&entries, &mut meter)?;
+        self.write_plan(&entries, first_uses.as_deref(), &mut meter)?;
+        // The plan has its name before its sources go.
+        self.folder.sync()?;
+        Plan::open(&*self.folder, &self.name)?.ensure_copy(&*self.folder)?;
+        remove_scratch(&*self.folder, &self.name)?;
+        self.folder.sync()
+    }
+
+    // Keeps the next uses that are there already.
+    fn open_next(&mut self) -> Result<Arc<dyn Device>> {
+        let name = format!("{}.next", self.name);
+        let rows_bytes = self.rows.len_bytes();
+        let device = self.folder.open(&name, OpenMode::Create)?;
+        let is_kept = self.linked.group_count > 0
+            && self.linked.memory_bytes == self.options.memory_bytes
+            && device.len_bytes()? == rows_bytes;
+        if !is_kept {
+            self.linked = Linked {
+                memory_bytes: self.options.memory_bytes,
+                group_count: 0,
+                crcs: vec![0; self.counts.len()],
+            };
+            device.set_len(0)?;
+            device.set_len(rows_bytes)?;
+        }
+        Ok(device)
+    }
+
+    // Links group after group, noting each; a single one leaves its first uses for the end.
+    fn link(
+        &mut self,
+        entries: &Entries,
+        meter: &mut Meter<'_, '_>,
+    ) -> Result<Option<Vec<Vec<u64>>>> {
+        let groups = groups(&self.shape.row_counts, (self.options.memory_bytes / 8).max(1));
+        let entry_count = entries.entry_count(0..self.shape.row_counts.len());
+        let passes = if groups.len() == 1 { 1 } else { 2 };
+        let linking = |group: &Group| passes * entries.entry_count(group.tables.clone());
+        meter.total = entry_count + groups.iter().map(linking).sum::<u64>();
+        for (at, group) in groups.iter().enumerate() {
+            if at < self.linked.group_count {
+                meter.show(linking(group))?;
+                continue;
+            }
+            let counts = &self.shape.row_counts;
+            let mut pass = Pass::new(entries, group.clone(), counts, &mut self.linked.crcs);
+            pass.link_backwards(meter)?;
+            if groups.len() == 1 {
+                return Ok(Some(pass.into_first_uses()));
+            }
+            pass.close_rings(meter)?;
+            drop(pass);
+            // A table that is linked range by range counts when its last range is done: what a
+            // killed range left is written over from the first one on.
+            if groups.get(at + 1).is_none_or(|next| next.rows.start == 0) {
+                entries.next.sync()?;
+                self.linked.group_count = at + 1;
+                self.save()?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn write_plan(
+        &mut self,
+        entries: &Entries,
+        first_uses: Option<&[Vec<u64>]>,
+        meter: &mut Meter<'_, '_>,
+    ) -> Result<()> {
+        let bodies = self.bodies.flush()?.clone();
+        let mut plan = Appender::create(&*self.folder, &self.name)?;
+        plan.append(&[0; PAGE_BYTES])?;
+        let table_count = self.shape.row_counts.len();
+        let firsts = Firsts::new(&entries.counts, table_count);
+        let mut windows = Vec::new();
+        let (mut rows, mut next, mut body) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut entry_at, mut body_at, mut block) = (0u64, 0u64, Vec::new());
+        let all_counts = entries.counts.chunks_exact(table_count);
+        for ((number, counts), scratch) in (0u32..).zip(all_counts).zip(&self.windows) {
+            let count = counts.iter().map(|&count| count as usize).sum();
+            read_words(&*entries.rows, entry_at, count, &mut rows)?;
+            read_words(&*entries.next, entry_at, count, &mut next)?;
+            let at = number as usize * table_count;
+            check(&rows, counts, self.row_crcs.get(at..at + table_count))?;
+            check(&next, counts, self.linked.crcs.get(at..at + table_count))?;
+            if let Some(first_uses) = first_uses {
+                close_rings((&rows, &mut next), counts, first_uses);
+            }
+            // A row's last use is followed by one that is not later.
+            let is_last = |next: &&u64| **next >> 32 <= u64::from(number);
+            self.header.row_count += next.iter().filter(is_last).count() as u64;
+            meter.show(count as u64)?;
+            entry_at += 8 * count as u64;
+            body.resize(scratch.body_bytes as usize, 0);
+            bodies.read_at(body_at, &mut body)?;
+            body_at += u64::from(scratch.body_bytes);
+            if crc32c(&body) != scratch.body_crc32c {
+                return Err(lost_scratch());
+            }
+            block.clear();
+            encode_entries(
+                (number, scratch.batch_count, counts),
+                (&rows, &next),
+                &firsts,
+                &mut block,
+            )?;
+            let entries_bytes = block.len();
+            let len_bytes = u32::try_from(entries_bytes + body.len()).map_err(|_| {
+                Error::invalid("a window of the plan is too large")
+                    .with("remedy", "make windows smaller")
+            })?;
+            self.header.block_bytes_max = self.header.block_bytes_max.max(len_bytes);
+            windows.push(WindowMeta {
+                offset_bytes: plan.len_bytes(),
+                len_bytes,
+                entries_bytes: entries_bytes as u32,
+                batch_count: scratch.batch_count,
+                entries_crc32c: crc32c(&block),
+                batches_crc32c: scratch.body_crc32c,
+            });
+            plan.append(&block)?;
+            plan.append(&body)?;
+            plan.pad_to(PAGE_BYTES)?;
+        }
+        self.write_directory(plan, windows, (entries.counts.clone(), firsts))
+    }
+
+    fn write_directory(
+        &mut self,
+        mut plan: Appender,
+        windows: Vec<WindowMeta>,
+        (counts, firsts): (Vec<u32>, Firsts),
+    ) -> Result<()> {
+        let directory =
+            Directory { shape: self.shape.clone(), windows, counts, firsts: firsts.into() };
+        let bytes = directory.encode();
+        self.header.directory_offset_bytes = plan.len_bytes();
+        self.header.directory_bytes = bytes.len() as u64;
+        self.header.directory_crc32c = crc32c(&bytes);
+        plan.append(&bytes)?;
+        plan.pad_to(PAGE_BYTES)?;
+        let device = plan.flush()?;
+        device.sync()?;
+        // With the header the plan begins to exist.
+        let mut page = AlignedBuf::new(PAGE_BYTES);
+        page.copy_from_slice(&self.header.encode());
+        device.write_at(0, &page)?;
+        device.sync()
+    }
+}
+
+// The last use of a row in an epoch is followed by its first in the next one.
+fn close_rings((rows, next): (&[u64], &mut [u64]), counts: &[u32], first_uses: &[Vec<u64>]) {
+    let mut entries = rows.iter().zip(next);
+    for (&count, first_uses) in counts.iter().zip(first_uses) {
+        for (&row, next) in entries.by_ref().take(count as usize) {
+            if *next == NONE {
+                *next = first_uses.get(row as usize).copied().unwrap_or(NONE);
+            }
+        }
+    }
+}
+
+/// Tells how far a plan is.
+pub(super) struct Meter<'a, 'b> {
+    progress: &'a mut PlanProgress<'b>,
+    done: u64,
+    total: u64,
+}
+
+impl Meter<'_, '_> {
+    /// Counts `rows` more; `Closed` when the caller has had enough.
+    pub(super) fn show(&mut self, rows: u64) -> Result<()> {
+        self.done += rows;
+        match (self.progress)(self.done, self.total) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Closed, "making the plan was stopped")
+                .with("remedy", "prepare it again to go on")),
+        }
+    }
+}
+
+/// A scratch file does not hold what was written to it.
+pub(super) fn lost_scratch() -> Error {
+    Error::corruption("scratch file of a plan is not what was written")
+        .with("remedy", "make the plan again")
+}
+
+// Head, shapes of the columns, columns, room to load words.
+fn encode_entries(
+    (number, batch_count, counts): (u32, u32, &[u32]),
+    (rows, next): (&[u64], &[u64]),
+    firsts: &Firsts,
+    block: &mut Vec<u8>,
+) -> Result<()> {
+    block.extend(BLOCK_MAGIC);
+    block.extend(number.to_le_bytes());
+    block.extend(batch_count.to_le_bytes());
+    block.extend((counts.len() as u32).to_le_bytes());
+    block.resize(BLOCK_HEAD_BYTES + BLOCK_TABLE_BYTES * counts.len(), 0);
+    let mut first = 0;
+    for (table, &count) in counts.iter().enumerate() {
+        let range = first..first + count as usize;
+        first = range.end;
+        let (rows, next) = (rows.get(range.clone()).unwrap_or(&[]), next.get(range).unwrap_or(&[]));
+        let columns = encode_columns((rows, next), (table, firsts), block)?;
+        let at = BLOCK_HEAD_BYTES + BLOCK_TABLE_BYTES * table;
+        if let Some(place) = block.get_mut(at..at + BLOCK_TABLE_BYTES) {
+            place.copy_from_slice(&columns.encode());
+        }
+    }
+    block.extend([0; PAD_BYTES]);
+    Ok(())
+}

@@ -1,0 +1,591 @@
+//! Who brings the rows from window to window? All storage work between two changes of window.
+//!
+//! While window `k` is trained on, the rows of `k - 1` leave its memory for the lists of the
+//! windows that need them next, and the same memory becomes window `k + 1`: rows that wait in
+//! lists, rows of its bucket, rows never used. What `k + 1` shares with `k` is only noted, and
+//! carried over when `k` ends ([`super::river`]). The work is cut into small pieces, so that it
+//! can be spread over the batches of a window, or done by another thread.
+//!
+//! ```text
+//! Split ─▶ Leave ─▶ Load ─▶ Mark ─▶ Ask ─▶ Fill ─▶ Arrive ─▶ Initialise ─▶ Done
+//! rows of  rows of  plan    rows    reads   rows    rows      rows never
+//! a span   k - 1    k + 1   of k    start   waiting on disk   used
+//! ```
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tierbed_core::{Error, Result, Schema};
+use tierbed_io::PAGE_BYTES;
+use tierbed_kernels::init_record;
+
+use super::disk::{Arrived, Disk};
+use super::extents::{Bucket, Extents};
+use super::shelf::{check_chunk, rows_of, Leaving, Shelf, Sink, ENTRY_BYTES};
+use super::split::Splitter;
+use super::window::{Carried, Home, Live, Place, Presence, RowVisit, Spot};
+use crate::planned::plan::{Plan, TableEntries, WindowPlan};
+
+/// Rows that leave at once: few enough to stay near, many enough to share a check for room.
+pub(super) const PIECE_ROWS: usize = 256;
+/// How many rows ahead the processor is asked to fetch a place.
+const FETCH_AHEAD: usize = 6;
+
+/// What comes next, and where in the window it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// A share of the rows of the span that comes goes to its windows, shelf after shelf. First,
+    /// because what it has in memory can make no room for others.
+    Split(usize),
+    /// Rows of the window that ended leave, from this table and entry on.
+    Leave(usize, usize),
+    /// The memory becomes the window that comes.
+    Load,
+    /// Rows of the current window that come too are noted, from this table on.
+    Mark(usize),
+    /// The other reads of the bucket start, when the writes to it are done.
+    Ask,
+    /// Rows come from the lists, shelf after shelf.
+    Fill(usize),
+    /// Rows come from the bucket.
+    Arrive,
+    /// Rows that are nowhere get their initial value, from this table and entry on.
+    Initialise(usize, usize),
+    /// All rows are there but those the current window has.
+    Done,
+}
+
+/// What of the next window's buckets has been asked for.
+#[derive(Debug, Default)]
+struct ReadAhead {
+    shelf: usize,
+    chunk: usize,
+    /// Chunks of the buckets when the current window began; `None` when some were being written.
+    chunks_known: Option<usize>,
+}
+
+/// The rows of a store that are not in the current window.
+#[derive(Debug)]
+pub(crate) struct Ferry {
+    pub(crate) plan: Plan,
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) homes: Vec<Home>,
+    pub(crate) shelves: Vec<Shelf>,
+    pub(crate) disk: Disk,
+    pub(crate) extents: Extents,
+    /// The window that ended, until its rows have left; then the one that comes.
+    pub(crate) live: Live,
+    /// Rows of the current window that [`live`](Self::live) waits for.
+    pub(crate) carried: Vec<Carried>,
+    pub(crate) stage: Stage,
+    pub(super) current: usize,
+    /// The window that is prepared.
+    coming: usize,
+    /// Until [`Stage::Mark`] is over.
+    current_plan: Option<Arc<WindowPlan>>,
+    ahead: ReadAhead,
+    pub(super) arrived: Vec<Arrived>,
+    leaving: Vec<Leaving>,
+    pub(crate) splitter: Splitter,
+}
+
+/// The parts a ferry is made of.
+pub(crate) struct FerryParts {
+    pub(crate) plan: Plan,
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) homes: Vec<Home>,
+    pub(crate) shelves: Vec<Shelf>,
+    pub(crate) disk: Disk,
+    pub(crate) extents: Extents,
+    pub(crate) live: Live,
+    pub(crate) splitter: Splitter,
+}
+
+impl Ferry {
+    /// Wraps the parts; [`resume`](Self::resume) must follow before training.
+    pub(crate) fn new(parts: FerryParts) -> Self {
+        let FerryParts { plan, schema, homes, shelves, disk, extents, live, splitter } = parts;
+        Self {
+            plan,
+            schema,
+            homes,
+            shelves,
+            disk,
+            extents,
+            live,
+            carried: Vec::new(),
+            stage: Stage::Done,
+            current: 0,
+            coming: 0,
+            current_plan: None,
+            ahead: ReadAhead::default(),
+            arrived: Vec::new(),
+            leaving: Vec::with_capacity(PIECE_ROWS),
+            splitter,
+        }
+    }
+
+    /// Returns the bytes of the notes it keeps, for windows of at most `entries_max` entries.
+    pub(crate) fn memory_bytes(entries_max: usize) -> u64 {
+        // A checkpoint notes the rows between two windows, in their order, when nothing is carried.
+        let note_bytes = size_of::<(Place, u32)>() + size_of::<Carried>();
+        (note_bytes * entries_max + size_of::<Leaving>() * PIECE_ROWS) as u64
+    }
+
+    /// Begins the work of window `current`; the memory holds the window before it. Some reads
+    /// start at once, so that they have time to arrive.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn begin(&mut self, current: &Live) -> Result<()> {
+        self.current = current.number;
+        self.coming = self.following();
+        self.current_plan = Some(Arc::clone(&current.plan));
+        self.stage = Stage::Split(0);
+        for shelf in &mut self.shelves {
+            shelf.move_horizon(current.number);
+        }
+        self.disk.poll_writes()?;
+        self.ahead = ReadAhead::default();
+        if self.disk.writes_in_flight() == 0 {
+            self.ahead.chunks_known = Some(self.chunks_coming());
+            // Writes need buffers meanwhile.
+            self.read_ahead(self.disk.depth() / 2);
+            self.begin_split();
+            self.disk.poll_writes()?;
+        } else {
+            self.begin_split();
+        }
+        Ok(())
+    }
+
+    fn chunks_coming(&self) -> usize {
+        let chunks = |shelf: &Shelf| shelf.bucket(self.coming).map_or(0, |b| b.chunks.len());
+        self.shelves.iter().map(chunks).sum()
+    }
+
+    /// Prepares window `number`, with no window before it: its rows come by
+    /// [`restore`](Self::restore), wait in lists or its bucket, or were never used.
+    pub(crate) fn resume(&mut self, number: usize) -> Result<()> {
+        self.current = number;
+        self.coming = number;
+        self.ahead = ReadAhead::default();
+        self.come(number)?;
+        // No window is there to carry rows from.
+        self.stage = Stage::Ask;
+        Ok(())
+    }
+
+    /// Lets a record wait for `window`, or for what a list of a span calls so; between
+    /// [`resume`](Self::resume) and the first work.
+    pub(crate) fn restore(
+        &mut self,
+        shelf: usize,
+        (window, entry): (usize, u32),
+        record: &[u8],
+    ) -> Result<()> {
+        let place = self.splitter.spans().place_in(window, entry);
+        let place = place.ok_or_else(|| Error::corruption("a row waits for no window"))?;
+        if place.0 == self.current {
+            return self.live.arrive_bytes(place.1, record);
+        }
+        let now = self.current;
+        self.keep(shelf, now, place, record)
+    }
+
+    /// Lets a record wait for `window`, in memory or on disk, while no window is trained on.
+    pub(crate) fn distribute(
+        &mut self,
+        shelf: usize,
+        (window, entry): (usize, u32),
+        record: &[u8],
+    ) -> Result<()> {
+        if let Some(shelf) = self.shelves.get_mut(shelf) {
+            shelf.forget_horizon();
+        }
+        self.keep(shelf, 0, (window, entry), record)
+    }
+
+    fn keep(
+        &mut self,
+        shelf: usize,
+        now: usize,
+        (window, entry): (usize, u32),
+        record: &[u8],
+    ) -> Result<()> {
+        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
+        let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
+        shelf.keep(now, (window, entry), bytemuck::cast_slice(record), &mut sink)
+    }
+
+    fn following(&self) -> usize {
+        (self.current + 1) % self.plan.window_count()
+    }
+
+    /// Returns about how many rows must be moved while the current window lasts.
+    pub(crate) fn work_rows(&self) -> usize {
+        let entries = |number: usize| -> usize {
+            let counts = self.plan.counts().nth(number).unwrap_or(&[]);
+            counts.iter().map(|&count| count as usize).sum()
+        };
+        // Noting a row costs about a quarter of moving it.
+        self.live.plan.entry_count()
+            + entries(self.current) / 4
+            + entries(self.following())
+            + self.split_rows()
+    }
+
+    /// Moves about `rows` rows on, or fewer where that would mean waiting and `may_wait` is false;
+    /// returns how many are left of them, 0 when all is done.
+    ///
+    /// # Errors
+    /// `Corruption` for a damaged plan or chunk, otherwise the device's. Rows may be lost then:
+    /// nothing can go on from here.
+    pub(crate) fn work(&mut self, mut rows: usize, may_wait: bool) -> Result<usize> {
+        while rows > 0 {
+            let moved = match self.stage {
+                Stage::Leave(table, entry) => match self.leave(table, entry, may_wait)? {
+                    Some(moved) => moved,
+                    None => return Ok(rows),
+                },
+                Stage::Split(shelf) => match self.split(shelf, may_wait)? {
+                    Some(moved) => moved,
+                    None => return Ok(rows),
+                },
+                Stage::Load => self.load()?,
+                Stage::Mark(table) => self.mark(table)?,
+                Stage::Ask => match self.ask(may_wait)? {
+                    true => 1,
+                    false => return Ok(rows),
+                },
+                Stage::Fill(shelf) => self.fill(shelf, rows)?,
+                Stage::Arrive => match self.arrive(may_wait)? {
+                    true => 1,
+                    false => return Ok(rows),
+                },
+                Stage::Initialise(table, entry) => self.initialise(table, entry, rows)?,
+                Stage::Done => return Ok(0),
+            };
+            rows = rows.saturating_sub(moved.max(1));
+        }
+        // Before, the memory is not yet that of the window they are for.
+        if matches!(self.stage, Stage::Fill(_) | Stage::Arrive) {
+            self.take_arrivals(false)?;
+        }
+        Ok(0)
+    }
+
+    // A piece of the window that ended goes to the lists of other windows; none of it when that
+    // would mean waiting and `may_wait` is false.
+    fn leave(&mut self, at: usize, first: usize, may_wait: bool) -> Result<Option<usize>> {
+        let plan = Arc::clone(&self.live.plan);
+        let (Some(table), Some(home)) = (plan.tables().get(at), self.homes.get(at)) else {
+            self.stage = Stage::Load;
+            return Ok(Some(0));
+        };
+        let Some(shelf) = self.shelves.get_mut(home.shelf) else { return Ok(Some(0)) };
+        let end = (first + PIECE_ROWS).min(table.count as usize);
+        let start = self.live.table_start(at);
+        let (spans, now) = (self.splitter.spans(), self.current);
+        self.leaving.clear();
+        note_leaving(&plan, table, first..end, self.current, |offset, to| {
+            let start = start + offset * home.words;
+            let (list, entry) = spans.list_of(now, (to.window as usize, to.entry));
+            self.leaving.push(Leaving { start, list: list as u32, entry });
+            Ok(())
+        })?;
+        let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
+        let rows = (self.leaving.as_slice(), self.live.arena());
+        let kept = shelf.keep_all(self.current, rows, &mut sink, may_wait)?;
+        if let Some(stuck) = self.leaving.get(kept) {
+            let offset = (stuck.start - start) / home.words;
+            self.stage = Stage::Leave(at, offset);
+            return Ok((kept > 0).then_some(offset - first));
+        }
+        self.stage = match end == table.count as usize {
+            true => Stage::Leave(at + 1, 0),
+            false => Stage::Leave(at, end),
+        };
+        Ok(Some(end - first))
+    }
+
+    fn load(&mut self) -> Result<usize> {
+        self.come(self.coming)?;
+        self.stage = Stage::Mark(0);
+        Ok(0)
+    }
+
+    // The memory becomes window `number`.
+    fn come(&mut self, number: usize) -> Result<()> {
+        self.carried.clear();
+        self.live.load(&self.plan, number, &self.homes)
+    }
+
+    // Notes which rows of one table the next window shares with the current one.
+    fn mark(&mut self, at: usize) -> Result<usize> {
+        let Some(plan) = &self.current_plan else { return Err(unplanned()) };
+        let Some(table) = plan.tables().get(at) else {
+            self.current_plan = None;
+            self.stage = Stage::Ask;
+            return Ok(0);
+        };
+        let next = plan.next_uses(table);
+        for offset in 0..table.count {
+            let (window, to) = next.get(offset as usize).ok_or_else(unplanned)?;
+            if window == self.live.number {
+                self.live.await_carried(to)?;
+                self.carried.push(Carried { from: table.first + offset, to });
+            }
+        }
+        self.stage = Stage::Mark(at + 1);
+        Ok(table.count as usize / 4)
+    }
+
+    // Goes on reading the bucket; false while writes to it are under way.
+    fn ask(&mut self, may_wait: bool) -> Result<bool> {
+        if self.ahead.chunks_known != Some(self.chunks_coming()) {
+            match may_wait {
+                true => self.disk.finish_writes()?,
+                false => self.disk.poll_writes()?,
+            }
+            if self.disk.writes_in_flight() > 0 {
+                return Ok(false);
+            }
+        }
+        self.read_ahead(usize::MAX);
+        self.disk.poll(&mut self.arrived)?;
+        self.stage = Stage::Fill(0);
+        Ok(true)
+    }
+
+    fn fill(&mut self, at: usize, rows_max: usize) -> Result<usize> {
+        let Some(shelf) = self.shelves.get_mut(at) else {
+            self.stage = Stage::Arrive;
+            return Ok(0);
+        };
+        let sent = shelf.send_waiting(&mut self.live, rows_max)?;
+        if sent < rows_max {
+            self.stage = Stage::Fill(at + 1);
+        }
+        Ok(sent)
+    }
+
+    /// Asks for as much of the coming window's buckets as there are buffers, while fewer than
+    /// `reads_max` reads are in flight.
+    fn read_ahead(&mut self, reads_max: usize) {
+        let window = self.coming;
+        while let Some(shelf) = self.shelves.get(self.ahead.shelf) {
+            if self.disk.reads_in_flight() >= reads_max {
+                return;
+            }
+            let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
+            let Some(first) = chunks.get(self.ahead.chunk) else {
+                if matches!(self.stage, Stage::Leave(..) | Stage::Split(_)) {
+                    // More chunks may come.
+                    return;
+                }
+                self.ahead.shelf += 1;
+                self.ahead.chunk = 0;
+                continue;
+            };
+            // Chunks that lie side by side come in one read.
+            let (mut count, mut end) = (1, first.page + first.page_count);
+            for chunk in chunks.iter().skip(self.ahead.chunk + 1) {
+                let page_count = (end + chunk.page_count - first.page) as usize;
+                if chunk.page != end || page_count * PAGE_BYTES > self.disk.buf_bytes() {
+                    break;
+                }
+                end = chunk.page + chunk.page_count;
+                count += 1;
+            }
+            let len_bytes = (end - first.page) as usize * PAGE_BYTES;
+            let tag = read_tag(self.ahead.shelf, self.ahead.chunk, count);
+            if !self.disk.try_read(first.offset_bytes(), len_bytes, tag) {
+                return;
+            }
+            self.ahead.chunk += count;
+        }
+    }
+
+    // Takes what has arrived; true when that was all.
+    fn arrive(&mut self, may_wait: bool) -> Result<bool> {
+        self.take_arrivals(false)?;
+        while self.disk.reads_in_flight() > 0 || self.ahead.shelf < self.shelves.len() {
+            if !may_wait {
+                return Ok(false);
+            }
+            self.take_arrivals(true)?;
+        }
+        for shelf in &mut self.shelves {
+            let bucket = shelf.take_bucket(self.live.number);
+            self.extents.release(&bucket);
+        }
+        self.stage = Stage::Initialise(0, 0);
+        Ok(true)
+    }
+
+    fn take_arrivals(&mut self, may_wait: bool) -> Result<()> {
+        match may_wait {
+            true => self.disk.wait(&mut self.arrived)?,
+            false => self.disk.poll(&mut self.arrived)?,
+        }
+        while let Some(read) = self.arrived.pop() {
+            let result = self.take_in(&read);
+            self.disk.release(read.buf);
+            if result.is_err() {
+                self.arrived.drain(..).for_each(|read| self.disk.release(read.buf));
+                return result;
+            }
+        }
+        self.read_ahead(usize::MAX);
+        Ok(())
+    }
+
+    fn take_in(&mut self, read: &Arrived) -> Result<()> {
+        let (shelf, first, count) = read_parts(read.tag);
+        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
+        let stored_bytes = shelf.stored_bytes();
+        let mut at = 0;
+        for number in first..first + count {
+            let chunk = shelf
+                .bucket(self.live.number)
+                .and_then(|bucket| bucket.chunks.get(number))
+                .copied()
+                .ok_or_else(|| Error::corruption("a read arrived that nobody asked for"))?;
+            let bytes = self.disk.bytes(read.buf).get(at..at + chunk.len_bytes()).unwrap_or(&[]);
+            at += chunk.len_bytes();
+            let rows = check_chunk(&chunk, bytes, stored_bytes)?;
+            for (nth, (entry, record)) in rows_of(rows, stored_bytes).enumerate() {
+                let soon = rows.get((nth + FETCH_AHEAD) * stored_bytes..);
+                if let Some(soon) = soon.and_then(|row| row.first_chunk::<ENTRY_BYTES>()) {
+                    self.live.expect(u32::from_le_bytes(*soon));
+                }
+                self.live.arrive_bytes(entry, record)?;
+            }
+            shelf.note_arrivals(u64::from(chunk.row_count), 0);
+        }
+        Ok(())
+    }
+
+    fn initialise(&mut self, at: usize, first: usize, rows_max: usize) -> Result<usize> {
+        let plan = Arc::clone(&self.live.plan);
+        let table = plan.tables().get(at).zip(self.homes.get(at));
+        let (Some((table, home)), Ok(schema)) = (table, self.schema.table(table_id(at))) else {
+            self.stage = Stage::Done;
+            return Ok(0);
+        };
+        let end = first.saturating_add(rows_max.max(PIECE_ROWS)).min(table.count as usize);
+        let mut made_count = 0;
+        let piece = table.first + first as u32..table.first + end as u32;
+        if piece.clone().any(|entry| self.live.presence(entry) == Presence::Absent) {
+            let mut rows = plan.rows(table).skip(first);
+            for entry in piece {
+                let row = rows.next().ok_or_else(unplanned)?;
+                let fill = |record: &mut [f32]| init_record(schema, row, record);
+                made_count += u64::from(self.live.initialise(entry, fill));
+            }
+        }
+        if let Some(shelf) = self.shelves.get_mut(home.shelf) {
+            shelf.note_arrivals(0, made_count);
+        }
+        self.stage = match end == table.count as usize {
+            true => Stage::Initialise(at + 1, 0),
+            false => Stage::Initialise(at, end),
+        };
+        // Looking is much cheaper than making.
+        Ok(made_count as usize + (end - first) / 8)
+    }
+
+    /// Finishes what is under way without writing anything: afterwards rows are in the window
+    /// that comes, unless those of the window before have not left, or the coming span is split.
+    ///
+    /// # Errors
+    /// As [`work`](Self::work).
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        match self.stage {
+            Stage::Leave(..) | Stage::Split(_) => Ok(()),
+            _ => self.work(usize::MAX, true).map(|_| ()),
+        }
+    }
+
+    /// Visits the used rows in the memory between the windows. After [`settle`](Self::settle).
+    ///
+    /// # Errors
+    /// Those of `visit`, `Corruption` for a damaged plan.
+    pub(crate) fn visit_live(&self, visit: &mut RowVisit<'_>) -> Result<()> {
+        let number = self.live.number as u32;
+        for (table, entries) in self.live.plan.tables().iter().enumerate() {
+            if let Some(left) = self.left_of(table, entries.count as usize) {
+                note_leaving(&self.live.plan, entries, left, self.current, |offset, to| {
+                    let entry = entries.first + offset as u32;
+                    let known_as = Place { window: number, entry };
+                    visit(Spot { table, waits_for: to, known_as }, self.live.record(entry))
+                })?;
+                continue;
+            }
+            for entry in entries.first..entries.first + entries.count {
+                if self.live.presence(entry) == Presence::Here {
+                    let place = Place { window: number, entry };
+                    let spot = Spot { table, waits_for: place, known_as: place };
+                    visit(spot, self.live.record(entry))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // Before and while rows leave: the entries of a table that have not left yet.
+    fn left_of(&self, table: usize, count: usize) -> Option<Range<usize>> {
+        match self.stage {
+            Stage::Leave(now, _) if table > now => Some(0..count),
+            Stage::Leave(now, first) if table == now => Some(first..count),
+            Stage::Split(_) => Some(0..count),
+            Stage::Leave(..) => Some(0..0),
+            _ => None,
+        }
+    }
+
+    /// Returns the buckets of all shelves, window after window.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = &Bucket> {
+        self.shelves.iter().flat_map(Shelf::all_buckets)
+    }
+}
+
+// Visits the entries of `table` in `range` that do not go to window `carried`: offset in the
+// table, and where they are needed next.
+#[inline]
+fn note_leaving(
+    plan: &WindowPlan,
+    table: &TableEntries,
+    range: Range<usize>,
+    carried: usize,
+    mut note: impl FnMut(usize, Place) -> Result<()>,
+) -> Result<()> {
+    let next = plan.next_uses(table);
+    for offset in range {
+        let (window, entry) = next.get(offset).ok_or_else(unplanned)?;
+        if window != carried {
+            note(offset, Place { window: window as u32, entry })?;
+        }
+    }
+    Ok(())
+}
+
+fn table_id(at: usize) -> tierbed_core::TableId {
+    tierbed_core::TableId(at as u32)
+}
+
+#[cold]
+fn unplanned() -> Error {
+    Error::corruption("plan window ends too early")
+}
+
+/// Names a read of `count` chunks of a bucket from number `first` on (16, 32 and 16 bits); of no
+/// chunk when it is that one of a span.
+pub(super) fn read_tag(shelf: usize, first: usize, count: usize) -> u64 {
+    (shelf as u64) << 48 | (first as u64) << 16 | count as u64
+}
+
+fn read_parts(tag: u64) -> (usize, usize, usize) {
+    ((tag >> 48) as usize, (tag >> 16 & 0xFFFF_FFFF) as usize, (tag & 0xFFFF) as usize)
+}

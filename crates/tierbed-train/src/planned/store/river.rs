@@ -1,0 +1,235 @@
+//! Window after window: rows come when they are needed and go where they are needed next.
+//!
+//! The current window and the [`Ferry`] own all rows between them, so storage work never meets
+//! the rows that are trained on. The ferry works in small pieces between batches, or as a whole
+//! on a thread of its own; it is handed over as a value, through a channel, so that no lock and
+//! no order of memory accesses has to be thought about. What is computed is the same.
+
+use tierbed_core::stats::IoStats;
+use tierbed_core::{Error, Result};
+
+use super::extents::Chunk;
+use super::ferry::Ferry;
+use super::pilot::Pilot;
+use super::shelf::{Shelf, ShelfStats};
+use super::window::{Home, Live, Place, RowVisit, Spot};
+use crate::planned::plan::Plan;
+
+/// Work per batch is this many quarters of an even share, so that reads have time to arrive.
+const PACE_QUARTERS: usize = 5;
+
+/// A batch makes good at most so many shares that batches before it left.
+const OWED_PACES_MAX: usize = 2;
+
+/// What the storage side did and holds.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tally {
+    pub(crate) rows: ShelfStats,
+    pub(crate) arena_bytes: u64,
+    pub(crate) used_extents: u64,
+    pub(crate) quarantined_extents: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) wait_count: u64,
+    /// Memory of the lists of chunks.
+    pub(crate) chunk_bytes: u64,
+    pub(crate) io: IoStats,
+}
+
+impl Tally {
+    fn of(ferry: &Ferry) -> Self {
+        let mut rows = ShelfStats::default();
+        let mut arena_bytes = 8 * ferry.live.arena().len() as u64;
+        for shelf in &ferry.shelves {
+            rows.add(&shelf.stats());
+            arena_bytes += shelf.lists().rows_bytes();
+        }
+        let chunk_count: usize = ferry.buckets().map(|bucket| bucket.chunks.capacity()).sum();
+        Self {
+            rows,
+            arena_bytes,
+            used_extents: ferry.extents.used_count() as u64,
+            quarantined_extents: ferry.extents.quarantined_count() as u64,
+            file_bytes: ferry.extents.file_bytes(),
+            wait_count: ferry.disk.wait_count(),
+            chunk_bytes: (chunk_count * size_of::<Chunk>()) as u64,
+            io: ferry.disk.stats(),
+        }
+    }
+}
+
+/// All rows of a store, along a plan.
+#[derive(Debug)]
+pub(crate) struct River {
+    pub(crate) plan: Plan,
+    pub(crate) homes: Vec<Home>,
+    span_windows: usize,
+    pub(crate) current: Live,
+    /// `None` while it is under way with the pilot, and for ever after that one failed.
+    ferry: Option<Box<Ferry>>,
+    pilot: Option<Pilot>,
+    /// Rows to move per batch.
+    pace_rows: usize,
+    /// Rows that batches left, because moving them would have meant waiting.
+    owed_rows: usize,
+    /// As of the last time the ferry was here.
+    tally: Tally,
+    /// How often a window had to wait for the ferry.
+    late_count: u64,
+}
+
+impl River {
+    /// Joins the parts, with no window; [`resume`](Self::resume) must follow before training.
+    /// With a `pilot`, storage work is its thread's.
+    pub(crate) fn new(ferry: Box<Ferry>, current: Live, pilot: Option<Pilot>) -> Self {
+        Self {
+            plan: ferry.plan.clone(),
+            homes: ferry.homes.clone(),
+            span_windows: ferry.splitter.spans().span_windows(),
+            tally: Tally::of(&ferry),
+            current,
+            pace_rows: 0,
+            owed_rows: 0,
+            ferry: Some(ferry),
+            pilot,
+            late_count: 0,
+        }
+    }
+
+    /// Prepares window `number`; [`restore`](Self::restore) may follow, [`start`](Self::start)
+    /// must.
+    pub(crate) fn resume(&mut self, number: usize) -> Result<()> {
+        self.ferry()?.resume(number)
+    }
+
+    /// Lets a record of `shelf` wait for `entry` of `window`.
+    pub(crate) fn restore(
+        &mut self,
+        shelf: usize,
+        place: (usize, u32),
+        record: &[u8],
+    ) -> Result<()> {
+        self.ferry()?.restore(shelf, place, record)
+    }
+
+    /// Begins the window that [`resume`](Self::resume) named.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        let ferry = self.ferry()?;
+        ferry.work(usize::MAX, true)?;
+        let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
+        std::mem::swap(&mut self.current, &mut ferry.live);
+        // No window ended: no rows leave.
+        ferry.begin(&self.current)?;
+        self.send_off()
+    }
+
+    /// Returns the ferry, waiting for it to come back if it is under way.
+    ///
+    /// # Errors
+    /// Those of the storage work that the pilot did.
+    pub(crate) fn ferry(&mut self) -> Result<&mut Ferry> {
+        if self.ferry.is_none() {
+            let lost = || Error::corruption("the storage thread has ended");
+            let pilot = self.pilot.as_mut().ok_or_else(lost)?;
+            let (ferry, is_late, result) = pilot.take_back()?;
+            self.late_count += u64::from(is_late);
+            self.tally = Tally::of(&ferry);
+            self.ferry = Some(ferry);
+            result?;
+        }
+        let lost = || Error::corruption("the storage thread has ended");
+        self.ferry.as_deref_mut().ok_or_else(lost)
+    }
+
+    /// Ends the current window and begins the next one.
+    ///
+    /// # Errors
+    /// Those of the storage work of the window that ends.
+    pub(crate) fn advance(&mut self) -> Result<()> {
+        self.ferry()?.work(usize::MAX, true)?;
+        let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
+        let carried = std::mem::take(&mut ferry.carried);
+        let result = ferry.live.carry_all(&self.current, &carried);
+        // Its memory is used again.
+        ferry.carried = carried;
+        result?;
+        std::mem::swap(&mut self.current, &mut ferry.live);
+        ferry.begin(&self.current)?;
+        self.send_off()
+    }
+
+    // Lets the storage work begin: on the pilot's thread, or piece by piece from now on.
+    fn send_off(&mut self) -> Result<()> {
+        let Some(ferry) = self.ferry.take() else { return Ok(()) };
+        self.tally = Tally::of(&ferry);
+        match &mut self.pilot {
+            Some(pilot) => pilot.send(ferry),
+            None => {
+                let batch_count = (self.current.plan.batch_count() as usize).max(1);
+                self.owed_rows = 0;
+                self.pace_rows = 1 + ferry.work_rows() * PACE_QUARTERS / 4 / batch_count;
+                self.ferry = Some(ferry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Does a batch's share of the storage work, without waiting for the device.
+    ///
+    /// # Errors
+    /// `Corruption` for damaged chunks, otherwise the device's.
+    pub(crate) fn pump(&mut self) -> Result<()> {
+        if let (None, Some(ferry)) = (&self.pilot, self.ferry.as_deref_mut()) {
+            let rows = self.pace_rows + self.owed_rows.min(OWED_PACES_MAX * self.pace_rows);
+            self.owed_rows = ferry.work(rows, false)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what was counted; with a pilot, as of the last change of window.
+    pub(crate) fn tally(&self) -> Tally {
+        self.ferry.as_deref().map_or_else(|| self.tally.clone(), Tally::of)
+    }
+
+    /// Returns the memory of the lists of chunks; with a pilot, at the last change of window.
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.tally().chunk_bytes
+    }
+
+    /// Returns how often training had to wait for storage, which includes waiting for a device
+    /// that has no buffer left.
+    pub(crate) fn wait_count(&self) -> u64 {
+        let waits = if self.pilot.is_some() { 0 } else { self.tally().wait_count };
+        self.late_count + waits
+    }
+
+    /// Visits the rows of the current window, which wait for that very window.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    pub(crate) fn visit_current(&self, visit: &mut RowVisit<'_>) -> Result<()> {
+        let window = self.current.number as u32;
+        for (table, entries) in self.current.plan.tables().iter().enumerate() {
+            for entry in entries.first..entries.first + entries.count {
+                let place = Place { window, entry };
+                let spot = Spot { table, waits_for: place, known_as: place };
+                visit(spot, self.current.record(entry))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the shelves, for a checkpoint or a scan; after [`ferry`](Self::ferry).
+    pub(crate) fn shelves(&self) -> &[Shelf] {
+        self.ferry.as_deref().map_or(&[], |ferry| ferry.shelves.as_slice())
+    }
+
+    /// Returns how many windows share a bucket while they are far; 0 when none do.
+    pub(crate) fn span_windows(&self) -> usize {
+        self.span_windows
+    }
+
+    /// Returns the shelf that the rows of `table` wait in.
+    pub(crate) fn home(&self, table: usize) -> Option<Home> {
+        self.homes.get(table).copied()
+    }
+}

@@ -1,0 +1,361 @@
+//! How is the budget shared among windows, buffers and lists?
+
+use std::sync::Arc;
+
+use tierbed_core::{Error, Result, Schema};
+use tierbed_io::PAGE_BYTES;
+
+use super::extents::{Bucket, Chunk};
+use super::ferry::Ferry;
+use super::lists::{BlockShape, ListCounts};
+use super::parking::Parking;
+use super::shelf::ENTRY_BYTES;
+use super::spans::{choose_span_windows, open_lists, Spans};
+use super::window::{Home, Live};
+use crate::planned::plan::Plan;
+
+/// Longest I/O buffer, which is also the usual extent.
+pub(crate) const BUF_BYTES_MAX: usize = 256 << 10;
+/// Share of the memory that I/O buffers get.
+const IO_SHARE: u64 = 16;
+/// Buffers of the I/O engine.
+const DEPTH_MIN: u64 = 2;
+const DEPTH_MAX: u64 = 64;
+/// With spans two reads must leave a buffer to write from.
+const DEPTH_MIN_SPANS: u32 = 4;
+/// Least memory kept for lists of chunks, which grow with what is on disk.
+const SLACK_MIN_BYTES: u64 = 32 << 10;
+/// Memory kept per chunk expected: twice its place in a list, and as much to be wrong by.
+const CHUNK_BYTES: u64 = 4 * size_of::<Chunk>() as u64;
+/// Mean flush is this many thousandths of (memory squared / table bytes), measured on a
+/// Criteo-shaped trace.
+const FLUSH_THOUSANDTHS: u128 = 30;
+
+/// What one shelf needs and gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ShelfSize {
+    pub(crate) words: usize,
+    pub(crate) blocks: BlockShape,
+    /// Half the rows of its largest window, and a few: fewer would mean writing pages that are
+    /// hardly filled.
+    rows_min: usize,
+    /// Rows the plan ever uses: more room helps nobody.
+    rows_max: usize,
+    entry_count: u64,
+}
+
+/// Everything that is sized at opening.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) shelves: Vec<ShelfSize>,
+    pub(crate) homes: Vec<Home>,
+    pub(crate) buf_bytes: usize,
+    pub(crate) queue_depth: u32,
+    /// Bytes of an extent that waste little: an eighth of a mean bucket.
+    pub(crate) extent_bytes: usize,
+    /// Least bytes of an extent or a buffer: the longest record, in whole pages.
+    pub(crate) stored_pages_bytes: usize,
+    /// Blocks of the plan, directory, row ids.
+    pub(crate) window_bytes: u64,
+    /// Two windows in memory, and notes between them.
+    pub(crate) live_bytes: u64,
+    /// Entries of the window that has most.
+    pub(crate) entries_max: usize,
+    /// Words of the records of the window that has most.
+    pub(crate) words_max: usize,
+    /// Kept free for lists of chunks.
+    pub(crate) slack_bytes: u64,
+    /// Windows that share a bucket while they are far.
+    pub(crate) spans: Arc<Spans>,
+    /// Bytes of the rows that the plan uses.
+    used_bytes: u64,
+}
+
+impl ShelfSize {
+    /// Words of an entry and its record.
+    fn row_words(&self) -> usize {
+        1 + self.words
+    }
+
+    /// What it gets of the memory, compared with others.
+    fn weight(&self) -> u128 {
+        u128::from(self.entry_count) * self.row_words() as u128
+    }
+
+    /// Returns the least memory of the shelf.
+    fn bytes_min(&self, list_count: usize) -> u64 {
+        self.buckets_bytes(list_count)
+            + BlockShape::bytes_min(list_count, self.row_words(), self.rows_min)
+    }
+
+    fn buckets_bytes(&self, list_count: usize) -> u64 {
+        (size_of::<Bucket>() * list_count) as u64
+    }
+
+    /// Makes blocks of `memory_bytes`; returns the memory of the shelf.
+    fn cut(&mut self, lists: ListCounts, memory_bytes: u64) -> u64 {
+        let buckets_bytes = self.buckets_bytes(lists.all);
+        let lists_bytes = memory_bytes.saturating_sub(buckets_bytes);
+        let rows_max = self.rows_max.max(self.rows_min);
+        self.blocks = BlockShape::new(lists_bytes, (lists, self.row_words()), rows_max);
+        buckets_bytes + self.blocks.memory_bytes(lists.all, self.row_words())
+    }
+}
+
+impl Sizes {
+    /// Finds what the tables of `schema` need along `plan`.
+    pub(crate) fn needs(schema: &Schema, plan: &Plan, limit_bytes: u64) -> Self {
+        let (mut shelves, homes) = shelve(schema);
+        let (entries_max, words_max) = note_windows(plan, &homes, &mut shelves);
+        let stored_max = shelves.iter().map(|shelf| ENTRY_BYTES + 4 * shelf.words).max();
+        let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
+        let flush_bytes = flush_bytes(&shelves, limit_bytes);
+        let bucket_bytes = live_bytes(&shelves) / plan.window_count().max(1) as u64;
+        let used_bytes = used_bytes(&shelves, plan.row_count_max());
+        let mut sizes = Self {
+            shelves,
+            homes,
+            buf_bytes: 0,
+            queue_depth: 0,
+            // Blocks of three windows, and the row ids of one for scans.
+            window_bytes: plan.directory_bytes()
+                + 3 * plan.block_bytes_max() as u64
+                + 8 * entries_max as u64,
+            live_bytes: 2 * Live::memory_bytes(words_max, entries_max)
+                + Ferry::memory_bytes(entries_max),
+            entries_max,
+            words_max,
+            extent_bytes: extent_bytes(bucket_bytes, buf_min),
+            stored_pages_bytes: buf_min,
+            slack_bytes: 0,
+            spans: Arc::new(spans_of(plan, 0, false)),
+            used_bytes,
+        };
+        sizes.cut_buffers(limit_bytes, flush_bytes);
+        let shape = (flush_bytes, sizes.extent_bytes, sizes.buf_bytes);
+        sizes.slack_bytes = slack_bytes(used_bytes, shape);
+        sizes
+    }
+
+    // Cuts the share of I/O buffers so that a flush fills one or a few.
+    fn cut_buffers(&mut self, limit_bytes: u64, flush_bytes: u64) {
+        let io_bytes = limit_bytes.min(1 << 40) / IO_SHARE;
+        let buf_bytes = (io_bytes / 8).min(2 * flush_bytes).min(BUF_BYTES_MAX as u64) as usize;
+        self.buf_bytes = buf_bytes.next_multiple_of(PAGE_BYTES).max(self.stored_pages_bytes);
+        let queue_depth = (io_bytes / self.buf_bytes as u64).clamp(DEPTH_MIN, DEPTH_MAX);
+        self.queue_depth = queue_depth as u32;
+    }
+
+    /// Returns about the bytes that are taken whatever waits.
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        let buffers = u64::from(self.queue_depth) + 1;
+        self.window_bytes + self.live_bytes + buffers * self.buf_bytes as u64
+    }
+
+    /// Returns the bytes for the rows of a span on the way to its windows.
+    pub(crate) fn hand_bytes(&self) -> usize {
+        // Nothing is split while rows move.
+        match self.spans.span_windows() > 0 && self.words_max > 0 {
+            true => self.buf_bytes,
+            false => 0,
+        }
+    }
+
+    /// Lets windows share buckets while they are far, when `free_bytes` of memory for waiting
+    /// rows and lists of chunks are too few for a bucket each, or when `choice` says so. A store
+    /// whose rows wait in spans of `stored` windows keeps those, if not 0.
+    pub(crate) fn share_buckets(
+        &mut self,
+        (plan, limit_bytes, free_bytes): (&Plan, u64, u64),
+        choice: Option<usize>,
+        stored: usize,
+    ) {
+        let window_count = plan.window_count();
+        let lists_bytes = free_bytes.saturating_sub(self.slack_bytes);
+        let wanted =
+            choice.unwrap_or_else(|| choose_span_windows(self.weigh(lists_bytes), window_count));
+        let span_windows = if stored > 0 { stored } else { wanted };
+        let spans = spans_of(plan, span_windows, wanted > 0);
+        if spans.span_windows() == 0 {
+            return;
+        }
+        let open_count = open_lists(window_count, span_windows) as u64;
+        if wanted > 0 {
+            self.extent_bytes = extent_bytes(self.used_bytes / open_count, self.stored_pages_bytes);
+            // The largest lists are flushed.
+            let flush_bytes = self.weigh(free_bytes / 4 * 3) / open_count;
+            self.cut_buffers(limit_bytes, flush_bytes.max(1));
+            let shape = (flush_bytes.max(1), self.extent_bytes, self.buf_bytes);
+            self.slack_bytes = slack_bytes(self.used_bytes, shape);
+        }
+        self.queue_depth = self.queue_depth.max(DEPTH_MIN_SPANS);
+        self.window_bytes += spans.memory_bytes();
+        self.spans = Arc::new(spans);
+    }
+
+    // The part of `bytes` that a list of a shelf gets on average, weighted by its bytes: shelves
+    // have lists of their own.
+    fn weigh(&self, bytes: u64) -> u64 {
+        let weights = || self.shelves.iter().map(ShelfSize::weight);
+        let all = weights().sum::<u128>().max(1);
+        let squares: u128 = weights().map(|weight| (weight << 16) / all).map(|w| w * w).sum();
+        ((u128::from(bytes) * squares) >> 32) as u64
+    }
+
+    /// Sizes lists for moving rows, where they are write buffers only and no window is trained
+    /// on; returns the bytes that parked rows are gathered in.
+    pub(crate) fn for_moving(&mut self) -> u64 {
+        let buf_bytes = self.buf_bytes;
+        (self.words_max, self.entries_max, self.live_bytes) = (0, 0, 0);
+        let parking = |shelf: &mut ShelfSize| {
+            let page_rows = PAGE_BYTES.div_ceil(4 * shelf.words);
+            shelf.rows_min = shelf.rows_min.min(page_rows).max(1);
+            Parking::memory_bytes(4 * shelf.words, buf_bytes) as u64
+        };
+        self.shelves.iter_mut().map(parking).sum()
+    }
+
+    /// Shares `free_bytes` out among the shelves; returns the bytes that all shelves take.
+    ///
+    /// # Errors
+    /// `Invalid` when the least memory does not fit; `used_bytes` are those taken
+    /// before, so that the error can name the smallest budget that would do.
+    pub(crate) fn share_out(&mut self, used_bytes: u64, free_bytes: u64) -> Result<u64> {
+        let window_count = self.spans.window_count();
+        let lists = ListCounts {
+            all: self.spans.list_count(),
+            open: open_lists(window_count, self.spans.span_windows()),
+        };
+        let need = |shelf: &ShelfSize| shelf.bytes_min(lists.all);
+        let needed_bytes = self.slack_bytes + self.shelves.iter().map(need).sum::<u64>();
+        if needed_bytes > free_bytes {
+            let minimum = used_bytes + needed_bytes;
+            return Err(Error::invalid("dram budget is too small for this plan")
+                .with("minimum_bytes", minimum)
+                .with(
+                    "remedy",
+                    format_args!(
+                        "raise dram_budget to at least {minimum} bytes, or plan smaller windows"
+                    ),
+                ));
+        }
+        let spare_bytes = free_bytes - needed_bytes;
+        let all: u128 = self.shelves.iter().map(ShelfSize::weight).sum::<u128>().max(1);
+        let mut taken_bytes = 0;
+        for shelf in &mut self.shelves {
+            let share_bytes = (u128::from(spare_bytes) * shelf.weight() / all) as u64;
+            taken_bytes += shelf.cut(lists, shelf.bytes_min(lists.all) + share_bytes);
+        }
+        Ok(taken_bytes)
+    }
+}
+
+/// Puts tables with records of one length on one shelf; returns the shelves, with the rows of
+/// their tables as `rows_max`, and the home of each table.
+pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<Home>) {
+    let mut shelves: Vec<ShelfSize> = Vec::new();
+    let mut homes = Vec::new();
+    for table in schema.tables() {
+        let words = table.record_words();
+        let at = shelves.iter().position(|shelf| shelf.words == words);
+        let at = at.unwrap_or_else(|| {
+            shelves.push(ShelfSize { words, ..ShelfSize::default() });
+            shelves.len() - 1
+        });
+        homes.push(Home { shelf: at, words });
+        if let Some(shelf) = shelves.get_mut(at) {
+            shelf.rows_max += table.row_count as usize;
+        }
+    }
+    (shelves, homes)
+}
+
+/// Cuts the windows of `plan` into spans.
+pub(crate) fn spans_of(plan: &Plan, span_windows: usize, is_filled: bool) -> Spans {
+    Spans::new(window_entries(plan), span_windows, is_filled)
+}
+
+fn window_entries(plan: &Plan) -> impl Iterator<Item = u64> + '_ {
+    plan.counts().map(|counts| counts.iter().map(|&count| u64::from(count)).sum())
+}
+
+// Bytes of `row_count_max` rows, or of those of all tables if they are fewer.
+fn used_bytes(shelves: &[ShelfSize], row_count_max: u64) -> u64 {
+    let row_count = shelves.iter().map(|shelf| shelf.rows_max as u64).sum::<u64>().max(1);
+    let used = row_count_max.min(row_count);
+    (u128::from(live_bytes(shelves)) * u128::from(used) / u128::from(row_count)).max(1) as u64
+}
+
+// An eighth of a bucket, so that half an extent is not much of it.
+fn extent_bytes(bucket_bytes: u64, least: usize) -> usize {
+    (bucket_bytes / 8).clamp(least as u64, BUF_BYTES_MAX.max(least) as u64) as usize
+}
+
+// What lists of chunks may come to take, when this is the mean length of flushes.
+fn slack_bytes(used_bytes: u64, (flush, extent, buf): (u64, usize, usize)) -> u64 {
+    (used_bytes / chunk_bytes(flush, extent as u64, buf) * CHUNK_BYTES).max(SLACK_MIN_BYTES)
+}
+
+// The rows that the plan may use, all of them.
+fn live_bytes(shelves: &[ShelfSize]) -> u64 {
+    let bytes = |shelf: &ShelfSize| (shelf.rows_max * 4 * shelf.words) as u64;
+    shelves.iter().map(bytes).sum::<u64>().max(1)
+}
+
+// How many bytes a list has, on average, when it is flushed: more memory, longer lists.
+fn flush_bytes(shelves: &[ShelfSize], limit_bytes: u64) -> u64 {
+    let memory_bytes = u128::from(limit_bytes.min(1 << 40));
+    let bytes = memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000;
+    (bytes / u128::from(live_bytes(shelves))).clamp(1, 1 << 40) as u64
+}
+
+// How long a chunk is on average: a flush is cut where an extent or a buffer ends, and begins
+// behind what the extent holds already.
+fn chunk_bytes(flush_bytes: u64, extent_bytes: u64, buf_bytes: usize) -> u64 {
+    let cut_bytes = extent_bytes.min(buf_bytes as u64);
+    (flush_bytes * cut_bytes / (flush_bytes + cut_bytes)).max(PAGE_BYTES as u64)
+}
+
+// Notes what each shelf needs in each window; returns entries and words of the largest windows.
+fn note_windows(plan: &Plan, homes: &[Home], shelves: &mut [ShelfSize]) -> (usize, usize) {
+    let (mut entries_max, mut words_max) = (0, 0);
+    let mut now = vec![0usize; shelves.len()];
+    for counts in plan.counts() {
+        now.fill(0);
+        for (home, &count) in homes.iter().zip(counts) {
+            if let Some(now) = now.get_mut(home.shelf) {
+                *now += count as usize;
+            }
+        }
+        for (shelf, now) in shelves.iter_mut().zip(&now) {
+            shelf.rows_min = shelf.rows_min.max(*now);
+            shelf.entry_count += *now as u64;
+        }
+        entries_max = entries_max.max(now.iter().sum());
+        let words = shelves.iter().zip(&now).map(|(shelf, now)| shelf.words * now).sum();
+        words_max = words_max.max(words);
+    }
+    for shelf in shelves {
+        shelf.rows_max =
+            shelf.rows_max.min(usize::try_from(shelf.entry_count).unwrap_or(usize::MAX));
+        shelf.rows_min = (shelf.rows_min / 2 + 4).min(shelf.rows_max.max(1));
+    }
+    (entries_max, words_max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_shorter_than_flushes_extents_and_buffers() {
+        let page = PAGE_BYTES as u64;
+        // A long flush is cut by every extent, and then begins where the last one ended.
+        assert_eq!(chunk_bytes(64 * page, 64 * page, 64 * PAGE_BYTES), 32 * page);
+        assert!(chunk_bytes(1000 * page, 8 * page, 64 * PAGE_BYTES) < 8 * page);
+        assert!(chunk_bytes(1000 * page, 64 * page, 8 * PAGE_BYTES) < 8 * page);
+        // A short one nearly never; and no chunk is shorter than a page.
+        assert!(chunk_bytes(4 * page, 1000 * page, 1000 * PAGE_BYTES) > 3 * page);
+        assert_eq!(chunk_bytes(1, 64 * page, 64 * PAGE_BYTES), page);
+    }
+}

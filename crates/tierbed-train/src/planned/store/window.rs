@@ -1,0 +1,265 @@
+//! Where are the rows of a window? Side by side, entry after entry, while it is trained on.
+//!
+//! A window owns the memory its rows are in, so whoever has the window has its rows: the thread
+//! that trains has the current one, storage work has the one that comes or has just ended.
+//! A row needs no slot number: its place follows from its entry.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tierbed_core::{Error, Result};
+use tierbed_io::WordBuf;
+use tierbed_kernels::prefetch;
+
+use crate::planned::plan::{Plan, WindowPlan};
+
+/// How many rows ahead the processor is asked to fetch a place.
+const FETCH_AHEAD: usize = 6;
+
+/// Where the rows of a table wait, and how long their records are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Home {
+    pub(crate) shelf: usize,
+    pub(crate) words: usize,
+}
+
+/// A row that a window shares with the one before: its entries in both.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Carried {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+/// An entry of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) window: u32,
+    pub(crate) entry: u32,
+}
+
+/// A row in a window's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spot {
+    pub(crate) table: usize,
+    /// Where it is needed next.
+    pub(crate) waits_for: Place,
+    /// By which entry the plan tells which row it is, without looking into another window.
+    pub(crate) known_as: Place,
+}
+
+/// Takes rows in windows' memory.
+pub(crate) type RowVisit<'a> = dyn FnMut(Spot, &[f32]) -> Result<()> + 'a;
+
+/// How far a row is on its way to a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// On disk, in a list, or never used.
+    Absent,
+    /// In its place.
+    Here,
+    /// In the window before, to be carried over when that one ends.
+    Carried,
+    /// In its place, with its initial value: never used before.
+    Fresh,
+}
+
+/// Neighbouring tables with records of one length.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    first: u32,
+    end: u32,
+    start: usize,
+    words: usize,
+}
+
+/// A window whose rows are in memory, or on their way.
+#[derive(Debug, Default)]
+pub(crate) struct Live {
+    pub(crate) number: usize,
+    pub(crate) plan: Arc<WindowPlan>,
+    arena: WordBuf,
+    presence: Vec<Presence>,
+    runs: Vec<Run>,
+    /// Per table: the first word of its first entry's record.
+    starts: Vec<usize>,
+}
+
+impl Live {
+    /// Takes the memory for windows of at most `words_max` words and `entries_max` entries.
+    pub(crate) fn new(words_max: usize, entries_max: usize) -> Self {
+        Self {
+            arena: WordBuf::new(words_max),
+            presence: Vec::with_capacity(entries_max),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the bytes that one such window takes, its block of the plan not counted.
+    pub(crate) fn memory_bytes(words_max: usize, entries_max: usize) -> u64 {
+        (4 * words_max + entries_max) as u64
+    }
+
+    /// Becomes window `number`, with no row in it.
+    pub(crate) fn load(&mut self, plan: &Plan, number: usize, homes: &[Home]) -> Result<()> {
+        if Arc::get_mut(&mut self.plan).is_none() {
+            self.plan = Arc::default();
+        }
+        if let Some(window) = Arc::get_mut(&mut self.plan) {
+            plan.load(number, window)?;
+        }
+        self.number = number;
+        self.runs.clear();
+        self.starts.clear();
+        let mut start = 0;
+        for (table, home) in self.plan.tables().iter().zip(homes) {
+            self.starts.push(start);
+            let end = table.first + table.count;
+            match self.runs.last_mut().filter(|run| run.words == home.words) {
+                Some(run) => run.end = end,
+                None => self.runs.push(Run { first: table.first, end, start, words: home.words }),
+            }
+            start += table.count as usize * home.words;
+        }
+        if start > self.arena.len() || self.starts.len() != homes.len() {
+            return Err(Error::corruption("plan window is larger than its directory says")
+                .with("at_window", number));
+        }
+        self.presence.clear();
+        self.presence.resize(self.plan.entry_count(), Presence::Absent);
+        Ok(())
+    }
+
+    /// Returns the first word of the first record of `table`.
+    pub(crate) fn table_start(&self, table: usize) -> usize {
+        self.starts.get(table).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn arena(&self) -> &[f32] {
+        &self.arena
+    }
+
+    pub(crate) fn arena_mut(&mut self) -> &mut [f32] {
+        &mut self.arena
+    }
+
+    pub(crate) fn presence(&self, entry: u32) -> Presence {
+        self.presence.get(entry as usize).copied().unwrap_or(Presence::Absent)
+    }
+
+    #[inline]
+    fn words_of(&self, entry: u32) -> Option<Range<usize>> {
+        let run = match self.runs.as_slice() {
+            [only] => only,
+            runs => runs.get(runs.partition_point(|run| run.end <= entry))?,
+        };
+        let start = run.start + entry.checked_sub(run.first)? as usize * run.words;
+        Some(start..start + run.words)
+    }
+
+    /// Returns the record of `entry`, whatever it holds; empty when there is no such entry.
+    #[inline]
+    pub(crate) fn record(&self, entry: u32) -> &[f32] {
+        self.words_of(entry).and_then(|words| self.arena.get(words)).unwrap_or(&[])
+    }
+
+    /// Asks the processor to bring the place of `entry` near.
+    #[inline]
+    pub(crate) fn expect(&self, entry: u32) {
+        if let Some(words) = self.words_of(entry) {
+            prefetch(&self.arena, words.start, words.len());
+        }
+    }
+
+    /// Puts the row of `entry` into its place.
+    ///
+    /// # Errors
+    /// `Corruption` when it is there already, or does not belong here.
+    #[inline]
+    pub(crate) fn arrive(&mut self, entry: u32, record: &[f32]) -> Result<()> {
+        self.place(entry, Presence::Absent, Presence::Here, record.len())?.copy_from_slice(record);
+        Ok(())
+    }
+
+    /// As [`arrive`](Self::arrive), from bytes as they are on disk.
+    #[inline]
+    pub(crate) fn arrive_bytes(&mut self, entry: u32, record: &[u8]) -> Result<()> {
+        let place = self.place(entry, Presence::Absent, Presence::Here, record.len() / 4)?;
+        let place: &mut [u8] = bytemuck::cast_slice_mut(place);
+        match place.len() == record.len() {
+            true => place.copy_from_slice(record),
+            false => return Err(Error::corruption("a record is not as long as its table's")),
+        }
+        Ok(())
+    }
+
+    /// Puts rows into their places that the window before, `from`, had.
+    ///
+    /// # Errors
+    /// As [`arrive`](Self::arrive).
+    pub(crate) fn carry_all(&mut self, from: &Self, rows: &[Carried]) -> Result<()> {
+        for (at, row) in rows.iter().enumerate() {
+            if let Some(soon) = rows.get(at + FETCH_AHEAD) {
+                from.expect(soon.from);
+                self.expect(soon.to);
+            }
+            let record = from.record(row.from);
+            let place = self.place(row.to, Presence::Carried, Presence::Here, record.len())?;
+            place.copy_from_slice(record);
+        }
+        Ok(())
+    }
+
+    /// Notes that the window before has the row of `entry`.
+    ///
+    /// # Errors
+    /// As [`arrive`](Self::arrive).
+    pub(crate) fn await_carried(&mut self, entry: u32) -> Result<()> {
+        match self.presence.get_mut(entry as usize) {
+            Some(presence) if *presence == Presence::Absent => *presence = Presence::Carried,
+            _ => return Err(self.misplaced(entry)),
+        }
+        Ok(())
+    }
+
+    /// Gives `fill` the place of `entry` if its row is nowhere else: it was never used.
+    pub(crate) fn initialise(&mut self, entry: u32, fill: impl FnOnce(&mut [f32])) -> bool {
+        if self.presence(entry) != Presence::Absent {
+            return false;
+        }
+        let Some(words) = self.words_of(entry) else { return false };
+        if let Some(place) = self.arena.get_mut(words) {
+            fill(place);
+        }
+        if let Some(presence) = self.presence.get_mut(entry as usize) {
+            *presence = Presence::Fresh;
+        }
+        true
+    }
+
+    #[inline]
+    fn place(
+        &mut self,
+        entry: u32,
+        from: Presence,
+        to: Presence,
+        word_count: usize,
+    ) -> Result<&mut [f32]> {
+        let words = self.words_of(entry).filter(|words| words.len() == word_count);
+        let (Some(words), Some(presence)) = (words, self.presence.get_mut(entry as usize)) else {
+            return Err(self.misplaced(entry));
+        };
+        if *presence != from {
+            return Err(self.misplaced(entry));
+        }
+        *presence = to;
+        self.arena.get_mut(words).ok_or_else(|| Error::corruption("an entry has no place"))
+    }
+
+    #[cold]
+    fn misplaced(&self, entry: u32) -> Error {
+        Error::corruption("a row came to a window twice, or to a wrong one")
+            .with("at_window", self.number)
+            .with("entry", entry)
+            .with("entries", self.presence.len())
+    }
+}

@@ -1,0 +1,321 @@
+//! Several engines side by side: tables, opening, what each may use.
+
+use std::sync::Arc;
+
+use tierbed_core::{Error, Poison, Result, Schema, TableId, TableSchema};
+use tierbed_io::{Folder, FolderLock};
+use tierbed_kernels::{FeaturePlan, Hyper};
+use tierbed_store::shards::{read_file, shard_of_name, ShardsFile};
+use tierbed_store::CommitLog;
+
+use super::council::{Council, Seat};
+use super::folder::ShardFolder;
+use super::part::Parts;
+use super::split::Split;
+use crate::auto::engine::OrderedEngine;
+use crate::auto::options::{OnMismatch, Order, OrderConfig};
+
+/// A store of several shards.
+pub(crate) struct Many {
+    pub(super) config: OrderConfig,
+    shard_count: usize,
+    pub(super) site: Option<Site>,
+    pub(super) split: Split,
+    /// Hyperparameters that no engine has yet, by table.
+    hypers: Vec<Option<Hyper>>,
+    /// One engine per shard; none until it is clear which tables there are.
+    pub(super) engines: Vec<OrderedEngine>,
+    /// How the plan seen last is divided.
+    parts: Option<Arc<Parts>>,
+    /// How the batches of the plan that is being made are divided.
+    pub(super) planning: Option<Arc<Parts>>,
+    /// Batches that a shard has announced beyond those that fitted all.
+    pub(super) ahead: Vec<usize>,
+    pub(super) poison: Poison,
+}
+
+/// A folder that this process owns.
+pub(super) struct Site {
+    folder: Arc<dyn Folder>,
+    pub(super) council: Arc<Council>,
+    _lock: FolderLock,
+}
+
+impl Many {
+    /// Opens the shards in `folder`, or in memory.
+    ///
+    /// # Errors
+    /// As [`OrderedEngine::open`]; `Unsupported` for what several shards cannot do.
+    pub(super) fn open(
+        folder: Option<Arc<dyn Folder>>,
+        shard_count: usize,
+        config: &OrderConfig,
+    ) -> Result<Self> {
+        check_options(config)?;
+        let mut stored = None;
+        let site = match folder {
+            Some(folder) => {
+                let lock = folder.lock()?;
+                let file = read_file(&*folder)?;
+                check_new(&*folder, file.is_none())?;
+                // Before the first commit tables and shards may still be others.
+                stored = file.filter(|file| !file.is_new());
+                sweep(&*folder, shard_count)?;
+                let council = Arc::new(Council::new(Arc::clone(&folder), stored.clone()));
+                Some(Site { folder, council, _lock: lock })
+            }
+            None => None,
+        };
+        let mut many = Self {
+            config: config.clone(),
+            shard_count,
+            site,
+            split: Split::default(),
+            hypers: Vec::new(),
+            engines: Vec::new(),
+            parts: None,
+            planning: None,
+            ahead: vec![0; shard_count],
+            poison: Poison::default(),
+        };
+        if let Some(ShardsFile { schema, shard_of, .. }) = stored {
+            many.hypers = vec![None; schema.tables().len()];
+            many.split = Split { schema, shard_of };
+            many.open_engines()?;
+        }
+        Ok(many)
+    }
+
+    /// Returns how many shards there are.
+    pub(super) fn shard_count(&self) -> usize {
+        self.shard_count
+    }
+
+    /// Opens the engines when nothing did so before: the tables there are now are divided.
+    pub(super) fn decide(&mut self) -> Result<()> {
+        self.poison.check()?;
+        if self.engines.is_empty() {
+            self.split = Split::balanced(self.split.schema.clone(), self.shard_count)?;
+            self.open_engines()?;
+        }
+        Ok(())
+    }
+
+    fn open_engines(&mut self) -> Result<()> {
+        if let Some(site) = &self.site {
+            site.council.begin(self.proposed(), self.shard_count)?;
+            // A store of one shard that never had a commit; `SHARDS` speaks for the folder now.
+            site.folder.remove(CommitLog::CURRENT)?;
+        }
+        let mut engines = Vec::with_capacity(self.shard_count);
+        for (shard, size) in self.sizes().into_iter().enumerate() {
+            let mut engine = OrderedEngine::open_in(self.folder_of(shard)?, &size.config())
+                .map_err(|error| size.name_least(error))?;
+            let hypers = self.hypers.iter().zip(&self.split.shard_of);
+            let own = hypers.filter(|(_, of)| **of as usize == shard).map(|(hyper, _)| *hyper);
+            for ((id, table), hyper) in self.split.tables_of(shard).zip(own) {
+                let (_, expected) = self.split.place(id)?;
+                if engine.add_table(table.clone())? != expected {
+                    return Err(Error::corruption("a shard has its tables in another order")
+                        .with("shard", shard)
+                        .with("table", &table.name));
+                }
+                if let Some(hyper) = hyper {
+                    engine.set_hyper(expected, hyper)?;
+                }
+            }
+            engines.push(engine);
+        }
+        self.engines = engines;
+        Ok(())
+    }
+
+    fn folder_of(&self, shard: usize) -> Result<Option<Arc<dyn Folder>>> {
+        let Some(site) = &self.site else { return Ok(None) };
+        let council = Arc::clone(&site.council);
+        let folder = ShardFolder::new(Arc::clone(&site.folder), council, shard);
+        let stored = CommitLog::stored_backend(&folder)?;
+        let is_along = stored.as_deref() == Some(crate::planned::BACKEND);
+        if is_along && self.config.order == Order::Window {
+            return Err(Error::unsupported(
+                "rows of several shards do not leave the forward order",
+            )
+            .with("remedy", "open the store with order=\"auto\""));
+        }
+        Ok(Some(Arc::new(folder)))
+    }
+
+    /// Returns what each shard may use; what is kept aside for the whole store is not divided.
+    pub(super) fn sizes(&self) -> Vec<Size> {
+        let memory = self.split.memory_shares(self.shard_count);
+        let bytes = self.split.byte_shares(self.shard_count);
+        let shares = (0..).zip(memory.into_iter().zip(bytes));
+        let size = |(shard, (memory_share, byte_share))| Size {
+            shard,
+            memory_share,
+            byte_share,
+            whole: self.config.clone(),
+        };
+        shares.map(size).collect()
+    }
+
+    /// Seats all shards for a vote on what they are about to commit; none in memory.
+    pub(super) fn seats(&self) -> Vec<Option<Seat>> {
+        let Some(site) = &self.site else {
+            return std::iter::repeat_with(|| None).take(self.shard_count).collect();
+        };
+        site.council.sit(self.proposed(), self.shard_count).into_iter().map(Some).collect()
+    }
+
+    fn proposed(&self) -> ShardsFile {
+        let Split { schema, shard_of } = self.split.clone();
+        ShardsFile { schema, shard_of, currents: Vec::new() }
+    }
+
+    /// Adds a table, or finds the identical one; once the engines are open, in the last shard.
+    ///
+    /// # Errors
+    /// As [`OrderedEngine::add_table`].
+    pub(super) fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        self.poison.check()?;
+        let mut schema = self.split.schema.clone();
+        let id = schema.add(table.clone())?;
+        if schema.tables().len() == self.split.schema.tables().len() {
+            return Ok(id);
+        }
+        if let Some(last) = self.engines.last_mut() {
+            last.add_table(table)?;
+            self.split.shard_of.push(self.shard_count as u32 - 1);
+        }
+        self.split.schema = schema;
+        self.hypers.push(None);
+        Ok(id)
+    }
+
+    /// Returns the tables.
+    pub(super) fn schema(&self) -> &Schema {
+        &self.split.schema
+    }
+
+    /// Sets the hyperparameters of `table`.
+    ///
+    /// # Errors
+    /// As [`OrderedEngine::set_hyper`].
+    pub(super) fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        let name = &self.split.schema.table(table)?.name;
+        hyper.check().map_err(|error| error.with("table", name))?;
+        if self.engines.is_empty() {
+            if let Some(place) = self.hypers.get_mut(table.0 as usize) {
+                *place = Some(hyper);
+            }
+            return Ok(());
+        }
+        let (engine, table) = self.engine_of(table)?;
+        engine.set_hyper(table, hyper)
+    }
+
+    /// Returns the engine that has `table`, and the table's number there.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table, otherwise those of opening the engines.
+    pub(super) fn engine_of(&mut self, table: TableId) -> Result<(&mut OrderedEngine, TableId)> {
+        self.decide()?;
+        let (shard, own) = self.split.place(table)?;
+        let engine = self.engines.get_mut(shard);
+        Ok((engine.ok_or_else(|| Error::invalid("no such shard").with("shard", shard))?, own))
+    }
+
+    /// Returns how the features of `plan` are divided.
+    ///
+    /// # Errors
+    /// `Invalid` for a plan over other tables.
+    pub(super) fn parts(&mut self, plan: &FeaturePlan) -> Result<Arc<Parts>> {
+        match &self.parts {
+            Some(parts) if parts.whole == *plan => Ok(Arc::clone(parts)),
+            _ => {
+                let parts = Arc::new(Parts::new(&self.split, plan)?);
+                self.parts = Some(Arc::clone(&parts));
+                Ok(parts)
+            }
+        }
+    }
+}
+
+/// What one shard may use of what the store may.
+pub(super) struct Size {
+    shard: usize,
+    memory_share: f64,
+    byte_share: f64,
+    whole: OrderConfig,
+}
+
+impl Size {
+    fn config(&self) -> OrderConfig {
+        let quota = |bytes: u64| (bytes as f64 * self.byte_share) as u64;
+        OrderConfig {
+            dram_budget_bytes: (self.whole.forward_bytes() as f64 * self.memory_share) as u64,
+            disk_quota_bytes: self.whole.disk_quota_bytes.map(quota),
+            on_mismatch: Some(OnMismatch::Error),
+            ..self.whole.clone()
+        }
+    }
+
+    /// Turns the least memory of the shard, where `error` names it, into that of the store.
+    pub(super) fn name_least(&self, error: Error) -> Error {
+        const NAME: &str = "minimum_bytes";
+        let named = error.context().iter().find(|(name, _)| *name == NAME);
+        let Some(own_bytes) = named.and_then(|(_, bytes)| bytes.parse::<f64>().ok()) else {
+            return error.with("shard", self.shard);
+        };
+        let least_bytes = (own_bytes / self.memory_share).ceil() as u64 + 1;
+        let least_bytes = self.whole.least_bytes(least_bytes);
+        Error::new(error.kind(), error.message())
+            .with("shard", self.shard)
+            .with(NAME, least_bytes)
+            .with("dram_budget_bytes", self.whole.dram_budget_bytes)
+            .with("remedy", format_args!("raise dram_budget to at least {least_bytes} bytes"))
+    }
+}
+
+// Refuses what is no store, or one that has lost the file which says what is in force.
+fn check_new(folder: &dyn Folder, is_new: bool) -> Result<()> {
+    if !is_new {
+        return Ok(());
+    }
+    match folder.read(CommitLog::CURRENT)? {
+        None => CommitLog::check_new(folder),
+        // Opened by one shard, and never committed.
+        Some(current) if CommitLog::names_none(&current)? => {
+            match folder.list()?.into_iter().find(|name| name != CommitLog::CURRENT) {
+                None => Ok(()),
+                Some(name) => Err(Error::invalid("folder holds other files and no store")
+                    .with("found", name)
+                    .with("remedy", "name a new or empty folder")),
+            }
+        }
+        Some(_) => Err(Error::invalid("store has one shard")
+            .with("remedy", "open it without shards, or name a new folder")),
+    }
+}
+
+// Leaves nothing of a store that was never committed with more shards.
+fn sweep(folder: &dyn Folder, shard_count: usize) -> Result<()> {
+    for name in folder.list()? {
+        if shard_of_name(&name).is_some_and(|shard| shard >= shard_count) {
+            folder.remove(&name)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_options(config: &OrderConfig) -> Result<()> {
+    if matches!(config.on_mismatch, Some(OnMismatch::Fallback | OnMismatch::FallbackCold)) {
+        return Err(Error::unsupported("rows of several shards do not leave the forward order")
+            .with("remedy", "open the store with on_mismatch=\"error\", or with one shard"));
+    }
+    if config.durability == crate::window::Durability::Step {
+        return Err(Error::unsupported("several shards have no log of every step")
+            .with("remedy", "open the store with durability=\"checkpoint\", or with one shard"));
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! How do more cores than one train on one store?
+//!
+//! A [`ShardedEngine`] spreads whole tables over several engines in one folder, each with its
+//! own part of the memory, and lets them work at the same time, each on a thread of its own.
+//! Everything a caller sees is as with one engine: table ids, output, bits. One checkpoint holds
+//! all shards: see [`council`].
+//!
+//! ```text
+//!            ┌─ tables 0, 1, 2 ─▶ engine of shard 0 ─▶ shard0.*  ┐
+//!  batch ────┤                                                   ├─▶ SHARDS
+//!            └─ tables 3, 4 ────▶ engine of shard 1 ─▶ shard1.*  ┘
+//! ```
+//!
+//! Not with several shards: leaving the forward order, checkpoints that are kept, deltas, open
+//! vocabularies, a checkpoint of every step. One shard is an [`OrderedEngine`] and nothing more.
+
+mod council;
+mod crew;
+mod folder;
+mod front;
+mod life;
+mod many;
+mod part;
+mod split;
+mod train;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tierbed_core::{Error, Result};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_store::kept::finish_restore;
+use tierbed_store::shards::{read_file, SHARDS_MAX};
+use tierbed_store::CommitLog;
+
+use crate::auto::engine::OrderedEngine;
+use crate::auto::look::{never_at_rest, read_only, Look, Looking, ATTEMPTS_MAX};
+use crate::auto::moving::has_moved;
+use crate::auto::options::OrderConfig;
+use crate::folders::check_folder;
+use many::Many;
+
+/// Training on one shard or several. Calls need `&mut`: one at a time, in a fixed order, so that
+/// equal calls give equal bits.
+pub struct ShardedEngine {
+    shards: Shards,
+    /// Only looked at: nothing may change.
+    look: Option<Look>,
+}
+
+enum Shards {
+    One(Box<OrderedEngine>),
+    Many(Box<Many>),
+}
+
+impl ShardedEngine {
+    /// Opens the store at `path` as [`OrderedEngine::open`] does, with as many shards as
+    /// `config` says, or as the folder has.
+    ///
+    /// # Errors
+    /// As [`OrderedEngine::open`]; `Invalid` for another number of shards than the folder's,
+    /// `Unsupported` for options that several shards do not have.
+    pub fn open(path: Option<&Path>, config: &OrderConfig) -> Result<Self> {
+        let folder: Option<Arc<dyn Folder>> = match path {
+            Some(path) if config.read_only => return Self::look_at(path, config),
+            Some(path) => Some(Arc::new(FsFolder::create(path)?)),
+            None => None,
+        };
+        Self::open_in(folder, config)
+    }
+
+    // Opens a view of the folder; begins again as long as the owner commits meanwhile.
+    fn look_at(path: &Path, config: &OrderConfig) -> Result<Self> {
+        for _ in 0..ATTEMPTS_MAX {
+            let Looking { view, look } = Look::begin(path)?;
+            match Self::open_in(Some(view), config) {
+                Ok(opened) => return Ok(Self { look: Some(look), ..opened }),
+                Err(_) if look.is_outdated()? => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(never_at_rest())
+    }
+
+    /// Checks that the store may be changed.
+    ///
+    /// # Errors
+    /// `Unsupported` when it was opened to be read only.
+    pub fn check_writable(&self) -> Result<()> {
+        match &self.look {
+            Some(_) => Err(read_only()),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks every checksum of the store and of what it keeps; returns the number of pages (or
+    /// chunks) checked. A store that is only looked at is opened again when its owner commits
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// `Corruption`, naming the first bad place; `Closed` when the owner commits all the time.
+    pub fn verify(&mut self) -> Result<u64> {
+        for _ in 0..ATTEMPTS_MAX {
+            let verified = match &mut self.shards {
+                Shards::One(engine) => engine.verify(),
+                Shards::Many(engine) => engine.verify(),
+            };
+            match (verified, &self.look) {
+                (Err(_), Some(look)) if look.is_outdated()? => {
+                    let path = look.path().to_owned();
+                    let config = self.config();
+                    *self = Self::look_at(&path, &config)?;
+                }
+                (verified, _) => return verified,
+            }
+        }
+        Err(never_at_rest())
+    }
+
+    fn config(&self) -> OrderConfig {
+        match &self.shards {
+            Shards::One(engine) => engine.config.clone(),
+            Shards::Many(many) => many.config.clone(),
+        }
+    }
+
+    /// Opens the store in `folder`; see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &OrderConfig) -> Result<Self> {
+        if let Some(folder) = &folder {
+            finish_restore(folder, &check_folder)?;
+        }
+        let asked = config.shards.map(|shards| shards as usize);
+        let stored = stored_shards(folder.as_deref(), asked)?;
+        let shard_count = match (stored, asked) {
+            (Some(stored), Some(asked)) if stored != asked => {
+                return Err(Error::invalid("store has another number of shards")
+                    .with("stored", stored)
+                    .with("asked", asked)
+                    .with("remedy", "open it with as many shards as it has, or without shards"));
+            }
+            (Some(stored), _) => stored,
+            (None, asked) => asked.unwrap_or(1),
+        };
+        if shard_count == 0 || shard_count > SHARDS_MAX {
+            return Err(Error::invalid("number of shards out of range")
+                .with("shards", shard_count)
+                .with("allowed", format_args!("1..={SHARDS_MAX}")));
+        }
+        let shards = match shard_count {
+            1 => Shards::One(Box::new(OrderedEngine::open_in(folder, config)?)),
+            many => Shards::Many(Box::new(Many::open(folder, many, config)?)),
+        };
+        Ok(Self { shards, look: None })
+    }
+
+    /// Wraps one engine: one shard.
+    #[must_use]
+    pub fn over(engine: OrderedEngine) -> Self {
+        Self { shards: Shards::One(Box::new(engine)), look: None }
+    }
+
+    /// Returns the engine of a store of one shard, for what several cannot do.
+    ///
+    /// # Errors
+    /// `Unsupported` when there are several.
+    pub fn single(&mut self) -> Result<&mut OrderedEngine> {
+        match &mut self.shards {
+            Shards::One(engine) => Ok(engine),
+            Shards::Many(many) => {
+                Err(Error::unsupported("a store of several shards cannot do this")
+                    .with("shards", many.shard_count())
+                    .with("remedy", "open a new store with one shard"))
+            }
+        }
+    }
+}
+
+// How many shards the store in `folder` has; `None` when nothing was committed there, so that it
+// may have as many as `asked`.
+fn stored_shards(folder: Option<&dyn Folder>, asked: Option<usize>) -> Result<Option<usize>> {
+    let Some(folder) = folder else { return Ok(None) };
+    match read_file(folder)? {
+        Some(file) if file.is_new() && asked.is_some_and(|asked| asked > 1) => Ok(None),
+        Some(file) => Ok(Some(file.shard_count())),
+        None if has_moved(folder)? => Ok(Some(1)),
+        None => Ok(CommitLog::stored_backend(folder)?.map(|_| 1)),
+    }
+}

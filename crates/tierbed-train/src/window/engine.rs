@@ -1,0 +1,225 @@
+//! What does an open store hold? Schema, buffer, kernels, counters, and the rule that a step
+//! that failed half-way ends it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+use tierbed_core::stats::StoreStats;
+use tierbed_core::{Budget, Error, Poison, Result, Schema, TableId, TableSchema, TrainStore};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_kernels::{Hyper, Kernels};
+
+use crate::window::backends::{buffer_bytes_max, open_store};
+use crate::window::kept::finish_restore;
+use crate::window::options::EngineConfig;
+use crate::window::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
+use crate::window::scratch::Scratch;
+use crate::window::vocabularies::{Vocabularies, VocabularyStats};
+
+/// The engine over one store. Calls need `&mut`: one at a time, in a fixed order, so that equal
+/// calls give equal bits.
+pub struct Engine {
+    pub(crate) store: Box<dyn TrainStore>,
+    /// The store's schema, at hand while the store is busy.
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) buffer: Option<RowBuffer>,
+    pub(crate) scratch: Scratch,
+    pub(crate) kernels: Kernels,
+    pub(crate) budget: Budget,
+    pub(crate) tables: Vec<TableRun>,
+    pub(crate) ahead: crate::window::prefetch::Announced,
+    pub(crate) step_count: u64,
+    pub(crate) vocabularies: Vocabularies,
+    /// Where checkpoints are kept; `None` where they cannot be.
+    pub(crate) folder: Option<Arc<dyn Folder>>,
+    buffer_bytes_max: u64,
+    eviction: EvictionOrder,
+    pub(crate) poison: Poison,
+}
+
+/// What training knows of a table besides its rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableRun {
+    pub(crate) hyper: Hyper,
+}
+
+/// Everything that was counted.
+#[derive(Debug, Clone, Serialize)]
+pub struct EngineStats {
+    /// Update steps since the engine was opened.
+    pub step_count: u64,
+    /// What the store did.
+    pub store: StoreStats,
+    /// What the row buffer did.
+    pub buffer: BufferStats,
+    /// What open vocabularies hold and read.
+    pub vocabularies: VocabularyStats,
+    /// Instruction set of the kernels.
+    pub isa: &'static str,
+}
+
+impl Engine {
+    /// Opens the store at `path` at its last checkpoint, or starts one in a new or empty folder.
+    ///
+    /// A `memory` store may do without a path; it then cannot checkpoint.
+    ///
+    /// # Errors
+    /// `Closed` when another process owns the folder, `Invalid` for a budget too small (naming
+    /// the minimum) or a folder that holds something else, `Corruption` for damaged files.
+    pub fn open(path: Option<&Path>, config: &EngineConfig) -> Result<Self> {
+        let folder: Option<Arc<dyn Folder>> = match path {
+            Some(path) => Some(Arc::new(FsFolder::create(path)?)),
+            None => None,
+        };
+        Self::open_in(folder, config)
+    }
+
+    /// Opens the store in `folder`; see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &EngineConfig) -> Result<Self> {
+        // RocksDB keeps its files in a folder of its own.
+        let keeps = folder.clone().filter(|_| !config.backend.is_rocksdb());
+        if let Some(folder) = &folder {
+            finish_restore(folder)?;
+        }
+        let budget = Budget::new(config.dram_budget_bytes);
+        let scratch = Scratch::new(&budget)?;
+        let store = open_store(folder, config, &budget)?;
+        let mut engine = Self::assemble(store, budget, scratch, config)?;
+        engine.folder = keeps;
+        Ok(engine)
+    }
+
+    /// Opens the engine over a store of the caller's, which keeps its own account of memory;
+    /// `config.backend` is not looked at.
+    ///
+    /// # Errors
+    /// `Invalid` for a budget too small, `Corruption` when the engine's attachment is damaged.
+    pub fn over(store: Box<dyn TrainStore>, config: &EngineConfig) -> Result<Self> {
+        let budget = Budget::new(config.dram_budget_bytes);
+        let scratch = Scratch::new(&budget)?;
+        let config = EngineConfig { backend: crate::window::Backend::File, ..config.clone() };
+        Self::assemble(store, budget, scratch, &config)
+    }
+
+    fn assemble(
+        store: Box<dyn TrainStore>,
+        budget: Budget,
+        scratch: Scratch,
+        config: &EngineConfig,
+    ) -> Result<Self> {
+        let mut engine = Self {
+            schema: Arc::new(store.schema().clone()),
+            store,
+            buffer: None,
+            scratch,
+            kernels: Kernels::named(&config.isa)?,
+            budget,
+            tables: Vec::new(),
+            ahead: crate::window::prefetch::Announced::default(),
+            step_count: 0,
+            buffer_bytes_max: buffer_bytes_max(config),
+            eviction: config.eviction,
+            vocabularies: Vocabularies::new(config),
+            folder: None,
+            poison: Poison::default(),
+        };
+        engine.restore_runs()?;
+        engine.restore_vocabularies()?;
+        Ok(engine)
+    }
+
+    /// Adds a table, or finds the identical one.
+    ///
+    /// # Errors
+    /// `Invalid` when the stored table of that name differs, or the budget is too small.
+    pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        self.poison.check()?;
+        if table.is_own() || self.vocabularies.find(&table.name).is_some() {
+            return Err(Error::invalid("name belongs to an open table or to its index")
+                .with("table", &table.name)
+                .with("remedy", "leave num_embeddings away, or choose another name"));
+        }
+        if self.schema.id_of(&table.name).is_some() {
+            return self.store.add_table(table);
+        }
+        self.release_buffer()?;
+        let id = self.store.add_table(table)?;
+        self.refresh_schema();
+        Ok(id)
+    }
+
+    /// Takes over the store's tables after some were added or made longer.
+    pub(crate) fn refresh_schema(&mut self) {
+        self.schema = Arc::new(self.store.schema().clone());
+        let fresh = TableRun { hyper: Hyper { step: 0, ..Hyper::default() } };
+        self.tables.resize(self.schema.tables().len(), fresh);
+    }
+
+    /// Returns the tables.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Sets the hyperparameters of `table` from the next step on; `hyper.step` is ignored, the
+    /// engine counts steps itself.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table or values that are negative or not finite.
+    pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        let name = &self.schema.table(table)?.name;
+        hyper.check().map_err(|error| error.with("table", name))?;
+        if let Some(run) = self.tables.get_mut(table.0 as usize) {
+            run.hyper = Hyper { step: run.hyper.step, ..hyper };
+        }
+        Ok(())
+    }
+
+    /// Returns the hyperparameters of `table`; `step` is the number of steps done.
+    #[must_use]
+    pub fn hyper(&self, table: TableId) -> Option<Hyper> {
+        self.tables.get(table.0 as usize).map(|run| run.hyper)
+    }
+
+    /// Returns the account of the engine's memory.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Returns everything that was counted.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            step_count: self.step_count,
+            store: self.store.stats(),
+            buffer: self.buffer.as_ref().map(RowBuffer::stats).unwrap_or_default(),
+            vocabularies: self.vocabularies.stats(),
+            isa: self.kernels.isa().name(),
+        }
+    }
+
+    /// Builds the row buffer if it is not there, from all memory that is free.
+    pub(crate) fn ensure_buffer(&mut self) -> Result<()> {
+        if self.buffer.is_none() {
+            let mut buffer = RowBuffer::new(&self.schema, &self.budget, self.buffer_bytes_max)?;
+            buffer.set_order(self.eviction);
+            self.buffer = Some(buffer);
+        }
+        Ok(())
+    }
+
+    /// Writes what is dirty and gives the buffer's memory back.
+    pub(crate) fn release_buffer(&mut self) -> Result<()> {
+        if let Some(buffer) = &mut self.buffer {
+            buffer.flush(self.store.as_mut())?;
+        }
+        self.buffer = None;
+        self.ahead = crate::window::prefetch::Announced::default();
+        Ok(())
+    }
+}

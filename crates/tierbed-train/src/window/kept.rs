@@ -1,0 +1,116 @@
+//! How does a checkpoint outlive the next one, and is a commit whole that is not in force?
+//!
+//! The files are the business of [`tierbed_store::kept`]; here are the calls of an open
+//! store, and the check of a folder by opening the store in it.
+
+use std::sync::Arc;
+
+use tierbed_core::store::Attachment;
+use tierbed_core::{Error, Result};
+use tierbed_io::Folder;
+use tierbed_store::{kept, CommitLog};
+
+use crate::window::engine::Engine;
+use crate::window::options::{Backend, EngineConfig};
+
+/// Memory to begin with when a folder is opened to be checked.
+const CHECK_BYTES: u64 = 64 << 20;
+/// Most memory for that: behind it the store is too large to be checked here.
+const CHECK_BYTES_MAX: u64 = 64 << 30;
+
+impl Engine {
+    /// Checkpoints as [`checkpoint`](Self::checkpoint) does, and keeps it under `name` until it is
+    /// dropped; returns its number.
+    ///
+    /// # Errors
+    /// As `checkpoint`; `Invalid` for a name that is taken or not of `[A-Za-z0-9_-]`;
+    /// `Unsupported` without a folder or for a backend with folders of its own. When keeping fails
+    /// after the commit, the checkpoint is in force and not kept.
+    pub fn keep_checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        let folder = self.keeping_folder()?;
+        kept::check_free(folder.as_ref(), name)?;
+        let number = self.checkpoint(name, attachments)?;
+        kept::keep(folder.as_ref(), name, number)?;
+        Ok(number)
+    }
+
+    /// Forgets the kept checkpoint `name` and gives its disk space back.
+    ///
+    /// # Errors
+    /// `Invalid` when there is none of that name, `Unsupported` without a folder, `Io`.
+    pub fn drop_checkpoint(&mut self, name: &str) -> Result<()> {
+        kept::drop_checkpoint(self.keeping_folder()?.as_ref(), name)
+    }
+
+    fn keeping_folder(&self) -> Result<Arc<dyn Folder>> {
+        self.folder.clone().ok_or_else(|| {
+            Error::unsupported("this store has no folder to keep a checkpoint in")
+                .with("remedy", "open it with a path")
+        })
+    }
+
+    /// Checks every checksum of the store and of the checkpoints that are kept; returns the number
+    /// of pages checked.
+    ///
+    /// # Errors
+    /// `Corruption`, naming the first bad page, or the bad file of a kept checkpoint.
+    pub fn verify(&mut self) -> Result<u64> {
+        let mut pages = self.store.verify()?;
+        if let Some(folder) = &self.folder {
+            for name in kept::kept_names(folder.as_ref())? {
+                pages += kept::verify_checkpoint(folder, &name, &check_folder)?;
+            }
+        }
+        Ok(pages)
+    }
+}
+
+/// Opens the store in `folder`, which is a view or nobody's, and checks every checksum of it;
+/// returns the number of pages checked. Takes as much memory as opening it needs.
+///
+/// # Errors
+/// `Corruption` when something is damaged, `Invalid` when nothing is in force, `Unsupported` for
+/// a backend that cannot be opened so.
+pub fn check_folder(folder: &Arc<dyn Folder>) -> Result<u64> {
+    let Some(backend) = CommitLog::stored_backend(folder.as_ref())? else {
+        return Err(Error::invalid("no checkpoint is in force in this folder"));
+    };
+    let backend = Backend::from_name(&backend)?;
+    with_enough_memory(&mut |budget_bytes| {
+        let config = EngineConfig { backend, ..EngineConfig::new(budget_bytes) };
+        Engine::open_in(Some(Arc::clone(folder)), &config)?.verify()
+    })
+}
+
+/// Calls `open` with more and more memory until it no longer asks for more.
+///
+/// # Errors
+/// Those of `open`.
+pub fn with_enough_memory<T>(open: &mut dyn FnMut(u64) -> Result<T>) -> Result<T> {
+    let mut budget_bytes = CHECK_BYTES;
+    loop {
+        let result = open(budget_bytes);
+        let Err(error) = &result else { return result };
+        let is_short = error.context().iter().any(|(name, _)| *name == "minimum_bytes");
+        if !is_short || budget_bytes >= CHECK_BYTES_MAX {
+            return result;
+        }
+        budget_bytes *= 4;
+    }
+}
+
+/// Makes the kept checkpoint `name` the last one of the store in `folder`, which must be closed.
+///
+/// # Errors
+/// As [`kept::restore_checkpoint`].
+pub fn restore_checkpoint(folder: &Arc<dyn Folder>, name: &str) -> Result<()> {
+    kept::restore_checkpoint(folder, name, &check_folder)
+}
+
+/// Goes on with a restore that was interrupted, if there is one.
+///
+/// # Errors
+/// As [`kept::restore_checkpoint`].
+pub fn finish_restore(folder: &Arc<dyn Folder>) -> Result<()> {
+    kept::finish_restore(folder, &check_folder)
+}

@@ -1,0 +1,165 @@
+//! Ids in, one vector per bag out. The read river of training.
+//!
+//! Indices are taken in order, in pieces whose rows fit the buffer together; each piece is
+//! brought in one sorted read, then pooled by the kernels, adding to what the pieces before it
+//! left. Additions thus happen in index order whatever the budget: same bits always.
+
+use tierbed_core::{Bags, Result};
+use tierbed_kernels::{BagRange, Destination, FeaturePlan, Kernels, PoolFeature, Pooling, Rows};
+
+use crate::window::engine::Engine;
+use crate::window::row_buffer::{RowBuffer, Want};
+
+impl Engine {
+    /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
+    /// pooling.
+    ///
+    /// # Errors
+    /// `Invalid` for ids or shapes out of range (nothing is read then), otherwise the store's.
+    pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+        self.poison.check()?;
+        plan.check(&self.schema, bags, out.len())?;
+        self.ensure_buffer()?;
+        out.fill(0.0);
+        let mut piece = Piece { first: 0, end: 0 };
+        while piece.first < bags.indices.len() {
+            self.bring_piece(plan, bags, &mut piece)?;
+            let Some(buffer) = &self.buffer else { break };
+            let starts = self.scratch.starts.as_slice();
+            pool_piece(self.kernels, buffer, (plan, bags), (piece.first, starts), out);
+            piece.first = piece.end;
+        }
+        for (at, feature) in plan.features().iter().enumerate() {
+            if feature.pooling == Pooling::Mean {
+                self.kernels.mean_scale(bags.feature_offsets(at), feature.columns, out);
+            }
+        }
+        self.note_lookup(plan);
+        Ok(())
+    }
+
+    /// Pools the rows of `bags` into the places that `to` says: the bits of
+    /// [`lookup`](Self::lookup), in one pass when all rows of the batch fit the buffer together.
+    /// Otherwise by way of a matrix, which is not counted against the budget, as an output is not.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub fn lookup_to(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        to: &mut impl Destination,
+    ) -> Result<()> {
+        self.poison.check()?;
+        plan.check(&self.schema, bags, plan.output_len(bags))?;
+        self.ensure_buffer()?;
+        let mut piece = Piece { first: 0, end: 0 };
+        if !bags.indices.is_empty() {
+            self.bring_piece(plan, bags, &mut piece)?;
+        }
+        if piece.end < bags.indices.len() {
+            let mut matrix = vec![0.0; plan.output_len(bags)];
+            self.lookup(plan, bags, &mut matrix)?;
+            plan.scatter(bags, &matrix, to);
+            return Ok(());
+        }
+        let Some(buffer) = &self.buffer else { return Ok(()) };
+        let starts = if bags.indices.is_empty() { &[][..] } else { &self.scratch.starts };
+        let rows_of = |at: usize| {
+            let (feature, range) = (plan.features().get(at)?, plan.range(bags, at));
+            let rows = Rows {
+                arena: buffer.arena(feature.table.0).0,
+                starts: starts.get(range.clone()).unwrap_or(&[]),
+                weights: bags.weights.and_then(|weights| weights.get(range)),
+            };
+            let (offsets, columns) = (bags.feature_offsets(at), feature.columns);
+            let pooling = feature.pooling;
+            Some((rows, PoolFeature { feature: at, offsets, pooling, dim: columns.dim }))
+        };
+        let features: Vec<_> = (0..plan.features().len()).filter_map(rows_of).collect();
+        self.kernels.pool_all_to(&features, to);
+        self.note_lookup(plan);
+        Ok(())
+    }
+
+    fn note_lookup(&mut self, plan: &FeaturePlan) {
+        self.ahead.note_lookup(plan);
+        if let Some(buffer) = &mut self.buffer {
+            buffer.set_batch_done(self.ahead.batch_done());
+        }
+    }
+
+    // Places rows from `piece.first` on until buffer or scratch is full; sets `piece.end`.
+    fn bring_piece(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        piece: &mut Piece,
+    ) -> Result<()> {
+        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        let limit = piece.first + self.scratch.lookup_indices_max();
+        buffer.begin_round();
+        self.scratch.starts.clear();
+        piece.end = piece.first;
+        let mut placed = Ok(());
+        'features: for (at, feature) in plan.features().iter().enumerate() {
+            let range = plan.range(bags, at);
+            let words = buffer.arena(feature.table.0).1;
+            for position in range.start.max(piece.first)..range.end.min(limit) {
+                let Some(&id) = bags.indices.get(position) else { break };
+                let key = feature.row_key(id);
+                match buffer.place(key, Want::Now, self.store.as_mut(), &mut self.scratch.misses) {
+                    Ok(Some(slot)) => self.scratch.starts.push(slot as usize * words),
+                    Ok(None) => break 'features,
+                    Err(error) => {
+                        placed = Err(error);
+                        break 'features;
+                    }
+                }
+                piece.end = position + 1;
+            }
+        }
+        if placed.is_err() {
+            buffer.forget(&self.scratch.misses);
+            self.scratch.misses.clear();
+            return placed;
+        }
+        assert!(piece.end > piece.first, "a buffer holds at least one row of each length");
+        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())
+    }
+}
+
+/// Indices `first..end` of a batch, whose rows are in the buffer together.
+struct Piece {
+    first: usize,
+    end: usize,
+}
+
+// `piece` is the position of the piece's first index, and the starts of its rows.
+fn pool_piece(
+    kernels: Kernels,
+    buffer: &RowBuffer,
+    (plan, bags): (&FeaturePlan, &Bags<'_>),
+    (first, starts): (usize, &[usize]),
+    out: &mut [f32],
+) {
+    let end = first + starts.len();
+    for (at, feature) in plan.features().iter().enumerate() {
+        let range = plan.range(bags, at);
+        let (from, to) = (range.start.max(first), range.end.min(end));
+        if from >= to {
+            continue;
+        }
+        let arena = buffer.arena(feature.table.0).0;
+        let starts = starts.get(from - first..to - first).unwrap_or(&[]);
+        if plan.is_pooled() {
+            let weights = bags.weights.and_then(|weights| weights.get(from..to));
+            let bag_range = BagRange { offsets: bags.feature_offsets(at), first_index: from };
+            kernels.pool_add(Rows { arena, starts, weights }, bag_range, feature.columns, out);
+        } else {
+            let dim = feature.columns.dim;
+            let rows = out.get_mut(from * dim..to * dim).unwrap_or(&mut []);
+            kernels.gather_rows(arena, starts, dim, rows);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The window engine: training over a store that reads rows by number.
+//!
+//! An [`Engine`] joins the two rivers of training over one store: [`lookup`] (ids in, pooled
+//! vectors out), [`update`] (gradients in, rows stepped at their home), [`prefetch`] (the rows
+//! of the next batches, brought ahead), [`checkpoint`] and [`publish`]. Between store and
+//! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
+
+mod backends;
+pub mod checkpoint;
+pub mod engine;
+pub mod kept;
+pub mod lookup;
+pub mod options;
+pub mod prefetch;
+pub mod publish;
+mod publish_delta;
+pub mod row_buffer;
+pub mod rows;
+mod scratch;
+pub mod update;
+pub mod vocabularies;
+
+pub use engine::{Engine, EngineStats};
+pub use kept::{check_folder, finish_restore, restore_checkpoint, with_enough_memory};
+pub use options::{Backend, Durability, EngineConfig};
+pub use row_buffer::{BufferStats, EvictionOrder};
+pub use tierbed_kernels::{Feature, FeaturePlan, Hyper, Kernels, Pooling};
+pub use tierbed_vocab::{Evicted, Eviction, Policy, SHARED_ROW};
+pub use vocabularies::Translate;

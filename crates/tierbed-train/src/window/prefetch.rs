@@ -1,0 +1,151 @@
+//! Which rows will the next batches want? Brought in one sweep, kept until used.
+//!
+//! Batches are announced nearest first. Their rows are placed in the buffer with the number of
+//! the last announced batch that uses them, and read together in file order: pages that several
+//! batches share are read once. When no slot is left that nobody needs, the announcement ends
+//! early: the window shortens by itself. Source: RecDB §4.2 (look-ahead, EV buffer).
+
+use std::collections::VecDeque;
+
+use tierbed_core::store::Ahead;
+use tierbed_core::{Bags, Result, RowKey};
+use tierbed_kernels::FeaturePlan;
+
+use crate::window::engine::Engine;
+use crate::window::row_buffer::Want;
+
+/// What has been announced, and how much of it used.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Announced {
+    plan: Option<FeaturePlan>,
+    announced: u32,
+    used: u32,
+    // Of the batches not used yet, nearest first.
+    access_counts: VecDeque<u64>,
+}
+
+impl Announced {
+    /// Counts a lookup of the announced plan.
+    pub(crate) fn note_lookup(&mut self, plan: &FeaturePlan) {
+        if self.used < self.announced && self.plan.as_ref() == Some(plan) {
+            self.used += 1;
+            self.access_counts.pop_front();
+        }
+    }
+
+    /// Returns the number of the last announced batch that was used.
+    pub(crate) fn batch_done(&self) -> u32 {
+        self.used
+    }
+
+    fn push(&mut self, bags: &Bags<'_>) {
+        self.announced += 1;
+        self.access_counts.push_back(bags.indices.len() as u64);
+    }
+}
+
+impl Engine {
+    /// Brings the rows of `batches`, nearest first, and keeps them until they were looked up.
+    ///
+    /// Returns how many of the batches fit; the rest is to be announced again later. Batches are
+    /// checked when their turn comes: one that is wrong ends the announcement before it.
+    ///
+    /// # Errors
+    /// `Invalid` for ids out of range in the first batch, otherwise the store's. Values are never
+    /// at stake: a row has one home, whoever brings it.
+    pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+        self.poison.check()?;
+        if let Some(first) = batches.first() {
+            plan.check(&self.schema, first, plan.output_len(first))?;
+        }
+        self.ensure_buffer()?;
+        if self.ahead.plan.as_ref() != Some(plan) || self.ahead.announced > u32::MAX / 2 {
+            self.end_lookahead();
+            self.ahead.plan = Some(plan.clone());
+        }
+        let mut fitted = 0;
+        for bags in batches {
+            // Batches that do not fit any more are not looked at; they are offered again.
+            let is_wrong = || plan.check(&self.schema, bags, plan.output_len(bags)).is_err();
+            if fitted > 0 && is_wrong() {
+                break;
+            }
+            if !self.announce(plan, bags, self.ahead.announced + 1)? {
+                break;
+            }
+            self.ahead.push(bags);
+            fitted += 1;
+        }
+        self.fill_announced()?;
+        self.tell_store(plan, batches.get(..fitted).unwrap_or(&[]))?;
+        Ok(fitted)
+    }
+
+    /// Forgets what was announced; rows stay in the buffer, unprotected.
+    pub fn end_lookahead(&mut self) {
+        self.ahead = Announced::default();
+        if let Some(buffer) = &mut self.buffer {
+            buffer.forget_needs();
+        }
+    }
+
+    // What the store may want to know of `batches`, which were announced just now.
+    fn tell_store(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<()> {
+        let visit = |visit: &mut dyn FnMut(RowKey)| {
+            for bags in batches {
+                for (at, feature) in plan.features().iter().enumerate() {
+                    let ids = bags.indices.get(plan.range(bags, at)).unwrap_or(&[]);
+                    ids.iter().for_each(|&id| visit(feature.row_key(id)));
+                }
+            }
+        };
+        self.store.observe(&Ahead {
+            batches_buffered: self.ahead.announced - self.ahead.used,
+            accesses_buffered: self.ahead.access_counts.iter().sum(),
+            sample_count: batches.iter().map(|bags| bags.batch_size() as u64).sum(),
+            access_count: batches.iter().map(|bags| bags.indices.len() as u64).sum(),
+            visit_accesses: &visit,
+        })
+    }
+
+    // Places the rows of one batch; `false` when they do not all fit. Rows placed before that
+    // stay announced for this batch: it is the next one to be asked for anyway.
+    fn announce(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, until: u32) -> Result<bool> {
+        let misses_max = self.scratch.lookup_indices_max();
+        for (at, feature) in plan.features().iter().enumerate() {
+            for position in plan.range(bags, at) {
+                if self.scratch.misses.len() >= misses_max {
+                    self.fill_announced()?;
+                }
+                let Some(buffer) = &mut self.buffer else { return Ok(false) };
+                if self.scratch.misses.is_empty() {
+                    buffer.begin_round();
+                }
+                let Some(&id) = bags.indices.get(position) else { continue };
+                let key = feature.row_key(id);
+                let misses = &mut self.scratch.misses;
+                match buffer.place(key, Want::Ahead { until }, self.store.as_mut(), misses) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return Ok(false),
+                    Err(error) => {
+                        buffer.forget(misses);
+                        misses.clear();
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn fill_announced(&mut self) -> Result<()> {
+        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        if self.scratch.misses.is_empty() {
+            return Ok(());
+        }
+        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests;

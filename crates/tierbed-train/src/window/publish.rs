@@ -1,0 +1,258 @@
+//! The newest version of every written row, into a serving snapshot.
+//!
+//! Per table: rows are scanned in file order, sorted by use count outside memory, and written
+//! most used first, so that rows often wanted share pages. The row buffer's memory is lent to
+//! the sorter meanwhile: publishing needs no more than training did. Rows never written are not
+//! published either; the snapshot computes their initial values, as training does.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tierbed_core::store::Attachment;
+use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
+use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_snapshot::delta::{check_plain, check_successor};
+use tierbed_snapshot::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
+
+use crate::window::engine::Engine;
+use crate::window::publish_delta::Comparer;
+
+/// Called with (work done, work in all), in rows; `false` stops the publish.
+pub type PublishProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// Sort key: use count inverted, then row, most significant byte first.
+const KEY_BYTES: usize = 4 + 8;
+/// Rows between two progress calls.
+const PROGRESS_ROWS: u64 = 1 << 16;
+
+impl Engine {
+    /// Publishes to `path`, a new or empty folder, together with `attachments`.
+    ///
+    /// # Errors
+    /// `Invalid` when the folder holds something, `NoSpace` and `Io` from either disk,
+    /// `Corruption` from the store; `Closed` when `progress` stopped it. A failed publish
+    /// leaves no snapshot, and training as it was.
+    pub fn publish(
+        &mut self,
+        path: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.publish_in(Arc::new(FsFolder::create(path)?), attachments, progress)
+    }
+
+    /// Publishes to `path`; the tables of each of `placed` share pages as it says. See
+    /// [`publish`](Self::publish).
+    ///
+    /// # Errors
+    /// `Invalid` when a placement is not one of its tables, otherwise as
+    /// [`publish`](Self::publish).
+    pub fn publish_placed(
+        &mut self,
+        path: &Path,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.poison.check()?;
+        let layout = Layout { placed, base: None };
+        self.publish_to(Arc::new(FsFolder::create(path)?), layout, attachments, progress)
+    }
+
+    /// Publishes to `path` what changed since the snapshot at `base`, which may be any snapshot
+    /// of this store; see [`publish`](Self::publish) and `tierbed_snapshot::delta`.
+    ///
+    /// Reads the snapshot in a quarter of the memory.
+    ///
+    /// # Errors
+    /// `Invalid` when `base` is of other tables or a delta itself, otherwise as
+    /// [`publish`](Self::publish).
+    pub fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: &Path,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        let base: Arc<dyn Folder> = Arc::new(FsFolder::open(base)?);
+        self.publish_delta_in(Arc::new(FsFolder::create(path)?), base, attachments, progress)
+    }
+
+    /// Publishes to `folder`; see [`publish_delta`](Self::publish_delta).
+    ///
+    /// # Errors
+    /// As [`publish_delta`](Self::publish_delta).
+    pub fn publish_delta_in(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        base: Arc<dyn Folder>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.poison.check()?;
+        self.release_buffer()?;
+        let dram_budget_bytes = self.budget.free_bytes() / 4;
+        let _memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
+        let options =
+            SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
+        let base = Arc::new(Snapshot::open(base, &options)?);
+        check_successor(base.schema(), &self.schema)?;
+        check_plain(&base)?;
+        let layout = Layout { placed: Vec::new(), base: Some(base) };
+        self.publish_to(folder, layout, attachments, progress)
+    }
+
+    /// Publishes to `folder`; see [`publish`](Self::publish).
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub fn publish_in(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.poison.check()?;
+        self.publish_to(folder, Layout::default(), attachments, progress)
+    }
+
+    fn publish_to(
+        &mut self,
+        folder: Arc<dyn Folder>,
+        layout: Layout,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        let Layout { placed, base } = layout;
+        self.release_buffer()?;
+        let ids = self.flush_vocabularies()?;
+        let schema = self.schema.clone();
+        let target = Arc::clone(&folder);
+        let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &self.budget)?;
+        if let Some(base) = &base {
+            writer.set_base(base.identity()?);
+        }
+        let mut meter = Meter {
+            progress,
+            done: 0,
+            total: schema.tables().iter().map(|table| table.row_count).sum(),
+        };
+        for (table, at) in schema.tables().iter().zip(0..) {
+            if tierbed_vocab::is_free_table(&table.name) {
+                meter.done += table.row_count;
+                continue;
+            }
+            let (mut sorted, row_count) =
+                self.sort_rows(TableId(at), &folder, base.as_ref(), &mut meter)?;
+            let dim = table.dim as usize;
+            let mut written = 0u64;
+            while let Some(record) = sorted.next()? {
+                let row = row_of(record.key)?;
+                let weights: &[f32] = &bytemuck::pod_collect_to_vec(record.payload);
+                writer.push(TableId(at), row, weights.get(..dim).unwrap_or(weights))?;
+                written += 1;
+                if written.is_multiple_of(PROGRESS_ROWS) {
+                    let rows = u128::from(table.row_count) * u128::from(written);
+                    let share = rows / u128::from(row_count) / 2;
+                    meter.show(table.row_count / 2 + share as u64)?;
+                }
+            }
+            meter.done += table.row_count;
+        }
+        for (name, bytes) in &ids {
+            writer.attach(name, bytes)?;
+        }
+        for attachment in attachments {
+            writer.attach(attachment.name, attachment.bytes)?;
+        }
+        meter.show(0)?;
+        writer.finish()
+    }
+
+    // Brings the written rows of `table` into the order of pages; returns them and their number.
+    fn sort_rows(
+        &mut self,
+        table: TableId,
+        folder: &Arc<dyn Folder>,
+        base: Option<&Arc<Snapshot>>,
+        meter: &mut Meter<'_, '_>,
+    ) -> Result<(SortedRecords, u64)> {
+        let schema = Arc::clone(&self.schema);
+        let shape = (table, schema.table(table)?);
+        let weight_bytes = 4 * shape.1.dim as usize;
+        let options = SorterOptions {
+            key_bytes: KEY_BYTES,
+            payload_bytes: weight_bytes,
+            memory_bytes: (self.budget.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+            scratch_name: "scratch.rows".to_owned(),
+        };
+        let mut sorter = ExternalSorter::new(Arc::clone(folder), &options, &self.budget)?;
+        let (mut row_count, mut scanned) = (0u64, 0u64);
+        let mut push = |count: u32, row: RowId, weights: &[u8]| {
+            row_count += 1;
+            sorter.push(&key_of(count, row), weights)
+        };
+        let mut comparer = base.map(|base| Comparer::new(Arc::clone(base)));
+        self.store.scan(table, &mut |row, record| {
+            let count = record.last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+            let weights = record.get(..weight_bytes).unwrap_or(&[]);
+            match &mut comparer {
+                None => push(count, row, weights)?,
+                Some(comparer) => comparer.add(shape, (count, row, weights), &mut push)?,
+            }
+            scanned += 1;
+            if scanned.is_multiple_of(PROGRESS_ROWS) {
+                meter.show(row.0 / 2)
+            } else {
+                Ok(())
+            }
+        })?;
+        if let Some(comparer) = &mut comparer {
+            comparer.finish(shape, &mut push)?;
+            comparer.find_lost(shape, self.store.as_mut(), &mut push)?;
+        }
+        Ok((sorter.finish()?, row_count))
+    }
+}
+
+/// What a publish lays rows out by.
+#[derive(Default)]
+struct Layout {
+    placed: Vec<PlacedTables>,
+    /// The snapshot a delta is made against.
+    base: Option<Arc<Snapshot>>,
+}
+
+/// How much is done.
+struct Meter<'a, 'b> {
+    progress: &'a mut PublishProgress<'b>,
+    done: u64,
+    total: u64,
+}
+
+impl Meter<'_, '_> {
+    fn show(&mut self, in_table: u64) -> Result<()> {
+        if (self.progress)((self.done + in_table).min(self.total), self.total) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Closed, "publish was stopped")
+            .with("remedy", "publish again into an empty folder"))
+    }
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn key_of(count: u32, row: RowId) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    let bytes = (u32::MAX - count).to_be_bytes().into_iter().chain(row.0.to_be_bytes());
+    for (place, byte) in key.iter_mut().zip(bytes) {
+        *place = byte;
+    }
+    key
+}
+
+#[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+fn row_of(key: &[u8]) -> Result<RowId> {
+    let row = key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
+    row.ok_or_else(|| Error::corruption("sorted record has a short key"))
+}

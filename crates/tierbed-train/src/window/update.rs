@@ -1,0 +1,249 @@
+//! Gradients in, rows stepped at their home. The write river of training.
+//!
+//! Per table: the uses of the batch are sorted by row, then by position; rows are taken in
+//! pieces that fit the buffer; the gradients of a row's uses are summed in position order, then
+//! one optimizer step changes the record in its slot. A row is stepped once per batch however
+//! often it occurs ("exact" in FBGEMM's words), in the same order whatever the budget.
+
+use tierbed_core::{Bags, Result, RowId, RowKey, TableId};
+pub use tierbed_kernels::Grads;
+use tierbed_kernels::{
+    Feature, FeaturePlan, Groups, Kernels, Occurrence, Pooling, Prepared, Upstream,
+};
+
+use crate::window::engine::Engine;
+use crate::window::row_buffer::{RowBuffer, Want};
+use crate::window::scratch::{Scratch, Use};
+
+impl Engine {
+    /// Applies one optimizer step for the batch `bags`.
+    ///
+    /// # Errors
+    /// `Invalid` for ids or shapes out of range, or a batch too large for the budget: nothing is
+    /// changed then. An error of the store in the middle poisons the engine: reopen it at the
+    /// last checkpoint.
+    pub fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+        self.poison.check()?;
+        plan.check(&self.schema, bags, grads.output.len())?;
+        grads.check(bags)?;
+        self.ensure_buffer()?;
+        let mut tables: Vec<TableId> =
+            plan.features().iter().map(|feature| feature.table).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        for &table in &tables {
+            self.scratch
+                .check_update(&self.schema.table(table)?.name, uses_of(plan, bags, table))?;
+        }
+        let result = self.step_tables(plan, bags, grads, &tables);
+        self.poison.on_any(result)?;
+        self.step_count += 1;
+        Ok(())
+    }
+
+    fn step_tables(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        mut grads: Grads<'_>,
+        tables: &[TableId],
+    ) -> Result<()> {
+        for &table in tables {
+            let Some(run) = self.tables.get_mut(table.0 as usize) else { continue };
+            run.hyper.step += 1;
+            let prepared = Prepared::new(self.schema.table(table)?.optimizer, &run.hyper);
+            collect_uses(plan, bags, table, &mut self.scratch.uses);
+            let mut first = 0;
+            while first < self.scratch.uses.len() {
+                let end = self.bring_rows(table, first)?;
+                let Some(buffer) = &mut self.buffer else { break };
+                let mut piece = Piece {
+                    kernels: self.kernels,
+                    plan,
+                    bags,
+                    table,
+                    dim: self.schema.table(table)?.dim as usize,
+                    uses: first..end,
+                };
+                if let Some(weights_grad) = grads.weights.as_deref_mut() {
+                    piece.weight_grads(&self.scratch, buffer, grads.output, weights_grad);
+                }
+                piece.sum(&mut self.scratch, grads.output);
+                piece.apply(&self.scratch, buffer, &prepared);
+                first = end;
+            }
+        }
+        Ok(())
+    }
+
+    // Brings the rows used from `first` on, as many as fit; their starts go to the scratch.
+    // Returns the end of their uses.
+    fn bring_rows(&mut self, table: TableId, first: usize) -> Result<usize> {
+        let Some(buffer) = &mut self.buffer else { return Ok(first) };
+        let (_, words) = buffer.arena(table.0);
+        let rows_max = self
+            .scratch
+            .update_rows_max(self.schema.table(table)?.dim as usize)
+            .min(buffer.row_capacity(table.0));
+        buffer.begin_round();
+        self.scratch.starts.clear();
+        let mut end = first;
+        while let Some(&Use { row, .. }) = self.scratch.uses.get(end) {
+            if self.scratch.starts.len() == rows_max {
+                break;
+            }
+            let key = RowKey::new(table, RowId(row));
+            let misses = &mut self.scratch.misses;
+            match buffer.place(key, Want::Now, self.store.as_mut(), misses) {
+                Ok(Some(slot)) => self.scratch.starts.push(slot as usize * words),
+                Ok(None) => break,
+                Err(error) => {
+                    buffer.forget(misses);
+                    misses.clear();
+                    return Err(error);
+                }
+            }
+            while self.scratch.uses.get(end).is_some_and(|next| next.row == row) {
+                end += 1;
+            }
+        }
+        assert!(end > first, "a buffer holds at least one row of each length");
+        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())?;
+        Ok(end)
+    }
+}
+
+fn uses_of(plan: &FeaturePlan, bags: &Bags<'_>, table: TableId) -> usize {
+    let features = plan.features().iter().enumerate();
+    features
+        .filter(|(_, feature)| feature.table == table)
+        .map(|(at, _)| plan.range(bags, at).len())
+        .sum()
+}
+
+fn collect_uses(plan: &FeaturePlan, bags: &Bags<'_>, table: TableId, uses: &mut Vec<Use>) {
+    uses.clear();
+    for (at, feature) in plan.features().iter().enumerate() {
+        if feature.table != table {
+            continue;
+        }
+        for (bag, bounds) in bags.feature_offsets(at).windows(2).enumerate() {
+            let &[start, end] = bounds else { continue };
+            for position in start as usize..end as usize {
+                let row = bags.indices.get(position).map_or(0, |&id| id as u64);
+                uses.push(Use { row, position: position as u32, bag: bag as u32 });
+            }
+        }
+    }
+    uses.sort_unstable();
+}
+
+/// The rows of one table that are in the buffer together, and their uses.
+struct Piece<'a> {
+    kernels: Kernels,
+    plan: &'a FeaturePlan,
+    bags: &'a Bags<'a>,
+    table: TableId,
+    dim: usize,
+    uses: std::ops::Range<usize>,
+}
+
+impl Piece<'_> {
+    // Sums the gradients of each row's uses, feature by feature: position order.
+    fn sum(&mut self, scratch: &mut Scratch, grad: &[f32]) {
+        scratch.sums.clear();
+        scratch.sums.resize(scratch.starts.len() * self.dim, 0.0);
+        let mut is_first = true;
+        for (at, feature) in self.plan.features().iter().enumerate() {
+            if feature.table != self.table {
+                continue;
+            }
+            let range = self.plan.range(self.bags, at);
+            let upstream = self.upstream(at, feature, grad);
+            group(scratch, self.uses.clone(), &range);
+            let Scratch { occurrences, bounds, sums, .. } = &mut *scratch;
+            if is_first {
+                self.kernels.sum_grads_grouped(&upstream, Groups { occurrences, bounds }, sums);
+            } else {
+                for (bounds, sum) in bounds.windows(2).zip(sums.chunks_exact_mut(self.dim)) {
+                    let &[start, end] = bounds else { continue };
+                    let uses_of_row = occurrences.get(start..end).unwrap_or(&[]);
+                    self.kernels.add_grads(&upstream, uses_of_row, sum);
+                }
+            }
+            is_first = false;
+        }
+    }
+
+    fn upstream<'b>(&'b self, at: usize, feature: &Feature, grad: &'b [f32]) -> Upstream<'b> {
+        Upstream {
+            grad,
+            columns: feature.columns,
+            pooling: feature.pooling,
+            offsets: self.bags.feature_offsets(at),
+            weights: self.bags.weights,
+        }
+    }
+
+    fn apply(&self, scratch: &Scratch, buffer: &mut RowBuffer, prepared: &Prepared) {
+        let arena = buffer.arena_mut(self.table.0);
+        self.kernels.apply_rows(prepared, arena, &scratch.starts, &scratch.sums);
+        for &start in &scratch.starts {
+            buffer.finish_step(self.table.0, start);
+        }
+    }
+
+    // The gradient of a weight is the row times the bag's gradient, over the count for "mean".
+    fn weight_grads(
+        &self,
+        scratch: &Scratch,
+        buffer: &RowBuffer,
+        grad: &[f32],
+        weights_grad: &mut [f32],
+    ) {
+        let arena = buffer.arena(self.table.0).0;
+        let uses = scratch.uses.get(self.uses.clone()).unwrap_or(&[]);
+        let rows = uses.chunk_by(|a, b| a.row == b.row).zip(&scratch.starts);
+        for (uses_of_row, &start) in rows {
+            let weights = arena.get(start..start + self.dim).unwrap_or(&[]);
+            for one in uses_of_row {
+                let position = one.position as usize;
+                let Some((at, feature)) = self.feature_of(position) else { continue };
+                if feature.pooling == Pooling::None {
+                    continue;
+                }
+                let columns = feature.columns.range(one.bag as usize);
+                let mut product = self.kernels.dot(weights, grad.get(columns).unwrap_or(&[]));
+                if feature.pooling == Pooling::Mean {
+                    let offsets = self.bags.feature_offsets(at);
+                    if let Some(&[start, end]) = offsets.get(one.bag as usize..one.bag as usize + 2)
+                    {
+                        product /= (end - start) as f32;
+                    }
+                }
+                if let Some(place) = weights_grad.get_mut(position) {
+                    *place = product;
+                }
+            }
+        }
+    }
+
+    fn feature_of(&self, position: usize) -> Option<(usize, &Feature)> {
+        let mut features = self.plan.features().iter().enumerate();
+        features.find(|(at, _)| self.plan.range(self.bags, *at).contains(&position))
+    }
+}
+
+// Lists, row after row, the uses among `uses` whose position is in `range`.
+fn group(scratch: &mut Scratch, uses: std::ops::Range<usize>, range: &std::ops::Range<usize>) {
+    scratch.occurrences.clear();
+    scratch.bounds.clear();
+    scratch.bounds.push(0);
+    let uses = scratch.uses.get(uses).unwrap_or(&[]);
+    for uses_of_row in uses.chunk_by(|a, b| a.row == b.row) {
+        for one in uses_of_row.iter().filter(|one| range.contains(&(one.position as usize))) {
+            scratch.occurrences.push(Occurrence { bag: one.bag, index: one.position });
+        }
+        scratch.bounds.push(scratch.occurrences.len());
+    }
+}

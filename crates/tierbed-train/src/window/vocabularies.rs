@@ -1,0 +1,375 @@
+//! Raw ids in, rows out: the open tables of an engine.
+//!
+//! [`Engine::translate`] turns the ids of a batch into rows once; lookup, update, prefetch, and
+//! the plans of the forward order then see dense tables. Only translating *for training* counts
+//! appearances and gives rows; translating to *find* changes nothing, so looking ahead cannot
+//! change which row an id gets. Index pages are rows of hidden tables in the same store: one
+//! commit holds both (`tierbed-vocab`).
+
+use serde::Serialize;
+use tierbed_core::store::RowWrite;
+use tierbed_core::{Bags, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema};
+use tierbed_kernels::{init_record, FeaturePlan};
+use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
+use tierbed_vocab::{
+    Evicted, PageCache, Policy, Scratch, State, Vocabulary, BATCH_BYTES_PER_INDEX,
+};
+
+use crate::window::engine::Engine;
+use crate::window::options::EngineConfig;
+
+/// Rows of an open table at first.
+const ROWS_MIN: u64 = 1024;
+/// The share of the budget for index pages, unless told otherwise.
+const PAGES_SHARE: u64 = 16;
+
+/// What a batch is translated for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Translate {
+    /// To look: ids without a row read the shared row, nothing changes.
+    Find,
+    /// To train: each different id appears once more, new ids get rows as their table's policy
+    /// says. `now` is the time in the unit of the policy's `ttl`.
+    Train {
+        /// The time.
+        now: u32,
+    },
+}
+
+/// What open vocabularies hold, and what finding rows cost.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct VocabularyStats {
+    /// One per open table.
+    pub tables: Vec<State>,
+    /// Index pages asked for.
+    pub pages_asked: u64,
+    /// Index pages read.
+    pub pages_read: u64,
+}
+
+/// The open tables and the memory they share.
+#[derive(Debug)]
+pub(crate) struct Vocabularies {
+    all: Vec<Vocabulary>,
+    pages: Option<PageCache>,
+    pages_bytes: u64,
+    scratch: Scratch,
+    scratch_memory: Option<Reservation>,
+}
+
+impl Vocabularies {
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        let pages_bytes = config.dram_budget_bytes / PAGES_SHARE;
+        Self {
+            all: Vec::new(),
+            pages: None,
+            pages_bytes: config.vocabulary_bytes.unwrap_or(pages_bytes),
+            scratch: Scratch::default(),
+            scratch_memory: None,
+        }
+    }
+
+    /// Returns the vocabulary of the table called `name`.
+    pub(crate) fn find(&self, name: &str) -> Option<&Vocabulary> {
+        self.all.iter().find(|vocabulary| vocabulary.state().table == name)
+    }
+
+    fn position(&self, table: TableId) -> Option<usize> {
+        self.all.iter().position(|vocabulary| vocabulary.table() == table)
+    }
+
+    pub(crate) fn stats(&self) -> VocabularyStats {
+        let (pages_asked, pages_read) = self.pages.as_ref().map_or((0, 0), PageCache::counts);
+        let tables = self.all.iter().map(|vocabulary| vocabulary.state().clone()).collect();
+        VocabularyStats { tables, pages_asked, pages_read }
+    }
+}
+
+impl Engine {
+    /// Adds a table of open vocabulary, or finds it; `table.row_count` is ignored, the table
+    /// grows with its ids. The policy given last counts.
+    ///
+    /// # Errors
+    /// `Invalid` when the stored table of that name differs or is not open, `Unsupported` when
+    /// tables of the backend cannot grow.
+    pub fn add_open_table(&mut self, table: TableSchema, policy: Policy) -> Result<TableId> {
+        self.poison.check()?;
+        policy.check()?;
+        if let Some(id) = self.schema.id_of(&table.name) {
+            let stored_rows = self.schema.table(id)?.row_count;
+            let Some(at) = self.vocabularies.position(id) else {
+                return Err(Error::invalid("table exists and its vocabulary is not open")
+                    .with("table", &table.name)
+                    .with("num_embeddings", stored_rows)
+                    .with("remedy", "give its num_embeddings, or choose another name"));
+            };
+            let id = self.store.add_table(TableSchema { row_count: stored_rows, ..table })?;
+            if let Some(vocabulary) = self.vocabularies.all.get_mut(at) {
+                vocabulary.set_policy(policy)?;
+            }
+            return Ok(id);
+        }
+        if table.is_own() {
+            return Err(Error::invalid("name belongs to the index of an open table")
+                .with("table", &table.name)
+                .with("remedy", "choose another name"));
+        }
+        self.release_buffer()?;
+        let result = self.create_vocabulary(table, policy);
+        self.poison.on_any(result)
+    }
+
+    fn create_vocabulary(&mut self, table: TableSchema, policy: Policy) -> Result<TableId> {
+        self.ensure_pages()?;
+        let id = self.store.add_table(TableSchema { row_count: ROWS_MIN, ..table })?;
+        // Says so now if tables of this backend cannot grow.
+        self.store.grow_table(id, ROWS_MIN)?;
+        if let Some(pages) = &mut self.vocabularies.pages {
+            let store = self.store.as_mut();
+            let made = Vocabulary::create(pages, store, id, policy, &self.budget)?;
+            self.vocabularies.all.push(made);
+        }
+        self.refresh_schema();
+        Ok(id)
+    }
+
+    fn ensure_pages(&mut self) -> Result<()> {
+        if self.vocabularies.pages.is_none() {
+            let pages = PageCache::new(&self.budget, self.vocabularies.pages_bytes)?;
+            self.vocabularies.pages = Some(pages);
+        }
+        Ok(())
+    }
+
+    /// Returns what is known of open table `table`; `None` when its vocabulary is not open.
+    #[must_use]
+    pub fn vocabulary(&self, table: TableId) -> Option<&State> {
+        let at = self.vocabularies.position(table)?;
+        self.vocabularies.all.get(at).map(Vocabulary::state)
+    }
+
+    /// Writes to `rows`, `[E]`, the row of every id of `bags`; ids of tables that are not open
+    /// are rows already.
+    ///
+    /// Rows stay good until the next [`evict`](Self::evict).
+    ///
+    /// # Errors
+    /// `Invalid` for shapes, or when the budget does not reach for more rows; otherwise the
+    /// store's. An error in the middle of training poisons the engine.
+    pub fn translate(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        how: Translate,
+        rows: &mut [i64],
+    ) -> Result<()> {
+        self.poison.check()?;
+        if rows.len() != bags.indices.len() || bags.feature_count != plan.features().len() {
+            return Err(Error::invalid(
+                "translation needs one row per index, and the plan's features",
+            )
+            .with("indices", bags.indices.len())
+            .with("rows", rows.len()));
+        }
+        rows.copy_from_slice(bags.indices);
+        let mut tables: Vec<TableId> =
+            plan.features().iter().map(|feature| feature.table).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        for table in tables {
+            let Some(at) = self.vocabularies.position(table) else { continue };
+            let features = plan.features().iter().enumerate();
+            let ranges: Vec<_> = features
+                .filter(|(_, feature)| feature.table == table)
+                .map(|(feature, _)| plan.range(bags, feature))
+                .collect();
+            self.translate_ranges(at, &ranges, how, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces `ids`, any number, of table `table` by their rows; see
+    /// [`translate`](Self::translate).
+    ///
+    /// # Errors
+    /// As [`translate`](Self::translate).
+    pub fn translate_ids(&mut self, table: TableId, how: Translate, ids: &mut [i64]) -> Result<()> {
+        self.poison.check()?;
+        self.schema.table(table)?;
+        if u32::try_from(ids.len()).is_err() {
+            return Err(Error::invalid("a batch holds at most 2^32 - 1 indices"));
+        }
+        let Some(at) = self.vocabularies.position(table) else { return Ok(()) };
+        self.translate_ranges(at, std::slice::from_ref(&(0..ids.len())), how, ids)
+    }
+
+    // Replaces the ids at `ranges` of `rows` by rows of vocabulary `at`.
+    fn translate_ranges(
+        &mut self,
+        at: usize,
+        ranges: &[std::ops::Range<usize>],
+        how: Translate,
+        rows: &mut [i64],
+    ) -> Result<()> {
+        let index_count: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        self.ensure_scratch(index_count)?;
+        self.ensure_pages()?;
+        let scratch = &mut self.vocabularies.scratch;
+        scratch.clear();
+        for range in ranges {
+            let ids = rows.get(range.clone()).unwrap_or_default();
+            for (&id, position) in ids.iter().zip(range.start..) {
+                scratch.push(id, position as u32);
+            }
+        }
+        let id_count = scratch.sort();
+        if matches!(how, Translate::Train { .. }) {
+            self.ensure_room(at, id_count)?;
+        }
+        let Vocabularies { all, pages, scratch, .. } = &mut self.vocabularies;
+        let (Some(vocabulary), Some(pages)) = (all.get_mut(at), pages) else { return Ok(()) };
+        let store = self.store.as_mut();
+        let result = match how {
+            Translate::Find => vocabulary.find(pages, store, scratch),
+            Translate::Train { now } => vocabulary.train(pages, store, scratch, now),
+        };
+        if matches!(how, Translate::Train { .. }) {
+            self.poison.on_any(result)?;
+            // Splits may have lengthened the index.
+            if self.schema.as_ref() != self.store.schema() {
+                self.refresh_schema();
+            }
+        } else {
+            result?;
+        }
+        self.vocabularies.scratch.for_each(|position, row| {
+            if let Some(place) = rows.get_mut(position as usize) {
+                *place = row as i64;
+            }
+        });
+        Ok(())
+    }
+
+    // Tables, index and directory must have room before anything is changed. The row buffer
+    // holds all memory that is free, so it gives way; tables double, so that is rare.
+    fn ensure_room(&mut self, at: usize, id_count: u64) -> Result<()> {
+        let Some(vocabulary) = self.vocabularies.all.get(at) else { return Ok(()) };
+        let Some(growth) = vocabulary.growth(&self.schema, id_count)? else { return Ok(()) };
+        self.release_buffer()?;
+        if let Some(vocabulary) = self.vocabularies.all.get_mut(at) {
+            vocabulary.grow(self.store.as_mut(), growth)?;
+        }
+        self.refresh_schema();
+        Ok(())
+    }
+
+    fn ensure_scratch(&mut self, index_count: usize) -> Result<()> {
+        let wanted = (index_count * BATCH_BYTES_PER_INDEX) as u64;
+        let held = self.vocabularies.scratch_memory.as_ref().map_or(0, Reservation::bytes);
+        if wanted <= held {
+            return Ok(());
+        }
+        self.release_buffer()?;
+        self.vocabularies.scratch_memory = None;
+        self.vocabularies.scratch = Scratch::default();
+        let memory = self.budget.reserve("vocabulary batch", wanted.next_power_of_two())?;
+        self.vocabularies.scratch_memory = Some(memory);
+        Ok(())
+    }
+
+    /// Takes the rows of ids of open table `table` that its policy judges at time `now`.
+    ///
+    /// Freed rows start again from their initial values, without optimizer state, whoever gets
+    /// them; an id that comes back is a new one. To be called between steps.
+    ///
+    /// # Errors
+    /// `Invalid` when the table's vocabulary is not open; otherwise the store's, and the engine
+    /// is poisoned.
+    pub fn evict(&mut self, table: TableId, now: u32) -> Result<Evicted> {
+        self.poison.check()?;
+        let Some(at) = self.vocabularies.position(table) else {
+            return Err(Error::invalid("only tables of open vocabulary evict ids")
+                .with("table", &self.schema.table(table)?.name));
+        };
+        // What is dirty in the buffer must not be written over the initial values later.
+        self.release_buffer()?;
+        self.ensure_pages()?;
+        let schema = self.schema.clone();
+        let shape = schema.table(table)?;
+        let mut records: Vec<f32> = Vec::new();
+        let mut blank = |store: &mut dyn tierbed_core::TrainStore, rows: &[u64]| {
+            records.resize(rows.len() * shape.record_words(), 0.0);
+            let places = records.chunks_exact_mut(shape.record_words());
+            rows.iter().zip(places).for_each(|(&row, place)| init_record(shape, row, place));
+            let records = rows.iter().zip(records.chunks_exact(shape.record_words()));
+            let writes: Vec<RowWrite<'_>> = records
+                .map(|(&row, record)| RowWrite {
+                    key: RowKey::new(table, RowId(row)),
+                    record: bytemuck::cast_slice(record),
+                })
+                .collect();
+            store.write(&writes)
+        };
+        let Vocabularies { all, pages, .. } = &mut self.vocabularies;
+        let (Some(vocabulary), Some(pages)) = (all.get_mut(at), pages) else {
+            return Ok(Evicted::default());
+        };
+        let result = vocabulary.evict(pages, self.store.as_mut(), now, &mut blank);
+        self.refresh_schema();
+        self.poison.on_any(result)
+    }
+
+    /// Visits (id, row) of every id of open table `table` that has a row, in hash order.
+    ///
+    /// # Errors
+    /// As [`translate`](Self::translate), and the visitor's.
+    pub fn visit_ids(
+        &mut self,
+        table: TableId,
+        visit: &mut dyn FnMut(i64, u64) -> Result<()>,
+    ) -> Result<()> {
+        self.poison.check()?;
+        self.ensure_pages()?;
+        let Some(at) = self.vocabularies.position(table) else { return Ok(()) };
+        let Vocabularies { all, pages, .. } = &mut self.vocabularies;
+        match (all.get(at), pages) {
+            (Some(vocabulary), Some(pages)) => vocabulary.scan(pages, self.store.as_mut(), visit),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes changed index pages to the store; returns what must be committed with them.
+    pub(crate) fn flush_vocabularies(&mut self) -> Result<Vec<(String, Vec<u8>)>> {
+        let Vocabularies { all, pages, .. } = &mut self.vocabularies;
+        if all.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Some(pages) = pages {
+            pages.flush(self.store.as_mut())?;
+        }
+        let states = States { vocabularies: all.iter().map(|one| one.state().clone()).collect() };
+        let json = serde_json::to_vec(&states).map_err(|cause| {
+            Error::invalid("vocabularies cannot be written").with("cause", cause)
+        })?;
+        let directories = all.iter().enumerate();
+        let directories = directories
+            .map(|(at, vocabulary)| (format!("{DIRECTORY}{at}"), vocabulary.directory_bytes()));
+        Ok(std::iter::once((STATES.to_owned(), json)).chain(directories).collect())
+    }
+
+    /// Takes over the vocabularies of the last checkpoint.
+    pub(crate) fn restore_vocabularies(&mut self) -> Result<()> {
+        let Some(json) = self.store.attachment(STATES)? else { return Ok(()) };
+        let damaged =
+            || Error::corruption("the engine's attachment is damaged").with("name", STATES);
+        let states: States =
+            serde_json::from_slice(&json).map_err(|cause| damaged().with("cause", cause))?;
+        let schema: Schema = self.store.schema().clone();
+        for (at, state) in states.vocabularies.into_iter().enumerate() {
+            let name = format!("{DIRECTORY}{at}");
+            let bytes = self.store.attachment(&name)?.ok_or_else(damaged)?;
+            self.vocabularies.all.push(Vocabulary::open(&schema, state, &bytes, &self.budget)?);
+        }
+        self.ensure_pages()
+    }
+}

@@ -1,0 +1,199 @@
+//! A snapshot and its deltas answer as a whole new snapshot does, bit for bit: after training,
+//! evictions, ids that come back, tables that grow, and a store that lost its last steps.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, as it should"
+)]
+
+#[path = "common/window.rs"]
+mod common;
+
+use std::sync::Arc;
+
+use common::bits;
+use tierbed_core::env::SplitMix64;
+use tierbed_core::store::Attachment;
+use tierbed_core::{
+    Bags, Budget, ErrorKind, InitSpec, OptimizerKind, Result, TableId, TableSchema,
+};
+use tierbed_io::{Folder, MemoryFolder};
+use tierbed_snapshot::delta::apply_delta;
+use tierbed_snapshot::PublishedIds;
+use tierbed_snapshot::{Report, Snapshot, SnapshotOptions};
+use tierbed_train::window::update::Grads;
+use tierbed_train::window::{Engine, EngineConfig, Eviction, FeaturePlan, Policy, Pooling};
+use tierbed_train::window::{Translate, SHARED_ROW};
+
+/// Ids are far apart.
+const SPREAD: i64 = 0x0012_3456_789a;
+
+fn folder() -> Arc<dyn Folder> {
+    Arc::new(MemoryFolder::new())
+}
+
+fn table(name: &str, row_count: u64) -> TableSchema {
+    TableSchema {
+        optimizer: OptimizerKind::RowWiseAdagrad,
+        init: InitSpec::Normal { mean: 0.0, std: 0.1 },
+        seed: 3,
+        ..TableSchema::plain(name, row_count, 18)
+    }
+}
+
+fn open(at: &Arc<dyn Folder>) -> (Engine, FeaturePlan) {
+    let config = EngineConfig { io_engine: "inline".into(), ..EngineConfig::new(3 << 20) };
+    let mut engine = Engine::open_in(Some(at.clone()), &config).unwrap();
+    let policy = Policy { admit_after: 1, eviction: Eviction::Age { ttl: 3 } };
+    let open = engine.add_open_table(table("item", 1), policy).unwrap();
+    let dense = engine.add_table(table("user", 5_000)).unwrap();
+    let features = [(open, Pooling::Sum), (dense, Pooling::Sum)];
+    let plan = FeaturePlan::new(engine.schema(), &features).unwrap();
+    (engine, plan)
+}
+
+/// Some ids and users of `step`; ids drift, so that old ones are evicted.
+fn batch(step: u64) -> (Vec<i64>, Vec<i64>) {
+    let mut rng = SplitMix64::new(step);
+    let mut ids: Vec<i64> = (0..60).map(|_| (step * 40 + rng.below(300)) as i64 * SPREAD).collect();
+    ids.extend((0..60).map(|_| rng.below(5_000) as i64));
+    (ids, vec![0, 60, 120])
+}
+
+fn train(engine: &mut Engine, plan: &FeaturePlan, steps: std::ops::Range<u64>) {
+    for step in steps {
+        let (ids, offsets) = batch(step);
+        let bags = Bags::new(&ids, &offsets, None, 2).unwrap();
+        let mut rows = vec![0; ids.len()];
+        engine.translate(plan, &bags, Translate::Train { now: step as u32 }, &mut rows).unwrap();
+        let bags = Bags::new(&rows, &offsets, None, 2).unwrap();
+        let mut output = vec![0.0; plan.output_len(&bags)];
+        engine.lookup(plan, &bags, &mut output).unwrap();
+        let grads = Grads { output: &output, weights: None };
+        engine.update(plan, &bags, grads).unwrap();
+        if step % 5 == 4 {
+            engine.evict(TableId(0), step as u32).unwrap();
+        }
+    }
+}
+
+fn options() -> SnapshotOptions {
+    SnapshotOptions { dram_budget_bytes: 2 << 20, reader_count: 1, ..SnapshotOptions::default() }
+}
+
+fn publish(engine: &mut Engine, base: Option<&Arc<dyn Folder>>) -> (Arc<dyn Folder>, Report) {
+    let out = folder();
+    let model = [Attachment { name: "model", bytes: b"dense" }];
+    let report = match base {
+        None => engine.publish_in(out.clone(), &model, &mut |_, _| true),
+        Some(base) => engine.publish_delta_in(out.clone(), base.clone(), &model, &mut |_, _| true),
+    };
+    let budget = engine.budget().report();
+    assert!(budget.peak_bytes <= budget.limit_bytes);
+    (out, report.unwrap())
+}
+
+fn apply(base: &Arc<dyn Folder>, delta: &Arc<dyn Folder>) -> Result<Arc<dyn Folder>> {
+    let out = folder();
+    let base = Arc::new(Snapshot::open(base.clone(), &options())?);
+    let delta = Arc::new(Snapshot::open_any(delta.clone(), &options())?);
+    apply_delta(&base, &delta, &out, &Budget::new(1 << 20))?;
+    Ok(out)
+}
+
+/// What a snapshot answers: every row of both tables, the rows of many ids, the attachments.
+fn answers(at: &Arc<dyn Folder>) -> (Vec<u32>, Vec<i64>, Vec<u8>) {
+    let snapshot = Snapshot::open(at.clone(), &options()).unwrap();
+    snapshot.verify().unwrap();
+    let mut all = Vec::new();
+    for name in ["item", "user"] {
+        let table = snapshot.schema().id_of(name).unwrap();
+        let plan = FeaturePlan::new(snapshot.schema(), &[(table, Pooling::None)]).unwrap();
+        let rows: Vec<i64> =
+            (0..snapshot.schema().table(table).unwrap().row_count as i64).collect();
+        for rows in rows.chunks(500) {
+            let offsets: Vec<i64> = (0..=rows.len() as i64).collect();
+            let bags = Bags::new(rows, &offsets, None, 1).unwrap();
+            let mut out = vec![0.0; plan.output_len(&bags)];
+            snapshot.lookup(&plan, &bags, &mut out).unwrap();
+            all.extend(bits(&out));
+        }
+    }
+    let ids = PublishedIds::open(&snapshot).unwrap();
+    let table = snapshot.schema().id_of("item").unwrap();
+    let plan = FeaturePlan::new(snapshot.schema(), &[(table, Pooling::Sum)]).unwrap();
+    let raw: Vec<i64> = (0..3_000).map(|id| id * SPREAD).collect();
+    let bags = Bags::new(&raw, &[0, 3_000], None, 1).unwrap();
+    let mut rows = vec![0; raw.len()];
+    ids.translate(&snapshot, &plan, &bags, &mut rows).unwrap();
+    (all, rows, snapshot.attachment("model").unwrap().unwrap())
+}
+
+#[test]
+fn a_snapshot_and_its_deltas_are_the_whole_snapshot() {
+    let (mut engine, plan) = open(&folder());
+    train(&mut engine, &plan, 0..20);
+    let (mut base, _) = publish(&mut engine, None);
+    let before = answers(&base);
+    for (first, last) in [(20, 22), (22, 48), (48, 48), (48, 70)] {
+        train(&mut engine, &plan, first..last);
+        let (full, whole) = publish(&mut engine, None);
+        let (delta, changes) = publish(&mut engine, Some(&base));
+        assert!(changes.row_count < whole.row_count, "{changes:?} {whole:?}");
+        assert_eq!(changes.row_count == 0, first == last, "{changes:?}");
+        let applied = apply(&base, &delta).unwrap();
+        assert!(answers(&applied) == answers(&full), "steps {first}..{last}");
+        // Equal inputs give equal snapshots, so the next delta fits wherever it is applied.
+        let again = Snapshot::open(apply(&base, &delta).unwrap(), &options()).unwrap();
+        let applied_snapshot = Snapshot::open(applied.clone(), &options()).unwrap();
+        assert_eq!(applied_snapshot.identity().unwrap(), again.identity().unwrap());
+        base = applied;
+    }
+    // Ids that were served at first and were evicted since have the shared row.
+    let after = answers(&base);
+    let evicted = before
+        .1
+        .iter()
+        .zip(&after.1)
+        .filter(|(old, new)| **old != SHARED_ROW as i64 && **new == SHARED_ROW as i64);
+    assert!(evicted.count() > 50);
+}
+
+#[test]
+fn a_delta_fits_one_snapshot_only() {
+    let (mut engine, plan) = open(&folder());
+    train(&mut engine, &plan, 0..5);
+    let (base, _) = publish(&mut engine, None);
+    train(&mut engine, &plan, 5..10);
+    let (other, _) = publish(&mut engine, None);
+    let (delta, _) = publish(&mut engine, Some(&base));
+    assert_eq!(apply(&other, &delta).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(apply(&base, &other).unwrap_err().kind(), ErrorKind::Invalid, "no delta at all");
+    let alone = Snapshot::open(delta.clone(), &options()).unwrap_err();
+    assert!(alone.to_string().contains("delta"), "{alone}");
+    // A delta of a delta is refused, as is one of another model's snapshot.
+    let refused = engine.publish_delta_in(folder(), delta, &[], &mut |_, _| true);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
+    let mut stranger = Engine::open_in(None, &common::memory_config()).unwrap();
+    stranger.add_table(table("somebody", 10)).unwrap();
+    let refused = stranger.publish_delta_in(folder(), base, &[], &mut |_, _| true);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn a_store_that_lost_its_last_steps_takes_back_what_it_published_of_them() {
+    let at = folder();
+    let (mut engine, plan) = open(&at);
+    train(&mut engine, &plan, 0..4);
+    engine.checkpoint("early", &[]).unwrap();
+    train(&mut engine, &plan, 4..9);
+    let (base, _) = publish(&mut engine, None);
+    drop(engine);
+    let (mut engine, plan) = open(&at);
+    train(&mut engine, &plan, 30..33);
+    let (full, _) = publish(&mut engine, None);
+    let (delta, _) = publish(&mut engine, Some(&base));
+    assert!(answers(&apply(&base, &delta).unwrap()) == answers(&full));
+}
