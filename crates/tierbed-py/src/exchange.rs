@@ -16,7 +16,7 @@ use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{FeaturePlan as Plan, Pooling};
-use tierbed_train::{CodedTables, OrderedEngine};
+use tierbed_train::{AutoEngine, CodedTables};
 
 use crate::coded::{no_training, NativeCodedTables};
 use crate::errors::{run, to_python};
@@ -183,7 +183,7 @@ enum RankStore<'py> {
 
 /// The rows that a rank holds.
 enum HeldRows<'a> {
-    Trained(&'a mut OrderedEngine),
+    Trained(&'a mut AutoEngine),
     Coded(&'a mut CodedTables),
 }
 

@@ -10,8 +10,8 @@ use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
 use tierbed_io::process::Owned;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Engine, EngineConfig, Hyper, Pooling, Translate};
-use tierbed_train::{OrderConfig, OrderedEngine, PlanRequest, ShardedEngine};
+use tierbed_train::window::{Hyper, Pooling, Translate, WindowConfig, WindowEngine};
+use tierbed_train::{AutoEngine, OrderConfig, PlanRequest, ShardedEngine};
 
 use crate::ending::attached;
 use crate::errors::{run, to_python};
@@ -161,9 +161,9 @@ impl NativeStore {
     #[staticmethod]
     fn over(py: Python<'_>, bridge: Py<PyAny>, options_json: &str) -> PyResult<Self> {
         let engine = run(py, || {
-            let config = EngineConfig::from_json(options_json)?;
-            let engine = Engine::over(Box::new(PythonStore::open(bridge)?), &config)?;
-            Ok(ShardedEngine::over(OrderedEngine::over(engine)))
+            let config = WindowConfig::from_json(options_json)?;
+            let engine = WindowEngine::over(Box::new(PythonStore::open(bridge)?), &config)?;
+            Ok(ShardedEngine::over(AutoEngine::over(engine)))
         })?;
         Ok(Self { engine: owned(engine) })
     }

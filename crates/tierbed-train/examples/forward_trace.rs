@@ -26,9 +26,9 @@ use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Pooling};
 use tierbed_train::planned::{
-    ForwardConfig, ForwardEngine, ForwardStats, Plan, PlanBuilder, PlanOptions, PlanShape,
+    Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine, PlannedStats,
 };
-use tierbed_train::window::{Backend, Engine, EngineConfig};
+use tierbed_train::window::{Backend, WindowConfig, WindowEngine};
 
 /// Distinct values of the 26 categorical columns of Criteo-Kaggle.
 const CARDINALITIES: [u64; 26] = [
@@ -100,11 +100,11 @@ impl Job {
         }
     }
 
-    fn config(&self) -> ForwardConfig {
-        ForwardConfig {
+    fn config(&self) -> PlannedConfig {
+        PlannedConfig {
             pipeline: self.pipeline,
             span_windows: self.span_windows,
-            ..ForwardConfig::new(self.budget_bytes)
+            ..PlannedConfig::new(self.budget_bytes)
         }
     }
 
@@ -208,7 +208,7 @@ impl Meter {
     }
 }
 
-fn report_epoch(job: &Job, (before, now): (&ForwardStats, &ForwardStats), rows: u64) {
+fn report_epoch(job: &Job, (before, now): (&PlannedStats, &PlannedStats), rows: u64) {
     let record_bytes = job.schema.tables()[0].record_bytes() as f64;
     let flushed = (now.rows_flushed - before.rows_flushed) as f64 * record_bytes;
     let written = (now.io.write_bytes - before.io.write_bytes) as f64;
@@ -239,7 +239,7 @@ fn run_forward(job: &Job, folder: &Path) {
     let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
     let config = job.config();
     let store = folder.join("forward");
-    let mut engine = ForwardEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
+    let mut engine = PlannedEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
     let (features, offsets, clock) = (job.features(), job.offsets(), Env::real(0).clock);
     let (mut indices, mut out, grad) =
         (Vec::new(), vec![], vec![0.01; job.batch_size * features.output_dim()]);
@@ -290,7 +290,7 @@ fn run_storage(job: &Job, folder: &Path) {
     let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
     let config = job.config();
     let store = folder.join("storage");
-    let mut engine = ForwardEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
+    let mut engine = PlannedEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
     let (features, offsets, clock) = (job.features(), job.offsets(), Env::real(0).clock);
     let mut indices = Vec::new();
     for epoch in 0..job.epochs {
@@ -318,9 +318,9 @@ fn distinct_rows(job: &Job, indices: &mut [i64]) -> u64 {
 // Reopens the store and adds up what every row says of itself: no step stale, lost or doubled.
 fn count_uses(job: &Job, folder: &Path, expected: u64) {
     let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
-    let config = ForwardConfig::new(job.budget_bytes * 5 / 4);
+    let config = PlannedConfig::new(job.budget_bytes * 5 / 4);
     let store = folder.join("forward");
-    let mut engine = ForwardEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
+    let mut engine = PlannedEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
     let (mut uses, mut rows) = (0, 0);
     let clock = Env::real(0).clock;
     let before_us = clock.now_us();
@@ -346,9 +346,9 @@ fn run_engine(job: &Job, folder: &Path, system: &str) {
     } else {
         job.budget_bytes
     };
-    let config = EngineConfig { backend, ..EngineConfig::new(budget) };
+    let config = WindowConfig { backend, ..WindowConfig::new(budget) };
     let store = folder.join(system);
-    let mut engine = Engine::open(Some(&store), &config).unwrap();
+    let mut engine = WindowEngine::open(Some(&store), &config).unwrap();
     for table in job.schema.tables() {
         engine.add_table(table.clone()).unwrap();
     }

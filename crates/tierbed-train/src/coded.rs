@@ -4,7 +4,7 @@
 //! rank of an exchange holds some rows of a table; whoever holds all of them is the case of one
 //! rank. Every row is there: one that was never written has the code of its initial value.
 //! Lookups decode while they pool. An update is refused: a step smaller than half a code's last
-//! place would be lost, so rows train in f32 (`Engine`) and are coded when they are done.
+//! place would be lost, so rows train in f32 (`WindowEngine`) and are coded when they are done.
 //!
 //! ```text
 //! table 0: | code of row first | code of the next | ...      code_bytes apart, in large pages

@@ -10,8 +10,8 @@ use tierbed_io::{Folder, FsFolder};
 use tierbed_store::kept::{self, Kept};
 use tierbed_store::CommitLog;
 
-use crate::auto::engine::OrderedEngine;
-use crate::auto::moving::{has_moved, GENERAL_FOLDER};
+use crate::auto::engine::AutoEngine;
+use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::OrderConfig;
 
 /// Opens the folder that has the rows of the store at `path`: of a store that left the forward
@@ -22,7 +22,7 @@ use crate::auto::options::OrderConfig;
 pub fn rows_folder(path: &Path) -> Result<Arc<dyn Folder>> {
     let folder = FsFolder::open(path)?;
     Ok(match has_moved(&folder)? {
-        true => Arc::new(FsFolder::open(path.join(GENERAL_FOLDER))?),
+        true => Arc::new(FsFolder::open(path.join(WINDOW_FOLDER))?),
         false => Arc::new(folder),
     })
 }
@@ -65,7 +65,7 @@ pub fn check_folder(folder: &Arc<dyn Folder>) -> Result<u64> {
     }
     with_enough_memory(&mut |budget_bytes| {
         let config = OrderConfig::new(budget_bytes);
-        OrderedEngine::open_in(Some(Arc::clone(folder)), &config)?.verify()
+        AutoEngine::open_in(Some(Arc::clone(folder)), &config)?.verify()
     })
 }
 

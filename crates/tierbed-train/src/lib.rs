@@ -2,7 +2,7 @@
 //!
 //! Two engines with the same semantics. [`planned`] trains along a plan, when the order of the
 //! epoch is known; [`window`] reads rows by number, when only a window of batches is known. One
-//! [`OrderedEngine`] stands in front of both. A store starts undecided and is decided by the
+//! [`AutoEngine`] stands in front of both. A store starts undecided and is decided by the
 //! first call that needs to know. A batch that was planned and does not come is an error, or
 //! every row moves to the other engine and training goes on: never a silent mismatch. A
 //! [`ShardedEngine`] divides the tables over several such engines, which work at the same time
@@ -17,7 +17,7 @@ mod repair;
 mod sharded;
 pub mod window;
 
-pub use auto::{budget_json, Answer, OnMismatch, Order, OrderConfig, OrderedEngine, PlanRequest};
+pub use auto::{budget_json, Answer, AutoEngine, OnMismatch, Order, OrderConfig, PlanRequest};
 pub use coded::CodedTables;
 pub use folders::{
     check_folder, drop_checkpoint, kept_checkpoints, restore_checkpoint, rows_folder,

@@ -26,7 +26,7 @@ use tierbed_store::shards::{
 };
 use tierbed_store::{CommitLog, FoundCommit};
 
-use crate::auto::moving::{has_moved, GENERAL_FOLDER};
+use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::OrderConfig;
 use crate::sharded::ShardedEngine;
 
@@ -118,7 +118,7 @@ struct Place {
 impl Place {
     fn open(path: &Path) -> Result<Self> {
         let outer = FsFolder::open(path)?;
-        let inside = path.join(GENERAL_FOLDER);
+        let inside = path.join(WINDOW_FOLDER);
         // Rows that left a plan; also when it is there that the pointer is lost.
         let is_inside = has_moved(&outer).unwrap_or(true) && inside.is_dir();
         let folder: Arc<dyn Folder> = match is_inside {

@@ -16,9 +16,9 @@ use tierbed_core::{Bags, InitSpec, OptimizerKind, Result, TableId, TableSchema};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Pooling};
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
-use tierbed_train::window::update::Grads;
-use tierbed_train::{Answer, Order, OrderConfig, OrderedEngine, PlanRequest};
 use tierbed_store::CommitLog;
+use tierbed_train::window::update::Grads;
+use tierbed_train::{Answer, AutoEngine, Order, OrderConfig, PlanRequest};
 
 const ROW_COUNT: u64 = 20_000;
 const DIM: u32 = 16;
@@ -50,22 +50,22 @@ fn batch(step: u64) -> (Vec<i64>, Vec<i64>) {
     (indices, (0..=BATCH_ROWS as i64).collect())
 }
 
-fn features(engine: &OrderedEngine) -> Result<FeaturePlan> {
+fn features(engine: &AutoEngine) -> Result<FeaturePlan> {
     FeaturePlan::new(engine.schema(), &[(TableId(0), Pooling::Sum)])
 }
 
-fn open(folder: Option<&Path>, order: Order) -> OrderedEngine {
-    let mut engine = OrderedEngine::open(folder, &config(order)).unwrap();
+fn open(folder: Option<&Path>, order: Order) -> AutoEngine {
+    let mut engine = AutoEngine::open(folder, &config(order)).unwrap();
     engine.add_table(table()).unwrap();
     engine
 }
 
-fn steps_done(engine: &mut OrderedEngine) -> u64 {
+fn steps_done(engine: &mut AutoEngine) -> u64 {
     let steps = engine.attachment("steps").unwrap();
     steps.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
 }
 
-fn train(engine: &mut OrderedEngine, steps: std::ops::Range<u64>) {
+fn train(engine: &mut AutoEngine, steps: std::ops::Range<u64>) {
     let features = features(engine).unwrap();
     for step in steps {
         let (indices, offsets) = batch(step);
@@ -78,12 +78,12 @@ fn train(engine: &mut OrderedEngine, steps: std::ops::Range<u64>) {
     }
 }
 
-fn checkpoint(engine: &mut OrderedEngine, steps: u64) {
+fn checkpoint(engine: &mut AutoEngine, steps: u64) {
     let bytes = steps.to_le_bytes();
     engine.checkpoint("c", &[Attachment { name: "steps", bytes: &bytes }]).unwrap();
 }
 
-fn records(engine: &mut OrderedEngine) -> Vec<Vec<u32>> {
+fn records(engine: &mut AutoEngine) -> Vec<Vec<u32>> {
     let mut records = vec![Vec::new(); ROW_COUNT as usize];
     // Along a plan a row may be visited twice; the last visit counts.
     let mut visit = |at: usize, record: &[f32]| {
@@ -136,7 +136,7 @@ fn check(test: &str, kill_count: u32, seed: u64) {
         ..config(Order::Auto)
     };
     let memory = OrderConfig { dram_budget_bytes: 64 << 20, ..memory };
-    let mut oracle = OrderedEngine::open(None, &memory).unwrap();
+    let mut oracle = AutoEngine::open(None, &memory).unwrap();
     oracle.add_table(table()).unwrap();
     let expected = [0..BATCHES, BATCHES..2 * BATCHES].map(|steps| {
         train(&mut oracle, steps);

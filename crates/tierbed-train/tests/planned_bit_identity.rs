@@ -17,9 +17,9 @@ use tierbed_kernels::Pooling;
 use common::{memory_folder, smallest_config, smallest_with, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, TableId};
-use tierbed_train::planned::{ForwardConfig, ForwardStats};
+use tierbed_train::planned::{PlannedConfig, PlannedStats};
 
-fn check(job: &Job, window: u32, budget_factor: f64, steps: u64) -> ForwardStats {
+fn check(job: &Job, window: u32, budget_factor: f64, steps: u64) -> PlannedStats {
     let plan = job.plan(window);
     let mut config = smallest_config(job, &plan);
     config.dram_budget_bytes = (config.dram_budget_bytes as f64 * budget_factor) as u64;
@@ -29,9 +29,9 @@ fn check(job: &Job, window: u32, budget_factor: f64, steps: u64) -> ForwardStats
 fn check_config(
     job: &Job,
     plan: &tierbed_train::planned::Plan,
-    config: &ForwardConfig,
+    config: &PlannedConfig,
     steps: u64,
-) -> ForwardStats {
+) -> PlannedStats {
     let features = job.features();
     let mut oracle = job.open_oracle();
     let mut engine = job.open(memory_folder(), plan, config).unwrap();
@@ -92,7 +92,7 @@ proptest! {
         let config = smallest_with(&job, &plan, span_windows);
         // Lists of chunks that were written with less memory need some more of it.
         let dram_budget_bytes = config.dram_budget_bytes + 20_000 + spare;
-        let config = ForwardConfig { dram_budget_bytes, ..config };
+        let config = PlannedConfig { dram_budget_bytes, ..config };
         let (features, folder, mut oracle) = (job.features(), memory_folder(), job.open_oracle());
         let mut engine = job.open(folder.clone(), &plan, &config).unwrap();
         for step in 0..3 * batches {
@@ -121,8 +121,8 @@ fn every_io_engine_gives_the_same_bits_on_a_real_disk() {
         let scratch = tempfile::tempdir().unwrap();
         let job = Job::pooled(OptimizerKind::Adagrad, 4);
         let plan = job.plan(3);
-        let config = ForwardConfig { io_engine: io_engine.into(), ..smallest_config(&job, &plan) };
-        let config = ForwardConfig { dram_budget_bytes: config.dram_budget_bytes * 2, ..config };
+        let config = PlannedConfig { io_engine: io_engine.into(), ..smallest_config(&job, &plan) };
+        let config = PlannedConfig { dram_budget_bytes: config.dram_budget_bytes * 2, ..config };
         let features = job.features();
         let mut oracle = job.open_oracle();
         let folder = std::sync::Arc::new(tierbed_io::FsFolder::create(scratch.path()).unwrap());
@@ -140,7 +140,7 @@ fn every_instruction_set_gives_the_same_bits() {
     let job = Job::pooled(OptimizerKind::PartialRowWiseAdam, 6);
     let plan = job.plan(4);
     for isa in tierbed_kernels::Isa::available() {
-        let config = ForwardConfig { isa: isa.name().into(), ..smallest_config(&job, &plan) };
+        let config = PlannedConfig { isa: isa.name().into(), ..smallest_config(&job, &plan) };
         check_config(&job, &plan, &config, 50);
     }
 }
@@ -172,7 +172,7 @@ fn restarts_in_mid_epoch_continue_with_the_same_bits() {
             drop(engine);
             // Another budget each time.
             let dram_budget_bytes = smallest.dram_budget_bytes * (5 + round % 3) / 4;
-            let config = ForwardConfig { dram_budget_bytes, ..smallest.clone() };
+            let config = PlannedConfig { dram_budget_bytes, ..smallest.clone() };
             engine = job.open(folder.clone(), &plan, &config).unwrap();
             assert_eq!(engine.attachment("position").unwrap().unwrap(), text.as_bytes());
             let position = engine.position();
@@ -358,7 +358,7 @@ fn another_plan_or_schema_is_refused() {
     let job = Job::pooled(OptimizerKind::Sgd, 3);
     let plan = job.plan(4);
     let folder = memory_folder();
-    let config = ForwardConfig::new(64 << 20);
+    let config = PlannedConfig::new(64 << 20);
     let mut engine = job.open(folder.clone(), &plan, &config).unwrap();
     job.step(&mut engine, &job.features(), 0).unwrap();
     engine.checkpoint("c", &[]).unwrap();

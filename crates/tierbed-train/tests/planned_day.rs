@@ -18,7 +18,7 @@ use tierbed_core::{Budget, ErrorKind, OptimizerKind, RowKey, RowStore, TableId, 
 use tierbed_io::{EngineChoice, EngineOptions, Folder};
 use tierbed_kernels::Hyper;
 use tierbed_store::cold::{ColdOptions, ColdStore};
-use tierbed_train::planned::{ForwardConfig, ForwardEngine};
+use tierbed_train::planned::{PlannedConfig, PlannedEngine};
 
 fn open_store(job: &Job, folder: Arc<dyn Folder>) -> ColdStore {
     let engine =
@@ -32,7 +32,7 @@ fn open_store(job: &Job, folder: Arc<dyn Folder>) -> ColdStore {
 }
 
 /// Every row that was ever stepped, as the store has it and as memory has it.
-fn check_rows(job: &Job, store: &mut ColdStore, oracle: &mut tierbed_train::window::Engine) {
+fn check_rows(job: &Job, store: &mut ColdStore, oracle: &mut tierbed_train::window::WindowEngine) {
     for (at, (_, count)) in job.tables.iter().enumerate() {
         let id = TableId(at as u32);
         let mut stored = BTreeMap::new();
@@ -68,9 +68,9 @@ fn days_of_forward_order_over_a_cold_store_give_the_bits_of_memory() {
             let plan = today.plan(3);
             let config = smallest_config(&today, &plan);
             let dram_budget_bytes = config.dram_budget_bytes * 5 / 4 + 8192;
-            let config = ForwardConfig { dram_budget_bytes, ..config };
+            let config = PlannedConfig { dram_budget_bytes, ..config };
             let mut engine =
-                ForwardEngine::begin_day(memory_folder(), &mut store, plan, &config, &hypers)
+                PlannedEngine::begin_day(memory_folder(), &mut store, plan, &config, &hypers)
                     .unwrap();
             for step in 0..steps {
                 let expected = today.oracle_step(&mut oracle, &features, step);
@@ -91,9 +91,9 @@ fn a_day_that_never_ends_changes_nothing() {
     let (features, folder) = (job.features(), memory_folder());
     let mut store = open_store(&job, folder);
     let plan = job.plan(3);
-    let config = ForwardConfig::new(16 << 20);
+    let config = PlannedConfig::new(16 << 20);
     let mut engine =
-        ForwardEngine::begin_day(memory_folder(), &mut store, plan, &config, &[]).unwrap();
+        PlannedEngine::begin_day(memory_folder(), &mut store, plan, &config, &[]).unwrap();
     (0..5).for_each(|step| drop(job.step(&mut engine, &features, step).unwrap()));
     drop(engine);
     let mut found = 0;
@@ -111,8 +111,8 @@ fn a_budget_without_room_for_a_bit_per_row_is_refused() {
     let job = Job { tables: vec![(4, 1 << 22); 6], ..Job::pooled(OptimizerKind::Sgd, 1) };
     let mut store = open_store(&job, memory_folder());
     let plan = job.plan(3);
-    let config = ForwardConfig::new(1 << 20);
-    let refused = ForwardEngine::begin_day(memory_folder(), &mut store, plan, &config, &[]);
+    let config = PlannedConfig::new(1 << 20);
+    let refused = PlannedEngine::begin_day(memory_folder(), &mut store, plan, &config, &[]);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
     let key = RowKey::new(TableId(0), tierbed_core::RowId(0));
     store.read(&[key], &mut |_, _| Ok(())).unwrap();

@@ -20,7 +20,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::OptimizerKind;
 use tierbed_io::FsFolder;
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
-use tierbed_train::planned::{ForwardConfig, ForwardEngine};
+use tierbed_train::planned::{PlannedConfig, PlannedEngine};
 
 const EPOCHS: u64 = 6;
 /// Not a divisor of the window nor of the epoch: checkpoints fall anywhere.
@@ -33,11 +33,11 @@ fn job(seed: u64) -> Job {
     Job::pooled(OptimizerKind::Adagrad, seed)
 }
 
-fn open(folder: &Path, seed: u64) -> (ForwardEngine, u64) {
+fn open(folder: &Path, seed: u64) -> (PlannedEngine, u64) {
     let (job, plan) = (job(seed), job(seed).plan(WINDOW));
     // A little more than the least: lists of chunks differ with the moment of the kill.
     let least = smallest_config(&job, &plan);
-    let config = ForwardConfig {
+    let config = PlannedConfig {
         io_engine: "auto".to_owned(),
         dram_budget_bytes: least.dram_budget_bytes + (512 << 10),
         span_windows: (seed % 2 == 1).then_some(3),

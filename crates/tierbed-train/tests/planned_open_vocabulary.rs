@@ -15,7 +15,7 @@ use common::{bits, memory_folder, smallest_config, Batch, Job};
 use tierbed_core::{Bags, OptimizerKind, TableId};
 use tierbed_kernels::{FeaturePlan, Pooling};
 use tierbed_train::planned::{Grads, Plan, PlanBuilder, PlanOptions};
-use tierbed_train::window::{Engine, EngineConfig, Eviction, Policy, Translate};
+use tierbed_train::window::{Eviction, Policy, Translate, WindowConfig, WindowEngine};
 
 const BATCHES: u64 = 60;
 
@@ -24,7 +24,7 @@ fn gradient(output: &[f32]) -> Vec<f32> {
 }
 
 fn direct_step(
-    engine: &mut Engine,
+    engine: &mut WindowEngine,
     features: &FeaturePlan,
     (rows, batch): (&[i64], &Batch),
 ) -> Vec<u32> {
@@ -56,13 +56,13 @@ fn ids_translated_in_the_pre_pass_train_to_the_same_bits() {
         let policy = Policy { admit_after, eviction: Eviction::Never };
         let open = |bytes| {
             let mut engine =
-                Engine::open_in(Some(memory_folder()), &EngineConfig::new(bytes)).unwrap();
+                WindowEngine::open_in(Some(memory_folder()), &WindowConfig::new(bytes)).unwrap();
             let table = engine.add_open_table(job.table(0), policy).unwrap();
             engine.set_hyper(table, job.hyper(0)).unwrap();
             engine
         };
         let features = job.features();
-        let translate = |engine: &mut Engine, step| {
+        let translate = |engine: &mut WindowEngine, step| {
             let batch = raw_batch(step);
             let mut rows = vec![0; batch.indices.len()];
             engine

@@ -16,7 +16,7 @@ use common::{smallest_config, Job};
 use tierbed_core::{ErrorKind, OptimizerKind};
 use tierbed_io::Folder;
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
-use tierbed_train::planned::{ForwardConfig, Plan};
+use tierbed_train::planned::{Plan, PlannedConfig};
 
 fn job_and_plan() -> (Job, Plan) {
     let job = Job::pooled(OptimizerKind::Adagrad, 1);
@@ -32,7 +32,7 @@ fn a_thread_changes_no_bit_and_no_byte_on_disk() {
     assert!(pipelined.pipeline);
     // The thread's stack is paid for; without it the same memory is left for rows.
     let stack_bytes = 256 << 10;
-    let single = ForwardConfig {
+    let single = PlannedConfig {
         pipeline: false,
         dram_budget_bytes: pipelined.dram_budget_bytes - stack_bytes,
         ..pipelined.clone()

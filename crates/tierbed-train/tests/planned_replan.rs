@@ -17,11 +17,11 @@ use proptest::prelude::*;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, OptimizerKind, Result, RowId, TableId};
 use tierbed_io::Folder;
-use tierbed_train::planned::{ForwardConfig, ForwardEngine, Import, Plan, RecordSink};
+use tierbed_train::planned::{Import, Plan, PlannedConfig, PlannedEngine, RecordSink};
 
 /// The smallest budget in which each of the plans opens and a store without rows moves from each
 /// to the next; whoever needs more names how much.
-fn config_for(job: &Job, plans: &[&Plan]) -> ForwardConfig {
+fn config_for(job: &Job, plans: &[&Plan]) -> PlannedConfig {
     let configs = plans.iter().map(|plan| smallest_config(job, plan));
     let mut config = configs.max_by_key(|config| config.dram_budget_bytes).unwrap();
     for _ in 0..20 {
@@ -137,9 +137,9 @@ fn a_store_opens_with_the_next_plan_at_once() {
     let config = config_for(&job, &[&old, &new]);
     let (features, folder, mut oracle) = (job.features(), memory_folder(), job.open_oracle());
     let open = || {
-        ForwardEngine::open_replanned_in(folder.clone(), job.schema(), (&old, new.clone()), &config)
+        PlannedEngine::open_replanned_in(folder.clone(), job.schema(), (&old, new.clone()), &config)
     };
-    let identity = || ForwardEngine::plan_in_force(folder.clone()).unwrap();
+    let identity = || PlannedEngine::plan_in_force(folder.clone()).unwrap();
     assert_eq!(identity(), None);
     let mut engine = job.open(folder.clone(), &old, &config).unwrap();
     for step in 0..33 {
@@ -187,7 +187,7 @@ fn tables_grow_with_the_next_plan() {
             engine.checkpoint("c", &[]).unwrap();
             drop(engine);
             let (schema, plans) = (tomorrow.schema(), (&old, new.clone()));
-            ForwardEngine::open_replanned_in(folder.clone(), schema, plans, &config).unwrap()
+            PlannedEngine::open_replanned_in(folder.clone(), schema, plans, &config).unwrap()
         } else {
             engine.replan(new.clone(), "c", &[]).unwrap()
         };
@@ -206,7 +206,7 @@ fn tables_grow_with_the_next_plan() {
 /// All rows of the oracle that were stepped at least once.
 fn used_rows(
     job: &Job,
-    oracle: &mut tierbed_train::window::Engine,
+    oracle: &mut tierbed_train::window::WindowEngine,
 ) -> Vec<(TableId, RowId, Vec<u8>)> {
     let mut rows = Vec::new();
     for (at, (_, count)) in job.tables.iter().enumerate() {
@@ -224,15 +224,15 @@ fn used_rows(
 fn import(
     job: &Job,
     folder: Arc<dyn Folder>,
-    (plan, config): (&Plan, &ForwardConfig),
+    (plan, config): (&Plan, &PlannedConfig),
     rows: &mut dyn FnMut(&mut RecordSink<'_>) -> Result<()>,
     steps: u64,
-) -> Result<ForwardEngine> {
+) -> Result<PlannedEngine> {
     let tables = 0..job.tables.len();
     let hypers: Vec<_> =
         tables.map(|at| tierbed_kernels::Hyper { step: steps, ..job.hyper(at) }).collect();
     let import = Import { rows, hypers: &hypers, name: "imported", attachments: &[] };
-    ForwardEngine::import_in(folder, job.schema(), plan.clone(), config, import)
+    PlannedEngine::import_in(folder, job.schema(), plan.clone(), config, import)
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn an_export_has_every_used_row_in_order_and_makes_the_same_store_again() {
         tomorrow.step(&mut engine, &features, step).unwrap();
     }
     let export = |sink: &mut RecordSink<'_>| {
-        ForwardEngine::export_in(folder.clone(), &job.schema(), &new, &config, sink)
+        PlannedEngine::export_in(folder.clone(), &job.schema(), &new, &config, sink)
     };
     assert_eq!(export(&mut |_, _, _| Ok(())).unwrap_err().kind(), ErrorKind::Closed);
     engine.checkpoint("c", &[]).unwrap();
@@ -344,7 +344,7 @@ fn a_bad_source_is_refused_and_leaves_no_store() {
         let folder = memory_folder();
         let error = import(&job, folder.clone(), (&plan, &config), source, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{what}: {error}");
-        assert_eq!(ForwardEngine::plan_in_force(folder.clone()).unwrap(), None);
+        assert_eq!(PlannedEngine::plan_in_force(folder.clone()).unwrap(), None);
         // A new attempt starts clean.
         let engine = import(&job, folder, (&plan, &config), &mut |_| Ok(()), 0).unwrap();
         assert_eq!(engine.last_checkpoint().unwrap().number, 1);
@@ -371,6 +371,6 @@ fn a_plan_of_other_tables_is_refused() {
     let job = Job::pooled(OptimizerKind::Sgd, 3);
     let plan = job.plan(3);
     let other = Job { tables: vec![(9, 2001); 6], ..job.clone() };
-    let engine = job.open(memory_folder(), &plan, &ForwardConfig::new(64 << 20)).unwrap();
+    let engine = job.open(memory_folder(), &plan, &PlannedConfig::new(64 << 20)).unwrap();
     assert_eq!(engine.replan(other.plan(3), "x", &[]).unwrap_err().kind(), ErrorKind::Invalid);
 }

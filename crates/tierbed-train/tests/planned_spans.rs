@@ -11,9 +11,9 @@ mod common;
 
 use common::{memory_folder, smallest_config, smallest_with, Job};
 use tierbed_core::{OptimizerKind, TableId};
-use tierbed_train::planned::{ForwardConfig, ForwardEngine, ForwardStats, Plan};
+use tierbed_train::planned::{Plan, PlannedConfig, PlannedEngine, PlannedStats};
 
-fn train(job: &Job, plan: &Plan, config: &ForwardConfig, steps: u64) -> ForwardStats {
+fn train(job: &Job, plan: &Plan, config: &PlannedConfig, steps: u64) -> PlannedStats {
     let (features, mut oracle) = (job.features(), job.open_oracle());
     let mut engine = job.open(memory_folder(), plan, config).unwrap();
     for step in 0..steps {
@@ -59,9 +59,9 @@ fn with_little_memory_spans_are_chosen_and_chunks_are_longer() {
     config.dram_budget_bytes += 100_000;
     let chosen = train(&job, &plan, &config, 300);
     assert_eq!(chosen.span_windows, 12);
-    let config = ForwardConfig { span_windows: Some(0), ..config };
+    let config = PlannedConfig { span_windows: Some(0), ..config };
     let each = train(&job, &plan, &config, 300);
-    let rows_per_chunk = |stats: &ForwardStats| stats.rows_flushed / stats.chunks_written;
+    let rows_per_chunk = |stats: &PlannedStats| stats.rows_flushed / stats.chunks_written;
     let (chosen, each) = (rows_per_chunk(&chosen), rows_per_chunk(&each));
     assert!(chosen > 2 * each, "{chosen} rows per chunk with spans, {each} without");
 }
@@ -76,7 +76,7 @@ fn scans_and_restarts_find_every_row_at_every_step() {
         // As lists of chunks grow from opening to opening.
         let config = smallest_with(&job, &plan, Some(3));
         let dram_budget_bytes = config.dram_budget_bytes + 40_000;
-        let config = ForwardConfig { dram_budget_bytes, ..config };
+        let config = PlannedConfig { dram_budget_bytes, ..config };
         let (features, mut oracle, folder) = (job.features(), job.open_oracle(), memory_folder());
         let mut engine = job.open(folder.clone(), &plan, &config).unwrap();
         for step in 0..60 {
@@ -92,7 +92,7 @@ fn scans_and_restarts_find_every_row_at_every_step() {
                 drop(engine);
                 // As a store that was made with spans is opened without, and back.
                 let span_windows = [Some(3), Some(0), None][step as usize / 3 % 3];
-                let config = ForwardConfig { span_windows, ..config.clone() };
+                let config = PlannedConfig { span_windows, ..config.clone() };
                 engine = job.open(folder.clone(), &plan, &config).unwrap();
                 assert_eq!(engine.stats().span_windows, 3);
             }
@@ -108,7 +108,7 @@ fn rows_of_spans_move_to_another_plan_and_out() {
     let days = [day.clone(), day.on_day(1, 31)];
     let plans = [days[0].plan(1), days[1].plan(1)];
     let config = smallest_with(&day, &plans[0], Some(4));
-    let config = ForwardConfig { dram_budget_bytes: 2 * config.dram_budget_bytes, ..config };
+    let config = PlannedConfig { dram_budget_bytes: 2 * config.dram_budget_bytes, ..config };
     let (folder, mut oracle) = (memory_folder(), day.open_oracle());
     let mut engine = day.open(folder.clone(), &plans[0], &config).unwrap();
     for step in 0..57 {
@@ -128,7 +128,7 @@ fn rows_of_spans_move_to_another_plan_and_out() {
     drop(engine);
     let mut exported = 0;
     let schema = day.schema();
-    ForwardEngine::export_in(folder, &schema, &plans[1], &config, &mut |table, row, record| {
+    PlannedEngine::export_in(folder, &schema, &plans[1], &config, &mut |table, row, record| {
         let before: u64 = schema.tables()[..table.0 as usize]
             .iter()
             .map(|table| table.row_count * table.record_words() as u64)

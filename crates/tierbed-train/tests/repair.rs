@@ -20,7 +20,7 @@ use tierbed_core::{ErrorKind, OptimizerKind};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::Pooling;
 use tierbed_train::window::{Backend, Durability};
-use tierbed_train::{candidates, put_in_force, Order, OrderConfig, OrderedEngine, ShardedEngine};
+use tierbed_train::{candidates, put_in_force, AutoEngine, Order, OrderConfig, ShardedEngine};
 
 const BACKENDS: [Backend; 7] = [
     Backend::File,
@@ -300,7 +300,7 @@ fn a_folder_that_was_opened_and_never_committed_is_new() {
         }
     }
     let scratch = tempfile::tempdir().unwrap();
-    drop(OrderedEngine::open(Some(scratch.path()), &run.config(Order::Auto, None)).unwrap());
+    drop(AutoEngine::open(Some(scratch.path()), &run.config(Order::Auto, None)).unwrap());
     assert_eq!(candidates(scratch.path()).unwrap_err().kind(), ErrorKind::Invalid);
 }
 

@@ -24,7 +24,7 @@ use tierbed_sim::job::{
     lie, FailedCalls, SimJob, Told,
 };
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
-use tierbed_train::planned::{ForwardConfig, ForwardEngine, Plan};
+use tierbed_train::planned::{Plan, PlannedConfig, PlannedEngine};
 
 fn seeds() -> Vec<u64> {
     tierbed_sim::job::seeds(&[1, 2, 3, 4])
@@ -47,7 +47,7 @@ fn span_windows(seed: u64) -> usize {
 struct Case {
     job: Job,
     plan: Plan,
-    config: ForwardConfig,
+    config: PlannedConfig,
     oracle: Vec<Vec<u32>>,
 }
 
@@ -64,7 +64,7 @@ impl Case {
         // Where storage work has a thread of its own (odd seeds), the caller writes only when that
         // thread rests, so the order of I/O is the same in every run.
         let config = smallest_with(&job, &plan, Some(span_windows(seed)));
-        let config = ForwardConfig { extent_bytes: 4096, ..config };
+        let config = PlannedConfig { extent_bytes: 4096, ..config };
         let mut engine = job.open_oracle();
         let mut oracle = vec![job.oracle_records(&mut engine)];
         for step in 0..STEPS {
@@ -81,14 +81,14 @@ impl Case {
 }
 
 impl SimJob for Case {
-    type Store = ForwardEngine;
+    type Store = PlannedEngine;
 
-    fn open(&self, folder: &SimFolder) -> Result<ForwardEngine> {
+    fn open(&self, folder: &SimFolder) -> Result<PlannedEngine> {
         let folder: Arc<dyn Folder> = Arc::new(folder.clone());
         self.job.open(folder, &self.plan, &self.config)
     }
 
-    fn position(&self, engine: &mut ForwardEngine) -> Result<u64> {
+    fn position(&self, engine: &mut PlannedEngine) -> Result<u64> {
         let position = engine.position();
         let at = position.epoch * self.job.batches + position.batch;
         let attached = engine.attachment("position")?;
@@ -97,21 +97,21 @@ impl SimJob for Case {
         Ok(at)
     }
 
-    fn step(&self, engine: &mut ForwardEngine, step: u64) -> Result<()> {
+    fn step(&self, engine: &mut PlannedEngine, step: u64) -> Result<()> {
         self.job.step(engine, &self.job.features(), step).map(|_| ())
     }
 
-    fn commit(&self, engine: &mut ForwardEngine, position: u64) -> Result<()> {
+    fn commit(&self, engine: &mut PlannedEngine, position: u64) -> Result<()> {
         let text = position.to_string();
         engine.checkpoint("s", &[Attachment { name: "position", bytes: text.as_bytes() }])?;
         Ok(())
     }
 
-    fn verify(&self, engine: &mut ForwardEngine) -> Result<()> {
+    fn verify(&self, engine: &mut PlannedEngine) -> Result<()> {
         engine.verify().map(|_| ())
     }
 
-    fn is_right(&self, engine: &mut ForwardEngine, position: u64) -> Result<bool> {
+    fn is_right(&self, engine: &mut PlannedEngine, position: u64) -> Result<bool> {
         Ok(self.job.records(engine)? == self.oracle[position as usize])
     }
 

@@ -23,7 +23,7 @@ use tierbed_sim::job::{
     FailedCalls, SimJob, Told,
 };
 use tierbed_sim::SimFolder;
-use tierbed_train::planned::{ForwardConfig, ForwardEngine, Plan};
+use tierbed_train::planned::{Plan, PlannedConfig, PlannedEngine};
 
 /// Steps of the first day: one epoch and the middle of a window of the next.
 const STEPS_OLD: u64 = 17;
@@ -37,7 +37,7 @@ fn seeds() -> Vec<u64> {
 struct Case {
     days: [Job; 2],
     plans: [Plan; 2],
-    config: ForwardConfig,
+    config: PlannedConfig,
     /// Records after each number of steps, of both days.
     oracle: Vec<Vec<u32>>,
 }
@@ -58,7 +58,7 @@ impl Case {
         let configs = plans.iter().map(|plan| smallest_with(&day, plan, Some(span_windows)));
         let config = configs.max_by_key(|config| config.dram_budget_bytes).unwrap();
         let dram_budget_bytes = config.dram_budget_bytes + 16_000;
-        let config = ForwardConfig { extent_bytes: 4096, dram_budget_bytes, ..config };
+        let config = PlannedConfig { extent_bytes: 4096, dram_budget_bytes, ..config };
         let mut engine = day.open_oracle();
         let mut oracle = vec![day.oracle_records(&mut engine)];
         for (day, steps) in days.iter().zip([STEPS_OLD, STEPS_NEW]) {
@@ -85,12 +85,12 @@ impl Case {
 /// An engine that moves to the second plan when its day comes.
 struct Moving {
     /// `None` while it moves, and when that failed.
-    engine: Option<ForwardEngine>,
+    engine: Option<PlannedEngine>,
     day: usize,
 }
 
 impl Moving {
-    fn engine(&mut self) -> &mut ForwardEngine {
+    fn engine(&mut self) -> &mut PlannedEngine {
         self.engine.as_mut().unwrap()
     }
 }
@@ -101,7 +101,7 @@ impl SimJob for Case {
     /// Opens the store along the plan of its last checkpoint.
     fn open(&self, folder: &SimFolder) -> Result<Moving> {
         let folder: Arc<dyn Folder> = Arc::new(folder.clone());
-        let identity = ForwardEngine::plan_in_force(folder.clone())?;
+        let identity = PlannedEngine::plan_in_force(folder.clone())?;
         let day = usize::from(identity == Some(self.plans[1].identity()));
         let engine = self.days[day].open(folder, &self.plans[day], &self.config)?;
         Ok(Moving { engine: Some(engine), day })
@@ -200,7 +200,7 @@ fn a_quota_that_holds_the_rows_once_refuses_the_move() {
     assert!(file_bytes > 0);
     engine.checkpoint("c", &[]).unwrap();
     drop(engine);
-    let config = ForwardConfig { disk_quota_bytes: Some(file_bytes), ..case.config.clone() };
+    let config = PlannedConfig { disk_quota_bytes: Some(file_bytes), ..case.config.clone() };
     let opened: Arc<dyn Folder> = Arc::new(folder.clone());
     let engine = case.days[0].open(opened.clone(), &case.plans[0], &config).unwrap();
     let error = engine.replan(case.plans[1].clone(), "x", &[]).err().unwrap();

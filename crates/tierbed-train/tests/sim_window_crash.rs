@@ -25,7 +25,7 @@ use tierbed_sim::job::{
     lie, FailedCalls, SimJob, Told,
 };
 use tierbed_sim::SimFolder;
-use tierbed_train::window::{Engine, EngineConfig, FeaturePlan, Pooling};
+use tierbed_train::window::{FeaturePlan, Pooling, WindowConfig, WindowEngine};
 
 fn seeds() -> Vec<u64> {
     tierbed_sim::job::seeds(&[1, 2, 3, 4])
@@ -68,12 +68,12 @@ impl Case {
 }
 
 impl SimJob for Case {
-    type Store = (Engine, FeaturePlan);
+    type Store = (WindowEngine, FeaturePlan);
 
     fn open(&self, folder: &SimFolder) -> Result<Self::Store> {
         let folder: Arc<dyn Folder> = Arc::new(folder.clone());
-        let config = EngineConfig { io_engine: "inline".into(), ..EngineConfig::new(192 << 10) };
-        let mut engine = Engine::open_in(Some(folder), &config)?;
+        let config = WindowConfig { io_engine: "inline".into(), ..WindowConfig::new(192 << 10) };
+        let mut engine = WindowEngine::open_in(Some(folder), &config)?;
         let plan = self.job.set_up(&mut engine)?;
         Ok((engine, plan))
     }

@@ -13,24 +13,24 @@ mod common;
 
 use common::{all_records, bits, memory_config, small_config, Job};
 use tierbed_core::{ErrorKind, OptimizerKind};
-use tierbed_train::window::{Backend, Durability, Engine, EngineConfig};
+use tierbed_train::window::{Backend, Durability, WindowConfig, WindowEngine};
 
-fn configs() -> Vec<EngineConfig> {
+fn configs() -> Vec<WindowConfig> {
     tierbed_compare::register_stores();
-    let engine = |name: &str, bytes: u64| EngineConfig {
+    let engine = |name: &str, bytes: u64| WindowConfig {
         io_engine: name.to_owned(),
-        ..EngineConfig::new(bytes)
+        ..WindowConfig::new(bytes)
     };
-    let tree = |backend| EngineConfig { backend, ..EngineConfig::new(4 << 20) };
+    let tree = |backend| WindowConfig { backend, ..WindowConfig::new(4 << 20) };
     let mut configs = vec![
         small_config(),
         tree(Backend::Lsm),
         tree(Backend::LsmPlain),
         tree(Backend::Cold),
-        EngineConfig { backend: Backend::Cold, ..EngineConfig::new(700 << 10) },
+        WindowConfig { backend: Backend::Cold, ..WindowConfig::new(700 << 10) },
         tree(Backend::HashDb),
         tree(Backend::Mmap),
-        EngineConfig { durability: Durability::Step, ..tree(Backend::Lsm) },
+        WindowConfig { durability: Durability::Step, ..tree(Backend::Lsm) },
         engine("pread", 400 << 10),
         engine("inline", 700 << 10),
         engine("auto", 64 << 20),
@@ -42,11 +42,11 @@ fn configs() -> Vec<EngineConfig> {
     configs
 }
 
-fn check(job: &Job, config: &EngineConfig, steps: u64) {
+fn check(job: &Job, config: &WindowConfig, steps: u64) {
     let scratch = tempfile::tempdir().unwrap();
-    let mut oracle = Engine::open(None, &memory_config()).unwrap();
+    let mut oracle = WindowEngine::open(None, &memory_config()).unwrap();
     let oracle_plan = job.set_up(&mut oracle).unwrap();
-    let mut engine = Engine::open(Some(scratch.path()), config).unwrap();
+    let mut engine = WindowEngine::open(Some(scratch.path()), config).unwrap();
     let plan = job.set_up(&mut engine).unwrap();
     for step in 0..steps {
         let (expected, expected_weights) = job.step(&mut oracle, &oracle_plan, step).unwrap();
@@ -77,7 +77,7 @@ fn unpooled_rows_too() {
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
     for isa in tierbed_kernels::Isa::available() {
-        let config = EngineConfig { isa: isa.name().to_owned(), ..small_config() };
+        let config = WindowConfig { isa: isa.name().to_owned(), ..small_config() };
         check(&Job::pooled(OptimizerKind::Adam, 4), &config, 20);
     }
 }
@@ -85,7 +85,7 @@ fn every_instruction_set_gives_the_same_bits() {
 #[test]
 fn the_small_budget_really_evicts() {
     let scratch = tempfile::tempdir().unwrap();
-    let mut engine = Engine::open(Some(scratch.path()), &small_config()).unwrap();
+    let mut engine = WindowEngine::open(Some(scratch.path()), &small_config()).unwrap();
     let job = Job::pooled(OptimizerKind::Adam, 1);
     let plan = job.set_up(&mut engine).unwrap();
     for step in 0..40 {
@@ -107,7 +107,8 @@ fn look_ahead_changes_no_bit_and_saves_page_reads() {
     let mut records = Vec::new();
     for window in [0u64, 4, 16] {
         let scratch = tempfile::tempdir().unwrap();
-        let mut engine = Engine::open(Some(scratch.path()), &EngineConfig::new(900 << 10)).unwrap();
+        let mut engine =
+            WindowEngine::open(Some(scratch.path()), &WindowConfig::new(900 << 10)).unwrap();
         let plan = job.set_up(&mut engine).unwrap();
         // Every page written: a row never written would need no read.
         let words = job.table(0).record_words();
@@ -133,7 +134,7 @@ fn look_ahead_changes_no_bit_and_saves_page_reads() {
 #[test]
 fn a_window_larger_than_the_buffer_shortens_itself() {
     let scratch = tempfile::tempdir().unwrap();
-    let mut engine = Engine::open(Some(scratch.path()), &small_config()).unwrap();
+    let mut engine = WindowEngine::open(Some(scratch.path()), &small_config()).unwrap();
     let job = Job::pooled(OptimizerKind::Adam, 7);
     let plan = job.set_up(&mut engine).unwrap();
     let batches: Vec<_> = (0..200).map(|step| job.batch(step)).collect();
@@ -147,11 +148,11 @@ fn a_window_larger_than_the_buffer_shortens_itself() {
 fn checkpoint_and_reopen_continue_with_the_same_bits() {
     for optimizer in OptimizerKind::ALL {
         let job = Job::pooled(optimizer, 2);
-        let mut oracle = Engine::open(None, &memory_config()).unwrap();
+        let mut oracle = WindowEngine::open(None, &memory_config()).unwrap();
         let oracle_plan = job.set_up(&mut oracle).unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let open = || {
-            let mut engine = Engine::open(Some(scratch.path()), &small_config()).unwrap();
+            let mut engine = WindowEngine::open(Some(scratch.path()), &small_config()).unwrap();
             let plan = job.set_up(&mut engine).unwrap();
             (engine, plan)
         };
@@ -183,7 +184,7 @@ fn checkpoint_and_reopen_continue_with_the_same_bits() {
 
 #[test]
 fn bad_ids_and_shapes_change_nothing() {
-    let mut engine = Engine::open(None, &memory_config()).unwrap();
+    let mut engine = WindowEngine::open(None, &memory_config()).unwrap();
     let job = Job::pooled(OptimizerKind::Sgd, 1);
     let plan = job.set_up(&mut engine).unwrap();
     job.step(&mut engine, &plan, 0).unwrap();
@@ -213,7 +214,7 @@ fn a_budget_too_small_names_the_minimum_that_then_works() {
     let mut budget = 1000;
     let mut refusals = 0;
     let mut engine = loop {
-        let result = Engine::open(Some(scratch.path()), &EngineConfig::new(budget)).and_then(
+        let result = WindowEngine::open(Some(scratch.path()), &WindowConfig::new(budget)).and_then(
             |mut engine| {
                 let plan = job.set_up(&mut engine)?;
                 job.step(&mut engine, &plan, 0)?;

@@ -19,9 +19,9 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, Result};
 use tierbed_io::{Folder, FsFolder, MemoryFolder};
 use tierbed_sim::{FaultPlan, SimFolder};
-use tierbed_train::window::restore_checkpoint;
-use tierbed_train::window::{Backend, Engine, EngineConfig, FeaturePlan, Pooling};
 use tierbed_store::kept::{drop_checkpoint, kept_checkpoints};
+use tierbed_train::window::restore_checkpoint;
+use tierbed_train::window::{Backend, FeaturePlan, Pooling, WindowConfig, WindowEngine};
 
 fn job() -> Job {
     Job {
@@ -32,22 +32,22 @@ fn job() -> Job {
     }
 }
 
-fn open(folder: &Arc<dyn Folder>, backend: Backend) -> Result<(Engine, FeaturePlan)> {
+fn open(folder: &Arc<dyn Folder>, backend: Backend) -> Result<(WindowEngine, FeaturePlan)> {
     tierbed_compare::register_stores();
     let budget = if backend == Backend::File { 192 << 10 } else { 16 << 20 };
-    let config = EngineConfig { backend, io_engine: "inline".into(), ..EngineConfig::new(budget) };
-    let mut engine = Engine::open_in(Some(folder.clone()), &config)?;
+    let config = WindowConfig { backend, io_engine: "inline".into(), ..WindowConfig::new(budget) };
+    let mut engine = WindowEngine::open_in(Some(folder.clone()), &config)?;
     let plan = job().set_up(&mut engine)?;
     Ok((engine, plan))
 }
 
-fn train(engine: &mut Engine, plan: &FeaturePlan, steps: std::ops::Range<u64>) -> Result<()> {
+fn train(engine: &mut WindowEngine, plan: &FeaturePlan, steps: std::ops::Range<u64>) -> Result<()> {
     steps.into_iter().try_for_each(|step| job().step(engine, plan, step).map(drop))
 }
 
 /// All records after `steps` steps.
 fn oracle(steps: u64) -> Vec<u32> {
-    let mut engine = Engine::open(None, &common::memory_config()).unwrap();
+    let mut engine = WindowEngine::open(None, &common::memory_config()).unwrap();
     let plan = job().set_up(&mut engine).unwrap();
     train(&mut engine, &plan, 0..steps).unwrap();
     all_records(&mut engine)
@@ -115,7 +115,7 @@ fn names_and_folders_are_checked() {
     let unknown = restore_checkpoint(&folder, "two").unwrap_err();
     assert!(unknown.to_string().contains("kept: one"), "{unknown}");
     assert!(drop_checkpoint(folder.as_ref(), "two").is_err());
-    let mut memory = Engine::open(None, &common::memory_config()).unwrap();
+    let mut memory = WindowEngine::open(None, &common::memory_config()).unwrap();
     assert_eq!(memory.keep_checkpoint("x", &[]).unwrap_err().kind(), ErrorKind::Unsupported);
     // A damaged list is said to be damaged.
     let list = folder.read("kept.one.list").unwrap().unwrap();

@@ -18,21 +18,21 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
 use tierbed_core::OptimizerKind;
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
-use tierbed_train::window::{Backend, Durability, Engine, EngineConfig, FeaturePlan};
+use tierbed_train::window::{Backend, Durability, FeaturePlan, WindowConfig, WindowEngine};
 
 const STEPS: u64 = 240;
 const STEPS_PER_CHECKPOINT: u64 = 5;
 const DELAY_MAX_US: u64 = 90_000;
 const NAMES: [&str; 6] = ["file", "cold", "lsm", "lsm_step", "hashdb", "mmap"];
 
-fn config(name: &str) -> EngineConfig {
+fn config(name: &str) -> WindowConfig {
     tierbed_compare::register_stores();
-    let with = |backend| EngineConfig { backend, ..EngineConfig::new(4 << 20) };
+    let with = |backend| WindowConfig { backend, ..WindowConfig::new(4 << 20) };
     match name {
-        "file" => EngineConfig::new(400 << 10),
-        "cold" => EngineConfig { backend: Backend::Cold, ..EngineConfig::new(700 << 10) },
+        "file" => WindowConfig::new(400 << 10),
+        "cold" => WindowConfig { backend: Backend::Cold, ..WindowConfig::new(700 << 10) },
         "lsm" => with(Backend::Lsm),
-        "lsm_step" => EngineConfig { durability: Durability::Step, ..with(Backend::Lsm) },
+        "lsm_step" => WindowConfig { durability: Durability::Step, ..with(Backend::Lsm) },
         "hashdb" => with(Backend::HashDb),
         "mmap" => with(Backend::Mmap),
         _ => panic!("no backend is called {name}"),
@@ -43,8 +43,8 @@ fn job() -> Job {
     Job::pooled(OptimizerKind::Adam, 11)
 }
 
-fn open(folder: &Path, name: &str) -> (Engine, FeaturePlan, u64) {
-    let mut engine = Engine::open(Some(folder), &config(name)).unwrap();
+fn open(folder: &Path, name: &str) -> (WindowEngine, FeaturePlan, u64) {
+    let mut engine = WindowEngine::open(Some(folder), &config(name)).unwrap();
     let plan = job().set_up(&mut engine).unwrap();
     let done = engine.attachment("steps").unwrap();
     let done = done.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
@@ -65,7 +65,7 @@ fn train(folder: &Path, name: &str) {
 
 /// The rows of the run in memory, at every checkpoint.
 fn expected() -> Vec<Vec<u32>> {
-    let mut oracle = Engine::open(None, &memory_config()).unwrap();
+    let mut oracle = WindowEngine::open(None, &memory_config()).unwrap();
     let plan = job().set_up(&mut oracle).unwrap();
     let mut records = vec![all_records(&mut oracle)];
     for step in 0..STEPS {

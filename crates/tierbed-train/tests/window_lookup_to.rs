@@ -12,7 +12,7 @@ mod common;
 use common::{bits, memory_config, small_config, Job};
 use tierbed_core::{Bags, OptimizerKind};
 use tierbed_kernels::Destination;
-use tierbed_train::window::{Engine, FeaturePlan};
+use tierbed_train::window::{FeaturePlan, WindowEngine};
 
 /// A matrix after all, to compare: where each vector belongs in the output of the plan.
 struct Matrix<'a> {
@@ -33,7 +33,7 @@ fn check(mut job: Job) {
     job.batch_size = 256;
     for config in [memory_config(), small_config()] {
         let scratch = tempfile::tempdir().unwrap();
-        let mut engine = Engine::open(Some(scratch.path()), &config).unwrap();
+        let mut engine = WindowEngine::open(Some(scratch.path()), &config).unwrap();
         let plan = job.set_up(&mut engine).unwrap();
         for step in 0..3 {
             let batch = job.batch(step);

@@ -25,7 +25,7 @@ use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{Snapshot, SnapshotOptions};
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{
-    Backend, Engine, EngineConfig, Eviction, FeaturePlan, Hyper, Policy, Pooling,
+    Backend, Eviction, FeaturePlan, Hyper, Policy, Pooling, WindowConfig, WindowEngine,
 };
 use tierbed_train::window::{Translate, SHARED_ROW};
 
@@ -59,7 +59,7 @@ struct Setup {
     tables: Vec<TableId>,
 }
 
-fn set_up(engine: &mut Engine, seed: u64, is_open: bool) -> Result<Setup> {
+fn set_up(engine: &mut WindowEngine, seed: u64, is_open: bool) -> Result<Setup> {
     let optimizer = OptimizerKind::ALL[seed as usize % 5];
     let mut tables = Vec::new();
     for name in ["item", "dense", "user"] {
@@ -104,7 +104,7 @@ fn batch(seed: u64, step: u64, size: usize) -> (Vec<i64>, Vec<i64>) {
 }
 
 fn run_step(
-    engine: &mut Engine,
+    engine: &mut WindowEngine,
     plan: &FeaturePlan,
     (rows, offsets): (&[i64], &[i64]),
 ) -> Result<Vec<f32>> {
@@ -119,7 +119,7 @@ fn run_step(
 
 /// One step from raw ids; returns output and rows.
 fn open_step(
-    engine: &mut Engine,
+    engine: &mut WindowEngine,
     setup: &Setup,
     (seed, step, size): (u64, u64, usize),
 ) -> Result<(Vec<f32>, Vec<i64>)> {
@@ -132,7 +132,7 @@ fn open_step(
 }
 
 /// Every row of a table as bits, up to `row_count`.
-fn rows_of(engine: &mut Engine, table: TableId, row_count: u64) -> Vec<u32> {
+fn rows_of(engine: &mut WindowEngine, table: TableId, row_count: u64) -> Vec<u32> {
     let mut all = Vec::new();
     engine
         .visit_rows(table, 0, row_count as usize, &mut |_, record| {
@@ -142,7 +142,7 @@ fn rows_of(engine: &mut Engine, table: TableId, row_count: u64) -> Vec<u32> {
     all
 }
 
-fn ids_of(engine: &mut Engine, table: TableId) -> HashMap<i64, u64> {
+fn ids_of(engine: &mut WindowEngine, table: TableId) -> HashMap<i64, u64> {
     let mut ids = HashMap::new();
     engine
         .visit_ids(table, &mut |id, row| {
@@ -206,7 +206,7 @@ impl Naive {
 
 /// Dense tables in memory, ids translated by the naive vocabulary.
 struct Oracle {
-    engine: Engine,
+    engine: WindowEngine,
     setup: Setup,
     naive: [Naive; 2],
     policy: Policy,
@@ -214,7 +214,7 @@ struct Oracle {
 
 impl Oracle {
     fn new(seed: u64) -> Self {
-        let mut engine = Engine::open_in(None, &common::memory_config()).unwrap();
+        let mut engine = WindowEngine::open_in(None, &common::memory_config()).unwrap();
         let setup = set_up(&mut engine, seed, false).unwrap();
         Self { engine, setup, naive: Default::default(), policy: policy(seed) }
     }
@@ -249,7 +249,7 @@ impl Oracle {
         count
     }
 
-    fn check(&mut self, engine: &mut Engine, setup: &Setup) {
+    fn check(&mut self, engine: &mut WindowEngine, setup: &Setup) {
         for at in 0..3 {
             let count = engine.schema().table(setup.tables[at]).unwrap().row_count.min(20_000);
             let found = rows_of(engine, setup.tables[at], count);
@@ -265,12 +265,12 @@ impl Oracle {
     }
 }
 
-fn small(backend: Backend) -> EngineConfig {
+fn small(backend: Backend) -> WindowConfig {
     let budget = if backend == Backend::File { 320 << 10 } else { 32 << 20 };
-    EngineConfig { backend, io_engine: "inline".into(), ..EngineConfig::new(budget) }
+    WindowConfig { backend, io_engine: "inline".into(), ..WindowConfig::new(budget) }
 }
 
-fn evict_all(engine: &mut Engine, setup: &Setup, now: u32) -> u64 {
+fn evict_all(engine: &mut WindowEngine, setup: &Setup, now: u32) -> u64 {
     let tables = [setup.tables[0], setup.tables[2]];
     tables.iter().map(|table| engine.evict(*table, now).unwrap().id_count).sum()
 }
@@ -280,7 +280,7 @@ fn compare(seed: u64, backend: Backend, is_ahead: bool, steps: u64) -> u64 {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let config = small(backend);
     let open = || {
-        let mut engine = Engine::open_in(Some(folder.clone()), &config).unwrap();
+        let mut engine = WindowEngine::open_in(Some(folder.clone()), &config).unwrap();
         let setup = set_up(&mut engine, seed, true).unwrap();
         (engine, setup)
     };
@@ -344,12 +344,12 @@ fn every_backend_gives_the_same_rows() {
 
 #[test]
 fn an_evicted_id_that_comes_back_starts_anew() {
-    let mut engine = Engine::open_in(None, &common::memory_config()).unwrap();
+    let mut engine = WindowEngine::open_in(None, &common::memory_config()).unwrap();
     let policy = Policy { admit_after: 1, eviction: Eviction::Age { ttl: 0 } };
     let shape = table("item", 1, OptimizerKind::Adagrad);
     let id = engine.add_open_table(shape.clone(), policy).unwrap();
     let plan = FeaturePlan::new(engine.schema(), &[(id, Pooling::Sum)]).unwrap();
-    let train = |engine: &mut Engine, raw: &[i64], now| {
+    let train = |engine: &mut WindowEngine, raw: &[i64], now| {
         let mut rows = raw.to_vec();
         engine.translate_ids(id, Translate::Train { now }, &mut rows).unwrap();
         let offsets = [0, rows.len() as i64];
@@ -367,7 +367,7 @@ fn an_evicted_id_that_comes_back_starts_anew() {
     assert_eq!(unknown, [SHARED_ROW as i64]);
     let mut fresh = vec![0.0; shape.record_words()];
     tierbed_kernels::init_record(&shape, 1, &mut fresh);
-    let record = |engine: &mut Engine, row| {
+    let record = |engine: &mut WindowEngine, row| {
         let mut words = Vec::new();
         engine.visit_rows(id, row, 1, &mut |_, record| words = record.to_vec()).unwrap();
         bits(&words)
@@ -383,7 +383,7 @@ fn an_evicted_id_that_comes_back_starts_anew() {
 #[test]
 fn open_and_dense_tables_are_not_mistaken_for_each_other() {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-    let open = || Engine::open_in(Some(folder.clone()), &small(Backend::File)).unwrap();
+    let open = || WindowEngine::open_in(Some(folder.clone()), &small(Backend::File)).unwrap();
     let mut engine = open();
     let shape = table("item", 1, OptimizerKind::Sgd);
     engine.add_open_table(shape.clone(), Policy::default()).unwrap();
@@ -408,7 +408,7 @@ fn open_and_dense_tables_are_not_mistaken_for_each_other() {
 #[test]
 fn a_snapshot_answers_raw_ids_and_gives_unknown_ones_the_shared_row() {
     let seed = 4;
-    let mut engine = Engine::open_in(None, &common::memory_config()).unwrap();
+    let mut engine = WindowEngine::open_in(None, &common::memory_config()).unwrap();
     let setup = set_up(&mut engine, seed, true).unwrap();
     for step in 0..30 {
         open_step(&mut engine, &setup, (seed, step, 40)).unwrap();
@@ -448,7 +448,7 @@ fn train_on(folder: &SimFolder, seed: u64, steps: u64) -> (u64, Result<()>) {
     let mut acknowledged = 0;
     let result = (|| {
         let folder: Arc<dyn Folder> = Arc::new(folder.clone());
-        let mut engine = Engine::open_in(Some(folder), &small(Backend::File))?;
+        let mut engine = WindowEngine::open_in(Some(folder), &small(Backend::File))?;
         let setup = set_up(&mut engine, seed, true)?;
         for step in 0..steps {
             open_step(&mut engine, &setup, (seed, step, 5))?;
@@ -484,7 +484,7 @@ fn after_power_loss_ids_and_rows_are_of_one_checkpoint() {
                 folder.crash_to_synced()
             };
             let image: Arc<dyn Folder> = Arc::new(image);
-            let mut engine = Engine::open_in(Some(image), &small(Backend::File)).unwrap();
+            let mut engine = WindowEngine::open_in(Some(image), &small(Backend::File)).unwrap();
             let step = engine.attachment("step").unwrap();
             let step = step.map_or(0, |text| String::from_utf8(text).unwrap().parse().unwrap());
             assert!(step >= acknowledged, "io {point}");

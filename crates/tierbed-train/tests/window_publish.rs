@@ -18,14 +18,14 @@ use tierbed_core::{ErrorKind, OptimizerKind, TableId};
 use tierbed_io::FsFolder;
 use tierbed_snapshot::page::PageShape;
 use tierbed_snapshot::{PageIndex, PlacedTables, Snapshot, SnapshotOptions};
-use tierbed_train::window::{Engine, EngineConfig};
+use tierbed_train::window::{WindowConfig, WindowEngine};
 
 fn trained(
-    config: &EngineConfig,
-) -> (tempfile::TempDir, Engine, Job, tierbed_train::window::FeaturePlan) {
+    config: &WindowConfig,
+) -> (tempfile::TempDir, WindowEngine, Job, tierbed_train::window::FeaturePlan) {
     let scratch = tempfile::tempdir().unwrap();
     let job = Job::pooled(OptimizerKind::RowWiseAdagrad, 6);
-    let mut engine = Engine::open(Some(scratch.path()), config).unwrap();
+    let mut engine = WindowEngine::open(Some(scratch.path()), config).unwrap();
     let plan = job.set_up(&mut engine).unwrap();
     for step in 0..30 {
         job.step(&mut engine, &plan, step).unwrap();
@@ -35,7 +35,7 @@ fn trained(
 
 #[test]
 fn a_snapshot_answers_as_the_engine_does() {
-    for config in [EngineConfig::new(640 << 10), EngineConfig::new(64 << 20)] {
+    for config in [WindowConfig::new(640 << 10), WindowConfig::new(64 << 20)] {
         let (scratch, mut engine, job, plan) = trained(&config);
         let target = scratch.path().join("snapshot");
         let mut calls = Vec::new();
@@ -71,7 +71,7 @@ fn a_snapshot_answers_as_the_engine_does() {
 
 #[test]
 fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
-    let (scratch, mut engine, job, plan) = trained(&EngineConfig::new(64 << 20));
+    let (scratch, mut engine, job, plan) = trained(&WindowConfig::new(64 << 20));
     let schema = engine.schema().clone();
     let place = |(at, table): (u32, &tierbed_core::TableSchema)| {
         let rows_per_page = PageShape::new(table).rows_per_page;
@@ -116,8 +116,8 @@ fn a_folder_in_use_is_refused_and_a_stopped_publish_leaves_nothing() {
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
-fn small_config_for_publish() -> EngineConfig {
-    EngineConfig { dram_budget_bytes: 640 << 10, ..small_config() }
+fn small_config_for_publish() -> WindowConfig {
+    WindowConfig { dram_budget_bytes: 640 << 10, ..small_config() }
 }
 
 fn snapshot_options(dram_budget_bytes: u64) -> SnapshotOptions {

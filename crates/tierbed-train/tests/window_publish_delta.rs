@@ -24,7 +24,7 @@ use tierbed_snapshot::delta::apply_delta;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{Report, Snapshot, SnapshotOptions};
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Engine, EngineConfig, Eviction, FeaturePlan, Policy, Pooling};
+use tierbed_train::window::{Eviction, FeaturePlan, Policy, Pooling, WindowConfig, WindowEngine};
 use tierbed_train::window::{Translate, SHARED_ROW};
 
 /// Ids are far apart.
@@ -43,9 +43,9 @@ fn table(name: &str, row_count: u64) -> TableSchema {
     }
 }
 
-fn open(at: &Arc<dyn Folder>) -> (Engine, FeaturePlan) {
-    let config = EngineConfig { io_engine: "inline".into(), ..EngineConfig::new(3 << 20) };
-    let mut engine = Engine::open_in(Some(at.clone()), &config).unwrap();
+fn open(at: &Arc<dyn Folder>) -> (WindowEngine, FeaturePlan) {
+    let config = WindowConfig { io_engine: "inline".into(), ..WindowConfig::new(3 << 20) };
+    let mut engine = WindowEngine::open_in(Some(at.clone()), &config).unwrap();
     let policy = Policy { admit_after: 1, eviction: Eviction::Age { ttl: 3 } };
     let open = engine.add_open_table(table("item", 1), policy).unwrap();
     let dense = engine.add_table(table("user", 5_000)).unwrap();
@@ -62,7 +62,7 @@ fn batch(step: u64) -> (Vec<i64>, Vec<i64>) {
     (ids, vec![0, 60, 120])
 }
 
-fn train(engine: &mut Engine, plan: &FeaturePlan, steps: std::ops::Range<u64>) {
+fn train(engine: &mut WindowEngine, plan: &FeaturePlan, steps: std::ops::Range<u64>) {
     for step in steps {
         let (ids, offsets) = batch(step);
         let bags = Bags::new(&ids, &offsets, None, 2).unwrap();
@@ -83,7 +83,7 @@ fn options() -> SnapshotOptions {
     SnapshotOptions { dram_budget_bytes: 2 << 20, reader_count: 1, ..SnapshotOptions::default() }
 }
 
-fn publish(engine: &mut Engine, base: Option<&Arc<dyn Folder>>) -> (Arc<dyn Folder>, Report) {
+fn publish(engine: &mut WindowEngine, base: Option<&Arc<dyn Folder>>) -> (Arc<dyn Folder>, Report) {
     let out = folder();
     let model = [Attachment { name: "model", bytes: b"dense" }];
     let report = match base {
@@ -176,7 +176,7 @@ fn a_delta_fits_one_snapshot_only() {
     // A delta of a delta is refused, as is one of another model's snapshot.
     let refused = engine.publish_delta_in(folder(), delta, &[], &mut |_, _| true);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
-    let mut stranger = Engine::open_in(None, &common::memory_config()).unwrap();
+    let mut stranger = WindowEngine::open_in(None, &common::memory_config()).unwrap();
     stranger.add_table(table("somebody", 10)).unwrap();
     let refused = stranger.publish_delta_in(folder(), base, &[], &mut |_, _| true);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);

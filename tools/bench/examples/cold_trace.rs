@@ -25,7 +25,7 @@ use rustix::time::{clock_gettime, ClockId};
 use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
 use tierbed_data::trace::TraceReader;
-use tierbed_train::window::{Engine, EngineConfig, EngineStats, FeaturePlan, Pooling};
+use tierbed_train::window::{FeaturePlan, Pooling, WindowConfig, WindowEngine, WindowStats};
 
 const FEATURES: usize = 26;
 
@@ -130,7 +130,7 @@ impl Spent {
     }
 }
 
-fn fill(engine: &mut Engine, schema: &Schema) {
+fn fill(engine: &mut WindowEngine, schema: &Schema) {
     const ROWS: u64 = 4096;
     for (at, table) in schema.tables().iter().enumerate() {
         let words = table.record_words();
@@ -146,7 +146,7 @@ fn fill(engine: &mut Engine, schema: &Schema) {
 
 fn report(
     name: &str,
-    (before, after): (&EngineStats, &EngineStats),
+    (before, after): (&WindowStats, &WindowStats),
     (ahead, steps): (Spent, Spent),
     (rows, record_bytes): (u64, u64),
 ) {
@@ -169,15 +169,15 @@ fn report(
     );
 }
 
-fn open(options: &Options, job: &Job) -> (Engine, PathBuf) {
+fn open(options: &Options, job: &Job) -> (WindowEngine, PathBuf) {
     let system: String = options.get("system", "cold".to_owned());
     let share: f64 = options.get("share", 0.05);
     let table_bytes = job.schema.table_bytes();
     let budget = options.get("budget", (table_bytes as f64 * share) as u64);
     let folder = PathBuf::from(options.get("folder", format!("cold-trace-{system}")));
     let json = format!("{{\"dram_budget_bytes\": {budget}, \"backend\": \"{system}\"}}");
-    let config = EngineConfig::from_json(&json).unwrap();
-    let mut engine = Engine::open(Some(&folder), &config).unwrap();
+    let config = WindowConfig::from_json(&json).unwrap();
+    let mut engine = WindowEngine::open(Some(&folder), &config).unwrap();
     job.schema.tables().iter().for_each(|table| {
         engine.add_table(table.clone()).unwrap();
     });
@@ -207,7 +207,7 @@ struct Slice {
 /// Announces and trains batches `next..end`; `reach` is the window that fitted so far.
 fn train(
     job: &mut Job,
-    engine: &mut Engine,
+    engine: &mut WindowEngine,
     plan: &FeaturePlan,
     (mut next, end): (u64, u64),
     reach: &mut usize,

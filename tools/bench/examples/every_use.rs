@@ -31,7 +31,7 @@ use tierbed_data::trace::{write_trace, TraceOptions, TraceReader};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{init_record, FeaturePlan, Hyper, Pooling};
 use tierbed_train::planned::{
-    ForwardConfig, ForwardEngine, Grads, Plan, PlanBuilder, PlanOptions, PlanShape,
+    Grads, Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
 };
 
 const FEATURES: usize = 26;
@@ -108,13 +108,13 @@ impl Job {
         builder.finish().unwrap();
     }
 
-    fn open(&self) -> ForwardEngine {
+    fn open(&self) -> PlannedEngine {
         let folder = FsFolder::open(self.folder.join("plan")).unwrap();
         let plan = Plan::open(&folder, "plan").unwrap();
         // A store that is full keeps lists of more chunks than a new one expects.
-        let config = ForwardConfig::new(self.budget_bytes * 5 / 4);
+        let config = PlannedConfig::new(self.budget_bytes * 5 / 4);
         let path = self.folder.join("rows");
-        let mut engine = ForwardEngine::open(&path, self.schema.clone(), plan, &config).unwrap();
+        let mut engine = PlannedEngine::open(&path, self.schema.clone(), plan, &config).unwrap();
         for table in 0..FEATURES as u32 {
             engine.set_hyper(TableId(table), Hyper { lr: 1.0, ..Hyper::default() }).unwrap();
         }

@@ -19,9 +19,9 @@ use std::path::Path;
 use tierbed_cache::bounds::{farthest_next_use, Requests};
 use tierbed_core::{Bags, Budget, OptimizerKind, TableSchema};
 use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
-use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Engine, EngineConfig, EvictionOrder, FeaturePlan, Pooling};
 use tierbed_store::MemoryStore;
+use tierbed_train::window::update::Grads;
+use tierbed_train::window::{EvictionOrder, FeaturePlan, Pooling, WindowConfig, WindowEngine};
 
 const DIM: u32 = 32;
 /// Budgets looked at for a buffer of so many rows.
@@ -70,11 +70,11 @@ impl Log {
 }
 
 /// An engine whose buffer has about `row_capacity` rows.
-fn engine(log: &Log, row_capacity: usize, eviction: EvictionOrder) -> (Engine, FeaturePlan) {
+fn engine(log: &Log, row_capacity: usize, eviction: EvictionOrder) -> (WindowEngine, FeaturePlan) {
     let open = |dram_budget_bytes: u64| {
         let store = MemoryStore::new(Budget::new(1 << 40));
-        let config = EngineConfig { eviction, ..EngineConfig::new(dram_budget_bytes) };
-        let mut engine = Engine::over(Box::new(store), &config).unwrap();
+        let config = WindowConfig { eviction, ..WindowConfig::new(dram_budget_bytes) };
+        let mut engine = WindowEngine::over(Box::new(store), &config).unwrap();
         let optimizer = OptimizerKind::RowWiseAdagrad;
         let table =
             TableSchema { optimizer, ..TableSchema::plain("rows", log.row_count as u64, DIM) };

@@ -6,7 +6,7 @@ use serde_json::{json, Value};
 use tierbed_core::env::{mix64, Clock, SplitMix64, SystemClock};
 use tierbed_core::{Bags, Error, InitSpec, OptimizerKind, Result, TableId, TableSchema};
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Backend, Engine, EngineConfig, FeaturePlan, Hyper, Pooling};
+use tierbed_train::window::{Backend, FeaturePlan, Hyper, Pooling, WindowConfig, WindowEngine};
 
 /// Steps between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 100;
@@ -39,7 +39,7 @@ impl Batch {
 }
 
 impl PatternOptions {
-    fn config(&self) -> Result<EngineConfig> {
+    fn config(&self) -> Result<WindowConfig> {
         let backend = match self.backend.as_str() {
             "file" => Backend::File,
             "memory" => Backend::Memory,
@@ -53,7 +53,7 @@ impl PatternOptions {
             other => return Err(Error::invalid("unknown backend").with("found", other)),
         };
         let io_engine = self.io_engine.clone();
-        Ok(EngineConfig { backend, io_engine, ..EngineConfig::new(self.budget_bytes) })
+        Ok(WindowConfig { backend, io_engine, ..WindowConfig::new(self.budget_bytes) })
     }
 
     fn table(&self, at: u32) -> TableSchema {
@@ -83,7 +83,7 @@ impl PatternOptions {
 /// Runs the pattern in `path` and reports counts, times and memory.
 pub(crate) fn run(path: &Path, options: &PatternOptions) -> Result<Value> {
     let clock = SystemClock::default();
-    let mut engine = Engine::open(Some(path), &options.config()?)?;
+    let mut engine = WindowEngine::open(Some(path), &options.config()?)?;
     let mut features = Vec::new();
     for at in 0..options.tables {
         let id = engine.add_table(options.table(at))?;
@@ -121,7 +121,7 @@ pub(crate) fn run(path: &Path, options: &PatternOptions) -> Result<Value> {
 // Returns how many batches from `step` on were announced; at least one, so that a window too
 // large for the buffer does not ask again at once.
 fn announce(
-    engine: &mut Engine,
+    engine: &mut WindowEngine,
     plan: &FeaturePlan,
     options: &PatternOptions,
     step: u64,
@@ -141,7 +141,7 @@ struct Times {
     checkpoint_us: u64,
 }
 
-fn report(engine: &Engine, options: &PatternOptions, times: &Times) -> Value {
+fn report(engine: &WindowEngine, options: &PatternOptions, times: &Times) -> Value {
     let stats = engine.stats();
     let budget = engine.budget().report();
     let index_count = options.steps * u64::from(options.tables) * options.batch_size as u64;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::planned::ForwardEngine;
-use crate::window::{Backend, Durability, Engine, Hyper};
+use crate::planned::PlannedEngine;
+use crate::window::{Backend, Durability, Hyper, WindowEngine};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder, HeldFolder};
@@ -12,16 +12,16 @@ use tierbed_kernels::{Destination, FeaturePlan, Grads};
 use tierbed_store::kept::{finish_restore, kept_names, verify_checkpoint};
 use tierbed_store::CommitLog;
 
-use crate::auto::along::{find_table, Along};
 use crate::auto::follow::{MadePlan, Making};
-use crate::auto::moving::{self, GENERAL_FOLDER};
+use crate::auto::moving::{self, WINDOW_FOLDER};
 use crate::auto::options::{Order, OrderConfig};
 use crate::auto::planless::{self, Planless};
+use crate::auto::planned::{find_table, Planned};
 use crate::folders::check_folder;
 
 /// Training in whichever order is known. Calls need `&mut`: one at a time, in a fixed order, so
 /// that equal calls give equal bits.
-pub struct OrderedEngine {
+pub struct AutoEngine {
     pub(crate) config: OrderConfig,
     /// Locked as long as this lives, whichever engine has the rows.
     folder: Option<Arc<dyn Folder>>,
@@ -37,9 +37,9 @@ pub(crate) enum State {
     /// Nobody yet: tables may be added, nothing was asked.
     Undecided(Undecided),
     /// The engine that reads rows by number.
-    General(Box<General>),
+    Windowed(Box<Windowed>),
     /// The engine that trains along a plan.
-    Along(Box<Along>),
+    Planned(Box<Planned>),
     /// Nobody, until the plan is made again: it is damaged, and so is the copy of its rows.
     Planless(Box<Planless>),
     /// A move failed half-way; the last checkpoint is whole.
@@ -53,8 +53,8 @@ pub(crate) struct Undecided {
 }
 
 /// The engine that needs no plan.
-pub(crate) struct General {
-    pub(crate) engine: Engine,
+pub(crate) struct Windowed {
+    pub(crate) engine: WindowEngine,
     /// Nothing was written, so that another order may still be chosen.
     pub(crate) is_untouched: bool,
     /// Last checkpoint of the order left, until there is one of this engine.
@@ -80,11 +80,11 @@ impl State {
     }
 }
 
-pub(crate) fn general(engine: Engine, is_untouched: bool) -> State {
-    State::General(Box::new(General { engine, is_untouched, past: None }))
+pub(crate) fn windowed(engine: WindowEngine, is_untouched: bool) -> State {
+    State::Windowed(Box::new(Windowed { engine, is_untouched, past: None }))
 }
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Opens the store at `path` at its last checkpoint, in the order it was trained in, or
     /// starts one in a new or empty folder. Only a `memory` store may do without a path.
     ///
@@ -116,19 +116,19 @@ impl OrderedEngine {
             notes: Notes::default(),
         };
         opened.state = opened.open_state()?;
-        if config.order == Order::Window && matches!(opened.state, State::Along(_)) {
-            opened.move_to_general("order is \"window\"")?;
+        if config.order == Order::Window && matches!(opened.state, State::Planned(_)) {
+            opened.move_to_window("order is \"window\"")?;
         }
         Ok(opened)
     }
 
     /// Wraps an engine that is open; it trains by window.
     #[must_use]
-    pub fn over(engine: Engine) -> Self {
+    pub fn over(engine: WindowEngine) -> Self {
         Self {
             config: OrderConfig::new(engine.budget().limit_bytes()),
             folder: None,
-            state: general(engine, false),
+            state: windowed(engine, false),
             making: None,
             made_plan: None,
             notes: Notes::default(),
@@ -151,7 +151,7 @@ impl OrderedEngine {
                         .with("remedy", "give a path and leave the backend out"));
                 }
                 let config = self.config.engine(backend.unwrap_or(Backend::Memory));
-                return Ok(general(Engine::open_in(folder.clone(), &config)?, false));
+                return Ok(windowed(WindowEngine::open_in(folder.clone(), &config)?, false));
             }
         };
         // Wrong options are told now, not when the first batch comes.
@@ -161,7 +161,7 @@ impl OrderedEngine {
             None if self.config.durability == Durability::Step => {
                 // Not every backend can, and a plan is checkpointed now and then: told now.
                 let config = self.config.engine(Backend::File);
-                Ok(general(Engine::open_in(Some(Arc::clone(folder)), &config)?, false))
+                Ok(windowed(WindowEngine::open_in(Some(Arc::clone(folder)), &config)?, false))
             }
             None => {
                 CommitLog::open(Arc::clone(folder), "undecided")?;
@@ -179,8 +179,8 @@ impl OrderedEngine {
                 }
                 let backend = Backend::from_name(stored)?;
                 let config = self.config.engine(backend);
-                let engine = Engine::open_in(Some(Arc::clone(folder)), &config)?;
-                Ok(general(engine, false))
+                let engine = WindowEngine::open_in(Some(Arc::clone(folder)), &config)?;
+                Ok(windowed(engine, false))
             }
         }
     }
@@ -192,9 +192,9 @@ impl OrderedEngine {
         let State::Undecided(undecided) = std::mem::replace(&mut self.state, lost) else {
             return Ok(());
         };
-        match self.open_general(&undecided.schema, &undecided.hypers) {
+        match self.open_window(&undecided.schema, &undecided.hypers) {
             Ok(engine) => {
-                self.state = general(engine, true);
+                self.state = windowed(engine, true);
                 Ok(())
             }
             Err(error) => {
@@ -204,9 +204,9 @@ impl OrderedEngine {
         }
     }
 
-    fn open_general(&self, schema: &Schema, hypers: &[Hyper]) -> Result<Engine> {
+    fn open_window(&self, schema: &Schema, hypers: &[Hyper]) -> Result<WindowEngine> {
         let config = self.config.engine(Backend::File);
-        let mut engine = Engine::open_in(self.folder.clone(), &config)?;
+        let mut engine = WindowEngine::open_in(self.folder.clone(), &config)?;
         for (table, hyper) in schema.tables().iter().zip(hypers) {
             let id = engine.add_table(table.clone())?;
             engine.set_hyper(id, *hyper)?;
@@ -218,15 +218,15 @@ impl OrderedEngine {
     pub(crate) fn undecide(&mut self) -> Result<()> {
         let fresh = || Hyper { step: 0, ..Hyper::default() };
         let (schema, hypers) = match &self.state {
-            State::General(general) if general.is_untouched => {
-                let schema = general.engine.schema().clone();
+            State::Windowed(windowed) if windowed.is_untouched => {
+                let schema = windowed.engine.schema().clone();
                 let ids = (0..schema.tables().len() as u32).map(TableId);
-                let hypers = ids.map(|id| general.engine.hyper(id).unwrap_or_else(fresh));
+                let hypers = ids.map(|id| windowed.engine.hyper(id).unwrap_or_else(fresh));
                 let hypers = hypers.collect();
                 (schema, hypers)
             }
-            State::Along(along) if along.is_untouched() => {
-                (along.engine.schema().clone(), hypers_of(&along.engine))
+            State::Planned(planned) if planned.is_untouched() => {
+                (planned.engine.schema().clone(), hypers_of(&planned.engine))
             }
             _ => return Ok(()),
         };
@@ -248,13 +248,13 @@ impl OrderedEngine {
 
     /// Returns the engine that needs no plan, opening it if nothing was decided; `None` when
     /// training follows a plan.
-    pub(crate) fn general_mut(&mut self) -> Result<Option<&mut General>> {
+    pub(crate) fn windowed_mut(&mut self) -> Result<Option<&mut Windowed>> {
         self.decide()?;
         match &mut self.state {
-            State::General(general) => Ok(Some(general)),
+            State::Windowed(windowed) => Ok(Some(windowed)),
             State::Lost(cause) => Err(lost(cause)),
             State::Planless(planless) => Err(planless.error()),
-            State::Along(_) | State::Undecided(_) => Ok(None),
+            State::Planned(_) | State::Undecided(_) => Ok(None),
         }
     }
 
@@ -262,16 +262,16 @@ impl OrderedEngine {
     ///
     /// # Errors
     /// `Invalid` when training follows a plan, otherwise those of opening it.
-    pub fn by_number(&mut self) -> Result<&mut Engine> {
-        let along = || Error::invalid("training follows a plan; rows are not reached by number");
-        let general = self.general_mut()?.ok_or_else(along)?;
-        general.is_untouched = false;
-        Ok(&mut general.engine)
+    pub fn by_number(&mut self) -> Result<&mut WindowEngine> {
+        let planned = || Error::invalid("training follows a plan; rows are not reached by number");
+        let windowed = self.windowed_mut()?.ok_or_else(planned)?;
+        windowed.is_untouched = false;
+        Ok(&mut windowed.engine)
     }
 
-    pub(crate) fn along_mut(&mut self) -> Option<&mut Along> {
+    pub(crate) fn planned_mut(&mut self) -> Option<&mut Planned> {
         match &mut self.state {
-            State::Along(along) => Some(along),
+            State::Planned(planned) => Some(planned),
             _ => None,
         }
     }
@@ -291,8 +291,8 @@ impl OrderedEngine {
                 }
                 Ok(id)
             }
-            State::General(general) => general.engine.add_table(table),
-            State::Along(along) => find_table(along.engine.schema(), &table),
+            State::Windowed(windowed) => windowed.engine.add_table(table),
+            State::Planned(planned) => find_table(planned.engine.schema(), &table),
             State::Planless(planless) => planless.find_table(&table),
             State::Lost(cause) => Err(lost(cause)),
         }
@@ -303,8 +303,8 @@ impl OrderedEngine {
     pub fn schema(&self) -> &Schema {
         match &self.state {
             State::Undecided(undecided) => &undecided.schema,
-            State::General(general) => general.engine.schema(),
-            State::Along(along) => along.engine.schema(),
+            State::Windowed(windowed) => windowed.engine.schema(),
+            State::Planned(planned) => planned.engine.schema(),
             State::Planless(planless) => &planless.schema,
             State::Lost(_) => &moving::NO_TABLES,
         }
@@ -324,8 +324,8 @@ impl OrderedEngine {
                 }
                 Ok(())
             }
-            State::General(general) => general.engine.set_hyper(table, hyper),
-            State::Along(along) => along.engine.set_hyper(table, hyper),
+            State::Windowed(windowed) => windowed.engine.set_hyper(table, hyper),
+            State::Planned(planned) => planned.engine.set_hyper(table, hyper),
             State::Planless(planless) => {
                 let name = &planless.schema.table(table)?.name;
                 hyper.check().map_err(|error| error.with("table", name))?;
@@ -347,8 +347,8 @@ impl OrderedEngine {
         let hyper = match &self.state {
             State::Undecided(undecided) => undecided.hypers.get(table.0 as usize).copied(),
             State::Lost(cause) => return Err(lost(cause)),
-            State::General(general) => general.engine.hyper(table),
-            State::Along(along) => along.engine.hyper(table),
+            State::Windowed(windowed) => windowed.engine.hyper(table),
+            State::Planned(planned) => planned.engine.hyper(table),
             State::Planless(planless) => planless.hypers.get(table.0 as usize).copied(),
         };
         Ok(hyper.map_or(0, |hyper| hyper.step))
@@ -359,14 +359,14 @@ impl OrderedEngine {
     /// # Errors
     /// `Invalid` for an unknown table, or along a plan.
     pub fn set_steps_done(&mut self, table: TableId, steps: u64) -> Result<()> {
-        if self.along_mut().is_some() {
+        if self.planned_mut().is_some() {
             return Err(Error::invalid("steps along a plan are those of its checkpoint")
                 .with("remedy", "set them before training, or open with order=\"window\""));
         }
-        let Some(general) = self.general_mut()? else { return Err(lost("no engine")) };
-        let hyper = general.engine.hyper(table).unwrap_or_default();
-        general.is_untouched = false;
-        general.engine.take_over_run(table, Hyper { step: steps, ..hyper })
+        let Some(windowed) = self.windowed_mut()? else { return Err(lost("no engine")) };
+        let hyper = windowed.engine.hyper(table).unwrap_or_default();
+        windowed.is_untouched = false;
+        windowed.engine.take_over_run(table, Hyper { step: steps, ..hyper })
     }
 
     /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
@@ -383,17 +383,17 @@ impl OrderedEngine {
         out: &mut [f32],
         is_training: bool,
     ) -> Result<()> {
-        if let Some(along) = self.along_mut() {
+        if let Some(planned) = self.planned_mut() {
             if !is_training {
-                return along.lookup_any(plan, bags, out);
+                return planned.lookup_any(plan, bags, out);
             }
-            match along.engine.lookup(plan, bags, out) {
+            match planned.engine.lookup(plan, bags, out) {
                 Err(error) => self.answer_mismatch(plan, bags, error)?,
                 done => return done,
             }
         }
-        match self.general_mut()? {
-            Some(general) => general.engine.lookup(plan, bags, out),
+        match self.windowed_mut()? {
+            Some(windowed) => windowed.engine.lookup(plan, bags, out),
             None => Err(lost("no engine")),
         }
     }
@@ -410,15 +410,15 @@ impl OrderedEngine {
         to: &mut impl Destination,
         is_training: bool,
     ) -> Result<()> {
-        if let (true, Some(along)) = (is_training, self.along_mut()) {
-            match along.engine.lookup_to(plan, bags, to) {
+        if let (true, Some(planned)) = (is_training, self.planned_mut()) {
+            match planned.engine.lookup_to(plan, bags, to) {
                 Err(error) => self.answer_mismatch(plan, bags, error)?,
                 done => return done,
             }
         }
-        if self.along_mut().is_none() {
-            if let Some(general) = self.general_mut()? {
-                return general.engine.lookup_to(plan, bags, to);
+        if self.planned_mut().is_none() {
+            if let Some(windowed) = self.windowed_mut()? {
+                return windowed.engine.lookup_to(plan, bags, to);
             }
         }
         let mut matrix = vec![0.0; plan.output_len(bags)];
@@ -433,7 +433,7 @@ impl OrderedEngine {
     /// # Errors
     /// `Invalid` for another batch: nothing changed then. Otherwise the disk's.
     pub(crate) fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
-        self.along_mut().map_or(Ok(()), |along| along.engine.prepare(plan, bags))
+        self.planned_mut().map_or(Ok(()), |planned| planned.engine.prepare(plan, bags))
     }
 
     /// Applies one optimizer step for `bags`; in forward order they are the next batch of the
@@ -448,22 +448,22 @@ impl OrderedEngine {
         bags: &Bags<'_>,
         mut grads: Grads<'_>,
     ) -> Result<()> {
-        if let Some(along) = self.along_mut() {
-            along.side.clear();
+        if let Some(planned) = self.planned_mut() {
+            planned.unplanned.clear();
             let weights = grads.weights.as_deref_mut();
             let own = Grads { output: grads.output, weights };
-            match along.engine.update(plan, bags, own) {
+            match planned.engine.update(plan, bags, own) {
                 Err(error) => self.answer_mismatch(plan, bags, error)?,
                 done => {
-                    along.is_durable = false;
+                    planned.is_durable = false;
                     return done;
                 }
             }
         }
-        match self.general_mut()? {
-            Some(general) => {
-                general.is_untouched = false;
-                general.engine.update(plan, bags, grads)
+        match self.windowed_mut()? {
+            Some(windowed) => {
+                windowed.is_untouched = false;
+                windowed.engine.update(plan, bags, grads)
             }
             None => Err(lost("no engine")),
         }
@@ -477,11 +477,11 @@ impl OrderedEngine {
         error: Error,
     ) -> Result<()> {
         let may_move = self.config.on_mismatch().backend().is_some();
-        let Some(along) = self.along_mut() else { return Err(error) };
-        if error.kind() != ErrorKind::Invalid || !may_move || along.engine.is_next(plan, bags)? {
+        let Some(planned) = self.planned_mut() else { return Err(error) };
+        if error.kind() != ErrorKind::Invalid || !may_move || planned.engine.is_next(plan, bags)? {
             return Err(error);
         }
-        self.move_to_general(&error.to_string())
+        self.move_to_window(&error.to_string())
     }
 
     /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
@@ -491,16 +491,16 @@ impl OrderedEngine {
     /// `NoSpace` leaves the last checkpoint in force and training may go on; after `Io` the
     /// store is poisoned: reopen it at the last checkpoint.
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        if let Some(along) = self.along_mut() {
-            let number = along.engine.checkpoint(name, attachments)?;
-            along.is_durable = true;
+        if let Some(planned) = self.planned_mut() {
+            let number = planned.engine.checkpoint(name, attachments)?;
+            planned.is_durable = true;
             return Ok(number);
         }
-        match self.general_mut()? {
-            Some(general) => {
-                general.is_untouched = false;
-                let number = general.engine.checkpoint(name, attachments)?;
-                general.past = None;
+        match self.windowed_mut()? {
+            Some(windowed) => {
+                windowed.is_untouched = false;
+                let number = windowed.engine.checkpoint(name, attachments)?;
+                windowed.past = None;
                 Ok(number)
             }
             None => Err(lost("no engine")),
@@ -511,11 +511,11 @@ impl OrderedEngine {
     #[must_use]
     pub fn last_checkpoint(&self) -> Option<&CommitInfo> {
         match &self.state {
-            State::General(general) => {
-                let past = general.past.as_ref().and_then(CommitLog::info);
-                general.engine.last_checkpoint().or(past)
+            State::Windowed(windowed) => {
+                let past = windowed.past.as_ref().and_then(CommitLog::info);
+                windowed.engine.last_checkpoint().or(past)
             }
-            State::Along(along) => along.engine.last_checkpoint(),
+            State::Planned(planned) => planned.engine.last_checkpoint(),
             State::Planless(planless) => planless.log.info(),
             State::Undecided(_) | State::Lost(_) => None,
         }
@@ -527,11 +527,11 @@ impl OrderedEngine {
     /// `Corruption` when it fails its checksum, `Io` from the device.
     pub fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         match &mut self.state {
-            State::General(general) => match &general.past {
+            State::Windowed(windowed) => match &windowed.past {
                 Some(past) => past.attachment(name),
-                None => general.engine.attachment(name),
+                None => windowed.engine.attachment(name),
             },
-            State::Along(along) => along.engine.attachment(name),
+            State::Planned(planned) => planned.engine.attachment(name),
             State::Planless(planless) => planless.log.attachment(name),
             State::Undecided(_) => Ok(None),
             State::Lost(cause) => Err(lost(cause)),
@@ -544,14 +544,14 @@ impl OrderedEngine {
     /// `Unsupported` by a store that does not know them.
     pub fn attachment_names(&self) -> Result<Vec<String>> {
         match &self.state {
-            State::General(general) => match &general.past {
+            State::Windowed(windowed) => match &windowed.past {
                 Some(past) => {
                     let names = past.attachment_names().into_iter();
                     Ok(names.filter(|name| !name.starts_with('_')).collect())
                 }
-                None => general.engine.attachment_names(),
+                None => windowed.engine.attachment_names(),
             },
-            State::Along(along) => Ok(along.engine.attachment_names()),
+            State::Planned(planned) => Ok(planned.engine.attachment_names()),
             State::Planless(planless) => {
                 let names = planless.log.attachment_names().into_iter();
                 Ok(names.filter(|name| !name.starts_with('_')).collect())
@@ -567,10 +567,10 @@ impl OrderedEngine {
     /// # Errors
     /// `Corruption`, naming the first bad place.
     pub fn verify(&mut self) -> Result<u64> {
-        if let Some(general) = self.general_mut()? {
-            return general.engine.verify();
+        if let Some(windowed) = self.windowed_mut()? {
+            return windowed.engine.verify();
         }
-        let mut count = self.along_mut().map_or(Ok(0), |along| along.engine.verify())?;
+        let mut count = self.planned_mut().map_or(Ok(0), |planned| planned.engine.verify())?;
         let folder = self.folder()?;
         for name in kept_names(folder.as_ref())? {
             count += verify_checkpoint(&folder, &name, &check_folder)?;
@@ -579,10 +579,10 @@ impl OrderedEngine {
     }
 
     /// Returns the folder the rows are in now; a move puts them one deeper.
-    pub(crate) fn general_folder(&self) -> Result<PathBuf> {
+    pub(crate) fn window_folder(&self) -> Result<PathBuf> {
         let path = self.folder.as_ref().and_then(|folder| folder.path());
         let path = path.ok_or_else(|| Error::invalid("the store has no folder of its own"))?;
-        Ok(path.join(GENERAL_FOLDER))
+        Ok(path.join(WINDOW_FOLDER))
     }
 }
 
@@ -593,7 +593,7 @@ pub(crate) fn lost(cause: &str) -> Error {
 }
 
 /// Runs of a forward engine: hyperparameters and steps of each table.
-pub(crate) fn hypers_of(engine: &ForwardEngine) -> Vec<Hyper> {
+pub(crate) fn hypers_of(engine: &PlannedEngine) -> Vec<Hyper> {
     let ids = (0..engine.schema().tables().len() as u32).map(TableId);
     ids.filter_map(|id| engine.hyper(id)).collect()
 }

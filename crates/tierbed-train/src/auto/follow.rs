@@ -12,9 +12,9 @@ use tierbed_core::{Bags, Error, ErrorKind, Result, TableId};
 use tierbed_io::Folder;
 use tierbed_kernels::FeaturePlan;
 
-use crate::auto::along::Along;
-use crate::auto::engine::{lost, OrderedEngine, State, Undecided};
+use crate::auto::engine::{lost, AutoEngine, State, Undecided};
 use crate::auto::options::{OnMismatch, Order};
+use crate::auto::planned::Planned;
 
 /// Names of plans, and of their scratch files, start so.
 pub(crate) const PLAN_PREFIX: &str = "order-";
@@ -72,7 +72,7 @@ impl MadePlan {
     }
 }
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Follows the plan of `request` if there is one and it may be followed.
     ///
     /// # Errors
@@ -102,18 +102,18 @@ impl OrderedEngine {
                 false => Err(planless.error()),
             };
         }
-        if let State::Along(along) = &self.state {
-            let planned = along.engine.planned_tables();
-            if along.source == request.source && tables_of(features) == planned {
-                return match along.engine.has_batches() {
+        if let State::Planned(planned) = &self.state {
+            let tables = planned.engine.planned_tables();
+            if planned.source == request.source && tables_of(features) == tables {
+                return match planned.engine.has_batches() {
                     true => Ok(self.following()),
                     false => self.find_made_again(features, request),
                 };
             }
-            if along.is_durable {
+            if planned.is_durable {
                 return self.follow_another(features, request);
             }
-            if along.is_untouched() {
+            if planned.is_untouched() {
                 self.undecide()?;
                 return self.find_plan(features, request);
             }
@@ -125,7 +125,7 @@ impl OrderedEngine {
                      batches of the plan",
                 ));
             }
-            self.move_to_general(reason)?;
+            self.move_to_window(reason)?;
             return refused(reason);
         }
         if self.config.backend.is_some() {
@@ -140,7 +140,7 @@ impl OrderedEngine {
         let (shape, options) = self.shape_of(features, request)?;
         match self.find_sound(request, (&shape, &options))? {
             None => Ok(Answer::PlanNeeded),
-            Some(plan) => self.start_along(plan),
+            Some(plan) => self.start_planned(plan),
         }
     }
 
@@ -198,17 +198,17 @@ impl OrderedEngine {
         self.check_plan()?;
         let is_wanted = self.is_wanted(features, request);
         match &self.state {
-            State::Planless(_) | State::Along(_) if is_wanted => {
+            State::Planless(_) | State::Planned(_) if is_wanted => {
                 let (shape, options) = self.shape_of(features, request)?;
                 let names = plan_names(request);
                 let made = self.plan_made_again(&names, (&shape, &request.source, &options))?;
                 return Ok(made.is_some());
             }
-            State::Along(along) if along.source == request.source => return Ok(true),
-            State::Undecided(_) | State::Along(_) => {}
-            State::General(general) if general.is_untouched => {}
+            State::Planned(planned) if planned.source == request.source => return Ok(true),
+            State::Undecided(_) | State::Planned(_) => {}
+            State::Windowed(windowed) if windowed.is_untouched => {}
             // The answer will be a refusal, or an error.
-            State::General(_) | State::Lost(_) | State::Planless(_) => return Ok(true),
+            State::Windowed(_) | State::Lost(_) | State::Planless(_) => return Ok(true),
         }
         let (shape, options) = self.shape_of(features, request)?;
         Ok(self.find_sound(request, (&shape, &options))?.is_some())
@@ -222,12 +222,12 @@ impl OrderedEngine {
         let Some(plan) = plan else { return Ok(Answer::PlanNeeded) };
         let name = plan.file().to_owned();
         let lost = State::Lost("changing the plan failed".to_owned());
-        let State::Along(along) = std::mem::replace(&mut self.state, lost) else {
+        let State::Planned(planned) = std::mem::replace(&mut self.state, lost) else {
             return Err(Error::invalid("no plan is followed"));
         };
-        match along.replan(plan, &self.config) {
-            Ok(along) => {
-                self.state = State::Along(Box::new(along));
+        match planned.replan(plan, &self.config) {
+            Ok(planned) => {
+                self.state = State::Planned(Box::new(planned));
                 self.notes.replan_count += 1;
                 remove_other_plans(&*folder, &name)?;
                 Ok(self.following())
@@ -240,16 +240,16 @@ impl OrderedEngine {
     }
 
     fn following(&self) -> Answer {
-        let State::Along(along) = &self.state else {
+        let State::Planned(planned) = &self.state else {
             return Answer::Refused { reason: "no plan is followed".to_owned() };
         };
-        let Position { epoch, batch } = along.engine.position();
-        Answer::Following { epoch, batch, batch_count: along.engine.plan_stats().batch_count }
+        let Position { epoch, batch } = planned.engine.position();
+        Answer::Following { epoch, batch, batch_count: planned.engine.plan_stats().batch_count }
     }
 
     // From no engine to the forward engine. A plan that does not fit the memory is a refusal:
     // the other order may manage.
-    fn start_along(&mut self, plan: Plan) -> Result<Answer> {
+    fn start_planned(&mut self, plan: Plan) -> Result<Answer> {
         let lost = State::Lost("opening the forward order failed".to_owned());
         let State::Undecided(undecided) = std::mem::replace(&mut self.state, lost) else {
             return Err(Error::invalid("the order of the store is decided"));
@@ -257,9 +257,9 @@ impl OrderedEngine {
         let Undecided { schema, hypers } = undecided;
         let folder = self.folder()?;
         let tables = (schema.clone(), hypers.as_slice());
-        match Along::open(Arc::clone(&folder), tables, plan, &self.config) {
-            Ok(along) => {
-                self.state = State::Along(Box::new(Along { is_checked: true, ..along }));
+        match Planned::open(Arc::clone(&folder), tables, plan, &self.config) {
+            Ok(planned) => {
+                self.state = State::Planned(Box::new(Planned { is_checked: true, ..planned }));
                 self.notes.reason = None;
                 Ok(self.following())
             }
@@ -292,7 +292,7 @@ impl OrderedEngine {
             window_batches_max: request.window_batches_max,
             memory_bytes: match &self.state {
                 // All but what is kept aside is taken.
-                State::Along(_) => self.config.aside_bytes(),
+                State::Planned(_) => self.config.aside_bytes(),
                 _ => self.config.dram_budget_bytes,
             },
         };
@@ -310,7 +310,7 @@ impl OrderedEngine {
     pub fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()> {
         self.making = None;
         self.undecide()?;
-        if !matches!(self.state, State::Undecided(_) | State::Along(_) | State::Planless(_)) {
+        if !matches!(self.state, State::Undecided(_) | State::Planned(_) | State::Planless(_)) {
             return Err(Error::invalid("a plan is made before rows are trained"));
         }
         let folder = self.folder()?;
@@ -318,7 +318,7 @@ impl OrderedEngine {
         // A plan that rows lie along stays until the new one is whole, damaged or not.
         let [name, other] = plan_names(request);
         let is_taken = |name: &str| match &self.state {
-            State::Along(along) => along.engine.plan().file().starts_with(name),
+            State::Planned(planned) => planned.engine.plan().file().starts_with(name),
             _ => false,
         };
         let name = if is_taken(&name) { other } else { name };
@@ -353,8 +353,8 @@ impl OrderedEngine {
     /// Returns epochs and batches of the epoch done; `None` when no plan is followed.
     #[must_use]
     pub fn position(&self) -> Option<(u64, u64)> {
-        let State::Along(along) = &self.state else { return None };
-        let Position { epoch, batch } = along.engine.position();
+        let State::Planned(planned) = &self.state else { return None };
+        let Position { epoch, batch } = planned.engine.position();
         Some((epoch, batch))
     }
 
@@ -363,9 +363,9 @@ impl OrderedEngine {
     /// # Errors
     /// `Invalid` when it is not the planned one.
     pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
-        let Some(along) = self.along_mut() else { return Ok(()) };
-        along.is_durable = false;
-        match along.engine.pass(plan, bags) {
+        let Some(planned) = self.planned_mut() else { return Ok(()) };
+        planned.is_durable = false;
+        match planned.engine.pass(plan, bags) {
             Err(error) => self.answer_mismatch(plan, bags, error),
             done => done,
         }
@@ -377,18 +377,18 @@ impl OrderedEngine {
     /// # Errors
     /// `Invalid` for a batch that the plan does not have, otherwise the disk's.
     pub fn pass_to(&mut self, batch: u64) -> Result<()> {
-        let Some(along) = self.along_mut() else { return Ok(()) };
-        if along.engine.position().batch == batch {
+        let Some(planned) = self.planned_mut() else { return Ok(()) };
+        if planned.engine.position().batch == batch {
             return Ok(());
         }
-        along.is_durable = false;
-        along.side.clear();
-        along.engine.pass_to(batch)
+        planned.is_durable = false;
+        planned.unplanned.clear();
+        planned.engine.pass_to(batch)
     }
 
     /// Notes why the forward order is not followed.
     pub fn note_reason(&mut self, reason: &str) {
-        if !matches!(self.state, State::Along(_)) {
+        if !matches!(self.state, State::Planned(_)) {
             self.notes.reason = Some(reason.to_owned());
         }
     }

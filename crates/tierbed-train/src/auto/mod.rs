@@ -1,6 +1,5 @@
-//! Choice of the engine: one [`OrderedEngine`] in front of the window and the planned engine.
+//! Choice of the engine: one [`AutoEngine`] in front of the window and the planned engine.
 
-mod along;
 pub(crate) mod engine;
 mod follow;
 pub(crate) mod look;
@@ -8,12 +7,13 @@ pub(crate) mod moving;
 pub(crate) mod options;
 pub(crate) mod part_bags;
 mod planless;
+mod planned;
 pub(crate) mod publish;
 mod rows;
-mod side;
 mod stats;
+mod unplanned;
 
-pub use engine::OrderedEngine;
+pub use engine::AutoEngine;
 pub use follow::{Answer, PlanRequest};
 pub use options::{OnMismatch, Order, OrderConfig};
 pub use stats::budget_json;

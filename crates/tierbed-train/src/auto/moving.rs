@@ -7,21 +7,21 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use crate::planned::ForwardEngine;
-use crate::window::{Backend, Engine, Hyper};
+use crate::planned::PlannedEngine;
+use crate::window::{Backend, Hyper, WindowEngine};
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_store::CommitLog;
 
-use crate::auto::along::Along;
-use crate::auto::engine::{general, hypers_of, OrderedEngine, State};
+use crate::auto::engine::{hypers_of, windowed, AutoEngine, State};
 use crate::auto::follow::PLAN_PREFIX;
 use crate::auto::options::OrderConfig;
+use crate::auto::planned::Planned;
 
 /// Where the rows are after a move, in the store's folder.
-pub(crate) const GENERAL_FOLDER: &str = "window";
+pub(crate) const WINDOW_FOLDER: &str = "window";
 /// Sort key: table, then row, most significant byte first.
 const KEY_BYTES: usize = 4 + 8;
 /// Rows written at once.
@@ -34,7 +34,7 @@ pub(crate) static NO_TABLES: LazyLock<Schema> = LazyLock::new(Schema::default);
 /// # Errors
 /// `Corruption` when rows lie inside and nothing says which commit is in force.
 pub(crate) fn has_moved(folder: &dyn Folder) -> Result<bool> {
-    let Some(inside) = folder.path().map(|path| path.join(GENERAL_FOLDER)) else {
+    let Some(inside) = folder.path().map(|path| path.join(WINDOW_FOLDER)) else {
         return Ok(false);
     };
     if !inside.is_dir() {
@@ -49,7 +49,7 @@ pub(crate) fn has_moved(folder: &dyn Folder) -> Result<bool> {
     if has_plan && CommitLog::found_numbers(&inside)?.is_empty() {
         return Ok(false);
     }
-    CommitLog::check_new(&inside).map_err(|error| error.with("folder", GENERAL_FOLDER))?;
+    CommitLog::check_new(&inside).map_err(|error| error.with("folder", WINDOW_FOLDER))?;
     Ok(false)
 }
 
@@ -63,11 +63,11 @@ pub(crate) fn open_moved(
         return Err(Error::invalid("rows of this store have left the forward order")
             .with("remedy", "open it with order=\"auto\", or start a new folder"));
     }
-    let inside = path.join(GENERAL_FOLDER);
+    let inside = path.join(WINDOW_FOLDER);
     let stored = CommitLog::stored_backend(&FsFolder::open(&inside)?)?;
     let stored = stored.as_deref().map_or(Ok(Backend::File), Backend::from_name)?;
     let backend = config.backend.unwrap_or(stored);
-    let engine = Engine::open(Some(&inside), &config.engine(backend))?;
+    let engine = WindowEngine::open(Some(&inside), &config.engine(backend))?;
     let is_left_over = |name: &&String| {
         name.as_str() == "CURRENT"
             || name.starts_with("commit-")
@@ -78,20 +78,20 @@ pub(crate) fn open_moved(
         // Left-overs cost space, not correctness.
         let _ = folder.remove(name);
     }
-    Ok(general(engine, false))
+    Ok(windowed(engine, false))
 }
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Moves every row to the engine that needs no plan, because of `why`.
     ///
     /// # Errors
     /// Before the plan is left: those of reading, and nothing changed. Behind it the store must
     /// be reopened.
-    pub(crate) fn move_to_general(&mut self, why: &str) -> Result<()> {
+    pub(crate) fn move_to_window(&mut self, why: &str) -> Result<()> {
         let folder = self.folder()?;
-        let Some(along) = self.along_mut() else { return Ok(()) };
-        let (sorted, row_count) = sort_all(along, &folder)?;
-        let (schema, hypers) = (along.engine.schema().clone(), hypers_of(&along.engine));
+        let Some(planned) = self.planned_mut() else { return Ok(()) };
+        let (sorted, row_count) = sort_all(planned, &folder)?;
+        let (schema, hypers) = (planned.engine.schema().clone(), hypers_of(&planned.engine));
         // From here on there is no way back but the last checkpoint.
         self.state = State::Lost(why.to_owned());
         let moved = self.open_inside(&folder, (&schema, &hypers), sorted);
@@ -117,7 +117,7 @@ impl OrderedEngine {
         sorted: SortedRecords,
     ) -> Result<State> {
         let past = CommitLog::open(Arc::clone(folder), crate::planned::BACKEND)?;
-        let inside = self.general_folder()?;
+        let inside = self.window_folder()?;
         let leftovers = FsFolder::create(&inside)?;
         for name in leftovers.list()? {
             // It says that nothing is in force, as long as anything lies there.
@@ -126,24 +126,24 @@ impl OrderedEngine {
             }
         }
         let backend = self.config.on_mismatch().backend().unwrap_or(Backend::File);
-        let mut engine = Engine::open(Some(&inside), &self.config.engine(backend))?;
+        let mut engine = WindowEngine::open(Some(&inside), &self.config.engine(backend))?;
         for (table, hyper) in schema.tables().iter().zip(hypers) {
             let id = engine.add_table(table.clone())?;
             engine.take_over_run(id, *hyper)?;
         }
         write_sorted(&mut engine, schema, sorted)?;
-        let mut state = general(engine, false);
-        if let State::General(general) = &mut state {
-            general.past = past.manifest().is_some().then_some(past);
+        let mut state = windowed(engine, false);
+        if let State::Windowed(windowed) = &mut state {
+            windowed.past = past.manifest().is_some().then_some(past);
         }
         Ok(state)
     }
 }
 
 // Reads everything once and sorts it by table and row.
-fn sort_all(along: &mut Along, folder: &Arc<dyn Folder>) -> Result<(SortedRecords, u64)> {
-    along.side.clear();
-    let Along { engine, aside, .. } = along;
+fn sort_all(planned: &mut Planned, folder: &Arc<dyn Folder>) -> Result<(SortedRecords, u64)> {
+    planned.unplanned.clear();
+    let Planned { engine, aside, .. } = planned;
     let record_bytes = engine.schema().tables().iter().map(|table| table.record_bytes()).max();
     let options = SorterOptions {
         key_bytes: KEY_BYTES,
@@ -160,7 +160,7 @@ fn sort_all(along: &mut Along, folder: &Arc<dyn Folder>) -> Result<(SortedRecord
 
 #[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
 fn push_rows(
-    engine: &mut ForwardEngine,
+    engine: &mut PlannedEngine,
     sorter: &mut ExternalSorter,
     payload: &mut [u8],
     row_count: &mut u64,
@@ -178,7 +178,11 @@ fn push_rows(
     })
 }
 
-fn write_sorted(engine: &mut Engine, schema: &Schema, mut sorted: SortedRecords) -> Result<()> {
+fn write_sorted(
+    engine: &mut WindowEngine,
+    schema: &Schema,
+    mut sorted: SortedRecords,
+) -> Result<()> {
     let (mut keys, mut bytes, mut ends) = (Vec::new(), Vec::new(), Vec::new());
     loop {
         let next = sorted.next()?;

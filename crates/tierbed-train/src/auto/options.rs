@@ -1,7 +1,7 @@
 //! What is an ordered engine opened with?
 
-use crate::planned::ForwardConfig;
-use crate::window::{Backend, Durability, EngineConfig};
+use crate::planned::PlannedConfig;
+use crate::window::{Backend, Durability, WindowConfig};
 use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result};
 
@@ -42,7 +42,7 @@ impl OnMismatch {
     }
 }
 
-/// Options of an [`OrderedEngine`](crate::OrderedEngine); JSON with these names at the Python
+/// Options of an [`AutoEngine`](crate::AutoEngine); JSON with these names at the Python
 /// border.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -152,8 +152,8 @@ impl OrderConfig {
         own_bytes + aside_bytes
     }
 
-    pub(crate) fn engine(&self, backend: Backend) -> EngineConfig {
-        EngineConfig {
+    pub(crate) fn engine(&self, backend: Backend) -> WindowConfig {
+        WindowConfig {
             backend,
             durability: self.durability,
             io_engine: self.io_engine.clone(),
@@ -161,16 +161,16 @@ impl OrderConfig {
             disk_quota_bytes: self.disk_quota_bytes,
             vocabulary_bytes: self.vocabulary_bytes,
             isa: self.isa.clone(),
-            ..EngineConfig::new(self.dram_budget_bytes)
+            ..WindowConfig::new(self.dram_budget_bytes)
         }
     }
 
-    pub(crate) fn forward(&self) -> ForwardConfig {
-        ForwardConfig {
+    pub(crate) fn forward(&self) -> PlannedConfig {
+        PlannedConfig {
             io_engine: self.io_engine.clone(),
             disk_quota_bytes: self.disk_quota_bytes,
             isa: self.isa.clone(),
-            ..ForwardConfig::new(self.forward_bytes())
+            ..PlannedConfig::new(self.forward_bytes())
         }
     }
 }

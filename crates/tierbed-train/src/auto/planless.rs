@@ -13,10 +13,10 @@ use tierbed_io::{Folder, FolderLock};
 use tierbed_kernels::{FeaturePlan, Hyper};
 use tierbed_store::CommitLog;
 
-use crate::auto::along::{find_table, Along};
-use crate::auto::engine::{hypers_of, OrderedEngine, State};
+use crate::auto::engine::{hypers_of, AutoEngine, State};
 use crate::auto::follow::{remove_other_plans, tables_of, PlanRequest};
 use crate::auto::options::OnMismatch;
+use crate::auto::planned::{find_table, Planned};
 
 /// A store whose rows cannot be named until its plan is made again.
 pub(crate) struct Planless {
@@ -75,8 +75,8 @@ pub(crate) fn reopen(
         })));
     };
     let is_whole = plan.has_batches();
-    match Along::start(Arc::clone(&folder), stored.schema, plan.clone(), config) {
-        Ok(along) => Ok(State::Along(Box::new(Along { plan_damage: damage, ..along }))),
+    match Planned::start(Arc::clone(&folder), stored.schema, plan.clone(), config) {
+        Ok(planned) => Ok(State::Planned(Box::new(Planned { plan_damage: damage, ..planned }))),
         Err(error) => {
             // The windows that are entered first are read when the store is opened.
             match (error.kind(), is_whole, plan.verify()) {
@@ -90,26 +90,26 @@ pub(crate) fn reopen(
     }
 }
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Reads the plan that is followed since the store was opened, once, at rest: what is damaged
     /// is told before training comes there.
     pub(crate) fn check_plan(&mut self) -> Result<()> {
-        let State::Along(along) = &mut self.state else { return Ok(()) };
-        let is_at_rest = along.is_durable || along.is_untouched();
-        if along.is_checked || !along.engine.has_batches() || !is_at_rest {
+        let State::Planned(planned) = &mut self.state else { return Ok(()) };
+        let is_at_rest = planned.is_durable || planned.is_untouched();
+        if planned.is_checked || !planned.engine.has_batches() || !is_at_rest {
             return Ok(());
         }
-        let damage = match along.engine.check_plan() {
+        let damage = match planned.engine.check_plan() {
             Err(error) if matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) => error,
             checked => {
-                along.is_checked = checked.is_ok();
+                planned.is_checked = checked.is_ok();
                 return checked;
             }
         };
-        if along.is_untouched() {
+        if planned.is_untouched() {
             return self.undecide();
         }
-        let hypers = hypers_of(&along.engine);
+        let hypers = hypers_of(&planned.engine);
         // Gives the folder back.
         self.state = State::lost(&damage);
         self.state = reopen(self.folder()?, &self.config, Some(damage))?;
@@ -131,10 +131,10 @@ impl OrderedEngine {
                 key: planless.key.clone(),
                 hypers: planless.hypers.clone(),
             }),
-            State::Along(along) if !along.engine.has_batches() => Some(Wanted {
-                identity: along.engine.plan().identity(),
-                key: along.engine.plan().key().to_owned(),
-                hypers: hypers_of(&along.engine),
+            State::Planned(planned) if !planned.engine.has_batches() => Some(Wanted {
+                identity: planned.engine.plan().identity(),
+                key: planned.engine.plan().key().to_owned(),
+                hypers: hypers_of(&planned.engine),
             }),
             _ => None,
         }
@@ -143,7 +143,7 @@ impl OrderedEngine {
     /// Tells whether `request` is for the batches of the plan that is to be made again.
     pub(crate) fn is_wanted(&self, features: &FeaturePlan, request: &PlanRequest) -> bool {
         let has_its_tables = match &self.state {
-            State::Along(along) => tables_of(features) == along.engine.planned_tables(),
+            State::Planned(planned) => tables_of(features) == planned.engine.planned_tables(),
             _ => true,
         };
         let is_same = |key: &str| key.is_empty() || source_of(key) == request.source;
@@ -179,10 +179,10 @@ impl OrderedEngine {
         // Gives the folder back.
         self.state = State::Lost("opening the plan that was made again failed".to_owned());
         let name = plan.file().to_owned();
-        let along = Along::start(Arc::clone(&folder), schema, plan, &self.config);
-        match along {
-            Ok(along) => {
-                self.state = State::Along(Box::new(Along { is_checked: true, ..along }));
+        let planned = Planned::start(Arc::clone(&folder), schema, plan, &self.config);
+        match planned {
+            Ok(planned) => {
+                self.state = State::Planned(Box::new(Planned { is_checked: true, ..planned }));
                 remove_other_plans(&*folder, &name)?;
                 self.set_hypers(&wanted.hypers)
             }
@@ -196,9 +196,9 @@ impl OrderedEngine {
     /// Answers a plan that was made again and is another one: the batches are not those that
     /// were trained on.
     pub(crate) fn check_made_again(&mut self, name: &str) -> Result<()> {
-        if let State::Along(along) = &self.state {
-            let plan = along.engine.plan();
-            if along.engine.has_batches() && self.has_made(plan.identity()) {
+        if let State::Planned(planned) = &self.state {
+            let plan = planned.engine.plan();
+            if planned.engine.has_batches() && self.has_made(plan.identity()) {
                 // It was made for other shards, whose plan was damaged.
                 return remove_plan(&*self.folder()?, name);
             }
@@ -209,11 +209,12 @@ impl OrderedEngine {
         }
         remove_plan(&*folder, name)?;
         let reason = "the plan was damaged, and these batches are not those it was made of";
-        if matches!(self.state, State::Along(_)) && self.config.on_mismatch() != OnMismatch::Error {
-            return self.move_to_general(reason);
+        if matches!(self.state, State::Planned(_)) && self.config.on_mismatch() != OnMismatch::Error
+        {
+            return self.move_to_window(reason);
         }
         let damage = match &self.state {
-            State::Along(along) => along.plan_damage.clone(),
+            State::Planned(planned) => planned.plan_damage.clone(),
             State::Planless(planless) => Some(planless.damage.clone()),
             _ => None,
         };
@@ -230,7 +231,7 @@ impl OrderedEngine {
     /// Tells what is wrong with the plan that was followed, if something is.
     pub(crate) fn plan_damage(&self) -> Option<&str> {
         match &self.state {
-            State::Along(along) => along.plan_damage.as_deref(),
+            State::Planned(planned) => planned.plan_damage.as_deref(),
             State::Planless(planless) => Some(&planless.damage),
             _ => None,
         }

@@ -15,20 +15,20 @@ use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
 use tierbed_store::kept;
 
-use crate::auto::along::Along;
-use crate::auto::engine::{lost, OrderedEngine, State};
+use crate::auto::engine::{lost, AutoEngine, State};
+use crate::auto::planned::Planned;
 
 /// Sort key: table, use count inverted, row; most significant byte first.
 const KEY_BYTES: usize = 4 + 4 + 8;
 /// Rows between two progress calls.
 const PROGRESS_ROWS: u64 = 1 << 16;
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Publishes the newest version of every written row to `path`, a new or empty folder,
     /// together with `attachments`.
     ///
     /// # Errors
-    /// As [`crate::window::Engine::publish`].
+    /// As [`crate::window::WindowEngine::publish`].
     pub fn publish(
         &mut self,
         path: &Path,
@@ -42,7 +42,7 @@ impl OrderedEngine {
     /// says.
     ///
     /// # Errors
-    /// As [`crate::window::Engine::publish_placed`].
+    /// As [`crate::window::WindowEngine::publish_placed`].
     pub fn publish_placed(
         &mut self,
         path: &Path,
@@ -50,12 +50,12 @@ impl OrderedEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        if let Some(along) = self.along_mut() {
+        if let Some(planned) = self.planned_mut() {
             let folder = Arc::new(FsFolder::create(path)?);
-            return along.publish(folder, placed, attachments, progress);
+            return planned.publish(folder, placed, attachments, progress);
         }
-        match self.general_mut()? {
-            Some(general) => general.engine.publish_placed(path, placed, attachments, progress),
+        match self.windowed_mut()? {
+            Some(windowed) => windowed.engine.publish_placed(path, placed, attachments, progress),
             None => Err(lost("no engine")),
         }
     }
@@ -63,7 +63,7 @@ impl OrderedEngine {
     /// Publishes to `path` what differs from the snapshot at `base`.
     ///
     /// # Errors
-    /// As [`crate::window::Engine::publish_delta`]; `Unsupported` along a plan.
+    /// As [`crate::window::WindowEngine::publish_delta`]; `Unsupported` along a plan.
     pub fn publish_delta(
         &mut self,
         path: &Path,
@@ -71,12 +71,12 @@ impl OrderedEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        if self.along_mut().is_some() {
+        if self.planned_mut().is_some() {
             return Err(Error::unsupported("the forward order publishes no deltas")
                 .with("remedy", "publish in full"));
         }
-        match self.general_mut()? {
-            Some(general) => general.engine.publish_delta(path, base, attachments, progress),
+        match self.windowed_mut()? {
+            Some(windowed) => windowed.engine.publish_delta(path, base, attachments, progress),
             None => Err(lost("no engine")),
         }
     }
@@ -84,17 +84,17 @@ impl OrderedEngine {
     /// Checkpoints and keeps the checkpoint under `name`; returns its number.
     ///
     /// # Errors
-    /// As [`crate::window::Engine::keep_checkpoint`]; `Unsupported` along a plan.
+    /// As [`crate::window::WindowEngine::keep_checkpoint`]; `Unsupported` along a plan.
     pub fn keep_checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
-        if self.along_mut().is_some() {
+        if self.planned_mut().is_some() {
             return Err(Error::unsupported("the forward order keeps no checkpoints")
                 .with("remedy", "copy the folder of the closed store"));
         }
-        match self.general_mut()? {
-            Some(general) => {
-                general.is_untouched = false;
-                let number = general.engine.keep_checkpoint(name, attachments)?;
-                general.past = None;
+        match self.windowed_mut()? {
+            Some(windowed) => {
+                windowed.is_untouched = false;
+                let number = windowed.engine.keep_checkpoint(name, attachments)?;
+                windowed.past = None;
                 Ok(number)
             }
             None => Err(lost("no engine")),
@@ -107,16 +107,16 @@ impl OrderedEngine {
     /// `Invalid` when there is none of that name, `Unsupported` without a folder, `Io`.
     pub fn drop_checkpoint(&mut self, name: &str) -> Result<()> {
         match &mut self.state {
-            State::General(general) => general.engine.drop_checkpoint(name),
+            State::Windowed(windowed) => windowed.engine.drop_checkpoint(name),
             State::Lost(cause) => Err(lost(cause)),
-            State::Along(_) | State::Undecided(_) | State::Planless(_) => {
+            State::Planned(_) | State::Undecided(_) | State::Planless(_) => {
                 kept::drop_checkpoint(self.folder()?.as_ref(), name)
             }
         }
     }
 }
 
-impl Along {
+impl Planned {
     fn publish(
         &mut self,
         folder: Arc<dyn Folder>,
@@ -124,7 +124,7 @@ impl Along {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        self.side.clear();
+        self.unplanned.clear();
         let schema = self.engine.schema().clone();
         let publication = Publication { schema, folder, memory: self.aside.clone(), placed };
         let engine = &mut self.engine;

@@ -5,10 +5,10 @@ use crate::window::rows::NewRows;
 use tierbed_core::{Bags, Error, Result, TableId};
 use tierbed_kernels::FeaturePlan;
 
-use crate::auto::engine::{lost, OrderedEngine};
+use crate::auto::engine::{lost, AutoEngine};
 use crate::auto::options::OnMismatch;
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Visits rows `first..first + count` of `table` in order, as whole records of words: the
     /// newest value of rows in memory, on disk, or initial. Along a plan that is one pass over
     /// everything, in which a row that was used is visited twice: the last visit counts.
@@ -22,11 +22,11 @@ impl OrderedEngine {
         count: usize,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
-        if let Some(along) = self.along_mut() {
-            return along.visit_rows(table, first, count, visit);
+        if let Some(planned) = self.planned_mut() {
+            return planned.visit_rows(table, first, count, visit);
         }
-        match self.general_mut()? {
-            Some(general) => general.engine.visit_rows(table, first, count, visit),
+        match self.windowed_mut()? {
+            Some(windowed) => windowed.engine.visit_rows(table, first, count, visit),
             None => Err(lost("no engine")),
         }
     }
@@ -37,14 +37,14 @@ impl OrderedEngine {
     /// # Errors
     /// The store's and those of `sink`.
     pub fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
-        if let Some(along) = self.along_mut() {
-            along.scan_count += 1;
-            return along.engine.scan_all(sink);
+        if let Some(planned) = self.planned_mut() {
+            planned.scan_count += 1;
+            return planned.engine.scan_all(sink);
         }
-        let Some(general) = self.general_mut()? else { return Err(lost("no engine")) };
+        let Some(windowed) = self.windowed_mut()? else { return Err(lost("no engine")) };
         let mut record = Vec::new();
-        for table in (0..general.engine.schema().tables().len() as u32).map(TableId) {
-            general.engine.scan_rows(table, &mut |row, bytes| {
+        for table in (0..windowed.engine.schema().tables().len() as u32).map(TableId) {
+            windowed.engine.scan_rows(table, &mut |row, bytes| {
                 record.clear();
                 record.extend(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)));
                 sink(table, row, &record)
@@ -58,12 +58,12 @@ impl OrderedEngine {
     /// # Errors
     /// As [`visit_rows`](Self::visit_rows).
     pub fn gather_rows(&mut self, table: TableId, rows: &[i64], out: &mut [f32]) -> Result<()> {
-        if let Some(along) = self.along_mut() {
-            along.scan_count += 1;
-            return along.engine.gather_rows(table, rows, out);
+        if let Some(planned) = self.planned_mut() {
+            planned.scan_count += 1;
+            return planned.engine.gather_rows(table, rows, out);
         }
-        match self.general_mut()? {
-            Some(general) => general.engine.gather_rows(table, rows, out),
+        match self.windowed_mut()? {
+            Some(windowed) => windowed.engine.gather_rows(table, rows, out),
             None => Err(lost("no engine")),
         }
     }
@@ -73,17 +73,17 @@ impl OrderedEngine {
     /// # Errors
     /// As [`visit_rows`](Self::visit_rows); `Invalid` along a plan that may not be left.
     pub fn write_rows(&mut self, table: TableId, first: u64, rows: NewRows<'_>) -> Result<()> {
-        if self.along_mut().is_some() {
+        if self.planned_mut().is_some() {
             if self.config.on_mismatch() == OnMismatch::Error {
                 return Err(Error::invalid("rows in forward order are not written by number")
                     .with("remedy", "write them before training, or open with order=\"window\""));
             }
-            self.move_to_general("rows were written by number")?;
+            self.move_to_window("rows were written by number")?;
         }
-        match self.general_mut()? {
-            Some(general) => {
-                general.is_untouched = false;
-                general.engine.write_rows(table, first, rows)
+        match self.windowed_mut()? {
+            Some(windowed) => {
+                windowed.is_untouched = false;
+                windowed.engine.write_rows(table, first, rows)
             }
             None => Err(lost("no engine")),
         }
@@ -95,24 +95,24 @@ impl OrderedEngine {
     /// # Errors
     /// `Invalid` for ids out of range, otherwise the store's.
     pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
-        if let Some(along) = self.along_mut() {
+        if let Some(planned) = self.planned_mut() {
             // Those before were used: the group starts with free memory.
-            along.side.clear();
-            return along.bring(plan, batches);
+            planned.unplanned.clear();
+            return planned.bring(plan, batches);
         }
-        match self.general_mut()? {
-            Some(general) => general.engine.prefetch(plan, batches),
+        match self.windowed_mut()? {
+            Some(windowed) => windowed.engine.prefetch(plan, batches),
             None => Err(lost("no engine")),
         }
     }
 
     /// Forgets what was announced.
     pub fn end_lookahead(&mut self) {
-        if let Some(along) = self.along_mut() {
-            along.side.clear();
+        if let Some(planned) = self.planned_mut() {
+            planned.unplanned.clear();
         }
-        if let crate::auto::engine::State::General(general) = &mut self.state {
-            general.engine.end_lookahead();
+        if let crate::auto::engine::State::Windowed(windowed) = &mut self.state {
+            windowed.engine.end_lookahead();
         }
     }
 }

@@ -6,10 +6,10 @@ use serde_json::{json, Value};
 use tierbed_core::budget::{BudgetReport, PartUse};
 use tierbed_core::{Error, Result};
 
-use crate::auto::along::Along;
-use crate::auto::engine::{OrderedEngine, State};
+use crate::auto::engine::{AutoEngine, State};
+use crate::auto::planned::Planned;
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Returns everything that was counted, as JSON: `order`, `steps`, `isa`, `disk_bytes`,
     /// `store`, `buffer`, `budget`.
     ///
@@ -28,22 +28,22 @@ impl OrderedEngine {
             merge(&mut order, &json!({"kind": "forward"}));
             return Ok(json!({"order": order, "budget": budget_json(&[])}));
         }
-        if let State::Along(along) = &self.state {
-            let position = along.engine.position();
+        if let State::Planned(planned) = &self.state {
+            let position = planned.engine.position();
             merge(
                 &mut order,
                 &json!({
                     "kind": "forward",
                     "epoch": position.epoch,
                     "batch": position.batch,
-                    "plan": along.engine.plan_stats(),
-                    "unplanned_scan_count": along.scan_count,
+                    "plan": planned.engine.plan_stats(),
+                    "unplanned_scan_count": planned.scan_count,
                 }),
             );
-            return along_stats(along, order);
+            return planned_stats(planned, order);
         }
-        let Some(general) = self.general_mut()? else { return Ok(json!({"order": order})) };
-        let stats = general.engine.stats();
+        let Some(windowed) = self.windowed_mut()? else { return Ok(json!({"order": order})) };
+        let stats = windowed.engine.stats();
         Ok(json!({
             "order": order,
             "steps": stats.step_count,
@@ -52,34 +52,34 @@ impl OrderedEngine {
             "store": stats.store,
             "buffer": stats.buffer,
             "vocabularies": stats.vocabularies,
-            "budget": budget_json(&[general.engine.budget().report()]),
+            "budget": budget_json(&[windowed.engine.budget().report()]),
         }))
     }
 }
 
-impl OrderedEngine {
+impl AutoEngine {
     /// Returns what open vocabularies hold and read; none along a plan.
     #[must_use]
     pub fn vocabularies(&self) -> VocabularyStats {
         match &self.state {
-            State::General(general) => general.engine.stats().vocabularies,
+            State::Windowed(windowed) => windowed.engine.stats().vocabularies,
             _ => VocabularyStats::default(),
         }
     }
 }
 
-fn along_stats(along: &Along, order: Value) -> Result<Value> {
-    let stats = along.engine.stats();
+fn planned_stats(planned: &Planned, order: Value) -> Result<Value> {
+    let stats = planned.engine.stats();
     let store = serde_json::to_value(&stats)
         .map_err(|cause| Error::invalid("counters cannot be written").with("cause", cause))?;
     Ok(json!({
         "order": order,
         "steps": stats.step_count,
         "isa": Kernels::detect().isa().name(),
-        "disk_bytes": stats.file_bytes + along.engine.plan_stats().file_bytes,
+        "disk_bytes": stats.file_bytes + planned.engine.plan_stats().file_bytes,
         "store": store,
         "buffer": {},
-        "budget": budget_json(&[along.engine.budget().report(), along.aside.report()]),
+        "budget": budget_json(&[planned.engine.budget().report(), planned.aside.report()]),
     }))
 }
 

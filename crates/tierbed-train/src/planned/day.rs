@@ -18,7 +18,7 @@ use tierbed_core::{Error, Result, RowId, RowKey, RowWrite, TableId, TrainStore};
 use tierbed_io::Folder;
 use tierbed_kernels::Hyper;
 
-use crate::planned::engine::{ForwardConfig, ForwardEngine, Import, RecordSink};
+use crate::planned::engine::{Import, PlannedConfig, PlannedEngine, RecordSink};
 use crate::planned::plan::{Plan, WindowPlan};
 
 /// Share of the budget for records on their way between store and engine.
@@ -63,7 +63,7 @@ impl DayRows {
     }
 }
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Starts a day: a store in the empty `folder` with those rows of `from` that `plan` uses,
     /// to be trained along it. `hypers` as in [`Import`]. Of the budget of `config` a bit per
     /// row, and a sixteenth for records on their way, are kept aside.
@@ -74,7 +74,7 @@ impl ForwardEngine {
         folder: Arc<dyn Folder>,
         from: &mut dyn TrainStore,
         plan: Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         hypers: &[Hyper],
     ) -> Result<Self> {
         let schema = from.schema().clone();
@@ -99,7 +99,7 @@ impl ForwardEngine {
             Ok(())
         };
         let import = Import { rows: source, hypers, name: "day", attachments: &[] };
-        let config = ForwardConfig { dram_budget_bytes: left, ..config.clone() };
+        let config = PlannedConfig { dram_budget_bytes: left, ..config.clone() };
         Self::import_in(folder, schema.clone(), plan, &config, import)
     }
 

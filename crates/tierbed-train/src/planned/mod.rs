@@ -15,7 +15,7 @@ pub mod plan;
 mod store;
 
 pub use engine::{
-    stored_plan, AnySink, ForwardConfig, ForwardEngine, ForwardStats, Import, Position, RecordSink,
+    stored_plan, AnySink, Import, PlannedConfig, PlannedEngine, PlannedStats, Position, RecordSink,
     RowSource, StoredPlan, BACKEND,
 };
 pub use plan::{

@@ -26,7 +26,7 @@ macro_rules! either {
 }
 
 impl ShardedEngine {
-    /// See [`OrderedEngine::add_table`](crate::OrderedEngine::add_table). Tables added behind
+    /// See [`AutoEngine::add_table`](crate::AutoEngine::add_table). Tables added behind
     /// the first call that needs rows go to the last shard.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl ShardedEngine {
         either!(&self.shards, engine => engine.schema())
     }
 
-    /// See [`OrderedEngine::set_hyper`](crate::OrderedEngine::set_hyper).
+    /// See [`AutoEngine::set_hyper`](crate::AutoEngine::set_hyper).
     ///
     /// # Errors
     /// As there.
@@ -52,7 +52,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.set_hyper(table, hyper))
     }
 
-    /// See [`OrderedEngine::lookup`](crate::OrderedEngine::lookup).
+    /// See [`AutoEngine::lookup`](crate::AutoEngine::lookup).
     ///
     /// # Errors
     /// As there; `Poisoned` when the thread of a shard panicked.
@@ -66,7 +66,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.lookup(plan, bags, out, is_training))
     }
 
-    /// See [`OrderedEngine::update`](crate::OrderedEngine::update). With several shards any
+    /// See [`AutoEngine::update`](crate::AutoEngine::update). With several shards any
     /// error behind the checks of the batch poisons the store: others have made the step.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.update(plan, bags, grads))
     }
 
-    /// See [`OrderedEngine::pass`](crate::OrderedEngine::pass).
+    /// See [`AutoEngine::pass`](crate::AutoEngine::pass).
     ///
     /// # Errors
     /// As there.
@@ -85,7 +85,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.pass(plan, bags))
     }
 
-    /// See [`OrderedEngine::pass_to`](crate::OrderedEngine::pass_to).
+    /// See [`AutoEngine::pass_to`](crate::AutoEngine::pass_to).
     ///
     /// # Errors
     /// As there.
@@ -94,7 +94,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.pass_to(batch))
     }
 
-    /// See [`OrderedEngine::prefetch`](crate::OrderedEngine::prefetch). With several shards the
+    /// See [`AutoEngine::prefetch`](crate::AutoEngine::prefetch). With several shards the
     /// batches that did not fit must be the first ones announced next.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.end_lookahead());
     }
 
-    /// See [`OrderedEngine::follow`](crate::OrderedEngine::follow).
+    /// See [`AutoEngine::follow`](crate::AutoEngine::follow).
     ///
     /// # Errors
     /// As there.
@@ -117,7 +117,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.follow(features, request))
     }
 
-    /// See [`OrderedEngine::start_plan`](crate::OrderedEngine::start_plan).
+    /// See [`AutoEngine::start_plan`](crate::AutoEngine::start_plan).
     ///
     /// # Errors
     /// As there; `Invalid` when a shard has no table of these features.
@@ -126,7 +126,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.start_plan(features, request))
     }
 
-    /// See [`OrderedEngine::push_planned`](crate::OrderedEngine::push_planned).
+    /// See [`AutoEngine::push_planned`](crate::AutoEngine::push_planned).
     ///
     /// # Errors
     /// As there.
@@ -135,7 +135,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.push_planned(bags))
     }
 
-    /// See [`OrderedEngine::finish_plan`](crate::OrderedEngine::finish_plan).
+    /// See [`AutoEngine::finish_plan`](crate::AutoEngine::finish_plan).
     ///
     /// # Errors
     /// As there.
@@ -155,7 +155,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.note_reason(reason));
     }
 
-    /// See [`OrderedEngine::checkpoint`](crate::OrderedEngine::checkpoint). It comes into force
+    /// See [`AutoEngine::checkpoint`](crate::AutoEngine::checkpoint). It comes into force
     /// for all shards at once; with several any error poisons the store.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.attachment(name))
     }
 
-    /// See [`OrderedEngine::attachment_names`](crate::OrderedEngine::attachment_names).
+    /// See [`AutoEngine::attachment_names`](crate::AutoEngine::attachment_names).
     ///
     /// # Errors
     /// As there.
@@ -187,7 +187,7 @@ impl ShardedEngine {
         either!(&self.shards, engine => engine.attachment_names())
     }
 
-    /// See [`OrderedEngine::visit_rows`](crate::OrderedEngine::visit_rows).
+    /// See [`AutoEngine::visit_rows`](crate::AutoEngine::visit_rows).
     ///
     /// # Errors
     /// As there.
@@ -201,7 +201,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.visit_rows(table, first, count, visit))
     }
 
-    /// See [`OrderedEngine::gather_rows`](crate::OrderedEngine::gather_rows).
+    /// See [`AutoEngine::gather_rows`](crate::AutoEngine::gather_rows).
     ///
     /// # Errors
     /// As there.
@@ -209,7 +209,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.gather_rows(table, rows, out))
     }
 
-    /// See [`OrderedEngine::write_rows`](crate::OrderedEngine::write_rows).
+    /// See [`AutoEngine::write_rows`](crate::AutoEngine::write_rows).
     ///
     /// # Errors
     /// As there.
@@ -218,7 +218,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.write_rows(table, first, rows))
     }
 
-    /// See [`OrderedEngine::steps_done`](crate::OrderedEngine::steps_done).
+    /// See [`AutoEngine::steps_done`](crate::AutoEngine::steps_done).
     ///
     /// # Errors
     /// As there.
@@ -226,7 +226,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.steps_done(table))
     }
 
-    /// See [`OrderedEngine::set_steps_done`](crate::OrderedEngine::set_steps_done).
+    /// See [`AutoEngine::set_steps_done`](crate::AutoEngine::set_steps_done).
     ///
     /// # Errors
     /// As there.
@@ -235,7 +235,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.set_steps_done(table, steps))
     }
 
-    /// See [`OrderedEngine::scan_all`](crate::OrderedEngine::scan_all).
+    /// See [`AutoEngine::scan_all`](crate::AutoEngine::scan_all).
     ///
     /// # Errors
     /// As there.
@@ -243,7 +243,7 @@ impl ShardedEngine {
         either!(&mut self.shards, engine => engine.scan_all(sink))
     }
 
-    /// See [`OrderedEngine::publish_placed`](crate::OrderedEngine::publish_placed).
+    /// See [`AutoEngine::publish_placed`](crate::AutoEngine::publish_placed).
     ///
     /// # Errors
     /// As there.
@@ -258,7 +258,7 @@ impl ShardedEngine {
         either!(shards, engine => engine.publish_placed(path, placed, attachments, progress))
     }
 
-    /// See [`OrderedEngine::stats`](crate::OrderedEngine::stats). With several shards, the order
+    /// See [`AutoEngine::stats`](crate::AutoEngine::stats). With several shards, the order
     /// of the first, sums of what was counted, and under `shards` what each has counted.
     ///
     /// # Errors

@@ -14,11 +14,11 @@ use tierbed_snapshot::{PlacedTables, Report};
 
 use super::crew::together;
 use super::many::Many;
-use crate::auto::engine::OrderedEngine;
+use crate::auto::engine::AutoEngine;
 use crate::auto::publish::{publish_unsorted, Publication};
 
 impl Many {
-    /// See [`OrderedEngine::checkpoint`]: in force for all shards at once, or for none.
+    /// See [`AutoEngine::checkpoint`]: in force for all shards at once, or for none.
     /// Attachments lie with the first shard. Any error poisons the store, a full disk too: other
     /// shards may have prepared theirs already.
     pub(super) fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
@@ -32,29 +32,29 @@ impl Many {
         Ok(numbers.first().copied().unwrap_or(0))
     }
 
-    /// See [`OrderedEngine::last_checkpoint`].
+    /// See [`AutoEngine::last_checkpoint`].
     pub(super) fn last_checkpoint(&self) -> Option<&CommitInfo> {
-        self.engines.first().and_then(OrderedEngine::last_checkpoint)
+        self.engines.first().and_then(AutoEngine::last_checkpoint)
     }
 
-    /// See [`OrderedEngine::attachment`].
+    /// See [`AutoEngine::attachment`].
     pub(super) fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         self.engines.first_mut().map_or(Ok(None), |first| first.attachment(name))
     }
 
-    /// See [`OrderedEngine::attachment_names`].
+    /// See [`AutoEngine::attachment_names`].
     pub(super) fn attachment_names(&self) -> Result<Vec<String>> {
-        self.engines.first().map_or(Ok(Vec::new()), OrderedEngine::attachment_names)
+        self.engines.first().map_or(Ok(Vec::new()), AutoEngine::attachment_names)
     }
 
-    /// See [`OrderedEngine::verify`].
+    /// See [`AutoEngine::verify`].
     pub(super) fn verify(&mut self) -> Result<u64> {
         let jobs = vec![(); self.engines.len()];
         let counts = together(&mut self.engines, false, jobs, |engine, ()| engine.verify())?;
         Ok(counts.iter().sum())
     }
 
-    /// See [`OrderedEngine::visit_rows`].
+    /// See [`AutoEngine::visit_rows`].
     pub(super) fn visit_rows(
         &mut self,
         table: TableId,
@@ -66,7 +66,7 @@ impl Many {
         engine.visit_rows(table, first, count, visit)
     }
 
-    /// See [`OrderedEngine::gather_rows`].
+    /// See [`AutoEngine::gather_rows`].
     pub(super) fn gather_rows(
         &mut self,
         table: TableId,
@@ -77,7 +77,7 @@ impl Many {
         engine.gather_rows(table, rows, out)
     }
 
-    /// See [`OrderedEngine::write_rows`].
+    /// See [`AutoEngine::write_rows`].
     pub(super) fn write_rows(
         &mut self,
         table: TableId,
@@ -88,19 +88,19 @@ impl Many {
         engine.write_rows(table, first, rows)
     }
 
-    /// See [`OrderedEngine::steps_done`].
+    /// See [`AutoEngine::steps_done`].
     pub(super) fn steps_done(&mut self, table: TableId) -> Result<u64> {
         let (engine, table) = self.engine_of(table)?;
         engine.steps_done(table)
     }
 
-    /// See [`OrderedEngine::set_steps_done`].
+    /// See [`AutoEngine::set_steps_done`].
     pub(super) fn set_steps_done(&mut self, table: TableId, steps: u64) -> Result<()> {
         let (engine, table) = self.engine_of(table)?;
         engine.set_steps_done(table, steps)
     }
 
-    /// See [`OrderedEngine::scan_all`]; one shard after another.
+    /// See [`AutoEngine::scan_all`]; one shard after another.
     pub(super) fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
         self.decide()?;
         for (shard, engine) in self.engines.iter_mut().enumerate() {
@@ -113,7 +113,7 @@ impl Many {
         Ok(())
     }
 
-    /// See [`OrderedEngine::publish_placed`]; rows of all shards are sorted together, in the
+    /// See [`AutoEngine::publish_placed`]; rows of all shards are sorted together, in the
     /// memory kept aside for that.
     pub(super) fn publish_placed(
         &mut self,
@@ -132,14 +132,14 @@ impl Many {
         publish_unsorted(publication, attachments, progress, &mut |sink| self.scan_all(sink))
     }
 
-    /// See [`OrderedEngine::stats`]: the order of the first shard, sums of what was counted, and
+    /// See [`AutoEngine::stats`]: the order of the first shard, sums of what was counted, and
     /// under `shards` what each has counted.
     pub(super) fn stats(&mut self) -> Result<Value> {
         if self.engines.is_empty() {
             return Ok(json!({"order": {"kind": "window", "reason": null, "fallback_count": 0,
                                        "rows_moved": 0, "replan_count": 0}}));
         }
-        let stats = self.engines.iter_mut().map(OrderedEngine::stats);
+        let stats = self.engines.iter_mut().map(AutoEngine::stats);
         let stats = stats.collect::<Result<Vec<_>>>()?;
         let mut whole = stats.first().cloned().unwrap_or_else(|| json!({}));
         for of_shard in stats.iter().skip(1) {

@@ -12,7 +12,7 @@ use super::council::{Council, Seat};
 use super::folder::ShardFolder;
 use super::part::Parts;
 use super::split::Split;
-use crate::auto::engine::OrderedEngine;
+use crate::auto::engine::AutoEngine;
 use crate::auto::options::{OnMismatch, Order, OrderConfig};
 
 /// A store of several shards.
@@ -24,7 +24,7 @@ pub(crate) struct Many {
     /// Hyperparameters that no engine has yet, by table.
     hypers: Vec<Option<Hyper>>,
     /// One engine per shard; none until it is clear which tables there are.
-    pub(super) engines: Vec<OrderedEngine>,
+    pub(super) engines: Vec<AutoEngine>,
     /// How the plan seen last is divided.
     parts: Option<Arc<Parts>>,
     /// How the batches of the plan that is being made are divided.
@@ -45,7 +45,7 @@ impl Many {
     /// Opens the shards in `folder`, or in memory.
     ///
     /// # Errors
-    /// As [`OrderedEngine::open`]; `Unsupported` for what several shards cannot do.
+    /// As [`AutoEngine::open`]; `Unsupported` for what several shards cannot do.
     pub(super) fn open(
         folder: Option<Arc<dyn Folder>>,
         shard_count: usize,
@@ -109,7 +109,7 @@ impl Many {
         }
         let mut engines = Vec::with_capacity(self.shard_count);
         for (shard, size) in self.sizes().into_iter().enumerate() {
-            let mut engine = OrderedEngine::open_in(self.folder_of(shard)?, &size.config())
+            let mut engine = AutoEngine::open_in(self.folder_of(shard)?, &size.config())
                 .map_err(|error| size.name_least(error))?;
             let hypers = self.hypers.iter().zip(&self.split.shard_of);
             let own = hypers.filter(|(_, of)| **of as usize == shard).map(|(hyper, _)| *hyper);
@@ -135,8 +135,8 @@ impl Many {
         let council = Arc::clone(&site.council);
         let folder = ShardFolder::new(Arc::clone(&site.folder), council, shard);
         let stored = CommitLog::stored_backend(&folder)?;
-        let is_along = stored.as_deref() == Some(crate::planned::BACKEND);
-        if is_along && self.config.order == Order::Window {
+        let is_planned = stored.as_deref() == Some(crate::planned::BACKEND);
+        if is_planned && self.config.order == Order::Window {
             return Err(Error::unsupported(
                 "rows of several shards do not leave the forward order",
             )
@@ -175,7 +175,7 @@ impl Many {
     /// Adds a table, or finds the identical one; once the engines are open, in the last shard.
     ///
     /// # Errors
-    /// As [`OrderedEngine::add_table`].
+    /// As [`AutoEngine::add_table`].
     pub(super) fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
         self.poison.check()?;
         let mut schema = self.split.schema.clone();
@@ -200,7 +200,7 @@ impl Many {
     /// Sets the hyperparameters of `table`.
     ///
     /// # Errors
-    /// As [`OrderedEngine::set_hyper`].
+    /// As [`AutoEngine::set_hyper`].
     pub(super) fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
         let name = &self.split.schema.table(table)?.name;
         hyper.check().map_err(|error| error.with("table", name))?;
@@ -218,7 +218,7 @@ impl Many {
     ///
     /// # Errors
     /// `Invalid` for an unknown table, otherwise those of opening the engines.
-    pub(super) fn engine_of(&mut self, table: TableId) -> Result<(&mut OrderedEngine, TableId)> {
+    pub(super) fn engine_of(&mut self, table: TableId) -> Result<(&mut AutoEngine, TableId)> {
         self.decide()?;
         let (shard, own) = self.split.place(table)?;
         let engine = self.engines.get_mut(shard);

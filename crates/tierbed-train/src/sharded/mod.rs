@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Not with several shards: leaving the forward order, checkpoints that are kept, deltas, open
-//! vocabularies, a checkpoint of every step. One shard is an [`OrderedEngine`] and nothing more.
+//! vocabularies, a checkpoint of every step. One shard is an [`AutoEngine`] and nothing more.
 
 mod council;
 mod crew;
@@ -33,7 +33,7 @@ use tierbed_store::kept::finish_restore;
 use tierbed_store::shards::{read_file, SHARDS_MAX};
 use tierbed_store::CommitLog;
 
-use crate::auto::engine::OrderedEngine;
+use crate::auto::engine::AutoEngine;
 use crate::auto::look::{never_at_rest, read_only, Look, Looking, ATTEMPTS_MAX};
 use crate::auto::moving::has_moved;
 use crate::auto::options::OrderConfig;
@@ -49,16 +49,16 @@ pub struct ShardedEngine {
 }
 
 enum Shards {
-    One(Box<OrderedEngine>),
+    One(Box<AutoEngine>),
     Many(Box<Many>),
 }
 
 impl ShardedEngine {
-    /// Opens the store at `path` as [`OrderedEngine::open`] does, with as many shards as
+    /// Opens the store at `path` as [`AutoEngine::open`] does, with as many shards as
     /// `config` says, or as the folder has.
     ///
     /// # Errors
-    /// As [`OrderedEngine::open`]; `Invalid` for another number of shards than the folder's,
+    /// As [`AutoEngine::open`]; `Invalid` for another number of shards than the folder's,
     /// `Unsupported` for options that several shards do not have.
     pub fn open(path: Option<&Path>, config: &OrderConfig) -> Result<Self> {
         let folder: Option<Arc<dyn Folder>> = match path {
@@ -150,7 +150,7 @@ impl ShardedEngine {
                 .with("allowed", format_args!("1..={SHARDS_MAX}")));
         }
         let shards = match shard_count {
-            1 => Shards::One(Box::new(OrderedEngine::open_in(folder, config)?)),
+            1 => Shards::One(Box::new(AutoEngine::open_in(folder, config)?)),
             many => Shards::Many(Box::new(Many::open(folder, many, config)?)),
         };
         Ok(Self { shards, look: None })
@@ -158,7 +158,7 @@ impl ShardedEngine {
 
     /// Wraps one engine: one shard.
     #[must_use]
-    pub fn over(engine: OrderedEngine) -> Self {
+    pub fn over(engine: AutoEngine) -> Self {
         Self { shards: Shards::One(Box::new(engine)), look: None }
     }
 
@@ -166,7 +166,7 @@ impl ShardedEngine {
     ///
     /// # Errors
     /// `Unsupported` when there are several.
-    pub fn single(&mut self) -> Result<&mut OrderedEngine> {
+    pub fn single(&mut self) -> Result<&mut AutoEngine> {
         match &mut self.shards {
             Shards::One(engine) => Ok(engine),
             Shards::Many(many) => {

@@ -13,7 +13,7 @@ use tierbed_kernels::FeaturePlan;
 use super::crew::together;
 use super::many::Many;
 use super::part::{idle_shard, Part, Parts};
-use crate::auto::engine::OrderedEngine;
+use crate::auto::engine::AutoEngine;
 use crate::auto::options::Order;
 use crate::auto::part_bags::PartBags;
 use crate::auto::{Answer, PlanRequest};
@@ -28,7 +28,7 @@ impl Many {
         parts: &Parts,
         is_small: bool,
         jobs: Vec<J>,
-        work: impl Fn(&mut OrderedEngine, &Part, J) -> Result<T> + Sync,
+        work: impl Fn(&mut AutoEngine, &Part, J) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         let is_named = |shard: usize| parts.of_shards.iter().any(|(of, _)| *of == shard);
         let engines = self.engines.iter_mut().enumerate();
@@ -38,7 +38,7 @@ impl Many {
         together(&mut engines, is_small, jobs, |engine, (part, job)| work(engine, part, job))
     }
 
-    /// See [`OrderedEngine::lookup`].
+    /// See [`AutoEngine::lookup`].
     pub(super) fn lookup(
         &mut self,
         plan: &FeaturePlan,
@@ -57,7 +57,7 @@ impl Many {
         self.poison.on_doubt(pooled).map(drop)
     }
 
-    /// See [`OrderedEngine::update`]. Any error behind the checks poisons the store.
+    /// See [`AutoEngine::update`]. Any error behind the checks poisons the store.
     pub(super) fn update(
         &mut self,
         plan: &FeaturePlan,
@@ -87,7 +87,7 @@ impl Many {
         Ok(())
     }
 
-    /// See [`OrderedEngine::pass`].
+    /// See [`AutoEngine::pass`].
     pub(super) fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
         self.decide()?;
         plan.check(&self.split.schema, bags, plan.output_len(bags))?;
@@ -99,7 +99,7 @@ impl Many {
         self.poison.on_any(passed).map(drop)
     }
 
-    /// See [`OrderedEngine::pass_to`].
+    /// See [`AutoEngine::pass_to`].
     pub(super) fn pass_to(&mut self, batch: u64) -> Result<()> {
         self.decide()?;
         let jobs = vec![(); self.engines.len()];
@@ -117,7 +117,7 @@ impl Many {
         })
     }
 
-    /// See [`OrderedEngine::prefetch`]: the batches that fit all shards.
+    /// See [`AutoEngine::prefetch`]: the batches that fit all shards.
     pub(super) fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
         self.decide()?;
         let parts = self.parts(plan)?;
@@ -153,15 +153,15 @@ impl Many {
         Ok(fitted)
     }
 
-    /// See [`OrderedEngine::end_lookahead`].
+    /// See [`AutoEngine::end_lookahead`].
     pub(super) fn end_lookahead(&mut self) {
-        self.engines.iter_mut().for_each(OrderedEngine::end_lookahead);
+        self.engines.iter_mut().for_each(AutoEngine::end_lookahead);
         self.ahead.fill(0);
     }
 
     // ---------------------------------------------------------------- a plan for each shard
 
-    /// See [`OrderedEngine::follow`]: all shards follow their part of the plan, or none.
+    /// See [`AutoEngine::follow`]: all shards follow their part of the plan, or none.
     pub(super) fn follow(&mut self, plan: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
         self.decide()?;
         let parts = self.parts(plan)?;
@@ -186,7 +186,7 @@ impl Many {
         let refused = answers.as_ref().map(|answers| answers.iter().find(is_refused).cloned());
         if !matches!(refused, Ok(None)) {
             // Those that began to follow go back; who has trained stays where it is.
-            self.engines.iter_mut().try_for_each(OrderedEngine::undecide)?;
+            self.engines.iter_mut().try_for_each(AutoEngine::undecide)?;
         }
         if let Some(refused) = refused.unwrap_or(None) {
             return Ok(refused);
@@ -199,7 +199,7 @@ impl Many {
         }
     }
 
-    /// See [`OrderedEngine::start_plan`].
+    /// See [`AutoEngine::start_plan`].
     pub(super) fn start_plan(&mut self, plan: &FeaturePlan, request: &PlanRequest) -> Result<()> {
         self.decide()?;
         let parts = self.parts(plan)?;
@@ -210,7 +210,7 @@ impl Many {
         Ok(())
     }
 
-    /// See [`OrderedEngine::push_planned`].
+    /// See [`AutoEngine::push_planned`].
     pub(super) fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
         let parts = self.planned_parts()?;
         let whole = &parts.whole;
@@ -226,7 +226,7 @@ impl Many {
         pushed.map(drop)
     }
 
-    /// See [`OrderedEngine::finish_plan`].
+    /// See [`AutoEngine::finish_plan`].
     pub(super) fn finish_plan(&mut self) -> Result<()> {
         let parts = self.planned_parts()?;
         self.planning = None;
@@ -238,7 +238,7 @@ impl Many {
         self.planning.clone().ok_or_else(|| Error::invalid("no plan is being made"))
     }
 
-    /// See [`OrderedEngine::note_reason`].
+    /// See [`AutoEngine::note_reason`].
     pub(super) fn note_reason(&mut self, reason: &str) {
         // What is wrong with the tables is told when they are used.
         if self.decide().is_ok() {
@@ -246,9 +246,9 @@ impl Many {
         }
     }
 
-    /// See [`OrderedEngine::position`].
+    /// See [`AutoEngine::position`].
     pub(super) fn position(&self) -> Option<(u64, u64)> {
-        self.engines.first().and_then(OrderedEngine::position)
+        self.engines.first().and_then(AutoEngine::position)
     }
 }
 

@@ -12,11 +12,11 @@ use tierbed_store::cold::{ColdOptions, ColdStore};
 use tierbed_store::registry::{open_registered, OpenOptions};
 use tierbed_store::{FileStore, FileStoreOptions, MemoryStore};
 
-use crate::window::options::{Backend, Durability, EngineConfig};
+use crate::window::options::{Backend, Durability, WindowConfig};
 
 /// Returns the most bytes the row buffer may take: stores that grow with what they are given
 /// need room of their own beside it.
-pub(crate) fn buffer_bytes_max(config: &EngineConfig) -> u64 {
+pub(crate) fn buffer_bytes_max(config: &WindowConfig) -> u64 {
     let budget_bytes = config.dram_budget_bytes;
     match config.backend {
         Backend::File
@@ -36,7 +36,7 @@ pub(crate) fn buffer_bytes_max(config: &EngineConfig) -> u64 {
 /// `Invalid` without a folder (but for `memory`), otherwise as the store's own.
 pub(crate) fn open_store(
     folder: Option<Arc<dyn Folder>>,
-    config: &EngineConfig,
+    config: &WindowConfig,
     budget: &Budget,
 ) -> Result<Box<dyn TrainStore>> {
     let Some(folder) = folder.or_else(|| {

@@ -9,7 +9,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Hyper;
 
-use crate::window::engine::{Engine, TableRun};
+use crate::window::engine::{TableRun, WindowEngine};
 
 /// The engine's attachment; names that start with `_` are the house's own.
 const RUNS: &str = "_engine.json";
@@ -29,7 +29,7 @@ struct Run {
     weight_decay: f64,
 }
 
-impl Engine {
+impl WindowEngine {
     /// Writes dirty rows and commits them with `attachments` as `name`; returns the number.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use crate::window::vocabularies::{Vocabularies, VocabularyStats};
 
 /// The engine over one store. Calls need `&mut`: one at a time, in a fixed order, so that equal
 /// calls give equal bits.
-pub struct Engine {
+pub struct WindowEngine {
     pub(crate) store: Box<dyn TrainStore>,
     /// The store's schema, at hand while the store is busy.
     pub(crate) schema: Arc<Schema>,
@@ -46,7 +46,7 @@ pub(crate) struct TableRun {
 
 /// Everything that was counted.
 #[derive(Debug, Clone, Serialize)]
-pub struct EngineStats {
+pub struct WindowStats {
     /// Update steps since the engine was opened.
     pub step_count: u64,
     /// What the store did.
@@ -59,7 +59,7 @@ pub struct EngineStats {
     pub isa: &'static str,
 }
 
-impl Engine {
+impl WindowEngine {
     /// Opens the store at `path` at its last checkpoint, or starts one in a new or empty folder.
     ///
     /// A `memory` store may do without a path; it then cannot checkpoint.
@@ -67,7 +67,7 @@ impl Engine {
     /// # Errors
     /// `Closed` when another process owns the folder, `Invalid` for a budget too small (naming
     /// the minimum) or a folder that holds something else, `Corruption` for damaged files.
-    pub fn open(path: Option<&Path>, config: &EngineConfig) -> Result<Self> {
+    pub fn open(path: Option<&Path>, config: &WindowConfig) -> Result<Self> {
         let folder: Option<Arc<dyn Folder>> = match path {
             Some(path) => Some(Arc::new(FsFolder::create(path)?)),
             None => None,
@@ -79,7 +79,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &EngineConfig) -> Result<Self> {
+    pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &WindowConfig) -> Result<Self> {
         // RocksDB keeps its files in a folder of its own.
         let keeps = folder.clone().filter(|_| !config.backend.is_rocksdb());
         if let Some(folder) = &folder {
@@ -98,10 +98,10 @@ impl Engine {
     ///
     /// # Errors
     /// `Invalid` for a budget too small, `Corruption` when the engine's attachment is damaged.
-    pub fn over(store: Box<dyn TrainStore>, config: &EngineConfig) -> Result<Self> {
+    pub fn over(store: Box<dyn TrainStore>, config: &WindowConfig) -> Result<Self> {
         let budget = Budget::new(config.dram_budget_bytes);
         let scratch = Scratch::new(&budget)?;
-        let config = EngineConfig { backend: crate::window::Backend::File, ..config.clone() };
+        let config = WindowConfig { backend: crate::window::Backend::File, ..config.clone() };
         Self::assemble(store, budget, scratch, &config)
     }
 
@@ -109,7 +109,7 @@ impl Engine {
         store: Box<dyn TrainStore>,
         budget: Budget,
         scratch: Scratch,
-        config: &EngineConfig,
+        config: &WindowConfig,
     ) -> Result<Self> {
         let mut engine = Self {
             schema: Arc::new(store.schema().clone()),
@@ -193,8 +193,8 @@ impl Engine {
 
     /// Returns everything that was counted.
     #[must_use]
-    pub fn stats(&self) -> EngineStats {
-        EngineStats {
+    pub fn stats(&self) -> WindowStats {
+        WindowStats {
             step_count: self.step_count,
             store: self.store.stats(),
             buffer: self.buffer.as_ref().map(RowBuffer::stats).unwrap_or_default(),

@@ -11,14 +11,14 @@ use tierbed_io::Folder;
 use tierbed_store::{kept, CommitLog};
 
 use crate::window::engine::Engine;
-use crate::window::options::{Backend, EngineConfig};
+use crate::window::options::{Backend, WindowConfig};
 
 /// Memory to begin with when a folder is opened to be checked.
 const CHECK_BYTES: u64 = 64 << 20;
 /// Most memory for that: behind it the store is too large to be checked here.
 const CHECK_BYTES_MAX: u64 = 64 << 30;
 
-impl Engine {
+impl WindowEngine {
     /// Checkpoints as [`checkpoint`](Self::checkpoint) does, and keeps it under `name` until it is
     /// dropped; returns its number.
     ///
@@ -77,8 +77,8 @@ pub fn check_folder(folder: &Arc<dyn Folder>) -> Result<u64> {
     };
     let backend = Backend::from_name(&backend)?;
     with_enough_memory(&mut |budget_bytes| {
-        let config = EngineConfig { backend, ..EngineConfig::new(budget_bytes) };
-        Engine::open_in(Some(Arc::clone(folder)), &config)?.verify()
+        let config = WindowConfig { backend, ..WindowConfig::new(budget_bytes) };
+        WindowEngine::open_in(Some(Arc::clone(folder)), &config)?.verify()
     })
 }
 

@@ -10,7 +10,7 @@ use tierbed_kernels::{BagRange, Destination, FeaturePlan, Kernels, PoolFeature, 
 use crate::window::engine::Engine;
 use crate::window::row_buffer::{RowBuffer, Want};
 
-impl Engine {
+impl WindowEngine {
     /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
     /// pooling.
     ///

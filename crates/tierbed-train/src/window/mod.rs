@@ -1,6 +1,6 @@
 //! The window engine: training over a store that reads rows by number.
 //!
-//! An [`Engine`] joins the two rivers of training over one store: [`lookup`] (ids in, pooled
+//! An [`WindowEngine`] joins the two rivers of training over one store: [`lookup`] (ids in, pooled
 //! vectors out), [`update`] (gradients in, rows stepped at their home), [`prefetch`] (the rows
 //! of the next batches, brought ahead), [`checkpoint`] and [`publish`]. Between store and
 //! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
@@ -20,9 +20,9 @@ mod scratch;
 pub mod update;
 pub mod vocabularies;
 
-pub use engine::{Engine, EngineStats};
+pub use engine::{WindowEngine, WindowStats};
 pub use kept::{check_folder, finish_restore, restore_checkpoint, with_enough_memory};
-pub use options::{Backend, Durability, EngineConfig};
+pub use options::{Backend, Durability, WindowConfig};
 pub use row_buffer::{BufferStats, EvictionOrder};
 pub use tierbed_kernels::{Feature, FeaturePlan, Hyper, Kernels, Pooling};
 pub use tierbed_vocab::{Evicted, Eviction, Policy, SHARED_ROW};

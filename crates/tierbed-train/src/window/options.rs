@@ -79,10 +79,10 @@ impl Backend {
     }
 }
 
-/// Options of an [`Engine`](crate::window::Engine); JSON with these names at the Python border.
+/// Options of an [`WindowEngine`](crate::window::WindowEngine); JSON with these names at the Python border.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct EngineConfig {
+pub struct WindowConfig {
     /// All the memory the engine may use.
     pub dram_budget_bytes: u64,
     /// Where rows live.
@@ -128,7 +128,7 @@ fn default_isa() -> String {
 const QUEUE_DEPTH_MAX: u64 = 64;
 const QUEUE_DEPTH_MIN: u64 = 4;
 
-impl EngineConfig {
+impl WindowConfig {
     /// Returns the options of a store with `dram_budget_bytes` and defaults otherwise.
     #[must_use]
     pub fn new(dram_budget_bytes: u64) -> Self {

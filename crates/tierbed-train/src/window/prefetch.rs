@@ -44,7 +44,7 @@ impl Announced {
     }
 }
 
-impl Engine {
+impl WindowEngine {
     /// Brings the rows of `batches`, nearest first, and keeps them until they were looked up.
     ///
     /// Returns how many of the batches fit; the rest is to be announced again later. Batches are

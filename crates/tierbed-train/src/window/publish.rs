@@ -26,7 +26,7 @@ const KEY_BYTES: usize = 4 + 8;
 /// Rows between two progress calls.
 const PROGRESS_ROWS: u64 = 1 << 16;
 
-impl Engine {
+impl WindowEngine {
     /// Publishes to `path`, a new or empty folder, together with `attachments`.
     ///
     /// # Errors

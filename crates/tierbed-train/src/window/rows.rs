@@ -20,7 +20,7 @@ pub struct NewRows<'a> {
     pub use_counts: Option<&'a [i64]>,
 }
 
-impl Engine {
+impl WindowEngine {
     /// Visits rows `first..first + count` of `table` in order, as whole records of words: the
     /// newest value of rows in memory, on disk, or initial.
     ///

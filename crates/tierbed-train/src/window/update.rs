@@ -15,7 +15,7 @@ use crate::window::engine::Engine;
 use crate::window::row_buffer::{RowBuffer, Want};
 use crate::window::scratch::{Scratch, Use};
 
-impl Engine {
+impl WindowEngine {
     /// Applies one optimizer step for the batch `bags`.
     ///
     /// # Errors

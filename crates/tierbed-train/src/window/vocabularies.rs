@@ -1,6 +1,6 @@
 //! Raw ids in, rows out: the open tables of an engine.
 //!
-//! [`Engine::translate`] turns the ids of a batch into rows once; lookup, update, prefetch, and
+//! [`WindowEngine::translate`] turns the ids of a batch into rows once; lookup, update, prefetch, and
 //! the plans of the forward order then see dense tables. Only translating *for training* counts
 //! appearances and gives rows; translating to *find* changes nothing, so looking ahead cannot
 //! change which row an id gets. Index pages are rows of hidden tables in the same store: one
@@ -58,7 +58,7 @@ pub(crate) struct Vocabularies {
 }
 
 impl Vocabularies {
-    pub(crate) fn new(config: &EngineConfig) -> Self {
+    pub(crate) fn new(config: &WindowConfig) -> Self {
         let pages_bytes = config.dram_budget_bytes / PAGES_SHARE;
         Self {
             all: Vec::new(),
@@ -85,7 +85,7 @@ impl Vocabularies {
     }
 }
 
-impl Engine {
+impl WindowEngine {
     /// Adds a table of open vocabulary, or finds it; `table.row_count` is ignored, the table
     /// grows with its ids. The policy given last counts.
     ///

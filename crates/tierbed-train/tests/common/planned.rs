@@ -11,9 +11,9 @@ use tierbed_kernels::{FeaturePlan, Hyper, Pooling};
 use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::planned::{
-    ForwardConfig, ForwardEngine, Grads, Plan, PlanBuilder, PlanOptions, PlanShape,
+    Grads, Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
 };
-use tierbed_train::window::{Engine, EngineConfig};
+use tierbed_train::window::{WindowConfig, WindowEngine};
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
 #[derive(Debug, Clone)]
@@ -122,9 +122,9 @@ impl Job {
         &self,
         folder: Arc<dyn Folder>,
         plan: &Plan,
-        config: &ForwardConfig,
-    ) -> Result<ForwardEngine> {
-        let mut engine = ForwardEngine::open_in(folder, self.schema(), plan.clone(), config)?;
+        config: &PlannedConfig,
+    ) -> Result<PlannedEngine> {
+        let mut engine = PlannedEngine::open_in(folder, self.schema(), plan.clone(), config)?;
         if engine.last_checkpoint().is_none() {
             for at in 0..self.tables.len() {
                 engine.set_hyper(TableId(at as u32), self.hyper(at))?;
@@ -135,7 +135,7 @@ impl Job {
 
     pub(crate) fn step(
         &self,
-        engine: &mut ForwardEngine,
+        engine: &mut PlannedEngine,
         plan: &FeaturePlan,
         step: u64,
     ) -> Result<Trace> {
@@ -149,12 +149,12 @@ impl Job {
         Ok((bits(&output), bits(&weights_grad)))
     }
 
-    pub(crate) fn open_oracle(&self) -> Engine {
-        let config = EngineConfig {
+    pub(crate) fn open_oracle(&self) -> WindowEngine {
+        let config = WindowConfig {
             backend: tierbed_train::window::Backend::Memory,
-            ..EngineConfig::new(1 << 30)
+            ..WindowConfig::new(1 << 30)
         };
-        let mut engine = Engine::open(None, &config).unwrap();
+        let mut engine = WindowEngine::open(None, &config).unwrap();
         for at in 0..self.tables.len() {
             let id = engine.add_table(self.table(at)).unwrap();
             engine.set_hyper(id, self.hyper(at)).unwrap();
@@ -162,7 +162,12 @@ impl Job {
         engine
     }
 
-    pub(crate) fn oracle_step(&self, engine: &mut Engine, plan: &FeaturePlan, step: u64) -> Trace {
+    pub(crate) fn oracle_step(
+        &self,
+        engine: &mut WindowEngine,
+        plan: &FeaturePlan,
+        step: u64,
+    ) -> Trace {
         let batch = self.batch(step);
         let bags = batch.bags();
         let mut output = vec![f32::NAN; plan.output_len(&bags)];
@@ -175,7 +180,7 @@ impl Job {
     }
 
     /// All records of all tables, as bits.
-    pub(crate) fn records(&self, engine: &mut ForwardEngine) -> Result<Vec<u32>> {
+    pub(crate) fn records(&self, engine: &mut PlannedEngine) -> Result<Vec<u32>> {
         let mut words = Vec::new();
         for (at, (_, rows)) in self.tables.iter().enumerate() {
             engine.visit_rows(TableId(at as u32), 0, *rows as usize, &mut |_, record| {
@@ -185,7 +190,7 @@ impl Job {
         Ok(words)
     }
 
-    pub(crate) fn oracle_records(&self, engine: &mut Engine) -> Vec<u32> {
+    pub(crate) fn oracle_records(&self, engine: &mut WindowEngine) -> Vec<u32> {
         let mut words = Vec::new();
         for (at, (_, rows)) in self.tables.iter().enumerate() {
             let mut visit = |_: usize, record: &[f32]| {
@@ -219,18 +224,18 @@ pub(crate) fn memory_folder() -> Arc<dyn Folder> {
 
 /// Options with the smallest budget in which the job opens; jobs with an odd seed do storage
 /// work on a thread of its own; in every other pair of seeds each window has a bucket of its own.
-pub(crate) fn smallest_config(job: &Job, plan: &Plan) -> ForwardConfig {
+pub(crate) fn smallest_config(job: &Job, plan: &Plan) -> PlannedConfig {
     smallest_with(job, plan, (job.seed % 4 > 1).then_some(0))
 }
 
 /// The same with this choice of `span_windows`.
-pub(crate) fn smallest_with(job: &Job, plan: &Plan, span_windows: Option<usize>) -> ForwardConfig {
-    let mut config = ForwardConfig {
+pub(crate) fn smallest_with(job: &Job, plan: &Plan, span_windows: Option<usize>) -> PlannedConfig {
+    let mut config = PlannedConfig {
         io_engine: "inline".into(),
         pipeline: job.seed % 2 == 1,
         extent_bytes: 16 << 10,
         span_windows,
-        ..ForwardConfig::new(1000)
+        ..PlannedConfig::new(1000)
     };
     for _ in 0..20 {
         match job.open(memory_folder(), plan, &config) {

@@ -7,7 +7,7 @@ use tierbed_core::{OptimizerKind, Result, TableId, TableSchema};
 use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Engine, EngineConfig, FeaturePlan, Hyper, Pooling};
+use tierbed_train::window::{FeaturePlan, Hyper, Pooling, WindowConfig, WindowEngine};
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Job {
         trained_table(at, self.tables[at], self.optimizer, self.seed + at as u64)
     }
 
-    pub(crate) fn set_up(&self, engine: &mut Engine) -> Result<FeaturePlan> {
+    pub(crate) fn set_up(&self, engine: &mut WindowEngine) -> Result<FeaturePlan> {
         for at in 0..self.tables.len() {
             let id = engine.add_table(self.table(at))?;
             let hyper = Hyper {
@@ -76,7 +76,7 @@ impl Job {
     /// Runs step `step`; returns the output and the gradient of the weights.
     pub(crate) fn step(
         &self,
-        engine: &mut Engine,
+        engine: &mut WindowEngine,
         plan: &FeaturePlan,
         step: u64,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
@@ -98,7 +98,7 @@ impl Job {
 }
 
 /// All records of all tables, as bits.
-pub(crate) fn all_records(engine: &mut Engine) -> Vec<u32> {
+pub(crate) fn all_records(engine: &mut WindowEngine) -> Vec<u32> {
     let tables: Vec<_> = engine.schema().tables().iter().map(|table| table.row_count).collect();
     let mut bits = Vec::new();
     for (at, rows) in tables.into_iter().enumerate() {
@@ -115,11 +115,11 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-pub(crate) fn memory_config() -> EngineConfig {
-    EngineConfig { backend: tierbed_train::window::Backend::Memory, ..EngineConfig::new(1 << 30) }
+pub(crate) fn memory_config() -> WindowConfig {
+    WindowConfig { backend: tierbed_train::window::Backend::Memory, ..WindowConfig::new(1 << 30) }
 }
 
 /// The smallest round budget these jobs run in.
-pub(crate) fn small_config() -> EngineConfig {
-    EngineConfig::new(256 << 10)
+pub(crate) fn small_config() -> WindowConfig {
+    WindowConfig::new(256 << 10)
 }

@@ -6,7 +6,7 @@ use serde_json::{json, Value};
 use tierbed_core::{Bags, Error, Result, Schema};
 use tierbed_io::{FsFolder, WordBuf};
 use tierbed_kernels::{init_record, FeaturePlan, Hyper};
-use tierbed_train::planned::{ForwardConfig, ForwardEngine, Grads, Plan};
+use tierbed_train::planned::{Grads, Plan, PlannedConfig, PlannedEngine};
 
 use super::job::{features_of, Job};
 use super::kernel::{synthetic_grad, Places, StepKernel};
@@ -42,7 +42,7 @@ pub(crate) trait System: Debug {
 /// Training along a plan.
 #[derive(Debug)]
 pub(crate) struct Forward {
-    engine: ForwardEngine,
+    engine: PlannedEngine,
     features: FeaturePlan,
     output: Vec<f32>,
     grad: Vec<f32>,
@@ -52,11 +52,11 @@ impl Forward {
     pub(crate) fn open(job: &Job, schema: Schema) -> Result<Self> {
         let folder = job.plan.as_ref().ok_or_else(|| Error::invalid("forward needs a plan"))?;
         let plan = Plan::open(&FsFolder::open(folder.clone())?, "plan")?;
-        let mut config = ForwardConfig::new(job.dram_budget_bytes);
+        let mut config = PlannedConfig::new(job.dram_budget_bytes);
         config.io_engine.clone_from(&job.io_engine);
         config.pipeline = job.is_pipelined;
         let features = features_of(&schema)?;
-        let mut engine = ForwardEngine::open(&job.folder, schema, plan, &config)?;
+        let mut engine = PlannedEngine::open(&job.folder, schema, plan, &config)?;
         for feature in features.features() {
             engine.set_hyper(feature.table, Hyper { lr: 0.01, ..Hyper::default() })?;
         }

@@ -14,14 +14,14 @@ use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
 
 use super::dump::{read_dump, DumpWriter};
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
-use super::{ForwardEngine, Position, BACKEND};
+use super::{PlannedEngine, Position, BACKEND};
 use crate::planned::store::ferry::Ferry;
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::parking::PARKED_HEAD_BYTES;
 use crate::planned::store::shelf::{open_rows, Shelf, ENTRY_BYTES};
 use crate::planned::store::window::Place;
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
     /// returns the checkpoint's number.
     ///

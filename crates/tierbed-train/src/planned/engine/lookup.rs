@@ -3,11 +3,11 @@
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::{Destination, Feature, FeaturePlan, FeatureRows, Places, PoolFeature, Rows};
 
-use super::ForwardEngine;
+use super::PlannedEngine;
 use crate::planned::plan::Batch;
 use crate::planned::store::river::River;
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Makes sure that the rows of `bags`, which are the next batch of the plan, are in memory,
     /// and finds them. A lookup does so itself; done before, it has the sums left to do.
     ///

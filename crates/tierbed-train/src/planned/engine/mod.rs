@@ -32,7 +32,7 @@ use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
 use tierbed_kernels::{FeaturePlan, Hyper, Kernels};
 use tierbed_store::CommitLog;
 
-pub use options::ForwardConfig;
+pub use options::PlannedConfig;
 pub use planned::{stored_plan, StoredPlan};
 pub use replan::{Import, RecordSink, RowSource};
 pub use scan::AnySink;
@@ -67,7 +67,7 @@ pub struct Position {
 
 /// What was counted since opening.
 #[derive(Debug, Clone, Serialize)]
-pub struct ForwardStats {
+pub struct PlannedStats {
     /// Batches stepped.
     pub step_count: u64,
     /// Rows stepped: distinct rows per batch, summed.
@@ -114,7 +114,7 @@ struct Counters {
 
 /// Training along a plan. Calls need `&mut`: one at a time, in the plan's order.
 #[derive(Debug)]
-pub struct ForwardEngine {
+pub struct PlannedEngine {
     river: River,
     schema: Arc<Schema>,
     hypers: Vec<Hyper>,
@@ -126,7 +126,7 @@ pub struct ForwardEngine {
     batch_in_epoch: u64,
     log: CommitLog,
     folder: Arc<dyn Folder>,
-    config: ForwardConfig,
+    config: PlannedConfig,
     extent_bytes: usize,
     budget: Budget,
     counters: Counters,
@@ -153,14 +153,14 @@ impl Site {
     }
 }
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Opens the store at `path` at its last checkpoint, or starts one in a new or empty folder,
     /// to be trained along `plan`.
     ///
     /// # Errors
     /// `Closed` when another process owns the folder; `Invalid` for a budget too small (naming
     /// the minimum), or another plan or schema than the store's; `Corruption` for damaged files.
-    pub fn open(path: &Path, schema: Schema, plan: Plan, config: &ForwardConfig) -> Result<Self> {
+    pub fn open(path: &Path, schema: Schema, plan: Plan, config: &PlannedConfig) -> Result<Self> {
         Self::open_in(Arc::new(FsFolder::create(path)?), schema, plan, config)
     }
 
@@ -172,7 +172,7 @@ impl ForwardEngine {
         folder: Arc<dyn Folder>,
         schema: Schema,
         plan: Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
     ) -> Result<Self> {
         check_shape(&schema, &plan)?;
         Self::open_at(Site::open(folder)?, Arc::new(schema), plan, config)
@@ -182,7 +182,7 @@ impl ForwardEngine {
         site: Site,
         schema: Arc<Schema>,
         plan: Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
     ) -> Result<Self> {
         let stored = stored::read_stored(&site.log, &schema, &plan, config)?;
         let purpose = Purpose::Training;
@@ -198,7 +198,7 @@ impl ForwardEngine {
     fn assemble(
         site: Site,
         (schema, plan): (Arc<Schema>, Plan),
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         stored: &stored::Stored,
         room: Room,
     ) -> Result<Self> {
@@ -251,7 +251,7 @@ impl ForwardEngine {
     }
 
     // Gives all memory back and keeps the folder.
-    fn into_site(self) -> (Site, Arc<Schema>, ForwardConfig) {
+    fn into_site(self) -> (Site, Arc<Schema>, PlannedConfig) {
         let Self { folder, lock, log, schema, config, .. } = self;
         (Site { folder, lock, log }, schema, config)
     }
@@ -307,10 +307,10 @@ impl ForwardEngine {
     /// Returns what was counted since opening; with `pipeline`, what the storage thread counted
     /// as of the last change of window.
     #[must_use]
-    pub fn stats(&self) -> ForwardStats {
+    pub fn stats(&self) -> PlannedStats {
         let Counters { step_count, row_update_count, window_count, .. } = self.counters;
         let tally = self.river.tally();
-        ForwardStats {
+        PlannedStats {
             step_count,
             row_update_count,
             window_count,

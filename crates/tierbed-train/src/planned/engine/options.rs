@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Options of a [`ForwardEngine`](crate::planned::ForwardEngine).
+/// Options of a [`PlannedEngine`](crate::planned::PlannedEngine).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ForwardConfig {
+pub struct PlannedConfig {
     /// All the memory the engine may use.
     pub dram_budget_bytes: u64,
     /// Largest extent, unless a record is longer. Many small buckets get smaller ones, so that
@@ -26,7 +26,7 @@ pub struct ForwardConfig {
     pub isa: String,
 }
 
-impl Default for ForwardConfig {
+impl Default for PlannedConfig {
     fn default() -> Self {
         Self {
             dram_budget_bytes: 256 << 20,
@@ -40,7 +40,7 @@ impl Default for ForwardConfig {
     }
 }
 
-impl ForwardConfig {
+impl PlannedConfig {
     /// Returns the options of a store with `dram_budget_bytes` and defaults otherwise.
     #[must_use]
     pub fn new(dram_budget_bytes: u64) -> Self {

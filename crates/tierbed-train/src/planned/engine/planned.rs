@@ -7,7 +7,7 @@ use tierbed_io::Folder;
 use tierbed_kernels::{FeaturePlan, Hyper};
 use tierbed_store::CommitLog;
 
-use super::{stored, ForwardEngine, BACKEND};
+use super::{stored, PlannedEngine, BACKEND};
 use crate::planned::plan::{copy_name, Plan, PlanStats};
 
 /// Plans in a store's folder end so.
@@ -83,7 +83,7 @@ pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Re
     })
 }
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Returns the table of each feature of the plan.
     #[must_use]
     pub fn planned_tables(&self) -> &[TableId] {

@@ -7,7 +7,7 @@ use super::dump::DUMP_BUF_BYTES;
 use super::replan::answer_bytes as answer_bytes_for;
 use super::scratch::Scratch;
 use super::stored::Stored;
-use super::{ForwardConfig, EXTENTS_FILE};
+use super::{PlannedConfig, EXTENTS_FILE};
 use crate::planned::plan::Plan;
 use crate::planned::store::disk::Disk;
 use crate::planned::store::pilot::STACK_BYTES;
@@ -43,7 +43,7 @@ impl Room {
     pub(super) fn reserve(
         folder: &dyn Folder,
         (schema, plan): (&Schema, &Plan),
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         stored: &Stored,
         purpose: Purpose,
     ) -> Result<Self> {

@@ -10,7 +10,7 @@ use tierbed_kernels::init_record;
 
 use super::dump::DUMP_BUF_BYTES;
 use super::gather::{Gather, GATHER_BYTES_MAX};
-use super::ForwardEngine;
+use super::PlannedEngine;
 use crate::planned::plan::WindowPlan;
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::parking::open_parked;
@@ -20,7 +20,7 @@ use crate::planned::store::window::Spot;
 /// Takes the rows of a scan over all tables: table, row id, whole record.
 pub type AnySink<'a> = dyn FnMut(TableId, RowId, &[f32]) -> Result<()> + 'a;
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Visits every row of `table` that was ever used, once, in no particular order: row id and
     /// whole record.
     ///

@@ -6,7 +6,7 @@ use tierbed_io::PAGE_BYTES;
 use tierbed_kernels::Hyper;
 use tierbed_store::CommitLog;
 
-use super::{ForwardConfig, Position};
+use super::{PlannedConfig, Position};
 use crate::planned::plan::Plan;
 use crate::planned::store::extents::{Bucket, Chunk};
 use crate::planned::store::shelf::Shelf;
@@ -160,7 +160,7 @@ pub(super) fn read_stored(
     log: &CommitLog,
     schema: &Schema,
     plan: &Plan,
-    config: &ForwardConfig,
+    config: &PlannedConfig,
 ) -> Result<Stored> {
     if config.extent_bytes == 0 {
         return Err(Error::invalid("extents must not be empty"));

@@ -1,16 +1,16 @@
 //! Gradients in, rows stepped in their places.
 //!
 //! Each row is stepped once per batch, by the sum of its gradients, added in the order in which
-//! `crate::window::Engine` adds; rows do not depend on each other, so the bits are the same.
+//! `crate::window::WindowEngine` adds; rows do not depend on each other, so the bits are the same.
 
 use tierbed_core::{Bags, Result};
 use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
 
 use super::lookup::feature_rows;
 use super::scratch::Scratch;
-use super::ForwardEngine;
+use super::PlannedEngine;
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Applies one optimizer step for `bags`, which are the next batch of the plan, and goes on
     /// to the batch after it.
     ///

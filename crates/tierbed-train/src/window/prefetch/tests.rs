@@ -8,8 +8,8 @@ use tierbed_core::store::{Ahead, Attachment, CommitInfo, RowSink, RowUses, RowWr
 use tierbed_core::{Bags, Result, RowKey, RowStore, Schema, TableId, TableSchema, TrainStore};
 use tierbed_kernels::{FeaturePlan, Pooling};
 
-use crate::window::options::{Backend, EngineConfig};
-use crate::window::Engine;
+use crate::window::options::{Backend, WindowConfig};
+use crate::window::WindowEngine;
 
 /// Batches buffered, accesses buffered, samples, unique rows.
 type Told = (u32, u64, u64, Vec<RowUses>);
@@ -72,9 +72,9 @@ impl TrainStore for Listener {
 }
 
 /// An engine over one table of 100 rows of 4 weights.
-fn engine_and_plan() -> (Engine, TableId, FeaturePlan) {
-    let config = EngineConfig { backend: Backend::Memory, ..EngineConfig::new(4 << 20) };
-    let mut engine = Engine::open(None, &config).unwrap();
+fn engine_and_plan() -> (WindowEngine, TableId, FeaturePlan) {
+    let config = WindowConfig { backend: Backend::Memory, ..WindowConfig::new(4 << 20) };
+    let mut engine = WindowEngine::open(None, &config).unwrap();
     let table = TableSchema::plain("t", 100, 4);
     let id = engine.add_table(table).unwrap();
     let plan = FeaturePlan::new(&engine.schema, &[(id, Pooling::Sum)]).unwrap();
@@ -95,9 +95,9 @@ fn a_wrong_batch_ends_the_announcement_before_it() {
 #[test]
 fn the_store_is_told_what_was_announced() {
     let (mut engine, id, plan) = engine_and_plan();
-    let config = EngineConfig { backend: Backend::Memory, ..EngineConfig::new(4 << 20) };
+    let config = WindowConfig { backend: Backend::Memory, ..WindowConfig::new(4 << 20) };
     let told = Arc::new(Mutex::new(Vec::new()));
-    let other = Engine::open(None, &config).unwrap();
+    let other = WindowEngine::open(None, &config).unwrap();
     let memory = std::mem::replace(&mut engine.store, other.store);
     engine.store = Box::new(Listener { store: memory, told: told.clone() });
     let first = Bags::new(&[7, 3, 7], &[0, 2, 3], None, 1).unwrap();

@@ -12,7 +12,7 @@ use tierbed_io::sorter::{ExternalSorter, SorterOptions};
 use tierbed_io::{Folder, FsFolder};
 
 use super::super::stored;
-use super::super::{check_shape, ForwardConfig, ForwardEngine, Site};
+use super::super::{check_shape, PlannedConfig, PlannedEngine, Site};
 use super::resting::Resting;
 use super::RecordSink;
 use crate::planned::plan::Plan;
@@ -21,7 +21,7 @@ use crate::planned::store::sizing::shelve;
 /// Sort key: table, then row, most significant byte first.
 const KEY_BYTES: usize = 4 + 8;
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Hands every row of the last checkpoint in `folder` to `sink`, tables in id order and rows
     /// ascending, within the budget of `config`. `plan` is the one the checkpoint was made along.
     /// Reads all rows once per record length, and writes and reads them once more to sort them.
@@ -38,7 +38,7 @@ impl ForwardEngine {
         folder: Arc<dyn Folder>,
         schema: &Schema,
         plan: &Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         sink: &mut RecordSink<'_>,
     ) -> Result<()> {
         check_shape(schema, plan)?;
@@ -85,7 +85,7 @@ impl ForwardEngine {
         path: &Path,
         schema: &Schema,
         plan: &Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         sink: &mut RecordSink<'_>,
     ) -> Result<()> {
         Self::export_in(Arc::new(FsFolder::open(path)?), schema, plan, config, sink)

@@ -32,7 +32,7 @@ use tierbed_store::Manifest;
 
 use super::room::{Purpose, Room};
 use super::stored::{self, damaged, Stored};
-use super::{check_shape, ForwardConfig, ForwardEngine, Site};
+use super::{check_shape, PlannedConfig, PlannedEngine, Site};
 use crate::planned::plan::Plan;
 use crate::planned::store::parking::Parking;
 use crate::planned::store::shelf::Sink;
@@ -106,7 +106,7 @@ struct Move<'a> {
     attachments: &'a [Attachment<'a>],
 }
 
-impl ForwardEngine {
+impl PlannedEngine {
     /// Goes on along `plan` from here on, whichever rows it uses: for a reshuffled epoch, or the
     /// next day's data. To be called between two batches, at the end of an epoch or not. Tables
     /// grow to the rows that `plan` was made for.
@@ -145,7 +145,7 @@ impl ForwardEngine {
         folder: Arc<dyn Folder>,
         schema: Schema,
         (old, new): (&Plan, Plan),
-        config: &ForwardConfig,
+        config: &PlannedConfig,
     ) -> Result<Self> {
         check_shape(&schema, &new)?;
         let site = Site::open(folder)?;
@@ -179,7 +179,7 @@ impl ForwardEngine {
         path: &Path,
         schema: Schema,
         plans: (&Plan, Plan),
-        config: &ForwardConfig,
+        config: &PlannedConfig,
     ) -> Result<Self> {
         Self::open_replanned_in(Arc::new(FsFolder::create(path)?), schema, plans, config)
     }
@@ -194,7 +194,7 @@ impl ForwardEngine {
         folder: Arc<dyn Folder>,
         schema: Schema,
         plan: Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         import: Import<'_>,
     ) -> Result<Self> {
         check_shape(&schema, &plan)?;
@@ -225,7 +225,7 @@ impl ForwardEngine {
         path: &Path,
         schema: Schema,
         plan: Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         import: Import<'_>,
     ) -> Result<Self> {
         Self::import_in(Arc::new(FsFolder::create(path)?), schema, plan, config, import)
@@ -242,7 +242,7 @@ impl ForwardEngine {
 
     fn move_along(
         site: Site,
-        (schema, config): (Arc<Schema>, &ForwardConfig),
+        (schema, config): (Arc<Schema>, &PlannedConfig),
         (old, new): (&Plan, Plan),
         (name, attachments): (&str, &[Attachment<'_>]),
     ) -> Result<Self> {
@@ -265,7 +265,7 @@ impl ForwardEngine {
         site: Site,
         schema: Arc<Schema>,
         plan: Plan,
-        config: &ForwardConfig,
+        config: &PlannedConfig,
         moving: Move<'_>,
     ) -> Result<Self> {
         let Move { source, stored, source_bytes, name, attachments } = moving;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::planned::{ForwardEngine, Plan};
+use crate::planned::{Plan, PlannedEngine};
 use tierbed_core::store::{out_of_range, Attachment};
 use tierbed_core::{Bags, Budget, Error, Result, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::Folder;
@@ -10,12 +10,12 @@ use tierbed_kernels::{init_record, FeaturePlan, Hyper, Kernels};
 
 use crate::auto::options::OrderConfig;
 use crate::auto::part_bags::PartBags;
-use crate::auto::side::Side;
+use crate::auto::unplanned::UnplannedRows;
 
 /// The forward engine, and memory kept aside for rows that were not planned.
-pub(crate) struct Along {
-    pub(crate) engine: ForwardEngine,
-    pub(crate) side: Side,
+pub(crate) struct Planned {
+    pub(crate) engine: PlannedEngine,
+    pub(crate) unplanned: UnplannedRows,
     pub(crate) aside: Budget,
     pub(crate) source: String,
     /// The last checkpoint is where training stands.
@@ -28,7 +28,7 @@ pub(crate) struct Along {
     pub(crate) plan_damage: Option<String>,
 }
 
-impl Along {
+impl Planned {
     /// Starts training along `plan` in a folder whose lock is shared.
     pub(crate) fn open(
         folder: Arc<dyn Folder>,
@@ -36,11 +36,11 @@ impl Along {
         plan: Plan,
         config: &OrderConfig,
     ) -> Result<Self> {
-        let mut along = Self::start(folder, schema, plan, config)?;
+        let mut planned = Self::start(folder, schema, plan, config)?;
         for (table, hyper) in (0u32..).map(TableId).zip(hypers) {
-            along.engine.set_hyper(table, *hyper)?;
+            planned.engine.set_hyper(table, *hyper)?;
         }
-        Ok(along)
+        Ok(planned)
     }
 
     /// Opens the store in a folder that nobody has locked, at its last checkpoint if it has one.
@@ -51,12 +51,12 @@ impl Along {
         config: &OrderConfig,
     ) -> Result<Self> {
         let source = plan.source().to_owned();
-        let engine = ForwardEngine::open_in(folder, schema, plan, &config.forward())
+        let engine = PlannedEngine::open_in(folder, schema, plan, &config.forward())
             .map_err(|error| name_least(error, config))?;
         let aside = Budget::new(config.dram_budget_bytes - config.forward_bytes());
         Ok(Self {
             is_durable: engine.last_checkpoint().is_some(),
-            side: Side::new(&aside)?,
+            unplanned: UnplannedRows::new(&aside)?,
             engine,
             aside,
             source,
@@ -75,7 +75,7 @@ impl Along {
     /// Goes on along `plan`; the last checkpoint, which is where training stands, is made again
     /// along it, with the same name and attachments.
     pub(crate) fn replan(mut self, plan: Plan, config: &OrderConfig) -> Result<Self> {
-        self.side.clear();
+        self.unplanned.clear();
         let source = plan.source().to_owned();
         let mut kept = Vec::new();
         for name in self.engine.attachment_names() {
@@ -130,7 +130,7 @@ impl Along {
         out: &mut [f32],
     ) -> Result<()> {
         plan.check(self.engine.schema(), bags, out.len())?;
-        let has_all = self.side.has_rows() && self.side.has_all(plan, bags);
+        let has_all = self.unplanned.has_rows() && self.unplanned.has_all(plan, bags);
         if !has_all && self.engine.is_next(plan, bags)? {
             return self.engine.lookup(plan, bags, out);
         }
@@ -139,15 +139,15 @@ impl Along {
 
     // One pass brings the rows aside; a batch whose rows do not fit is looked up by halves.
     fn lookup_aside(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
-        if !self.side.has_all(plan, bags) {
+        if !self.unplanned.has_all(plan, bags) {
             self.bring(plan, std::slice::from_ref(bags))?;
         }
-        if !self.side.has_all(plan, bags) {
-            self.side.clear();
+        if !self.unplanned.has_all(plan, bags) {
+            self.unplanned.clear();
             self.bring(plan, std::slice::from_ref(bags))?;
         }
-        if self.side.has_all(plan, bags) {
-            self.side.pool(Kernels::detect(), plan, bags, out);
+        if self.unplanned.has_all(plan, bags) {
+            self.unplanned.pool(Kernels::detect(), plan, bags, out);
             return Ok(());
         }
         let sample_count = bags.batch_size();
@@ -169,18 +169,18 @@ impl Along {
         for bags in batches {
             plan.check(self.engine.schema(), bags, plan.output_len(bags))?;
         }
-        let (fitted, is_new) = self.side.place(self.engine.schema(), plan, batches)?;
+        let (fitted, is_new) = self.unplanned.place(self.engine.schema(), plan, batches)?;
         if is_new {
             self.scan_count += 1;
             let dims = self.dims();
-            let side = &mut self.side;
+            let unplanned = &mut self.unplanned;
             let filled = self.engine.scan_all(&mut |table, row, record| {
                 let dim = dims.get(table.0 as usize).copied().unwrap_or(0);
-                side.fill(RowKey::new(table, row), record.get(..dim).unwrap_or(&[]));
+                unplanned.fill(RowKey::new(table, row), record.get(..dim).unwrap_or(&[]));
                 Ok(())
             });
             if filled.is_err() {
-                self.side.clear();
+                self.unplanned.clear();
             }
             filled?;
         }

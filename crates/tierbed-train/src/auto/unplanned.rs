@@ -10,7 +10,7 @@ use tierbed_kernels::{init_record, BagRange, FeaturePlan, Kernels, Pooling, Rows
 const ROW_BYTES: u64 = 64;
 
 /// See the module documentation.
-pub(crate) struct Side {
+pub(crate) struct UnplannedRows {
     starts: HashMap<RowKey, usize>,
     weights: Vec<f32>,
     scratch: Vec<usize>,
@@ -18,7 +18,7 @@ pub(crate) struct Side {
     budget: Budget,
 }
 
-impl Side {
+impl UnplannedRows {
     pub(crate) fn new(budget: &Budget) -> Result<Self> {
         Ok(Self {
             starts: HashMap::new(),
