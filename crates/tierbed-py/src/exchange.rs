@@ -16,7 +16,7 @@ use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{FeaturePlan as Plan, Pooling};
-use tierbed_train::{AutoEngine, CodedTables};
+use tierbed_train::{AutoEngine, CodedTables, TrainEngine};
 
 use crate::coded::{no_training, NativeCodedTables};
 use crate::errors::{run, to_python};

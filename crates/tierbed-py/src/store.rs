@@ -11,7 +11,7 @@ use tierbed_io::process::Owned;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{Hyper, Pooling, Translate, WindowConfig, WindowEngine};
-use tierbed_train::{AutoEngine, OrderConfig, PlanRequest, ShardedEngine};
+use tierbed_train::{Access, AutoEngine, OrderConfig, PlanRequest, ShardedEngine};
 
 use crate::ending::attached;
 use crate::errors::{run, to_python};
@@ -228,11 +228,11 @@ impl NativeStore {
     }
 
     fn vocabularies_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |engine| to_json(&engine.vocabularies()))
+        self.with(py, |engine| to_json(&engine.engine().vocabularies()))
     }
 
     fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |engine| to_json(engine.schema()))
+        self.with(py, |engine| to_json(engine.engine().schema()))
     }
 
     fn set_optimizer(&self, py: Python<'_>, table: u32, hyper_json: &str) -> PyResult<()> {
@@ -241,7 +241,9 @@ impl NativeStore {
                 Error::invalid("hyperparameters are wrong").with("cause", cause)
             })?;
             let GivenHyper { lr, eps, beta1, beta2, weight_decay } = given;
-            engine.set_hyper(TableId(table), Hyper { lr, eps, beta1, beta2, weight_decay, step: 0 })
+            engine
+                .engine_mut()
+                .set_hyper(TableId(table), Hyper { lr, eps, beta1, beta2, weight_decay, step: 0 })
         })
     }
 
@@ -251,7 +253,7 @@ impl NativeStore {
         tables: Vec<u32>,
         poolings: Vec<String>,
     ) -> PyResult<FeaturePlan> {
-        self.with(py, |engine| make_plan(engine.schema(), &tables, &poolings))
+        self.with(py, |engine| make_plan(engine.engine().schema(), &tables, &poolings))
     }
 
     #[pyo3(signature = (plan, indices, offsets, weights, out, is_training=false))]
@@ -266,7 +268,7 @@ impl NativeStore {
         is_training: bool,
     ) -> PyResult<()> {
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
-            opened(&mut *self.engine.lock()?)?.lookup(plan, bags, out, is_training)
+            opened(&mut *self.engine.lock()?)?.engine_mut().lookup(plan, bags, out, is_training)
         })
     }
 
@@ -296,7 +298,7 @@ impl NativeStore {
         let weights = weights_grad.as_mut().map(Tensor::view_mut).transpose();
         let weights = weights.map_err(|error| to_python(py, &error))?;
         let grads = Grads { output: grad.view(), weights };
-        self.with(py, |engine| engine.update(plan, &bags, grads))
+        self.with(py, |engine| engine.writable()?.update(plan, &bags, grads))
     }
 
     fn prefetch(
@@ -315,12 +317,12 @@ impl NativeStore {
             .map(|batch| batch.bags(plan.features().len()))
             .collect::<Result<Vec<_>>>()
             .map_err(|error| to_python(py, &error))?;
-        self.with(py, |engine| engine.prefetch(plan, &bags))
+        self.with(py, |engine| engine.engine_mut().prefetch(plan, &bags))
     }
 
     fn end_lookahead(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |engine| {
-            engine.end_lookahead();
+            engine.engine_mut().end_lookahead();
             Ok(())
         })
     }
@@ -349,7 +351,8 @@ impl NativeStore {
             let (dim, state_words) = shape_of(engine, table)?;
             let count = rows_in(weights.len(), dim, "weights")?;
             check_state(state.as_deref(), count, state_words)?;
-            engine.visit_rows(TableId(table), first_row, count, &mut |at, record| {
+            let own = engine.engine_mut().rows_of(TableId(table), Access::Read)?;
+            own.engine.visit_rows(own.table, first_row, count, &mut |at, record| {
                 let (head, tail) = record.split_at(dim);
                 if let Some(place) = weights.get_mut(at * dim..(at + 1) * dim) {
                     place.copy_from_slice(head);
@@ -373,10 +376,10 @@ impl NativeStore {
         let visit = visit.clone().unbind();
         let mut raised = None;
         let result = self.with(py, |engine| {
-            let count = engine.schema().tables().len();
+            let count = engine.engine().schema().tables().len();
             let mut chunks: Vec<Chunk> =
                 std::iter::repeat_with(Chunk::default).take(count).collect();
-            engine.scan_all(&mut |table, row, record| {
+            engine.engine_mut().scan_all(&mut |table, row, record| {
                 let Some(chunk) = chunks.get_mut(table.0 as usize) else { return Ok(()) };
                 chunk.push(row, record);
                 match chunk.rows.len() / size_of::<u64>() >= chunk_rows.max(1) {
@@ -428,7 +431,10 @@ impl NativeStore {
         checked.map_err(|error| to_python(py, &error))?;
         let weights = weights.view_mut().map_err(|error| to_python(py, &error))?;
         let rows = rows.view();
-        self.with(py, |engine| engine.gather_rows(TableId(table), rows, weights))
+        self.with(py, |engine| {
+            let own = engine.engine_mut().rows_of(TableId(table), Access::Read)?;
+            own.engine.gather_rows(own.table, rows, weights)
+        })
     }
 
     #[pyo3(signature = (table, first_row, weights, state, use_counts=None))]
@@ -460,16 +466,20 @@ impl NativeStore {
                     .with("rows", count)
                     .with("found_values", counts.len()));
             }
-            engine.write_rows(TableId(table), first_row, rows)
+            let own = engine.writable()?.rows_of(TableId(table), Access::Write)?;
+            own.engine.write_rows(own.table, first_row, rows)
         })
     }
 
     fn steps_done(&self, py: Python<'_>, table: u32) -> PyResult<u64> {
-        self.with(py, |engine| engine.steps_done(TableId(table)))
+        self.with(py, |engine| engine.engine_mut().steps_done(TableId(table)))
     }
 
     fn set_steps_done(&self, py: Python<'_>, table: u32, steps: u64) -> PyResult<()> {
-        self.with(py, |engine| engine.set_steps_done(TableId(table), steps))
+        self.with(py, |engine| {
+            let own = engine.writable()?.rows_of(TableId(table), Access::Resume)?;
+            own.engine.set_steps_done(own.table, steps)
+        })
     }
 
     fn use_counts(&self, table: u32, first_row: u64, out: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -477,7 +487,8 @@ impl NativeStore {
         let mut out = Tensor::<i64>::import(out, "out")?;
         let out = out.view_mut().map_err(|error| to_python(py, &error))?;
         self.with(py, |engine| {
-            engine.visit_rows(TableId(table), first_row, out.len(), &mut |at, record| {
+            let own = engine.engine_mut().rows_of(TableId(table), Access::Read)?;
+            own.engine.visit_rows(own.table, first_row, out.len(), &mut |at, record| {
                 let count = record.last().map_or(0, |word| word.to_bits());
                 if let Some(place) = out.get_mut(at) {
                     *place = i64::from(count);
@@ -499,7 +510,7 @@ impl NativeStore {
             if keep {
                 return engine.single()?.keep_checkpoint(name, &borrowed(&attachments));
             }
-            engine.checkpoint(name, &borrowed(&attachments))
+            engine.writable()?.checkpoint(name, &borrowed(&attachments))
         })
     }
 
@@ -512,12 +523,12 @@ impl NativeStore {
 
     fn last_checkpoint(&self, py: Python<'_>) -> PyResult<Option<(u64, String)>> {
         self.with(py, |engine| {
-            Ok(engine.last_checkpoint().map(|info| (info.number, info.name.clone())))
+            Ok(engine.engine().last_checkpoint().map(|info| (info.number, info.name.clone())))
         })
     }
 
     fn attachment_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.with(py, |engine| engine.attachment_names())
+        self.with(py, |engine| engine.engine().attachment_names())
     }
 
     fn attachment<'py>(
@@ -525,7 +536,7 @@ impl NativeStore {
         py: Python<'py>,
         name: &str,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let bytes = self.with(py, |engine| engine.attachment(name))?;
+        let bytes = self.with(py, |engine| engine.engine_mut().attachment(name))?;
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
@@ -551,7 +562,7 @@ impl NativeStore {
             let (parts, progress) = (borrowed(&attachments), &mut report_progress);
             let placed = read_placements(&placements)?;
             let report = match base {
-                None => engine.publish_placed(&path, placed, &parts, progress)?,
+                None => engine.engine_mut().publish_placed(&path, placed, &parts, progress)?,
                 Some(_) if !placed.is_empty() => {
                     return Err(Error::unsupported("a delta cannot have placements")
                         .with("remedy", "publish in full, with the placement"));
@@ -568,7 +579,7 @@ impl NativeStore {
     }
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |engine| to_json(&engine.stats()?))
+        self.with(py, |engine| to_json(&engine.engine_mut().stats()?))
     }
 
     fn follow(
@@ -579,7 +590,7 @@ impl NativeStore {
     ) -> PyResult<String> {
         let request = PlanRequest { source, window_batches_max };
         let features = &plan.get().plan;
-        self.with(plan.py(), |engine| to_json(&engine.follow(features, &request)?))
+        self.with(plan.py(), |engine| to_json(&engine.writable()?.follow(features, &request)?))
     }
 
     fn start_plan(
@@ -590,7 +601,7 @@ impl NativeStore {
     ) -> PyResult<()> {
         let request = PlanRequest { source, window_batches_max };
         let features = &plan.get().plan;
-        self.with(plan.py(), |engine| engine.start_plan(features, &request))
+        self.with(plan.py(), |engine| engine.writable()?.start_plan(features, &request))
     }
 
     fn push_planned(
@@ -603,15 +614,15 @@ impl NativeStore {
         let batch = BatchTensors::import(indices, offsets, None)?;
         let bags = batch.bags(plan.get().plan.features().len());
         let bags = bags.map_err(|error| to_python(py, &error))?;
-        self.with(py, |engine| engine.push_planned(&bags))
+        self.with(py, |engine| engine.writable()?.push_planned(&bags))
     }
 
     fn finish_plan(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, ShardedEngine::finish_plan)
+        self.with(py, |engine| engine.writable()?.finish_plan())
     }
 
     fn position(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
-        self.with(py, |engine| Ok(engine.position()))
+        self.with(py, |engine| Ok(engine.engine().position()))
     }
 
     fn pass_planned(
@@ -624,16 +635,16 @@ impl NativeStore {
         let batch = BatchTensors::import(indices, offsets, None)?;
         let plan = &plan.get().plan;
         let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
-        self.with(py, |engine| engine.pass(plan, &bags))
+        self.with(py, |engine| engine.writable()?.skip(plan, &bags))
     }
 
     fn pass_planned_to(&self, py: Python<'_>, batch: u64) -> PyResult<()> {
-        self.with(py, |engine| engine.pass_to(batch))
+        self.with(py, |engine| engine.writable()?.skip_to(batch))
     }
 
     fn note_reason(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         self.with(py, |engine| {
-            engine.note_reason(reason);
+            engine.engine_mut().note_reason(reason);
             Ok(())
         })
     }
@@ -739,7 +750,7 @@ pub(crate) fn borrowed(attachments: &[(String, Vec<u8>)]) -> Vec<Attachment<'_>>
 }
 
 fn shape_of(engine: &ShardedEngine, table: u32) -> Result<(usize, usize)> {
-    let table = engine.schema().table(TableId(table))?;
+    let table = engine.engine().schema().table(TableId(table))?;
     let dim = table.dim as usize;
     Ok((dim, table.optimizer.state_words(dim)))
 }

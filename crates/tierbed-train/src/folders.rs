@@ -13,6 +13,7 @@ use tierbed_store::CommitLog;
 use crate::auto::engine::AutoEngine;
 use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::OrderConfig;
+use crate::engine::TrainEngine;
 
 /// Opens the folder that has the rows of the store at `path`: of a store that left the forward
 /// order it is a folder inside.

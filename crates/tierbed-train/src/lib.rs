@@ -11,6 +11,7 @@
 
 mod auto;
 pub mod coded;
+mod engine;
 mod folders;
 pub mod planned;
 mod repair;
@@ -19,6 +20,7 @@ pub mod window;
 
 pub use auto::{budget_json, Answer, AutoEngine, OnMismatch, Order, OrderConfig, PlanRequest};
 pub use coded::CodedTables;
+pub use engine::{Access, FollowPlan, OwnRows, RowVisitor, TableRows, TrainEngine};
 pub use folders::{
     check_folder, drop_checkpoint, kept_checkpoints, restore_checkpoint, rows_folder,
 };

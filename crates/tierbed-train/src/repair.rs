@@ -286,12 +286,12 @@ fn look_at(view: &Arc<dyn Folder>) -> Result<Look> {
     with_enough_memory(&mut |budget_bytes| {
         let config = OrderConfig::new(budget_bytes);
         let mut engine = ShardedEngine::open_in(Some(Arc::clone(view)), &config)?;
-        let tables = engine.schema().tables().to_vec();
+        let tables = engine.engine().schema().tables().to_vec();
         let mut steps = Vec::new();
         for (id, table) in (0u32..).map(TableId).zip(tables) {
-            steps.push((table.name, engine.steps_done(id)?));
+            steps.push((table.name, engine.engine_mut().steps_done(id)?));
         }
-        let last = engine.last_checkpoint().cloned();
+        let last = engine.engine().last_checkpoint().cloned();
         Ok(Look { pages: engine.verify()?, last, steps })
     })
 }

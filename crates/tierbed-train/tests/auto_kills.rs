@@ -17,8 +17,11 @@ use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Pooling};
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
 use tierbed_store::CommitLog;
+use tierbed_store::CommitLog;
 use tierbed_train::window::update::Grads;
-use tierbed_train::{Answer, AutoEngine, Order, OrderConfig, PlanRequest};
+use tierbed_train::{
+    Access, Answer, AutoEngine, FollowPlan, Order, OrderConfig, PlanRequest, TrainEngine,
+};
 
 const ROW_COUNT: u64 = 20_000;
 const DIM: u32 = 16;
@@ -89,7 +92,8 @@ fn records(engine: &mut AutoEngine) -> Vec<Vec<u32>> {
     let mut visit = |at: usize, record: &[f32]| {
         records[at] = record.iter().map(|word| word.to_bits()).collect();
     };
-    engine.visit_rows(TableId(0), 0, ROW_COUNT as usize, &mut visit).unwrap();
+    let own = engine.rows_of(TableId(0), Access::Read).unwrap();
+    own.engine.visit_rows(own.table, 0, ROW_COUNT as usize, &mut visit).unwrap();
     records
 }
 

@@ -71,7 +71,7 @@ fn train_on(run: &Run, engine: &mut ShardedEngine, steps: u64) {
         run.step(&mut oracle, step).unwrap();
     }
     run.follow(engine).unwrap();
-    assert_eq!(engine.position(), Some((steps / run.batches, steps % run.batches)));
+    assert_eq!(engine.engine().position(), Some((steps / run.batches, steps % run.batches)));
     for step in steps..steps + 15 {
         let output = run.step(engine, step).unwrap();
         assert!(output == run.step(&mut oracle, step).unwrap(), "step {step}");
@@ -208,7 +208,7 @@ fn without_its_batches_a_damaged_plan_is_left_or_refused() {
         let output = run.step(&mut engine, step * 7).unwrap();
         assert!(output == run.step(&mut oracle, step * 7).unwrap(), "step {step}");
     }
-    assert_eq!(engine.position(), None);
+    assert_eq!(engine.engine().position(), None);
     assert!(run.records(&mut engine).unwrap() == run.records(&mut oracle).unwrap());
     drop(engine);
     // With `error` they are refused, and rows can still be read.
@@ -223,12 +223,12 @@ fn without_its_batches_a_damaged_plan_is_left_or_refused() {
     let (plan, liar) =
         (run.plan(&engine), Run { samples: 7, ..Run::pooled(OptimizerKind::Adagrad) });
     let request = PlanRequest { source: "epoch".to_owned(), window_batches_max: 3 };
-    assert_eq!(engine.follow(&plan, &request).unwrap(), Answer::PlanNeeded);
-    engine.start_plan(&plan, &request).unwrap();
+    assert_eq!(engine.writable().unwrap().follow(&plan, &request).unwrap(), Answer::PlanNeeded);
+    engine.writable().unwrap().start_plan(&plan, &request).unwrap();
     for step in 0..run.batches {
-        engine.push_planned(&liar.batch(step).bags()).unwrap();
+        engine.writable().unwrap().push_planned(&liar.batch(step).bags()).unwrap();
     }
-    let error = engine.finish_plan().unwrap_err();
+    let error = engine.writable().unwrap().finish_plan().unwrap_err();
     assert!(error.to_string().contains("not those"), "{error}");
     assert!(run.records(&mut engine).unwrap() == rows);
     train_on(&run, &mut engine, steps);

@@ -18,6 +18,7 @@ use common::{memory_folder, smallest_config, smallest_with, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, TableId};
 use tierbed_train::planned::{PlannedConfig, PlannedStats};
+use tierbed_train::TableRows;
 
 fn check(job: &Job, window: u32, budget_factor: f64, steps: u64) -> PlannedStats {
     let plan = job.plan(window);

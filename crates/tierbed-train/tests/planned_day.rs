@@ -19,6 +19,7 @@ use tierbed_io::{EngineChoice, EngineOptions, Folder};
 use tierbed_kernels::Hyper;
 use tierbed_store::cold::{ColdOptions, ColdStore};
 use tierbed_train::planned::{PlannedConfig, PlannedEngine};
+use tierbed_train::TableRows;
 
 fn open_store(job: &Job, folder: Arc<dyn Folder>) -> ColdStore {
     let engine =

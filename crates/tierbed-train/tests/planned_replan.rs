@@ -18,6 +18,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, OptimizerKind, Result, RowId, TableId};
 use tierbed_io::Folder;
 use tierbed_train::planned::{Import, Plan, PlannedConfig, PlannedEngine, RecordSink};
+use tierbed_train::TableRows;
 
 /// The smallest budget in which each of the plans opens and a store without rows moves from each
 /// to the next; whoever needs more names how much.

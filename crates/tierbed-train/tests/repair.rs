@@ -180,7 +180,7 @@ fn a_lost_pointer_is_refused_by_every_opener_and_put_back_by_repair() {
         assert_eq!(owned.kind(), ErrorKind::Closed, "{owned}");
         drop(engine);
         let mut engine = run.open(folder(path), &kind.config()).unwrap();
-        assert!(engine.last_checkpoint().is_some());
+        assert!(engine.engine().last_checkpoint().is_some());
         engine.verify().unwrap();
     }
 }

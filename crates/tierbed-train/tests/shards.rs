@@ -19,7 +19,7 @@ use tierbed_kernels::Pooling;
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::Backend;
-use tierbed_train::{OnMismatch, Order, OrderConfig, ShardedEngine};
+use tierbed_train::{Access, OnMismatch, Order, OrderConfig, ShardedEngine};
 
 fn shared(folder: &MemoryFolder) -> Option<Arc<dyn Folder>> {
     Some(Arc::new(folder.clone()))
@@ -99,7 +99,7 @@ fn a_reopened_store_goes_on_where_all_shards_stood() {
             let mut engine = run.open(shared(&folder), &config).unwrap();
             if order == Order::Forward {
                 run.follow(&mut engine).unwrap();
-                let position = engine.position().unwrap();
+                let position = engine.engine().position().unwrap();
                 assert_eq!(position, (first / run.batches, first % run.batches));
             }
             assert_eq!(run.steps_done(&mut engine).unwrap(), first);
@@ -181,7 +181,7 @@ fn a_batch_that_one_shard_does_not_expect_changes_no_shard() {
     let other = Bags::new(&indices, bags.offsets, bags.weights, bags.feature_count).unwrap();
     let grad = vec![1.0; plan.output_len(&other)];
     let grads = tierbed_train::window::update::Grads { output: &grad, weights: None };
-    let error = engine.update(&plan, &other, grads).unwrap_err();
+    let error = engine.writable().unwrap().update(&plan, &other, grads).unwrap_err();
     assert!(error.to_string().contains("not the planned one"), "{error}");
     assert!(run.records(&mut engine).unwrap() == before);
     // Nothing is poisoned: the planned batch is taken.
@@ -222,7 +222,7 @@ fn look_ahead_fits_what_fits_every_shard_and_changes_no_bit() {
         if announced <= step {
             let batches: Vec<_> = (announced..run.batches).map(|at| run.batch(at)).collect();
             let bags: Vec<_> = batches.iter().map(common::Batch::bags).collect();
-            let fitted = engine.prefetch(&plan, &bags).unwrap();
+            let fitted = engine.engine_mut().prefetch(&plan, &bags).unwrap();
             assert!(fitted > 0, "the next batch always fits");
             shortened += u32::from(fitted < bags.len());
             announced += fitted as u64;
@@ -243,12 +243,15 @@ fn rows_are_visited_gathered_written_and_published_as_those_of_one_store() {
         let config = run.config(Order::Auto, Some(shards));
         let mut engine = run.open(shared(&folder), &config).unwrap();
         let rows = NewRows { weights: &[0.25; 2 * 64], state: None, use_counts: None };
-        engine.write_rows(TableId(3), 5, rows).unwrap();
+        let own = engine.writable().unwrap().rows_of(TableId(3), Access::Write).unwrap();
+        own.engine.write_rows(own.table, 5, rows).unwrap();
         (0..4).for_each(|step| drop(run.step(&mut engine, step).unwrap()));
         let mut gathered = vec![0.0; 3 * 18];
-        engine.gather_rows(TableId(4), &[7, 0, 7], &mut gathered).unwrap();
+        let own = engine.engine_mut().rows_of(TableId(4), Access::Read).unwrap();
+        own.engine.gather_rows(own.table, &[7, 0, 7], &mut gathered).unwrap();
         let mut scanned: Vec<(TableId, RowId, Vec<u32>)> = Vec::new();
         engine
+            .engine_mut()
             .scan_all(&mut |table, row, record| {
                 let words = record.iter().map(|word| word.to_bits()).collect();
                 scanned.push((table, row, words));
@@ -257,7 +260,8 @@ fn rows_are_visited_gathered_written_and_published_as_those_of_one_store() {
             .unwrap();
         scanned.sort_unstable();
         let path = target.path().join(shards.to_string());
-        let report = engine.publish_placed(&path, Vec::new(), &[], &mut |_, _| true).unwrap();
+        let report =
+            engine.engine_mut().publish_placed(&path, Vec::new(), &[], &mut |_, _| true).unwrap();
         let pages = std::fs::read(path.join("pages")).unwrap_or_default();
         found.push((gathered, scanned, serde_json::to_value(&report).unwrap(), pages));
     }
@@ -273,7 +277,7 @@ fn statistics_are_summed_over_shards() {
     let mut engine = run.open(shared(&folder), &run.config(Order::Forward, Some(2))).unwrap();
     run.follow(&mut engine).unwrap();
     run.step(&mut engine, 0).unwrap();
-    let stats = engine.stats().unwrap();
+    let stats = engine.engine_mut().stats().unwrap();
     let sum = |name: &str| -> u64 {
         let shards = stats["shards"].as_array().unwrap().iter();
         shards.map(|shard| shard["store"][name].as_u64().unwrap()).sum()

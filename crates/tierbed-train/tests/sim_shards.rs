@@ -70,7 +70,7 @@ impl SimJob for Case {
 
     fn position(&self, engine: &mut ShardedEngine) -> Result<u64> {
         let told = self.run.steps_done(engine)?;
-        if let Some((epoch, batch)) = engine.position() {
+        if let Some((epoch, batch)) = engine.engine().position() {
             assert_eq!(told, epoch * self.run.batches + batch, "shards and attachments agree");
         }
         Ok(told)

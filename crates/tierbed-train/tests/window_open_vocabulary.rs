@@ -28,6 +28,7 @@ use tierbed_train::window::{
     Backend, Eviction, FeaturePlan, Hyper, Policy, Pooling, WindowConfig, WindowEngine,
 };
 use tierbed_train::window::{Translate, SHARED_ROW};
+use tierbed_train::TableRows;
 
 const OPEN: [&str; 2] = ["item", "user"];
 const DENSE_ROWS: u64 = 50;

@@ -12,9 +12,10 @@ use tierbed_core::{Bags, Error, ErrorKind, Result, TableId};
 use tierbed_io::Folder;
 use tierbed_kernels::FeaturePlan;
 
-use crate::auto::engine::{lost, AutoEngine, State, Undecided};
+use crate::auto::engine::{lost, AutoEngine, State};
 use crate::auto::options::{OnMismatch, Order};
 use crate::auto::planned::Planned;
+use crate::engine::{FollowPlan, TrainEngine};
 
 /// Names of plans, and of their scratch files, start so.
 pub(crate) const PLAN_PREFIX: &str = "order-";
@@ -72,12 +73,8 @@ impl MadePlan {
     }
 }
 
-impl AutoEngine {
-    /// Follows the plan of `request` if there is one and it may be followed.
-    ///
-    /// # Errors
-    /// In order `forward` what is refused is `Invalid`; otherwise the folder's errors.
-    pub fn follow(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+impl FollowPlan for AutoEngine {
+    fn follow(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
         let answer = self.find_plan(features, request)?;
         if let Answer::Refused { reason } = &answer {
             if self.config.order == Order::Forward {
@@ -90,6 +87,48 @@ impl AutoEngine {
         Ok(answer)
     }
 
+    fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()> {
+        self.making = None;
+        self.undecide()?;
+        if !matches!(self.state, State::Undecided(_) | State::Planned(_) | State::Planless(_)) {
+            return Err(Error::invalid("a plan is made before rows are trained"));
+        }
+        let folder = self.folder()?;
+        let (shape, options) = self.shape_of(features, request)?;
+        // A plan that rows lie along stays until the new one is whole, damaged or not.
+        let [name, other] = plan_names(request);
+        let is_taken = |name: &str| match &self.state {
+            State::Planned(planned) => planned.engine.plan().file().starts_with(name),
+            _ => false,
+        };
+        let name = if is_taken(&name) { other } else { name };
+        let builder = PlanBuilder::new(folder, &name, shape, &request.source, options)?;
+        self.making = Some(Making { builder, name });
+        Ok(())
+    }
+
+    fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
+        let making = self.making.as_mut();
+        making.ok_or_else(|| Error::invalid("no plan is being made"))?.builder.push(bags)
+    }
+
+    fn finish_plan(&mut self) -> Result<()> {
+        let making = self.making.take();
+        let Making { builder, name } =
+            making.ok_or_else(|| Error::invalid("no plan is being made"))?;
+        builder.finish()?;
+        self.made_plan = Some(MadePlan::of(&Plan::open(&*self.folder()?, &name)?));
+        self.check_made_again(&name)
+    }
+
+    fn note_reason(&mut self, reason: &str) {
+        if !matches!(self.state, State::Planned(_)) {
+            self.notes.reason = Some(reason.to_owned());
+        }
+    }
+}
+
+impl AutoEngine {
     fn find_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
         let refused = |reason: &str| Ok(Answer::Refused { reason: reason.to_owned() });
         if self.config.order == Order::Window {
@@ -250,13 +289,10 @@ impl AutoEngine {
     // From no engine to the forward engine. A plan that does not fit the memory is a refusal:
     // the other order may manage.
     fn start_planned(&mut self, plan: Plan) -> Result<Answer> {
-        let lost = State::Lost("opening the forward order failed".to_owned());
-        let State::Undecided(undecided) = std::mem::replace(&mut self.state, lost) else {
+        let State::Undecided(tables) = &self.state else {
             return Err(Error::invalid("the order of the store is decided"));
         };
-        let Undecided { schema, hypers } = undecided;
         let folder = self.folder()?;
-        let tables = (schema.clone(), hypers.as_slice());
         match Planned::open(Arc::clone(&folder), tables, plan, &self.config) {
             Ok(planned) => {
                 self.state = State::Planned(Box::new(Planned { is_checked: true, ..planned }));
@@ -269,7 +305,6 @@ impl AutoEngine {
                         folder.remove(&name)?;
                     }
                 }
-                self.state = State::Undecided(Undecided { schema, hypers });
                 match error.kind() {
                     ErrorKind::Invalid if self.config.order == Order::Auto => {
                         Ok(Answer::Refused { reason: error.to_string() })
@@ -301,96 +336,6 @@ impl AutoEngine {
             false => options,
         };
         Ok((shape, options))
-    }
-
-    /// Starts making the plan of `request`; push all its batches, then finish.
-    ///
-    /// # Errors
-    /// `Invalid` when the order is decided already, otherwise the folder's.
-    pub fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()> {
-        self.making = None;
-        self.undecide()?;
-        if !matches!(self.state, State::Undecided(_) | State::Planned(_) | State::Planless(_)) {
-            return Err(Error::invalid("a plan is made before rows are trained"));
-        }
-        let folder = self.folder()?;
-        let (shape, options) = self.shape_of(features, request)?;
-        // A plan that rows lie along stays until the new one is whole, damaged or not.
-        let [name, other] = plan_names(request);
-        let is_taken = |name: &str| match &self.state {
-            State::Planned(planned) => planned.engine.plan().file().starts_with(name),
-            _ => false,
-        };
-        let name = if is_taken(&name) { other } else { name };
-        let builder = PlanBuilder::new(folder, &name, shape, &request.source, options)?;
-        self.making = Some(Making { builder, name });
-        Ok(())
-    }
-
-    /// Adds the next batch to the plan.
-    ///
-    /// # Errors
-    /// `Invalid` for ids or shapes out of range, otherwise those of the scratch files.
-    pub fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
-        let making = self.making.as_mut();
-        making.ok_or_else(|| Error::invalid("no plan is being made"))?.builder.push(bags)
-    }
-
-    /// Finishes the plan; it is durable then.
-    ///
-    /// # Errors
-    /// `Invalid` for no batches, or for others than those of the plan that is made again;
-    /// otherwise the folder's.
-    pub fn finish_plan(&mut self) -> Result<()> {
-        let making = self.making.take();
-        let Making { builder, name } =
-            making.ok_or_else(|| Error::invalid("no plan is being made"))?;
-        builder.finish()?;
-        self.made_plan = Some(MadePlan::of(&Plan::open(&*self.folder()?, &name)?));
-        self.check_made_again(&name)
-    }
-
-    /// Returns epochs and batches of the epoch done; `None` when no plan is followed.
-    #[must_use]
-    pub fn position(&self) -> Option<(u64, u64)> {
-        let State::Planned(planned) = &self.state else { return None };
-        let Position { epoch, batch } = planned.engine.position();
-        Some((epoch, batch))
-    }
-
-    /// Passes the next batch of the plan without a step: it was only looked at.
-    ///
-    /// # Errors
-    /// `Invalid` when it is not the planned one.
-    pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
-        let Some(planned) = self.planned_mut() else { return Ok(()) };
-        planned.is_durable = false;
-        match planned.engine.pass(plan, bags) {
-            Err(error) => self.answer_mismatch(plan, bags, error),
-            done => done,
-        }
-    }
-
-    /// Passes over the batches of the plan, without a step and without looking at them, up to
-    /// batch `batch` of this epoch, or of the next one when that batch is done.
-    ///
-    /// # Errors
-    /// `Invalid` for a batch that the plan does not have, otherwise the disk's.
-    pub fn pass_to(&mut self, batch: u64) -> Result<()> {
-        let Some(planned) = self.planned_mut() else { return Ok(()) };
-        if planned.engine.position().batch == batch {
-            return Ok(());
-        }
-        planned.is_durable = false;
-        planned.unplanned.clear();
-        planned.engine.pass_to(batch)
-    }
-
-    /// Notes why the forward order is not followed.
-    pub fn note_reason(&mut self, reason: &str) {
-        if !matches!(self.state, State::Planned(_)) {
-            self.notes.reason = Some(reason.to_owned());
-        }
     }
 }
 

@@ -9,9 +9,11 @@ pub(crate) mod part_bags;
 mod planless;
 mod planned;
 pub(crate) mod publish;
-mod rows;
 mod stats;
+mod tables;
+mod train;
 mod unplanned;
+mod windowed;
 
 pub use engine::AutoEngine;
 pub use follow::{Answer, PlanRequest};

@@ -8,17 +8,19 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use crate::planned::PlannedEngine;
-use crate::window::{Backend, Hyper, WindowEngine};
+use crate::window::{Backend, WindowEngine};
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_store::CommitLog;
 
-use crate::auto::engine::{hypers_of, windowed, AutoEngine, State};
+use crate::auto::engine::{windowed, AutoEngine, State};
 use crate::auto::follow::PLAN_PREFIX;
 use crate::auto::options::OrderConfig;
 use crate::auto::planned::Planned;
+use crate::auto::tables::Tables;
+use crate::auto::windowed::Windowed;
 
 /// Where the rows are after a move, in the store's folder.
 pub(crate) const WINDOW_FOLDER: &str = "window";
@@ -91,10 +93,10 @@ impl AutoEngine {
         let folder = self.folder()?;
         let Some(planned) = self.planned_mut() else { return Ok(()) };
         let (sorted, row_count) = sort_all(planned, &folder)?;
-        let (schema, hypers) = (planned.engine.schema().clone(), hypers_of(&planned.engine));
+        let tables = planned.tables();
         // From here on there is no way back but the last checkpoint.
         self.state = State::Lost(why.to_owned());
-        let moved = self.open_inside(&folder, (&schema, &hypers), sorted);
+        let moved = self.open_inside(&folder, &tables, sorted);
         match moved {
             Ok(state) => {
                 self.state = state;
@@ -113,7 +115,7 @@ impl AutoEngine {
     fn open_inside(
         &self,
         folder: &Arc<dyn Folder>,
-        (schema, hypers): (&Schema, &[Hyper]),
+        tables: &Tables,
         sorted: SortedRecords,
     ) -> Result<State> {
         let past = CommitLog::open(Arc::clone(folder), crate::planned::BACKEND)?;
@@ -127,16 +129,13 @@ impl AutoEngine {
         }
         let backend = self.config.on_mismatch().backend().unwrap_or(Backend::File);
         let mut engine = WindowEngine::open(Some(&inside), &self.config.engine(backend))?;
-        for (table, hyper) in schema.tables().iter().zip(hypers) {
+        for (_, table, hyper) in tables.iter() {
             let id = engine.add_table(table.clone())?;
-            engine.take_over_run(id, *hyper)?;
+            engine.take_over_run(id, hyper)?;
         }
-        write_sorted(&mut engine, schema, sorted)?;
-        let mut state = windowed(engine, false);
-        if let State::Windowed(windowed) = &mut state {
-            windowed.past = past.manifest().is_some().then_some(past);
-        }
-        Ok(state)
+        write_sorted(&mut engine, &tables.schema, sorted)?;
+        let past = past.manifest().is_some().then_some(past);
+        Ok(State::Windowed(Box::new(Windowed { engine, is_untouched: false, past })))
     }
 }
 

@@ -8,20 +8,21 @@
 use std::sync::Arc;
 
 use crate::planned::{source_of, Plan, PlanOptions, PlanShape, BACKEND};
-use tierbed_core::{Error, ErrorKind, Result, Schema, TableId, TableSchema};
+use tierbed_core::{Error, ErrorKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, FolderLock};
 use tierbed_kernels::{FeaturePlan, Hyper};
 use tierbed_store::CommitLog;
 
-use crate::auto::engine::{hypers_of, AutoEngine, State};
+use crate::auto::engine::{AutoEngine, State};
 use crate::auto::follow::{remove_other_plans, tables_of, PlanRequest};
 use crate::auto::options::OnMismatch;
 use crate::auto::planned::{find_table, Planned};
+use crate::auto::tables::Tables;
+use crate::engine::TrainEngine;
 
 /// A store whose rows cannot be named until its plan is made again.
 pub(crate) struct Planless {
-    pub(crate) schema: Schema,
-    pub(crate) hypers: Vec<Hyper>,
+    pub(crate) tables: Tables,
     pub(crate) log: CommitLog,
     /// Of the plan that is wanted.
     identity: u64,
@@ -49,7 +50,7 @@ impl Planless {
     }
 
     pub(crate) fn find_table(&self, table: &TableSchema) -> Result<TableId> {
-        find_table(&self.schema, table)
+        find_table(&self.tables.schema, table)
     }
 }
 
@@ -65,8 +66,7 @@ pub(crate) fn reopen(
     let Some(plan) = stored.plan else {
         let lock = folder.lock()?;
         return Ok(State::Planless(Box::new(Planless {
-            schema: stored.schema,
-            hypers: stored.hypers,
+            tables: Tables { schema: stored.schema, hypers: stored.hypers },
             log: CommitLog::open(folder, BACKEND)?,
             identity: stored.identity,
             key: stored.key,
@@ -109,7 +109,7 @@ impl AutoEngine {
         if planned.is_untouched() {
             return self.undecide();
         }
-        let hypers = hypers_of(&planned.engine);
+        let hypers = planned.engine.hypers().to_vec();
         // Gives the folder back.
         self.state = State::lost(&damage);
         self.state = reopen(self.folder()?, &self.config, Some(damage))?;
@@ -129,12 +129,12 @@ impl AutoEngine {
             State::Planless(planless) => Some(Wanted {
                 identity: planless.identity,
                 key: planless.key.clone(),
-                hypers: planless.hypers.clone(),
+                hypers: planless.tables.hypers.clone(),
             }),
             State::Planned(planned) if !planned.engine.has_batches() => Some(Wanted {
                 identity: planned.engine.plan().identity(),
                 key: planned.engine.plan().key().to_owned(),
-                hypers: hypers_of(&planned.engine),
+                hypers: planned.engine.hypers().to_vec(),
             }),
             _ => None,
         }

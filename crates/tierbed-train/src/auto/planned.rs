@@ -1,16 +1,24 @@
 //! Training along a plan, and what else a training run asks meanwhile.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::planned::{Plan, PlannedEngine};
-use tierbed_core::store::{out_of_range, Attachment};
+use serde_json::{json, Value};
+use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Budget, Error, Result, RowKey, Schema, TableId, TableSchema};
-use tierbed_io::Folder;
-use tierbed_kernels::{init_record, FeaturePlan, Hyper, Kernels};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_kernels::{FeaturePlan, Grads, Hyper, Kernels};
+use tierbed_snapshot::{PlacedTables, Report};
 
 use crate::auto::options::OrderConfig;
 use crate::auto::part_bags::PartBags;
+use crate::auto::publish::{publish_unsorted, Publication};
+use crate::auto::stats::budget_json;
+use crate::auto::tables::Tables;
 use crate::auto::unplanned::UnplannedRows;
+use crate::engine::{Access, OwnRows, TrainEngine};
+use crate::planned::{AnySink, Plan, PlannedEngine, Position};
+use crate::window::publish::PublishProgress;
 
 /// The forward engine, and memory kept aside for rows that were not planned.
 pub(crate) struct Planned {
@@ -32,15 +40,21 @@ impl Planned {
     /// Starts training along `plan` in a folder whose lock is shared.
     pub(crate) fn open(
         folder: Arc<dyn Folder>,
-        (schema, hypers): (Schema, &[Hyper]),
+        tables: &Tables,
         plan: Plan,
         config: &OrderConfig,
     ) -> Result<Self> {
-        let mut planned = Self::start(folder, schema, plan, config)?;
-        for (table, hyper) in (0u32..).map(TableId).zip(hypers) {
-            planned.engine.set_hyper(table, *hyper)?;
+        let mut planned = Self::start(folder, tables.schema.clone(), plan, config)?;
+        for (table, _, hyper) in tables.iter() {
+            planned.engine.set_hyper(table, hyper)?;
         }
         Ok(planned)
+    }
+
+    /// Returns the tables and their hyperparameters.
+    pub(crate) fn tables(&self) -> Tables {
+        let (schema, hypers) = (self.engine.schema().clone(), self.engine.hypers().to_vec());
+        Tables { schema, hypers }
     }
 
     /// Opens the store in a folder that nobody has locked, at its last checkpoint if it has one.
@@ -79,7 +93,9 @@ impl Planned {
         let source = plan.source().to_owned();
         let mut kept = Vec::new();
         for name in self.engine.attachment_names() {
-            kept.push((self.engine.attachment(&name)?.unwrap_or_default(), name));
+            let bytes = self.engine.attachment(&name)?;
+            let bytes = bytes.ok_or_else(|| Error::corruption("an attachment is missing"));
+            kept.push((bytes.map_err(|error| error.with("name", &name))?, name));
         }
         let attachments: Vec<_> =
             kept.iter().map(|(bytes, name)| Attachment { name, bytes }).collect();
@@ -91,35 +107,6 @@ impl Planned {
 
     pub(crate) fn dims(&self) -> Vec<usize> {
         self.engine.schema().tables().iter().map(|table| table.dim as usize).collect()
-    }
-
-    /// Visits rows by number in one pass: first with their initial values, then as they are.
-    pub(crate) fn visit_rows(
-        &mut self,
-        table: TableId,
-        first: u64,
-        count: usize,
-        visit: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<()> {
-        let shape = self.engine.schema().table(table)?.clone();
-        let end = first.checked_add(count as u64).filter(|&end| end <= shape.row_count);
-        if end.is_none() {
-            let range = format_args!("{first}..{}", first.saturating_add(count as u64)).to_string();
-            return Err(out_of_range(&shape, range));
-        }
-        let mut record = vec![0.0; shape.record_words()];
-        for (at, row) in (0..count).zip(first..) {
-            init_record(&shape, row, &mut record);
-            visit(at, &record);
-        }
-        self.scan_count += 1;
-        self.engine.scan(table, &mut |row, record| {
-            let at = row.0.wrapping_sub(first);
-            if at < count as u64 {
-                visit(at as usize, record);
-            }
-            Ok(())
-        })
     }
 
     /// Looks up any batch: the planned one where it is, others by one pass over everything.
@@ -165,6 +152,7 @@ impl Planned {
     }
 
     /// Copies the rows of `batches` aside in one pass; returns how many of the batches fit.
+    #[expect(clippy::indexing_slicing, reason = "scanned rows are whole records of known tables")]
     pub(crate) fn bring(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
         for bags in batches {
             plan.check(self.engine.schema(), bags, plan.output_len(bags))?;
@@ -175,8 +163,7 @@ impl Planned {
             let dims = self.dims();
             let unplanned = &mut self.unplanned;
             let filled = self.engine.scan_all(&mut |table, row, record| {
-                let dim = dims.get(table.0 as usize).copied().unwrap_or(0);
-                unplanned.fill(RowKey::new(table, row), record.get(..dim).unwrap_or(&[]));
+                unplanned.fill(RowKey::new(table, row), &record[..dims[table.0 as usize]]);
                 Ok(())
             });
             if filled.is_err() {
@@ -185,6 +172,146 @@ impl Planned {
             filled?;
         }
         Ok(fitted)
+    }
+}
+
+impl TrainEngine for Planned {
+    fn schema(&self) -> &Schema {
+        self.engine.schema()
+    }
+
+    fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        find_table(self.engine.schema(), &table)
+    }
+
+    fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        self.engine.set_hyper(table, hyper)
+    }
+
+    fn steps_done(&mut self, table: TableId) -> Result<u64> {
+        Ok(self.engine.hyper(table)?.step)
+    }
+
+    fn lookup(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+        is_training: bool,
+    ) -> Result<()> {
+        match is_training {
+            true => self.engine.lookup(plan, bags, out),
+            false => self.lookup_any(plan, bags, out),
+        }
+    }
+
+    fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        self.engine.prepare(plan, bags)
+    }
+
+    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+        self.unplanned.clear();
+        self.engine.update(plan, bags, grads)?;
+        self.is_durable = false;
+        Ok(())
+    }
+
+    fn skip(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+        self.is_durable = false;
+        self.engine.pass(plan, bags)
+    }
+
+    fn skip_to(&mut self, batch: u64) -> Result<()> {
+        if self.engine.position().batch == batch {
+            return Ok(());
+        }
+        self.is_durable = false;
+        self.unplanned.clear();
+        self.engine.pass_to(batch)
+    }
+
+    fn position(&self) -> Option<(u64, u64)> {
+        let Position { epoch, batch } = self.engine.position();
+        Some((epoch, batch))
+    }
+
+    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+        // Those before were used: the group starts with free memory.
+        self.unplanned.clear();
+        self.bring(plan, batches)
+    }
+
+    fn end_lookahead(&mut self) {
+        self.unplanned.clear();
+    }
+
+    fn rows_of(&mut self, table: TableId, access: Access) -> Result<OwnRows<'_>> {
+        self.engine.schema().table(table)?;
+        self.scan_count += u64::from(access == Access::Read);
+        Ok(OwnRows { engine: &mut self.engine, table })
+    }
+
+    fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
+        self.scan_count += 1;
+        self.engine.scan_all(sink)
+    }
+
+    fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        let number = self.engine.checkpoint(name, attachments)?;
+        self.is_durable = true;
+        Ok(number)
+    }
+
+    fn last_checkpoint(&self) -> Option<&CommitInfo> {
+        self.engine.last_checkpoint()
+    }
+
+    fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.engine.attachment(name)
+    }
+
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        Ok(self.engine.attachment_names())
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        self.engine.verify()
+    }
+
+    fn publish_placed(
+        &mut self,
+        path: &Path,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        let folder = Arc::new(FsFolder::create(path)?);
+        self.unplanned.clear();
+        let schema = self.engine.schema().clone();
+        let publication = Publication { schema, folder, memory: self.aside.clone(), placed };
+        let engine = &mut self.engine;
+        publish_unsorted(publication, attachments, progress, &mut |sink| engine.scan_all(sink))
+    }
+
+    fn stats(&mut self) -> Result<Value> {
+        let (stats, Position { epoch, batch }) = (self.engine.stats(), self.engine.position());
+        let plan = self.engine.plan_stats();
+        let order = json!({
+            "kind": "forward",
+            "epoch": epoch,
+            "batch": batch,
+            "plan": plan,
+            "unplanned_scan_count": self.scan_count,
+        });
+        Ok(json!({
+            "order": order,
+            "steps": stats.step_count,
+            "isa": Kernels::detect().isa().name(),
+            "disk_bytes": stats.file_bytes + plan.file_bytes,
+            "store": stats,
+            "buffer": {},
+            "budget": budget_json(&[self.engine.budget().report(), self.aside.report()]),
+        }))
     }
 }
 

@@ -11,12 +11,11 @@ use crate::window::publish::PublishProgress;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_io::{Folder, FsFolder};
+use tierbed_io::Folder;
 use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
 use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
-use crate::auto::planned::Planned;
 
 /// Sort key: table, use count inverted, row; most significant byte first.
 const KEY_BYTES: usize = 4 + 4 + 8;
@@ -24,42 +23,6 @@ const KEY_BYTES: usize = 4 + 4 + 8;
 const PROGRESS_ROWS: u64 = 1 << 16;
 
 impl AutoEngine {
-    /// Publishes the newest version of every written row to `path`, a new or empty folder,
-    /// together with `attachments`.
-    ///
-    /// # Errors
-    /// As [`crate::window::WindowEngine::publish`].
-    pub fn publish(
-        &mut self,
-        path: &Path,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        self.publish_placed(path, Vec::new(), attachments, progress)
-    }
-
-    /// Publishes as [`publish`](Self::publish); the tables of each of `placed` share pages as it
-    /// says.
-    ///
-    /// # Errors
-    /// As [`crate::window::WindowEngine::publish_placed`].
-    pub fn publish_placed(
-        &mut self,
-        path: &Path,
-        placed: Vec<PlacedTables>,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        if let Some(planned) = self.planned_mut() {
-            let folder = Arc::new(FsFolder::create(path)?);
-            return planned.publish(folder, placed, attachments, progress);
-        }
-        match self.windowed_mut()? {
-            Some(windowed) => windowed.engine.publish_placed(path, placed, attachments, progress),
-            None => Err(lost("no engine")),
-        }
-    }
-
     /// Publishes to `path` what differs from the snapshot at `base`.
     ///
     /// # Errors
@@ -113,22 +76,6 @@ impl AutoEngine {
                 kept::drop_checkpoint(self.folder()?.as_ref(), name)
             }
         }
-    }
-}
-
-impl Planned {
-    fn publish(
-        &mut self,
-        folder: Arc<dyn Folder>,
-        placed: Vec<PlacedTables>,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        self.unplanned.clear();
-        let schema = self.engine.schema().clone();
-        let publication = Publication { schema, folder, memory: self.aside.clone(), placed };
-        let engine = &mut self.engine;
-        publish_unsorted(publication, attachments, progress, &mut |sink| engine.scan_all(sink))
     }
 }
 

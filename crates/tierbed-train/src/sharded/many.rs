@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Error, Poison, Result, Schema, TableId, TableSchema};
+use tierbed_core::{Error, Poison, Result, TableId};
 use tierbed_io::{Folder, FolderLock};
 use tierbed_kernels::{FeaturePlan, Hyper};
 use tierbed_store::shards::{read_file, shard_of_name, ShardsFile};
@@ -14,15 +14,16 @@ use super::part::Parts;
 use super::split::Split;
 use crate::auto::engine::AutoEngine;
 use crate::auto::options::{OnMismatch, Order, OrderConfig};
+use crate::engine::TrainEngine;
 
 /// A store of several shards.
 pub(crate) struct Many {
     pub(super) config: OrderConfig,
-    shard_count: usize,
+    pub(super) shard_count: usize,
     pub(super) site: Option<Site>,
     pub(super) split: Split,
     /// Hyperparameters that no engine has yet, by table.
-    hypers: Vec<Option<Hyper>>,
+    pub(super) hypers: Vec<Option<Hyper>>,
     /// One engine per shard; none until it is clear which tables there are.
     pub(super) engines: Vec<AutoEngine>,
     /// How the plan seen last is divided.
@@ -170,48 +171,6 @@ impl Many {
     fn proposed(&self) -> ShardsFile {
         let Split { schema, shard_of } = self.split.clone();
         ShardsFile { schema, shard_of, currents: Vec::new() }
-    }
-
-    /// Adds a table, or finds the identical one; once the engines are open, in the last shard.
-    ///
-    /// # Errors
-    /// As [`AutoEngine::add_table`].
-    pub(super) fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
-        self.poison.check()?;
-        let mut schema = self.split.schema.clone();
-        let id = schema.add(table.clone())?;
-        if schema.tables().len() == self.split.schema.tables().len() {
-            return Ok(id);
-        }
-        if let Some(last) = self.engines.last_mut() {
-            last.add_table(table)?;
-            self.split.shard_of.push(self.shard_count as u32 - 1);
-        }
-        self.split.schema = schema;
-        self.hypers.push(None);
-        Ok(id)
-    }
-
-    /// Returns the tables.
-    pub(super) fn schema(&self) -> &Schema {
-        &self.split.schema
-    }
-
-    /// Sets the hyperparameters of `table`.
-    ///
-    /// # Errors
-    /// As [`AutoEngine::set_hyper`].
-    pub(super) fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
-        let name = &self.split.schema.table(table)?.name;
-        hyper.check().map_err(|error| error.with("table", name))?;
-        if self.engines.is_empty() {
-            if let Some(place) = self.hypers.get_mut(table.0 as usize) {
-                *place = Some(hyper);
-            }
-            return Ok(());
-        }
-        let (engine, table) = self.engine_of(table)?;
-        engine.set_hyper(table, hyper)
     }
 
     /// Returns the engine that has `table`, and the table's number there.

@@ -17,17 +17,17 @@
 mod council;
 mod crew;
 mod folder;
-mod front;
-mod life;
 mod many;
 mod part;
+mod planning;
 mod split;
+mod stats;
 mod train;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result};
+use tierbed_core::{Error, Result, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_store::kept::finish_restore;
 use tierbed_store::shards::{read_file, SHARDS_MAX};
@@ -37,6 +37,7 @@ use crate::auto::engine::AutoEngine;
 use crate::auto::look::{never_at_rest, read_only, Look, Looking, ATTEMPTS_MAX};
 use crate::auto::moving::has_moved;
 use crate::auto::options::OrderConfig;
+use crate::engine::FollowPlan;
 use crate::folders::check_folder;
 use many::Many;
 
@@ -51,6 +52,22 @@ pub struct ShardedEngine {
 enum Shards {
     One(Box<AutoEngine>),
     Many(Box<Many>),
+}
+
+impl Shards {
+    fn engine(&self) -> &dyn FollowPlan {
+        match self {
+            Self::One(engine) => engine.as_ref(),
+            Self::Many(engine) => engine.as_ref(),
+        }
+    }
+
+    fn engine_mut(&mut self) -> &mut dyn FollowPlan {
+        match self {
+            Self::One(engine) => engine.as_mut(),
+            Self::Many(engine) => engine.as_mut(),
+        }
+    }
 }
 
 impl ShardedEngine {
@@ -93,6 +110,39 @@ impl ShardedEngine {
         }
     }
 
+    /// Returns the engine, for calls that change nothing.
+    #[must_use]
+    pub fn engine(&self) -> &dyn FollowPlan {
+        self.shards.engine()
+    }
+
+    /// Returns the engine, for calls that change no row of the store.
+    pub fn engine_mut(&mut self) -> &mut dyn FollowPlan {
+        self.shards.engine_mut()
+    }
+
+    /// Returns the engine, for calls that change the store.
+    ///
+    /// # Errors
+    /// `Unsupported` when it was opened to be read only.
+    pub fn writable(&mut self) -> Result<&mut dyn FollowPlan> {
+        self.check_writable()?;
+        Ok(self.shards.engine_mut())
+    }
+
+    /// Adds a table, or finds the identical one; see [`TrainEngine::add_table`].
+    ///
+    /// # Errors
+    /// As there; `Unsupported` for a new table of a store opened to be read only.
+    ///
+    /// [`TrainEngine::add_table`]: crate::TrainEngine::add_table
+    pub fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        match self.engine().schema().id_of(&table.name) {
+            Some(_) => self.engine_mut().add_table(table),
+            None => self.writable()?.add_table(table),
+        }
+    }
+
     /// Checks every checksum of the store and of what it keeps; returns the number of pages (or
     /// chunks) checked. A store that is only looked at is opened again when its owner commits
     /// meanwhile.
@@ -101,10 +151,7 @@ impl ShardedEngine {
     /// `Corruption`, naming the first bad place; `Closed` when the owner commits all the time.
     pub fn verify(&mut self) -> Result<u64> {
         for _ in 0..ATTEMPTS_MAX {
-            let verified = match &mut self.shards {
-                Shards::One(engine) => engine.verify(),
-                Shards::Many(engine) => engine.verify(),
-            };
+            let verified = self.engine_mut().verify();
             match (verified, &self.look) {
                 (Err(_), Some(look)) if look.is_outdated()? => {
                     let path = look.path().to_owned();

@@ -1,29 +1,36 @@
-//! Batches in, steps done, by all shards at the same time.
+//! Several shards as one training engine: batches in, steps done by all at the same time.
 //!
 //! Rows belong to one shard, and so does every sum over rows: no number is added across shards,
 //! and the bits are those of one shard. A step changes rows only after every shard has found the
 //! batch to be the one it expects.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::window::update::Grads;
-use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::FeaturePlan;
+use serde_json::Value;
+use tierbed_core::store::{Attachment, CommitInfo};
+use tierbed_core::{Bags, Budget, Result, Schema, TableId, TableSchema};
+use tierbed_io::FsFolder;
+use tierbed_kernels::{FeaturePlan, Grads, Hyper};
+use tierbed_snapshot::{PlacedTables, Report};
 
 use super::crew::together;
 use super::many::Many;
-use super::part::{idle_shard, Part, Parts};
+use super::part::{Part, Parts};
+use super::stats::{no_engine_stats, sum_of_shards};
 use crate::auto::engine::AutoEngine;
-use crate::auto::options::Order;
 use crate::auto::part_bags::PartBags;
-use crate::auto::{Answer, PlanRequest};
+use crate::auto::publish::{publish_unsorted, Publication};
+use crate::engine::{Access, OwnRows, TrainEngine};
+use crate::planned::AnySink;
+use crate::window::publish::PublishProgress;
 
 /// A batch with fewer indices is not worth threads.
 const SMALL_BATCH: usize = 4096;
 
 impl Many {
     /// Does `work` for every shard that `parts` names, with its part and its job.
-    fn each<J: Send, T: Send>(
+    pub(super) fn each<J: Send, T: Send>(
         &mut self,
         parts: &Parts,
         is_small: bool,
@@ -38,8 +45,57 @@ impl Many {
         together(&mut engines, is_small, jobs, |engine, (part, job)| work(engine, part, job))
     }
 
-    /// See [`AutoEngine::lookup`].
-    pub(super) fn lookup(
+    // Copies each shard's bags out of the batch, if every shard expects them.
+    fn expected(&mut self, parts: &Parts, bags: &Bags<'_>) -> Result<Vec<PartBags>> {
+        let jobs = vec![(); parts.of_shards.len()];
+        self.each(parts, is_small(bags), jobs, |engine, part, ()| {
+            let own = PartBags::of_features(bags, &part.features);
+            engine.expect(&part.plan, &own.bags()?)?;
+            Ok(own)
+        })
+    }
+}
+
+impl TrainEngine for Many {
+    fn schema(&self) -> &Schema {
+        &self.split.schema
+    }
+
+    fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        self.poison.check()?;
+        let mut schema = self.split.schema.clone();
+        let id = schema.add(table.clone())?;
+        if schema.tables().len() == self.split.schema.tables().len() {
+            return Ok(id);
+        }
+        if let Some(last) = self.engines.last_mut() {
+            last.add_table(table)?;
+            self.split.shard_of.push(self.shard_count as u32 - 1);
+        }
+        self.split.schema = schema;
+        self.hypers.push(None);
+        Ok(id)
+    }
+
+    fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        let name = &self.split.schema.table(table)?.name;
+        hyper.check().map_err(|error| error.with("table", name))?;
+        if self.engines.is_empty() {
+            if let Some(place) = self.hypers.get_mut(table.0 as usize) {
+                *place = Some(hyper);
+            }
+            return Ok(());
+        }
+        let (engine, table) = self.engine_of(table)?;
+        engine.set_hyper(table, hyper)
+    }
+
+    fn steps_done(&mut self, table: TableId) -> Result<u64> {
+        let (engine, own) = self.engine_of(table)?;
+        engine.steps_done(own)
+    }
+
+    fn lookup(
         &mut self,
         plan: &FeaturePlan,
         bags: &Bags<'_>,
@@ -57,13 +113,7 @@ impl Many {
         self.poison.on_doubt(pooled).map(drop)
     }
 
-    /// See [`AutoEngine::update`]. Any error behind the checks poisons the store.
-    pub(super) fn update(
-        &mut self,
-        plan: &FeaturePlan,
-        bags: &Bags<'_>,
-        grads: Grads<'_>,
-    ) -> Result<()> {
+    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
         self.decide()?;
         plan.check(&self.split.schema, bags, grads.output.len())?;
         grads.check(bags)?;
@@ -87,38 +137,29 @@ impl Many {
         Ok(())
     }
 
-    /// See [`AutoEngine::pass`].
-    pub(super) fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+    fn skip(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
         self.decide()?;
         plan.check(&self.split.schema, bags, plan.output_len(bags))?;
         let parts = self.parts(plan)?;
         let own = self.expected(&parts, bags)?;
         let passed = self.each(&parts, is_small(bags), own, |engine, part, own| {
-            engine.pass(&part.plan, &own.bags()?)
+            engine.skip(&part.plan, &own.bags()?)
         });
         self.poison.on_any(passed).map(drop)
     }
 
-    /// See [`AutoEngine::pass_to`].
-    pub(super) fn pass_to(&mut self, batch: u64) -> Result<()> {
+    fn skip_to(&mut self, batch: u64) -> Result<()> {
         self.decide()?;
         let jobs = vec![(); self.engines.len()];
-        let passed = together(&mut self.engines, false, jobs, |engine, ()| engine.pass_to(batch));
+        let passed = together(&mut self.engines, false, jobs, |engine, ()| engine.skip_to(batch));
         self.poison.on_any(passed).map(drop)
     }
 
-    // Copies each shard's bags out of the batch, if every shard expects them.
-    fn expected(&mut self, parts: &Parts, bags: &Bags<'_>) -> Result<Vec<PartBags>> {
-        let jobs = vec![(); parts.of_shards.len()];
-        self.each(parts, is_small(bags), jobs, |engine, part, ()| {
-            let own = PartBags::of_features(bags, &part.features);
-            engine.expect(&part.plan, &own.bags()?)?;
-            Ok(own)
-        })
+    fn position(&self) -> Option<(u64, u64)> {
+        self.engines.first().and_then(AutoEngine::position)
     }
 
-    /// See [`AutoEngine::prefetch`]: the batches that fit all shards.
-    pub(super) fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
         self.decide()?;
         let parts = self.parts(plan)?;
         let is_planned = self.position().is_some();
@@ -153,105 +194,84 @@ impl Many {
         Ok(fitted)
     }
 
-    /// See [`AutoEngine::end_lookahead`].
-    pub(super) fn end_lookahead(&mut self) {
+    fn end_lookahead(&mut self) {
         self.engines.iter_mut().for_each(AutoEngine::end_lookahead);
         self.ahead.fill(0);
     }
 
-    // ---------------------------------------------------------------- a plan for each shard
-
-    /// See [`AutoEngine::follow`]: all shards follow their part of the plan, or none.
-    pub(super) fn follow(&mut self, plan: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
-        self.decide()?;
-        let parts = self.parts(plan)?;
-        if let Err(error) = idle_shard(&parts, self.shard_count()) {
-            return match self.config.order {
-                Order::Forward => Err(error),
-                _ => Ok(Answer::Refused { reason: error.to_string() }),
-            };
-        }
-        let jobs = || vec![(); parts.of_shards.len()];
-        let has_plan = self
-            .each(&parts, true, jobs(), |engine, part, ()| engine.has_plan(&part.plan, request))?;
-        if has_plan.contains(&false) {
-            return Ok(Answer::PlanNeeded);
-        }
-        let jobs = self.seats().into_iter().zip(self.sizes()).collect();
-        let answers = self.each(&parts, false, jobs, |engine, part, (_seat, size)| {
-            engine.follow(&part.plan, request).map_err(|error| size.name_least(error))
-        });
-        let answers = self.poison.on_doubt(answers);
-        let is_refused = |answer: &&Answer| matches!(answer, Answer::Refused { .. });
-        let refused = answers.as_ref().map(|answers| answers.iter().find(is_refused).cloned());
-        if !matches!(refused, Ok(None)) {
-            // Those that began to follow go back; who has trained stays where it is.
-            self.engines.iter_mut().try_for_each(AutoEngine::undecide)?;
-        }
-        if let Some(refused) = refused.unwrap_or(None) {
-            return Ok(refused);
-        }
-        let mut answers = answers?.into_iter();
-        let first = answers.next().unwrap_or(Answer::PlanNeeded);
-        match answers.all(|answer| answer == first) {
-            true => Ok(first),
-            false => Err(Error::corruption("shards stand at different batches")),
-        }
+    fn rows_of(&mut self, table: TableId, access: Access) -> Result<OwnRows<'_>> {
+        let (engine, own) = self.engine_of(table)?;
+        engine.rows_of(own, access)
     }
 
-    /// See [`AutoEngine::start_plan`].
-    pub(super) fn start_plan(&mut self, plan: &FeaturePlan, request: &PlanRequest) -> Result<()> {
+    fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
         self.decide()?;
-        let parts = self.parts(plan)?;
-        idle_shard(&parts, self.shard_count())?;
-        let jobs = vec![(); parts.of_shards.len()];
-        self.each(&parts, true, jobs, |engine, part, ()| engine.start_plan(&part.plan, request))?;
-        self.planning = Some(parts);
+        for (shard, engine) in self.engines.iter_mut().enumerate() {
+            let tables: Vec<TableId> = self.split.tables_of(shard).map(|(id, _)| id).collect();
+            engine.scan_all(&mut |own, row, record| {
+                let table = tables.get(own.0 as usize).copied().unwrap_or(own);
+                sink(table, row, record)
+            })?;
+        }
         Ok(())
     }
 
-    /// See [`AutoEngine::push_planned`].
-    pub(super) fn push_planned(&mut self, bags: &Bags<'_>) -> Result<()> {
-        let parts = self.planned_parts()?;
-        let whole = &parts.whole;
-        whole.check(&self.split.schema, bags, whole.output_len(bags))?;
-        let jobs = vec![(); parts.of_shards.len()];
-        let pushed = self.each(&parts, is_small(bags), jobs, |engine, part, ()| {
-            engine.push_planned(&PartBags::of_features(bags, &part.features).bags()?)
+    fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        self.decide()?;
+        let shares = std::iter::once(attachments).chain(std::iter::repeat(&[][..]));
+        let jobs = self.seats().into_iter().zip(shares).collect();
+        let made = together(&mut self.engines, false, jobs, |engine, (_seat, attachments)| {
+            engine.checkpoint(name, attachments)
         });
-        if pushed.is_err() {
-            // Some shards have the batch and some have not.
-            self.planning = None;
+        let numbers = self.poison.on_any(made)?;
+        Ok(numbers.first().copied().unwrap_or(0))
+    }
+
+    fn last_checkpoint(&self) -> Option<&CommitInfo> {
+        self.engines.first().and_then(AutoEngine::last_checkpoint)
+    }
+
+    fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.engines.first_mut().map_or(Ok(None), |first| first.attachment(name))
+    }
+
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        self.engines.first().map_or(Ok(Vec::new()), AutoEngine::attachment_names)
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        let jobs = vec![(); self.engines.len()];
+        let counts = together(&mut self.engines, false, jobs, |engine, ()| engine.verify())?;
+        Ok(counts.iter().sum())
+    }
+
+    fn publish_placed(
+        &mut self,
+        path: &Path,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.decide()?;
+        let publication = Publication {
+            schema: self.split.schema.clone(),
+            folder: Arc::new(FsFolder::create(path)?),
+            memory: Budget::new(self.config.aside_bytes()),
+            placed,
+        };
+        publish_unsorted(publication, attachments, progress, &mut |sink| self.scan_all(sink))
+    }
+
+    fn stats(&mut self) -> Result<Value> {
+        if self.engines.is_empty() {
+            return Ok(no_engine_stats());
         }
-        pushed.map(drop)
-    }
-
-    /// See [`AutoEngine::finish_plan`].
-    pub(super) fn finish_plan(&mut self) -> Result<()> {
-        let parts = self.planned_parts()?;
-        self.planning = None;
-        let jobs = vec![(); parts.of_shards.len()];
-        self.each(&parts, false, jobs, |engine, _, ()| engine.finish_plan()).map(drop)
-    }
-
-    fn planned_parts(&self) -> Result<Arc<Parts>> {
-        self.planning.clone().ok_or_else(|| Error::invalid("no plan is being made"))
-    }
-
-    /// See [`AutoEngine::note_reason`].
-    pub(super) fn note_reason(&mut self, reason: &str) {
-        // What is wrong with the tables is told when they are used.
-        if self.decide().is_ok() {
-            self.engines.iter_mut().for_each(|engine| engine.note_reason(reason));
-        }
-    }
-
-    /// See [`AutoEngine::position`].
-    pub(super) fn position(&self) -> Option<(u64, u64)> {
-        self.engines.first().and_then(AutoEngine::position)
+        let stats = self.engines.iter_mut().map(AutoEngine::stats);
+        Ok(sum_of_shards(stats.collect::<Result<Vec<_>>>()?))
     }
 }
 
-fn is_small(bags: &Bags<'_>) -> bool {
+/// Tells whether the work of a batch is not worth threads.
+pub(super) fn is_small(bags: &Bags<'_>) -> bool {
     bags.indices.len() < SMALL_BATCH
 }

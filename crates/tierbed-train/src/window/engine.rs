@@ -12,7 +12,7 @@ use tierbed_kernels::{Hyper, Kernels};
 
 use crate::window::backends::{buffer_bytes_max, open_store};
 use crate::window::kept::finish_restore;
-use crate::window::options::EngineConfig;
+use crate::window::options::WindowConfig;
 use crate::window::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
 use crate::window::scratch::Scratch;
 use crate::window::vocabularies::{Vocabularies, VocabularyStats};
@@ -170,19 +170,23 @@ impl WindowEngine {
     ///
     /// # Errors
     /// `Invalid` for an unknown table or values that are negative or not finite.
+    #[expect(clippy::indexing_slicing, reason = "every table of the schema has hyperparameters")]
     pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
         let name = &self.schema.table(table)?.name;
         hyper.check().map_err(|error| error.with("table", name))?;
-        if let Some(run) = self.tables.get_mut(table.0 as usize) {
-            run.hyper = Hyper { step: run.hyper.step, ..hyper };
-        }
+        let run = &mut self.tables[table.0 as usize];
+        run.hyper = Hyper { step: run.hyper.step, ..hyper };
         Ok(())
     }
 
     /// Returns the hyperparameters of `table`; `step` is the number of steps done.
-    #[must_use]
-    pub fn hyper(&self, table: TableId) -> Option<Hyper> {
-        self.tables.get(table.0 as usize).map(|run| run.hyper)
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table.
+    #[expect(clippy::indexing_slicing, reason = "every table of the schema has a run")]
+    pub fn hyper(&self, table: TableId) -> Result<Hyper> {
+        self.schema.table(table)?;
+        Ok(self.tables[table.0 as usize].hyper)
     }
 
     /// Returns the account of the engine's memory.

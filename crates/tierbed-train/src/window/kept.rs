@@ -10,7 +10,7 @@ use tierbed_core::{Error, Result};
 use tierbed_io::Folder;
 use tierbed_store::{kept, CommitLog};
 
-use crate::window::engine::Engine;
+use crate::window::engine::WindowEngine;
 use crate::window::options::{Backend, WindowConfig};
 
 /// Memory to begin with when a folder is opened to be checked.

@@ -7,7 +7,7 @@
 use tierbed_core::{Bags, Result};
 use tierbed_kernels::{BagRange, Destination, FeaturePlan, Kernels, PoolFeature, Pooling, Rows};
 
-use crate::window::engine::Engine;
+use crate::window::engine::WindowEngine;
 use crate::window::row_buffer::{RowBuffer, Want};
 
 impl WindowEngine {

@@ -79,7 +79,8 @@ impl Backend {
     }
 }
 
-/// Options of an [`WindowEngine`](crate::window::WindowEngine); JSON with these names at the Python border.
+/// Options of a [`WindowEngine`](crate::window::WindowEngine); JSON with these names at the Python
+/// border.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowConfig {

@@ -11,7 +11,7 @@ use tierbed_core::store::Ahead;
 use tierbed_core::{Bags, Result, RowKey};
 use tierbed_kernels::FeaturePlan;
 
-use crate::window::engine::Engine;
+use crate::window::engine::WindowEngine;
 use crate::window::row_buffer::Want;
 
 /// What has been announced, and how much of it used.

@@ -15,7 +15,7 @@ use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::delta::{check_plain, check_successor};
 use tierbed_snapshot::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
-use crate::window::engine::Engine;
+use crate::window::engine::WindowEngine;
 use crate::window::publish_delta::Comparer;
 
 /// Called with (work done, work in all), in rows; `false` stops the publish.

@@ -4,7 +4,8 @@ use tierbed_core::store::{RowWrite, ScanSink};
 use tierbed_core::{Error, Result, RowId, RowKey, TableId, TableSchema};
 use tierbed_kernels::{init_record, Hyper};
 
-use crate::window::engine::Engine;
+use crate::engine::{RowVisitor, TableRows};
+use crate::window::engine::WindowEngine;
 
 /// Rows moved at once.
 const CHUNK_ROWS: usize = 512;
@@ -20,106 +21,39 @@ pub struct NewRows<'a> {
     pub use_counts: Option<&'a [i64]>,
 }
 
-impl WindowEngine {
-    /// Visits rows `first..first + count` of `table` in order, as whole records of words: the
-    /// newest value of rows in memory, on disk, or initial.
-    ///
-    /// # Errors
-    /// `Invalid` when rows are out of range, otherwise the store's.
-    pub fn visit_rows(
+impl TableRows for WindowEngine {
+    fn shape_of(&self, table: TableId) -> Result<TableSchema> {
+        self.schema.table(table).cloned()
+    }
+
+    fn visit_rows(
         &mut self,
         table: TableId,
         first: u64,
         count: usize,
-        visit: &mut dyn FnMut(usize, &[f32]),
+        visit: &mut RowVisitor<'_>,
     ) -> Result<()> {
         self.poison.check()?;
-        let schema = self.schema.clone();
-        let shape = schema.table(table)?;
-        check_range(shape, first, count)?;
-        let mut records = vec![0.0f32; CHUNK_ROWS.min(count.max(1)) * shape.record_words()];
-        let mut keys = Vec::with_capacity(CHUNK_ROWS.min(count));
-        let mut done = 0;
-        while done < count {
-            let now = CHUNK_ROWS.min(count - done);
-            keys.clear();
-            let rows = (0..now as u64).map(|at| first + done as u64 + at);
-            keys.extend(rows.map(|row| RowKey::new(table, RowId(row))));
-            self.copy_records(shape, &keys, &mut records)?;
-            for (at, record) in records.chunks_exact(shape.record_words()).take(now).enumerate() {
-                visit(done + at, record);
-            }
-            done += now;
-        }
-        Ok(())
+        let shape = self.shape_of(table)?;
+        check_range(&shape, first, count)?;
+        self.visit_chunks(&shape, count, &mut |at| RowKey::new(table, RowId(first + at)), visit)
     }
 
-    /// Copies the weights of `rows` (any order, duplicates allowed) into `out`, `[N, D]`.
-    ///
-    /// # Errors
-    /// As [`visit_rows`](Self::visit_rows).
-    pub fn gather_rows(&mut self, table: TableId, rows: &[i64], out: &mut [f32]) -> Result<()> {
+    #[expect(clippy::indexing_slicing, reason = "positions are those of the list")]
+    fn visit_listed(
+        &mut self,
+        table: TableId,
+        rows: &[RowId],
+        visit: &mut RowVisitor<'_>,
+    ) -> Result<()> {
         self.poison.check()?;
-        let schema = self.schema.clone();
-        let shape = schema.table(table)?;
-        let dim = shape.dim as usize;
-        if out.len() != rows.len() * dim {
-            return Err(Error::invalid("output must hold one row per id")
-                .with("rows", rows.len())
-                .with("dim", dim)
-                .with("found_values", out.len()));
-        }
-        let mut records = vec![0.0f32; CHUNK_ROWS * shape.record_words()];
-        for (ids, out) in rows.chunks(CHUNK_ROWS).zip(out.chunks_mut(CHUNK_ROWS * dim)) {
-            let mut keys = Vec::with_capacity(ids.len());
-            for &id in ids {
-                let row =
-                    u64::try_from(id).map_err(|_| tierbed_core::store::out_of_range(shape, id))?;
-                check_range(shape, row, 1)?;
-                keys.push(RowKey::new(table, RowId(row)));
-            }
-            let mut sorted = keys.clone();
-            sorted.sort_unstable();
-            sorted.dedup();
-            self.copy_records(shape, &sorted, &mut records)?;
-            for (key, out) in keys.iter().zip(out.chunks_exact_mut(dim)) {
-                let at = sorted.binary_search(key).unwrap_or(0) * shape.record_words();
-                out.copy_from_slice(records.get(at..at + dim).unwrap_or(&[]));
-            }
-        }
-        Ok(())
+        let shape = self.shape_of(table)?;
+        let key = &mut |at: u64| RowKey::new(table, rows[at as usize]);
+        self.visit_chunks(&shape, rows.len(), key, visit)
     }
 
-    /// Overwrites rows from `first` on: `records` are whole records, one after the other.
-    ///
-    /// # Errors
-    /// As [`visit_rows`](Self::visit_rows).
-    pub fn write_records(&mut self, table: TableId, first: u64, records: &[f32]) -> Result<()> {
-        self.poison.check()?;
-        let schema = self.schema.clone();
-        let shape = schema.table(table)?;
-        let words = shape.record_words();
-        assert!(records.len().is_multiple_of(words), "whole records");
-        check_range(shape, first, records.len() / words)?;
-        let mut on_disk = Vec::new();
-        for (row, record) in (first..).zip(records.chunks_exact(words)) {
-            let key = RowKey::new(table, RowId(row));
-            match self.buffer.as_mut().and_then(|buffer| buffer.peek_mut(key)) {
-                Some(place) => place.copy_from_slice(record),
-                None => on_disk.push(RowWrite { key, record: bytemuck::cast_slice(record) }),
-            }
-        }
-        self.store.write(&on_disk)
-    }
-
-    /// Overwrites rows from `first` on.
-    ///
-    /// # Errors
-    /// As [`visit_rows`](Self::visit_rows); `Invalid` for a use count that is none.
-    ///
-    /// # Panics
-    /// When the parts of `rows` are not of as many rows.
-    pub fn write_rows(&mut self, table: TableId, first: u64, rows: NewRows<'_>) -> Result<()> {
+    #[expect(clippy::indexing_slicing, reason = "parts are of as many rows, as asserted")]
+    fn write_rows(&mut self, table: TableId, first: u64, rows: NewRows<'_>) -> Result<()> {
         self.poison.check()?;
         let schema = self.schema.clone();
         let shape = schema.table(table)?;
@@ -138,25 +72,69 @@ impl WindowEngine {
             for (at, record) in records.chunks_exact_mut(words).take(now).enumerate() {
                 let row = done + at;
                 init_record(shape, first + row as u64, record);
-                let uses = use_counts.and_then(|counts| counts.get(row));
-                let uses = uses.map(|&uses| count_word(uses)).transpose()?;
-                let state =
-                    state.and_then(|all| all.get(row * state_words..(row + 1) * state_words));
-                let weights = weights.get(row * dim..(row + 1) * dim);
-                let parts =
-                    [(0, weights), (dim, state), (words - 1, uses.as_ref().map(|w| &w[..]))];
-                for (from, part) in parts {
-                    let Some(part) = part else { continue };
-                    if let Some(place) = record.get_mut(from..from + part.len()) {
-                        place.copy_from_slice(part);
-                    }
+                record[..dim].copy_from_slice(&weights[row * dim..(row + 1) * dim]);
+                if let Some(state) = state {
+                    let own = &state[row * state_words..(row + 1) * state_words];
+                    record[dim..words - 1].copy_from_slice(own);
+                }
+                if let Some(counts) = use_counts {
+                    record[words - 1] = count_word(counts[row])?;
                 }
             }
-            let filled = records.get(..now * words).unwrap_or(&[]);
-            self.write_records(table, first + done as u64, filled)?;
+            self.write_records(table, first + done as u64, &records[..now * words])?;
             done += now;
         }
         Ok(())
+    }
+
+    fn set_steps_done(&mut self, table: TableId, steps: u64) -> Result<()> {
+        let hyper = self.hyper(table)?;
+        self.take_over_run(table, Hyper { step: steps, ..hyper })
+    }
+}
+
+impl WindowEngine {
+    // Visits `count` rows, whose keys increase, in chunks.
+    fn visit_chunks(
+        &mut self,
+        shape: &TableSchema,
+        count: usize,
+        key: &mut dyn FnMut(u64) -> RowKey,
+        visit: &mut RowVisitor<'_>,
+    ) -> Result<()> {
+        let chunk_rows = CHUNK_ROWS.min(count.max(1));
+        let mut records = vec![0.0f32; chunk_rows * shape.record_words()];
+        for done in (0..count).step_by(chunk_rows) {
+            let now = chunk_rows.min(count - done);
+            let keys: Vec<RowKey> = (done as u64..(done + now) as u64).map(&mut *key).collect();
+            self.copy_records(shape, &keys, &mut records)?;
+            for (at, record) in records.chunks_exact(shape.record_words()).take(now).enumerate() {
+                visit(done + at, record);
+            }
+        }
+        Ok(())
+    }
+
+    /// Overwrites rows from `first` on: `records` are whole records, one after the other.
+    ///
+    /// # Errors
+    /// As [`write_rows`](TableRows::write_rows).
+    pub fn write_records(&mut self, table: TableId, first: u64, records: &[f32]) -> Result<()> {
+        self.poison.check()?;
+        let schema = self.schema.clone();
+        let shape = schema.table(table)?;
+        let words = shape.record_words();
+        assert!(records.len().is_multiple_of(words), "whole records");
+        check_range(shape, first, records.len() / words)?;
+        let mut on_disk = Vec::new();
+        for (row, record) in (first..).zip(records.chunks_exact(words)) {
+            let key = RowKey::new(table, RowId(row));
+            match self.buffer.as_mut().and_then(|buffer| buffer.peek_mut(key)) {
+                Some(place) => place.copy_from_slice(record),
+                None => on_disk.push(RowWrite { key, record: bytemuck::cast_slice(record) }),
+            }
+        }
+        self.store.write(&on_disk)
     }
 
     /// Visits every written row of `table` in row order, as row id and record bytes.
@@ -187,15 +165,15 @@ impl WindowEngine {
     ///
     /// # Errors
     /// `Invalid` for an unknown table or values that are negative or not finite.
+    #[expect(clippy::indexing_slicing, reason = "every table of the schema has a run")]
     pub fn take_over_run(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
         self.set_hyper(table, hyper)?;
-        if let Some(run) = self.tables.get_mut(table.0 as usize) {
-            run.hyper.step = hyper.step;
-        }
+        self.tables[table.0 as usize].hyper.step = hyper.step;
         Ok(())
     }
 
     // Copies the records of `keys` (increasing, one table) to `out`.
+    #[expect(clippy::indexing_slicing, reason = "a store answers the keys asked for")]
     fn copy_records(
         &mut self,
         shape: &TableSchema,
@@ -212,8 +190,8 @@ impl WindowEngine {
         }
         let wanted: Vec<RowKey> = absent.iter().map(|(_, key)| *key).collect();
         self.store.read(&wanted, &mut |position, record| {
-            let Some(&(at, key)) = absent.get(position) else { return Ok(()) };
-            let Some(place) = out.get_mut(at * words..(at + 1) * words) else { return Ok(()) };
+            let (at, key) = absent[position];
+            let place = &mut out[at * words..(at + 1) * words];
             match record {
                 Some(bytes) => bytemuck::cast_slice_mut(place).copy_from_slice(bytes),
                 None => init_record(shape, key.row.0, place),
@@ -224,10 +202,10 @@ impl WindowEngine {
 }
 
 /// Returns the last word of a record that was used so often.
-fn count_word(uses: i64) -> Result<[f32; 1]> {
+fn count_word(uses: i64) -> Result<f32> {
     let uses = u32::try_from(uses);
     let uses = uses.map_err(|_| Error::invalid("a use count is below 2^32, and not negative"))?;
-    Ok([f32::from_bits(uses)])
+    Ok(f32::from_bits(uses))
 }
 
 fn check_range(table: &TableSchema, first: u64, count: usize) -> Result<()> {

@@ -11,7 +11,7 @@ use tierbed_kernels::{
     Feature, FeaturePlan, Groups, Kernels, Occurrence, Pooling, Prepared, Upstream,
 };
 
-use crate::window::engine::Engine;
+use crate::window::engine::WindowEngine;
 use crate::window::row_buffer::{RowBuffer, Want};
 use crate::window::scratch::{Scratch, Use};
 

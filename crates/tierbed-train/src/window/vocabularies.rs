@@ -1,7 +1,7 @@
 //! Raw ids in, rows out: the open tables of an engine.
 //!
-//! [`WindowEngine::translate`] turns the ids of a batch into rows once; lookup, update, prefetch, and
-//! the plans of the forward order then see dense tables. Only translating *for training* counts
+//! [`WindowEngine::translate`] turns the ids of a batch into rows once; lookup, update, prefetch,
+//! and the plans of the forward order then see dense tables. Only translating *for training* counts
 //! appearances and gives rows; translating to *find* changes nothing, so looking ahead cannot
 //! change which row an id gets. Index pages are rows of hidden tables in the same store: one
 //! commit holds both (`tierbed-vocab`).
@@ -15,8 +15,8 @@ use tierbed_vocab::{
     Evicted, PageCache, Policy, Scratch, State, Vocabulary, BATCH_BYTES_PER_INDEX,
 };
 
-use crate::window::engine::Engine;
-use crate::window::options::EngineConfig;
+use crate::window::engine::WindowEngine;
+use crate::window::options::WindowConfig;
 
 /// Rows of an open table at first.
 const ROWS_MIN: u64 = 1024;

@@ -13,7 +13,7 @@ use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::Backend;
-use tierbed_train::{Answer, Order, OrderConfig, PlanRequest, ShardedEngine};
+use tierbed_train::{Access, Answer, Order, OrderConfig, PlanRequest, ShardedEngine};
 
 /// Tables, features and batches.
 pub(crate) struct Run {
@@ -87,7 +87,7 @@ impl Run {
         for at in 0..self.tables.len() {
             let id = engine.add_table(self.table(at))?;
             assert_eq!(id, TableId(at as u32));
-            engine.set_hyper(id, Hyper { lr: 0.05, ..Hyper::default() })?;
+            engine.engine_mut().set_hyper(id, Hyper { lr: 0.05, ..Hyper::default() })?;
         }
         Ok(engine)
     }
@@ -101,20 +101,20 @@ impl Run {
     pub(crate) fn plan(&self, engine: &ShardedEngine) -> FeaturePlan {
         let features: Vec<_> =
             self.features.iter().map(|&(table, pooling)| (TableId(table), pooling)).collect();
-        FeaturePlan::new(engine.schema(), &features).unwrap()
+        FeaturePlan::new(engine.engine().schema(), &features).unwrap()
     }
 
     /// Makes `engine` follow the plan of an epoch, which is made if there is none.
     pub(crate) fn follow(&self, engine: &mut ShardedEngine) -> Result<()> {
         let plan = self.plan(engine);
         let request = PlanRequest { source: "epoch".to_owned(), window_batches_max: 3 };
-        if engine.follow(&plan, &request)? == Answer::PlanNeeded {
-            engine.start_plan(&plan, &request)?;
+        if engine.writable()?.follow(&plan, &request)? == Answer::PlanNeeded {
+            engine.writable()?.start_plan(&plan, &request)?;
             for step in 0..self.batches {
-                engine.push_planned(&self.batch(step).bags())?;
+                engine.writable()?.push_planned(&self.batch(step).bags())?;
             }
-            engine.finish_plan()?;
-            let answer = engine.follow(&plan, &request)?;
+            engine.writable()?.finish_plan()?;
+            let answer = engine.writable()?.follow(&plan, &request)?;
             assert!(matches!(answer, Answer::Following { .. }), "{answer:?}");
         }
         Ok(())
@@ -126,12 +126,12 @@ impl Run {
         let (plan, batch) = (self.plan(engine), self.batch(step));
         let bags = batch.bags();
         let mut output = vec![f32::NAN; plan.output_len(&bags)];
-        engine.lookup(&plan, &bags, &mut output, true)?;
+        engine.engine_mut().lookup(&plan, &bags, &mut output, true)?;
         // A gradient that depends on the output: any difference spreads.
         let grad: Vec<f32> = output.iter().map(|value| value * 0.3 + 0.01).collect();
         let mut weights = vec![0.0; if self.is_weighted { bags.indices.len() } else { 0 }];
         let weights_grad = self.is_weighted.then_some(weights.as_mut_slice());
-        engine.update(&plan, &bags, Grads { output: &grad, weights: weights_grad })?;
+        engine.writable()?.update(&plan, &bags, Grads { output: &grad, weights: weights_grad })?;
         Ok(output.iter().chain(&weights).map(|value| value.to_bits()).collect())
     }
 
@@ -141,7 +141,8 @@ impl Run {
         for (at, &(_, row_count)) in self.tables.iter().enumerate() {
             let mut of_table = vec![Vec::new(); row_count as usize];
             // Along a plan a row may be visited twice; the last visit counts.
-            engine.visit_rows(TableId(at as u32), 0, row_count as usize, &mut |row, record| {
+            let own = engine.engine_mut().rows_of(TableId(at as u32), Access::Read)?;
+            own.engine.visit_rows(own.table, 0, row_count as usize, &mut |row, record| {
                 of_table[row] = record.iter().map(|word| word.to_bits()).collect();
             })?;
             records.append(&mut of_table);
@@ -151,11 +152,11 @@ impl Run {
 
     pub(crate) fn checkpoint(&self, engine: &mut ShardedEngine, steps: u64) -> Result<()> {
         let bytes = steps.to_le_bytes();
-        engine.checkpoint("c", &[Attachment { name: "steps", bytes: &bytes }]).map(drop)
+        engine.writable()?.checkpoint("c", &[Attachment { name: "steps", bytes: &bytes }]).map(drop)
     }
 
     pub(crate) fn steps_done(&self, engine: &mut ShardedEngine) -> Result<u64> {
-        let steps = engine.attachment("steps")?;
+        let steps = engine.engine_mut().attachment("steps")?;
         Ok(steps.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap())))
     }
 }

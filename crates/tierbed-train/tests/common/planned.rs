@@ -14,6 +14,7 @@ use tierbed_train::planned::{
     Grads, Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
 };
 use tierbed_train::window::{WindowConfig, WindowEngine};
+use tierbed_train::TableRows;
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
 #[derive(Debug, Clone)]
@@ -183,9 +184,12 @@ impl Job {
     pub(crate) fn records(&self, engine: &mut PlannedEngine) -> Result<Vec<u32>> {
         let mut words = Vec::new();
         for (at, (_, rows)) in self.tables.iter().enumerate() {
-            engine.visit_rows(TableId(at as u32), 0, *rows as usize, &mut |_, record| {
-                words.extend(record.iter().map(|word| word.to_bits()));
+            let mut of_table = vec![Vec::new(); *rows as usize];
+            // A row that was used is visited twice: the last visit counts.
+            engine.visit_rows(TableId(at as u32), 0, *rows as usize, &mut |row, record| {
+                of_table[row] = record.iter().map(|word| word.to_bits()).collect();
             })?;
+            words.extend(of_table.concat());
         }
         Ok(words)
     }

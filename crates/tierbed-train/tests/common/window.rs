@@ -8,6 +8,7 @@ use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{FeaturePlan, Hyper, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::TableRows;
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
 #[derive(Debug, Clone)]

@@ -283,19 +283,29 @@ impl PlannedEngine {
     ///
     /// # Errors
     /// `Invalid` for an unknown table or values that are negative or not finite.
+    #[expect(clippy::indexing_slicing, reason = "every table of the schema has hyperparameters")]
     pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
         let name = &self.schema.table(table)?.name;
         hyper.check().map_err(|error| error.with("table", name))?;
-        if let Some(run) = self.hypers.get_mut(table.0 as usize) {
-            *run = Hyper { step: run.step, ..hyper };
-        }
+        let run = &mut self.hypers[table.0 as usize];
+        *run = Hyper { step: run.step, ..hyper };
         Ok(())
     }
 
     /// Returns the hyperparameters of `table`; `step` is the number of steps done.
+    ///
+    /// # Errors
+    /// `Invalid` for an unknown table.
+    #[expect(clippy::indexing_slicing, reason = "every table of the schema has hyperparameters")]
+    pub fn hyper(&self, table: TableId) -> Result<Hyper> {
+        self.schema.table(table)?;
+        Ok(self.hypers[table.0 as usize])
+    }
+
+    /// Returns the hyperparameters of every table.
     #[must_use]
-    pub fn hyper(&self, table: TableId) -> Option<Hyper> {
-        self.hypers.get(table.0 as usize).copied()
+    pub fn hypers(&self) -> &[Hyper] {
+        &self.hypers
     }
 
     /// Returns the account of the engine's memory.

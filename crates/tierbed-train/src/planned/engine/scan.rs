@@ -5,17 +5,19 @@
 //! sequential pass whatever the number of rows asked for.
 
 use tierbed_core::store::out_of_range;
-use tierbed_core::{Error, Result, RowId, TableId};
+use tierbed_core::{Error, Result, RowId, TableId, TableSchema};
 use tierbed_kernels::init_record;
 
 use super::dump::DUMP_BUF_BYTES;
 use super::gather::{Gather, GATHER_BYTES_MAX};
 use super::PlannedEngine;
+use crate::engine::{RowVisitor, TableRows};
 use crate::planned::plan::WindowPlan;
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::parking::open_parked;
 use crate::planned::store::shelf::{check_chunk, open_chunk};
 use crate::planned::store::window::Spot;
+use crate::window::rows::NewRows;
 
 /// Takes the rows of a scan over all tables: table, row id, whole record.
 pub type AnySink<'a> = dyn FnMut(TableId, RowId, &[f32]) -> Result<()> + 'a;
@@ -159,95 +161,68 @@ impl PlannedEngine {
         ferry.settle()?;
         ferry.disk.finish_writes()
     }
+}
 
-    /// Visits rows `first..first + count` of `table` in order, as whole records of words: the
-    /// newest value of rows ever used, else the initial one. Reads everything once per piece of
-    /// rows that fits the unreserved memory.
-    ///
-    /// # Errors
-    /// `Invalid` when rows are out of range, otherwise as [`scan`](Self::scan).
-    pub fn visit_rows(
+impl TableRows for PlannedEngine {
+    fn shape_of(&self, table: TableId) -> Result<TableSchema> {
+        self.schema.table(table).cloned()
+    }
+
+    fn visit_rows(
         &mut self,
         table: TableId,
         first: u64,
         count: usize,
-        visit: &mut dyn FnMut(usize, &[f32]),
+        visit: &mut RowVisitor<'_>,
     ) -> Result<()> {
-        let schema = self.schema.clone();
-        let shape = schema.table(table)?;
+        let shape = self.shape_of(table)?;
         let end = first.checked_add(count as u64).filter(|&end| end <= shape.row_count);
         if end.is_none() {
             let range = format_args!("{first}..{}", first.saturating_add(count as u64)).to_string();
-            return Err(out_of_range(shape, range));
+            return Err(out_of_range(&shape, range));
         }
-        let words = shape.record_words();
-        let free_rows = self.budget.free_bytes() / 2 / shape.record_bytes() as u64;
-        let piece_rows = (free_rows.max(1) as usize).min(count.max(1));
-        let bytes = (piece_rows * shape.record_bytes()) as u64;
-        let _memory = self.budget.reserve("visit buffer", bytes)?;
-        let mut records = vec![0.0f32; piece_rows * words];
-        for done in (0..count).step_by(piece_rows) {
-            let piece_first = first + done as u64;
-            let now = piece_rows.min(count - done);
-            for (row, record) in (piece_first..).zip(records.chunks_exact_mut(words).take(now)) {
-                init_record(shape, row, record);
-            }
-            self.scan(table, &mut |row, record| {
-                let nth = row.0.wrapping_sub(piece_first);
-                if nth < now as u64 {
-                    let start = nth as usize * words;
-                    if let Some(place) = records.get_mut(start..start + words) {
-                        place.copy_from_slice(record);
-                    }
-                }
-                Ok(())
-            })?;
-            for (at, record) in records.chunks_exact(words).take(now).enumerate() {
-                visit(done + at, record);
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies the weights of `rows` (any order, duplicates allowed) into `out`, `[N, D]`, in one
-    /// pass over everything.
-    ///
-    /// # Errors
-    /// As [`visit_rows`](Self::visit_rows).
-    pub fn gather_rows(&mut self, table: TableId, rows: &[i64], out: &mut [f32]) -> Result<()> {
-        let schema = self.schema.clone();
-        let shape = schema.table(table)?;
-        let dim = shape.dim as usize;
-        if out.len() != rows.len() * dim {
-            return Err(Error::invalid("output must hold one row per id")
-                .with("rows", rows.len())
-                .with("dim", dim)
-                .with("found_values", out.len()));
-        }
-        let mut wanted = Vec::with_capacity(rows.len());
-        for (at, &row) in rows.iter().enumerate() {
-            let known = u64::try_from(row).ok().filter(|&row| row < shape.row_count);
-            wanted.push((known.ok_or_else(|| out_of_range(shape, row))?, at));
-        }
-        wanted.sort_unstable();
-        let mut fresh = vec![0.0; shape.record_words()];
-        for &(row, at) in &wanted {
-            init_record(shape, row, &mut fresh);
-            let weights = fresh.get(..dim).unwrap_or(&[]);
-            if let Some(place) = out.get_mut(at * dim..(at + 1) * dim) {
-                place.copy_from_slice(weights);
-            }
+        let mut record = vec![0.0; shape.record_words()];
+        for (at, row) in (0..count).zip(first..) {
+            init_record(&shape, row, &mut record);
+            visit(at, &record);
         }
         self.scan(table, &mut |row, record| {
-            let first = wanted.partition_point(|&(known, _)| known < row.0);
-            let places = wanted.get(first..).unwrap_or(&[]).iter();
-            for &(_, at) in places.take_while(|(known, _)| *known == row.0) {
-                if let Some(place) = out.get_mut(at * dim..(at + 1) * dim) {
-                    place.copy_from_slice(record.get(..dim).unwrap_or(&[]));
-                }
+            let at = row.0.wrapping_sub(first);
+            if at < count as u64 {
+                visit(at as usize, record);
             }
             Ok(())
         })
+    }
+
+    fn visit_listed(
+        &mut self,
+        table: TableId,
+        rows: &[RowId],
+        visit: &mut RowVisitor<'_>,
+    ) -> Result<()> {
+        let shape = self.shape_of(table)?;
+        let mut record = vec![0.0; shape.record_words()];
+        for (at, row) in rows.iter().enumerate() {
+            init_record(&shape, row.0, &mut record);
+            visit(at, &record);
+        }
+        self.scan(table, &mut |row, record| {
+            if let Ok(at) = rows.binary_search(&row) {
+                visit(at, record);
+            }
+            Ok(())
+        })
+    }
+
+    fn write_rows(&mut self, _table: TableId, _first: u64, _rows: NewRows<'_>) -> Result<()> {
+        Err(Error::invalid("rows in forward order are not written by number")
+            .with("remedy", "write them before training, or open with order=\"window\""))
+    }
+
+    fn set_steps_done(&mut self, _table: TableId, _steps: u64) -> Result<()> {
+        Err(Error::invalid("steps along a plan are those of its checkpoint")
+            .with("remedy", "set them before training, or open with order=\"window\""))
     }
 }
 

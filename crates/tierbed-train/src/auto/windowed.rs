@@ -1,0 +1,165 @@
+//! The window engine behind the automatic choice, and what it knows of the order left.
+
+use std::path::Path;
+
+use serde_json::{json, Value};
+use tierbed_core::store::{Attachment, CommitInfo};
+use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
+use tierbed_kernels::{FeaturePlan, Grads, Hyper};
+use tierbed_snapshot::{PlacedTables, Report};
+use tierbed_store::CommitLog;
+
+use crate::auto::stats::budget_json;
+use crate::auto::tables::Tables;
+use crate::engine::{Access, OwnRows, TrainEngine};
+use crate::planned::AnySink;
+use crate::window::publish::PublishProgress;
+use crate::window::vocabularies::VocabularyStats;
+use crate::window::WindowEngine;
+
+/// The engine that needs no plan.
+pub(crate) struct Windowed {
+    pub(crate) engine: WindowEngine,
+    /// Nothing was written, so that another order may still be chosen.
+    pub(crate) is_untouched: bool,
+    /// Last checkpoint of the order left, until there is one of this engine.
+    pub(crate) past: Option<CommitLog>,
+}
+
+impl Windowed {
+    /// Returns the tables and their hyperparameters.
+    ///
+    /// # Errors
+    /// None for tables of the engine.
+    pub(crate) fn tables(&self) -> Result<Tables> {
+        let schema = self.engine.schema().clone();
+        let ids = (0..schema.tables().len() as u32).map(TableId);
+        let hypers = ids.map(|id| self.engine.hyper(id)).collect::<Result<_>>()?;
+        Ok(Tables { schema, hypers })
+    }
+}
+
+impl TrainEngine for Windowed {
+    fn schema(&self) -> &Schema {
+        self.engine.schema()
+    }
+
+    fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        self.engine.add_table(table)
+    }
+
+    fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
+        self.engine.set_hyper(table, hyper)
+    }
+
+    fn steps_done(&mut self, table: TableId) -> Result<u64> {
+        Ok(self.engine.hyper(table)?.step)
+    }
+
+    fn lookup(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+        _is_training: bool,
+    ) -> Result<()> {
+        self.engine.lookup(plan, bags, out)
+    }
+
+    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+        self.is_untouched = false;
+        self.engine.update(plan, bags, grads)
+    }
+
+    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+        self.engine.prefetch(plan, batches)
+    }
+
+    fn end_lookahead(&mut self) {
+        self.engine.end_lookahead();
+    }
+
+    fn rows_of(&mut self, table: TableId, access: Access) -> Result<OwnRows<'_>> {
+        self.engine.schema().table(table)?;
+        if access != Access::Read {
+            self.is_untouched = false;
+        }
+        Ok(OwnRows { engine: &mut self.engine, table })
+    }
+
+    fn scan_all(&mut self, sink: &mut AnySink<'_>) -> Result<()> {
+        let mut record = Vec::new();
+        for table in (0..self.engine.schema().tables().len() as u32).map(TableId) {
+            self.engine.scan_rows(table, &mut |row, bytes| {
+                record.clear();
+                record.extend(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)));
+                sink(table, row, &record)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        self.is_untouched = false;
+        let number = self.engine.checkpoint(name, attachments)?;
+        self.past = None;
+        Ok(number)
+    }
+
+    fn last_checkpoint(&self) -> Option<&CommitInfo> {
+        self.engine.last_checkpoint().or(self.past.as_ref().and_then(CommitLog::info))
+    }
+
+    fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        match &self.past {
+            Some(past) => past.attachment(name),
+            None => self.engine.attachment(name),
+        }
+    }
+
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        match &self.past {
+            Some(past) => Ok(callers_names(past)),
+            None => self.engine.attachment_names(),
+        }
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        self.engine.verify()
+    }
+
+    fn publish_placed(
+        &mut self,
+        path: &Path,
+        placed: Vec<PlacedTables>,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.engine.publish_placed(path, placed, attachments, progress)
+    }
+
+    fn stats(&mut self) -> Result<Value> {
+        let stats = self.engine.stats();
+        Ok(json!({
+            "order": {"kind": "window"},
+            "steps": stats.step_count,
+            "isa": stats.isa,
+            "disk_bytes": stats.store.disk_bytes,
+            "store": stats.store,
+            "buffer": stats.buffer,
+            "vocabularies": stats.vocabularies,
+            "budget": budget_json(&[self.engine.budget().report()]),
+        }))
+    }
+
+    fn vocabularies(&self) -> VocabularyStats {
+        self.engine.stats().vocabularies
+    }
+}
+
+/// Returns the names of the caller's attachments in the commit of `log` that is in force.
+pub(crate) fn callers_names(log: &CommitLog) -> Vec<String> {
+    let mut names = log.attachment_names();
+    names.retain(|name| !name.starts_with('_'));
+    names
+}
