@@ -10,6 +10,8 @@
 //! table 0: | code of row first | code of the next | ...      code_bytes apart, in large pages
 //! ```
 
+#![expect(clippy::indexing_slicing, reason = "the batch was checked, and its tables found")]
+
 use std::ops::Range;
 
 use tierbed_core::store::out_of_range;
@@ -228,7 +230,7 @@ impl CodedTables {
     fn find(&self, plan: &FeaturePlan, bags: &Bags<'_>, starts: &mut Vec<usize>) -> Result<()> {
         for (at, feature) in plan.features().iter().enumerate() {
             let held = self.held(feature.table)?;
-            for &id in bags.indices.get(plan.range(bags, at)).unwrap_or(&[]) {
+            for &id in &bags.indices[plan.range(bags, at)] {
                 let Some(bytes) = held.bytes_of(id.unsigned_abs(), 1) else {
                     let error = self.not_held(feature.table, id.unsigned_abs(), 1);
                     return Err(error.with("feature", at));
@@ -249,14 +251,14 @@ impl CodedTables {
         let mut first = 0;
         let mut features = Vec::with_capacity(plan.features().len());
         for (at, feature) in plan.features().iter().enumerate() {
-            let Some(held) = self.tables.get(feature.table.0 as usize) else { continue };
+            let held = &self.tables[feature.table.0 as usize];
             let range = plan.range(bags, at);
             let end = first + range.len();
             let codes = Codes {
                 codec: &held.codec,
                 arena: held.codes(),
-                starts: starts.get(first..end).unwrap_or(&[]),
-                weights: bags.weights.and_then(|weights| weights.get(range)),
+                starts: &starts[first..end],
+                weights: bags.weights.map(|weights| &weights[range]),
             };
             first = end;
             let (offsets, pooling) = (bags.feature_offsets(at), feature.pooling);

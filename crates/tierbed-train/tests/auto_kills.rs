@@ -17,7 +17,6 @@ use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Pooling};
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
 use tierbed_store::CommitLog;
-use tierbed_store::CommitLog;
 use tierbed_train::window::update::Grads;
 use tierbed_train::{
     Access, Answer, AutoEngine, FollowPlan, Order, OrderConfig, PlanRequest, TrainEngine,

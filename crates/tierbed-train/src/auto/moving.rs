@@ -4,6 +4,8 @@
 //! The engine has a folder inside the store's: its first checkpoint puts it in force, and until
 //! then a crash reopens at the last checkpoint along the plan. Nothing is changed in place.
 
+#![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
+
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
@@ -146,7 +148,7 @@ fn sort_all(planned: &mut Planned, folder: &Arc<dyn Folder>) -> Result<(SortedRe
     let record_bytes = engine.schema().tables().iter().map(|table| table.record_bytes()).max();
     let options = SorterOptions {
         key_bytes: KEY_BYTES,
-        payload_bytes: record_bytes.unwrap_or(0),
+        payload_bytes: record_bytes.ok_or_else(|| Error::invalid("the store has no table"))?,
         memory_bytes: aside.free_bytes().max(MEMORY_BYTES_MIN),
         scratch_name: format!("{PLAN_PREFIX}moving"),
     };
@@ -169,9 +171,7 @@ fn push_rows(
         let bytes = table.0.to_be_bytes().into_iter().chain(row.0.to_be_bytes());
         key.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
         let record: &[u8] = bytemuck::cast_slice(record);
-        if let Some(place) = payload.get_mut(..record.len()) {
-            place.copy_from_slice(record);
-        }
+        payload[..record.len()].copy_from_slice(record);
         *row_count += 1;
         sorter.push(&key, payload)
     })
@@ -189,17 +189,14 @@ fn write_sorted(
             let key = key_of(record.key)?;
             let record_bytes = schema.table(key.table)?.record_bytes();
             keys.push(key);
-            bytes.extend_from_slice(record.payload.get(..record_bytes).unwrap_or(&[]));
+            bytes.extend_from_slice(&record.payload[..record_bytes]);
             ends.push(bytes.len());
         }
         if keys.len() == CHUNK_ROWS || next.is_none() {
             let starts = std::iter::once(&0).chain(&ends);
             let parts = keys.iter().zip(starts.zip(&ends));
             let rows: Vec<RowWrite<'_>> = parts
-                .map(|(&key, (&start, &end))| RowWrite {
-                    key,
-                    record: bytes.get(start..end).unwrap_or(&[]),
-                })
+                .map(|(&key, (&start, &end))| RowWrite { key, record: &bytes[start..end] })
                 .collect();
             engine.take_over_rows(&rows)?;
             keys.clear();

@@ -1,5 +1,7 @@
 //! A part of a batch: the bags of some samples, or of some features.
 
+#![expect(clippy::indexing_slicing, reason = "offsets of checked bags lie within their indices")]
+
 use std::ops::Range;
 
 use tierbed_core::{Bags, Result};
@@ -24,7 +26,7 @@ impl PartBags {
         let mut part = Self::new(bags, bags.feature_count);
         for feature in 0..bags.feature_count {
             let offsets = bags.feature_offsets(feature);
-            part.push(bags, offsets.get(samples.start..=samples.end).unwrap_or(&[]));
+            part.push(bags, &offsets[samples.start..=samples.end]);
         }
         part
     }
@@ -41,14 +43,14 @@ impl PartBags {
 
     // Bags that lie one behind the other, by their bounds.
     fn push(&mut self, bags: &Bags<'_>, bounds: &[i64]) {
-        let (Some(&first), Some(&last)) = (bounds.first(), bounds.last()) else { return };
+        let (first, last) = (bounds[0], bounds[bounds.len() - 1]);
         let moved_by = self.indices.len() as i64 - first;
         self.offsets.extend(bounds.iter().skip(1).map(|&bound| bound + moved_by));
         let range = first as usize..last as usize;
         if let (Some(into), Some(all)) = (&mut self.weights, bags.weights) {
-            into.extend(all.get(range.clone()).unwrap_or(&[]));
+            into.extend(&all[range.clone()]);
         }
-        self.indices.extend(bags.indices.get(range).unwrap_or(&[]));
+        self.indices.extend(&bags.indices[range]);
     }
 
     /// Returns the bags.

@@ -3,6 +3,8 @@
 //! Along a plan rows come in no order, so all of them are sorted at once, by table, use count and
 //! row, in the memory kept aside.
 
+#![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -96,7 +98,7 @@ pub(crate) fn publish_unsorted(
 ) -> Result<Report> {
     let Publication { schema, folder, memory, placed } = publication;
     let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
-    let dim_of = |table: TableId| dims.get(table.0 as usize).copied().unwrap_or(0);
+    let dim_of = |table: TableId| dims[table.0 as usize];
     let target = Arc::clone(&folder);
     let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &memory)?;
     let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
@@ -114,11 +116,9 @@ pub(crate) fn publish_unsorted(
     let mut sorter = ExternalSorter::new(Arc::clone(&folder), &options, &memory)?;
     let (mut seen, mut payload) = (0u64, vec![0; options.payload_bytes]);
     scan(&mut |table, row, record| {
-        let count = record.last().map_or(0, |word| word.to_bits());
-        let weights: &[u8] = bytemuck::cast_slice(record.get(..dim_of(table)).unwrap_or(&[]));
-        if let Some(place) = payload.get_mut(..weights.len()) {
-            place.copy_from_slice(weights);
-        }
+        let count = record[record.len() - 1].to_bits();
+        let weights: &[u8] = bytemuck::cast_slice(&record[..dim_of(table)]);
+        payload[..weights.len()].copy_from_slice(weights);
         sorter.push(&key_of(table, count, row), &payload)?;
         seen += 1;
         if seen.is_multiple_of(PROGRESS_ROWS) {
@@ -130,7 +130,7 @@ pub(crate) fn publish_unsorted(
     let mut written = 0u64;
     while let Some(record) = sorted.next()? {
         let (table, row) = place_of(record.key)?;
-        let bytes = record.payload.get(..4 * dim_of(table)).unwrap_or(&[]);
+        let bytes = &record.payload[..4 * dim_of(table)];
         let weights: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
         writer.push(table, row, &weights)?;
         written += 1;

@@ -2,6 +2,8 @@
 //!
 //! Copies are right until the next update, which clears them.
 
+#![expect(clippy::indexing_slicing, reason = "batches were checked, and rows to pool are here")]
+
 use hashbrown::HashMap;
 use tierbed_core::{Bags, Budget, Reservation, Result, RowKey, Schema};
 use tierbed_kernels::{init_record, BagRange, FeaturePlan, Kernels, Pooling, Rows};
@@ -85,13 +87,13 @@ impl UnplannedRows {
 
     /// Takes the weights of a row that was ever used.
     pub(crate) fn fill(&mut self, key: RowKey, weights: &[f32]) {
+        // A row that no batch asked for is not kept.
         let Some(&start) = self.starts.get(&key) else { return };
-        if let Some(place) = self.weights.get_mut(start..start + weights.len()) {
-            place.copy_from_slice(weights);
-        }
+        self.weights[start..start + weights.len()].copy_from_slice(weights);
     }
 
-    /// Pools rows that are all here into `out`, as the engines do: same kernels, same order.
+    /// Pools rows, which [are all here](Self::has_all), into `out`, as the engines do: same
+    /// kernels, same order.
     pub(crate) fn pool(
         &mut self,
         kernels: Kernels,
@@ -102,24 +104,19 @@ impl UnplannedRows {
         out.fill(0.0);
         for (at, feature) in plan.features().iter().enumerate() {
             let range = plan.range(bags, at);
-            let ids = bags.indices.get(range.clone()).unwrap_or(&[]);
-            let start = |&id: &i64| self.starts.get(&feature.row_key(id)).copied().unwrap_or(0);
+            let ids = &bags.indices[range.clone()];
+            let start = |&id: &i64| self.starts[&feature.row_key(id)];
             self.scratch.clear();
             self.scratch.extend(ids.iter().map(start));
             let (arena, starts) = (self.weights.as_slice(), self.scratch.as_slice());
             let columns = feature.columns;
             if !plan.is_pooled() {
                 let rows = range.start * columns.dim..range.end * columns.dim;
-                kernels.gather_rows(
-                    arena,
-                    starts,
-                    columns.dim,
-                    out.get_mut(rows).unwrap_or(&mut []),
-                );
+                kernels.gather_rows(arena, starts, columns.dim, &mut out[rows]);
                 continue;
             }
             let offsets = bags.feature_offsets(at);
-            let weights = bags.weights.and_then(|weights| weights.get(range));
+            let weights = bags.weights.map(|weights| &weights[range]);
             let rows = Rows { arena, starts, weights };
             kernels.pool_add(rows, BagRange::whole(offsets), columns, out);
             if feature.pooling == Pooling::Mean {
@@ -131,7 +128,7 @@ impl UnplannedRows {
 
 fn keys<'a>(plan: &'a FeaturePlan, bags: &'a Bags<'_>) -> impl Iterator<Item = RowKey> + 'a {
     plan.features().iter().enumerate().flat_map(move |(at, feature)| {
-        let ids = bags.indices.get(plan.range(bags, at)).unwrap_or(&[]);
+        let ids = &bags.indices[plan.range(bags, at)];
         ids.iter().map(|&id| feature.row_key(id))
     })
 }

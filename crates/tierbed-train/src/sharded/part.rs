@@ -9,6 +9,8 @@
 //! sample 1 │aaaa bb cccc dd│     ...
 //! ```
 
+#![expect(clippy::indexing_slicing, reason = "every feature of a plan belongs to one part")]
+
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::{Destination, FeaturePlan};
 
@@ -71,9 +73,10 @@ impl Parts {
     // Neighbouring features of one shard share a piece.
     fn lay_out(&mut self, shard_of_feature: &[usize]) {
         for (feature, &shard) in self.whole.features().iter().zip(shard_of_feature) {
-            let Some(at) = self.of_shards.iter().position(|(of, _)| *of == shard) else { continue };
+            let at = self.of_shards.iter().position(|(of, _)| *of == shard);
+            let Some(at) = at else { panic!("shard {shard} has a feature and no part") };
             let dim = feature.columns.dim;
-            let Some((_, part)) = self.of_shards.get_mut(at) else { continue };
+            let (_, part) = &mut self.of_shards[at];
             match self.pieces.last_mut() {
                 Some((of, len)) if *of == at => {
                     part.starts.push((part.pieces_per_sample - 1, *len));
@@ -92,11 +95,7 @@ impl Parts {
     pub(crate) fn carve<'a>(&'a self, bags: &Bags<'_>, out: &'a mut [f32]) -> Vec<Places<'a>> {
         let place = |(_, part): &'a (usize, Part)| Places { pieces: Vec::new(), part };
         let mut places: Vec<Places<'a>> = self.of_shards.iter().map(place).collect();
-        let mut give = |at: usize, piece| {
-            if let Some(places) = places.get_mut(at) {
-                places.pieces.push(piece);
-            }
-        };
+        let mut give = |at: usize, piece| places[at].pieces.push(piece);
         if self.whole.is_pooled() {
             for mut row in out.chunks_exact_mut(self.whole.output_dim().max(1)) {
                 for &(at, len) in &self.pieces {
@@ -112,7 +111,9 @@ impl Parts {
                 let (piece, after) = std::mem::take(&mut rest).split_at_mut(len);
                 rest = after;
                 let has = |(_, part): &(usize, Part)| part.features.contains(&feature);
-                give(self.of_shards.iter().position(has).unwrap_or(usize::MAX), piece);
+                let at = self.of_shards.iter().position(has);
+                let Some(at) = at else { panic!("no shard has feature {feature}") };
+                give(at, piece);
             }
         }
         places
@@ -133,7 +134,7 @@ impl Part {
         }
         let dim = whole.output_dim();
         let ranges = self.features.iter().map(|&feature| whole.range(bags, feature));
-        let rows = ranges.filter_map(|range| grad.get(range.start * dim..range.end * dim));
+        let rows = ranges.map(|range| &grad[range.start * dim..range.end * dim]);
         rows.flatten().copied().collect::<Vec<f32>>().into()
     }
 
@@ -147,10 +148,8 @@ impl Part {
     ) {
         for &feature in &self.features {
             let range = whole.range(bags, feature);
-            let Some((values, rest)) = own.split_at_checked(range.len()) else { return };
-            if let Some(place) = into.get_mut(range) {
-                place.copy_from_slice(values);
-            }
+            let (values, rest) = own.split_at(range.len());
+            into[range].copy_from_slice(values);
             own = rest;
         }
     }
@@ -160,16 +159,15 @@ impl Destination for Places<'_> {
     #[inline]
     fn vector(&mut self, feature: usize, at: usize) -> &mut [f32] {
         let Part { plan, starts, pieces_per_sample, .. } = self.part;
-        let dim = plan.features().get(feature).map_or(0, |feature| feature.columns.dim);
+        let dim = plan.features()[feature].columns.dim;
         let (piece, start) = match plan.is_pooled() {
             true => {
-                let (piece, start) = starts.get(feature).copied().unwrap_or_default();
+                let (piece, start) = starts[feature];
                 (at * pieces_per_sample + piece, start)
             }
             false => (feature, at * dim),
         };
-        let piece = self.pieces.get_mut(piece);
-        piece.and_then(|piece| piece.get_mut(start..start + dim)).unwrap_or(&mut [])
+        &mut self.pieces[piece][start..start + dim]
     }
 }
 

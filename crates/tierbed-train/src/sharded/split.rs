@@ -3,6 +3,8 @@
 //! Whole tables, neighbours together: what a sample needs of one shard then lies side by side in
 //! the output. Tables of a shard are numbered anew, in the same order.
 
+#![expect(clippy::indexing_slicing, reason = "every table of the schema has a shard")]
+
 use tierbed_core::{Error, Result, Schema, TableId, TableSchema};
 
 /// Indices a table is taken to get in a batch, to weigh tables against each other.
@@ -35,16 +37,17 @@ impl Split {
                 Some(*sum)
             }))
             .collect();
-        let whole = before.last().copied().unwrap_or(0.0);
+        let whole = before[tables.len()];
         let mut shard_of = vec![0; tables.len()];
         let mut first = 0;
         for shard in 1..shard_count {
             let wanted = whole * shard as f64 / shard_count as f64;
             // At least one table for this shard's predecessor, and one for each still to come.
             let borders = first + 1..=tables.len() - (shard_count - shard);
-            let distance =
-                |at: &usize| before.get(*at).map_or(f64::MAX, |sum| (sum - wanted).abs());
-            first = borders.min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(first);
+            let distance = |at: &usize| (before[*at] - wanted).abs();
+            let nearest = borders.min_by(|a, b| distance(a).total_cmp(&distance(b)));
+            let Some(nearest) = nearest else { panic!("no table is left for shard {shard}") };
+            first = nearest;
             shard_of.iter_mut().skip(first).for_each(|of| *of = shard as u32);
         }
         Ok(Self { schema, shard_of })
@@ -57,7 +60,7 @@ impl Split {
     pub(crate) fn place(&self, table: TableId) -> Result<(usize, TableId)> {
         self.schema.table(table)?;
         let at = table.0 as usize;
-        let shard = self.shard_of.get(at).copied().unwrap_or(0);
+        let shard = self.shard_of[at];
         let before = self.shard_of.iter().take(at).filter(|&&other| other == shard).count();
         Ok((shard as usize, TableId(before as u32)))
     }

@@ -4,6 +4,11 @@
 //! and the bits are those of one shard. A step changes rows only after every shard has found the
 //! batch to be the one it expects.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "shards are counted when the store is opened, tables when they are divided"
+)]
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,9 +86,7 @@ impl TrainEngine for Many {
         let name = &self.split.schema.table(table)?.name;
         hyper.check().map_err(|error| error.with("table", name))?;
         if self.engines.is_empty() {
-            if let Some(place) = self.hypers.get_mut(table.0 as usize) {
-                *place = Some(hyper);
-            }
+            self.hypers[table.0 as usize] = Some(hyper);
             return Ok(());
         }
         let (engine, table) = self.engine_of(table)?;
@@ -163,13 +166,10 @@ impl TrainEngine for Many {
         self.decide()?;
         let parts = self.parts(plan)?;
         let is_planned = self.position().is_some();
-        let jobs: Vec<usize> = parts
-            .of_shards
-            .iter()
-            .map(|(shard, _)| self.ahead.get(*shard).copied().unwrap_or(0))
-            .collect();
+        let jobs: Vec<usize> =
+            parts.of_shards.iter().map(|(shard, _)| self.ahead[*shard]).collect();
         let announced = self.each(&parts, false, jobs.clone(), |engine, part, known| {
-            let rest = batches.get(known..).unwrap_or(&[]);
+            let rest = &batches[known.min(batches.len())..];
             let own = rest.iter().map(|bags| PartBags::of_features(bags, &part.features));
             let own: Vec<PartBags> = own.collect();
             let own = own.iter().map(PartBags::bags).collect::<Result<Vec<_>>>()?;
@@ -186,10 +186,8 @@ impl TrainEngine for Many {
             jobs.iter().zip(&announced).map(|(known, more)| known + more).collect();
         let fitted = reached.iter().copied().min().unwrap_or(0).min(batches.len());
         for ((shard, _), reached) in parts.of_shards.iter().zip(reached) {
-            if let Some(ahead) = self.ahead.get_mut(*shard) {
-                // Along a plan nothing is kept from call to call.
-                *ahead = if is_planned { 0 } else { reached - fitted };
-            }
+            // Along a plan nothing is kept from call to call.
+            self.ahead[*shard] = if is_planned { 0 } else { reached - fitted };
         }
         Ok(fitted)
     }
@@ -208,10 +206,7 @@ impl TrainEngine for Many {
         self.decide()?;
         for (shard, engine) in self.engines.iter_mut().enumerate() {
             let tables: Vec<TableId> = self.split.tables_of(shard).map(|(id, _)| id).collect();
-            engine.scan_all(&mut |own, row, record| {
-                let table = tables.get(own.0 as usize).copied().unwrap_or(own);
-                sink(table, row, record)
-            })?;
+            engine.scan_all(&mut |own, row, record| sink(tables[own.0 as usize], row, record))?;
         }
         Ok(())
     }
@@ -224,7 +219,7 @@ impl TrainEngine for Many {
             engine.checkpoint(name, attachments)
         });
         let numbers = self.poison.on_any(made)?;
-        Ok(numbers.first().copied().unwrap_or(0))
+        Ok(numbers[0])
     }
 
     fn last_checkpoint(&self) -> Option<&CommitInfo> {

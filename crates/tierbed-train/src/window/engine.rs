@@ -38,6 +38,8 @@ pub struct WindowEngine {
     pub(crate) poison: Poison,
 }
 
+const NOT_BUILT: &str = "the row buffer is built before rows are brought";
+
 /// What training knows of a table besides its rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableRun {
@@ -207,7 +209,7 @@ impl WindowEngine {
         }
     }
 
-    /// Builds the row buffer if it is not there, from all memory that is free.
+    /// Builds the row buffer if it is not there, from all memory that is free; see [`built`].
     pub(crate) fn ensure_buffer(&mut self) -> Result<()> {
         if self.buffer.is_none() {
             let mut buffer = RowBuffer::new(&self.schema, &self.budget, self.buffer_bytes_max)?;
@@ -226,4 +228,16 @@ impl WindowEngine {
         self.ahead = crate::window::prefetch::Announced::default();
         Ok(())
     }
+}
+
+/// Returns the row buffer, which [`WindowEngine::ensure_buffer`] has built.
+pub(crate) fn built(buffer: &Option<RowBuffer>) -> &RowBuffer {
+    let Some(buffer) = buffer else { panic!("{NOT_BUILT}") };
+    buffer
+}
+
+/// Returns the row buffer, which [`WindowEngine::ensure_buffer`] has built, to change it.
+pub(crate) fn built_mut(buffer: &mut Option<RowBuffer>) -> &mut RowBuffer {
+    let Some(buffer) = buffer else { panic!("{NOT_BUILT}") };
+    buffer
 }

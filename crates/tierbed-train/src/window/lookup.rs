@@ -4,10 +4,14 @@
 //! brought in one sorted read, then pooled by the kernels, adding to what the pieces before it
 //! left. Additions thus happen in index order whatever the budget: same bits always.
 
-use tierbed_core::{Bags, Result};
-use tierbed_kernels::{BagRange, Destination, FeaturePlan, Kernels, PoolFeature, Pooling, Rows};
+#![expect(clippy::indexing_slicing, reason = "positions are those of a batch that was checked")]
 
-use crate::window::engine::WindowEngine;
+use tierbed_core::{Bags, Result};
+use tierbed_kernels::{
+    BagRange, Destination, Feature, FeaturePlan, Kernels, PoolFeature, Pooling, Rows,
+};
+
+use crate::window::engine::{built, built_mut, WindowEngine};
 use crate::window::row_buffer::{RowBuffer, Want};
 
 impl WindowEngine {
@@ -24,9 +28,9 @@ impl WindowEngine {
         let mut piece = Piece { first: 0, end: 0 };
         while piece.first < bags.indices.len() {
             self.bring_piece(plan, bags, &mut piece)?;
-            let Some(buffer) = &self.buffer else { break };
             let starts = self.scratch.starts.as_slice();
-            pool_piece(self.kernels, buffer, (plan, bags), (piece.first, starts), out);
+            let placed = PlacedPiece { plan, bags, first: piece.first, starts };
+            placed.pool(self.kernels, built(&self.buffer), out);
             piece.first = piece.end;
         }
         for (at, feature) in plan.features().iter().enumerate() {
@@ -63,20 +67,20 @@ impl WindowEngine {
             plan.scatter(bags, &matrix, to);
             return Ok(());
         }
-        let Some(buffer) = &self.buffer else { return Ok(()) };
+        let buffer = built(&self.buffer);
         let starts = if bags.indices.is_empty() { &[][..] } else { &self.scratch.starts };
-        let rows_of = |at: usize| {
-            let (feature, range) = (plan.features().get(at)?, plan.range(bags, at));
+        let rows_of = |(at, feature): (usize, &Feature)| {
+            let range = plan.range(bags, at);
             let rows = Rows {
                 arena: buffer.arena(feature.table.0).0,
-                starts: starts.get(range.clone()).unwrap_or(&[]),
-                weights: bags.weights.and_then(|weights| weights.get(range)),
+                starts: &starts[range.clone()],
+                weights: bags.weights.map(|weights| &weights[range]),
             };
             let (offsets, columns) = (bags.feature_offsets(at), feature.columns);
             let pooling = feature.pooling;
-            Some((rows, PoolFeature { feature: at, offsets, pooling, dim: columns.dim }))
+            (rows, PoolFeature { feature: at, offsets, pooling, dim: columns.dim })
         };
-        let features: Vec<_> = (0..plan.features().len()).filter_map(rows_of).collect();
+        let features: Vec<_> = plan.features().iter().enumerate().map(rows_of).collect();
         self.kernels.pool_all_to(&features, to);
         self.note_lookup(plan);
         Ok(())
@@ -96,7 +100,7 @@ impl WindowEngine {
         bags: &Bags<'_>,
         piece: &mut Piece,
     ) -> Result<()> {
-        let Some(buffer) = &mut self.buffer else { return Ok(()) };
+        let buffer = built_mut(&mut self.buffer);
         let limit = piece.first + self.scratch.lookup_indices_max();
         buffer.begin_round();
         self.scratch.starts.clear();
@@ -106,8 +110,7 @@ impl WindowEngine {
             let range = plan.range(bags, at);
             let words = buffer.arena(feature.table.0).1;
             for position in range.start.max(piece.first)..range.end.min(limit) {
-                let Some(&id) = bags.indices.get(position) else { break };
-                let key = feature.row_key(id);
+                let key = feature.row_key(bags.indices[position]);
                 match buffer.place(key, Want::Now, self.store.as_mut(), &mut self.scratch.misses) {
                     Ok(Some(slot)) => self.scratch.starts.push(slot as usize * words),
                     Ok(None) => break 'features,
@@ -135,31 +138,37 @@ struct Piece {
     end: usize,
 }
 
-// `piece` is the position of the piece's first index, and the starts of its rows.
-fn pool_piece(
-    kernels: Kernels,
-    buffer: &RowBuffer,
-    (plan, bags): (&FeaturePlan, &Bags<'_>),
-    (first, starts): (usize, &[usize]),
-    out: &mut [f32],
-) {
-    let end = first + starts.len();
-    for (at, feature) in plan.features().iter().enumerate() {
-        let range = plan.range(bags, at);
-        let (from, to) = (range.start.max(first), range.end.min(end));
-        if from >= to {
-            continue;
-        }
-        let arena = buffer.arena(feature.table.0).0;
-        let starts = starts.get(from - first..to - first).unwrap_or(&[]);
-        if plan.is_pooled() {
-            let weights = bags.weights.and_then(|weights| weights.get(from..to));
-            let bag_range = BagRange { offsets: bags.feature_offsets(at), first_index: from };
-            kernels.pool_add(Rows { arena, starts, weights }, bag_range, feature.columns, out);
-        } else {
-            let dim = feature.columns.dim;
-            let rows = out.get_mut(from * dim..to * dim).unwrap_or(&mut []);
-            kernels.gather_rows(arena, starts, dim, rows);
+/// The rows of a piece, in the buffer.
+struct PlacedPiece<'a> {
+    plan: &'a FeaturePlan,
+    bags: &'a Bags<'a>,
+    /// Position of the piece's first index.
+    first: usize,
+    /// Where the row of each index starts in its table's arena.
+    starts: &'a [usize],
+}
+
+impl PlacedPiece<'_> {
+    // Adds the rows to what the pieces before left in `out`.
+    fn pool(&self, kernels: Kernels, buffer: &RowBuffer, out: &mut [f32]) {
+        let Self { plan, bags, first, starts } = *self;
+        let end = first + starts.len();
+        for (at, feature) in plan.features().iter().enumerate() {
+            let range = plan.range(bags, at);
+            let (from, to) = (range.start.max(first), range.end.min(end));
+            if from >= to {
+                continue;
+            }
+            let arena = buffer.arena(feature.table.0).0;
+            let starts = &starts[from - first..to - first];
+            if plan.is_pooled() {
+                let weights = bags.weights.map(|weights| &weights[from..to]);
+                let bag_range = BagRange { offsets: bags.feature_offsets(at), first_index: from };
+                kernels.pool_add(Rows { arena, starts, weights }, bag_range, feature.columns, out);
+            } else {
+                let dim = feature.columns.dim;
+                kernels.gather_rows(arena, starts, dim, &mut out[from * dim..to * dim]);
+            }
         }
     }
 }

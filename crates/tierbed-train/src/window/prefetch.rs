@@ -5,13 +5,15 @@
 //! batches share are read once. When no slot is left that nobody needs, the announcement ends
 //! early: the window shortens by itself. Source: RecDB §4.2 (look-ahead, EV buffer).
 
+#![expect(clippy::indexing_slicing, reason = "positions are those of a batch that was checked")]
+
 use std::collections::VecDeque;
 
 use tierbed_core::store::Ahead;
 use tierbed_core::{Bags, Result, RowKey};
 use tierbed_kernels::FeaturePlan;
 
-use crate::window::engine::WindowEngine;
+use crate::window::engine::{built_mut, WindowEngine};
 use crate::window::row_buffer::Want;
 
 /// What has been announced, and how much of it used.
@@ -77,7 +79,7 @@ impl WindowEngine {
             fitted += 1;
         }
         self.fill_announced()?;
-        self.tell_store(plan, batches.get(..fitted).unwrap_or(&[]))?;
+        self.tell_store(plan, &batches[..fitted])?;
         Ok(fitted)
     }
 
@@ -94,7 +96,7 @@ impl WindowEngine {
         let visit = |visit: &mut dyn FnMut(RowKey)| {
             for bags in batches {
                 for (at, feature) in plan.features().iter().enumerate() {
-                    let ids = bags.indices.get(plan.range(bags, at)).unwrap_or(&[]);
+                    let ids = &bags.indices[plan.range(bags, at)];
                     ids.iter().for_each(|&id| visit(feature.row_key(id)));
                 }
             }
@@ -117,12 +119,11 @@ impl WindowEngine {
                 if self.scratch.misses.len() >= misses_max {
                     self.fill_announced()?;
                 }
-                let Some(buffer) = &mut self.buffer else { return Ok(false) };
+                let buffer = built_mut(&mut self.buffer);
                 if self.scratch.misses.is_empty() {
                     buffer.begin_round();
                 }
-                let Some(&id) = bags.indices.get(position) else { continue };
-                let key = feature.row_key(id);
+                let key = feature.row_key(bags.indices[position]);
                 let misses = &mut self.scratch.misses;
                 match buffer.place(key, Want::Ahead { until }, self.store.as_mut(), misses) {
                     Ok(Some(_)) => {}
@@ -139,11 +140,14 @@ impl WindowEngine {
     }
 
     fn fill_announced(&mut self) -> Result<()> {
-        let Some(buffer) = &mut self.buffer else { return Ok(()) };
         if self.scratch.misses.is_empty() {
             return Ok(());
         }
-        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())
+        built_mut(&mut self.buffer).fill(
+            &mut self.scratch.misses,
+            &self.schema,
+            self.store.as_mut(),
+        )
     }
 }
 

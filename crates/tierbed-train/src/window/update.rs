@@ -5,13 +5,15 @@
 //! one optimizer step changes the record in its slot. A row is stepped once per batch however
 //! often it occurs ("exact" in FBGEMM's words), in the same order whatever the budget.
 
+#![expect(clippy::indexing_slicing, reason = "positions are those of a batch that was checked")]
+
 use tierbed_core::{Bags, Result, RowId, RowKey, TableId};
 pub use tierbed_kernels::Grads;
 use tierbed_kernels::{
     Feature, FeaturePlan, Groups, Kernels, Occurrence, Pooling, Prepared, Upstream,
 };
 
-use crate::window::engine::WindowEngine;
+use crate::window::engine::{built_mut, WindowEngine};
 use crate::window::row_buffer::{RowBuffer, Want};
 use crate::window::scratch::{Scratch, Use};
 
@@ -49,14 +51,14 @@ impl WindowEngine {
         tables: &[TableId],
     ) -> Result<()> {
         for &table in tables {
-            let Some(run) = self.tables.get_mut(table.0 as usize) else { continue };
+            let run = &mut self.tables[table.0 as usize];
             run.hyper.step += 1;
             let prepared = Prepared::new(self.schema.table(table)?.optimizer, &run.hyper);
             collect_uses(plan, bags, table, &mut self.scratch.uses);
             let mut first = 0;
             while first < self.scratch.uses.len() {
                 let end = self.bring_rows(table, first)?;
-                let Some(buffer) = &mut self.buffer else { break };
+                let buffer = built_mut(&mut self.buffer);
                 let mut piece = Piece {
                     kernels: self.kernels,
                     plan,
@@ -79,7 +81,7 @@ impl WindowEngine {
     // Brings the rows used from `first` on, as many as fit; their starts go to the scratch.
     // Returns the end of their uses.
     fn bring_rows(&mut self, table: TableId, first: usize) -> Result<usize> {
-        let Some(buffer) = &mut self.buffer else { return Ok(first) };
+        let buffer = built_mut(&mut self.buffer);
         let (_, words) = buffer.arena(table.0);
         let rows_max = self
             .scratch
@@ -130,7 +132,7 @@ fn collect_uses(plan: &FeaturePlan, bags: &Bags<'_>, table: TableId, uses: &mut 
         for (bag, bounds) in bags.feature_offsets(at).windows(2).enumerate() {
             let &[start, end] = bounds else { continue };
             for position in start as usize..end as usize {
-                let row = bags.indices.get(position).map_or(0, |&id| id as u64);
+                let row = bags.indices[position] as u64;
                 uses.push(Use { row, position: position as u32, bag: bag as u32 });
             }
         }
@@ -167,8 +169,7 @@ impl Piece<'_> {
             } else {
                 for (bounds, sum) in bounds.windows(2).zip(sums.chunks_exact_mut(self.dim)) {
                     let &[start, end] = bounds else { continue };
-                    let uses_of_row = occurrences.get(start..end).unwrap_or(&[]);
-                    self.kernels.add_grads(&upstream, uses_of_row, sum);
+                    self.kernels.add_grads(&upstream, &occurrences[start..end], sum);
                 }
             }
             is_first = false;
@@ -202,35 +203,33 @@ impl Piece<'_> {
         weights_grad: &mut [f32],
     ) {
         let arena = buffer.arena(self.table.0).0;
-        let uses = scratch.uses.get(self.uses.clone()).unwrap_or(&[]);
+        let uses = &scratch.uses[self.uses.clone()];
         let rows = uses.chunk_by(|a, b| a.row == b.row).zip(&scratch.starts);
         for (uses_of_row, &start) in rows {
-            let weights = arena.get(start..start + self.dim).unwrap_or(&[]);
+            let weights = &arena[start..start + self.dim];
             for one in uses_of_row {
                 let position = one.position as usize;
-                let Some((at, feature)) = self.feature_of(position) else { continue };
+                let (at, feature) = self.feature_of(position);
                 if feature.pooling == Pooling::None {
                     continue;
                 }
                 let columns = feature.columns.range(one.bag as usize);
-                let mut product = self.kernels.dot(weights, grad.get(columns).unwrap_or(&[]));
+                let mut product = self.kernels.dot(weights, &grad[columns]);
                 if feature.pooling == Pooling::Mean {
-                    let offsets = self.bags.feature_offsets(at);
-                    if let Some(&[start, end]) = offsets.get(one.bag as usize..one.bag as usize + 2)
-                    {
-                        product /= (end - start) as f32;
-                    }
+                    let (offsets, bag) = (self.bags.feature_offsets(at), one.bag as usize);
+                    product /= (offsets[bag + 1] - offsets[bag]) as f32;
                 }
-                if let Some(place) = weights_grad.get_mut(position) {
-                    *place = product;
-                }
+                weights_grad[position] = product;
             }
         }
     }
 
-    fn feature_of(&self, position: usize) -> Option<(usize, &Feature)> {
-        let mut features = self.plan.features().iter().enumerate();
-        features.find(|(at, _)| self.plan.range(self.bags, *at).contains(&position))
+    fn feature_of(&self, position: usize) -> (usize, &Feature) {
+        let features = self.plan.features();
+        let has = |at: &usize| self.plan.range(self.bags, *at).contains(&position);
+        let at = (0..features.len()).find(has);
+        let Some(at) = at else { panic!("no feature has index {position} of the batch") };
+        (at, &features[at])
     }
 }
 
@@ -239,8 +238,7 @@ fn group(scratch: &mut Scratch, uses: std::ops::Range<usize>, range: &std::ops::
     scratch.occurrences.clear();
     scratch.bounds.clear();
     scratch.bounds.push(0);
-    let uses = scratch.uses.get(uses).unwrap_or(&[]);
-    for uses_of_row in uses.chunk_by(|a, b| a.row == b.row) {
+    for uses_of_row in scratch.uses[uses].chunk_by(|a, b| a.row == b.row) {
         for one in uses_of_row.iter().filter(|one| range.contains(&(one.position as usize))) {
             scratch.occurrences.push(Occurrence { bag: one.bag, index: one.position });
         }

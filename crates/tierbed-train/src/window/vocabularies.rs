@@ -6,6 +6,11 @@
 //! change which row an id gets. Index pages are rows of hidden tables in the same store: one
 //! commit holds both (`tierbed-vocab`).
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "vocabularies are counted, positions are those of the batch"
+)]
+
 use serde::Serialize;
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Bags, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema};
@@ -217,7 +222,7 @@ impl WindowEngine {
         let scratch = &mut self.vocabularies.scratch;
         scratch.clear();
         for range in ranges {
-            let ids = rows.get(range.clone()).unwrap_or_default();
+            let ids = &rows[range.clone()];
             for (&id, position) in ids.iter().zip(range.start..) {
                 scratch.push(id, position as u32);
             }
@@ -227,8 +232,8 @@ impl WindowEngine {
             self.ensure_room(at, id_count)?;
         }
         let Vocabularies { all, pages, scratch, .. } = &mut self.vocabularies;
-        let (Some(vocabulary), Some(pages)) = (all.get_mut(at), pages) else { return Ok(()) };
-        let store = self.store.as_mut();
+        let Some(pages) = pages else { panic!("pages of the index are there") };
+        let (vocabulary, store) = (&mut all[at], self.store.as_mut());
         let result = match how {
             Translate::Find => vocabulary.find(pages, store, scratch),
             Translate::Train { now } => vocabulary.train(pages, store, scratch, now),
@@ -243,9 +248,7 @@ impl WindowEngine {
             result?;
         }
         self.vocabularies.scratch.for_each(|position, row| {
-            if let Some(place) = rows.get_mut(position as usize) {
-                *place = row as i64;
-            }
+            rows[position as usize] = row as i64;
         });
         Ok(())
     }
@@ -253,12 +256,10 @@ impl WindowEngine {
     // Tables, index and directory must have room before anything is changed. The row buffer
     // holds all memory that is free, so it gives way; tables double, so that is rare.
     fn ensure_room(&mut self, at: usize, id_count: u64) -> Result<()> {
-        let Some(vocabulary) = self.vocabularies.all.get(at) else { return Ok(()) };
-        let Some(growth) = vocabulary.growth(&self.schema, id_count)? else { return Ok(()) };
+        let growth = self.vocabularies.all[at].growth(&self.schema, id_count)?;
+        let Some(growth) = growth else { return Ok(()) };
         self.release_buffer()?;
-        if let Some(vocabulary) = self.vocabularies.all.get_mut(at) {
-            vocabulary.grow(self.store.as_mut(), growth)?;
-        }
+        self.vocabularies.all[at].grow(self.store.as_mut(), growth)?;
         self.refresh_schema();
         Ok(())
     }
@@ -311,10 +312,8 @@ impl WindowEngine {
             store.write(&writes)
         };
         let Vocabularies { all, pages, .. } = &mut self.vocabularies;
-        let (Some(vocabulary), Some(pages)) = (all.get_mut(at), pages) else {
-            return Ok(Evicted::default());
-        };
-        let result = vocabulary.evict(pages, self.store.as_mut(), now, &mut blank);
+        let Some(pages) = pages else { panic!("pages of the index are there") };
+        let result = all[at].evict(pages, self.store.as_mut(), now, &mut blank);
         self.refresh_schema();
         self.poison.on_any(result)
     }

@@ -147,7 +147,7 @@ impl PlannedEngine {
         })?;
         between.sort_unstable_by_key(|(place, _)| (place.window, place.entry));
         let mut between = between.into_iter().peekable();
-        let Some(shelf) = ferry.shelves.get(at) else { return Ok(dump.meta) };
+        let Some(shelf) = ferry.shelves.get(at) else { panic!("no shelf {at}") };
         for window in 0..ferry.plan.window_count() as u32 {
             while let Some((place, here)) = between.next_if(|(place, _)| place.window == window) {
                 dump.add(window, place.entry, ferry.live.record(here))?;

@@ -1,5 +1,10 @@
 //! The rows that were in memory, one after the other in a file of their own.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "what is filled lies within the buffer, which is whole pages"
+)]
+
 use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c_append;
@@ -56,8 +61,7 @@ impl DumpWriter {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let Some(bytes) = self.buf.get(..self.filled) else { return Ok(()) };
-        self.meta.crc32c = crc32c_append(self.meta.crc32c, bytes);
+        self.meta.crc32c = crc32c_append(self.meta.crc32c, &self.buf[..self.filled]);
         let padded = self.filled.next_multiple_of(PAGE_BYTES);
         if let Some(bytes) = self.buf.get_mut(..padded) {
             bytes.iter_mut().skip(self.filled).for_each(|byte| *byte = 0);
@@ -157,7 +161,7 @@ impl DumpReader {
             if self.taken == self.filled && !self.read_on()? {
                 return Ok(false);
             }
-            let rest = self.buf.get(self.taken..self.filled).unwrap_or(&[]);
+            let rest = &self.buf[self.taken..self.filled];
             let (part, _) = rest.split_at(rest.len().min(self.row_bytes - self.row.len()));
             self.row.extend_from_slice(part);
             self.taken += part.len();
@@ -176,9 +180,9 @@ impl DumpReader {
             };
         }
         let padded = now.next_multiple_of(PAGE_BYTES);
-        self.device.read_at(self.at_bytes, self.buf.get_mut(..padded).unwrap_or(&mut []))?;
+        self.device.read_at(self.at_bytes, &mut self.buf[..padded])?;
         self.at_bytes += now as u64;
-        self.crc32c = crc32c_append(self.crc32c, self.buf.get(..now).unwrap_or(&[]));
+        self.crc32c = crc32c_append(self.crc32c, &self.buf[..now]);
         (self.taken, self.filled) = (0, now);
         Ok(true)
     }

@@ -4,6 +4,8 @@
 //! named piece by piece, each piece in the order of windows: the more memory, the less is read of
 //! the plan.
 
+#![expect(clippy::indexing_slicing, reason = "records are those that were gathered")]
+
 use tierbed_core::{Error, Result, RowId, TableId};
 
 use super::scan::row_of;
@@ -85,8 +87,7 @@ impl<'a> Gather<'a> {
             }
             let (table, row) = row_of(window, entry)?;
             let start = at as usize * self.record_words;
-            let record = self.records.get(start..start + self.record_words).unwrap_or(&[]);
-            sink(table, row, record)?;
+            sink(table, row, &self.records[start..start + self.record_words])?;
         }
         self.order.clear();
         self.records.clear();

@@ -1,5 +1,10 @@
 //! Ids in, one vector per bag out, by entry and place.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "the batch is the planned one, whose tables the window has"
+)]
+
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::{Destination, Feature, FeaturePlan, FeatureRows, Places, PoolFeature, Rows};
 
@@ -53,7 +58,8 @@ impl PlannedEngine {
         let arena = self.river.current.arena();
         let mut rest = starts.as_slice();
         let pooled = rows.iter().enumerate().map(|(feature, rows)| {
-            let starts = rest.split_off(..rows.numbers.len()).unwrap_or(&[]);
+            let (starts, later) = rest.split_at(rows.numbers.len());
+            rest = later;
             let (offsets, pooling, dim) = (rows.offsets, rows.pooling, rows.columns.dim);
             let of = PoolFeature { feature, offsets, pooling, dim };
             (Rows { arena, starts, weights: rows.weights }, of)
@@ -80,7 +86,7 @@ impl PlannedEngine {
             let current = &self.river.current.plan;
             let table = feature.table.0 as usize;
             let mapping = current.mapping(&mut batch, table, count);
-            let entry_count = current.tables().get(table).map_or(0, |entries| entries.count);
+            let entry_count = current.tables()[table].count;
             for index in 0..count {
                 let entry = mapping.get(index).filter(|&entry| entry < u64::from(entry_count));
                 let entry =
@@ -103,14 +109,14 @@ pub(super) fn feature_rows<'a>(
         let range = plan.range(bags, at);
         let table = feature.table.0 as usize;
         FeatureRows {
-            numbers: entries.get(range.clone()).unwrap_or(&[]),
+            numbers: &entries[range.clone()],
             places: Places {
                 first: river.current.table_start(table),
-                words: river.home(table).map_or(0, |home| home.words),
+                words: river.home(table).words,
                 slots: None,
             },
             offsets: bags.feature_offsets(at),
-            weights: bags.weights.and_then(|weights| weights.get(range)),
+            weights: bags.weights.map(|weights| &weights[range]),
             pooling: feature.pooling,
             columns: feature.columns,
         }

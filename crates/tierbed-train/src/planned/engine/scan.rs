@@ -35,8 +35,8 @@ impl PlannedEngine {
         sink: &mut dyn FnMut(RowId, &[f32]) -> Result<()>,
     ) -> Result<()> {
         self.schema.table(table)?;
-        let shelf = self.river.home(table.0 as usize).map(|home| home.shelf);
-        self.walk(shelf, &mut |found, row, record| match found == table {
+        let shelf = self.river.home(table.0 as usize).shelf;
+        self.walk(Some(shelf), &mut |found, row, record| match found == table {
             true => sink(row, record),
             false => Ok(()),
         })

@@ -3,6 +3,11 @@
 //! Each row is stepped once per batch, by the sum of its gradients, added in the order in which
 //! `crate::window::WindowEngine` adds; rows do not depend on each other, so the bits are the same.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "the batch is the planned one, whose rows are in memory"
+)]
+
 use tierbed_core::{Bags, Result};
 use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
 
@@ -44,13 +49,11 @@ impl PlannedEngine {
         tables.sort_unstable();
         tables.dedup();
         for table in tables {
-            if let Some(hyper) = self.hypers.get_mut(table.0 as usize) {
-                hyper.step += 1;
-            }
+            self.hypers[table.0 as usize].step += 1;
         }
         let prepared = |feature: &Feature| {
-            let hyper = self.hypers.get(feature.table.0 as usize).copied().unwrap_or_default();
-            Ok(Prepared::new(self.schema.table(feature.table)?.optimizer, &hyper))
+            let hyper = &self.hypers[feature.table.0 as usize];
+            Ok(Prepared::new(self.schema.table(feature.table)?.optimizer, hyper))
         };
         plan.features().iter().map(prepared).collect()
     }
@@ -66,10 +69,9 @@ impl PlannedEngine {
         let rows = feature_rows(&self.river, entries, (plan, bags)).into_iter();
         let mut features = Vec::with_capacity(steps.len());
         for ((feature, rows), step) in plan.features().iter().zip(rows).zip(steps) {
-            let entries = current.tables().get(feature.table.0 as usize);
-            let (number_first, number_count) =
-                entries.map_or((0, 0), |entries| (entries.first as usize, entries.count as usize));
             let table = feature.table;
+            let entries = &current.tables()[table.0 as usize];
+            let (number_first, number_count) = (entries.first as usize, entries.count as usize);
             features.push(FeatureStep { rows, table, step, number_first, number_count });
         }
         let arena = self.river.current.arena_mut();
@@ -86,17 +88,15 @@ impl PlannedEngine {
         let mut numbers = rows.numbers.iter();
         for (bag, bounds) in rows.offsets.windows(2).enumerate() {
             let &[start, end] = bounds else { continue };
-            let grad = grad.get(rows.columns.range(bag)).unwrap_or(&[]);
+            let grad = &grad[rows.columns.range(bag)];
             for (index, &number) in (start as usize..end as usize).zip(numbers.by_ref()) {
                 let first = rows.places.start(number);
-                let weights = arena.get(first..first + rows.columns.dim).unwrap_or(&[]);
+                let weights = &arena[first..first + rows.columns.dim];
                 let mut product = self.kernels.dot(weights, grad);
                 if rows.pooling == Pooling::Mean {
                     product /= (end - start) as f32;
                 }
-                if let Some(place) = weights_grad.get_mut(index) {
-                    *place = product;
-                }
+                weights_grad[index] = product;
             }
         }
     }

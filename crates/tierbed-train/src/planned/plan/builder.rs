@@ -1,5 +1,10 @@
 //! Batches in, one after the other; a plan out.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "batches are checked, and features read tables of the plan"
+)]
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -141,12 +146,11 @@ impl PlanBuilder {
     pub fn push(&mut self, bags: &Bags<'_>) -> Result<()> {
         self.check(bags)?;
         let batch_size = bags.batch_size();
-        let bounds = |feature: usize| bags.offsets.get(feature * batch_size).copied().unwrap_or(0);
+        let bounds = |feature: usize| bags.offsets[feature * batch_size];
         for (feature, table) in self.shape.feature_tables.iter().enumerate() {
             let range = bounds(feature) as usize..bounds(feature + 1) as usize;
-            let ids = bags.indices.get(range).unwrap_or(&[]);
-            let Some(seen) = self.tables.get_mut(table.0 as usize) else { continue };
-            seen.note(ids);
+            let ids = &bags.indices[range];
+            self.tables[table.0 as usize].note(ids);
             self.runs.push(ids.len() as u32);
             self.ids.extend_from_slice(ids);
         }
@@ -172,11 +176,10 @@ impl PlanBuilder {
             return Err(Error::invalid("a batch holds at most 2^32 - 1 indices"));
         }
         for (feature, table) in self.shape.feature_tables.iter().enumerate() {
-            let rows = self.shape.row_counts.get(table.0 as usize).copied().unwrap_or(0);
+            let rows = self.shape.row_counts[table.0 as usize];
             let offsets = bags.feature_offsets(feature);
-            let bound = |offset: Option<&i64>| offset.map_or(0, |&offset| offset as usize);
-            let range = bound(offsets.first())..bound(offsets.last());
-            let ids = bags.indices.get(range).unwrap_or(&[]);
+            let range = offsets[0] as usize..offsets[offsets.len() - 1] as usize;
+            let ids = &bags.indices[range];
             // A negative id is a large one.
             let largest = ids.iter().fold(0, |largest, &id| largest.max(id as u64));
             if largest >= rows && !ids.is_empty() {
@@ -236,7 +239,7 @@ impl PlanBuilder {
         let (mut ids, mut runs) = (self.ids.as_slice(), self.runs.iter());
         for (at, batch) in self.batches.iter().enumerate() {
             let mapping_at = (body.len() - mappings_at) as u32;
-            let note = body.get_mut(BLOCK_BATCH_BYTES * at..).unwrap_or(&mut []);
+            let note = &mut body[BLOCK_BATCH_BYTES * at..];
             let words = [batch.index_count, batch.checksum, mapping_at];
             for (place, word) in note.chunks_exact_mut(4).zip(words) {
                 place.copy_from_slice(&word.to_le_bytes());
@@ -244,12 +247,10 @@ impl PlanBuilder {
             let mut writer = BitWriter::new(body);
             for (table, &count) in self.shape.feature_tables.iter().zip(runs.by_ref()) {
                 let at = table.0 as usize;
-                let (now, later) = ids.split_at_checked(count as usize).unwrap_or((&[], &[]));
+                let (now, later) = ids.split_at(count as usize);
                 ids = later;
-                let (Some(seen), Some(&width)) = (self.tables.get(at), widths.get(at)) else {
-                    continue;
-                };
-                seen.numbers(now, |number| writer.push_short(number, width));
+                let width = widths[at];
+                self.tables[at].numbers(now, |number| writer.push_short(number, width));
             }
             writer.finish();
         }

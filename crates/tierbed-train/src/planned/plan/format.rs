@@ -96,6 +96,7 @@ impl<'a> Cursor<'a> {
 }
 
 impl Header {
+    #[expect(clippy::indexing_slicing, reason = "a page was filled")]
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut page = Vec::with_capacity(PAGE_BYTES);
         page.extend(MAGIC);
@@ -116,10 +117,8 @@ impl Header {
         page.resize(KEY_AT, 0);
         page.extend(self.key.as_bytes());
         page.resize(PAGE_BYTES, 0);
-        let crc = crc32c(page.get(12..).unwrap_or(&[]));
-        if let Some(place) = page.get_mut(8..12) {
-            place.copy_from_slice(&crc.to_le_bytes());
-        }
+        let crc = crc32c(&page[12..]);
+        page[8..12].copy_from_slice(&crc.to_le_bytes());
         page
     }
 

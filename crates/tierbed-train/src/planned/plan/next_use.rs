@@ -5,6 +5,11 @@
 //! on one range of rows at a time where a single table has not. Memory therefore never depends
 //! on the tables.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "windows and tables are counted when the entries are made"
+)]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -88,7 +93,7 @@ impl Entries {
     /// Returns the entries of `tables` in all windows.
     pub(crate) fn entry_count(&self, tables: Range<usize>) -> u64 {
         let windows = self.counts.chunks_exact(self.table_count.max(1));
-        let counts = windows.flat_map(|window| window.get(tables.clone()).unwrap_or(&[]));
+        let counts = windows.flat_map(|window| &window[tables.clone()]);
         counts.map(|&count| u64::from(count)).sum()
     }
 
@@ -126,7 +131,7 @@ impl<'a> Pass<'a> {
         row_counts: &[u64],
         crcs: &'a mut [u32],
     ) -> Self {
-        let rows = row_counts.get(group.tables.clone()).unwrap_or(&[]).iter();
+        let rows = row_counts[group.tables.clone()].iter();
         let lens = rows.map(|&rows| (group.rows.end.min(rows) - group.rows.start) as usize);
         let uses = lens.map(|len| vec![NONE; len]).collect();
         Self { entries, group, uses, crcs, rows: Vec::new(), next: Vec::new() }
@@ -136,13 +141,13 @@ impl<'a> Pass<'a> {
         let entries = self.entries;
         let first = window * entries.table_count;
         let sum = |range: Range<usize>| {
-            let counts = entries.counts.get(range).unwrap_or(&[]);
+            let counts = &entries.counts[range];
             counts.iter().map(|&count| u64::from(count)).sum::<u64>()
         };
-        let before = entries.entries_before.get(window).copied().unwrap_or(0);
+        let before = entries.entries_before[window];
         let tables = first + self.group.tables.start..first + self.group.tables.end;
         Section {
-            counts: entries.counts.get(tables.clone()).unwrap_or(&[]),
+            counts: &entries.counts[tables.clone()],
             first_entry: sum(first..tables.start),
             offset_bytes: 8 * (before + sum(first..tables.start)),
             count: sum(tables.clone()) as usize,
@@ -162,7 +167,7 @@ impl<'a> Pass<'a> {
             if self.group.rows.start > 0 {
                 // Earlier ranges of this table have left theirs.
                 read_words(&*self.entries.next, offset_bytes, count, &mut self.next)?;
-                check(&self.next, section.counts, self.crcs.get(section.tables.clone()))?;
+                check(&self.next, section.counts, &self.crcs[section.tables.clone()])?;
             } else {
                 self.next.clear();
                 self.next.resize(count, NONE);
@@ -192,7 +197,7 @@ impl<'a> Pass<'a> {
             let Section { offset_bytes, count, .. } = section;
             self.read_rows(&section)?;
             read_words(&*self.entries.next, offset_bytes, count, &mut self.next)?;
-            check(&self.next, section.counts, self.crcs.get(section.tables.clone()))?;
+            check(&self.next, section.counts, &self.crcs[section.tables.clone()])?;
             let mut entries = self.rows.iter().zip(&mut self.next);
             for (uses, &count) in self.uses.iter().zip(section.counts) {
                 for (row, next) in entries.by_ref().take(count as usize) {
@@ -215,9 +220,9 @@ impl<'a> Pass<'a> {
 
     fn put(&mut self, section: &Section<'_>) -> Result<()> {
         let mut rest = self.next.as_slice();
-        let crcs = self.crcs.get_mut(section.tables.clone()).unwrap_or(&mut []);
+        let crcs = &mut self.crcs[section.tables.clone()];
         for (crc, &count) in crcs.iter_mut().zip(section.counts) {
-            let (now, later) = rest.split_at_checked(count as usize).unwrap_or((&[], &[]));
+            let (now, later) = rest.split_at(count as usize);
             *crc = crc32c(bytemuck::cast_slice(now));
             rest = later;
         }
@@ -227,7 +232,7 @@ impl<'a> Pass<'a> {
     fn read_rows(&mut self, section: &Section<'_>) -> Result<()> {
         let Section { offset_bytes, count, .. } = *section;
         read_words(&*self.entries.rows, offset_bytes, count, &mut self.rows)?;
-        check(&self.rows, section.counts, self.entries.row_crcs.get(section.tables.clone()))
+        check(&self.rows, section.counts, &self.entries.row_crcs[section.tables.clone()])
     }
 }
 
@@ -235,10 +240,14 @@ impl<'a> Pass<'a> {
 ///
 /// # Errors
 /// `Corruption` when they are not what was written.
-pub(crate) fn check(words: &[u64], counts: &[u32], crcs: Option<&[u32]>) -> Result<()> {
+///
+/// # Panics
+/// When there is not one checksum per table, or fewer words than the counts say.
+pub(crate) fn check(words: &[u64], counts: &[u32], crcs: &[u32]) -> Result<()> {
+    assert_eq!(counts.len(), crcs.len(), "each table has a checksum");
     let mut rest = words;
-    for (&count, &crc) in counts.iter().zip(crcs.unwrap_or(&[])) {
-        let (now, later) = rest.split_at_checked(count as usize).unwrap_or((&[], &[]));
+    for (&count, &crc) in counts.iter().zip(crcs) {
+        let (now, later) = rest.split_at(count as usize);
         if crc != crc32c(bytemuck::cast_slice(now)) {
             return Err(lost_scratch());
         }

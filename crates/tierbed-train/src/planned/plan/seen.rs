@@ -3,6 +3,11 @@
 //! Bits give the rows in ascending order without sorting, and the number of a row among them by
 //! counting bits: `rank` of its word plus the bits before it.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "ids were checked to be rows of the table, and were noted"
+)]
+
 use hashbrown::HashMap;
 
 /// Rows per word of bits.
@@ -44,13 +49,11 @@ impl Bits {
     #[inline]
     fn note(&mut self, row: u64) -> usize {
         let at = (row / WORD_ROWS) as usize;
-        let Some(word) = self.words.get_mut(at) else { return 0 };
+        let word = &mut self.words[at];
         let (before, bit) = (*word, 1u64 << (row % WORD_ROWS));
         *word = before | bit;
         if before == 0 {
-            if let Some(filled) = self.filled.get_mut(at / 64) {
-                *filled |= 1 << (at % 64);
-            }
+            self.filled[at / 64] |= 1 << (at % 64);
         }
         usize::from(before & bit == 0)
     }
@@ -60,10 +63,8 @@ impl Bits {
         for (block, &filled) in self.filled.iter().enumerate() {
             for bit in ones(filled) {
                 let at = block * 64 + bit as usize;
-                let word = self.words.get(at).copied().unwrap_or(0);
-                if let Some(place) = self.ranks.get_mut(at) {
-                    *place = rank;
-                }
+                let word = self.words[at];
+                self.ranks[at] = rank;
                 rank += word.count_ones();
                 rows.extend(ones(word).map(|bit| at as u64 * WORD_ROWS + bit));
             }
@@ -74,10 +75,7 @@ impl Bits {
     fn number_of(&self, row: u64) -> u32 {
         let at = (row / WORD_ROWS) as usize;
         let before = (1u64 << (row % WORD_ROWS)) - 1;
-        match (self.words.get(at), self.ranks.get(at)) {
-            (Some(word), Some(rank)) => rank + (word & before).count_ones(),
-            _ => 0,
-        }
+        self.ranks[at] + (self.words[at] & before).count_ones()
     }
 
     fn clear(&mut self) {
@@ -155,7 +153,7 @@ impl Seen {
             Rows::Map(numbers) => {
                 let first = rows.len();
                 rows.extend(numbers.keys());
-                let sorted = rows.get_mut(first..).unwrap_or(&mut []);
+                let sorted = &mut rows[first..];
                 sorted.sort_unstable();
                 for (number, row) in (0u32..).zip(sorted) {
                     numbers.insert(*row, number);
@@ -169,7 +167,7 @@ impl Seen {
         match &self.rows {
             Rows::Bits(bits) => ids.iter().for_each(|&id| sink(bits.number_of(id as u64))),
             Rows::Map(rows) => {
-                ids.iter().for_each(|id| sink(rows.get(&(*id as u64)).copied().unwrap_or(0)));
+                ids.iter().for_each(|id| sink(rows[&(*id as u64)]));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! From scratch files to a plan: next uses found, blocks packed, header written last.
 
+#![expect(clippy::indexing_slicing, reason = "rows and next uses are as many as the counts say")]
+
 use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
@@ -107,8 +109,8 @@ impl PlanBuilder {
             read_words(&*entries.rows, entry_at, count, &mut rows)?;
             read_words(&*entries.next, entry_at, count, &mut next)?;
             let at = number as usize * table_count;
-            check(&rows, counts, self.row_crcs.get(at..at + table_count))?;
-            check(&next, counts, self.linked.crcs.get(at..at + table_count))?;
+            check(&rows, counts, &self.row_crcs[at..at + table_count])?;
+            check(&next, counts, &self.linked.crcs[at..at + table_count])?;
             if let Some(first_uses) = first_uses {
                 close_rings((&rows, &mut next), counts, first_uses);
             }
@@ -181,7 +183,7 @@ fn close_rings((rows, next): (&[u64], &mut [u64]), counts: &[u32], first_uses: &
     for (&count, first_uses) in counts.iter().zip(first_uses) {
         for (&row, next) in entries.by_ref().take(count as usize) {
             if *next == NONE {
-                *next = first_uses.get(row as usize).copied().unwrap_or(NONE);
+                *next = first_uses[row as usize];
             }
         }
     }
@@ -228,12 +230,10 @@ fn encode_entries(
     for (table, &count) in counts.iter().enumerate() {
         let range = first..first + count as usize;
         first = range.end;
-        let (rows, next) = (rows.get(range.clone()).unwrap_or(&[]), next.get(range).unwrap_or(&[]));
+        let (rows, next) = (&rows[range.clone()], &next[range]);
         let columns = encode_columns((rows, next), (table, firsts), block)?;
         let at = BLOCK_HEAD_BYTES + BLOCK_TABLE_BYTES * table;
-        if let Some(place) = block.get_mut(at..at + BLOCK_TABLE_BYTES) {
-            place.copy_from_slice(&columns.encode());
-        }
+        block[at..at + BLOCK_TABLE_BYTES].copy_from_slice(&columns.encode());
     }
     block.extend([0; PAD_BYTES]);
     Ok(())

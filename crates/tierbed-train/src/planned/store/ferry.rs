@@ -12,6 +12,8 @@
 //! a span   k - 1    k + 1   of k    start   waiting on disk   used
 //! ```
 
+#![expect(clippy::indexing_slicing, reason = "tables have a shelf of their record length")]
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -213,7 +215,7 @@ impl Ferry {
         (window, entry): (usize, u32),
         record: &[u8],
     ) -> Result<()> {
-        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
+        let shelf = &mut self.shelves[shelf];
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
         shelf.keep(now, (window, entry), bytemuck::cast_slice(record), &mut sink)
     }
@@ -225,7 +227,8 @@ impl Ferry {
     /// Returns about how many rows must be moved while the current window lasts.
     pub(crate) fn work_rows(&self) -> usize {
         let entries = |number: usize| -> usize {
-            let counts = self.plan.counts().nth(number).unwrap_or(&[]);
+            let counts = self.plan.counts().nth(number);
+            let Some(counts) = counts else { panic!("the plan has no window {number}") };
             counts.iter().map(|&count| count as usize).sum()
         };
         // Noting a row costs about a quarter of moving it.
@@ -283,7 +286,7 @@ impl Ferry {
             self.stage = Stage::Load;
             return Ok(Some(0));
         };
-        let Some(shelf) = self.shelves.get_mut(home.shelf) else { return Ok(Some(0)) };
+        let shelf = &mut self.shelves[home.shelf];
         let end = (first + PIECE_ROWS).min(table.count as usize);
         let start = self.live.table_start(at);
         let (spans, now) = (self.splitter.spans(), self.current);
@@ -443,7 +446,7 @@ impl Ferry {
 
     fn take_in(&mut self, read: &Arrived) -> Result<()> {
         let (shelf, first, count) = read_parts(read.tag);
-        let Some(shelf) = self.shelves.get_mut(shelf) else { return Ok(()) };
+        let shelf = &mut self.shelves[shelf];
         let stored_bytes = shelf.stored_bytes();
         let mut at = 0;
         for number in first..first + count {
@@ -452,7 +455,7 @@ impl Ferry {
                 .and_then(|bucket| bucket.chunks.get(number))
                 .copied()
                 .ok_or_else(|| Error::corruption("a read arrived that nobody asked for"))?;
-            let bytes = self.disk.bytes(read.buf).get(at..at + chunk.len_bytes()).unwrap_or(&[]);
+            let bytes = &self.disk.bytes(read.buf)[at..at + chunk.len_bytes()];
             at += chunk.len_bytes();
             let rows = check_chunk(&chunk, bytes, stored_bytes)?;
             for (nth, (entry, record)) in rows_of(rows, stored_bytes).enumerate() {
@@ -485,9 +488,7 @@ impl Ferry {
                 made_count += u64::from(self.live.initialise(entry, fill));
             }
         }
-        if let Some(shelf) = self.shelves.get_mut(home.shelf) {
-            shelf.note_arrivals(0, made_count);
-        }
+        self.shelves[home.shelf].note_arrivals(0, made_count);
         self.stage = match end == table.count as usize {
             true => Stage::Initialise(at + 1, 0),
             false => Stage::Initialise(at, end),

@@ -229,7 +229,8 @@ impl River {
     }
 
     /// Returns the shelf that the rows of `table` wait in.
-    pub(crate) fn home(&self, table: usize) -> Option<Home> {
-        self.homes.get(table).copied()
+    #[expect(clippy::indexing_slicing, reason = "tables are those of the plan")]
+    pub(crate) fn home(&self, table: usize) -> Home {
+        self.homes[table]
     }
 }

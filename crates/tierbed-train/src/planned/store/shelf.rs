@@ -147,8 +147,9 @@ impl Shelf {
         Some(chunk)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "every list has a bucket")]
     pub(crate) fn take_bucket(&mut self, window: usize) -> Bucket {
-        self.buckets.get_mut(window).map(std::mem::take).unwrap_or_default()
+        std::mem::take(&mut self.buckets[window])
     }
 
     pub(crate) fn stats(&self) -> ShelfStats {
@@ -197,6 +198,7 @@ impl Shelf {
     ///
     /// # Errors
     /// As [`keep`](Self::keep).
+    #[expect(clippy::indexing_slicing, reason = "rows are those of the arena")]
     pub(crate) fn keep_all(
         &mut self,
         now: usize,
@@ -212,8 +214,7 @@ impl Shelf {
             if !self.lists.has_room(list) && !self.make_room(now, sink, may_wait)? {
                 return Ok(at);
             }
-            let record = arena.get(row.start..row.start + self.words).unwrap_or(&[]);
-            self.put(list, row.entry, record)?;
+            self.put(list, row.entry, &arena[row.start..row.start + self.words])?;
         }
         Ok(rows.len())
     }

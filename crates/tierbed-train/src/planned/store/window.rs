@@ -130,8 +130,9 @@ impl Live {
     }
 
     /// Returns the first word of the first record of `table`.
+    #[expect(clippy::indexing_slicing, reason = "a loaded window has every table of the plan")]
     pub(crate) fn table_start(&self, table: usize) -> usize {
-        self.starts.get(table).copied().unwrap_or(0)
+        self.starts[table]
     }
 
     pub(crate) fn arena(&self) -> &[f32] {
@@ -142,8 +143,9 @@ impl Live {
         &mut self.arena
     }
 
+    #[expect(clippy::indexing_slicing, reason = "entries are those of the window")]
     pub(crate) fn presence(&self, entry: u32) -> Presence {
-        self.presence.get(entry as usize).copied().unwrap_or(Presence::Absent)
+        self.presence[entry as usize]
     }
 
     #[inline]

@@ -17,6 +17,11 @@
 //! much worse on click logs, whose popularity lasts. Differs: RecDB §4.2 drops what the window does
 //! not want.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "ranks are below their number, parts are within the pool"
+)]
+
 use tierbed_core::RowKey;
 
 use super::slot::{Slot, AGAIN, CLASS_MAX, OCCUPIED, REFERENCED};
@@ -105,7 +110,7 @@ impl Hand {
         while left > 0 && victims.len() < count {
             let wanted = count - victims.len();
             let len = (wanted * SLOTS_PER_VICTIM).min(left).min(slots.len() - self.at);
-            let part = slots.get_mut(self.at..self.at + len).unwrap_or_default();
+            let part = &mut slots[self.at..self.at + len];
             take_highest(part, self.at, wanted, |slot| mercy.rank(slot, takes_needed), victims);
             self.at = if self.at + len == slots.len() { 0 } else { self.at + len };
             left -= len;
@@ -124,15 +129,13 @@ fn take_highest(
 ) {
     let mut counts = [0usize; RANKS];
     for rank in part.iter().filter_map(&rank) {
-        if let Some(count) = counts.get_mut(rank) {
-            *count += 1;
-        }
+        counts[rank] += 1;
     }
     // Ranks above `least` leave, and `of_least` of that rank.
     let (mut least, mut of_least) = (RANKS, count);
     while least > 0 {
         least -= 1;
-        let here = counts.get(least).copied().unwrap_or(0);
+        let here = counts[least];
         if here >= of_least || least == 0 {
             break;
         }

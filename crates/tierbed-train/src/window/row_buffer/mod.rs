@@ -8,6 +8,11 @@
 //! Work proceeds in *rounds*: rows placed in a round stay where they are until the next one
 //! begins, so their starts may be used freely in between.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "trained tables have a pool, and misses are those of a round"
+)]
+
 mod leaving;
 mod pool;
 mod sizing;
@@ -132,8 +137,8 @@ impl RowBuffer {
         store: &mut dyn TrainStore,
         misses: &mut Vec<Miss>,
     ) -> Result<Option<u32>> {
-        let pool_at = self.pool_of_table.get(key.table.0 as usize).copied().unwrap_or(u32::MAX);
-        let Some(pool) = self.pools.get_mut(pool_at as usize) else { return Ok(None) };
+        let pool_at = self.pool_of_table[key.table.0 as usize];
+        let pool = &mut self.pools[pool_at as usize];
         let needed_until = match want {
             Want::Now => 0,
             Want::Ahead { until } => until,
@@ -146,10 +151,7 @@ impl RowBuffer {
         let mut slot = pool.insert(key, self.round, needed_until);
         if slot.is_none() {
             self.evict(pool_at, matches!(want, Want::Now), store)?;
-            slot = self
-                .pools
-                .get_mut(pool_at as usize)
-                .and_then(|pool| pool.insert(key, self.round, needed_until));
+            slot = self.pools[pool_at as usize].insert(key, self.round, needed_until);
         }
         if let Some(slot) = slot {
             self.stats.miss_count += 1;
@@ -164,7 +166,7 @@ impl RowBuffer {
         may_take_needed: bool,
         store: &mut dyn TrainStore,
     ) -> Result<()> {
-        let Some(pool) = self.pools.get_mut(pool_at as usize) else { return Ok(()) };
+        let pool = &mut self.pools[pool_at as usize];
         let (round, batch_done, order) = (self.round, self.batch_done, self.order);
         let mercy = Mercy { round, batch_done, may_take_needed, order };
         let count = (pool.slot_count() / 16).clamp(1, EVICT_ROWS_MAX);
@@ -197,8 +199,8 @@ impl RowBuffer {
         let keys: Vec<RowKey> = misses.iter().map(|miss| miss.key).collect();
         let pools = &mut self.pools;
         let result = store.read(&keys, &mut |at, record| {
-            let Some(miss) = misses.get(at) else { return Ok(()) };
-            let Some(pool) = pools.get_mut(miss.pool as usize) else { return Ok(()) };
+            let miss = misses[at];
+            let pool = &mut pools[miss.pool as usize];
             let place = pool.record_mut(miss.slot);
             match record {
                 Some(bytes) => bytemuck::cast_slice_mut(place).copy_from_slice(bytes),
@@ -217,9 +219,7 @@ impl RowBuffer {
     /// Forgets rows that were placed and never filled.
     pub(crate) fn forget(&mut self, misses: &[Miss]) {
         for miss in misses {
-            if let Some(pool) = self.pools.get_mut(miss.pool as usize) {
-                pool.remove(miss.slot);
-            }
+            self.pools[miss.pool as usize].remove(miss.slot);
         }
     }
 
@@ -241,13 +241,13 @@ impl RowBuffer {
 
     /// Returns the arena of table `table`'s records, and the words of one.
     pub(crate) fn arena(&self, table: u32) -> (&[f32], usize) {
-        self.pool(table).map_or((&[], 0), |pool| (pool.arena(), pool.record_words()))
+        let pool = self.pool_for(table);
+        (pool.arena(), pool.record_words())
     }
 
     /// Returns the arena of table `table`'s records for changing them.
     pub(crate) fn arena_mut(&mut self, table: u32) -> &mut [f32] {
-        let at = self.pool_of_table.get(table as usize).copied().unwrap_or(u32::MAX);
-        self.pools.get_mut(at as usize).map_or(&mut [], RowPool::arena_mut)
+        self.pools[self.pool_of_table[table as usize] as usize].arena_mut()
     }
 
     /// Returns the record of `key` if it is in memory. Changes nothing, counts nothing.
@@ -267,19 +267,18 @@ impl RowBuffer {
 
     /// Marks the record that starts at `start` in table `table`'s arena dirty and counts a use.
     pub(crate) fn finish_step(&mut self, table: u32, start: usize) {
-        let at = self.pool_of_table.get(table as usize).copied().unwrap_or(u32::MAX);
-        let Some(pool) = self.pools.get_mut(at as usize) else { return };
+        let pool = &mut self.pools[self.pool_of_table[table as usize] as usize];
         let slot = (start / pool.record_words()) as u32;
         pool.mark_dirty(slot);
-        if let Some(count) = pool.record_mut(slot).last_mut() {
-            *count = f32::from_bits(count.to_bits().saturating_add(1));
-        }
+        let record = pool.record_mut(slot);
+        let count = &mut record[record.len() - 1];
+        *count = f32::from_bits(count.to_bits().saturating_add(1));
         pool.note_uses(slot);
     }
 
     /// Returns how many rows of table `table`'s record length the buffer can hold.
     pub(crate) fn row_capacity(&self, table: u32) -> usize {
-        self.pool(table).map_or(0, RowPool::slot_count)
+        self.pool_for(table).slot_count()
     }
 
     pub(crate) fn stats(&self) -> BufferStats {
@@ -290,6 +289,12 @@ impl RowBuffer {
         }
     }
 
+    // Tables that are trained have a pool.
+    fn pool_for(&self, table: u32) -> &RowPool {
+        &self.pools[self.pool_of_table[table as usize] as usize]
+    }
+
+    // The house's own tables have none.
     fn pool(&self, table: u32) -> Option<&RowPool> {
         let at = self.pool_of_table.get(table as usize).copied()?;
         self.pools.get(at as usize)

@@ -10,6 +10,8 @@
 //! last passed. The hand never takes pinned rows, and needed ones for demand only, when nothing
 //! else is left; see [`leaving`](super::leaving).
 
+#![expect(clippy::indexing_slicing, reason = "slots are those that the pool gave out")]
+
 use hashbrown::HashTable;
 use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
@@ -85,19 +87,18 @@ impl RowPool {
 
     pub(super) fn record(&self, slot: u32) -> &[f32] {
         let start = self.start(slot);
-        self.arena.get(start..start + self.record_words).unwrap_or(&[])
+        &self.arena[start..start + self.record_words]
     }
 
     pub(super) fn record_mut(&mut self, slot: u32) -> &mut [f32] {
         let start = self.start(slot);
-        self.arena.get_mut(start..start + self.record_words).unwrap_or(&mut [])
+        &mut self.arena[start..start + self.record_words]
     }
 
     /// Finds the slot of `key`.
     pub(super) fn find(&self, key: RowKey) -> Option<u32> {
         let wanted = pack(key);
-        let is_it =
-            |slot: &u32| self.slots.get(*slot as usize).is_some_and(|slot| slot.packed() == wanted);
+        let is_it = |slot: &u32| self.slots[*slot as usize].packed() == wanted;
         self.index.find(mix64(wanted), is_it).copied()
     }
 
@@ -105,37 +106,30 @@ impl RowPool {
     /// `batch_done` are over.
     pub(super) fn touch(&mut self, slot: u32, round: u32, needed_until: u32, batch_done: u32) {
         self.asked += 1;
-        if let Some(slot) = self.slots.get_mut(slot as usize) {
-            slot.set(REFERENCED);
-            slot.pinned_in = round;
-            if slot.needed_until <= batch_done {
-                slot.clear(AGAIN);
-            } else if needed_until > slot.needed_until {
-                slot.set(AGAIN);
-            }
-            slot.needed_until = slot.needed_until.max(needed_until);
+        let slot = &mut self.slots[slot as usize];
+        slot.set(REFERENCED);
+        slot.pinned_in = round;
+        if slot.needed_until <= batch_done {
+            slot.clear(AGAIN);
+        } else if needed_until > slot.needed_until {
+            slot.set(AGAIN);
         }
+        slot.needed_until = slot.needed_until.max(needed_until);
     }
 
     /// Notes how often the record of `slot` was used.
     pub(super) fn note_uses(&mut self, slot: u32) {
-        let use_count = self.record(slot).last().map_or(0, |count| count.to_bits());
-        if let Some(slot) = self.slots.get_mut(slot as usize) {
-            slot.set_class(class_of(use_count));
-        }
+        let use_count = self.record(slot)[self.record_words - 1].to_bits();
+        self.slots[slot as usize].set_class(class_of(use_count));
     }
 
     /// Marks `slot` changed: it must be written before it leaves.
     pub(super) fn mark_dirty(&mut self, slot: u32) {
-        if let Some(slot) = self.slots.get_mut(slot as usize) {
-            slot.set(DIRTY);
-        }
+        self.slots[slot as usize].set(DIRTY);
     }
 
     pub(super) fn mark_clean(&mut self, slot: u32) {
-        if let Some(slot) = self.slots.get_mut(slot as usize) {
-            slot.clear(DIRTY);
-        }
+        self.slots[slot as usize].clear(DIRTY);
     }
 
     /// Gives `key`, which must not be here, a free slot; `None` when none is free.
@@ -146,19 +140,18 @@ impl RowPool {
             None => return None,
         };
         self.asked += 1;
-        if let Some(place) = self.slots.get_mut(slot as usize) {
-            assert!(!place.has(OCCUPIED), "a free slot is empty");
-            *place = Slot::of(key, round, needed_until);
-        }
+        let place = &mut self.slots[slot as usize];
+        assert!(!place.has(OCCUPIED), "a free slot is empty");
+        *place = Slot::of(key, round, needed_until);
         let slots = &self.slots;
-        let hash_of = |slot: &u32| mix64(slots.get(*slot as usize).map_or(0, Slot::packed));
+        let hash_of = |slot: &u32| mix64(slots[*slot as usize].packed());
         self.index.insert_unique(mix64(pack(key)), slot, hash_of);
         Some(slot)
     }
 
     /// Forgets `slot`; its record must have been written if it was dirty.
     pub(super) fn remove(&mut self, slot: u32) {
-        let Some(place) = self.slots.get_mut(slot as usize) else { return };
+        let place = &mut self.slots[slot as usize];
         let packed = place.packed();
         *place = Slot::default();
         if let Ok(entry) = self.index.find_entry(mix64(packed), |other| *other == slot) {

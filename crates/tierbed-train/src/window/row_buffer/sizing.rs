@@ -1,5 +1,10 @@
 //! How many rows of each record length may the buffer hold?
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "pools are counted by the record lengths of the schema"
+)]
+
 use std::collections::BTreeMap;
 
 use tierbed_core::Schema;
@@ -37,13 +42,13 @@ pub(super) fn share_out(schema: &Schema, free_bytes: u64) -> Sizes {
         words.iter().map(|&words| PoolSize { words, slots: 1 }).collect();
     // Smallest demand first: what one pool leaves over, the next may use.
     let mut order: Vec<usize> = (0..pools.len()).collect();
-    let demand = |words: usize| rows_of.get(&words).copied().unwrap_or(0);
+    let demand = |words: usize| rows_of[&words];
     let bytes_of = |words: usize, slots: u64| slots.saturating_mul(4 * words as u64);
-    order.sort_by_key(|&at| words.get(at).map_or(0, |&words| bytes_of(words, demand(words))));
+    order.sort_by_key(|&at| bytes_of(words[at], demand(words[at])));
     let mut left_bytes = free_bytes;
     let mut left_demand: u64 = rows_of.iter().map(|(&words, &rows)| bytes_of(words, rows)).sum();
     for at in order {
-        let Some(pool) = pools.get_mut(at) else { continue };
+        let pool = &mut pools[at];
         let rows = demand(pool.words);
         let wanted = bytes_of(pool.words, rows);
         let share =

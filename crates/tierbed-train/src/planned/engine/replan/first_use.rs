@@ -6,6 +6,8 @@
 //! once to ask (4 bytes per row), each part's array answers (8 bytes per row), and the second
 //! visit takes the answers in the order of the questions. Records are never sorted.
 
+#![expect(clippy::indexing_slicing, reason = "rows are counted over the tables of the schema")]
+
 use std::sync::Arc;
 
 use tierbed_core::store::out_of_range;
@@ -98,9 +100,7 @@ impl FirstUses {
         if cut.part_count == 1 {
             let mut uses = vec![NONE; cut.part_rows as usize];
             found.each_first_use(plan, &mut |at, first| {
-                if let Some(place) = uses.get_mut(at as usize) {
-                    *place = first;
-                }
+                uses[at as usize] = first;
                 Ok(())
             })?;
             found.answers = Answers::Array(uses);
@@ -162,7 +162,7 @@ impl FirstUses {
         if row.0 >= shape.row_count {
             return Err(out_of_range(shape, row.0));
         }
-        Ok(self.bases.get(table.0 as usize).copied().unwrap_or(0) + row.0)
+        Ok(self.bases[table.0 as usize] + row.0)
     }
 
     /// Returns the first use of a row, `None` when there is none. To be asked for each row of
@@ -173,11 +173,7 @@ impl FirstUses {
     pub(super) fn take(&mut self, table: TableId, row: RowId) -> Result<Option<Use>> {
         let at = self.number_of(table, row)?;
         let first = match &mut self.answers {
-            Answers::Array(uses) => uses.get_mut(at as usize).map_or(NONE, |place| {
-                let first = *place;
-                *place = ASKED;
-                first
-            }),
+            Answers::Array(uses) => std::mem::replace(&mut uses[at as usize], ASKED),
             Answers::Parts(parts) => {
                 let answer = parts.take::<8>((at / self.cut.part_rows) as usize)?;
                 u64::from_le_bytes(answer.ok_or_else(|| {

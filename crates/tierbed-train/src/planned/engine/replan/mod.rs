@@ -318,7 +318,7 @@ impl PlannedEngine {
                         .with("found", record.len())
                 })?;
             place.copy_from_slice(record);
-            let at = self.river.home(table.0 as usize).map_or(0, |home| home.shelf);
+            let at = self.river.home(table.0 as usize).shelf;
             let ferry = self.river.ferry()?;
             match (first, parkings.get_mut(at)) {
                 (Some(first), _) => ferry.distribute(at, first, place)?,

@@ -4,6 +4,8 @@
 //! back in the order they were added. Checksums of blocks are in memory, so a block that was lost
 //! or landed elsewhere is found.
 
+#![expect(clippy::indexing_slicing, reason = "parts are counted when the file is made")]
+
 use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
@@ -84,16 +86,15 @@ impl Parts {
 
     /// Gives the block of `part` back until its values are taken.
     pub(super) fn rest(&mut self, part: usize) {
-        if let Some(part) = self.parts.get_mut(part) {
-            part.block = Vec::new();
-            part.taken = 0;
-        }
+        let part = &mut self.parts[part];
+        part.block = Vec::new();
+        part.taken = 0;
     }
 
     /// Takes the next value of `part`; `None` behind the last one. No value is made of bytes
     /// [`END`] alone.
     pub(super) fn take<const N: usize>(&mut self, part: usize) -> Result<Option<[u8; N]>> {
-        let Some(part) = self.parts.get_mut(part) else { return Ok(None) };
+        let part = &mut self.parts[part];
         if part.taken + N > part.block.len() {
             let Some(&(block, crc)) = part.blocks.get(part.next) else { return Ok(None) };
             part.block.resize(self.block_bytes, END);
