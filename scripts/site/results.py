@@ -206,7 +206,7 @@ def page(suite: Suite) -> str:
                 parts.append(f"![{table.title}](charts/{name})\n")
             parts.append(_markdown(table.columns, table.rows))
         parts.extend(f"{note}\n" for note in run.notes)
-        parts.append(f"Measured {run.date} at `{run.commit}`. {run.machine}.\n")
+        parts.append(f"Measured {run.date} at `{run.commit}`. {_begin(run.machine)}.\n")
         parts.append(f"```console\n$ {run.command}\n```\n")
     return "\n".join(parts)
 
@@ -220,8 +220,13 @@ def index(suites: list[Suite]) -> str:
             if run.claims:
                 head = ["claim", "measured", "compared with", ""]
                 parts.append(_markdown(head, [_claim(claim) for claim in run.claims]))
-                parts.append(f"{run.title}, {run.date}. {run.machine}. `{run.command}`\n")
+                parts.append(f"{run.title}, {run.date}. {_begin(run.machine)}. `{run.command}`\n")
     return "\n".join(parts)
+
+
+def _begin(text: str) -> str:
+    """Returns a text with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
 
 
 def _claim(claim: Claim) -> list[Cell]:
@@ -244,4 +249,6 @@ def _shown(cell: Cell) -> str:
         return ""
     if isinstance(cell, int) and not isinstance(cell, bool):
         return f"{cell:,}"
+    if isinstance(cell, float) and "e" in str(cell):
+        return f"{cell:.9f}".rstrip("0")
     return str(cell)
