@@ -69,6 +69,7 @@ impl CacheLog {
 impl CacheLog {
     /// Reads `path`: samples in Criteo's layout, or one query per line.
     #[new]
+    #[expect(clippy::indexing_slicing, reason = "the source knows the column of each of its rows")]
     fn new(py: Python<'_>, path: PathBuf, query_count_max: Option<u64>) -> PyResult<Self> {
         run(py, || {
             let options = ReadOptions { query_count_max, ..ReadOptions::default() };
@@ -78,7 +79,7 @@ impl CacheLog {
                 let mut source = SampleQueries::open(&path)?;
                 let log = read(&mut source)?;
                 let columns = source.column_of_rows();
-                Ok(Self::numbered(log, |row| columns.get(row as usize).copied().unwrap_or(0)))
+                Ok(Self::numbered(log, |row| columns[row as usize]))
             } else {
                 Ok(Self::numbered(read(&mut TextQueries::open(&path)?)?, |_| 0))
             }

@@ -42,10 +42,10 @@ impl NativeResident {
             Some((codec, rows, codes)) => {
                 let rows = Tensor::<i64>::import(&rows, "head rows")?;
                 let codes = Tensor::<u8>::import(&codes, "head codes")?.view().to_vec();
-                let shape = (row_count, codec.dim());
+                let dim = codec.dim();
                 let codec = codec.codec().clone();
                 let rows = rows.view().to_vec();
-                Some(run(py, || HeadRows::new(codec, shape, &row_ids(&rows)?, codes))?)
+                Some(run(py, || HeadRows::new(codec, row_count, dim, &row_ids(&rows)?, codes))?)
             }
             None => None,
         };

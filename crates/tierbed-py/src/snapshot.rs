@@ -161,7 +161,8 @@ fn table_ids(manifest: &Manifest, names: &[String]) -> Result<Vec<TableId>> {
 }
 
 fn open(
-    (path, name): (&Path, &str),
+    path: &Path,
+    name: &str,
     options_json: &str,
     resident: Vec<Arc<ResidentTable>>,
     budget: Option<Arc<TierBudget>>,
@@ -251,7 +252,7 @@ impl NativeSnapshot {
                 .map_err(|cause| Error::os("cannot name folder", cause))?;
             let opened = OpenedSnapshot::new(move || {
                 let budget = budgets.as_ref().map(|budgets| budgets.here()).transpose()?;
-                open((&path, &name), &options_json, resident.clone(), budget)
+                open(&path, &name, &options_json, resident.clone(), budget)
             })?;
             let ids = PublishedIds::open(opened.shared()?.as_ref())?;
             Ok((opened, ids))

@@ -210,6 +210,6 @@ async fn answer(
     });
     let metrics = &service.metrics;
     metrics.answer_bytes.inc_by(bytes.len() as u64);
-    let sending = Sending::new(bytes, is_sent, (&pulse, metrics), held);
+    let sending = Sending::new(bytes, is_sent, &pulse, metrics, held);
     Ok(Response::from_parts(head, sending))
 }

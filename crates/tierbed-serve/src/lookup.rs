@@ -158,6 +158,7 @@ fn check(columns: &[Column], limits: &Limits) -> Result<()> {
     Ok(())
 }
 
+#[expect(clippy::indexing_slicing, reason = "columns of a plan lie within its output")]
 fn look_up_together(
     Source { snapshot, ids }: Source<'_>,
     wanted: &[&Asked<'_>],
@@ -194,7 +195,7 @@ fn look_up_together(
         let rows = out.chunks_exact(plan.output_dim());
         let columns = planned.columns.range(0);
         // Unpooled features are looked up alone: their only column starts at 0.
-        let values = rows.flat_map(|row| row.get(columns.clone()).unwrap_or_default());
+        let values = rows.flat_map(|row| &row[columns.clone()]);
         Vectors {
             name: asked.column.name.clone(),
             row_count,

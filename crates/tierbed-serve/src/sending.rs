@@ -31,7 +31,8 @@ impl Sending {
     pub(crate) fn new(
         bytes: Bytes,
         is_sent: bool,
-        (pulse, metrics): (&Arc<Pulse>, &Arc<Metrics>),
+        pulse: &Arc<Pulse>,
+        metrics: &Arc<Metrics>,
         held: Option<Arc<Held>>,
     ) -> Self {
         pulse.begin_answer();

@@ -8,6 +8,7 @@
 //! ```
 //!
 //! Normative text: docs/reference/formats/snapshot.md.
+#![expect(clippy::indexing_slicing, reason = "offsets are reduced to the buffer and the block")]
 
 use std::sync::Arc;
 
@@ -49,9 +50,7 @@ impl BlockWriter {
         }
         let (block, at) = (self.buffered / BLOCK_WORDS, self.buffered % BLOCK_WORDS);
         let start = block * PAGE_BYTES + BLOCK_HEADER_BYTES + 8 * at;
-        if let Some(place) = self.buffer.get_mut(start..start + 8) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
+        self.buffer[start..start + 8].copy_from_slice(&word.to_le_bytes());
         self.buffered += 1;
         Ok(())
     }
@@ -70,18 +69,19 @@ impl BlockWriter {
     }
 
     fn flush(&mut self) -> Result<()> {
+        assert!(
+            self.buffered.is_multiple_of(BLOCK_WORDS),
+            "{} words are not whole blocks",
+            self.buffered
+        );
         let block_count = self.buffered / BLOCK_WORDS;
         let first = self.blocks_done;
-        let used = self.buffer.get_mut(..block_count * PAGE_BYTES).unwrap_or_default();
+        let used = &mut self.buffer[..block_count * PAGE_BYTES];
         for (at, block) in used.chunks_exact_mut(PAGE_BYTES).enumerate() {
-            let (header, _) = block.split_at_mut(BLOCK_HEADER_BYTES);
-            header
-                .get_mut(4..)
-                .unwrap_or_default()
-                .copy_from_slice(&(block_number(first, at)).to_le_bytes());
-            let crc = crc32c(block.get(4..).unwrap_or_default());
+            block[4..BLOCK_HEADER_BYTES].copy_from_slice(&block_number(first, at).to_le_bytes());
+            let crc = crc32c(&block[4..]);
             self.crc = crc32c_append(self.crc, &crc.to_le_bytes());
-            block.get_mut(..4).unwrap_or_default().copy_from_slice(&crc.to_le_bytes());
+            block[..4].copy_from_slice(&crc.to_le_bytes());
         }
         self.device.write_at(first * PAGE_BYTES as u64, used)?;
         used.fill(0);
@@ -113,7 +113,7 @@ pub(crate) fn read_blocks(
     let mut first = 0;
     while first < block_count {
         let count = (block_count - first).min(BLOCKS_AT_ONCE as u64) as usize;
-        let blocks = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
+        let blocks = &mut buffer[..count * PAGE_BYTES];
         device.read_at(first * PAGE_BYTES as u64, blocks)?;
         for (at, block) in blocks.chunks_exact(PAGE_BYTES).enumerate() {
             let number = first + at as u64;
@@ -131,12 +131,16 @@ pub(crate) fn read_blocks(
 ///
 /// # Errors
 /// `Corruption` when it fails its checksum or is another block.
+///
+/// # Panics
+/// When `block` is not [`PAGE_BYTES`] long.
 pub(crate) fn check_block<'a>(
     device: &dyn Device,
     number: u64,
     block: &'a [u8],
 ) -> Result<&'a [u8]> {
-    let (stored, computed) = (le_u32(block, 0), crc32c(block.get(4..).unwrap_or_default()));
+    assert_eq!(block.len(), PAGE_BYTES, "bytes of a block");
+    let (stored, computed) = (le_u32(block, 0), crc32c(&block[4..]));
     if stored != computed || le_u32(block, 4) != block_number(number, 0) {
         return Err(Error::corruption("index block fails its checksum")
             .with("path", device.name())
@@ -144,7 +148,7 @@ pub(crate) fn check_block<'a>(
             .with("expected", format_args!("{stored:#010x}"))
             .with("found", format_args!("{computed:#010x}")));
     }
-    Ok(block.get(BLOCK_HEADER_BYTES..).unwrap_or_default())
+    Ok(&block[BLOCK_HEADER_BYTES..])
 }
 
 /// Fails when the checksum over the blocks of an index is not the manifest's.

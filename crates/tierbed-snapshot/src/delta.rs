@@ -91,7 +91,8 @@ pub fn apply_delta(
                 return Ok(());
             }
             let place = if holds(base.schema(), key) { base.index().get(key)? } else { None };
-            let weights = record.get(..options.payload_bytes).unwrap_or_default();
+            // The use count behind the weights is not published.
+            let (weights, _) = record.split_at(options.payload_bytes);
             sorter.push(&key_of(place, row), weights)
         };
         if (at as usize) < base.schema().tables().len() {

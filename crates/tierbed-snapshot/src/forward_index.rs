@@ -5,6 +5,7 @@
 //! table from a fresh 8-byte word. The words lie in checksummed [`blocks`](crate::blocks).
 //!
 //! Normative text: docs/reference/formats/snapshot.md.
+#![expect(clippy::indexing_slicing, reason = "keys are of the schema that shaped the index")]
 
 use std::sync::Arc;
 
@@ -53,7 +54,7 @@ impl IndexShape {
     }
 
     pub(crate) fn word_count(&self) -> u64 {
-        self.starts.last().copied().unwrap_or(0)
+        self.starts[self.starts.len() - 1]
     }
 
     pub(crate) fn word_bytes(&self) -> u64 {
@@ -64,9 +65,17 @@ impl IndexShape {
         block_count(self.word_count())
     }
 
+    /// Returns the first bit of the entry of `key`.
+    ///
+    /// # Panics
+    /// When the key is outside the schema, or its table was left out.
     fn bit_at(&self, key: RowKey) -> u64 {
-        let start = self.starts.get(key.table.0 as usize).copied().unwrap_or(u64::MAX / 64);
-        start * 64 + key.row.0 * u64::from(self.bits)
+        let table = key.table.0 as usize;
+        assert!(table + 1 < self.starts.len(), "{key:?} is of no table of the index");
+        let (start, end) = (self.starts[table] * 64, self.starts[table + 1] * 64);
+        let at = start + key.row.0 * u64::from(self.bits);
+        assert!(at + u64::from(self.bits) <= end, "{key:?} lies behind its table in the index");
+        at
     }
 }
 
@@ -86,8 +95,12 @@ impl IndexWriter {
     }
 
     /// Notes that `key` starts on `page_id`; keys must be increasing.
+    ///
+    /// # Panics
+    /// When a key is not behind the one before.
     pub(crate) fn push(&mut self, key: RowKey, page_id: u64) -> Result<()> {
         let at = self.shape.bit_at(key);
+        assert!(at >= self.bits_done, "{key:?} comes behind a larger key");
         self.skip_to(at)?;
         let (value, bits) = (page_id + 1, u64::from(self.shape.bits));
         let offset = at % 64;
@@ -144,6 +157,7 @@ impl ForwardIndex {
             index.words.extend(words.take(left));
         })?;
         check_crc(device, crc, found)?;
+        assert_eq!(index.words.len(), word_count, "words of the blocks that were read");
         Ok(index)
     }
 
@@ -156,11 +170,11 @@ impl ForwardIndex {
         }
         let at = self.shape.bit_at(key);
         let (word, offset) = ((at / 64) as usize, (at % 64) as u32);
-        let low = self.words.get(word).copied().unwrap_or(0) >> offset;
+        let low = self.words[word] >> offset;
         let high = match offset {
             0 => 0,
             offset if offset + bits <= 64 => 0,
-            offset => self.words.get(word + 1).copied().unwrap_or(0) << (64 - offset),
+            offset => self.words[word + 1] << (64 - offset),
         };
         let value = (low | high) & (u64::MAX >> (64 - bits));
         if value > self.page_count {

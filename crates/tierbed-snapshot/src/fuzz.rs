@@ -2,6 +2,7 @@
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
 //! decodes them. Damage is an error, which is fine; anything else that goes wrong is a bug.
+#![expect(clippy::indexing_slicing, reason = "pages and blocks have the length of a page")]
 
 use std::sync::Arc;
 
@@ -11,15 +12,13 @@ use tierbed_io::{Device, MemoryDevice, PAGE_BYTES};
 
 use crate::forward_index::{ForwardIndex, IndexShape};
 use crate::manifest::{Manifest, Placed, PlacementInfo, PLAIN_VERSION, SNAPSHOT_VERSION};
-use crate::page::{PageShape, PageView};
+use crate::page::{le_u64, PageShape, PageView};
 use crate::places::{places_blocks, Places};
 
 // Puts the checksum of the rest over the first four bytes.
 fn mend(bytes: &mut [u8]) -> u32 {
-    let crc = bytes.get(4..).map_or(0, crc32c);
-    if let Some(place) = bytes.get_mut(..4) {
-        place.copy_from_slice(&crc.to_le_bytes());
-    }
+    let crc = crc32c(&bytes[4..]);
+    bytes[..4].copy_from_slice(&crc.to_le_bytes());
     crc
 }
 
@@ -28,9 +27,7 @@ fn mend_blocks(file: &mut Vec<u8>, block_count: u64) -> u32 {
     file.resize(block_count as usize * PAGE_BYTES, 0);
     let mut crc = 0;
     for (number, block) in (0u32..).zip(file.chunks_exact_mut(PAGE_BYTES)) {
-        if let Some(place) = block.get_mut(4..8) {
-            place.copy_from_slice(&number.to_le_bytes());
-        }
+        block[4..8].copy_from_slice(&number.to_le_bytes());
         crc = crc32c_append(crc, &mend(block).to_le_bytes());
     }
     crc
@@ -47,8 +44,7 @@ pub fn page(bytes: &[u8]) {
     let mut page = bytes.to_vec();
     page.resize(PAGE_BYTES, 0);
     mend(&mut page);
-    let page_id =
-        page.get(16..).and_then(<[u8]>::first_chunk).map_or(0, |id| u64::from_le_bytes(*id));
+    let page_id = le_u64(&page, 16);
     let Ok(view) = PageView::parse(&page, page_id, &shapes) else { return };
     for slot in 0..view.row_count {
         assert!(view.find(view.row(slot)).is_some(), "a row that is there is found");

@@ -3,6 +3,10 @@
 //! The indices of a batch are handled in chunks that fit a reader's scratch; within a chunk each
 //! row is fetched once and each page read once. Pooling adds rows in index order with the kernels
 //! of training, so the vectors have the bits of a lookup while training.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "positions are those of the chunk that the scratch holds"
+)]
 
 mod chunks;
 mod stats;
@@ -156,12 +160,12 @@ impl Snapshot {
                 let from = indices.start.max(span.indices.start);
                 for index in from..indices.end.min(span.indices.end) {
                     let at = span.at + index - span.indices.start;
-                    let Some(&row) = scratch.ats.get(at) else { continue };
-                    let Some(by) = scratch.asked_by.get_mut(row as usize) else { continue };
+                    let row = scratch.ats[at];
+                    let by = &mut scratch.asked_by[row as usize];
                     if *by == mark {
                         continue;
                     }
-                    let is_read = scratch.filled.get(row as usize) == Some(&Filled::Read);
+                    let is_read = scratch.filled[row as usize] == Filled::Read;
                     hit_count += u32::from(*by != 0 || !is_read);
                     *by = mark;
                     positions.push(row);
@@ -190,10 +194,10 @@ impl Snapshot {
     fn ask(&self, reader: &mut Reader, may_approximate: bool) -> Result<()> {
         let scratch = &mut reader.scratch;
         for at in 0..scratch.keys.len() {
-            let (Some(&key), Some(Filled::No)) = (scratch.keys.get(at), scratch.filled.get(at))
-            else {
+            if scratch.filled[at] != Filled::No {
                 continue;
-            };
+            }
+            let key = scratch.keys[at];
             let place = self.place_of(key)?;
             if may_approximate && place != Place::Nowhere {
                 let start = scratch.start_of(at);
@@ -243,17 +247,15 @@ impl Snapshot {
         let Asked { plan, bags } = asked;
         let arena = scratch.arena();
         for Span { feature: at, indices, at: first } in asked.spans(chunk) {
-            let Some(feature) = plan.features().get(at) else { continue };
-            let Some(starts) = scratch.starts.get(first..first + indices.len()) else {
-                panic!("indices {indices:?} of a chunk of {}", scratch.starts.len())
-            };
+            let feature = &plan.features()[at];
+            let starts = &scratch.starts[first..first + indices.len()];
             if feature.pooling == Pooling::None {
                 let dim = feature.columns.dim;
-                let out = out.get_mut(indices.start * dim..indices.end * dim).unwrap_or_default();
+                let out = &mut out[indices.start * dim..indices.end * dim];
                 self.kernels().gather_rows(arena, starts, dim, out);
                 continue;
             }
-            let weights = bags.weights.and_then(|weights| weights.get(indices.clone()));
+            let weights = bags.weights.map(|weights| &weights[indices.clone()]);
             let rows = Rows { arena, starts, weights };
             let bags = BagRange { offsets: bags.feature_offsets(at), first_index: indices.start };
             self.kernels().pool_add(rows, bags, feature.columns, out);

@@ -267,8 +267,8 @@ pub(crate) fn header_line(version: u32, crc: u32) -> String {
 }
 
 fn header_error(line: &[u8], crc: u32) -> Error {
-    let shown =
-        String::from_utf8_lossy(line.get(..line.len().min(80)).unwrap_or_default()).into_owned();
+    let (start, _) = line.split_at(line.len().min(80));
+    let shown = String::from_utf8_lossy(start).into_owned();
     let mut words = shown.split_ascii_whitespace();
     if words.next() != Some(MANIFEST_MAGIC) {
         return Error::invalid("not a snapshot manifest").with("found", format_args!("{shown:?}"));

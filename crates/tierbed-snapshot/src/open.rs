@@ -19,7 +19,7 @@ use crate::places::{places_blocks, Places, PlacesMemory};
 use crate::reader::{Reader, CHOICE_BYTES_PER_ROW};
 use crate::readers::{Readers, SmallReaders};
 use crate::refresh::{RefreshOptions, Refresher};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, ScratchShape};
 use crate::snapshot::{full_reader_count, Backend, SnapshotOptions};
 use crate::tiers::{resident_bytes, TierStack};
 
@@ -65,8 +65,7 @@ impl Opened {
         let left_bytes = options.dram_budget_bytes.saturating_sub(needed_bytes);
         let row_words_max = manifest.schema.tables().iter().map(|table| table.dim).max();
         let row_words_max = row_words_max.unwrap_or(1) as usize;
-        let maker =
-            ReaderMaker::new(options, left_bytes, (row_words_max, manifest.placed.is_some()));
+        let maker = ReaderMaker::new(options, left_bytes, row_words_max, manifest.placed.is_some());
         // A first reader, over no pages yet, says what readers cost here.
         let reader_bytes = maker.make(0, &file, maker.overlaps)?.memory_bytes();
         let load_bytes = BUFFER_BYTES + places_memory.load_bytes;
@@ -158,16 +157,15 @@ struct ReaderMaker<'a> {
     /// Whether lookups work on while pages fly. The next part does not know the rows of the one
     /// before, but for a cache.
     overlaps: bool,
-    row_words_max: usize,
-    choice_bytes_per_row: usize,
-    tier_count: usize,
+    scratch: ScratchShape,
 }
 
 impl<'a> ReaderMaker<'a> {
     fn new(
         options: &'a SnapshotOptions,
         left_bytes: u64,
-        (row_words_max, is_placed): (usize, bool),
+        row_words_max: usize,
+        is_placed: bool,
     ) -> Self {
         let share = left_bytes / 8;
         let mut engine = EngineOptions { buf_bytes: PAGE_BYTES, ..options.engine.clone() };
@@ -191,9 +189,7 @@ impl<'a> ReaderMaker<'a> {
                 && options.cache_bytes_max != Some(0),
             engine,
             scratch_bytes,
-            row_words_max,
-            choice_bytes_per_row,
-            tier_count,
+            scratch: ScratchShape { row_words_max, choice_bytes_per_row, tier_count },
         }
     }
 
@@ -229,8 +225,7 @@ impl<'a> ReaderMaker<'a> {
         let mut small = SmallReaders {
             engine: self.engine.clone(),
             pages: Arc::clone(pages),
-            row_words_max: self.row_words_max,
-            per_row: (self.choice_bytes_per_row, self.tier_count),
+            scratch: self.scratch,
             count_max: count.saturating_sub(full_count),
         };
         let full_bytes: u64 = full.iter().map(Reader::memory_bytes).sum();
@@ -239,11 +234,9 @@ impl<'a> ReaderMaker<'a> {
     }
 
     fn make(&self, number: usize, pages: &Arc<dyn Device>, overlaps: bool) -> Result<Reader> {
-        let per_row = (self.choice_bytes_per_row, self.tier_count);
         let bytes = if overlaps { self.scratch_bytes / 2 } else { self.scratch_bytes };
-        let scratch = || Scratch::new(bytes, self.row_words_max, per_row);
-        let scratches = (scratch(), overlaps.then(scratch));
-        Reader::new(number, &self.engine, pages, scratches)
+        let scratch = || Scratch::new(bytes, self.scratch);
+        Reader::new(number, &self.engine, pages, scratch(), overlaps.then(scratch))
     }
 }
 
@@ -304,7 +297,7 @@ fn copy_pages(file: &dyn Device, page_count: u64) -> Result<Arc<dyn Device>> {
     let mut buffer = tierbed_io::AlignedBuf::new(COPY_PAGES * PAGE_BYTES);
     for first in (0..page_count).step_by(COPY_PAGES) {
         let count = (page_count - first).min(COPY_PAGES as u64) as usize;
-        let bytes = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
+        let (bytes, _) = buffer.split_at_mut(count * PAGE_BYTES);
         file.read_at(first * PAGE_BYTES as u64, bytes)?;
         memory.write_at(first * PAGE_BYTES as u64, bytes)?;
     }

@@ -8,6 +8,7 @@
 //! A page holds rows of one table, or of the tables of one placement; both have a number, the
 //! page's *owner*: tables come first, then placements. A row larger than a page is cut into
 //! parts on consecutive pages, one part a page. Normative text: docs/reference/formats/snapshot.md.
+#![expect(clippy::indexing_slicing, reason = "offsets follow from the page's checked shape")]
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, RowId, TableId, TableSchema};
@@ -85,15 +86,18 @@ impl PageShape {
 #[derive(Debug)]
 pub(crate) struct PageBuilder {
     shape: PageShape,
-    bytes: Box<[u8]>,
+    bytes: Box<[u8; PAGE_BYTES]>,
     row_count: usize,
     part: usize,
 }
 
 impl PageBuilder {
     pub(crate) fn new(shape: PageShape) -> Self {
-        let bytes = vec![0; PAGE_BYTES].into_boxed_slice();
-        Self { shape, bytes, row_count: 0, part: 0 }
+        assert!(
+            shape.weights_at(shape.rows_per_page) <= PAGE_BYTES,
+            "rows of {shape:?} do not fit a page"
+        );
+        Self { shape, bytes: Box::new([0; PAGE_BYTES]), row_count: 0, part: 0 }
     }
 
     pub(crate) fn shape(&self) -> PageShape {
@@ -110,7 +114,11 @@ impl PageBuilder {
     }
 
     /// Returns the row id in `slot`.
+    ///
+    /// # Panics
+    /// When no row is there.
     pub(crate) fn row(&self, slot: usize) -> RowId {
+        assert!(slot < self.row_count, "slot {slot} of a page with {} rows", self.row_count);
         read_row_id(&self.bytes, self.shape, slot)
     }
 
@@ -125,12 +133,12 @@ impl PageBuilder {
     pub(crate) fn push(&mut self, row: RowId, part: usize, weights: &[f32]) {
         assert!(!self.is_full(), "page is full");
         assert_eq!(weights.len(), self.shape.dim, "row size");
+        assert!(part < self.shape.parts_per_row, "part {part} of a row in {:?}", self.shape);
         let (before, count) = self.shape.part_words(part);
         let id_at = self.shape.id_at(self.row_count);
-        self.put(id_at, row.0.to_le_bytes().get(..self.shape.id_bytes).unwrap_or_default());
-        let weights = weights.get(before..before + count).unwrap_or_default();
+        self.put(id_at, &row.0.to_le_bytes()[..self.shape.id_bytes]);
         let weights_at = self.shape.weights_at(self.row_count);
-        self.put(weights_at, bytemuck::cast_slice(weights));
+        self.put(weights_at, bytemuck::cast_slice(&weights[before..before + count]));
         self.row_count += 1;
         self.part = part;
     }
@@ -140,7 +148,7 @@ impl PageBuilder {
         &mut self,
         owner: TableId,
         page_id: u64,
-        take: impl FnOnce(&[u8]) -> T,
+        take: impl FnOnce(&[u8; PAGE_BYTES]) -> T,
     ) -> T {
         self.put(4, &PAGE_MAGIC.to_le_bytes());
         self.put(6, &PAGE_VERSION.to_le_bytes());
@@ -148,7 +156,7 @@ impl PageBuilder {
         self.put(12, &(self.row_count as u16).to_le_bytes());
         self.put(14, &(self.part as u16).to_le_bytes());
         self.put(16, &page_id.to_le_bytes());
-        let crc = crc32c(self.bytes.get(4..).unwrap_or_default());
+        let crc = crc32c(&self.bytes[4..]);
         self.put(0, &crc.to_le_bytes());
         let taken = take(&self.bytes);
         self.bytes.fill(0);
@@ -157,16 +165,14 @@ impl PageBuilder {
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
-        if let Some(place) = self.bytes.get_mut(at..at + bytes.len()) {
-            place.copy_from_slice(bytes);
-        }
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
 
 /// A page that passed its checks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageView<'a> {
-    bytes: &'a [u8],
+    bytes: &'a [u8; PAGE_BYTES],
     shape: PageShape,
     pub(crate) page_id: u64,
     /// A table, or behind the tables a placement.
@@ -180,10 +186,10 @@ impl<'a> PageView<'a> {
     /// Checks that `bytes` are page `page_id` of a snapshot whose owners have `shapes`.
     pub(crate) fn parse(bytes: &'a [u8], page_id: u64, shapes: &[PageShape]) -> Result<Self> {
         let bad = |what: &str| Error::corruption(what).with("page_id", page_id);
-        if bytes.len() != PAGE_BYTES {
+        let Ok(bytes) = <&[u8; PAGE_BYTES]>::try_from(bytes) else {
             return Err(bad("page is not whole").with("found_bytes", bytes.len()));
-        }
-        let (stored, computed) = (le_u32(bytes, 0), crc32c(bytes.get(4..).unwrap_or_default()));
+        };
+        let (stored, computed) = (le_u32(bytes, 0), crc32c(&bytes[4..]));
         if stored != computed {
             return Err(bad("page checksum mismatch")
                 .with("expected", format_args!("{stored:#010x}"))
@@ -208,7 +214,11 @@ impl<'a> PageView<'a> {
     }
 
     /// Returns the row id in `slot`.
+    ///
+    /// # Panics
+    /// When no row is there.
     pub(crate) fn row(&self, slot: usize) -> RowId {
+        assert!(slot < self.row_count, "slot {slot} of a page with {} rows", self.row_count);
         read_row_id(self.bytes, self.shape, slot)
     }
 
@@ -217,25 +227,31 @@ impl<'a> PageView<'a> {
         let slot = (0..self.row_count).find(|&slot| self.row(slot) == row)?;
         let (_, count) = self.shape.part_words(self.part);
         let at = self.shape.weights_at(slot);
-        self.bytes.get(at..at + 4 * count)
+        Some(&self.bytes[at..at + 4 * count])
     }
 }
 
-fn read_row_id(bytes: &[u8], shape: PageShape, slot: usize) -> RowId {
+fn read_row_id(bytes: &[u8; PAGE_BYTES], shape: PageShape, slot: usize) -> RowId {
     let at = shape.id_at(slot);
     RowId(if shape.id_bytes == 8 { le_u64(bytes, at) } else { u64::from(le_u32(bytes, at)) })
 }
 
 pub(crate) fn le_u16(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |b| u16::from_le_bytes(*b))
+    u16::from_le_bytes(array_at(bytes, at))
 }
 
 pub(crate) fn le_u32(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |b| u32::from_le_bytes(*b))
+    u32::from_le_bytes(array_at(bytes, at))
 }
 
 pub(crate) fn le_u64(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |b| u64::from_le_bytes(*b))
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
 }
 
 #[cfg(test)]

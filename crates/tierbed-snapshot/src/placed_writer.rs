@@ -4,6 +4,7 @@
 //! once for each of its pages, and comes out page by page. Where rows can be asked for one by one
 //! ([`PlacedWriter::fill`]) nothing needs sorting. Seats of rows that never came stay empty, and a
 //! page on which nobody sits is left out.
+#![expect(clippy::indexing_slicing, reason = "items and pages are those of the placement")]
 
 use std::sync::Arc;
 
@@ -49,27 +50,39 @@ pub(crate) struct PlacedWriter {
     _memory: Reservation,
 }
 
+/// Where rows are sorted, and in how much memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SortSpace<'a> {
+    pub(crate) folder: &'a Arc<dyn Folder>,
+    pub(crate) budget: &'a Budget,
+    /// A sorter may take one part in so many of what is free.
+    pub(crate) share_count: u64,
+}
+
 impl PlacedWriter {
-    /// Makes ready for the rows of placement `number` of `count`.
+    /// Makes ready for the rows of placement `number`.
+    ///
+    /// # Errors
+    /// `Invalid` when the placement is not one of its tables, or the budget does not reach.
     pub(crate) fn new(
         placed: PlacedTables,
-        (number, count): (usize, usize),
+        number: usize,
         schema: &Schema,
-        (folder, budget): (&Arc<dyn Folder>, &Budget),
+        sort: SortSpace<'_>,
     ) -> Result<Self> {
         let numbering = placed.check(schema)?;
         let page_count = placed.index.inverted().list_count() as usize;
         let present_words = numbering.item_count.div_ceil(64) as usize;
         let bytes = placed.index.memory_bytes() + (4 * page_count + 8 * present_words) as u64;
-        let memory = budget.reserve("placement", bytes)?;
-        let left = (count - number) as u64 + 1;
+        let memory = sort.budget.reserve("placement", bytes)?;
         let options = SorterOptions {
             key_bytes: KEY_BYTES,
             payload_bytes: 4 * numbering.shape.dim,
-            memory_bytes: (budget.free_bytes() / left).clamp(MEMORY_BYTES_MIN, SORT_BYTES_MAX),
+            memory_bytes: (sort.budget.free_bytes() / sort.share_count)
+                .clamp(MEMORY_BYTES_MIN, SORT_BYTES_MAX),
             scratch_name: format!("scratch.places.{number}"),
         };
-        let sorter = ExternalSorter::new(Arc::clone(folder), &options, budget)?;
+        let sorter = ExternalSorter::new(Arc::clone(sort.folder), &options, sort.budget)?;
         Ok(Self {
             tables: placed.tables.iter().map(|table| table.0).collect(),
             written: vec![NO_PAGE; page_count],
@@ -117,13 +130,12 @@ impl PlacedWriter {
         self.first_page = pages.page_count();
         for page in 0..self.placed.index.inverted().list_count() {
             for at in 0..self.placed.index.rows_of(page).len() {
-                let item = self.placed.index.rows_of(page).get(at).copied();
-                let row = item.and_then(|item| Some((item, self.numbering.key_of(item)?)));
-                let Some((item, key)) = row else { continue };
+                let item = self.placed.index.rows_of(page)[at];
+                let key = self.key_of(item);
                 let mut weights = std::mem::take(&mut self.weights);
                 if row_of(key, &mut weights)? {
                     set_bit(&mut self.is_present, item);
-                    self.seat(pages, (page, item), &weights);
+                    self.seat(pages, page, item, &weights);
                 }
                 self.weights = weights;
             }
@@ -143,23 +155,18 @@ impl PlacedWriter {
             if page != self.open_page {
                 self.seal(pages)?;
             }
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut weights);
-            if bytes.len() == record.payload.len() {
-                bytes.copy_from_slice(record.payload);
-            }
-            self.seat(pages, (page, item), &weights);
+            bytemuck::cast_slice_mut(&mut weights).copy_from_slice(record.payload);
+            self.seat(pages, page, item, &weights);
         }
         self.seal(pages)?;
         Ok(sorted.stats().run_count)
     }
 
-    fn seat(&mut self, pages: &PageFileWriter, (page, item): (u32, u32), weights: &[f32]) {
+    fn seat(&mut self, pages: &PageFileWriter, page: u32, item: u32, weights: &[f32]) {
         if self.open_page != page {
             self.open_page = page;
             let number = (pages.page_count() - self.first_page) as u32;
-            if let Some(place) = self.written.get_mut(page as usize) {
-                *place = number;
-            }
+            self.written[page as usize] = number;
         }
         self.builder.push(RowId(u64::from(item)), 0, weights);
         self.seat_count += 1;
@@ -185,7 +192,9 @@ impl PlacedWriter {
         places.put(start)?;
         for item in 0..forward.list_count() {
             for &page in self.pages_of(item) {
-                places.put(self.written.get(page as usize).copied().unwrap_or(NO_PAGE))?;
+                let number = self.written[page as usize];
+                assert_ne!(number, NO_PAGE, "page {page} of item {item} was not written");
+                places.put(number)?;
             }
         }
         places.end_placement()
@@ -203,10 +212,16 @@ impl PlacedWriter {
     /// Counts the rows that came, by table.
     pub(crate) fn row_counts(&self, mut add: impl FnMut(usize)) {
         for item in (0..self.numbering.item_count).filter(|&item| bit(&self.is_present, item)) {
-            if let Some(key) = self.numbering.key_of(item) {
-                add(key.table.0 as usize);
-            }
+            add(self.key_of(item).table.0 as usize);
         }
+    }
+
+    /// Returns the row of an item of the placement.
+    fn key_of(&self, item: u32) -> RowKey {
+        let Some(key) = self.numbering.key_of(item) else {
+            panic!("item {item} of a placement of {}", self.numbering.item_count)
+        };
+        key
     }
 }
 
@@ -215,15 +230,13 @@ fn twice(item: u32) -> Error {
 }
 
 fn bit(bits: &[u64], at: u32) -> bool {
-    bits.get(at as usize / 64).is_some_and(|bits| bits >> (at % 64) & 1 == 1)
+    bits[at as usize / 64] >> (at % 64) & 1 == 1
 }
 
 /// Sets a bit; tells whether it was clear.
 fn set_bit(bits: &mut [u64], at: u32) -> bool {
     let was_clear = !bit(bits, at);
-    if let Some(word) = bits.get_mut(at as usize / 64) {
-        *word |= 1 << (at % 64);
-    }
+    bits[at as usize / 64] |= 1 << (at % 64);
     was_clear
 }
 
@@ -234,6 +247,9 @@ fn encode_key(page: u32, item: u32) -> [u8; KEY_BYTES] {
 
 #[expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
 fn decode_key(bytes: &[u8]) -> (u32, u32) {
-    let key = bytes.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    let Some(key) = bytes.first_chunk() else {
+        panic!("sort key of {} bytes, not {KEY_BYTES}", bytes.len())
+    };
+    let key = u64::from_be_bytes(*key);
     ((key >> 32) as u32, key as u32)
 }

@@ -129,13 +129,15 @@ impl Places {
             words.take(left).for_each(|word| numbers.extend([word as u32, (word >> 32) as u32]));
         })?;
         check_crc(device, placed.places_crc32c, found)?;
+        assert_eq!(numbers.len(), 2 * word_count, "words of the blocks that were read");
         let mut rest = &numbers[..];
         let mut placements = Vec::with_capacity(placed.placements.len());
         for info in &placed.placements {
             let numbering = Numbering::new(schema, &info.tables)?;
             let (forward, used) = take_lists(rest, numbering.item_count, info)
                 .map_err(|error| error.with("path", device.name()))?;
-            rest = rest.get(used..).unwrap_or_default();
+            // An odd end is padded to a word, so `used` numbers are there.
+            (_, rest) = rest.split_at(used);
             let index = PageIndex::from_forward(forward).limited(index_limit);
             placements.push(PlacementIndex { numbering, first_page: info.first_page, index });
         }
@@ -148,8 +150,18 @@ impl Places {
         self.placements.iter().map(|placement| placement.index.memory_bytes()).sum()
     }
 
+    /// Returns a placement that a page names; `None` when there is no such placement.
     pub(crate) fn get(&self, placement: u32) -> Option<&PlacementIndex> {
         self.placements.get(placement as usize)
+    }
+
+    /// Returns a placement that [`Starts::find`] named.
+    ///
+    /// # Panics
+    /// When there is no such placement.
+    pub(crate) fn at(&self, placement: u32) -> &PlacementIndex {
+        let found = self.get(placement);
+        found.unwrap_or_else(|| panic!("placement {placement} of {}", self.placements.len()))
     }
 }
 

@@ -9,6 +9,10 @@
 //!
 //! Choosing goes on while what was chosen flies (MaxEmbed §6.2), and a reader with two scratches
 //! lets pages of one fly while the rows of the other are dealt with (FlashEmbedding §3.4).
+#![expect(
+    clippy::indexing_slicing,
+    reason = "selection answers with positions of what it was asked"
+)]
 
 mod flights;
 
@@ -56,7 +60,7 @@ impl Source<'_> {
     /// tables with pages of their own.
     fn pages_of(&self, key: RowKey) -> impl Iterator<Item = u64> + '_ {
         let found = self.places.starts.find(key);
-        let found = found.and_then(|(at, item)| Some((self.places.get(at)?, item)));
+        let found = found.map(|(at, item)| (self.places.at(at), item));
         found.into_iter().flat_map(|(placement, item)| {
             let pages = placement.index.pages_of(item);
             pages.iter().map(|&page| placement.first_page + u64::from(page))
@@ -101,7 +105,8 @@ impl Reader {
         number: usize,
         options: &EngineOptions,
         pages: &Arc<dyn Device>,
-        (scratch, other): (Scratch, Option<Scratch>),
+        scratch: Scratch,
+        other: Option<Scratch>,
     ) -> Result<Self> {
         let flights = Flights::new(open_engine(options)?, pages, options.queue_depth);
         Ok(Self { number, flights, scratch, other, choice: Choice::default() })
@@ -154,7 +159,7 @@ impl Reader {
             choice.choose(asked, source, |page_id, served| {
                 let wanted = &mut wanting.scratch.wanted;
                 let first = wanted.len();
-                let rows = served.iter().filter_map(|&position| asked.get(position as usize));
+                let rows = served.iter().map(|&position| asked[position as usize]);
                 wanted.extend(rows.map(|asked| Wanted { page_id, at: asked.at, part: 0 }));
                 if source.options.is_pipelined {
                     flights.submit(&mut wanting, first, source);
@@ -200,8 +205,8 @@ impl Choice {
         source: &Source<'_>,
         mut take: impl FnMut(u64, &[u32]),
     ) {
-        let placement = asked.first().and_then(|asked| source.places.get(asked.placement));
-        let Some(placement) = placement else { return };
+        let Some(first) = asked.first() else { return };
+        let placement = source.places.at(first.placement);
         self.items.clear();
         self.items.extend(asked.iter().map(|asked| asked.item));
         let (index, first_page) = (&placement.index, placement.first_page);

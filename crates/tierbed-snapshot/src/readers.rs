@@ -12,7 +12,7 @@ use tierbed_core::Result;
 use tierbed_io::{Device, EngineOptions};
 
 use crate::reader::Reader;
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, ScratchShape};
 
 /// Scratch of a small reader: 512 rows of 64 elements.
 const SMALL_SCRATCH_BYTES: u64 = 256 << 10;
@@ -25,9 +25,7 @@ const SMALL_SHARE: u64 = 16;
 pub(crate) struct SmallReaders {
     pub(crate) engine: EngineOptions,
     pub(crate) pages: Arc<dyn Device>,
-    pub(crate) row_words_max: usize,
-    /// As [`Scratch::new`] takes them.
-    pub(crate) per_row: (usize, usize),
+    pub(crate) scratch: ScratchShape,
     /// Most of them.
     pub(crate) count_max: usize,
 }
@@ -49,14 +47,14 @@ impl SmallReaders {
     }
 
     fn make(&self, number: usize) -> Result<Reader> {
-        let scratch = Scratch::new(SMALL_SCRATCH_BYTES, self.row_words_max, self.per_row);
-        Reader::new(number, &self.engine, &self.pages, (scratch, None))
+        let scratch = Scratch::new(SMALL_SCRATCH_BYTES, self.scratch);
+        Reader::new(number, &self.engine, &self.pages, scratch, None)
     }
 
     /// Tells whether `index_count` indices are one chunk for a small reader.
     fn fits(&self, index_count: usize) -> bool {
         let words = SMALL_SCRATCH_BYTES as usize / 2 / size_of::<f32>();
-        index_count.saturating_mul(self.row_words_max.max(1)) <= words
+        index_count.saturating_mul(self.scratch.row_words_max.max(1)) <= words
     }
 }
 
@@ -180,12 +178,14 @@ impl ReaderGuard<'_> {
 }
 
 impl Drop for ReaderGuard<'_> {
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "every reader that is lent has a number of its own"
+    )]
     fn drop(&mut self) {
         let Some(reader) = self.reader.take() else { return };
         let mut state = lock(&self.readers.state);
-        if let Some(io) = state.io.get_mut(reader.number) {
-            *io = io_of(&reader);
-        }
+        state.io[reader.number] = io_of(&reader);
         let is_full = reader.number < state.full_count;
         if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);
         drop(state);

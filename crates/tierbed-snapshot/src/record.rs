@@ -213,6 +213,7 @@ impl Drop for Recorder {
 
 impl Group {
     /// Appends the rows that a sample asks for in these tables; `false` when there is none.
+    #[expect(clippy::indexing_slicing, reason = "the bags are checked, and the sample is theirs")]
     fn append(
         &self,
         text: &mut Vec<u8>,
@@ -224,9 +225,9 @@ impl Group {
         for (at, feature) in plan.features().iter().enumerate() {
             let found = self.starts.iter().find(|(table, _)| *table == feature.table);
             let Some(&(_, start)) = found else { continue };
-            let offsets = bags.feature_offsets(at).get(sample..sample + 2).unwrap_or_default();
-            let &[from, to] = offsets else { continue };
-            for &id in bags.indices.get(from as usize..to as usize).unwrap_or_default() {
+            let offsets = bags.feature_offsets(at);
+            let (from, to) = (offsets[sample] as usize, offsets[sample + 1] as usize);
+            for &id in &bags.indices[from..to] {
                 let row = u64::from(start) + feature.row_key(id).row.0;
                 if text.len() > before {
                     text.push(b' ');
@@ -244,7 +245,9 @@ impl Group {
 /// Writes what comes until nobody can send any more.
 fn write_all(full: &Receiver<(usize, Buffer)>, shelves: &mut [Shelf], stats: &Mutex<RecordStats>) {
     for (group, buffer) in full {
-        let Some(shelf) = shelves.get_mut(group) else { continue };
+        let Some(shelf) = shelves.get_mut(group) else {
+            panic!("queries of group {group} of {}", shelves.len())
+        };
         let has_failed = lock(stats).error.is_some();
         let written = if has_failed { None } else { Some(shelf.put(&buffer.text)) };
         let mut stats = lock(stats);

@@ -89,9 +89,7 @@ impl Refresher {
         let mut is_refreshed = vec![false; schema.tables().len()];
         for table in &options.tables {
             schema.table(*table)?;
-            if let Some(place) = is_refreshed.get_mut(table.0 as usize) {
-                *place = true;
-            }
+            is_refreshed[table.0 as usize] = true;
         }
         // A queue that grows doubles.
         let queue_bytes = 2 * options.waiting_rows_max * size_of::<RowKey>();
@@ -116,7 +114,7 @@ impl Refresher {
     /// Puts a row that was answered approximately into the queue, if its table wants that and
     /// there is room.
     pub(crate) fn ask(&self, key: RowKey) {
-        if self.is_refreshed.get(key.table.0 as usize) != Some(&true) {
+        if !self.is_refreshed[key.table.0 as usize] {
             return;
         }
         let count = match self.queue.try_push(key, self.waiting_rows_max) {
@@ -198,7 +196,7 @@ impl Snapshot {
         let mut rest = keys.as_slice();
         while !rest.is_empty() {
             let count = self.refresh_rows(refresher, &mut reader, rest);
-            rest = rest.get(count..).unwrap_or_default();
+            (_, rest) = rest.split_at(count);
         }
     }
 
@@ -237,7 +235,7 @@ impl Snapshot {
     fn offer_refreshed(&self, reader: &mut Reader) -> Result<()> {
         let scratch = &mut reader.scratch;
         for at in 0..scratch.keys.len() {
-            if scratch.filled.get(at) == Some(&Filled::Read) {
+            if scratch.filled[at] == Filled::Read {
                 let group = Group { positions: &[at as u32], row_count: 1, hit_count: 0 };
                 self.tiers().settle(&group, scratch)?;
             }

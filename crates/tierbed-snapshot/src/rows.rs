@@ -31,12 +31,13 @@ impl SnapshotRows {
     }
 
     /// Hands the rows of the scratch to `sink`; positions count from `first`.
+    #[expect(clippy::indexing_slicing, reason = "every unique row of a scratch has a state")]
     fn hand_out(&mut self, reader: &Reader, first: usize, sink: &mut RowSink<'_>) -> Result<()> {
         let scratch = &reader.scratch;
         let mut record = Vec::new();
         for (at, key) in scratch.keys.iter().enumerate() {
             self.stats.rows_read += 1;
-            if scratch.filled.get(at) == Some(&Filled::Initial) {
+            if scratch.filled[at] == Filled::Initial {
                 self.stats.rows_absent += 1;
                 sink(first + at, None)?;
                 continue;
@@ -63,11 +64,12 @@ impl RowStore for SnapshotRows {
         let reader = guard.get();
         let mut first = 0;
         while first < keys.len() {
-            let rest = keys.get(first..).unwrap_or_default();
+            let (_, rest) = keys.split_at(first);
             reader.scratch.start(rest.len());
             let fitting =
                 rest.iter().take_while(|key| reader.scratch.add(**key, snapshot.dim(**key)));
             let count = fitting.count();
+            assert!(count > 0, "a row does not fit an empty scratch");
             self.stats.pages_read += snapshot.fetch(reader, false)?.pages_read;
             self.hand_out(reader, first, sink)?;
             first += count;

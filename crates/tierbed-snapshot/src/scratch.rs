@@ -3,6 +3,10 @@
 //! Unique rows get a place in the scratch's words; each is filled once, from the cache, from a
 //! page, or by the initialiser. Memory is fixed when the scratch is made and counted against the
 //! budget.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "positions of unique rows come from the table of this chunk"
+)]
 
 use tierbed_cache::Visits;
 use tierbed_core::env::mix64;
@@ -53,9 +57,7 @@ impl Words {
     /// # Panics
     /// When there are not as many.
     pub(crate) fn row_mut(&mut self, start: usize, count: usize) -> &mut [f32] {
-        let len = self.0.len();
-        let words = self.0.get_mut(start..start + count);
-        words.unwrap_or_else(|| panic!("words {start}..+{count} of {len}"))
+        &mut self.0[start..start + count]
     }
 }
 
@@ -75,6 +77,17 @@ pub(crate) struct AskedItem {
     pub(crate) item: u32,
     /// Position among the unique rows.
     pub(crate) at: u32,
+}
+
+/// What the size of a scratch depends on besides its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScratchShape {
+    /// Words of the longest row.
+    pub(crate) row_words_max: usize,
+    /// Bytes per row of choosing among pages; 0: nothing is chosen.
+    pub(crate) choice_bytes_per_row: usize,
+    /// Tiers that are told what was found.
+    pub(crate) tier_count: usize,
 }
 
 /// The unique rows of a chunk and their words.
@@ -125,17 +138,9 @@ const ENTRY_BYTES: usize = ROW_BYTES + PlaceTable::BYTES_PER_KEY + size_of::<Wan
 const PART_WORDS_MIN: usize = 1000;
 
 impl Scratch {
-    /// Lays out `memory_bytes`: half for words, half for the rest, but at least one row of
-    /// `row_words_max`.
-    ///
-    /// `tier_count` tiers are told what was found. With `choice_bytes_per_row`, choosing among
-    /// pages takes that much besides; 0: nothing is
-    /// chosen.
-    pub(crate) fn new(
-        memory_bytes: u64,
-        row_words_max: usize,
-        (choice_bytes_per_row, tier_count): (usize, usize),
-    ) -> Self {
+    /// Lays out `memory_bytes`: half for words, half for the rest, but at least the longest row.
+    pub(crate) fn new(memory_bytes: u64, shape: ScratchShape) -> Self {
+        let ScratchShape { row_words_max, choice_bytes_per_row, tier_count } = shape;
         let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX / 4);
         let words = (half / size_of::<f32>()).max(row_words_max);
         let parts_max = words / PART_WORDS_MIN;
@@ -200,7 +205,7 @@ impl Scratch {
         let start = match self.index.find_or_add(key, &self.keys, is_fitting) {
             Found::Known(at) => {
                 self.ats.push(at);
-                self.row_starts.get(at as usize).copied().unwrap_or(0)
+                self.row_starts[at as usize]
             }
             Found::Full => return false,
             Found::Added => {
@@ -225,8 +230,7 @@ impl Scratch {
     /// # Panics
     /// When there is no such row.
     pub(crate) fn start_of(&self, at: usize) -> usize {
-        let start = self.row_starts.get(at).copied();
-        start.unwrap_or_else(|| panic!("row {at} of {}", self.row_starts.len()))
+        self.row_starts[at]
     }
 
     /// Returns `count` words of unique row `at`, from its `before`-th on, to be filled.
@@ -271,9 +275,7 @@ impl Scratch {
     }
 
     fn state_mut(&mut self, at: usize) -> &mut Filled {
-        let count = self.filled.len();
-        let state = self.filled.get_mut(at);
-        state.unwrap_or_else(|| panic!("row {at} of {count}"))
+        &mut self.filled[at]
     }
 
     /// Returns the `dim` words of unique row `at`.
@@ -281,11 +283,10 @@ impl Scratch {
     /// # Panics
     /// When they are not all there.
     pub(crate) fn row(&self, at: usize, dim: usize) -> &[f32] {
-        let state = self.filled.get(at).copied();
-        assert!(state.is_some_and(Filled::is_whole), "row {at} is {state:?}");
+        let state = self.filled[at];
+        assert!(state.is_whole(), "row {at} is {state:?}");
         let start = self.start_of(at);
-        let words = self.words.0.get(start..start + dim);
-        words.unwrap_or_else(|| panic!("row {at} has fewer than {dim} words"))
+        &self.words.0[start..start + dim]
     }
 
     /// Returns the words of all rows, each from its start on.
@@ -343,19 +344,19 @@ impl PlaceTable {
     /// Finds `key` among `keys`, or gives it the next position if it may be added.
     fn find_or_add(&mut self, key: RowKey, keys: &[RowKey], may_add: bool) -> Found {
         let mut at = mix64((u64::from(key.table.0) << 40) ^ key.row.0) as usize & self.mask;
-        while let Some(slot) = self.slots.get_mut(at) {
+        loop {
+            let slot = &mut self.slots[at];
             if slot.0 != self.generation {
                 if !may_add {
-                    break;
+                    return Found::Full;
                 }
                 *slot = (self.generation, keys.len() as u32);
                 return Found::Added;
             }
-            if keys.get(slot.1 as usize) == Some(&key) {
+            if keys[slot.1 as usize] == key {
                 return Found::Known(slot.1);
             }
             at = (at + 1) & self.mask;
         }
-        Found::Full
     }
 }

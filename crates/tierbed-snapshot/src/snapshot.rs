@@ -413,10 +413,7 @@ impl Snapshot {
     /// Tells where a row of the schema lies.
     pub(crate) fn place_of(&self, key: RowKey) -> Result<Place> {
         if let Some((placement, item)) = self.places.starts.find(key) {
-            let is_there = self
-                .places
-                .get(placement)
-                .is_some_and(|placement| !placement.index.pages_of(item).is_empty());
+            let is_there = !self.places.at(placement).index.pages_of(item).is_empty();
             return Ok(if is_there { Place::Item { placement, item } } else { Place::Nowhere });
         }
         Ok(self.index.get(key)?.map_or(Place::Nowhere, Place::Page))

@@ -25,7 +25,7 @@ impl Snapshot {
         let (mut crc, mut row_count, mut first) = (0, 0, 0);
         while first < self.manifest().page_count {
             let count = (self.manifest().page_count - first).min(VERIFY_PAGES as u64) as usize;
-            let bytes = buffer.get_mut(..count * PAGE_BYTES).unwrap_or_default();
+            let (bytes, _) = buffer.split_at_mut(count * PAGE_BYTES);
             self.pages().read_at(first * PAGE_BYTES as u64, bytes)?;
             for (at, bytes) in bytes.chunks_exact(PAGE_BYTES).enumerate() {
                 let page = PageView::parse(bytes, first + at as u64, &self.page_table().shapes)

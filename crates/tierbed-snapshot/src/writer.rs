@@ -11,6 +11,7 @@
 //!
 //! Rows of tables that share pages by a placement take another way to the same page file: see
 //! `placed_writer`.
+#![expect(clippy::indexing_slicing, reason = "tables are checked against the schema on entry")]
 
 use std::sync::Arc;
 
@@ -26,9 +27,9 @@ use crate::manifest::{
     check_attachment_name, served_schema, AttachmentInfo, Manifest, Placed, PlacementInfo,
     TableContents, ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME,
 };
-use crate::page::{PageBuilder, PageShape};
+use crate::page::{le_u64, PageBuilder, PageShape};
 use crate::placed::{PlacedTables, Starts};
-use crate::placed_writer::{PlacedWriter, RowSource};
+use crate::placed_writer::{PlacedWriter, RowSource, SortSpace};
 use crate::places::{places_blocks, PlacesWriter};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
@@ -127,7 +128,7 @@ impl SnapshotWriter {
         let sorter = ExternalSorter::new(Arc::clone(&folder), &options, budget)?;
         let pages = PageFileWriter::new(folder.open(PAGES_NAME, OpenMode::Create)?);
         let table_count = schema.tables().len();
-        let placed = open_placed(placed, &schema, (&folder, budget))?;
+        let placed = open_placed(placed, &schema, &folder, budget)?;
         let starts = Starts::new(placed.iter().map(|placed| &placed.numbering));
         Ok(Self {
             starts,
@@ -169,12 +170,9 @@ impl SnapshotWriter {
                 .with("found", weights.len()));
         }
         if let Some((placement, item)) = self.starts.find(RowKey::new(table, row)) {
-            let placed = self.placed.get_mut(placement as usize);
-            return placed.map_or(Ok(()), |placed| placed.push(item, weights));
+            return self.placed[placement as usize].push(item, weights);
         }
-        let Some(place) = self.open_pages.get_mut(table.0 as usize) else {
-            return Err(Error::invalid("no such table").with("table_id", table.0));
-        };
+        let place = &mut self.open_pages[table.0 as usize];
         if place.is_none() {
             self.open_bytes.resize(self.open_bytes.bytes() + PAGE_BYTES as u64)?;
         }
@@ -237,11 +235,7 @@ impl SnapshotWriter {
         let mut sort_run_count = 0;
         for placed in &mut self.placed {
             sort_run_count += placed.finish(&mut self.pages)?;
-            placed.row_counts(|table| {
-                if let Some(contents) = self.tables.get_mut(table) {
-                    contents.row_count += 1;
-                }
-            });
+            placed.row_counts(|table| self.tables[table].row_count += 1);
         }
         self.pages.finish()?;
         let is_placed = |table| self.starts.is_placed(table);
@@ -305,8 +299,7 @@ impl SnapshotWriter {
                     .with("row", key.row.0));
             }
             previous = Some(key);
-            let page = pair.payload.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-            index.push(key, page)?;
+            index.push(key, le_u64(pair.payload, 0))?;
         }
         let crc = index.finish()?;
         device.sync()?;
@@ -332,18 +325,20 @@ impl Drop for SnapshotWriter {
 fn open_placed(
     placed: Vec<PlacedTables>,
     schema: &Schema,
-    target: (&Arc<dyn Folder>, &Budget),
+    folder: &Arc<dyn Folder>,
+    budget: &Budget,
 ) -> Result<Vec<PlacedWriter>> {
     let count = placed.len();
     let mut tables: Vec<TableId> = placed.iter().flat_map(|p| p.tables.iter().copied()).collect();
     tables.sort_unstable();
-    if let Some(twice) = tables
-        .windows(2)
-        .find_map(|pair| (pair.first() == pair.last()).then(|| pair.first()).flatten())
-    {
-        return Err(Error::invalid("table is in two placements").with("table_id", twice.0));
+    if let Some(twice) = tables.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::invalid("table is in two placements").with("table_id", twice[0].0));
     }
-    let open = |(number, placed)| PlacedWriter::new(placed, (number, count), schema, target);
+    let open = |(number, placed)| {
+        // One share each for this writer and those still to come, and one that stays free.
+        let share_count = (count - number) as u64 + 1;
+        PlacedWriter::new(placed, number, schema, SortSpace { folder, budget, share_count })
+    };
     placed.into_iter().enumerate().map(open).collect()
 }
 
@@ -373,15 +368,15 @@ impl PageFileWriter {
         tables: &mut [TableContents],
         sorter: &mut Option<ExternalSorter>,
     ) -> Result<()> {
+        let Some(sorter) = sorter else { panic!("a page comes after the index was written") };
         let page_id = self.page_count;
-        if let (Some(contents), Some(sorter)) = (tables.get_mut(table.0 as usize), sorter) {
-            contents.page_count += 1;
-            if page.part() == 0 {
-                contents.row_count += page.row_count() as u64;
-                for slot in 0..page.row_count() {
-                    let key = encode_key(RowKey::new(table, page.row(slot)));
-                    sorter.push(&key, &page_id.to_le_bytes())?;
-                }
+        let contents = &mut tables[table.0 as usize];
+        contents.page_count += 1;
+        if page.part() == 0 {
+            contents.row_count += page.row_count() as u64;
+            for slot in 0..page.row_count() {
+                let key = encode_key(RowKey::new(table, page.row(slot)));
+                sorter.push(&key, &page_id.to_le_bytes())?;
             }
         }
         self.put(table.0, page)
@@ -401,10 +396,8 @@ impl PageFileWriter {
         let start = self.buffered * PAGE_BYTES;
         let (buffer, crc) = (&mut self.buffer, &mut self.crc);
         page.seal(TableId(owner), page_id, |bytes| {
-            *crc = crc32c_append(*crc, bytes.get(..4).unwrap_or_default());
-            if let Some(place) = buffer.get_mut(start..start + PAGE_BYTES) {
-                place.copy_from_slice(bytes);
-            }
+            *crc = crc32c_append(*crc, &bytes[..4]);
+            buffer[start..start + PAGE_BYTES].copy_from_slice(bytes);
         });
         self.buffered += 1;
         self.page_count += 1;
@@ -413,7 +406,7 @@ impl PageFileWriter {
 
     fn flush(&mut self) -> Result<()> {
         let first = self.page_count - self.buffered as u64;
-        let used = self.buffer.get(..self.buffered * PAGE_BYTES).unwrap_or_default();
+        let used = &self.buffer[..self.buffered * PAGE_BYTES];
         self.device.write_at(first * PAGE_BYTES as u64, used)?;
         self.buffered = 0;
         Ok(())
@@ -440,9 +433,10 @@ fn encode_key(key: RowKey) -> [u8; KEY_BYTES] {
 
 #[expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
 fn decode_key(bytes: &[u8]) -> RowKey {
-    let table = bytes.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes));
-    let row = bytes.last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-    RowKey::new(TableId(table), RowId(row))
+    let (Some(table), Some(row)) = (bytes.first_chunk(), bytes.last_chunk()) else {
+        panic!("sort key of {} bytes, not {KEY_BYTES}", bytes.len())
+    };
+    RowKey::new(TableId(u32::from_be_bytes(*table)), RowId(u64::from_be_bytes(*row)))
 }
 
 fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Result<Report> {

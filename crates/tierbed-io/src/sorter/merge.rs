@@ -1,4 +1,5 @@
 //! Merge of sorted runs by a heap of run numbers.
+#![expect(clippy::indexing_slicing, reason = "the heap holds numbers of readers")]
 
 use tierbed_core::Result;
 
@@ -72,21 +73,22 @@ impl Merge {
     /// Returns the smallest record not yet returned.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>> {
         if std::mem::take(&mut self.is_top_spent) {
-            let top = self.heap.first().and_then(|&run| self.readers.get_mut(run));
-            if !top.map_or(Ok(false), RunReader::advance)? {
+            let top = self.heap[0];
+            if !self.readers[top].advance()? {
                 self.heap.swap_remove(0);
             }
             self.sift_down(0);
         }
-        let top = self.heap.first().and_then(|&run| self.readers.get(run));
+        let top = self.heap.first();
         self.is_top_spent = top.is_some();
-        Ok(top.map(RunReader::record))
+        Ok(top.map(|&run| self.readers[run].record()))
     }
 
     fn is_before(&self, a: usize, b: usize) -> bool {
         let key = |run: usize| {
-            let record = self.readers.get(run).map_or(&[][..], RunReader::record);
-            (record.get(..self.key_bytes), run)
+            let (key, _) = self.readers[run].record().split_at(self.key_bytes);
+            // Equal keys leave in the order of their runs.
+            (key, run)
         };
         key(a) < key(b)
     }
@@ -95,10 +97,8 @@ impl Merge {
         loop {
             let mut least = at;
             for child in [2 * at + 1, 2 * at + 2] {
-                if let (Some(&a), Some(&b)) = (self.heap.get(child), self.heap.get(least)) {
-                    if self.is_before(a, b) {
-                        least = child;
-                    }
+                if child < self.heap.len() && self.is_before(self.heap[child], self.heap[least]) {
+                    least = child;
                 }
             }
             if least == at {

@@ -12,6 +12,7 @@
 //! here outlives the sorter: the scratch files are removed when it is dropped.
 //!
 //! Source: Knuth, TAOCP 3, §5.4 (external sorting).
+#![expect(clippy::indexing_slicing, reason = "`order` numbers the records in memory")]
 
 mod merge;
 mod scratch;
@@ -178,7 +179,7 @@ impl ExternalSorter {
         let (records, key_bytes, record_bytes) = (&self.records, self.key_bytes, self.record_bytes);
         let key = |at: u32| {
             let start = at as usize * record_bytes;
-            records.get(start..start + key_bytes).unwrap_or_default()
+            &records[start..start + key_bytes]
         };
         // Ties by position: the sort is stable without the memory of a stable sort.
         self.order.sort_unstable_by(|a, b| key(*a).cmp(key(*b)).then(a.cmp(b)));
@@ -188,13 +189,17 @@ impl ExternalSorter {
         if self.order.is_empty() {
             return Ok(());
         }
+        assert_eq!(
+            self.records.len(),
+            self.order.len() * self.record_bytes,
+            "bytes of the records in memory"
+        );
         self.sort();
         let buffer_bytes = self.memory.bytes() / WRITE_BUFFER_SHARE;
         let mut run = RunWriter::new(&mut self.scratch, buffer_bytes as usize)?;
         for at in &self.order {
             let start = *at as usize * self.record_bytes;
-            let record = self.records.get(start..start + self.record_bytes).unwrap_or_default();
-            run.push(record)?;
+            run.push(&self.records[start..start + self.record_bytes])?;
         }
         run.finish()?;
         self.records.clear();
@@ -232,7 +237,7 @@ impl SortedRecords {
             Source::Memory { records, order, at } => {
                 let start = order.get(*at).map(|at| *at as usize * self.record_bytes);
                 *at += 1;
-                start.and_then(|start| records.get(start..start + self.record_bytes))
+                start.map(|start| &records[start..start + self.record_bytes])
             }
         };
         Ok(record.map(|record| {

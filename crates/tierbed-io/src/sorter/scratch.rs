@@ -1,4 +1,5 @@
 //! Scratch file of sorted runs, each beginning at a page border.
+#![expect(clippy::indexing_slicing, reason = "counts are bounded by the buffers they count in")]
 
 use std::sync::Arc;
 
@@ -100,12 +101,10 @@ impl<'a> RunWriter<'a> {
             if self.used == self.buffer.len() {
                 self.flush(self.used)?;
             }
-            let room = self.buffer.get_mut(self.used..).unwrap_or_default();
+            let room = &mut self.buffer[self.used..];
             let count = room.len().min(rest.len());
             let (now, later) = rest.split_at(count);
-            if let Some(room) = room.get_mut(..count) {
-                room.copy_from_slice(now);
-            }
+            room[..count].copy_from_slice(now);
             self.used += count;
             rest = later;
         }
@@ -127,7 +126,7 @@ impl<'a> RunWriter<'a> {
     }
 
     fn flush(&mut self, count: usize) -> Result<()> {
-        let bytes = self.buffer.get(..count).unwrap_or_default();
+        let bytes = &self.buffer[..count];
         self.device.write_at(self.start_bytes + self.len_bytes, bytes)?;
         self.len_bytes += count as u64;
         self.used = 0;
@@ -186,9 +185,9 @@ impl RunReader {
             if self.at == self.end {
                 self.refill()?;
             }
-            let ready = self.buffer.get(self.at..self.end).unwrap_or_default();
+            let ready = &self.buffer[self.at..self.end];
             let count = ready.len().min(self.record_bytes - self.record.len());
-            self.record.extend_from_slice(ready.get(..count).unwrap_or_default());
+            self.record.extend_from_slice(&ready[..count]);
             self.at += count;
         }
         self.crc = crc32c_append(self.crc, &self.record);
@@ -204,7 +203,7 @@ impl RunReader {
         }
         // Runs occupy whole pages, so the rounded read stays inside the file.
         let rounded = count.next_multiple_of(PAGE_BYTES).min(self.buffer.len());
-        let out = self.buffer.get_mut(..rounded).unwrap_or_default();
+        let out = &mut self.buffer[..rounded];
         self.run.device.read_at(self.run.offset_bytes + done_bytes, out)?;
         self.left_bytes -= count as u64;
         (self.at, self.end) = (0, count);

@@ -82,7 +82,7 @@ async fn answered(
     let body_bytes = received.bytes.len() as u64;
     service.metrics.body_bytes.inc_by(body_bytes);
     let mut response = match Arc::clone(&service.places).try_acquire_owned() {
-        Ok(place) => on_blocking_thread(&service, (route, place), received, work).await,
+        Ok(place) => on_blocking_thread(&service, route, place, received, work).await,
         Err(_) => {
             Refusal::busy("places", "too many requests at once; try again later").into_response()
         }
@@ -94,7 +94,8 @@ async fn answered(
 /// The place is given back when the work ends, even if nobody waits for the answer any more.
 async fn on_blocking_thread(
     service: &Arc<Service>,
-    (route, place): (&'static str, OwnedSemaphorePermit),
+    route: &'static str,
+    place: OwnedSemaphorePermit,
     received: Received,
     work: impl FnOnce(&Service, Received) -> Result<Made, Refusal> + Send + 'static,
 ) -> Response {

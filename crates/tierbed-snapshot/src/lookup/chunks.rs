@@ -11,6 +11,7 @@
 //! ```
 //!
 //! Source: FlashEmbedding §3.4, whose host works on a sub-batch while the device reads another.
+#![expect(clippy::indexing_slicing, reason = "samples and indices are those of the checked bags")]
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ use tierbed_kernels::FeaturePlan;
 
 use crate::scratch::Scratch;
 
-/// Indices that a part should at least have: below, what it costs to begin one is worth more.
+/// Fewest indices of a part: below, the fixed cost of one more part exceeds what overlap saves.
 const PART_INDICES_MIN: usize = 512;
 /// Most parts of a batch: rows that several parts miss may be read by each.
 const PARTS_MAX: usize = 8;
@@ -69,8 +70,7 @@ impl Asked<'_> {
     /// Returns the indices of feature `at` of some samples, among all.
     pub(super) fn indices(&self, at: usize, samples: &Range<usize>) -> Range<usize> {
         let offsets = self.bags.feature_offsets(at);
-        let bound = |at: usize| offsets.get(at).map_or(0, |&offset| offset as usize);
-        bound(samples.start)..bound(samples.end)
+        offsets[samples.start] as usize..offsets[samples.end] as usize
     }
 
     /// Puts as many indices of a part from its `first` on into the scratch as fit.
@@ -88,7 +88,7 @@ impl Asked<'_> {
             // Earlier chunks may have taken the feature, or some of it.
             let from = range.start + (next - before).min(range.len());
             before += range.len();
-            for &id in self.bags.indices.get(from..range.end).unwrap_or_default() {
+            for &id in &self.bags.indices[from..range.end] {
                 if !scratch.add(feature.row_key(id), feature.columns.dim) {
                     return chunk(next);
                 }

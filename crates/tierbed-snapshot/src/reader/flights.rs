@@ -1,10 +1,14 @@
 //! Page reads in flight, and the rows that wait for each of them.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "entries are those that were wanted when a page was submitted"
+)]
 
 use std::sync::Arc;
 
 use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::stats::IoStats;
-use tierbed_core::{Error, ErrorKind, Result, RowKey};
+use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{Completion, Depth, Device, DeviceId, IoEngine, Op, Request, PAGE_BYTES};
 
 use super::{PagesRead, Source};
@@ -33,6 +37,25 @@ struct Part {
 
 /// Where a request's tag says for which scratch it is; the bits above are the first wanted row.
 const TURN_MASK: u64 = 1;
+
+/// A page on its way.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    /// First wanted row that it brings.
+    first: usize,
+    /// The scratch that wants it.
+    turn: u64,
+}
+
+impl Flight {
+    fn of_tag(tag: u64) -> Self {
+        Self { first: (tag >> 1) as usize, turn: tag & TURN_MASK }
+    }
+
+    fn tag(self) -> u64 {
+        ((self.first as u64) << 1) | self.turn
+    }
+}
 
 /// The pages of a call on their way.
 pub(super) struct Flights {
@@ -156,14 +179,14 @@ impl Flights {
                 None => self.land(wanting, source, true),
             }
         };
-        let page_id = wanted_at(wanting.scratch, first).page_id;
+        let page_id = wanting.scratch.wanted[first].page_id;
         self.engine.submit(Request {
             device: self.device,
             op: Op::Read,
             offset_bytes: page_id * PAGE_BYTES as u64,
             len_bytes: PAGE_BYTES as u32,
             buf,
-            tag: ((first as u64) << 1) | self.turn,
+            tag: Flight { first, turn: self.turn }.tag(),
         });
         self.queued_count += 1;
         let part = self.part_mut();
@@ -236,7 +259,8 @@ impl Flights {
 
     /// Takes the rows out of a page that has come.
     fn take(&mut self, completion: Completion, wanting: &mut Wanting<'_>, source: &Source<'_>) {
-        let (first, turn) = ((completion.tag >> 1) as usize, completion.tag & TURN_MASK);
+        let flight = Flight::of_tag(completion.tag);
+        let Flight { first, turn } = flight;
         self.part_of(turn).flying_count -= 1;
         let scratch = match &mut wanting.other {
             Some(other) if turn != self.turn => other,
@@ -244,17 +268,14 @@ impl Flights {
         };
         let read = completion.result.map_err(|error| {
             // The device names its file.
-            error.with("page_id", wanted_at(scratch, first).page_id)
+            error.with("page_id", scratch.wanted[first].page_id)
         });
         let taken = read.and_then(|()| {
-            let Some(bytes) = self.engine.bytes(completion.buf).get(..PAGE_BYTES) else {
-                panic!("a page buffer is smaller than a page")
-            };
-            take_rows(scratch, first, bytes, source)
+            take_rows(scratch, first, &self.engine.bytes(completion.buf)[..PAGE_BYTES], source)
         });
         self.engine.release(completion.buf);
         if let Err(error) = taken {
-            if self.failed.is_none() && !self.recover(scratch, (first, turn), source, &error) {
+            if self.failed.is_none() && !self.recover(scratch, flight, source, &error) {
                 self.failed = Some(error);
             }
         }
@@ -267,28 +288,29 @@ impl Flights {
     fn recover(
         &mut self,
         scratch: &mut Scratch,
-        (first, turn): (usize, u64),
+        flight: Flight,
         source: &Source<'_>,
         error: &Error,
     ) -> bool {
-        self.failed_pages.push(wanted_at(scratch, first).page_id);
+        let Flight { first, turn } = flight;
+        self.failed_pages.push(scratch.wanted[first].page_id);
         self.part_of(turn).counts.pages_failed += 1;
         if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) {
             return false;
         }
         let start = scratch.wanted.len();
         for entry in first..first + group_len(&scratch.wanted, first) {
-            let at = wanted_at(scratch, entry).at;
-            if scratch.filled.get(at as usize) == Some(&Filled::Read) {
+            let at = scratch.wanted[entry].at;
+            if scratch.filled[at as usize] == Filled::Read {
                 continue;
             }
-            let mut pages = source.pages_of(key_at(scratch, at as usize));
+            let mut pages = source.pages_of(scratch.keys[at as usize]);
             let other = pages.find(|page_id| !self.failed_pages.contains(page_id));
             let Some(page_id) = other else { return false };
             scratch.wanted.push(Wanted { page_id, at, part: 0 });
             self.part_of(turn).counts.rows_recovered += 1;
         }
-        scratch.wanted.get_mut(start..).unwrap_or_default().sort_unstable();
+        scratch.wanted[start..].sort_unstable();
         let mut next = start;
         while next < scratch.wanted.len() {
             self.part_of(turn).retries.push(next);
@@ -298,24 +320,10 @@ impl Flights {
     }
 }
 
+/// Returns how many wanted rows, from `first` on, are on the same page.
 fn group_len(wanted: &[Wanted], first: usize) -> usize {
-    let rest = wanted.get(first..).unwrap_or_default();
-    let page = rest.first().map(|wanted| wanted.page_id);
-    rest.iter().take_while(|wanted| Some(wanted.page_id) == page).count()
-}
-
-/// Returns the wanted row number `entry`.
-///
-/// # Panics
-/// When nothing with that number is wanted.
-fn wanted_at(scratch: &Scratch, entry: usize) -> Wanted {
-    let wanted = scratch.wanted.get(entry).copied();
-    wanted.unwrap_or_else(|| panic!("wanted row {entry} of {}", scratch.wanted.len()))
-}
-
-fn key_at(scratch: &Scratch, at: usize) -> RowKey {
-    let key = scratch.keys.get(at).copied();
-    key.unwrap_or_else(|| panic!("row {at} of {}", scratch.keys.len()))
+    let page_id = wanted[first].page_id;
+    wanted[first..].iter().take_while(|wanted| wanted.page_id == page_id).count()
 }
 
 /// Copies the rows wanted from a page, or their parts, out of it.
@@ -325,19 +333,19 @@ fn key_at(scratch: &Scratch, at: usize) -> RowKey {
 /// there then.
 fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<'_>) -> Result<()> {
     let pages = source.pages;
-    let page_id = wanted_at(scratch, first).page_id;
+    let page_id = scratch.wanted[first].page_id;
     let named =
         |error: Error| error.with("path", &pages.path).with("remedy", "publish the snapshot again");
     let page = PageView::parse(bytes, page_id, &pages.shapes).map_err(named)?;
     for entry in first..first + group_len(&scratch.wanted, first) {
-        let wanted = wanted_at(scratch, entry);
+        let wanted = scratch.wanted[entry];
         let at = wanted.at as usize;
-        let key = key_at(scratch, at);
+        let key = scratch.keys[at];
         let (owner, row) = source.seat_of(key);
         let weights = (page.owner == owner && page.part == wanted.part as usize)
             .then(|| page.find(row))
             .flatten();
-        let (Some(weights), Some(shape)) = (weights, pages.shapes.get(owner.0 as usize)) else {
+        let Some(weights) = weights else {
             return Err(named(
                 Error::corruption("page lacks a row that the forward index puts there")
                     .with("page_id", page_id)
@@ -345,7 +353,7 @@ fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<
                     .with("row", key.row.0),
             ));
         };
-        let (before, count) = shape.part_words(page.part);
+        let (before, count) = pages.shapes[owner.0 as usize].part_words(page.part);
         assert_eq!(weights.len(), count * size_of::<f32>(), "bytes of a part");
         scratch.take_part(at, before, weights);
     }

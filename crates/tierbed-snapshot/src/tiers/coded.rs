@@ -2,6 +2,7 @@
 //!
 //! A code fills up to three bytes less than its words. The tier moves words and never looks at
 //! them.
+#![expect(clippy::indexing_slicing, reason = "codes lie where their starts say")]
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,9 +19,9 @@ use super::CacheTier;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows {
     pub(super) dim: usize,
-    /// Those that are stored.
+    /// Rows that are stored.
     pub(super) row_count: u64,
-    /// Those that the table has: ids are below.
+    /// Rows of the table, stored or not: the exclusive upper bound of its ids.
     pub(super) table_rows: u64,
 }
 
@@ -125,10 +126,8 @@ impl CodedTier {
         let start = words.len();
         words.resize(start + self.words(row.len()), 0.0);
         let code_bytes = self.codec.code_bytes(row.len());
-        let code = words.get_mut(start..).map(bytemuck::cast_slice_mut::<f32, u8>);
-        let is_coded = code
-            .and_then(|code| code.get_mut(..code_bytes))
-            .is_some_and(|code| self.codec.encode(row, code).is_ok());
+        let code: &mut [u8] = bytemuck::cast_slice_mut(&mut words[start..]);
+        let is_coded = self.codec.encode(row, &mut code[..code_bytes]).is_ok();
         if !is_coded {
             words.truncate(start);
         }
@@ -163,14 +162,14 @@ impl CodedTier {
         let (mut codes, mut starts, mut first) = (Vec::new(), Vec::new(), 0);
         for key in keys {
             let dim = dim_of(*key);
-            let row = rows.get(first..first + dim).unwrap_or_default();
+            let row = &rows[first..first + dim];
             let start = codes.len();
             starts.push(self.encode(row, &mut codes).then_some((start, self.words(dim))));
             first += dim;
         }
         self.rows.insert_many(keys, visits, |at| {
-            let (start, words) = starts.get(at).copied().flatten()?;
-            codes.get(start..start + words)
+            let (start, words) = starts[at]?;
+            Some(&codes[start..start + words])
         })
     }
 

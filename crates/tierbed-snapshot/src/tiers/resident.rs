@@ -8,6 +8,10 @@
 //! bit per row   0 1 0 0 1 1 0 …          rank of row 4 = rank of its block + bits before it
 //! codes             c1    c4 c5          code of row 4 = codes[rank]
 //! ```
+#![expect(
+    clippy::indexing_slicing,
+    reason = "heads and tails are checked against the schema when given"
+)]
 
 use std::sync::Arc;
 
@@ -58,7 +62,8 @@ impl HeadRows {
     /// `Invalid` for rows out of order or range, and codes of another length.
     pub fn new(
         codec: Codec,
-        (row_count, dim): (u64, usize),
+        row_count: u64,
+        dim: usize,
         rows: &[u64],
         codes: Vec<u8>,
     ) -> Result<Self> {
@@ -77,9 +82,7 @@ impl HeadRows {
         let words = usize::try_from(row_count.div_ceil(64)).unwrap_or(usize::MAX);
         let mut is_here = vec![0u64; words].into_boxed_slice();
         for &row in rows {
-            if let Some(word) = is_here.get_mut((row / 64) as usize) {
-                *word |= 1 << (row % 64);
-            }
+            is_here[(row / 64) as usize] |= 1 << (row % 64);
         }
         let mut before = 0;
         let ranks = is_here.chunks(BLOCK_WORDS).map(|block| {
@@ -93,17 +96,17 @@ impl HeadRows {
 
     /// Returns the code of `row` if it is here.
     fn code(&self, row: u64) -> Option<&[u8]> {
-        let at = usize::try_from(row / 64).ok()?;
-        let (word, bit) = (*self.is_here.get(at)?, row % 64);
+        let at = (row / 64) as usize;
+        let (word, bit) = (self.is_here[at], row % 64);
         if word >> bit & 1 == 0 {
             return None;
         }
         let block = at / BLOCK_WORDS;
-        let words = self.is_here.get(block * BLOCK_WORDS..at)?;
+        let words = &self.is_here[block * BLOCK_WORDS..at];
         let before: u32 = words.iter().map(|word| word.count_ones()).sum();
-        let rank = self.ranks.get(block)? + before + (word & ((1 << bit) - 1)).count_ones();
+        let rank = self.ranks[block] + before + (word & ((1 << bit) - 1)).count_ones();
         let start = rank as usize * self.code_bytes;
-        self.codes.get(start..start + self.code_bytes)
+        Some(&self.codes[start..start + self.code_bytes])
     }
 
     fn memory_bytes(&self) -> usize {
@@ -126,12 +129,10 @@ impl Resident {
         let mut tables: Vec<Option<Arc<ResidentTable>>> = vec![None; schema.tables().len()];
         for resident in given {
             check(schema, resident)?;
-            match tables.get_mut(resident.table.0 as usize) {
-                Some(place @ None) => *place = Some(Arc::clone(resident)),
-                _ => {
-                    return Err(Error::invalid("rows of a table are kept in memory twice")
-                        .with("table", resident.table.0));
-                }
+            let place = &mut tables[resident.table.0 as usize];
+            if place.replace(Arc::clone(resident)).is_some() {
+                return Err(Error::invalid("rows of a table are kept in memory twice")
+                    .with("table", resident.table.0));
             }
         }
         Ok(Self { tables, bytes: resident_bytes(given) })
@@ -158,8 +159,7 @@ impl Resident {
         };
         let code_bytes = tail.codec.code_bytes(out.len());
         let start = key.row.0 as usize * code_bytes;
-        let Some(code) = tail.codes.get(start..start + code_bytes) else { return false };
-        decode(kernels, &tail.codec, code, out);
+        decode(kernels, &tail.codec, &tail.codes[start..start + code_bytes], out);
         true
     }
 
@@ -172,7 +172,7 @@ impl Resident {
     }
 
     fn table(&self, key: RowKey) -> Option<&ResidentTable> {
-        self.tables.get(key.table.0 as usize)?.as_deref()
+        self.tables[key.table.0 as usize].as_deref()
     }
 }
 

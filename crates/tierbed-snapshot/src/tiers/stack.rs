@@ -1,4 +1,8 @@
 //! The stack of cache tiers, asked and informed as one.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "positions are those of the scratch, tables those of the schema"
+)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -17,7 +21,7 @@ use crate::scratch::{Filled, Scratch};
 const SHARDS_MAX: usize = 16;
 /// Most tiers: their number is kept in a byte per row.
 const TIERS_MAX: usize = 8;
-/// Words of rows that are offered to tiers at once; larger groups are told in several parts.
+/// Most f32 elements that are offered to a tier in one call; larger groups are split.
 const OFFERED_WORDS_MAX: usize = 4096;
 
 /// What answered for a row that is in no tier.
@@ -225,30 +229,20 @@ impl TierStack {
             let (asked, places) = (if is_first { &*keys } else { &work.keys }, &work.row_words);
             let mut hits = 0;
             tier.find(asked, visits, |found, slot, code| {
-                let at = if is_first { found } else { places.get(found).copied().unwrap_or(0) };
-                let dim = keys.get(at).map_or(0, |key| self.dim(*key));
-                if let (Some(&start), Some(state), Some(of), Some(in_slot)) = (
-                    row_starts.get(at),
-                    filled.get_mut(at),
-                    tier_of.get_mut(at),
-                    slot_of.get_mut(at),
-                ) {
-                    tier.decode(code, words.row_mut(start, dim));
-                    (*state, *of, *in_slot) = (Filled::Cached, number, slot);
-                    hits += 1;
-                }
+                let at = if is_first { found } else { places[found] };
+                tier.decode(code, words.row_mut(row_starts[at], self.dim(keys[at])));
+                (filled[at], tier_of[at], slot_of[at]) = (Filled::Cached, number, slot);
+                hits += 1;
             });
-            let counts = self.counts.get(usize::from(number) - 1);
-            if let Some((hit_count, miss_count)) = counts {
-                hit_count.fetch_add(hits, Ordering::Relaxed);
-                miss_count.fetch_add(asked.len() as u64 - hits, Ordering::Relaxed);
-            }
+            let (hit_count, miss_count) = &self.counts[usize::from(number) - 1];
+            hit_count.fetch_add(hits, Ordering::Relaxed);
+            miss_count.fetch_add(asked.len() as u64 - hits, Ordering::Relaxed);
         }
         for at in 0..scratch.keys.len() {
-            let (Some(&key), Some(Filled::No)) = (scratch.keys.get(at), scratch.filled.get(at))
-            else {
+            if scratch.filled[at] != Filled::No {
                 continue;
-            };
+            }
+            let key = scratch.keys[at];
             let place = scratch.row_mut(at, 0, self.dim(key));
             if self.resident.head(self.kernels, key, place) {
                 scratch.mark(at, Filled::Resident);
@@ -289,8 +283,8 @@ impl TierStack {
     /// Tells the shared budget, where there is one, which rows were asked for together.
     pub(crate) fn note(&self, group: &Group<'_>, scratch: &Scratch) {
         let Some(membership) = &self.membership else { return };
-        let keys = group.positions.iter().filter_map(|&at| scratch.keys.get(at as usize));
-        membership.note(keys.copied(), u64::from(group.hit_count));
+        let keys = group.positions.iter().map(|&at| scratch.keys[at as usize]);
+        membership.note(keys, u64::from(group.hit_count));
     }
 
     /// Tells whether somebody wants to know of rows that needed no read.
@@ -315,8 +309,8 @@ impl TierStack {
             let (positions, later) = rest.split_at(count);
             rest = later;
             let part = Group { positions, ..*group };
-            for (number, tier) in (1..).zip(&self.tiers) {
-                self.settle_tier((number, tier), &part, scratch, &mut work)?;
+            for number in 1..=self.tiers.len() as u8 {
+                self.settle_tier(number, &part, scratch, &mut work)?;
             }
         }
         scratch.work = work;
@@ -331,10 +325,10 @@ impl TierStack {
         work.offered.clear();
         for (taken, &at) in positions.iter().enumerate() {
             let at = at as usize;
-            let Some(&key) = scratch.keys.get(at) else { continue };
-            if scratch.filled.get(at) != Some(&Filled::Read) {
+            if scratch.filled[at] != Filled::Read {
                 continue;
             }
+            let key = scratch.keys[at];
             let dim = self.dim(key);
             if taken > 0 && work.offered.rows.len() + dim > OFFERED_WORDS_MAX {
                 return taken;
@@ -345,34 +339,32 @@ impl TierStack {
         positions.len()
     }
 
-    /// Tells one tier; what does not find a place there, or loses it, is offered to the next.
+    /// Settles tier `number`, from 1; rows that it refuses or evicts are offered to the next.
     fn settle_tier(
         &self,
-        (number, tier): (u8, &CodedTier),
+        number: u8,
         group: &Group<'_>,
         scratch: &mut Scratch,
         work: &mut TierScratch,
     ) -> Result<()> {
+        let tier = &self.tiers[usize::from(number) - 1];
         work.begin();
         if tier.knows_groups {
             for &at in group.positions {
                 let at = at as usize;
-                let (Some(key), Some(&slot)) = (scratch.keys.get(at), scratch.slot_of.get(at))
-                else {
-                    continue;
-                };
-                if scratch.tier_of.get(at) == Some(&number) {
-                    tier.admits(self.number_of(*key));
-                    work.slots.push(slot);
-                    work.push(*key, tier.words(self.dim(*key)), None);
+                if scratch.tier_of[at] == number {
+                    let key = scratch.keys[at];
+                    tier.admits(self.number_of(key));
+                    work.slots.push(scratch.slot_of[at]);
+                    work.push(key, tier.words(self.dim(key)), None);
                 }
             }
         }
         let mut first = 0;
         for at in 0..work.offered.keys.len() {
-            let Some(&key) = work.offered.keys.get(at) else { continue };
+            let key = work.offered.keys[at];
             let dim = self.dim(key);
-            let row = work.offered.rows.get(first..first + dim).unwrap_or_default();
+            let row = &work.offered.rows[first..first + dim];
             first += dim;
             let start = work.codes.len();
             let is_offered = tier.admits(self.number_of(key)) && tier.encode(row, &mut work.codes);
@@ -385,8 +377,8 @@ impl TierStack {
         let Group { row_count, hit_count, .. } = *group;
         let told = TierGroup { keys, row_words, slots, row_count, hit_count };
         let code_of = |at: usize| {
-            let start = code_starts.get(at).copied().flatten()?;
-            codes.get(start..start + row_words.get(at).copied()?)
+            let start = code_starts[at]?;
+            Some(&codes[start..start + row_words[at]])
         };
         let is_last = usize::from(number) == self.tiers.len();
         tier.settle(&told, &mut scratch.visits, code_of, |key, code| {
@@ -400,19 +392,19 @@ impl TierStack {
             }
             fallen.keys.push(key);
             fallen.rows.resize(start + self.dim(key), 0.0);
-            tier.decode(code, fallen.rows.get_mut(start..).unwrap_or_default());
+            tier.decode(code, &mut fallen.rows[start..]);
         })?;
         std::mem::swap(&mut work.offered, &mut work.fallen);
         Ok(())
     }
 
     fn dim(&self, key: RowKey) -> usize {
-        self.tables.get(key.table.0 as usize).map_or(0, |table| table.0)
+        self.tables[key.table.0 as usize].0
     }
 
     /// The number of a row among all rows of the snapshot.
     fn number_of(&self, key: RowKey) -> u64 {
-        self.tables.get(key.table.0 as usize).map_or(0, |table| table.1) + key.row.0
+        self.tables[key.table.0 as usize].1 + key.row.0
     }
 }
 

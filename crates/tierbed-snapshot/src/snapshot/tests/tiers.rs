@@ -141,7 +141,7 @@ pub(super) fn resident(rows: &[Vec<f32>], tail: Option<Tail>) -> ResidentTable {
     for (row, code) in head.iter().zip(codes.chunks_mut(codec.code_bytes(DIM))) {
         codec.encode(&rows[*row as usize], code).unwrap();
     }
-    let head = HeadRows::new(codec, (ROWS + 10, DIM), &head, codes).unwrap();
+    let head = HeadRows::new(codec, ROWS + 10, DIM, &head, codes).unwrap();
     let default_row = Some(vec![0.25; DIM]);
     ResidentTable { table: TableId(0), head: Some(head), tail, default_row }
 }
@@ -226,7 +226,7 @@ fn wrong_resident_rows_are_refused() {
     refused(ResidentTable { default_row: Some(vec![0.0]), ..resident(&rows, None) }, 1);
     refused(ResidentTable { table: TableId(1), ..resident(&rows, None) }, 1);
     for (rows, bytes) in [(&[1, 1][..], 20), (&[2, 1], 20), (&[50], 10), (&[1], 9)] {
-        assert!(HeadRows::new(Codec::Gauss4, (50, 16), rows, vec![0; bytes]).is_err());
+        assert!(HeadRows::new(Codec::Gauss4, 50, 16, rows, vec![0; bytes]).is_err());
     }
 }
 

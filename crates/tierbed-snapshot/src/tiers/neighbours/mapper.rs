@@ -191,6 +191,7 @@ impl Shared {
     /// Reads the neighbours of those of `batch` that are not known, each block once, and puts them
     /// into the cache in the order of the batch. A block that cannot be read costs its rows their
     /// neighbours, nothing else.
+    #[expect(clippy::indexing_slicing, reason = "places name rows of the batch")]
     fn map(&self, batch: &[RowKey], buffer: &mut [u8]) {
         let mut stats = NeighbourStats::default();
         let mut places: Vec<(u64, usize, usize)> = Vec::with_capacity(batch.len());
@@ -206,13 +207,11 @@ impl Shared {
         places.sort_unstable();
         let mut found: Vec<Option<RowKey>> = vec![None; batch.len()];
         for asked in places.chunk_by(|a, b| a.0 == b.0) {
-            let block = asked.first().map_or(0, |place| place.0);
+            let block = asked[0].0;
             stats.blocks_read += 1;
             let words = self.file.read(block, buffer);
             for &(_, word, at) in asked {
-                let (Some(&key), Some(place)) = (batch.get(at), found.get_mut(at)) else {
-                    continue;
-                };
+                let (key, place) = (batch[at], &mut found[at]);
                 let near = words.as_ref().map_err(ToString::to_string).and_then(|words| {
                     let near = self.file.neighbour(key, words, word);
                     near.map_err(|error| error.to_string())
