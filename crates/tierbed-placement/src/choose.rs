@@ -16,7 +16,7 @@ use tierbed_core::{Error, Result};
 
 use crate::kept::{checksum_of, halves, KeptFile};
 use crate::partition::{bisect_kept, BisectionOptions, GrowthOptions, Way};
-use crate::replicate::{by_connectivity, by_marginal_gain_watched};
+use crate::replicate::{by_connectivity, by_marginal_gain_watched, BlockRules};
 use crate::trial::try_on_parts;
 pub use crate::trial::TrialReads;
 use crate::work::{Watched, Work};
@@ -61,7 +61,7 @@ pub fn choose(
     options: &GrowthOptions,
     ratios: &[f64],
 ) -> Result<Choice> {
-    choose_watched((log, misses), options, ratios, &Watched::alone(&Work::silent()))
+    choose_watched(log, misses, options, ratios, &Watched::alone(&Work::silent()))
 }
 
 /// Does what [`choose`] does, tells how far it is, and goes on where an earlier run was.
@@ -70,7 +70,8 @@ pub fn choose(
 ///
 /// As [`choose`]; those of kept files, and what stops the build.
 pub(crate) fn choose_watched(
-    (log, misses): (&QueryLog, &QueryLog),
+    log: &QueryLog,
+    misses: &QueryLog,
     options: &GrowthOptions,
     ratios: &[f64],
     watched: &Watched<'_, '_>,
@@ -85,12 +86,12 @@ pub(crate) fn choose_watched(
     options.check()?;
     if is_large(log, options) {
         let likely = likely_misses(log, misses)?;
-        let (placements, reads) =
-            by_marginal_gain_watched(likely, (options, true), ratios, watched)?;
+        let rules = BlockRules { options, is_guarded: true };
+        let (placements, reads) = by_marginal_gain_watched(likely, rules, ratios, watched)?;
         return Ok(Choice { placements, reads });
     }
     let trial = watched.between(0.0..TRIED);
-    let file = trial_file((log, misses), options, watched.kept);
+    let file = trial_file(log, misses, options, watched.kept);
     let numbers = file.get_or_make(|| Ok(try_on_parts(log, misses, options, &trial)?.encode()))?;
     let numbers = <&[u32; 6]>::try_from(numbers.as_slice()).map_err(|_| file.damaged())?;
     let reads = TrialReads::decode(numbers);
@@ -100,7 +101,8 @@ pub(crate) fn choose_watched(
         way => {
             let options = GrowthOptions { way, ..options.clone() };
             let likely = likely_misses(log, misses)?;
-            by_marginal_gain_watched(likely, (&options, false), ratios, &rest)?.0
+            let rules = BlockRules { options: &options, is_guarded: false };
+            by_marginal_gain_watched(likely, rules, ratios, &rest)?.0
         }
     };
     Ok(Choice { placements, reads })
@@ -114,7 +116,8 @@ fn is_large(log: &QueryLog, options: &GrowthOptions) -> bool {
 }
 
 fn trial_file(
-    (log, misses): (&QueryLog, &QueryLog),
+    log: &QueryLog,
+    misses: &QueryLog,
     options: &GrowthOptions,
     folder: Option<&Path>,
 ) -> KeptFile {

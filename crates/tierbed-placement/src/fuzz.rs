@@ -14,10 +14,10 @@ fn mended(magic: &[u8], bytes: &[u8], at: usize, end: usize) -> Vec<u8> {
     let mut mended = magic.to_vec();
     mended.extend_from_slice(bytes);
     mended.resize(mended.len().max(end), 0);
-    let crc = mended.get(end..).map_or(0, crc32c);
-    if let Some(place) = mended.get_mut(at..at + 4) {
-        place.copy_from_slice(&crc.to_le_bytes());
-    }
+    let (header, body) = mended.split_at_mut(end);
+    let (_, place) = header.split_at_mut(at);
+    let (place, _) = place.split_at_mut(size_of::<u32>());
+    place.copy_from_slice(&crc32c(body).to_le_bytes());
     mended
 }
 

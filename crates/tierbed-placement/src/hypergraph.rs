@@ -151,7 +151,7 @@ pub(crate) fn runs_of_edges(pins: &[u32], count: usize) -> Vec<&[u32]> {
     let mut rest = pins;
     for left in (1..=count).rev() {
         let aim = rest.len() / left;
-        let behind = rest.get(aim..).unwrap_or_default();
+        let (_, behind) = rest.split_at(aim);
         let to_end =
             behind.iter().position(|pin| pin & LAST != 0).map_or(behind.len(), |at| at + 1);
         let (run, after) = rest.split_at(if left == 1 { rest.len() } else { aim + to_end });

@@ -124,8 +124,8 @@ impl<'a> Rows<'a> {
 
     fn iter(&self) -> impl Iterator<Item = (u32, &[u32])> {
         (0..self.row_count).map(|row| {
-            let range = self.range(row).unwrap_or_default();
-            (row, self.pages.get(range).unwrap_or_default())
+            let pages = self.range(row).and_then(|range| self.pages.get(range));
+            (row, pages.unwrap_or_else(|| panic!("range of row {row} was checked on reading")))
         })
     }
 }

@@ -211,8 +211,8 @@ pub fn build_each(
             };
             let work = Work::new(report);
             let watched = Watched { kept, ..Watched::alone(&work) };
-            let logs = (log, misses.unwrap_or(log));
-            return Ok(choose_watched(logs, &options, ratios, &watched)?.placements);
+            let misses = misses.unwrap_or(log);
+            return Ok(choose_watched(log, misses, &options, ratios, &watched)?.placements);
         }
     };
     Ok(vec![without_replicas; ratios.len()])

@@ -106,22 +106,32 @@ impl QueryLog {
         self.rows.get(begin as usize..end as usize)
     }
 
+    /// Returns the rows of query `query`.
+    ///
+    /// # Panics
+    /// When there is no such query.
+    pub(crate) fn rows_of(&self, query: usize) -> &[u32] {
+        let rows = self.query(query);
+        rows.unwrap_or_else(|| panic!("query {query} of {}", self.query_count()))
+    }
+
     /// Returns the queries, earliest first.
+    #[expect(clippy::indexing_slicing, reason = "offsets rise to the number of pins")]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u32]> + Clone {
         self.offsets.windows(2).map(|pair| match *pair {
-            [begin, end] => self.rows.get(begin as usize..end as usize).unwrap_or_default(),
-            _ => &[],
+            [begin, end] => &self.rows[begin as usize..end as usize],
+            _ => unreachable!("windows of two offsets"),
         })
     }
 
     /// Counts in how many queries each row is, `[row_count]`.
     #[must_use]
+    #[expect(clippy::indexing_slicing, reason = "a log's rows are below its row count")]
     pub fn frequencies(&self) -> Vec<u32> {
         let mut counts = vec![0u32; self.row_count as usize];
         for &row in &self.rows {
-            if let Some(count) = counts.get_mut(row as usize) {
-                *count = count.saturating_add(1);
-            }
+            let count = &mut counts[row as usize];
+            *count = count.saturating_add(1);
         }
         counts
     }
@@ -155,7 +165,7 @@ impl QueryLog {
         shuffle(&mut order, &mut SplitMix64::new(seed));
         let mut shuffled = Self { offsets: vec![0], rows: Vec::new(), row_count: self.row_count };
         for query in order {
-            shuffled.push_distinct(self.query(query).unwrap_or_default());
+            shuffled.push_distinct(self.rows_of(query));
         }
         shuffled
     }
@@ -185,13 +195,18 @@ impl QueryLog {
     }
 
     /// Copies some of the queries.
+    ///
+    /// # Panics
+    /// When there are not as many queries.
+    #[expect(clippy::indexing_slicing, reason = "the range is checked against the queries")]
     pub(crate) fn slice(&self, queries: Range<usize>) -> Self {
-        let offsets = self.offsets.get(queries.start..=queries.end).unwrap_or(&[0]);
-        let first = offsets.first().copied().unwrap_or(0);
-        let last = offsets.last().copied().unwrap_or(0);
+        let count = self.query_count();
+        assert!(queries.start <= queries.end && queries.end <= count, "{queries:?} of {count}");
+        let (first, last) = (self.offsets[queries.start], self.offsets[queries.end]);
+        let offsets = &self.offsets[queries.start..=queries.end];
         Self {
             offsets: offsets.iter().map(|offset| offset - first).collect(),
-            rows: self.rows.get(first as usize..last as usize).unwrap_or_default().to_vec(),
+            rows: self.rows[first as usize..last as usize].to_vec(),
             row_count: self.row_count,
         }
     }

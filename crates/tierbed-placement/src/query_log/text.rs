@@ -211,7 +211,7 @@ fn parse_row_ids(line: &[u8], rows: &mut Vec<u32>) -> Option<String> {
         match u32::try_from(value) {
             Ok(row) if is_number && row < u32::MAX => rows.push(row),
             _ => {
-                let start = word.get(..word.len().min(20)).unwrap_or_default();
+                let (start, _) = word.split_at(word.len().min(20));
                 return Some(String::from_utf8_lossy(start).into_owned());
             }
         }

@@ -13,10 +13,11 @@
 //! rows of a page, rounded up; of a base with more than 10,000 queries an even sample is read; and
 //! pages may repeat each other. Differs: ties go by row, so the result is always the same; a base
 //! without neighbours elsewhere gets no page, because that page could not save a read.
+#![expect(clippy::indexing_slicing, reason = "rows of the log are below the row count")]
 
 use std::cmp::Reverse;
 
-use tierbed_core::Result;
+use tierbed_core::{Error, Result};
 
 use crate::incidence::Incidence;
 use crate::QueryLog;
@@ -53,13 +54,15 @@ pub fn connectivity_pages(
     bases: &[u32],
 ) -> Result<Vec<Vec<u32>>> {
     log.check_rows_of(homes)?;
-    let mut is_base = vec![false; homes.row_count() as usize];
-    for &base in bases {
-        if let Some(flag) = is_base.get_mut(base as usize) {
-            *flag = true;
-        }
+    let row_count = homes.row_count();
+    if let Some(base) = bases.iter().find(|&&base| base >= row_count) {
+        return Err(Error::invalid("base of a replica page is beyond the table")
+            .with("row", base)
+            .with("row_count", row_count));
     }
-    let wanted = |row: u32| is_base.get(row as usize).copied().unwrap_or(false);
+    let mut is_base = vec![false; row_count as usize];
+    bases.iter().for_each(|&base| is_base[base as usize] = true);
+    let wanted = |row: u32| is_base[row as usize];
     let incidence = Incidence::sampled(log, SAMPLE_MIN, wanted)?;
     let mut neighbours = Neighbours::new(homes);
     let page_of = |&base: &u32| {
@@ -87,7 +90,7 @@ pub fn with_connectivity_pages<'a>(
     for page in pages.into_iter().take(budget.page_count as usize) {
         let room = (homes.rows_per_page() as usize).min(left);
         if page.len() > 1 && room > 0 {
-            let page = page.get(..room).unwrap_or(page);
+            let (page, _) = page.split_at(room.min(page.len()));
             left -= page.len();
             builder.push_replica_page(page)?;
         }
@@ -104,18 +107,15 @@ pub fn with_connectivity_pages<'a>(
 pub fn connectivity_scores(homes: &Placement, log: &QueryLog) -> Result<Vec<u64>> {
     log.check_rows_of(homes)?;
     let home_pages = homes.home_pages();
-    let home = |row: u32| home_pages.get(row as usize).copied().unwrap_or(u32::MAX);
     let mut scores = vec![0u64; home_pages.len()];
     let mut pages = Vec::new();
     for query in log.iter() {
         pages.clear();
-        pages.extend(query.iter().map(|&row| home(row)));
+        pages.extend(query.iter().map(|&row| home_pages[row as usize]));
         pages.sort_unstable();
         pages.dedup();
         for &row in query {
-            if let Some(score) = scores.get_mut(row as usize) {
-                *score += pages.len() as u64 - 1;
-            }
+            scores[row as usize] += pages.len() as u64 - 1;
         }
     }
     Ok(scores)
@@ -155,16 +155,14 @@ impl<'a> Neighbours<'a> {
     /// Counts over the queries of `rows`, which share one home page.
     pub(super) fn count(&mut self, rows: &[u32], log: &QueryLog, incidence: &Incidence) {
         for row in self.touched.drain(..) {
-            if let Some(count) = self.counts.get_mut(row as usize) {
-                *count = 0;
-            }
+            self.counts[row as usize] = 0;
         }
-        let home_of = |row: u32| self.home_pages.get(row as usize);
-        let home = rows.first().and_then(|&row| home_of(row));
+        let Some(&first) = rows.first() else { return };
+        let home = self.home_pages[first as usize];
         for &query in rows.iter().flat_map(|&row| incidence.queries(row)) {
-            for &other in log.query(query as usize).unwrap_or_default() {
-                let Some(count) = self.counts.get_mut(other as usize) else { continue };
-                if home_of(other) != home {
+            for &other in log.rows_of(query as usize) {
+                let count = &mut self.counts[other as usize];
+                if self.home_pages[other as usize] != home {
                     if *count == 0 {
                         self.touched.push(other);
                     }
@@ -177,7 +175,7 @@ impl<'a> Neighbours<'a> {
     /// Returns the `count` rows counted most, most frequent first, equal ones by row.
     pub(super) fn most_frequent(&mut self, count: usize) -> Vec<u32> {
         let counts = &self.counts;
-        let key = |row: &u32| (Reverse(counts.get(*row as usize).copied()), *row);
+        let key = |row: &u32| (Reverse(counts[*row as usize]), *row);
         let mut rows = self.touched.clone();
         if count < rows.len() {
             rows.select_nth_unstable_by_key(count, key);

@@ -6,6 +6,7 @@
 //! starts  0   2   2   5          list 0 = [7, 3], list 1 = [], list 2 = [1, 2, 9]
 //! items   7 3 1 2 9
 //! ```
+#![expect(clippy::indexing_slicing, reason = "starts are checked to rise to the number of items")]
 
 use tierbed_core::{Error, Result};
 
@@ -49,7 +50,10 @@ impl Lists {
     /// Returns list `at`; empty when there is no such list.
     #[must_use]
     pub fn get(&self, at: u32) -> &[u32] {
-        self.items.get(self.range(at)).unwrap_or_default()
+        if at >= self.list_count() {
+            return &[];
+        }
+        &self.items[self.range(at)]
     }
 
     /// Returns the lists in order.
@@ -98,10 +102,8 @@ impl Lists {
     #[must_use]
     pub fn inverted(&self, list_count: u32) -> Self {
         let mut starts = vec![0u32; list_count as usize + 1];
-        for &item in &*self.items {
-            if let Some(count) = starts.get_mut(item as usize + 1) {
-                *count += 1;
-            }
+        for &item in self.items.iter().filter(|&&item| item < list_count) {
+            starts[item as usize + 1] += 1;
         }
         let mut end = 0;
         for start in &mut starts {
@@ -112,10 +114,8 @@ impl Lists {
         let mut next = starts.clone();
         for (at, list) in (0..).zip(self.iter()) {
             for &item in list.iter().filter(|&&item| item < list_count) {
-                let Some(next) = next.get_mut(item as usize) else { continue };
-                if let Some(place) = items.get_mut(*next as usize) {
-                    *place = at;
-                }
+                let next = &mut next[item as usize];
+                items[*next as usize] = at;
                 *next += 1;
             }
         }
@@ -134,7 +134,7 @@ impl Lists {
         }
         let mut items = Vec::with_capacity(end as usize);
         for list in self.iter() {
-            items.extend_from_slice(list.get(..short(list)).unwrap_or_default());
+            items.extend_from_slice(&list[..short(list)]);
         }
         Self { starts: starts.into_boxed_slice(), items: items.into_boxed_slice() }
     }
@@ -146,7 +146,7 @@ impl Lists {
         for at in 0..self.list_count() {
             let range = self.range(at);
             let first = range.start;
-            let Some(list) = self.items.get_mut(range) else { continue };
+            let list = &mut self.items[range];
             if list.len() < 2 {
                 continue;
             }

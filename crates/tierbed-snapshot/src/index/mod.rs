@@ -89,10 +89,15 @@ impl PageIndex {
 
     /// Orders the pages of each row by how often they served it, most often first; equals stay
     /// as they were.
+    ///
+    /// # Panics
+    /// When `served` counted for an index with another number of items.
     #[must_use]
+    #[expect(clippy::indexing_slicing, reason = "there is a count for each item")]
     pub fn ordered_by(mut self, served: &Served) -> Self {
-        let count = |place: usize| served.counts.get(place).copied().unwrap_or(0);
-        self.forward.sort_by_rank(|_, place| u64::from(u32::MAX - count(place)));
+        let (counts, item_count) = (&served.counts, self.forward.item_count() as usize);
+        assert_eq!(counts.len(), item_count, "counts of another index");
+        self.forward.sort_by_rank(|_, place| u64::from(u32::MAX - counts[place]));
         self
     }
 }

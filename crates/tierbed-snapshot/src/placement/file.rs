@@ -81,8 +81,8 @@ pub fn decode_placement(bytes: &[u8]) -> Result<(Placement, PageIndex)> {
         .split_at_checked(PREFIX_BYTES)
         .filter(|(prefix, _)| prefix.starts_with(&MAGIC))
         .ok_or_else(|| wrong("file is no placement"))?;
-    let checksum = prefix.get(MAGIC.len()..MAGIC.len() + 4).unwrap_or_default();
-    if checksum != crc32c(rest).to_le_bytes() {
+    let (_, checksum) = prefix.split_at(MAGIC.len());
+    if !checksum.starts_with(&crc32c(rest).to_le_bytes()) {
         return Err(wrong("placement checksum mismatch"));
     }
     let (words, tail) = rest.as_chunks::<4>();

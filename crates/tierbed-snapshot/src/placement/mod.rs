@@ -107,10 +107,11 @@ impl Placement {
     }
 
     /// Returns the pages in order: home pages, then replica pages.
+    #[expect(clippy::indexing_slicing, reason = "offsets rise to the number of seats")]
     pub fn pages(&self) -> impl ExactSizeIterator<Item = &[u32]> + Clone {
         self.page_offsets.windows(2).map(|pair| match *pair {
-            [begin, end] => self.page_rows.get(begin as usize..end as usize).unwrap_or_default(),
-            _ => &[],
+            [begin, end] => &self.page_rows[begin as usize..end as usize],
+            _ => unreachable!("windows of two offsets"),
         })
     }
 
@@ -132,14 +133,14 @@ impl Placement {
     /// Where replica pages are in order of worth, this is the placement of a lower ratio.
     /// Replicas on home pages count but stay: they cost no page.
     #[must_use]
+    #[expect(clippy::indexing_slicing, reason = "page counts are at most those of the offsets")]
     pub fn with_replicas_at_most(&self, budget: ReplicaBudget) -> Self {
         let home_page_count = self.home_page_count as usize;
         let page_count = home_page_count.saturating_add(budget.page_count as usize);
         let page_count = page_count.min(self.page_offsets.len() - 1);
-        let at = |page: usize| self.page_offsets.get(page).copied().unwrap_or(0);
-        let homes_end = at(home_page_count);
+        let homes_end = self.page_offsets[home_page_count];
         let seat_count = self.home_page.len() as u64 + budget.replica_count;
-        let end = seat_count.max(homes_end).min(at(page_count));
+        let end = seat_count.max(homes_end).min(self.page_offsets[page_count]);
         let mut shorter = self.clone();
         shorter.page_offsets.retain(|&offset| offset < end);
         shorter.page_offsets.push(end);

@@ -32,7 +32,9 @@ pub fn one_pass(
         if !scratch.is_needed(position) {
             continue;
         }
-        let Some(page) = best_page(index, index.pages_of(rank as u32), scratch) else { continue };
+        let Some(page) = best_page(index, index.pages_of(rank as u32), scratch) else {
+            unreachable!("a row that lies on no page is not needed")
+        };
         let served = scratch.serve(index.rows_of(page));
         selected.page_count += 1;
         selected.row_count += served.len() as u32;

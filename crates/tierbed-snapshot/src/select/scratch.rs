@@ -3,6 +3,10 @@
 //! A small hash table from row to its first position in the call, with open addressing. It is as
 //! large as the call needs, so that clearing it costs what the call asked for and not what the
 //! largest call before it did.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "slots are reduced by the mask, positions are those of the call"
+)]
 
 use crate::index::PageIndex;
 
@@ -58,7 +62,7 @@ impl Scratch {
     }
 
     pub(super) fn is_needed(&self, position: u32) -> bool {
-        self.is_needed.get(position as usize).copied().unwrap_or(false)
+        self.is_needed[position as usize]
     }
 
     /// Counts how many rows of a page are still needed.
@@ -82,15 +86,14 @@ impl Scratch {
     }
 
     fn set_needed(&mut self, position: u32, is_needed: bool) {
-        if let Some(place) = self.is_needed.get_mut(position as usize) {
-            *place = is_needed;
-        }
+        self.is_needed[position as usize] = is_needed;
     }
 
     /// Adds a row; `false` when it is there.
     fn insert(&mut self, row: u32, position: u32) -> bool {
         let mut at = self.home_of(row);
-        while let Some(slot) = self.slots.get_mut(at) {
+        loop {
+            let slot = &mut self.slots[at];
             if *slot == EMPTY {
                 *slot = (u64::from(row) << 32) | u64::from(position);
                 return true;
@@ -100,14 +103,13 @@ impl Scratch {
             }
             at = (at + 1) & self.mask;
         }
-        false
     }
 
     /// Returns the position of a row.
     fn find(&self, row: u32) -> Option<u32> {
         let mut at = self.home_of(row);
         loop {
-            let slot = self.slots.get(at).copied().unwrap_or(EMPTY);
+            let slot = self.slots[at];
             if slot == EMPTY {
                 return None;
             }

@@ -1,4 +1,5 @@
 //! Order of the splits: level by level, the nodes of a level in parallel.
+#![expect(clippy::indexing_slicing, reason = "rows and pins are those of their node")]
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -68,11 +69,12 @@ pub(super) enum Fill {
 /// Returns the rows that were asked for, page after page, and how many are on each page.
 pub(super) fn split(
     mut graph: Hypergraph,
-    shape: (usize, Fill),
+    page_count: usize,
+    fill: Fill,
     options: &BisectionOptions,
     report: &mut dyn FnMut(LevelReport),
 ) -> (Vec<u32>, Vec<usize>) {
-    let nodes = split_levels(&mut graph, shape, options, report);
+    let nodes = split_levels(&mut graph, page_count, fill, options, report);
     (graph.rows, nodes.iter().map(|node| node.row_count).collect())
 }
 
@@ -94,12 +96,13 @@ pub(super) fn split_to_limits(
     graph: &mut Hypergraph,
     limits: PartLimits,
     options: &BisectionOptions,
-    (known, after_level): (&Known, AfterLevel<'_>),
+    known: &Known,
+    after_level: AfterLevel<'_>,
 ) -> Result<Vec<[Range<usize>; 2]>> {
     let options = BisectionOptions { rows_per_page: limits.unit_rows, ..options.clone() };
     let page_count = graph.rows.len().div_ceil(limits.unit_rows as usize);
     let shape = Shape { limits: Some(limits), ..Shape::full(page_count) };
-    let nodes = split_on(graph, shape, &options, (known, after_level))?;
+    let nodes = split_on(graph, shape, &options, known, after_level)?;
     let (mut row, mut pin) = (0, 0);
     let place = |node: Node| {
         let place = [row..row + node.row_count, pin..pin + node.pin_count];
@@ -111,7 +114,8 @@ pub(super) fn split_to_limits(
 
 fn split_levels(
     graph: &mut Hypergraph,
-    (page_count, fill): (usize, Fill),
+    page_count: usize,
+    fill: Fill,
     options: &BisectionOptions,
     report: &mut dyn FnMut(LevelReport),
 ) -> Vec<Node> {
@@ -120,9 +124,9 @@ fn split_levels(
         Ok(())
     };
     let known = Known::default();
-    // Only what happens after a level can fail.
     let shape = Shape { fill, ..Shape::full(page_count) };
-    split_on(graph, shape, options, (&known, &mut after_level)).unwrap_or_default()
+    let nodes = split_on(graph, shape, options, &known, &mut after_level);
+    nodes.unwrap_or_else(|error| panic!("only what happens after a level can fail: {error}"))
 }
 
 /// What is to become of a graph.
@@ -163,8 +167,9 @@ pub(super) fn split_once(
     let shape = Shape { root, ..Shape::full(page_count) };
     let step = Step { level: root.level, shape, places: None };
     let nodes = split_level(&mut graph, &[node], step, options);
-    let left = nodes.first().copied().unwrap_or_default();
-    let right = nodes.get(1).copied().unwrap_or_default();
+    let &[left, right] = nodes.as_slice() else {
+        panic!("a graph of {page_count} pages was split into {} nodes", nodes.len())
+    };
     let right_rows = graph.rows.split_off(left.row_count);
     let mut right_pins = graph.pins.split_off(left.pin_room);
     graph.pins.truncate(left.pin_count);
@@ -182,7 +187,7 @@ pub(super) fn split_below(
     options: &BisectionOptions,
 ) -> Result<Vec<u32>> {
     let shape = Shape { root, ..Shape::full(page_count) };
-    split_on(&mut graph, shape, options, (&Known::default(), &mut |_, _| Ok(())))?;
+    split_on(&mut graph, shape, options, &Known::default(), &mut |_, _| Ok(()))?;
     Ok(graph.rows)
 }
 
@@ -202,7 +207,8 @@ fn split_on(
     graph: &mut Hypergraph,
     shape: Shape,
     options: &BisectionOptions,
-    (known, after_level): (&Known, AfterLevel<'_>),
+    known: &Known,
+    after_level: AfterLevel<'_>,
 ) -> Result<Vec<Node>> {
     let page_count = shape.page_count;
     let pin_count = graph.pins.len();
@@ -234,7 +240,7 @@ pub(super) fn go_on(
     after_level: AfterLevel<'_>,
 ) -> Result<Vec<u32>> {
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    split_on(&mut graph, Shape::full(page_count), options, (known, after_level))?;
+    split_on(&mut graph, Shape::full(page_count), options, known, after_level)?;
     Ok(graph.rows)
 }
 
@@ -306,11 +312,12 @@ impl Job<'_> {
         };
         exchange.side.clear();
         exchange.side.resize(row_count, false);
-        let pins = self.pins.get_mut(..self.node.pin_count).unwrap_or_default();
+        assert!(left <= row_count, "{left} rows go left of {row_count}");
+        let pins = &mut self.pins[..self.node.pin_count];
         if let Some(places) = step.places {
             let middle = self.first + left;
             for (side, &row) in exchange.side.iter_mut().zip(&*self.rows) {
-                *side = places.get(row as usize).is_some_and(|&place| place as usize >= middle);
+                *side = places[row as usize] as usize >= middle;
             }
         } else {
             let name = u64::from(step.level) << 40 ^ self.first as u64;
@@ -318,10 +325,8 @@ impl Job<'_> {
             ids.clear();
             ids.extend(0..row_count as u32);
             shuffle(ids, &mut rng);
-            for &row in ids.get(left..).unwrap_or_default() {
-                if let Some(side) = exchange.side.get_mut(row as usize) {
-                    *side = true;
-                }
+            for &row in &ids[left..] {
+                exchange.side[row as usize] = true;
             }
             exchange.run(pins, options, thread_count);
         }

@@ -177,7 +177,7 @@ fn bisect_and_keep(
     let row_count = graph.row_count;
     let state = State::new(state, &graph, identity_of(&graph, options));
     let mut order =
-        state.go_on(report, |(known, keep)| levels::go_on(graph, options, known, keep))?;
+        state.go_on(report, |known, keep| levels::go_on(graph, options, known, keep))?;
     push_unseen(&mut order, row_count);
     Ok((Placement::from_order(&order, options.rows_per_page)?, state))
 }
@@ -190,7 +190,7 @@ fn place_full(
 ) -> Result<Placement> {
     let row_count = graph.row_count;
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    let (mut order, _) = levels::split(graph, (page_count, Fill::Full), options, report);
+    let (mut order, _) = levels::split(graph, page_count, Fill::Full, options, report);
     push_unseen(&mut order, row_count);
     Placement::from_order(&order, options.rows_per_page)
 }
@@ -224,7 +224,7 @@ pub fn bisect_evenly(
         // No room to spare: unseen rows must share the last page of the others.
         return place_full(graph, options, &mut |_| ());
     }
-    let split = levels::split(graph, (even_pages, Fill::Even), options, &mut |_| ());
+    let split = levels::split(graph, even_pages, Fill::Even, options, &mut |_| ());
     let (mut order, sizes) = split;
     push_unseen(&mut order, row_count);
     let mut builder = Placement::builder(row_count, options.rows_per_page)?;
@@ -243,7 +243,7 @@ pub fn bisect_evenly(
 /// Returns all rows of `graph`, page after page, on the calling thread.
 pub(crate) fn bisect_block(graph: Hypergraph, options: &BisectionOptions) -> Vec<u32> {
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    levels::split(graph, (page_count, Fill::Full), &options.on_one_thread(), &mut |_| ()).0
+    levels::split(graph, page_count, Fill::Full, &options.on_one_thread(), &mut |_| ()).0
 }
 
 /// Bisects a hypergraph into parts within `limits`; `kept` is a file that keeps what is done.
@@ -255,21 +255,21 @@ pub(crate) fn into_parts(
     graph: Hypergraph,
     limits: PartLimits,
     options: &BisectionOptions,
-    (kept, report): (Option<&Path>, &mut dyn FnMut(LevelReport) -> Result<()>),
+    kept: Option<&Path>,
+    report: &mut dyn FnMut(LevelReport) -> Result<()>,
 ) -> Result<Parts> {
     let mut identity = identity_of(&graph, options);
     identity.extend([limits.rows, limits.pins, limits.unit_rows]);
     let state = State::new(kept, &graph, identity);
-    state.go_on(report, |progress| Parts::split(graph, limits, options, progress))
+    state.go_on(report, |known, keep| Parts::split(graph, limits, options, known, keep))
 }
 
 /// Appends the rows that `order` lacks, highest first.
+#[expect(clippy::indexing_slicing, reason = "rows of an order are below the row count")]
 fn push_unseen(order: &mut Vec<u32>, row_count: u32) {
     let mut is_placed = vec![false; row_count as usize];
     for &row in order.iter() {
-        if let Some(placed) = is_placed.get_mut(row as usize) {
-            *placed = true;
-        }
+        is_placed[row as usize] = true;
     }
     let unseen = is_placed.iter().enumerate().rev().filter(|(_, placed)| !**placed);
     order.extend(unseen.map(|(row, _)| row as u32));

@@ -43,17 +43,22 @@ impl Parts {
         mut graph: Hypergraph,
         limits: PartLimits,
         options: &BisectionOptions,
-        progress: (&Known, AfterLevel<'_>),
+        known: &Known,
+        after_level: AfterLevel<'_>,
     ) -> Result<Self> {
-        let places = levels::split_to_limits(&mut graph, limits, options, progress)?;
+        let places = levels::split_to_limits(&mut graph, limits, options, known, after_level)?;
         Ok(Self { graph, places })
     }
 
     /// Returns the parts in order, one at least.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "places are ranges of the graph they were cut from"
+    )]
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Part<'_>> {
         self.places.iter().map(|[rows, pins]| Part {
-            rows: self.graph.rows.get(rows.clone()).unwrap_or_default(),
-            pins: self.graph.pins.get(pins.clone()).unwrap_or_default(),
+            rows: &self.graph.rows[rows.clone()],
+            pins: &self.graph.pins[pins.clone()],
         })
     }
 }
@@ -129,7 +134,7 @@ mod tests {
         for (rows, pins) in [(1000, u32::MAX), (64, u32::MAX), (64, 300), (8, 0)] {
             let limits = limits(rows, pins);
             let parts = named(
-                &into_parts(graph(), limits, &options, (None, &mut |_| Ok(()))).expect("no file"),
+                &into_parts(graph(), limits, &options, None, &mut |_| Ok(())).expect("no file"),
             );
             let mut all: Vec<u32> = parts.iter().flat_map(|part| part.0.clone()).collect();
             all.sort_unstable();
@@ -157,8 +162,7 @@ mod tests {
         let all = rows_of_parts(graph(), &options, 18, |count| (0..count).collect());
         assert_eq!(all.len(), 10, "16 rows a part");
         let limits = PartLimits { rows: 16, pins: u32::MAX, unit_rows: 16 };
-        let parts =
-            into_parts(graph(), limits, &options, (None, &mut |_| Ok(()))).expect("no file");
+        let parts = into_parts(graph(), limits, &options, None, &mut |_| Ok(())).expect("no file");
         let of_parts: Vec<&[u32]> = parts.iter().map(|part| part.rows).collect();
         assert_eq!(all, of_parts);
         let some = rows_of_parts(graph(), &options, 18, |_| vec![1, 7]);

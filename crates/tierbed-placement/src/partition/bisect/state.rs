@@ -56,10 +56,10 @@ impl State {
     pub(super) fn go_on<T>(
         &self,
         report: &mut dyn FnMut(LevelReport) -> Result<()>,
-        split: impl FnOnce((&Known, AfterLevel<'_>)) -> Result<T>,
+        split: impl FnOnce(&Known, AfterLevel<'_>) -> Result<T>,
     ) -> Result<T> {
         let known = self.read()?;
-        split((&known, &mut |level, rows| {
+        split(&known, &mut |level, rows| {
             report(level)?;
             let is_last = level.levels_done == level.level_count;
             if level.levels_done > known.levels_done
@@ -68,7 +68,7 @@ impl State {
                 self.write(level.levels_done, rows)?;
             }
             Ok(())
-        }))
+        })
     }
 
     fn read(&self) -> Result<Known> {
@@ -81,7 +81,8 @@ impl State {
         known.levels_done = levels_done;
         known.places = vec![u32::MAX; self.row_count];
         for (place, &row) in (0..).zip(rows) {
-            *known.places.get_mut(row as usize).ok_or_else(|| self.file.damaged())? = place;
+            let place_of = known.places.get_mut(row as usize).filter(|place| **place == u32::MAX);
+            *place_of.ok_or_else(|| self.file.damaged())? = place;
         }
         Ok(known)
     }

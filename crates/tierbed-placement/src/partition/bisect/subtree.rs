@@ -111,18 +111,20 @@ impl Subtree {
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let wrong = || Error::corruption("these bytes are no part of a bisection");
         let (header, body) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(wrong)?;
-        let (words, []) = header.as_chunks::<4>() else { return Err(wrong()) };
-        let word = |at: usize| words.get(at).map_or(0, |word| u32::from_le_bytes(*word));
-        let is_whole = header.starts_with(&MAGIC) && word(8) == crc32c(body);
+        let (words, _) = header.as_chunks::<4>();
+        let words = <[[u8; 4]; HEADER_BYTES / 4]>::try_from(words).map_err(|_| wrong())?;
+        let [_, _, row_count, page_count, level, row_len, first_low, first_high, crc] =
+            words.map(u32::from_le_bytes);
+        let is_whole = header.starts_with(&MAGIC) && crc == crc32c(body);
         let (numbers, []) = body.as_chunks::<4>() else { return Err(wrong()) };
-        let row_len = word(5) as usize;
+        let row_len = row_len as usize;
         let (rows, pins) = numbers.split_at_checked(row_len).ok_or_else(wrong)?;
         let read = |numbers: &[[u8; 4]]| -> Vec<u32> {
             numbers.iter().map(|number| u32::from_le_bytes(*number)).collect()
         };
-        let graph = Hypergraph { rows: read(rows), pins: read(pins), row_count: word(2) };
-        let (page_count, level) = (word(3) as usize, word(4));
-        let first = u64::from(word(6)) | u64::from(word(7)) << 32;
+        let graph = Hypergraph { rows: read(rows), pins: read(pins), row_count };
+        let page_count = page_count as usize;
+        let first = u64::from(first_low) | u64::from(first_high) << 32;
         let walked: usize = edges(&graph.pins).map(<[u32]>::len).sum();
         let is_sound = walked == graph.pins.len()
             && graph.pins.iter().all(|&pin| local(pin) < row_len)

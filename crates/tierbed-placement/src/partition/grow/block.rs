@@ -1,4 +1,5 @@
 //! Pages of one block of rows.
+#![expect(clippy::indexing_slicing, reason = "local rows are below the block's row count")]
 
 use super::page::Growth;
 use super::pages_of_order;
@@ -37,7 +38,8 @@ impl Block {
     /// `stage` counts [`UNITS_PER_ROW`] for each row; pages are of no use when it was stopped.
     pub(crate) fn home_pages(
         &self,
-        (bisection, way): (&BisectionOptions, Way),
+        bisection: &BisectionOptions,
+        way: Way,
         stage: &Stage<'_, '_>,
     ) -> Vec<Vec<u32>> {
         let rows_per_page = bisection.rows_per_page as usize;
@@ -66,9 +68,9 @@ impl Block {
         let holes = pages.iter().map(|page| rows_per_page - page.len()).sum();
         if pages.len() + rest_pages(holes, rest.len()) > page_count {
             *pages = join_short_pages(std::mem::take(pages), rows_per_page);
-            while pages.len() > page_count {
-                rest.extend(pages.pop().unwrap_or_default());
-            }
+            // The shortest pages give way; they come last.
+            let kept_count = page_count.min(pages.len());
+            rest.extend(pages.drain(kept_count..).rev().flatten());
         }
         let holes: usize = pages.iter().map(|page| rows_per_page - page.len()).sum();
         // The last rows of the rest have the fewest friends among it.
@@ -85,40 +87,30 @@ impl Block {
     fn rest(&self, pages: &[Vec<u32>], bisection: &BisectionOptions) -> Vec<u32> {
         let mut number = vec![u32::MAX; self.pins.row_count()];
         for &row in pages.iter().flatten() {
-            if let Some(number) = number.get_mut(row as usize) {
-                *number = 0;
-            }
+            number[row as usize] = 0;
         }
         let is_free = |number: &u32| *number == u32::MAX;
         let free = number.iter().enumerate().filter(|(_, number)| is_free(number));
         let rows: Vec<u32> = free.map(|(row, _)| row as u32).collect();
         number.fill(u32::MAX);
         for (at, &row) in rows.iter().enumerate() {
-            if let Some(number) = number.get_mut(row as usize) {
-                *number = at as u32;
-            }
+            number[row as usize] = at as u32;
         }
         let mut edge_pins = Vec::new();
         for query in 0..self.pins.query_count() {
             let begin = edge_pins.len();
-            let numbers =
-                self.pins.rows_of(query).iter().filter_map(|&row| number.get(row as usize));
-            edge_pins.extend(numbers.filter(|number| **number != u32::MAX));
+            let numbers = self.pins.rows_of(query).iter().map(|&row| number[row as usize]);
+            edge_pins.extend(numbers.filter(|number| *number != u32::MAX));
             close_edge(&mut edge_pins, begin);
         }
         let mut has_edge = vec![false; rows.len()];
         for &pin in edges(&edge_pins).flatten() {
-            if let Some(flag) = has_edge.get_mut(local(pin)) {
-                *flag = true;
-            }
+            has_edge[local(pin)] = true;
         }
         let row_count = self.pins.row_count() as u32;
         let ordered = bisect_block(Hypergraph { rows, pins: edge_pins, row_count }, bisection);
         // Stable: friends stay together, and loose rows gather at the end.
-        let is_loose = |row: &u32| {
-            let at = number.get(*row as usize).copied().unwrap_or(0);
-            !has_edge.get(at as usize).copied().unwrap_or(false)
-        };
+        let is_loose = |row: &u32| !has_edge[number[*row as usize] as usize];
         let (loose, mut friends): (Vec<u32>, Vec<u32>) = ordered.into_iter().partition(is_loose);
         friends.extend(loose);
         friends
@@ -133,12 +125,10 @@ fn join_short_pages(mut pages: Vec<Vec<u32>>, rows_per_page: usize) -> Vec<Vec<u
     let mut with_room: Vec<Vec<usize>> = vec![Vec::new(); rows_per_page + 1];
     for page in pages {
         let len = page.len();
-        let tightest = (len..=rows_per_page)
-            .find(|&room| with_room.get(room).is_some_and(|pages| !pages.is_empty()));
-        let target = tightest.and_then(|room| with_room.get_mut(room)?.pop());
-        let at = match target.and_then(|at| Some((at, joined.get_mut(at)?))) {
-            Some((at, target)) => {
-                target.extend(page);
+        let tightest = (len..=rows_per_page).find(|&room| !with_room[room].is_empty());
+        let at = match tightest.and_then(|room| with_room[room].pop()) {
+            Some(at) => {
+                joined[at].extend(page);
                 at
             }
             None => {
@@ -146,10 +136,7 @@ fn join_short_pages(mut pages: Vec<Vec<u32>>, rows_per_page: usize) -> Vec<Vec<u
                 joined.len() - 1
             }
         };
-        let room = joined.get(at).map_or(0, |page| rows_per_page - page.len());
-        if let Some(pages) = with_room.get_mut(room) {
-            pages.push(at);
-        }
+        with_room[rows_per_page - joined[at].len()].push(at);
     }
     joined
 }

@@ -57,8 +57,8 @@ impl<'a> Blocks<'a> {
         identity.extend([limits.rows, limits.pins]);
         let stage = watched.stage(0.0..BISECTED, LEVELS);
         let kept = watched.kept.map(|folder| folder.join("blocks"));
-        let kept = (kept.as_deref(), &mut stage.listener() as _);
-        let parts = into_parts(graph, limits, &options.bisection, kept)?;
+        let report = &mut stage.listener();
+        let parts = into_parts(graph, limits, &options.bisection, kept.as_deref(), report)?;
         stage.advance(LEVELS);
         Ok(Self { parts, options, identity, folder: watched.kept })
     }

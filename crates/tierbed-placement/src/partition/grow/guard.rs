@@ -19,14 +19,15 @@ pub(crate) fn try_on_part(part: Part<'_>, bisection: &BisectionOptions, seed: u6
     let early_count = (all.len() as f64 * (1.0 - JUDGING_SHARE)) as usize;
     let (early, judges) = all.split_at(early_count);
     let early_pins: usize = early.iter().map(|edge| edge.len()).sum();
-    let early = Part { pins: part.pins.get(..early_pins).unwrap_or_default(), ..part };
+    let (early_pins, _) = part.pins.split_at(early_pins);
+    let early = Part { pins: early_pins, ..part };
     let work = Work::silent();
     let stage: Stage<'_, '_> = Watched::alone(&work).stage(0.0..1.0, 1);
     let block = Block::new(early, seed);
     let reads_by = |way: Way| {
         let pages = match way {
             Way::Bisected => bisected_pages(early, bisection),
-            _ => block.home_pages((bisection, way), &stage),
+            _ => block.home_pages(bisection, way, &stage),
         };
         reads_of(judges, &pages, part.rows.len())
     };

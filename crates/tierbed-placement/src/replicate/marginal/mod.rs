@@ -13,6 +13,10 @@
 //! while replicas of popular rows want pages of their own.
 //!
 //! Differs from MaxEmbed §5.3: its replica pages are chosen independently of each other.
+#![expect(
+    clippy::indexing_slicing,
+    reason = "blocks have pages for each ratio, and rows below the table's row count"
+)]
 
 mod kept_pages;
 mod pages;
@@ -40,6 +44,26 @@ const HOUSED: f64 = 0.6;
 
 /// Pages of local rows.
 type Pages = Vec<Vec<u32>>;
+
+/// How pages of blocks are made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockRules<'a> {
+    pub(crate) options: &'a GrowthOptions,
+    /// Each block is made in the way that reads fewest pages in a trial of its own.
+    pub(crate) is_guarded: bool,
+}
+
+impl BlockRules<'_> {
+    /// Names what says how home pages are made: a trial, or the options.
+    fn chosen_by(self) -> u32 {
+        match self.options.way {
+            _ if self.is_guarded => 1,
+            Way::Grown => 0,
+            Way::Refined => 2,
+            Way::Bisected => 3,
+        }
+    }
+}
 
 /// A block's home pages.
 struct Homes {
@@ -78,21 +102,23 @@ pub fn by_marginal_gain_each(
 ) -> Result<Vec<Placement>> {
     let work = Work::silent();
     let watched = &Watched::alone(&work);
-    Ok(by_marginal_gain_watched(log, (options, false), ratios, watched)?.0)
+    let rules = BlockRules { options, is_guarded: false };
+    Ok(by_marginal_gain_watched(log, rules, ratios, watched)?.0)
 }
 
-/// Does what [`by_marginal_gain_each`] does, tells how far it is, and goes on where it was. When it
-/// `is_guarded`, blocks are bisected where that reads less; returns what the trials of all read.
+/// Does what [`by_marginal_gain_each`] does, reports progress, and resumes an earlier run. Where
+/// the rules are guarded, blocks are bisected if that reads less; returns what all trials read.
 ///
 /// # Errors
 ///
 /// As [`by_marginal_gain`]; those of kept files, and what stops the build.
 pub(crate) fn by_marginal_gain_watched(
     log: QueryLog,
-    (options, is_guarded): (&GrowthOptions, bool),
+    rules: BlockRules<'_>,
     ratios: &[f64],
     watched: &Watched<'_, '_>,
 ) -> Result<(Vec<Placement>, TrialReads)> {
+    let options = rules.options;
     options.check()?;
     let rows_per_page = options.bisection.rows_per_page;
     let row_count = log.row_count();
@@ -104,7 +130,7 @@ pub(crate) fn by_marginal_gain_watched(
     let blocks = Blocks::split(graph, options, watched)?;
     let has_replicas = budgets.iter().any(|budget| budget.replica_count > 0);
     let housed = if has_replicas { HOUSED } else { 1.0 };
-    let homes = home_pages(&blocks, (options, is_guarded), (watched, housed))?;
+    let homes = home_pages(&blocks, rules, watched, housed)?;
     let trial = homes.iter().fold(TrialReads::default(), |sum, homes| sum.plus(homes.trial));
     let home_count = lone_pages + homes.iter().map(|homes| homes.pages.len()).sum::<usize>();
     let rooms: Vec<Room> = budgets
@@ -115,31 +141,32 @@ pub(crate) fn by_marginal_gain_watched(
         })
         .collect();
     let by_block = if has_replicas {
-        with_replicas(&blocks, homes, (options, is_guarded), (&rooms, watched))?
+        with_replicas(&blocks, homes, rules, &rooms, watched)?
     } else {
         homes.into_iter().map(|homes| vec![homes.pages; rooms.len()]).collect()
     };
-    let table = (row_count, rows_per_page);
     let place = |(at, budget): (usize, &ReplicaBudget)| {
-        let pages = by_block.iter().map(|of_block| of_block.get(at).map_or(&[][..], Vec::as_slice));
-        assemble(blocks.rows().zip(pages), &lone, table, *budget)
+        let pages = by_block.iter().map(|of_block| of_block[at].as_slice());
+        assemble(blocks.rows().zip(pages), &lone, row_count, rows_per_page, *budget)
     };
     let placements = budgets.iter().enumerate().map(place).collect::<Result<Vec<_>>>()?;
     Ok((placements, trial))
 }
 
-/// Makes the home pages of each block, by a trial of its own when that `is_guarded`.
+/// Makes the home pages of each block; progress then stands at `housed`.
 fn home_pages(
     blocks: &Blocks<'_>,
-    (options, is_guarded): (&GrowthOptions, bool),
-    (watched, housed): (&Watched<'_, '_>, f64),
+    rules: BlockRules<'_>,
+    watched: &Watched<'_, '_>,
+    housed: f64,
 ) -> Result<Vec<Homes>> {
+    let options = rules.options;
     let rows_per_page = options.bisection.rows_per_page as usize;
     let row_counts: Vec<usize> = blocks.rows().map(<[u32]>::len).collect();
     let units = row_counts.iter().sum::<usize>() as u64 * UNITS_PER_ROW;
     let stage = watched.stage(BISECTED..housed, units);
     blocks.run(row_counts, |source, row_count| {
-        let file = blocks.kept_file("homes", source.at, &[chosen_by(options, is_guarded)]);
+        let file = blocks.kept_file("homes", source.at, &[rules.chosen_by()]);
         if let Some(numbers) = file.read()? {
             stage.advance(row_count as u64 * UNITS_PER_ROW);
             let seats = Seats { row_count, rows_per_page, once: true };
@@ -149,7 +176,7 @@ fn home_pages(
         let homes = source.with(|part, scale| {
             let bisection = &options.bisection;
             let (mut trial, mut way) = (TrialReads::default(), options.way);
-            if is_guarded {
+            if rules.is_guarded {
                 trial = try_on_part(part, bisection, source.seed);
                 way = trial.way();
                 watched.work.check()?;
@@ -161,7 +188,7 @@ fn home_pages(
                     stage.advance(row_count as u64 * UNITS_PER_ROW);
                     pages
                 }
-                _ => block.home_pages((bisection, way), &stage),
+                _ => block.home_pages(bisection, way, &stage),
             };
             watched.work.check()?;
             let reads = pages::residual_of(&block.pins, &pages).total_reads();
@@ -171,16 +198,6 @@ fn home_pages(
         file.write(&homes.encode())?;
         Ok(homes)
     })
-}
-
-/// Names what says how home pages are made: a trial, or the options.
-fn chosen_by(options: &GrowthOptions, is_guarded: bool) -> u32 {
-    match options.way {
-        _ if is_guarded => 1,
-        Way::Grown => 0,
-        Way::Refined => 2,
-        Way::Bisected => 3,
-    }
 }
 
 impl Homes {
@@ -207,7 +224,8 @@ impl Homes {
 fn assemble<'a>(
     blocks: impl Iterator<Item = (&'a [u32], &'a [Vec<u32>])>,
     lone: &[u32],
-    (row_count, rows_per_page): (u32, u32),
+    row_count: u32,
+    rows_per_page: u32,
     budget: ReplicaBudget,
 ) -> Result<Placement> {
     let mut builder = Placement::builder(row_count, rows_per_page)?;
@@ -217,11 +235,9 @@ fn assemble<'a>(
     let mut lone = lone;
     for (rows_of_block, pages) in blocks {
         for page in pages {
-            let rows = page.iter().filter_map(|&row| rows_of_block.get(row as usize)).copied();
-            let (mut homes, mut replicas): (Vec<u32>, Vec<u32>) = rows.partition(|&row| {
-                let slot = has_home.get_mut(row as usize);
-                slot.is_some_and(|has_home| !std::mem::replace(has_home, true))
-            });
+            let rows = page.iter().map(|&row| rows_of_block[row as usize]);
+            let (mut homes, mut replicas): (Vec<u32>, Vec<u32>) =
+                rows.partition(|&row| !std::mem::replace(&mut has_home[row as usize], true));
             if homes.is_empty() {
                 replica_pages.push(replicas);
                 continue;

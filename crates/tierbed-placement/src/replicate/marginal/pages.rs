@@ -1,4 +1,5 @@
 //! Growth of replica pages.
+#![expect(clippy::indexing_slicing, reason = "local rows are below the block's row count")]
 
 use crate::partition::grow::page::Growth;
 use crate::partition::grow::pins::Pins;
@@ -31,10 +32,8 @@ pub(super) fn residual_of<'a>(pins: &'a Pins, pages: &[Vec<u32>]) -> Residual<'a
     }
     let mut residual = Residual::alone(pins);
     let row_count = pins.row_count() as u32;
-    // A block's pages have fewer than 2^32 seats, so the index cannot refuse them.
-    let Ok(index) = PageIndex::new(row_count, pages.iter().map(Vec::as_slice)) else {
-        return residual;
-    };
+    let index = PageIndex::new(row_count, pages.iter().map(Vec::as_slice));
+    let index = index.unwrap_or_else(|error| panic!("a block has fewer than 2^32 seats: {error}"));
     let mut scratch = Scratch::default();
     for query in 0..pins.query_count() {
         let first = pins.of_query(query).start;
@@ -53,15 +52,13 @@ fn residual_of_homes<'a>(pins: &'a Pins, pages: &[Vec<u32>]) -> Residual<'a> {
     let mut home = vec![NO_PAGE; pins.row_count()];
     for (page, rows) in (0..).zip(pages) {
         for &row in rows {
-            if let Some(home) = home.get_mut(row as usize) {
-                *home = page;
-            }
+            home[row as usize] = page;
         }
     }
     let mut residual = Residual::alone(pins);
     for query in 0..pins.query_count() {
         for pin in pins.of_query(query) {
-            let page = home.get(pins.row(pin) as usize).copied().unwrap_or(NO_PAGE);
+            let page = home[pins.row(pin) as usize];
             if page != NO_PAGE {
                 residual.serve(pin, page);
             }
@@ -78,7 +75,8 @@ pub(super) fn add_pages(
     pins: &Pins,
     pages: &mut Vec<Vec<u32>>,
     rows_per_page: usize,
-    (page_count, meter): (usize, &Meter<'_, '_, '_>),
+    page_count: usize,
+    meter: &Meter<'_, '_, '_>,
 ) {
     let mut growth = Growth::new(residual_of(pins, pages), rows_per_page, DAMPING);
     let promise = |growth: &Growth<'_>, row: u32| {

@@ -3,8 +3,8 @@
 use tierbed_core::Result;
 
 use super::kept_pages::{append_pages, pages_of, Seats};
-use super::{chosen_by, pages, seats, Homes, Pages, HOUSED};
-use crate::partition::grow::{Block, Blocks, GrowthOptions};
+use super::{pages, seats, BlockRules, Homes, Pages, HOUSED};
+use crate::partition::grow::{Block, Blocks};
 use crate::partition::parallel;
 use crate::work::{Meter, Watched};
 
@@ -21,9 +21,11 @@ pub(super) enum Room {
 pub(super) fn with_replicas(
     blocks: &Blocks<'_>,
     homes: Vec<Homes>,
-    (options, is_guarded): (&GrowthOptions, bool),
-    (rooms, watched): (&[Room], &Watched<'_, '_>),
+    rules: BlockRules<'_>,
+    rooms: &[Room],
+    watched: &Watched<'_, '_>,
 ) -> Result<Vec<Vec<Pages>>> {
+    let options = rules.options;
     let rows_per_page = options.bisection.rows_per_page as usize;
     let total = homes.iter().map(|homes| u128::from(homes.cost)).sum::<u128>().max(1);
     let row_counts: Vec<usize> = blocks.rows().map(<[u32]>::len).collect();
@@ -33,16 +35,17 @@ pub(super) fn with_replicas(
     blocks.run(homes.into_iter().zip(row_counts), |source, (homes, row_count)| {
         let shares: Vec<Room> = rooms.iter().map(|room| room.share(homes.cost, total)).collect();
         let meter = stage.meter(row_count as u64);
-        let mut identity = vec![chosen_by(options, is_guarded)];
+        let mut identity = vec![rules.chosen_by()];
         identity.extend(shares.iter().flat_map(|share| share.identity()));
         let file = blocks.kept_file("seats", source.at, &identity);
         if let Some(numbers) = file.read()? {
-            let kept = decode(&numbers, shares.len(), (row_count, rows_per_page));
+            let kept = decode(&numbers, shares.len(), row_count, rows_per_page);
             return kept.ok_or_else(|| file.damaged());
         }
         watched.work.check()?;
         let block = source.block();
-        let by_room = seated(&block, homes.pages, &shares, (rows_per_page, thread_count, &meter));
+        let seating = Seating { rows_per_page, thread_count };
+        let by_room = seated(&block, homes.pages, &shares, seating, &meter);
         watched.work.check()?;
         file.write(&encode(&by_room))?;
         Ok(by_room)
@@ -66,20 +69,29 @@ impl Room {
     }
 }
 
+/// How replicas of one block get their seats.
+#[derive(Debug, Clone, Copy)]
+struct Seating {
+    rows_per_page: usize,
+    thread_count: usize,
+}
+
 /// Adds replica pages to the home pages of a block; returns the pages for each share of room.
 fn seated(
     block: &Block,
     mut homes: Pages,
     shares: &[Room],
-    (rows_per_page, thread_count, meter): (usize, usize, &Meter<'_, '_, '_>),
+    seating: Seating,
+    meter: &Meter<'_, '_, '_>,
 ) -> Vec<Pages> {
+    let Seating { rows_per_page, thread_count } = seating;
     let home_count = homes.len();
     let counts = shares.iter().filter_map(|share| match share {
         Room::None => None,
         Room::Pages(count) => Some(*count),
     });
     let most = counts.max().unwrap_or(0);
-    pages::add_pages(&block.pins, &mut homes, rows_per_page, (most, meter));
+    pages::add_pages(&block.pins, &mut homes, rows_per_page, most, meter);
     let all = homes;
     parallel(shares.to_vec(), thread_count, |share| {
         let mut pages = all.clone();
@@ -107,7 +119,8 @@ fn encode(by_room: &[Pages]) -> Vec<u32> {
 fn decode(
     mut numbers: &[u32],
     room_count: usize,
-    (row_count, rows_per_page): (usize, usize),
+    row_count: usize,
+    rows_per_page: usize,
 ) -> Option<Vec<Pages>> {
     let seats = Seats { row_count, rows_per_page, once: false };
     let mut by_room = Vec::with_capacity(room_count);

@@ -40,7 +40,13 @@ fn build(
     };
     let work = Work::new(&mut report);
     let watched = Watched { kept: Some(folder), ..Watched::alone(&work) };
-    Ok(by_marginal_gain_watched(log.clone(), (options, false), &RATIOS, &watched)?.0)
+    Ok(by_marginal_gain_watched(
+        log.clone(),
+        BlockRules { options, is_guarded: false },
+        &RATIOS,
+        &watched,
+    )?
+    .0)
 }
 
 fn kept(folder: &Path, step: &str) -> usize {
@@ -114,18 +120,19 @@ fn guarded_blocks_are_those_that_won_their_trials() {
             let reads = source.with(|part, _| try_on_part(part, &options.bisection, source.seed));
             let pages = match reads.way() {
                 Way::Bisected => source.with(|part, _| bisected_pages(part, &options.bisection)),
-                way => source.block().home_pages((&options.bisection, way), &stage),
+                way => source.block().home_pages(&options.bisection, way, &stage),
             };
             assert_eq!(pages.iter().map(Vec::len).sum::<usize>(), row_count);
             Ok((reads, pages))
         });
         let of_blocks = of_blocks.expect("nobody stopped it");
-        let homes = home_pages(&blocks, (&options, true), (&watched, 1.0)).expect("few rows");
+        let rules = BlockRules { options: &options, is_guarded: true };
+        let homes = home_pages(&blocks, rules, &watched, 1.0).expect("few rows");
         assert!(homes
             .iter()
             .map(|homes| (homes.trial, &homes.pages))
             .eq(of_blocks.iter().map(|(reads, pages)| (*reads, pages))));
-        let guarded = by_marginal_gain_watched(log, (&options, true), &RATIOS, &watched);
+        let guarded = by_marginal_gain_watched(log, rules, &RATIOS, &watched);
         let (placements, trial) = guarded.expect("ratios");
         let sum = of_blocks.iter().fold(TrialReads::default(), |sum, block| sum.plus(block.0));
         assert_eq!((placements.len(), trial), (3, sum));
