@@ -227,13 +227,29 @@ fn has_tuple(list: &str) -> bool {
                 };
                 let typed = typed.trim_start();
                 let typed = typed.strip_prefix("mut ").unwrap_or(typed);
-                if typed.starts_with('(') && !typed.starts_with("()") {
+                if is_tuple(typed) {
                     return true;
                 }
             }
             _ => {}
         }
         rest = rest.get(c.len_utf8()..).unwrap_or("");
+    }
+    false
+}
+
+/// Whether a type begins with a tuple; `(dyn Error)` and `()` are none.
+fn is_tuple(typed: &str) -> bool {
+    let Some(inside) = typed.strip_prefix('(') else { return false };
+    let mut depth = 0_usize;
+    for c in inside.chars() {
+        match c {
+            '(' | '[' | '<' => depth += 1,
+            ',' if depth == 0 => return true,
+            ')' if depth == 0 => return false,
+            ')' | ']' | '>' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
     }
     false
 }
@@ -266,7 +282,8 @@ mod tests {
             let source = format!("pub fn f<'a, T: Fn(u8) -> (u8, u8)>({tuple}) -> u8 {{ 1 }}");
             assert_eq!(of(&source).tuples, 1, "{tuple}");
         }
-        for other in ["a: u8", "a: &[(u8, u8)]", "a: impl Fn((u8, u8))", "a: ()", ""] {
+        for other in ["a: u8", "a: &[(u8, u8)]", "a: impl Fn((u8, u8))", "a: ()", "a: &(dyn A)", ""]
+        {
             let source = format!("fn f({other}) -> (u8, u8) {{ (1, 2) }}");
             assert_eq!(of(&source).tuples, 0, "{other}");
         }
