@@ -91,6 +91,8 @@ pub fn apply_delta(
                 return Ok(());
             }
             let place = if holds(base.schema(), key) { base.index().get(key)? } else { None };
+            let record_bytes = options.payload_bytes + size_of::<u32>();
+            assert_eq!(record.len(), record_bytes, "bytes of a record");
             // The use count behind the weights is not published.
             let (weights, _) = record.split_at(options.payload_bytes);
             sorter.push(&key_of(place, row), weights)

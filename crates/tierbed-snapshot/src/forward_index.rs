@@ -103,6 +103,7 @@ impl IndexWriter {
         assert!(at >= self.bits_done, "{key:?} comes behind a larger key");
         self.skip_to(at)?;
         let (value, bits) = (page_id + 1, u64::from(self.shape.bits));
+        assert!(value >> bits == 0, "page {page_id} does not fit entries of {bits} bits");
         let offset = at % 64;
         self.word |= value << offset;
         if offset + bits >= 64 {

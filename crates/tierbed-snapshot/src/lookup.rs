@@ -82,6 +82,7 @@ impl Snapshot {
             let (mut first, end) = (0, asked.index_count(&samples));
             while first < end {
                 let chunk = asked.gather(&mut reader.scratch, &samples, first);
+                assert!(chunk.taken.end > first, "a row does not fit an empty scratch");
                 first = chunk.taken.end;
                 self.tiers().answer(&mut reader.scratch);
                 self.ask(reader, true)?;
@@ -138,6 +139,7 @@ impl Snapshot {
         }
         let every: Vec<u32> = (0..scratch.keys.len() as u32).collect();
         let row_count = every.len() as u32;
+        assert!(rows_read <= u64::from(row_count), "{rows_read} of {row_count} rows were read");
         let hit_count = row_count - rows_read as u32;
         let group = Group { positions: &every, row_count, hit_count };
         if rows_read > 0 {
@@ -150,6 +152,7 @@ impl Snapshot {
     /// Tells the tiers which rows each sample asked for. A row that an earlier sample of the
     /// chunk had read came along for free.
     fn settle_samples(&self, scratch: &mut Scratch, asked: Asked<'_>, chunk: &Chunk) -> Result<()> {
+        assert_eq!(scratch.ats.len(), chunk.taken.len(), "indices of the chunk in the scratch");
         let spans: Vec<Span> = asked.spans(chunk).collect();
         let mut positions = Vec::new();
         for sample in chunk.samples.clone() {
@@ -244,6 +247,7 @@ impl Snapshot {
 
     /// Adds the rows of a chunk to their vectors.
     fn pool_chunk(&self, scratch: &Scratch, asked: Asked<'_>, chunk: &Chunk, out: &mut [f32]) {
+        assert_eq!(scratch.starts.len(), chunk.taken.len(), "indices of the chunk in the scratch");
         let Asked { plan, bags } = asked;
         let arena = scratch.arena();
         for Span { feature: at, indices, at: first } in asked.spans(chunk) {

@@ -67,10 +67,14 @@ impl PageShape {
     }
 
     /// Returns the elements before part `part` of a row, and those in it.
+    ///
+    /// # Panics
+    /// When rows have fewer parts.
     #[must_use]
     pub fn part_words(&self, part: usize) -> (usize, usize) {
+        assert!(part < self.parts_per_row, "part {part} of {}", self.parts_per_row);
         let before = part * self.words_per_part;
-        (before, self.words_per_part.min(self.dim.saturating_sub(before)))
+        (before, self.words_per_part.min(self.dim - before))
     }
 
     fn id_at(&self, slot: usize) -> usize {
@@ -133,7 +137,6 @@ impl PageBuilder {
     pub(crate) fn push(&mut self, row: RowId, part: usize, weights: &[f32]) {
         assert!(!self.is_full(), "page is full");
         assert_eq!(weights.len(), self.shape.dim, "row size");
-        assert!(part < self.shape.parts_per_row, "part {part} of a row in {:?}", self.shape);
         let (before, count) = self.shape.part_words(part);
         let id_at = self.shape.id_at(self.row_count);
         self.put(id_at, &row.0.to_le_bytes()[..self.shape.id_bytes]);
@@ -150,6 +153,7 @@ impl PageBuilder {
         page_id: u64,
         take: impl FnOnce(&[u8; PAGE_BYTES]) -> T,
     ) -> T {
+        assert!(self.row_count > 0, "an empty page is not written");
         self.put(4, &PAGE_MAGIC.to_le_bytes());
         self.put(6, &PAGE_VERSION.to_le_bytes());
         self.put(8, &owner.0.to_le_bytes());

@@ -133,6 +133,10 @@ pub(crate) struct Starts {
 
 impl Starts {
     /// Notes the tables of each of `numberings`.
+    ///
+    /// # Panics
+    /// When two of them have the same table.
+    #[expect(clippy::indexing_slicing, reason = "the list is as long as its tables need")]
     pub(crate) fn new<'a>(numberings: impl IntoIterator<Item = &'a Numbering>) -> Self {
         let mut of_table = Vec::new();
         for (placement, numbering) in (0..).zip(numberings) {
@@ -141,9 +145,8 @@ impl Starts {
                 if of_table.len() <= at {
                     of_table.resize(at + 1, None);
                 }
-                if let Some(place) = of_table.get_mut(at) {
-                    *place = Some((placement, start));
-                }
+                let known = of_table[at].replace((placement, start));
+                assert!(known.is_none(), "{table:?} is in two placements");
             }
         }
         Self { of_table }
@@ -152,7 +155,9 @@ impl Starts {
     /// Returns placement and item of a row of the schema; `None` when its table is not placed.
     pub(crate) fn find(&self, key: RowKey) -> Option<(u32, u32)> {
         let (placement, start) = (*self.of_table.get(key.table.0 as usize)?)?;
-        Some((placement, start + key.row.0 as u32))
+        let item = u64::from(start) + key.row.0;
+        assert!(item < u64::from(u32::MAX), "{key:?} is beyond its placement");
+        Some((placement, item as u32))
     }
 
     pub(crate) fn is_placed(&self, table: TableId) -> bool {

@@ -103,6 +103,7 @@ impl PlacedWriter {
 
     /// Takes a row; `item` is its number.
     pub(crate) fn push(&mut self, item: u32, weights: &[f32]) -> Result<()> {
+        assert_eq!(weights.len(), self.numbering.shape.dim, "elements of a row");
         let Some(sorter) = &mut self.sorter else { return Err(twice(item)) };
         let pages = self.placed.index.pages_of(item);
         if pages.is_empty() {
@@ -166,7 +167,8 @@ impl PlacedWriter {
         if self.open_page != page {
             self.open_page = page;
             let number = (pages.page_count() - self.first_page) as u32;
-            self.written[page as usize] = number;
+            let known = std::mem::replace(&mut self.written[page as usize], number);
+            assert_eq!(known, NO_PAGE, "page {page} of the placement is written twice");
         }
         self.builder.push(RowId(u64::from(item)), 0, weights);
         self.seat_count += 1;

@@ -54,6 +54,7 @@ impl PlacesWriter {
 
     /// Writes what is left and returns the checksum over the blocks' checksums.
     pub(crate) fn finish(self) -> Result<u32> {
+        assert!(self.half.is_none(), "a placement was not ended");
         self.blocks.finish()
     }
 }

@@ -50,6 +50,11 @@ impl Source<'_> {
         match self.places.starts.find(key) {
             None => (key.table, key.row),
             Some((placement, item)) => {
+                assert!(
+                    (placement as usize) < self.places.placements.len(),
+                    "placement {placement} of {}",
+                    self.places.placements.len()
+                );
                 let table_count = self.pages.shapes.len() - self.places.placements.len();
                 (TableId(table_count as u32 + placement), RowId(u64::from(item)))
             }
@@ -206,6 +211,8 @@ impl Choice {
         mut take: impl FnMut(u64, &[u32]),
     ) {
         let Some(first) = asked.first() else { return };
+        let is_one = asked.last().is_some_and(|last| last.placement == first.placement);
+        assert!(is_one, "pages are chosen for one placement at a time");
         let placement = source.places.at(first.placement);
         self.items.clear();
         self.items.extend(asked.iter().map(|asked| asked.item));

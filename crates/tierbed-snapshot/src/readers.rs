@@ -185,6 +185,7 @@ impl Drop for ReaderGuard<'_> {
     fn drop(&mut self) {
         let Some(reader) = self.reader.take() else { return };
         let mut state = lock(&self.readers.state);
+        assert!(reader.number < state.io.len(), "reader {} of {}", reader.number, state.io.len());
         state.io[reader.number] = io_of(&reader);
         let is_full = reader.number < state.full_count;
         if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);

@@ -226,6 +226,7 @@ impl Group {
             let found = self.starts.iter().find(|(table, _)| *table == feature.table);
             let Some(&(_, start)) = found else { continue };
             let offsets = bags.feature_offsets(at);
+            assert!(sample + 1 < offsets.len(), "sample {sample} of {} offsets", offsets.len());
             let (from, to) = (offsets[sample] as usize, offsets[sample + 1] as usize);
             for &id in &bags.indices[from..to] {
                 let row = u64::from(start) + feature.row_key(id).row.0;

@@ -12,6 +12,7 @@
 //!
 //! No lookup waits for it, and none fails because of it. Without the thread, rows wait until
 //! [`refresh_now`](Snapshot::refresh_now), so that tests decide when.
+#![expect(clippy::indexing_slicing, reason = "tables are those of the schema")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -206,6 +207,7 @@ impl Snapshot {
         reader.scratch.start(keys.len());
         let fitting = keys.iter().take_while(|key| reader.scratch.add(**key, self.dim(**key)));
         let count = fitting.count();
+        assert!(count > 0, "a row does not fit an empty scratch");
         let read = self.fetch(reader, false).and_then(|read| {
             self.offer_refreshed(reader)?;
             Ok(read)
@@ -227,7 +229,7 @@ impl Snapshot {
                 stats.error = Some(error.to_string());
             }
         }
-        count.max(1)
+        count
     }
 
     /// Offers the rows of the scratch to the tiers. Which others their samples asked for is not

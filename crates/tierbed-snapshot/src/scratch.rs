@@ -57,6 +57,8 @@ impl Words {
     /// # Panics
     /// When there are not as many.
     pub(crate) fn row_mut(&mut self, start: usize, count: usize) -> &mut [f32] {
+        let len = self.0.len();
+        assert!(start + count <= len, "words {start}..+{count} of {len}");
         &mut self.0[start..start + count]
     }
 }
@@ -143,6 +145,7 @@ impl Scratch {
         let ScratchShape { row_words_max, choice_bytes_per_row, tier_count } = shape;
         let half = usize::try_from(memory_bytes / 2).unwrap_or(usize::MAX / 4);
         let words = (half / size_of::<f32>()).max(row_words_max);
+        assert!(words > 0, "a scratch without words");
         let parts_max = words / PART_WORDS_MIN;
         let asked_bytes = if choice_bytes_per_row > 0 { size_of::<AskedItem>() } else { 0 };
         let entry_bytes = ENTRY_BYTES + asked_bytes + choice_bytes_per_row;
@@ -221,6 +224,7 @@ impl Scratch {
                 start
             }
         };
+        assert!(self.words_used <= self.words.0.len(), "rows of a chunk beyond its words");
         self.starts.push(start);
         true
     }
@@ -230,6 +234,7 @@ impl Scratch {
     /// # Panics
     /// When there is no such row.
     pub(crate) fn start_of(&self, at: usize) -> usize {
+        assert!(at < self.row_starts.len(), "row {at} of {}", self.row_starts.len());
         self.row_starts[at]
     }
 
@@ -264,6 +269,7 @@ impl Scratch {
     /// # Panics
     /// When no part of the row is expected any more.
     pub(crate) fn take_part(&mut self, at: usize, before: usize, bytes: &[u8]) {
+        assert!(bytes.len().is_multiple_of(size_of::<f32>()), "{} bytes of words", bytes.len());
         let out = self.row_mut(at, before, bytes.len() / size_of::<f32>());
         bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
         let state = self.state_mut(at);
@@ -275,6 +281,7 @@ impl Scratch {
     }
 
     fn state_mut(&mut self, at: usize) -> &mut Filled {
+        assert!(at < self.filled.len(), "row {at} of {}", self.filled.len());
         &mut self.filled[at]
     }
 
@@ -334,6 +341,8 @@ impl PlaceTable {
     /// Forgets everything and makes ready for `key_count` keys.
     fn start(&mut self, key_count: usize) {
         self.mask = (2 * key_count).next_power_of_two().min(self.slots.len()) - 1;
+        // A search ends at a free slot.
+        assert!(self.mask + 1 > key_count, "{key_count} keys in {} slots", self.mask + 1);
         self.generation = self.generation.wrapping_add(1);
         if self.generation == 0 {
             self.slots.fill((0, 0));

@@ -392,6 +392,7 @@ impl PageFileWriter {
         if self.buffered == PAGES_AT_ONCE {
             self.flush()?;
         }
+        assert!(self.buffered < PAGES_AT_ONCE, "no room for a page after a flush");
         let page_id = self.page_count;
         let start = self.buffered * PAGE_BYTES;
         let (buffer, crc) = (&mut self.buffer, &mut self.crc);
@@ -433,10 +434,11 @@ fn encode_key(key: RowKey) -> [u8; KEY_BYTES] {
 
 #[expect(clippy::big_endian_bytes, reason = "sort keys compare most significant byte first")]
 fn decode_key(bytes: &[u8]) -> RowKey {
-    let (Some(table), Some(row)) = (bytes.first_chunk(), bytes.last_chunk()) else {
-        panic!("sort key of {} bytes, not {KEY_BYTES}", bytes.len())
-    };
-    RowKey::new(TableId(u32::from_be_bytes(*table)), RowId(u64::from_be_bytes(*row)))
+    assert_eq!(bytes.len(), KEY_BYTES, "bytes of a sort key");
+    let (mut table, mut row) = ([0; 4], [0; 8]);
+    table.copy_from_slice(&bytes[..4]);
+    row.copy_from_slice(&bytes[4..]);
+    RowKey::new(TableId(u32::from_be_bytes(table)), RowId(u64::from_be_bytes(row)))
 }
 
 fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Result<Report> {

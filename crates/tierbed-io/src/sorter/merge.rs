@@ -53,7 +53,8 @@ impl Merge {
         record_bytes: usize,
         memory_bytes: usize,
     ) -> Result<Self> {
-        let share = (memory_bytes / runs.len().max(1)).saturating_sub(record_bytes);
+        assert!(!runs.is_empty(), "a merge of no runs");
+        let share = (memory_bytes / runs.len()).saturating_sub(record_bytes);
         let buffer_bytes = (share.min(READ_BYTES_MAX) / PAGE_BYTES).max(1) * PAGE_BYTES;
         let mut merge =
             Self { readers: Vec::new(), heap: Vec::new(), key_bytes, is_top_spent: false };

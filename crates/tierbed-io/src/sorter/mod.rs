@@ -95,6 +95,7 @@ impl ExternalSorter {
                 .with("memory_bytes", options.memory_bytes)
                 .with("minimum_bytes", minimum_bytes));
         }
+        assert!(records_max > 0, "a sorter has room for a record");
         let memory = budget.reserve("sorter", options.memory_bytes)?;
         Ok(Self {
             key_bytes: options.key_bytes,

@@ -126,6 +126,7 @@ impl<'a> RunWriter<'a> {
     }
 
     fn flush(&mut self, count: usize) -> Result<()> {
+        assert!(count <= self.buffer.len(), "{count} bytes of {}", self.buffer.len());
         let bytes = &self.buffer[..count];
         self.device.write_at(self.start_bytes + self.len_bytes, bytes)?;
         self.len_bytes += count as u64;
@@ -190,6 +191,7 @@ impl RunReader {
             self.record.extend_from_slice(&ready[..count]);
             self.at += count;
         }
+        assert_eq!(self.record.len(), self.record_bytes, "bytes of a record");
         self.crc = crc32c_append(self.crc, &self.record);
         Ok(true)
     }

@@ -70,6 +70,7 @@ impl Asked<'_> {
     /// Returns the indices of feature `at` of some samples, among all.
     pub(super) fn indices(&self, at: usize, samples: &Range<usize>) -> Range<usize> {
         let offsets = self.bags.feature_offsets(at);
+        assert!(samples.end < offsets.len(), "samples {samples:?} of {} offsets", offsets.len());
         offsets[samples.start] as usize..offsets[samples.end] as usize
     }
 
@@ -80,7 +81,9 @@ impl Asked<'_> {
         samples: &Range<usize>,
         first: usize,
     ) -> Chunk {
-        scratch.start(self.index_count(samples) - first);
+        let index_count = self.index_count(samples);
+        assert!(first <= index_count, "index {first} of a part of {index_count}");
+        scratch.start(index_count - first);
         let chunk = |end| Chunk { samples: samples.clone(), taken: first..end };
         let (mut next, mut before) = (first, 0);
         for (at, feature) in self.plan.features().iter().enumerate() {

@@ -53,6 +53,7 @@ impl Flight {
     }
 
     fn tag(self) -> u64 {
+        assert!(self.turn <= TURN_MASK, "scratch {} of two", self.turn);
         ((self.first as u64) << 1) | self.turn
     }
 }
@@ -261,7 +262,9 @@ impl Flights {
     fn take(&mut self, completion: Completion, wanting: &mut Wanting<'_>, source: &Source<'_>) {
         let flight = Flight::of_tag(completion.tag);
         let Flight { first, turn } = flight;
-        self.part_of(turn).flying_count -= 1;
+        let part = self.part_of(turn);
+        assert!(part.flying_count > 0, "a page came back that was not in flight");
+        part.flying_count -= 1;
         let scratch = match &mut wanting.other {
             Some(other) if turn != self.turn => other,
             _ => &mut *wanting.scratch,
@@ -322,6 +325,7 @@ impl Flights {
 
 /// Returns how many wanted rows, from `first` on, are on the same page.
 fn group_len(wanted: &[Wanted], first: usize) -> usize {
+    assert!(first < wanted.len(), "wanted row {first} of {}", wanted.len());
     let page_id = wanted[first].page_id;
     wanted[first..].iter().take_while(|wanted| wanted.page_id == page_id).count()
 }

@@ -112,6 +112,7 @@ impl CodedTier {
 
     /// Decodes the words of a row to `out`, `[dim]`.
     pub(super) fn decode(&self, words: &[f32], out: &mut [f32]) {
+        assert_eq!(words.len(), self.words(out.len()), "words of a coded row");
         if matches!(self.codec, Codec::F32) {
             out.copy_from_slice(words);
             return;

@@ -91,12 +91,14 @@ impl HeadRows {
             rank
         });
         let ranks = ranks.collect();
+        assert_eq!(before as usize, rows.len(), "a bit per row of the head");
         Ok(Self { codec, code_bytes, is_here, ranks, codes })
     }
 
     /// Returns the code of `row` if it is here.
     fn code(&self, row: u64) -> Option<&[u8]> {
         let at = (row / 64) as usize;
+        assert!(at < self.is_here.len(), "row {row} is beyond its table");
         let (word, bit) = (self.is_here[at], row % 64);
         if word >> bit & 1 == 0 {
             return None;
@@ -159,6 +161,7 @@ impl Resident {
         };
         let code_bytes = tail.codec.code_bytes(out.len());
         let start = key.row.0 as usize * code_bytes;
+        assert!(start + code_bytes <= tail.codes.len(), "{key:?} is beyond its table");
         decode(kernels, &tail.codec, &tail.codes[start..start + code_bytes], out);
         true
     }
@@ -166,7 +169,10 @@ impl Resident {
     /// Writes the default row of a table to `out`.
     pub(super) fn default_row(&self, key: RowKey, out: &mut [f32]) {
         match self.table(key).and_then(|table| table.default_row.as_ref()) {
-            Some(row) => out.copy_from_slice(row),
+            Some(row) => {
+                assert_eq!(row.len(), out.len(), "elements of the default row");
+                out.copy_from_slice(row);
+            }
             None => out.fill(0.0),
         }
     }

@@ -132,6 +132,7 @@ impl TierStack {
         options: &TierStackOptions,
         capacity_bytes: u64,
     ) -> Result<Self> {
+        assert_eq!(stored_rows.len(), schema.tables().len(), "counts of stored rows by table");
         if options.tiers.len() > TIERS_MAX {
             return Err(Error::invalid("too many cache tiers")
                 .with("found", options.tiers.len())
@@ -217,6 +218,7 @@ impl TierStack {
             let is_first = number == 1;
             let Scratch { keys, words, row_starts, filled, visits, tier_of, slot_of, work, .. } =
                 &mut *scratch;
+            assert_eq!(keys.len(), filled.len(), "every unique row has a state");
             work.begin();
             if !is_first {
                 let left = (0..).zip(keys.iter().zip(filled.iter()));
@@ -306,6 +308,7 @@ impl TierStack {
         let mut rest = group.positions;
         while !rest.is_empty() {
             let count = self.offer(rest, scratch, &mut work);
+            assert!(count > 0, "at least one row is offered at once");
             let (positions, later) = rest.split_at(count);
             rest = later;
             let part = Group { positions, ..*group };
@@ -347,6 +350,8 @@ impl TierStack {
         scratch: &mut Scratch,
         work: &mut TierScratch,
     ) -> Result<()> {
+        let tier_count = self.tiers.len();
+        assert!((1..=tier_count).contains(&usize::from(number)), "tier {number} of {tier_count}");
         let tier = &self.tiers[usize::from(number) - 1];
         work.begin();
         if tier.knows_groups {
@@ -380,7 +385,7 @@ impl TierStack {
             let start = code_starts[at]?;
             Some(&codes[start..start + row_words[at]])
         };
-        let is_last = usize::from(number) == self.tiers.len();
+        let is_last = usize::from(number) == tier_count;
         tier.settle(&told, &mut scratch.visits, code_of, |key, code| {
             let start = fallen.rows.len();
             // A policy that flushes gives more than the next tier should be told of at once.
@@ -399,6 +404,8 @@ impl TierStack {
     }
 
     fn dim(&self, key: RowKey) -> usize {
+        let table_count = self.tables.len();
+        assert!((key.table.0 as usize) < table_count, "{key:?} is of none of {table_count} tables");
         self.tables[key.table.0 as usize].0
     }
 

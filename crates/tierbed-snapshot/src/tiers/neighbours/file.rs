@@ -161,6 +161,7 @@ impl NeighbourFile {
     /// # Errors
     /// `Corruption` when it is not what was written, `Io` from the device.
     pub(super) fn read<'a>(&self, number: u64, buffer: &'a mut [u8]) -> Result<&'a [u8]> {
+        assert_eq!(buffer.len(), PAGE_BYTES, "bytes of a block");
         self.device.read_at(number * PAGE_BYTES as u64, buffer)?;
         check_block(self.device.as_ref(), number, buffer).map_err(damaged)
     }
@@ -170,6 +171,7 @@ impl NeighbourFile {
     /// # Errors
     /// `Corruption` for rows that no table has or of another dim.
     pub(super) fn neighbour(&self, key: RowKey, words: &[u8], at: usize) -> Result<Option<RowKey>> {
+        assert!(at < BLOCK_WORDS, "word {at} of a block");
         let word = le_u64(words, 8 * at);
         if word == NONE {
             return Ok(None);
