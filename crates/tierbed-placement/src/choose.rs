@@ -7,7 +7,7 @@
 //! tries all ways for itself ([`guard`](crate::partition::grow::guard)).
 //!
 //! Growth learns from the rows that are *likely to miss*. A row that the cache holds now and then
-//! misses in few queries, too few to tell who its friends are, so rows that miss often enough keep
+//! misses in few queries, too few to learn its co-access, so rows that miss often enough keep
 //! all their queries.
 
 use std::path::Path;

@@ -110,7 +110,7 @@ impl KeptFile {
         write().map_err(|cause| named(path, Error::os("cannot keep what a build did", cause)))
     }
 
-    /// Removes the file: nobody needs it any more.
+    /// Removes the file: the build is complete.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Placement of rows on pages, with replicas, learned from a query log.
 //!
 //! A page read brings a whole page of rows, a query needs few of them. Rows that are asked for
-//! together should share a page, and a row with several circles of friends may sit on several:
+//! together should share a page, and a row of several such groups may sit on several:
 //!
 //! ```text
 //! query log ──▶ partition: every row has one home page ──▶ replicate: more pages ──▶ placement

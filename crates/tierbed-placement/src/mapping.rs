@@ -21,7 +21,7 @@ const HEADER_BYTES: usize = 16;
 
 /// Reads the mapping at `path` as a placement on pages of `rows_per_page` rows.
 ///
-/// Pages keep their order, except that pages that are nobody's home come behind all others; rows
+/// Pages keep their order, except that pages without a home row come behind all others; rows
 /// of a page come in ascending order, homes first. A mapping does not say more.
 ///
 /// # Errors

@@ -16,7 +16,7 @@
 //! the last tenth decide ([`choose`](crate::choose)).
 //!
 //! Bisection here is stronger than what was published
-//! ([`ExchangeRule`](crate::partition::ExchangeRule)); who compares wants both.
+//! ([`ExchangeRule`](crate::partition::ExchangeRule)); comparisons want both.
 
 use std::path::Path;
 

@@ -49,7 +49,7 @@ impl<'r> Work<'r> {
         Self::with(Some(report))
     }
 
-    /// Nobody hears of it and nobody stops it.
+    /// A build without progress reports, which is not cancelled.
     pub(crate) fn silent() -> Self {
         Self::with(None)
     }
@@ -93,7 +93,7 @@ impl<'r> Work<'r> {
     }
 }
 
-/// What a build is watched with: who hears of it, and the folder for what is done.
+/// How a build reports progress, and the folder of its resume files.
 #[derive(Clone)]
 pub(crate) struct Watched<'w, 'r> {
     pub(crate) work: &'w Work<'r>,
@@ -222,7 +222,7 @@ mod tests {
                 }
             });
         }
-        work.check().expect("nobody stopped it");
+        work.check().expect("not cancelled");
         drop(work);
         assert!(told.len() > 10, "{told:?}");
         assert!(told.windows(2).all(|pair| pair[0] < pair[1]), "{told:?}");

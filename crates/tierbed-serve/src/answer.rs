@@ -46,7 +46,7 @@ impl Refusal {
         Self::new(StatusCode::REQUEST_TIMEOUT, "io", message)
     }
 
-    /// The client left while it sent its body; nobody will read this.
+    /// The client left while it sent its body; this answer is not read.
     pub(crate) fn left() -> Self {
         let status = StatusCode::from_u16(LEFT).unwrap_or(StatusCode::BAD_REQUEST);
         Self::new(status, "io", "the body broke off")
@@ -94,7 +94,7 @@ impl From<Error> for Refusal {
 }
 
 impl IntoResponse for Refusal {
-    /// The response carries the refusal, for whoever counts it.
+    /// The response carries the refusal, for the metrics.
     fn into_response(self) -> Response {
         let body = Body { kind: self.kind, message: &self.message };
         // Two strings always encode.

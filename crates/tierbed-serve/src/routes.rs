@@ -61,7 +61,7 @@ impl Service {
         Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "panic", message)
     }
 
-    /// Counts an answer, and tells of it where somebody should know.
+    /// Counts an answer, and logs it where it reports a failure.
     fn note(&self, told: Told, refusal: Option<&Refusal>) {
         self.metrics.count(told.route, told.status, told.us);
         if told.us > self.log.slow_us {
@@ -94,7 +94,7 @@ pub(crate) fn router(service: &Arc<Service>) -> Router {
         .with_state(Arc::clone(service))
 }
 
-/// Bytes of a request's body, told by whoever read it.
+/// Bytes of a request's body, as the handler read it.
 #[derive(Debug, Clone, Copy)]
 struct BodyBytes(u64);
 
@@ -116,7 +116,7 @@ async fn measure(State(service): Shared, request: Request, next: Next) -> Respon
     response
 }
 
-/// Counts a request whose client leaves: nobody polls it any more.
+/// Counts a request whose client leaves: it is no longer polled.
 struct Leaving {
     service: Option<Arc<Service>>,
     route: &'static str,

@@ -92,7 +92,7 @@ impl Pulse {
         (state.phase, state.since) = (Phase::Answer, Instant::now());
     }
 
-    /// The answer is in the socket, or nobody wants it any more.
+    /// The answer is in the socket, or its client has left.
     pub(crate) fn end_answer(&self) {
         let mut state = self.lock();
         (state.phase, state.since) = (Phase::Idle, Instant::now());

@@ -3,7 +3,7 @@
 //! Rows arrive in any order, and a row may sit on several pages. So each row is handed to a sorter
 //! once for each of its pages, and comes out page by page. Where rows can be asked for one by one
 //! ([`PlacedWriter::fill`]) nothing needs sorting. Seats of rows that never came stay empty, and a
-//! page on which nobody sits is left out.
+//! page without rows is left out.
 #![expect(clippy::indexing_slicing, reason = "items and pages are those of the placement")]
 
 use std::sync::Arc;

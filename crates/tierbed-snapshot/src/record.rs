@@ -200,7 +200,7 @@ impl Drop for Recorder {
         for (at, group) in self.groups.iter().enumerate() {
             let rest = std::mem::take(&mut *lock(&group.buffer));
             if rest.query_count > 0 {
-                // The writer has ended only after a panic; there is nobody left to tell.
+                // The writer has ended only after a panic, and its statistics with it.
                 let _ = queue.send((at, rest));
             }
         }
@@ -243,7 +243,7 @@ impl Group {
     }
 }
 
-/// Writes what comes until nobody can send any more.
+/// Writes buffers until all senders are gone.
 fn write_all(full: &Receiver<(usize, Buffer)>, shelves: &mut [Shelf], stats: &Mutex<RecordStats>) {
     for (group, buffer) in full {
         let Some(shelf) = shelves.get_mut(group) else {

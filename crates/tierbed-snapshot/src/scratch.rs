@@ -45,7 +45,7 @@ impl Filled {
     }
 }
 
-/// Words that anybody may write, but that are read only where their rows are whole: by
+/// Words that are written freely, but read only where their rows are whole: by
 /// [`Scratch::row`] and [`Scratch::arena`]. An error of a page that got lost on its way cannot
 /// become an answer.
 #[derive(Debug)]

@@ -404,7 +404,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns who holds how much of the budget.
+    /// Returns how the budget is divided.
     #[must_use]
     pub fn budget_report(&self) -> BudgetReport {
         self.budget.report()

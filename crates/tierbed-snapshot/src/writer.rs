@@ -89,7 +89,7 @@ impl SnapshotWriter {
     ///
     /// # Errors
     /// `Invalid` when the folder is not empty or the budget does not reach, `Closed` when
-    /// somebody else is writing there, `Io` and `NoSpace` from the folder.
+    /// another writer holds the folder, `Io` and `NoSpace` from the folder.
     pub fn create(folder: Arc<dyn Folder>, schema: &Schema, budget: &Budget) -> Result<Self> {
         Self::create_placed(folder, schema, Vec::new(), budget)
     }

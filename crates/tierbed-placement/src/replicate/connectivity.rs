@@ -138,7 +138,7 @@ pub fn best_bases(scores: &[u64], count: usize) -> Vec<u32> {
     keys.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Counts who is asked for together with a row and has its home elsewhere.
+/// Counts rows that are asked for together with a row and have their home page elsewhere.
 pub(super) struct Neighbours<'a> {
     home_pages: &'a [u32],
     counts: Vec<u32>,

@@ -1,6 +1,6 @@
-//! A bounded queue of lines in front of whoever reads the log.
+//! A bounded queue of log lines between the server and standard error.
 //!
-//! A pipe that nobody empties blocks its writer. Here it blocks one thread of its own, and lines
+//! A pipe that is not emptied blocks its writer. Here it blocks one thread of its own, and lines
 //! beyond the queue are dropped and counted.
 
 use std::io::{self, Write};
@@ -100,7 +100,7 @@ impl<'a> MakeWriter<'a> for Lines {
 fn write_all(items: &Receiver<Item>) {
     for item in items {
         match item {
-            // Where standard error is closed there is nobody to tell.
+            // Where standard error is closed, a line has no reader.
             Item::Line(line) => drop(io::stderr().write_all(&line)),
             Item::Flush(written) => drop(written.try_send(())),
         }

@@ -91,7 +91,8 @@ async fn answered(
     response
 }
 
-/// The place is given back when the work ends, even if nobody waits for the answer any more.
+/// Runs `work` on a blocking thread. The permit is released when the work ends, even if the client
+/// has left.
 async fn on_blocking_thread(
     service: &Arc<Service>,
     route: &'static str,

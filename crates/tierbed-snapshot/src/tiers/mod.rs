@@ -4,7 +4,7 @@
 //! unique rows ─▶ tier 1 ─▶ tier 2 ─▶ … ─▶ resident rows ─▶ miss: read, surrogate or default
 //!                  ▲  wide    narrow │        chosen offline                │  ▲
 //!                  └── rows read; what leaves a tier falls to the next ◀────┘  │
-//!                                    └─ who leaves the last: its neighbour ────┘
+//!                                    └─ evicted from the last: its neighbour ──┘
 //! ```
 //!
 //! A [`CacheTier`] is a codec, a policy, an admission rule and a share of the bytes: EVStore's

@@ -174,7 +174,7 @@ impl TierStack {
         self.resident.memory_bytes()
     }
 
-    /// Returns whose neighbours answer, where any do.
+    /// Returns the neighbours that answer misses, if there are any.
     pub(crate) fn neighbours(&self) -> Option<&Neighbours> {
         self.neighbours.as_ref()
     }
@@ -220,6 +220,8 @@ impl TierStack {
                 &mut *scratch;
             assert_eq!(keys.len(), filled.len(), "every unique row has a state");
             work.begin();
+            // A later tier is asked for all rows still missing in one call, so that each of its
+            // locks is taken once; the first tier is asked for all rows, without a copy.
             if !is_first {
                 let left = (0..).zip(keys.iter().zip(filled.iter()));
                 let left = left.filter(|(_, (_, state))| **state == Filled::No);
@@ -289,12 +291,12 @@ impl TierStack {
         membership.note(keys, u64::from(group.hit_count));
     }
 
-    /// Tells whether somebody wants to know of rows that needed no read.
+    /// Whether rows that needed no read must be noted: a shared budget follows demand.
     pub(crate) fn wants_hits(&self) -> bool {
         self.membership.is_some()
     }
 
-    /// Tells whether a policy wants to know which rows were asked for together.
+    /// Whether a policy is group-aware: it needs the rows of each sample together.
     pub(crate) fn knows_groups(&self) -> bool {
         self.tiers.iter().any(|tier| tier.knows_groups)
     }
@@ -333,6 +335,7 @@ impl TierStack {
             }
             let key = scratch.keys[at];
             let dim = self.dim(key);
+            // At least one row, however long: the caller goes on behind those taken.
             if taken > 0 && work.offered.rows.len() + dim > OFFERED_WORDS_MAX {
                 return taken;
             }
@@ -399,6 +402,7 @@ impl TierStack {
             fallen.rows.resize(start + self.dim(key), 0.0);
             tier.decode(code, &mut fallen.rows[start..]);
         })?;
+        // What left this tier is what the next one is offered.
         std::mem::swap(&mut work.offered, &mut work.fallen);
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! With `n0` and `n1` rows of a query on the two sides, its probabilistic fanout (p = 1/2) is
 //! `2 - 2^-n0 - 2^-n1`. Up to a factor, a row of side 0 that changes sides gains
-//! `2^-(n0 - 1) - 2^-n1`: much, when it is the last one there and its friends are over there.
+//! `2^-(n0 - 1) - 2^-n1`: much, when it is the last one there and all others are over there.
 //!
 //! Gains are those of rows that change sides alone. When circles lie half here, half there, all
 //! their rows gain by leaving, and after all have left nothing is better. So an exchange that did

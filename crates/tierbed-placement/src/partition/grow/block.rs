@@ -73,7 +73,7 @@ impl Block {
             rest.extend(pages.drain(kept_count..).rev().flatten());
         }
         let holes: usize = pages.iter().map(|page| rows_per_page - page.len()).sum();
-        // The last rows of the rest have the fewest friends among it.
+        // The last rows of the rest occur least with others of it: they go where there is room.
         let mut loose = rest.split_off(rest.len() - holes.min(rest.len()));
         loose.reverse();
         for page in pages.iter_mut() {
@@ -96,6 +96,7 @@ impl Block {
         for (at, &row) in rows.iter().enumerate() {
             number[row as usize] = at as u32;
         }
+        // Queries among the rows left over: what their other rows need is served already.
         let mut edge_pins = Vec::new();
         for query in 0..self.pins.query_count() {
             let begin = edge_pins.len();
@@ -109,11 +110,11 @@ impl Block {
         }
         let row_count = self.pins.row_count() as u32;
         let ordered = bisect_block(Hypergraph { rows, pins: edge_pins, row_count }, bisection);
-        // Stable: friends stay together, and loose rows gather at the end.
+        // Stable: rows of one query stay together, and rows without one gather at the end.
         let is_loose = |row: &u32| !has_edge[number[*row as usize] as usize];
-        let (loose, mut friends): (Vec<u32>, Vec<u32>) = ordered.into_iter().partition(is_loose);
-        friends.extend(loose);
-        friends
+        let (loose, mut rest): (Vec<u32>, Vec<u32>) = ordered.into_iter().partition(is_loose);
+        rest.extend(loose);
+        rest
     }
 }
 

@@ -1,7 +1,7 @@
 //! Choice between growth and bisection for each block, by a trial on later queries.
 //!
-//! A large log has parts of very different kinds: rows that everybody asks for, and rows with
-//! friends. So the last tenth of a block's queries judges all ways of making pages, which learn
+//! A large log has parts of very different kinds: rows that occur with all others, and rows that
+//! occur in circles of a few. So the last tenth of a block's queries judges all ways of making pages, which learn
 //! from the first nine tenths; the best one then takes the whole block. Tables of one block are
 //! tried as a whole instead ([`trial`](crate::trial)).
 
@@ -93,7 +93,7 @@ mod tests {
             .collect();
         let reads = try_on(&graph(&circles));
         assert!(reads.way() == Way::Grown && reads.grown < reads.bisected, "{reads:?}");
-        // Where nobody has friends, nobody wins but by chance.
+        // Where rows meet by chance, each way wins only by chance.
         let mut wins = (0..12).map(|_| {
             let mut query = |_| (0..4).map(|_| rng.below(300) as u32).collect();
             let chance: Vec<Vec<u32>> = (0..500).map(&mut query).collect();

@@ -2,7 +2,7 @@
 //!
 //! Rows join one by one: each time the one that is asked for, together with the page so far, in
 //! most queries that still cost something. What a query contributes falls as the page covers more
-//! of it, and popular rows are damped, because they are everybody's friends:
+//! of it, and popular rows are damped, because they occur together with every row:
 //!
 //! ```text
 //! score(row) = degree(row)^-damping * sum over queries of covered(query) * owes(pin of row)
@@ -136,6 +136,7 @@ impl<'a> Growth<'a> {
             next = self.best(taken);
         }
         let mut saving = 0;
+        // Only what covers more than one pin can save a read; sums of f32 may end just above one.
         for at in 0..self.queries.len() {
             let query = self.queries[at] as usize;
             if query < self.sample_end && self.covered[query] > 1.001 {
@@ -152,6 +153,8 @@ impl<'a> Growth<'a> {
     /// Adds to the scores of all rows what `row` on the page is worth to them.
     fn join(&mut self, row: u32) {
         let pins = self.residual.pins;
+        // The rows before were counted over a larger sample. Scores are compared with the share of
+        // the sample at hand, so that they stay comparable.
         if pins.degree(row) > 2 * SAMPLE_MAX {
             self.sample_end = self.sample_end.min(pins.sample_end(row, 2 * SAMPLE_MAX));
         }
@@ -171,6 +174,8 @@ impl<'a> Growth<'a> {
             }
             let before = self.covered[query];
             self.covered[query] = before + self.residual.owes(pin as usize);
+            // A query adds at most one read to a score: from there on, a further row saves what it
+            // owes itself, and no more for every row that was there before.
             if before >= 1.0 || pins.of_query(query).len() > LONG_QUERY {
                 continue;
             }
@@ -184,6 +189,7 @@ impl<'a> Growth<'a> {
                     candidate.is_hot = false;
                     self.scored.push(row);
                 }
+                // At most the fair share of a sample; see the module.
                 let score = candidate.score + more * owes * candidate.damping;
                 candidate.score = score.min(candidate.score_max * sample_share);
                 if candidate.score >= self.hot_min && !candidate.is_hot {
@@ -259,6 +265,7 @@ impl<'a> Growth<'a> {
                     self.covered[query] = 0.0;
                 }
                 self.covered[query] += 1.0;
+                // Listed once, when the second row comes: a single row saves no read.
                 if self.covered[query] == 2.0 {
                     self.queries.push(query as u32);
                 }
@@ -289,7 +296,7 @@ mod tests {
     use crate::partition::grow::pins::Pins;
     use crate::QueryLog;
 
-    /// Rows 0, 1, 2 are asked for together most, then 0, 3; 4 is everybody's friend, once each.
+    /// Rows 0, 1, 2 are asked for together most, then 0, 3; 4 once with each other row.
     fn pins() -> Pins {
         let queries =
             [&[0, 1, 2][..], &[0, 1, 2], &[0, 1, 2], &[0, 3], &[0, 3], &[1, 4], &[2, 4], &[3, 4]];

@@ -82,7 +82,7 @@ impl<'a> Refinement<'a> {
 
     /// Exchanges rows between pages; every page keeps its number of rows.
     ///
-    /// `meter` counts every row once; refinement ends early when it says so.
+    /// `meter` counts every row once, and ends refinement early when the build is cancelled.
     pub(crate) fn run(&mut self, pages: &mut [Vec<u32>], seed: u64, meter: &Meter<'_, '_, '_>) {
         self.page_of = vec![u32::MAX; self.pins.row_count()];
         for (page, rows) in pages.iter().enumerate() {
@@ -114,6 +114,7 @@ impl<'a> Refinement<'a> {
                 }
             }
             is_active = changed;
+            // Less than a thousandth of a read per query: further sweeps cost more than they save.
             if saved / READ as usize * 1000 < self.pins.query_count() {
                 break;
             }
@@ -131,8 +132,10 @@ impl<'a> Refinement<'a> {
         let mut touched = Vec::new();
         for &row in rows {
             let of_row = self.pins.of_row(row);
+            // Steps spread the sample over all queries of a popular row.
             for &pin in of_row.iter().step_by((of_row.len() / PARTNER_SAMPLE_MAX).max(1)) {
                 let others = self.pins.rows_of(self.pins.query(pin));
+                // A query counts as much whatever its length: divided over the rows it brings.
                 let weight = 1.0 / (others.len() - 1) as f32;
                 for &other in others {
                     let partner = self.page_of[other as usize] as usize;
@@ -186,6 +189,8 @@ impl<'a> Refinement<'a> {
         self.round += 1;
         let mut query_count = 0;
         self.pair.clear(rows.len());
+        // A query gets a number when its second row is met: those with one row of the pair are most
+        // of all, and no exchange changes their reads.
         for &pin in rows.iter().flat_map(|&row| self.pins.of_row(row)) {
             let query = self.pins.query(pin);
             if self.numbered_in[query] != self.round {
@@ -256,6 +261,7 @@ impl Pair {
         self.is_locked = vec![false; item_count];
         self.best_side.clone_from(&self.side);
         let (mut gain, mut best) = (0, 0);
+        // Exchanges go on when they lose, as a later one may win more: Kernighan and Lin's walk.
         for _ in 0..left_count.min(item_count - left_count) {
             for from_right in [false, true] {
                 let Some(item) = self.best_item(from_right) else { return best };
@@ -316,6 +322,7 @@ impl Pair {
             let before = self.counts[query];
             self.counts[query][from] -= 1;
             self.counts[query][1 - from] += 1;
+            // Both probabilities are past the end of the table: no gain changes.
             if before[from] > COUNT_MAX as i32 + 1 && before[1 - from] > COUNT_MAX as i32 {
                 continue;
             }

@@ -17,7 +17,7 @@
 
 use super::pins::Pins;
 
-/// Serves nobody: the pin is read alone.
+/// No page serves the pin: its row is read alone.
 pub(crate) const NO_PAGE: u32 = u32::MAX;
 
 /// What a pin owes at least, however large its group is. Of four logs' earlier parts, with many
@@ -95,6 +95,7 @@ impl<'a> Residual<'a> {
     /// Counts groups and reads of a query anew.
     pub(crate) fn regroup(&mut self, query: usize) {
         let range = self.pins.of_query(query);
+        // All counts before any group: the last pin of a group changes what the first one owes.
         for pin in range.clone() {
             if self.page[pin] != NO_PAGE {
                 self.counts[self.page[pin] as usize] += 1;
@@ -106,6 +107,8 @@ impl<'a> Residual<'a> {
             self.owes[pin] = OWED_MIN + (1.0 - OWED_MIN) / self.group[pin] as f32;
         }
         let mut reads = 0;
+        // Taking a count marks its page as read once, and leaves zeros for the next query: clearing
+        // all counts would cost as much as there are pages.
         for pin in range {
             let page = self.page[pin];
             let is_first = page == NO_PAGE || std::mem::take(&mut self.counts[page as usize]) > 0;
@@ -127,6 +130,7 @@ impl<'a> Residual<'a> {
                 whole += 1;
                 continue;
             }
+            // A page that brings part of a group saves nothing: the rest of it is still read.
             let count = &mut self.counts[self.page[pin] as usize];
             *count += 1;
             whole += u32::from(*count == self.group[pin]);
@@ -136,6 +140,7 @@ impl<'a> Residual<'a> {
                 self.counts[self.page[pin] as usize] = 0;
             }
         }
+        // The page itself is one read more.
         whole.saturating_sub(1)
     }
 }

@@ -49,7 +49,7 @@ impl Seeds {
 
 /// Grows pages until no seed is worth one. A row is on one page at most; pages may be short.
 ///
-/// `meter` counts rows that were grown; growth ends early when it says so.
+/// `meter` counts rows that were grown, and ends growth early when the build is cancelled.
 pub(crate) fn grow_pages(
     growth: &mut Growth<'_>,
     rows_per_page: usize,
@@ -61,6 +61,8 @@ pub(crate) fn grow_pages(
     let mut pages: Vec<Vec<u32>> = Vec::new();
     let Some(mut bar) = seeds.best() else { return pages };
     while let Some((seed, promise)) = seeds.pop() {
+        // The bar follows the best promise left, but falls by steps: a page that saves nearly as
+        // much as the best one may is taken now, instead of growing that one too.
         if promise < bar {
             bar = promise.max(bar * ACCEPTED_SHARE);
         }
@@ -71,6 +73,7 @@ pub(crate) fn grow_pages(
         if saving < SAVING_MIN {
             continue;
         }
+        // Its promise was out of date: it waits with what it would save today.
         if saving < bar * ACCEPTED_SHARE {
             seeds.push(seed, saving);
             continue;
@@ -96,6 +99,8 @@ fn first_seeds(growth: &mut Growth<'_>, rows_per_page: usize) -> Seeds {
         .filter(|&(_, owed)| owed > OWED_MIN)
         .collect();
     owed.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    // A promise that is too low would hide a seed for good, one that is too high costs a page grown
+    // in vain. So the highest ratio of the trials scales all.
     let mut scale = 1.0f32;
     for &(row, owed) in owed.iter().take(TRIAL_COUNT) {
         scale = scale.max(growth.grow(row, rows_per_page, None).saving / owed);

@@ -1,8 +1,8 @@
 //! Replication by marginal gain: each copy goes where it saves most reads.
 //!
 //! After every replica page the queries it helps are served anew, so that no later page is paid for
-//! the same saving, and no page is built twice. Then seats of replicas go to whoever saves more
-//! there.
+//! the same saving, and no page is built twice. Then seats of replicas go to the rows that save
+//! more there.
 //!
 //! ```text
 //! grow full home pages ─▶ replica pages by marginal gain ─▶ seat sweeps, for each ratio
