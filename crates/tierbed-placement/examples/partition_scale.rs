@@ -164,7 +164,7 @@ fn place(
         });
     }
     let kept = path.with_extension("kept");
-    let input = BuildInput { kept: Some(&kept), ..BuildInput::of(&log) };
+    let input = BuildInput { resume_dir: Some(&kept), ..BuildInput::of(&log) };
     let mut told = 0;
     let placed = build(input, wanted.method, options, wanted.ratio, &mut |report| {
         if report.done * 20 >= told + report.total {

@@ -14,12 +14,12 @@ use std::path::Path;
 
 use tierbed_core::{Error, Result};
 
-use crate::kept::{checksum_of, halves, KeptFile};
-use crate::partition::{bisect_kept, BisectionOptions, GrowthOptions, Way};
-use crate::replicate::{by_connectivity, by_marginal_gain_watched, BlockRules};
+use crate::partition::{bisect_with_state, BisectionOptions, GrowthOptions, Way};
+use crate::progress::{BuildContext, Progress};
+use crate::replicate::{by_connectivity, by_marginal_gain_in, BlockRules};
+use crate::resume::{checksum_of, halves, ResumeFile};
 use crate::trial::try_on_parts;
 pub use crate::trial::TrialReads;
-use crate::work::{Watched, Work};
 use crate::QueryLog;
 use crate::ReplicaBudget;
 use tierbed_snapshot::Placement;
@@ -61,7 +61,7 @@ pub fn choose(
     options: &GrowthOptions,
     ratios: &[f64],
 ) -> Result<Choice> {
-    choose_watched(log, misses, options, ratios, &Watched::alone(&Work::silent()))
+    choose_in(log, misses, options, ratios, &BuildContext::alone(&Progress::silent()))
 }
 
 /// Does what [`choose`] does, tells how far it is, and goes on where an earlier run was.
@@ -69,12 +69,12 @@ pub fn choose(
 /// # Errors
 ///
 /// As [`choose`]; those of kept files, and what stops the build.
-pub(crate) fn choose_watched(
+pub(crate) fn choose_in(
     log: &QueryLog,
     misses: &QueryLog,
     options: &GrowthOptions,
     ratios: &[f64],
-    watched: &Watched<'_, '_>,
+    context: &BuildContext<'_, '_>,
 ) -> Result<Choice> {
     if (log.row_count(), log.query_count()) != (misses.row_count(), misses.query_count()) {
         return Err(Error::invalid("misses must be of the log, one query for one query")
@@ -87,22 +87,22 @@ pub(crate) fn choose_watched(
     if is_large(log, options) {
         let likely = likely_misses(log, misses)?;
         let rules = BlockRules { options, is_guarded: true };
-        let (placements, reads) = by_marginal_gain_watched(likely, rules, ratios, watched)?;
+        let (placements, reads) = by_marginal_gain_in(likely, rules, ratios, context)?;
         return Ok(Choice { placements, reads });
     }
-    let trial = watched.between(0.0..TRIED);
-    let file = trial_file(log, misses, options, watched.kept);
+    let trial = context.between(0.0..TRIED);
+    let file = trial_file(log, misses, options, context.resume_dir);
     let numbers = file.get_or_make(|| Ok(try_on_parts(log, misses, options, &trial)?.encode()))?;
     let numbers = <&[u32; 6]>::try_from(numbers.as_slice()).map_err(|_| file.damaged())?;
     let reads = TrialReads::decode(numbers);
-    let rest = watched.between(TRIED..1.0);
+    let rest = context.between(TRIED..1.0);
     let placements = match reads.way() {
         Way::Bisected => bisected(log, options, ratios, &rest)?,
         way => {
             let options = GrowthOptions { way, ..options.clone() };
             let likely = likely_misses(log, misses)?;
             let rules = BlockRules { options: &options, is_guarded: false };
-            by_marginal_gain_watched(likely, rules, ratios, &rest)?.0
+            by_marginal_gain_in(likely, rules, ratios, &rest)?.0
         }
     };
     Ok(Choice { placements, reads })
@@ -120,7 +120,7 @@ fn trial_file(
     misses: &QueryLog,
     options: &GrowthOptions,
     folder: Option<&Path>,
-) -> KeptFile {
+) -> ResumeFile {
     let BisectionOptions { rows_per_page, iteration_count, seed, .. } = options.bisection;
     let mut identity = vec![rows_per_page, iteration_count];
     identity.extend(halves(seed));
@@ -128,7 +128,7 @@ fn trial_file(
     if folder.is_some() {
         identity.extend([log, misses].map(|log| checksum_of(log.as_parts().1)));
     }
-    KeptFile::new(folder.map(|folder| folder.join("trial")), identity)
+    ResumeFile::new(folder.map(|folder| folder.join("trial")), identity)
 }
 
 /// Bisects once; replicas by a lower ratio are the first of those by the highest.
@@ -136,12 +136,16 @@ fn bisected(
     log: &QueryLog,
     options: &GrowthOptions,
     ratios: &[f64],
-    watched: &Watched<'_, '_>,
+    context: &BuildContext<'_, '_>,
 ) -> Result<Vec<Placement>> {
-    let stage = watched.stage(0.0..1.0, LEVELS);
-    let levels = watched.kept.map(|folder| folder.join("levels"));
-    let homes =
-        bisect_kept(log.clone(), &options.bisection, levels.as_deref(), &mut stage.listener())?;
+    let stage = context.stage(0.0..1.0, LEVELS);
+    let levels = context.resume_dir.map(|folder| folder.join("levels"));
+    let homes = bisect_with_state(
+        log.clone(),
+        &options.bisection,
+        levels.as_deref(),
+        &mut stage.listener(),
+    )?;
     by_connectivity_each(&homes, log, ratios)
 }
 
@@ -215,9 +219,11 @@ mod tests {
         for has_circles in [true, false] {
             let log = log(has_circles);
             let choice = choose(&log, &log, &options, &[0.1, 0.0]).expect("ratios");
-            let work = Work::silent();
+            let progress = Progress::silent();
             let expected = match choice.reads.way() {
-                Way::Bisected => bisected(&log, &options, &[0.1, 0.0], &Watched::alone(&work)),
+                Way::Bisected => {
+                    bisected(&log, &options, &[0.1, 0.0], &BuildContext::alone(&progress))
+                }
                 way => {
                     let options = GrowthOptions { way, ..options.clone() };
                     by_marginal_gain_each(log, &options, &[0.1, 0.0])

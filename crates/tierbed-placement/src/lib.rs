@@ -18,25 +18,25 @@ mod choose;
 pub mod fuzz;
 mod hypergraph;
 mod incidence;
-mod kept;
 mod mapping;
 mod method;
 mod misses;
 pub mod partition;
+mod progress;
 mod quality;
 mod query_log;
 pub mod replicate;
+mod resume;
 mod trial;
-mod work;
 
 pub use choose::{choose, Choice, TrialReads};
 pub use mapping::{decode_mapping, read_mapping, write_mapping};
 pub use method::{build, build_each, BuildInput, Method};
 pub use misses::{miss_stream, CacheInFront, MissStream};
+pub use progress::{BuildReport, Report};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
 pub use query_log::{
     decode_packed, encode_packed, read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder,
     QuerySource, ReadOptions, SampleQueries, TextQueries,
 };
 pub use tierbed_snapshot::{Placement, PlacementBuilder, ReplicaBudget};
-pub use work::{BuildReport, Report};

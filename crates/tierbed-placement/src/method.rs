@@ -22,10 +22,10 @@ use std::path::Path;
 
 use tierbed_core::{Error, Result};
 
-use crate::choose::{by_connectivity_each, choose_watched};
-use crate::partition::{bisect_kept, by_frequency, random, BisectionOptions, GrowthOptions};
+use crate::choose::{by_connectivity_each, choose_in};
+use crate::partition::{bisect_with_state, by_frequency, random, BisectionOptions, GrowthOptions};
+use crate::progress::{BuildContext, BuildReport, Progress, Report};
 use crate::replicate::{before_partition, finer_and_filled};
-use crate::work::{BuildReport, Report, Watched, Work};
 use crate::{Placement, QueryLog};
 
 /// How rows get their pages.
@@ -131,14 +131,14 @@ pub struct BuildInput<'a> {
     pub homes: Option<&'a Placement>,
     /// A folder for what is done, so that a build that was stopped goes on there; without one it
     /// starts anew. Its files are of no use once the placement is safe.
-    pub kept: Option<&'a Path>,
+    pub resume_dir: Option<&'a Path>,
 }
 
 impl<'a> BuildInput<'a> {
     /// Returns what builds from a log alone.
     #[must_use]
     pub fn of(log: &'a QueryLog) -> Self {
-        Self { log, misses: None, homes: None, kept: None }
+        Self { log, misses: None, homes: None, resume_dir: None }
     }
 }
 
@@ -180,11 +180,11 @@ pub fn build_each(
             .with("ratio", ratio)
             .with("remedy", "use ratio 0, or another method"));
     }
-    let BuildInput { log, misses, homes, kept } = input;
+    let BuildInput { log, misses, homes, resume_dir } = input;
     let options = &if method.is_published() { options.as_published() } else { options.clone() };
-    let levels = kept.map(|folder| folder.join("levels"));
+    let levels = resume_dir.map(|folder| folder.join("levels"));
     let bisected = |report: Report<'_>| {
-        bisect_kept(log.clone(), options, levels.as_deref(), &mut |level| {
+        bisect_with_state(log.clone(), options, levels.as_deref(), &mut |level| {
             report(BuildReport { done: level.levels_done.into(), total: level.level_count.into() })
         })
     };
@@ -209,10 +209,10 @@ pub fn build_each(
                 bisection: options.clone(),
                 ..GrowthOptions::new(options.rows_per_page)
             };
-            let work = Work::new(report);
-            let watched = Watched { kept, ..Watched::alone(&work) };
+            let progress = Progress::new(report);
+            let context = BuildContext { resume_dir, ..BuildContext::alone(&progress) };
             let misses = misses.unwrap_or(log);
-            return Ok(choose_watched(log, misses, &options, ratios, &watched)?.placements);
+            return Ok(choose_in(log, misses, &options, ratios, &context)?.placements);
         }
     };
     Ok(vec![without_replicas; ratios.len()])

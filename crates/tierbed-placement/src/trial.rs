@@ -13,10 +13,10 @@ use tierbed_core::Result;
 
 use crate::choose::likely_misses;
 use crate::hypergraph::Hypergraph;
-use crate::kept::{halves, whole};
 use crate::partition::{bisect, grow, parallel, rows_of_parts, GrowthOptions, Way};
+use crate::progress::BuildContext;
 use crate::quality::connectivity_sum;
-use crate::work::Watched;
+use crate::resume::{halves, whole};
 use crate::{Placement, QueryLog};
 
 /// The share of the build log, its latest part, that judges.
@@ -92,12 +92,12 @@ pub(crate) fn try_on_parts(
     log: &QueryLog,
     misses: &QueryLog,
     options: &GrowthOptions,
-    watched: &Watched<'_, '_>,
+    context: &BuildContext<'_, '_>,
 ) -> Result<TrialReads> {
     let all = log.query_count();
     let early = 0..log.count_of_share(1.0 - JUDGING_SHARE)?;
     let parts = tried_parts(log.slice(early.clone()), options)?;
-    let stage = watched.stage(0.2..1.0, 3 * parts.len() as u64);
+    let stage = context.stage(0.2..1.0, 3 * parts.len() as u64);
     let of_part = |rows: Vec<u32>| -> Result<TrialReads> {
         let judges = misses.of_rows(&rows, early.end..all);
         let early_log = log.of_rows(&rows, early.clone());
@@ -106,10 +106,10 @@ pub(crate) fn try_on_parts(
             GrowthOptions { bisection: options.bisection.on_one_thread(), ..options.clone() };
         let judged = |made: Result<Placement>| -> Result<u64> {
             stage.advance(1);
-            watched.work.check()?;
+            context.progress.check()?;
             Ok(connectivity_sum(&made?, &judges))
         };
-        watched.work.check()?;
+        context.progress.check()?;
         let by = |way: Way| GrowthOptions { way, ..options.clone() };
         Ok(TrialReads {
             grown: judged(grow(likely.clone(), &by(Way::Grown)))?,

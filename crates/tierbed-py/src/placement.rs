@@ -318,7 +318,7 @@ impl NativePlacement {
                 log: &log,
                 misses: misses.as_deref(),
                 homes: homes.as_deref(),
-                kept: given.kept.as_deref(),
+                resume_dir: given.kept.as_deref(),
             };
             let mut report = |report: BuildReport| told.tell(report.done, report.total);
             let placements = build_each(input, method, &options, &given.ratios, &mut report)?;

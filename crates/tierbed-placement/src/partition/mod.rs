@@ -14,7 +14,7 @@ pub use bisect::{
     bisect, bisect_evenly, bisect_resumable, order_of_parts, BisectionOptions, ExchangeRule,
     LevelReport, Subtree,
 };
-pub(crate) use bisect::{bisect_kept, rows_of_parts};
+pub(crate) use bisect::{bisect_with_state, rows_of_parts};
 pub use grow::{grow, GrowthOptions, Way};
 pub use order::{by_frequency, random};
 

@@ -14,4 +14,4 @@ pub use connectivity::{
 };
 pub use fill::finer_and_filled;
 pub use marginal::{by_marginal_gain, by_marginal_gain_each};
-pub(crate) use marginal::{by_marginal_gain_watched, BlockRules};
+pub(crate) use marginal::{by_marginal_gain_in, BlockRules};

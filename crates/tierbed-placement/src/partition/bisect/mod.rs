@@ -157,7 +157,7 @@ pub fn bisect_resumable(
 /// # Errors
 ///
 /// As [`bisect_resumable`]; what `report` returns.
-pub(crate) fn bisect_kept(
+pub(crate) fn bisect_with_state(
     log: QueryLog,
     options: &BisectionOptions,
     state: Option<&Path>,
@@ -246,7 +246,7 @@ pub(crate) fn bisect_block(graph: Hypergraph, options: &BisectionOptions) -> Vec
     levels::split(graph, page_count, Fill::Full, &options.on_one_thread(), &mut |_| ()).0
 }
 
-/// Bisects a hypergraph into parts within `limits`; `kept` is a file that keeps what is done.
+/// Bisects a hypergraph into parts within `limits`; `state_path` is the resume file.
 ///
 /// # Errors
 ///
@@ -255,12 +255,12 @@ pub(crate) fn into_parts(
     graph: Hypergraph,
     limits: PartLimits,
     options: &BisectionOptions,
-    kept: Option<&Path>,
+    state_path: Option<&Path>,
     report: &mut dyn FnMut(LevelReport) -> Result<()>,
 ) -> Result<Parts> {
     let mut identity = identity_of(&graph, options);
     identity.extend([limits.rows, limits.pins, limits.unit_rows]);
-    let state = State::new(kept, &graph, identity);
+    let state = State::new(state_path, &graph, identity);
     state.go_on(report, |known, keep| Parts::split(graph, limits, options, known, keep))
 }
 

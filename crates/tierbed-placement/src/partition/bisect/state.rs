@@ -13,7 +13,7 @@ use tierbed_core::Result;
 use super::levels::{AfterLevel, Known};
 use super::{BisectionOptions, ExchangeRule, LevelReport};
 use crate::hypergraph::Hypergraph;
-use crate::kept::{checksum_of, halves, KeptFile};
+use crate::resume::{checksum_of, halves, ResumeFile};
 
 /// Levels after which the state is written, but for the last; those below are done sooner than
 /// read back.
@@ -22,7 +22,7 @@ const STATE_LEVELS: u32 = 12;
 /// A bisection that can be gone on with.
 #[derive(Debug)]
 pub(super) struct State {
-    file: KeptFile,
+    file: ResumeFile,
     /// Rows of the table, and those that are split.
     row_count: usize,
     split_count: usize,
@@ -43,7 +43,7 @@ pub(crate) fn identity_of(graph: &Hypergraph, options: &BisectionOptions) -> Vec
 impl State {
     /// Names the bisection of `graph`; without a path nothing is kept.
     pub(super) fn new(path: Option<&Path>, graph: &Hypergraph, identity: Vec<u32>) -> Self {
-        let file = KeptFile::new(path.map(Path::to_path_buf), identity);
+        let file = ResumeFile::new(path.map(Path::to_path_buf), identity);
         Self { file, row_count: graph.row_count as usize, split_count: graph.rows.len() }
     }
 

@@ -11,7 +11,7 @@ use super::Way;
 use crate::hypergraph::{close_edge, edges, local, Hypergraph};
 use crate::partition::bisect::{bisect_block, Part};
 use crate::partition::BisectionOptions;
-use crate::work::Stage;
+use crate::progress::Stage;
 
 /// How much popular rows are held back when home pages grow.
 const DAMPING: f32 = 0.5;

@@ -12,10 +12,10 @@ use tierbed_core::Result;
 use super::block::Block;
 use super::GrowthOptions;
 use crate::hypergraph::{sample_edges, Hypergraph};
-use crate::kept::KeptFile;
 use crate::partition::bisect::{identity_of, into_parts, Part, PartLimits, Parts};
 use crate::partition::parallel;
-use crate::work::Watched;
+use crate::progress::BuildContext;
+use crate::resume::ResumeFile;
 
 /// Rows of a block that is not divided further, however many pins it has.
 const UNIT_ROWS: u32 = 1 << 12;
@@ -45,7 +45,7 @@ impl<'a> Blocks<'a> {
     pub(crate) fn split(
         graph: Hypergraph,
         options: &'a GrowthOptions,
-        watched: &Watched<'a, '_>,
+        context: &BuildContext<'a, '_>,
     ) -> Result<Self> {
         let page = options.bisection.rows_per_page;
         let limits = PartLimits {
@@ -55,12 +55,12 @@ impl<'a> Blocks<'a> {
         };
         let mut identity = identity_of(&graph, &options.bisection);
         identity.extend([limits.rows, limits.pins]);
-        let stage = watched.stage(0.0..BISECTED, LEVELS);
-        let kept = watched.kept.map(|folder| folder.join("blocks"));
+        let stage = context.stage(0.0..BISECTED, LEVELS);
+        let state_path = context.resume_dir.map(|folder| folder.join("blocks"));
         let report = &mut stage.listener();
-        let parts = into_parts(graph, limits, &options.bisection, kept.as_deref(), report)?;
+        let parts = into_parts(graph, limits, &options.bisection, state_path.as_deref(), report)?;
         stage.advance(LEVELS);
-        Ok(Self { parts, options, identity, folder: watched.kept })
+        Ok(Self { parts, options, identity, folder: context.resume_dir })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -73,12 +73,12 @@ impl<'a> Blocks<'a> {
     }
 
     /// Returns the file for a step of block `at`.
-    pub(crate) fn kept_file(&self, step: &str, at: usize, more: &[u32]) -> KeptFile {
+    pub(crate) fn resume_file(&self, step: &str, at: usize, more: &[u32]) -> ResumeFile {
         let path = self.folder.map(|folder| folder.join(format!("{step}-{at}")));
         let mut identity = self.identity.clone();
         identity.push(at as u32);
         identity.extend_from_slice(more);
-        KeptFile::new(path, identity)
+        ResumeFile::new(path, identity)
     }
 
     /// Does every job on its block, on the threads of the options; results are in order of blocks.

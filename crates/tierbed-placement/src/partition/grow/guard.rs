@@ -10,8 +10,8 @@ use super::{pages_of_order, Way};
 use crate::hypergraph::{edges, local, Hypergraph};
 use crate::partition::bisect::{bisect_block, Part};
 use crate::partition::BisectionOptions;
+use crate::progress::{BuildContext, Progress, Stage};
 use crate::trial::{TrialReads, JUDGING_SHARE};
-use crate::work::{Stage, Watched, Work};
 
 /// Makes pages by the earlier queries of a part, in every way, and counts what the later ones read.
 pub(crate) fn try_on_part(part: Part<'_>, bisection: &BisectionOptions, seed: u64) -> TrialReads {
@@ -21,8 +21,8 @@ pub(crate) fn try_on_part(part: Part<'_>, bisection: &BisectionOptions, seed: u6
     let early_pins: usize = early.iter().map(|edge| edge.len()).sum();
     let (early_pins, _) = part.pins.split_at(early_pins);
     let early = Part { pins: early_pins, ..part };
-    let work = Work::silent();
-    let stage: Stage<'_, '_> = Watched::alone(&work).stage(0.0..1.0, 1);
+    let progress = Progress::silent();
+    let stage: Stage<'_, '_> = BuildContext::alone(&progress).stage(0.0..1.0, 1);
     let block = Block::new(early, seed);
     let reads_by = |way: Way| {
         let pages = match way {

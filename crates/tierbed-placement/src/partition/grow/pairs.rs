@@ -18,7 +18,7 @@ use tierbed_core::env::SplitMix64;
 
 use super::pins::Pins;
 use crate::partition::order::shuffle;
-use crate::work::Meter;
+use crate::progress::Meter;
 
 /// Pages a page meets in a sweep.
 const PARTNER_COUNT: usize = 16;

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::page::{Grown, Growth};
-use crate::work::Meter;
+use crate::progress::Meter;
 
 /// A page is taken when it saves this share of the best promise.
 const ACCEPTED_SHARE: f32 = 0.85;

@@ -18,25 +18,25 @@
     reason = "blocks have pages for each ratio, and rows below the table's row count"
 )]
 
-mod kept_pages;
 mod pages;
 mod replicas;
+mod resume_pages;
 mod seats;
 
 use tierbed_core::{Error, Result};
 
 use crate::hypergraph::Hypergraph;
-use crate::kept::{halves, whole};
 use crate::partition::grow::blocks::BISECTED;
 use crate::partition::grow::{
     bisected_pages, try_on_part, Block, Blocks, GrowthOptions, Way, UNITS_PER_ROW,
 };
+use crate::progress::{BuildContext, Progress};
+use crate::resume::{halves, whole};
 use crate::trial::TrialReads;
-use crate::work::{Watched, Work};
 use crate::QueryLog;
 use crate::ReplicaBudget;
-use kept_pages::{append_pages, pages_of, Seats};
 use replicas::{with_replicas, Room};
+use resume_pages::{append_pages, pages_of, Seats};
 use tierbed_snapshot::Placement;
 
 /// Place of a build, from 0 to 1, where all rows have homes and replicas are wanted.
@@ -100,10 +100,10 @@ pub fn by_marginal_gain_each(
     options: &GrowthOptions,
     ratios: &[f64],
 ) -> Result<Vec<Placement>> {
-    let work = Work::silent();
-    let watched = &Watched::alone(&work);
+    let progress = Progress::silent();
+    let context = &BuildContext::alone(&progress);
     let rules = BlockRules { options, is_guarded: false };
-    Ok(by_marginal_gain_watched(log, rules, ratios, watched)?.0)
+    Ok(by_marginal_gain_in(log, rules, ratios, context)?.0)
 }
 
 /// Does what [`by_marginal_gain_each`] does, reports progress, and resumes an earlier run. Where
@@ -112,11 +112,11 @@ pub fn by_marginal_gain_each(
 /// # Errors
 ///
 /// As [`by_marginal_gain`]; those of kept files, and what stops the build.
-pub(crate) fn by_marginal_gain_watched(
+pub(crate) fn by_marginal_gain_in(
     log: QueryLog,
     rules: BlockRules<'_>,
     ratios: &[f64],
-    watched: &Watched<'_, '_>,
+    context: &BuildContext<'_, '_>,
 ) -> Result<(Vec<Placement>, TrialReads)> {
     let options = rules.options;
     options.check()?;
@@ -127,10 +127,10 @@ pub(crate) fn by_marginal_gain_watched(
     let mut graph = Hypergraph::from_log(log)?;
     let lone = graph.take_lone_rows();
     let lone_pages = lone.len().div_ceil(rows_per_page as usize);
-    let blocks = Blocks::split(graph, options, watched)?;
+    let blocks = Blocks::split(graph, options, context)?;
     let has_replicas = budgets.iter().any(|budget| budget.replica_count > 0);
     let housed = if has_replicas { HOUSED } else { 1.0 };
-    let homes = home_pages(&blocks, rules, watched, housed)?;
+    let homes = home_pages(&blocks, rules, context, housed)?;
     let trial = homes.iter().fold(TrialReads::default(), |sum, homes| sum.plus(homes.trial));
     let home_count = lone_pages + homes.iter().map(|homes| homes.pages.len()).sum::<usize>();
     let rooms: Vec<Room> = budgets
@@ -141,7 +141,7 @@ pub(crate) fn by_marginal_gain_watched(
         })
         .collect();
     let by_block = if has_replicas {
-        with_replicas(&blocks, homes, rules, &rooms, watched)?
+        with_replicas(&blocks, homes, rules, &rooms, context)?
     } else {
         homes.into_iter().map(|homes| vec![homes.pages; rooms.len()]).collect()
     };
@@ -157,29 +157,29 @@ pub(crate) fn by_marginal_gain_watched(
 fn home_pages(
     blocks: &Blocks<'_>,
     rules: BlockRules<'_>,
-    watched: &Watched<'_, '_>,
+    context: &BuildContext<'_, '_>,
     housed: f64,
 ) -> Result<Vec<Homes>> {
     let options = rules.options;
     let rows_per_page = options.bisection.rows_per_page as usize;
     let row_counts: Vec<usize> = blocks.rows().map(<[u32]>::len).collect();
     let units = row_counts.iter().sum::<usize>() as u64 * UNITS_PER_ROW;
-    let stage = watched.stage(BISECTED..housed, units);
+    let stage = context.stage(BISECTED..housed, units);
     blocks.run(row_counts, |source, row_count| {
-        let file = blocks.kept_file("homes", source.at, &[rules.chosen_by()]);
+        let file = blocks.resume_file("homes", source.at, &[rules.chosen_by()]);
         if let Some(numbers) = file.read()? {
             stage.advance(row_count as u64 * UNITS_PER_ROW);
             let seats = Seats { row_count, rows_per_page, once: true };
             return Homes::decode(&numbers, seats).ok_or_else(|| file.damaged());
         }
-        watched.work.check()?;
+        context.progress.check()?;
         let homes = source.with(|part, scale| {
             let bisection = &options.bisection;
             let (mut trial, mut way) = (TrialReads::default(), options.way);
             if rules.is_guarded {
                 trial = try_on_part(part, bisection, source.seed);
                 way = trial.way();
-                watched.work.check()?;
+                context.progress.check()?;
             }
             let block = Block::new(part, source.seed);
             let pages = match way {
@@ -190,7 +190,7 @@ fn home_pages(
                 }
                 _ => block.home_pages(bisection, way, &stage),
             };
-            watched.work.check()?;
+            context.progress.check()?;
             let reads = pages::residual_of(&block.pins, &pages).total_reads();
             let further = reads.saturating_sub(block.pins.query_count() as u64);
             Ok(Homes { pages, cost: (further as f64 * scale) as u64, trial })

@@ -5,7 +5,7 @@ use crate::partition::grow::page::Growth;
 use crate::partition::grow::pins::Pins;
 use crate::partition::grow::residual::{Residual, NO_PAGE};
 use crate::partition::grow::seeds::Seeds;
-use crate::work::Meter;
+use crate::progress::Meter;
 use tierbed_snapshot::index::PageIndex;
 use tierbed_snapshot::select::{greedy, Scratch};
 

@@ -2,11 +2,11 @@
 
 use tierbed_core::Result;
 
-use super::kept_pages::{append_pages, pages_of, Seats};
+use super::resume_pages::{append_pages, pages_of, Seats};
 use super::{pages, seats, BlockRules, Homes, Pages, HOUSED};
 use crate::partition::grow::{Block, Blocks};
 use crate::partition::parallel;
-use crate::work::{Meter, Watched};
+use crate::progress::{BuildContext, Meter};
 
 /// What a ratio leaves for replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,13 +23,13 @@ pub(super) fn with_replicas(
     homes: Vec<Homes>,
     rules: BlockRules<'_>,
     rooms: &[Room],
-    watched: &Watched<'_, '_>,
+    context: &BuildContext<'_, '_>,
 ) -> Result<Vec<Vec<Pages>>> {
     let options = rules.options;
     let rows_per_page = options.bisection.rows_per_page as usize;
     let total = homes.iter().map(|homes| u128::from(homes.cost)).sum::<u128>().max(1);
     let row_counts: Vec<usize> = blocks.rows().map(<[u32]>::len).collect();
-    let stage = watched.stage(HOUSED..1.0, row_counts.iter().sum::<usize>() as u64);
+    let stage = context.stage(HOUSED..1.0, row_counts.iter().sum::<usize>() as u64);
     // One block leaves threads to ratios.
     let thread_count = if blocks.len() == 1 { options.bisection.thread_count } else { 1 };
     blocks.run(homes.into_iter().zip(row_counts), |source, (homes, row_count)| {
@@ -37,16 +37,16 @@ pub(super) fn with_replicas(
         let meter = stage.meter(row_count as u64);
         let mut identity = vec![rules.chosen_by()];
         identity.extend(shares.iter().flat_map(|share| share.identity()));
-        let file = blocks.kept_file("seats", source.at, &identity);
+        let file = blocks.resume_file("seats", source.at, &identity);
         if let Some(numbers) = file.read()? {
             let kept = decode(&numbers, shares.len(), row_count, rows_per_page);
             return kept.ok_or_else(|| file.damaged());
         }
-        watched.work.check()?;
+        context.progress.check()?;
         let block = source.block();
         let seating = Seating { rows_per_page, thread_count };
         let by_room = seated(&block, homes.pages, &shares, seating, &meter);
-        watched.work.check()?;
+        context.progress.check()?;
         file.write(&encode(&by_room))?;
         Ok(by_room)
     })

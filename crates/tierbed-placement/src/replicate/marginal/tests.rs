@@ -8,7 +8,7 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
 
 use super::*;
-use crate::work::BuildReport;
+use crate::progress::BuildReport;
 
 /// Circles of six rows in a row of 40 circles; a query asks for rows of one, and for a stranger.
 fn log() -> QueryLog {
@@ -38,13 +38,13 @@ fn build(
         done if done < steps_max => Ok(()),
         _ => Err(Error::invalid("power cut")),
     };
-    let work = Work::new(&mut report);
-    let watched = Watched { kept: Some(folder), ..Watched::alone(&work) };
-    Ok(by_marginal_gain_watched(
+    let progress = Progress::new(&mut report);
+    let context = BuildContext { resume_dir: Some(folder), ..BuildContext::alone(&progress) };
+    Ok(by_marginal_gain_in(
         log.clone(),
         BlockRules { options, is_guarded: false },
         &RATIOS,
-        &watched,
+        &context,
     )?
     .0)
 }
@@ -110,13 +110,13 @@ fn guarded_blocks_are_those_that_won_their_trials() {
     let chance = QueryLog::from_queries(500, (0..900).map(&mut query)).expect("in range");
     for log in [log(), chance] {
         let options = options();
-        let work = Work::silent();
-        let watched = Watched::alone(&work);
+        let progress = Progress::silent();
+        let context = BuildContext::alone(&progress);
         let graph = Hypergraph::from_log(log.clone()).expect("few rows");
-        let blocks = Blocks::split(graph, &options, &watched).expect("nothing kept");
+        let blocks = Blocks::split(graph, &options, &context).expect("nothing kept");
         let row_counts = blocks.rows().map(<[u32]>::len);
         let of_blocks = blocks.run(row_counts, |source, row_count| {
-            let stage = watched.stage(0.0..1.0, 1);
+            let stage = context.stage(0.0..1.0, 1);
             let reads = source.with(|part, _| try_on_part(part, &options.bisection, source.seed));
             let pages = match reads.way() {
                 Way::Bisected => source.with(|part, _| bisected_pages(part, &options.bisection)),
@@ -127,12 +127,12 @@ fn guarded_blocks_are_those_that_won_their_trials() {
         });
         let of_blocks = of_blocks.expect("nobody stopped it");
         let rules = BlockRules { options: &options, is_guarded: true };
-        let homes = home_pages(&blocks, rules, &watched, 1.0).expect("few rows");
+        let homes = home_pages(&blocks, rules, &context, 1.0).expect("few rows");
         assert!(homes
             .iter()
             .map(|homes| (homes.trial, &homes.pages))
             .eq(of_blocks.iter().map(|(reads, pages)| (*reads, pages))));
-        let guarded = by_marginal_gain_watched(log, rules, &RATIOS, &watched);
+        let guarded = by_marginal_gain_in(log, rules, &RATIOS, &context);
         let (placements, trial) = guarded.expect("ratios");
         let sum = of_blocks.iter().fold(TrialReads::default(), |sum, block| sum.plus(block.0));
         assert_eq!((placements.len(), trial), (3, sum));

@@ -25,12 +25,12 @@ const PIECE: usize = 1 << 14;
 
 /// A file for the result of one step of a build, or none, when nothing is kept.
 #[derive(Debug)]
-pub(crate) struct KeptFile {
+pub(crate) struct ResumeFile {
     path: Option<PathBuf>,
     identity: Vec<u32>,
 }
 
-impl KeptFile {
+impl ResumeFile {
     /// Names the file of a step: without a path nothing is kept.
     pub(crate) fn new(path: Option<PathBuf>, identity: Vec<u32>) -> Self {
         Self { path, identity }
@@ -170,7 +170,7 @@ mod tests {
     fn numbers_come_back_and_are_made_once() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("kept").join("step");
-        let file = KeptFile::new(Some(path.clone()), vec![1, 2]);
+        let file = ResumeFile::new(Some(path.clone()), vec![1, 2]);
         let numbers: Vec<u32> = (0..70_000).collect();
         assert_eq!(file.read().expect("no file"), None);
         assert_eq!(file.get_or_make(|| Ok(numbers.clone())).expect("space"), numbers);
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_without_a_path() {
-        let file = KeptFile::new(None, vec![1]);
+        let file = ResumeFile::new(None, vec![1]);
         assert_eq!(file.get_or_make(|| Ok(vec![4])).expect("made"), [4]);
         assert_eq!(file.read().expect("nothing"), None);
     }
@@ -193,9 +193,9 @@ mod tests {
     fn damaged_files_and_those_of_something_else_are_told_by_name() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("step");
-        let file = KeptFile::new(Some(path.clone()), vec![1, 2]);
+        let file = ResumeFile::new(Some(path.clone()), vec![1, 2]);
         file.write(&[5, 6, 7]).expect("space");
-        let other = KeptFile::new(Some(path.clone()), vec![1, 3]);
+        let other = ResumeFile::new(Some(path.clone()), vec![1, 3]);
         assert_eq!(other.read().expect_err("another").kind(), ErrorKind::Invalid);
         let bytes = std::fs::read(&path).expect("written");
         let damage = |bytes: &[u8]| {
