@@ -130,12 +130,12 @@ impl Recorder {
                 .with("groups", groups.len())
                 .with("file_bytes", options.file_bytes));
         }
-        let mut shelves = Vec::new();
+        let mut folders = Vec::new();
         let mut known = Vec::new();
         for group in groups {
             let ids: Vec<u32> = group.tables.iter().map(|table| table.0).collect();
             let numbering = Numbering::new(snapshot.schema(), &ids)?;
-            shelves.push(Shelf::open(group.folder, options.bytes_max)?);
+            folders.push(GroupFiles::open(group.folder, options.bytes_max)?);
             let buffer = Mutex::new(Buffer::default());
             known.push(Group { starts: numbering.tables().collect(), buffer });
         }
@@ -144,7 +144,7 @@ impl Recorder {
         let shared = Arc::clone(&stats);
         let writer = std::thread::Builder::new()
             .name("tierbed-record".to_owned())
-            .spawn(move || write_all(&full, &mut shelves, &shared))
+            .spawn(move || write_all(&full, &mut folders, &shared))
             .map_err(|cause| Error::os("cannot start the recording thread", cause))?;
         Ok(Self {
             groups: known,
@@ -244,13 +244,17 @@ impl Group {
 }
 
 /// Writes buffers until all senders are gone.
-fn write_all(full: &Receiver<(usize, Buffer)>, shelves: &mut [Shelf], stats: &Mutex<RecordStats>) {
+fn write_all(
+    full: &Receiver<(usize, Buffer)>,
+    folders: &mut [GroupFiles],
+    stats: &Mutex<RecordStats>,
+) {
     for (group, buffer) in full {
-        let Some(shelf) = shelves.get_mut(group) else {
-            panic!("queries of group {group} of {}", shelves.len())
+        let Some(files) = folders.get_mut(group) else {
+            panic!("queries of group {group} of {}", folders.len())
         };
         let has_failed = lock(stats).error.is_some();
-        let written = if has_failed { None } else { Some(shelf.put(&buffer.text)) };
+        let written = if has_failed { None } else { Some(files.put(&buffer.text)) };
         let mut stats = lock(stats);
         match written {
             Some(Ok(removed_count)) => {
@@ -268,14 +272,14 @@ fn write_all(full: &Receiver<(usize, Buffer)>, shelves: &mut [Shelf], stats: &Mu
 
 /// The files of a group.
 #[derive(Debug)]
-struct Shelf {
+struct GroupFiles {
     folder: Arc<dyn Folder>,
     /// Number and bytes of each file, oldest first.
     files: std::collections::VecDeque<(u64, u64)>,
     bytes_max: u64,
 }
 
-impl Shelf {
+impl GroupFiles {
     fn open(folder: Arc<dyn Folder>, bytes_max: u64) -> Result<Self> {
         let mut files = std::collections::VecDeque::new();
         for name in folder.list()? {
