@@ -53,6 +53,7 @@ impl PublishedIds {
     ///
     /// # Errors
     /// `Invalid` for shapes, otherwise those of reading the snapshot.
+    #[expect(clippy::indexing_slicing, reason = "ranges of the plan lie within the checked bags")]
     pub fn translate(
         &self,
         snapshot: &Snapshot,
@@ -70,9 +71,10 @@ impl PublishedIds {
         rows.copy_from_slice(bags.indices);
         for (at, feature) in plan.features().iter().enumerate() {
             let open = self.tables.iter().find(|(index, _)| index.table() == feature.table);
-            let ids = rows.get_mut(plan.range(bags, at));
-            let (Some((index, pages)), Some(ids)) = (open, ids) else { continue };
-            index.translate(ids, &mut |numbers, words| {
+            let Some((index, pages)) = open else { continue };
+            let range = plan.range(bags, at);
+            assert!(range.end <= rows.len(), "ids {range:?} of {}", rows.len());
+            index.translate(&mut rows[range], &mut |numbers, words| {
                 let offsets: Vec<i64> = (0..=numbers.len() as i64).collect();
                 let bags = Bags::new(numbers, &offsets, None, 1)?;
                 snapshot.lookup(pages, &bags, words).map(drop)

@@ -161,9 +161,12 @@ impl Lists {
     }
 
     /// Returns where list `at` lies among the items.
+    ///
+    /// # Panics
+    /// When there is no such list.
     pub(super) fn range(&self, at: u32) -> std::ops::Range<usize> {
-        let bounds = self.starts.get(at as usize..).and_then(<[u32]>::first_chunk::<2>);
-        bounds.map_or(0..0, |&[start, end]| start as usize..end as usize)
+        assert!(at < self.list_count(), "list {at} of {}", self.list_count());
+        self.starts[at as usize] as usize..self.starts[at as usize + 1] as usize
     }
 }
 

@@ -117,12 +117,15 @@ impl Served {
     }
 
     /// Notes that `page` was read for `row`; nothing happens when it is not among the row's pages.
+    ///
+    /// # Panics
+    /// When `index` has more items than the one that was counted for.
+    #[expect(clippy::indexing_slicing, reason = "there is a count for each item")]
     pub fn add(&mut self, index: &PageIndex, row: u32, page: u32) {
         let at = index.pages_of(row).iter().position(|&of_row| of_row == page);
-        let first = index.forward.range(row).start;
-        if let Some(count) = at.and_then(|at| self.counts.get_mut(first + at)) {
-            *count = count.saturating_add(1);
-        }
+        let Some(at) = at else { return };
+        let count = &mut self.counts[index.forward.range(row).start + at];
+        *count = count.saturating_add(1);
     }
 }
 

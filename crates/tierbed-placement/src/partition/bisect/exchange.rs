@@ -16,6 +16,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "local rows are below the node's row count")]
 
+use std::panic::resume_unwind;
 use std::thread;
 
 use tierbed_core::env::mix64;
@@ -92,7 +93,9 @@ impl Exchange {
                 others.push(scope.spawn(move || add_gains(run, side, partial)));
             }
             let own = runs.first().map_or(0, |run| add_gains(run, side, &mut self.gain));
-            others.into_iter().fold(own, |sum, other| sum + other.join().unwrap_or(0))
+            others.into_iter().fold(own, |sum, other| {
+                sum + other.join().unwrap_or_else(|panic| resume_unwind(panic))
+            })
         });
         for partial in self.partial.iter().take(runs.len() - 1) {
             for (sum, add) in self.gain.iter_mut().zip(partial) {

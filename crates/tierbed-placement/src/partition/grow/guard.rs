@@ -1,9 +1,9 @@
 //! Choice between growth and bisection for each block, by a trial on later queries.
 //!
 //! A large log has parts of very different kinds: rows that occur with all others, and rows that
-//! occur in circles of a few. So the last tenth of a block's queries judges all ways of making pages, which learn
-//! from the first nine tenths; the best one then takes the whole block. Tables of one block are
-//! tried as a whole instead ([`trial`](crate::trial)).
+//! occur in circles of a few. So the last tenth of a block's queries judges all ways of making
+//! pages, which learn from the first nine tenths; the best one then takes the whole block. Tables
+//! of one block are tried as a whole instead ([`trial`](crate::trial)).
 
 use super::block::Block;
 use super::{pages_of_order, Way};
