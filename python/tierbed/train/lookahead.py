@@ -225,8 +225,8 @@ def _make_plan(
 def _run_planned(
     batches: Iterator[Batch], collection: Any, window: int, key: Callable[[Batch], Any]
 ) -> Iterator[Batch]:
+    stands = collection.position()
     for batch in batches:
-        stands = collection.position()
         if stands is None:
             # The rows have left the plan; from here on they are looked ahead by window.
             _LOG.warning("left the forward order: %s", collection.store.order()["reason"])
@@ -234,8 +234,11 @@ def _run_planned(
             yield from _run(batches, collection, window, key)
             return
         yield batch
-        if collection.position() == stands:
+        now = collection.position()
+        if now == stands:
             collection.pass_planned(key(batch))
+            now = collection.position()
+        stands = now
 
 
 # ---------------------------------------------------------------- window order
