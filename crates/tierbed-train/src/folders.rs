@@ -1,5 +1,4 @@
-//! What can be asked of a store's folder that nobody has open? Kept checkpoints, and whether it is
-//! whole.
+//! Folder of a closed store: its kept checkpoints, and whether it is whole.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Nothing says which commit is in force, or what is in force is damaged: what is still whole?
+//! Repair of a store whose commit in force is lost or damaged: which commits are still whole.
 //!
 //! Every commit whose manifest lies in the folder is opened in a view, as if it were in force, and
 //! every checksum of it is checked. What is whole may be put in force by hand: one small file is

@@ -1,4 +1,4 @@
-//! Which engine has the rows, and what does each call mean to it?
+//! Choice between the window and the planned engine, and the state of a store without one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Is there a plan for these batches? Finding one, making one, training along it.
+//! Epoch plans of a store: finding one, making one, training along it.
 //!
 //! Plans lie in the store's folder, named after the batches they were made from, and are used
 //! again by the next run and after a restart.

@@ -1,4 +1,4 @@
-//! How is a store looked at that another process has, or that lies where nothing can be written?
+//! Read-only view of a store that another process owns, or that cannot be written.
 //!
 //! In a view: what is in force when it is opened is pinned, everything else is read from the files
 //! below, and what opening writes stays in memory. The owner leaves the files of the commit in

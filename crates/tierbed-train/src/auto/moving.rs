@@ -1,4 +1,4 @@
-//! The plan ends here: how do all rows get to the engine that needs none?
+//! Move of all rows from the planned to the window engine.
 //!
 //! One pass reads everything and sorts it outside memory, then rows are written in file order.
 //! The engine has a folder inside the store's: its first checkpoint puts it in force, and until

@@ -1,4 +1,4 @@
-//! What is an ordered engine opened with?
+//! Options of a training store.
 
 use crate::planned::PlannedConfig;
 use crate::window::{Backend, Durability, WindowConfig};

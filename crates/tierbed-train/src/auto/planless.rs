@@ -1,4 +1,4 @@
-//! The plan is damaged or missing: what is still there, and how does training go on?
+//! Damaged or missing plan: what is still there, and how training goes on.
 //!
 //! Where the copy of the plan's rows is whole, all rows come out as ever and only training along
 //! the plan waits for the batches. Without it nobody knows which row is which, and the store

@@ -1,4 +1,4 @@
-//! What was counted, and who holds how much memory?
+//! Memory accounts as JSON.
 
 use serde_json::{json, Value};
 use tierbed_core::budget::{BudgetReport, PartUse};

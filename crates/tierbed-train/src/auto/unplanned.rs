@@ -1,4 +1,4 @@
-//! Which rows were asked for that no plan knew of? Copies of their weights, for reading.
+//! Unplanned rows: copies of the weights of rows that the plan does not bring now, for reading.
 //!
 //! Copies are right until the next update, which clears them.
 

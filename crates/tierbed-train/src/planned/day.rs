@@ -1,4 +1,4 @@
-//! The batches of a day are collected, what comes after is not known: which order trains them?
+//! Training along the plan of one day, over a store that reads rows by number.
 //!
 //! The forward order inside the day, whatever store keeps the rows between the days. The rows
 //! that the day's plan uses are lent by the store, in row order: one sweep for a store that

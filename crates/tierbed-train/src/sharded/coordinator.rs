@@ -1,10 +1,10 @@
-//! When is a checkpoint of all shards in force? When all of them have voted for it.
+//! Two-phase commit of all shards.
 //!
 //! Each shard prepares its own commit as a store by itself would, in files that nobody reads
 //! yet. Where that store would replace its `CURRENT`, the shard votes with those bytes and
 //! waits. The last one to vote replaces the one file `SHARDS`, which holds the `CURRENT` of all:
 //! then all commits are in force, and until then the ones before. A shard that leaves without
-//! having voted ends the sitting for the others, so nobody waits for ever.
+//! having voted ends the round for the others, so nobody waits for ever.
 //!
 //! ```text
 //! shard 0   files of commit 7 ─▶ vote ─┐
@@ -20,7 +20,7 @@ use tierbed_store::CommitLog;
 
 /// Where the shards of one store agree.
 #[derive(Debug)]
-pub(crate) struct Council {
+pub(crate) struct CommitCoordinator {
     folder: Arc<dyn Folder>,
     state: Mutex<State>,
     changed: Condvar,
@@ -30,12 +30,12 @@ pub(crate) struct Council {
 struct State {
     /// What a reopen finds.
     in_force: Option<ShardsFile>,
-    sitting: Option<Sitting>,
+    open_round: Option<Round>,
 }
 
 /// A time in which the shards may vote, once or several times.
 #[derive(Debug)]
-struct Sitting {
+struct Round {
     /// What is voted on, but for the votes.
     proposed: ShardsFile,
     votes: Vec<Option<String>>,
@@ -45,14 +45,14 @@ struct Sitting {
     ended: Option<String>,
 }
 
-/// The right of one shard to vote in a sitting; dropping it leaves the sitting.
+/// The right of one shard to vote in a round; dropping it leaves the round.
 #[derive(Debug)]
-pub(crate) struct Seat(Arc<Council>);
+pub(crate) struct Participant(Arc<CommitCoordinator>);
 
-impl Council {
+impl CommitCoordinator {
     /// Reads what is in force in `folder`.
     pub(crate) fn new(folder: Arc<dyn Folder>, in_force: Option<ShardsFile>) -> Self {
-        let state = Mutex::new(State { in_force, sitting: None });
+        let state = Mutex::new(State { in_force, open_round: None });
         Self { folder, state, changed: Condvar::new() }
     }
 
@@ -84,46 +84,52 @@ impl Council {
         Ok(())
     }
 
-    /// Opens a sitting on `proposed`, whose `currents` are to be voted; returns a seat for each
-    /// shard.
-    pub(crate) fn sit(self: &Arc<Self>, proposed: ShardsFile, shard_count: usize) -> Vec<Seat> {
+    /// Opens a round on `proposed`, whose `currents` are to be voted; returns a participants
+    /// for each shard.
+    pub(crate) fn sit(
+        self: &Arc<Self>,
+        proposed: ShardsFile,
+        shard_count: usize,
+    ) -> Vec<Participant> {
         let votes = vec![None; shard_count];
-        let sitting =
-            Sitting { proposed, votes, present: shard_count, rounds_done: 0, ended: None };
-        self.lock().sitting = Some(sitting);
-        std::iter::repeat_with(|| Seat(Arc::clone(self))).take(shard_count).collect()
+        let open_round =
+            Round { proposed, votes, present: shard_count, rounds_done: 0, ended: None };
+        self.lock().open_round = Some(open_round);
+        std::iter::repeat_with(|| Participant(Arc::clone(self))).take(shard_count).collect()
     }
 
     /// Votes that `current` be what `shard` has in force, and waits for the others.
     ///
     /// # Errors
-    /// `Poisoned` when another shard leaves before it voted, `Invalid` outside of a sitting,
+    /// `Poisoned` when another shard leaves before it voted, `Invalid` outside of a round,
     /// otherwise those of writing the file.
     pub(crate) fn vote(&self, shard: usize, current: &[u8]) -> Result<()> {
         let mut state = self.lock();
-        let Some(sitting) = &mut state.sitting else {
+        let Some(open_round) = &mut state.open_round else {
             return Err(Error::invalid("shards commit together, not one by one"));
         };
-        if let Some(why) = &sitting.ended {
+        if let Some(why) = &open_round.ended {
             return Err(ended(why));
         }
-        let round = sitting.rounds_done;
+        let round = open_round.rounds_done;
         let text = String::from_utf8_lossy(current).into_owned();
-        if let Some(vote) = sitting.votes.get_mut(shard) {
+        if let Some(vote) = open_round.votes.get_mut(shard) {
             *vote = Some(text);
         }
-        if sitting.votes.iter().all(Option::is_some) {
+        if open_round.votes.iter().all(Option::is_some) {
             let result = self.count(&mut state);
             self.changed.notify_all();
             return result;
         }
         loop {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            let Some(sitting) = &state.sitting else { return Err(ended("the sitting was closed")) };
-            if sitting.rounds_done > round {
+            let Some(open_round) = &state.open_round else {
+                return Err(ended("the round was closed"));
+            };
+            if open_round.rounds_done > round {
                 return Ok(());
             }
-            if let Some(why) = &sitting.ended {
+            if let Some(why) = &open_round.ended {
                 return Err(ended(why));
             }
         }
@@ -131,31 +137,31 @@ impl Council {
 
     // All have voted.
     fn count(&self, state: &mut State) -> Result<()> {
-        let Some(sitting) = &mut state.sitting else { return Ok(()) };
-        let currents = sitting.votes.iter_mut().filter_map(Option::take).collect();
-        let file = ShardsFile { currents, ..sitting.proposed.clone() };
+        let Some(open_round) = &mut state.open_round else { return Ok(()) };
+        let currents = open_round.votes.iter_mut().filter_map(Option::take).collect();
+        let file = ShardsFile { currents, ..open_round.proposed.clone() };
         match write_file(&*self.folder, &file) {
             Ok(()) => {
-                sitting.rounds_done += 1;
+                open_round.rounds_done += 1;
                 state.in_force = Some(file);
                 Ok(())
             }
             Err(error) => {
-                sitting.ended = Some(error.to_string());
+                open_round.ended = Some(error.to_string());
                 Err(error)
             }
         }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Participant {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        if let Some(sitting) = &mut state.sitting {
-            sitting.present -= 1;
-            sitting.ended.get_or_insert_with(|| "a shard left without having voted".to_owned());
-            if sitting.present == 0 {
-                state.sitting = None;
+        if let Some(open_round) = &mut state.open_round {
+            open_round.present -= 1;
+            open_round.ended.get_or_insert_with(|| "a shard left without having voted".to_owned());
+            if open_round.present == 0 {
+                state.open_round = None;
             }
         }
         drop(state);
@@ -175,55 +181,57 @@ mod tests {
     use tierbed_io::MemoryFolder;
     use tierbed_store::shards::read_file;
 
-    use super::super::crew::together;
+    use super::super::run_shards::run_shards;
     use super::super::split::tests::schema;
     use super::*;
 
-    fn council(folder: &MemoryFolder) -> Arc<Council> {
-        Arc::new(Council::new(Arc::new(folder.clone()), None))
+    fn coordinator(folder: &MemoryFolder) -> Arc<CommitCoordinator> {
+        Arc::new(CommitCoordinator::new(Arc::new(folder.clone()), None))
     }
 
-    fn jobs(council: &Arc<Council>, shards: usize) -> Vec<(usize, Seat)> {
+    fn jobs(coordinator: &Arc<CommitCoordinator>, shards: usize) -> Vec<(usize, Participant)> {
         let schema = schema(&vec![10; shards]);
         let shard_of = (0..shards as u32).collect();
         let proposed = ShardsFile { schema, shard_of, currents: Vec::new() };
-        (0..).zip(council.sit(proposed, shards)).collect()
+        (0..).zip(coordinator.sit(proposed, shards)).collect()
     }
 
     #[test]
     fn a_commit_is_in_force_for_all_at_once() {
         let folder = MemoryFolder::new();
-        let council = council(&folder);
-        // Two rounds in one sitting, as a move to another plan has.
-        let voted = together(&mut [(); 3], false, jobs(&council, 3), |(), (shard, seat)| {
-            for round in 0..2 {
-                council.vote(shard, format!("{shard}.{round}").as_bytes())?;
-            }
-            drop(seat);
-            Ok(())
-        });
+        let coordinator = coordinator(&folder);
+        // Two rounds in one round, as a move to another plan has.
+        let voted =
+            run_shards(&mut [(); 3], false, jobs(&coordinator, 3), |(), (shard, participant)| {
+                for round in 0..2 {
+                    coordinator.vote(shard, format!("{shard}.{round}").as_bytes())?;
+                }
+                drop(participant);
+                Ok(())
+            });
         voted.unwrap();
         assert_eq!(read_file(&folder).unwrap().unwrap().currents, ["0.1", "1.1", "2.1"]);
-        assert_eq!(council.current(2).unwrap(), b"2.1");
-        assert_eq!(council.vote(0, b"alone").unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(coordinator.current(2).unwrap(), b"2.1");
+        assert_eq!(coordinator.vote(0, b"alone").unwrap_err().kind(), ErrorKind::Invalid);
     }
 
     #[test]
     fn who_fails_before_its_vote_keeps_the_commit_before_for_all() {
         for panics in [false, true] {
             let folder = MemoryFolder::new();
-            let council = council(&folder);
-            let result = together(&mut [(); 3], false, jobs(&council, 3), |(), (shard, _seat)| {
-                assert!(!(panics && shard == 1), "a bug in a shard");
-                if shard == 1 {
-                    return Err(Error::new(ErrorKind::NoSpace, "disk is full"));
-                }
-                council.vote(shard, b"new")
-            });
+            let coordinator = coordinator(&folder);
+            let result =
+                run_shards(&mut [(); 3], false, jobs(&coordinator, 3), |(), (shard, _seat)| {
+                    assert!(!(panics && shard == 1), "a bug in a shard");
+                    if shard == 1 {
+                        return Err(Error::new(ErrorKind::NoSpace, "disk is full"));
+                    }
+                    coordinator.vote(shard, b"new")
+                });
             let kind = if panics { ErrorKind::Poisoned } else { ErrorKind::NoSpace };
             assert_eq!(result.unwrap_err().kind(), kind);
             assert!(read_file(&folder).unwrap().is_none());
-            assert!(council.current(0).is_none());
+            assert!(coordinator.current(0).is_none());
         }
     }
 }

@@ -11,21 +11,25 @@ use tierbed_io::{Device, Folder, FolderLock, OpenMode};
 use tierbed_store::shards::prefix;
 use tierbed_store::CommitLog;
 
-use super::council::Council;
+use super::coordinator::CommitCoordinator;
 
 /// See the module documentation. The store's lock is held by whoever has all shards.
 #[derive(Debug)]
 pub(crate) struct ShardFolder {
     whole: Arc<dyn Folder>,
-    council: Arc<Council>,
+    coordinator: Arc<CommitCoordinator>,
     shard: usize,
     prefix: String,
 }
 
 impl ShardFolder {
     /// Names the part of `whole` that belongs to `shard`.
-    pub(crate) fn new(whole: Arc<dyn Folder>, council: Arc<Council>, shard: usize) -> Self {
-        Self { whole, council, shard, prefix: prefix(shard) }
+    pub(crate) fn new(
+        whole: Arc<dyn Folder>,
+        coordinator: Arc<CommitCoordinator>,
+        shard: usize,
+    ) -> Self {
+        Self { whole, coordinator, shard, prefix: prefix(shard) }
     }
 
     fn name(&self, name: &str) -> String {
@@ -53,14 +57,14 @@ impl Folder for ShardFolder {
 
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         match name {
-            CommitLog::CURRENT => Ok(self.council.current(self.shard)),
+            CommitLog::CURRENT => Ok(self.coordinator.current(self.shard)),
             name => self.whole.read(&self.name(name)),
         }
     }
 
     fn write_atomic(&self, name: &str, bytes: &[u8]) -> Result<()> {
         match name {
-            CommitLog::CURRENT => self.council.vote(self.shard, bytes),
+            CommitLog::CURRENT => self.coordinator.vote(self.shard, bytes),
             name => self.whole.write_atomic(&self.name(name), bytes),
         }
     }

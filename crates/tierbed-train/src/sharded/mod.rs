@@ -1,9 +1,9 @@
-//! How do more cores than one train on one store?
+//! Training of one store on several cores: whole tables divided over shards.
 //!
 //! A [`ShardedEngine`] spreads whole tables over several engines in one folder, each with its
 //! own part of the memory, and lets them work at the same time, each on a thread of its own.
 //! Everything a caller sees is as with one engine: table ids, output, bits. One checkpoint holds
-//! all shards: see [`council`].
+//! all shards: see [`coordinator`].
 //!
 //! ```text
 //!            ┌─ tables 0, 1, 2 ─▶ engine of shard 0 ─▶ shard0.*  ┐
@@ -14,12 +14,12 @@
 //! Not with several shards: leaving the forward order, checkpoints that are kept, deltas, open
 //! vocabularies, a checkpoint of every step. One shard is an [`AutoEngine`] and nothing more.
 
-mod council;
-mod crew;
+mod coordinator;
 mod folder;
-mod many;
 mod part;
 mod planning;
+mod run_shards;
+mod shard_set;
 mod split;
 mod stats;
 mod train;
@@ -39,7 +39,7 @@ use crate::auto::moving::has_moved;
 use crate::auto::options::OrderConfig;
 use crate::engine::FollowPlan;
 use crate::folders::check_folder;
-use many::Many;
+use shard_set::ShardSet;
 
 /// Training on one shard or several. Calls need `&mut`: one at a time, in a fixed order, so that
 /// equal calls give equal bits.
@@ -51,7 +51,7 @@ pub struct ShardedEngine {
 
 enum Shards {
     One(Box<AutoEngine>),
-    Many(Box<Many>),
+    Many(Box<ShardSet>),
 }
 
 impl Shards {
@@ -198,7 +198,7 @@ impl ShardedEngine {
         }
         let shards = match shard_count {
             1 => Shards::One(Box::new(AutoEngine::open_in(folder, config)?)),
-            many => Shards::Many(Box::new(Many::open(folder, many, config)?)),
+            many => Shards::Many(Box::new(ShardSet::open(folder, many, config)?)),
         };
         Ok(Self { shards, look: None })
     }

@@ -1,4 +1,4 @@
-//! What of a batch, of its output and of its gradients belongs to which shard?
+//! Parts of a batch, its output and its gradients that belong to each shard.
 //!
 //! Features of a shard keep their columns: a gradient `[B, output_dim]` is read where it lies. An
 //! output is carved into pieces, and each shard gets those that are its own:

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::FeaturePlan;
 
-use super::many::Many;
 use super::part::{idle_shard, Parts};
+use super::shard_set::ShardSet;
 use super::train::is_small;
 use crate::auto::engine::AutoEngine;
 use crate::auto::options::Order;
@@ -14,7 +14,7 @@ use crate::auto::part_bags::PartBags;
 use crate::auto::{Answer, PlanRequest};
 use crate::engine::FollowPlan;
 
-impl FollowPlan for Many {
+impl FollowPlan for ShardSet {
     fn follow(&mut self, plan: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
         self.decide()?;
         let parts = self.parts(plan)?;
@@ -30,7 +30,7 @@ impl FollowPlan for Many {
         if has_plan.contains(&false) {
             return Ok(Answer::PlanNeeded);
         }
-        let jobs = self.seats().into_iter().zip(self.sizes()).collect();
+        let jobs = self.participants().into_iter().zip(self.sizes()).collect();
         let answers = self.each(&parts, false, jobs, |engine, part, (_seat, size)| {
             engine.follow(&part.plan, request).map_err(|error| size.name_least(error))
         });
@@ -92,7 +92,7 @@ impl FollowPlan for Many {
     }
 }
 
-impl Many {
+impl ShardSet {
     fn planned_parts(&self) -> Result<Arc<Parts>> {
         self.planning.clone().ok_or_else(|| Error::invalid("no plan is being made"))
     }

@@ -1,4 +1,4 @@
-//! How do all shards work at the same time?
+//! Scoped threads: all shards work at the same time.
 //!
 //! Each on a thread of its own, the first on the caller's. Threads live as long as a call, so
 //! that a batch is borrowed and never copied for them; that costs some ten microseconds, which
@@ -16,7 +16,7 @@ use tierbed_core::{Error, ErrorKind, Result};
 ///
 /// # Panics
 /// When there is not one job for each member.
-pub(crate) fn together<M: Send, J: Send, T: Send>(
+pub(crate) fn run_shards<M: Send, J: Send, T: Send>(
     members: &mut [M],
     is_small: bool,
     jobs: Vec<J>,
@@ -78,7 +78,7 @@ mod tests {
     fn every_member_does_its_own_job_once() {
         for is_small in [false, true] {
             let mut members = [10, 20, 30];
-            let results = together(&mut members, is_small, vec![1, 2, 3], |member, job| {
+            let results = run_shards(&mut members, is_small, vec![1, 2, 3], |member, job| {
                 *member += job;
                 Ok(*member)
             });
@@ -94,7 +94,7 @@ mod tests {
                 assert_ne!(*member, culprit, "a bug in a shard");
                 Ok(())
             };
-            let error = together(&mut [0, 1, 2], is_small, vec![(); 3], work).unwrap_err();
+            let error = run_shards(&mut [0, 1, 2], is_small, vec![(); 3], work).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Poisoned);
             assert!(error.to_string().contains("panicked"));
         }
@@ -104,7 +104,7 @@ mod tests {
     fn the_cause_is_told_before_its_consequences() {
         let kinds = vec![ErrorKind::Poisoned, ErrorKind::NoSpace, ErrorKind::Io];
         let work = |_: &mut (), kind| -> Result<()> { Err(Error::new(kind, "failed")) };
-        let error = together(&mut [(), (), ()], false, kinds, work).unwrap_err();
+        let error = run_shards(&mut [(), (), ()], false, kinds, work).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
     }
 }

@@ -8,7 +8,7 @@ use tierbed_kernels::{FeaturePlan, Hyper};
 use tierbed_store::shards::{read_file, shard_of_name, ShardsFile};
 use tierbed_store::CommitLog;
 
-use super::council::{Council, Seat};
+use super::coordinator::{CommitCoordinator, Participant};
 use super::folder::ShardFolder;
 use super::part::Parts;
 use super::split::Split;
@@ -17,10 +17,10 @@ use crate::auto::options::{OnMismatch, Order, OrderConfig};
 use crate::engine::TrainEngine;
 
 /// A store of several shards.
-pub(crate) struct Many {
+pub(crate) struct ShardSet {
     pub(super) config: OrderConfig,
     pub(super) shard_count: usize,
-    pub(super) site: Option<Site>,
+    pub(super) site: Option<OpenFolder>,
     pub(super) split: Split,
     /// Hyperparameters that no engine has yet, by table.
     pub(super) hypers: Vec<Option<Hyper>>,
@@ -36,13 +36,13 @@ pub(crate) struct Many {
 }
 
 /// A folder that this process owns.
-pub(super) struct Site {
+pub(super) struct OpenFolder {
     folder: Arc<dyn Folder>,
-    pub(super) council: Arc<Council>,
+    pub(super) coordinator: Arc<CommitCoordinator>,
     _lock: FolderLock,
 }
 
-impl Many {
+impl ShardSet {
     /// Opens the shards in `folder`, or in memory.
     ///
     /// # Errors
@@ -62,8 +62,9 @@ impl Many {
                 // Before the first commit tables and shards may still be others.
                 stored = file.filter(|file| !file.is_new());
                 sweep(&*folder, shard_count)?;
-                let council = Arc::new(Council::new(Arc::clone(&folder), stored.clone()));
-                Some(Site { folder, council, _lock: lock })
+                let coordinator =
+                    Arc::new(CommitCoordinator::new(Arc::clone(&folder), stored.clone()));
+                Some(OpenFolder { folder, coordinator, _lock: lock })
             }
             None => None,
         };
@@ -104,7 +105,7 @@ impl Many {
 
     fn open_engines(&mut self) -> Result<()> {
         if let Some(site) = &self.site {
-            site.council.begin(self.proposed(), self.shard_count)?;
+            site.coordinator.begin(self.proposed(), self.shard_count)?;
             // A store of one shard that never had a commit; `SHARDS` speaks for the folder now.
             site.folder.remove(CommitLog::CURRENT)?;
         }
@@ -133,8 +134,8 @@ impl Many {
 
     fn folder_of(&self, shard: usize) -> Result<Option<Arc<dyn Folder>>> {
         let Some(site) = &self.site else { return Ok(None) };
-        let council = Arc::clone(&site.council);
-        let folder = ShardFolder::new(Arc::clone(&site.folder), council, shard);
+        let coordinator = Arc::clone(&site.coordinator);
+        let folder = ShardFolder::new(Arc::clone(&site.folder), coordinator, shard);
         let stored = CommitLog::stored_backend(&folder)?;
         let is_planned = stored.as_deref() == Some(crate::planned::BACKEND);
         if is_planned && self.config.order == Order::Window {
@@ -147,11 +148,11 @@ impl Many {
     }
 
     /// Returns what each shard may use; what is kept aside for the whole store is not divided.
-    pub(super) fn sizes(&self) -> Vec<Size> {
+    pub(super) fn sizes(&self) -> Vec<ShardSize> {
         let memory = self.split.memory_shares(self.shard_count);
         let bytes = self.split.byte_shares(self.shard_count);
         let shares = (0..).zip(memory.into_iter().zip(bytes));
-        let size = |(shard, (memory_share, byte_share))| Size {
+        let size = |(shard, (memory_share, byte_share))| ShardSize {
             shard,
             memory_share,
             byte_share,
@@ -161,11 +162,11 @@ impl Many {
     }
 
     /// Seats all shards for a vote on what they are about to commit; none in memory.
-    pub(super) fn seats(&self) -> Vec<Option<Seat>> {
+    pub(super) fn participants(&self) -> Vec<Option<Participant>> {
         let Some(site) = &self.site else {
             return std::iter::repeat_with(|| None).take(self.shard_count).collect();
         };
-        site.council.sit(self.proposed(), self.shard_count).into_iter().map(Some).collect()
+        site.coordinator.sit(self.proposed(), self.shard_count).into_iter().map(Some).collect()
     }
 
     fn proposed(&self) -> ShardsFile {
@@ -201,14 +202,14 @@ impl Many {
 }
 
 /// What one shard may use of what the store may.
-pub(super) struct Size {
+pub(super) struct ShardSize {
     shard: usize,
     memory_share: f64,
     byte_share: f64,
     whole: OrderConfig,
 }
 
-impl Size {
+impl ShardSize {
     fn config(&self) -> OrderConfig {
         let quota = |bytes: u64| (bytes as f64 * self.byte_share) as u64;
         OrderConfig {

@@ -1,4 +1,4 @@
-//! Which shard has which table, and what of the memory?
+//! Division of tables and memory among shards.
 //!
 //! Whole tables, neighbours together: what a sample needs of one shard then lies side by side in
 //! the output. Tables of a shard are numbered anew, in the same order.

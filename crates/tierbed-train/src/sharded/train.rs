@@ -19,9 +19,9 @@ use tierbed_io::FsFolder;
 use tierbed_kernels::{FeaturePlan, Grads, Hyper};
 use tierbed_snapshot::{PlacedTables, Report};
 
-use super::crew::together;
-use super::many::Many;
 use super::part::{Part, Parts};
+use super::run_shards::run_shards;
+use super::shard_set::ShardSet;
 use super::stats::{no_engine_stats, sum_of_shards};
 use crate::auto::engine::AutoEngine;
 use crate::auto::part_bags::PartBags;
@@ -33,7 +33,7 @@ use crate::window::publish::PublishProgress;
 /// A batch with fewer indices is not worth threads.
 const SMALL_BATCH: usize = 4096;
 
-impl Many {
+impl ShardSet {
     /// Does `work` for every shard that `parts` names, with its part and its job.
     pub(super) fn each<J: Send, T: Send>(
         &mut self,
@@ -47,7 +47,7 @@ impl Many {
         let mut engines: Vec<_> =
             engines.filter(|(shard, _)| is_named(*shard)).map(|(_, engine)| engine).collect();
         let jobs = parts.of_shards.iter().map(|(_, part)| part).zip(jobs).collect();
-        together(&mut engines, is_small, jobs, |engine, (part, job)| work(engine, part, job))
+        run_shards(&mut engines, is_small, jobs, |engine, (part, job)| work(engine, part, job))
     }
 
     // Copies each shard's bags out of the batch, if every shard expects them.
@@ -61,7 +61,7 @@ impl Many {
     }
 }
 
-impl TrainEngine for Many {
+impl TrainEngine for ShardSet {
     fn schema(&self) -> &Schema {
         &self.split.schema
     }
@@ -154,7 +154,7 @@ impl TrainEngine for Many {
     fn skip_to(&mut self, batch: u64) -> Result<()> {
         self.decide()?;
         let jobs = vec![(); self.engines.len()];
-        let passed = together(&mut self.engines, false, jobs, |engine, ()| engine.skip_to(batch));
+        let passed = run_shards(&mut self.engines, false, jobs, |engine, ()| engine.skip_to(batch));
         self.poison.on_any(passed).map(drop)
     }
 
@@ -214,8 +214,8 @@ impl TrainEngine for Many {
     fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
         self.decide()?;
         let shares = std::iter::once(attachments).chain(std::iter::repeat(&[][..]));
-        let jobs = self.seats().into_iter().zip(shares).collect();
-        let made = together(&mut self.engines, false, jobs, |engine, (_seat, attachments)| {
+        let jobs = self.participants().into_iter().zip(shares).collect();
+        let made = run_shards(&mut self.engines, false, jobs, |engine, (_seat, attachments)| {
             engine.checkpoint(name, attachments)
         });
         let numbers = self.poison.on_any(made)?;
@@ -236,7 +236,7 @@ impl TrainEngine for Many {
 
     fn verify(&mut self) -> Result<u64> {
         let jobs = vec![(); self.engines.len()];
-        let counts = together(&mut self.engines, false, jobs, |engine, ()| engine.verify())?;
+        let counts = run_shards(&mut self.engines, false, jobs, |engine, ()| engine.verify())?;
         Ok(counts.iter().sum())
     }
 

@@ -1,4 +1,4 @@
-//! Which store lies below the engine, and how much of the memory is its own?
+//! Store below the window engine, and its share of the memory.
 //!
 //! One budget counts everything. A store that divides memory among parts of its own is told half
 //! of it; the row buffer then takes what it may of the rest.

@@ -1,5 +1,4 @@
-//! What does an open store hold? Schema, buffer, kernels, counters, and the rule that a step
-//! that failed half-way ends it.
+//! The open window engine: schema, buffer, kernels, counters. A step that failed half-way ends it.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! How does a checkpoint outlive the next one, and is a commit whole that is not in force?
+//! Named checkpoints: kept beside later ones, checked, restored.
 //!
 //! The files are the business of [`tierbed_store::kept`]; here are the calls of an open
 //! store, and the check of a folder by opening the store in it.

@@ -1,4 +1,4 @@
-//! What is an engine opened with?
+//! Options of the window engine.
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result};

@@ -1,4 +1,4 @@
-//! Which rows will the next batches want? Brought in one sweep, kept until used.
+//! Prefetch of the next batches: their rows, brought in one sweep and kept until used.
 //!
 //! Batches are announced nearest first. Their rows are placed in the buffer with the number of
 //! the last announced batch that uses them, and read together in file order: pages that several

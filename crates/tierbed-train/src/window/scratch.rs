@@ -1,4 +1,4 @@
-//! How much memory may one call use for itself?
+//! Work memory of one call, bounded.
 //!
 //! Work arrays grow with the batch, so they are bounded: calls cut their work into pieces that
 //! fit the share, and the share is reserved once, at opening.

@@ -1,4 +1,4 @@
-//! Can training continue from here, in the middle of an epoch, bit for bit?
+//! Checkpoints in the middle of an epoch, from which training continues bit for bit.
 //!
 //! A checkpoint is a dump of the rows in memory (each with the window and entry it waits for),
 //! the chunk lists of all buckets, and the position, put in force by the commit protocol of
@@ -15,11 +15,11 @@ use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
 use super::dump::{read_dump, DumpWriter};
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
 use super::{PlannedEngine, Position, BACKEND};
-use crate::planned::store::ferry::Ferry;
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::parking::PARKED_HEAD_BYTES;
-use crate::planned::store::shelf::{open_rows, Shelf, ENTRY_BYTES};
-use crate::planned::store::window::Place;
+use crate::planned::store::row_mover::RowMover;
+use crate::planned::store::size_class::{open_rows, SizeClass, ENTRY_BYTES};
+use crate::planned::store::window_rows::Place;
 
 impl PlannedEngine {
     /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
@@ -46,8 +46,8 @@ impl PlannedEngine {
             }
             Err(CommitFailure::Poisoned(error)) => return self.poison.on_any(Err(error)),
         }
-        let Ferry { shelves, extents, .. } = self.river.ferry()?;
-        let buckets = shelves.iter().flat_map(Shelf::all_buckets);
+        let RowMover { classes, extents, .. } = self.pipeline.mover()?;
+        let buckets = classes.iter().flat_map(SizeClass::all_buckets);
         extents.commit(buckets.flat_map(|bucket| &bucket.chunks));
         self.counters.checkpoint_count += 1;
         Ok(number)
@@ -55,10 +55,10 @@ impl PlannedEngine {
 
     // A failed sync leaves open what is on disk: no retry. Source: Rebello et al., ATC'20.
     fn settle_disk(&mut self) -> Result<()> {
-        let ferry = self.river.ferry()?;
-        ferry.settle()?;
-        ferry.disk.finish_writes()?;
-        ferry.disk.sync()
+        let mover = self.pipeline.mover()?;
+        mover.settle()?;
+        mover.disk.finish_writes()?;
+        mover.disk.sync()
     }
 
     fn put_in_force(
@@ -69,7 +69,7 @@ impl PlannedEngine {
     ) -> std::result::Result<(), CommitFailure> {
         let tables = self.write_dumps(number).map_err(CommitFailure::of)?;
         let state = self.state_json().map_err(CommitFailure::of)?;
-        let chunks = encode_buckets(self.river.shelves());
+        let chunks = encode_buckets(self.pipeline.classes());
         let mut all = vec![
             Attachment { name: STATE, bytes: state.as_bytes() },
             Attachment { name: CHUNKS, bytes: &chunks },
@@ -94,42 +94,42 @@ impl PlannedEngine {
         };
         let state = State {
             position: Position { epoch: self.epoch, batch: self.batch_in_epoch },
-            window: self.river.current.number,
+            window: self.pipeline.current.number,
             batch_in_window: self.batch_in_window,
-            plan_identity: self.river.plan.identity(),
-            plan_key: self.river.plan.key().to_owned(),
+            plan_identity: self.pipeline.plan.identity(),
+            plan_key: self.pipeline.plan.key().to_owned(),
             extent_bytes: self.extent_bytes,
-            span_windows: self.river.span_windows(),
+            span_windows: self.pipeline.span_windows(),
             tables: self.hypers.iter().map(run).collect(),
         };
         serde_json::to_string(&state)
             .map_err(|cause| Error::invalid("state cannot be written").with("cause", cause))
     }
 
-    // One dump per shelf; each table names the dump its rows are in.
+    // One dump per size class; each table names the dump its rows are in.
     fn write_dumps(&mut self, number: u64) -> Result<Vec<TableMeta>> {
-        let mut metas = Vec::with_capacity(self.river.shelves().len());
-        for shelf in 0..self.river.shelves().len() {
-            let file = CommitLog::file_name(number, &format!("rows{shelf}.dump"));
-            metas.push(self.write_dump(shelf, file)?);
+        let mut metas = Vec::with_capacity(self.pipeline.classes().len());
+        for class in 0..self.pipeline.classes().len() {
+            let file = CommitLog::file_name(number, &format!("rows{class}.dump"));
+            metas.push(self.write_dump(class, file)?);
         }
-        let homes = self.river.homes.iter();
-        Ok(homes.filter_map(|home| metas.get(home.shelf).cloned()).collect())
+        let homes = self.pipeline.homes.iter();
+        Ok(homes.filter_map(|home| metas.get(home.class).cloned()).collect())
     }
 
     fn remove_dumps(&self, number: u64) {
-        for shelf in 0..self.river.shelves().len() {
+        for class in 0..self.pipeline.classes().len() {
             // Left-overs cost space, not correctness.
-            let _ = self.folder.remove(&CommitLog::file_name(number, &format!("rows{shelf}.dump")));
+            let _ = self.folder.remove(&CommitLog::file_name(number, &format!("rows{class}.dump")));
         }
     }
 
     fn write_dump(&mut self, at: usize, file: String) -> Result<TableMeta> {
         let mut dump = DumpWriter::create(&*self.folder, file)?;
-        let homes = self.river.homes.clone();
-        let is_of_shelf = |table: usize| homes.get(table).is_some_and(|home| home.shelf == at);
+        let homes = self.pipeline.homes.clone();
+        let is_of_shelf = |table: usize| homes.get(table).is_some_and(|home| home.class == at);
         // The current window first, then window after window: so a reader needs each of them once.
-        self.river.visit_current(&mut |spot, record| {
+        self.pipeline.visit_current(&mut |spot, record| {
             let Place { window, entry } = spot.waits_for;
             if is_of_shelf(spot.table) {
                 dump.add(window, entry, record)
@@ -137,9 +137,9 @@ impl PlannedEngine {
                 Ok(())
             }
         })?;
-        let ferry = self.river.ferry()?;
+        let mover = self.pipeline.mover()?;
         let mut between = Vec::new();
-        ferry.visit_live(&mut |spot, _| {
+        mover.visit_live(&mut |spot, _| {
             if is_of_shelf(spot.table) {
                 between.push((spot.waits_for, spot.known_as.entry));
             }
@@ -147,20 +147,20 @@ impl PlannedEngine {
         })?;
         between.sort_unstable_by_key(|(place, _)| (place.window, place.entry));
         let mut between = between.into_iter().peekable();
-        let Some(shelf) = ferry.shelves.get(at) else { panic!("no shelf {at}") };
-        for window in 0..ferry.plan.window_count() as u32 {
+        let Some(class) = mover.classes.get(at) else { panic!("no size class {at}") };
+        for window in 0..mover.plan.window_count() as u32 {
             while let Some((place, here)) = between.next_if(|(place, _)| place.window == window) {
-                dump.add(window, place.entry, ferry.live.record(here))?;
+                dump.add(window, place.entry, mover.live.record(here))?;
             }
-            for (entry, record) in shelf.lists().iter(window as usize) {
+            for (entry, record) in class.lists().iter(window as usize) {
                 dump.add(window, entry, record)?;
             }
         }
         // Then span after span, among them what is on the way from a span to its windows.
-        let spans = ferry.splitter.spans();
+        let spans = mover.splitter.spans();
         for list in spans.window_count()..spans.list_count() {
-            let hand = split_rows(ferry.splitter.rows_of(at, list), 1 + shelf.words());
-            for (entry, record) in hand.chain(shelf.lists().iter(list)) {
+            let hand = split_rows(mover.splitter.rows_of(at, list), 1 + class.words());
+            for (entry, record) in hand.chain(class.lists().iter(list)) {
                 dump.add(list as u32, entry, record)?;
             }
         }
@@ -171,23 +171,23 @@ impl PlannedEngine {
 
     /// Lets the rows of the checkpoint in force wait in memory; before the river starts.
     pub(super) fn restore_rows(&mut self) -> Result<()> {
-        for shelf in 0..self.river.shelves().len() {
-            let Some((meta, stored_bytes)) = self.dump_of(shelf) else { continue };
+        for class in 0..self.pipeline.classes().len() {
+            let Some((meta, stored_bytes)) = self.dump_of(class) else { continue };
             let record_bytes = stored_bytes - ENTRY_BYTES;
-            let river = &mut self.river;
+            let pipeline = &mut self.pipeline;
             read_dump(&*self.folder, &meta, record_bytes, &mut |waits_for, entry, record| {
-                river.restore(shelf, (waits_for as usize, entry), record)
+                pipeline.restore(class, (waits_for as usize, entry), record)
             })?;
         }
         Ok(())
     }
 
-    // The dump that holds the rows of a shelf: that of any of its tables.
-    fn dump_of(&self, shelf: usize) -> Option<(TableMeta, usize)> {
+    // The dump that holds the rows of a size class: that of any of its tables.
+    fn dump_of(&self, class: usize) -> Option<(TableMeta, usize)> {
         let manifest = self.log.manifest()?;
-        let table = self.river.homes.iter().position(|home| home.shelf == shelf)?;
+        let table = self.pipeline.homes.iter().position(|home| home.class == class)?;
         let meta = manifest.tables.get(table)?.clone();
-        Some((meta, self.river.shelves().get(shelf)?.stored_bytes()))
+        Some((meta, self.pipeline.classes().get(class)?.stored_bytes()))
     }
 
     /// Returns number and name of the last checkpoint.
@@ -213,24 +213,24 @@ impl PlannedEngine {
         let settled = self.settle_disk();
         self.poison.on_any(settled)?;
         self.log.verify()?;
-        self.river.plan.verify()?;
-        for shelf in 0..self.river.shelves().len() {
-            let Some((meta, stored_bytes)) = self.dump_of(shelf) else { continue };
+        self.pipeline.plan.verify()?;
+        for class in 0..self.pipeline.classes().len() {
+            let Some((meta, stored_bytes)) = self.dump_of(class) else { continue };
             let record_bytes = stored_bytes - ENTRY_BYTES;
             read_dump(&*self.folder, &meta, record_bytes, &mut |_, _, _| Ok(()))?;
         }
         let mut checked = 0;
-        let ferry = self.river.ferry()?;
-        for shelf in &ferry.shelves {
-            let parked_bytes = PARKED_HEAD_BYTES + 4 * shelf.words();
-            let parked = shelf.parked().chunks.iter().zip(std::iter::repeat(parked_bytes));
-            let waiting = shelf.buckets().iter().flat_map(|bucket| &bucket.chunks);
+        let mover = self.pipeline.mover()?;
+        for class in &mover.classes {
+            let parked_bytes = PARKED_HEAD_BYTES + 4 * class.words();
+            let parked = class.parked().chunks.iter().zip(std::iter::repeat(parked_bytes));
+            let waiting = class.buckets().iter().flat_map(|bucket| &bucket.chunks);
             for (chunk, row_bytes) in
-                waiting.zip(std::iter::repeat(shelf.stored_bytes())).chain(parked)
+                waiting.zip(std::iter::repeat(class.stored_bytes())).chain(parked)
             {
                 let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                 let bytes = bytes.ok_or_else(|| damaged("names a chunk that is too long"))?;
-                ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
                 let _rows = open_rows(chunk, bytes, row_bytes)?;
                 checked += 1;
             }

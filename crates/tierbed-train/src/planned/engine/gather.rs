@@ -1,4 +1,4 @@
-//! Which rows are these? Rows of a span know window and entry, and the plan knows whose those are.
+//! Names of the rows of a span: window and entry, joined with the plan.
 //!
 //! A span's rows lie in no order, and the plan is read window by window. So rows are gathered and
 //! named piece by piece, each piece in the order of windows: the more memory, the less is read of

@@ -10,7 +10,7 @@ use tierbed_kernels::{Destination, Feature, FeaturePlan, FeatureRows, Places, Po
 
 use super::PlannedEngine;
 use crate::planned::plan::Batch;
-use crate::planned::store::river::River;
+use crate::planned::store::pipeline::WindowPipeline;
 
 impl PlannedEngine {
     /// Makes sure that the rows of `bags`, which are the next batch of the plan, are in memory,
@@ -32,8 +32,8 @@ impl PlannedEngine {
     pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
         let batch = self.find_batch(plan, bags, out.len())?;
         self.unpack_entries(plan, bags, batch)?;
-        let features = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
-        self.kernels.pool_batch(self.river.current.arena(), &features, out);
+        let features = feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags));
+        self.kernels.pool_batch(self.pipeline.current.arena(), &features, out);
         Ok(())
     }
 
@@ -49,13 +49,13 @@ impl PlannedEngine {
         to: &mut impl Destination,
     ) -> Result<()> {
         self.prepare(plan, bags)?;
-        let rows = feature_rows(&self.river, &self.scratch.entries, (plan, bags));
+        let rows = feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags));
         let starts = &mut self.scratch.starts;
         starts.clear();
         for rows in &rows {
             starts.extend(rows.numbers.iter().map(|&number| rows.places.start(number)));
         }
-        let arena = self.river.current.arena();
+        let arena = self.pipeline.current.arena();
         let mut rest = starts.as_slice();
         let pooled = rows.iter().enumerate().map(|(feature, rows)| {
             let (starts, later) = rest.split_at(rows.numbers.len());
@@ -83,7 +83,7 @@ impl PlannedEngine {
         self.scratch.entries.clear();
         for (at, feature) in plan.features().iter().enumerate() {
             let count = plan.range(bags, at).len();
-            let current = &self.river.current.plan;
+            let current = &self.pipeline.current.plan;
             let table = feature.table.0 as usize;
             let mapping = current.mapping(&mut batch, table, count);
             let entry_count = current.tables()[table].count;
@@ -101,7 +101,7 @@ impl PlannedEngine {
 
 /// Returns which rows each feature of a batch uses, by the entries of all its indices.
 pub(super) fn feature_rows<'a>(
-    river: &River,
+    pipeline: &WindowPipeline,
     entries: &'a [u32],
     (plan, bags): (&FeaturePlan, &Bags<'a>),
 ) -> Vec<FeatureRows<'a>> {
@@ -111,8 +111,8 @@ pub(super) fn feature_rows<'a>(
         FeatureRows {
             numbers: &entries[range.clone()],
             places: Places {
-                first: river.current.table_start(table),
-                words: river.home(table).words,
+                first: pipeline.current.table_start(table),
+                words: pipeline.home(table).words,
                 slots: None,
             },
             offsets: bags.feature_offsets(at),

@@ -1,4 +1,4 @@
-//! Here is the next batch of the plan, give me one vector per bag.
+//! The planned engine: lookup and update along an epoch plan.
 //!
 //! The same two rivers as the window engine, with its semantics and its bits: [`lookup`] pools
 //! rows in index order, [`update`] sums the gradients of a row in index order and steps it once
@@ -14,7 +14,7 @@ mod lookup;
 mod options;
 mod planned;
 mod replan;
-mod room;
+mod reservations;
 mod scan;
 mod scratch;
 mod stored;
@@ -41,14 +41,14 @@ pub use stored::fuzz_chunks;
 
 use crate::planned::plan::{ids_checksum, Batch, Plan, WindowPlan};
 use crate::planned::store::extents::Extents;
-use crate::planned::store::ferry::{Ferry, FerryParts};
-use crate::planned::store::pilot::Pilot;
-use crate::planned::store::river::River;
-use crate::planned::store::shelf::Shelf;
-use crate::planned::store::sizing::ShelfSize;
+use crate::planned::store::pipeline::WindowPipeline;
+use crate::planned::store::row_mover::{RowMover, RowMoverParts};
+use crate::planned::store::size_class::SizeClass;
+use crate::planned::store::sizing::ClassSize;
 use crate::planned::store::split::Splitter;
-use crate::planned::store::window::Live;
-use room::{Purpose, Room};
+use crate::planned::store::storage_thread::StorageThread;
+use crate::planned::store::window_rows::WindowRows;
+use reservations::{Purpose, Reservations};
 use scratch::Scratch;
 
 /// The file of extents.
@@ -115,7 +115,7 @@ struct Counters {
 /// Training along a plan. Calls need `&mut`: one at a time, in the plan's order.
 #[derive(Debug)]
 pub struct PlannedEngine {
-    river: River,
+    pipeline: WindowPipeline,
     schema: Arc<Schema>,
     hypers: Vec<Hyper>,
     kernels: Kernels,
@@ -139,13 +139,13 @@ pub struct PlannedEngine {
 }
 
 /// A folder that this process owns.
-struct Site {
+struct OpenFolder {
     folder: Arc<dyn Folder>,
     lock: FolderLock,
     log: CommitLog,
 }
 
-impl Site {
+impl OpenFolder {
     fn open(folder: Arc<dyn Folder>) -> Result<Self> {
         let lock = folder.lock()?;
         let log = CommitLog::open(folder.clone(), BACKEND)?;
@@ -175,59 +175,61 @@ impl PlannedEngine {
         config: &PlannedConfig,
     ) -> Result<Self> {
         check_shape(&schema, &plan)?;
-        Self::open_at(Site::open(folder)?, Arc::new(schema), plan, config)
+        Self::open_at(OpenFolder::open(folder)?, Arc::new(schema), plan, config)
     }
 
     fn open_at(
-        site: Site,
+        site: OpenFolder,
         schema: Arc<Schema>,
         plan: Plan,
         config: &PlannedConfig,
     ) -> Result<Self> {
         let stored = stored::read_stored(&site.log, &schema, &plan, config)?;
         let purpose = Purpose::Training;
-        let room = Room::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
+        let room =
+            Reservations::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
         let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
-        engine.river.resume(stored.window)?;
+        engine.pipeline.resume(stored.window)?;
         engine.restore_rows()?;
-        engine.river.start()?;
+        engine.pipeline.start()?;
         Ok(engine)
     }
 
     // Puts the parts together; no row is in memory yet.
     fn assemble(
-        site: Site,
+        site: OpenFolder,
         (schema, plan): (Arc<Schema>, Plan),
         config: &PlannedConfig,
         stored: &stored::Stored,
-        room: Room,
+        room: Reservations,
     ) -> Result<Self> {
-        let Room { sizes, disk, budget, chunk_memory, memory, .. } = room;
+        let Reservations { sizes, disk, budget, chunk_memory, memory, .. } = room;
         let extent_bytes = stored.extent_bytes(
             sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
         );
         let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
         let spans = &sizes.spans;
-        let buckets = stored.buckets(sizes.shelves.len(), spans.list_count())?;
-        let shelf = |(size, (buckets, parked)): (&ShelfSize, _)| {
-            let mut shelf = Shelf::new(size.words, size.blocks, buckets, Arc::clone(spans));
-            shelf.set_parked(parked);
-            shelf
+        let buckets = stored.buckets(sizes.classes.len(), spans.list_count())?;
+        let class = |(size, (buckets, parked)): (&ClassSize, _)| {
+            let mut class = SizeClass::new(size.words, size.blocks, buckets, Arc::clone(spans));
+            class.set_parked(parked);
+            class
         };
-        let live = || Live::new(sizes.words_max, sizes.entries_max);
-        let ferry = Ferry::new(FerryParts {
+        let live = || WindowRows::new(sizes.words_max, sizes.entries_max);
+        let mover = RowMover::new(RowMoverParts {
             plan,
             schema: schema.clone(),
             homes: sizes.homes.clone(),
-            shelves: sizes.shelves.iter().zip(buckets).map(shelf).collect(),
+            classes: sizes.classes.iter().zip(buckets).map(class).collect(),
             disk,
             extents,
             live: live(),
             splitter: Splitter::new(Arc::clone(spans), sizes.hand_bytes()),
         });
-        let pilot = (config.pipeline && !stored.is_moving()).then(Pilot::start).transpose()?;
+        let storage =
+            (config.pipeline && !stored.is_moving()).then(StorageThread::start).transpose()?;
         Ok(Self {
-            river: River::new(Box::new(ferry), live(), pilot),
+            pipeline: WindowPipeline::new(Box::new(mover), live(), storage),
             hypers: stored.hypers(&schema),
             scratch: Scratch::default(),
             kernels: Kernels::named(&config.isa)?,
@@ -251,9 +253,9 @@ impl PlannedEngine {
     }
 
     // Gives all memory back and keeps the folder.
-    fn into_site(self) -> (Site, Arc<Schema>, PlannedConfig) {
+    fn into_site(self) -> (OpenFolder, Arc<Schema>, PlannedConfig) {
         let Self { folder, lock, log, schema, config, .. } = self;
-        (Site { folder, lock, log }, schema, config)
+        (OpenFolder { folder, lock, log }, schema, config)
     }
 
     /// Returns the tables.
@@ -265,13 +267,13 @@ impl PlannedEngine {
     /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.river.plan
+        &self.pipeline.plan
     }
 
     /// Returns where training stands: which batch comes next.
     #[must_use]
     pub fn position(&self) -> Position {
-        let batch_count = self.river.plan.stats().batch_count;
+        let batch_count = self.pipeline.plan.stats().batch_count;
         if self.batch_in_epoch == batch_count {
             return Position { epoch: self.epoch + 1, batch: 0 };
         }
@@ -319,12 +321,12 @@ impl PlannedEngine {
     #[must_use]
     pub fn stats(&self) -> PlannedStats {
         let Counters { step_count, row_update_count, window_count, .. } = self.counters;
-        let tally = self.river.tally();
+        let tally = self.pipeline.tally();
         PlannedStats {
             step_count,
             row_update_count,
             window_count,
-            span_windows: self.river.span_windows(),
+            span_windows: self.pipeline.span_windows(),
             rows_flushed: tally.rows.rows_flushed,
             chunks_written: tally.rows.chunks_written,
             rows_read: tally.rows.rows_read,
@@ -335,7 +337,7 @@ impl PlannedEngine {
             file_bytes: tally.file_bytes,
             checkpoint_count: self.counters.checkpoint_count,
             dump_bytes: self.counters.dump_bytes,
-            wait_count: self.river.wait_count(),
+            wait_count: self.pipeline.wait_count(),
             io: tally.io,
         }
     }
@@ -361,13 +363,13 @@ impl PlannedEngine {
     ) -> Result<Batch> {
         self.poison.check()?;
         plan.check_shape(bags, matrix_len)?;
-        let planned = &self.river.plan.shape().feature_tables;
+        let planned = &self.pipeline.plan.shape().feature_tables;
         if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
             return Err(Error::invalid("features read other tables than those of the plan"));
         }
         self.check_has_batches()?;
         self.enter_window()?;
-        let batch = self.river.current.plan.batch(self.batch_in_window);
+        let batch = self.pipeline.current.plan.batch(self.batch_in_window);
         let batch = batch.ok_or_else(|| Error::corruption("plan window holds no batch"))?;
         let found = ids_checksum(bags);
         if batch.index_count as usize != bags.indices.len() || batch.checksum != found {
@@ -387,11 +389,11 @@ impl PlannedEngine {
 
     // Begins the next window when the current one is done.
     fn enter_window(&mut self) -> Result<()> {
-        if self.batch_in_window < self.river.current.plan.batch_count() {
+        if self.batch_in_window < self.pipeline.current.plan.batch_count() {
             return Ok(());
         }
         // Whose rows are in memory is not part of what a batch may change.
-        let result = self.river.advance();
+        let result = self.pipeline.advance();
         self.poison.on_any(result)?;
         self.count_window()
     }
@@ -399,7 +401,7 @@ impl PlannedEngine {
     fn count_window(&mut self) -> Result<()> {
         self.counters.window_count += 1;
         self.batch_in_window = 0;
-        if self.river.current.number == 0 {
+        if self.pipeline.current.number == 0 {
             self.epoch += 1;
             self.batch_in_epoch = 0;
         }
@@ -408,14 +410,14 @@ impl PlannedEngine {
     }
 
     fn pay_for_chunks(&mut self) -> Result<()> {
-        let bytes = self.river.chunk_bytes();
+        let bytes = self.pipeline.chunk_bytes();
         self.chunk_memory.resize(bytes)
     }
 
     fn finish_batch(&mut self) -> Result<()> {
         self.batch_in_window += 1;
         self.batch_in_epoch += 1;
-        let result = self.river.pump();
+        let result = self.pipeline.pump();
         self.poison.on_any(result)
     }
 }

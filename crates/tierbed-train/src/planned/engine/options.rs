@@ -1,4 +1,4 @@
-//! What is a forward engine opened with?
+//! Options of the planned engine.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Which plan does a store follow, and is this the batch it expects?
+//! Plan of a store: which one it follows, and whether a batch is the expected one.
 
 use std::sync::Arc;
 
@@ -87,13 +87,13 @@ impl PlannedEngine {
     /// Returns the table of each feature of the plan.
     #[must_use]
     pub fn planned_tables(&self) -> &[TableId] {
-        &self.river.plan.shape().feature_tables
+        &self.pipeline.plan.shape().feature_tables
     }
 
     /// Tells whether training may go on; without, only the rows of the plan are there.
     #[must_use]
     pub fn has_batches(&self) -> bool {
-        self.river.plan.has_batches()
+        self.pipeline.plan.has_batches()
     }
 
     /// Checks every window of the plan, and that there is a copy of its rows.
@@ -102,7 +102,7 @@ impl PlannedEngine {
     /// `Corruption`, naming file and window, otherwise those of the folder.
     pub fn check_plan(&mut self) -> Result<()> {
         self.poison.check()?;
-        let plan = &self.river.plan;
+        let plan = &self.pipeline.plan;
         plan.verify_in(&mut self.scan_window)?;
         plan.ensure_copy(&*self.folder)
     }
@@ -116,7 +116,7 @@ impl PlannedEngine {
     pub fn pass_to(&mut self, batch: u64) -> Result<()> {
         self.poison.check()?;
         self.check_has_batches()?;
-        let batch_count = self.river.plan.stats().batch_count;
+        let batch_count = self.pipeline.plan.stats().batch_count;
         if batch >= batch_count {
             return Err(Error::invalid("the plan has no such batch")
                 .with("batch", batch)
@@ -124,7 +124,8 @@ impl PlannedEngine {
         }
         while self.position().batch != batch {
             self.enter_window()?;
-            let in_window = u64::from(self.river.current.plan.batch_count() - self.batch_in_window);
+            let in_window =
+                u64::from(self.pipeline.current.plan.batch_count() - self.batch_in_window);
             let wanted = match batch.checked_sub(self.batch_in_epoch) {
                 Some(more) if more > 0 => in_window.min(more),
                 _ => in_window,
@@ -137,10 +138,10 @@ impl PlannedEngine {
 
     /// Refuses to train where only the rows of a damaged plan are there.
     pub(super) fn check_has_batches(&self) -> Result<()> {
-        match self.river.plan.has_batches() {
+        match self.pipeline.plan.has_batches() {
             true => Ok(()),
             false => Err(Error::invalid("the plan that training follows is damaged or missing")
-                .with("rows_from", self.river.plan.file())
+                .with("rows_from", self.pipeline.plan.file())
                 .with(
                     "remedy",
                     "give lookahead the batches of the plan: it is made again and training goes \
@@ -152,7 +153,7 @@ impl PlannedEngine {
     /// Returns what the plan holds.
     #[must_use]
     pub fn plan_stats(&self) -> PlanStats {
-        self.river.plan.stats()
+        self.pipeline.plan.stats()
     }
 
     /// Returns the names of what is attached to the last checkpoint.

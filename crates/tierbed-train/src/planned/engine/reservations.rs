@@ -10,8 +10,8 @@ use super::stored::Stored;
 use super::{PlannedConfig, EXTENTS_FILE};
 use crate::planned::plan::Plan;
 use crate::planned::store::disk::Disk;
-use crate::planned::store::pilot::STACK_BYTES;
 use crate::planned::store::sizing::Sizes;
+use crate::planned::store::storage_thread::STACK_BYTES;
 
 /// What memory is shared out for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) enum Purpose {
 }
 
 /// What is sized, opened and paid for before any row is there.
-pub(super) struct Room {
+pub(super) struct Reservations {
     pub(super) sizes: Sizes,
     pub(super) disk: Disk,
     pub(super) budget: Budget,
@@ -35,7 +35,7 @@ pub(super) struct Room {
     pub(super) memory: Vec<Reservation>,
 }
 
-impl Room {
+impl Reservations {
     /// Opens the file of extents and shares the budget out.
     ///
     /// # Errors

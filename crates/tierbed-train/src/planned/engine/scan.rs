@@ -15,8 +15,8 @@ use crate::engine::{RowVisitor, TableRows};
 use crate::planned::plan::WindowPlan;
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::parking::open_parked;
-use crate::planned::store::shelf::{check_chunk, open_chunk};
-use crate::planned::store::window::Spot;
+use crate::planned::store::size_class::{check_chunk, open_chunk};
+use crate::planned::store::window_rows::Spot;
 use crate::window::rows::NewRows;
 
 /// Takes the rows of a scan over all tables: table, row id, whole record.
@@ -35,8 +35,8 @@ impl PlannedEngine {
         sink: &mut dyn FnMut(RowId, &[f32]) -> Result<()>,
     ) -> Result<()> {
         self.schema.table(table)?;
-        let shelf = self.river.home(table.0 as usize).shelf;
-        self.walk(Some(shelf), &mut |found, row, record| match found == table {
+        let class = self.pipeline.home(table.0 as usize).class;
+        self.walk(Some(class), &mut |found, row, record| match found == table {
             true => sink(row, record),
             false => Ok(()),
         })
@@ -51,17 +51,17 @@ impl PlannedEngine {
         self.walk(None, sink)
     }
 
-    // Visits the rows of one shelf, or of all.
+    // Visits the rows of one size class, or of all.
     fn walk(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
         self.poison.check()?;
         let settled = self.settle_for_reading();
         self.poison.on_any(settled)?;
-        let is_wanted = |shelf: usize| only.is_none_or(|only| only == shelf);
-        let plan = self.river.plan.clone();
+        let is_wanted = |class: usize| only.is_none_or(|only| only == class);
+        let plan = self.pipeline.plan.clone();
         let (window, mut loaded) = (&mut self.scan_window, None);
-        let homes = self.river.homes.clone();
+        let homes = self.pipeline.homes.clone();
         let mut visit = |spot: Spot, record: &[f32]| {
-            if !homes.get(spot.table).is_some_and(|home| is_wanted(home.shelf)) {
+            if !homes.get(spot.table).is_some_and(|home| is_wanted(home.class)) {
                 return Ok(());
             }
             if loaded != Some(spot.known_as.window) {
@@ -71,29 +71,29 @@ impl PlannedEngine {
             let (table, row) = row_of(window, spot.known_as.entry)?;
             sink(table, row, record)
         };
-        self.river.visit_current(&mut visit)?;
-        let ferry = self.river.ferry()?;
-        ferry.visit_live(&mut visit)?;
+        self.pipeline.visit_current(&mut visit)?;
+        let mover = self.pipeline.mover()?;
+        mover.visit_live(&mut visit)?;
         for number in 0..plan.window_count() {
             let mut is_loaded = false;
-            for (_, shelf) in ferry.shelves.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
-                let chunks = shelf.bucket(number).map_or(&[][..], |bucket| &bucket.chunks);
-                if chunks.is_empty() && shelf.lists().count(number) == 0 {
+            for (_, class) in mover.classes.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
+                let chunks = class.bucket(number).map_or(&[][..], |bucket| &bucket.chunks);
+                if chunks.is_empty() && class.lists().count(number) == 0 {
                     continue;
                 }
                 if !is_loaded {
                     plan.load_entries(number, window)?;
                     is_loaded = true;
                 }
-                for (entry, record) in shelf.lists().iter(number) {
+                for (entry, record) in class.lists().iter(number) {
                     let (table, row) = row_of(window, entry)?;
                     sink(table, row, record)?;
                 }
                 for chunk in chunks {
                     let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                     let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                    ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
-                    for (entry, record) in open_chunk(chunk, bytes, shelf.stored_bytes())? {
+                    mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                    for (entry, record) in open_chunk(chunk, bytes, class.stored_bytes())? {
                         let (table, row) = row_of(window, entry)?;
                         sink(table, row, bytemuck::cast_slice(record))?;
                     }
@@ -106,8 +106,8 @@ impl PlannedEngine {
 
     // Rows that wait in the lists and buckets of spans.
     fn walk_spans(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
-        let plan = self.river.plan.clone();
-        let spare_bytes = match self.river.span_windows() {
+        let plan = self.pipeline.plan.clone();
+        let spare_bytes = match self.pipeline.span_windows() {
             0 => return Ok(()),
             _ => (self.budget.free_bytes() / 2).min(GATHER_BYTES_MAX),
         };
@@ -115,23 +115,23 @@ impl PlannedEngine {
         // No dump is being written.
         let memory_bytes = DUMP_BUF_BYTES + spare_bytes as usize;
         let window = &mut self.scan_window;
-        let ferry = self.river.ferry()?;
-        let spans = ferry.splitter.spans();
-        let shelves = ferry.shelves.iter().enumerate();
-        for (at, shelf) in shelves.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
+        let mover = self.pipeline.mover()?;
+        let spans = mover.splitter.spans();
+        let classes = mover.classes.iter().enumerate();
+        for (at, class) in classes.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
             for list in spans.window_count()..spans.list_count() {
-                let memory = (shelf.words(), memory_bytes);
+                let memory = (class.words(), memory_bytes);
                 let mut rows = Gather::new((&plan, spans), list, memory);
-                rows.add(shelf.lists().iter(list), window, sink)?;
-                let hand = ferry.splitter.rows_of(at, list);
-                rows.add(split_rows(hand, 1 + shelf.words()), window, sink)?;
-                for chunk in shelf.bucket(list).map_or(&[][..], |bucket| &bucket.chunks) {
+                rows.add(class.lists().iter(list), window, sink)?;
+                let hand = mover.splitter.rows_of(at, list);
+                rows.add(split_rows(hand, 1 + class.words()), window, sink)?;
+                for chunk in class.bucket(list).map_or(&[][..], |bucket| &bucket.chunks) {
                     let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                     let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                    ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
-                    let chunk_rows = check_chunk(chunk, bytes, shelf.stored_bytes())?;
+                    mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                    let chunk_rows = check_chunk(chunk, bytes, class.stored_bytes())?;
                     let chunk_rows = bytemuck::cast_slice(chunk_rows);
-                    rows.add(split_rows(chunk_rows, 1 + shelf.words()), window, sink)?;
+                    rows.add(split_rows(chunk_rows, 1 + class.words()), window, sink)?;
                 }
                 rows.hand_on(window, sink)?;
             }
@@ -141,14 +141,14 @@ impl PlannedEngine {
 
     // Rows that the plan does not use.
     fn walk_parked(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
-        let ferry = self.river.ferry()?;
-        let shelves = ferry.shelves.iter().enumerate();
-        for (_, shelf) in shelves.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
-            for chunk in &shelf.parked().chunks {
+        let mover = self.pipeline.mover()?;
+        let classes = mover.classes.iter().enumerate();
+        for (_, class) in classes.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
+            for chunk in &class.parked().chunks {
                 let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                 let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                ferry.disk.device().read_at(chunk.offset_bytes(), bytes)?;
-                for (table, row, record) in open_parked(chunk, bytes, 4 * shelf.words())? {
+                mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                for (table, row, record) in open_parked(chunk, bytes, 4 * class.words())? {
                     sink(table, row, bytemuck::cast_slice(record))?;
                 }
             }
@@ -157,9 +157,9 @@ impl PlannedEngine {
     }
 
     fn settle_for_reading(&mut self) -> Result<()> {
-        let ferry = self.river.ferry()?;
-        ferry.settle()?;
-        ferry.disk.finish_writes()
+        let mover = self.pipeline.mover()?;
+        mover.settle()?;
+        mover.disk.finish_writes()
     }
 }
 

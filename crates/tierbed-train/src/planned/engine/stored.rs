@@ -9,7 +9,7 @@ use tierbed_store::CommitLog;
 use super::{PlannedConfig, Position};
 use crate::planned::plan::Plan;
 use crate::planned::store::extents::{Bucket, Chunk};
-use crate::planned::store::shelf::Shelf;
+use crate::planned::store::size_class::SizeClass;
 
 pub(super) const STATE: &str = "_forward.json";
 pub(super) const CHUNKS: &str = "_forward.chunks";
@@ -66,7 +66,7 @@ pub(super) struct Stored {
     pub(super) window: usize,
     pub(super) batch_in_window: u32,
     state: Option<State>,
-    /// Shelf, list ([`PARKED`] for parked rows), bucket.
+    /// SizeClass, list ([`PARKED`] for parked rows), bucket.
     buckets: Vec<(usize, usize, Bucket)>,
     /// All rows get new places: the buckets are there only to be left alone.
     is_moving: bool,
@@ -74,8 +74,8 @@ pub(super) struct Stored {
     hypers: Vec<Hyper>,
 }
 
-/// A shelf's buckets, list after list, and its parked rows.
-pub(super) type ShelfBuckets = (Vec<Bucket>, Bucket);
+/// A size class's buckets, list after list, and its parked rows.
+pub(super) type ClassBuckets = (Vec<Bucket>, Bucket);
 
 impl Stored {
     pub(super) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
@@ -131,22 +131,22 @@ impl Stored {
         self.is_moving
     }
 
-    /// Returns the buckets of each shelf.
+    /// Returns the buckets of each size class.
     pub(super) fn buckets(
         &self,
         shelf_count: usize,
         list_count: usize,
-    ) -> Result<Vec<ShelfBuckets>> {
-        let mut shelves =
+    ) -> Result<Vec<ClassBuckets>> {
+        let mut classes =
             vec![(vec![Bucket::default(); list_count], Bucket::default()); shelf_count];
-        for (shelf, list, bucket) in self.buckets.iter().filter(|_| !self.is_moving) {
-            let place = shelves.get_mut(*shelf).and_then(|(buckets, parked)| match *list {
+        for (class, list, bucket) in self.buckets.iter().filter(|_| !self.is_moving) {
+            let place = classes.get_mut(*class).and_then(|(buckets, parked)| match *list {
                 PARKED => Some(parked),
                 list => buckets.get_mut(list),
             });
             *place.ok_or_else(|| damaged("names an unknown bucket"))? = bucket.clone();
         }
-        Ok(shelves)
+        Ok(classes)
     }
 }
 
@@ -209,11 +209,11 @@ pub(super) fn plan_identity(log: &CommitLog) -> Result<Option<u64>> {
     }
 }
 
-pub(super) fn encode_buckets(shelves: &[Shelf]) -> Vec<u8> {
+pub(super) fn encode_buckets(classes: &[SizeClass]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (at, shelf) in (0u32..).zip(shelves) {
-        let parked = (PARKED as u32, shelf.parked());
-        for (list, bucket) in (0u32..).zip(shelf.buckets()).chain([parked]) {
+    for (at, class) in (0u32..).zip(classes) {
+        let parked = (PARKED as u32, class.parked());
+        for (list, bucket) in (0u32..).zip(class.buckets()).chain([parked]) {
             if bucket.chunks.is_empty() {
                 continue;
             }
@@ -234,7 +234,7 @@ fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>> {
     let short = || damaged("ends too early");
     let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
     let mut buckets = Vec::new();
-    while let Some(shelf) = words.next() {
+    while let Some(class) = words.next() {
         let (window, count) = (words.next().ok_or_else(short)?, words.next().ok_or_else(short)?);
         let mut bucket = Bucket::default();
         for _ in 0..count {
@@ -246,7 +246,7 @@ fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>> {
             bucket.row_count += row_count as usize;
             bucket.chunks.push(Chunk { page, page_count, row_count, crc32c });
         }
-        buckets.push((shelf as usize, window as usize, bucket));
+        buckets.push((class as usize, window as usize, bucket));
     }
     Ok(buckets)
 }

@@ -34,7 +34,7 @@ impl PlannedEngine {
         self.poison.on_any(result)?;
         let steps = self.begin_step(plan)?;
         if let Some(weights_grad) = grads.weights.as_deref_mut() {
-            for rows in feature_rows(&self.river, &self.scratch.entries, (plan, bags)) {
+            for rows in feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags)) {
                 self.weight_grads(&rows, grads.output, weights_grad);
             }
         }
@@ -65,8 +65,8 @@ impl PlannedEngine {
         grad: &[f32],
     ) {
         let Scratch { entries, sums, .. } = &mut self.scratch;
-        let current = &self.river.current.plan;
-        let rows = feature_rows(&self.river, entries, (plan, bags)).into_iter();
+        let current = &self.pipeline.current.plan;
+        let rows = feature_rows(&self.pipeline, entries, (plan, bags)).into_iter();
         let mut features = Vec::with_capacity(steps.len());
         for ((feature, rows), step) in plan.features().iter().zip(rows).zip(steps) {
             let table = feature.table;
@@ -74,7 +74,7 @@ impl PlannedEngine {
             let (number_first, number_count) = (entries.first as usize, entries.count as usize);
             features.push(FeatureStep { rows, table, step, number_first, number_count });
         }
-        let arena = self.river.current.arena_mut();
+        let arena = self.pipeline.current.arena_mut();
         let row_count = self.kernels.step_batch(grad, &features, sums, arena);
         self.counters.row_update_count += row_count as u64;
     }
@@ -84,7 +84,7 @@ impl PlannedEngine {
         if rows.pooling == Pooling::None {
             return;
         }
-        let arena = self.river.current.arena();
+        let arena = self.pipeline.current.arena();
         let mut numbers = rows.numbers.iter();
         for (bag, bounds) in rows.offsets.windows(2).enumerate() {
             let &[start, end] = bounds else { continue };

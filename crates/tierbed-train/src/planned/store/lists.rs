@@ -1,4 +1,4 @@
-//! Which rows in memory wait for which window, and where do they lie?
+//! Lists of rows in memory, one per window that they wait for.
 //!
 //! A list per window, and per span of windows where there are some, in *blocks* of a few rows each.
 //! A row lies in its block as it will lie on disk: entry, then record. So a flush copies whole

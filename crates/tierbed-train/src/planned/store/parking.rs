@@ -9,7 +9,7 @@ use tierbed_core::{Error, Result, RowId, TableId};
 use tierbed_io::{AlignedBuf, PAGE_BYTES};
 
 use super::extents::{Bucket, Chunk};
-use super::shelf::{open_rows, Sink};
+use super::size_class::{open_rows, Sink};
 
 /// Bytes before each parked record: table (u32) and row (u64).
 pub(crate) const PARKED_HEAD_BYTES: usize = 12;

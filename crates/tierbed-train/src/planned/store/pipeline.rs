@@ -1,7 +1,7 @@
 //! Window after window: rows come when they are needed and go where they are needed next.
 //!
-//! The current window and the [`Ferry`] own all rows between them, so storage work never meets
-//! the rows that are trained on. The ferry works in small pieces between batches, or as a whole
+//! The current window and the [`RowMover`] own all rows between them, so storage work never meets
+//! the rows that are trained on. The row mover works in small pieces between batches, or as a whole
 //! on a thread of its own; it is handed over as a value, through a channel, so that no lock and
 //! no order of memory accesses has to be thought about. What is computed is the same.
 
@@ -9,10 +9,10 @@ use tierbed_core::stats::IoStats;
 use tierbed_core::{Error, Result};
 
 use super::extents::Chunk;
-use super::ferry::Ferry;
-use super::pilot::Pilot;
-use super::shelf::{Shelf, ShelfStats};
-use super::window::{Home, Live, Place, RowVisit, Spot};
+use super::row_mover::RowMover;
+use super::size_class::{SizeClass, SizeClassStats};
+use super::storage_thread::StorageThread;
+use super::window_rows::{Home, Place, RowVisit, Spot, WindowRows};
 use crate::planned::plan::Plan;
 
 /// Work per batch is this many quarters of an even share, so that reads have time to arrive.
@@ -24,7 +24,7 @@ const OWED_PACES_MAX: usize = 2;
 /// What the storage side did and holds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tally {
-    pub(crate) rows: ShelfStats,
+    pub(crate) rows: SizeClassStats,
     pub(crate) arena_bytes: u64,
     pub(crate) used_extents: u64,
     pub(crate) quarantined_extents: u64,
@@ -36,61 +36,65 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    fn of(ferry: &Ferry) -> Self {
-        let mut rows = ShelfStats::default();
-        let mut arena_bytes = 8 * ferry.live.arena().len() as u64;
-        for shelf in &ferry.shelves {
-            rows.add(&shelf.stats());
-            arena_bytes += shelf.lists().rows_bytes();
+    fn of(mover: &RowMover) -> Self {
+        let mut rows = SizeClassStats::default();
+        let mut arena_bytes = 8 * mover.live.arena().len() as u64;
+        for class in &mover.classes {
+            rows.add(&class.stats());
+            arena_bytes += class.lists().rows_bytes();
         }
-        let chunk_count: usize = ferry.buckets().map(|bucket| bucket.chunks.capacity()).sum();
+        let chunk_count: usize = mover.buckets().map(|bucket| bucket.chunks.capacity()).sum();
         Self {
             rows,
             arena_bytes,
-            used_extents: ferry.extents.used_count() as u64,
-            quarantined_extents: ferry.extents.quarantined_count() as u64,
-            file_bytes: ferry.extents.file_bytes(),
-            wait_count: ferry.disk.wait_count(),
+            used_extents: mover.extents.used_count() as u64,
+            quarantined_extents: mover.extents.quarantined_count() as u64,
+            file_bytes: mover.extents.file_bytes(),
+            wait_count: mover.disk.wait_count(),
             chunk_bytes: (chunk_count * size_of::<Chunk>()) as u64,
-            io: ferry.disk.stats(),
+            io: mover.disk.stats(),
         }
     }
 }
 
 /// All rows of a store, along a plan.
 #[derive(Debug)]
-pub(crate) struct River {
+pub(crate) struct WindowPipeline {
     pub(crate) plan: Plan,
     pub(crate) homes: Vec<Home>,
     span_windows: usize,
-    pub(crate) current: Live,
-    /// `None` while it is under way with the pilot, and for ever after that one failed.
-    ferry: Option<Box<Ferry>>,
-    pilot: Option<Pilot>,
+    pub(crate) current: WindowRows,
+    /// `None` while it is under way with the storage thread, and for ever after that one failed.
+    mover: Option<Box<RowMover>>,
+    storage: Option<StorageThread>,
     /// Rows to move per batch.
     pace_rows: usize,
     /// Rows that batches left, because moving them would have meant waiting.
     owed_rows: usize,
-    /// As of the last time the ferry was here.
+    /// As of the last time the row mover was here.
     tally: Tally,
-    /// How often a window had to wait for the ferry.
+    /// How often a window had to wait for the row mover.
     late_count: u64,
 }
 
-impl River {
+impl WindowPipeline {
     /// Joins the parts, with no window; [`resume`](Self::resume) must follow before training.
-    /// With a `pilot`, storage work is its thread's.
-    pub(crate) fn new(ferry: Box<Ferry>, current: Live, pilot: Option<Pilot>) -> Self {
+    /// With a `storage thread`, storage work is its thread's.
+    pub(crate) fn new(
+        mover: Box<RowMover>,
+        current: WindowRows,
+        storage: Option<StorageThread>,
+    ) -> Self {
         Self {
-            plan: ferry.plan.clone(),
-            homes: ferry.homes.clone(),
-            span_windows: ferry.splitter.spans().span_windows(),
-            tally: Tally::of(&ferry),
+            plan: mover.plan.clone(),
+            homes: mover.homes.clone(),
+            span_windows: mover.splitter.spans().span_windows(),
+            tally: Tally::of(&mover),
             current,
             pace_rows: 0,
             owed_rows: 0,
-            ferry: Some(ferry),
-            pilot,
+            mover: Some(mover),
+            storage,
             late_count: 0,
         }
     }
@@ -98,46 +102,46 @@ impl River {
     /// Prepares window `number`; [`restore`](Self::restore) may follow, [`start`](Self::start)
     /// must.
     pub(crate) fn resume(&mut self, number: usize) -> Result<()> {
-        self.ferry()?.resume(number)
+        self.mover()?.resume(number)
     }
 
-    /// Lets a record of `shelf` wait for `entry` of `window`.
+    /// Lets a record of `size class` wait for `entry` of `window`.
     pub(crate) fn restore(
         &mut self,
-        shelf: usize,
+        class: usize,
         place: (usize, u32),
         record: &[u8],
     ) -> Result<()> {
-        self.ferry()?.restore(shelf, place, record)
+        self.mover()?.restore(class, place, record)
     }
 
     /// Begins the window that [`resume`](Self::resume) named.
     pub(crate) fn start(&mut self) -> Result<()> {
-        let ferry = self.ferry()?;
-        ferry.work(usize::MAX, true)?;
-        let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
-        std::mem::swap(&mut self.current, &mut ferry.live);
+        let mover = self.mover()?;
+        mover.work(usize::MAX, true)?;
+        let Some(mover) = self.mover.as_deref_mut() else { return Ok(()) };
+        std::mem::swap(&mut self.current, &mut mover.live);
         // No window ended: no rows leave.
-        ferry.begin(&self.current)?;
+        mover.begin(&self.current)?;
         self.send_off()
     }
 
-    /// Returns the ferry, waiting for it to come back if it is under way.
+    /// Returns the row mover, waiting for it to come back if it is under way.
     ///
     /// # Errors
-    /// Those of the storage work that the pilot did.
-    pub(crate) fn ferry(&mut self) -> Result<&mut Ferry> {
-        if self.ferry.is_none() {
+    /// Those of the storage work that the storage thread did.
+    pub(crate) fn mover(&mut self) -> Result<&mut RowMover> {
+        if self.mover.is_none() {
             let lost = || Error::corruption("the storage thread has ended");
-            let pilot = self.pilot.as_mut().ok_or_else(lost)?;
-            let (ferry, is_late, result) = pilot.take_back()?;
+            let storage = self.storage.as_mut().ok_or_else(lost)?;
+            let (mover, is_late, result) = storage.take_back()?;
             self.late_count += u64::from(is_late);
-            self.tally = Tally::of(&ferry);
-            self.ferry = Some(ferry);
+            self.tally = Tally::of(&mover);
+            self.mover = Some(mover);
             result?;
         }
         let lost = || Error::corruption("the storage thread has ended");
-        self.ferry.as_deref_mut().ok_or_else(lost)
+        self.mover.as_deref_mut().ok_or_else(lost)
     }
 
     /// Ends the current window and begins the next one.
@@ -145,29 +149,29 @@ impl River {
     /// # Errors
     /// Those of the storage work of the window that ends.
     pub(crate) fn advance(&mut self) -> Result<()> {
-        self.ferry()?.work(usize::MAX, true)?;
-        let Some(ferry) = self.ferry.as_deref_mut() else { return Ok(()) };
-        let carried = std::mem::take(&mut ferry.carried);
-        let result = ferry.live.carry_all(&self.current, &carried);
+        self.mover()?.work(usize::MAX, true)?;
+        let Some(mover) = self.mover.as_deref_mut() else { return Ok(()) };
+        let carried = std::mem::take(&mut mover.carried);
+        let result = mover.live.carry_all(&self.current, &carried);
         // Its memory is used again.
-        ferry.carried = carried;
+        mover.carried = carried;
         result?;
-        std::mem::swap(&mut self.current, &mut ferry.live);
-        ferry.begin(&self.current)?;
+        std::mem::swap(&mut self.current, &mut mover.live);
+        mover.begin(&self.current)?;
         self.send_off()
     }
 
-    // Lets the storage work begin: on the pilot's thread, or piece by piece from now on.
+    // Lets the storage work begin: on the storage thread's thread, or piece by piece from now on.
     fn send_off(&mut self) -> Result<()> {
-        let Some(ferry) = self.ferry.take() else { return Ok(()) };
-        self.tally = Tally::of(&ferry);
-        match &mut self.pilot {
-            Some(pilot) => pilot.send(ferry),
+        let Some(mover) = self.mover.take() else { return Ok(()) };
+        self.tally = Tally::of(&mover);
+        match &mut self.storage {
+            Some(storage) => storage.send(mover),
             None => {
                 let batch_count = (self.current.plan.batch_count() as usize).max(1);
                 self.owed_rows = 0;
-                self.pace_rows = 1 + ferry.work_rows() * PACE_QUARTERS / 4 / batch_count;
-                self.ferry = Some(ferry);
+                self.pace_rows = 1 + mover.work_rows() * PACE_QUARTERS / 4 / batch_count;
+                self.mover = Some(mover);
             }
         }
         Ok(())
@@ -178,19 +182,20 @@ impl River {
     /// # Errors
     /// `Corruption` for damaged chunks, otherwise the device's.
     pub(crate) fn pump(&mut self) -> Result<()> {
-        if let (None, Some(ferry)) = (&self.pilot, self.ferry.as_deref_mut()) {
+        if let (None, Some(mover)) = (&self.storage, self.mover.as_deref_mut()) {
             let rows = self.pace_rows + self.owed_rows.min(OWED_PACES_MAX * self.pace_rows);
-            self.owed_rows = ferry.work(rows, false)?;
+            self.owed_rows = mover.work(rows, false)?;
         }
         Ok(())
     }
 
-    /// Returns what was counted; with a pilot, as of the last change of window.
+    /// Returns what was counted; with a storage thread, as of the last change of window.
     pub(crate) fn tally(&self) -> Tally {
-        self.ferry.as_deref().map_or_else(|| self.tally.clone(), Tally::of)
+        self.mover.as_deref().map_or_else(|| self.tally.clone(), Tally::of)
     }
 
-    /// Returns the memory of the lists of chunks; with a pilot, at the last change of window.
+    /// Returns the memory of the lists of chunks; with a storage thread, at the last change of
+    /// window.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.tally().chunk_bytes
     }
@@ -198,7 +203,7 @@ impl River {
     /// Returns how often training had to wait for storage, which includes waiting for a device
     /// that has no buffer left.
     pub(crate) fn wait_count(&self) -> u64 {
-        let waits = if self.pilot.is_some() { 0 } else { self.tally().wait_count };
+        let waits = if self.storage.is_some() { 0 } else { self.tally().wait_count };
         self.late_count + waits
     }
 
@@ -218,9 +223,9 @@ impl River {
         Ok(())
     }
 
-    /// Returns the shelves, for a checkpoint or a scan; after [`ferry`](Self::ferry).
-    pub(crate) fn shelves(&self) -> &[Shelf] {
-        self.ferry.as_deref().map_or(&[], |ferry| ferry.shelves.as_slice())
+    /// Returns the size classes, for a checkpoint or a scan; after [`row mover`](Self::row mover).
+    pub(crate) fn classes(&self) -> &[SizeClass] {
+        self.mover.as_deref().map_or(&[], |mover| mover.classes.as_slice())
     }
 
     /// Returns how many windows share a bucket while they are far; 0 when none do.
@@ -228,7 +233,7 @@ impl River {
         self.span_windows
     }
 
-    /// Returns the shelf that the rows of `table` wait in.
+    /// Returns the size class that the rows of `table` wait in.
     #[expect(clippy::indexing_slicing, reason = "tables are those of the plan")]
     pub(crate) fn home(&self, table: usize) -> Home {
         self.homes[table]

@@ -1,9 +1,9 @@
-//! Who brings the rows from window to window? All storage work between two changes of window.
+//! Row mover: all storage work between two changes of window.
 //!
 //! While window `k` is trained on, the rows of `k - 1` leave its memory for the lists of the
 //! windows that need them next, and the same memory becomes window `k + 1`: rows that wait in
 //! lists, rows of its bucket, rows never used. What `k + 1` shares with `k` is only noted, and
-//! carried over when `k` ends ([`super::river`]). The work is cut into small pieces, so that it
+//! carried over when `k` ends ([`super::pipeline`]). The work is cut into small pieces, so that it
 //! can be spread over the batches of a window, or done by another thread.
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //! a span   k - 1    k + 1   of k    start   waiting on disk   used
 //! ```
 
-#![expect(clippy::indexing_slicing, reason = "tables have a shelf of their record length")]
+#![expect(clippy::indexing_slicing, reason = "tables have a size class of their record length")]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use tierbed_kernels::init_record;
 
 use super::disk::{Arrived, Disk};
 use super::extents::{Bucket, Extents};
-use super::shelf::{check_chunk, rows_of, Leaving, Shelf, Sink, ENTRY_BYTES};
+use super::size_class::{check_chunk, rows_of, Leaving, Sink, SizeClass, ENTRY_BYTES};
 use super::split::Splitter;
-use super::window::{Carried, Home, Live, Place, Presence, RowVisit, Spot};
+use super::window_rows::{Carried, Home, Place, Presence, RowVisit, Spot, WindowRows};
 use crate::planned::plan::{Plan, TableEntries, WindowPlan};
 
 /// Rows that leave at once: few enough to stay near, many enough to share a check for room.
@@ -36,8 +36,8 @@ const FETCH_AHEAD: usize = 6;
 /// What comes next, and where in the window it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// A share of the rows of the span that comes goes to its windows, shelf after shelf. First,
-    /// because what it has in memory can make no room for others.
+    /// A share of the rows of the span that comes goes to its windows, size class after size class.
+    /// First, because what it has in memory can make no room for others.
     Split(usize),
     /// Rows of the window that ended leave, from this table and entry on.
     Leave(usize, usize),
@@ -47,7 +47,7 @@ pub(crate) enum Stage {
     Mark(usize),
     /// The other reads of the bucket start, when the writes to it are done.
     Ask,
-    /// Rows come from the lists, shelf after shelf.
+    /// Rows come from the lists, size class after size class.
     Fill(usize),
     /// Rows come from the bucket.
     Arrive,
@@ -60,7 +60,7 @@ pub(crate) enum Stage {
 /// What of the next window's buckets has been asked for.
 #[derive(Debug, Default)]
 struct ReadAhead {
-    shelf: usize,
+    class: usize,
     chunk: usize,
     /// Chunks of the buckets when the current window began; `None` when some were being written.
     chunks_known: Option<usize>,
@@ -68,15 +68,15 @@ struct ReadAhead {
 
 /// The rows of a store that are not in the current window.
 #[derive(Debug)]
-pub(crate) struct Ferry {
+pub(crate) struct RowMover {
     pub(crate) plan: Plan,
     pub(crate) schema: Arc<Schema>,
     pub(crate) homes: Vec<Home>,
-    pub(crate) shelves: Vec<Shelf>,
+    pub(crate) classes: Vec<SizeClass>,
     pub(crate) disk: Disk,
     pub(crate) extents: Extents,
     /// The window that ended, until its rows have left; then the one that comes.
-    pub(crate) live: Live,
+    pub(crate) live: WindowRows,
     /// Rows of the current window that [`live`](Self::live) waits for.
     pub(crate) carried: Vec<Carried>,
     pub(crate) stage: Stage,
@@ -91,27 +91,27 @@ pub(crate) struct Ferry {
     pub(crate) splitter: Splitter,
 }
 
-/// The parts a ferry is made of.
-pub(crate) struct FerryParts {
+/// The parts a row mover is made of.
+pub(crate) struct RowMoverParts {
     pub(crate) plan: Plan,
     pub(crate) schema: Arc<Schema>,
     pub(crate) homes: Vec<Home>,
-    pub(crate) shelves: Vec<Shelf>,
+    pub(crate) classes: Vec<SizeClass>,
     pub(crate) disk: Disk,
     pub(crate) extents: Extents,
-    pub(crate) live: Live,
+    pub(crate) live: WindowRows,
     pub(crate) splitter: Splitter,
 }
 
-impl Ferry {
+impl RowMover {
     /// Wraps the parts; [`resume`](Self::resume) must follow before training.
-    pub(crate) fn new(parts: FerryParts) -> Self {
-        let FerryParts { plan, schema, homes, shelves, disk, extents, live, splitter } = parts;
+    pub(crate) fn new(parts: RowMoverParts) -> Self {
+        let RowMoverParts { plan, schema, homes, classes, disk, extents, live, splitter } = parts;
         Self {
             plan,
             schema,
             homes,
-            shelves,
+            classes,
             disk,
             extents,
             live,
@@ -139,13 +139,13 @@ impl Ferry {
     ///
     /// # Errors
     /// The device's.
-    pub(crate) fn begin(&mut self, current: &Live) -> Result<()> {
+    pub(crate) fn begin(&mut self, current: &WindowRows) -> Result<()> {
         self.current = current.number;
         self.coming = self.following();
         self.current_plan = Some(Arc::clone(&current.plan));
         self.stage = Stage::Split(0);
-        for shelf in &mut self.shelves {
-            shelf.move_horizon(current.number);
+        for class in &mut self.classes {
+            class.move_horizon(current.number);
         }
         self.disk.poll_writes()?;
         self.ahead = ReadAhead::default();
@@ -162,8 +162,8 @@ impl Ferry {
     }
 
     fn chunks_coming(&self) -> usize {
-        let chunks = |shelf: &Shelf| shelf.bucket(self.coming).map_or(0, |b| b.chunks.len());
-        self.shelves.iter().map(chunks).sum()
+        let chunks = |class: &SizeClass| class.bucket(self.coming).map_or(0, |b| b.chunks.len());
+        self.classes.iter().map(chunks).sum()
     }
 
     /// Prepares window `number`, with no window before it: its rows come by
@@ -182,7 +182,7 @@ impl Ferry {
     /// [`resume`](Self::resume) and the first work.
     pub(crate) fn restore(
         &mut self,
-        shelf: usize,
+        class: usize,
         (window, entry): (usize, u32),
         record: &[u8],
     ) -> Result<()> {
@@ -192,32 +192,32 @@ impl Ferry {
             return self.live.arrive_bytes(place.1, record);
         }
         let now = self.current;
-        self.keep(shelf, now, place, record)
+        self.keep(class, now, place, record)
     }
 
     /// Lets a record wait for `window`, in memory or on disk, while no window is trained on.
     pub(crate) fn distribute(
         &mut self,
-        shelf: usize,
+        class: usize,
         (window, entry): (usize, u32),
         record: &[u8],
     ) -> Result<()> {
-        if let Some(shelf) = self.shelves.get_mut(shelf) {
-            shelf.forget_horizon();
+        if let Some(class) = self.classes.get_mut(class) {
+            class.forget_horizon();
         }
-        self.keep(shelf, 0, (window, entry), record)
+        self.keep(class, 0, (window, entry), record)
     }
 
     fn keep(
         &mut self,
-        shelf: usize,
+        class: usize,
         now: usize,
         (window, entry): (usize, u32),
         record: &[u8],
     ) -> Result<()> {
-        let shelf = &mut self.shelves[shelf];
+        let class = &mut self.classes[class];
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-        shelf.keep(now, (window, entry), bytemuck::cast_slice(record), &mut sink)
+        class.keep(now, (window, entry), bytemuck::cast_slice(record), &mut sink)
     }
 
     fn following(&self) -> usize {
@@ -251,7 +251,7 @@ impl Ferry {
                     Some(moved) => moved,
                     None => return Ok(rows),
                 },
-                Stage::Split(shelf) => match self.split(shelf, may_wait)? {
+                Stage::Split(class) => match self.split(class, may_wait)? {
                     Some(moved) => moved,
                     None => return Ok(rows),
                 },
@@ -261,7 +261,7 @@ impl Ferry {
                     true => 1,
                     false => return Ok(rows),
                 },
-                Stage::Fill(shelf) => self.fill(shelf, rows)?,
+                Stage::Fill(class) => self.fill(class, rows)?,
                 Stage::Arrive => match self.arrive(may_wait)? {
                     true => 1,
                     false => return Ok(rows),
@@ -286,7 +286,7 @@ impl Ferry {
             self.stage = Stage::Load;
             return Ok(Some(0));
         };
-        let shelf = &mut self.shelves[home.shelf];
+        let class = &mut self.classes[home.class];
         let end = (first + PIECE_ROWS).min(table.count as usize);
         let start = self.live.table_start(at);
         let (spans, now) = (self.splitter.spans(), self.current);
@@ -299,7 +299,7 @@ impl Ferry {
         })?;
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
         let rows = (self.leaving.as_slice(), self.live.arena());
-        let kept = shelf.keep_all(self.current, rows, &mut sink, may_wait)?;
+        let kept = class.keep_all(self.current, rows, &mut sink, may_wait)?;
         if let Some(stuck) = self.leaving.get(kept) {
             let offset = (stuck.start - start) / home.words;
             self.stage = Stage::Leave(at, offset);
@@ -362,11 +362,11 @@ impl Ferry {
     }
 
     fn fill(&mut self, at: usize, rows_max: usize) -> Result<usize> {
-        let Some(shelf) = self.shelves.get_mut(at) else {
+        let Some(class) = self.classes.get_mut(at) else {
             self.stage = Stage::Arrive;
             return Ok(0);
         };
-        let sent = shelf.send_waiting(&mut self.live, rows_max)?;
+        let sent = class.send_waiting(&mut self.live, rows_max)?;
         if sent < rows_max {
             self.stage = Stage::Fill(at + 1);
         }
@@ -377,17 +377,17 @@ impl Ferry {
     /// `reads_max` reads are in flight.
     fn read_ahead(&mut self, reads_max: usize) {
         let window = self.coming;
-        while let Some(shelf) = self.shelves.get(self.ahead.shelf) {
+        while let Some(class) = self.classes.get(self.ahead.class) {
             if self.disk.reads_in_flight() >= reads_max {
                 return;
             }
-            let chunks = shelf.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
+            let chunks = class.bucket(window).map_or(&[][..], |bucket| &bucket.chunks);
             let Some(first) = chunks.get(self.ahead.chunk) else {
                 if matches!(self.stage, Stage::Leave(..) | Stage::Split(_)) {
                     // More chunks may come.
                     return;
                 }
-                self.ahead.shelf += 1;
+                self.ahead.class += 1;
                 self.ahead.chunk = 0;
                 continue;
             };
@@ -402,7 +402,7 @@ impl Ferry {
                 count += 1;
             }
             let len_bytes = (end - first.page) as usize * PAGE_BYTES;
-            let tag = read_tag(self.ahead.shelf, self.ahead.chunk, count);
+            let tag = read_tag(self.ahead.class, self.ahead.chunk, count);
             if !self.disk.try_read(first.offset_bytes(), len_bytes, tag) {
                 return;
             }
@@ -413,14 +413,14 @@ impl Ferry {
     // Takes what has arrived; true when that was all.
     fn arrive(&mut self, may_wait: bool) -> Result<bool> {
         self.take_arrivals(false)?;
-        while self.disk.reads_in_flight() > 0 || self.ahead.shelf < self.shelves.len() {
+        while self.disk.reads_in_flight() > 0 || self.ahead.class < self.classes.len() {
             if !may_wait {
                 return Ok(false);
             }
             self.take_arrivals(true)?;
         }
-        for shelf in &mut self.shelves {
-            let bucket = shelf.take_bucket(self.live.number);
+        for class in &mut self.classes {
+            let bucket = class.take_bucket(self.live.number);
             self.extents.release(&bucket);
         }
         self.stage = Stage::Initialise(0, 0);
@@ -445,12 +445,12 @@ impl Ferry {
     }
 
     fn take_in(&mut self, read: &Arrived) -> Result<()> {
-        let (shelf, first, count) = read_parts(read.tag);
-        let shelf = &mut self.shelves[shelf];
-        let stored_bytes = shelf.stored_bytes();
+        let (class, first, count) = read_parts(read.tag);
+        let class = &mut self.classes[class];
+        let stored_bytes = class.stored_bytes();
         let mut at = 0;
         for number in first..first + count {
-            let chunk = shelf
+            let chunk = class
                 .bucket(self.live.number)
                 .and_then(|bucket| bucket.chunks.get(number))
                 .copied()
@@ -465,7 +465,7 @@ impl Ferry {
                 }
                 self.live.arrive_bytes(entry, record)?;
             }
-            shelf.note_arrivals(u64::from(chunk.row_count), 0);
+            class.note_arrivals(u64::from(chunk.row_count), 0);
         }
         Ok(())
     }
@@ -488,7 +488,7 @@ impl Ferry {
                 made_count += u64::from(self.live.initialise(entry, fill));
             }
         }
-        self.shelves[home.shelf].note_arrivals(0, made_count);
+        self.classes[home.class].note_arrivals(0, made_count);
         self.stage = match end == table.count as usize {
             true => Stage::Initialise(at + 1, 0),
             false => Stage::Initialise(at, end),
@@ -546,9 +546,9 @@ impl Ferry {
         }
     }
 
-    /// Returns the buckets of all shelves, window after window.
+    /// Returns the buckets of all size classes, window after window.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = &Bucket> {
-        self.shelves.iter().flat_map(Shelf::all_buckets)
+        self.classes.iter().flat_map(SizeClass::all_buckets)
     }
 }
 
@@ -583,8 +583,8 @@ fn unplanned() -> Error {
 
 /// Names a read of `count` chunks of a bucket from number `first` on (16, 32 and 16 bits); of no
 /// chunk when it is that one of a span.
-pub(super) fn read_tag(shelf: usize, first: usize, count: usize) -> u64 {
-    (shelf as u64) << 48 | (first as u64) << 16 | count as u64
+pub(super) fn read_tag(class: usize, first: usize, count: usize) -> u64 {
+    (class as u64) << 48 | (first as u64) << 16 | count as u64
 }
 
 fn read_parts(tag: u64) -> (usize, usize, usize) {

@@ -10,7 +10,7 @@ use super::disk::Disk;
 use super::extents::{Bucket, Chunk, Extents};
 use super::lists::{split_rows, BlockShape, Lists};
 use super::spans::Spans;
-use super::window::Live;
+use super::window_rows::WindowRows;
 
 /// Bytes of the entry number before each record on disk.
 pub(crate) const ENTRY_BYTES: usize = 4;
@@ -24,7 +24,7 @@ const NEAR_TENTHS: usize = 6;
 
 /// Lists and buckets of one record length.
 #[derive(Debug)]
-pub(crate) struct Shelf {
+pub(crate) struct SizeClass {
     words: usize,
     /// Rows that fit into memory.
     rows_max: usize,
@@ -36,19 +36,19 @@ pub(crate) struct Shelf {
     parked: Bucket,
     /// Lists of windows this far ahead or farther may be flushed.
     horizon: usize,
-    stats: ShelfStats,
+    stats: SizeClassStats,
 }
 
-/// What a shelf did.
+/// What a size class did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ShelfStats {
+pub(crate) struct SizeClassStats {
     pub(crate) rows_flushed: u64,
     pub(crate) chunks_written: u64,
     pub(crate) rows_read: u64,
     pub(crate) rows_initialised: u64,
 }
 
-impl ShelfStats {
+impl SizeClassStats {
     pub(crate) fn add(&mut self, other: &Self) {
         self.rows_flushed += other.rows_flushed;
         self.chunks_written += other.chunks_written;
@@ -74,7 +74,7 @@ pub(crate) struct Sink<'a> {
     pub(crate) extents: &'a mut Extents,
 }
 
-impl Shelf {
+impl SizeClass {
     pub(crate) fn new(
         words: usize,
         shape: BlockShape,
@@ -89,7 +89,7 @@ impl Shelf {
             parked: Bucket::default(),
             horizon: spans.window_count().max(HORIZON_MIN),
             spans,
-            stats: ShelfStats::default(),
+            stats: SizeClassStats::default(),
         }
     }
 
@@ -152,7 +152,7 @@ impl Shelf {
         std::mem::take(&mut self.buckets[window])
     }
 
-    pub(crate) fn stats(&self) -> ShelfStats {
+    pub(crate) fn stats(&self) -> SizeClassStats {
         self.stats
     }
 
@@ -187,7 +187,7 @@ impl Shelf {
                 .with("at_list", list));
         };
         if place.len() != record.len() {
-            return Err(Error::corruption("a record is not as long as its shelf's"));
+            return Err(Error::corruption("a record is not as long as its size class's"));
         }
         place.copy_from_slice(record);
         Ok(())
@@ -250,7 +250,7 @@ impl Shelf {
     ///
     /// # Errors
     /// `Corruption` when a row is there already.
-    pub(crate) fn send_waiting(&mut self, live: &mut Live, rows_max: usize) -> Result<usize> {
+    pub(crate) fn send_waiting(&mut self, live: &mut WindowRows, rows_max: usize) -> Result<usize> {
         let row_words = 1 + self.words;
         let mut sent = 0;
         loop {

@@ -1,4 +1,4 @@
-//! How is the budget shared among windows, buffers and lists?
+//! Division of the budget among windows, buffers and lists.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
 
 use super::extents::{Bucket, Chunk};
-use super::ferry::Ferry;
 use super::lists::{BlockShape, ListCounts};
 use super::parking::Parking;
-use super::shelf::ENTRY_BYTES;
+use super::row_mover::RowMover;
+use super::size_class::ENTRY_BYTES;
 use super::spans::{choose_span_windows, open_lists, Spans};
-use super::window::{Home, Live};
+use super::window_rows::{Home, WindowRows};
 use crate::planned::plan::Plan;
 
 /// Longest I/O buffer, which is also the usual extent.
@@ -31,9 +31,9 @@ const CHUNK_BYTES: u64 = 4 * size_of::<Chunk>() as u64;
 /// Criteo-shaped trace.
 const FLUSH_THOUSANDTHS: u128 = 30;
 
-/// What one shelf needs and gets.
+/// What one size class needs and gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ShelfSize {
+pub(crate) struct ClassSize {
     pub(crate) words: usize,
     pub(crate) blocks: BlockShape,
     /// Half the rows of its largest window, and a few: fewer would mean writing pages that are
@@ -47,7 +47,7 @@ pub(crate) struct ShelfSize {
 /// Everything that is sized at opening.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    pub(crate) shelves: Vec<ShelfSize>,
+    pub(crate) classes: Vec<ClassSize>,
     pub(crate) homes: Vec<Home>,
     pub(crate) buf_bytes: usize,
     pub(crate) queue_depth: u32,
@@ -71,7 +71,7 @@ pub(crate) struct Sizes {
     used_bytes: u64,
 }
 
-impl ShelfSize {
+impl ClassSize {
     /// Words of an entry and its record.
     fn row_words(&self) -> usize {
         1 + self.words
@@ -82,7 +82,7 @@ impl ShelfSize {
         u128::from(self.entry_count) * self.row_words() as u128
     }
 
-    /// Returns the least memory of the shelf.
+    /// Returns the least memory of the size class.
     fn bytes_min(&self, list_count: usize) -> u64 {
         self.buckets_bytes(list_count)
             + BlockShape::bytes_min(list_count, self.row_words(), self.rows_min)
@@ -92,7 +92,7 @@ impl ShelfSize {
         (size_of::<Bucket>() * list_count) as u64
     }
 
-    /// Makes blocks of `memory_bytes`; returns the memory of the shelf.
+    /// Makes blocks of `memory_bytes`; returns the memory of the size class.
     fn cut(&mut self, lists: ListCounts, memory_bytes: u64) -> u64 {
         let buckets_bytes = self.buckets_bytes(lists.all);
         let lists_bytes = memory_bytes.saturating_sub(buckets_bytes);
@@ -105,15 +105,15 @@ impl ShelfSize {
 impl Sizes {
     /// Finds what the tables of `schema` need along `plan`.
     pub(crate) fn needs(schema: &Schema, plan: &Plan, limit_bytes: u64) -> Self {
-        let (mut shelves, homes) = shelve(schema);
-        let (entries_max, words_max) = note_windows(plan, &homes, &mut shelves);
-        let stored_max = shelves.iter().map(|shelf| ENTRY_BYTES + 4 * shelf.words).max();
+        let (mut classes, homes) = shelve(schema);
+        let (entries_max, words_max) = note_windows(plan, &homes, &mut classes);
+        let stored_max = classes.iter().map(|class| ENTRY_BYTES + 4 * class.words).max();
         let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
-        let flush_bytes = flush_bytes(&shelves, limit_bytes);
-        let bucket_bytes = live_bytes(&shelves) / plan.window_count().max(1) as u64;
-        let used_bytes = used_bytes(&shelves, plan.row_count_max());
+        let flush_bytes = flush_bytes(&classes, limit_bytes);
+        let bucket_bytes = live_bytes(&classes) / plan.window_count().max(1) as u64;
+        let used_bytes = used_bytes(&classes, plan.row_count_max());
         let mut sizes = Self {
-            shelves,
+            classes,
             homes,
             buf_bytes: 0,
             queue_depth: 0,
@@ -121,8 +121,8 @@ impl Sizes {
             window_bytes: plan.directory_bytes()
                 + 3 * plan.block_bytes_max() as u64
                 + 8 * entries_max as u64,
-            live_bytes: 2 * Live::memory_bytes(words_max, entries_max)
-                + Ferry::memory_bytes(entries_max),
+            live_bytes: 2 * WindowRows::memory_bytes(words_max, entries_max)
+                + RowMover::memory_bytes(entries_max),
             entries_max,
             words_max,
             extent_bytes: extent_bytes(bucket_bytes, buf_min),
@@ -193,10 +193,10 @@ impl Sizes {
         self.spans = Arc::new(spans);
     }
 
-    // The part of `bytes` that a list of a shelf gets on average, weighted by its bytes: shelves
-    // have lists of their own.
+    // The part of `bytes` that a list of a size class gets on average, weighted by its bytes: size
+    // classes have lists of their own.
     fn weigh(&self, bytes: u64) -> u64 {
-        let weights = || self.shelves.iter().map(ShelfSize::weight);
+        let weights = || self.classes.iter().map(ClassSize::weight);
         let all = weights().sum::<u128>().max(1);
         let squares: u128 = weights().map(|weight| (weight << 16) / all).map(|w| w * w).sum();
         ((u128::from(bytes) * squares) >> 32) as u64
@@ -207,15 +207,16 @@ impl Sizes {
     pub(crate) fn for_moving(&mut self) -> u64 {
         let buf_bytes = self.buf_bytes;
         (self.words_max, self.entries_max, self.live_bytes) = (0, 0, 0);
-        let parking = |shelf: &mut ShelfSize| {
-            let page_rows = PAGE_BYTES.div_ceil(4 * shelf.words);
-            shelf.rows_min = shelf.rows_min.min(page_rows).max(1);
-            Parking::memory_bytes(4 * shelf.words, buf_bytes) as u64
+        let parking = |class: &mut ClassSize| {
+            let page_rows = PAGE_BYTES.div_ceil(4 * class.words);
+            class.rows_min = class.rows_min.min(page_rows).max(1);
+            Parking::memory_bytes(4 * class.words, buf_bytes) as u64
         };
-        self.shelves.iter_mut().map(parking).sum()
+        self.classes.iter_mut().map(parking).sum()
     }
 
-    /// Shares `free_bytes` out among the shelves; returns the bytes that all shelves take.
+    /// Shares `free_bytes` out among the size classes; returns the bytes that all size classes
+    /// take.
     ///
     /// # Errors
     /// `Invalid` when the least memory does not fit; `used_bytes` are those taken
@@ -226,8 +227,8 @@ impl Sizes {
             all: self.spans.list_count(),
             open: open_lists(window_count, self.spans.span_windows()),
         };
-        let need = |shelf: &ShelfSize| shelf.bytes_min(lists.all);
-        let needed_bytes = self.slack_bytes + self.shelves.iter().map(need).sum::<u64>();
+        let need = |class: &ClassSize| class.bytes_min(lists.all);
+        let needed_bytes = self.slack_bytes + self.classes.iter().map(need).sum::<u64>();
         if needed_bytes > free_bytes {
             let minimum = used_bytes + needed_bytes;
             return Err(Error::invalid("dram budget is too small for this plan")
@@ -240,34 +241,34 @@ impl Sizes {
                 ));
         }
         let spare_bytes = free_bytes - needed_bytes;
-        let all: u128 = self.shelves.iter().map(ShelfSize::weight).sum::<u128>().max(1);
+        let all: u128 = self.classes.iter().map(ClassSize::weight).sum::<u128>().max(1);
         let mut taken_bytes = 0;
-        for shelf in &mut self.shelves {
-            let share_bytes = (u128::from(spare_bytes) * shelf.weight() / all) as u64;
-            taken_bytes += shelf.cut(lists, shelf.bytes_min(lists.all) + share_bytes);
+        for class in &mut self.classes {
+            let share_bytes = (u128::from(spare_bytes) * class.weight() / all) as u64;
+            taken_bytes += class.cut(lists, class.bytes_min(lists.all) + share_bytes);
         }
         Ok(taken_bytes)
     }
 }
 
-/// Puts tables with records of one length on one shelf; returns the shelves, with the rows of
-/// their tables as `rows_max`, and the home of each table.
-pub(crate) fn shelve(schema: &Schema) -> (Vec<ShelfSize>, Vec<Home>) {
-    let mut shelves: Vec<ShelfSize> = Vec::new();
+/// Puts tables with records of one length on one size class; returns the size classes, with the
+/// rows of their tables as `rows_max`, and the home of each table.
+pub(crate) fn shelve(schema: &Schema) -> (Vec<ClassSize>, Vec<Home>) {
+    let mut classes: Vec<ClassSize> = Vec::new();
     let mut homes = Vec::new();
     for table in schema.tables() {
         let words = table.record_words();
-        let at = shelves.iter().position(|shelf| shelf.words == words);
+        let at = classes.iter().position(|class| class.words == words);
         let at = at.unwrap_or_else(|| {
-            shelves.push(ShelfSize { words, ..ShelfSize::default() });
-            shelves.len() - 1
+            classes.push(ClassSize { words, ..ClassSize::default() });
+            classes.len() - 1
         });
-        homes.push(Home { shelf: at, words });
-        if let Some(shelf) = shelves.get_mut(at) {
-            shelf.rows_max += table.row_count as usize;
+        homes.push(Home { class: at, words });
+        if let Some(class) = classes.get_mut(at) {
+            class.rows_max += table.row_count as usize;
         }
     }
-    (shelves, homes)
+    (classes, homes)
 }
 
 /// Cuts the windows of `plan` into spans.
@@ -280,10 +281,10 @@ fn window_entries(plan: &Plan) -> impl Iterator<Item = u64> + '_ {
 }
 
 // Bytes of `row_count_max` rows, or of those of all tables if they are fewer.
-fn used_bytes(shelves: &[ShelfSize], row_count_max: u64) -> u64 {
-    let row_count = shelves.iter().map(|shelf| shelf.rows_max as u64).sum::<u64>().max(1);
+fn used_bytes(classes: &[ClassSize], row_count_max: u64) -> u64 {
+    let row_count = classes.iter().map(|class| class.rows_max as u64).sum::<u64>().max(1);
     let used = row_count_max.min(row_count);
-    (u128::from(live_bytes(shelves)) * u128::from(used) / u128::from(row_count)).max(1) as u64
+    (u128::from(live_bytes(classes)) * u128::from(used) / u128::from(row_count)).max(1) as u64
 }
 
 // An eighth of a bucket, so that half an extent is not much of it.
@@ -297,16 +298,16 @@ fn slack_bytes(used_bytes: u64, (flush, extent, buf): (u64, usize, usize)) -> u6
 }
 
 // The rows that the plan may use, all of them.
-fn live_bytes(shelves: &[ShelfSize]) -> u64 {
-    let bytes = |shelf: &ShelfSize| (shelf.rows_max * 4 * shelf.words) as u64;
-    shelves.iter().map(bytes).sum::<u64>().max(1)
+fn live_bytes(classes: &[ClassSize]) -> u64 {
+    let bytes = |class: &ClassSize| (class.rows_max * 4 * class.words) as u64;
+    classes.iter().map(bytes).sum::<u64>().max(1)
 }
 
 // How many bytes a list has, on average, when it is flushed: more memory, longer lists.
-fn flush_bytes(shelves: &[ShelfSize], limit_bytes: u64) -> u64 {
+fn flush_bytes(classes: &[ClassSize], limit_bytes: u64) -> u64 {
     let memory_bytes = u128::from(limit_bytes.min(1 << 40));
     let bytes = memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000;
-    (bytes / u128::from(live_bytes(shelves))).clamp(1, 1 << 40) as u64
+    (bytes / u128::from(live_bytes(classes))).clamp(1, 1 << 40) as u64
 }
 
 // How long a chunk is on average: a flush is cut where an extent or a buffer ends, and begins
@@ -316,29 +317,30 @@ fn chunk_bytes(flush_bytes: u64, extent_bytes: u64, buf_bytes: usize) -> u64 {
     (flush_bytes * cut_bytes / (flush_bytes + cut_bytes)).max(PAGE_BYTES as u64)
 }
 
-// Notes what each shelf needs in each window; returns entries and words of the largest windows.
-fn note_windows(plan: &Plan, homes: &[Home], shelves: &mut [ShelfSize]) -> (usize, usize) {
+// Notes what each size class needs in each window; returns entries and words of the largest
+// windows.
+fn note_windows(plan: &Plan, homes: &[Home], classes: &mut [ClassSize]) -> (usize, usize) {
     let (mut entries_max, mut words_max) = (0, 0);
-    let mut now = vec![0usize; shelves.len()];
+    let mut now = vec![0usize; classes.len()];
     for counts in plan.counts() {
         now.fill(0);
         for (home, &count) in homes.iter().zip(counts) {
-            if let Some(now) = now.get_mut(home.shelf) {
+            if let Some(now) = now.get_mut(home.class) {
                 *now += count as usize;
             }
         }
-        for (shelf, now) in shelves.iter_mut().zip(&now) {
-            shelf.rows_min = shelf.rows_min.max(*now);
-            shelf.entry_count += *now as u64;
+        for (class, now) in classes.iter_mut().zip(&now) {
+            class.rows_min = class.rows_min.max(*now);
+            class.entry_count += *now as u64;
         }
         entries_max = entries_max.max(now.iter().sum());
-        let words = shelves.iter().zip(&now).map(|(shelf, now)| shelf.words * now).sum();
+        let words = classes.iter().zip(&now).map(|(class, now)| class.words * now).sum();
         words_max = words_max.max(words);
     }
-    for shelf in shelves {
-        shelf.rows_max =
-            shelf.rows_max.min(usize::try_from(shelf.entry_count).unwrap_or(usize::MAX));
-        shelf.rows_min = (shelf.rows_min / 2 + 4).min(shelf.rows_max.max(1));
+    for class in classes {
+        class.rows_max =
+            class.rows_max.min(usize::try_from(class.entry_count).unwrap_or(usize::MAX));
+        class.rows_min = (class.rows_min / 2 + 4).min(class.rows_max.max(1));
     }
     (entries_max, words_max)
 }

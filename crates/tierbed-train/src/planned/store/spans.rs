@@ -1,4 +1,4 @@
-//! Which windows share a bucket while they are far away?
+//! Spans: consecutive windows that share a bucket while they are far away.
 //!
 //! A list per window is too many when memory is small: lists are flushed before they fill a page.
 //! Then windows are cut into *spans* of some consecutive ones. Far spans have one list and one

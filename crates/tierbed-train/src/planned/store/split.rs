@@ -11,8 +11,8 @@ use tierbed_core::{Error, Result};
 use tierbed_io::{AlignedBuf, BufId};
 
 use super::extents::Bucket;
-use super::ferry::{read_tag, Ferry, Stage, PIECE_ROWS};
-use super::shelf::{check_chunk, Shelf, Sink};
+use super::row_mover::{read_tag, RowMover, Stage, PIECE_ROWS};
+use super::size_class::{check_chunk, Sink, SizeClass};
 use super::spans::Spans;
 
 /// Rows of a span on the way to their windows.
@@ -24,11 +24,11 @@ pub(crate) struct Splitter {
     len_bytes: usize,
     gone_bytes: usize,
     /// Whose rows they are.
-    shelf: usize,
+    class: usize,
     list: usize,
-    /// Chunks of each shelf that are for later windows.
+    /// Chunks of each size class that are for later windows.
     left: Vec<usize>,
-    /// The shelf that is read, and its first chunk asked for: reads go backwards.
+    /// The size class that is read, and its first chunk asked for: reads go backwards.
     asked: (usize, usize),
     /// The list of the span that comes, while there is one.
     coming: Option<usize>,
@@ -44,7 +44,7 @@ impl Splitter {
             hand: AlignedBuf::new(hand_bytes),
             len_bytes: 0,
             gone_bytes: 0,
-            shelf: 0,
+            class: 0,
             list: 0,
             left: Vec::new(),
             asked: (usize::MAX, 0),
@@ -58,8 +58,8 @@ impl Splitter {
     }
 
     /// Returns the rows in hand, entry and record each, when they are those of a list.
-    pub(crate) fn rows_of(&self, shelf: usize, list: usize) -> &[f32] {
-        match (self.shelf, self.list) == (shelf, list) {
+    pub(crate) fn rows_of(&self, class: usize, list: usize) -> &[f32] {
+        match (self.class, self.list) == (class, list) {
             true => self.rows_in_hand(usize::MAX),
             false => &[],
         }
@@ -75,7 +75,7 @@ impl Splitter {
     }
 
     // Decides which chunks are the share of window `now`.
-    fn begin(&mut self, now: usize, shelves: &[Shelf]) {
+    fn begin(&mut self, now: usize, classes: &[SizeClass]) {
         self.left.clear();
         self.asked = (usize::MAX, 0);
         let coming = self.spans.coming_list(now);
@@ -83,30 +83,30 @@ impl Splitter {
         self.coming = coming;
         let Some(list) = coming else { return };
         let windows_left = self.spans.windows_left(now);
-        self.left.extend(shelves.iter().map(|shelf| {
-            let count = shelf.bucket(list).map_or(0, |bucket| bucket.chunks.len());
+        self.left.extend(classes.iter().map(|class| {
+            let count = class.bucket(list).map_or(0, |bucket| bucket.chunks.len());
             count - count.div_ceil(windows_left)
         }));
     }
 
-    fn take_in_hand(&mut self, (shelf, list): (usize, usize), rows: &[u8]) -> Result<()> {
+    fn take_in_hand(&mut self, (class, list): (usize, usize), rows: &[u8]) -> Result<()> {
         let place = self.hand.get_mut(..rows.len());
         let place = place.ok_or_else(|| Error::corruption("a chunk is longer than a buffer"))?;
         place.copy_from_slice(rows);
-        (self.shelf, self.list, self.len_bytes, self.gone_bytes) = (shelf, list, rows.len(), 0);
+        (self.class, self.list, self.len_bytes, self.gone_bytes) = (class, list, rows.len(), 0);
         Ok(())
     }
 }
 
-impl Ferry {
+impl RowMover {
     /// Begins the share of the current window, and its first reads if nothing is being written.
     pub(super) fn begin_split(&mut self) {
-        self.splitter.begin(self.current, &self.shelves);
+        self.splitter.begin(self.current, &self.classes);
         if self.disk.writes_in_flight() > 0 {
             return;
         }
         self.splitter.is_written = true;
-        let first = (0..self.shelves.len()).find(|&at| self.has_chunks(at));
+        let first = (0..self.classes.len()).find(|&at| self.has_chunks(at));
         if let Some(first) = first {
             self.read_chunks(first);
         }
@@ -115,18 +115,18 @@ impl Ferry {
     /// Returns about how many rows the share of the current window has.
     pub(super) fn split_rows(&self) -> usize {
         let Some(list) = self.splitter.coming else { return 0 };
-        let on_disk = |shelf: &Shelf| shelf.bucket(list).map_or(0, |bucket| bucket.row_count);
-        let waiting = |shelf: &Shelf| shelf.lists().count(list);
-        let stored_count = self.shelves.iter().map(on_disk).sum::<usize>();
+        let on_disk = |class: &SizeClass| class.bucket(list).map_or(0, |bucket| bucket.row_count);
+        let waiting = |class: &SizeClass| class.lists().count(list);
+        let stored_count = self.classes.iter().map(on_disk).sum::<usize>();
         stored_count / self.splitter.spans.windows_left(self.current)
-            + self.shelves.iter().map(waiting).sum::<usize>()
+            + self.classes.iter().map(waiting).sum::<usize>()
     }
 
     /// Moves some rows of the coming span on; `None` where that would mean waiting and `may_wait`
     /// is false.
     pub(super) fn split(&mut self, at: usize, may_wait: bool) -> Result<Option<usize>> {
         let coming = self.splitter.coming;
-        let (Some(list), Some(shelf)) = (coming, self.shelves.get_mut(at)) else {
+        let (Some(list), Some(class)) = (coming, self.classes.get_mut(at)) else {
             self.stage = Stage::Leave(0, 0);
             return Ok(Some(0));
         };
@@ -134,11 +134,11 @@ impl Ferry {
             return self.deal(may_wait);
         }
         // What waits in memory first: near spans are not written to.
-        let rows = shelf.lists().last_rows(list, usize::MAX);
+        let rows = class.lists().last_rows(list, usize::MAX);
         if !rows.is_empty() {
-            let row_count = rows.len() / (1 + shelf.words());
+            let row_count = rows.len() / (1 + class.words());
             self.splitter.take_in_hand((at, list), bytemuck::cast_slice(rows))?;
-            shelf.forget_last_rows(list, row_count);
+            class.forget_last_rows(list, row_count);
             return Ok(Some(1));
         }
         if self.has_chunks(at) {
@@ -148,24 +148,24 @@ impl Ferry {
         Ok(Some(0))
     }
 
-    // Tells whether a shelf has chunks left of this window's share.
+    // Tells whether a size class has chunks left of this window's share.
     fn has_chunks(&self, at: usize) -> bool {
         let left = self.splitter.left.get(at).copied().unwrap_or(0);
         self.coming_bucket(at).is_some_and(|bucket| bucket.chunks.len() > left)
     }
 
     fn coming_bucket(&self, at: usize) -> Option<&Bucket> {
-        self.shelves.get(at)?.bucket(self.splitter.coming?)
+        self.classes.get(at)?.bucket(self.splitter.coming?)
     }
 
-    // Asks for some of the last chunks of a shelf's share, while there are buffers: a quarter of
-    // them, as half may be those of the coming window.
+    // Asks for some of the last chunks of a size class's share, while there are buffers: a quarter
+    // of them, as half may be those of the coming window.
     fn read_chunks(&mut self, at: usize) {
         let Some(list) = self.splitter.coming else { return };
-        let chunks = self.shelves.get(at).and_then(|shelf| shelf.bucket(list));
+        let chunks = self.classes.get(at).and_then(|class| class.bucket(list));
         let chunks = chunks.map_or(&[][..], |bucket| &bucket.chunks);
-        let (shelf, asked) = self.splitter.asked;
-        let mut first = if shelf == at { asked.min(chunks.len()) } else { chunks.len() };
+        let (class, asked) = self.splitter.asked;
+        let mut first = if class == at { asked.min(chunks.len()) } else { chunks.len() };
         let left = self.splitter.left.get(at).copied().unwrap_or(0);
         while first > left && chunks.len() - first < (self.disk.depth() / 4).max(1) {
             let Some(chunk) = chunks.get(first - 1) else { break };
@@ -178,7 +178,7 @@ impl Ferry {
         self.splitter.asked = (at, first);
     }
 
-    // Takes the last chunk of a shelf's share in hand; false while it is not there.
+    // Takes the last chunk of a size class's share in hand; false while it is not there.
     fn fetch(&mut self, at: usize, list: usize, may_wait: bool) -> Result<bool> {
         if !self.splitter.is_written {
             match may_wait {
@@ -213,23 +213,23 @@ impl Ferry {
     // Takes in hand what a read of the last chunk brought; the chunk is gone then.
     fn take_chunk(&mut self, at: usize, list: usize, buf: BufId) -> Result<()> {
         let gone = || Error::corruption("a read arrived that nobody asked for");
-        let shelf = self.shelves.get_mut(at).ok_or_else(gone)?;
-        let chunk = shelf.take_last_chunk(list, &mut self.extents).ok_or_else(gone)?;
+        let class = self.classes.get_mut(at).ok_or_else(gone)?;
+        let chunk = class.take_last_chunk(list, &mut self.extents).ok_or_else(gone)?;
         let bytes = self.disk.bytes(buf).get(..chunk.len_bytes()).unwrap_or(&[]);
-        let rows = check_chunk(&chunk, bytes, shelf.stored_bytes())?;
+        let rows = check_chunk(&chunk, bytes, class.stored_bytes())?;
         self.splitter.take_in_hand((at, list), rows)?;
-        shelf.note_arrivals(u64::from(chunk.row_count), 0);
+        class.note_arrivals(u64::from(chunk.row_count), 0);
         Ok(())
     }
 
     // Rows in hand go to the lists of their windows, some at a time.
     fn deal(&mut self, may_wait: bool) -> Result<Option<usize>> {
         let splitter = &mut self.splitter;
-        let Some(shelf) = self.shelves.get_mut(splitter.shelf) else { return Ok(Some(0)) };
-        let stored_bytes = shelf.stored_bytes();
+        let Some(class) = self.classes.get_mut(splitter.class) else { return Ok(Some(0)) };
+        let stored_bytes = class.stored_bytes();
         let rows = (splitter.list, splitter.rows_in_hand(PIECE_ROWS * stored_bytes));
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-        let kept = shelf.keep_split(self.current, rows, &mut sink, may_wait)?;
+        let kept = class.keep_split(self.current, rows, &mut sink, may_wait)?;
         splitter.gone_bytes += kept * stored_bytes;
         Ok((kept > 0).then_some(kept))
     }

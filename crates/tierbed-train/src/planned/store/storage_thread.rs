@@ -1,7 +1,7 @@
-//! Who does storage work while the caller trains? One thread, which waits for the [`Ferry`].
+//! Storage thread: does the work of the [`RowMover`] while the caller trains.
 //!
-//! The ferry goes over a [`Desk`]: whoever has it, has everything it owns, so the compiler proves
-//! that the two threads never share a row. The thread sleeps when there is no work.
+//! The row mover goes over a [`Desk`]: whoever has it, has everything it owns, so the compiler
+//! proves that the two threads never share a row. The thread sleeps when there is no work.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -9,22 +9,22 @@ use std::thread::JoinHandle;
 use tierbed_core::handover::{Deserted, Desk};
 use tierbed_core::{Error, ErrorKind, Result};
 
-use super::ferry::Ferry;
+use super::row_mover::RowMover;
 
 /// The work needs little; I/O devices of tests a little more.
 pub(crate) const STACK_BYTES: usize = 256 << 10;
 
-type Return = (Box<Ferry>, Result<()>);
+type Return = (Box<RowMover>, Result<()>);
 
 /// The thread, and the way there and back.
 #[derive(Debug)]
-pub(crate) struct Pilot {
-    desk: Arc<Desk<Box<Ferry>, Return>>,
+pub(crate) struct StorageThread {
+    desk: Arc<Desk<Box<RowMover>, Return>>,
     /// `None` only while it is dropped.
     thread: Option<JoinHandle<()>>,
 }
 
-impl Pilot {
+impl StorageThread {
     /// Starts the thread.
     ///
     /// # Errors
@@ -33,36 +33,36 @@ impl Pilot {
         let desk = Arc::new(Desk::new());
         let there = Arc::clone(&desk);
         let thread = std::thread::Builder::new()
-            .name("tierbed-forward".to_owned())
+            .name("tierbed-storage".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || there.serve(work))
             .map_err(|cause| Error::os("cannot start the storage thread", cause))?;
         Ok(Self { desk, thread: Some(thread) })
     }
 
-    /// Lets the thread do all that is to do before the next change of window. Only when the ferry
-    /// was taken back.
-    pub(crate) fn send(&mut self, ferry: Box<Ferry>) {
-        self.desk.give(ferry);
+    /// Lets the thread do all that is to do before the next change of window. Only when the row
+    /// mover was taken back.
+    pub(crate) fn send(&mut self, mover: Box<RowMover>) {
+        self.desk.give(mover);
     }
 
-    /// Takes the ferry back, with whether that meant waiting, and what became of the work.
+    /// Takes the row mover back, with whether that meant waiting, and what became of the work.
     ///
     /// # Errors
     /// `Io` when the thread has ended, which only a panic in it brings about.
-    pub(crate) fn take_back(&mut self) -> Result<(Box<Ferry>, bool, Result<()>)> {
+    pub(crate) fn take_back(&mut self) -> Result<(Box<RowMover>, bool, Result<()>)> {
         let (is_late, returned) = match self.desk.collect().map_err(ended)? {
             Some(returned) => (false, returned),
             None => (true, self.desk.wait().map_err(ended)?),
         };
-        let (ferry, result) = returned;
-        Ok((ferry, is_late, result))
+        let (mover, result) = returned;
+        Ok((mover, is_late, result))
     }
 }
 
-fn work(mut ferry: Box<Ferry>) -> Return {
-    let result = ferry.work(usize::MAX, true).map(|_| ());
-    (ferry, result)
+fn work(mut mover: Box<RowMover>) -> Return {
+    let result = mover.work(usize::MAX, true).map(|_| ());
+    (mover, result)
 }
 
 fn ended(_: Deserted) -> Error {
@@ -70,7 +70,7 @@ fn ended(_: Deserted) -> Error {
         .with("remedy", "reopen the store; it continues at its last checkpoint")
 }
 
-impl Drop for Pilot {
+impl Drop for StorageThread {
     fn drop(&mut self) {
         self.desk.close();
         if let Some(thread) = self.thread.take() {

@@ -19,7 +19,7 @@ const FETCH_AHEAD: usize = 6;
 /// Where the rows of a table wait, and how long their records are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Home {
-    pub(crate) shelf: usize,
+    pub(crate) class: usize,
     pub(crate) words: usize,
 }
 
@@ -74,7 +74,7 @@ struct Run {
 
 /// A window whose rows are in memory, or on their way.
 #[derive(Debug, Default)]
-pub(crate) struct Live {
+pub(crate) struct WindowRows {
     pub(crate) number: usize,
     pub(crate) plan: Arc<WindowPlan>,
     arena: WordBuf,
@@ -84,7 +84,7 @@ pub(crate) struct Live {
     starts: Vec<usize>,
 }
 
-impl Live {
+impl WindowRows {
     /// Takes the memory for windows of at most `words_max` words and `entries_max` entries.
     pub(crate) fn new(words_max: usize, entries_max: usize) -> Self {
         Self {

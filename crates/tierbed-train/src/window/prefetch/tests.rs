@@ -1,4 +1,4 @@
-//! Is the store told what was announced, and only that?
+//! Tests: what a store is told of announced batches.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

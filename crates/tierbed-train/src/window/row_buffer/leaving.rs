@@ -45,7 +45,7 @@ pub enum EvictionOrder {
 
 /// What the hand may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mercy {
+pub(super) struct EvictionLimit {
     /// Round whose pins hold.
     pub(super) round: u32,
     /// Batches up to here are done: `needed_until` above it protects.
@@ -56,7 +56,7 @@ pub(super) struct Mercy {
     pub(super) order: EvictionOrder,
 }
 
-impl Mercy {
+impl EvictionLimit {
     /// Returns how readily a slot is given up, `None` where it is not.
     fn rank(self, slot: &Slot, takes_needed: bool) -> Option<usize> {
         if !slot.has(OCCUPIED) || slot.pinned_in == self.round {
@@ -89,12 +89,12 @@ impl Hand {
         &mut self,
         slots: &mut [Slot],
         count: usize,
-        mercy: Mercy,
+        limit: EvictionLimit,
         victims: &mut Vec<(RowKey, u32)>,
     ) {
-        self.go_around(slots, count, (mercy, false), victims);
-        if victims.is_empty() && mercy.may_take_needed {
-            self.go_around(slots, count, (mercy, true), victims);
+        self.go_around(slots, count, (limit, false), victims);
+        if victims.is_empty() && limit.may_take_needed {
+            self.go_around(slots, count, (limit, true), victims);
         }
     }
 
@@ -103,7 +103,7 @@ impl Hand {
         &mut self,
         slots: &mut [Slot],
         count: usize,
-        (mercy, takes_needed): (Mercy, bool),
+        (limit, takes_needed): (EvictionLimit, bool),
         victims: &mut Vec<(RowKey, u32)>,
     ) {
         let mut left = slots.len();
@@ -111,7 +111,7 @@ impl Hand {
             let wanted = count - victims.len();
             let len = (wanted * SLOTS_PER_VICTIM).min(left).min(slots.len() - self.at);
             let part = &mut slots[self.at..self.at + len];
-            take_highest(part, self.at, wanted, |slot| mercy.rank(slot, takes_needed), victims);
+            take_highest(part, self.at, wanted, |slot| limit.rank(slot, takes_needed), victims);
             self.at = if self.at + len == slots.len() { 0 } else { self.at + len };
             left -= len;
         }
@@ -159,9 +159,13 @@ mod tests {
 
     use super::*;
 
-    const CALM: Mercy =
-        Mercy { round: 9, batch_done: 4, may_take_needed: false, order: EvictionOrder::NextUse };
-    const DESPERATE: Mercy = Mercy { may_take_needed: true, ..CALM };
+    const CALM: EvictionLimit = EvictionLimit {
+        round: 9,
+        batch_done: 4,
+        may_take_needed: false,
+        order: EvictionOrder::NextUse,
+    };
+    const DESPERATE: EvictionLimit = EvictionLimit { may_take_needed: true, ..CALM };
 
     /// Slots of rows by class of use, none referenced, needed or pinned.
     fn slots(classes: &[u8]) -> Vec<Slot> {
@@ -174,9 +178,9 @@ mod tests {
         (0..).zip(classes).map(slot).collect()
     }
 
-    fn pick(slots: &mut [Slot], count: usize, mercy: Mercy) -> Vec<u64> {
+    fn pick(slots: &mut [Slot], count: usize, limit: EvictionLimit) -> Vec<u64> {
         let mut victims = Vec::new();
-        Hand::default().pick(slots, count, mercy, &mut victims);
+        Hand::default().pick(slots, count, limit, &mut victims);
         victims.iter().map(|(key, _)| key.row.0).collect()
     }
 
@@ -186,7 +190,7 @@ mod tests {
         slots[1].set(REFERENCED);
         assert_eq!(pick(&mut slots, 3, CALM), [3, 4, 5]);
         assert!(!slots[1].has(REFERENCED));
-        let by_hand = Mercy { order: EvictionOrder::SecondChance, ..CALM };
+        let by_hand = EvictionLimit { order: EvictionOrder::SecondChance, ..CALM };
         slots[0].set(REFERENCED);
         assert_eq!(pick(&mut slots, 2, by_hand), [1, 2]);
     }

@@ -1,4 +1,4 @@
-//! Where is a row while somebody reads or changes it? In exactly one place: its buffer slot.
+//! Row buffer: the only copy of a row while it is read or changed.
 //!
 //! Lookups pool straight from the slots, optimizers step in place, a dirty flag says what must
 //! be written before a slot is given away. Rows that announced batches will use are kept
@@ -23,8 +23,8 @@ use tierbed_core::store::RowWrite;
 use tierbed_core::{Budget, Reservation, Result, RowKey, Schema, TrainStore};
 use tierbed_kernels::init_record;
 
+use leaving::EvictionLimit;
 pub use leaving::EvictionOrder;
-use leaving::Mercy;
 use pool::RowPool;
 
 /// Most rows evicted at once: more share pages, but stay away longer than needed.
@@ -168,10 +168,10 @@ impl RowBuffer {
     ) -> Result<()> {
         let pool = &mut self.pools[pool_at as usize];
         let (round, batch_done, order) = (self.round, self.batch_done, self.order);
-        let mercy = Mercy { round, batch_done, may_take_needed, order };
+        let limit = EvictionLimit { round, batch_done, may_take_needed, order };
         let count = (pool.slot_count() / 16).clamp(1, EVICT_ROWS_MAX);
         self.victims.clear();
-        pool.pick_victims(count, mercy, &mut self.victims);
+        pool.pick_victims(count, limit, &mut self.victims);
         self.victims.sort_unstable();
         for some in self.victims.chunks(WRITE_ROWS_MAX) {
             self.stats.written_back_count += write_back(pool, some, store)?;

@@ -16,7 +16,7 @@ use hashbrown::HashTable;
 use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
 
-use super::leaving::{Hand, Mercy};
+use super::leaving::{EvictionLimit, Hand};
 use super::slot::{class_of, pack, Slot, AGAIN, DIRTY, OCCUPIED, REFERENCED};
 
 /// Bytes of bookkeeping per slot, the index apart.
@@ -164,13 +164,13 @@ impl RowPool {
     pub(super) fn pick_victims(
         &mut self,
         count: usize,
-        mercy: Mercy,
+        limit: EvictionLimit,
         victims: &mut Vec<(RowKey, u32)>,
     ) {
         if self.asked >= AGE_AFTER * self.slots.len() as u64 {
             self.age();
         }
-        self.hand.pick(&mut self.slots, count, mercy, victims);
+        self.hand.pick(&mut self.slots, count, limit, victims);
     }
 
     // Rows that were not used lately count for less.
@@ -223,14 +223,18 @@ mod tests {
         }
     }
 
-    fn victims(pool: &mut RowPool, count: usize, mercy: Mercy) -> Vec<u64> {
+    fn victims(pool: &mut RowPool, count: usize, limit: EvictionLimit) -> Vec<u64> {
         let mut victims = Vec::new();
-        pool.pick_victims(count, mercy, &mut victims);
+        pool.pick_victims(count, limit, &mut victims);
         victims.iter().map(|(key, _)| key.row.0).collect()
     }
 
-    const CALM: Mercy =
-        Mercy { round: 9, batch_done: 0, may_take_needed: false, order: EvictionOrder::NextUse };
+    const CALM: EvictionLimit = EvictionLimit {
+        round: 9,
+        batch_done: 0,
+        may_take_needed: false,
+        order: EvictionOrder::NextUse,
+    };
 
     #[test]
     fn finds_what_it_holds_and_reuses_slots() {
@@ -252,7 +256,7 @@ mod tests {
         (0..2).for_each(|slot| pool.remove(slot));
         let slot = pool.find(key(2)).unwrap();
         pool.touch(slot, 1, 0, 0);
-        assert_eq!(victims(&mut pool, 1, Mercy { round: 10, ..CALM }), [3]);
+        assert_eq!(victims(&mut pool, 1, EvictionLimit { round: 10, ..CALM }), [3]);
     }
 
     #[test]
@@ -264,9 +268,9 @@ mod tests {
             pool.touch(slot, round, needed, 0);
         }
         assert_eq!(victims(&mut pool, 4, CALM), [0u64; 0]);
-        let desperate = Mercy { may_take_needed: true, ..CALM };
+        let desperate = EvictionLimit { may_take_needed: true, ..CALM };
         assert_eq!(victims(&mut pool, 4, desperate), [1, 2]);
-        let later = Mercy { round: 10, batch_done: 5, ..CALM };
+        let later = EvictionLimit { round: 10, batch_done: 5, ..CALM };
         assert_eq!(victims(&mut pool, 4, later).len(), 4);
     }
 
@@ -299,10 +303,10 @@ mod tests {
         for (slot, until) in [(0, 9), (1, 8), (2, 1), (2, 20)] {
             pool.touch(slot, 1, until, 0);
         }
-        let desperate = Mercy { may_take_needed: true, ..CALM };
+        let desperate = EvictionLimit { may_take_needed: true, ..CALM };
         assert_eq!(victims(&mut pool, 1, desperate), [0]);
         pool.touch(2, 1, 21, 20);
-        let later = Mercy { batch_done: 20, ..desperate };
+        let later = EvictionLimit { batch_done: 20, ..desperate };
         assert!(!pool.slots[2].has(AGAIN));
         assert_eq!(victims(&mut pool, 3, later), [0, 1]);
     }

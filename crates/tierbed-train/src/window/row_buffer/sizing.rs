@@ -1,4 +1,4 @@
-//! How many rows of each record length may the buffer hold?
+//! Sizes of the row buffer: slots per record length.
 
 #![expect(
     clippy::indexing_slicing,

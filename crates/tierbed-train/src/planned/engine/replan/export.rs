@@ -12,7 +12,7 @@ use tierbed_io::sorter::{ExternalSorter, SorterOptions};
 use tierbed_io::{Folder, FsFolder};
 
 use super::super::stored;
-use super::super::{check_shape, PlannedConfig, PlannedEngine, Site};
+use super::super::{check_shape, OpenFolder, PlannedConfig, PlannedEngine};
 use super::resting::Resting;
 use super::RecordSink;
 use crate::planned::plan::Plan;
@@ -42,7 +42,7 @@ impl PlannedEngine {
         sink: &mut RecordSink<'_>,
     ) -> Result<()> {
         check_shape(schema, plan)?;
-        let site = Site::open(folder)?;
+        let site = OpenFolder::open(folder)?;
         let stored = stored::read_stored(&site.log, schema, plan, config)?;
         let manifest = site.log.manifest().ok_or_else(|| {
             Error::invalid("the store has no checkpoint to export")
@@ -53,17 +53,17 @@ impl PlannedEngine {
         let mut rows = Resting::open(&site.folder, sizes, (manifest, plan, &stored))?;
         let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
         let _memory = budget.reserve("rows to export", source_bytes)?;
-        let (shelves, homes) = shelve(schema);
-        for (at, shelf) in shelves.iter().enumerate() {
+        let (classes, homes) = shelve(schema);
+        for (at, class) in classes.iter().enumerate() {
             let options = SorterOptions {
                 key_bytes: KEY_BYTES,
-                payload_bytes: 4 * shelf.words,
+                payload_bytes: 4 * class.words,
                 memory_bytes: budget.free_bytes(),
                 scratch_name: "replan-sort.rows".to_owned(),
             };
             let mut sorter = ExternalSorter::new(site.folder.clone(), &options, &budget)?;
             let is_of_shelf =
-                |table: TableId| homes.get(table.0 as usize).is_some_and(|home| home.shelf == at);
+                |table: TableId| homes.get(table.0 as usize).is_some_and(|home| home.class == at);
             rows.visit(&mut |table, row, record| match is_of_shelf(table) {
                 true => sorter.push(&key_of(table, row), record),
                 false => Ok(()),

@@ -1,4 +1,4 @@
-//! The order changed, or the rows came from elsewhere: how do they get to their next use?
+//! Change of the epoch plan: every row moves to its next use along the new one.
 //!
 //! A store keeps rows in the order of one plan. For another plan (a reshuffled epoch, the next
 //! day's data), or for rows of another store, every row is moved once: its first use along the
@@ -30,12 +30,12 @@ use tierbed_io::{AlignedBuf, Folder, FsFolder};
 use tierbed_kernels::Hyper;
 use tierbed_store::Manifest;
 
-use super::room::{Purpose, Room};
+use super::reservations::{Purpose, Reservations};
 use super::stored::{self, damaged, Stored};
-use super::{check_shape, PlannedConfig, PlannedEngine, Site};
+use super::{check_shape, OpenFolder, PlannedConfig, PlannedEngine};
 use crate::planned::plan::Plan;
 use crate::planned::store::parking::Parking;
-use crate::planned::store::shelf::Sink;
+use crate::planned::store::size_class::Sink;
 use first_use::{Cut, FirstUses};
 use resting::Resting;
 
@@ -129,7 +129,7 @@ impl PlannedEngine {
     ) -> Result<Self> {
         let grown = grown(&self.schema, &plan)?;
         self.checkpoint(name, attachments)?;
-        let old = self.river.plan.clone();
+        let old = self.pipeline.plan.clone();
         let (site, _, config) = self.into_site();
         Self::move_along(site, (grown, &config), (&old, plan), (name, attachments))
     }
@@ -148,7 +148,7 @@ impl PlannedEngine {
         config: &PlannedConfig,
     ) -> Result<Self> {
         check_shape(&schema, &new)?;
-        let site = Site::open(folder)?;
+        let site = OpenFolder::open(folder)?;
         if stored::plan_identity(&site.log)?.is_none_or(|identity| identity == new.identity()) {
             return Self::open_at(site, Arc::new(schema), new, config);
         }
@@ -198,7 +198,7 @@ impl PlannedEngine {
         import: Import<'_>,
     ) -> Result<Self> {
         check_shape(&schema, &plan)?;
-        let site = Site::open(folder)?;
+        let site = OpenFolder::open(folder)?;
         if site.log.manifest().is_some() {
             return Err(Error::invalid("folder holds a store already")
                 .with("remedy", "name a new or empty folder"));
@@ -237,11 +237,11 @@ impl PlannedEngine {
     /// # Errors
     /// `Closed` when another process owns the folder, `Corruption` for damaged files.
     pub fn plan_in_force(folder: Arc<dyn Folder>) -> Result<Option<u64>> {
-        stored::plan_identity(&Site::open(folder)?.log)
+        stored::plan_identity(&OpenFolder::open(folder)?.log)
     }
 
     fn move_along(
-        site: Site,
+        site: OpenFolder,
         (schema, config): (Arc<Schema>, &PlannedConfig),
         (old, new): (&Plan, Plan),
         (name, attachments): (&str, &[Attachment<'_>]),
@@ -262,7 +262,7 @@ impl PlannedEngine {
 
     // Moves the rows, puts them in force, and opens the store anew with all of its memory.
     fn move_rows(
-        site: Site,
+        site: OpenFolder,
         schema: Arc<Schema>,
         plan: Plan,
         config: &PlannedConfig,
@@ -271,7 +271,8 @@ impl PlannedEngine {
         let Move { source, stored, source_bytes, name, attachments } = moving;
         let rows = schema.tables().iter().map(|table| table.row_count).sum();
         let purpose = Purpose::Moving { source_bytes, row_count: rows };
-        let room = Room::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
+        let room =
+            Reservations::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
         let cut = Cut::new(rows, room.answer_bytes);
         let blame = if stored.has_rows() { blame_the_store } else { std::convert::identity };
         let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
@@ -282,7 +283,7 @@ impl PlannedEngine {
             engine.give_up_move();
             return Err(error);
         }
-        let plan = engine.river.plan.clone();
+        let plan = engine.pipeline.plan.clone();
         let (site, schema, config) = engine.into_site();
         Self::open_at(site, schema, plan, &config)
     }
@@ -293,16 +294,16 @@ impl PlannedEngine {
         source: &mut RowSource<'_>,
         blame: fn(Error) -> Error,
     ) -> Result<()> {
-        let plan = self.river.plan.clone();
+        let plan = self.pipeline.plan.clone();
         let tables = (&self.schema, &plan);
         let found = FirstUses::find(&self.folder, tables, cut, source);
         let mut first_uses = found.map_err(blame)?;
-        let ferry = self.river.ferry()?;
-        let buf_bytes = ferry.disk.buf_bytes().min(self.extent_bytes);
-        let shelves = ferry.shelves.iter();
+        let mover = self.pipeline.mover()?;
+        let buf_bytes = mover.disk.buf_bytes().min(self.extent_bytes);
+        let classes = mover.classes.iter();
         let mut parkings: Vec<_> =
-            shelves.map(|shelf| Parking::new(4 * shelf.words(), buf_bytes)).collect();
-        let longest = ferry.shelves.iter().map(|shelf| 4 * shelf.words()).max().unwrap_or(0);
+            classes.map(|class| Parking::new(4 * class.words(), buf_bytes)).collect();
+        let longest = mover.classes.iter().map(|class| 4 * class.words()).max().unwrap_or(0);
         // Records come at any address; slots hold words.
         let mut aligned = AlignedBuf::new(longest);
         let mut row_count = 0u64;
@@ -318,12 +319,12 @@ impl PlannedEngine {
                         .with("found", record.len())
                 })?;
             place.copy_from_slice(record);
-            let at = self.river.home(table.0 as usize).shelf;
-            let ferry = self.river.ferry()?;
+            let at = self.pipeline.home(table.0 as usize).class;
+            let mover = self.pipeline.mover()?;
             match (first, parkings.get_mut(at)) {
-                (Some(first), _) => ferry.distribute(at, first, place)?,
+                (Some(first), _) => mover.distribute(at, first, place)?,
                 (None, Some(parking)) => {
-                    let mut sink = Sink { disk: &mut ferry.disk, extents: &mut ferry.extents };
+                    let mut sink = Sink { disk: &mut mover.disk, extents: &mut mover.extents };
                     parking.add((table, row), place, &mut sink)?;
                 }
                 (None, None) => {}
@@ -334,19 +335,19 @@ impl PlannedEngine {
                 false => Ok(()),
             }
         })?;
-        let ferry = self.river.ferry()?;
-        for (shelf, parking) in ferry.shelves.iter_mut().zip(parkings) {
-            let mut sink = Sink { disk: &mut ferry.disk, extents: &mut ferry.extents };
-            shelf.set_parked(parking.finish(&mut sink)?);
+        let mover = self.pipeline.mover()?;
+        for (class, parking) in mover.classes.iter_mut().zip(parkings) {
+            let mut sink = Sink { disk: &mut mover.disk, extents: &mut mover.extents };
+            class.set_parked(parking.finish(&mut sink)?);
         }
         self.pay_for_chunks()
     }
 
     // Lets go of the disk that the move took; what cannot be given back is used again later.
     fn give_up_move(&mut self) {
-        if let Ok(ferry) = self.river.ferry() {
-            let _ = ferry.disk.finish_writes();
-            let _ = ferry.disk.device().set_len(ferry.extents.committed_bytes());
+        if let Ok(mover) = self.pipeline.mover() {
+            let _ = mover.disk.finish_writes();
+            let _ = mover.disk.device().set_len(mover.extents.committed_bytes());
         }
     }
 }

@@ -20,10 +20,10 @@ use crate::planned::plan::{Plan, WindowPlan};
 use crate::planned::store::extents::{Bucket, Chunk};
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::parking::open_parked;
-use crate::planned::store::shelf::{check_chunk, open_chunk, ENTRY_BYTES};
+use crate::planned::store::size_class::{check_chunk, open_chunk, ENTRY_BYTES};
 use crate::planned::store::sizing::{shelve, spans_of};
 use crate::planned::store::spans::Spans;
-use crate::planned::store::window::Home;
+use crate::planned::store::window_rows::Home;
 
 /// The rows of a checkpoint.
 pub(super) struct Resting<'a> {
@@ -35,7 +35,7 @@ pub(super) struct Resting<'a> {
     spans: Spans,
     /// For rows of spans, until they are named.
     gather_bytes: usize,
-    shelves: Vec<RestingShelf>,
+    classes: Vec<RestingShelf>,
     homes: Vec<Home>,
     dump_buf_bytes: usize,
     buf: AlignedBuf,
@@ -52,12 +52,12 @@ impl<'a> Resting<'a> {
     /// Returns the memory it takes.
     pub(super) fn memory_bytes(&self) -> u64 {
         let chunks = |bucket: &Bucket| bucket.chunks.capacity() * size_of::<Chunk>();
-        let shelf_bytes = |shelf: &RestingShelf| {
-            let buckets = shelf.buckets.iter().chain([&shelf.parked]);
+        let shelf_bytes = |class: &RestingShelf| {
+            let buckets = class.buckets.iter().chain([&class.parked]);
             self.dump_buf_bytes + buckets.map(|b| size_of::<Bucket>() + chunks(b)).sum::<usize>()
         };
-        let shelves: usize = self.shelves.iter().map(shelf_bytes).sum();
-        (shelves
+        let classes: usize = self.classes.iter().map(shelf_bytes).sum();
+        (classes
             + self.buf.len()
             + self.gather_bytes
             + self.plan.block_bytes_max()
@@ -75,7 +75,7 @@ impl<'a> Resting<'a> {
         let spans = spans_of(plan, stored.span_windows(), false);
         let buckets = stored.buckets(sizes.len(), spans.list_count())?;
         let dump_bytes = budget_bytes / 64 / sizes.len().max(1) as u64;
-        let shelves = sizes.iter().zip(buckets).map(|(size, (buckets, parked))| RestingShelf {
+        let classes = sizes.iter().zip(buckets).map(|(size, (buckets, parked))| RestingShelf {
             record_bytes: 4 * size.words,
             buckets,
             parked,
@@ -91,7 +91,7 @@ impl<'a> Resting<'a> {
                 _ => (budget_bytes / 16).min(GATHER_BYTES_MAX) as usize,
             },
             spans,
-            shelves: shelves.collect(),
+            classes: classes.collect(),
             homes,
             dump_buf_bytes: (dump_bytes as usize).clamp(PAGE_BYTES, DUMP_BUF_BYTES) / PAGE_BYTES
                 * PAGE_BYTES,
@@ -116,10 +116,10 @@ impl<'a> Resting<'a> {
         for list in self.spans.window_count()..self.spans.list_count() {
             self.visit_span(list, &mut dumps, sink)?;
         }
-        for shelf in &self.shelves {
-            for chunk in &shelf.parked.chunks {
+        for class in &self.classes {
+            for chunk in &class.parked.chunks {
                 let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
-                for (table, row, record) in open_parked(chunk, bytes, shelf.record_bytes)? {
+                for (table, row, record) in open_parked(chunk, bytes, class.record_bytes)? {
                     sink(table, row, record)?;
                 }
             }
@@ -130,15 +130,15 @@ impl<'a> Resting<'a> {
         }
     }
 
-    // A shelf's dump is named by each of its tables; it stands at its first row.
+    // A size class's dump is named by each of its tables; it stands at its first row.
     fn open_dumps(&self) -> Result<Vec<Option<DumpReader>>> {
         let mut dumps = Vec::new();
-        for (at, shelf) in self.shelves.iter().enumerate() {
-            let table = self.homes.iter().position(|home| home.shelf == at);
+        for (at, class) in self.classes.iter().enumerate() {
+            let table = self.homes.iter().position(|home| home.class == at);
             let meta = table.and_then(|table| self.manifest.tables.get(table));
             let meta = meta.ok_or_else(|| damaged("names no dump"))?;
             let mut dump =
-                DumpReader::open(&*self.folder, meta, (shelf.record_bytes, self.dump_buf_bytes))?;
+                DumpReader::open(&*self.folder, meta, (class.record_bytes, self.dump_buf_bytes))?;
             dumps.push(dump.advance()?.then_some(dump));
         }
         Ok(dumps)
@@ -153,9 +153,9 @@ impl<'a> Resting<'a> {
         let waits_here =
             |dump: &DumpReader| dump.row().is_some_and(|(window, _, _)| window as usize == number);
         let has_bucket = self
-            .shelves
+            .classes
             .iter()
-            .any(|shelf| shelf.buckets.get(number).is_some_and(|bucket| bucket.row_count > 0));
+            .any(|class| class.buckets.get(number).is_some_and(|bucket| bucket.row_count > 0));
         if has_bucket || dumps.iter().flatten().any(waits_here) {
             self.plan.load_entries(number, &mut self.window)?;
         }
@@ -173,11 +173,11 @@ impl<'a> Resting<'a> {
 
     // The window is loaded already.
     fn visit_buckets(&mut self, number: usize, sink: &mut RecordSink<'_>) -> Result<()> {
-        for shelf in &self.shelves {
-            let Some(bucket) = shelf.buckets.get(number) else { continue };
+        for class in &self.classes {
+            let Some(bucket) = class.buckets.get(number) else { continue };
             for chunk in &bucket.chunks {
                 let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
-                for (entry, record) in open_chunk(chunk, bytes, ENTRY_BYTES + shelf.record_bytes)? {
+                for (entry, record) in open_chunk(chunk, bytes, ENTRY_BYTES + class.record_bytes)? {
                     let (table, row) = row_of(&self.window, entry)?;
                     check_length(&self.homes, table, record)?;
                     sink(table, row, record)?;
@@ -200,8 +200,8 @@ impl<'a> Resting<'a> {
             sink(table, row, record)
         };
         let window = &mut self.window;
-        for (shelf, dump) in self.shelves.iter().zip(dumps) {
-            let record_words = shelf.record_bytes / 4;
+        for (class, dump) in self.classes.iter().zip(dumps) {
+            let record_words = class.record_bytes / 4;
             let memory = (record_words, self.gather_bytes);
             let mut rows = Gather::new((self.plan, &self.spans), list, memory);
             let mut record = vec![0f32; record_words];
@@ -213,9 +213,9 @@ impl<'a> Resting<'a> {
                 rows.add([(entry, record.as_slice())].into_iter(), window, sink)?;
                 advance(dump)?;
             }
-            for chunk in shelf.buckets.get(list).map_or(&[][..], |bucket| &bucket.chunks) {
+            for chunk in class.buckets.get(list).map_or(&[][..], |bucket| &bucket.chunks) {
                 let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
-                let found = check_chunk(chunk, bytes, ENTRY_BYTES + shelf.record_bytes)?;
+                let found = check_chunk(chunk, bytes, ENTRY_BYTES + class.record_bytes)?;
                 let found = split_rows(bytemuck::cast_slice(found), 1 + record_words);
                 rows.add(found, window, sink)?;
             }
