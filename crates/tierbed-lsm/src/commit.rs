@@ -14,6 +14,7 @@ use tierbed_io::{Folder, OpenMode};
 use tierbed_store::mark::read_mark;
 use tierbed_store::{check_attachments, CommitFailure, CommitLog, Manifest, TableMeta};
 
+use crate::compaction::outdated::outdated_rows;
 use crate::options::Durability;
 use crate::store::LsmStore;
 use crate::version::{decode, encode, encoded_len, SstId, StoredVersion, Version};
@@ -50,7 +51,7 @@ impl LsmStore {
                 next_sst: 0,
                 next_segment: 0,
                 segments: Vec::new(),
-                hot_homes: Vec::new(),
+                hot_keys: Vec::new(),
             });
         };
         let Some(meta) = &manifest.store_file else {
@@ -237,14 +238,14 @@ impl LsmStore {
 
     fn write_version(&self, number: u64, segments: &[SegmentMeta]) -> Result<TableMeta> {
         let counts = self.monitor.counts();
-        let outdated = |id| (id, counts.get(&id).copied().unwrap_or(0));
+        let outdated = |id| (id, outdated_rows(counts, id));
         let stored = StoredVersion {
             version: (*self.version).clone(),
             outdated: self.version.ssts().map(|(_, sst)| outdated(sst.id)).collect(),
             next_sst: self.tools.peek_id().0,
             next_segment: self.next_segment,
             segments: segments.to_vec(),
-            hot_homes: self.allocator.hot_homes(),
+            hot_keys: self.allocator.hot_keys(),
         };
         let bytes_max = encoded_len(&stored) as u64;
         let _memory = self.options.budget.reserve("tree metadata", 2 * bytes_max)?;

@@ -18,9 +18,8 @@ const LOG_BYTES_MAX: usize = 1 << 20;
 
 // Puts the checksum of the rest over the first four bytes.
 fn mend(bytes: &mut [u8]) {
-    let crc = bytes.get(4..).map_or(0, crc32c);
-    if let Some(place) = bytes.get_mut(..4) {
-        place.copy_from_slice(&crc.to_le_bytes());
+    if let Some((place, rest)) = bytes.split_first_chunk_mut::<4>() {
+        *place = crc32c(rest).to_le_bytes();
     }
 }
 
@@ -58,12 +57,15 @@ fn schema() -> Option<Schema> {
 
 /// A log segment: as the committed part of a full commit, and behind it.
 pub fn log(bytes: &[u8]) {
-    let mut log = bytes.get(..bytes.len().min(LOG_BYTES_MAX)).unwrap_or(&[]).to_vec();
+    let mut log: Vec<u8> = bytes.iter().copied().take(LOG_BYTES_MAX).collect();
     let mut rest = log.as_mut_slice();
     let mut entry_count = 0u64;
     while let Some(length) = read_u32(rest, 4) {
         let len_bytes = 24 + (length & !(1 << 31)) as usize;
-        let Some((entry, later)) = rest.split_at_mut_checked(len_bytes) else { break };
+        if len_bytes > rest.len() {
+            break;
+        }
+        let (entry, later) = rest.split_at_mut(len_bytes);
         for (place, byte) in entry
             .iter_mut()
             .skip(8)

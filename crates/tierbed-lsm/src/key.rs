@@ -8,6 +8,8 @@
 //! | cold   | table id    | row id     |      hot rows have no cold bit and sort first
 //! ```
 
+use std::ops::RangeInclusive;
+
 use tierbed_core::schema::{ROW_COUNT_MAX, TABLES_MAX};
 use tierbed_core::{RowId, RowKey, TableId};
 
@@ -73,12 +75,12 @@ impl Key {
         self.0 >> ROW_BITS == other.0 >> ROW_BITS
     }
 
-    /// Returns first and last possible key of `table`, with or without the hot prefix.
+    /// Returns the possible keys of `table`, with or without the hot prefix.
     #[must_use]
-    pub fn range_of(table: TableId, is_hot: bool) -> (Self, Self) {
+    pub fn range_of(table: TableId, is_hot: bool) -> RangeInclusive<Self> {
         let of = if is_hot { Self::hot } else { Self::cold };
         let row = |row| of(RowKey::new(table, RowId(row)));
-        (row(0), row(ROW_COUNT_MAX - 1))
+        row(0)..=row(ROW_COUNT_MAX - 1)
     }
 }
 

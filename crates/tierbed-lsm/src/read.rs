@@ -6,6 +6,11 @@
 //! loaded once, whatever the cache holds.
 //! Without it rows are looked up one by one in the order given, as a plain tree does.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "positions are those of the keys, groups and blocks asked for"
+)]
+
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -75,7 +80,7 @@ impl LsmStore {
         let _scratch = budget.reserve("read scratch", scratch_bytes)?;
         let started_us = self.options.clock.now_us();
         self.stats.rows_read += rows.len() as u64;
-        let keys: Vec<Key> = rows.iter().map(|row| self.allocator.home(*row)).collect();
+        let keys: Vec<Key> = rows.iter().map(|row| self.allocator.newest_key(*row)).collect();
         let mut loads = BlockLoads::new();
         let result = if self.options.sorts_requests {
             self.read_sorted(&keys, &mut loads, sink)
@@ -88,6 +93,11 @@ impl LsmStore {
         }
         self.lsm.count_read_call(self.options.clock.now_us().saturating_sub(started_us));
         result
+    }
+
+    /// Returns a live SST.
+    pub(crate) fn open_sst(&self, id: SstId) -> Arc<OpenSst> {
+        Arc::clone(&self.ssts[&id])
     }
 
     // Newest memtable first.
@@ -103,7 +113,7 @@ impl LsmStore {
     ) -> Result<()> {
         let mut wanted = Vec::with_capacity(keys.len());
         for at in read_order(keys) {
-            let Some(key) = keys.get(at).copied() else { continue };
+            let key = keys[at];
             match self.in_memory(key) {
                 Some(record) => {
                     sink(at, Some(record))?;
@@ -121,8 +131,7 @@ impl LsmStore {
             if wanted.is_empty() {
                 break;
             }
-            let ssts: Vec<_> =
-                metas.iter().filter_map(|meta| self.ssts.get(&meta.id).cloned()).collect();
+            let ssts: Vec<_> = metas.iter().map(|meta| self.open_sst(meta.id)).collect();
             let (loads_before, wanted_before) = (self.lsm.block_loads, wanted.len());
             self.read_from(&ssts, &mut wanted, loads, sink)?;
             let found = (wanted_before - wanted.len()) as u64;
@@ -148,19 +157,18 @@ impl LsmStore {
             match self.cache.get((group.sst.meta.id, group.block)) {
                 Some(block) => {
                     self.lsm.cache_hits += 1;
-                    self.answer(group.sst, &block, wanted.get_mut(group.from..group.to), sink)?;
+                    self.answer(group.sst, &block, &mut wanted[group.from..group.to], sink)?;
                 }
                 None => missing.push(group),
             }
         }
         for group in &missing {
-            let is_hot = wanted.get(group.from).is_some_and(|row| row.key.is_hot());
-            self.lsm.hot_block_loads += u64::from(is_hot);
+            self.lsm.hot_block_loads += u64::from(wanted[group.from].key.is_hot());
         }
         let places: Vec<_> = missing.iter().map(|group| (group.sst, group.block)).collect();
         self.load_blocks(&places, loads, &mut |store, at, block| {
-            let Some(group) = missing.get(at) else { return Ok(()) };
-            store.answer(group.sst, &block, wanted.get_mut(group.from..group.to), sink)?;
+            let group = missing[at];
+            store.answer(group.sst, &block, &mut wanted[group.from..group.to], sink)?;
             store.cache.insert((group.sst.meta.id, group.block), block);
             Ok(())
         })?;
@@ -177,13 +185,14 @@ impl LsmStore {
         let from = wanted.partition_point(|row| row.key < sst.meta.first);
         let to = wanted.partition_point(|row| row.key <= sst.meta.last);
         let mut last_block = None;
-        for at in from..to {
-            let Some(row) = wanted.get(at) else { continue };
+        for (at, row) in (from..).zip(&wanted[from..to]) {
             if !sst.may_hold(row.key) {
                 self.lsm.filter_skips += 1;
                 continue;
             }
-            let Some(block) = sst.block_of(row.key) else { continue };
+            let Some(block) = sst.block_of(row.key) else {
+                panic!("the key is within the SST's range")
+            };
             match groups.last_mut() {
                 Some(last) if last_block == Some(block) => last.to = at + 1,
                 _ => groups.push(BlockGroup { sst, block, from: at, to: at + 1 }),
@@ -196,13 +205,12 @@ impl LsmStore {
         &mut self,
         sst: &OpenSst,
         block: &[u8],
-        wanted: Option<&mut [Wanted]>,
+        wanted: &mut [Wanted],
         sink: &mut RowSink<'_>,
     ) -> Result<()> {
-        let rows = Rows::trusted(block);
-        let found = |key| rows.and_then(|rows| rows.find(key));
-        for row in wanted.into_iter().flatten() {
-            let Some(record) = found(row.key) else { continue };
+        let Some(rows) = Rows::trusted(block) else { panic!("the block was checked when loaded") };
+        for row in wanted {
+            let Some(record) = rows.find(row.key) else { continue };
             self.check_record(row.key, record, sst)?;
             row.is_found = true;
             self.monitor.note_read(row.key, sst.meta.id);
@@ -255,7 +263,7 @@ impl LsmStore {
             ssts.get(ssts.partition_point(|sst| sst.last < row.key))
         });
         for meta in version.level(0).iter().rev().chain(deeper) {
-            let Some(sst) = self.ssts.get(&meta.id).cloned() else { continue };
+            let sst = self.open_sst(meta.id);
             let Some(number) = sst.block_of(row.key) else { continue };
             if !sst.may_hold(row.key) {
                 self.lsm.filter_skips += 1;
@@ -273,13 +281,13 @@ impl LsmStore {
                         loaded = Some(block);
                         Ok(())
                     })?;
-                    let Some(block) = loaded else { continue };
+                    let Some(block) = loaded else { panic!("one block was asked for") };
                     self.cache.insert(place, Arc::clone(&block));
                     block
                 }
             };
             let mut wanted = [row];
-            self.answer(&sst, &block, Some(&mut wanted), sink)?;
+            self.answer(&sst, &block, &mut wanted, sink)?;
             if wanted.iter().all(|row| row.is_found) {
                 return Ok(true);
             }
@@ -307,7 +315,7 @@ impl LsmStore {
                     self.engine.release(buf);
                     break;
                 };
-                let begun = self.submit_block(sst, *number, (buf, tag));
+                let begun = self.submit_block(sst, *number, buf, tag);
                 if let Err(error) = begun {
                     self.engine.release(buf);
                     result = Err(error);
@@ -320,22 +328,19 @@ impl LsmStore {
             }
             self.engine.wait(&mut done)?;
             for Completion { tag, buf, result: read, .. } in done.drain(..) {
-                let block = match (places.get(tag as usize), &result) {
-                    (Some((sst, number)), Ok(())) => {
-                        read.and_then(|()| self.checked_block(sst, *number, buf)).map(Some)
-                    }
-                    _ => Ok(None),
-                };
+                let (sst, number) = places[tag as usize];
+                let block = result
+                    .is_ok()
+                    .then(|| read.and_then(|()| self.checked_block(sst, number, buf)));
                 self.engine.release(buf);
-                let taken = block.and_then(|block| {
-                    block.map_or(Ok(()), |block| take(self, tag as usize, block))
-                });
-                result = result.and(taken);
+                if let Some(block) = block {
+                    result = block.and_then(|block| take(self, tag as usize, block));
+                }
             }
         }
     }
 
-    fn submit_block(&mut self, sst: &OpenSst, number: u32, (buf, tag): (BufId, u64)) -> Result<()> {
+    fn submit_block(&mut self, sst: &OpenSst, number: u32, buf: BufId, tag: u64) -> Result<()> {
         let block_bytes = sst.meta.block_bytes;
         let device = self.device_ids.get(&sst.meta.id).copied().ok_or_else(|| {
             Error::corruption("live SST is not attached").with("sst_id", sst.meta.id.0)
@@ -356,7 +361,7 @@ impl LsmStore {
 
     // The block in `buf`, copied for the cache once it is known to be what it should be.
     fn checked_block(&self, sst: &OpenSst, number: u32, buf: BufId) -> Result<Arc<[u8]>> {
-        let bytes = self.engine.bytes(buf).get(..sst.meta.block_bytes as usize).unwrap_or(&[]);
+        let bytes = &self.engine.bytes(buf)[..sst.meta.block_bytes as usize];
         Rows::check(bytes, sst.block_name(number))?;
         Ok(Arc::from(bytes))
     }

@@ -4,6 +4,8 @@
 //! and joined by row; each walk joins memtables (newest) with all levels. Memory: one block per
 //! SST of level 0 and per level, and the memtable rows' places.
 
+#![expect(clippy::indexing_slicing, reason = "the walk chosen is one of the two")]
+
 use std::collections::btree_map::{BTreeMap, IntoIter};
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -76,17 +78,16 @@ impl LsmStore {
                 }
             }
             let Some((key, at)) = next else { return Ok(()) };
-            let Some(walk) = walks.get_mut(at) else { return Ok(()) };
-            if let Some(record) = walk.record(key) {
-                if record.len() != record_bytes {
-                    return Err(Error::corruption("stored record has the wrong length")
-                        .with("table_id", table.0)
-                        .with("row", key.row().row.0)
-                        .with("expected", record_bytes)
-                        .with("found", record.len()));
-                }
-                sink(key.row().row, record)?;
+            let walk = &mut walks[at];
+            let Some(record) = walk.record(key) else { panic!("the walk stands at this row") };
+            if record.len() != record_bytes {
+                return Err(Error::corruption("stored record has the wrong length")
+                    .with("table_id", table.0)
+                    .with("row", key.row().row.0)
+                    .with("expected", record_bytes)
+                    .with("found", record.len()));
             }
+            sink(key.row().row, record)?;
             walk.advance(key)?;
         }
     }
@@ -96,16 +97,16 @@ impl LsmStore {
         let mut in_memory = BTreeMap::new();
         // Oldest first: newer versions replace older ones.
         for memtable in self.sealed.iter().map(Arc::as_ref).chain([&self.active]) {
-            in_memory.extend(memtable.range(range.0..=range.1));
+            in_memory.extend(memtable.range(range.clone()));
         }
         let open = |ssts: &[crate::SstMeta]| -> Vec<Arc<OpenSst>> {
-            ssts.iter().filter_map(|sst| self.ssts.get(&sst.id).cloned()).collect()
+            ssts.iter().map(|sst| self.open_sst(sst.id)).collect()
         };
         let mut runs: Vec<_> =
             self.version.level(0).iter().rev().map(|sst| open(std::slice::from_ref(sst))).collect();
         runs.extend((1..crate::LEVELS_MAX).map(|level| open(self.version.level(level))));
         let cursors: Result<Vec<_>> =
-            runs.into_iter().map(|run| RunCursor::new(run, range, self.block_bytes)).collect();
+            runs.into_iter().map(|run| RunCursor::new(run, &range, self.block_bytes)).collect();
         Ok(Walk {
             in_memory: in_memory.into_iter().peekable(),
             on_disk: Merge::new(cursors?),

@@ -61,9 +61,9 @@ pub struct LsmStats {
     pub memtable_hits: u64,
     /// Announcements too large for the budget, from which no hot rows were chosen.
     pub windows_too_large: u64,
-    /// Rows whose home moved to the hot prefix.
+    /// Rows whose newest version moved to the hot prefix.
     pub rows_promoted: u64,
-    /// Rows whose home moved back.
+    /// Rows whose newest version moved back.
     pub rows_demoted: u64,
     /// Per number of loads within one call: blocks. The input of RecDB Fig. 13.
     pub loads_per_block: [u64; LOAD_BUCKETS],

@@ -147,7 +147,7 @@ impl LsmStore {
                 Some(rule) => Some(HotRowIdentifier::new(rule, &budget)?),
                 None => None,
             },
-            allocator: KeyAllocator::new(stored.hot_homes, &budget)?,
+            allocator: KeyAllocator::new(stored.hot_keys, &budget)?,
             monitor: OutdatedMonitor::new(options.memory.monitored_reads_max, counts, &budget)?,
             scheduler: Scheduler::new(options.scheduling, options.clock.now_us()),
             cache: BlockCache::new(options.memory.block_cache_bytes),
@@ -311,7 +311,7 @@ impl LsmStore {
     /// Returns the rows that live under the hot prefix.
     #[must_use]
     pub fn hot_row_count(&self) -> usize {
-        self.allocator.hot_homes().len()
+        self.allocator.hot_keys().len()
     }
 
     /// Returns the account of everything the store allocates.

@@ -4,6 +4,8 @@
 //! one checksummed file, `commit-<number>.version`; normative text:
 //! `docs/reference/formats/lsm.md`.
 
+#![expect(clippy::indexing_slicing, reason = "a version has LEVELS_MAX levels")]
+
 mod file;
 
 use std::collections::BTreeSet;
@@ -114,9 +116,13 @@ impl Version {
     }
 
     /// Returns the SSTs of `level`: level 0 oldest first, others in key order.
+    ///
+    /// # Panics
+    /// When `level` is not below [`LEVELS_MAX`].
     #[must_use]
     pub fn level(&self, level: usize) -> &[SstMeta] {
-        self.levels.get(level).map_or(&[], Vec::as_slice)
+        assert!(level < LEVELS_MAX, "level {level} of a tree of {LEVELS_MAX}");
+        &self.levels[level]
     }
 
     /// Returns every SST with its level.
@@ -157,9 +163,8 @@ impl Version {
             ssts.retain(|sst| !edit.removed.contains(&sst.id));
         }
         for (level, sst) in &edit.added {
-            if let Some(ssts) = levels.get_mut(*level) {
-                ssts.push(*sst);
-            }
+            assert!(*level < LEVELS_MAX, "an edit adds to a level of the tree");
+            levels[*level].push(*sst);
         }
         for ssts in levels.iter_mut().skip(1) {
             ssts.sort_unstable_by_key(|sst| sst.first);

@@ -1,7 +1,7 @@
 //! Row writes: log, memtable, flush.
 //!
 //! ```text
-//! rows ─▶ home of each (hot prefix or not) ─▶ log entry (Durability::Step) ─▶ active memtable
+//! rows ─▶ key of each (hot prefix or not) ─▶ log entry (Durability::Step) ─▶ active memtable
 //!                                              active full: seal ─▶ flush ─▶ SST on level 0
 //! ```
 
@@ -54,16 +54,16 @@ impl LsmStore {
             self.log_group(rows)?;
         }
         for row in rows {
-            let home = self.allocator.write_home(row.key);
-            self.monitor.note_write(home.old);
-            if home.key != home.old {
-                match home.key.is_hot() {
+            let keys = self.allocator.write_keys(row.key);
+            self.monitor.note_write(keys.old);
+            if keys.key != keys.old {
+                match keys.key.is_hot() {
                     true => self.lsm.rows_promoted += 1,
                     false => self.lsm.rows_demoted += 1,
                 }
             }
-            self.active.insert(home.key, row.record);
-            self.allocator.wrote(home.key);
+            self.active.insert(keys.key, row.record);
+            self.allocator.wrote(keys.key);
             self.lsm.user_bytes_written += row.record.len() as u64;
         }
         self.stats.rows_written += rows.len() as u64;
@@ -75,7 +75,7 @@ impl LsmStore {
     fn log_group(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
         self.entry.clear();
         for row in rows {
-            self.entry.push(self.allocator.write_home(row.key).key, row.record);
+            self.entry.push(self.allocator.write_keys(row.key).key, row.record);
         }
         let bytes: usize = rows.iter().map(|row| 8 + row.record.len()).sum();
         self.check_quota(bytes as u64)?;

@@ -1,7 +1,9 @@
 //! Merging of several sorted runs into one.
 //!
 //! Sources are ordered newest first. Of the versions of one key only the newest is kept; and
-//! none, when the row's home is under the other prefix (`lookahead::key_allocator`).
+//! none, when the row's newest version is under the other prefix (`lookahead::key_allocator`).
+
+#![expect(clippy::indexing_slicing, reason = "the chosen source is one of the sources")]
 
 use tierbed_core::Result;
 
@@ -42,13 +44,13 @@ impl Merge {
 
     /// Returns the newest version of the smallest key; `None` at the end.
     pub(crate) fn row(&self) -> Option<(Key, &[u8])> {
-        let source = self.sources.get(self.at?)?;
-        Some((source.key()?, source.record()?))
+        let source = &self.sources[self.at?];
+        Some((source.key()?, source.record()))
     }
 
     /// Returns the smallest key; `None` at the end.
     pub(crate) fn key(&self) -> Option<Key> {
-        self.sources.get(self.at?)?.key()
+        self.sources[self.at?].key()
     }
 
     /// Goes to the next key, past all older versions of this one.

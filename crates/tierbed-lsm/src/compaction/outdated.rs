@@ -22,6 +22,14 @@ const ENTRY_BYTES: u64 = 32;
 /// Outdated rows known per SST; SSTs without any may be missing.
 pub type OutdatedCounts = BTreeMap<SstId, u64>;
 
+/// Returns the outdated rows known of `sst`; none were counted for one that is missing.
+pub(crate) fn outdated_rows(counts: &OutdatedCounts, sst: SstId) -> u64 {
+    match counts.get(&sst) {
+        Some(count) => *count,
+        None => 0,
+    }
+}
+
 /// Watches reads and writes. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct OutdatedMonitor {
@@ -55,7 +63,7 @@ impl OutdatedMonitor {
         }
     }
 
-    /// Forgets all reads: the rows read before will not be written by who read them.
+    /// Forgets all reads: the rows read before will not be written by their reader.
     pub(crate) fn forget_reads(&mut self) {
         self.found_in.clear();
     }

@@ -10,6 +10,7 @@
 //!               that merge made outdated
 //! ```
 
+use super::outdated::outdated_rows;
 use super::outdated::OutdatedCounts;
 use crate::version::{SstId, SstMeta, Version, LEVELS_MAX};
 
@@ -160,13 +161,9 @@ fn plan_deeper(version: &Version, level: usize, is_urgent: bool, input: &PickerI
 /// `T_merge(fid) = V_merge x sum of size(k) over comp_files(fid)`.
 #[must_use]
 pub fn compaction_score(sst: &SstMeta, others: &[SstMeta], input: &PickerInput<'_>) -> f64 {
-    let outdated = outdated_rows(sst, input.outdated);
+    let outdated = outdated_rows(input.outdated, sst.id);
     let bytes = sst.size_bytes() + others.iter().map(SstMeta::size_bytes).sum::<u64>();
     outdated as f64 / (input.merge_us_per_byte * bytes.max(1) as f64)
-}
-
-fn outdated_rows(sst: &SstMeta, outdated: &OutdatedCounts) -> u64 {
-    outdated.get(&sst.id).copied().unwrap_or(0)
 }
 
 /// Chooses the SST of level 2 or deeper that a level-0 merge frees of outdated rows.
@@ -181,7 +178,7 @@ pub fn pick_rewrite(version: &Version, input: &PickerInput<'_>) -> Option<(usize
     let last = version.level(0).iter().map(|sst| sst.last).max()?;
     let candidates = version.ssts().filter(|(level, sst)| {
         *level >= 2
-            && outdated_rows(sst, input.outdated) > 0
+            && outdated_rows(input.outdated, sst.id) > 0
             && sst.first <= last
             && first <= sst.last
     });

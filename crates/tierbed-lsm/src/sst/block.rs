@@ -17,6 +17,8 @@
 //! Entries of a rows block: one u32 per row, its key minus the first key, ascending; then the
 //! records. Of an index block: u64 keys. Of a filter block: bytes.
 
+#![expect(clippy::indexing_slicing, reason = "blocks to seal have their full length")]
+
 use std::ops::Range;
 
 use tierbed_core::checksum::crc32c;
@@ -75,13 +77,12 @@ pub(crate) fn seal_block(block: &mut [u8], name: BlockName, entries: Entries) {
         .chain(entries.count.to_le_bytes())
         .chain(entries.record_bytes.to_le_bytes())
         .chain(entries.first_key.to_le_bytes());
-    for (place, byte) in block.iter_mut().skip(4).zip(header) {
+    assert!(block.len() >= HEADER_BYTES, "a block has room for its header");
+    for (place, byte) in block[4..HEADER_BYTES].iter_mut().zip(header) {
         *place = byte;
     }
-    let crc = block.get(4..).map_or(0, crc32c);
-    for (place, byte) in block.iter_mut().zip(crc.to_le_bytes()) {
-        *place = byte;
-    }
+    let crc = crc32c(&block[4..]);
+    block[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// What a block says about its entries.
@@ -107,7 +108,7 @@ pub(crate) fn check_block(block: &[u8], name: BlockName) -> Result<Entries> {
     let field = |at| read_u32(block, at).ok_or_else(|| damaged("block is too short", name));
     let long = |at| read_u64(block, at).ok_or_else(|| damaged("block is too short", name));
     let expected = field(0)?;
-    let found = block.get(4..).map_or(0, crc32c);
+    let found = crc32c(&block[4..]);
     if expected != found {
         return Err(damaged("block checksum mismatch", name)
             .with("expected", format_args!("{expected:08x}"))

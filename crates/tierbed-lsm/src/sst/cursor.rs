@@ -3,7 +3,12 @@
 //! A few blocks at a time in one buffer, straight from the device: merges and scans must not
 //! push the rows that reads need out of the block cache.
 
-use std::ops::Range;
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a window of blocks fits the buffer, and blocks are checked when they are loaded"
+)]
+
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use tierbed_core::{Error, Result};
@@ -32,16 +37,16 @@ pub(crate) struct RunCursor {
 }
 
 impl RunCursor {
-    /// Starts at the first row not before `range.0`; `chunk_bytes` are read at once.
+    /// Starts at the first row of `range`; `chunk_bytes` are read at once.
     ///
     /// # Errors
     /// `Io`, `Corruption`.
     pub(crate) fn new(
         ssts: Vec<Arc<OpenSst>>,
-        range: (Key, Key),
+        range: &RangeInclusive<Key>,
         chunk_bytes: usize,
     ) -> Result<Self> {
-        let (first, last) = range;
+        let (first, last) = (*range.start(), *range.end());
         let largest = ssts.iter().map(|sst| sst.meta.block_bytes as usize).max().unwrap_or(1);
         let mut cursor = Self {
             sst_at: ssts.partition_point(|sst| sst.meta.last < first),
@@ -72,8 +77,8 @@ impl RunCursor {
     }
 
     /// Returns the record of the row the cursor stands at.
-    pub(crate) fn record(&self) -> Option<&[u8]> {
-        self.buffer.get(self.record.clone())
+    pub(crate) fn record(&self) -> &[u8] {
+        &self.buffer[self.record.clone()]
     }
 
     /// Goes to the next row.
@@ -88,7 +93,7 @@ impl RunCursor {
     // Makes `current` the row at (sst_at, block, row), moving on over borders.
     fn settle(&mut self) -> Result<()> {
         loop {
-            let block = self.buffer.get(self.block_at..).unwrap_or(&[]);
+            let block = &self.buffer[self.block_at..];
             if let Some((key, place)) = self.places.row(block, self.row) {
                 self.record = self.block_at + place.start..self.block_at + place.end;
                 self.current = (key <= self.last).then_some(key);
@@ -108,20 +113,20 @@ impl RunCursor {
 
     // Makes `places` those of block (sst_at, block); `false` when there are no more blocks.
     fn enter_block(&mut self) -> Result<bool> {
-        let Some(mut sst) = self.ssts.get(self.sst_at).cloned() else { return Ok(false) };
-        if self.block >= sst.meta.rows_blocks {
+        let count = self.ssts.len();
+        if self.sst_at < count && self.block >= self.ssts[self.sst_at].meta.rows_blocks {
             self.sst_at += 1;
             (self.block, self.window) = (0, (0, 0));
-            match self.ssts.get(self.sst_at).cloned() {
-                Some(next) => sst = next,
-                None => return Ok(false),
-            }
         }
+        if self.sst_at == count {
+            return Ok(false);
+        }
+        let sst = Arc::clone(&self.ssts[self.sst_at]);
         if self.block >= self.window.0 + self.window.1 || self.block < self.window.0 {
             self.load(&sst)?;
         }
         self.block_at = (self.block - self.window.0) as usize * sst.meta.block_bytes as usize;
-        let block = self.buffer.get(self.block_at..).unwrap_or(&[]);
+        let block = &self.buffer[self.block_at..];
         let rows = Rows::trusted(block)
             .ok_or_else(|| Error::corruption("block is malformed").with("sst_id", sst.meta.id.0))?;
         self.places = rows.places();

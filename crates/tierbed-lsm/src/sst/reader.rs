@@ -134,6 +134,9 @@ impl OpenSst {
         let filter = if meta.filter_bytes > 0 {
             let mut bits = read_section(&meta, device.as_ref(), BlockKind::Filter)?;
             bits.truncate(meta.filter_bytes as usize);
+            if bits.len() as u64 != meta.filter_bytes {
+                return Err(damaged("SST filter is shorter than committed"));
+            }
             Some(Bloom::from_stored(bits, meta.filter_bits_per_row, Some(memory)))
         } else {
             None

@@ -1,7 +1,12 @@
 //! Building of an SST from a sorted stream of rows.
 //!
 //! Rows are gathered into blocks, blocks into chunks, chunks are written one after the other;
-//! index and filter follow, then one sync. Nobody knows the file until a version names it.
+//! index and filter follow, then one sync. The file counts for nothing until a version names it.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a chunk is whole blocks; filled_bytes is at most its length"
+)]
 
 use std::sync::Arc;
 
@@ -131,18 +136,16 @@ impl<'a> SstWriter<'a> {
         parts: &[&[u8]],
     ) -> Result<()> {
         let at = self.filled_bytes;
-        if let Some(block) = self.chunk.get_mut(at..at + self.block_bytes) {
-            block.fill(0);
-            let mut filled = HEADER_BYTES;
-            for part in parts {
-                if let Some(place) = block.get_mut(filled..filled + part.len()) {
-                    place.copy_from_slice(part);
-                }
-                filled += part.len();
-            }
-            assert!(filled <= self.block_bytes, "entries fit into the block");
-            seal_block(block, BlockName { sst: self.id, number, kind }, entries);
+        let block = &mut self.chunk[at..at + self.block_bytes];
+        block.fill(0);
+        let part_bytes: usize = parts.iter().map(|part| part.len()).sum();
+        assert!(HEADER_BYTES + part_bytes <= self.block_bytes, "entries fit into the block");
+        let mut filled = HEADER_BYTES;
+        for part in parts {
+            block[filled..filled + part.len()].copy_from_slice(part);
+            filled += part.len();
         }
+        seal_block(block, BlockName { sst: self.id, number, kind }, entries);
         self.filled_bytes += self.block_bytes;
         if self.filled_bytes == self.chunk.len() {
             self.write_chunk()?;
@@ -151,7 +154,7 @@ impl<'a> SstWriter<'a> {
     }
 
     fn write_chunk(&mut self) -> Result<()> {
-        let full = self.chunk.get(..self.filled_bytes).unwrap_or(&[]);
+        let full = &self.chunk[..self.filled_bytes];
         if !full.is_empty() {
             if self.written_bytes == 0 {
                 // Blocks that are taken ahead need not be taken write by write; `finish` gives

@@ -39,7 +39,7 @@ pub(crate) struct StoredVersion {
     /// Log segments to replay, oldest first.
     pub(crate) segments: Vec<SegmentMeta>,
     /// Rows whose newest version has the hot prefix, ascending.
-    pub(crate) hot_homes: Vec<Key>,
+    pub(crate) hot_keys: Vec<Key>,
 }
 
 /// Returns the length of the version file that holds `stored`.
@@ -47,7 +47,7 @@ pub(crate) fn encoded_len(stored: &StoredVersion) -> usize {
     HEADER_BYTES
         + SST_BYTES * stored.version.ssts().count()
         + SEGMENT_BYTES * stored.segments.len()
-        + 8 * stored.hot_homes.len()
+        + 8 * stored.hot_keys.len()
 }
 
 /// Writes `stored` as the bytes of a version file.
@@ -56,7 +56,7 @@ pub(crate) fn encode(stored: &StoredVersion) -> Vec<u8> {
     out.extend(MAGIC.to_le_bytes());
     out.extend(FORMAT_VERSION.to_le_bytes());
     out.extend(0u32.to_le_bytes());
-    let counts = [stored.version.ssts().count(), stored.segments.len(), stored.hot_homes.len()];
+    let counts = [stored.version.ssts().count(), stored.segments.len(), stored.hot_keys.len()];
     for number in [stored.next_sst, stored.next_segment] {
         out.extend(number.to_le_bytes());
     }
@@ -87,7 +87,7 @@ pub(crate) fn encode(stored: &StoredVersion) -> Vec<u8> {
             out.extend(long.to_le_bytes());
         }
     }
-    for key in &stored.hot_homes {
+    for key in &stored.hot_keys {
         out.extend(key.get().to_le_bytes());
     }
     out
@@ -139,15 +139,15 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<StoredVersion> {
         }
         segments.push(SegmentMeta { id, len_bytes: long(at + 8)?, entry_count: long(at + 16)? });
     }
-    let hot_homes: Option<Vec<Key>> = (hot_at..bytes.len())
+    let hot_keys: Option<Vec<Key>> = (hot_at..bytes.len())
         .step_by(8)
         .map(|at| Key::from_stored(read_u64(bytes, at)?).filter(|key| key.is_hot()))
         .collect();
-    let hot_homes = hot_homes.ok_or_else(|| damaged("a hot row is no key"))?;
-    if !hot_homes.is_sorted_by(|one, next| one < next) {
+    let hot_keys = hot_keys.ok_or_else(|| damaged("a hot row is no key"))?;
+    if !hot_keys.is_sorted_by(|one, next| one < next) {
         return Err(damaged("hot rows out of order"));
     }
-    Ok(StoredVersion { version, outdated, next_sst, next_segment, segments, hot_homes })
+    Ok(StoredVersion { version, outdated, next_sst, next_segment, segments, hot_keys })
 }
 
 fn decode_ssts(
@@ -237,7 +237,7 @@ mod tests {
             next_sst: 7,
             next_segment: 4,
             segments: vec![SegmentMeta { id: SegmentId(3), len_bytes: 100, entry_count: 2 }],
-            hot_homes: vec![Key::hot(key(4).row()), Key::hot(key(9).row())],
+            hot_keys: vec![Key::hot(key(4).row()), Key::hot(key(9).row())],
         }
     }
 

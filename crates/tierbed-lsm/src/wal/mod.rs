@@ -13,6 +13,8 @@
 //! | 16..24 | entry number in the segment, from 0 |
 //! | 24.. | rows: key u64, record; the table in the key tells the record's length. Or a commit |
 
+#![expect(clippy::indexing_slicing, reason = "entries begin with a header, rows with a key")]
+
 mod reader;
 mod tail;
 
@@ -103,7 +105,7 @@ impl Segment {
     /// Makes everything appended survive power loss.
     ///
     /// # Errors
-    /// `Io`, `NoSpace`; then nobody knows how much of it is there.
+    /// `Io`, `NoSpace`; how much of it survives is unknown then.
     pub(crate) fn sync(&mut self) -> Result<()> {
         if self.is_dirty {
             self.device.sync()?;
@@ -138,19 +140,18 @@ impl Entry {
     }
 
     fn seal(&mut self, segment: SegmentId, number: u64, kind: u32) -> &[u8] {
-        let payload_bytes = self.bytes.len().saturating_sub(HEADER_BYTES) as u32;
+        assert!(self.bytes.len() >= HEADER_BYTES, "an entry is cleared before it is filled");
+        let payload_bytes = (self.bytes.len() - HEADER_BYTES) as u32;
         let header = (payload_bytes | kind)
             .to_le_bytes()
             .into_iter()
             .chain(segment.0.to_le_bytes())
             .chain(number.to_le_bytes());
-        for (place, byte) in self.bytes.iter_mut().skip(4).zip(header) {
+        for (place, byte) in self.bytes[4..HEADER_BYTES].iter_mut().zip(header) {
             *place = byte;
         }
-        let crc = self.bytes.get(4..).map_or(0, crc32c);
-        for (place, byte) in self.bytes.iter_mut().zip(crc.to_le_bytes()) {
-            *place = byte;
-        }
+        let crc = crc32c(&self.bytes[4..]);
+        self.bytes[..4].copy_from_slice(&crc.to_le_bytes());
         &self.bytes
     }
 }
@@ -229,7 +230,7 @@ pub(crate) fn decode_segment(
         let entry = first_entry(rest, meta.id, number).ok_or_else(damaged)?;
         decode_rows(entry, schema, number, sink)?;
         number += 1;
-        rest = rest.get(entry.len_bytes..).unwrap_or(&[]);
+        rest = &rest[entry.len_bytes..];
     }
     check_count(number, meta)
 }
@@ -260,7 +261,7 @@ fn decode_rows(
         if key.row().row.0 >= table.row_count {
             return Err(damaged());
         }
-        sink(key, row.get(8..).unwrap_or(&[]))?;
+        sink(key, &row[8..])?;
         rows = later;
     }
     Ok(())

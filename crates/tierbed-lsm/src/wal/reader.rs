@@ -3,6 +3,8 @@
 //! Opening has no more memory than training had, and a segment may be as long as a write buffer:
 //! a store that read it whole could not be opened with the budget it was trained with.
 
+#![expect(clippy::indexing_slicing, reason = "the buffer was made long enough")]
+
 use std::sync::Arc;
 
 use tierbed_core::{Budget, Reservation, Result};
@@ -74,7 +76,7 @@ impl LogReader {
             self.memory.resize(len_bytes as u64)?;
             self.buffer = vec![0; len_bytes];
         }
-        let Some(bytes) = self.buffer.get_mut(..len_bytes) else { return Ok(None) };
+        let bytes = &mut self.buffer[..len_bytes];
         self.device.read_at(at, bytes)?;
         Ok(first_entry(bytes, self.id, number))
     }
@@ -91,7 +93,7 @@ impl LogReader {
         }
         while at + HEADER_BYTES as u64 <= self.len_bytes {
             let len = SCAN_BYTES.min((self.len_bytes - at) as usize);
-            let Some(bytes) = self.buffer.get_mut(..len) else { break };
+            let bytes = &mut self.buffer[..len];
             self.device.read_at(at, bytes)?;
             let id = self.id;
             let found = bytes.windows(HEADER_BYTES).zip(at..).find_map(|(header, place)| {

@@ -1,6 +1,6 @@
 //! Background jobs: flushes and compactions.
 //!
-//! A job holds everything it needs: the memtable or the SSTs, which never change, and the homes
+//! A job holds everything it needs: the memtable or the SSTs, which never change, and the hot keys
 //! of hot rows as they were when it was planned. So it runs beside reads and writes, on any
 //! thread, and changes nothing but new files. Rows that move meanwhile were written again, so what
 //! the job keeps or drops of them is outdated either way.
@@ -26,7 +26,7 @@ const ROWS_PER_LOOK: u64 = 1024;
 pub(crate) struct Job {
     pub(crate) task: Task,
     /// Under which prefix rows lived when the job was planned.
-    pub(crate) homes: Homes,
+    pub(crate) hot_keys: HotKeys,
     /// Bytes of the blocks to write.
     pub(crate) block_bytes: usize,
 }
@@ -86,15 +86,15 @@ impl Made {
 
 /// The rows under the hot prefix at one moment, ascending.
 #[derive(Debug)]
-pub(crate) struct Homes {
+pub(crate) struct HotKeys {
     pub(crate) hot: Vec<Key>,
     pub(crate) _memory: Reservation,
 }
 
-impl Homes {
+impl HotKeys {
     fn is_superseded(&self, key: Key) -> bool {
-        let is_hot_home = self.hot.binary_search(&Key::hot(key.row())).is_ok();
-        key.is_hot() != is_hot_home
+        let is_newest_hot = self.hot.binary_search(&Key::hot(key.row())).is_ok();
+        key.is_hot() != is_newest_hot
     }
 }
 
@@ -168,13 +168,13 @@ impl<'a> Running<'a> {
         SstWriter::create(self.tools, id, self.job.block_bytes)
     }
 
-    // Rows whose home has moved since are left out; no SST when that leaves nothing.
+    // Rows that moved to the other prefix since are left out; no SST when that leaves nothing.
     fn flush(&mut self, memtable: &Memtable) -> Result<(Merged, Option<Merged>)> {
         let mut merged = Merged::default();
-        let homes = &self.job.homes;
+        let hot_keys = &self.job.hot_keys;
         let rows = memtable.range(Key::MIN..=Key::MAX);
         let mut writer: Option<SstWriter<'_>> = None;
-        for (key, record) in rows.filter(|(key, _)| !homes.is_superseded(*key)) {
+        for (key, record) in rows.filter(|(key, _)| !hot_keys.is_superseded(*key)) {
             let mut open = match writer.take() {
                 Some(open) => open,
                 None => self.begin_sst()?,
@@ -190,7 +190,7 @@ impl<'a> Running<'a> {
 
     fn merge(&mut self, task: &MergeTask) -> Result<(Merged, Option<Merged>)> {
         let chunk_bytes = self.tools.chunk_bytes;
-        let all = (Key::MIN, Key::MAX);
+        let all = Key::MIN..=Key::MAX;
         let mut runs = Vec::new();
         if task.plan.input_level == 0 {
             runs.extend(task.inputs.iter().rev().map(|sst| vec![Arc::clone(sst)]));
@@ -199,11 +199,11 @@ impl<'a> Running<'a> {
         }
         runs.push(task.overlapping.clone());
         let cursors: Result<Vec<_>> =
-            runs.into_iter().map(|run| RunCursor::new(run, all, chunk_bytes)).collect();
+            runs.into_iter().map(|run| RunCursor::new(run, &all, chunk_bytes)).collect();
         let rewrite = task.rewrite.as_ref().map(|sst| sst.meta);
         let mut merged = self.write_runs(Merge::new(cursors?), rewrite.as_ref(), None)?;
         let Some(sst) = &task.rewrite else { return Ok((merged, None)) };
-        let cursor = RunCursor::new(vec![Arc::clone(sst)], all, chunk_bytes)?;
+        let cursor = RunCursor::new(vec![Arc::clone(sst)], &all, chunk_bytes)?;
         let newer = std::mem::take(&mut merged.keys);
         let rewritten = self.write_runs(Merge::new(vec![cursor]), None, Some(&newer))?;
         merged.memory = None;
@@ -227,7 +227,7 @@ impl<'a> Running<'a> {
                 return Err(Error::new(ErrorKind::Closed, "store is being closed"));
             }
             let is_newer_elsewhere = newer.is_some_and(|keys| keys.binary_search(&key).is_ok());
-            if is_newer_elsewhere || self.job.homes.is_superseded(key) {
+            if is_newer_elsewhere || self.job.hot_keys.is_superseded(key) {
                 left_out += 1;
                 merge.advance()?;
                 continue;

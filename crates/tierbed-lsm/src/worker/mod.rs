@@ -25,7 +25,7 @@ use crate::sst::OpenSst;
 use crate::store::LsmStore;
 use crate::version::{SstId, SstMeta, VersionEdit};
 
-use job::{carry_out, Done, Homes, Job, Made, MergeTask, Merged, Task};
+use job::{carry_out, Done, HotKeys, Job, Made, MergeTask, Merged, Task};
 pub(crate) use thread::Worker;
 pub use thread::WorkerChoice;
 
@@ -141,9 +141,9 @@ impl LsmStore {
     }
 
     fn job(&self, task: Task) -> Result<Job> {
-        let hot = self.allocator.hot_homes();
+        let hot = self.allocator.hot_keys();
         let memory = self.options.budget.reserve("compaction buffers", 8 * hot.len() as u64)?;
-        Ok(Job { task, homes: Homes { hot, _memory: memory }, block_bytes: self.block_bytes })
+        Ok(Job { task, hot_keys: HotKeys { hot, _memory: memory }, block_bytes: self.block_bytes })
     }
 
     /// Turns the oldest sealed memtable into an SST before it returns. When the background thread

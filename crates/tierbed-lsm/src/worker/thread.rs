@@ -137,14 +137,14 @@ impl Drop for Background {
 mod tests {
     use super::*;
     use crate::memtable::Memtable;
-    use crate::worker::job::{Homes, Task};
+    use crate::worker::job::{HotKeys, Task};
     use tierbed_io::MemoryFolder;
 
     fn flush_of_nothing(budget: &Budget) -> Job {
         let memory = budget.reserve("hot rows", 0).unwrap();
         Job {
             task: Task::Flush(Arc::new(Memtable::new(1000))),
-            homes: Homes { hot: vec![], _memory: memory },
+            hot_keys: HotKeys { hot: vec![], _memory: memory },
             block_bytes: 4096,
         }
     }
