@@ -316,7 +316,7 @@ fn hour_of_day(field: &[u8], at: usize) -> std::result::Result<&[u8], BadLine> {
     if field.len() != 8 || !field.iter().all(u8::is_ascii_digit) {
         return Err(bad());
     }
-    let hour = field.get(6..).unwrap_or(&[]);
+    let (_, hour) = field.split_at(6);
     if hour > b"23".as_slice() {
         return Err(bad());
     }

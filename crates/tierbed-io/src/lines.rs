@@ -4,6 +4,8 @@
 //! frames), told apart by their first bytes, never by their name. It holds one block at a time,
 //! whatever the size of the file, and knows the number and the byte offset of every line.
 
+#![expect(clippy::indexing_slicing, reason = "start and end lie in the block, in this order")]
+
 use std::fs::File;
 use std::io::{BufReader, ErrorKind as IoErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -186,9 +188,8 @@ impl LineReader {
     pub fn next_line(&mut self) -> Result<Option<&[u8]>> {
         let mut searched = 0;
         let (length, consumed) = loop {
-            let held = self.block.get(self.start..self.end).unwrap_or(&[]);
-            let fresh = held.get(searched..).unwrap_or(&[]);
-            if let Some(at) = memchr::memchr(b'\n', fresh) {
+            let held = &self.block[self.start..self.end];
+            if let Some(at) = memchr::memchr(b'\n', &held[searched..]) {
                 break (searched + at, searched + at + 1);
             }
             searched = held.len();
@@ -209,7 +210,7 @@ impl LineReader {
         self.start += consumed;
         self.offset_bytes += consumed as u64;
         self.line_number += 1;
-        let line = self.block.get(begin..begin + length).unwrap_or(&[]);
+        let line = &self.block[begin..begin + length];
         Ok(Some(line.strip_suffix(b"\r").unwrap_or(line)))
     }
 
@@ -226,7 +227,7 @@ impl LineReader {
         if self.end == self.block.len() {
             self.block.resize(self.block.len() * 2, 0);
         }
-        let room = self.block.get_mut(self.end..).unwrap_or(&mut []);
+        let room = &mut self.block[self.end..];
         let read = loop {
             match self.source.read(room) {
                 Err(error) if error.kind() == IoErrorKind::Interrupted => {}

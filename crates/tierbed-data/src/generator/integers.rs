@@ -3,6 +3,11 @@
 //! Each has 1,024 equally likely levels; a level's integer and its logarithm are tabulated, so
 //! that drawing costs 10 random bits and a load.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "groups of missing integers are numbers of the table of shares"
+)]
+
 use super::shape::{ACTIVITY_SHARE, DENSE_COUNT, INTEGERS, INTEGER_MISSING_SHARES};
 
 const LEVEL_COUNT: usize = 1 << 10;
@@ -69,7 +74,7 @@ impl Integers {
             if let Some(group) = integer.missing {
                 let word = if group < 4 { fourth } else { fifth };
                 let roll = (word >> (16 * (group % 4))) & 0xffff;
-                let share = INTEGER_MISSING_SHARES.get(group).copied().unwrap_or(0.0);
+                let share = INTEGER_MISSING_SHARES[group];
                 if (roll as f64) < share * 65_536.0 {
                     *level = MISSING_LEVEL;
                 }

@@ -9,6 +9,8 @@
 //!
 //! Memory: below 1 MiB, whatever the scale.
 
+#![expect(clippy::indexing_slicing, reason = "features are numbers of the 26 columns")]
+
 mod calibration;
 mod hierarchy;
 mod integers;
@@ -171,18 +173,15 @@ impl Generator {
         let token_counts: [u32; FEATURE_COUNT] = {
             let mut counts = row_counts;
             for feature in &FEATURES {
-                if let (Some(count), Some(_)) = (counts.get_mut(feature.at), feature.missing) {
-                    *count -= 1;
-                }
+                counts[feature.at] -= u32::from(feature.missing.is_some());
             }
             counts
         };
-        let count_of = |at: usize| token_counts.get(at).copied().unwrap_or(1);
         let makers = FEATURES
             .iter()
             .map(|feature| {
                 let seed = mix64(options.seed ^ mix64(0x0070_6b65_6e73 + feature.at as u64));
-                let token_count = count_of(feature.at);
+                let token_count = token_counts[feature.at];
                 let source = match feature.origin {
                     Origin::Drawn { shape, home } => MakerSource::Drawn {
                         popularity: Popularity::new(&shape, token_count),
@@ -193,7 +192,7 @@ impl Generator {
                     },
                     Origin::Function { of, spread } => MakerSource::Function {
                         of,
-                        hierarchy: Hierarchy::new(count_of(of), token_count, spread, seed),
+                        hierarchy: Hierarchy::new(token_counts[of], token_count, spread, seed),
                     },
                 };
                 Maker {
@@ -290,12 +289,9 @@ impl Generator {
     fn ids(&self, draw: &Draw) -> [u32; FEATURE_COUNT] {
         let mut ids = [0; FEATURE_COUNT];
         for maker in &self.makers {
-            let (Some(id), Some(&token)) = (ids.get_mut(maker.at), draw.tokens.get(maker.at))
-            else {
-                continue;
-            };
+            let token = draw.tokens[maker.at];
             if token != MISSING {
-                *id = maker.id_base + maker.permutation.apply(token);
+                ids[maker.at] = maker.id_base + maker.permutation.apply(token);
             }
         }
         ids
@@ -330,16 +326,10 @@ impl Generator {
                     (maker.drifted(rank, age), rank)
                 }
                 MakerSource::Function { of, hierarchy } => {
-                    let child = draw.tokens.get(*of).copied().unwrap_or(MISSING);
-                    let rank = draw.ranks.get(*of).copied().unwrap_or(0);
-                    (hierarchy.parent(child), rank)
+                    (hierarchy.parent(draw.tokens[*of]), draw.ranks[*of])
                 }
             };
-            if let (Some(slot), Some(slot_rank)) =
-                (draw.tokens.get_mut(maker.at), draw.ranks.get_mut(maker.at))
-            {
-                (*slot, *slot_rank) = (token, rank);
-            }
+            (draw.tokens[maker.at], draw.ranks[maker.at]) = (token, rank);
         }
         draw
     }
@@ -350,7 +340,7 @@ impl Maker {
     /// the feature at home.
     fn word(&self, word: u64, home: Option<Home>, tokens: &[u32; FEATURE_COUNT]) -> u64 {
         let Some(home) = home else { return word };
-        let host = tokens.get(home.of).copied().unwrap_or(MISSING);
+        let host = tokens[home.of];
         if host != MISSING && (mix64(word) >> 32) < home.share {
             return mix64(self.seed ^ mix64(u64::from(host)));
         }

@@ -9,6 +9,11 @@
 //! Source: Walker, "An efficient method for generating discrete random variables with general
 //! distributions" (TOMS 1977); Vose's construction (1991).
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "buckets and shares have one length; products are scaled to it"
+)]
+
 /// The parameters of one feature's popularity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Shape {
@@ -74,10 +79,9 @@ impl Popularity {
     /// Returns the rank that the 64 random bits `word` stand for.
     pub(crate) fn rank(&self, word: u64) -> u32 {
         let product = (word >> 32) * self.buckets.len() as u64;
-        let bucket = |at: u64| self.buckets.get(at as usize).copied().unwrap_or_default();
-        let mut drawn = bucket(product >> 32);
+        let mut drawn = self.buckets[(product >> 32) as usize];
         if product as u32 >= drawn.threshold {
-            drawn = bucket(u64::from(drawn.other));
+            drawn = self.buckets[drawn.other as usize];
         }
         let inside = ((word & 0xffff_ffff) * u64::from(drawn.rank_count)) >> 32;
         drawn.first_rank + inside as u32
@@ -86,31 +90,26 @@ impl Popularity {
 
 /// Cuts the shares (summing to 1) into columns of equal height, two buckets to a column.
 fn fill_alias(buckets: &mut [Bucket], shares: &[f64]) {
+    assert!(buckets.len() == shares.len(), "a share per bucket");
     let count = shares.len() as f64;
     let mut heights: Vec<f64> = shares.iter().map(|share| share * count).collect();
     let (mut small, mut large): (Vec<usize>, Vec<usize>) =
-        (0..heights.len()).partition(|&at| heights.get(at).is_some_and(|height| *height < 1.0));
+        (0..heights.len()).partition(|&at| heights[at] < 1.0);
     while let (Some(&low), Some(&high)) = (small.last(), large.last()) {
         small.pop();
-        let low_height = heights.get(low).copied().unwrap_or(1.0);
-        if let Some(bucket) = buckets.get_mut(low) {
-            bucket.threshold = (low_height * 4_294_967_296.0) as u32;
-            bucket.other = high as u32;
-        }
-        if let Some(height) = heights.get_mut(high) {
-            *height -= 1.0 - low_height;
-            if *height < 1.0 {
-                large.pop();
-                small.push(high);
-            }
+        let low_height = heights[low];
+        buckets[low].threshold = (low_height * 4_294_967_296.0) as u32;
+        buckets[low].other = high as u32;
+        heights[high] -= 1.0 - low_height;
+        if heights[high] < 1.0 {
+            large.pop();
+            small.push(high);
         }
     }
     // What is left is full up to rounding: it keeps its column to itself.
     for at in small.into_iter().chain(large) {
-        if let Some(bucket) = buckets.get_mut(at) {
-            bucket.threshold = u32::MAX;
-            bucket.other = at as u32;
-        }
+        buckets[at].threshold = u32::MAX;
+        buckets[at].other = at as u32;
     }
 }
 

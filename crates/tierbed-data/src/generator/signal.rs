@@ -5,6 +5,8 @@
 //! first two are what a logistic regression finds, the third is for models that multiply.
 //! The click itself is a coin with that probability, which is the noise.
 
+#![expect(clippy::indexing_slicing, reason = "interactions name two of the 26 columns")]
+
 use tierbed_core::env::mix64;
 
 use super::integers::Integers;
@@ -59,8 +61,7 @@ impl Signal {
             }
         }
         for (left, right, weight) in INTERACTIONS {
-            let hash = |at: usize| hashes.get(at).copied().unwrap_or(0);
-            let (left, right) = (hash(left), hash(right));
+            let (left, right) = (hashes[left], hashes[right]);
             if left != 0 && right != 0 {
                 sum += weight * product(mix64(left), mix64(right));
             }

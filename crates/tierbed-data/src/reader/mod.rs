@@ -275,8 +275,10 @@ impl LogReader {
         if self.lines.is_some() {
             return Ok(true);
         }
-        let Some(path) = self.paths.get(self.position.file_index) else {
-            return Ok(false);
+        // A position behind the last file is the end of the log.
+        let path = match self.paths.get(self.position.file_index) {
+            Some(path) => path,
+            None => return Ok(false),
         };
         let mut lines = LineReader::open(path)?;
         if self.options.format == LogFormat::Avazu {

@@ -3,6 +3,11 @@
 //! The first column of a chain is drawn sample by sample. The next one is a function of its
 //! tokens: drawn token by token, in order of first appearance, and then looked up per sample.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a parent is drawn for every token of the column before"
+)]
+
 use tierbed_core::env::mix64;
 use tierbed_core::Result;
 
@@ -33,7 +38,7 @@ impl Columns {
             if shape.is_function {
                 let parents = shape.growth.draw(column.token_count, seed);
                 for token in &mut column.draws {
-                    *token = parents.draws.get(*token as usize).copied().unwrap_or(0);
+                    *token = parents.draws[*token as usize];
                 }
                 column.token_count = parents.token_count;
             } else {

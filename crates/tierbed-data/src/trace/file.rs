@@ -210,7 +210,8 @@ impl TraceReader {
 
 /// Puts magic and checksum on a header.
 pub(crate) fn mend(page: &mut [u8]) {
-    let crc = page.get(12..).map_or(0, crc32c).to_le_bytes();
+    let (_, rest) = page.split_at(page.len().min(12));
+    let crc = crc32c(rest).to_le_bytes();
     let head = MAGIC.into_iter().chain(crc);
     page.iter_mut().zip(head).for_each(|(place, byte)| *place = byte);
 }

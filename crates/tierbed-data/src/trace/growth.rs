@@ -9,6 +9,11 @@
 //! a trace shall have the published number of tokens and not a random one around it. Which
 //! tokens are drawn again, given how many there are, does not depend on it.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a draw is scaled to the number of draws; every token drawn has a count"
+)]
+
 use tierbed_core::env::SplitMix64;
 
 /// How the tokens of one column grow and repeat.
@@ -118,11 +123,11 @@ impl<'a> Run<'a> {
         loop {
             let word = self.rng.next_u64();
             let at = ((word >> 32) * self.draws.len() as u64) >> 32;
-            let token = self.draws.get(at as usize).copied().unwrap_or(0);
+            let token = self.draws[at as usize];
             if token == 0 && self.top_share > 0 {
                 continue;
             }
-            let Some(count) = self.counts.get_mut(token as usize) else { continue };
+            let count = &mut self.counts[token as usize];
             let share = ((word as u32) as f64) * (1.0 / 4_294_967_296.0);
             if share * f64::from(*count) >= self.growth.discount {
                 *count += 1;

@@ -257,7 +257,9 @@ impl VocabularyBuilder {
                 sum.first = sum.first.min(same.first);
                 next = counted.next()?;
             }
-            let Some(report) = self.features.get_mut(usize::from(sum.feature())) else { continue };
+            let Some(report) = self.features.get_mut(usize::from(sum.feature())) else {
+                return Err(Error::corruption("spilled record names a feature that is not there"));
+            };
             if sum.number() < self.options.min_count {
                 report.rare_token_count += 1;
             } else {

@@ -131,7 +131,8 @@ impl Directory {
         if !is_whole {
             return Err(Error::corruption("vocabulary file is cut short in its header"));
         }
-        let mut fields = FieldReader { bytes: header.get(8..).unwrap_or(&[]) };
+        let (_, bytes) = header.split_at(8);
+        let mut fields = FieldReader { bytes };
         let version = fields.u32()?;
         let feature_count = fields.u32()?;
         let (file_bytes, min_count, sample_count) = (fields.u64()?, fields.u64()?, fields.u64()?);
@@ -237,7 +238,7 @@ pub(crate) fn read_section(
     let mut crc = 0;
     while left > 0 {
         let step = left.min(piece.len() as u64) as usize;
-        let piece = piece.get_mut(..step).unwrap_or(&mut []);
+        let (piece, _) = piece.split_at_mut(step);
         if !read_whole(file, piece)? {
             return Err(Error::corruption("vocabulary file is cut short in a section"));
         }

@@ -9,6 +9,11 @@
 //!
 //! Source: Perl, Itai, Avni, "Interpolation search - a log log N search" (CACM 1978).
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "sections lie inside the file, which is checked when it is opened"
+)]
+
 mod builder;
 mod format;
 mod mapping;
@@ -63,23 +68,23 @@ impl Vocabulary {
         let mut file = File::open(path).map_err(unreadable)?;
         let directory = Directory::read(&mut file)?;
         let mut smallest_first: Vec<usize> = (0..directory.features.len()).collect();
-        smallest_first.sort_by_key(|&at| directory.features.get(at).map(|entry| entry.token_count));
+        smallest_first.sort_by_key(|&at| directory.features[at].token_count);
         let mut lookups: Vec<_> = directory.features.iter().map(mapped).collect();
         let mut left_bytes = resident_budget_bytes;
         for at in smallest_first {
-            let (Some(entry), Some(lookup)) = (directory.features.get(at), lookups.get_mut(at))
-            else {
-                continue;
-            };
+            let entry = &directory.features[at];
             let table_bytes = ResidentTable::size_bytes(entry.token_count);
             if table_bytes <= left_bytes {
                 left_bytes -= table_bytes;
-                *lookup = Lookup::Resident(ResidentTable::read(&mut file, entry)?);
+                lookups[at] = Lookup::Resident(ResidentTable::read(&mut file, entry)?);
             } else {
                 check_sections(&mut file, entry)?;
             }
         }
         let mapping = Mapping::of(&file)?;
+        if mapping.bytes().len() as u64 != directory.file_bytes {
+            return Err(Error::corruption("vocabulary file changed while it was opened"));
+        }
         Ok(Self { directory, lookups, mapping })
     }
 
@@ -148,12 +153,14 @@ impl Vocabulary {
             }
             Some(&Lookup::Mapped { fingerprints_at, ids_at, token_count }) => {
                 let bytes = self.mapping.bytes();
-                let section = |at: usize, len: usize| bytes.get(at..at + len).unwrap_or(&[]);
+                let section = |at: usize, len: usize| &bytes[at..at + len];
                 let keys = section(fingerprints_at, token_count * 8).as_chunks::<8>().0;
                 let values = section(ids_at, token_count * 4).as_chunks::<4>().0;
                 for (id, fingerprint) in ids.iter_mut().zip(fingerprints) {
-                    let found = search(keys, fingerprint).and_then(|at| values.get(at));
-                    *id = found.map_or(0, |value| i64::from(u32::from_le_bytes(*value)));
+                    *id = match search(keys, fingerprint) {
+                        Some(at) => i64::from(u32::from_le_bytes(values[at])),
+                        None => 0,
+                    };
                 }
             }
         }
@@ -207,7 +214,7 @@ fn search(keys: &[[u8; 8]], wanted: u64) -> Option<usize> {
     if wanted == MISSING {
         return None;
     }
-    let key = |at: usize| keys.get(at).map_or(u64::MAX, |key| u64::from_le_bytes(*key));
+    let key = |at: usize| u64::from_le_bytes(keys[at]);
     // Invariant: if it is there, it lies in `low..high`, whose values are in `low_key..=high_key`.
     let (mut low, mut high) = (0, keys.len());
     let (mut low_key, mut high_key) = (0u64, u64::MAX);
@@ -259,8 +266,7 @@ impl ResidentTable {
         let mut done = 0;
         while done < token_count {
             let step = (token_count - done).min(piece_tokens as u64) as usize;
-            let (keys, ids) =
-                (keys.get_mut(..step).unwrap_or(&mut []), ids.get_mut(..step).unwrap_or(&mut []));
+            let (keys, ids) = (&mut keys[..step], &mut ids[..step]);
             read_at(file, entry.fingerprints_at + done * 8, keys.as_flattened_mut())?;
             read_at(file, entry.ids_at + done * 4, ids.as_flattened_mut())?;
             for (key, id) in keys.iter().zip(ids.iter()) {
