@@ -69,9 +69,9 @@ const MISTAKES: [(&str, &str, &str, &str); 16] = [
     ("parts", "parts_skip_the_busy", WAITING, "None"),
     (
         "parts",
-        "parts_homes_by_call",
-        "visits.homes.extend(hashes.map(|hash| self.home(hash)));",
-        "visits.homes.extend((0u8..).zip(hashes).map(|(at, _)| at % self.part_count as u8));",
+        "parts_of_keys_by_call",
+        "visits.part_of.extend(hashes.map(|hash| self.part(hash)));",
+        "visits.part_of.extend((0u8..).zip(hashes).map(|(at, _)| at % self.part_count as u8));",
     ),
 ];
 

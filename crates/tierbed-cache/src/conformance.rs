@@ -132,7 +132,11 @@ fn ask_group(policy: &mut dyn EvictionPolicy, model: &mut Model, rng: &mut Split
 }
 
 fn come_in(policy: &mut dyn EvictionPolicy, model: &mut Model, row: u64) {
-    let score = model.scores.get(&row).copied().unwrap_or(0);
+    // A row that never left has no score yet.
+    let score = match model.scores.get(&row) {
+        Some(score) => *score,
+        None => 0,
+    };
     let arrival = policy.arrive(mix64(row), score, model.empty_slot().is_none());
     model.scores.insert(row, arrival.score);
     if !arrival.is_admitted {

@@ -1,8 +1,8 @@
 //! The slot index: a hash table from keys to slots, sixteen to a cache line.
 //!
-//! A key has a home line and stands there, or behind it where lines are full: whoever is farther
-//! from home has the right of way, so distances are short and even. Each line counts the entries
-//! that passed it: a search ends at a line that nobody passed. A removal lets an entry that had
+//! The hash of a key gives its first line. The key stands there, or behind it where lines are full:
+//! the entry farther from its first line has the right of way, so distances are short and even.
+//! Each line counts the entries that passed it: a search ends at a line with none. A removal lets an entry that had
 //! passed move back into the gap: no tombstones, and the index neither degrades nor grows.
 //!
 //! ```text
@@ -20,7 +20,7 @@
 const LOAD_PERCENT: usize = 85;
 /// Entries of a line: 64 bytes.
 const LANES: usize = 16;
-/// Where an entry tells how far from home it stands; one line from home.
+/// Bit at which an entry holds its distance from its first line, and a distance of one line.
 const DISTANCE_AT: u32 = 27;
 const STEP: u32 = 1 << DISTANCE_AT;
 /// Values there may be.
@@ -128,7 +128,11 @@ impl SlotIndex {
     /// Reads where a search for `hash` will begin, and returns something of it.
     #[inline]
     pub(crate) fn first_word(&self, hash: u64) -> u32 {
-        self.lines.get(self.home(hash)).map_or(0, |line| line.0[0])
+        // An index without lines, of a tier without slots, has nothing to read.
+        match self.lines.get(self.first_line(hash)) {
+            Some(line) => line.0[0],
+            None => 0,
+        }
     }
 
     /// Finds the value of `hash` that `is_it` accepts.
@@ -136,7 +140,7 @@ impl SlotIndex {
     #[inline]
     pub fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let values = (1 << self.value_bits) - 1;
-        let (mut at, mut wanted) = (self.home(hash), self.entry(hash, 0));
+        let (mut at, mut wanted) = (self.first_line(hash), self.entry(hash, 0));
         for _ in 0..=PASSED_MAX {
             let line = self.lines.get(at)?;
             let mut alike = line.lanes(|found| (found ^ wanted) & !values == 0);
@@ -157,7 +161,7 @@ impl SlotIndex {
     }
 
     /// Adds `value`, for which there must be room, under `hash`. Tells whether it could: some
-    /// 250 values of one home are too many.
+    /// 250 values of one first line are too many.
     ///
     /// # Panics
     /// When the index is full.
@@ -165,23 +169,23 @@ impl SlotIndex {
     pub fn insert(&mut self, hash: u64, value: u32) -> bool {
         assert!(self.len < self.lines.len() * LANES, "slot index is full");
         debug_assert!(value >> self.value_bits == 0, "value {value} is out of range");
-        let (home, entry) = (self.home(hash), self.entry(hash, value));
-        if let Some(lane) = self.lines[home].first(|found| found == 0) {
-            self.lines[home].0[lane] = entry;
-        } else if !self.insert_behind(home, entry) {
+        let (first, entry) = (self.first_line(hash), self.entry(hash, value));
+        if let Some(lane) = self.lines[first].first(|found| found == 0) {
+            self.lines[first].0[lane] = entry;
+        } else if !self.insert_behind(first, entry) {
             return false;
         }
         self.len += 1;
         true
     }
 
-    /// Adds an entry whose home is full; tells whether it could.
-    fn insert_behind(&mut self, home: usize, mut entry: u32) -> bool {
-        let Some(end) = self.first_gap(home) else { return false };
-        let mut at = home;
+    /// Adds an entry whose first line is full; returns whether it could.
+    fn insert_behind(&mut self, first: usize, mut entry: u32) -> bool {
+        let Some(end) = self.first_gap(first) else { return false };
+        let mut at = first;
         while at != end {
             self.passed[at] += 1;
-            // Who is nearer to home goes on.
+            // An entry nearer to its first line moves on.
             let own = distance(entry);
             if let Some(lane) = self.lines[at].first(|held| distance(held) < own) {
                 std::mem::swap(&mut self.lines[at].0[lane], &mut entry);
@@ -195,9 +199,9 @@ impl SlotIndex {
         true
     }
 
-    /// The first line behind `home` that is not full, if an entry may pass all lines before it.
-    fn first_gap(&self, home: usize) -> Option<usize> {
-        let (mut at, mut own) = (home, STEP);
+    /// The line behind `first` that is not full, if an entry may pass all lines before it.
+    fn first_gap(&self, first: usize) -> Option<usize> {
+        let (mut at, mut own) = (first, STEP);
         for _ in 0..self.lines.len() {
             let line = &self.lines[at];
             if line.lanes(|found| found == 0) != 0 {
@@ -216,13 +220,16 @@ impl SlotIndex {
 
     /// Removes `value` of `hash`; tells whether it was there.
     pub fn remove(&mut self, hash: u64, value: u32) -> bool {
-        let (home, mut wanted) = (self.home(hash), self.entry(hash, value));
-        let mut at = home;
+        if self.lines.is_empty() {
+            return false;
+        }
+        let (first, mut wanted) = (self.first_line(hash), self.entry(hash, value));
+        let mut at = first;
         for _ in 0..=PASSED_MAX {
-            let Some(line) = self.lines.get_mut(at) else { return false };
+            let line = &mut self.lines[at];
             if let Some(lane) = line.first(|found| found == wanted) {
                 line.0[lane] = 0;
-                self.for_passed(home, at, |count| count - 1);
+                self.for_passed(first, at, |count| count - 1);
                 self.len -= 1;
                 self.fill(at, lane);
                 return true;
@@ -260,10 +267,10 @@ impl SlotIndex {
         self.len = 0;
     }
 
-    /// Changes the counts of the lines from `home` to before `end`.
+    /// Changes the counts of the lines from `first` to before `end`.
     #[inline]
-    fn for_passed(&mut self, home: usize, end: usize, change: impl Fn(u8) -> u8) {
-        let mut at = home;
+    fn for_passed(&mut self, first: usize, end: usize, change: impl Fn(u8) -> u8) {
+        let mut at = first;
         while at != end {
             self.passed[at] = change(self.passed[at]);
             at = self.after(at);
@@ -282,11 +289,11 @@ impl SlotIndex {
 
     /// The line a hash belongs to: its low half, scaled. Shards are chosen by higher bits.
     #[inline]
-    fn home(&self, hash: u64) -> usize {
+    fn first_line(&self, hash: u64) -> usize {
         (((hash & 0xFFFF_FFFF) * self.lines.len() as u64) >> 32) as usize
     }
 
-    /// The entry of `value` under `hash`, at home.
+    /// The entry of `value` under `hash`, on its first line.
     #[inline]
     fn entry(&self, hash: u64, value: u32) -> u32 {
         let bits = ((hash >> 32) as u32) << self.value_bits;
@@ -294,7 +301,7 @@ impl SlotIndex {
     }
 }
 
-/// How far from home an entry stands; more than nothing.
+/// Distance of an entry from its first line plus one.
 #[inline]
 fn distance(entry: u32) -> u32 {
     entry & LAST
@@ -352,9 +359,9 @@ mod tests {
         assert!(passed(&index) < line_count / 2, "{} of {line_count}", passed(&index));
     }
 
-    /// Hashes that all share a home: the index refuses the one too many and stays whole.
+    /// Hashes that all share a line: the index refuses the one too many and stays whole.
     #[test]
-    fn too_many_of_one_home_are_refused_not_lost() {
+    fn too_many_of_one_line_are_refused_not_lost() {
         let mut index = SlotIndex::with_capacity(1000, 1000);
         let stored = (0..1000).take_while(|&value| index.insert(7 << 32, value)).count() as u32;
         assert!((250..=300).contains(&stored), "{stored}");

@@ -4,6 +4,11 @@
 //! is what they remember of rows that left. What differs is the index: replayed rows are numbered
 //! densely, so it is an array.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "slots are those of the policy, rows are checked when a group is asked for"
+)]
+
 use std::sync::Arc;
 
 use tierbed_core::env::mix64;
@@ -215,13 +220,11 @@ impl ReplayCache {
     /// Evicts the victim; its slot is free then.
     fn evict_one(&mut self) {
         let Some(slot) = self.policy.victim() else { return };
-        let row = self.rows.get(slot as usize).copied().unwrap_or(NONE);
+        let row = self.rows[slot as usize];
         let hash = hash_of(row, &self.tables);
         let score = self.policy.evict(slot, hash);
         self.remember(hash, score);
-        if let Some(place) = self.slots.get_mut(row as usize) {
-            *place = NONE;
-        }
+        self.slots[row as usize] = NONE;
         self.free.push(slot);
     }
 
@@ -230,18 +233,15 @@ impl ReplayCache {
     }
 
     fn place(&mut self, slot: u32, row: u32) {
-        if let Some(held) = self.rows.get_mut(slot as usize) {
-            *held = row;
-        }
-        if let Some(place) = self.slots.get_mut(row as usize) {
-            *place = slot;
-        }
+        self.rows[slot as usize] = row;
+        self.slots[row as usize] = slot;
     }
 }
 
 /// The hash of a row, as of its key in a tier.
 fn hash_of(row: u32, tables: &[u16]) -> u64 {
-    let table = tables.get(row as usize).copied().unwrap_or(0);
+    // Without a list of tables all rows are of one.
+    let table = if tables.is_empty() { 0 } else { tables[row as usize] };
     mix64(packed(RowKey::new(TableId(u32::from(table)), RowId(u64::from(row)))))
 }
 

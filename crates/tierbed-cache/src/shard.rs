@@ -152,7 +152,7 @@ impl ShardedTier {
             let rows = visited.positions.iter().map(|&at| (visited.part_of(at), at));
             warm(&tiers, group, rows);
             for (tier, positions) in visited.by_part(&mut tiers) {
-                tier.settle((group, positions), &mut row_of, &mut left)?;
+                tier.settle(group, positions, &mut row_of, &mut left)?;
             }
         }
         Ok(())

@@ -111,7 +111,11 @@ impl Slab {
     }
 
     pub(crate) fn tick(&self, at: usize) -> u32 {
-        self.ticks.get(at).copied().unwrap_or(0)
+        // Tiers whose rows never grow old keep no ticks.
+        match self.ticks.get(at) {
+            Some(tick) => *tick,
+            None => 0,
+        }
     }
 
     #[inline]

@@ -137,6 +137,17 @@ pub(crate) fn unpacked(key: u64) -> RowKey {
     RowKey::new(table, tierbed_core::RowId(key & ((1 << 40) - 1)))
 }
 
+/// A row that is not in the tier yet.
+struct NewRow<'a> {
+    /// Of its key.
+    hash: u64,
+    /// Of its key.
+    number: u64,
+    /// The pool of rows of its size.
+    pool_at: usize,
+    row: &'a [f32],
+}
+
 impl RowTier {
     /// Builds an empty tier; memory is taken as rows arrive, except the index's.
     ///
@@ -231,7 +242,7 @@ impl RowTier {
             }
             self.vacate(slot);
         }
-        Ok(self.take_in((hash, number), pool_at, row, left))
+        Ok(self.take_in(NewRow { hash, number, pool_at, row }, left))
     }
 
     /// Returns the number of a key, and the pool of its row.
@@ -247,14 +258,9 @@ impl RowTier {
         })
     }
 
-    /// Stores a row that is not here, of a key of this hash and number, if the policy admits it.
-    fn take_in(
-        &mut self,
-        (hash, number): (u64, u64),
-        pool_at: usize,
-        row: &[f32],
-        left: &mut dyn FnMut(RowKey, &[f32]),
-    ) -> Insertion {
+    /// Stores a row that is not here, if the policy admits it.
+    fn take_in(&mut self, new: NewRow<'_>, left: &mut dyn FnMut(RowKey, &[f32])) -> Insertion {
+        let NewRow { hash, number, pool_at, row } = new;
         let is_full = self.is_full(pool_at);
         let frame = self.pool_mut(pool_at).policy.score_frame();
         let score = self.scores.get(hash, frame);
@@ -312,7 +318,8 @@ impl RowTier {
             ..TierStats::default()
         };
         for slab in self.slabs.iter().flatten() {
-            let policy_bytes = self.pools.get(slab.pool).map_or(0, |p| p.policy.bytes_per_slot());
+            let Some(pool) = self.pools.get(slab.pool) else { panic!("a slab is of a pool") };
+            let policy_bytes = pool.policy.bytes_per_slot();
             stats.data_bytes += slab.row_bytes_total();
             stats.metadata_bytes +=
                 slab.metadata_bytes() + (slab.slot_count() * policy_bytes) as u64;

@@ -109,7 +109,7 @@ macro_rules! parts {
 
 parts! {
     parts parts_unlock_too_early parts_never_unlock parts_skip_the_busy
-    parts_homes_by_call
+    parts_of_keys_by_call
 }
 
 /// Runs `there` in another thread and `here` in this one, on the same parts behind two locks.
@@ -220,7 +220,7 @@ fn every_mistake_is_refused() {
         ("unlocks too early", &scenarios::<wrong::parts_unlock_too_early::Parts<Tier>>()),
         ("never unlocks", &scenarios::<wrong::parts_never_unlock::Parts<Tier>>()),
         ("skips the busy", &scenarios::<wrong::parts_skip_the_busy::Parts<Tier>>()),
-        ("homes by call", &scenarios::<wrong::parts_homes_by_call::Parts<Tier>>()),
+        ("parts of keys by call", &scenarios::<wrong::parts_of_keys_by_call::Parts<Tier>>()),
     ];
     check_mistakes("every_mistake_is_refused", &cases);
 }

@@ -16,6 +16,11 @@
 //! 2015). Differs: places in the order of use counts instead of recency, because the tiers' own
 //! rules count uses; four bytes per row.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "sets are found by scaled hashes, steps by step_of, which is below STEPS"
+)]
+
 use tierbed_core::env::mix64;
 
 use super::division::{Curve, UNITS};
@@ -98,7 +103,7 @@ impl Demand {
         bytes.max(SETS_MIN * set_bytes as u64) + (words * size_of::<u32>()) as u64
     }
 
-    /// Returns which rows should be told of.
+    /// Returns which rows are to be reported.
     pub(super) fn sample(&self) -> Sample {
         self.sample
     }
@@ -115,6 +120,7 @@ impl Demand {
             if uses > 0 {
                 let position = self.position(uses);
                 let units = self.room.partition_point(|&room| room <= position);
+                // Beyond the last place: no size of the budget has room for this row.
                 if let Some(hits) = self.hits.get_mut(units) {
                     *hits += 1;
                 }
@@ -131,7 +137,7 @@ impl Demand {
     fn count(&mut self, hash: u64) -> u16 {
         let at = ((hash & 0xFFFF_FFFF) * self.sets.len() as u64) >> 32;
         let tag = (hash >> 48) as u32;
-        let Some(set) = self.sets.get_mut(at as usize) else { return 0 };
+        let set = &mut self.sets[at as usize];
         let is_it = |entry: &&mut u32| **entry >> 16 == tag && **entry as u16 > 0;
         let (uses, before) = match set.iter_mut().find(is_it) {
             Some(entry) => {
@@ -141,7 +147,7 @@ impl Demand {
             }
             None => {
                 let lowest = set.iter_mut().min_by_key(|entry| **entry as u16);
-                let Some(entry) = lowest else { return 0 };
+                let Some(entry) = lowest else { panic!("a set has {WAYS} entries") };
                 let lowest = *entry as u16;
                 *entry = (tag << 16) | u32::from(USE);
                 (0, lowest)
@@ -157,19 +163,17 @@ impl Demand {
     fn position(&mut self, uses: u16) -> u64 {
         self.turn = self.turn.wrapping_add(TURN);
         let step = step_of(uses);
-        let rows = self.rows.get(step..).unwrap_or_default();
-        let above: u32 = rows.iter().skip(1).sum();
+        let above: u32 = self.rows[step + 1..].iter().sum();
         // The row itself is above by now, if it is on another step.
         let is_above = step_of(uses.saturating_add(USE)) > step;
-        let alike = u64::from(rows.first().copied().unwrap_or(0)) + u64::from(is_above);
+        let alike = u64::from(self.rows[step]) + u64::from(is_above);
         let among = (alike * u64::from(self.turn)) >> u32::BITS;
         u64::from(above.saturating_sub(u32::from(is_above))) + among
     }
 
     fn step_mut(&mut self, uses: u16, change: impl Fn(u32) -> u32) {
-        if let Some(count) = self.rows.get_mut(step_of(uses)) {
-            *count = change(*count);
-        }
+        let count = &mut self.rows[step_of(uses)];
+        *count = change(*count);
     }
 
     /// Halves all counts.

@@ -1,5 +1,10 @@
 //! Division of a budget among models for the most hits. Pure.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "sizes are numbers of units, at most UNITS; what is given is at most what is spare"
+)]
+
 /// Parts that a budget is divided in.
 pub(super) const UNITS: usize = 64;
 /// What an even division is worth next to all hits: it decides where hits do not.
@@ -30,13 +35,11 @@ impl Curve {
     }
 
     pub(super) fn set(&mut self, units: usize, hits: f64) {
-        if let Some(place) = self.hits.get_mut(units) {
-            *place = hits;
-        }
+        self.hits[units] = hits;
     }
 
     pub(super) fn at(&self, units: usize) -> f64 {
-        self.hits.get(units).or(self.hits.last()).copied().unwrap_or(0.0)
+        self.hits[units]
     }
 }
 
@@ -73,9 +76,7 @@ pub(super) fn divide(claims: &[Claim]) -> Vec<usize> {
         let worth: Vec<f64> = (0..=spare).map(|more| value(claim, claim.floor + more)).collect();
         let pick = |given: usize| {
             let gains = worth.iter().take(given + 1).enumerate();
-            let sums = gains.map(|(more, worth)| {
-                (more, worth + best.get(given - more).copied().unwrap_or(0.0))
-            });
+            let sums = gains.map(|(more, worth)| (more, worth + best[given - more]));
             sums.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0))
         };
         let picked: Vec<(usize, f64)> = (0..=spare).map(pick).collect();
@@ -84,7 +85,7 @@ pub(super) fn divide(claims: &[Claim]) -> Vec<usize> {
     }
     let (mut left, mut units) = (spare, Vec::new());
     for (claim, choice) in claims.iter().zip(&choices).rev() {
-        let more = choice.get(left).copied().unwrap_or(0);
+        let more = choice[left];
         units.push(claim.floor + more);
         left -= more;
     }

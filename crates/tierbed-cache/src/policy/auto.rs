@@ -20,6 +20,8 @@
 //! what all rows would, and depends on which rows were chosen: a new leader's lead is of that part,
 //! and more than chance.
 
+#![expect(clippy::indexing_slicing, reason = "the leader is one of the runners")]
+
 use super::shadow::{fingerprint, SampledGroup, Shadow};
 use super::slots::SlotMap;
 use super::{Arrival, CreditRule, EvictionPolicy, Group, GroupFrequency, MissWeight, ScoreFrame};
@@ -119,7 +121,7 @@ impl Auto {
         self.groups = 0;
         self.weight = DECAY * self.weight + 1.0;
         self.squared_weight = DECAY * DECAY * self.squared_weight + 1.0;
-        let leader_points = self.runners.get(self.leader).map_or(0.0, |leader| leader.points);
+        let leader_points = self.runners[self.leader].points;
         for runner in &mut self.runners {
             let above = runner.points - leader_points;
             runner.squares = DECAY * runner.squares + above * above;
@@ -129,9 +131,7 @@ impl Auto {
             self.leader = best;
             self.follow();
         }
-        if let Some(leader) = self.runners.get(self.leader) {
-            self.own.weigh_as(leader.shadow.policy());
-        }
+        self.own.weigh_as(self.runners[self.leader].shadow.policy());
     }
 
     /// Finds the runner that is certainly better than the leader, the most so.

@@ -20,6 +20,11 @@
 //! By some rules rows that come in are tried first: they wait in a queue, out of the competition,
 //! until as many others have come. The lowest bit of a score in a slot then says who is on trial.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "misses are cut to MISSES_MAX, up to which there are credits"
+)]
+
 use std::collections::VecDeque;
 
 use tierbed_core::env::SplitMix64;
@@ -403,7 +408,7 @@ impl EvictionPolicy for GroupFrequency {
         self.weigh_returns(group.hashes, misses);
         self.told_of = group.row_count as f32 / group.hashes.len().max(1) as f32;
         let growth = self.age(group.hashes.len());
-        self.credit = growth * self.credits.get(misses).copied().unwrap_or(1.0);
+        self.credit = growth * self.credits[misses];
     }
 
     fn touch(&mut self, slot: u32) {

@@ -87,6 +87,13 @@ impl Default for ScoreTable {
     }
 }
 
+/// Sets of a table before and after it changes size.
+#[derive(Clone, Copy)]
+struct SetCounts {
+    from: usize,
+    to: usize,
+}
+
 impl ScoreTable {
     /// Bytes of a table with room for `entries` scores.
     pub(crate) fn bytes_for(entries: u64) -> u64 {
@@ -108,16 +115,17 @@ impl ScoreTable {
         if to > from {
             self.sets.reserve_exact(to - from);
             self.sets.resize(to, Set::default());
-            (0..to).rev().for_each(|at| self.gather(at, (from, to), frame));
+            (0..to).rev().for_each(|at| self.gather(at, SetCounts { from, to }, frame));
         } else {
-            (0..to).for_each(|at| self.gather(at, (from, to), frame));
+            (0..to).for_each(|at| self.gather(at, SetCounts { from, to }, frame));
             self.sets.truncate(to);
             self.sets.shrink_to_fit();
         }
     }
 
-    /// Makes set `at` of `to` of the sets among `from` that the rows of it were in.
-    fn gather(&mut self, at: usize, (from, to): (usize, usize), frame: ScoreFrame) {
+    /// Makes set `at` from the sets that its rows were in before.
+    fn gather(&mut self, at: usize, counts: SetCounts, frame: ScoreFrame) {
+        let SetCounts { from, to } = counts;
         let mut set = Set::default();
         for overlapping in at * from / to..=((at + 1) * from - 1) / to {
             let held = self.sets[overlapping];
@@ -130,9 +138,14 @@ impl ScoreTable {
     /// Returns the score of the row of `hash`, 0 when it is not remembered.
     #[inline]
     pub(crate) fn get(&self, hash: u64, frame: ScoreFrame) -> u16 {
-        let Some(set) = self.sets.get(self.set_of(hash)) else { return 0 };
-        let way = set.find(tag(hash));
-        way.map_or(0, |way| frame.score((set.entry(way) & CODE_MASK) as u8))
+        // A table without sets remembers nothing.
+        match self.sets.get(self.set_of(hash)) {
+            Some(set) => {
+                let way = set.find(tag(hash));
+                way.map_or(0, |way| frame.score((set.entry(way) & CODE_MASK) as u8))
+            }
+            None => 0,
+        }
     }
 
     /// Remembers `score`; the lowest of the set is forgotten for it.

@@ -6,6 +6,11 @@
 //!
 //! Source: Waldspurger et al., "Efficient MRC Construction with SHARDS" (FAST 2015).
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "there is a slot, or none, for every row of the group"
+)]
+
 use super::list::NONE;
 use super::score_table::ScoreTable;
 use super::slots::SlotMap;
@@ -135,7 +140,7 @@ impl Shadow {
         let told = Group { hashes: &self.hashes, row_count: group.row_count, hit_count };
         self.policy.begin_group(&told);
         for (at, &row) in group.rows.iter().enumerate() {
-            let slot = self.slots.get(at).copied().unwrap_or(NONE);
+            let slot = self.slots[at];
             // A row of this group may have left for another of it.
             if slot != NONE && self.fingerprints.get(slot) == row {
                 self.policy.touch(slot);

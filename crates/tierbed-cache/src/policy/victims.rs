@@ -1,7 +1,7 @@
 //! Eviction candidates by score: a sweep over all slots finds the next so many at once.
 //!
 //! Scores lie one after the other, two bytes each, so a sweep is a plain loop that looks at many
-//! of them together; what it finds waits in a short queue. Who was used meanwhile is passed over
+//! of them together; what it finds waits in a short queue. What was used meanwhile is passed over
 //! when its turn comes. Of the highest rank that is looked for there may be more slots than are
 //! wanted: those are taken from the hand on, which stays where the last of them was, so that of
 //! scores alike the slots leave in turn, about in the order of their coming.
@@ -10,6 +10,8 @@
 //! scores   5 9 3 7 | 2 8 3 9 | 3 3 ...      four wanted: all below 3, and of 3 from the hand on
 //!                    hand                   2 3 3 3
 //! ```
+
+#![expect(clippy::indexing_slicing, reason = "the hand is cut to the block's length")]
 
 use super::slots::SlotMap;
 use super::SLOT_BITS;
@@ -114,12 +116,12 @@ impl Victims {
         let to_hand = scores.blocks().filter(|(first, _)| *first <= hand_slab);
         for (first, block) in from_hand {
             let start = if first == hand_slab { hand_at.min(block.len()) } else { 0 };
-            let part = block.get(start..).unwrap_or_default();
+            let part = &block[start..];
             sweep.collect(first + start as u32, part, &mut self.queue);
         }
         for (first, block) in to_hand {
             let end = if first == hand_slab { hand_at.min(block.len()) } else { block.len() };
-            let part = block.get(..end).unwrap_or_default();
+            let part = &block[..end];
             sweep.collect(first, part, &mut self.queue);
         }
         self.hand = sweep.ended.unwrap_or(self.hand);

@@ -71,7 +71,11 @@ impl Sketch {
     }
 
     fn count(&self, hash: u32) -> u8 {
-        let counts = self.positions(hash).map(|at| self.counters.get(at).copied().unwrap_or(0));
+        // Before there are slots there are no counters, and no row was counted.
+        let counts = self.positions(hash).map(|at| match self.counters.get(at) {
+            Some(counter) => *counter,
+            None => 0,
+        });
         counts.into_iter().min().unwrap_or(0)
     }
 

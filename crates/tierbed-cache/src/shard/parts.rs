@@ -59,13 +59,13 @@ impl<T> Parts<T> {
         visits: &mut Visits,
         takes_part: impl Fn(usize) -> bool,
     ) {
-        visits.homes.clear();
-        visits.homes.extend(hashes.map(|hash| self.home(hash)));
+        visits.part_of.clear();
+        visits.part_of.extend(hashes.map(|hash| self.part(hash)));
         visits.arrange(self.part_count, takes_part);
     }
 
     /// The part of a row. The part's own index looks at other bits.
-    fn home(&self, hash: u64) -> u8 {
+    fn part(&self, hash: u64) -> u8 {
         let bits = (hash >> 40) & 0xFFFF;
         ((bits * self.part_count as u64) >> 16) as u8
     }
@@ -126,13 +126,14 @@ fn wait_for<T>(parts: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub struct Visits {
     /// Part of each position.
-    homes: Vec<u8>,
+    part_of: Vec<u8>,
     /// Positions, part by part.
     positions: Vec<u32>,
     /// Where each part's positions end.
     ends: Vec<u32>,
 }
 
+#[expect(clippy::indexing_slicing, reason = "a position has a part, a part has an end")]
 impl Visits {
     /// Bytes per key of the largest call.
     pub const BYTES_PER_KEY: usize = size_of::<u8>() + size_of::<u32>();
@@ -141,7 +142,7 @@ impl Visits {
     #[must_use]
     pub fn with_capacity(key_count: usize) -> Self {
         Self {
-            homes: Vec::with_capacity(key_count),
+            part_of: Vec::with_capacity(key_count),
             positions: Vec::with_capacity(key_count),
             ends: Vec::with_capacity(PARTS_MAX),
         }
@@ -152,10 +153,8 @@ impl Visits {
         self.ends.clear();
         self.ends.resize(part_count, 0);
         let mut taking_part = 0;
-        for (_, &home) in self.homes.iter().enumerate().filter(|(at, _)| takes_part(*at)) {
-            if let Some(count) = self.ends.get_mut(usize::from(home)) {
-                *count += 1;
-            }
+        for (_, &part) in self.part_of.iter().enumerate().filter(|(at, _)| takes_part(*at)) {
+            self.ends[usize::from(part)] += 1;
             taking_part += 1;
         }
         let mut start = 0;
@@ -164,11 +163,9 @@ impl Visits {
         }
         self.positions.clear();
         self.positions.resize(taking_part, 0);
-        for (at, &home) in self.homes.iter().enumerate().filter(|(at, _)| takes_part(*at)) {
-            let Some(next) = self.ends.get_mut(usize::from(home)) else { continue };
-            if let Some(place) = self.positions.get_mut(*next as usize) {
-                *place = at as u32;
-            }
+        for (at, &part) in self.part_of.iter().enumerate().filter(|(at, _)| takes_part(*at)) {
+            let next = &mut self.ends[usize::from(part)];
+            self.positions[*next as usize] = at as u32;
             *next += 1;
         }
     }
@@ -176,10 +173,7 @@ impl Visits {
     /// Where the positions of the parts from `first` to before `end` stand.
     #[inline]
     fn range(&self, first: usize, end: usize) -> (usize, usize) {
-        let end_of = |count: usize| {
-            let last = count.checked_sub(1).and_then(|part| self.ends.get(part));
-            last.map_or(0, |&end| end as usize)
-        };
+        let end_of = |count: usize| if count == 0 { 0 } else { self.ends[count - 1] as usize };
         (end_of(first), end_of(end))
     }
 
@@ -188,9 +182,9 @@ impl Visits {
         Visited {
             first,
             start,
-            ends: self.ends.get(first..end).unwrap_or_default(),
-            positions: self.positions.get(start..stop).unwrap_or_default(),
-            homes: &self.homes,
+            ends: &self.ends[first..end],
+            positions: &self.positions[start..stop],
+            part_of: &self.part_of,
         }
     }
 }
@@ -204,14 +198,15 @@ pub(super) struct Visited<'a> {
     start: usize,
     ends: &'a [u32],
     pub(super) positions: &'a [u32],
-    homes: &'a [u8],
+    part_of: &'a [u8],
 }
 
+#[expect(clippy::indexing_slicing, reason = "positions are those of the call")]
 impl<'a> Visited<'a> {
     /// Returns which of the lock's parts a position belongs to.
     #[inline]
     pub(super) fn part_of(&self, position: u32) -> usize {
-        self.homes.get(position as usize).map_or(0, |&home| usize::from(home) - self.first)
+        usize::from(self.part_of[position as usize]) - self.first
     }
 
     /// Returns those of the lock's `parts` that have positions, with these.
@@ -222,7 +217,7 @@ impl<'a> Visited<'a> {
         let (mut at, start, positions) = (0, self.start, self.positions);
         let visited = parts.iter_mut().zip(self.ends).map(move |(part, &end)| {
             let end = end as usize - start;
-            let own = positions.get(at..end).unwrap_or_default();
+            let own = &positions[at..end];
             at = end;
             (part, own)
         });

@@ -1,14 +1,19 @@
 //! Group accesses: what a tier is given for each group that was asked for.
 //!
-//! When the whole group is there: policies want to know how many rows were missing before they hear
-//! of any. Rows that are here are used, and the others offered.
+//! A group is reported when all of it is there: policies want to know how many rows were missing
+//! before the first of them is used. Rows that are cached are touched, the others are offered.
+
+#![expect(
+    clippy::indexing_slicing,
+    reason = "positions are those of the group, tiers those of the call"
+)]
 
 use std::hint::black_box;
 
 use tierbed_core::{Result, RowKey};
 
 use super::search::NOWHERE;
-use super::{hash_of, Insertion, RowTier};
+use super::{hash_of, Insertion, NewRow, RowTier};
 use crate::policy::Group;
 
 /// The rows of a group that a tier deals with.
@@ -31,12 +36,15 @@ impl TierGroup<'_> {
     /// Where the row at `position` was found, if it was.
     #[inline]
     fn slot(&self, position: usize) -> u32 {
-        self.slots.get(position).copied().unwrap_or(NOWHERE)
+        match self.slots.get(position) {
+            Some(slot) => *slot,
+            None => NOWHERE,
+        }
     }
 
     #[inline]
-    fn row(&self, position: usize) -> Option<(RowKey, usize)> {
-        Some((*self.keys.get(position)?, *self.row_words.get(position)?))
+    fn row(&self, position: usize) -> (RowKey, usize) {
+        (self.keys[position], self.row_words[position])
     }
 }
 
@@ -44,7 +52,7 @@ impl TierGroup<'_> {
 pub(crate) type RowOf<'r, 'a> = dyn FnMut(usize) -> Option<&'a [f32]> + 'r;
 
 impl RowTier {
-    /// Tells the policies of `group`, of which the rows at `positions` belong here, and offers them
+    /// Reports `group` to the policies, of which the rows at `positions` belong here, and offers them
     /// those that are not here. Rows that leave for others, and those that do not come in, go to
     /// `left`.
     ///
@@ -52,27 +60,29 @@ impl RowTier {
     /// As [`insert`](Self::insert).
     pub(crate) fn settle(
         &mut self,
-        (group, positions): (&TierGroup<'_>, &[u32]),
+        group: &TierGroup<'_>,
+        positions: &[u32],
         row_of: &mut RowOf<'_, '_>,
         left: &mut dyn FnMut(RowKey, &[f32]),
     ) -> Result<()> {
         self.begin_group(group, positions);
-        let is_told_of_hits = self.layout.policy.knows_groups();
+        let reports_hits = self.layout.policy.knows_groups();
         for &position in positions {
             let position = position as usize;
-            let Some(&key) = group.keys.get(position) else { continue };
+            let key = group.keys[position];
             let hash = hash_of(key);
             let slot = self.find_again(group.slot(position), hash, key).unwrap_or(NOWHERE);
-            // Other policies heard of hits when the rows were looked up.
+            // For other policies hits were counted when the rows were looked up.
             let is_here =
-                if is_told_of_hits { self.use_found(slot).is_some() } else { slot != NOWHERE };
+                if reports_hits { self.use_found(slot).is_some() } else { slot != NOWHERE };
             if is_here {
                 continue;
             }
             if let Some(row) = row_of(position) {
                 let (number, pool_at) = self.place_for(key, row)?;
                 self.tick = self.tick.wrapping_add(1);
-                if self.take_in((hash, number), pool_at, row, left) == Insertion::Bypassed {
+                let new = NewRow { hash, number, pool_at, row };
+                if self.take_in(new, left) == Insertion::Bypassed {
                     left(key, row);
                 }
             }
@@ -82,7 +92,7 @@ impl RowTier {
     }
 
     fn begin_group(&mut self, group: &TierGroup<'_>, positions: &[u32]) {
-        let rows = positions.iter().filter_map(|&at| group.row(at as usize));
+        let rows = positions.iter().map(|&at| group.row(at as usize));
         for pool in &mut self.pools {
             self.hashes.clear();
             let own = rows.clone().filter(|(_, words)| *words == pool.row_words);
@@ -104,11 +114,8 @@ pub(crate) fn warm(
 ) {
     let mut words = 0;
     for (tier, position) in rows {
-        let (Some(tier), Some(key)) = (tiers.get(tier), group.keys.get(position as usize)) else {
-            continue;
-        };
         if group.slot(position as usize) == NOWHERE {
-            words ^= tier.index.first_word(hash_of(*key));
+            words ^= tiers[tier].index.first_word(hash_of(group.keys[position as usize]));
         }
     }
     black_box(words);

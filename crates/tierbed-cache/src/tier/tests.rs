@@ -208,7 +208,7 @@ fn settle(tier: &mut RowTier, keys: &[RowKey], slots: &[u32], rows: &[&[f32]]) {
     let row_count = keys.len() as u32;
     let group = TierGroup { keys, row_words: &row_words, slots, row_count, hit_count };
     let positions: Vec<u32> = (0..row_count).collect();
-    tier.settle((&group, &positions), &mut |at| Some(rows[at]), &mut |_, _| ()).unwrap();
+    tier.settle(&group, &positions, &mut |at| Some(rows[at]), &mut |_, _| ()).unwrap();
 }
 
 /// Tells a tier of groups as serving does; returns the hits.
@@ -246,7 +246,7 @@ fn where_a_row_was_found_is_only_a_hint() {
             let group =
                 TierGroup { keys: &keys, row_words: &[4; 5], slots, row_count: 5, hit_count };
             let offered = &mut |at: usize| Some(rows[at]);
-            tier.settle((&group, &[0, 1, 2, 3, 4]), offered, &mut |_, _| ()).unwrap();
+            tier.settle(&group, &[0, 1, 2, 3, 4], offered, &mut |_, _| ()).unwrap();
         }
         assert_eq!(told.stats(), misled.stats());
     }
