@@ -65,7 +65,7 @@ def test_every_policy_runs_from_the_command_line(log: Path, tmp_path: Path) -> N
     code = main([*call, "--json", str(out)])
     assert code == 0
     rows = json.loads(out.read_text())["rows"]
-    assert {"lru", "s3-fifo", "ev-lfu", "group-frequency"} <= {row["policy"] for row in rows}
+    assert {"lru", "s3_fifo", "ev_lfu", "group_frequency"} <= {row["policy"] for row in rows}
     assert all(row["perfect_hit_rate"] <= 0.5 for row in rows)
     assert out.with_suffix(".png").stat().st_size > 1000
 

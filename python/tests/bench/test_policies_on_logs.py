@@ -15,7 +15,7 @@ from tierbed_bench.sim.cache import SimOptions, simulate
 
 QUERIES = REAL_LOG.parent.parent / "queries"
 REAL_LOGS = sorted(QUERIES.glob("*.txt.gz")) if QUERIES.is_dir() else []
-RIVALS = ("lru", "s3-fifo", "ev-car", "ev-lfu", "ours", "group-frequency-drifting")
+RIVALS = ("lru", "s3_fifo", "ev_car", "ev_lfu", "ours", "group_frequency_drifting")
 Rates = dict[tuple[str, float], tuple[float, float]]
 
 
@@ -32,7 +32,7 @@ def _check_auto(rates: Rates, share: float) -> None:
     best = max(perfect[name] for name in RIVALS)
     assert perfect["auto"] >= best - 0.015, perfect
     # Strictly, but for logs on which nobody has a perfect hit.
-    assert perfect["auto"] > perfect["ev-lfu"] or best < 0.005, perfect
+    assert perfect["auto"] > perfect["ev_lfu"] or best < 0.005, perfect
 
 
 def _write(path: Path, queries: list[list[int]]) -> Path:
@@ -60,12 +60,12 @@ def test_auto_is_near_the_best_on_real_logs(log: Path) -> None:
 @pytest.mark.skipif(not REAL_LOG.exists(), reason="no real log beside the repository")
 def test_ours_has_more_perfect_hits_and_fewer_misses_than_ev_lfu() -> None:
     fewer = {0.005: 0.15, 0.01: 0.15, 0.02: 0.15, 0.05: 0.15, 0.1: 0.15, 0.2: 0.11}
-    rates = _rates(REAL_LOG, ("lru", "ev-lfu", "ours"), tuple(fewer))
+    rates = _rates(REAL_LOG, ("lru", "ev_lfu", "ours"), tuple(fewer))
     for share, saved in fewer.items():
         perfect, misses = rates["ours", share]
-        rival_perfect, rival_misses = rates["ev-lfu", share]
+        rival_perfect, rival_misses = rates["ev_lfu", share]
         assert perfect >= rival_perfect, share
         assert misses <= (1 - saved) * rival_misses, share
         # EVStore §4.3, figure 5: groups are worth more than recency.
         assert rival_perfect > rates["lru", share][0], share
-    assert rates["ev-lfu", 0.05][0] > rates["lru", 0.05][0] + 0.10
+    assert rates["ev_lfu", 0.05][0] > rates["lru", 0.05][0] + 0.10

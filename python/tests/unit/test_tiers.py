@@ -121,7 +121,7 @@ def test_tiers_by_name(folder: Path, tables: dict[str, torch.Tensor]) -> None:
         snapshot.lookup(often)
         tiers = snapshot.stats()["snapshot"]["tiers"]
     assert [(tier["codec"], tier["policy"]) for tier in tiers] == [
-        ("int8", "group-frequency"),
+        ("int8", "group_frequency"),
         ("int4", "lru"),
     ]
     # A scan of all rows leaves those that are used often, and what leaves falls a tier.
@@ -136,7 +136,7 @@ def test_tiers_by_name(folder: Path, tables: dict[str, torch.Tensor]) -> None:
 
 
 def test_a_tier_too_small_for_any_row_says_so(folder: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="int8:group-frequency has too few bytes"):
+    with pytest.warns(RuntimeWarning, match="int8:group_frequency has too few bytes"):
         tb.Snapshot.open(folder, cache="int8:ours", cache_bytes=500).close()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -136,7 +136,7 @@ fn threads_never_take_more_than_the_budget() {
 
 #[test]
 fn memory_follows_demand_and_comes_back_when_a_model_closes() {
-    for name in ["lru", "ours", "ev-lfu", "s3-fifo"] {
+    for name in ["lru", "ours", "ev_lfu", "s3_fifo"] {
         let policy = PolicyKind::from_name(name).unwrap();
         let budget = TierBudget::with_epoch(4 << 20, 250).unwrap();
         let first = budget.join(member("first", policy, 512 << 10)).unwrap();

@@ -2,17 +2,17 @@
 //! best lately keeps the rows here.
 //!
 //! ```text
-//! group ─▶ own scores, by the leader's rule: who is here
+//! group ─▶ own scores, by the leader's rule: rows kept
 //!      └─▶ rows in the sample ─▶ a shadow per rule: hits, perfect hits ─▶ standing, end of epoch:
-//!                                                                        who leads?
+//!                                                                        choice of the leader
 //! ```
 //!
 //! The rules are those of [`GroupFrequency`]: from one that forgets within a turnover, which is as
 //! good as recency, to one that hardly forgets, and from one that counts uses to one that cares for
 //! nearly complete groups alone; three try rows first, which suits bursts and rows that come once.
-//! They differ in what a use adds, in how scores fade and in who competes, not in what a score is.
-//! A new leader finds the cache warm: rows in the sample take over the scores it gave them, the
-//! others keep theirs, all halved until both are alike.
+//! They differ in what a use adds, in how scores fade and in which rows compete, not in what a
+//! score is. A new leader finds the cache warm: rows in the sample take over the scores it gave
+//! them, the others keep theirs, all halved until both are alike.
 //!
 //! A shadow has at most [`SAMPLE_SLOTS`] slots: in a small cache all rows are in the sample, in a
 //! large one a half, a quarter, and so on. Rows outside it are, for all shadows, as they are in the
@@ -110,7 +110,7 @@ impl Default for Auto {
     }
 }
 
-/// Bits of a fingerprint that say who is in the sample.
+/// Bits of a fingerprint that decide whether its row is in the sample.
 fn sample_bits(slot_count: usize) -> u32 {
     slot_count.div_ceil(SAMPLE_SLOTS).next_power_of_two().ilog2()
 }

@@ -98,7 +98,7 @@ impl EvArc {
 
 impl EvictionPolicy for EvArc {
     fn name(&self) -> &'static str {
-        "ev-arc"
+        "ev_arc"
     }
 
     keeps_slots!(State, Balance::BYTES);

@@ -12,7 +12,7 @@ use super::car::{MarkRule, TwoClocks};
 pub struct BestGroup;
 
 impl MarkRule for BestGroup {
-    const NAME: &'static str = "ev-car";
+    const NAME: &'static str = "ev_car";
 
     fn touched(mark: u8, hit_count: u32) -> u8 {
         mark.max(hit_count.min(u32::from(u8::MAX)) as u8)

@@ -77,13 +77,18 @@ impl EvLfu {
     }
 }
 
+/// Returns the name of the policy with this rule.
+pub(super) fn ev_lfu_name(rule: FlushRule) -> &'static str {
+    if rule == FlushRule::PAPER {
+        "ev_lfu_20"
+    } else {
+        "ev_lfu"
+    }
+}
+
 impl EvictionPolicy for EvLfu {
     fn name(&self) -> &'static str {
-        if self.rule == FlushRule::PAPER {
-            "ev-lfu-20"
-        } else {
-            "ev-lfu"
-        }
+        ev_lfu_name(self.rule)
     }
 
     keeps_slots!(u16, 0);

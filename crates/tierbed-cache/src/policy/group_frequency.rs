@@ -4,7 +4,7 @@
 //! a group with `m` misses needs `m` rows to become a perfect hit, so each gets a part of the
 //! credit. The row of the lowest score leaves; a row comes in when its score is not below that.
 //! Scores outlive the stay: they go with the record and come back with it on the next miss.
-//! From time to time all scores are halved, so that old favourites leave.
+//! From time to time all scores are halved, so that rows that were popular once are evicted.
 //!
 //! Halving touches no row: the unit of credit doubles instead, and on the way to it credits grow,
 //! so that of two rows used once in one period the later one has more. See [`ScoreUnit`].
@@ -18,7 +18,7 @@
 //! first uses notice.
 //!
 //! By some rules rows that come in are tried first: they wait in a queue, out of the competition,
-//! until as many others have come. The lowest bit of a score in a slot then says who is on trial.
+//! until as many others have come. The lowest bit of a score in a slot then marks rows on trial.
 
 #![expect(
     clippy::indexing_slicing,
@@ -81,7 +81,7 @@ pub struct GroupFrequency {
     misses_mean: f32,
     /// First uses in the present group.
     first_uses: u32,
-    /// Rows of the whole group per row of it that this policy is told of.
+    /// Rows of the whole group per row of it that is reported to this policy.
     told_of: f32,
     /// What a use of a row of the present group is worth.
     credit: f32,
@@ -115,7 +115,7 @@ impl GroupFrequency {
         Self { returns, ..Self::without_returns(rule) }
     }
 
-    /// Builds the policy for a shadow, which is told of fingerprints: tables are not told apart.
+    /// Builds the policy for a shadow, which sees fingerprints only: all tables count as one.
     pub(super) fn without_returns(rule: CreditRule) -> Self {
         let power = match rule.weight {
             MissWeight::Tenths(tenths) => f32::from(tenths) / 10.0,
@@ -153,8 +153,8 @@ impl GroupFrequency {
     }
 
     /// Goes on by the rule of `other`. When rows have lower scores there on average, all scores
-    /// here are halved until they are alike, so that old favourites do not block new ones; then
-    /// the rows whose slots have a `score` there take it over.
+    /// here are halved until they are alike, so that formerly popular rows do not block new ones;
+    /// then the rows whose slots have a `score` there take it over.
     pub(super) fn follow(&mut self, other: &Self, score: impl Fn(u32) -> Option<u16>) {
         self.rule = other.rule;
         self.weigh_as(other);
@@ -359,16 +359,21 @@ fn credits(power: f32) -> Box<[f32]> {
     (0..=MISSES_MAX).map(|misses| (misses.max(1) as f32).powf(-power)).collect()
 }
 
+/// Returns the name of the policy with this rule.
+pub(super) fn group_frequency_name(rule: CreditRule) -> &'static str {
+    match rule {
+        CreditRule::FOR_EVER => "group_frequency_for_ever",
+        CreditRule::DRIFTING => "group_frequency_drifting",
+        CreditRule::FAST => "group_frequency_fast",
+        CreditRule::STEEP => "group_frequency_steep",
+        CreditRule::PLAIN => "frequency",
+        _ => "group_frequency",
+    }
+}
+
 impl EvictionPolicy for GroupFrequency {
     fn name(&self) -> &'static str {
-        match self.rule {
-            CreditRule::FOR_EVER => "group-frequency-for-ever",
-            CreditRule::DRIFTING => "group-frequency-drifting",
-            CreditRule::FAST => "group-frequency-fast",
-            CreditRule::STEEP => "group-frequency-steep",
-            CreditRule::PLAIN => "frequency",
-            _ => "group-frequency",
-        }
+        group_frequency_name(self.rule)
     }
 
     fn bytes_per_slot(&self) -> usize {

@@ -110,7 +110,7 @@ impl Arrival {
 /// Orders the occupied slots of one pool.
 ///
 /// Contract, checked by [`check_eviction_policy`](crate::check_eviction_policy):
-/// - slots come from slabs told by [`add_slab`](Self::add_slab) and not yet dropped;
+/// - slots come from slabs added by [`add_slab`](Self::add_slab) and not yet dropped;
 /// - [`victim`](Self::victim) is an occupied slot whenever there is one, and stays the same
 ///   until the next call that changes something;
 /// - [`dump`](Self::dump) lists every occupied slot once, the victim first.
@@ -159,7 +159,7 @@ pub trait EvictionPolicy: Send + std::fmt::Debug {
     /// `hash` is that of its key, for policies that remember rows beyond their stay.
     fn insert(&mut self, slot: u32, hash: u64, score: u16);
 
-    /// Returns where the scores of rows lie that leave now, for those who remember them.
+    /// Returns the range of the scores of rows that are evicted now, for tables that keep them.
     fn score_frame(&self) -> ScoreFrame {
         ScoreFrame::default()
     }

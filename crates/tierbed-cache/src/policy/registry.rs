@@ -2,6 +2,8 @@
 
 use tierbed_core::{Error, Result};
 
+use super::ev_lfu::ev_lfu_name;
+use super::group_frequency::group_frequency_name;
 use super::{
     Arc, Auto, Car, Clock, CreditRule, EvArc, EvCar, EvLfu, EvictionPolicy, FlushRule,
     GroupFrequency, Lfu, Lirs, Lru, S3Fifo, Sieve, WTinyLfu,
@@ -69,16 +71,31 @@ impl PolicyKind {
     /// Returns the name, as in options and statistics.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.build().name()
+        match self {
+            Self::Lru => "lru",
+            Self::Lfu => "lfu",
+            Self::Clock => "clock",
+            Self::Sieve => "sieve",
+            Self::S3Fifo => "s3_fifo",
+            Self::Arc => "arc",
+            Self::Car => "car",
+            Self::Lirs => "lirs",
+            Self::WTinyLfu => "w_tiny_lfu",
+            Self::EvArc(_) => "ev_arc",
+            Self::EvCar => "ev_car",
+            Self::EvLfu(rule) => ev_lfu_name(rule),
+            Self::GroupFrequency(rule) => group_frequency_name(rule),
+            Self::Auto => "auto",
+        }
     }
 
-    /// Returns the kind of `name`. Case and hyphens do not matter: `S3FIFO` is `s3-fifo`; `ours`
-    /// is `group-frequency`.
+    /// Returns the kind of `name`. Case, hyphens and underscores do not matter: `S3FIFO` is
+    /// `s3_fifo`. The name before 0.1, `ours`, is `group_frequency`.
     ///
     /// # Errors
     /// `Invalid` naming the kinds there are.
     pub fn from_name(name: &str) -> Result<Self> {
-        let name = if name == "ours" { "group-frequency" } else { name };
+        let name = if name == "ours" { "group_frequency" } else { name };
         let plain = |name: &str| name.replace(['-', '_'], "").to_lowercase();
         Self::ALL.into_iter().find(|kind| plain(kind.name()) == plain(name)).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|kind| kind.name()).collect();
@@ -133,6 +150,7 @@ mod tests {
     fn names_lead_back_to_their_kinds() {
         for kind in PolicyKind::ALL {
             assert_eq!(PolicyKind::from_name(kind.name()).unwrap(), kind);
+            assert_eq!(kind.build().name(), kind.name(), "a policy says what it is");
         }
         assert_eq!(PolicyKind::from_name("S3FIFO").unwrap(), PolicyKind::S3Fifo);
         let error = PolicyKind::from_name("random").unwrap_err().to_string();

@@ -1,7 +1,7 @@
 //! Estimated return rates of new rows, per table.
 //!
 //! Tables differ: of one every second row is used again soon, of another one in ten. Which rows of
-//! a table come back nobody knows at their first use; how many do is counted here, for one row of
+//! a table come back is unknown at their first use; how many do is counted here, for one row of
 //! sixteen by its hash. New rows of the sample wait in an array of prints, as many as came while
 //! one or two cachefuls of new rows did; a row that is asked for while it waits has come back.
 //!
@@ -19,7 +19,7 @@ use tierbed_core::env::unmix64;
 const SAMPLE_ONE_IN: usize = 16;
 /// Least rows that wait.
 const WAITING_MIN: usize = 64;
-/// Tables that are told apart; further ones share counts.
+/// Tables with counts of their own; further ones share them.
 const CLASSES: usize = 256;
 /// First uses of all tables, or returns, after which counts are halved.
 const FADE_AFTER: u32 = 1000;
@@ -39,7 +39,7 @@ struct Counts {
 /// Counts of first uses and returns by table.
 #[derive(Debug, Clone)]
 pub(super) struct ReturnRates {
-    /// Prints of rows in the sample that were used once; 0: nobody.
+    /// Prints of rows in the sample that were used once; 0: empty.
     waiting: Box<[u16]>,
     tables: Box<[Counts; CLASSES]>,
     /// Of all tables together.
@@ -178,7 +178,7 @@ mod tests {
         // One in eight of rows that return by 5/16 in common.
         let weight = rates.weight(hash(1, 1 << 30));
         assert!((0.25..0.55).contains(&weight), "{weight}");
-        // A table nobody has heard of is as all are.
+        // A table without counts takes the average of all.
         assert_eq!(rates.weight(hash(77, 1)), 1.0);
     }
 

@@ -59,7 +59,7 @@ impl S3Fifo {
 
 impl EvictionPolicy for S3Fifo {
     fn name(&self) -> &'static str {
-        "s3-fifo"
+        "s3_fifo"
     }
 
     // As many ghosts as the main queue has slots.

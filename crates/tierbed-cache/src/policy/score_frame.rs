@@ -16,7 +16,7 @@ const OCTAVES_BELOW: u8 = 20;
 /// Bits of a mantissa that are not kept.
 const BITS_LEFT_OUT: u32 = 5;
 
-/// The doublings of a score that are told apart where rows are remembered.
+/// Doublings of a score that the codes of evicted rows distinguish.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScoreFrame {
     /// The exponent of the lowest, as scores count it.

@@ -31,7 +31,7 @@ pub(crate) struct SampledGroup<'a> {
     pub(crate) missing_outside: u32,
 }
 
-/// A rule with slots of its own, told of every group.
+/// A rule with slots of its own, which every group is reported to.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     policy: GroupFrequency,

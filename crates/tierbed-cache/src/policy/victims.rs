@@ -61,13 +61,13 @@ impl Victims {
         slot_count.div_ceil(SLOTS_PER_VICTIM) * size_of::<u64>()
     }
 
-    /// Has room for a pool of `slot_count` slots, and forgets who was found.
+    /// Makes room for a pool of `slot_count` slots, and clears the queue of victims.
     pub(super) fn resize(&mut self, slot_count: usize) {
         self.batch = slot_count.div_ceil(SLOTS_PER_VICTIM);
         self.queue = Vec::with_capacity(self.batch);
     }
 
-    /// Forgets who was found.
+    /// Clears the queue of victims.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
     }
@@ -98,7 +98,7 @@ impl Victims {
         }
     }
 
-    /// Finds the slots whose rows may leave. `surely` of them, fewer than a batch, are below
+    /// Finds the slots whose rows may be evicted. `surely` of them, fewer than a batch, are below
     /// `sure`; of the others the first from the hand on fill the batch.
     pub(super) fn sweep(
         &mut self,

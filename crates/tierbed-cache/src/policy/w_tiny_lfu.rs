@@ -134,7 +134,7 @@ impl WTinyLfu {
 
 impl EvictionPolicy for WTinyLfu {
     fn name(&self) -> &'static str {
-        "w-tiny-lfu"
+        "w_tiny_lfu"
     }
 
     fn bytes_per_slot(&self) -> usize {

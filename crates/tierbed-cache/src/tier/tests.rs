@@ -224,7 +224,7 @@ fn ask_group(tier: &mut RowTier, group: &[u64]) -> u64 {
 /// Wherever a row is said to have been: the tier does the same.
 #[test]
 fn where_a_row_was_found_is_only_a_hint() {
-    let kind = PolicyKind::from_name("group-frequency").unwrap();
+    let kind = PolicyKind::from_name("group_frequency").unwrap();
     let options = TierOptions { policy: kind, ..options(16 << 10, &[(4, 1000)]) };
     let build = || RowTier::new(&options).unwrap();
     let (mut told, mut misled) = (build(), build());

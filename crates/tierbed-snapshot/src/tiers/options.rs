@@ -201,10 +201,10 @@ mod tests {
     #[test]
     fn tiers_are_read_from_names() {
         let tier = CacheTier::parse("int8:ours:0.25:2").unwrap();
-        assert_eq!((tier.codec.name(), tier.policy.name()), ("int8", "group-frequency"));
+        assert_eq!((tier.codec.name(), tier.policy.name()), ("int8", "group_frequency"));
         assert_eq!((tier.share, tier.admission), (0.25, AdmissionRule::SECOND_USE));
         let tier = CacheTier::parse("ev_lfu").unwrap();
-        assert_eq!((tier.codec.name(), tier.policy.name()), ("f32", "ev-lfu"));
+        assert_eq!((tier.codec.name(), tier.policy.name()), ("f32", "ev_lfu"));
         assert_eq!(CacheTier::parse("int4").unwrap().codec.name(), "int4");
         for wrong in ["", "int8:fifo2", "int8:lru:0", "int8:lru:x", "product:lru", "a:b:c:d:e"] {
             assert!(CacheTier::parse(wrong).is_err(), "{wrong}");

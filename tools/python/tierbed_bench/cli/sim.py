@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 sim = typer.Typer(help="Replay query logs through caches, memory and SSDs.", no_args_is_help=True)
 
-POLICIES = "lru,s3-fifo,ev-car,ev-lfu,ours,auto"
+POLICIES = "lru,s3_fifo,ev_car,ev_lfu,ours,auto"
 CAPACITIES = "0.005,0.01,0.02,0.05,0.1,0.2"
 
 
@@ -74,7 +74,7 @@ def memory(
     ] = None,
     baseline: Annotated[
         str, typer.Option("--baseline", help="Policy of f32 rows that is to be matched.")
-    ] = "ev-lfu",
+    ] = "ev_lfu",
     share: Annotated[
         float, typer.Option("--share", help="Its rows, as a share of the distinct rows.")
     ] = 0.05,

@@ -74,7 +74,7 @@ class MatchOptions:
             a core.
     """
 
-    baseline: str = "ev-lfu"
+    baseline: str = "ev_lfu"
     baseline_share: float = 0.05
     policies: tuple[str, ...] = ("ours",)
     codecs: tuple[str, ...] = ("f32", "int8", "int4")
