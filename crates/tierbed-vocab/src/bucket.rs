@@ -138,6 +138,7 @@ pub(crate) fn write_bucket(page: &mut [u8], depth: u32, entries: &[Entry]) {
 
 /// Overwrites entry `at`.
 pub(crate) fn set_entry(page: &mut [u8], at: usize, entry: &Entry) {
+    assert!(at < ENTRIES_MAX, "entry {at} fits a page");
     let start = HEAD_BYTES + at * ENTRY_BYTES;
     put(page, start, &entry.hash.to_le_bytes());
     put(page, start + 8, &entry.row.unwrap_or(NO_ROW).to_le_bytes());

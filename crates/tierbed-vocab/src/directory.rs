@@ -90,6 +90,7 @@ impl Directory {
                 .with("bucket", old)
                 .with("depth", depth));
         }
+        assert!(run >= 2, "the slots were doubled for this bucket");
         slots[run / 2..].fill(new);
         self.bucket_count += 1;
         Ok(new)
@@ -105,6 +106,7 @@ impl Directory {
             self.slots[2 * at..2 * at + 2].fill(bucket);
         }
         self.depth += 1;
+        assert!(self.slots.len() == 1 << self.depth, "2^depth slots");
     }
 
     /// Returns the bucket of slot `slot` and moves `slot` behind its run; `None` at the end.

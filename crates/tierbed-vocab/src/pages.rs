@@ -87,6 +87,7 @@ impl PageCache {
     /// # Errors
     /// `Corruption` when a page was never written, otherwise the store's.
     pub(crate) fn bring(&mut self, store: &mut dyn TrainStore, keys: &[RowKey]) -> Result<()> {
+        assert!(keys.is_sorted_by(|a, b| a < b), "pages are asked for in order, each once");
         self.round = self.round.wrapping_add(1);
         self.asked_count += keys.len() as u64;
         let mut missing = Vec::new();
@@ -224,6 +225,7 @@ impl PageCache {
         }
         victims.sort_unstable();
         victims.dedup();
+        assert!(victims.len() <= wanted, "no more than an eighth is evicted");
         self.write_back(store, &victims)?;
         self.forget(&victims);
         Ok(())

@@ -76,7 +76,7 @@ impl CostModel {
     pub(crate) fn estimate(&self) -> (f64, f64) {
         let determinant =
             self.requests_sq * self.bytes_sq - self.requests_bytes * self.requests_bytes;
-        // All requests alike: the two costs cannot be told apart.
+        // All requests alike: the two costs cannot be separated.
         if determinant <= 1e-9 * self.requests_sq * self.bytes_sq {
             return (PRIOR_REQUEST_US, PRIOR_BYTE_US);
         }
@@ -101,8 +101,10 @@ pub(crate) fn cover(
     gap_max: u32,
     count_max: u32,
 ) -> Vec<PageRun> {
+    assert!(count_max > 0, "a request reads a page");
     let mut runs: Vec<PageRun> = Vec::new();
     for page in pages {
+        assert!(runs.last().is_none_or(|run| page >= run.first), "pages ascend");
         match runs.last_mut() {
             Some(run) if page < run.end() => {}
             Some(run) if page - run.end() <= gap_max && page - run.first < count_max => {

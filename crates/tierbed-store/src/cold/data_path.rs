@@ -174,6 +174,7 @@ impl ColdStore {
     }
 
     fn begin_run(&mut self, at: usize, rows: SortedRows<'_>) -> Result<BegunRun> {
+        assert!(rows.iter().all(|row| row.0.table.0 as usize == at), "rows of one table");
         self.check_quota(self.tables[at].run_bytes_max(rows.len()))?;
         self.tables[at].begin_run(&mut self.disk, rows, &self.buffer)
     }

@@ -67,6 +67,7 @@ impl Disk {
     /// Replaces the engine by one whose buffers hold `page_bytes`; devices are to be attached
     /// again.
     pub(crate) fn grow(&mut self, page_bytes: usize) -> Result<()> {
+        assert!(self.engine.in_flight_count() == 0, "an engine is replaced at rest");
         let options = EngineOptions { buf_bytes: page_bytes, ..self.options.clone() };
         let engine = open_engine(&options)?;
         self.before = self.stats();
@@ -116,6 +117,7 @@ impl Disk {
     /// # Errors
     /// The first that a read or `visit` has; nothing is in flight afterwards.
     pub(crate) fn read(&mut self, parts: &[FileRuns<'_>], visit: &mut PageSink<'_>) -> Result<()> {
+        assert!(self.engine.in_flight_count() == 0, "writes are finished before reads begin");
         let began_us = self.clock.now_us();
         let refill_below = (self.options.queue_depth as usize / 2).max(1);
         let mut waiting = (0u64..).zip(parts).flat_map(|(part, of)| {
@@ -153,6 +155,7 @@ impl Disk {
     }
 
     fn submit(&mut self, op: Op, file: PageFile, pages: PageRun, to: TaggedBuf) {
+        assert!((1..=self.pages_max(file)).contains(&pages.count), "a request fits one buffer");
         self.engine.submit(Request {
             device: file.device,
             op,

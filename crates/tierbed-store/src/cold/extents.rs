@@ -62,6 +62,7 @@ impl Extents {
     /// A commit that needs exactly the extents in use now came into force.
     pub(crate) fn commit(&mut self) {
         self.free.append(&mut self.quarantine);
+        assert!(self.free.len() <= self.is_committed.len(), "no extent is free twice");
         // Lowest on top: a file that shrank in use is refilled from its start.
         self.free.sort_unstable_by(|a, b| b.cmp(a));
         self.is_committed.iter_mut().for_each(|needed| *needed = true);

@@ -56,6 +56,7 @@ impl ColdTable {
         rows: SortedRows<'_>,
         buffer: &WriteBuffer,
     ) -> Result<BegunRun> {
+        assert!(!rows.is_empty(), "a run has rows");
         let keys = encode_keys(rows.iter().map(|(key, _)| key.row.0));
         let version = self.take_version()?;
         let key_pages = keys.len().div_ceil(self.payload_bytes());
@@ -82,6 +83,7 @@ impl ColdTable {
     /// Makes a run whose pages are written, of `rows`, the newest; returns its bytes.
     pub(crate) fn finish_run(&mut self, begun: BegunRun, rows: SortedRows<'_>) -> u64 {
         let BegunRun { run, placement } = begun;
+        assert!(run.row_count as usize == rows.len(), "the run was begun with these rows");
         self.is_dirty = true;
         let bytes = run.page_count() * self.geometry.page_bytes() as u64;
         self.register(run, rows, placement.open);
@@ -166,6 +168,7 @@ impl ColdTable {
 
     fn fill_records(&self, page: &mut [u8], rows: SortedRows<'_>, buffer: &WriteBuffer) {
         let record_bytes = self.record_bytes();
+        assert!(rows.len() <= self.geometry.delta_slots as usize, "a page has a slot per row");
         for (place, (_, at)) in page[HEADER_BYTES..].chunks_exact_mut(record_bytes).zip(rows) {
             place.copy_from_slice(buffer.record(*at, record_bytes));
         }

@@ -63,6 +63,7 @@ impl Geometry {
     /// Returns the range of `row` and the row's position in it.
     pub(crate) fn range_of(&self, row: u64) -> (usize, u16) {
         let per_range = self.rows_per_range();
+        assert!(per_range <= 1 << 16, "a position in a range has 16 bits");
         // A page holds at most 505 rows (a 4 KiB page of 8-byte records), a range 64 pages.
         ((row / per_range) as usize, (row % per_range) as u16)
     }

@@ -68,6 +68,7 @@ impl DeltaIndex {
 
     /// Makes room for `range_count` ranges.
     pub(crate) fn grow(&mut self, range_count: u64) {
+        assert!(range_count >= self.lists.len() as u64, "a table only grows");
         self.lists.resize(range_count as usize, None);
     }
 
@@ -144,6 +145,7 @@ impl DeltaIndex {
     /// Takes the list of `range` away: its rows are in the base now.
     pub(crate) fn take(&mut self, range: usize) -> Option<Box<RangeDeltas>> {
         let list = self.lists[range].take()?;
+        assert!(self.row_count >= list.len() as u64, "the rows of a list are counted");
         self.row_count -= list.len() as u64;
         self.list_count -= 1;
         Some(list)

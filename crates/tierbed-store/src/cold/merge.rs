@@ -52,6 +52,7 @@ impl ColdTable {
         ranges: &[usize],
         image: &mut [u8],
     ) -> Result<Merged> {
+        assert!(ranges.is_sorted_by(|a, b| a < b), "each range is merged once");
         let version = self.take_version()?;
         let overlaid: Vec<u64> = ranges.iter().map(|range| self.overlaid_pages(*range)).collect();
         let read_bytes =

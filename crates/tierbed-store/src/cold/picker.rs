@@ -70,6 +70,7 @@ pub(crate) fn pick(
     }
     let mut best: Vec<_> = heap.into_iter().map(|worst| worst.0).collect();
     best.sort_unstable_by(|a, b| by_score(b, a));
+    assert!(best.len() <= PICKS_MAX, "the picker's memory is bounded");
     let (mut freed, mut cost) = (0, 0);
     let enough = best.iter().take_while(|candidate| {
         let goes_on = cost == 0 || (freed < freed_bytes && cost < cost_bytes_max);

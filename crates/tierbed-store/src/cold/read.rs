@@ -64,13 +64,15 @@ impl TablePart<'_> {
     // Takes the rows wanted from the pages of run `at`; returns how many pages were wanted.
     fn take(&self, at: usize, pages: &[u8], sink: &mut RowSink<'_>) -> Result<u64> {
         let run = self.runs[at];
+        let page_bytes = self.table.geometry.page_bytes();
+        assert!(pages.len() == run.count as usize * page_bytes, "the pages of the run");
         let from = self.wants.partition_point(|want| want.page < run.first);
         let wanted = self.wants[from..].iter();
         let mut wanted = wanted.take_while(|want| want.page < run.end()).peekable();
         let mut needed = 0;
         while let Some(page_number) = wanted.peek().map(|want| want.page) {
             needed += 1;
-            let page = page_of(pages, page_number - run.first, self.table.geometry.page_bytes());
+            let page = page_of(pages, page_number - run.first, page_bytes);
             let mut is_checked = false;
             while let Some(want) = wanted.next_if(|want| want.page == page_number) {
                 let key = self.keys[want.at as usize];
@@ -100,6 +102,7 @@ pub(crate) struct ReadFrom<'a> {
 /// `Corruption`, `Io`; those of `sink` pass through.
 pub(crate) fn read(from: ReadFrom<'_>, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
     let ReadFrom { tables, disk, stats, buffer } = from;
+    assert!(keys.is_sorted_by(|a, b| a < b), "keys ascend, each once");
     let mut absent = 0;
     let sink = &mut |at: usize, record: Option<&[u8]>| {
         absent += u64::from(record.is_none());

@@ -5,7 +5,7 @@
 //! record pages   records in the same order, as many per page as fit
 //! ```
 //!
-//! Both kinds have the header of every page of the house, with the magic `TBk1` or `TBd1`, the
+//! Both kinds have the header of all pages of Tierbed, with the magic `TBk1` or `TBd1`, the
 //! physical page number, and the run's version as generation. The keys are read only when a
 //! store is opened. Normative: `docs/reference/formats/cold.md`.
 
@@ -57,7 +57,7 @@ pub(crate) fn run_page(magic: [u8; 4], table_id: u32, page: u32, version: u32) -
 pub(crate) fn encode_keys(rows: impl Iterator<Item = u64>) -> Vec<u8> {
     let (mut bytes, mut next) = (Vec::new(), 0);
     for row in rows {
-        // Strictly ascending, so a difference from the next possible row is never negative.
+        assert!(row >= next, "rows of a run strictly ascend");
         let mut rest = row - next;
         next = row + 1;
         while rest >= 0x80 {

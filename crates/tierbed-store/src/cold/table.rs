@@ -143,6 +143,7 @@ impl ColdTable {
     /// # Errors
     /// `Invalid` when the budget does not reach; nothing is changed then.
     pub(crate) fn grow(&mut self, schema: &TableSchema) -> Result<()> {
+        assert!(schema.row_count >= self.row_count, "a table only grows");
         let geometry = Geometry::with_range_pages(schema, self.geometry.range_pages);
         self.memory.resize(Self::memory_bytes(&geometry))?;
         self.ranges.resize(geometry.range_count() as usize, BaseRange::NONE);
@@ -306,6 +307,7 @@ impl ColdTable {
     }
 
     fn release_delta(&mut self, extent: u32) {
+        assert!(!self.is_restoring, "extents are given back when all runs are known");
         if self.delta_extents[extent as usize].take().is_some() {
             self.delta_extent_count -= 1;
             self.extents.release(extent);
@@ -315,6 +317,8 @@ impl ColdTable {
     /// Says where the next run begins; an extent left behind is given back when nothing lives
     /// in it.
     pub(crate) fn set_open(&mut self, open: Option<(u32, u32)>) {
+        let fits = |(_, used): (u32, u32)| u64::from(used) <= self.geometry.range_pages;
+        assert!(open.is_none_or(fits), "the open extent has pages left, or none");
         let before = std::mem::replace(&mut self.open, open);
         let Some((extent, _)) =
             before.filter(|(extent, _)| open.is_none_or(|new| new.0 != *extent))
@@ -388,6 +392,7 @@ impl ColdTable {
 
 /// Cuts `count` pages from `first` on into runs of at most `max`.
 pub(crate) fn cut(first: u32, count: u32, max: u32) -> impl Iterator<Item = PageRun> {
+    assert!(max > 0, "a piece has pages");
     (0..count.div_ceil(max))
         .map(move |at| PageRun { first: first + at * max, count: max.min(count - at * max) })
 }

@@ -67,6 +67,7 @@ impl WriteBuffer {
 
     /// Returns how many new records of `record_bytes` fit.
     pub(crate) fn room(&self, record_bytes: usize) -> usize {
+        assert!(record_bytes > 0, "a record has bytes");
         let by_bytes = (self.arena_bytes_max - self.arena.len()) / record_bytes;
         by_bytes.min(self.entries_max - self.entries.len())
     }
@@ -94,6 +95,7 @@ impl WriteBuffer {
     /// Overwrites the record of `key` if it waits here; returns whether it does.
     pub(crate) fn replace(&mut self, key: RowKey, record: &[u8]) -> bool {
         let Some(at) = self.find(key).map(|entry| entry.at) else { return false };
+        assert!(at + record.len() <= self.arena.len(), "a row keeps its length");
         self.arena[at..at + record.len()].copy_from_slice(record);
         true
     }
