@@ -2,8 +2,9 @@
 //!
 //! The hash of a key gives its first line. The key stands there, or behind it where lines are full:
 //! the entry farther from its first line has the right of way, so distances are short and even.
-//! Each line counts the entries that passed it: a search ends at a line with none. A removal lets an entry that had
-//! passed move back into the gap: no tombstones, and the index neither degrades nor grows.
+//! Each line counts the entries that passed it: a search ends at a line with none. A removal lets
+//! an entry that had passed move back into the gap: no tombstones, and the index neither degrades
+//! nor grows.
 //!
 //! ```text
 //! entry:  bit 31 .......... 27  26 .................. 0

@@ -1,7 +1,7 @@
 //! Four-byte numbers of keys: the rows of all tables numbered through.
 //!
 //! Where the rows of all tables are few enough, table 1 goes on where table 0 ends, and a number is
-//! all that a cache keeps of a key. Otherwise, or when nobody said which tables there are, the
+//! all that a cache keeps of a key. Otherwise, or when the tables are not known, the
 //! number is the key itself in eight bytes.
 
 #![expect(

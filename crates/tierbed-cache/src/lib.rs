@@ -1,7 +1,7 @@
 //! Row caches in DRAM over any store: tiers, eviction policies, admission, replay.
 //!
 //! A [`RowTier`] keeps rows within a byte budget: one mechanism (slabs, an index, free slots)
-//! and a policy that only decides who leaves ([`EvictionPolicy`], [`Lru`]). A [`ShardedTier`]
+//! and a policy that only decides evictions ([`EvictionPolicy`], [`Lru`]). A [`ShardedTier`]
 //! splits the budget over locks, so that threads hitting different rows do not meet. Tiers hold
 //! copies: losing one costs a read, never a row. Adding a policy is one file in [`policy`], one
 //! line in its registry, and [`check_eviction_policy`].

@@ -1,6 +1,6 @@
 //! Replay of a log through one cache of row numbers without rows.
 //!
-//! The policies are those of the tiers, told of groups, hits and misses in the same order, and so
+//! The policies are those of the tiers and see groups, hits and misses in the same order, and so
 //! is what they remember of rows that left. What differs is the index: replayed rows are numbered
 //! densely, so it is an array.
 

@@ -34,7 +34,7 @@ const RESIZABLE_SHARDS: std::ops::RangeInclusive<u64> = 2..=64;
 /// a group takes each for several rows.
 const LOCKS_PER_CORE: usize = 2;
 
-/// Most locks of a tier: what tiers hold and who leaves does not depend on it.
+/// Most locks of a tier: what tiers hold and evict does not depend on it.
 fn lock_count() -> usize {
     LOCKS_PER_CORE * std::thread::available_parallelism().map_or(1, NonZero::get)
 }

@@ -120,7 +120,7 @@ impl TierStats {
     }
 }
 
-/// The hash by which a row is found, and which policies are told.
+/// The hash of a key, for the index and for policies.
 #[inline]
 pub(crate) fn hash_of(key: RowKey) -> u64 {
     mix64(packed(key))
@@ -374,7 +374,7 @@ impl RowTier {
         self.pool_mut(pool_at).free == NONE && !can_grow
     }
 
-    /// Gives the pool a slab nobody has yet.
+    /// Gives the pool a slab that no pool has yet.
     fn grow(&mut self, pool_at: usize) -> bool {
         if self.slabs.len() >= self.layout.slab_count as usize {
             return false;

@@ -81,7 +81,7 @@ impl Budget {
         self.lock().limit_bytes
     }
 
-    /// Returns who holds what.
+    /// Returns the reservations by name.
     #[must_use]
     pub fn report(&self) -> BudgetReport {
         let account = self.lock();

@@ -1,7 +1,7 @@
 //! The conformance kit of row stores: checks every [`TrainStore`] against a map.
 //!
 //! Drives a store with seeded operations beside a plain ordered map and compares after each.
-//! Stores of this house and of others run it from their tests; Python reaches it as
+//! Stores of Tierbed and of others run it from their tests; Python reaches it as
 //! `tierbed.testing.check_row_store`.
 
 use std::collections::BTreeMap;

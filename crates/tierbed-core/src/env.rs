@@ -1,6 +1,6 @@
 //! The injected environment: clock and random seed.
 //!
-//! Nothing in the house asks the operating system for the time or for random numbers by
+//! No part of Tierbed asks the operating system for the time or for random numbers by
 //! itself; it is given an [`Env`]. That is what makes simulations repeatable.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves when told to.
+/// A clock that moves only when it is set.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now_us: AtomicU64,
@@ -102,7 +102,7 @@ pub fn unmix64(mixed: u64) -> u64 {
     value ^ (value >> 30) ^ (value >> 60)
 }
 
-/// What a part of the house may ask of the outside world.
+/// What a part of Tierbed may ask of the outside world.
 #[derive(Debug, Clone)]
 pub struct Env {
     /// Time.

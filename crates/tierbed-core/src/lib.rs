@@ -1,8 +1,8 @@
 //! The shared types of Tierbed: ids, bags, schemas, stores, errors. No input or output.
 //!
 //! Tables, rows and bags ([`ids`], [`bags`], [`schema`]); the narrow waist every store
-//! implements ([`store`]); who may use how much memory ([`budget`]); what can go wrong
-//! ([`error`]); time and luck, which come in by the door ([`mod@env`]); how work goes to another
+//! implements ([`store`]); the memory budget ([`budget`]); what can go wrong
+//! ([`error`]); clock and random seed ([`mod@env`]); how work goes to another
 //! thread ([`handover`]); and what was counted ([`stats`]). Every other crate depends on
 //! this one; this one depends on none of ours.
 

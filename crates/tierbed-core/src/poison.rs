@@ -1,6 +1,6 @@
 //! Poisoning of a store after a failed sync, and its disk quota.
 //!
-//! After some failures nobody knows what the device holds. A store notes the first of them and
+//! After some failures it is unknown what the device holds. A store notes the first of them and
 //! refuses everything from then on, until it is reopened at its last checkpoint.
 
 use crate::{Error, ErrorKind, Result};
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(poison.on_doubt(failed(ErrorKind::Io)).unwrap_err().kind(), ErrorKind::Io);
         assert_eq!(poison.check().unwrap_err().kind(), ErrorKind::Poisoned);
         poison.on_any(Ok(())).unwrap();
-        // What came first is what is told.
+        // The first failure is the one reported.
         poison.on_any(failed(ErrorKind::NoSpace)).unwrap_err();
         assert!(poison.check().unwrap_err().to_string().contains("a Io"));
     }

@@ -23,8 +23,8 @@ pub const ROW_COUNT_MAX: u64 = 1 << 40;
 /// Most tables a schema may have.
 pub const TABLES_MAX: usize = 1 << 16;
 
-/// Names of the house's own tables start so: indexes of open vocabularies. Their records hold no
-/// embedding, and nobody looks them up, exports or publishes them as rows.
+/// Names of Tierbed's own tables start so: indexes of open vocabularies. Their records hold no
+/// embedding, and they are never looked up, exported or published as rows.
 pub const OWN_PREFIX: &str = "_ids.";
 
 /// Which optimizer's state rides with the rows of a table.
@@ -168,7 +168,7 @@ impl TableSchema {
         self.row_count * self.record_bytes() as u64
     }
 
-    /// Returns whether the table is the house's own, beside a user's: its name starts with
+    /// Returns whether the table is Tierbed's own, beside a user's: its name starts with
     /// [`OWN_PREFIX`].
     #[must_use]
     pub fn is_own(&self) -> bool {

@@ -1,8 +1,8 @@
 //! The storage traits `RowStore` and `TrainStore`: unique rows in, record bytes out.
 //!
-//! Above it nobody knows pages, files or levels; below it nobody knows features, bags, pooling
+//! Code above it knows no pages, files or levels; code below it no features, bags, pooling
 //! or what the bytes mean. Absence is an outcome, never a value: a row that was never written
-//! is reported as `None`, and whoever asked fills in its initial value.
+//! is reported as `None`, and the caller fills in its initial value.
 
 use std::fmt;
 use std::path::Path;
@@ -117,7 +117,7 @@ pub trait TrainStore: RowStore {
     /// Returns the store's folder, if it has one.
     fn path(&self) -> Option<&Path>;
 
-    /// Is told which batches were just announced and brought into the buffer above.
+    /// Receives the batches that were just announced and brought into the buffer above.
     ///
     /// A store may reorganise itself now, while training goes on with what is buffered; what is
     /// read and written stays the same bytes. Does nothing unless a store overrides it.

@@ -69,7 +69,7 @@ impl Exchange {
                 .with("expected_values", samples * self.place.plan.output_dim())
                 .with("found_values", grad.len()));
         }
-        // Here, where it is known whose it is, and before a holder of rows sees it.
+        // Here the rank that gave it is known, and no holder of rows has seen it.
         tierbed_kernels::check_finite(grad)?;
         let step = self.kept.swap_remove(at);
         self.grads_step += 1;

@@ -179,7 +179,7 @@ impl Pad {
         result
     }
 
-    /// Leaves alone and at once: whoever waits for this rank gets an error. Never waits, so that
+    /// Leaves alone and at once: ranks that wait for this one get an error. Never waits, so that
     /// destructors may call it.
     pub fn fail(&self) {
         self.set_state(State::Failed);

@@ -1,8 +1,8 @@
 //! Precision of numbers in transit.
 //!
 //! Vectors are added up in f32 whatever they travel in; a narrow one is rounded once, where it is
-//! written. So the rounding does not depend on who holds a row: equal bits for any number of
-//! ranks, and against f32 these distances at most:
+//! written. So the rounding does not depend on the rank that holds a row: equal bits for any number
+//! of ranks, and against f32 these distances at most:
 //!
 //! | precision | bytes of `dim` numbers | distance |
 //! |---|---|---|

@@ -59,8 +59,8 @@ struct InFlight {
     expected: Vec<u8>,
 }
 
-/// Returns the bytes nobody else may touch while the transfer is in flight: its own, for a write
-/// past the end also the gap before it, and for an odd write the whole pages.
+/// Returns the bytes that no other code may touch while the transfer is in flight: its own, for a
+/// write past the end also the gap before it, and for an odd write the whole pages.
 fn range_of(op: Op, place: Range<u64>, old_end_bytes: u64) -> Range<u64> {
     let (sector, page) = (SECTOR_BYTES as u64, PAGE_BYTES as u64);
     let mut range = place.start.min(old_end_bytes)..place.end;

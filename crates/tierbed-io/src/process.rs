@@ -5,7 +5,7 @@
 //! so that a lock on it outlives its taker. Whoever forks (the workers of a `DataLoader`, above
 //! all) knows nothing of it. So the three rules here:
 //!
-//! * [`Owned`]: what belongs to the process that made it. A child is told so, and its dropping
+//! * [`Owned`]: what belongs to the process that made it. A child gets an error, and its dropping
 //!   the copy does nothing: no join, no flush, no commit.
 //! * [`PerProcess`]: what every process makes anew for itself.
 //! * [`hold_open`]: files that a child must not have. They are closed in it before anything else
@@ -100,7 +100,7 @@ impl Origin {
     }
 }
 
-/// A value of the process that made it; a forked child is told so.
+/// A value of the process that made it; a forked child gets an error.
 #[derive(Debug)]
 pub struct Owned<T> {
     // Taken when dropped in a child alone.

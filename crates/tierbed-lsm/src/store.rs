@@ -273,7 +273,7 @@ impl LsmStore {
         }
     }
 
-    /// Tells the outdated-row monitor that rows read so far will not be written by who read
+    /// Makes the outdated-row monitor forget the rows read so far: their reader will not write
     /// them, as after an evaluation.
     pub fn forget_reads(&mut self) {
         self.monitor.forget_reads();

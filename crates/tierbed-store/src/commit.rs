@@ -112,7 +112,7 @@ pub enum CommitFailure {
 
 impl CommitFailure {
     /// Sorts a failure before the commit came into force. A full disk or a bad argument may be
-    /// tried again; after a failed sync nobody knows what later syncs really promise.
+    /// tried again; after a failed sync it is unknown what later syncs promise.
     #[must_use]
     pub fn of(error: Error) -> Self {
         match error.kind() {
@@ -162,7 +162,7 @@ impl CommitLog {
         Ok(commit_of(current)?.is_none())
     }
 
-    /// Refuses a folder without `CURRENT` that is not empty: what is in it is somebody's.
+    /// Refuses a folder without `CURRENT` that is not empty: its files may be wanted.
     ///
     /// # Errors
     /// `Corruption` when files of a store lie there, `Invalid` for others.

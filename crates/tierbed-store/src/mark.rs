@@ -2,7 +2,7 @@
 //!
 //! A log that was cut looks like one whose last steps never finished. So behind each sync of the
 //! log the number of its last step is written here, without a sync of its own: what is here was
-//! in the log before, and a log that ends before it has lost steps that somebody counts on. After
+//! in the log before, and a log that ends before it has lost steps that were acknowledged. After
 //! power loss the number may be an older one, which only means that less is noticed.
 //!
 //! | bytes of `steps.mark` | field |
@@ -49,7 +49,7 @@ impl StepMark {
     }
 }
 
-/// Returns the last step that was acknowledged; `None` when nobody noted it.
+/// Returns the last step that was acknowledged; `None` when none was noted.
 ///
 /// # Errors
 /// `Corruption` when the file is damaged, `Io`.

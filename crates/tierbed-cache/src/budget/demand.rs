@@ -29,7 +29,7 @@ use super::division::{Curve, UNITS};
 const WAYS: usize = 8;
 /// What a use adds to a count, so that counts can fade for some time.
 const USE: u16 = 16;
-/// Counts that are told apart: eight steps per doubling.
+/// Distinct steps of counts: eight per doubling.
 const STEPS: usize = 128;
 /// Sets of a table.
 const SETS_MIN: u64 = 16;

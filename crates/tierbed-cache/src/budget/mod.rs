@@ -3,7 +3,7 @@
 //! A model *joins* a [`TierBudget`] with its tiers and has its floor from then on; what is beyond
 //! all floors goes where it makes most hits. Each model's hits at every size are measured by
 //! counts of uses of a sample of its rows, and from time to time the lookup that
-//! asked last divides anew: who gets less gives its rows up first, then the others grow.
+//! asked last divides anew: members that get less evict rows first, then the others grow.
 //!
 //! ```text
 //! model A ─ tiers ┐                       ┌ hits with 0, 1, .. 64 units ┐
@@ -126,7 +126,7 @@ pub struct MemberStats {
 }
 
 impl TierBudget {
-    /// Builds a budget that nobody has joined yet.
+    /// Builds a budget without members.
     ///
     /// # Errors
     /// `Invalid` for no bytes.
@@ -204,7 +204,7 @@ impl TierBudget {
         }
     }
 
-    /// Ends an epoch and divides anew, unless somebody does already.
+    /// Ends an epoch and divides anew, unless another thread does already.
     fn end_epoch(&self) {
         let mut members = match self.members.try_lock() {
             Ok(members) => members,

@@ -2,7 +2,7 @@
 //!
 //! The part of a row follows from the hash of its key, so that all threads agree on it, and a part
 //! is only reached through its lock: a row is never seen half written. No lock is common to all
-//! rows, and nobody holds two. Nobody waits for a lock while another that it needs is free.
+//! rows, and no thread holds two. No thread waits for a lock while another that it needs is free.
 //!
 //! ```text
 //! hashes ─▶ arrange ─▶ Visits: [part 0: 3, 7] [part 2: 0, 1] ─▶ by_lock: lock, look, unlock
@@ -71,8 +71,8 @@ impl<T> Parts<T> {
     }
 
     /// Takes every lock whose parts have positions in `visits`, one after the other, and gives the
-    /// parts out with them: in order, but what somebody else has comes later. The next is taken
-    /// after the one before was dropped.
+    /// parts out with them: in order, but locks that another thread has come later. The next is
+    /// taken after the one before was dropped.
     pub(super) fn by_lock<'a>(
         &'a self,
         visits: &'a Visits,
@@ -90,7 +90,7 @@ impl<T> Parts<T> {
         })
     }
 
-    /// Takes the first lock of the set `left` that nobody has, or waits for the first.
+    /// Takes the first lock of the set `left` that is free, or waits for the first.
     fn take_one(&self, left: u64) -> Option<(usize, MutexGuard<'_, Vec<T>>)> {
         let mut rest = left;
         while rest != 0 {

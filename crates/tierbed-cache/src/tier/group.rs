@@ -52,9 +52,9 @@ impl TierGroup<'_> {
 pub(crate) type RowOf<'r, 'a> = dyn FnMut(usize) -> Option<&'a [f32]> + 'r;
 
 impl RowTier {
-    /// Reports `group` to the policies, of which the rows at `positions` belong here, and offers them
-    /// those that are not here. Rows that leave for others, and those that do not come in, go to
-    /// `left`.
+    /// Reports `group` to the policies, of which the rows at `positions` belong here, and offers
+    /// them those that are not here. Rows that leave for others, and those that do not come in, go
+    /// to `left`.
     ///
     /// # Errors
     /// As [`insert`](Self::insert).

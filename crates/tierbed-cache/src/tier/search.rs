@@ -1,7 +1,7 @@
 //! Batched search for the slots of rows.
 //!
-//! The index names a slot or two whose rows have such a hash, and the key in the slot tells. A slot
-//! in which a row was found before is looked at first: mostly the row is still there.
+//! The index names a slot or two whose rows have such a hash, and the key in the slot decides. A
+//! slot in which a row was found before is looked at first: mostly the row is still there.
 
 #![expect(clippy::indexing_slicing, reason = "every row is of one of the tiers")]
 

@@ -135,7 +135,7 @@ impl<J, D> Desk<J, D> {
         self.changed.notify_all();
     }
 
-    // Tells the caller that nobody works here any more.
+    // Wakes the caller: there is no worker any more.
     fn desert(&self) {
         self.lock().is_deserted = true;
         self.changed.notify_all();

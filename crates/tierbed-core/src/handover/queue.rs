@@ -37,7 +37,7 @@ impl<J> Queue<J> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a job for whoever is free.
+    /// Adds a job for the next free worker.
     pub fn push(&self, job: J) {
         self.lock().jobs.push_back(job);
         self.changed.notify_one();

@@ -153,5 +153,5 @@ pub(crate) const INTERACTIONS: [(usize, usize, f64); 5] =
 /// Share of clicks in the whole log.
 pub(crate) const CLICK_SHARE: f64 = 0.256;
 
-/// Tokens less popular than this have no planted effect: nobody could learn it.
+/// Tokens less popular than this have no planted effect: no model could learn it.
 pub(crate) const EFFECT_RANK_MAX: u32 = 4_096;

@@ -20,7 +20,8 @@ pub(crate) struct Map {
 
 // SAFETY: the map is owned until drop, and its addresses mean the same to every thread.
 unsafe impl Send for Map {}
-// SAFETY: shared access is by atomics, or by the views of `region`, which say who may do what.
+// SAFETY: shared access is by atomics, or by the views of `region`, which give each rank its
+// rights.
 unsafe impl Sync for Map {}
 
 impl Map {
@@ -36,7 +37,7 @@ impl Map {
         if fd < 0 {
             return Err(OsError::last_os_error());
         }
-        // SAFETY: the descriptor was just made, is open and belongs to nobody else.
+        // SAFETY: the descriptor was just made, is open and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len_bytes as u64)?;
         Self::over(Some(file), len_bytes)

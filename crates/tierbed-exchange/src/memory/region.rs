@@ -60,7 +60,7 @@ impl<'h> Region<'h> {
     #[must_use]
     pub fn read<T: Pod>(&self, at: usize, count: usize) -> &'h [T] {
         let place = self.place::<T>(at, count);
-        // SAFETY: inside the map and aligned; any bytes are a `T`; by the protocol nobody writes
+        // SAFETY: inside the map and aligned; any bytes are a `T`; by the protocol no rank writes
         // them until the caller's next signal.
         unsafe { std::slice::from_raw_parts(place.as_ptr(), count) }
     }
@@ -81,7 +81,7 @@ impl<'h> Region<'h> {
     }
 }
 
-/// The right to write ranges of a region that nobody else writes or reads in this epoch.
+/// The right to write ranges of a region that no other rank writes or reads in this epoch.
 #[derive(Debug)]
 pub struct Writer<'h> {
     region: Region<'h>,

@@ -119,7 +119,7 @@ fn map(file: &File, len_bytes: usize) -> std::io::Result<NonNull<u8>> {
 impl Drop for MmapDevice {
     fn drop(&mut self) {
         if let Some(start) = self.start {
-            // SAFETY: start and len_bytes are those of the map, which nobody borrows any more.
+            // SAFETY: start and len_bytes are those of the map, which has no borrower any more.
             unsafe { libc::munmap(start.as_ptr().cast(), self.len_bytes) };
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! An engine owns a fixed set of page-aligned buffers. A caller takes one ([`IoEngine::acquire`]),
 //! fills it if it writes, hands it over with a [`Request`], and gets it back with the
-//! [`Completion`]; in between nobody else can touch it, so a buffer can never be freed or read
+//! [`Completion`]; in between no other code can touch it, so a buffer can never be freed or read
 //! while the kernel writes into it.
 //!
 //! ```text

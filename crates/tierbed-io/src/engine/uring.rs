@@ -5,7 +5,7 @@
 //! no system call; `wait` hands all of them over and sleeps for the first completion in one call.
 //!
 //! Safety invariant: an entry points into a buffer of the arena and names a descriptor of a
-//! device. Both must live, and nobody may touch the buffer, until the kernel has reported the
+//! device. Both must live, and no code may touch the buffer, until the kernel has reported the
 //! entry's completion. So a `Flight` holds its device, the arena lends no buffer in flight,
 //! and dropping the engine first waits for every flight. Entries carry the buffer's number, and
 //! a buffer has at most one flight, so the ring can never be too small.
@@ -120,7 +120,7 @@ impl UringEngine {
         *slot = Some(flight);
         self.flying_count += 1;
         // SAFETY: the flight just stored keeps the descriptor open; the arena keeps the buffer
-        // and lends it to nobody until hand_back, which follows the completion; drop waits.
+        // and does not lend it until hand_back, which follows the completion; drop waits.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the ring has one entry for every buffer");
     }

@@ -48,7 +48,7 @@ pub trait Folder: Send + Sync + Debug {
     /// Returns the path, if it has one.
     fn path(&self) -> Option<&Path>;
 
-    /// Returns the path of the file `name`, for who maps it; `None` where it has none.
+    /// Returns the path of the file `name`, for mapping it; `None` where it has none.
     fn file_path(&self, name: &str) -> Option<PathBuf> {
         self.path().map(|path| path.join(name))
     }

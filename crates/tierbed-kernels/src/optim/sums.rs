@@ -83,7 +83,7 @@ impl RowSums {
     }
 }
 
-// Exactly as long as needed: a budget was told so.
+// Exactly as long as needed: that much was reserved.
 fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
     if values.len() < len {
         values.reserve_exact(len - values.len());

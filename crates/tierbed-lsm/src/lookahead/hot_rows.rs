@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_hot_row_is_demoted_below_the_lower_threshold_only() {
         let rule = HotRule { hot_ratio: 1.0, ..HotRule::default() };
-        // 6 of 1,000 is between keep (0.5 %) and min (1 %): whoever was hot stays, nobody joins.
+        // 6 of 1,000 is between keep (0.5 %) and min (1 %): hot rows stay, none is added.
         assert_eq!(picked(&[(1, 6), (2, 6), (3, 5)], &[1, 3], &rule), [1]);
         assert!(picked(&[], &[1], &rule).is_empty());
     }

@@ -2,7 +2,7 @@
 //!
 //! | part (RecDB §4.2) | here | switch |
 //! |---|---|---|
-//! | Hot Key Identifier | [`hot_rows`]: who is used often in the window | `LsmOptions::hot_rule` |
+//! | Hot Key Identifier | [`hot_rows`]: rows used often in the window | `LsmOptions::hot_rule` |
 //! | Key Allocator | `key_allocator`: under which prefix does a row live | the same |
 //! | Key Sorter | [`key_sorter`]: in which order are rows read | `LsmOptions::sorts_requests` |
 

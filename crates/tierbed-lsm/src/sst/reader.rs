@@ -66,12 +66,12 @@ impl SstTools {
         SstId(self.next_sst.load(Ordering::Relaxed))
     }
 
-    /// Tells the background thread that its result is not wanted any more.
+    /// Asks the background thread to stop: its result is not wanted any more.
     pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether it was told so.
+    /// Returns whether [`close`](Self::close) was called.
     pub(crate) fn is_closing(&self) -> bool {
         self.is_closing.load(Ordering::Relaxed)
     }

@@ -144,7 +144,7 @@ pub fn drop_checkpoint(folder: &dyn Folder, name: &str) -> Result<()> {
     if folder.read(&list_name(name))?.is_none() {
         return Err(unknown(folder, name)?);
     }
-    // Without its list a checkpoint is garbage: after this nobody restores half of it.
+    // Without its list a checkpoint is garbage: after this no restore takes half of it.
     folder.remove(&list_name(name))?;
     folder.sync()?;
     remove_files(folder, name)
