@@ -30,6 +30,13 @@ class TierbedError(Exception):
         message: What happened, with the values and the remedy.
         context: Name and value of each thing involved (``table``, ``path``, ``page_id``, ...).
         errno: The operating system's error number, which an :class:`IoError` keeps.
+
+    Example:
+        >>> try:
+        ...     tb.Store.open(backend="memory", dram_budget="much")
+        ... except tb.TierbedError as error:
+        ...     error.kind
+        'invalid'
     """
 
     kind: ClassVar[str] = "unknown"

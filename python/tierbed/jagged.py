@@ -67,6 +67,11 @@ class JaggedTensor:
         lengths: ``[B]`` length of each bag; or give ``offsets`` ``[B+1]``.
         weights: ``[E]`` weight of each id.
         offsets: ``[B+1]`` bounds of the bags, from 0 to ``E``.
+
+    Example:
+        >>> rows = tb.JaggedTensor(torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 0, 1]))
+        >>> rows.offsets()
+        tensor([0, 2, 2, 3])
     """
 
     def __init__(
@@ -193,6 +198,15 @@ class KeyedJaggedTensor:
         lengths: ``[F*B]`` length of each bag; or give ``offsets``.
         offsets: ``[F*B+1]`` bounds of the bags, from 0 to ``E``.
         stride: ``B``; by default the number of bags divided by ``F``.
+
+    Example:
+        >>> batch = tb.KeyedJaggedTensor(
+        ...     ["user", "item"],  # two features of two samples
+        ...     torch.tensor([3, 5, 10, 11, 12]),
+        ...     lengths=torch.tensor([1, 1, 2, 1]),
+        ... )
+        >>> batch["item"].values()
+        tensor([10, 11, 12])
     """
 
     def __init__(
@@ -402,6 +416,11 @@ class KeyedTensor:
         length_per_key: Columns of each feature.
         values: ``[B, sum(length_per_key)]``.
         key_dim: Dimension along which the features lie; 1.
+
+    Example:
+        >>> pooled = tb.KeyedTensor(["user", "item"], [2, 1], torch.tensor([[1.0, 2.0, 3.0]]))
+        >>> pooled["item"]
+        tensor([[3.]])
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,14 @@ def test_the_package_runs_as_a_module() -> None:
         [sys.executable, "-m", "tierbed", "--version"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, f"tierbed {tb.__version__}\n")
+
+
+def test_a_shell_completes_commands() -> None:
+    asked = {"_TIERBED_COMPLETE": "complete_bash", "COMP_WORDS": "tierbed ver", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tierbed"], capture_output=True, text=True, env=os.environ | asked
+    )
+    assert done.stdout.split() == ["verify"]
 
 
 @pytest.mark.parametrize("command", [(), ("train",), ("sim",), ("sim", "cache"), ("bench",)])

@@ -292,6 +292,21 @@ def test_full_states_have_the_names_of_torchrec(open_store: Any) -> None:
     assert list(sequences.full_state_dict()) == ["embeddings.s.weight"]
 
 
+def test_collections_answer_as_those_of_torchrec(open_store: Any) -> None:
+    store = open_store()
+    pooled = collection(store)
+    assert [config.name for config in pooled.embedding_bag_configs()] == ["i"]
+    assert not pooled.is_weighted()
+    assert pooled.device == torch.device("cpu")
+    config = tb.EmbeddingConfig(
+        name="s", num_embeddings=3, embedding_dim=4, feature_names=["a", "b"]
+    )
+    sequences = tb.EmbeddingCollection([config], store=store)
+    assert sequences.embedding_configs() == [config]
+    assert sequences.embedding_dim() == 4
+    assert sequences.embedding_names_by_table() == [["a", "b"]]
+
+
 def test_what_lies_in_a_store_is_not_copied(open_store: Any) -> None:
     store = open_store()
     bag = tb.EmbeddingBag(10, 4, store=store, name="b")

@@ -20,7 +20,6 @@ app = typer.Typer(
     name="tierbed",
     help="Embedding tables bigger than memory on NVMe SSDs, for PyTorch recommender models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     # As wide as the screen, up to where lines are hard to read.

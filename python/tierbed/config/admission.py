@@ -25,6 +25,11 @@ class FrequencyAdmissionStrategy:
     """An id has a row of its own from the ``threshold``-th step of training that contains it.
 
     Until then it reads and trains the table's shared row.
+
+    Example:
+        >>> users = tb.EmbeddingBagConfig(
+        ...     None, 16, "user", admission_strategy=tb.FrequencyAdmissionStrategy(threshold=3)
+        ... )
     """
 
     threshold: int
@@ -36,6 +41,10 @@ class CountBasedEvictionPolicy:
 
     The count is that of the steps an id appeared in; every eviction first multiplies it by
     ``decay_rate``.
+
+    Example:
+        >>> rare = tb.CountBasedEvictionPolicy(eviction_threshold=2.0)
+        >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=rare)
     """
 
     eviction_threshold: float
@@ -44,14 +53,24 @@ class CountBasedEvictionPolicy:
 
 @dataclass(frozen=True)
 class TimestampBasedEvictionPolicy:
-    """``Store.evict`` takes ids not trained for more than ``eviction_ttl_mins`` minutes."""
+    """``Store.evict`` takes ids not trained for more than ``eviction_ttl_mins`` minutes.
+
+    Example:
+        >>> old = tb.TimestampBasedEvictionPolicy(eviction_ttl_mins=7 * 24 * 60)
+        >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=old)
+    """
 
     eviction_ttl_mins: int
 
 
 @dataclass(frozen=True)
 class CountTimestampMixedEvictionPolicy:
-    """``Store.evict`` takes ids that are both below the threshold and too old."""
+    """``Store.evict`` takes ids that are both below the threshold and too old.
+
+    Example:
+        >>> unused = tb.CountTimestampMixedEvictionPolicy(2.0, eviction_ttl_mins=60)
+        >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=unused)
+    """
 
     eviction_threshold: float
     eviction_ttl_mins: int

@@ -32,7 +32,12 @@ __all__ = [
 
 
 class PoolingType(str, Enum):
-    """How the rows of a bag become one vector."""
+    """How the rows of a bag become one vector.
+
+    Example:
+        >>> tb.EmbeddingBagConfig(1000, 16, "item", pooling="mean").pooling
+        <PoolingType.MEAN: 'mean'>
+    """
 
     SUM = "sum"
     MEAN = "mean"
@@ -43,6 +48,10 @@ class DataType(str, Enum):
     """What the numbers of a row are kept as.
 
     Rows train in FP32; the others are for a :class:`tierbed.CodedStore`, which only looks up.
+
+    Example:
+        >>> tb.EmbeddingBagConfig(1000, 16, "item", data_type="int8").data_type
+        <DataType.INT8: 'int8'>
     """
 
     FP32 = "fp32"
@@ -53,7 +62,12 @@ class DataType(str, Enum):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Initial weights uniform in ``[low, high)``."""
+    """Initial weights uniform in ``[low, high)``.
+
+    Example:
+        >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Uniform(-0.1, 0.1)).initial()
+        Uniform(low=-0.1, high=0.1)
+    """
 
     low: float
     high: float
@@ -61,7 +75,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Initial weights normal with ``mean`` and standard deviation ``std``."""
+    """Initial weights normal with ``mean`` and standard deviation ``std``.
+
+    Example:
+        >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Normal(std=0.05)).initial()
+        Normal(mean=0.0, std=0.05)
+    """
 
     mean: float = 0.0
     std: float = 0.01
@@ -69,7 +88,12 @@ class Normal:
 
 @dataclass(frozen=True)
 class Constant:
-    """Every initial weight is ``value``."""
+    """Every initial weight is ``value``.
+
+    Example:
+        >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Constant(1.0)).initial()
+        Constant(value=1.0)
+    """
 
     value: float = 0.0
 
@@ -189,6 +213,16 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
     Args as those of :class:`BaseEmbeddingConfig`, and:
         pooling: Sum or mean over the rows of a bag.
+
+    Example:
+        >>> item = tb.EmbeddingBagConfig(
+        ...     name="item",
+        ...     num_embeddings=1000,
+        ...     embedding_dim=16,
+        ...     feature_names=["clicked", "bought"],
+        ... )
+        >>> item.pooling.value, item.feature_names
+        ('sum', ('clicked', 'bought'))
     """
 
     pooling: PoolingType = PoolingType.SUM
@@ -215,6 +249,10 @@ class EmbeddingConfig(BaseEmbeddingConfig):
     """One table of sequence features, whose rows are not pooled.
 
     Arguments as those of :class:`BaseEmbeddingConfig`.
+
+    Example:
+        >>> tb.EmbeddingConfig(name="history", num_embeddings=1000, embedding_dim=16).feature_names
+        ('history',)
     """
 
 

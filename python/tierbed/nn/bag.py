@@ -51,6 +51,12 @@ class EmbeddingBag(nn.Module):
         optimizer_kwargs: Arguments of a ``torch.optim`` class.
         config: Further fields of the table (``init``, ``seed``, ``weight_init_min``, ...).
         on_nonfinite: As for :class:`EmbeddingBagCollection`.
+
+    Example:
+        >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        ...     bag = tb.EmbeddingBag(1000, 16, store=store, name="item", mode="sum")
+        ...     bag(torch.tensor([3, 5, 9]), torch.tensor([0, 2])).shape
+        torch.Size([2, 16])
     """
 
     def __init__(

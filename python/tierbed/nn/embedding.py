@@ -119,6 +119,11 @@ class Collection(nn.Module):
         """Where the rows live."""
         return self._store
 
+    @property
+    def device(self) -> torch.device:
+        """Where outputs are: rows are pooled on the CPU."""
+        return torch.device("cpu")
+
     def feature_names(self) -> list[str]:
         """Returns the input features, in the order of the output."""
         return list(self._features)
@@ -416,6 +421,32 @@ class EmbeddingBagCollection(Collection):
             then receive their gradient.
         on_nonfinite: What a gradient with nan or inf does: ``"error"``, or ``"skip"``, which
             leaves the step out and counts it (:attr:`skipped_steps`).
+
+    Example:
+        Two tables, a batch of two samples, and a step of the rows:
+
+        >>> tables = [
+        ...     tb.EmbeddingBagConfig(name="user", num_embeddings=1000, embedding_dim=16),
+        ...     tb.EmbeddingBagConfig(
+        ...         name="item", num_embeddings=5000, embedding_dim=8, feature_names=["clicked"]
+        ...     ),
+        ... ]
+        >>> store = tb.Store.open(backend="memory", dram_budget="16MiB")
+        >>> optimizer = tb.RowWiseAdagrad(lr=0.02)
+        >>> emb = tb.EmbeddingBagCollection(tables, store=store, optimizer=optimizer)
+        >>> batch = tb.KeyedJaggedTensor(
+        ...     ["user", "clicked"],
+        ...     torch.tensor([3, 5, 10, 11, 12]),
+        ...     lengths=torch.tensor([1, 1, 2, 1]),
+        ... )
+        >>> pooled = emb(batch)
+        >>> pooled.keys(), pooled["clicked"].shape
+        (['user', 'clicked'], torch.Size([2, 8]))
+        >>> before = store.gather_rows("user", torch.tensor([3]))
+        >>> pooled.values().sum().backward()  # steps the rows where they lie
+        >>> bool((store.gather_rows("user", torch.tensor([3])) < before).all())
+        True
+        >>> store.close()
     """
 
     def __init__(
@@ -432,6 +463,14 @@ class EmbeddingBagCollection(Collection):
         poolings = {config.name: config.pooling.value for config in tables}
         super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
         self._is_weighted = is_weighted
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """Returns the tables as they were given."""
+        return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
+
+    def is_weighted(self) -> bool:
+        """Returns whether ids carry weights."""
+        return self._is_weighted
 
     def forward(self, features: Any) -> KeyedTensor:
         """Looks up a batch.
@@ -459,6 +498,16 @@ class EmbeddingCollection(Collection):
         optimizer: As for :class:`EmbeddingBagCollection`.
         optimizer_kwargs: As for :class:`EmbeddingBagCollection`.
         on_nonfinite: As for :class:`EmbeddingBagCollection`.
+
+    Example:
+        >>> table = tb.EmbeddingConfig(name="history", num_embeddings=1000, embedding_dim=16)
+        >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        ...     emb = tb.EmbeddingCollection([table], store=store)
+        ...     batch = tb.KeyedJaggedTensor(
+        ...         ["history"], torch.tensor([3, 5, 9]), lengths=torch.tensor([2, 1])
+        ...     )
+        ...     emb(batch)["history"].values().shape
+        torch.Size([3, 16])
     """
 
     state_prefix = "embeddings"
@@ -478,6 +527,19 @@ class EmbeddingCollection(Collection):
             raise InvalidError(f"the tables of an EmbeddingCollection need one dim: {dims}")
         poolings = {config.name: "none" for config in tables}
         super().__init__(tables, store, optimizer, optimizer_kwargs, poolings, on_nonfinite)
+
+    def embedding_configs(self) -> list[BaseEmbeddingConfig]:
+        """Returns the tables as they were given."""
+        return list(self._configs)
+
+    def embedding_dim(self) -> int:
+        """Returns the elements of a row, equal in all tables."""
+        return self._configs[0].embedding_dim
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Returns the names of the output's features, a list per table."""
+        names = iter(self._names)
+        return [[next(names) for _ in config.feature_names] for config in self._configs]
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Looks up a batch.

@@ -43,6 +43,12 @@ class QueryLog:
 
     Args:
         native: The log of the native module; use :meth:`read` or :meth:`from_batches`.
+
+    Example:
+        >>> queries = (torch.tensor([1, 2, 1, 2, 3]), torch.tensor([0, 2, 5]))
+        >>> log = tb.QueryLog.from_batches(10, [queries])
+        >>> len(log)
+        2
     """
 
     def __init__(self, native: NativeQueryLog) -> None:
@@ -237,6 +243,12 @@ class Placement:
 
     Args:
         native: The placement of the native module; use :func:`place` or :meth:`read`.
+
+    Example:
+        >>> queries = (torch.tensor([1, 2, 1, 2, 3]), torch.tensor([0, 2, 5]))
+        >>> log = tb.QueryLog.from_batches(10, [queries])
+        >>> placed = tb.place(log, rows_per_page=4, method="maxembed")
+        >>> placed.write("item.tbp")
     """
 
     def __init__(self, native: NativePlacement) -> None:
@@ -365,6 +377,11 @@ def place(
         InvalidError: An option is out of range, or unknown; what is kept is of another log or of
             other options.
         CorruptionError: What is kept is damaged; the error names the file.
+
+    Example:
+        >>> queries = (torch.tensor([1, 2, 1, 2, 3]), torch.tensor([0, 2, 5]))
+        >>> log = tb.QueryLog.from_batches(10, [queries])
+        >>> placed = tb.place(log, rows_per_page=4, method="maxembed")
     """
     return place_each(
         log,

@@ -49,6 +49,15 @@ class CacheTier:
         policy: Who leaves when it is full: ``"lru"``, ``"ours"``, ``"ev_lfu"``, ....
         share: Its part of the cache's bytes, next to the shares of the other tiers.
         admit_after: The use from which on a row enters, 1 to 3 (FlashEmbedding §3.3.2).
+
+    Example:
+        Half the bytes for rows in f32, and half for rows that left them, in int8:
+
+        >>> cache = [tb.CacheTier(policy="ev_lfu"), tb.CacheTier(codec="int8", policy="lru")]
+        >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
+        >>> with tb.Snapshot.open("snapshot", dram_budget="16MiB", cache=cache) as snapshot:
+        ...     [tier["codec"] for tier in snapshot.stats()["snapshot"]["tiers"]]
+        ['f32', 'int8']
     """
 
     codec: str = "f32"
@@ -75,6 +84,9 @@ class NeighbourTier:
     Args:
         share: Its part of the cache's bytes, next to the shares of the tiers.
         inline: Lookups read the file themselves, so that counts repeat.
+
+    Example:
+        >>> cache = [tb.CacheTier(share=1.0), tb.NeighbourTier(share=4.0)]
     """
 
     share: float = 4.0
@@ -113,6 +125,13 @@ class TierBudget:
 
     Raises:
         InvalidError: No bytes.
+
+    Example:
+        >>> budget = tb.TierBudget("4MiB")
+        >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
+        >>> with tb.Snapshot.open("snapshot", dram_budget="16MiB", tier_budget=budget) as snapshot:
+        ...     len(budget.stats()["members"])
+        1
     """
 
     def __init__(self, limit: int | str, *, epoch_groups: int | None = None) -> None:
@@ -184,6 +203,13 @@ class TierPlan:
         tables: What is kept of each table.
         codebooks: By dim, ``[parts, 256, dim / parts]`` of the product codec of its tails.
         about: What was planned: shares, expected error.
+
+    Example:
+        >>> rows, counts = {"item": torch.rand(1000, 8)}, {"item": torch.arange(1000)}
+        >>> plan = tb.plan_tiers(rows, counts, dram_bytes=20_000)
+        >>> plan.save("plan.safetensors")
+        >>> tb.TierPlan.load("plan.safetensors").tables[0].name
+        'item'
     """
 
     tables: tuple[TierTable, ...]

@@ -45,6 +45,11 @@ def plan_tiers(
 
     Raises:
         InvalidError: Nothing fits the budget.
+
+    Example:
+        >>> rows, counts = {"item": torch.rand(1000, 8)}, {"item": torch.arange(1000)}
+        >>> len(tb.plan_tiers(rows, counts, dram_bytes=20_000).tables)
+        1
     """
     best: tuple[float, TierPlan] | None = None
     for tail in tails:

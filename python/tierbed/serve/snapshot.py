@@ -78,7 +78,16 @@ def _refreshed(refresh: bool | Sequence[str]) -> list[str] | None:
 
 
 class Snapshot:
-    """A published snapshot. Made by :meth:`open`; also a context manager."""
+    """A published snapshot. Made by :meth:`open`; also a context manager.
+
+    Example:
+        >>> rows = torch.arange(8000.0).view(1000, 8)
+        >>> _ = tb.placement.import_tables({"item": rows}, "snapshot")
+        >>> batch = tb.KeyedJaggedTensor(["item"], torch.tensor([3, 5]), lengths=torch.tensor([2]))
+        >>> with tb.Snapshot.open("snapshot", dram_budget="16MiB") as snapshot:
+        ...     torch.equal(snapshot.lookup(batch).values(), rows[3:4] + rows[5:6])
+        True
+    """
 
     def __init__(self, native: NativeSnapshot, path: str) -> None:
         self._native = native

@@ -34,6 +34,13 @@ class CodedStore:
 
     Args:
         seed: From it come the initial rows of every table, as in :class:`tierbed.Store`.
+
+    Example:
+        >>> store = tb.CodedStore()
+        >>> table = tb.EmbeddingBagConfig(1000, 16, "item", data_type="int8")
+        >>> emb = tb.EmbeddingBagCollection([table], store=store)
+        >>> store.read_rows("item", first_row=0, row_count=2).shape
+        torch.Size([2, 16])
     """
 
     def __init__(self, *, seed: int = 0) -> None:

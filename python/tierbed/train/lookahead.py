@@ -72,6 +72,18 @@ def lookahead(
         InvalidError: A negative number; and with the first batch of an epoch: the store was opened
             with ``order="forward"`` and the order is not known or not the one it follows, or
             ``start`` is not the batch where the store stands.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> class Batch(NamedTuple):
+        ...     sparse: tb.KeyedJaggedTensor
+        >>> ids, one = torch.tensor([3, 5]), torch.tensor([2])
+        >>> loader = [Batch(tb.KeyedJaggedTensor(["item"], ids, lengths=one)) for _ in range(3)]
+        >>> tables = [tb.EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=16)]
+        >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        ...     emb = tb.EmbeddingBagCollection(tables, store=store)
+        ...     for batch in tb.lookahead(loader, emb, window=2):
+        ...         emb(batch.sparse).values().sum().backward()
     """
     for name, value in (("window", window), ("start", start)):
         if value < 0:

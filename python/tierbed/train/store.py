@@ -58,7 +58,17 @@ RowVisitor = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
 
 
 class Store:
-    """The tables of a training run. Made by :meth:`open`; also a context manager."""
+    """The tables of a training run. Made by :meth:`open`; also a context manager.
+
+    Example:
+        >>> store = tb.Store.open("run/store", dram_budget="16MiB")
+        >>> tables = [tb.EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=16)]
+        >>> emb = tb.EmbeddingBagCollection(tables, store=store, optimizer=tb.SGD(lr=0.1))
+        >>> store.read_rows("item", first_row=0, row_count=2).shape
+        torch.Size([2, 16])
+        >>> report = store.checkpoint("epoch-1", extra={"epoch": 1})
+        >>> store.close()
+    """
 
     def __init__(
         self, native: NativeStore, path: str | None, seed: int, order: str = "window"

@@ -1,0 +1,34 @@
+"""The examples in docstrings run as written, and every public class has one."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import tierbed as tb
+
+# One example shows what all errors have in common.
+CLASSES = [
+    name
+    for name in tb.__all__
+    if inspect.isclass(getattr(tb, name))
+    and (not issubclass(getattr(tb, name), Exception) or name == "TierbedError")
+]
+FUNCTIONS = ["find_neighbours", "lookahead", "place", "plan_tiers"]
+
+
+@pytest.mark.parametrize("name", CLASSES + FUNCTIONS)
+def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"tb": tb, "torch": torch}
+    found = doctest.DocTestFinder(recurse=False).find(getattr(tb, name), name, globs=names)
+    assert any(test.examples for test in found), f"{name} has no example"
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for test in found:
+        runner.run(test, out=said.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(said)
