@@ -45,11 +45,13 @@ impl LsmStore {
         budget: &Budget,
     ) -> Result<StoredVersion> {
         let Some(manifest) = log.manifest() else {
+            // SSTs and log segments hold their ids: those of two stores differ.
+            let first_id = u64::from(log.store()) << 32;
             return Ok(StoredVersion {
                 version: Version::default(),
                 outdated: Vec::new(),
-                next_sst: 0,
-                next_segment: 0,
+                next_sst: first_id,
+                next_segment: first_id,
                 segments: Vec::new(),
                 hot_keys: Vec::new(),
             });
@@ -220,6 +222,7 @@ impl LsmStore {
             number,
             name: name.to_owned(),
             backend: "lsm".to_owned(),
+            store: self.log.store(),
             schema: self.schema.clone(),
             tables: Vec::new(),
             store_file: Some(store_file),

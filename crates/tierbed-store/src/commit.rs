@@ -11,7 +11,7 @@
 //! commit-000012.<table>.dump      records of the table (memory store)
 //! commit-000012.version           live SSTs, log segments, hot rows (the LSM tree)
 //! commit-000012.att.<name>        attachments
-//! commit-000012.manifest          "tierbed-manifest 1 <crc32c>\n" + JSON
+//! commit-000012.manifest          "tierbed-manifest 2 <crc32c>\n" + JSON
 //! CURRENT                         "tierbed-current 1 12 <crc32c of the manifest file>\n"
 //! ```
 //!
@@ -19,6 +19,7 @@
 //! with files of a store and without `CURRENT` has lost it, and is refused.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -32,7 +33,8 @@ use crate::shards::{shard_of_name, SHARDS_FILE};
 
 const CURRENT_MAGIC: &str = "tierbed-current";
 const MANIFEST_MAGIC: &str = "tierbed-manifest";
-const FORMAT_VERSION: u32 = 1;
+const CURRENT_VERSION: u32 = 1;
+const MANIFEST_VERSION: u32 = 2;
 /// Files of the stores that use this protocol, beside `CURRENT` and `commit-*`.
 const OWN_ENDINGS: [&str; 7] = [".rows", ".sst", ".wal", ".mark", ".dense", ".undo", ".bucket"];
 
@@ -45,6 +47,9 @@ pub struct Manifest {
     pub name: String,
     /// Kind of store that wrote it: `file`, `memory`, `lsm`, `hashdb`, `mmap`, `rocksdb`.
     pub backend: String,
+    /// Number of the store, which its pages hold; 0 in stores whose pages do not (version 1).
+    #[serde(default)]
+    pub store: u32,
     /// The tables.
     pub schema: Schema,
     /// One entry per table, in id order; empty for a backend whose files hold all tables.
@@ -99,6 +104,7 @@ pub struct CommitLog {
     manifest: Option<Manifest>,
     info: Option<CommitInfo>,
     later_number: u64,
+    store: u32,
 }
 
 /// Why a commit did not happen, and whether the store may go on.
@@ -198,13 +204,18 @@ impl CommitLog {
     /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree, or
     /// files of a store lie there and nothing says which commit is in force.
     pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
-        let mut log = Self { folder, manifest: None, info: None, later_number: 0 };
+        let mut log = Self { folder, manifest: None, info: None, later_number: 0, store: 0 };
         let Some(current) = log.folder.read(Self::CURRENT)? else {
             Self::check_new(&*log.folder)?;
             log.folder.write_atomic(Self::CURRENT, Self::none_in_force().as_bytes())?;
+            log.store = log.folder.draw_store_number();
             return Ok(log);
         };
-        let Some((number, crc)) = commit_of(&current)? else { return Ok(log) };
+        let Some((number, crc)) = commit_of(&current)? else {
+            // No page of a store without a commit counts: another number is as good.
+            log.store = log.folder.draw_store_number();
+            return Ok(log);
+        };
         let manifest = Self::read_manifest(&*log.folder, number, crc)?;
         if manifest.backend != backend {
             return Err(Error::invalid("store was written by another backend")
@@ -213,6 +224,7 @@ impl CommitLog {
                 .with("remedy", "open it with the stored backend"));
         }
         log.info = Some(CommitInfo { number: manifest.number, name: manifest.name.clone() });
+        log.store = manifest.store;
         log.manifest = Some(manifest);
         log.remove_other_commits();
         Ok(log)
@@ -235,6 +247,12 @@ impl CommitLog {
     pub fn next_number(&self) -> u64 {
         let number = self.info.as_ref().map_or(0, |info| info.number);
         number.max(self.later_number) + 1
+    }
+
+    /// Returns the number of the store, which its pages hold.
+    #[must_use]
+    pub fn store(&self) -> u32 {
+        self.store
     }
 
     /// Takes note of commit `number`, which lives in a log of the store's own on top of the one in
@@ -298,12 +316,12 @@ impl CommitLog {
         let body = serde_json::to_string_pretty(manifest)
             .map_err(|cause| Error::invalid("manifest cannot be written").with("cause", cause))?;
         let text =
-            format!("{MANIFEST_MAGIC} {FORMAT_VERSION} {:08x}\n{body}", crc32c(body.as_bytes()));
+            format!("{MANIFEST_MAGIC} {MANIFEST_VERSION} {:08x}\n{body}", crc32c(body.as_bytes()));
         let file = Self::file_name(manifest.number, "manifest");
         self.folder.write_durable(&file, text.as_bytes())?;
         self.folder.sync()?;
         Ok(format!(
-            "{CURRENT_MAGIC} {FORMAT_VERSION} {} {:08x}\n",
+            "{CURRENT_MAGIC} {CURRENT_VERSION} {} {:08x}\n",
             manifest.number,
             crc32c(text.as_bytes())
         ))
@@ -490,7 +508,8 @@ fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
     if words.next() != Some(CURRENT_MAGIC) {
         return Err(foreign());
     }
-    check_version("CURRENT is of a store format version that is not supported", words.next())?;
+    let refusal = "CURRENT is of a store format version that is not supported";
+    check_version(refusal, words.next(), CURRENT_VERSION..=CURRENT_VERSION)?;
     let damaged = || Error::corruption("CURRENT is damaged");
     let number = words.next().and_then(|word| word.parse().ok()).ok_or_else(damaged)?;
     let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
@@ -501,13 +520,13 @@ fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
     Ok((number, crc))
 }
 
-fn check_version(refusal: &str, word: Option<&str>) -> Result<()> {
+fn check_version(refusal: &str, word: Option<&str>, supported: RangeInclusive<u32>) -> Result<()> {
     let found = word.and_then(|word| word.parse::<u32>().ok());
-    if found == Some(FORMAT_VERSION) {
+    if found.is_some_and(|found| supported.contains(&found)) {
         return Ok(());
     }
     Err(Error::invalid(refusal)
-        .with("supported", FORMAT_VERSION)
+        .with("supported", supported.end())
         .with("found", word.unwrap_or("none"))
         .with("remedy", "open it with the version that wrote it"))
 }
@@ -520,7 +539,8 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
     if words.next() != Some(MANIFEST_MAGIC) {
         return Err(damaged());
     }
-    check_version("store format version is not supported", words.next())?;
+    let refusal = "store format version is not supported";
+    check_version(refusal, words.next(), 1..=MANIFEST_VERSION)?;
     let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
     if crc != Some(crc32c(body.as_bytes())) {
         return Err(damaged());
@@ -540,12 +560,12 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
 
 // For `fuzz`: the text of a `CURRENT` that names `manifest`, and a manifest with the right head.
 pub(crate) fn current_of(number: u64, manifest: &[u8]) -> String {
-    format!("{CURRENT_MAGIC} {FORMAT_VERSION} {number} {:08x}\n", crc32c(manifest))
+    format!("{CURRENT_MAGIC} {CURRENT_VERSION} {number} {:08x}\n", crc32c(manifest))
 }
 
 pub(crate) fn mended_manifest(body: &[u8]) -> Vec<u8> {
     let mut bytes =
-        format!("{MANIFEST_MAGIC} {FORMAT_VERSION} {:08x}\n", crc32c(body)).into_bytes();
+        format!("{MANIFEST_MAGIC} {MANIFEST_VERSION} {:08x}\n", crc32c(body)).into_bytes();
     bytes.extend_from_slice(body);
     bytes
 }
@@ -568,6 +588,7 @@ mod tests {
                 number: 1,
                 name: "epoch-1".into(),
                 backend: "file".into(),
+                store: 7,
                 schema: Schema::default(),
                 tables: vec![],
                 store_file: None,
@@ -608,6 +629,7 @@ mod tests {
             number: log.next_number(),
             name: "good".into(),
             backend: "memory".into(),
+            store: log.store(),
             schema: Schema::default(),
             tables: vec![],
             store_file: None,

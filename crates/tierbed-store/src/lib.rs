@@ -25,7 +25,7 @@ pub use commit::{
     check_attachments, AttachmentMeta, CommitFailure, CommitLog, FoundCommit, Manifest, TableMeta,
 };
 pub use file::{
-    check_records, page_layout, seal, verify, FileStore, FileStoreOptions, PageLayout, PageName,
-    HEADER_BYTES, ROWS_MAGIC,
+    check_records, page_layout, page_owner, seal, verify, FileStore, FileStoreOptions, PageLayout,
+    PageName, HEADER_BYTES, ROWS_MAGIC,
 };
 pub use memory::MemoryStore;

@@ -233,6 +233,7 @@ impl TrainStore for MemoryStore {
             number,
             name: name.to_owned(),
             backend: "memory".to_owned(),
+            store: disk.log.store(),
             schema: self.schema.clone(),
             tables: metas,
             store_file: None,

@@ -107,6 +107,11 @@ impl Folder for SimFolder {
         None
     }
 
+    // The same in every run of a seed.
+    fn draw_store_number(&self) -> u32 {
+        1
+    }
+
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn Device>> {
         check_name(name)?;
         let mut disk = self.disk.lock();

@@ -42,6 +42,10 @@ impl Folder for HeldFolder {
         self.folder.is_view()
     }
 
+    fn draw_store_number(&self) -> u32 {
+        self.folder.draw_store_number()
+    }
+
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn Device>> {
         self.folder.open(name, mode)
     }

@@ -15,7 +15,9 @@ pub use memory::MemoryFolder;
 pub use view::ViewFolder;
 
 use std::any::Any;
+use std::collections::hash_map::RandomState;
 use std::fmt::{self, Debug};
+use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -105,6 +107,13 @@ pub trait Folder: Send + Sync + Debug {
     fn link(&self, from: &str, to: &str) -> Result<bool> {
         let _ = (from, to);
         Ok(false)
+    }
+
+    /// Returns a number, not 0, that hardly any other store has: files of two stores are told
+    /// apart by it.
+    fn draw_store_number(&self) -> u32 {
+        let drawn = RandomState::new().hash_one(std::process::id());
+        (drawn as u32).max(1)
     }
 
     /// Gives the file `from` the name `to` instead, replacing a file of that name.

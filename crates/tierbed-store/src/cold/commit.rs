@@ -45,6 +45,7 @@ impl ColdStore {
             number,
             name: name.to_owned(),
             backend: "cold".to_owned(),
+            store: self.log.store(),
             schema: self.schema.clone(),
             tables: self.write_tables(number).map_err(CommitFailure::of)?,
             store_file: None,

@@ -157,7 +157,7 @@ impl ColdTable {
                             DELTA_MAGIC
                         }
                     };
-                    seal(page, run_page(magic, self.id, number, run.version));
+                    seal(page, run_page(magic, self.owner, number, run.version));
                 }
                 disk.write(self.pages, piece, buf);
             }

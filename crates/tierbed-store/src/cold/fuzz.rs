@@ -41,9 +41,10 @@ fn empty_table(geometry: Geometry) -> Result<ColdTable> {
     let mut store = ColdStore::open(Arc::new(MemoryFolder::default()), options)?;
     store.add_table(schema())?;
     let made = store.tables.pop().ok_or_else(|| Error::invalid("no table"))?;
-    let ColdTable { id, file, device, pages, .. } = made;
+    let ColdTable { id, owner, file, device, pages, .. } = made;
     let memory = budget.reserve("tables", ColdTable::memory_bytes(&geometry))?;
-    Ok(ColdTable::new(&schema(), TableParts { id, file, geometry, device, pages, memory }))
+    let parts = TableParts { id, owner, file, geometry, device, pages, memory };
+    Ok(ColdTable::new(&schema(), parts))
 }
 
 /// The table file of a commit: two bytes of length, the file behind its magic and version, then

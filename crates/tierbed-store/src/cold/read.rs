@@ -178,7 +178,7 @@ impl ColdTable {
                 .with("file", &self.file)
                 .with("page", page)
         })?;
-        Ok(run_page(DELTA_MAGIC, self.id, page, version))
+        Ok(run_page(DELTA_MAGIC, self.owner, page, version))
     }
 
     fn record_in<'a>(&self, page: &'a [u8], slot: u32) -> Option<&'a [u8]> {

@@ -49,8 +49,8 @@ impl Run {
 }
 
 /// Names a page of a run.
-pub(crate) fn run_page(magic: [u8; 4], table_id: u32, page: u32, version: u32) -> PageName {
-    PageName { magic, table_id, page: u64::from(page), generation: version }
+pub(crate) fn run_page(magic: [u8; 4], owner: u32, page: u32, version: u32) -> PageName {
+    PageName { magic, owner, page: u64::from(page), generation: version }
 }
 
 /// Encodes ascending row ids.

@@ -28,7 +28,7 @@ impl ColdTable {
         let pieces = consecutive(run.pages().take(count), disk.pages_max(self.pages));
         let mut keys = vec![0; count * payload_bytes];
         self.read_pieces(disk, &pieces, &mut |position, number, page| {
-            verify(page, run_page(KEYS_MAGIC, self.id, number, run.version), &self.file)?;
+            verify(page, run_page(KEYS_MAGIC, self.owner, number, run.version), &self.file)?;
             let from = position * payload_bytes;
             keys[from..from + payload_bytes].copy_from_slice(&page[HEADER_BYTES..]);
             Ok(())
@@ -116,7 +116,7 @@ impl ColdTable {
                 }
                 let magic = if position < key_pages { KEYS_MAGIC } else { DELTA_MAGIC };
                 checked += 1;
-                verify(page, run_page(magic, self.id, number, run.version), &self.file)
+                verify(page, run_page(magic, self.owner, number, run.version), &self.file)
             })?;
         }
         Ok(checked)

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::{check_records, CommitLog, TableMeta};
+use crate::{check_records, page_owner, CommitLog, TableMeta};
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{check_keys, Ahead, Attachment, CommitInfo, RowSink, ScanSink};
 use tierbed_core::{
@@ -150,7 +150,8 @@ impl ColdStore {
             device: self.disk.attach(device.clone()),
             page_bytes: geometry.page_bytes(),
         };
-        let parts = TableParts { id: id.0, file, geometry, device, pages, memory };
+        let owner = page_owner(self.log.store(), id);
+        let parts = TableParts { id: id.0, owner, file, geometry, device, pages, memory };
         let mut cold = ColdTable::new(&table, parts);
         if let Some(stored) = stored {
             self.restore(&mut cold, stored)?;

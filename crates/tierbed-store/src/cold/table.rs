@@ -71,6 +71,8 @@ pub(crate) struct DeltaExtent {
 #[derive(Debug)]
 pub(crate) struct ColdTable {
     pub(crate) id: u32,
+    /// What its pages hold: see [`page_owner`](crate::page_owner).
+    pub(crate) owner: u32,
     pub(crate) file: String,
     pub(crate) row_count: u64,
     pub(crate) geometry: Geometry,
@@ -97,6 +99,7 @@ pub(crate) struct ColdTable {
 /// Parts of a table that only its opening knows.
 pub(crate) struct TableParts {
     pub(crate) id: u32,
+    pub(crate) owner: u32,
     pub(crate) file: String,
     pub(crate) geometry: Geometry,
     pub(crate) device: Arc<dyn Device>,
@@ -114,9 +117,10 @@ impl ColdTable {
 
     /// Builds a table that holds no row.
     pub(crate) fn new(schema: &TableSchema, parts: TableParts) -> Self {
-        let TableParts { id, file, geometry, device, pages, memory } = parts;
+        let TableParts { id, owner, file, geometry, device, pages, memory } = parts;
         Self {
             id,
+            owner,
             file,
             row_count: schema.row_count,
             geometry,
@@ -200,7 +204,7 @@ impl ColdTable {
     /// Names page `page` of `range`, as a base.
     pub(crate) fn base_name(&self, range: usize, page: u64, version: u32) -> PageName {
         let page = range as u64 * self.geometry.range_pages + page;
-        PageName { magic: ROWS_MAGIC, table_id: self.id, page, generation: version }
+        PageName { magic: ROWS_MAGIC, owner: self.owner, page, generation: version }
     }
 
     /// Takes the next version.

@@ -34,7 +34,7 @@ pub fn page(bytes: &[u8]) {
         });
         let mut page = bytes.to_vec();
         page.resize(layout.page_bytes, 0);
-        let name = PageName { magic: *b"TBr1", table_id: 0, page: 1, generation: 3 };
+        let name = PageName { magic: *b"TBr1", owner: 0, page: 1, generation: 3 };
         let _ = verify(&page, name, "t.rows");
         seal(&mut page, name);
         assert!(verify(&page, name, "t.rows").is_ok(), "a sealed page is right");

@@ -19,7 +19,7 @@
 )]
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, Result, TableSchema};
+use tierbed_core::{Error, Result, TableId, TableSchema};
 use tierbed_io::PAGE_BYTES;
 
 /// Magic of a page of record slots with presence bits.
@@ -100,12 +100,19 @@ impl PageLayout {
 pub struct PageName {
     /// Kind of page.
     pub magic: [u8; 4],
-    /// The table.
-    pub table_id: u32,
+    /// The table and its store: see [`page_owner`].
+    pub owner: u32,
     /// Number of the page, in the table or in its file, as its store counts.
     pub page: u64,
     /// Which write of that page.
     pub generation: u32,
+}
+
+/// Returns what pages of `table` in the store of that number hold: tables of a store differ in it,
+/// and so does a table of one store from its equal in another.
+#[must_use]
+pub fn page_owner(store: u32, table: TableId) -> u32 {
+    store ^ table.0
 }
 
 /// Writes header and checksum over a page whose records are in place.
@@ -124,7 +131,7 @@ fn fill(rest: &mut [u8], name: PageName) {
     let fields = name
         .magic
         .into_iter()
-        .chain(name.table_id.to_le_bytes())
+        .chain(name.owner.to_le_bytes())
         .chain(name.generation.to_le_bytes())
         .chain(name.page.to_le_bytes());
     for (place, byte) in rest.iter_mut().zip(fields) {
@@ -199,7 +206,7 @@ mod tests {
     }
 
     fn sealed(layout: &PageLayout) -> (Vec<u8>, PageName) {
-        let name = PageName { magic: ROWS_MAGIC, table_id: 3, page: 17, generation: 5 };
+        let name = PageName { magic: ROWS_MAGIC, owner: 3, page: 17, generation: 5 };
         let mut page = vec![0; layout.page_bytes];
         layout.put_record(&mut page, 2, &vec![0; layout.record_bytes]);
         seal(&mut page, name);
@@ -221,7 +228,7 @@ mod tests {
         let (page, name) = sealed(&layout);
         for other in [
             PageName { page: 18, ..name },
-            PageName { table_id: 4, ..name },
+            PageName { owner: 4, ..name },
             PageName { generation: 6, ..name },
             PageName { magic: *b"TBd1", ..name },
         ] {
@@ -241,7 +248,7 @@ mod tests {
 
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let name = PageName { magic: ROWS_MAGIC, table_id: 0, page: 0, generation: 1 };
+            let name = PageName { magic: ROWS_MAGIC, owner: 0, page: 0, generation: 1 };
             let _ = verify(&bytes, name, "f");
         }
     }

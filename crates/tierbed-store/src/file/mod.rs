@@ -24,7 +24,9 @@ use tierbed_core::{
 use tierbed_io::{open_engine, EngineOptions, Folder, FolderLock, IoEngine, OpenMode, PAGE_BYTES};
 
 use crate::commit::{CommitFailure, CommitLog, Manifest, TableMeta};
-pub use layout::{page_layout, seal, verify, PageLayout, PageName, HEADER_BYTES, ROWS_MAGIC};
+pub use layout::{
+    page_layout, page_owner, seal, verify, PageLayout, PageName, HEADER_BYTES, ROWS_MAGIC,
+};
 use page_map::PageMap;
 use pages::{Failure, Pipeline, TableFile};
 use segments::Segments;
@@ -137,7 +139,7 @@ impl FileStore {
         let device_id = self.engine.attach(device.clone());
         let id = self.schema.add(table)?;
         self.tables.push(TableFile {
-            table_id: id.0,
+            owner: page_owner(self.log.store(), id),
             file,
             layout,
             device,
@@ -225,6 +227,7 @@ impl FileStore {
             number,
             name: name.to_owned(),
             backend: "file".to_owned(),
+            store: self.log.store(),
             schema: self.schema.clone(),
             tables: self.write_maps(number).map_err(CommitFailure::of)?,
             store_file: None,

@@ -23,7 +23,7 @@ use super::segments::Segments;
 /// One table's file and page map.
 #[derive(Debug)]
 pub(super) struct TableFile {
-    pub(super) table_id: u32,
+    pub(super) owner: u32,
     pub(super) file: String,
     pub(super) layout: PageLayout,
     pub(super) device: std::sync::Arc<dyn Device>,
@@ -36,7 +36,7 @@ pub(super) struct TableFile {
 impl TableFile {
     fn name_of(&self, page: u64, word: PageWord) -> PageName {
         let generation = u32::from(word.generation());
-        PageName { magic: ROWS_MAGIC, table_id: self.table_id, page, generation }
+        PageName { magic: ROWS_MAGIC, owner: self.owner, page, generation }
     }
 
     fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {

@@ -51,6 +51,10 @@ impl Folder for ShardFolder {
         self.whole.is_view()
     }
 
+    fn draw_store_number(&self) -> u32 {
+        self.whole.draw_store_number()
+    }
+
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn Device>> {
         self.whole.open(&self.name(name), mode)
     }

@@ -8,17 +8,25 @@
 //! padded with zeros to a whole page; the checksum covers everything behind it but the padding.
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, Result};
+use tierbed_core::{Error, Result, TableId};
 use tierbed_io::PAGE_BYTES;
+use tierbed_trainstore::page_owner;
 
 /// Bytes before the row ids.
 pub(crate) const HEAD_BYTES: usize = 24;
 
-/// A bucket's name: which table, which number.
+/// A bucket's name: which table, which number, and which store's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BucketId {
     pub(crate) table: u32,
     pub(crate) bucket: u64,
+    pub(crate) store: u32,
+}
+
+impl BucketId {
+    fn owner(self) -> u32 {
+        page_owner(self.store, TableId(self.table))
+    }
 }
 
 /// A checked bucket's bytes.
@@ -65,7 +73,7 @@ impl<'a> Bucket<'a> {
         let row_count = u32_at(bytes, 16)? as usize;
         let ids_end = HEAD_BYTES.checked_add(row_count.checked_mul(8)?)?;
         let end = ids_end.checked_add(row_count.checked_mul(record_bytes)?)?;
-        let is_ours = u32_at(bytes, 4)? == id.table
+        let is_ours = u32_at(bytes, 4)? == id.owner()
             && u64_at(bytes, 8)? == id.bucket
             && u32_at(bytes, 20)? as usize == record_bytes;
         if !is_ours || crc32c(bytes.get(4..end)?) != u32_at(bytes, 0)? {
@@ -121,7 +129,7 @@ impl<'a> Bucket<'a> {
         let rows: Vec<(u64, &'c [u8])> = merged(self.iter(), changes);
         out.clear();
         out.extend_from_slice(&[0; 4]);
-        out.extend_from_slice(&id.table.to_le_bytes());
+        out.extend_from_slice(&id.owner().to_le_bytes());
         out.extend_from_slice(&id.bucket.to_le_bytes());
         out.extend_from_slice(&(rows.len() as u32).to_le_bytes());
         out.extend_from_slice(&(self.record_bytes as u32).to_le_bytes());
@@ -162,7 +170,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    const ID: BucketId = BucketId { table: 3, bucket: 77 };
+    const ID: BucketId = BucketId { table: 3, bucket: 77, store: 9 };
 
     proptest! {
         #[test]

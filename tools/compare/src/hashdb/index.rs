@@ -117,11 +117,15 @@ impl TableIndex {
     }
 
     /// Visits the buckets that have rows.
-    pub(crate) fn buckets(&self, table: u32) -> impl Iterator<Item = (BucketId, Place)> + '_ {
+    pub(crate) fn buckets(
+        &self,
+        table: u32,
+        store: u32,
+    ) -> impl Iterator<Item = (BucketId, Place)> + '_ {
         let places = self.places.iter().enumerate();
         places
             .filter(|(_, place)| **place != Place::NONE)
-            .map(move |(bucket, place)| (BucketId { table, bucket: bucket as u64 }, *place))
+            .map(move |(bucket, place)| (BucketId { table, bucket: bucket as u64, store }, *place))
     }
 
     /// Appends the table's part of the index file.
@@ -220,7 +224,7 @@ pub(crate) fn decode_index(
         at.ok().and_then(|at| files.get(at)).is_some_and(|file| place.end_page() <= file.1)
     };
     let is_fine = |(_, place): (BucketId, Place)| place.page_count() > 0 && is_inside(place);
-    let are_fine = decoded.iter().flat_map(|table| table.buckets(0)).all(is_fine);
+    let are_fine = decoded.iter().flat_map(|table| table.buckets(0, 0)).all(is_fine);
     if !bytes.is_empty() || !are_fine {
         return Err(damaged());
     }

@@ -140,9 +140,10 @@ impl HashDb {
         if due.is_empty() {
             return Ok(());
         }
-        let mut live: Vec<Wanted> = Vec::new();
+        let (store, mut live) = (self.log.store(), Vec::<Wanted>::new());
         for (id, table) in self.tables.iter().enumerate() {
-            let buckets = table.buckets(id as u32).filter(|(_, at)| due.contains(&at.file()));
+            let buckets = table.buckets(id as u32, store);
+            let buckets = buckets.filter(|(_, at)| due.contains(&at.file()));
             live.extend(buckets.map(|(id, place)| Wanted { id, place, tag: 0 }));
         }
         live.sort_unstable_by_key(|bucket| bucket.place);

@@ -17,6 +17,7 @@ pub(super) fn scan_bytes(cache_bytes: u64) -> u64 {
 impl HashDb {
     // One range of buckets at a time, changed rows of the cache over it.
     pub(super) fn scan_table(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
+        let store = self.log.store();
         let index = self.table(table.0)?;
         let (per_range, rows_per_range) = (index.buckets_per_range, index.rows_per_range);
         let record_bytes = index.record_bytes;
@@ -31,7 +32,7 @@ impl HashDb {
             let index = self.table(table.0)?;
             let buckets = (first..first + per_range).filter_map(|bucket| {
                 let place = index.place(bucket);
-                let id = BucketId { table: table.0, bucket };
+                let id = BucketId { table: table.0, bucket, store };
                 (place != Place::NONE).then_some(Wanted { id, place, tag: 0 })
             });
             let mut wanted: Vec<_> = buckets.collect();

@@ -70,7 +70,7 @@ pub struct HashDb {
     pub(super) tables: Vec<TableIndex>,
     pub(super) cache: RowCache,
     pub(super) schema: Schema,
-    log: CommitLog,
+    pub(super) log: CommitLog,
     folder: Arc<dyn Folder>,
     pub(super) options: HashDbOptions,
     pub(super) stats: StoreStats,
@@ -105,7 +105,7 @@ impl HashDb {
         let schema = log.manifest().map(|manifest| manifest.schema.clone()).unwrap_or_default();
         let (committed, tables) = read_index(folder.as_ref(), &log, &schema, budget)?;
         files.recover(&committed, engine.as_mut())?;
-        tables.iter().flat_map(|table| table.buckets(0)).for_each(|(_, at)| files.note_live(at));
+        tables.iter().flat_map(|table| table.buckets(0, 0)).for_each(|(_, at)| files.note_live(at));
         Ok(Self {
             engine,
             files,
@@ -144,7 +144,7 @@ impl HashDb {
 
     pub(super) fn bucket_of(&self, key: RowKey) -> Result<BucketId> {
         let bucket = self.table(key.table.0)?.bucket_of(key.row.0);
-        Ok(BucketId { table: key.table.0, bucket })
+        Ok(BucketId { table: key.table.0, bucket, store: self.log.store() })
     }
 
     fn read_rows(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
@@ -241,6 +241,7 @@ impl HashDb {
             number,
             name: name.to_owned(),
             backend: "hashdb".to_owned(),
+            store: self.log.store(),
             schema: self.schema.clone(),
             tables: Vec::new(),
             store_file: Some(store_file),
@@ -362,12 +363,12 @@ impl TrainStore for HashDb {
     fn verify(&mut self) -> Result<u64> {
         self.poison.check()?;
         self.log.verify()?;
-        let mut pages = 0;
+        let (store, mut pages) = (self.log.store(), 0);
         for at in 0..self.tables.len() {
             let Self { engine, files, tables, .. } = &mut *self;
             let Some(table) = tables.get(at) else { continue };
-            let wanted: Vec<_> =
-                table.buckets(at as u32).map(|(id, place)| Wanted { id, place, tag: 0 }).collect();
+            let buckets = table.buckets(at as u32, store);
+            let wanted: Vec<_> = buckets.map(|(id, place)| Wanted { id, place, tag: 0 }).collect();
             pages += read_buckets(&wanted, files, engine.as_mut(), &mut |asked, bytes| {
                 Bucket::check(bytes, asked.id, table.record_bytes).map(drop)
             })?;

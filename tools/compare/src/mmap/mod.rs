@@ -212,6 +212,7 @@ impl MmapStore {
             number: self.log.next_number(),
             name: name.to_owned(),
             backend: "mmap".to_owned(),
+            store: self.log.store(),
             schema: self.schema.clone(),
             tables: self.tables.iter().zip(self.schema.tables()).map(meta).collect(),
             store_file: None,

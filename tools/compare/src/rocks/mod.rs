@@ -201,6 +201,7 @@ impl RocksStore {
             number,
             name: name.to_owned(),
             backend: "rocksdb".to_owned(),
+            store: self.log.store(),
             schema: self.schema.clone(),
             tables: Vec::new(),
             store_file: Some(store_file),

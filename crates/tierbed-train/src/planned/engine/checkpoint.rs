@@ -79,6 +79,7 @@ impl PlannedEngine {
             number,
             name: name.to_owned(),
             backend: BACKEND.to_owned(),
+            store: self.log.store(),
             schema: (*self.schema).clone(),
             tables,
             store_file: None,
