@@ -34,7 +34,9 @@ pub use engine::{
     depth::Depth, open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine,
     Op, Request,
 };
-pub use folder::{Folder, FolderLock, FsFolder, HeldFolder, MemoryFolder, OpenMode, ViewFolder};
+pub use folder::{
+    listed_bytes, Folder, FolderLock, FsFolder, HeldFolder, MemoryFolder, OpenMode, ViewFolder,
+};
 pub use vector_ssd::{SsdModel, VectorSsd, VectorTable};
 
 #[cfg(not(target_os = "linux"))]

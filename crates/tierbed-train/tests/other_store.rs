@@ -6,6 +6,7 @@
     reason = "a test that panics has failed, as it should; it exchanges files directly"
 )]
 
+#[path = "common/auto.rs"]
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -180,6 +180,15 @@ pub fn check_name(name: &str) -> Result<()> {
     Err(Error::invalid("not a plain file name").with("name", format_args!("{name:?}")))
 }
 
+/// Returns the bytes of the files of `folder` whose names `is_counted` says to count.
+///
+/// # Errors
+/// `Io` when the operating system refuses.
+pub fn listed_bytes(folder: &dyn Folder, is_counted: impl Fn(&str) -> bool) -> Result<u64> {
+    let names = folder.list()?.into_iter().filter(|name| is_counted(name));
+    names.map(|name| folder.open(&name, OpenMode::ReadOnly)?.len_bytes()).sum()
+}
+
 /// Builds the error a second opener of a folder gets.
 #[must_use]
 pub fn locked_error(folder: &str, holder_pid: &str) -> Error {

@@ -293,7 +293,7 @@ fn is_beside(file: &str) -> bool {
 }
 
 /// Tells whether a file belongs to a kept checkpoint.
-pub(crate) fn is_kept(file: &str) -> bool {
+pub fn is_kept(file: &str) -> bool {
     file.starts_with(PREFIX)
 }
 

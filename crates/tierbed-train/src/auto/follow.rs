@@ -8,9 +8,10 @@ use std::sync::Arc;
 use crate::planned::{Plan, PlanBuilder, PlanOptions, PlanShape, Position};
 use serde::Serialize;
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Bags, Error, ErrorKind, Result, TableId};
-use tierbed_io::Folder;
+use tierbed_core::{check_disk_quota, Bags, Error, ErrorKind, Result, TableId};
+use tierbed_io::{listed_bytes, Folder};
 use tierbed_kernels::FeaturePlan;
+use tierbed_store::kept::is_kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
 use crate::auto::options::{OnMismatch, Order};
@@ -117,7 +118,9 @@ impl FollowPlan for AutoEngine {
         let Making { builder, name } =
             making.ok_or_else(|| Error::invalid("no plan is being made"))?;
         builder.finish()?;
-        self.made_plan = Some(MadePlan::of(&Plan::open(&*self.folder()?, &name)?));
+        let plan = Plan::open(&*self.folder()?, &name)?;
+        self.check_plan_fits(plan.file())?;
+        self.made_plan = Some(MadePlan::of(&plan));
         self.check_made_again(&name)
     }
 
@@ -336,6 +339,20 @@ impl AutoEngine {
             false => options,
         };
         Ok((shape, options))
+    }
+
+    // Every file of a folder with a plan is dense: their lengths are what the quota is for.
+    fn check_plan_fits(&self, file: &str) -> Result<()> {
+        let folder = self.folder()?;
+        let quota = self.config.disk_quota_bytes;
+        if quota.is_none() {
+            return Ok(());
+        }
+        check_disk_quota(quota, listed_bytes(&*folder, |name| !is_kept(name))?).map_err(|error| {
+            // What cannot be removed is written over by the next plan.
+            let _ = folder.remove(file);
+            error.with("file", file)
+        })
     }
 }
 

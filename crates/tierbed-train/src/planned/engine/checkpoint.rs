@@ -13,6 +13,7 @@ use tierbed_kernels::Hyper;
 use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
 
 use super::dump::{read_dump, DumpWriter};
+use super::quota::DiskQuota;
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
 use super::{PlannedEngine, Position, BACKEND};
 use crate::planned::store::lists::split_rows;
@@ -49,6 +50,8 @@ impl PlannedEngine {
         let RowMover { classes, extents, .. } = self.pipeline.mover()?;
         let buckets = classes.iter().flat_map(SizeClass::all_buckets);
         extents.commit(buckets.flat_map(|bucket| &bucket.chunks));
+        let bounded = self.bound_extents();
+        self.poison.on_any(bounded)?;
         self.counters.checkpoint_count += 1;
         Ok(number)
     }
@@ -67,7 +70,8 @@ impl PlannedEngine {
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> std::result::Result<(), CommitFailure> {
-        let tables = self.write_dumps(number).map_err(CommitFailure::of)?;
+        let mut quota = self.disk_quota().map_err(CommitFailure::of)?;
+        let tables = self.write_dumps(number, &mut quota).map_err(CommitFailure::of)?;
         let state = self.state_json().map_err(CommitFailure::of)?;
         let chunks = encode_buckets(self.pipeline.classes());
         let mut all = vec![
@@ -75,6 +79,8 @@ impl PlannedEngine {
             Attachment { name: CHUNKS, bytes: &chunks },
         ];
         all.extend_from_slice(attachments);
+        let bytes = all.iter().map(|attachment| attachment.bytes.len() as u64).sum();
+        quota.take(bytes).map_err(CommitFailure::of)?;
         let manifest = Manifest {
             number,
             name: name.to_owned(),
@@ -108,11 +114,11 @@ impl PlannedEngine {
     }
 
     // One dump per size class; each table names the dump its rows are in.
-    fn write_dumps(&mut self, number: u64) -> Result<Vec<TableMeta>> {
+    fn write_dumps(&mut self, number: u64, quota: &mut DiskQuota) -> Result<Vec<TableMeta>> {
         let mut metas = Vec::with_capacity(self.pipeline.classes().len());
         for class in 0..self.pipeline.classes().len() {
             let file = CommitLog::file_name(number, &format!("rows{class}.dump"));
-            metas.push(self.write_dump(class, file)?);
+            metas.push(self.write_dump(class, file, quota)?);
         }
         let homes = self.pipeline.homes.iter();
         Ok(homes.filter_map(|home| metas.get(home.class).cloned()).collect())
@@ -125,8 +131,8 @@ impl PlannedEngine {
         }
     }
 
-    fn write_dump(&mut self, at: usize, file: String) -> Result<TableMeta> {
-        let mut dump = DumpWriter::create(&*self.folder, file)?;
+    fn write_dump(&mut self, at: usize, file: String, quota: &mut DiskQuota) -> Result<TableMeta> {
+        let mut dump = DumpWriter::create(&*self.folder, file, quota)?;
         let homes = self.pipeline.homes.clone();
         let is_of_shelf = |table: usize| homes.get(table).is_some_and(|home| home.class == at);
         // The current window first, then window after window: so a reader needs each of them once.

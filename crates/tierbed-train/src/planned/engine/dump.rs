@@ -12,6 +12,7 @@ use tierbed_core::Result;
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 use tierbed_store::TableMeta;
 
+use super::quota::DiskQuota;
 use super::stored::damaged;
 
 /// Bytes gathered before a dump is written on.
@@ -20,7 +21,8 @@ pub(super) const DUMP_BUF_BYTES: usize = 64 << 10;
 const DUMP_HEAD_BYTES: usize = 8;
 
 /// Writes the rows of a dump in whole blocks.
-pub(super) struct DumpWriter {
+pub(super) struct DumpWriter<'a> {
+    quota: &'a mut DiskQuota,
     device: Arc<dyn Device>,
     buf: AlignedBuf,
     filled: usize,
@@ -28,12 +30,17 @@ pub(super) struct DumpWriter {
     pub(super) meta: TableMeta,
 }
 
-impl DumpWriter {
-    pub(super) fn create(folder: &dyn Folder, file: String) -> Result<Self> {
+impl<'a> DumpWriter<'a> {
+    pub(super) fn create(
+        folder: &dyn Folder,
+        file: String,
+        quota: &'a mut DiskQuota,
+    ) -> Result<Self> {
         let device = folder.open(&file, OpenMode::Create)?;
         device.set_len(0)?;
         let meta = TableMeta { file, ..TableMeta::default() };
-        Ok(Self { device, buf: AlignedBuf::new(DUMP_BUF_BYTES), filled: 0, at_bytes: 0, meta })
+        let buf = AlignedBuf::new(DUMP_BUF_BYTES);
+        Ok(Self { quota, device, buf, filled: 0, at_bytes: 0, meta })
     }
 
     /// Adds a row that waits for `entry` of `window`.
@@ -63,6 +70,7 @@ impl DumpWriter {
     fn flush(&mut self) -> Result<()> {
         self.meta.crc32c = crc32c_append(self.meta.crc32c, &self.buf[..self.filled]);
         let padded = self.filled.next_multiple_of(PAGE_BYTES);
+        self.quota.take(padded as u64)?;
         if let Some(bytes) = self.buf.get_mut(..padded) {
             bytes.iter_mut().skip(self.filled).for_each(|byte| *byte = 0);
             self.device.write_at(self.at_bytes, bytes)?;

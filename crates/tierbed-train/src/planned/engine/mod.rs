@@ -13,6 +13,7 @@ mod gather;
 mod lookup;
 mod options;
 mod planned;
+mod quota;
 mod replan;
 mod reservations;
 mod scan;
@@ -207,7 +208,10 @@ impl PlannedEngine {
         let extent_bytes = stored.extent_bytes(
             sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),
         );
-        let extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
+        let mut extents = Extents::new(extent_bytes, config.disk_quota_bytes, stored.chunks());
+        if config.disk_quota_bytes.is_some() {
+            extents.set_other_bytes(quota::other_bytes(&*site.folder)?);
+        }
         let spans = &sizes.spans;
         let buckets = stored.buckets(sizes.classes.len(), spans.list_count())?;
         let class = |(size, (buckets, parked)): (&ClassSize, _)| {

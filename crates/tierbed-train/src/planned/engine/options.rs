@@ -20,7 +20,7 @@ pub struct PlannedConfig {
     pub span_windows: Option<usize>,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
     pub io_engine: String,
-    /// Most bytes of extents on disk.
+    /// Most bytes of the folder: extents, checkpoints, the plan and its copy.
     pub disk_quota_bytes: Option<u64>,
     /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
     pub isa: String,

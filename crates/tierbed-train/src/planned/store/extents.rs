@@ -51,8 +51,9 @@ pub(crate) struct Bucket {
 #[derive(Debug)]
 pub(crate) struct Extents {
     extent_pages: u32,
-    /// Most extents the file may have.
-    count_max: u32,
+    /// Most bytes of the folder, and what its other files take.
+    quota_bytes: Option<u64>,
+    other_bytes: u64,
     /// Extents whose disk space was asked for.
     reserved_count: u32,
     free: Vec<u32>,
@@ -69,11 +70,10 @@ impl Extents {
         chunks: impl Iterator<Item = &'a Chunk> + 'a,
     ) -> Self {
         let extent_pages = (extent_bytes / PAGE_BYTES) as u32;
-        let count_max = quota_bytes
-            .map_or(u64::from(u32::MAX / extent_pages), |quota| quota / extent_bytes as u64);
         let mut extents = Self {
             extent_pages,
-            count_max: u32::try_from(count_max).unwrap_or(u32::MAX / extent_pages),
+            quota_bytes,
+            other_bytes: 0,
             reserved_count: 0,
             free: Vec::new(),
             quarantine: Vec::new(),
@@ -85,6 +85,28 @@ impl Extents {
         extents.free.reverse();
         extents.reserved_count = extents.is_committed.len() as u32;
         extents
+    }
+
+    /// Takes note that the other files of the folder take `bytes`: the quota is for all.
+    pub(crate) fn set_other_bytes(&mut self, bytes: u64) {
+        self.other_bytes = bytes;
+    }
+
+    // Most extents the file may have.
+    fn count_max(&self) -> u32 {
+        let most = u32::MAX / self.extent_pages;
+        let Some(quota) = self.quota_bytes else { return most };
+        let count = quota.saturating_sub(self.other_bytes) / self.extent_bytes();
+        u32::try_from(count).map_or(most, |count| count.min(most))
+    }
+
+    fn extent_bytes(&self) -> u64 {
+        u64::from(self.extent_pages) * PAGE_BYTES as u64
+    }
+
+    /// Returns the bytes of the file whose disk space was taken.
+    pub(crate) fn taken_bytes(&self) -> u64 {
+        u64::from(self.reserved_count).max(self.is_committed.len() as u64) * self.extent_bytes()
     }
 
     /// Returns the pages that `bucket` may still fill behind its last chunk.
@@ -123,19 +145,19 @@ impl Extents {
             return None;
         }
         let spare = (count / RESERVE_SHARE).max(1);
-        let end = count.saturating_add(spare).min(self.count_max).max(count);
+        let end = count.saturating_add(spare).min(self.count_max()).max(count);
         let start = std::mem::replace(&mut self.reserved_count, end);
-        let extent_bytes = u64::from(self.extent_pages) * PAGE_BYTES as u64;
-        Some(u64::from(start) * extent_bytes..u64::from(end) * extent_bytes)
+        Some(u64::from(start) * self.extent_bytes()..u64::from(end) * self.extent_bytes())
     }
 
     fn grow(&mut self) -> Result<u32> {
         let extent = self.is_committed.len() as u32;
-        if extent >= self.count_max {
+        if extent >= self.count_max() {
             return Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
                 .with("extents", extent)
-                .with("extent_bytes", self.extent_pages as usize * PAGE_BYTES)
-                .with("remedy", "raise disk_quota_bytes"));
+                .with("extent_bytes", self.extent_bytes())
+                .with("other_bytes", self.other_bytes)
+                .with("remedy", "raise disk_quota"));
         }
         self.is_committed.push(false);
         Ok(extent)
@@ -186,12 +208,12 @@ impl Extents {
     /// Returns the bytes up to the end of the last extent that the last checkpoint needs.
     pub(crate) fn committed_bytes(&self) -> u64 {
         let count = self.is_committed.iter().rposition(|needed| *needed).map_or(0, |at| at + 1);
-        count as u64 * u64::from(self.extent_pages) * PAGE_BYTES as u64
+        count as u64 * self.extent_bytes()
     }
 
     /// Returns the bytes of all extents ever used.
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.is_committed.len() as u64 * u64::from(self.extent_pages) * PAGE_BYTES as u64
+        self.is_committed.len() as u64 * self.extent_bytes()
     }
 
     /// Returns the extents that only the last checkpoint needs.
@@ -279,5 +301,17 @@ mod tests {
         assert!(extents.place(&bucket, 1, 1).is_ok());
         assert!(extents.place(&bucket, 1, 1).is_ok());
         assert_eq!(extents.place(&bucket, 1, 1).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+
+    #[test]
+    fn other_files_leave_less_of_the_quota() {
+        let page = PAGE_BYTES as u64;
+        let mut extents = Extents::new(PAGE_BYTES, Some(3 * page), [].iter());
+        extents.set_other_bytes(page + 1);
+        let bucket = Bucket::default();
+        assert!(extents.place(&bucket, 1, 1).is_ok());
+        assert_eq!(extents.place(&bucket, 1, 1).unwrap_err().kind(), ErrorKind::NoSpace);
+        extents.set_other_bytes(0);
+        assert!(extents.place(&bucket, 1, 1).is_ok());
     }
 }
