@@ -212,5 +212,9 @@ mod tests {
         for len in 0..bytes.len() {
             damage(&bytes[..len]);
         }
+        // The remedy of both.
+        std::fs::remove_file(&path).expect("there");
+        assert_eq!(file.get_or_make(|| Ok(vec![8])).expect("made"), [8]);
+        assert_eq!(file.read().expect("whole"), Some(vec![8]));
     }
 }

@@ -182,7 +182,7 @@ impl Manifest {
             let error = if is_half {
                 Error::invalid("snapshot was not finished: publishing was interrupted")
                     .with("path", path)
-                    .with("remedy", "remove the folder and publish again")
+                    .with("remedy", "publish again, into a new or empty folder")
             } else {
                 Error::invalid("not a snapshot: the folder has no manifest")
                     .with("path", path)

@@ -115,7 +115,7 @@ impl SnapshotWriter {
             return Err(Error::invalid("a snapshot must be written into an empty folder")
                 .with("path", path)
                 .with("found", name)
-                .with("remedy", "choose a new folder, or remove what is in this one"));
+                .with("remedy", "choose a new or empty folder"));
         }
         let buffers =
             budget.reserve("publish", BUFFER_BYTES + (PAGES_AT_ONCE * PAGE_BYTES) as u64)?;

@@ -111,6 +111,11 @@ fn names_and_folders_are_checked() {
     engine.keep_checkpoint("one", &[]).unwrap();
     let taken = engine.keep_checkpoint("one", &[]).unwrap_err();
     assert!(taken.to_string().contains("already"), "{taken}");
+    // Both ways of its remedy.
+    engine.keep_checkpoint("other", &[]).unwrap();
+    engine.drop_checkpoint("one").unwrap();
+    engine.keep_checkpoint("one", &[]).unwrap();
+    engine.drop_checkpoint("other").unwrap();
     drop(engine);
     let unknown = restore_checkpoint(&folder, "two").unwrap_err();
     assert!(unknown.to_string().contains("kept: one"), "{unknown}");
@@ -291,6 +296,14 @@ fn going_back_to_a_damaged_checkpoint_leaves_the_last_one_as_it_is() {
             }
             drop(engine);
             assert!(!folder.list().unwrap().iter().any(|file| file.ends_with(".staged")), "{told}");
+            if how == 0 && file.ends_with(".list") {
+                continue;
+            }
+            // The remedy: the damaged one is dropped, and nothing else goes.
+            drop_checkpoint(folder.as_ref(), "old").unwrap();
+            let (mut engine, _) = open(&folder, backend).unwrap();
+            assert!(all_records(&mut engine) == oracle(9), "{told}");
+            engine.verify().unwrap();
         }
     }
 }

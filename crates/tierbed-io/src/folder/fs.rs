@@ -139,7 +139,7 @@ impl Folder for FsFolder {
                 match std::fs::symlink_metadata(&path) {
                     Ok(_) => Err(Error::corruption("a link in the folder leads nowhere")
                         .with("path", path.display())
-                        .with("remedy", "bring back the file that it names, or remove the link")),
+                        .with("remedy", "bring back the file that it names")),
                     Err(_) => Ok(None),
                 }
             }

@@ -131,7 +131,7 @@ impl Header {
         }
         if &magic != MAGIC {
             return Err(Error::invalid("file is no plan of this format")
-                .with("remedy", "name a plan, or delete the file"));
+                .with("remedy", "name a plan, or make one under another name"));
         }
         let crc = cursor.u32()?;
         if page.len() != PAGE_BYTES || crc != crc32c(page.get(12..).unwrap_or(&[])) {

@@ -408,6 +408,51 @@ fn a_plan_of_another_origin_is_refused_and_kept() {
         }
     }
     assert!(matches!(prepare("s", &made, &trace.shape).unwrap(), Prepared::Ready(_)));
+    // Its remedy: this one is deleted, and the other one is made under its name.
+    folder.remove("p").unwrap();
+    let Prepared::Unfinished(_) = prepare("other", &made, &trace.shape).unwrap() else {
+        panic!("nothing is there any more");
+    };
+}
+
+#[test]
+fn an_unfinished_plan_that_is_damaged_is_made_again_as_its_remedy_says() {
+    let trace = trace(14, 23, 400);
+    let made = options(3, 1 << 30, 900);
+    let whole = tierbed_sim::SimFolder::default();
+    prepare_and_finish(&whole, &trace, &made).unwrap();
+    let (is_note, is_scratch) = (["p.note"], ["p.rows", "p.next", "p.bodies"]);
+    for (damaged, remedy) in [
+        (is_note.as_slice(), "delete it and make the plan again"),
+        (is_scratch.as_slice(), "delete the files of the unfinished plan and make it again"),
+    ] {
+        for &file in damaged {
+            let folder = tierbed_sim::SimFolder::default();
+            let opened: Arc<dyn Folder> = Arc::new(folder.clone());
+            let shape = trace.shape.clone();
+            let begun = PlanBuilder::prepare(opened, "p", shape, "s", made.clone()).unwrap();
+            let Prepared::Unfinished(mut builder) = begun else { panic!("nothing is there yet") };
+            for (indices, offsets) in &trace.batches[..10] {
+                builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
+            }
+            builder.save().unwrap();
+            drop(builder);
+            if folder.read(file).unwrap().is_none_or(|bytes| bytes.is_empty()) {
+                continue;
+            }
+            folder.write_durable(file, b"").unwrap();
+            folder.open(file, OpenMode::ReadWrite).unwrap().set_len(1).unwrap();
+            let error = prepare_and_finish(&folder, &trace, &made).unwrap_err();
+            assert!(error.to_string().contains(remedy), "{file}: {error}");
+            let files = Folder::list(&folder).unwrap();
+            let wanted = |name: &&String| damaged == is_scratch.as_slice() || *name == file;
+            for name in files.iter().filter(wanted) {
+                folder.remove(name).unwrap();
+            }
+            prepare_and_finish(&folder, &trace, &made).unwrap();
+            assert_eq!(folder.read("p").unwrap(), whole.read("p").unwrap(), "{file}");
+        }
+    }
 }
 
 #[test]
