@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tierbed.serve import TierPlan
 from .kit import (
     NOTE,
     ROWS,
+    SEED,
     Case,
     Facts,
     bags_of,
@@ -27,6 +30,7 @@ from .kit import (
 )
 
 BACKENDS = ("direct", "mmap", "memory")
+CODES = (tb.DataType.FP16, tb.DataType.BF16, tb.DataType.INT8)
 
 
 def _lookup(path: Path, sizes: dict[str, int], **options: Any) -> Facts:
@@ -197,10 +201,51 @@ def _check_ranks(folder: Path, facts: Facts) -> None:
         assert rows_of(store) == facts["rows"]
 
 
+def _coded(kind: tb.DataType) -> tbd.ShardedEmbeddingBagCollection:
+    (rank,) = tbd.local_ranks(1)
+    plan = tbd.ShardingPlan(1, {name: tbd.TableWise(0) for name in ROWS})
+    tables = [dataclasses.replace(config, data_type=kind) for config in configs()]
+    return tbd.ShardedEmbeddingBagCollection(
+        tables, store=tb.CodedStore(seed=SEED), plan=plan, ranks=rank
+    )
+
+
+def _all_coded(sharded: tbd.ShardedEmbeddingBagCollection) -> dict[str, str]:
+    """Returns digests of what every row of every table is decoded to."""
+    count = max(ROWS.values())
+    ids = [torch.arange(count) % rows for rows in ROWS.values()]
+    lengths = torch.ones(len(ROWS) * count, dtype=torch.int64)
+    found = sharded(tb.KeyedJaggedTensor(list(ROWS), torch.cat(ids), lengths=lengths))
+    return {name: digest(found[name].detach().clone()) for name in ROWS}
+
+
+def _write_coded(folder: Path) -> Facts:
+    with open_store(None, "memory") as store:
+        train(store, 0, 4)
+        with _sharded(store) as sharded:
+            sharded.save(folder / "rows")
+    facts = {}
+    for kind in CODES:
+        with _coded(kind) as sharded:
+            sharded.load(folder / "rows")
+            sharded.save(folder / kind.name, extra={"step": 4})
+            facts[kind.name] = _all_coded(sharded)
+    shutil.rmtree(folder / "rows")
+    return facts
+
+
+def _check_coded(folder: Path, facts: Facts) -> None:
+    for kind in CODES:
+        with _coded(kind) as sharded:
+            assert sharded.load(folder / kind.name) == {"step": 4}
+            assert _all_coded(sharded) == facts[kind.name]
+
+
 CASES = [
     Case("snapshot-and-delta", _write_published, _check_published),
     Case("placement-and-log", _write_placed, _check_placed),
     Case("tiers-and-neighbours", _write_tiers, _check_tiers),
     Case("vocabulary", _write_vocabulary, _check_vocabulary),
     Case("ranks", _write_ranks, _check_ranks),
+    Case("coded-ranks", _write_coded, _check_coded),
 ]
