@@ -27,12 +27,35 @@ pub fn rows_folder(path: &Path) -> Result<Arc<dyn Folder>> {
     })
 }
 
-/// Lists the kept checkpoints of the store at `path`, by number.
+/// Lists the kept checkpoints of the store at `path`, the oldest first.
 ///
 /// # Errors
 /// `Corruption` when a list is damaged, `Io` from the folder.
 pub fn kept_checkpoints(path: &Path) -> Result<Vec<Kept>> {
-    kept::kept_checkpoints(rows_folder(path)?.as_ref())
+    let mut all = Vec::new();
+    for folder in keeping_folders(path)? {
+        all.extend(kept::kept_checkpoints(folder.as_ref())?);
+    }
+    Ok(all)
+}
+
+// The folders that may keep checkpoints: a store that left its plan has those of before, too.
+fn keeping_folders(path: &Path) -> Result<Vec<Arc<dyn Folder>>> {
+    let whole = FsFolder::open(path)?;
+    let inside = match has_moved(&whole)? {
+        true => Some(Arc::new(FsFolder::open(path.join(WINDOW_FOLDER))?) as Arc<dyn Folder>),
+        false => None,
+    };
+    Ok(std::iter::once(Arc::new(whole) as Arc<dyn Folder>).chain(inside).collect())
+}
+
+// The folder that keeps `name`, else the one with the rows.
+fn keeping_folder(path: &Path, name: &str) -> Result<Arc<dyn Folder>> {
+    let whole = FsFolder::open(path)?;
+    match kept::kept_names(&whole)?.contains(name) {
+        true => Ok(Arc::new(whole)),
+        false => rows_folder(path),
+    }
 }
 
 /// Forgets the kept checkpoint `name` of the store at `path`, which must be closed.
@@ -40,7 +63,7 @@ pub fn kept_checkpoints(path: &Path) -> Result<Vec<Kept>> {
 /// # Errors
 /// `Closed` when it is open, `Invalid` when there is none of that name, `Io` from the folder.
 pub fn drop_checkpoint(path: &Path, name: &str) -> Result<()> {
-    let folder = rows_folder(path)?;
+    let folder = keeping_folder(path, name)?;
     let _lock = folder.lock()?;
     refuse_half_restored(folder.as_ref())?;
     kept::drop_checkpoint(folder.as_ref(), name)
@@ -49,9 +72,24 @@ pub fn drop_checkpoint(path: &Path, name: &str) -> Result<()> {
 /// Makes the kept checkpoint `name` the last one of the store at `path`, which must be closed.
 ///
 /// # Errors
-/// As [`kept::restore_checkpoint`].
+/// As [`kept::restore_checkpoint`]; `Invalid` when checkpoints would go that were kept after the
+/// store left the plan to go back to.
 pub fn restore_checkpoint(path: &Path, name: &str) -> Result<()> {
-    kept::restore_checkpoint(&rows_folder(path)?, name, &check_folder)
+    let folder = keeping_folder(path, name)?;
+    let inside = rows_folder(path)?;
+    if folder.path() == inside.path() {
+        return kept::restore_checkpoint(&folder, name, &check_folder);
+    }
+    let later = kept::kept_names(inside.as_ref())?;
+    if let Some(later) = later.first() {
+        return Err(Error::invalid("a checkpoint was kept after the store left its plan")
+            .with("name", name)
+            .with("kept", later)
+            .with("remedy", "go back in a copy of the folder"));
+    }
+    kept::restore_checkpoint(&folder, name, &check_folder)?;
+    // Until here the rows inside are in force.
+    inside.write_atomic(CommitLog::CURRENT, CommitLog::none_in_force().as_bytes())
 }
 
 /// Opens the store in `folder`, which is a view or nobody's, and checks every checksum of it;

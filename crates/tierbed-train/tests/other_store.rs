@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::Run;
-use tierbed_train::window::{Backend, Durability};
 use tierbed_core::{Error, ErrorKind, OptimizerKind, Result};
 use tierbed_io::{Folder, FsFolder};
+use tierbed_train::window::{Backend, Durability};
 use tierbed_train::{Order, OrderConfig};
 
 /// All whose files have checksums: `mmap` has none.

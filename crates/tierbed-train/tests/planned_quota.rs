@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use common::{memory_folder, smallest_config, Job};
 use tierbed_core::{ErrorKind, OptimizerKind, Result};
-use tierbed_train::planned::{PlannedConfig, PlannedEngine};
 use tierbed_io::{listed_bytes, Folder};
+use tierbed_train::planned::{PlannedConfig, PlannedEngine};
 
 const WINDOW: u32 = 3;
 const STEPS_PER_CHECKPOINT: u64 = 7;

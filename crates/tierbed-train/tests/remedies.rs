@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::Run;
-use tierbed_train::window::Backend;
 use tierbed_core::OptimizerKind;
 use tierbed_io::{Folder, FsFolder};
+use tierbed_train::window::Backend;
 use tierbed_train::{drop_checkpoint, kept_checkpoints, Order, OrderConfig};
 
 /// A remedy that removes something, and the test that follows it: its file and its name.

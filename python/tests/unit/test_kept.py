@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import tierbed as tb
 from tierbed.cli import main
@@ -22,6 +24,15 @@ def train(store: tb.Store, first: int, last: int) -> None:
         ids = torch.arange(step, step + 20) * 2**40
         batch = tb.KeyedJaggedTensor(["item"], ids, lengths=torch.ones(20, dtype=torch.int64))
         emb(batch).values().square().sum().backward()
+
+
+def one_id_each(samples: list[int]) -> tb.KeyedJaggedTensor:
+    lengths = torch.ones(len(samples), dtype=torch.int64)
+    return tb.KeyedJaggedTensor(["item"], torch.tensor(samples), lengths=lengths)
+
+
+def itself(batch: tb.KeyedJaggedTensor) -> tb.KeyedJaggedTensor:
+    return batch
 
 
 def rows(store: tb.Store) -> torch.Tensor:
@@ -57,6 +68,29 @@ def test_a_kept_checkpoint_is_opened_by_its_name(tmp_path: Path) -> None:
         tb.Store.open(path, checkpoint="nine")
     with pytest.raises(tb.InvalidError, match="without a path"):
         tb.Store.open(backend="memory", checkpoint="nine")
+
+
+def test_epochs_of_the_default_order_are_kept(tmp_path: Path) -> None:
+    """The order that a loader without a shuffle is trained in, unasked, keeps checkpoints too."""
+    path, table = tmp_path / "store", dataclasses.replace(CONFIG, num_embeddings=200)
+    loader: DataLoader[int] = DataLoader(list(range(200)), 20, collate_fn=one_id_each)  # type: ignore[arg-type]
+
+    def epoch(store: tb.Store) -> torch.Tensor:
+        emb = tb.EmbeddingBagCollection([table], store=store, optimizer=tb.Adagrad(lr=0.1))
+        for batch in tb.lookahead(loader, emb, key=itself):
+            emb(batch).values().square().sum().backward()
+        assert store.order()["kind"] == "forward"
+        return store.read_rows("item", 0, 200)
+
+    with tb.Store.open(path, dram_budget="4MiB") as store:
+        epoch(store)
+        store.checkpoint("one", extra={"epoch": 1}, keep=True)
+        second = epoch(store)
+        store.checkpoint("two", extra={"epoch": 2}, keep=True)
+    with tb.Store.open(path, dram_budget="4MiB", checkpoint="one") as store:
+        assert store.load_extra() == {"epoch": 1}
+        assert torch.equal(epoch(store), second)
+        assert [kept["name"] for kept in store.checkpoints()] == ["one", "two"]
 
 
 def test_the_command_line_lists_and_drops(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tierbed_core::{Bags, Error, ErrorKind, Result};
 use tierbed_io::{Folder, FsFolder, HeldFolder};
 use tierbed_kernels::{Destination, FeaturePlan};
-use tierbed_store::kept::finish_restore;
+use tierbed_store::kept::{finish_restore, is_kept};
 use tierbed_store::CommitLog;
 
 use crate::auto::follow::{MadePlan, Making};
@@ -25,7 +25,7 @@ use crate::window::{Backend, Durability, WindowEngine};
 pub struct AutoEngine {
     pub(crate) config: OrderConfig,
     /// Locked as long as this lives, whichever engine has the rows.
-    folder: Option<Arc<dyn Folder>>,
+    pub(crate) folder: Option<Arc<dyn Folder>>,
     pub(crate) state: State,
     pub(crate) making: Option<Making>,
     /// The plan made last: it needs no checking.
@@ -199,7 +199,8 @@ impl AutoEngine {
         let folder = self.folder()?;
         for name in folder.list()? {
             // Nothing is in force, and `CURRENT` says so.
-            if !name.starts_with(crate::auto::follow::PLAN_PREFIX) && name != CommitLog::CURRENT {
+            let stays = name.starts_with(crate::auto::follow::PLAN_PREFIX) || is_kept(&name);
+            if !stays && name != CommitLog::CURRENT {
                 folder.remove(&name)?;
             }
         }

@@ -18,6 +18,7 @@ use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
 use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
+use crate::engine::TrainEngine;
 
 /// Sort key: table, use count inverted, row; most significant byte first.
 const KEY_BYTES: usize = 4 + 4 + 8;
@@ -49,11 +50,17 @@ impl AutoEngine {
     /// Checkpoints and keeps the checkpoint under `name`; returns its number.
     ///
     /// # Errors
-    /// As [`crate::window::WindowEngine::keep_checkpoint`]; `Unsupported` along a plan.
+    /// As [`crate::window::WindowEngine::keep_checkpoint`].
     pub fn keep_checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
+        // Along a plan, and of a store that left one, checkpoints are kept in its own folder.
+        if let Some(folder) = &self.folder {
+            kept::check_free(folder.as_ref(), name)?;
+        }
         if self.planned_mut().is_some() {
-            return Err(Error::unsupported("the forward order keeps no checkpoints")
-                .with("remedy", "copy the folder of the closed store"));
+            let folder = self.folder()?;
+            let number = self.checkpoint(name, attachments)?;
+            kept::keep(folder.as_ref(), name, number)?;
+            return Ok(number);
         }
         match self.windowed_mut()? {
             Some(windowed) => {
@@ -71,12 +78,14 @@ impl AutoEngine {
     /// # Errors
     /// `Invalid` when there is none of that name, `Unsupported` without a folder, `Io`.
     pub fn drop_checkpoint(&mut self, name: &str) -> Result<()> {
+        let is_here = match &self.folder {
+            Some(folder) => kept::kept_names(folder.as_ref())?.contains(name),
+            None => false,
+        };
         match &mut self.state {
-            State::Windowed(windowed) => windowed.engine.drop_checkpoint(name),
+            State::Windowed(windowed) if !is_here => windowed.engine.drop_checkpoint(name),
             State::Lost(cause) => Err(lost(cause)),
-            State::Planned(_) | State::Undecided(_) | State::Planless(_) => {
-                kept::drop_checkpoint(self.folder()?.as_ref(), name)
-            }
+            _ => kept::drop_checkpoint(self.folder()?.as_ref(), name),
         }
     }
 }
