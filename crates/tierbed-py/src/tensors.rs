@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use dlpark::ffi::{DLDataType, DLDeviceType};
+use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
 use dlpark::python::{from_dlpack, ImportedDlpack};
 use dlpark::{DlpackElement, DlpackFlags};
 use pyo3::prelude::*;
@@ -140,14 +140,17 @@ pub(crate) fn check_disjoint(outputs: &[Place], inputs: &[Place]) -> Result<()> 
 }
 
 fn dtype_name(dtype: DLDataType) -> String {
-    let named = [
-        (DLDataType::F32, "float32"),
-        (DLDataType::F64, "float64"),
-        (DLDataType::I64, "int64"),
-        (DLDataType::I32, "int32"),
-        (DLDataType::BOOL, "bool"),
-        (DLDataType::U8, "uint8"),
+    let kinds = [
+        (DLDataTypeCode::INT, "int"),
+        (DLDataTypeCode::UINT, "uint"),
+        (DLDataTypeCode::FLOAT, "float"),
+        (DLDataTypeCode::BFLOAT, "bfloat"),
+        (DLDataTypeCode::COMPLEX, "complex"),
     ];
-    let name = named.iter().find(|(known, _)| *known == dtype).map(|(_, name)| *name);
-    name.map_or_else(|| format!("{dtype:?}"), str::to_owned)
+    let kind = kinds.iter().find(|(code, _)| *code == dtype.code).map(|(_, kind)| *kind);
+    match kind {
+        Some(kind) => format!("{kind}{}", dtype.bits),
+        None if dtype == DLDataType::BOOL => "bool".to_owned(),
+        None => format!("{dtype:?}"),
+    }
 }

@@ -31,6 +31,23 @@ def bags(*ids: int) -> tb.KeyedJaggedTensor:
 # ---------------------------------------------------------------- arguments
 
 
+def test_what_is_no_tensor_or_of_another_type_is_named(open_store: Any) -> None:
+    store = open_store()
+    collection(store)
+    rows = torch.ones(2, 8)
+    for call, told in [
+        (lambda: store.gather_rows("item", [1, 2]), "rows must be a torch.Tensor, not list"),
+        (lambda: store.write_rows("item", 0, rows.numpy()), "weights must be .*, not ndarray"),
+        (lambda: store.write_rows("item", 0, rows, [[1.0]]), "rows_state must be .*, not list"),
+        (lambda: store.write_rows("item", 0, rows.half()), "found: float16"),
+        (lambda: store.write_rows("item", 0, rows.bfloat16()), "found: bfloat16"),
+        (lambda: store.gather_rows("item", torch.ones(2, dtype=torch.int16)), "found: int16"),
+        (lambda: store.gather_rows("item", torch.ones(2).bool()), "found: bool"),
+    ]:
+        with pytest.raises(tb.InvalidError, match=told):
+            call()
+
+
 @pytest.mark.parametrize("row", [1000, -1, 2**40])
 def test_an_id_out_of_range_names_table_and_id(open_store: Any, row: int) -> None:
     emb = collection(open_store())

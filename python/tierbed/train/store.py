@@ -22,6 +22,7 @@ from tierbed import _native
 from tierbed._native import NativeStore
 from tierbed._util import state
 from tierbed._util.bytes import parse_bytes
+from tierbed._util.tensors import check_tensors
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.config.optim import Optimizer, RowWiseAdagrad, state_words
@@ -568,6 +569,7 @@ class Store:
 
     def gather_rows(self, table: str, rows: Tensor) -> Tensor:
         """Copies rows ``rows`` ``[N]`` i64, in any order, into ``[N, D]`` f32."""
+        check_tensors(rows=rows)
         at = self.table_id(table)
         weights = torch.empty((rows.numel(), self._schema()[at]["dim"]), dtype=torch.float32)
         self._native.gather_rows(at, rows, weights)
@@ -586,6 +588,7 @@ class Store:
         Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew, without
         ``use_counts`` ``[N]`` i64 they count as never used.
         """
+        check_tensors(weights=weights, rows_state=rows_state, use_counts=use_counts)
         at = self.table_id(table)
         schema = self._schema()[at]
         words = state_words(schema["optimizer"], schema["dim"])
