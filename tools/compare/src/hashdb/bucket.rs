@@ -10,7 +10,7 @@
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, TableId};
 use tierbed_io::PAGE_BYTES;
-use tierbed_trainstore::page_owner;
+use tierbed_store::page_owner;
 
 /// Bytes before the row ids.
 pub(crate) const HEAD_BYTES: usize = 24;
