@@ -6,41 +6,32 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error as OsError, Result as OsResult};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A shared, writable map.
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{memfd_create, MemfdFlags};
+
+/// A shared, writable map. What of it who may read or write is said by the views of `region`.
 #[derive(Debug)]
 pub(crate) struct Map {
-    start: NonNull<u8>,
-    len_bytes: usize,
+    memory: MmapRaw,
     file: Option<File>,
 }
-
-// SAFETY: the map is owned until drop, and its addresses mean the same to every thread.
-unsafe impl Send for Map {}
-// SAFETY: shared access is by atomics, or by the views of `region`, which give each rank its
-// rights.
-unsafe impl Sync for Map {}
 
 impl Map {
     /// Maps zeros that the threads of this process share.
     pub(crate) fn anonymous(len_bytes: usize) -> OsResult<Self> {
-        Self::over(None, len_bytes)
+        let Self { memory, .. } = Self::create(len_bytes)?;
+        Ok(Self { memory, file: None })
     }
 
     /// Maps zeros that other processes can [`open`](Self::open).
     pub(crate) fn create(len_bytes: usize) -> OsResult<Self> {
-        // SAFETY: the name is a C string; the call makes a new file and touches no memory of ours.
-        let fd = unsafe { libc::memfd_create(c"tierbed-exchange".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(OsError::last_os_error());
-        }
-        // SAFETY: the descriptor was just made, is open and has no other owner.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = File::from(memfd_create("tierbed-exchange", MemfdFlags::CLOEXEC)?);
         file.set_len(len_bytes as u64)?;
-        Self::over(Some(file), len_bytes)
+        Self::over(file, len_bytes)
     }
 
     /// Maps the file that another process created, as long as it is.
@@ -48,22 +39,12 @@ impl Map {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let len_bytes = usize::try_from(file.metadata()?.len())
             .map_err(|_| OsError::other("file does not fit the address space"))?;
-        Self::over(Some(file), len_bytes)
+        Self::over(file, len_bytes)
     }
 
-    fn over(file: Option<File>, len_bytes: usize) -> OsResult<Self> {
-        let backing = if file.is_some() { 0 } else { libc::MAP_ANONYMOUS };
-        let fd = file.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let (access, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE | backing);
-        // SAFETY: a fresh map at an address of the kernel's choice aliases no Rust memory.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, flags, fd, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(OsError::last_os_error());
-        }
-        let start =
-            NonNull::new(start.cast()).ok_or_else(|| OsError::other("mapped at address 0"))?;
-        Ok(Self { start, len_bytes, file })
+    fn over(file: File, len_bytes: usize) -> OsResult<Self> {
+        let memory = MmapOptions::new().len(len_bytes).no_reserve_swap().map_raw(&file)?;
+        Ok(Self { memory, file: Some(file) })
     }
 
     /// Returns the file's descriptor number, for others to open.
@@ -71,18 +52,12 @@ impl Map {
         self.file.as_ref().map(AsRawFd::as_raw_fd)
     }
 
+    #[expect(clippy::expect_used, reason = "the kernel maps nothing at address 0 unasked")]
     pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
+        NonNull::new(self.memory.as_mut_ptr()).expect("a map is not at address 0")
     }
 
     pub(crate) fn len_bytes(&self) -> usize {
-        self.len_bytes
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: start and length are those of the map; views borrow it, so none is left.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
+        self.memory.len()
     }
 }

@@ -6,11 +6,14 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+
+use memmap2::{Advice, MmapMut};
 
 /// Zeroed `f32` words of a fixed number, in large pages where the kernel grants them.
+#[derive(Default)]
 pub struct WordBuf {
-    start: NonNull<f32>,
+    /// None for no words.
+    memory: Option<MmapMut>,
     word_count: usize,
 }
 
@@ -25,36 +28,13 @@ impl WordBuf {
         if word_count == 0 {
             return Self::default();
         }
-        let len_bytes = bytes_of(word_count);
-        let (access, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh private map at an address of the kernel's choice aliases no Rust memory.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, flags, -1, 0) };
-        assert!(start != libc::MAP_FAILED, "no address space for {len_bytes} bytes");
-        // SAFETY: advice about the map just made; a refusal does not matter.
-        unsafe { libc::madvise(start, len_bytes, libc::MADV_HUGEPAGE) };
-        NonNull::new(start.cast()).map_or_else(Self::default, |start| Self { start, word_count })
-    }
-}
-
-#[expect(clippy::expect_used, reason = "more words than the address space is a caller's bug")]
-fn bytes_of(word_count: usize) -> usize {
-    word_count.checked_mul(size_of::<f32>()).expect("words fit the address space")
-}
-
-impl Default for WordBuf {
-    /// No words.
-    fn default() -> Self {
-        Self { start: NonNull::dangling(), word_count: 0 }
-    }
-}
-
-impl Drop for WordBuf {
-    fn drop(&mut self) {
-        if self.word_count > 0 {
-            // SAFETY: start came from mmap with this very length and is unmapped once.
-            unsafe { libc::munmap(self.start.as_ptr().cast(), bytes_of(self.word_count)) };
-        }
+        let memory = word_count.checked_mul(size_of::<f32>()).map(MmapMut::map_anon);
+        let Some(Ok(memory)) = memory else {
+            panic!("no address space for {word_count} words");
+        };
+        // A refusal does not matter.
+        let _advice_only = memory.advise(Advice::HugePage);
+        Self { memory: Some(memory), word_count }
     }
 }
 
@@ -62,16 +42,18 @@ impl Deref for WordBuf {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: start points to word_count readable words owned by self, zero until written,
-        // or dangles, aligned, for none.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.word_count) }
+        let Some(memory) = &self.memory else { return &[] };
+        // SAFETY: the map is aligned to a page, has word_count words, is zero until written, and
+        // any bytes are an f32.
+        unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), self.word_count) }
     }
 }
 
 impl DerefMut for WordBuf {
     fn deref_mut(&mut self) -> &mut [f32] {
+        let Some(memory) = &mut self.memory else { return &mut [] };
         // SAFETY: as in deref, and the borrow of self is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.word_count) }
+        unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), self.word_count) }
     }
 }
 
@@ -80,11 +62,6 @@ impl fmt::Debug for WordBuf {
         f.debug_struct("WordBuf").field("word_count", &self.word_count).finish_non_exhaustive()
     }
 }
-
-// SAFETY: WordBuf owns its memory as a Box<[f32]> does.
-unsafe impl Send for WordBuf {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for WordBuf {}
 
 #[cfg(test)]
 mod tests {

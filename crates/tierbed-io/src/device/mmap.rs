@@ -6,12 +6,12 @@
 //! `SIGBUS`). What serves reads through a [`CachedDevice`](super::CachedDevice) instead.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
+use memmap2::{Advice, Mmap, MmapOptions, UncheckedAdvice};
 use tierbed_core::{Error, Result};
 
 use super::file::open_error;
@@ -25,7 +25,7 @@ pub struct MmapDevice {
     name: String,
     file: File,
     /// `None` for an empty file, which cannot be mapped.
-    start: Option<NonNull<u8>>,
+    map: Option<Mmap>,
     len_bytes: usize,
     /// Pages in memory, when they are bounded.
     window: Option<Mutex<Window>>,
@@ -43,9 +43,8 @@ impl MmapDevice {
         let file = File::open(path).map_err(failed)?;
         let len_bytes = usize::try_from(file.metadata().map_err(failed)?.len())
             .map_err(|_| Error::unsupported("file does not fit the address space"))?;
-        let start =
-            if len_bytes == 0 { None } else { Some(map(&file, len_bytes).map_err(failed)?) };
-        Ok(Self { name: path.display().to_string(), file, start, len_bytes, window: None })
+        let map = if len_bytes == 0 { None } else { Some(map(&file, len_bytes).map_err(failed)?) };
+        Ok(Self { name: path.display().to_string(), file, map, len_bytes, window: None })
     }
 
     /// Maps the file at `path`, and keeps at most `resident_bytes_max` of it in memory.
@@ -82,18 +81,16 @@ impl MmapDevice {
 
     /// Gives pages of the map, and what the page cache has of them, back to the kernel.
     fn let_go(&self, at: usize, len_bytes: usize) {
-        let Some(start) = self.start else { return };
+        let Some(map) = &self.map else { return };
         let len_bytes = len_bytes.min(self.len_bytes.saturating_sub(at));
-        // SAFETY: at..at + len_bytes lies within the map; a shared map of a file that is read
-        // again gets the same bytes again, so readers of this page notice nothing.
-        unsafe {
-            libc::madvise(start.as_ptr().add(at).cast(), len_bytes, libc::MADV_DONTNEED);
+        // SAFETY: a shared map of a file that is read again gets the same bytes again, so readers
+        // of these pages notice nothing.
+        let _advice_only =
+            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, at, len_bytes) };
+        if let Some(len_bytes) = NonZeroU64::new(len_bytes as u64) {
+            let advice = rustix::fs::Advice::DontNeed;
+            let _advice_only = rustix::fs::fadvise(&self.file, at as u64, Some(len_bytes), advice);
         }
-        let (at, len_bytes) = (at as libc::off_t, len_bytes as libc::off_t);
-        // SAFETY: advice about an open file; a refusal does not matter.
-        unsafe {
-            libc::posix_fadvise(self.file.as_raw_fd(), at, len_bytes, libc::POSIX_FADV_DONTNEED)
-        };
     }
 
     fn refuse_write(&self) -> Error {
@@ -103,32 +100,13 @@ impl MmapDevice {
     }
 }
 
-fn map(file: &File, len_bytes: usize) -> std::io::Result<NonNull<u8>> {
-    let (flags, fd) = (libc::MAP_SHARED, file.as_raw_fd());
-    // SAFETY: a fresh read-only map at an address of the kernel's choice aliases no Rust memory.
-    let start =
-        unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, libc::PROT_READ, flags, fd, 0) };
-    if start == libc::MAP_FAILED {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: advice about the map just made; a refusal does not matter.
-    unsafe { libc::madvise(start, len_bytes, libc::MADV_RANDOM) };
-    NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address 0"))
+fn map(file: &File, len_bytes: usize) -> std::io::Result<Mmap> {
+    // SAFETY: the file does not shrink while it is mapped, and what is read of it is copied.
+    let map = unsafe { MmapOptions::new().len(len_bytes).map(file)? };
+    // A refusal does not matter.
+    let _advice_only = map.advise(Advice::Random);
+    Ok(map)
 }
-
-impl Drop for MmapDevice {
-    fn drop(&mut self) {
-        if let Some(start) = self.start {
-            // SAFETY: start and len_bytes are those of the map, which has no borrower any more.
-            unsafe { libc::munmap(start.as_ptr().cast(), self.len_bytes) };
-        }
-    }
-}
-
-// SAFETY: the map is read-only memory owned by self until drop.
-unsafe impl Send for MmapDevice {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for MmapDevice {}
 
 impl Device for MmapDevice {
     fn name(&self) -> &str {
@@ -151,11 +129,8 @@ impl Device for MmapDevice {
             return Err(past());
         }
         self.touch(at, out.len());
-        if let Some(start) = self.start {
-            // SAFETY: at..end lies within the map, and out is memory of ours, not of the map.
-            unsafe {
-                std::ptr::copy_nonoverlapping(start.as_ptr().add(at), out.as_mut_ptr(), out.len());
-            }
+        if let Some(map) = &self.map {
+            out.copy_from_slice(map.get(at..end).ok_or_else(past)?);
         }
         Ok(())
     }
