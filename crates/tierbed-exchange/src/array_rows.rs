@@ -1,5 +1,10 @@
 //! Rows of one rank as plain arrays: what fits in memory and is only looked up.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "tables and groups are those of the plan; positions come from checked bags"
+)]
+
 use tierbed_core::{Bags, Error, Result};
 use tierbed_io::WordBuf;
 use tierbed_kernels::{Destination, Kernels, PoolFeature, Pooling, Rows};
@@ -50,7 +55,7 @@ impl ArrayRows {
                     first_row: member.first_row,
                     row_count: rows.end - rows.start,
                 });
-                let Some(words) = tables.get_mut(member.table) else { continue };
+                let words = &mut tables[member.table];
                 if words.is_empty() {
                     *words = WordBuf::new((rows.end - rows.start) as usize * member.dim);
                     for (row, words) in rows.zip(words.chunks_exact_mut(member.dim)) {
@@ -64,14 +69,20 @@ impl ArrayRows {
     }
 
     /// Returns the held part of `table`, `[rows, dim]`.
+    ///
+    /// # Panics
+    /// When the plan has no such table.
     #[must_use]
     pub fn table(&self, table: usize) -> &[f32] {
-        self.tables.get(table).map_or(&[], |words| words)
+        &self.tables[table]
     }
 
     /// Returns the held part of `table` for changes.
+    ///
+    /// # Panics
+    /// When the plan has no such table.
     pub fn table_mut(&mut self, table: usize) -> &mut [f32] {
-        self.tables.get_mut(table).map_or(&mut [], |words| words)
+        &mut self.tables[table]
     }
 }
 
@@ -81,7 +92,7 @@ impl LookupRows for ArrayRows {
         self.starts.clear();
         for (at, member) in members.iter().enumerate() {
             let range = crate::batch::feature_range(bags.feature_offsets(at));
-            for &id in bags.indices.get(range).unwrap_or(&[]) {
+            for &id in &bags.indices[range] {
                 let row = (id as u64).wrapping_sub(member.first_row);
                 if row >= member.row_count {
                     return Err(Error::invalid("row is not held here").with("row_id", id));
@@ -94,8 +105,8 @@ impl LookupRows for ArrayRows {
             let range = crate::batch::feature_range(offsets);
             let rows = Rows {
                 arena: self.table(member.table),
-                starts: self.starts.get(range.clone()).unwrap_or(&[]),
-                weights: bags.weights.and_then(|weights| weights.get(range)),
+                starts: &self.starts[range.clone()],
+                weights: bags.weights.map(|weights| &weights[range]),
             };
             let (pooling, dim) = (member.pooling, member.dim);
             (rows, PoolFeature { feature: at, offsets, pooling, dim })

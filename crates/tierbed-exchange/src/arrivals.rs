@@ -4,6 +4,11 @@
 //! looks up rows for others, and reads it while rows of later parts are still on their way.
 //! Rows of tables divided by rows arrive one by one and are pooled here.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "features are those of the plan; samples and indices are those of checked bags"
+)]
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,7 +110,7 @@ impl Arrivals {
             let columns = vec![(place.plan.first_column(received.feature), dim)];
             let to_samples = std::iter::once((rank, samples.clone()));
             let mut to = Outputs::sender(place, to_samples, columns, self.output.epoch);
-            let Some(&(_, pooling)) = place.plan.features().get(received.feature) else { continue };
+            let (_, pooling) = place.plan.features()[received.feature];
             let of = PoolFeature { feature: 0, offsets: received.offsets, pooling, dim };
             let (arena, starts) = (received.arena.as_ref(), received.starts.as_slice());
             place.kernels.pool_to(Rows { arena, starts, weights: received.weights }, of, &mut to);
@@ -148,7 +153,7 @@ impl Place {
         let region = self.pad.heap().region(self.pad.rank());
         row_bases(&self.plan, own).into_iter().map(move |base| {
             let offsets = own.bags.feature_offsets(base.feature);
-            let offsets = offsets.get(samples.start..=samples.end).unwrap_or(&[]);
+            let offsets = &offsets[samples.start..=samples.end];
             let range = feature_range(offsets);
             let dim = self.plan.table_of(base.feature).dim;
             let precision = self.plan.row_precision();
@@ -167,7 +172,7 @@ impl Place {
                 offsets,
                 arena,
                 starts: (0..range.len()).map(|at| at * dim).collect(),
-                weights: own.bags.weights.and_then(|weights| weights.get(range)),
+                weights: own.bags.weights.map(|weights| &weights[range]),
             }
         })
     }

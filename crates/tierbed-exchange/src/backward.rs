@@ -8,6 +8,11 @@
 //! Differs: PGAS §V plans remote atomic additions per row; those move a gradient per index
 //! instead of one per bag, and the order of additions would be that of their arrival.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "columns come from the plan, samples and positions from checked bags"
+)]
+
 use std::borrow::Cow;
 
 use tierbed_core::{Bags, Error, Result};
@@ -63,7 +68,7 @@ impl Exchange {
                 .with("step", step)
                 .with("remedy", "run backward once, before the next forward but one"));
         };
-        let samples = self.kept.get(at).map_or(0, |step| step.samples_of(self.rank()).len());
+        let samples = self.kept[at].samples_of(self.rank()).len();
         if grad.len() != samples * self.place.plan.output_dim() {
             return Err(Error::invalid("gradient has the wrong size")
                 .with("expected_values", samples * self.place.plan.output_dim())
@@ -96,7 +101,8 @@ impl Exchange {
         let precision = self.place.plan.output_precision();
         let groups = self.place.plan.groups(self.rank()).iter().zip(&step.groups);
         for (number, (group, bags)) in groups.enumerate() {
-            let grads = self.read_grads(region, at, (step.sample_count(), group.width));
+            let shape = Shape { samples: step.sample_count(), width: group.width };
+            let grads = self.read_grads(region, at, shape);
             at += precision.vector_bytes(step.sample_count() * group.width);
             if group.kind == GroupKind::Rows {
                 let grads = self.grads_per_index(group, bags, &grads);
@@ -134,10 +140,10 @@ impl Exchange {
             for (sample, row) in own.clone().zip(grad.chunks_exact(stride)) {
                 let to = base + sample * row_bytes;
                 for run in &runs {
-                    let from = row.get(run.output_column..run.output_column + run.len);
+                    let from = &row[run.output_column..run.output_column + run.len];
                     let byte = to + precision.vector_bytes(run.grad_column);
                     let place = writer.values(byte, precision.vector_bytes(run.len));
-                    precision.write(from.unwrap_or(&[]), place)?;
+                    precision.write(from, place)?;
                 }
             }
             base += step.sample_count() * row_bytes;
@@ -146,12 +152,8 @@ impl Exchange {
     }
 
     // The gradients of a group, `[B, width]`, as they arrived.
-    fn read_grads<'h>(
-        &self,
-        region: Region<'h>,
-        at: usize,
-        (samples, width): (usize, usize),
-    ) -> Cow<'h, [f32]> {
+    fn read_grads<'h>(&self, region: Region<'h>, at: usize, shape: Shape) -> Cow<'h, [f32]> {
+        let Shape { samples, width } = shape;
         let precision = self.place.plan.output_precision();
         if precision == Precision::F32 {
             return Cow::Borrowed(region.read(at, samples * width));
@@ -165,12 +167,11 @@ impl Exchange {
         let mut per_index = Vec::new();
         let samples = bags.sample_count();
         for (at, member) in group.members.iter().enumerate() {
-            let pooling =
-                self.place.plan.features().get(member.feature).map_or(Pooling::Sum, |f| f.1);
+            let (_, pooling) = self.place.plan.features()[member.feature];
             let range = crate::batch::feature_range(bags.offsets_of(at, samples));
-            for origin in bags.origins.get(range).unwrap_or(&[]) {
+            for origin in &bags.origins[range] {
                 let start = origin.sample as usize * group.width + member.grad_column;
-                let of_bag = grads.get(start..start + member.dim).unwrap_or(&[]);
+                let of_bag = &grads[start..start + member.dim];
                 per_index.extend(of_bag.iter().map(|&value| index_grad(value, pooling, origin)));
             }
         }
@@ -182,7 +183,7 @@ impl Exchange {
         for (origin, &value) in bags.origins.iter().zip(of_weights) {
             let rank = origin.rank as usize;
             let is_mine = group.kind == GroupKind::Sums || rank == self.rank();
-            if is_mine && step.wanting.get(rank) == Some(&true) {
+            if is_mine && step.wanting[rank] {
                 let at = self.place.layout.weight_grads_at() + origin.position as usize * WORD;
                 self.place.pad.heap().region(rank).writer().values(at, 1).fill(value);
             }
@@ -215,22 +216,27 @@ impl Exchange {
         let plan = &self.place.plan;
         let dim = plan.table_of(received.feature).dim;
         let first = plan.first_column(received.feature);
-        let pooling = plan.features().get(received.feature).map_or(Pooling::Sum, |f| f.1);
+        let (_, pooling) = plan.features()[received.feature];
         let mut starts = received.starts.iter();
         for (bag, bounds) in received.offsets.windows(2).enumerate() {
-            let &[start, end] = bounds else { continue };
+            let (start, end) = (bounds[0], bounds[1]);
             let at = bag * plan.output_dim() + first;
-            let of_bag = grad.get(at..at + dim).unwrap_or(&[]);
+            let of_bag = &grad[at..at + dim];
             for (position, &word) in (start as usize..end as usize).zip(&mut starts) {
-                let row = received.arena.get(word..word + dim).unwrap_or(&[]);
+                let row = &received.arena[word..word + dim];
                 let product = self.place.kernels.dot(row, of_bag);
-                if let Some(place) = out.get_mut(position) {
-                    let is_mean = pooling == Pooling::Mean;
-                    *place = if is_mean { product / (end - start) as f32 } else { product };
-                }
+                let is_mean = pooling == Pooling::Mean;
+                out[position] = if is_mean { product / (end - start) as f32 } else { product };
             }
         }
     }
+}
+
+/// Rows and columns of a gradient matrix.
+#[derive(Clone, Copy)]
+struct Shape {
+    samples: usize,
+    width: usize,
 }
 
 /// Columns that lie side by side in output and matrix.

@@ -4,6 +4,11 @@
 //! a block of it to every rank (an all-to-all over the same heap and the same signals), and then
 //! copies what it received into columns side by side (*unpack*). Source: PGAS §II-C.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "columns come from the plan; matrices have the sizes that were checked"
+)]
+
 use tierbed_core::{Error, Result};
 use tierbed_kernels::{Columns, Matrix};
 
@@ -51,8 +56,7 @@ impl Exchange {
         let columns =
             |member: &Member| Columns { stride: width, first: member.grad_column, dim: member.dim };
         let mut to = Matrix::new(local, group.members.iter().map(columns));
-        let Some(bags) = step.lookup(0, 0) else { return Ok(()) };
-        rows.lookup(0, &bags.bags(), &mut to)
+        rows.lookup(0, &step.lookup(0, 0).bags(), &mut to)
     }
 
     /// Copies blocks of `local` to all ranks and waits for theirs, over the memory and signals of
@@ -65,10 +69,11 @@ impl Exchange {
         let arrivals = self.expect(step);
         let (rank, epoch) = (self.rank(), step.output_epoch);
         let width = self.pooled_width(rank)?;
+        assert!(local.len() == step.sample_count() * width, "[samples of all ranks, width]");
         let at = self.place.layout.output_at(epoch);
         for peer in 0..self.place.pad.rank_count() {
             let samples = step.samples_of(peer);
-            let block = local.get(samples.start * width..samples.end * width).unwrap_or(&[]);
+            let block = &local[samples.start * width..samples.end * width];
             let first = samples.len() * self.columns_before(rank)?;
             let mut writer = self.place.pad.heap().region(peer).writer();
             writer.values(at + first * WORD, block.len()).copy_from_slice(block);
@@ -94,11 +99,9 @@ impl Exchange {
             let block = region.read::<f32>(at + samples * before * WORD, samples * width);
             for (row, to) in block.chunks_exact(width).zip(out.chunks_exact_mut(stride)) {
                 for member in &group.members {
-                    let from = row.get(member.grad_column..member.grad_column + member.dim);
-                    let place = to.get_mut(member.output_column..member.output_column + member.dim);
-                    if let (Some(from), Some(place)) = (from, place) {
-                        place.copy_from_slice(from);
-                    }
+                    let from = &row[member.grad_column..member.grad_column + member.dim];
+                    to[member.output_column..member.output_column + member.dim]
+                        .copy_from_slice(from);
                 }
             }
         }

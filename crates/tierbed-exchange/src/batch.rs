@@ -3,13 +3,15 @@
 //! A rank writes its bags into its own region and signals; the others read what concerns the
 //! rows they hold. Samples are numbered across ranks: those of rank 0 first.
 
+#![expect(clippy::indexing_slicing, reason = "offsets and indices are those of checked bags")]
+
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::Pooling;
 
 use crate::layout::{Layout, BAGS_HEADER_BYTES};
 use crate::memory::Region;
 use crate::plan::{ExchangePlan, Group, GroupKind};
-use crate::step::part_samples;
+use crate::step::Part;
 
 /// What precedes a rank's bags.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +24,15 @@ struct Header {
     part_count: u64,
 }
 
+/// What a rank publishes beside its bags.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchOptions {
+    /// Whether a backward with gradients of weights follows.
+    pub(crate) wants_weight_grads: bool,
+    /// Parts that complete on their own.
+    pub(crate) part_count: usize,
+}
+
 /// Writes the bags of this rank into its region.
 ///
 /// # Errors
@@ -32,7 +43,7 @@ pub(crate) fn publish(
     layout: &Layout,
     region: Region<'_>,
     bags: &Bags<'_>,
-    (wants_weight_grads, part_count): (bool, usize),
+    options: BatchOptions,
 ) -> Result<()> {
     check(plan, layout, bags)?;
     let mut writer = region.writer();
@@ -41,8 +52,8 @@ pub(crate) fn publish(
         bags.batch_size() as u64,
         bags.indices.len() as u64,
         u64::from(bags.weights.is_some()),
-        u64::from(wants_weight_grads),
-        part_count as u64,
+        u64::from(options.wants_weight_grads),
+        options.part_count as u64,
     ];
     writer.values::<u64>(layout.bags_at(), header.len()).copy_from_slice(&header);
     writer.values(layout.offsets_at(), bags.offsets.len()).copy_from_slice(bags.offsets);
@@ -72,7 +83,7 @@ fn check(plan: &ExchangePlan, layout: &Layout, bags: &Bags<'_>) -> Result<()> {
         let row_count = plan.table_of(feature).row_count;
         let indices = feature_range(bags.feature_offsets(feature));
         let is_bad = |id: &&i64| u64::try_from(**id).map_or(true, |id| id >= row_count);
-        if let Some(id) = bags.indices.get(indices).unwrap_or(&[]).iter().find(is_bad) {
+        if let Some(id) = bags.indices[indices].iter().find(is_bad) {
             return Err(Error::invalid("row id is out of range")
                 .with("feature", feature)
                 .with("row_id", id)
@@ -82,10 +93,9 @@ fn check(plan: &ExchangePlan, layout: &Layout, bags: &Bags<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the positions of a feature's indices.
+/// Returns the positions of a feature's indices; a feature has at least one offset.
 pub(crate) fn feature_range(offsets: &[i64]) -> std::ops::Range<usize> {
-    let bound = |offset: Option<&i64>| offset.map_or(0, |&offset| offset as usize);
-    bound(offsets.first())..bound(offsets.last())
+    offsets[0] as usize..offsets[offsets.len() - 1] as usize
 }
 
 /// The bags that one rank published.
@@ -182,7 +192,7 @@ impl GroupBags {
     pub(crate) fn gather(
         group: &Group,
         sources: &[Source<'_>],
-        (part, part_count): (usize, usize),
+        part: Part,
         keeps_origins: bool,
     ) -> Self {
         let is_rows = group.kind == GroupKind::Rows;
@@ -196,9 +206,9 @@ impl GroupBags {
         for member in &group.members {
             let mut first_sample = 0;
             for source in sources {
-                let samples = part_samples(source.bags.batch_size(), part, part_count);
+                let samples = part.samples(source.bags.batch_size());
                 let offsets = source.bags.feature_offsets(member.feature);
-                let offsets = offsets.get(samples.start..=samples.end).unwrap_or(&[]);
+                let offsets = &offsets[samples.start..=samples.end];
                 let held = is_rows.then_some(member.first_row..member.end_row);
                 if is_rows || keeps_origins {
                     let first_sample = first_sample + samples.start;
@@ -229,18 +239,17 @@ impl GroupBags {
 
     /// Returns the `B + 1` offsets of member `at`, where `B` is `samples`.
     pub(crate) fn offsets_of(&self, at: usize, samples: usize) -> &[i64] {
-        self.offsets.get(at * samples..(at + 1) * samples + 1).unwrap_or(&[])
+        &self.offsets[at * samples..(at + 1) * samples + 1]
     }
 
     fn add_at_once(&mut self, source: &Source<'_>, offsets: &[i64]) {
         let range = feature_range(offsets);
         let shift = self.indices.len() as i64 - range.start as i64;
         self.offsets.extend(offsets.iter().skip(1).map(|&offset| offset + shift));
-        self.indices.extend_from_slice(source.bags.indices.get(range.clone()).unwrap_or(&[]));
+        self.indices.extend_from_slice(&source.bags.indices[range.clone()]);
         if let Some(weights) = &mut self.weights {
-            let given = source.bags.weights.and_then(|weights| weights.get(range.clone()));
-            match given {
-                Some(given) => weights.extend_from_slice(given),
+            match source.bags.weights {
+                Some(given) => weights.extend_from_slice(&given[range]),
                 None => weights.resize(weights.len() + range.len(), 1.0),
             }
         }
@@ -255,23 +264,23 @@ impl GroupBags {
         held: Option<std::ops::Range<u64>>,
     ) {
         for (bag, bounds) in offsets.windows(2).enumerate() {
-            let &[start, end] = bounds else { continue };
+            let (start, end) = (bounds[0], bounds[1]);
             for position in start as usize..end as usize {
-                let id = source.bags.indices.get(position).copied().unwrap_or(0);
+                let id = source.bags.indices[position];
                 if held.as_ref().is_some_and(|held| !held.contains(&(id as u64))) {
                     continue;
                 }
-                let given = source.bags.weights.and_then(|weights| weights.get(position));
+                let given = source.bags.weights.map(|weights| weights[position]);
                 self.indices.push(id);
                 if let Some(weights) = &mut self.weights {
-                    weights.push(given.copied().unwrap_or(1.0));
+                    weights.push(given.unwrap_or(1.0));
                 }
                 self.origins.push(Origin {
                     rank: source.rank as u32,
                     position: position as u32,
                     sample: (first_sample + bag) as u32,
                     count: (end - start) as u32,
-                    weight: given.copied(),
+                    weight: given,
                 });
             }
             self.offsets.push(self.indices.len() as i64);

@@ -1,5 +1,10 @@
 //! Destinations of pooled vectors in the outputs of the requesting ranks.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "features are those of the group; positions are those of its bags"
+)]
+
 use std::ops::Range;
 
 use bytemuck::Pod;
@@ -132,7 +137,7 @@ impl Places for Outputs<'_> {
 
     #[inline]
     fn dim(&self, feature: usize) -> usize {
-        self.columns.get(feature).map_or(0, |&(_, dim)| dim)
+        self.columns[feature].1
     }
 
     #[inline]
@@ -141,11 +146,7 @@ impl Places for Outputs<'_> {
         if !self.ranks.get(self.cursor).is_some_and(is_here) {
             self.cursor = self.ranks.partition_point(|rank| rank.end_sample <= at);
         }
-        let (Some(rank), Some(&(first, _))) =
-            (self.ranks.get_mut(self.cursor), self.columns.get(feature))
-        else {
-            panic!("no sample {at} or no feature {feature}");
-        };
+        let (rank, first) = (&mut self.ranks[self.cursor], self.columns[feature].0);
         let byte = rank.first_byte + (at - rank.first_sample) * self.row_bytes + first;
         rank.writer.values(byte, count)
     }
@@ -169,7 +170,8 @@ impl<'h> RowPlaces<'h> {
     /// Sends the rows of `bags` to where those of `step` arrive.
     pub(crate) fn sender(
         place: &'h Place,
-        (group, bags): (&Group, &GroupBags),
+        group: &Group,
+        bags: &GroupBags,
         bases: &[Vec<RowBase>],
         step: u64,
     ) -> Sender<Self> {
@@ -180,11 +182,11 @@ impl<'h> RowPlaces<'h> {
             let range = feature_range(bags.offsets_of(at, samples));
             members.push((range.start, member.dim));
             let row_bytes = precision.vector_bytes(member.dim);
-            for origin in bags.origins.get(range).unwrap_or(&[]) {
-                let base = bases
-                    .get(origin.rank as usize)
-                    .and_then(|bases| bases.iter().find(|base| base.feature == member.feature));
-                let Some(base) = base else { panic!("a row-wise feature has a base") };
+            for origin in &bags.origins[range] {
+                let of_feature = |base: &&RowBase| base.feature == member.feature;
+                let Some(base) = bases[origin.rank as usize].iter().find(of_feature) else {
+                    panic!("a row-wise feature has a base")
+                };
                 let at = origin.position as usize - base.first_index;
                 let byte = base.byte + at * row_bytes;
                 places.push((origin.rank, place.layout.rows_at(step) + byte));
@@ -199,17 +201,13 @@ impl<'h> RowPlaces<'h> {
 impl Places for RowPlaces<'_> {
     #[inline]
     fn dim(&self, feature: usize) -> usize {
-        self.members.get(feature).map_or(0, |&(_, dim)| dim)
+        self.members[feature].1
     }
 
     #[inline]
     fn values<T: Pod>(&mut self, feature: usize, at: usize, count: usize) -> &mut [T] {
-        let place = self.members.get(feature).and_then(|&(first, _)| {
-            let &(rank, byte) = self.places.get(first + at)?;
-            Some((self.writers.get_mut(rank as usize)?, byte))
-        });
-        let Some((writer, byte)) = place else { panic!("no index {at}") };
-        writer.values(byte, count)
+        let (rank, byte) = self.places[self.members[feature].0 + at];
+        self.writers[rank as usize].values(byte, count)
     }
 }
 

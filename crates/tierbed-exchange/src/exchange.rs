@@ -15,12 +15,12 @@ use tierbed_core::{Bags, Error, ErrorKind, Result};
 use tierbed_kernels::{Destination, Kernels};
 
 use crate::arrivals::Arrivals;
-use crate::batch::{publish, Source};
+use crate::batch::{publish, BatchOptions, Source};
 use crate::destinations::{columns_of, Outputs, RowPlaces};
 use crate::layout::Layout;
 use crate::pad::{Channel, Pad};
 use crate::plan::{ExchangePlan, GroupKind};
-use crate::step::{OwnBags, Step, Wants};
+use crate::step::{OwnBags, Step, StepOf, Wants};
 
 /// Most parts of a batch: each costs a signal to every rank.
 pub const PARTS_MAX: usize = 1024;
@@ -254,7 +254,8 @@ impl Exchange {
                 .with("remedy", "divide weighted tables by rows, or hold them whole"));
         }
         let region = pad.heap().region(pad.rank());
-        publish(plan, layout, region, bags, (wants.weight_grads, part_count))?;
+        let options = BatchOptions { wants_weight_grads: wants.weight_grads, part_count };
+        publish(plan, layout, region, bags, options)?;
         self.step += 1;
         let result = self.gather(wants, part_count).map(|mut step| {
             step.own = wants.weight_grads.then(|| OwnBags::new(bags));
@@ -277,7 +278,8 @@ impl Exchange {
                 .with("expected_parts", part_count)
                 .with("remedy", "all ranks divide a batch into equally many parts"));
         }
-        Ok(Step::gather((plan, pad.rank()), self.step, &sources, (wants, part_count)))
+        let of = StepOf { rank: pad.rank(), number: self.step, wants, part_count };
+        Ok(Step::gather(plan, &sources, of))
     }
 
     // A forward without its backward, as of an interrupted step, is forgotten in time.
@@ -302,9 +304,9 @@ impl Exchange {
         let place = self.place.as_ref();
         let (rank, epoch) = (self.rank(), step.output_epoch);
         for (at, group) in place.plan.groups(rank).iter().enumerate() {
-            let Some(bags) = step.lookup(part, at) else { continue };
+            let bags = step.lookup(part, at);
             if group.kind == GroupKind::Rows {
-                let mut to = RowPlaces::sender(place, (group, bags), &step.bases, epoch);
+                let mut to = RowPlaces::sender(place, group, bags, &step.bases, epoch);
                 rows.lookup(at, &bags.bags(), &mut to)?;
                 to.into_result()?;
                 continue;
@@ -321,7 +323,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        // Whoever waits learns that this rank left; leaving together is for `close`.
+        // Waiting ranks learn that this rank left; leaving together is for `close`.
         if !self.is_closed {
             self.place.pad.fail();
         }

@@ -6,6 +6,8 @@
 //!
 //! Every region has the same length and layout, so a place in one is a place in all.
 
+#![expect(clippy::indexing_slicing, reason = "a header that was read has the length asked for")]
+
 use std::path::{Path, PathBuf};
 
 use tierbed_core::{Error, Result};
@@ -98,7 +100,7 @@ impl ShmHeap {
             [0, 0]
         } else {
             let header = Region::new(&map, 0, HEADER_BYTES).read::<u32>(0, 2);
-            [header.first().copied().unwrap_or(0), header.get(1).copied().unwrap_or(0)]
+            [header[0], header[1]]
         };
         let rest = map.len_bytes().saturating_sub(HEADER_BYTES);
         let is_whole = rank_count > 0 && rest.is_multiple_of(rank_count * PAGE_BYTES);

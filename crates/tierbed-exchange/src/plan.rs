@@ -13,6 +13,8 @@
 //! Rows travel unpooled because sums of parts would not have the bits of the whole sum: the rank
 //! of the sample adds them in index order. With one index per bag that is the same volume.
 
+#![expect(clippy::indexing_slicing, reason = "tables and features are checked when a plan is made")]
+
 use tierbed_core::{Error, Result};
 use tierbed_kernels::Pooling;
 
@@ -209,21 +211,25 @@ impl ExchangePlan {
     /// When there is no such feature.
     #[must_use]
     pub fn table_of(&self, feature: usize) -> &ShardedTable {
-        let table = self.features.get(feature).and_then(|(table, _)| self.tables.get(*table));
-        let Some(table) = table else { panic!("no feature {feature}") };
-        table
+        &self.tables[self.features[feature].0]
     }
 
     /// Returns the first column of `feature` in the output.
+    ///
+    /// # Panics
+    /// When there is no such feature.
     #[must_use]
     pub fn first_column(&self, feature: usize) -> usize {
-        self.first_columns.get(feature).copied().unwrap_or(self.output_dim)
+        self.first_columns[feature]
     }
 
     /// Returns what `rank` does.
+    ///
+    /// # Panics
+    /// When there is no such rank.
     #[must_use]
     pub fn groups(&self, rank: usize) -> &[Group] {
-        self.groups.get(rank).map_or(&[], Vec::as_slice)
+        &self.groups[rank]
     }
 
     /// Returns the features whose rows arrive unpooled, in feature order.
@@ -261,15 +267,15 @@ impl ExchangePlan {
             let Some((kind, held)) = held_by(rank, table) else { continue };
             let pooling = if kind == GroupKind::Rows { Pooling::None } else { pooling };
             // Rows of one lookup without pooling have one dim.
-            let is_home = |group: &Group| {
+            let takes = |group: &Group| {
                 let has_dim = |member: &Member| member.dim == held.columns.len();
                 group.kind == kind && (kind != GroupKind::Rows || group.members.iter().all(has_dim))
             };
-            let at = groups.iter().position(is_home).unwrap_or(groups.len());
+            let at = groups.iter().position(takes).unwrap_or(groups.len());
             if at == groups.len() {
                 groups.push(Group { kind, members: Vec::new(), width: 0 });
             }
-            let Some(group) = groups.get_mut(at) else { continue };
+            let group = &mut groups[at];
             group.members.push(Member {
                 feature,
                 table: table_at,

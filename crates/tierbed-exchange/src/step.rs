@@ -3,6 +3,11 @@
 //! A batch may be divided into parts, ranges of each rank's samples that complete one after the
 //! other: a consumer starts with the first while rows of the last are still read.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "ranks, parts and groups are those that the step was gathered for"
+)]
+
 use std::ops::Range;
 
 use tierbed_core::{Bags, Result};
@@ -27,7 +32,33 @@ pub fn part_samples(sample_count: usize, part: usize, part_count: usize) -> Rang
     bound(part)..bound(part + 1)
 }
 
-/// One batch on its way.
+/// A part of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) number: usize,
+    /// Parts of the batch.
+    pub(crate) count: usize,
+}
+
+impl Part {
+    pub(crate) const WHOLE: Self = Self { number: 0, count: 1 };
+
+    /// Returns its samples, of a rank with `sample_count`.
+    pub(crate) fn samples(self, sample_count: usize) -> Range<usize> {
+        part_samples(sample_count, self.number, self.count)
+    }
+}
+
+/// The step that is gathered, and its rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepOf {
+    pub(crate) rank: usize,
+    pub(crate) number: u64,
+    pub(crate) wants: Wants,
+    pub(crate) part_count: usize,
+}
+
+/// One batch in flight.
 #[derive(Debug)]
 pub struct Step {
     pub(crate) number: u64,
@@ -51,12 +82,9 @@ pub struct Step {
 
 impl Step {
     /// Gathers what concerns `rank` of the bags of all.
-    pub(crate) fn gather(
-        (plan, rank): (&ExchangePlan, usize),
-        number: u64,
-        sources: &[Source<'_>],
-        (wants, part_count): (Wants, usize),
-    ) -> Self {
+    pub(crate) fn gather(plan: &ExchangePlan, sources: &[Source<'_>], of: StepOf) -> Self {
+        let StepOf { rank, number, wants, part_count } = of;
+        assert!(rank < sources.len(), "every rank published its bags");
         let mut first_samples = vec![0];
         let mut samples = 0;
         for source in sources {
@@ -69,17 +97,16 @@ impl Step {
         // looks up its own samples, and needs those of others only to update.
         let is_whole = |group: &Group| part_count == 1 && group.kind != GroupKind::Mirrors;
         let of_update = |group: &Group| match wants.backward || is_whole(group) {
-            true => GroupBags::gather(group, sources, (0, 1), keeps_origins),
+            true => GroupBags::gather(group, sources, Part::WHOLE, keeps_origins),
             false => GroupBags::default(),
         };
         let groups = plan.groups(rank);
         let of_part = |part: usize| {
             let of_group = |group: &Group| {
                 let is_own = group.kind == GroupKind::Mirrors;
-                let of_ranks = if is_own { sources.get(rank..=rank) } else { Some(sources) };
-                let of_ranks = of_ranks.unwrap_or(&[]);
-                (!is_whole(group))
-                    .then(|| GroupBags::gather(group, of_ranks, (part, part_count), false))
+                let of_ranks = if is_own { &sources[rank..=rank] } else { sources };
+                let part = Part { number: part, count: part_count };
+                (!is_whole(group)).then(|| GroupBags::gather(group, of_ranks, part, false))
             };
             groups.iter().map(of_group).collect()
         };
@@ -99,14 +126,16 @@ impl Step {
     /// Returns the number of samples of all ranks.
     #[must_use]
     pub fn sample_count(&self) -> usize {
-        self.first_samples.last().copied().unwrap_or(0)
+        self.first_samples[self.first_samples.len() - 1]
     }
 
     /// Returns the samples of `rank`, as numbered across ranks.
+    ///
+    /// # Panics
+    /// When there is no such rank.
     #[must_use]
     pub fn samples_of(&self, rank: usize) -> Range<usize> {
-        let bound = |at| self.first_samples.get(at).copied().unwrap_or(0);
-        bound(rank)..bound(rank + 1)
+        self.first_samples[rank]..self.first_samples[rank + 1]
     }
 
     /// Returns the samples of `rank` in `part`, as that rank numbers them.
@@ -115,10 +144,10 @@ impl Step {
     }
 
     /// Returns what is looked up for `group` in `part`.
-    pub(crate) fn lookup(&self, part: usize, group: usize) -> Option<&GroupBags> {
-        match self.lookups.get(part)?.get(group)? {
-            Some(bags) => Some(bags),
-            None => self.groups.get(group),
+    pub(crate) fn lookup(&self, part: usize, group: usize) -> &GroupBags {
+        match &self.lookups[part][group] {
+            Some(bags) => bags,
+            None => &self.groups[group],
         }
     }
 }
