@@ -65,10 +65,15 @@ impl<'a> Bags<'a> {
     }
 
     /// Returns the `B + 1` offsets of feature `feature`.
+    ///
+    /// # Panics
+    /// When there is no such feature.
     #[must_use]
+    #[expect(clippy::indexing_slicing, reason = "a bag of another feature would be pooled")]
     pub fn feature_offsets(&self, feature: usize) -> &'a [i64] {
+        assert!(feature < self.feature_count, "feature {feature} of {}", self.feature_count);
         let batch = self.batch_size();
-        self.offsets.get(feature * batch..(feature + 1) * batch + 1).unwrap_or(&[])
+        &self.offsets[feature * batch..(feature + 1) * batch + 1]
     }
 }
 

@@ -86,13 +86,14 @@ fn add_tables(store: &mut dyn TrainStore) -> Result<Vec<(TableId, TableSchema)>>
 }
 
 // Makes one table longer, unless tables of this store cannot grow.
+#[expect(clippy::indexing_slicing, reason = "a random number below the count of tables")]
 fn grow_some(
     store: &mut dyn TrainStore,
     tables: &mut [(TableId, TableSchema)],
     rng: &mut SplitMix64,
 ) -> Result<()> {
-    let at = rng.below(tables.len() as u64) as usize;
-    let Some((id, table)) = tables.get_mut(at) else { return Ok(()) };
+    assert!(!tables.is_empty(), "the store was given tables");
+    let (id, table) = &mut tables[rng.below(tables.len() as u64) as usize];
     let longer = table.row_count + rng.below(300);
     match store.grow_table(*id, longer) {
         Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(()),

@@ -20,9 +20,11 @@ pub fn codes(bytes: &[u8]) {
     let (codec, arena) = match Codec::FIXED.get(chosen) {
         Some(codec) => (codec.clone(), arena),
         None => {
-            let Some((books, arena)) = arena.split_at_checked(256 * dim * size_of::<f32>()) else {
+            let book_bytes = 256 * dim * size_of::<f32>();
+            if arena.len() < book_bytes {
                 return;
-            };
+            }
+            let (books, arena) = arena.split_at(book_bytes);
             let Some(codec) = product(dim, 1 + parts % dim, books) else { return };
             (codec, arena)
         }

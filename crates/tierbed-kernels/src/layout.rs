@@ -90,8 +90,7 @@ impl<'a> BagRange<'a> {
 
     /// Returns the first bag that ends behind `first_index`, or `B`.
     pub(crate) fn first_bag(self) -> usize {
-        let ends = self.offsets.get(1..).unwrap_or(&[]);
-        ends.partition_point(|&end| position(end) <= self.first_index)
+        ends(self.offsets).partition_point(|&end| position(end) <= self.first_index)
     }
 
     /// Returns which of the `row_count` given rows belong to `bag`, or `None` when that bag, and
@@ -108,8 +107,16 @@ impl<'a> BagRange<'a> {
 /// Returns whether every bag of these bounds has one index.
 #[inline(always)]
 pub(crate) fn is_one_hot(offsets: &[i64]) -> bool {
-    let ends = offsets.get(1..).unwrap_or(&[]);
-    offsets.iter().zip(ends).all(|(start, end)| end - start == 1)
+    offsets.iter().zip(ends(offsets)).all(|(start, end)| end - start == 1)
+}
+
+/// Returns the end of every bag; there is none without offsets.
+#[inline(always)]
+fn ends(offsets: &[i64]) -> &[i64] {
+    match offsets {
+        [_, ends @ ..] => ends,
+        [] => &[],
+    }
 }
 
 /// Returns the number of indices of `bag`.

@@ -3,6 +3,8 @@
 //! Checked once when it is made and used for many batches; training and serving share it, so a
 //! batch means the same to both.
 
+#![expect(clippy::indexing_slicing, reason = "checked bags have offsets within their indices")]
+
 use tierbed_core::store::out_of_range;
 use tierbed_core::{Bags, Error, Result, RowId, RowKey, Schema, TableId};
 
@@ -157,7 +159,9 @@ impl FeaturePlan {
             // of vector instructions; the culprit is looked for afterwards.
             let is_bad = |id: i64| id as u64 >= table.row_count;
             if indices.iter().fold(false, |any, &id| any | is_bad(id)) {
-                let id = indices.iter().copied().find(|&id| is_bad(id)).unwrap_or_default();
+                let Some(id) = indices.iter().copied().find(|&id| is_bad(id)) else {
+                    panic!("one of the ids is bad")
+                };
                 return Err(out_of_range(table, id).with("feature", at));
             }
         }
@@ -168,8 +172,7 @@ impl FeaturePlan {
     #[must_use]
     pub fn range(&self, bags: &Bags<'_>, at: usize) -> std::ops::Range<usize> {
         let offsets = bags.feature_offsets(at);
-        let bound = |offset: Option<&i64>| offset.map_or(0, |&offset| offset as usize);
-        bound(offsets.first())..bound(offsets.last())
+        offsets[0] as usize..offsets[offsets.len() - 1] as usize
     }
 
     /// Returns the elements of the output for `bags`.
@@ -179,6 +182,6 @@ impl FeaturePlan {
     }
 
     fn indices<'a>(&self, bags: &Bags<'a>, at: usize) -> &'a [i64] {
-        bags.indices.get(self.range(bags, at)).unwrap_or(&[])
+        &bags.indices[self.range(bags, at)]
     }
 }

@@ -112,7 +112,7 @@ impl Kernels {
             assert!(of.dim > 0, "dim must not be 0");
             rows.check(of);
             if !is_pooled(of) {
-                rows.pool_bags_to(self, (*of, 0..0), &mut [], to);
+                rows.pool_bags_to(self, FeatureRange { of: *of, bags: 0..0 }, &mut [], to);
             }
         }
         let bag_count = |of: &PoolFeature<'_>| of.offsets.len().saturating_sub(1);
@@ -122,13 +122,20 @@ impl Kernels {
         for first in (0..most_bags).step_by(block_bags) {
             for (rows, of) in of_pooled() {
                 let end = (first + block_bags).min(bag_count(of));
-                rows.pool_bags_to(self, (*of, first.min(end)..end), &mut near, to);
+                let range = FeatureRange { of: *of, bags: first.min(end)..end };
+                rows.pool_bags_to(self, range, &mut near, to);
             }
         }
         if !near.is_empty() {
             fence();
         }
     }
+}
+
+/// Some bags of a feature.
+pub(crate) struct FeatureRange<'a> {
+    pub(crate) of: PoolFeature<'a>,
+    pub(crate) bags: Range<usize>,
 }
 
 /// The rows of a feature, kept in one way or another.
@@ -141,7 +148,7 @@ pub(crate) trait FeatureBags: Copy {
     fn pool_bags_to(
         self,
         kernels: Kernels,
-        of: (PoolFeature<'_>, Range<usize>),
+        of: FeatureRange<'_>,
         near: &mut [f32],
         to: &mut impl Destination,
     );
@@ -159,10 +166,11 @@ impl FeatureBags for Rows<'_> {
     fn pool_bags_to(
         self,
         kernels: Kernels,
-        (of, bags): (PoolFeature<'_>, Range<usize>),
+        of: FeatureRange<'_>,
         near: &mut [f32],
         to: &mut impl Destination,
     ) {
+        let FeatureRange { of, bags } = of;
         let Rows { arena, starts, weights } = self;
         let (row_count, is_far) = (starts.len(), arena.len() >= FAR_ARENA_WORDS);
         match (weights, is_far) {
@@ -341,11 +349,11 @@ impl<P: Pooled, T: Destination> Shaped for PoolTo<'_, P, T> {
             return;
         }
         let is_far = !self.near.is_empty();
-        let bounds = offsets.get(self.bags.start..=self.bags.end).unwrap_or(&[]);
+        let bounds = &offsets[self.bags.start..=self.bags.end];
         let offsets = BagRange::whole(offsets);
         if P::COPIES_ONE && is_one_hot(bounds) {
             // Few instructions between two rows: the processor then looks for several at a time.
-            let first = bounds.first().map_or(0, |&start| start as usize - offsets.first_index);
+            let first = bounds[0] as usize - offsets.first_index;
             if first + self.bags.len() <= self.source.index_count() {
                 for (row, bag) in (first..).zip(self.bags) {
                     let place = self.to.vector(feature, bag);

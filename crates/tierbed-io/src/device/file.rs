@@ -210,7 +210,7 @@ impl Device for FileDevice {
                         self.forget_cached(at_bytes, read);
                     }
                     at_bytes += read as u64;
-                    rest = rest.get_mut(read..).unwrap_or_default();
+                    rest = std::mem::take(&mut rest).split_at_mut(read).1;
                 }
                 Err(cause) if cause.kind() == OsErrorKind::Interrupted => {}
                 Err(cause) => {
@@ -232,7 +232,7 @@ impl Device for FileDevice {
                 }
                 Ok(written) => {
                     at_bytes += written as u64;
-                    rest = rest.get(written..).unwrap_or_default();
+                    rest = rest.split_at(written).1;
                 }
                 Err(cause) if cause.kind() == OsErrorKind::Interrupted => {}
                 Err(cause) => {

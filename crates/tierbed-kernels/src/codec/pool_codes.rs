@@ -12,7 +12,7 @@ use super::decode::{
 };
 use crate::accumulate::{Begin, BLOCK, BLOCK_LANES};
 use crate::layout::{BagRange, Columns};
-use crate::pool_to::{Destination, FeatureBags, PoolFeature, PoolTo, Pooled};
+use crate::pool_to::{Destination, FeatureBags, FeatureRange, PoolFeature, PoolTo, Pooled};
 use crate::simd::{prefetch, Job, Lanes, LANES};
 use crate::Kernels;
 
@@ -152,7 +152,7 @@ impl FeatureBags for Codes<'_> {
     fn pool_bags_to(
         self,
         kernels: Kernels,
-        of: (PoolFeature<'_>, Range<usize>),
+        of: FeatureRange<'_>,
         near: &mut [f32],
         to: &mut impl Destination,
     ) {
@@ -164,7 +164,7 @@ impl FeatureBags for Codes<'_> {
 struct PoolCodesTo<'a, T> {
     kernels: Kernels,
     codes: Codes<'a>,
-    of: (PoolFeature<'a>, Range<usize>),
+    of: FeatureRange<'a>,
     near: &'a mut [f32],
     to: &'a mut T,
 }
@@ -172,7 +172,7 @@ struct PoolCodesTo<'a, T> {
 impl<T: Destination> WithDecoder for PoolCodesTo<'_, T> {
     #[inline(always)]
     fn call<D: Decoder>(self, decoder: D) {
-        let Self { kernels, codes, of: (of, bags), near, to } = self;
+        let Self { kernels, codes, of: FeatureRange { of, bags }, near, to } = self;
         let source = Coded::new(decoder, codes, of.dim);
         kernels.run(PoolTo { source, bags, of, near, to });
     }

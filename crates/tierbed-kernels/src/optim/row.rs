@@ -59,10 +59,10 @@ pub(super) fn step_elements<L: Lanes, D: Decay, R: ElementRule<L, S>, const S: u
     let tail = (!dim.is_multiple_of(LANES)).then(|| row.step(rule, grad, decay, last));
     for vector in 0..dim / LANES {
         let next = row.step(rule, grad, decay, vector * LANES);
-        row.store(vector * LANES, next);
+        row.store(vector * LANES, next.0, next.1);
     }
     if let Some(next) = tail {
-        row.store(last, next);
+        row.store(last, next.0, next.1);
     }
 }
 
@@ -91,9 +91,9 @@ impl<const S: usize> Elements<'_, S> {
     }
 
     #[inline(always)]
-    fn store<L: Lanes>(&mut self, at: usize, (new, lanes): (L, [L; S])) {
-        store(new, self.weights, at);
-        for (lanes, words) in lanes.into_iter().zip(&mut self.state) {
+    fn store<L: Lanes>(&mut self, at: usize, weights: L, state: [L; S]) {
+        store(weights, self.weights, at);
+        for (lanes, words) in state.into_iter().zip(&mut self.state) {
             store(lanes, words, at);
         }
     }
@@ -101,13 +101,17 @@ impl<const S: usize> Elements<'_, S> {
 
 #[inline(always)]
 fn load<L: Lanes>(words: &[f32], at: usize) -> L {
-    words[at..].first_chunk().map_or(L::splat(0.0), L::load)
+    match words[at..].first_chunk() {
+        Some(words) => L::load(words),
+        None => panic!("a vector of a row ends with it"),
+    }
 }
 
 #[inline(always)]
 fn store<L: Lanes>(lanes: L, words: &mut [f32], at: usize) {
-    if let Some(words) = words[at..].first_chunk_mut() {
-        lanes.store(words);
+    match words[at..].first_chunk_mut() {
+        Some(words) => lanes.store(words),
+        None => panic!("a vector of a row ends with it"),
     }
 }
 

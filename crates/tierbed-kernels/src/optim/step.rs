@@ -64,7 +64,7 @@ impl Kernels {
             let of_table = || features.iter().filter(|feature| feature.table == table);
             let index_count = of_table().map(|feature| feature.rows.numbers.len()).sum();
             let Some(first) = of_table().next() else { continue };
-            sums.begin(first.rows.columns.dim, (index_count, first.number_count));
+            sums.begin(first.rows.columns.dim, index_count, first.number_count);
             for feature in of_table() {
                 self.add_feature(grad, feature, sums);
             }

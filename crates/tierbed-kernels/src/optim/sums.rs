@@ -46,7 +46,7 @@ impl RowSums {
 
     // Makes room for the rows of a table that is used by `index_count` indices and has no more
     // than `row_max` rows.
-    pub(super) fn begin(&mut self, dim: usize, (index_count, row_max): (usize, usize)) {
+    pub(super) fn begin(&mut self, dim: usize, index_count: usize, row_max: usize) {
         self.stride = dim.next_multiple_of(LANES);
         // One more, where the number of a row that is not new is put.
         let sum_count = 1 + index_count.min(row_max);
@@ -166,7 +166,7 @@ impl Adder<'_> {
             prefetch(grad, start + BAGS_AHEAD * columns.stride, columns.dim);
             prefetch(self.places, soon as usize, 1);
             let vector = &grad[start..][..columns.dim];
-            add::<L, REST, TAIL, false>(self.sum_of(number), vector, (None, None));
+            add::<L, REST, TAIL, false>(self.sum_of(number), vector, OneScale::ONE);
             start += columns.stride;
         }
     }
@@ -216,7 +216,16 @@ struct Scale<'a> {
 }
 
 /// Weight of an index and count of its bag, where they apply.
-type OneScale = (Option<f32>, Option<f32>);
+#[derive(Clone, Copy)]
+struct OneScale {
+    weight: Option<f32>,
+    count: Option<f32>,
+}
+
+impl OneScale {
+    /// Leaves a gradient as it is.
+    const ONE: Self = Self { weight: None, count: None };
+}
 
 impl<'a> Scale<'a> {
     #[inline(always)]
@@ -230,7 +239,7 @@ impl<'a> Scale<'a> {
 
     #[inline(always)]
     fn at(self, index: usize) -> OneScale {
-        (self.weights.map(|weights| weights[index]), self.count)
+        OneScale { weight: self.weights.map(|weights| weights[index]), count: self.count }
     }
 }
 
@@ -259,15 +268,11 @@ fn add<L: Lanes, const REST: usize, const TAIL: bool, const SCALED: bool>(
 
 // No closures: one that is not inlined has no vector instructions.
 #[inline(always)]
-fn add_lanes<L: Lanes, const SCALED: bool>(
-    sum: &mut [f32; LANES],
-    mut grad: L,
-    (weight, count): OneScale,
-) {
-    if let (true, Some(weight)) = (SCALED, weight) {
+fn add_lanes<L: Lanes, const SCALED: bool>(sum: &mut [f32; LANES], mut grad: L, scale: OneScale) {
+    if let (true, Some(weight)) = (SCALED, scale.weight) {
         grad = L::splat(weight).mul(grad);
     }
-    if let (true, Some(count)) = (SCALED, count) {
+    if let (true, Some(count)) = (SCALED, scale.count) {
         grad = grad.div(L::splat(count));
     }
     L::load(sum).add(grad).store(sum);
