@@ -122,8 +122,10 @@ impl Kernels {
         for first in (0..most_bags).step_by(block_bags) {
             for (rows, of) in of_pooled() {
                 let end = (first + block_bags).min(bag_count(of));
-                let range = FeatureRange { of: *of, bags: first.min(end)..end };
-                rows.pool_bags_to(self, range, &mut near, to);
+                if first < end {
+                    let range = FeatureRange { of: *of, bags: first..end };
+                    rows.pool_bags_to(self, range, &mut near, to);
+                }
             }
         }
         if !near.is_empty() {
