@@ -1,6 +1,10 @@
 //! The disk quota is for the folder: extents, two checkpoints side by side, and the plan.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that panics has failed, as it should"
+)]
 
 #[path = "common/planned.rs"]
 mod common;

@@ -6,6 +6,7 @@
 #![allow(
     clippy::disallowed_methods,
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     reason = "a test that panics has failed, as it should; it reads the sources"
 )]
 

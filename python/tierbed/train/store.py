@@ -1,4 +1,4 @@
-"""Where do the tables of a training run live, and how does a run survive?
+"""Training store: the tables of a run on disk or in memory, and its checkpoints.
 
 A :class:`Store` is one folder (or plain memory) with the rows of all tables, their optimizer
 state, and the last checkpoint. One process owns it. What was not checkpointed is lost when the
@@ -38,17 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
-BACKENDS = (
-    "file",
-    "memory",
-    "cold",
-    "lsm",
-    "lsm_plain",
-    "hashdb",
-    "mmap",
-    "rocksdb",
-    "rocksdb_universal",
-)
+_OWN = ("file", "memory", "cold", "lsm", "lsm_plain")
+_COMPARED = ("hashdb", "mmap", "rocksdb", "rocksdb_universal")
+BACKENDS = _OWN + _COMPARED
 DURABILITIES = ("checkpoint", "step")
 ORDERS = ("auto", "forward", "window")
 ON_MISMATCH = ("error", "fallback", "fallback_cold")
