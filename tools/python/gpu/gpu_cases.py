@@ -1,4 +1,4 @@
-"""Does the whole path hold on a GPU? The tests of ``tierbed.dist`` on devices, from a benchmark.
+"""Tests of ``tierbed.dist`` on devices, run from the benchmark of the GPU exchange.
 
 Each case of ``python/tests/dist/device_cases.py`` runs in a process of its own: heaps, training
 with the bits of one process, checkpoints, refusals, and two processes on one GPU over torch's
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-CASES = Path(__file__).parents[1] / "python" / "tests" / "dist" / "device_cases.py"
+CASES = Path(__file__).parents[3] / "python" / "tests" / "dist" / "device_cases.py"
 SECONDS_MAX = 90.0
 
 

@@ -30,7 +30,7 @@ def load_kernels() -> Any:
         from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows
     except ImportError:
         package = types.ModuleType("tierbed")
-        package.__path__ = [str(Path(__file__).parents[1] / "python" / "tierbed")]
+        package.__path__ = [str(Path(__file__).parents[3] / "python" / "tierbed")]
         sys.modules["tierbed"] = package
         from tierbed.dist.kernels import pool_to_ranks, put_grads, signals, step_rows
     return types.SimpleNamespace(pool=pool_to_ranks, signals=signals, put=put_grads, step=step_rows)
