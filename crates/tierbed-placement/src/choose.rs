@@ -54,7 +54,7 @@ pub struct Choice {
 /// # Errors
 ///
 /// `Invalid` for a bad ratio, options out of range or logs of different tables; `Unsupported` as
-/// for [`by_marginal_gain_each`].
+/// for [`by_marginal_gain_each`](crate::replicate::by_marginal_gain_each).
 pub fn choose(
     log: &QueryLog,
     misses: &QueryLog,

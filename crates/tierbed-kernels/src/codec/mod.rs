@@ -20,6 +20,9 @@
 //!
 //! Source: EVStore §4.3 (mixed precision). Differs: scale and bias per row, because the published
 //! fixed ranges lose rows that are small (`docs/explanation/papers/evstore.md`).
+//!
+//! [`Kernels::decode_rows`]: crate::Kernels::decode_rows
+//! [`Kernels::pool_codes_add`]: crate::Kernels::pool_codes_add
 
 mod decode;
 mod evstore;
