@@ -349,9 +349,12 @@ impl AutoEngine {
             return Ok(());
         }
         check_disk_quota(quota, listed_bytes(&*folder, |name| !is_kept(name))?).map_err(|error| {
-            // What cannot be removed is written over by the next plan.
-            let _ = folder.remove(file);
-            error.with("file", file)
+            // What cannot be removed is written over by the next plan; the error says so.
+            let error = error.with("file", file);
+            match folder.remove(file) {
+                Ok(()) => error,
+                Err(cause) => error.with("not_removed", cause),
+            }
         })
     }
 }
