@@ -8,6 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{Error, Result};
 
+/// One part in so many of the limit stays free for short needs.
+const SPARE_SHARE: u64 = 16;
+
 /// A byte budget shared by the parts of one store. Clones share the account.
 #[derive(Debug, Clone)]
 pub struct Budget {
@@ -17,6 +20,8 @@ pub struct Budget {
 #[derive(Debug)]
 struct Account {
     limit_bytes: u64,
+    /// Smallest limit that any error names.
+    least_bytes: u64,
     used_bytes: u64,
     peak_bytes: u64,
     parts: BTreeMap<&'static str, PartUse>,
@@ -48,7 +53,13 @@ impl Budget {
     /// Builds a budget of `limit_bytes`.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
-        let account = Account { limit_bytes, used_bytes: 0, peak_bytes: 0, parts: BTreeMap::new() };
+        let account = Account {
+            limit_bytes,
+            least_bytes: 0,
+            used_bytes: 0,
+            peak_bytes: 0,
+            parts: BTreeMap::new(),
+        };
         Self { account: Arc::new(Mutex::new(account)) }
     }
 
@@ -66,6 +77,15 @@ impl Budget {
         let mut reservation = Reservation { budget: self.clone(), part, bytes: 0 };
         reservation.resize(bytes)?;
         Ok(reservation)
+    }
+
+    /// Makes errors name at least `bytes` as the smallest limit.
+    ///
+    /// For parts that grow with the rows or with the limit: the reservation that fails first does
+    /// not know what the ones after it will need.
+    pub fn name_at_least(&self, bytes: u64) {
+        let mut account = self.lock();
+        account.least_bytes = account.least_bytes.max(bytes);
     }
 
     /// Returns the bytes not reserved.
@@ -120,16 +140,31 @@ impl Reservation {
     /// # Errors
     /// `Invalid` when the budget does not reach; the old size stays.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
+        self.resize_leaving(bytes, 0)
+    }
+
+    /// Grows or shrinks to `bytes`; grows only when a sixteenth of the limit stays free. For what
+    /// can be done without.
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize).
+    pub fn resize_optional(&mut self, bytes: u64) -> Result<()> {
+        let spare_bytes = self.budget.limit_bytes() / SPARE_SHARE;
+        self.resize_leaving(bytes, if bytes > self.bytes { spare_bytes } else { 0 })
+    }
+
+    fn resize_leaving(&mut self, bytes: u64, spare_bytes: u64) -> Result<()> {
         let mut account = self.budget.lock();
         let used_elsewhere = account.used_bytes - self.bytes;
         let wanted = used_elsewhere.saturating_add(bytes);
-        if wanted > account.limit_bytes {
+        if wanted.saturating_add(spare_bytes) > account.limit_bytes {
+            let minimum = wanted.saturating_add(spare_bytes).max(account.least_bytes);
             return Err(Error::invalid("dram budget too small")
                 .with("part", self.part)
                 .with("part_bytes", bytes)
                 .with("dram_budget_bytes", account.limit_bytes)
-                .with("minimum_bytes", wanted)
-                .with("remedy", format_args!("raise dram_budget to at least {wanted} bytes")));
+                .with("minimum_bytes", minimum)
+                .with("remedy", format_args!("raise dram_budget to at least {minimum} bytes")));
         }
         account.used_bytes = wanted;
         account.peak_bytes = account.peak_bytes.max(wanted);
@@ -178,5 +213,25 @@ mod tests {
         assert!(rows.resize(101).is_err());
         assert_eq!(rows.bytes(), 60);
         assert_eq!(budget.report().used_bytes, 60);
+    }
+
+    #[test]
+    fn names_at_least_what_is_known_to_be_needed() {
+        let budget = Budget::new(100);
+        budget.name_at_least(500);
+        budget.name_at_least(300);
+        let error = budget.reserve("index", 101).unwrap_err();
+        assert!(error.to_string().contains("at least 500 bytes"), "{error}");
+        assert!(budget.reserve("index", 100).is_ok(), "what fits is granted");
+    }
+
+    #[test]
+    fn optional_parts_leave_room_for_the_others() {
+        let budget = Budget::new(160);
+        let mut part = budget.reserve("hot rows", 0).unwrap();
+        assert!(part.resize_optional(151).is_err());
+        part.resize_optional(150).unwrap();
+        let _index = budget.reserve("index", 10).unwrap();
+        part.resize_optional(149).expect("shrinking always works");
     }
 }

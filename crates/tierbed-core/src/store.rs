@@ -114,6 +114,12 @@ pub trait TrainStore: RowStore {
     /// `Corruption` naming the first bad page.
     fn verify(&mut self) -> Result<u64>;
 
+    /// Returns how many bytes of memory more than now the store may come to need, at most, until
+    /// every row of its tables is stored. 0 for a store that takes all it needs when it is opened.
+    fn growth_bytes_max(&self) -> u64 {
+        0
+    }
+
     /// Returns the store's folder, if it has one.
     fn path(&self) -> Option<&Path>;
 

@@ -23,6 +23,7 @@ mod commit;
 pub mod compaction;
 #[doc(hidden)]
 pub mod fuzz;
+mod growth;
 mod key;
 pub mod lookahead;
 mod memtable;

@@ -61,6 +61,8 @@ pub struct LsmStats {
     pub memtable_hits: u64,
     /// Announcements too large for the budget, from which no hot rows were chosen.
     pub windows_too_large: u64,
+    /// Rewrites left out because the budget did not hold their keys.
+    pub rewrites_skipped: u64,
     /// Rows whose newest version moved to the hot prefix.
     pub rows_promoted: u64,
     /// Rows whose newest version moved back.

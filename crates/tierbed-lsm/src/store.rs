@@ -18,6 +18,7 @@ use crate::cache::BlockCache;
 use crate::commit::Committed;
 use crate::compaction::outdated::{OutdatedCounts, OutdatedMonitor};
 use crate::compaction::scheduler::Scheduler;
+use crate::growth;
 use crate::lookahead::hot_rows::HotRowIdentifier;
 use crate::lookahead::key_allocator::KeyAllocator;
 use crate::memtable::Memtable;
@@ -380,6 +381,10 @@ impl TrainStore for LsmStore {
         // The buffer is as full as it gets: the best moment for a compaction to begin.
         let result = self.work_until_idle();
         self.poison.on_doubt(result)
+    }
+
+    fn growth_bytes_max(&self) -> u64 {
+        growth::bytes_max(&self.schema, &self.options, self.block_bytes)
     }
 
     fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {

@@ -37,6 +37,7 @@ use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 const PAGES_AT_ONCE: usize = 16;
 /// The sorter needs no more than this to sort a billion rows in two passes.
 const SORT_BYTES_MAX: u64 = 64 << 20;
+const BUFFERS_BYTES: u64 = BUFFER_BYTES + (PAGES_AT_ONCE * PAGE_BYTES) as u64;
 const SCRATCH_NAME: &str = "scratch.index";
 
 /// Writes one snapshot into an empty folder.
@@ -84,6 +85,9 @@ pub struct Report {
 }
 
 impl SnapshotWriter {
+    /// Least memory of a writer, without placements and without a page for each table, bytes.
+    pub const MEMORY_BYTES_MIN: u64 = BUFFERS_BYTES + MEMORY_BYTES_MIN;
+
     /// Starts a snapshot of `schema` in `folder`, which must be empty. Optimizers are left
     /// behind. Memory is reserved from `budget`: half of what is free, up to 64 MiB, for sorting.
     ///
@@ -117,8 +121,7 @@ impl SnapshotWriter {
                 .with("found", name)
                 .with("remedy", "choose a new or empty folder"));
         }
-        let buffers =
-            budget.reserve("publish", BUFFER_BYTES + (PAGES_AT_ONCE * PAGE_BYTES) as u64)?;
+        let buffers = budget.reserve("publish", BUFFERS_BYTES)?;
         let options = SorterOptions {
             key_bytes: KEY_BYTES,
             payload_bytes: size_of::<u64>(),

@@ -62,6 +62,16 @@ impl Table {
         Ok(())
     }
 
+    fn chunk_bytes(record_bytes: usize) -> u64 {
+        (CHUNK_ROWS as usize * record_bytes + size_of::<Chunk>()) as u64
+    }
+
+    // What the chunks that are not there yet would cost.
+    fn growth_bytes_max(&self) -> u64 {
+        let absent = self.chunks.iter().filter(|chunk| chunk.is_none()).count();
+        absent as u64 * Self::chunk_bytes(self.record_bytes)
+    }
+
     fn locate(row: RowId) -> (usize, usize) {
         ((row.0 / CHUNK_ROWS) as usize, (row.0 % CHUNK_ROWS) as usize)
     }
@@ -80,7 +90,7 @@ impl Table {
             Some(chunk) => chunk,
             empty => {
                 let bytes = CHUNK_ROWS as usize * record_bytes;
-                self.memory.resize(self.memory.bytes() + (bytes + size_of::<Chunk>()) as u64)?;
+                self.memory.resize(self.memory.bytes() + Self::chunk_bytes(record_bytes))?;
                 empty.insert(Box::new(Chunk {
                     is_present: [false; CHUNK_ROWS as usize],
                     records: vec![0; bytes],
@@ -142,6 +152,9 @@ impl MemoryStore {
         let log = CommitLog::open(folder.clone(), "memory")?;
         let mut store = Self::new(budget);
         if let Some(manifest) = log.manifest() {
+            // Twice: half of the budget is for what is above the store.
+            let rows_bytes: u64 = manifest.schema.tables().iter().map(rows_bytes).sum();
+            store.budget.name_at_least(2 * rows_bytes);
             for (schema, meta) in manifest.schema.tables().iter().zip(&manifest.tables) {
                 let mut table = Table::new(schema, &store.budget)?;
                 read_dump(folder.as_ref(), meta, schema, &mut table)?;
@@ -183,7 +196,16 @@ impl RowStore for MemoryStore {
     }
 }
 
+// Memory of a table whose rows are all stored.
+fn rows_bytes(schema: &TableSchema) -> u64 {
+    schema.row_count.div_ceil(CHUNK_ROWS) * (8 + Table::chunk_bytes(schema.record_bytes()))
+}
+
 impl TrainStore for MemoryStore {
+    fn growth_bytes_max(&self) -> u64 {
+        self.tables.iter().map(Table::growth_bytes_max).sum()
+    }
+
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
         self.poison.check()?;
         let mut schema = self.schema.clone();

@@ -78,6 +78,13 @@ pub struct SortStats {
 }
 
 impl ExternalSorter {
+    /// Returns the least memory that sorts records of `record_bytes`, key and payload.
+    #[must_use]
+    pub fn memory_bytes_min(record_bytes: usize) -> u64 {
+        // A handful of records must fit, or runs would be single records and merges of one.
+        MEMORY_BYTES_MIN.max(4 * record_bytes as u64)
+    }
+
     /// Reserves the memory and makes an empty sorter; scratch files go into `folder`.
     ///
     /// # Errors
@@ -86,8 +93,7 @@ impl ExternalSorter {
         let record_bytes = options.key_bytes + options.payload_bytes;
         let records_max = options.memory_bytes - options.memory_bytes / WRITE_BUFFER_SHARE;
         let records_max = records_max / (record_bytes + size_of::<u32>()) as u64;
-        // A handful of records must fit, or runs would be single records and merges of one.
-        let minimum_bytes = MEMORY_BYTES_MIN.max(4 * record_bytes as u64);
+        let minimum_bytes = Self::memory_bytes_min(record_bytes);
         if options.key_bytes == 0 || options.memory_bytes < minimum_bytes {
             return Err(Error::invalid("sorter options out of range")
                 .with("key_bytes", options.key_bytes)

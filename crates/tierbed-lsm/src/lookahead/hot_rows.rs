@@ -123,7 +123,7 @@ impl HotRowIdentifier {
         // The keys, their unique rows, both lists while they are joined, and the candidates.
         let row_bytes = (size_of::<RowKey>() + 3 * size_of::<RowUses>()) as u64;
         let gathered_bytes = 2 * size_of_val(self.rows.as_slice()) as u64;
-        let result = self.memory.resize(row_bytes * ahead.access_count + gathered_bytes);
+        let result = self.memory.resize_optional(row_bytes * ahead.access_count + gathered_bytes);
         if let Err(error) = result {
             self.forget();
             return Err(error);

@@ -16,8 +16,9 @@ use tierbed_core::{Budget, Reservation, Result, RowKey};
 
 use crate::key::Key;
 
-/// Bytes one row costs in an ordered set, half full.
-const ENTRY_BYTES: u64 = 32;
+/// Bytes one row costs: 32 in an ordered set, half full, and 8 in each list of hot keys that a
+/// flush and a merge under way hold.
+const ENTRY_BYTES: u64 = 32 + 2 * 8;
 
 /// Keys of a row before and after a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,10 +64,10 @@ impl KeyAllocator {
     /// Replaces the rows that should be hot.
     ///
     /// # Errors
-    /// `Invalid` when the budget does not hold them; the old ones stay.
+    /// `Invalid` when the budget does not hold them and leave room for others; the old ones stay.
     pub(crate) fn set_hot(&mut self, hot: BTreeSet<RowKey>) -> Result<()> {
         let count = 2 * hot.len() + self.hot_keys.len();
-        self.memory.resize(ENTRY_BYTES * count as u64)?;
+        self.memory.resize_optional(ENTRY_BYTES * count as u64)?;
         self.hot = hot;
         Ok(())
     }

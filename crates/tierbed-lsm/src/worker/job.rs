@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Budget, Error, ErrorKind, Reservation, Result};
+use tierbed_core::{Error, ErrorKind, Reservation, Result};
 
 use crate::compaction::merge::Merge;
 use crate::compaction::plan::MergePlan;
@@ -71,7 +71,7 @@ pub(crate) struct Done {
 pub(crate) struct Made {
     /// From the memtable, or from the merge of two levels.
     pub(crate) merged: Merged,
-    /// From the SST that was freed of outdated rows.
+    /// From the SST that was freed of outdated rows, where there was memory for it.
     pub(crate) rewritten: Option<Merged>,
     /// Time it took, microseconds.
     pub(crate) took_us: u64,
@@ -88,7 +88,6 @@ impl Made {
 #[derive(Debug)]
 pub(crate) struct HotKeys {
     pub(crate) hot: Vec<Key>,
-    pub(crate) _memory: Reservation,
 }
 
 impl HotKeys {
@@ -104,24 +103,28 @@ pub(crate) struct Merged {
     pub(crate) outputs: Vec<OpenSst>,
     pub(crate) visited_rows: u64,
     pub(crate) dropped_rows: u64,
-    /// Keys written that the SST to rewrite may hold.
-    keys: Vec<Key>,
+    /// Keys written that the SST to rewrite may hold; `None` when there was no memory for them.
+    keys: Option<Vec<Key>>,
     /// What `keys` costs.
     memory: Option<Reservation>,
 }
 
 impl Merged {
-    fn remember(&mut self, key: Key, budget: &Budget) -> Result<()> {
-        if self.keys.len() == self.keys.capacity() {
-            let wanted = (2 * self.keys.len()).max(1024);
+    // Without memory for all keys they are forgotten: the rewrite they are for saves space and
+    // reads, nothing else.
+    fn remember(&mut self, key: Key) {
+        let (Some(keys), Some(memory)) = (&mut self.keys, &mut self.memory) else { return };
+        if keys.len() == keys.capacity() {
+            let wanted = (2 * keys.len()).max(1024);
             // The old vector lives until its keys are copied.
-            let bytes = 8 * (wanted + self.keys.len()) as u64;
-            self.memory = None;
-            self.memory = Some(budget.reserve("compaction buffers", bytes)?);
-            self.keys.reserve_exact(wanted - self.keys.len());
+            let bytes = 8 * (wanted + keys.len()) as u64;
+            if memory.resize_optional(bytes).is_err() {
+                (self.keys, self.memory) = (None, None);
+                return;
+            }
+            keys.reserve_exact(wanted - keys.len());
         }
-        self.keys.push(key);
-        Ok(())
+        keys.push(key);
     }
 
     /// Returns what is known of the SSTs.
@@ -204,7 +207,7 @@ impl<'a> Running<'a> {
         let mut merged = self.write_runs(Merge::new(cursors?), rewrite.as_ref(), None)?;
         let Some(sst) = &task.rewrite else { return Ok((merged, None)) };
         let cursor = RunCursor::new(vec![Arc::clone(sst)], &all, chunk_bytes)?;
-        let newer = std::mem::take(&mut merged.keys);
+        let Some(newer) = merged.keys.take() else { return Ok((merged, None)) };
         let rewritten = self.write_runs(Merge::new(vec![cursor]), None, Some(&newer))?;
         merged.memory = None;
         Ok((merged, Some(rewritten)))
@@ -233,7 +236,7 @@ impl<'a> Running<'a> {
                 continue;
             }
             if remember_for.is_some_and(|sst| sst.first <= key && key <= sst.last) {
-                merged.remember(key, &self.tools.budget)?;
+                merged.remember(key);
             }
             let mut open = match writer.take() {
                 Some(open) => open,

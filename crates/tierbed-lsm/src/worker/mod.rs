@@ -134,16 +134,16 @@ impl LsmStore {
         match self.sealed.front().cloned() {
             Some(memtable) if has_room => {
                 self.check_quota(memtable.record_bytes() as u64)?;
-                Ok(Next::Do(Box::new(self.job(Task::Flush(memtable))?)))
+                Ok(Next::Do(Box::new(self.job(Task::Flush(memtable)))))
             }
             _ => self.next_compaction(),
         }
     }
 
-    fn job(&self, task: Task) -> Result<Job> {
-        let hot = self.allocator.hot_keys();
-        let memory = self.options.budget.reserve("compaction buffers", 8 * hot.len() as u64)?;
-        Ok(Job { task, hot_keys: HotKeys { hot, _memory: memory }, block_bytes: self.block_bytes })
+    fn job(&self, task: Task) -> Job {
+        // The allocator has reserved what these lists cost.
+        let hot_keys = HotKeys { hot: self.allocator.hot_keys() };
+        Job { task, hot_keys, block_bytes: self.block_bytes }
     }
 
     /// Turns the oldest sealed memtable into an SST before it returns. When the background thread
@@ -163,7 +163,7 @@ impl LsmStore {
         }
         let Some(memtable) = self.sealed.front().cloned() else { return Ok(()) };
         self.check_quota(memtable.record_bytes() as u64)?;
-        let job = self.job(Task::Flush(memtable))?;
+        let job = self.job(Task::Flush(memtable));
         let done = carry_out(job, &self.tools);
         self.install(done).map(|_| ())
     }
@@ -223,7 +223,7 @@ impl LsmStore {
             rewrite: self.open_ssts(rewrite.as_slice())?.pop(),
             plan,
         };
-        Ok(Next::Do(Box::new(self.job(Task::Merge(task))?)))
+        Ok(Next::Do(Box::new(self.job(Task::Merge(task)))))
     }
 
     fn open_ssts(&self, metas: &[SstMeta]) -> Result<Vec<Arc<OpenSst>>> {
@@ -275,6 +275,7 @@ impl LsmStore {
         self.monitor.replace(&inputs, &merged.metas(), merged.dropped_rows);
         self.count_merge(&merged);
         let mut outputs = merged.outputs;
+        self.lsm.rewrites_skipped += u64::from(plan.rewrite.is_some() && made.rewritten.is_none());
         if let (Some((level, sst)), Some(rewritten)) = (&plan.rewrite, made.rewritten) {
             edit.removed.insert(sst.id);
             edit.added.extend(rewritten.metas().into_iter().map(|sst| (*level, sst)));

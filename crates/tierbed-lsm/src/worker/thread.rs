@@ -140,11 +140,10 @@ mod tests {
     use crate::worker::job::{HotKeys, Task};
     use tierbed_io::MemoryFolder;
 
-    fn flush_of_nothing(budget: &Budget) -> Job {
-        let memory = budget.reserve("hot rows", 0).unwrap();
+    fn flush_of_nothing() -> Job {
         Job {
             task: Task::Flush(Arc::new(Memtable::new(1000))),
-            hot_keys: HotKeys { hot: vec![], _memory: memory },
+            hot_keys: HotKeys { hot: vec![] },
             block_bytes: 4096,
         }
     }
@@ -159,7 +158,7 @@ mod tests {
             panic!("a thread was asked for")
         };
         assert_eq!(budget.report().parts["background worker"].used_bytes, STACK_BYTES as u64);
-        background.give(flush_of_nothing(&budget)).unwrap();
+        background.give(flush_of_nothing()).unwrap();
         let done = background.wait().unwrap();
         assert!(done.result.unwrap().merged.outputs.is_empty());
         assert!(background.collect().unwrap().is_none());

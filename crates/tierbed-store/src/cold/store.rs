@@ -241,6 +241,9 @@ impl ColdStore {
         let image_bytes = ranges * geometry.extent_bytes();
         let rows = ranges as u64 * geometry.rows_per_range();
         let wanted = image_bytes as u64 + rows * OVERLAY_BYTES as u64;
+        // The write buffer, and with it the image, follow the budget.
+        let budget = &self.options.budget;
+        budget.name_at_least(2 * (budget.limit_bytes() - budget.free_bytes() + wanted));
         self.memory.image.resize(self.memory.image.bytes().max(wanted))?;
         self.image_bytes = self.image_bytes.max(image_bytes);
         Ok(())

@@ -30,6 +30,27 @@ pub(crate) fn buffer_bytes_max(config: &WindowConfig) -> u64 {
     }
 }
 
+/// Returns the most bytes that the row buffer leaves to a store that grows. Rows in memory all
+/// come to be stored; of what a tree may need it mostly needs a part.
+pub(crate) fn kept_bytes_max(config: &WindowConfig) -> u64 {
+    match config.backend {
+        Backend::Memory => u64::MAX,
+        _ => config.dram_budget_bytes / 4,
+    }
+}
+
+/// Returns the smallest budget that errors name, for stores that share it out among parts: the
+/// part that fails first does not know what those after it need.
+pub(crate) fn least_bytes(config: &WindowConfig) -> u64 {
+    match (config.backend, config.durability) {
+        (Backend::Lsm | Backend::LsmPlain, Durability::Checkpoint) => 4 << 20,
+        (Backend::Lsm | Backend::LsmPlain, Durability::Step) => 8 << 20,
+        (Backend::HashDb, _) => 8 << 20,
+        (Backend::Cold, _) => 1 << 20,
+        _ => 0,
+    }
+}
+
 /// Opens the configured store in `folder`.
 ///
 /// # Errors

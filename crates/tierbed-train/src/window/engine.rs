@@ -9,7 +9,7 @@ use tierbed_core::{Budget, Error, Poison, Result, Schema, TableId, TableSchema, 
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Kernels};
 
-use crate::window::backends::{buffer_bytes_max, open_store};
+use crate::window::backends::{buffer_bytes_max, kept_bytes_max, least_bytes, open_store};
 use crate::window::kept::finish_restore;
 use crate::window::options::WindowConfig;
 use crate::window::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
@@ -33,10 +33,16 @@ pub struct WindowEngine {
     /// Where checkpoints are kept; `None` where they cannot be.
     pub(crate) folder: Option<Arc<dyn Folder>>,
     buffer_bytes_max: u64,
+    /// Most that the row buffer leaves to a store that grows.
+    kept_bytes_max: u64,
     eviction: EvictionOrder,
     pub(crate) poison: Poison,
 }
 
+/// One part in so many of the budget that stays free before a batch, below a store that grows.
+const SPARE_SHARE: u64 = 16;
+/// One part in so many of the budget that a row buffer keeps, however the store grows.
+const BUFFER_SHARE_MIN: u64 = 32;
 const NOT_BUILT: &str = "the row buffer is built before rows are brought";
 
 /// What training knows of a table besides its rows.
@@ -87,6 +93,7 @@ impl WindowEngine {
             finish_restore(folder)?;
         }
         let budget = Budget::new(config.dram_budget_bytes);
+        budget.name_at_least(least_bytes(config));
         let scratch = Scratch::new(&budget)?;
         let store = open_store(folder, config, &budget)?;
         let mut engine = Self::assemble(store, budget, scratch, config)?;
@@ -123,6 +130,7 @@ impl WindowEngine {
             ahead: crate::window::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
+            kept_bytes_max: kept_bytes_max(config),
             eviction: config.eviction,
             vocabularies: Vocabularies::new(config),
             folder: None,
@@ -211,11 +219,39 @@ impl WindowEngine {
     /// Builds the row buffer if it is not there, from all memory that is free; see [`built`].
     pub(crate) fn ensure_buffer(&mut self) -> Result<()> {
         if self.buffer.is_none() {
-            let mut buffer = RowBuffer::new(&self.schema, &self.budget, self.buffer_bytes_max)?;
+            let growth_bytes = self.store.growth_bytes_max();
+            self.name_least_to_publish();
+            let free_bytes = self.budget.free_bytes();
+            let kept_bytes = growth_bytes.min(self.kept_bytes_max);
+            let bytes_max = self.buffer_bytes_max.min(free_bytes.saturating_sub(kept_bytes));
+            let mut buffer = RowBuffer::new(&self.schema, &self.budget, bytes_max)?;
             buffer.set_order(self.eviction);
             self.buffer = Some(buffer);
         }
         Ok(())
+    }
+
+    /// Halves the row buffer when the store below has grown so far that little memory is left;
+    /// called before a batch is looked at, so nothing of the buffer is in use.
+    pub(crate) fn make_room(&mut self) -> Result<()> {
+        let Some(buffer) = &self.buffer else { return Ok(()) };
+        let bytes = buffer.memory_bytes();
+        let limit_bytes = self.budget.limit_bytes();
+        let growth_bytes = self.store.growth_bytes_max();
+        let is_short = self.budget.free_bytes() < growth_bytes.min(limit_bytes / SPARE_SHARE);
+        if !is_short || bytes < limit_bytes / BUFFER_SHARE_MIN {
+            return Ok(());
+        }
+        self.buffer_bytes_max = bytes / 2;
+        self.release_buffer()
+    }
+
+    /// Makes errors name a budget that has room for `more_bytes` beside what is in use.
+    pub(crate) fn name_least(&self, more_bytes: u64) {
+        let used_bytes = self.budget.limit_bytes() - self.budget.free_bytes();
+        // Of a larger budget the parts take more, a tree up to half of it.
+        let factor = if self.store.growth_bytes_max() > 0 { 2.0 } else { 8.0 / 7.0 };
+        self.budget.name_at_least(((used_bytes + more_bytes) as f64 * factor) as u64);
     }
 
     /// Writes what is dirty and gives the buffer's memory back.

@@ -23,6 +23,7 @@ impl WindowEngine {
     pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
         self.poison.check()?;
         plan.check(&self.schema, bags, out.len())?;
+        self.make_room()?;
         self.ensure_buffer()?;
         out.fill(0.0);
         let mut piece = Piece { first: 0, end: 0 };
@@ -56,6 +57,7 @@ impl WindowEngine {
     ) -> Result<()> {
         self.poison.check()?;
         plan.check(&self.schema, bags, plan.output_len(bags))?;
+        self.make_room()?;
         self.ensure_buffer()?;
         let mut piece = Piece { first: 0, end: 0 };
         if !bags.indices.is_empty() {

@@ -60,6 +60,7 @@ impl WindowEngine {
         if let Some(first) = batches.first() {
             plan.check(&self.schema, first, plan.output_len(first))?;
         }
+        self.make_room()?;
         self.ensure_buffer()?;
         if self.ahead.plan.as_ref() != Some(plan) || self.ahead.announced > u32::MAX / 2 {
             self.end_lookahead();

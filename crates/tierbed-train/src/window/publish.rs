@@ -9,9 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Result, RowId, TableId};
-use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_io::{Folder, FsFolder};
+use tierbed_core::{Error, ErrorKind, Reservation, Result, RowId, TableId, TableSchema};
+use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
+use tierbed_io::{Folder, FsFolder, PAGE_BYTES};
 use tierbed_snapshot::delta::{check_plain, check_successor};
 use tierbed_snapshot::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
@@ -129,7 +129,10 @@ impl WindowEngine {
         let ids = self.flush_vocabularies()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
+        self.name_least_to_publish();
+        let scan_memory = self.reserve_for_scan()?;
         let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &self.budget)?;
+        drop(scan_memory);
         if let Some(base) = &base {
             writer.set_base(base.identity()?);
         }
@@ -170,6 +173,24 @@ impl WindowEngine {
         writer.finish()
     }
 
+    // Sorters take half of what is free; this much is kept from them, because the store needs
+    // some to scan its rows.
+    fn reserve_for_scan(&self) -> Result<Reservation> {
+        let bytes = self.store.growth_bytes_max().min(self.budget.free_bytes() / 2);
+        self.budget.reserve("publish", bytes)
+    }
+
+    /// Makes errors name a budget that suffices to the end, a publish included: its parts ask for
+    /// memory one after the other.
+    pub(crate) fn name_least_to_publish(&self) {
+        let weight_bytes = |table: &TableSchema| 4 * table.dim as usize;
+        let largest = self.schema.tables().iter().map(weight_bytes).max().unwrap_or(0);
+        let sorter_bytes = ExternalSorter::memory_bytes_min(KEY_BYTES + largest);
+        let pages_bytes = (PAGE_BYTES * self.schema.tables().len()) as u64;
+        let publish_bytes = SnapshotWriter::MEMORY_BYTES_MIN + pages_bytes + sorter_bytes;
+        self.name_least(publish_bytes + self.store.growth_bytes_max());
+    }
+
     // Brings the written rows of `table` into the order of pages; returns them and their number.
     fn sort_rows(
         &mut self,
@@ -181,13 +202,16 @@ impl WindowEngine {
         let schema = Arc::clone(&self.schema);
         let shape = (table, schema.table(table)?);
         let weight_bytes = 4 * shape.1.dim as usize;
+        let scan_memory = self.reserve_for_scan()?;
+        let least_bytes = ExternalSorter::memory_bytes_min(KEY_BYTES + weight_bytes);
         let options = SorterOptions {
             key_bytes: KEY_BYTES,
             payload_bytes: weight_bytes,
-            memory_bytes: (self.budget.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+            memory_bytes: (self.budget.free_bytes() / 2).max(least_bytes),
             scratch_name: "scratch.rows".to_owned(),
         };
         let mut sorter = ExternalSorter::new(Arc::clone(folder), &options, &self.budget)?;
+        drop(scan_memory);
         let (mut row_count, mut scanned) = (0u64, 0u64);
         let mut push = |count: u32, row: RowId, weights: &[u8]| {
             row_count += 1;

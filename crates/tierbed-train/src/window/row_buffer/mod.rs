@@ -79,7 +79,7 @@ pub(crate) struct RowBuffer {
     order: EvictionOrder,
     stats: BufferStats,
     victims: Vec<(RowKey, u32)>,
-    _memory: Reservation,
+    memory: Reservation,
 }
 
 impl RowBuffer {
@@ -100,8 +100,13 @@ impl RowBuffer {
             order: EvictionOrder::default(),
             stats: BufferStats::default(),
             victims: Vec::new(),
-            _memory: memory,
+            memory,
         })
+    }
+
+    /// Returns the memory it takes, bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory.bytes()
     }
 
     /// Lets rows leave in another order.
