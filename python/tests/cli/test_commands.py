@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -68,6 +69,28 @@ def test_a_finished_run_is_not_trained_again(run: Path, capsys: Any) -> None:
     assert again["resumed_from_step"] == again["steps"] == first["steps"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_stopped_before_its_first_step_says_so(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from tierbed.data import source
+
+    opened = source.open_source
+
+    def stopped_while_reading(*given: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), number)
+        return opened(*given, **named)
+
+    monkeypatch.setattr(source, "open_source", stopped_while_reading)
+    command = ("train", *SYNTHETIC, "--store", tmp_path / "run", "--dim", 4)
+    assert tierbed(*command, "--dram-budget", "4MiB") == 128 + number
+    told = capsys.readouterr().err
+    assert f"stopped by {number.name}: no step was trained" in told
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    monkeypatch.undo()
+    assert tierbed(*command, "--dram-budget", "4MiB") == 0
+
+
 @pytest.mark.parametrize(("number", "order"), [(signal.SIGINT, "auto"), (signal.SIGTERM, "window")])
 def test_an_interrupted_training_keeps_its_steps_and_goes_on(
     tmp_path: Path, number: signal.Signals, order: str
@@ -83,11 +106,13 @@ def test_an_interrupted_training_keeps_its_steps_and_goes_on(
         [*python, *command("stopped")], stderr=subprocess.PIPE, text=True
     ) as stopped:
         assert stopped.stderr is not None
+        told = ""
         for line in stopped.stderr:
+            told += line
             if "checkpoint at step 10" in line:
                 break
         stopped.send_signal(number)
-        told = stopped.stderr.read()
+        told += stopped.stderr.read()
     assert stopped.returncode == 128 + number, told
     at = re.search(r"the same command goes on at step (\d+)", told)
     assert at is not None, told

@@ -1,7 +1,8 @@
-"""How does a long command end well when it is interrupted?
+"""Interruption of long commands.
 
-The first SIGINT or SIGTERM asks it to stop at the next step, where it keeps what it has; the
-second ends it at once, as signals do.
+Before the first step a SIGINT or SIGTERM ends the command, which says that nothing was trained.
+From then on the first asks it to stop at the next step, where it keeps what it has; the second
+ends it at once, as signals do.
 """
 
 from __future__ import annotations
@@ -23,11 +24,21 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignal:
-    """Whether the command was asked to stop; also a context manager, within which it hears."""
+    """Whether the command was asked to stop; also a context manager, within which it listens.
 
-    def __init__(self) -> None:
+    Args:
+        early: What to say of a command that is stopped before :meth:`begin`.
+    """
+
+    def __init__(self, early: str) -> None:
+        self._early = early
+        self._has_begun = False
         self._asked: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
+
+    def begin(self) -> None:
+        """Says that from now on the command stops by itself when it was asked to."""
+        self._has_begun = True
 
     def is_asked(self) -> bool:
         """Whether a signal came."""
@@ -42,6 +53,8 @@ class StopSignal:
     def _hear(self, number: int, _: FrameType | None) -> None:
         self._asked = signal.Signals(number)
         self._restore()
+        if not self._has_begun:
+            raise KeyboardInterrupt
         print(
             f"{self._asked.name}: stopping at the next step, with a checkpoint; once more ends it "
             "at once",
@@ -68,3 +81,5 @@ class StopSignal:
         trace: TracebackType | None,
     ) -> None:
         self._restore()
+        if isinstance(error, KeyboardInterrupt) and not self._has_begun:
+            self.exit(self._early)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -120,48 +121,57 @@ def train(
     _one_of("--model", model, MODELS)
     _one_of("--optimizer", optimizer, OPTIMIZERS)
     set_threads(threads)
-    source = open_source(
-        DataOptions(
-            data_format,
-            tuple(map(str, data or ())),
-            samples=samples,
-            eval_share=eval_last,
-            min_count=min_count,
-            seed=seed,
-            scale=scale,
-            label=label,
-            dense=_names(dense),
-            categorical=_names(categorical),
-        ),
-        store / VOCABULARY,
-    )
-    options = TrainOptions(
-        model=model,
-        embedding_dim=dim,
-        batch_size=batch_size or auto_batch_size(source.train_samples),
-        epochs=epochs,
-        optimizer=optimizer,
-        lr=lr,
-        dense_lr=dense_lr,
-        seed=seed,
-        window=window,
-        checkpoint_steps=checkpoint_steps,
-    )
-    run = Run(
-        store,
-        source,
-        options,
-        source.train_samples,
-        store_options={"dram_budget": dram_budget, "disk_quota": disk_quota, "backend": backend}
-        | {"io_engine": io_engine, "order": order, "on_mismatch": on_mismatch}
-        | {"shards": shards},
-        about={"data": source.about()},
-        eval_samples=source.eval_samples,
-    )
-    try:
-        if run.resumed_from_step is not None:
-            _tell(f"continuing at step {run.resumed_from_step}")
-        with StopSignal() as stop:
+    with contextlib.ExitStack() as closing:
+        with StopSignal("no step was trained; the same command begins again") as stop:
+            source = open_source(
+                DataOptions(
+                    data_format,
+                    tuple(map(str, data or ())),
+                    samples=samples,
+                    eval_share=eval_last,
+                    min_count=min_count,
+                    seed=seed,
+                    scale=scale,
+                    label=label,
+                    dense=_names(dense),
+                    categorical=_names(categorical),
+                ),
+                store / VOCABULARY,
+            )
+            options = TrainOptions(
+                model=model,
+                embedding_dim=dim,
+                batch_size=batch_size or auto_batch_size(source.train_samples),
+                epochs=epochs,
+                optimizer=optimizer,
+                lr=lr,
+                dense_lr=dense_lr,
+                seed=seed,
+                window=window,
+                checkpoint_steps=checkpoint_steps,
+            )
+            store_options = {
+                "dram_budget": dram_budget,
+                "disk_quota": disk_quota,
+                "backend": backend,
+                "io_engine": io_engine,
+                "order": order,
+                "on_mismatch": on_mismatch,
+                "shards": shards,
+            }
+            run = Run(
+                store,
+                source,
+                options,
+                source.train_samples,
+                store_options=store_options,
+                about={"data": source.about()},
+                eval_samples=source.eval_samples,
+            )
+            closing.enter_context(contextlib.closing(run))
+            if run.resumed_from_step is not None:
+                _tell(f"continuing at step {run.resumed_from_step}")
+            stop.begin()
             result: dict[str, Any] = run.train(
                 on_checkpoint=lambda step: _tell(f"checkpoint at step {step}"),
                 should_stop=stop.is_asked,
@@ -179,8 +189,6 @@ def train(
             store=str(store),
         )
         result["stats"] = run.store.stats()
-    finally:
-        run.close()
     finish(result, json_path, f"{model} on {data_format}")
 
 
