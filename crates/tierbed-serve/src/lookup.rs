@@ -148,6 +148,14 @@ fn check(columns: &[Column], limits: &Limits) -> Result<()> {
         // Checked per feature first, so that the error names the feature.
         Bags::new(&column.values, &column.offsets, column.weights.as_deref(), 1)
             .map_err(|error| error.with("feature", &column.name))?;
+        // JSON's 1e39 is a number, but no 32-bit one; its product would be answered as null.
+        let mut weights = column.weights.iter().flatten();
+        if let Some(at) = weights.position(|weight| !weight.is_finite()) {
+            return Err(Error::invalid("weight is not a finite 32-bit number")
+                .with("feature", &column.name)
+                .with("position", at)
+                .with("remedy", "send weights between -3.4e38 and 3.4e38"));
+        }
         if column.offsets.len() != first.offsets.len() {
             return Err(Error::invalid("features must have the same number of samples")
                 .with("feature", &column.name)

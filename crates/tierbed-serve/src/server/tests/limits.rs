@@ -249,6 +249,22 @@ fn empty_bags_and_large_answers_have_limits_that_are_named() {
 }
 
 #[test]
+fn weights_out_of_range_are_named() {
+    let server = Server::start(&options(), snapshot(), None).unwrap();
+    let ask = |weight: f64| {
+        let user = json!({"values": [1, 2], "offsets": [0, 2], "weights": [1.0, weight]});
+        post_json(&server, &json!({"features": {"user": user}}))
+    };
+    assert_eq!(ask(3e38).status, 200);
+    for weight in [1e39, -1e300] {
+        let answer = ask(weight);
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.text().contains("position: 1"), "{}", answer.text());
+        assert!(answer.text().contains("feature: user"), "{}", answer.text());
+    }
+}
+
+#[test]
 fn connections_over_the_limit_are_told_so() {
     let few = limited(|limits| limits.connections_max = 3);
     let server = Server::start(&few, snapshot(), None).unwrap();
