@@ -1,7 +1,7 @@
 //! How many rows per second does a policy take, index included?
 //!
 //! ```console
-//! $ cargo run --release -p tierbed-cache --example policy_speed -- lru,s3_fifo,ours
+//! $ cargo run --release -p tierbed-cache --example policy_speed -- lru,s3_fifo,group_frequency
 //! ```
 //! Groups of 26 rows go through a cache of 100,000: index, keys, policy, no row bytes.
 //! `skewed` draws them from a million rows, about as Zipf's law with exponent 1; `hits` are of rows
@@ -141,7 +141,8 @@ fn measure(cache: &mut Cache, rows: &[u32]) -> (f64, f64, f64) {
 }
 
 fn main() {
-    let names = std::env::args().nth(1).unwrap_or_else(|| "lru,s3_fifo,ev_lfu,ours".to_owned());
+    let names =
+        std::env::args().nth(1).unwrap_or_else(|| "lru,s3_fifo,ev_lfu,group_frequency".to_owned());
     let group_count = PIECES * GROUPS_PER_PIECE;
     let skewed = |rng: &mut SplitMix64| ((ROWS as f64).powf(rng.unit_f64()) - 1.0) as u32;
     let cached = |rng: &mut SplitMix64| rng.below(CAPACITY as u64) as u32;

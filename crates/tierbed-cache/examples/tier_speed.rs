@@ -1,7 +1,7 @@
 //! Is a tier as quick as a general cache, and do threads get in each other's way?
 //!
 //! ```console
-//! $ cargo run --release -p tierbed-cache --example tier_speed -- quick_cache,lru,ours
+//! $ cargo run --release -p tierbed-cache --example tier_speed -- quick_cache,lru,group_frequency
 //! ```
 //! One thread, then two, ask a tier of 16 shards, or the `quick_cache` crate, for groups of 26 rows
 //! of 64 bytes, skewed. `hits`: all of 100,000 rows are held, and every row found is copied out.
@@ -198,7 +198,8 @@ fn measure(name: &str, workload: &str, cache: &dyn RowCache, threads: &[Vec<Vec<
 }
 
 fn main() {
-    let names = std::env::args().nth(1).unwrap_or_else(|| "quick_cache,lru,ours".to_owned());
+    let names =
+        std::env::args().nth(1).unwrap_or_else(|| "quick_cache,lru,group_frequency".to_owned());
     println!("cache,workload,threads,processor_ns_per_row,rows_per_wall_s,hit_share");
     for (workload, row_count) in [("hits", HELD_ROWS), ("skewed", ALL_ROWS)] {
         let threads = [draw_groups(row_count, 0), draw_groups(row_count, 1)];

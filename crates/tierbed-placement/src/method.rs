@@ -9,7 +9,7 @@
 //! | `fpr` | bisected finer | neighbours in the free seats |
 //! | `maxembed` | bisected | by connectivity, on pages of their own |
 //! | `maxembed_published` | as `shp_published` | by connectivity, on pages of their own |
-//! | `ours` | grown | by marginal gain; guarded |
+//! | `grown` | grown | by marginal gain; guarded |
 //!
 //! Growth learns more of a log than bisection, and on some logs what it learns does not last. The
 //! *guard* builds all ways for parts of the table from the first nine tenths of the log and lets
@@ -80,15 +80,16 @@ impl Method {
             Self::FinerFilled => "fpr",
             Self::ByConnectivityAsPublished => "maxembed_published",
             Self::ByConnectivity => "maxembed",
-            Self::Grown => "ours",
+            Self::Grown => "grown",
         }
     }
 
-    /// Returns the method of `name`.
+    /// Returns the method of `name`. The name before 0.1, `ours`, is `grown`.
     ///
     /// # Errors
     /// `Invalid` naming the methods there are.
     pub fn from_name(name: &str) -> Result<Self> {
+        let name = if name == "ours" { "grown" } else { name };
         Self::ALL.into_iter().find(|method| method.name() == name).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|method| method.name()).collect();
             Error::invalid("unknown placement method")
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_what_the_guard_chose() {
+    fn grown_is_what_the_guard_chose() {
         let (log, options) = (log(), BisectionOptions::new(4));
         let input = BuildInput::of(&log);
         let ours = build(input, Method::Grown, &options, 0.1, &mut |_| Ok(())).unwrap();

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_pass_counts_what_each_cache_counts_alone() {
         let (groups, tables) = held();
-        let caches = ["ev_lfu", "ours", "auto", "lru"]
+        let caches = ["ev_lfu", "group_frequency", "auto", "lru"]
             .map(|name| (PolicyKind::from_name(name).unwrap(), tables.len() / 20));
         let mut told = Vec::new();
         let mut progress = |done, total| {

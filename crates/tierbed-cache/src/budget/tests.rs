@@ -107,7 +107,7 @@ fn models_that_come_and_go_never_take_more_than_the_budget() {
 #[test]
 fn threads_never_take_more_than_the_budget() {
     let budget = TierBudget::with_epoch(4 << 20, 100).unwrap();
-    let policy = PolicyKind::from_name("ours").unwrap();
+    let policy = PolicyKind::from_name("group_frequency").unwrap();
     let models: Vec<Membership> =
         (0..3).map(|_| budget.join(member("model", policy, 600 << 10)).unwrap()).collect();
     std::thread::scope(|scope| {
@@ -136,7 +136,7 @@ fn threads_never_take_more_than_the_budget() {
 
 #[test]
 fn memory_follows_demand_and_comes_back_when_a_model_closes() {
-    for name in ["lru", "ours", "ev_lfu", "s3_fifo"] {
+    for name in ["lru", "group_frequency", "ev_lfu", "s3_fifo"] {
         let policy = PolicyKind::from_name(name).unwrap();
         let budget = TierBudget::with_epoch(4 << 20, 250).unwrap();
         let first = budget.join(member("first", policy, 512 << 10)).unwrap();

@@ -375,7 +375,7 @@ fn a_tier_of_every_policy_is_whole_after_every_change_of_size() {
 /// Who is used most stays when there is less room, and room given back is used again.
 #[test]
 fn the_rows_used_most_stay_in_a_smaller_tier() {
-    let kind = PolicyKind::from_name("ours").unwrap();
+    let kind = PolicyKind::from_name("group_frequency").unwrap();
     let mut options = options(256 << 10, &[(4, 20_000)]);
     options.policy = kind;
     let mut tier = RowTier::new(&options).unwrap();

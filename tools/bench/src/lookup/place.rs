@@ -42,7 +42,7 @@ struct Wanted {
     /// differ by their ratio alone are built together.
     method: String,
     ratio: f64,
-    /// Rows of the cache in front that `ours` is built for, as a share of all.
+    /// Rows of the cache in front that `grown` is built for, as a share of all.
     cache_share: f64,
     /// The file.
     out: PathBuf,

@@ -125,7 +125,7 @@ fn the_later_part_of_a_log_is_asked_of_what_the_earlier_part_placed() {
         let out = path(method);
         json!({ "method": method, "ratio": ratio, "cache_share": 0.05, "out": out })
     };
-    let methods = [("random", 0.0), ("shp", 0.0), ("maxembed", 0.4), ("ours", 0.4)];
+    let methods = [("random", 0.0), ("shp", 0.0), ("maxembed", 0.4), ("grown", 0.4)];
     let job = json!({
         "do": "place", "log": path("log.txt"), "split": 0.8, "query_count_max": null,
         "rows_per_page": 8, "methods": methods.map(wanted), "later": path("later"), "seed": 1,

@@ -35,7 +35,7 @@ fn draw(rng: &mut SplitMix64, row_count: u64) -> Vec<u64> {
 #[test]
 fn snapshots_of_one_budget_answer_as_with_bytes_of_their_own() {
     const ROWS: u64 = 20_000;
-    for name in ["lru", "ours"] {
+    for name in ["lru", "group_frequency"] {
         let policy = PolicyKind::from_name(name).unwrap();
         let folder = memory_folder();
         let rows = publish_plain(&folder, ROWS);

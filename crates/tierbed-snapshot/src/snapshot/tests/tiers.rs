@@ -93,7 +93,7 @@ pub(super) fn coded(codec: &Codec, row: &[f32]) -> Vec<f32> {
 #[test]
 fn rows_fall_from_a_wide_tier_to_a_narrow_one() {
     let (folder, rows) = plain_table();
-    for policy in [PolicyKind::Lru, PolicyKind::from_name("ours").unwrap()] {
+    for policy in [PolicyKind::Lru, PolicyKind::from_name("group_frequency").unwrap()] {
         let tiers = vec![tier(Codec::Int8, policy, 1.0), tier(Codec::Int4, policy, 1.0)];
         let options = SnapshotOptions {
             tiers: stack(tiers),
@@ -284,7 +284,7 @@ fn a_bad_page_beneath_tiers_is_an_error_and_never_a_value() {
     ] {
         let has_codes = tail.is_some();
         let is_read = misses == MissMode::Read || misses == MissMode::Surrogate && !has_codes;
-        let policy = PolicyKind::from_name("ours").unwrap();
+        let policy = PolicyKind::from_name("group_frequency").unwrap();
         let tiers = vec![tier(Codec::F32, policy, 1.0), tier(Codec::Int8, PolicyKind::Lru, 1.0)];
         let table = resident(&rows, tail);
         let snapshot = open_resident(&folder, table, misses, tiers);

@@ -191,7 +191,7 @@ fn neighbours_are_read_from_names() {
     assert_eq!((given.share, given.is_inline), (2.5, true));
     let given = parse("neighbours").unwrap().unwrap();
     assert_eq!((given.share, given.is_inline), (4.0, false));
-    assert!(parse("int8:ours:1").unwrap().is_none());
+    assert!(parse("int8:group_frequency:1").unwrap().is_none());
     for wrong in ["lru", "second_chance:0", "second_chance:x", "second_chance:1:now"] {
         assert!(parse(&format!("neighbours:{wrong}")).is_err(), "{wrong}");
     }
