@@ -1,14 +1,28 @@
 """The native module: the engine, the readers and the server behind the Python package.
 
 Tensors cross the border by DLPack: CPU, C-contiguous, of the dtype named below; anything else
-is a ``ValueError`` naming the argument. Every call releases the GIL. Errors are those of
-:mod:`tierbed.errors`.
+is a ``ValueError`` naming the argument. Options are those of
+:mod:`tierbed._native_options`, or dataclasses of the package. Every call releases the GIL.
+Errors are those of :mod:`tierbed.errors`.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final, type_check_only
 
 from typing_extensions import Self
+
+from tierbed._native_options import (
+    ExchangePlan,
+    GeneratorOptions,
+    LogPosition,
+    ReaderOptions,
+    ReadOptions,
+    RecordOptions,
+    SnapshotOptions,
+)
+from tierbed.config.words import PageSelection
+from tierbed.placement.build import PlaceOptions
+from tierbed.serve.server import ServeOptions
 
 __all__ = [
     "CacheLog",
@@ -42,7 +56,7 @@ __all__ = [
     "bisection_split",
     "cache_policies",
     "check_python_store",
-    "commits_json",
+    "commits",
     "cpu_features",
     "drop_checkpoint",
     "import_tables",
@@ -86,18 +100,18 @@ def drop_checkpoint(path: str, name: str) -> None:
 def restore_checkpoint(path: str, name: str) -> None:
     """Makes a kept checkpoint the last one of the store at ``path``, which must be closed."""
 
-def commits_json(path: str) -> str:
+def commits(path: str) -> list[dict[str, Any]]:
     """Checks every commit and kept checkpoint of the store at ``path``, which must be closed.
 
-    A list of ``number``, ``last_number`` (with a step in its log), ``name``, ``is_in_force``,
-    ``is_kept``, ``damage`` (why it cannot be put in force, or null), ``tables`` (``name``,
+    Of each: ``number``, ``last_number`` (with a step in its log), ``name``, ``is_in_force``,
+    ``is_kept``, ``damage`` (why it cannot be put in force, or None), ``tables`` (``name``,
     ``row_count``, ``steps``), ``attachments`` and ``pages`` checked."""
 
-def put_commit_in_force(path: str, number: int) -> str:
+def put_commit_in_force(path: str, number: int) -> dict[str, Any]:
     """Puts a commit of the store at ``path`` in force, after checking it; returns it as above."""
 
-def apply_delta(base: str, delta: str, out: str, dram_budget_bytes: int) -> str:
-    """Writes the snapshot that ``delta`` makes of ``base`` to ``out``; returns a JSON report."""
+def apply_delta(base: str, delta: str, out: str, dram_budget_bytes: int) -> dict[str, Any]:
+    """Writes the snapshot that ``delta`` makes of ``base`` to ``out``; returns a report."""
 
 def cache_policies() -> list[str]:
     """Names of the eviction policies of row tiers."""
@@ -145,8 +159,10 @@ class CacheLog:
 class GeneratedLog:
     """Generated samples as a log of queries, made anew in each pass of replays."""
 
-    def __new__(cls, options_json: str, sample_count: int, threads: int, progress: _Told) -> Self:
-        """Makes them once, to number their rows; ``options_json`` is as of `Generator`."""
+    def __new__(
+        cls, options: GeneratorOptions, sample_count: int, threads: int, progress: _Told
+    ) -> Self:
+        """Makes them once, to number their rows."""
     def sizes(self) -> tuple[int, int, int]:
         """As of `CacheLog`."""
     def replay_each(
@@ -157,8 +173,8 @@ class GeneratedLog:
 def import_tables(
     tables: list[tuple[str, SupportsDLPack]], placements: list[tuple[list[int], str]], out: str,
     dram_budget_bytes: int,
-) -> str:
-    """Writes a snapshot of matrices [rows, dim] f32 to ``out``; returns a JSON report. For
+) -> dict[str, Any]:
+    """Writes a snapshot of matrices [rows, dim] f32 to ``out``; returns a report. For
     ``placements`` see :meth:`NativeStore.publish`."""
 
 @final
@@ -365,25 +381,22 @@ class NativeTierBudget:
     """Bytes that the cached rows of several snapshots share."""
 
     def __new__(cls, limit_bytes: int, epoch_groups: int | None) -> Self: ...
-    def stats_json(self) -> str: ...
+    def stats(self) -> dict[str, Any]: ...
 
 @final
 class NativeSnapshot:
     """A published snapshot, read through a byte-budgeted row cache. Read-only, thread-safe."""
 
     def __new__(
-        cls, path: str, options_json: str, resident: list[NativeResident],
+        cls, path: str, options: SnapshotOptions, resident: list[NativeResident],
         tier_budget: NativeTierBudget | None,
-    ) -> Self:
-        """``options_json``: {"dram_budget_bytes", "io_engine", "queue_depth", "cache_bytes_max",
-        "backend": "direct"|"mmap"|"memory", "tiers": list[str], "neighbours": str|None,
-        "misses": "read"|"surrogate"|"default", "tier_floor_bytes", "refresh": list[str]|None};
-        an empty list to refresh is all tables."""
-
+    ) -> Self: ...
     def identity(self) -> str:
         """What tells this snapshot from every other."""
 
-    def schema_json(self) -> str: ...
+    def schema(self) -> dict[str, Any]:
+        """``tables``, as given to :meth:`NativeStore.add_table`, in id order."""
+
     def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan: ...
     def lookup(
         self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
@@ -401,9 +414,9 @@ class NativeSnapshot:
         """Writes what stands for rows of tables, ``[row_count, 2]`` i64: table and row, or -1s."""
 
     def verify(self) -> int: ...
-    def record(self, options_json: str) -> None:
+    def record(self, options: RecordOptions) -> None:
         """Records what is looked up from now on."""
-    def stats_json(self) -> str: ...
+    def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
 @final
@@ -412,13 +425,13 @@ class NativeServer:
 
     def __new__(
         cls, snapshot: NativeSnapshot, address: str, predict: Callable[[bytes], bytes] | None,
-        options_json: str,
+        options: ServeOptions,
     ) -> Self:
         """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
         safetensors request body and returns a safetensors response body."""
 
     @staticmethod
-    def default_limits() -> str: ...
+    def default_limits() -> dict[str, int]: ...
     @property
     def address(self) -> str: ...
     def wait(self, timeout_s: float) -> bool: ...
@@ -435,9 +448,16 @@ class Vocabulary:
     """A vocabulary file, opened and checked. Thread-safe."""
 
     def __new__(cls, path: str, resident_budget_bytes: int) -> Self: ...
-    def info_json(self) -> str:
-        """{"feature_names", "row_counts", "sample_count", "min_count", "resident_bytes"}."""
-
+    @property
+    def feature_names(self) -> list[str]: ...
+    @property
+    def row_counts(self) -> list[int]: ...
+    @property
+    def sample_count(self) -> int: ...
+    @property
+    def min_count(self) -> int: ...
+    @property
+    def resident_bytes(self) -> int: ...
     def look_up(self, feature: int, tokens: list[bytes]) -> bytearray:
         """Ids [E] i64 of tokens of one feature; 0 for empty and unknown ones."""
 
@@ -445,22 +465,22 @@ class Vocabulary:
 class VocabularyBuilder:
     """Counts tokens within a budget, then writes a vocabulary file."""
 
-    def __new__(cls, feature_names: list[str], options_json: str) -> Self:
-        """``options_json``: {"memory_budget_bytes", "scratch_folder", "min_count"}."""
-
+    def __new__(
+        cls, feature_names: list[str], memory_budget_bytes: int, scratch_folder: str,
+        min_count: int,
+    ) -> Self: ...
     def add_column(self, feature: int, tokens: list[bytes]) -> None: ...
     def note_samples(self, sample_count: int) -> None: ...
-    def finish(self, path: str) -> str:
-        """Writes the file; returns {"features": [{"name", "token_count", "rare_token_count",
-        "missing_count"}], "run_count", "file_bytes"}. The builder is used up."""
+    def finish(self, path: str) -> dict[str, Any]:
+        """Writes the file; returns ``features``, ``run_count`` and ``file_bytes``, of each feature
+        ``name``, ``token_count``, ``rare_token_count``, ``missing_count``. The builder is used
+        up."""
 
 @final
 class CriteoReader:
     """A list of logs read as one stream of samples."""
 
-    def __new__(cls, paths: list[str], options_json: str) -> Self:
-        """``options_json``: {"format": "criteo"|"avazu", "bad_lines": "fail"|"skip"}."""
-
+    def __new__(cls, paths: list[str], options: ReaderOptions) -> Self: ...
     def feature_names(self) -> list[str]: ...
     @property
     def dense_count(self) -> int: ...
@@ -473,10 +493,8 @@ class CriteoReader:
     def skip(self, sample_count_max: int) -> int:
         """Passes over samples; returns how many there were."""
 
-    def position_json(self) -> str:
-        """{"sample_count", "file_index", "offset_bytes", "line_number", "skipped_line_count"}."""
-
-    def seek(self, position_json: str) -> None: ...
+    def position(self) -> LogPosition: ...
+    def seek(self, position: LogPosition) -> None: ...
     def progress(self) -> tuple[int, int]:
         """Bytes read and bytes of all files, as they lie on disk."""
 
@@ -484,9 +502,7 @@ class CriteoReader:
 class Generator:
     """The seeded generator of Criteo-shaped samples. Thread-safe."""
 
-    def __new__(cls, options_json: str) -> Self:
-        """``options_json``: {"seed": int, "scale": float, "drift": float}."""
-
+    def __new__(cls, options: GeneratorOptions) -> Self: ...
     @staticmethod
     def scale_for_rows(row_count: int) -> float: ...
     def row_counts(self) -> list[int]: ...
@@ -538,7 +554,7 @@ class NativeQueryLog:
 
     @staticmethod
     def read(
-        path: str, log_format: str, options_json: str, progress: _Told
+        path: str, log_format: str, options: ReadOptions, progress: _Told
     ) -> NativeQueryLog:
         """``log_format``: text, maxembed-text or maxembed; ``progress`` hears bytes."""
     def pack(self) -> bytes:
@@ -557,8 +573,11 @@ class NativeQueryLog:
     def shuffled(self, seed: int) -> NativeQueryLog: ...
     def write(self, path: str) -> None:
         """Writes MaxEmbed's binary log."""
-    def misses(self, earlier: NativeQueryLog, options_json: str) -> tuple[NativeQueryLog, str]:
-        """What misses a row cache warmed by ``earlier``, and a JSON report."""
+    def misses(
+        self, earlier: NativeQueryLog, share: float, policy: str, batch_queries: int
+    ) -> tuple[NativeQueryLog, int, float]:
+        """What misses a row cache warmed by ``earlier``, the queries it is of, and the hit
+        ratio."""
 
 @final
 class NativeQueryLogBuilder:
@@ -575,8 +594,8 @@ class NativePlacement:
 
     @staticmethod
     def build(
-        log: NativeQueryLog, misses: NativeQueryLog | None, options_json: str,
-        homes: NativePlacement | None, progress: _Told,
+        log: NativeQueryLog, misses: NativeQueryLog | None, options: PlaceOptions,
+        ratios: list[float], homes: NativePlacement | None, kept: str | None, progress: _Told,
     ) -> list[NativePlacement]: ...
     @staticmethod
     def read(path: str) -> NativePlacement: ...
@@ -587,15 +606,19 @@ class NativePlacement:
     def ordered_by_use(self, log: NativeQueryLog) -> NativePlacement: ...
     def page(self, at: int) -> list[int] | None: ...
     def pages_of(self, row: int) -> list[int]: ...
-    def info_json(self) -> str: ...
-    def page_reads(self, log: NativeQueryLog, options_json: str) -> str: ...
+    def info(self) -> dict[str, Any]:
+        """The fields of :class:`tierbed.placement.PlacementInfo`."""
+    def page_reads(
+        self, log: NativeQueryLog, select: PageSelection, index_limit: int | None, threads: int
+    ) -> dict[str, Any]:
+        """The fields of :class:`tierbed.placement.PageReads`."""
     def connectivity_sum(self, log: NativeQueryLog) -> int: ...
 
-def bisection_begin(log: NativeQueryLog, options_json: str) -> tuple[bytes, int]:
+def bisection_begin(log: NativeQueryLog, options: PlaceOptions) -> tuple[bytes, int]:
     """The part of a bisection above all others, and the pages it will become."""
 
-def bisection_split(part: bytes, options_json: str) -> tuple[bytes, bytes]: ...
-def bisection_order(part: bytes, options_json: str) -> bytes:
+def bisection_split(part: bytes, options: PlaceOptions) -> tuple[bytes, bytes]: ...
+def bisection_order(part: bytes, options: PlaceOptions) -> bytes:
     """The rows of a part, page after page, u32."""
 
 def bisection_end(orders: list[bytes], row_count: int, rows_per_page: int) -> NativePlacement: ...
@@ -648,11 +671,7 @@ class NativeCodedTables:
 class NativeExchangePlan:
     """Who holds what of each table, and the largest batch of a rank."""
 
-    def __new__(cls, plan_json: str, samples_max: int, indices_max: int) -> Self:
-        """``plan_json``: {"ranks": int, "tables": [{"row_count", "dim", "sharding": {"kind":
-        "whole", "rank"} | {"kind": "rows", "bounds"} | {"kind": "columns", "bounds"} |
-        {"kind": "mirrored"}}], "features": [[table, "sum"|"mean"]]}."""
-
+    def __new__(cls, plan: ExchangePlan, samples_max: int, indices_max: int) -> Self: ...
     @property
     def output_dim(self) -> int: ...
     @property

@@ -10,11 +10,13 @@ use tierbed_cache::{
     AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, Replays, RowClass, TierOptions,
 };
 use tierbed_core::Result;
+use tierbed_data::GeneratorOptions;
 use tierbed_placement::{read_log, QueryLog, QuerySource, ReadOptions, SampleQueries, TextQueries};
 
 use crate::errors::run;
 use crate::lab;
-use crate::placement::{parse, NativeQueryLog};
+use crate::placement::NativeQueryLog;
+use crate::plain::Plain;
 use crate::progress::Progress;
 
 /// Adds this module's classes.
@@ -215,20 +217,19 @@ pub(crate) struct GeneratedLog {
 
 #[pymethods]
 impl GeneratedLog {
-    /// Numbers the rows of `sample_count` samples; `options_json` is as of `Generator`.
+    /// Numbers the rows of `sample_count` samples; `options` is as of `Generator`.
     #[new]
     fn new(
         py: Python<'_>,
-        options_json: &str,
+        options: Plain<GeneratorOptions>,
         sample_count: u64,
         threads: usize,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let mut told = Progress::new(progress);
         let result = run(py, || {
-            let options = parse("generator options", options_json)?;
             let tell = &mut |done, total| told.tell(done, total);
-            lab::GeneratedLog::new(options, sample_count, threads, tell)
+            lab::GeneratedLog::new(options.0, sample_count, threads, tell)
         });
         Ok(Self { log: told.finish(result)? })
     }

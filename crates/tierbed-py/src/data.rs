@@ -8,9 +8,6 @@ use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
-use serde::de::DeserializeOwned;
-use serde::Deserialize;
-use serde_json::json;
 use tierbed_core::{Error, Result};
 use tierbed_data::{
     GeneratorOptions, LogReader, Position, ReaderOptions, SampleBatch, VocabularyOptions,
@@ -20,6 +17,7 @@ use tierbed_io::lines::Packing;
 use tierbed_io::process::Owned;
 
 use crate::errors::run;
+use crate::plain::Plain;
 use crate::progress::Progress;
 
 /// Adds this module's classes.
@@ -28,11 +26,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<VocabularyBuilder>()?;
     module.add_class::<CriteoReader>()?;
     module.add_class::<Generator>()
-}
-
-fn parse<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T> {
-    serde_json::from_str(text)
-        .map_err(|error| Error::invalid(format!("{what} cannot be read")).with("cause", error))
 }
 
 fn owned<T>(value: T, what: &'static str) -> Owned<Mutex<T>> {
@@ -78,15 +71,29 @@ impl Vocabulary {
         Ok(Self { vocabulary })
     }
 
-    fn info_json(&self) -> String {
-        json!({
-            "feature_names": self.vocabulary.feature_names().collect::<Vec<_>>(),
-            "row_counts": self.vocabulary.row_counts().collect::<Vec<_>>(),
-            "sample_count": self.vocabulary.sample_count(),
-            "min_count": self.vocabulary.min_count(),
-            "resident_bytes": self.vocabulary.resident_bytes(),
-        })
-        .to_string()
+    #[getter]
+    fn feature_names(&self) -> Vec<&str> {
+        self.vocabulary.feature_names().collect()
+    }
+
+    #[getter]
+    fn row_counts(&self) -> Vec<u64> {
+        self.vocabulary.row_counts().collect()
+    }
+
+    #[getter]
+    fn sample_count(&self) -> u64 {
+        self.vocabulary.sample_count()
+    }
+
+    #[getter]
+    fn min_count(&self) -> u64 {
+        self.vocabulary.min_count()
+    }
+
+    #[getter]
+    fn resident_bytes(&self) -> u64 {
+        self.vocabulary.resident_bytes()
     }
 
     fn look_up<'py>(
@@ -119,14 +126,6 @@ pub(crate) struct VocabularyBuilder {
     builder: Owned<Mutex<Option<tierbed_data::VocabularyBuilder>>>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BuilderOptions {
-    memory_budget_bytes: u64,
-    scratch_folder: PathBuf,
-    min_count: u64,
-}
-
 impl VocabularyBuilder {
     fn with<T>(
         &self,
@@ -143,16 +142,15 @@ impl VocabularyBuilder {
 #[pymethods]
 impl VocabularyBuilder {
     #[new]
-    fn new(py: Python<'_>, feature_names: Vec<String>, options_json: &str) -> PyResult<Self> {
-        let builder = run(py, || {
-            let options: BuilderOptions = parse("vocabulary options", options_json)?;
-            let options = VocabularyOptions {
-                memory_budget_bytes: options.memory_budget_bytes,
-                scratch_folder: options.scratch_folder,
-                min_count: options.min_count,
-            };
-            tierbed_data::VocabularyBuilder::new(&feature_names, options)
-        })?;
+    fn new(
+        py: Python<'_>,
+        feature_names: Vec<String>,
+        memory_budget_bytes: u64,
+        scratch_folder: PathBuf,
+        min_count: u64,
+    ) -> PyResult<Self> {
+        let options = VocabularyOptions { memory_budget_bytes, scratch_folder, min_count };
+        let builder = run(py, || tierbed_data::VocabularyBuilder::new(&feature_names, options))?;
         Ok(Self { builder: owned(Some(builder), "the vocabulary builder") })
     }
 
@@ -171,34 +169,13 @@ impl VocabularyBuilder {
         })
     }
 
-    fn finish(&self, py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    fn finish(&self, py: Python<'_>, path: PathBuf) -> PyResult<Plain<VocabularyReport>> {
         run(py, || {
             let builder = self.builder.lock()?.take();
             let builder = builder.ok_or_else(|| Error::invalid("this vocabulary is finished"))?;
-            Ok(report_json(&builder.finish(&path)?))
+            builder.finish(&path).map(Plain)
         })
     }
-}
-
-fn report_json(report: &VocabularyReport) -> String {
-    let features: Vec<_> = report
-        .features
-        .iter()
-        .map(|feature| {
-            json!({
-                "name": feature.name,
-                "token_count": feature.token_count,
-                "rare_token_count": feature.rare_token_count,
-                "missing_count": feature.missing_count,
-            })
-        })
-        .collect();
-    json!({
-        "features": features,
-        "run_count": report.run_count,
-        "file_bytes": report.file_bytes,
-    })
-    .to_string()
 }
 
 /// A log being read: Criteo's layout or Avazu's.
@@ -216,11 +193,8 @@ struct ReaderState {
 #[pymethods]
 impl CriteoReader {
     #[new]
-    fn new(py: Python<'_>, paths: Vec<PathBuf>, options_json: &str) -> PyResult<Self> {
-        let reader = run(py, || {
-            let options: ReaderOptions = parse("reader options", options_json)?;
-            LogReader::open(paths, options)
-        })?;
+    fn new(py: Python<'_>, paths: Vec<PathBuf>, options: Plain<ReaderOptions>) -> PyResult<Self> {
+        let reader = run(py, || LogReader::open(paths, options.0))?;
         let batch = SampleBatch::new(reader.parser().shape());
         Ok(Self { state: owned(ReaderState { reader, batch }, "the reader of a log") })
     }
@@ -275,18 +249,12 @@ impl CriteoReader {
         run(py, || self.state.lock()?.reader.skip(sample_count_max))
     }
 
-    fn position_json(&self, py: Python<'_>) -> PyResult<String> {
-        run(py, || {
-            serde_json::to_string(&self.state.lock()?.reader.position())
-                .map_err(|error| Error::invalid("position cannot be written").with("cause", error))
-        })
+    fn position(&self, py: Python<'_>) -> PyResult<Plain<Position>> {
+        run(py, || Ok(Plain(self.state.lock()?.reader.position())))
     }
 
-    fn seek(&self, py: Python<'_>, position_json: &str) -> PyResult<()> {
-        run(py, || {
-            let position: Position = parse("position", position_json)?;
-            self.state.lock()?.reader.seek(position)
-        })
+    fn seek(&self, py: Python<'_>, position: Plain<Position>) -> PyResult<()> {
+        run(py, || self.state.lock()?.reader.seek(position.0))
     }
 
     fn progress(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
@@ -304,11 +272,8 @@ pub(crate) struct Generator {
 #[pymethods]
 impl Generator {
     #[new]
-    fn new(py: Python<'_>, options_json: &str) -> PyResult<Self> {
-        let generator = run(py, || {
-            let options: GeneratorOptions = parse("generator options", options_json)?;
-            tierbed_data::Generator::new(options)
-        })?;
+    fn new(py: Python<'_>, options: Plain<GeneratorOptions>) -> PyResult<Self> {
+        let generator = run(py, || tierbed_data::Generator::new(options.0))?;
         Ok(Self { generator })
     }
 

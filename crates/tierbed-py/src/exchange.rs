@@ -20,6 +20,7 @@ use tierbed_train::{AutoEngine, CodedTables, TrainEngine};
 
 use crate::coded::{no_training, NativeCodedTables};
 use crate::errors::{run, to_python};
+use crate::plain::Plain;
 use crate::store::{named_pooling, BatchTensors, FeaturePlan, NativeStore};
 use crate::tensors::{check_disjoint, Tensor};
 
@@ -79,13 +80,12 @@ impl NativeExchangePlan {
     #[new]
     fn new(
         py: Python<'_>,
-        plan_json: &str,
+        plan: Plain<GivenPlan>,
         samples_max: usize,
         indices_max: usize,
     ) -> PyResult<Self> {
         run(py, || {
-            let given: GivenPlan = serde_json::from_str(plan_json)
-                .map_err(|cause| Error::invalid("sharding plan is wrong").with("cause", cause))?;
+            let Plain(given) = plan;
             let table = |given: GivenTable| ShardedTable {
                 row_count: given.row_count,
                 dim: given.dim,

@@ -9,11 +9,12 @@ use tierbed_core::{Budget, Result, TableId};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::delta::apply_delta as apply;
 use tierbed_snapshot::{
-    import_tables as import, PlacedTables, PlainTable, Snapshot, SnapshotOptions,
+    import_tables as import, PlacedTables, PlainTable, Report, Snapshot, SnapshotOptions,
 };
+use tierbed_train::Candidate;
 
 use crate::errors::run;
-use crate::store::to_json;
+use crate::plain::Plain;
 use crate::tensors::Tensor;
 
 /// Adds the functions of this file to the module.
@@ -21,7 +22,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(kept_checkpoints, module)?)?;
     module.add_function(wrap_pyfunction!(drop_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(restore_checkpoint, module)?)?;
-    module.add_function(wrap_pyfunction!(commits_json, module)?)?;
+    module.add_function(wrap_pyfunction!(commits, module)?)?;
     module.add_function(wrap_pyfunction!(put_commit_in_force, module)?)?;
     module.add_function(wrap_pyfunction!(apply_delta, module)?)?;
     module.add_function(wrap_pyfunction!(import_tables, module)?)
@@ -49,19 +50,19 @@ fn restore_checkpoint(py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()>
 }
 
 /// Checks every commit and kept checkpoint that lies in the store at `path`; returns what each
-/// would give back, as JSON.
+/// would give back.
 #[pyfunction]
-fn commits_json(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    run(py, || to_json(&tierbed_train::candidates(&path)?))
+fn commits(py: Python<'_>, path: PathBuf) -> PyResult<Plain<Vec<Candidate>>> {
+    run(py, || tierbed_train::candidates(&path).map(Plain))
 }
 
-/// Puts a commit of the store at `path` in force, after checking it; returns it as JSON.
+/// Puts a commit of the store at `path` in force, after checking it; returns it.
 #[pyfunction]
-fn put_commit_in_force(py: Python<'_>, path: PathBuf, number: u64) -> PyResult<String> {
-    run(py, || to_json(&tierbed_train::put_in_force(&path, number)?))
+fn put_commit_in_force(py: Python<'_>, path: PathBuf, number: u64) -> PyResult<Plain<Candidate>> {
+    run(py, || tierbed_train::put_in_force(&path, number).map(Plain))
 }
 
-/// Writes the snapshot that `delta` makes of `base` to `out`; returns a report as JSON.
+/// Writes the snapshot that `delta` makes of `base` to `out`; returns a report.
 #[pyfunction]
 fn apply_delta(
     py: Python<'_>,
@@ -69,7 +70,7 @@ fn apply_delta(
     delta: PathBuf,
     out: PathBuf,
     dram_budget_bytes: u64,
-) -> PyResult<String> {
+) -> PyResult<Plain<Report>> {
     run(py, || {
         // A third each for what is read, and for sorting and writing.
         let options = SnapshotOptions {
@@ -80,11 +81,11 @@ fn apply_delta(
         let base = Arc::new(Snapshot::open(Arc::new(FsFolder::open(base)?), &options)?);
         let delta = Arc::new(Snapshot::open_any(Arc::new(FsFolder::open(delta)?), &options)?);
         let out: Arc<dyn Folder> = Arc::new(FsFolder::create(out)?);
-        to_json(&apply(&base, &delta, &out, &Budget::new(dram_budget_bytes / 3))?)
+        apply(&base, &delta, &out, &Budget::new(dram_budget_bytes / 3)).map(Plain)
     })
 }
 
-/// Writes a snapshot of the matrices `tables` to `out`; returns a report as JSON.
+/// Writes a snapshot of the matrices `tables` to `out`; returns a report.
 #[pyfunction]
 fn import_tables(
     py: Python<'_>,
@@ -92,7 +93,7 @@ fn import_tables(
     placements: Vec<(Vec<u32>, PathBuf)>,
     out: PathBuf,
     dram_budget_bytes: u64,
-) -> PyResult<String> {
+) -> PyResult<Plain<Report>> {
     let mut given = Vec::with_capacity(tables.len());
     for (name, weights) in &tables {
         let dim: u32 = weights.getattr("shape")?.get_item(1)?.extract()?;
@@ -105,7 +106,7 @@ fn import_tables(
     run(py, || {
         let out: Arc<dyn Folder> = Arc::new(FsFolder::create(out)?);
         let placed = read_placements(&placements)?;
-        to_json(&import(out, &plain, placed, &Budget::new(dram_budget_bytes))?)
+        import(out, &plain, placed, &Budget::new(dram_budget_bytes)).map(Plain)
     })
 }
 

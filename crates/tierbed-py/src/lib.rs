@@ -19,6 +19,7 @@ mod neighbours;
 mod opened;
 mod place_parts;
 mod placement;
+mod plain;
 mod progress;
 mod python_store;
 mod resident;

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_core::{Error, Result};
-use tierbed_placement::partition::{order_of_parts, BisectionOptions, Subtree};
+use tierbed_placement::partition::{order_of_parts, Subtree};
 use tierbed_placement::replicate::{
     best_bases, connectivity_pages, connectivity_scores, with_connectivity_pages,
 };
 use tierbed_placement::{Placement, ReplicaBudget};
 
 use crate::errors::run;
-use crate::placement::{parse, NativePlacement, NativeQueryLog};
+use crate::placement::{GivenPlace, NativePlacement, NativeQueryLog};
+use crate::plain::Plain;
 
 /// Adds this module's functions.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -26,35 +27,16 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(placement_with_pages, module)?)
 }
 
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GivenBisection {
-    rows_per_page: u32,
-    seed: u64,
-    threads: usize,
-    iterations: u32,
-}
-
-fn options(json: &str) -> Result<BisectionOptions> {
-    let given: GivenBisection = parse("bisection options", json)?;
-    Ok(BisectionOptions {
-        iteration_count: given.iterations,
-        seed: given.seed,
-        thread_count: given.threads,
-        ..BisectionOptions::new(given.rows_per_page)
-    })
-}
-
 /// Returns the part above all others, and how many pages it will become.
 #[pyfunction]
 fn bisection_begin<'py>(
     py: Python<'py>,
     log: &Bound<'py, NativeQueryLog>,
-    options_json: &str,
+    options: Plain<GivenPlace>,
 ) -> PyResult<(Bound<'py, PyBytes>, usize)> {
     let log = Arc::clone(&log.get().log);
     let (part, page_count) = run(py, || {
-        let part = Subtree::of_log((*log).clone(), &options(options_json)?)?;
+        let part = Subtree::of_log((*log).clone(), &options.0.bisection())?;
         Ok((part.encode(), part.page_count()))
     })?;
     Ok((PyBytes::new(py, &part), page_count))
@@ -65,10 +47,10 @@ fn bisection_begin<'py>(
 fn bisection_split<'py>(
     py: Python<'py>,
     part: &[u8],
-    options_json: &str,
+    options: Plain<GivenPlace>,
 ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
     let [left, right] = run(py, || {
-        let children = Subtree::decode(part)?.split(&options(options_json)?)?;
+        let children = Subtree::decode(part)?.split(&options.0.bisection())?;
         let children = children.ok_or_else(|| Error::invalid("a page cannot be split"))?;
         Ok(children.map(|child| child.encode()))
     })?;
@@ -80,9 +62,9 @@ fn bisection_split<'py>(
 fn bisection_order<'py>(
     py: Python<'py>,
     part: &[u8],
-    options_json: &str,
+    options: Plain<GivenPlace>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let order = run(py, || Subtree::decode(part)?.order(&options(options_json)?))?;
+    let order = run(py, || Subtree::decode(part)?.order(&options.0.bisection()))?;
     let bytes: Vec<u8> = order.iter().flat_map(|row| row.to_le_bytes()).collect();
     Ok(PyBytes::new(py, &bytes))
 }

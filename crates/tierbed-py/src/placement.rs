@@ -1,7 +1,7 @@
 //! Query logs and placements, for Python.
 //!
-//! Logs stay on this side; what crosses are options and reports as JSON, and queries of readers
-//! that are written in Python.
+//! Logs stay on this side; what crosses are options and reports, and queries of readers that are
+//! written in Python.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{json, Value};
 use tierbed_cache::PolicyKind;
 use tierbed_core::{Error, Result};
 use tierbed_io::process::ForkMutex;
@@ -26,6 +26,7 @@ use tierbed_snapshot::select::Selection;
 
 use crate::ending::detached;
 use crate::errors::run;
+use crate::plain::Plain;
 use crate::progress::Progress;
 use crate::tensors::Tensor;
 
@@ -43,11 +44,6 @@ fn placement_methods() -> Vec<(&'static str, bool)> {
     Method::ALL.into_iter().map(|method| (method.name(), method.replicates())).collect()
 }
 
-pub(crate) fn parse<'a, T: Deserialize<'a>>(what: &'static str, text: &'a str) -> Result<T> {
-    serde_json::from_str(text)
-        .map_err(|cause| Error::invalid(format!("{what} are wrong")).with("cause", cause))
-}
-
 /// A query log in memory.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeQueryLog {
@@ -55,7 +51,7 @@ pub(crate) struct NativeQueryLog {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 struct GivenRead {
     row_count: Option<u32>,
     sample: f64,
@@ -64,27 +60,11 @@ struct GivenRead {
     query_rows_max: Option<usize>,
 }
 
-impl Default for GivenRead {
-    fn default() -> Self {
-        let ReadOptions { row_count, sample, seed, query_count_max, query_rows_max } =
-            ReadOptions::default();
-        Self { row_count, sample, seed, query_count_max, query_rows_max }
-    }
-}
-
 impl From<GivenRead> for ReadOptions {
     fn from(given: GivenRead) -> Self {
         let GivenRead { row_count, sample, seed, query_count_max, query_rows_max } = given;
         Self { row_count, sample, seed, query_count_max, query_rows_max }
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GivenCache {
-    share: f64,
-    policy: String,
-    batch_queries: usize,
 }
 
 impl NativeQueryLog {
@@ -100,12 +80,11 @@ impl NativeQueryLog {
         py: Python<'_>,
         path: PathBuf,
         log_format: &str,
-        options_json: &str,
+        options: Plain<GivenRead>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let mut told = Progress::new(progress);
         let result = run(py, || {
-            let options = parse::<GivenRead>("reading options", options_json)?.into();
             let mut source: Box<dyn QuerySource> = match log_format {
                 "text" => Box::new(TextQueries::open(&path)?),
                 "maxembed-text" => Box::new(TextQueries::open_with_header(&path)?),
@@ -116,7 +95,7 @@ impl NativeQueryLog {
                         .with("allowed", "text, maxembed-text, maxembed"))
                 }
             };
-            read_log(&mut *source, &options, &mut |done, total| told.tell(done, total))
+            read_log(&mut *source, &options.0.into(), &mut |done, total| told.tell(done, total))
         });
         told.finish(result).map(Self::new)
     }
@@ -168,26 +147,22 @@ impl NativeQueryLog {
         run(py, || write_packed(&self.log, &path))
     }
 
-    /// What misses a cache that `earlier` warmed, and a report.
+    /// What misses a cache that `earlier` warmed, how many queries it is of, and the hit ratio.
+    #[expect(clippy::too_many_arguments, reason = "one per argument of the Python method")]
     fn misses(
         &self,
         py: Python<'_>,
         earlier: &Bound<'_, Self>,
-        options_json: &str,
-    ) -> PyResult<(Self, String)> {
+        share: f64,
+        policy: &str,
+        batch_queries: usize,
+    ) -> PyResult<(Self, u64, f64)> {
         let earlier = Arc::clone(&earlier.get().log);
         run(py, || {
-            let given: GivenCache = parse("cache options", options_json)?;
-            let policy = PolicyKind::from_name(&given.policy)?;
-            let cache = CacheInFront { share: given.share, policy };
-            let stream = miss_stream(&earlier, &self.log, cache, given.batch_queries)?;
-            let report = json!({
-                "query_count": stream.query_count,
-                "asked_rows": stream.asked_rows,
-                "missed_rows": stream.missed_rows,
-                "hit_ratio": stream.hit_ratio(),
-            });
-            Ok((Self::new(stream.log), report.to_string()))
+            let cache = CacheInFront { share, policy: PolicyKind::from_name(policy)? };
+            let stream = miss_stream(&earlier, &self.log, cache, batch_queries)?;
+            let (query_count, hit_ratio) = (stream.query_count, stream.hit_ratio());
+            Ok((Self::new(stream.log), query_count, hit_ratio))
         })
     }
 }
@@ -262,24 +237,37 @@ pub(crate) struct NativePlacement {
     index: Arc<PageIndex>,
 }
 
+/// `PlaceOptions` of Python.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GivenSelection {
-    select: String,
-    index_limit: Option<u32>,
-    threads: usize,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GivenBuild {
+pub(crate) struct GivenPlace {
     method: String,
     rows_per_page: u32,
-    ratios: Vec<f64>,
     seed: u64,
     threads: usize,
     iterations: u32,
-    kept: Option<PathBuf>,
+}
+
+impl GivenPlace {
+    /// What a bisection is told of it.
+    pub(crate) fn bisection(&self) -> BisectionOptions {
+        BisectionOptions {
+            iteration_count: self.iterations,
+            seed: self.seed,
+            thread_count: self.threads,
+            ..BisectionOptions::new(self.rows_per_page)
+        }
+    }
+}
+
+fn selection(name: &str) -> Result<Selection> {
+    match name {
+        "one_pass" => Ok(Selection::OnePass),
+        "greedy" => Ok(Selection::Greedy),
+        other => Err(Error::invalid("unknown page selection")
+            .with("found", other)
+            .with("allowed", "one_pass, greedy")),
+    }
 }
 
 impl NativePlacement {
@@ -297,8 +285,10 @@ impl NativePlacement {
         py: Python<'_>,
         log: &Bound<'_, NativeQueryLog>,
         misses: Option<&Bound<'_, NativeQueryLog>>,
-        options_json: &str,
+        options: Plain<GivenPlace>,
+        ratios: Vec<f64>,
         homes: Option<&Bound<'_, Self>>,
+        kept: Option<PathBuf>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Vec<Self>> {
         let log = Arc::clone(&log.get().log);
@@ -306,22 +296,16 @@ impl NativePlacement {
         let homes = homes.map(|homes| Arc::clone(&homes.get().placement));
         let mut told = Progress::new(progress);
         let result = run(py, || {
-            let given: GivenBuild = parse("placement options", options_json)?;
-            let options = BisectionOptions {
-                iteration_count: given.iterations,
-                seed: given.seed,
-                thread_count: given.threads,
-                ..BisectionOptions::new(given.rows_per_page)
-            };
-            let method = Method::from_name(&given.method)?;
+            let Plain(given) = options;
+            let (options, method) = (given.bisection(), Method::from_name(&given.method)?);
             let input = BuildInput {
                 log: &log,
                 misses: misses.as_deref(),
                 homes: homes.as_deref(),
-                resume_dir: given.kept.as_deref(),
+                resume_dir: kept.as_deref(),
             };
             let mut report = |report: BuildReport| told.tell(report.done, report.total);
-            let placements = build_each(input, method, &options, &given.ratios, &mut report)?;
+            let placements = build_each(input, method, &options, &ratios, &mut report)?;
             placements.into_iter().map(Self::in_page_order).collect()
         });
         told.finish(result)
@@ -363,13 +347,13 @@ impl NativePlacement {
         self.index.pages_of(row).to_vec()
     }
 
-    fn info_json(&self) -> String {
+    fn info(&self) -> Plain<Value> {
         let placement = &self.placement;
         let mut pages_by_rows = vec![0_u64; placement.rows_per_page() as usize + 1];
         placement.pages().for_each(|page| count(&mut pages_by_rows, page.len()));
         let mut rows_by_pages = Vec::new();
         self.index.forward().iter().for_each(|pages| count(&mut rows_by_pages, pages.len()));
-        json!({
+        Plain(json!({
             "row_count": placement.row_count(),
             "rows_per_page": placement.rows_per_page(),
             "page_count": placement.page_count(),
@@ -378,40 +362,30 @@ impl NativePlacement {
             "index_bytes": self.index.memory_bytes(),
             "pages_by_rows": pages_by_rows,
             "rows_by_pages": rows_by_pages,
-        })
-        .to_string()
+        }))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one per argument of the Python method")]
     fn page_reads(
         &self,
         py: Python<'_>,
         log: &Bound<'_, NativeQueryLog>,
-        options_json: &str,
-    ) -> PyResult<String> {
+        select: &str,
+        index_limit: Option<u32>,
+        threads: usize,
+    ) -> PyResult<Plain<Value>> {
         let log = Arc::clone(&log.get().log);
         run(py, || {
-            let given: GivenSelection = parse("selection options", options_json)?;
-            let selection = match given.select.as_str() {
-                "one_pass" => Selection::OnePass,
-                "greedy" => Selection::Greedy,
-                other => {
-                    return Err(Error::invalid("unknown page selection")
-                        .with("found", other)
-                        .with("allowed", "one_pass, greedy"))
-                }
-            };
-            let limited = given.index_limit.map(|limit| (*self.index).clone().limited(Some(limit)));
+            let limited = index_limit.map(|limit| (*self.index).clone().limited(Some(limit)));
             let index = limited.as_ref().unwrap_or(&self.index);
-            let reads = count_page_reads(index, &log, selection, given.threads)?;
-            Ok(json!({
+            let reads = count_page_reads(index, &log, selection(select)?, threads)?;
+            Ok(Plain(json!({
                 "pages": reads.page_count(),
                 "rows": reads.row_count(),
                 "absent_rows": reads.absent_rows,
-                "useful_rows_per_page": reads.useful_rows_per_page(),
                 "reads_by_useful_rows": reads.reads_by_useful_rows,
                 "index_bytes": index.memory_bytes(),
-            })
-            .to_string())
+            })))
         })
     }
 

@@ -12,6 +12,7 @@ use tierbed_serve::{Limits, LogLevel, LogOptions, Predictor, ServeOptions, Serve
 
 use crate::ending::attached_or_closed;
 use crate::errors::run;
+use crate::plain::Plain;
 use crate::snapshot::NativeSnapshot;
 
 /// HTTP in front of a snapshot.
@@ -74,9 +75,7 @@ struct GivenOptions {
 }
 
 impl GivenOptions {
-    fn parse(json: &str, address: &str) -> Result<ServeOptions> {
-        let given: Self = serde_json::from_str(json)
-            .map_err(|cause| Error::invalid("server options are wrong").with("cause", cause))?;
+    fn options(given: Self, address: &str) -> Result<ServeOptions> {
         let defaults = ServeOptions::default();
         let level = given.log_level.as_deref().map(LogLevel::parse).transpose()?;
         Ok(ServeOptions {
@@ -99,31 +98,28 @@ impl GivenOptions {
 #[pymethods]
 impl NativeServer {
     #[new]
-    #[pyo3(signature = (snapshot, address, predict, options_json))]
+    #[pyo3(signature = (snapshot, address, predict, options))]
     fn new(
         snapshot: &Bound<'_, NativeSnapshot>,
         address: &str,
         predict: Option<Py<PyAny>>,
-        options_json: &str,
+        options: Plain<GivenOptions>,
     ) -> PyResult<Self> {
         let handle = snapshot.get();
         let predictor =
             predict.map(|callable| Arc::new(PythonPredictor { callable }) as Arc<dyn Predictor>);
         let server = run(snapshot.py(), || {
-            let options = GivenOptions::parse(options_json, address)?;
+            let options = GivenOptions::options(options.0, address)?;
             Server::start(&options, handle.shared()?, predictor)
         })?;
         let remedy = "start another one in the process that shall answer";
         Ok(Self { server: Owned::new(server, "the server", remedy) })
     }
 
-    /// The limits of a server that is told none, as JSON.
+    /// The limits of a server that is told none.
     #[staticmethod]
-    fn default_limits(py: Python<'_>) -> PyResult<String> {
-        run(py, || {
-            serde_json::to_string(&Limits::default())
-                .map_err(|cause| Error::invalid("cannot encode the limits").with("cause", cause))
-        })
+    fn default_limits() -> Plain<Limits> {
+        Plain(Limits::default())
     }
 
     #[getter]

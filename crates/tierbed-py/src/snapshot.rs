@@ -6,8 +6,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_cache::TierBudget;
-use tierbed_core::{Error, Result, TableId};
-use tierbed_io::{EngineOptions, FsFolder, PAGE_BYTES};
+use tierbed_core::{Error, Result, Schema, TableId};
+use tierbed_io::{Device, EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_snapshot::manifest::Manifest;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{
@@ -19,8 +19,9 @@ use tierbed_train::budget_json;
 use crate::errors::run;
 use crate::neighbours::{self, TableNeighbours};
 use crate::opened::OpenedSnapshot;
+use crate::plain::Plain;
 use crate::resident::NativeResident;
-use crate::store::{make_plan, run_lookup, run_translate, to_json, FeaturePlan, LookupArguments};
+use crate::store::{make_plan, run_lookup, run_translate, FeaturePlan, LookupArguments};
 use crate::tensors::Tensor;
 use crate::tier_budget::NativeTierBudget;
 
@@ -35,57 +36,59 @@ pub(crate) struct NativeSnapshot {
 #[serde(deny_unknown_fields)]
 struct GivenOptions {
     dram_budget_bytes: u64,
-    #[serde(default = "auto")]
     io_engine: String,
-    #[serde(default)]
     queue_depth: u32,
-    #[serde(default = "direct")]
     backend: String,
-    #[serde(default)]
     reader_count: Option<usize>,
     /// Most bytes of the tiers.
-    #[serde(default)]
     cache_bytes_max: Option<u64>,
-    /// The tiers, as `CacheTier::parse` reads them, and neighbours, as `NeighbourOptions::parse`.
-    #[serde(default = "lru")]
-    tiers: Vec<String>,
+    tiers: Vec<GivenTier>,
     /// The file of neighbours; by default beside the snapshot.
-    #[serde(default)]
     neighbours: Option<PathBuf>,
-    #[serde(default = "read")]
     misses: String,
     /// Bytes of the tiers that stay in a shared budget.
-    #[serde(default)]
     tier_floor_bytes: Option<u64>,
     /// Tables whose approximate answers are followed by a read; an empty list is all of them.
-    #[serde(default)]
     refresh: Option<Vec<String>>,
 }
 
-fn auto() -> String {
-    "auto".to_owned()
+/// A tier as users give it: `CacheTier` or `NeighbourTier` of Python, or the text of either.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum GivenTier {
+    Text(String),
+    Rows { codec: String, policy: String, share: f64, admit_after: u8 },
+    Neighbours { share: f64, inline: bool },
 }
 
-fn direct() -> String {
-    "direct".to_owned()
+/// What a [`GivenTier`] is.
+enum Tier {
+    Rows(CacheTier),
+    Neighbours(NeighbourOptions),
 }
 
-fn lru() -> Vec<String> {
-    vec!["lru".to_owned()]
-}
-
-fn read() -> String {
-    "read".to_owned()
+impl GivenTier {
+    fn tier(&self, open: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Tier> {
+        match self {
+            Self::Text(text) => Ok(match NeighbourOptions::parse(text, open)? {
+                None => Tier::Rows(CacheTier::parse(text)?),
+                Some(near) => Tier::Neighbours(near),
+            }),
+            Self::Rows { codec, policy, share, admit_after } => {
+                CacheTier::named(codec, policy, *share, *admit_after).map(Tier::Rows)
+            }
+            Self::Neighbours { share, inline } => Ok(Tier::Neighbours(NeighbourOptions {
+                share: *share,
+                is_inline: *inline,
+                ..NeighbourOptions::of(open()?)
+            })),
+        }
+    }
 }
 
 impl GivenOptions {
-    fn parse(json: &str) -> Result<Self> {
-        serde_json::from_str(json)
-            .map_err(|cause| Error::invalid("snapshot options are wrong").with("cause", cause))
-    }
-
-    fn options(given: Self, tiers: TierStackOptions) -> Result<SnapshotOptions> {
-        let backend = match given.backend.as_str() {
+    fn options(&self, tiers: TierStackOptions) -> Result<SnapshotOptions> {
+        let backend = match self.backend.as_str() {
             "direct" => Backend::Direct,
             "mmap" => Backend::Mmap,
             "memory" => Backend::Memory,
@@ -96,20 +99,20 @@ impl GivenOptions {
             }
         };
         let defaults = SnapshotOptions::default();
-        let queue_depth = match given.queue_depth {
+        let queue_depth = match self.queue_depth {
             0 => defaults.engine.queue_depth,
             asked => asked,
         };
         Ok(SnapshotOptions {
-            dram_budget_bytes: given.dram_budget_bytes,
+            dram_budget_bytes: self.dram_budget_bytes,
             engine: EngineOptions {
-                choice: given.io_engine.parse()?,
+                choice: self.io_engine.parse()?,
                 queue_depth,
                 buf_bytes: PAGE_BYTES,
             },
             backend,
-            reader_count: given.reader_count.unwrap_or(defaults.reader_count),
-            cache_bytes_max: given.cache_bytes_max,
+            reader_count: self.reader_count.unwrap_or(defaults.reader_count),
+            cache_bytes_max: self.cache_bytes_max,
             tiers,
             ..defaults
         })
@@ -127,14 +130,13 @@ impl GivenOptions {
             refresh.tables = table_ids(&Manifest::read(folder)?, names)?;
         }
         let (mut tiers, mut near) = (Vec::new(), None);
-        for text in &self.tiers {
-            let open = || neighbours::open(folder, self.neighbours.as_deref());
-            match NeighbourOptions::parse(text, open)? {
-                None => tiers.push(CacheTier::parse(text)?),
-                Some(_) if near.is_some() => {
-                    return Err(Error::invalid("a cache has neighbours once").with("found", text));
+        for given in &self.tiers {
+            match given.tier(|| neighbours::open(folder, self.neighbours.as_deref()))? {
+                Tier::Rows(tier) => tiers.push(tier),
+                Tier::Neighbours(_) if near.is_some() => {
+                    return Err(Error::invalid("a cache has neighbours once"));
                 }
-                given => near = given,
+                Tier::Neighbours(given) => near = Some(given),
             }
         }
         if self.neighbours.is_some() && near.is_none() {
@@ -163,11 +165,10 @@ fn table_ids(manifest: &Manifest, names: &[String]) -> Result<Vec<TableId>> {
 fn open(
     path: &Path,
     name: &str,
-    options_json: &str,
+    given: &GivenOptions,
     resident: Vec<Arc<ResidentTable>>,
     budget: Option<Arc<TierBudget>>,
 ) -> Result<Arc<Snapshot>> {
-    let given = GivenOptions::parse(options_json)?;
     let shared = budget.map(|budget| SharedTiers {
         budget,
         name: name.to_owned(),
@@ -175,7 +176,7 @@ fn open(
     });
     let folder = FsFolder::open(path)?;
     let tiers = given.tiers(&folder, resident, shared)?;
-    let options = GivenOptions::options(given, tiers)?;
+    let options = given.options(tiers)?;
     let snapshot = Arc::new(Snapshot::open(Arc::new(folder), &options)?);
     snapshot.refresh_in_background()?;
     snapshot.map_neighbours_in_background()?;
@@ -217,13 +218,10 @@ struct GivenGroup {
 #[pymethods]
 impl NativeSnapshot {
     /// Records queries of groups of tables, each into a folder of its own.
-    fn record(&self, py: Python<'_>, options_json: &str) -> PyResult<()> {
+    fn record(&self, py: Python<'_>, options: Plain<GivenRecording>) -> PyResult<()> {
         let snapshot = self.shared();
         run(py, || {
-            let given: GivenRecording = serde_json::from_str(options_json).map_err(|cause| {
-                Error::invalid("recording options are wrong").with("cause", cause)
-            })?;
-            let GivenRecording { groups, sample, seed, file_bytes, bytes_max } = given;
+            let Plain(GivenRecording { groups, sample, seed, file_bytes, bytes_max }) = options;
             let groups = groups.into_iter().map(|group| {
                 let tables = group.tables.into_iter().map(TableId).collect();
                 Ok(Recorded { tables, folder: Arc::new(FsFolder::create(group.folder)?) })
@@ -234,17 +232,16 @@ impl NativeSnapshot {
     }
 
     #[new]
-    #[pyo3(signature = (path, options_json, resident, tier_budget))]
+    #[pyo3(signature = (path, options, resident, tier_budget))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        options_json: &str,
+        options: Plain<GivenOptions>,
         resident: Vec<PyRef<'_, NativeResident>>,
         tier_budget: Option<PyRef<'_, NativeTierBudget>>,
     ) -> PyResult<Self> {
         let resident: Vec<_> = resident.iter().map(|table| table.table()).collect();
         let budgets = tier_budget.map(|budget| budget.budgets());
-        let options_json = options_json.to_owned();
         let (opened, ids) = run(py, || {
             // A forked child opens it again, perhaps in another working directory.
             let name = path.display().to_string();
@@ -252,7 +249,7 @@ impl NativeSnapshot {
                 .map_err(|cause| Error::os("cannot name folder", cause))?;
             let opened = OpenedSnapshot::new(move || {
                 let budget = budgets.as_ref().map(|budgets| budgets.here()).transpose()?;
-                open(&path, &name, &options_json, resident.clone(), budget)
+                open(&path, &name, &options.0, resident.clone(), budget)
             })?;
             let ids = PublishedIds::open(opened.shared()?.as_ref())?;
             Ok((opened, ids))
@@ -260,8 +257,8 @@ impl NativeSnapshot {
         Ok(Self { opened, ids })
     }
 
-    fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |snapshot| to_json(snapshot.schema()))
+    fn schema(&self, py: Python<'_>) -> PyResult<Plain<Schema>> {
+        self.with(py, |snapshot| Ok(Plain(snapshot.schema().clone())))
     }
 
     fn plan(
@@ -348,14 +345,14 @@ impl NativeSnapshot {
         })
     }
 
-    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+    fn stats(&self, py: Python<'_>) -> PyResult<Plain<serde_json::Value>> {
         self.with(py, |snapshot| {
-            to_json(&serde_json::json!({
+            Ok(Plain(serde_json::json!({
                 "snapshot": snapshot.stats(),
                 "contents": snapshot.inspect(),
                 "disk_bytes": snapshot.disk_bytes(),
                 "budget": budget_json(&[snapshot.budget_report()]),
-            }))
+            })))
         })
     }
 

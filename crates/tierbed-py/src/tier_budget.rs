@@ -8,7 +8,7 @@ use tierbed_core::Result;
 use tierbed_io::process::PerProcess;
 
 use crate::errors::run;
-use crate::store::to_json;
+use crate::plain::Plain;
 
 /// Bytes that the cached rows of several snapshots share.
 #[pyclass(frozen, module = "tierbed._native")]
@@ -59,16 +59,16 @@ impl NativeTierBudget {
         Ok(Self { budgets })
     }
 
-    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+    fn stats(&self, py: Python<'_>) -> PyResult<Plain<serde_json::Value>> {
         run(py, || {
             let stats = self.budgets.here()?.stats();
-            to_json(&serde_json::json!({
+            Ok(Plain(serde_json::json!({
                 "limit_bytes": stats.limit_bytes,
                 "used_bytes": stats.used_bytes,
                 "division_count": stats.division_count,
                 "bytes_moved": stats.bytes_moved,
                 "members": stats.members.iter().map(member_json).collect::<Vec<_>>(),
-            }))
+            })))
         })
     }
 }

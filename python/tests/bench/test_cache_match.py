@@ -26,7 +26,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_narrower_rows_match_in_less_memory(log: Path) -> None:
     trace = _native.CacheLog(str(log), None)
-    options = MatchOptions(baseline="lru", baseline_share=0.3, policies=("ours", "lru"))
+    options = MatchOptions(baseline="lru", baseline_share=0.3, policies=("group_frequency", "lru"))
     result = match_memory(trace, options)
     base, *rows = result["rows"]
     assert (base["memory_share"], base["code_bytes"]) == (0.3, 128)
@@ -40,15 +40,18 @@ def test_narrower_rows_match_in_less_memory(log: Path) -> None:
         )
         # Memory comes in slabs of 4 KiB here.
         assert 0 <= held - row["capacity_rows"] < 4096 // row["code_bytes"]
-    for policy in ("ours", "lru"):
+    for policy in ("group_frequency", "lru"):
         f32, int8, int4 = (found[policy, codec] for codec in ("f32", "int8", "int4"))
         assert f32["memory_share"] > int8["memory_share"] > int4["memory_share"]
     # Of the rows needed no codec changes anything, and fewer are not enough.
-    assert len({found["ours", codec]["capacity_rows"] for codec in ("f32", "int8", "int4")}) == 1
-    # The hits of `ours` do not grow with each single row, but those of LRU do.
-    for policy, fewer in (("ours", 0.9), ("lru", 0.985)):
+    assert (
+        len({found["group_frequency", codec]["capacity_rows"] for codec in ("f32", "int8", "int4")})
+        == 1
+    )
+    # The hits of `group_frequency` do not grow with each single row, but those of LRU do.
+    for policy, fewer in (("group_frequency", 0.9), ("lru", 0.985)):
         needed = found[policy, "int8"]["capacity_rows"]
-        assert needed >= 0.985 * base["capacity_rows"] or policy == "ours"
+        assert needed >= 0.985 * base["capacity_rows"] or policy == "group_frequency"
         _, perfect, *_ = trace.replay(policy, int(fewer * needed), 0, 0)
         assert perfect / 3000 < base["perfect_hit_rate"]
     assert found["lru", "f32"]["memory_share"] > 0.3

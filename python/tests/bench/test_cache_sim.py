@@ -36,7 +36,7 @@ def test_counts_are_those_of_a_replay_by_hand(log: Path) -> None:
 
 
 def test_counting_may_begin_later(log: Path) -> None:
-    options = SimOptions(policies=("ours",), capacity_shares=(1.0,), warm_share=0.5)
+    options = SimOptions(policies=("group_frequency",), capacity_shares=(1.0,), warm_share=0.5)
     result = simulate(log, options)
     assert result["counted_queries"] == 2
     assert [row["perfect_hit_rate"] for row in result["rows"]] == [1.0]

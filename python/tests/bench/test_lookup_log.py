@@ -66,7 +66,7 @@ def test_fewer_pages_are_read_where_rows_were_placed(log: Path, tmp_path: Path) 
     }
     assert pages["shp", 0.0, 0.0] < pages["random", 0.0, 0.0]
     for cache in (0.0, 0.5):
-        assert pages["ours", 0.4, cache] <= 1.01 * pages["shp", 0.0, cache]
+        assert pages["grown", 0.4, cache] <= 1.01 * pages["shp", 0.0, cache]
     assert ("random", 0.0, 0.5) not in pages
     assert all(check["value"] > 0 for check in result["checks"].values())
     rows = result["rows"]

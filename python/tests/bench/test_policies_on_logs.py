@@ -1,4 +1,4 @@
-"""Policies on logs: what ``ours`` and ``auto`` are for, as inequalities.
+"""Policies on logs: what ``group_frequency`` and ``auto`` are for, as inequalities.
 
 The quick logs are made here. Real ones are used where they lie beside the repository.
 """
@@ -15,7 +15,7 @@ from tierbed_bench.sim.cache import SimOptions, simulate
 
 QUERIES = REAL_LOG.parent.parent / "queries"
 REAL_LOGS = sorted(QUERIES.glob("*.txt.gz")) if QUERIES.is_dir() else []
-RIVALS = ("lru", "s3_fifo", "ev_car", "ev_lfu", "ours", "group_frequency_drifting")
+RIVALS = ("lru", "s3_fifo", "ev_car", "ev_lfu", "group_frequency", "group_frequency_drifting")
 Rates = dict[tuple[str, float], tuple[float, float]]
 
 
@@ -58,11 +58,11 @@ def test_auto_is_near_the_best_on_real_logs(log: Path) -> None:
 
 
 @pytest.mark.skipif(not REAL_LOG.exists(), reason="no real log beside the repository")
-def test_ours_has_more_perfect_hits_and_fewer_misses_than_ev_lfu() -> None:
+def test_group_frequency_has_more_perfect_hits_and_fewer_misses_than_ev_lfu() -> None:
     fewer = {0.005: 0.15, 0.01: 0.15, 0.02: 0.15, 0.05: 0.15, 0.1: 0.15, 0.2: 0.11}
-    rates = _rates(REAL_LOG, ("lru", "ev_lfu", "ours"), tuple(fewer))
+    rates = _rates(REAL_LOG, ("lru", "ev_lfu", "group_frequency"), tuple(fewer))
     for share, saved in fewer.items():
-        perfect, misses = rates["ours", share]
+        perfect, misses = rates["group_frequency", share]
         rival_perfect, rival_misses = rates["ev_lfu", share]
         assert perfect >= rival_perfect, share
         assert misses <= (1 - saved) * rival_misses, share

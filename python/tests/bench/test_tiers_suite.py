@@ -58,17 +58,21 @@ def test_systems_are_counted_and_served_within_their_bytes(tmp_path: Path) -> No
         used = row["cache_used_bytes"]
         assert used <= row["dram_bytes"] or row["system"] in ("memory", "mmap")
     pages = {name: row["pages_read_per_request"] for name, row in counted.items()}
-    assert 0 < pages["ours_f32_placed"] < pages["ev_lfu"]
+    assert 0 < pages["group_frequency_f32_placed"] < pages["ev_lfu"]
     # As many bytes of narrow rows hold all that so few requests ask for.
-    assert pages["ours_int8_placed"] == 0
+    assert pages["group_frequency_int8_placed"] == 0
     assert served["memory"]["rows_read_per_request"] > 0
     reads = {name: row["rows_read_per_request"] for name, row in served.items() if "tiers" in row}
-    assert reads["ours_gauss4"] <= reads["ours_int8"] <= reads["ours_f32"]
-    assert served["ours_no_reads"]["pages_read_per_request"] == 0
-    assert served["ours_no_reads"]["approximate_rows_per_request"] > 0
+    assert (
+        reads["group_frequency_gauss4"]
+        <= reads["group_frequency_int8"]
+        <= reads["group_frequency_f32"]
+    )
+    assert served["group_frequency_no_reads"]["pages_read_per_request"] == 0
+    assert served["group_frequency_no_reads"]["approximate_rows_per_request"] > 0
     assert "auc_change" not in served["mmap"]
     # What is exact scores as the rows in memory do.
-    for name in ("flash_embedding", "ev_lfu_f32", "ours_f32"):
+    for name in ("flash_embedding", "ev_lfu_f32", "group_frequency_f32"):
         assert abs(served[name]["auc_change"]) < 1e-9, name
         assert served[name]["latency_us_p90"] <= served[name]["latency_us_p99"]
     simulated = [row for row in served.values() if row["is_simulated"]]

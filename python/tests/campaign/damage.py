@@ -226,7 +226,7 @@ def _apply_delta(folder: Path) -> bool:
 def _placement_is_right(folder: Path) -> bool:
     def pages(path: Path) -> list[list[int]]:
         found = Placement.read(path)
-        return [found.page(at) for at in range(int(found.info()["page_count"]))]
+        return [found.page(at) for at in range(int(found.info().page_count))]
 
     return pages(folder / "pages.tbp") == pages(folder.parent / "whole" / "pages.tbp")
 

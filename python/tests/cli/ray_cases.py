@@ -13,7 +13,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 import tierbed as tb
-from tierbed.placement import place_on_ray
+from tierbed.placement import PlaceOptions, place_on_ray
 
 
 def _log(rows: int, queries: int) -> tb.QueryLog:
@@ -27,7 +27,7 @@ def _log(rows: int, queries: int) -> tb.QueryLog:
 
 
 def _pages(placement: tb.Placement) -> list[list[int]]:
-    return [placement.page(at) for at in range(placement.info()["page_count"])]
+    return [placement.page(at) for at in range(placement.info().page_count)]
 
 
 def same(cluster: Cluster) -> dict[str, Any]:
@@ -35,9 +35,10 @@ def same(cluster: Cluster) -> dict[str, Any]:
     log = _log(800, 3000)
     nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     equal = {}
-    for method, ratio in [("shp", 0.0), ("maxembed", 0.3), ("ours", 0.1), ("by_frequency", 0.0)]:
+    for method, ratio in [("shp", 0.0), ("maxembed", 0.3), ("grown", 0.1), ("by_frequency", 0.0)]:
         here = tb.place(log, rows_per_page=6, method=method, ratio=ratio, seed=5)
-        there = place_on_ray(log, rows_per_page=6, method=method, ratio=ratio, seed=5, parts=8)
+        options = PlaceOptions(rows_per_page=6, method=method, seed=5)
+        there = place_on_ray(log, options, ratio=ratio, parts=8)
         equal[method] = _pages(here) == _pages(there)
     return {"nodes": len(nodes), "equal": equal}
 
@@ -53,8 +54,7 @@ def killed(cluster: Cluster) -> dict[str, Any]:
         found.append(
             place_on_ray(
                 log,
-                rows_per_page=6,
-                method="maxembed",
+                PlaceOptions(rows_per_page=6, method="maxembed"),
                 ratio=0.2,
                 parts=32,
                 progress=lambda done, total: told.append((done, total)),

@@ -81,7 +81,7 @@ def test_a_placement_is_made_inspected_and_judged(log: Path, tmp_path: Path) -> 
     assert sum(inspected["pages_by_rows"]) == inspected["page_count"]
 
 
-@pytest.mark.parametrize(("method", "done"), [("ours", "homes-0"), ("maxembed", "levels")])
+@pytest.mark.parametrize(("method", "done"), [("grown", "homes-0"), ("maxembed", "levels")])
 def test_a_killed_build_goes_on_from_what_is_done(
     larger_log: Path, tmp_path: Path, capfd: Any, method: str, done: str
 ) -> None:
@@ -215,9 +215,9 @@ def test_the_bench_takes_click_logs_and_several_logs(log: Path, tmp_path: Path) 
         rows = [row for row in result["rows"] if row["log"] == name]
         assert {row["method"] for row in rows} == {
             *("random", "by_frequency", "shp_published", "shp"),
-            *("maxembed_published", "maxembed", "ours"),
+            *("maxembed_published", "maxembed", "grown"),
         }
-        ours = {(row["ratio"], row["cache_share"]) for row in rows if row["method"] == "ours"}
+        ours = {(row["ratio"], row["cache_share"]) for row in rows if row["method"] == "grown"}
         assert ours == {(ratio, cache) for ratio in (0.0, 0.1, 0.8) for cache in (0.0, 0.1)}
     table = (tmp_path / "bench" / "placement.md").read_text()
     assert "| cache 10 %, r 0.8 |" in table
@@ -232,17 +232,17 @@ def test_ratios_are_geometric_means_over_logs() -> None:
         usual = {"batch": 1, "cache_share": 0.0, "ratio": 0.0, "select": "one_pass", "k": 10}
         return {**usual, "log": log, "method": method, "pages_per_query": pages}
 
-    rows = [row("a", "ours", 1.0), row("a", "maxembed", 2.0)]
-    rows += [row("b", "ours", 4.0), row("b", "maxembed", 2.0), row("c", "ours", 9.0)]
+    rows = [row("a", "grown", 1.0), row("a", "maxembed", 2.0)]
+    rows += [row("b", "grown", 4.0), row("b", "maxembed", 2.0), row("c", "grown", 9.0)]
     rows += [row("a", "maxembed_published", 4.0)]
     ratios = ratios_of(rows)
-    assert ratios["ours_vs_maxembed_cache_0_batch_1_ratio_0"] == pytest.approx(1.0)
-    assert ratios["worst_ours_vs_maxembed_cache_0_batch_1_ratio_0"] == 2.0
-    beside = by_log(rows)["ours by maxembed"]
+    assert ratios["grown_vs_maxembed_cache_0_batch_1_ratio_0"] == pytest.approx(1.0)
+    assert ratios["worst_grown_vs_maxembed_cache_0_batch_1_ratio_0"] == 2.0
+    beside = by_log(rows)["grown by maxembed"]
     assert [line["log"] for line in beside] == ["a", "b", "geometric mean of 2", "largest"]
     assert [line["cache 0 %, r 0"] for line in beside] == pytest.approx([0.5, 2.0, 1.0, 2.0])
-    published = by_log(rows)["ours by maxembed_published"]
+    published = by_log(rows)["grown by maxembed_published"]
     assert [line["cache 0 %, r 0"] for line in published] == [0.25, 0.25, 0.25]
-    assert ratios["ours_vs_maxembed_published_cache_0_batch_1_ratio_0"] == pytest.approx(0.25)
+    assert ratios["grown_vs_maxembed_published_cache_0_batch_1_ratio_0"] == pytest.approx(0.25)
     assert geometric_mean([]) is None
     assert math.isclose(geometric_mean([1.0, 4.0]) or 0.0, 2.0)

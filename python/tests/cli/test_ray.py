@@ -36,7 +36,7 @@ def cases() -> dict[str, Any]:
 def test_two_nodes_build_what_one_machine_builds(cases: dict[str, Any]) -> None:
     told = cases["same"]
     assert told["nodes"] == 2
-    assert told["equal"] == {"shp": True, "maxembed": True, "ours": True, "by_frequency": True}
+    assert told["equal"] == {"shp": True, "maxembed": True, "grown": True, "by_frequency": True}
 
 
 @with_ray
@@ -63,10 +63,10 @@ def test_without_ray_the_call_says_what_to_install(
 def test_what_cannot_be_built_is_refused_before_a_cluster_is_sought() -> None:
     import torch
 
-    from tierbed.placement import place_on_ray
+    from tierbed.placement import PlaceOptions, place_on_ray
 
     log = tb.QueryLog.from_batches(3, [(torch.tensor([0, 1]), torch.tensor([0, 2]))])
     with pytest.raises(tb.InvalidError, match="use one of"):
-        place_on_ray(log, method="metis")
+        place_on_ray(log, PlaceOptions(method="metis"))
     with pytest.raises(tb.InvalidError, match="no replicas"):
-        place_on_ray(log, method="shp", ratio=0.1)
+        place_on_ray(log, PlaceOptions(method="shp"), ratio=0.1)

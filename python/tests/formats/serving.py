@@ -103,7 +103,7 @@ def _write_placed(folder: Path) -> Facts:
     return {
         "rows": _lookup(folder / "placed", PLACED),
         "queries": [log[at] for at in range(len(log))],
-        "pages": [placement.page(at) for at in range(int(placement.info()["page_count"]))],
+        "pages": [placement.page(at) for at in range(int(placement.info().page_count))],
     }
 
 
@@ -114,10 +114,10 @@ def _check_placed(folder: Path, facts: Facts) -> None:
     recorded = QueryLog.read(folder / "recorded" / "a", row_count=PLACED["a"])
     assert [recorded[at] for at in range(len(recorded))] == [[7], [3], [9]]
     placement = Placement.read(folder / "pages.tbp")
-    pages = [placement.page(at) for at in range(int(placement.info()["page_count"]))]
+    pages = [placement.page(at) for at in range(int(placement.info().page_count))]
     assert pages == facts["pages"]
     mapping = Placement.read_mapping(folder / "mapping.txt", 16)
-    assert mapping.info()["page_count"] == len(pages)
+    assert mapping.info().page_count == len(pages)
     _check_snapshot(folder / "placed", PLACED, facts["rows"])
 
 

@@ -9,7 +9,7 @@ import torch
 
 import tierbed as tb
 from tierbed.placement import import_tables
-from tierbed.serve.cache import tier_specs
+from tierbed.serve.cache import cache_parts
 
 SIZES = {"a": 900, "b": 300, "wide": 40}
 DIMS = {"a": 8, "b": 8, "wide": 16}
@@ -161,8 +161,5 @@ def test_files_that_do_not_fit_are_refused(
 
 def test_neighbours_by_name() -> None:
     tier = tb.NeighbourTier()
-    assert tier_specs([tb.CacheTier(share=96.0), tier]) == [
-        "f32:lru:96.0:1",
-        "neighbours:second_chance:4.0",
-    ]
-    assert tier_specs(tb.NeighbourTier(inline=True)) == ["neighbours:second_chance:4.0:inline"]
+    assert cache_parts(tier) == [tier]
+    assert cache_parts("lru, neighbours:second_chance:4") == ["lru", "neighbours:second_chance:4"]

@@ -105,18 +105,18 @@ def test_every_method_places_every_row_within_its_space() -> None:
     for method, replicates in placement_methods():
         placement = tb.place(log, rows_per_page=5, method=method, ratio=0.2 if replicates else 0.0)
         info = placement.info()
-        pages = [placement.page(at) for at in range(info["page_count"])]
+        pages = [placement.page(at) for at in range(info.page_count)]
         assert all(1 <= len(page) <= 5 for page in pages), method
         assert {row for page in pages for row in page} == set(range(ROWS)), method
-        assert info["replica_count"] <= 0.2 * ROWS, method
-        assert sum(map(len, pages)) == ROWS + info["replica_count"], method
+        assert info.replica_count <= 0.2 * ROWS, method
+        assert sum(map(len, pages)) == ROWS + info.replica_count, method
 
 
 def test_reads_are_those_of_a_plain_loop() -> None:
     log = log_of(circles(200, seed=3))
     placement = tb.place(log, rows_per_page=4, method="shp", ratio=0.0)
     home = {}
-    for at in range(placement.info()["page_count"]):
+    for at in range(placement.info().page_count):
         home.update(dict.fromkeys(placement.page(at), at))
     expected: dict[int, int] = {}
     for at in range(len(log)):

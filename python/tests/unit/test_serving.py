@@ -36,7 +36,7 @@ def _ended(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_limits_are_those_of_the_engine() -> None:
-    assert asdict(Limits()) == json.loads(NativeServer.default_limits())
+    assert asdict(Limits()) == NativeServer.default_limits()
 
 
 def test_the_command_line_has_the_same_limits() -> None:

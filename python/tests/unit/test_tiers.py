@@ -12,7 +12,7 @@ import torch
 import tierbed as tb
 from tierbed.codec import Codec
 from tierbed.placement import import_tables
-from tierbed.serve.cache import tier_specs
+from tierbed.serve.cache import cache_parts
 
 SIZES = {"a": 900, "b": 300}
 DIM = 8
@@ -110,8 +110,8 @@ def test_misses_without_a_plan(folder: Path, tables: dict[str, torch.Tensor]) ->
 
 
 def test_tiers_by_name(folder: Path, tables: dict[str, torch.Tensor]) -> None:
-    wide = tb.CacheTier(codec="int8", policy="ours", share=3.0)
-    assert tier_specs([wide, "int4:lru"]) == ["int8:ours:3.0:1", "int4:lru"]
+    wide = tb.CacheTier(codec="int8", policy="group_frequency", share=3.0)
+    assert cache_parts([wide, "int4:lru, lru"]) == [wide, "int4:lru", "lru"]
     often = tb.KeyedJaggedTensor(["a"], torch.arange(20), lengths=torch.ones(20).long())
     with tb.Snapshot.open(folder, cache=[wide, "int4:lru"], cache_bytes=30_000) as snapshot:
         for _ in range(4):
@@ -137,8 +137,8 @@ def test_tiers_by_name(folder: Path, tables: dict[str, torch.Tensor]) -> None:
 
 def test_a_tier_too_small_for_any_row_says_so(folder: Path) -> None:
     with pytest.warns(RuntimeWarning, match="int8:group_frequency has too few bytes"):
-        tb.Snapshot.open(folder, cache="int8:ours", cache_bytes=500).close()
+        tb.Snapshot.open(folder, cache="int8:group_frequency", cache_bytes=500).close()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tb.Snapshot.open(folder, cache="int8:ours", cache_bytes=0).close()
-        tb.Snapshot.open(folder, cache="int8:ours", cache_bytes=30_000).close()
+        tb.Snapshot.open(folder, cache="int8:group_frequency", cache_bytes=0).close()
+        tb.Snapshot.open(folder, cache="int8:group_frequency", cache_bytes=30_000).close()

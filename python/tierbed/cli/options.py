@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from tierbed._util.report import write_json
+from tierbed.config import words as closed
 from tierbed.errors import InvalidError
 
 DramBudget = Annotated[
     str, typer.Option("--dram-budget", help="Memory for everything the store keeps: 16MiB, 4GiB.")
 ]
 IoEngine = Annotated[
-    str,
-    typer.Option("--io-engine", metavar="auto|io_uring|pread", help="auto falls back by itself."),
+    closed.IoEngine, typer.Option("--io-engine", help="auto falls back by itself.")
 ]
 JsonOut = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON here; - is the screen.")

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tierbed._util.progress import Progress
+from tierbed._util.report import print_table, write_json
 from tierbed.cli.options import JsonOut, LogFormat, finish, shows_tables
 from tierbed.errors import InvalidError
-from tierbed.placement.build import PageReads, Placement, QueryLog, place, rows_per_page_of
+from tierbed.placement.build import (
+    PageReads,
+    Placement,
+    PlaceOptions,
+    QueryLog,
+    place_each,
+    rows_per_page_of,
+)
+from tierbed.placement.drift import Drift, measure_drift
 from tierbed.placement.log_files import read_log
 
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
@@ -52,17 +61,17 @@ def place_(
         str,
         typer.Option(
             "--method",
-            help="random, by_frequency, shp, rpp, fpr, maxembed, ours, "
+            help="random, by_frequency, shp, rpp, fpr, maxembed, grown, "
             "shp_published or maxembed_published.",
         ),
-    ] = "ours",
+    ] = "grown",
     ratio: Annotated[float, typer.Option("--ratio", help="Replicas per row of the table.")] = 0.1,
     cache_share: Annotated[
         float, typer.Option("--cache-share", help="Rows cached in front, as a share of the rows.")
     ] = 0.0,
     cache_policy: Annotated[
-        str, typer.Option("--cache-policy", help="Who leaves that cache.")
-    ] = "s3fifo",
+        str, typer.Option("--cache-policy", help="Eviction policy of that cache.")
+    ] = "s3_fifo",
     split: Annotated[
         float, typer.Option("--split", help="Build from this earlier share, judge on the rest.")
     ] = 1.0,
@@ -98,7 +107,16 @@ def place_(
         log, log_format, row_count=rows, sample=sample, seed=seed, query_rows_max=query_rows
     )
     if drift is not None:
-        _drift(drift, queries, slices, method, tolerance, seed, threads, json_path)
+        aged = _drift(
+            drift,
+            queries,
+            slices=slices,
+            method=method,
+            tolerance=tolerance,
+            seed=seed,
+            threads=threads,
+        )
+        _show_drift(aged, f"{drift} on a newer log, beside a fresh one by {method}", json_path)
         return
     if out is None:
         raise InvalidError("say where the placement goes with --out")
@@ -109,12 +127,26 @@ def place_(
     if cache_share > 0.0:
         misses = earlier.misses(earlier, cache_share, policy=cache_policy).log
     started_s = time.perf_counter()
-    page = rows_per_page or rows_per_page_of(dim or 0)
+    options = PlaceOptions(
+        method=method,
+        rows_per_page=rows_per_page or rows_per_page_of(dim or 0),
+        seed=seed,
+        threads=threads,
+    )
     kept = out / UNFINISHED
     if kept.is_dir() and ray is None:
         typer.echo(f"goes on with what is kept in {kept}", err=True)
     with Progress(f"place by {method}", None, "steps" if ray is None else "tasks") as bar:
-        placement = _placed(earlier, misses, page, method, ratio, seed, threads, ray, kept, bar.set)
+        if ray is None:
+            [placement] = place_each(
+                earlier, [ratio], options, misses=misses, kept=kept, progress=bar.set
+            )
+        else:
+            from tierbed.placement.ray_cluster import place_on_ray
+
+            placement = place_on_ray(
+                earlier, options, address=ray, misses=misses, ratio=ratio, progress=bar.set
+            )
     build_s = time.perf_counter() - started_s
     placement = placement.ordered_by_use(earlier if misses is None else misses)
     judged = (later if len(later) else earlier).misses(earlier, cache_share, policy=cache_policy)
@@ -129,7 +161,7 @@ def place_(
         "hit_ratio": judged.hit_ratio,
         "build_s": build_s,
         **_judged(placement, judged.log, judged.query_count, threads),
-        **placement.info(),
+        **asdict(placement.info()),
     }
     out.mkdir(parents=True, exist_ok=True)
     placement.write(out / PLACEMENT_FILE)
@@ -137,48 +169,8 @@ def place_(
         shutil.rmtree(kept)
     if mapping is not None:
         placement.write_mapping(mapping)
-    from tierbed._util.report import write_json
-
     write_json(out / "placement.json", result)
     finish(result, json_path, f"placement in {out}")
-
-
-def _placed(
-    log: QueryLog,
-    misses: QueryLog | None,
-    rows_per_page: int,
-    method: str,
-    ratio: float,
-    seed: int,
-    threads: int,
-    ray: str | None,
-    kept: Path,
-    progress: Callable[[int, int], None],
-) -> Placement:
-    if ray is None:
-        return place(
-            log,
-            misses=misses,
-            rows_per_page=rows_per_page,
-            method=method,
-            ratio=ratio,
-            seed=seed,
-            threads=threads,
-            kept=kept,
-            progress=progress,
-        )
-    from tierbed.placement.ray_cluster import place_on_ray
-
-    return place_on_ray(
-        log,
-        address=ray,
-        misses=misses,
-        rows_per_page=rows_per_page,
-        method=method,
-        ratio=ratio,
-        seed=seed,
-        progress=progress,
-    )
 
 
 def _judged(placement: Placement, log: QueryLog, query_count: int, threads: int) -> dict[str, Any]:
@@ -195,35 +187,17 @@ def _judged(placement: Placement, log: QueryLog, query_count: int, threads: int)
     }
 
 
-def _drift(
-    path: Path,
-    newer: QueryLog,
-    slices: int,
-    method: str,
-    tolerance: float,
-    seed: int,
-    threads: int,
-    json_path: Path | None,
-) -> None:
-    from tierbed._util.report import print_table, write_json
-    from tierbed.placement.drift import measure_drift
-
+def _drift(path: Path, newer: QueryLog, *, slices: int, **how: Any) -> Drift:
     found = placement_file(path)
     if found is None:
         raise InvalidError(f"{path} holds no placement", {"path": str(path)})
     with Progress("slices", slices, "slices") as bar:
-        drift = measure_drift(
-            Placement.read(found),
-            newer,
-            slices=slices,
-            method=method,
-            tolerance=tolerance,
-            seed=seed,
-            threads=threads,
-            progress=bar.set,
-        )
+        return measure_drift(Placement.read(found), newer, slices=slices, progress=bar.set, **how)
+
+
+def _show_drift(drift: Drift, title: str, json_path: Path | None) -> None:
     if shows_tables(json_path):
-        print_table(f"{path} on a newer log, beside a fresh placement by {method}", drift.slices)
+        print_table(title, drift.slices)
         told = "the placement still serves: no two slices in a row read too much"
         if drift.rebuild_at is not None:
             told = f"rebuild: from slice {drift.rebuild_at} on it reads too much"
@@ -236,11 +210,9 @@ def inspect_placement(
     path: Path, log: Path | None, log_format: str, json_path: Path | None
 ) -> None:
     """Shows what is in a placement file, and what a log reads through it."""
-    from tierbed._util.report import print_table
-
     placement = Placement.read(path)
     info = placement.info()
-    result: dict[str, Any] = {"kind": "placement", "path": str(path), **info}
+    result: dict[str, Any] = {"kind": "placement", "path": str(path), **asdict(info)}
     reads: PageReads | None = None
     if log is not None:
         queries = read_log(log, log_format)
@@ -251,8 +223,8 @@ def inspect_placement(
         result["absent_rows"] = reads.absent_rows
         result["reads_by_useful_rows"] = reads.reads_by_useful_rows
     if shows_tables(json_path):
-        print_table("pages by rows on them", _histogram(info["pages_by_rows"], "rows", "pages"))
-        print_table("rows by pages they are on", _histogram(info["rows_by_pages"], "pages", "rows"))
+        print_table("pages by rows on them", _histogram(info.pages_by_rows, "rows", "pages"))
+        print_table("rows by pages they are on", _histogram(info.rows_by_pages, "pages", "rows"))
         if reads is not None:
             useful = _histogram(reads.reads_by_useful_rows, "useful_rows", "page_reads")
             print_table("page reads by useful rows", useful)

@@ -24,6 +24,7 @@ from tierbed.cli.options import (
     set_threads,
     shows_tables,
 )
+from tierbed.config.words import MissMode, SnapshotBackend
 from tierbed.errors import InvalidError, IoError
 
 __all__ = ["ask", "register"]
@@ -35,7 +36,7 @@ def serve(
         str, typer.Option("--address", help="host:port; port 0 picks a free one.")
     ] = "127.0.0.1:8080",
     dram_budget: DramBudget = "256MiB",
-    backend: Annotated[str, typer.Option("--backend", metavar="direct|mmap|memory")] = "direct",
+    backend: Annotated[SnapshotBackend, typer.Option("--backend")] = "direct",
     io_engine: IoEngine = "auto",
     cache: Annotated[
         str,
@@ -53,10 +54,8 @@ def serve(
         typer.Option("--neighbours", help="File of neighbours; by default beside the snapshot."),
     ] = None,
     misses: Annotated[
-        str,
-        typer.Option(
-            "--misses", help="read, or answer by the plan or neighbours: surrogate or default."
-        ),
+        MissMode,
+        typer.Option("--misses", help="Read, or answer by the plan, a neighbour, or a default."),
     ] = "read",
     refresh: Annotated[
         str,

@@ -7,7 +7,6 @@ and clicks with a planted signal. Sample ``n`` depends on the seed and ``n`` alo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +26,7 @@ _PACKING_OF_SUFFIX: dict[str, Literal["gzip", "zstd"]] = {".gz": "gzip", ".zst":
 
 
 def _generator(scale: float, seed: int, drift: float) -> _native.Generator:
-    return _native.Generator(json.dumps({"seed": seed, "scale": scale, "drift": drift}))
+    return _native.Generator({"seed": seed, "scale": scale, "drift": drift})
 
 
 def scale_for_rows(row_count: int) -> float:

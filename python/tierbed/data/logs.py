@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tierbed import _native
+from tierbed._native_options import LogPosition, ReaderOptions
 from tierbed.data.batch import Batch, batch_of
 from tierbed.data.dataset import Dataset, Paths, ProgressCallback, expand_paths
 from tierbed.data.vocabulary import Vocabulary, open_vocabulary
@@ -54,12 +55,12 @@ class LogData(Dataset):
         self.progress = progress
         self.skipped_line_count = 0
         self.vocabulary = open_vocabulary(vocabulary)
-        self._options = json.dumps({"format": layout, "bad_lines": bad_lines})
+        self._options: ReaderOptions = {"format": layout, "bad_lines": bad_lines}
         reader = self._open()
         self._feature_names = reader.feature_names()
         self._dense_count = reader.dense_count
         # Places already visited, by sample; shared with parts of this dataset.
-        self._marks: dict[int, str] = {}
+        self._marks: dict[int, LogPosition] = {}
         self._total: list[int] = []
 
     def _open(self) -> _native.CriteoReader:
@@ -106,11 +107,13 @@ class LogData(Dataset):
     def identity(self) -> dict[str, Any]:
         """Returns what a state must agree with to be resumed."""
         files = [[path.name, path.stat().st_size] for path in self.paths]
-        return {"files": files, "options": self._options, **self.vocabulary.identity()}
+        # As text, which is what states have that were saved so far.
+        options = json.dumps(self._options)
+        return {"files": files, "options": options, **self.vocabulary.identity()}
 
     def _mark(self, reader: _native.CriteoReader, sample: int, *, always: bool = False) -> None:
         if always or not self._marks or sample - max(self._marks) >= _MARK_SAMPLES:
-            self._marks[sample] = reader.position_json()
+            self._marks[sample] = reader.position()
 
     def _open_at(self, first: int) -> _native.CriteoReader:
         reader = self._open()
@@ -141,8 +144,7 @@ class LogData(Dataset):
             left -= len(batch)
             sample += len(batch)
             self._mark(reader, sample)
-            position: dict[str, int] = json.loads(reader.position_json())
-            self.skipped_line_count = position["skipped_line_count"]
+            self.skipped_line_count = reader.position()["skipped_line_count"]
             if self.progress is not None:
                 self.progress(*reader.progress())
             yield batch

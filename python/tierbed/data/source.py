@@ -7,11 +7,10 @@ with the run; later scoring uses the same ids.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tierbed import _native
 from tierbed._util.progress import Progress
@@ -174,9 +173,9 @@ def _count(options: DataOptions, files: Sequence[Path]) -> int:
     if options.format == "parquet":
         found = _parquet(options, files, dict.fromkeys(options.categorical, 1)).count()
         return found if options.samples is None else min(found, options.samples)
+    layout: Literal["avazu", "criteo"] = "avazu" if options.format == "avazu" else "criteo"
     reader = _native.CriteoReader(
-        [str(file) for file in files],
-        json.dumps({"format": options.format, "bad_lines": "fail"}),
+        [str(file) for file in files], {"format": layout, "bad_lines": "fail"}
     )
     total = 0
     most = options.samples

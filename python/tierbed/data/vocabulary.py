@@ -7,7 +7,6 @@ from 1 by first appearance.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +76,11 @@ class Vocabulary:
     ) -> None:
         self.path = Path(path)
         self.native = _native.Vocabulary(str(path), resident_budget_bytes)
-        info: dict[str, Any] = json.loads(self.native.info_json())
-        self.feature_names: list[str] = info["feature_names"]
-        self.row_counts: list[int] = info["row_counts"]
-        self.sample_count: int = info["sample_count"]
-        self.min_count: int = info["min_count"]
-        self.resident_bytes: int = info["resident_bytes"]
+        self.feature_names = self.native.feature_names
+        self.row_counts = self.native.row_counts
+        self.sample_count = self.native.sample_count
+        self.min_count = self.native.min_count
+        self.resident_bytes = self.native.resident_bytes
 
     def table_sizes(self) -> list[tuple[str, int]]:
         """Returns name and ``num_embeddings`` of the table each feature needs."""
@@ -108,19 +106,15 @@ def new_builder(
     feature_names: list[str], path: Path, memory_budget_bytes: int, min_count: int
 ) -> _native.VocabularyBuilder:
     """Starts a vocabulary that spills beside the file it will become."""
-    options = {
-        "memory_budget_bytes": memory_budget_bytes,
-        "scratch_folder": str(path.absolute().parent),
-        "min_count": min_count,
-    }
-    return _native.VocabularyBuilder(feature_names, json.dumps(options))
+    scratch_folder = str(path.absolute().parent)
+    return _native.VocabularyBuilder(feature_names, memory_budget_bytes, scratch_folder, min_count)
 
 
 def finish_builder(
     builder: _native.VocabularyBuilder, path: Path, sample_count: int, skipped_line_count: int
 ) -> VocabularyReport:
     """Writes the file and returns what was found."""
-    report: dict[str, Any] = json.loads(builder.finish(str(path)))
+    report = builder.finish(str(path))
     features = [FeatureReport(**feature) for feature in report["features"]]
     return VocabularyReport(
         features, sample_count, skipped_line_count, report["run_count"], report["file_bytes"]
@@ -155,7 +149,7 @@ def build_vocabulary(
     """
     path = Path(path)
     files = [str(file) for file in expand_paths(paths)]
-    reader = _native.CriteoReader(files, json.dumps({"format": layout, "bad_lines": bad_lines}))
+    reader = _native.CriteoReader(files, {"format": layout, "bad_lines": bad_lines})
     builder = new_builder(reader.feature_names(), path, memory_budget_bytes, min_count)
     left = _NO_BOUND if samples is None else samples
     while left > 0:
@@ -165,5 +159,5 @@ def build_vocabulary(
         left -= taken
         if progress is not None:
             progress(*reader.progress())
-    position: dict[str, int] = json.loads(reader.position_json())
+    position = reader.position()
     return finish_builder(builder, path, position["sample_count"], position["skipped_line_count"])

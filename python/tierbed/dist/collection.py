@@ -371,7 +371,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         limits: Limits,
     ) -> Exchange:
         travel = (PRECISIONS[self._output_dtype], PRECISIONS[row_dtype])
-        described = self._plan.to_json(self._configs, *travel)
+        described = self._plan.described(self._configs, *travel)
         plan = NativeExchangePlan(described, limits.samples_max, limits.indices_max)
         groups = [
             store.native.plan(

@@ -6,13 +6,15 @@ must keep, and rows that it must look up.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tierbed._native_options import ExchangePlan
 
 __all__ = ["ColumnWise", "Mirrored", "RowWise", "Sharding", "ShardingPlan", "TableWise"]
 
@@ -146,31 +148,34 @@ class ShardingPlan:
             return {"kind": "columns", "bounds": list(bounds)}
         return {"kind": "mirrored"}
 
-    def to_json(
+    def described(
         self, tables: Sequence[EmbeddingBagConfig], outputs: str = "f32", rows: str = "f32"
-    ) -> str:
-        """Writes the plan of ``tables`` as ``NativeExchangePlan`` takes it.
+    ) -> ExchangePlan:
+        """Returns the plan of ``tables`` as ``NativeExchangePlan`` takes it.
 
         Args:
             tables: The tables.
             outputs: What numbers of outputs and their gradients travel in.
             rows: What numbers of single rows travel in.
         """
-        described = [
-            {
-                "row_count": _row_count(config),
-                "dim": config.embedding_dim,
-                "sharding": self.sharding(config),
-            }
-            for config in tables
-        ]
-        features = [
-            [at, config.pooling.value]
-            for at, config in enumerate(tables)
-            for _ in config.feature_names
-        ]
-        plan = {"ranks": self.rank_count, "tables": described, "features": features}
-        return json.dumps({**plan, "outputs": outputs, "rows": rows})
+        return {
+            "ranks": self.rank_count,
+            "tables": [
+                {
+                    "row_count": _row_count(config),
+                    "dim": config.embedding_dim,
+                    "sharding": self.sharding(config),
+                }
+                for config in tables
+            ],
+            "features": [
+                (at, config.pooling.value)
+                for at, config in enumerate(tables)
+                for _ in config.feature_names
+            ],
+            "outputs": outputs,
+            "rows": rows,
+        }
 
     def _equal_ranges(self, end: int) -> tuple[int, ...]:
         return tuple(rank * end // self.rank_count for rank in range(self.rank_count + 1))

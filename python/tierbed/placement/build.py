@@ -1,4 +1,4 @@
-"""Which rows should share a page, and which deserve several?
+"""Placements: which rows share a page, and which are on several.
 
 A :class:`QueryLog` says what was asked together; :func:`place` makes a :class:`Placement` of it;
 :meth:`Placement.reads` counts the pages that other queries would read. No page is read or written
@@ -7,23 +7,28 @@ here.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tierbed._native import NativePlacement, NativeQueryLog, NativeQueryLogBuilder
+from tierbed.config.words import PageSelection
 from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from tierbed._native_options import ReadOptions
 
 __all__ = [
     "MissStream",
     "PageReads",
+    "PlaceOptions",
     "Placement",
+    "PlacementInfo",
     "QueryLog",
     "place",
     "place_each",
@@ -83,14 +88,14 @@ class QueryLog:
             InvalidError: A line is no query; the error names file and line.
             CorruptionError: A packed or binary file is damaged.
         """
-        options = {
+        options: ReadOptions = {
             "row_count": row_count,
             "sample": sample,
             "seed": seed,
             "query_count_max": queries_max,
             "query_rows_max": query_rows_max,
         }
-        return cls(NativeQueryLog.read(os.fspath(path), log_format, json.dumps(options), progress))
+        return cls(NativeQueryLog.read(os.fspath(path), log_format, options, progress))
 
     @classmethod
     def from_batches(cls, row_count: int, batches: Iterable[tuple[Tensor, Tensor]]) -> QueryLog:
@@ -183,20 +188,18 @@ class QueryLog:
         self.native.write(os.fspath(path))
 
     def misses(
-        self, earlier: QueryLog, share: float, *, policy: str = "s3fifo", batch: int = 1
+        self, earlier: QueryLog, share: float, *, policy: str = "s3_fifo", batch: int = 1
     ) -> MissStream:
         """Takes away what a row cache serves.
 
         Args:
             earlier: Queries that warm the cache; the log itself, to build from.
             share: Rows the cache holds, as a share of the table's rows.
-            policy: Who leaves the cache.
+            policy: Eviction policy of the cache.
             batch: Queries whose rows are asked for together.
         """
-        options = {"share": share, "policy": policy, "batch_queries": batch}
-        log, report = self.native.misses(earlier.native, json.dumps(options))
-        told = json.loads(report)
-        return MissStream(QueryLog(log), told["query_count"], told["hit_ratio"])
+        log, query_count, hit_ratio = self.native.misses(earlier.native, share, policy, batch)
+        return MissStream(QueryLog(log), query_count, hit_ratio)
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,31 @@ class PageReads:
         return self.rows / max(1, self.pages)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlacementInfo:
+    """What a placement holds.
+
+    Args:
+        row_count: Rows of the table.
+        rows_per_page: Rows a page holds.
+        page_count: All pages.
+        home_page_count: Pages of homes; the others hold replicas.
+        replica_count: Copies of rows beyond the first.
+        index_bytes: Forward and inverted index.
+        pages_by_rows: At ``n``: how many pages hold ``n`` rows.
+        rows_by_pages: At ``n``: how many rows are on ``n`` pages.
+    """
+
+    row_count: int
+    rows_per_page: int
+    page_count: int
+    home_page_count: int
+    replica_count: int
+    index_bytes: int
+    pages_by_rows: list[int]
+    rows_by_pages: list[int]
+
+
 class Placement:
     """Rows on pages: every row has a home, some have replicas on further pages.
 
@@ -276,10 +304,9 @@ class Placement:
         """Writes MaxEmbed's mapping."""
         self.native.write_mapping(os.fspath(path))
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> PlacementInfo:
         """Counts of rows, pages and replicas, bytes of the indexes, and two histograms."""
-        info: dict[str, Any] = json.loads(self.native.info_json())
-        return info
+        return PlacementInfo(**self.native.info())
 
     def page(self, at: int) -> list[int]:
         """The rows of a page, homes first."""
@@ -296,7 +323,7 @@ class Placement:
         self,
         log: QueryLog,
         *,
-        select: str = "one_pass",
+        select: PageSelection = "one_pass",
         index_limit: int | None = 10,
         threads: int = 1,
     ) -> PageReads:
@@ -308,15 +335,7 @@ class Placement:
             index_limit: Pages known per row; None is all.
             threads: They change the time, never the counts.
         """
-        options = {"select": select, "index_limit": index_limit, "threads": threads}
-        told = json.loads(self.native.page_reads(log.native, json.dumps(options)))
-        return PageReads(
-            told["pages"],
-            told["rows"],
-            told["absent_rows"],
-            told["reads_by_useful_rows"],
-            told["index_bytes"],
-        )
+        return PageReads(**self.native.page_reads(log.native, select, index_limit, threads))
 
     def connectivity(self, log: QueryLog) -> float:
         """Mean number of home pages that hold the rows of a query: reads without replicas."""
@@ -338,12 +357,32 @@ def rows_per_page_of(dim: int) -> int:
     return rows
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """How rows are placed.
+
+    Args:
+        method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr``, ``maxembed`` or ``grown``;
+            ``shp_published`` and ``maxembed_published`` bisect as MaxEmbed's programs do.
+        rows_per_page: Rows a page holds.
+        seed: Equal seeds make equal placements.
+        threads: They change the time, never the placement.
+        iterations: Exchanges per split of a bisection; 8 by the methods as published.
+    """
+
+    method: str = "grown"
+    rows_per_page: int = 16
+    seed: int = 1
+    threads: int = 1
+    iterations: int = 16
+
+
 def place(
     log: QueryLog,
     *,
     misses: QueryLog | None = None,
     rows_per_page: int = 16,
-    method: str = "ours",
+    method: str = "grown",
     ratio: float = 0.1,
     homes: Placement | None = None,
     seed: int = 1,
@@ -357,21 +396,21 @@ def place(
     Args:
         log: The queries.
         misses: What of them misses the cache that will stand in front (:meth:`QueryLog.misses`);
-            ``ours`` grows pages for these.
-        rows_per_page: Rows a page holds.
-        method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr``, ``maxembed`` or ``ours``;
-            ``shp_published`` and ``maxembed_published`` bisect as MaxEmbed's programs do.
+            ``grown`` grows pages for these.
+        rows_per_page: As of :class:`PlaceOptions`, and so ``method``, ``seed``, ``threads`` and
+            ``iterations``.
+        method: How rows are placed.
         ratio: Replicas per row of the table; 0 for methods that make none.
         homes: A placement by ``shp`` of the same log and options, for ``maxembed`` (by
             ``shp_published`` for ``maxembed_published``): saves bisecting again for each of
             several ratios.
         seed: Equal seeds make equal placements.
         threads: They change the time, never the placement.
-        iterations: Exchanges per split of a bisection; 8 by the methods as published.
-        kept: A folder for what ``shp``, ``maxembed`` and ``ours`` have done: a build that was
+        iterations: Exchanges per split of a bisection.
+        kept: A folder for what ``shp``, ``maxembed`` and ``grown`` have done: a build that was
             stopped goes on there, to the same placement. Delete it when the placement is safe.
         progress: Called with steps done and steps in all: levels of a bisection, about
-            thousandths of the work of ``ours``. What it raises ends the build.
+            thousandths of the work of ``grown``. What it raises ends the build.
 
     Raises:
         InvalidError: An option is out of range, or unknown; what is kept is of another log or of
@@ -383,32 +422,26 @@ def place(
         >>> log = tb.QueryLog.from_batches(10, [queries])
         >>> placed = tb.place(log, rows_per_page=4, method="maxembed")
     """
-    return place_each(
-        log,
-        [ratio],
-        misses=misses,
-        rows_per_page=rows_per_page,
+    options = PlaceOptions(
         method=method,
-        homes=homes,
+        rows_per_page=rows_per_page,
         seed=seed,
         threads=threads,
         iterations=iterations,
-        kept=kept,
-        progress=progress,
-    )[0]
+    )
+    placed = place_each(
+        log, [ratio], options, misses=misses, homes=homes, kept=kept, progress=progress
+    )
+    return placed[0]
 
 
 def place_each(
     log: QueryLog,
     ratios: Iterable[float],
+    options: PlaceOptions | None = None,
     *,
     misses: QueryLog | None = None,
-    rows_per_page: int = 16,
-    method: str = "ours",
     homes: Placement | None = None,
-    seed: int = 1,
-    threads: int = 1,
-    iterations: int = 16,
     kept: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Placement]:
@@ -417,13 +450,9 @@ def place_each(
     Args:
         log: The queries.
         ratios: Replicas per row of the table, of one placement each.
-        misses: What of the queries misses the cache that will stand in front.
-        rows_per_page: Rows a page holds.
-        method: As of :func:`place`.
-        homes: A placement by ``shp`` of the same log and options, for ``maxembed``.
-        seed: Equal seeds make equal placements.
-        threads: They change the time, never the placements.
-        iterations: Exchanges per split of a bisection.
+        options: How rows are placed.
+        misses: As of :func:`place`.
+        homes: As of :func:`place`.
         kept: As of :func:`place`.
         progress: As of :func:`place`.
 
@@ -433,21 +462,15 @@ def place_each(
 
     Raises:
         InvalidError: An option is out of range, or unknown.
+        CorruptionError: What is kept is damaged; the error names the file.
     """
-    options = {
-        "method": method,
-        "rows_per_page": rows_per_page,
-        "ratios": list(ratios),
-        "seed": seed,
-        "threads": threads,
-        "iterations": iterations,
-        "kept": None if kept is None else os.fspath(kept),
-    }
     built = NativePlacement.build(
         log.native,
         None if misses is None else misses.native,
-        json.dumps(options),
+        options or PlaceOptions(),
+        list(ratios),
         None if homes is None else homes.native,
+        None if kept is None else os.fspath(kept),
         progress,
     )
     return [Placement(native) for native in built]

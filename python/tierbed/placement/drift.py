@@ -1,4 +1,4 @@
-"""How does a placement age, and when is it worth building another?
+"""Drift: how a placement ages, and when another is worth building.
 
 A newer log is cut into slices of time. In each, the placement at hand is compared with one built
 afresh from the slices before it, by the same method and space: what a rebuild would have given.
@@ -39,7 +39,7 @@ def measure_drift(
     newer: QueryLog,
     *,
     slices: int = 10,
-    method: str = "ours",
+    method: str = "grown",
     tolerance: float = 0.05,
     seed: int = 1,
     threads: int = 1,
@@ -80,9 +80,9 @@ def measure_drift(
         if at > 0:
             fresh = place(
                 before,
-                rows_per_page=info["rows_per_page"],
+                rows_per_page=info.rows_per_page,
                 method=method,
-                ratio=info["replica_count"] / info["row_count"],
+                ratio=info.replica_count / info.row_count,
                 seed=seed,
                 threads=threads,
             ).reads(here, threads=threads)

@@ -5,7 +5,6 @@ A snapshot lays its tables out by placements. :func:`import_tables` makes one of
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -97,15 +96,12 @@ def import_tables(
             raise InvalidError(f"no table {name!r}; there are {names}", {"table": name})
         return names.index(name)
 
-    report: dict[str, Any] = json.loads(
-        _native.import_tables(
-            [(name, rows.detach().contiguous()) for name, rows in tables.items()],
-            placement_files(placement, [{"name": name} for name in names], table_id),
-            os.fspath(out),
-            parse_bytes(dram_budget, "dram_budget"),
-        )
+    return _native.import_tables(
+        [(name, rows.detach().contiguous()) for name, rows in tables.items()],
+        placement_files(placement, [{"name": name} for name in names], table_id),
+        os.fspath(out),
+        parse_bytes(dram_budget, "dram_budget"),
     )
-    return report
 
 
 def read_tables(paths: Sequence[Path]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""How is a placement built on several machines? Parts of it as tasks of a Ray cluster.
+"""Placements built on several machines: parts of them as tasks of a Ray cluster.
 
 The driver reads the log, hands out parts and puts the results together; the kernel inside each task
 is the one of a single machine, and so is the placement, to the last bit::
@@ -13,18 +13,17 @@ Ray carries what has to be moved and nothing else, and is needed by nobody who d
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tierbed import _native
 from tierbed._native import NativePlacement, NativeQueryLog
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.placement.build import Placement, QueryLog
+from tierbed.placement.build import Placement, PlaceOptions, QueryLog
 
 __all__ = ["place_on_ray"]
 
@@ -39,11 +38,11 @@ Ref = Any
 Progress = Callable[[int, int], None]
 
 
-def _split(part: bytes, options: str) -> tuple[bytes, bytes]:
+def _split(part: bytes, options: PlaceOptions) -> tuple[bytes, bytes]:
     return _native.bisection_split(part, options)
 
 
-def _order(part: bytes, options: str) -> bytes:
+def _order(part: bytes, options: PlaceOptions) -> bytes:
     return _native.bisection_order(part, options)
 
 
@@ -55,10 +54,10 @@ def _pages(homes: tuple[list[bytes], int, int], log: bytes, bases: list[int]) ->
     return _native.placement_pages(_native.bisection_end(*homes), NativeQueryLog.unpack(log), bases)
 
 
-def _whole(log: bytes, misses: bytes | None, options: str) -> bytes:
+def _whole(log: bytes, misses: bytes | None, options: PlaceOptions, ratio: float) -> bytes:
     given = NativeQueryLog.unpack(log)
     missed = None if misses is None else NativeQueryLog.unpack(misses)
-    [placement] = NativePlacement.build(given, missed, options, None, None)
+    [placement] = NativePlacement.build(given, missed, options, [ratio], None, None, None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "placement"
         placement.write(str(file))
@@ -67,14 +66,11 @@ def _whole(log: bytes, misses: bytes | None, options: str) -> bytes:
 
 def place_on_ray(
     log: QueryLog,
+    options: PlaceOptions | None = None,
     *,
     address: str = "local",
     misses: QueryLog | None = None,
-    rows_per_page: int = 16,
-    method: str = "maxembed",
     ratio: float = 0.1,
-    seed: int = 1,
-    iterations: int = 16,
     parts: int | None = None,
     progress: Progress | None = None,
 ) -> Placement:
@@ -82,14 +78,12 @@ def place_on_ray(
 
     Args:
         log: The queries.
+        options: How rows are placed; by default by ``maxembed``. ``shp`` and ``maxembed`` are built
+            in parts, other methods in one task. Tasks have one thread each.
         address: Where the cluster is; ``local`` starts one on this machine. A cluster that the
             process is connected to already is used whatever the address.
         misses: As for :func:`tierbed.place`.
-        rows_per_page: Rows a page holds.
-        method: ``shp`` or ``maxembed``, which are built in parts, or another, built in one task.
         ratio: Replicas per row of the table.
-        seed: Equal seeds make equal placements, here and on a single machine.
-        iterations: Exchanges per split of a bisection.
         parts: Parts a bisection is taken apart into; by default four per processor.
         progress: Called with tasks done and tasks in all, for each step.
 
@@ -97,21 +91,17 @@ def place_on_ray(
         UnsupportedError: Ray is not installed.
         InvalidError: An option is out of range, or unknown.
     """
-    shp = {
-        "rows_per_page": rows_per_page,
-        "seed": seed,
-        "threads": 1,
-        "iterations": iterations,
-    }
+    options = replace(options or PlaceOptions(method="maxembed"), threads=1)
+    method = options.method
     if dict(_native.placement_methods()).get(method) is None:
         names = ", ".join(name for name, _ in _native.placement_methods())
         raise InvalidError(f"unknown placement method {method!r}: use one of {names}")
     if method == "shp" and ratio > 0.0:
         raise InvalidError("this method makes no replicas: use ratio 0, or another method")
     with _cluster(address) as ray:
-        job = _Job(ray, log.native, shp, progress)
+        job = _Job(ray, log.native, options, progress)
         if method not in ("shp", "maxembed"):
-            return _built_whole(job, misses, method, ratio)
+            return _built_whole(job, misses, ratio)
         homes = job.homes(parts or PARTS_PER_CPU * max(1, int(ray.cluster_resources()["CPU"])))
         if method == "shp":
             return Placement(_native.bisection_end(*homes))
@@ -146,7 +136,7 @@ class _Job:
 
     ray: Any
     log: NativeQueryLog
-    shp: dict[str, Any]
+    options: PlaceOptions
     progress: Progress | None
 
     def remote(self, task: Callable[..., Any], **options: Any) -> Any:
@@ -155,21 +145,20 @@ class _Job:
 
     def homes(self, part_count: int) -> tuple[list[bytes], int, int]:
         """Bisects; returns the orders of the parts, and what else makes a placement of them."""
-        told = json.dumps(self.shp)
         split, order = self.remote(_split, num_returns=2), self.remote(_order)
-        root, page_count = _native.bisection_begin(self.log, told)
+        root, page_count = _native.bisection_begin(self.log, self.options)
         level_count = max(0, part_count - 1).bit_length()
 
         def below(part: Ref, pages: int, levels: int) -> Iterator[Ref]:
             if levels == 0 or pages < 2:
-                yield order.remote(part, told)
+                yield order.remote(part, self.options)
                 return
-            left, right = split.remote(part, told)
+            left, right = split.remote(part, self.options)
             yield from below(left, pages // 2, levels - 1)
             yield from below(right, pages - pages // 2, levels - 1)
 
         orders = self.wait(list(below(self.ray.put(root), page_count, level_count)))
-        return orders, self.log.row_count, int(self.shp["rows_per_page"])
+        return orders, self.log.row_count, self.options.rows_per_page
 
     def with_replicas(self, homes: tuple[list[bytes], int, int], ratio: float) -> NativePlacement:
         """Adds replica pages by connectivity."""
@@ -178,7 +167,7 @@ class _Job:
         width = max(1, int(self.ray.cluster_resources()["CPU"]))
         blocks = [self.ray.put(block.pack()) for block in _blocks(self.log, width)]
         found = self.wait([scores.remote(there, block) for block in blocks])
-        bases = _native.placement_bases(found, int(self.shp["rows_per_page"]), ratio)
+        bases = _native.placement_bases(found, self.options.rows_per_page, ratio)
         log = self.ray.put(self.log.pack())
         step = max(1, -(-len(bases) // (PARTS_PER_CPU * width)))
         chunks = [bases[at : at + step] for at in range(0, len(bases), step)]
@@ -206,11 +195,10 @@ def _blocks(log: NativeQueryLog, count: int) -> Iterator[NativeQueryLog]:
     yield rest
 
 
-def _built_whole(job: _Job, misses: QueryLog | None, method: str, ratio: float) -> Placement:
+def _built_whole(job: _Job, misses: QueryLog | None, ratio: float) -> Placement:
     whole = job.remote(_whole)
     missed = None if misses is None else misses.native.pack()
-    told = json.dumps({**job.shp, "method": method, "ratios": [ratio]})
-    [built] = job.wait([whole.remote(job.log.pack(), missed, told)])
+    [built] = job.wait([whole.remote(job.log.pack(), missed, job.options, ratio)])
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "placement"
         file.write_bytes(built)

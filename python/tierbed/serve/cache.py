@@ -33,7 +33,7 @@ __all__ = [
     "TierBudget",
     "TierPlan",
     "TierTable",
-    "tier_specs",
+    "cache_parts",
 ]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -46,7 +46,7 @@ class CacheTier:
 
     Args:
         codec: One of :data:`tierbed.codec.CODECS`.
-        policy: Who leaves when it is full: ``"lru"``, ``"ours"``, ``"ev_lfu"``, ....
+        policy: Who leaves when it is full: ``"lru"``, ``"group_frequency"``, ``"ev_lfu"``, ....
         share: Its part of the cache's bytes, next to the shares of the other tiers.
         admit_after: The use from which on a row enters, 1 to 3 (FlashEmbedding §3.3.2).
 
@@ -64,10 +64,6 @@ class CacheTier:
     policy: str = "lru"
     share: float = 1.0
     admit_after: int = 1
-
-    def spec(self) -> str:
-        """Returns it as the command line spells it: ``codec:policy:share:admit``."""
-        return f"{self.codec}:{self.policy}:{self.share}:{self.admit_after}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +88,17 @@ class NeighbourTier:
     share: float = 4.0
     inline: bool = False
 
-    def spec(self) -> str:
-        """Returns it as the command line spells it: ``neighbours:second_chance:share``."""
-        return f"neighbours:second_chance:{self.share}{':inline' if self.inline else ''}"
-
 
 CachePart: TypeAlias = "str | CacheTier | NeighbourTier"
 
 
-def tier_specs(cache: CachePart | Sequence[CachePart]) -> list[str]:
-    """Returns the spec of each tier; a text may hold several with commas between."""
-    if isinstance(cache, str | CacheTier | NeighbourTier):
-        cache = [cache]
-    specs: list[str] = []
-    for tier in cache:
-        text = tier if isinstance(tier, str) else tier.spec()
-        specs += [part.strip() for part in text.split(",") if part.strip()]
-    return specs
+def cache_parts(cache: CachePart | Sequence[CachePart]) -> list[CachePart]:
+    """Returns the parts of a cache; a text may hold several with commas between."""
+    if isinstance(cache, CacheTier | NeighbourTier):
+        return [cache]
+    if isinstance(cache, str):
+        return [part.strip() for part in cache.split(",") if part.strip()]
+    return [part for given in cache for part in cache_parts(given)]
 
 
 class TierBudget:
@@ -152,8 +142,7 @@ class TierBudget:
         Of each: ``name``, ``floor_bytes``, ``capacity_bytes``, ``used_bytes``, ``rows_asked``,
         ``rows_hit`` (no read was needed), ``row_count`` and ``evictions``.
         """
-        stats: dict[str, Any] = json.loads(self._native.stats_json())
-        return stats
+        return self._native.stats()
 
     def __repr__(self) -> str:
         stats = self.stats()

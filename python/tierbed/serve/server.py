@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -89,12 +89,6 @@ class ServeOptions:
     log_level: str = "warn"
     access_log: bool = False
     slow_ms: int = 1_000
-
-    def to_json(self) -> str:
-        """Encodes the options for the engine."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given["limits"] = asdict(self.limits)
-        return json.dumps({name: value for name, value in given.items() if value is not None})
 
 
 def load_model(snapshot: Snapshot) -> CtrModel | None:
@@ -235,7 +229,7 @@ class Server:
         self._predictor = None if model is None else Predictor(model)
         if self._predictor is not None:
             self._predictor.warm_up()
-        given = (options or ServeOptions()).to_json()
+        given = options or ServeOptions()
         self._native = NativeServer(snapshot.native, address, self._predictor, given)
 
     @property

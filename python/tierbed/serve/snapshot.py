@@ -19,14 +19,16 @@ import torch
 from tierbed._native import NativeResident, NativeSnapshot, apply_delta
 from tierbed._util.bytes import parse_bytes
 from tierbed.config.tables import is_own
+from tierbed.config.words import IoEngine, MissMode, SnapshotBackend
 from tierbed.errors import ClosedError, InvalidError
 from tierbed.jagged import KeyedTensor, as_kjt
 from tierbed.ops import operators as ops
-from tierbed.serve.cache import TierBudget, TierPlan, tier_specs
+from tierbed.serve.cache import TierBudget, TierPlan, cache_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tierbed._native_options import RecordOptions, SnapshotOptions
     from tierbed.serve.cache import CachePart
 
 __all__ = ["Snapshot"]
@@ -93,7 +95,7 @@ class Snapshot:
         self._native = native
         self._path = path
         self._absolute_path = path
-        self._tables: list[dict[str, Any]] = json.loads(native.schema_json())["tables"]
+        self._tables: list[dict[str, Any]] = native.schema()["tables"]
         self._table_ids = {table["name"]: at for at, table in enumerate(self._tables)}
         states = json.loads(native.attachment("_vocabularies.json") or '{"vocabularies": []}')
         self._vocabularies = {state["table"]: state for state in states["vocabularies"]}
@@ -106,15 +108,15 @@ class Snapshot:
         path: str | os.PathLike[str],
         *,
         dram_budget: int | str = "256MiB",
-        backend: str = "direct",
-        io_engine: str = "auto",
+        backend: SnapshotBackend = "direct",
+        io_engine: IoEngine = "auto",
         queue_depth: int = 0,
         readers: int | None = None,
         cache: CachePart | Sequence[CachePart] = "lru",
         cache_bytes: int | str | None = None,
         tiers: TierPlan | str | os.PathLike[str] | None = None,
         neighbours: str | os.PathLike[str] | None = None,
-        misses: str = "read",
+        misses: MissMode = "read",
         refresh: bool | Sequence[str] = False,
         tier_budget: TierBudget | None = None,
         tier_floor: int | str | None = None,
@@ -160,14 +162,14 @@ class Snapshot:
                 each other.
             CorruptionError: Pages or manifest do not verify.
         """
-        options = {
+        options: SnapshotOptions = {
             "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
             "backend": backend,
             "io_engine": io_engine,
             "queue_depth": queue_depth,
             "reader_count": readers,
             "cache_bytes_max": None if cache_bytes is None else parse_bytes(cache_bytes, "cache"),
-            "tiers": tier_specs(cache),
+            "tiers": cache_parts(cache),
             "neighbours": None if neighbours is None else os.fspath(neighbours),
             "misses": misses,
             "refresh": _refreshed(refresh),
@@ -194,7 +196,7 @@ class Snapshot:
         }
         resident = [] if tiers is None else _resident(folder, tiers, dram_budget)
         shared = None if tier_budget is None else tier_budget.native
-        snapshot = cls(NativeSnapshot(folder, json.dumps(options), resident, shared), folder)
+        snapshot = cls(NativeSnapshot(folder, options, resident, shared), folder)
         # Another process shares no budget with this one.
         snapshot._given = given if tier_budget is None else None
         snapshot._absolute_path = _absolute(folder)
@@ -227,11 +229,8 @@ class Snapshot:
         Raises:
             InvalidError: The delta was made against another snapshot.
         """
-        paths = [os.fspath(path) for path in (base, delta, out)]
-        report: dict[str, Any] = json.loads(
-            apply_delta(paths[0], paths[1], paths[2], parse_bytes(dram_budget, "dram_budget"))
-        )
-        return report
+        budget_bytes = parse_bytes(dram_budget, "dram_budget")
+        return apply_delta(os.fspath(base), os.fspath(delta), os.fspath(out), budget_bytes)
 
     def _tell_of_empty_tiers(self) -> None:
         """Warns of tiers whose bytes are too few for any row: they would silently do nothing."""
@@ -356,8 +355,7 @@ class Snapshot:
 
     def stats(self) -> dict[str, Any]:
         """Returns counters of lookups, the cache, the budget and the disk."""
-        stats: dict[str, Any] = json.loads(self._native.stats_json())
-        return stats
+        return self._native.stats()
 
     def record(
         self,
@@ -395,7 +393,7 @@ class Snapshot:
             tables = [str(table["name"]) for table in self.tables()]
         groups = [(group,) if isinstance(group, str) else tuple(group) for group in tables]
         paths = [Path(folder) / "+".join(group) for group in groups]
-        options = {
+        options: RecordOptions = {
             "groups": [
                 {"tables": [self.table_id(name) for name in group], "folder": str(path)}
                 for group, path in zip(groups, paths, strict=True)
@@ -405,7 +403,7 @@ class Snapshot:
             "file_bytes": parse_bytes(file_bytes, "file_bytes"),
             "bytes_max": parse_bytes(bytes_max, "bytes_max"),
         }
-        self._native.record(json.dumps(options))
+        self._native.record(options)
         return paths
 
     def close(self) -> None:

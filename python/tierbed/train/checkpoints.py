@@ -7,7 +7,6 @@ counts. Neither removes anything.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +78,7 @@ def find_commits(path: str | os.PathLike[str]) -> list[Commit]:
         InvalidError: No commit of a store lies there.
         ClosedError: A process has the store open.
     """
-    return [_commit(found) for found in json.loads(_native.commits_json(os.fspath(path)))]
+    return [_commit(found) for found in _native.commits(os.fspath(path))]
 
 
 def put_in_force(path: str | os.PathLike[str], number: int) -> Commit:
@@ -96,10 +95,9 @@ def put_in_force(path: str | os.PathLike[str], number: int) -> Commit:
         CorruptionError: The commit is damaged; nothing has changed.
         ClosedError: A process has the store open.
     """
-    return _commit(json.loads(_native.put_commit_in_force(os.fspath(path), number)))
+    return _commit(_native.put_commit_in_force(os.fspath(path), number))
 
 
 def _commit(found: dict[str, Any]) -> Commit:
-    tables = tuple(CommitTable(**table) for table in found.pop("tables"))
-    attachments = tuple(found.pop("attachments"))
-    return Commit(tables=tables, attachments=attachments, **found)
+    tables = tuple(CommitTable(**table) for table in found["tables"])
+    return Commit(**{**found, "tables": tables, "attachments": tuple(found["attachments"])})

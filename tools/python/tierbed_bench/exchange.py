@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,9 @@ from torch.multiprocessing.spawn import spawn
 from tierbed._util.report import print_table, write_json
 from tierbed_bench.common import ratio
 from tierbed_bench.suite import write_suite
+
+if TYPE_CHECKING:
+    from tierbed._native_options import ExchangePlan, ShardedTable
 
 __all__ = ["ExchangeOptions", "run_exchange"]
 
@@ -179,7 +182,7 @@ class _Systems:
 
         batch, shortest, longest = case
         tables = RANKS * options.tables_per_rank
-        plan = NativeExchangePlan(_plan_json(options), batch, batch * tables * longest)
+        plan = NativeExchangePlan(_plan(options), batch, batch * tables * longest)
         heap = ProcessRank().share_heap(plan.region_bytes)
         self._heap = heap
         self._bench = NativeExchangeBench(plan, heap, rank, TIMEOUT_MS)
@@ -241,8 +244,8 @@ def _matrix(rows: int, columns: int) -> torch.Tensor:
     return flat[first : first + rows * columns].view(rows, columns).zero_()
 
 
-def _plan_json(options: ExchangeOptions) -> str:
-    tables = [
+def _plan(options: ExchangeOptions) -> ExchangePlan:
+    tables: list[ShardedTable] = [
         {
             "row_count": options.row_count,
             "dim": options.dim,
@@ -250,9 +253,15 @@ def _plan_json(options: ExchangeOptions) -> str:
         }
         for at in range(RANKS * options.tables_per_rank)
     ]
-    features = [[at, "sum"] for at in range(len(tables))]
-    precision = {"outputs": "f32", "rows": "f32"}
-    return json.dumps({"ranks": RANKS, "tables": tables, "features": features, **precision})
+    features = [(at, "sum") for at in range(len(tables))]
+    precision = "f32"
+    return {
+        "ranks": RANKS,
+        "tables": tables,
+        "features": features,
+        "outputs": precision,
+        "rows": precision,
+    }
 
 
 def _bars(rows: Sequence[dict[str, Any]]) -> Callable[[Any], None]:

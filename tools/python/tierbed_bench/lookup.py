@@ -20,6 +20,7 @@ import torch
 from tierbed._util.report import percentile, print_table, write_json
 from tierbed.config.optim import SGD
 from tierbed.config.tables import EmbeddingBagConfig, Uniform
+from tierbed.config.words import SnapshotBackend
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import EmbeddingBagCollection
 from tierbed.serve.snapshot import Snapshot
@@ -149,7 +150,7 @@ def _snapshot(
     stack: ExitStack,
     path: Path,
     name: str,
-    backend: str,
+    backend: SnapshotBackend,
     budget: int,
     rounds: Rounds,
 ) -> Timed:

@@ -3,7 +3,7 @@
 The earlier part of a log is placed; the later part is asked, in a closed loop, of a table that is
 the log's rows again and again until it is as large as wanted (see ``tierbed_bench::lookup``).
 Every query is checked. One snapshot is on disk at a time. Without a cache all methods are measured
-at all ratios; behind caches those of the smallest and the largest ratio, ``ours`` as built for the
+at all ratios; behind caches those of the smallest and the largest ratio, ``grown`` as built for the
 middle one of the caches. A cache begins as full as queries before would have left it. Beside the
 snapshots stand, all of the same run: the same rows in memory; mapped, with as many bytes of pages
 in memory as the row cache has in the row beside it; and the reads per second of the device itself,
@@ -170,8 +170,8 @@ class _Bench:
         ratios = self.options.ratios
         methods = [(method, 0.0, 0.0) for method in PLAIN]
         methods += [("maxembed", ratio, 0.0) for ratio in ratios if ratio > 0]
-        methods += [("ours", ratio, 0.0) for ratio in ratios]
-        methods += [("ours", ratio, cache) for cache in self._middle() for ratio in self._ends()]
+        methods += [("grown", ratio, 0.0) for ratio in ratios]
+        methods += [("grown", ratio, cache) for cache in self._middle() for ratio in self._ends()]
         return [
             {
                 "method": method,

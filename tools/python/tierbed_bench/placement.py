@@ -17,8 +17,9 @@ from typing import Any
 
 from tierbed._native import placement_methods
 from tierbed._util.progress import Progress
+from tierbed.config.words import PageSelection
 from tierbed.errors import InvalidError
-from tierbed.placement.build import MissStream, Placement, QueryLog, place_each
+from tierbed.placement.build import MissStream, Placement, PlaceOptions, QueryLog, place_each
 from tierbed.placement.log_files import read_log
 from tierbed_bench.placement_report import report
 
@@ -26,7 +27,7 @@ __all__ = ["PlacementOptions", "run_placement"]
 
 QUICK_METHODS = (
     *("random", "by_frequency", "shp_published", "shp"),
-    *("maxembed_published", "maxembed", "ours"),
+    *("maxembed_published", "maxembed", "grown"),
 )
 #: Methods that add replicas to the homes of another.
 HOMES_OF = {"maxembed_published": "shp_published", "maxembed": "shp"}
@@ -62,7 +63,7 @@ class PlacementOptions:
     rows_per_page: int = 16
     ratios: Sequence[float] = (0.1, 0.2, 0.4, 0.8)
     caches: Sequence[float] | None = None
-    policy: str = "s3fifo"
+    policy: str = "s3_fifo"
     quick: bool = False
     queries_max: int | None = None
     seed: int = 1
@@ -94,10 +95,10 @@ class PlacementOptions:
         return sorted(set(usual if self.caches is None else self.caches))
 
     @property
-    def selections(self) -> list[tuple[str, int | None]]:
+    def selections(self) -> list[tuple[PageSelection, int | None]]:
         """Page selections and index limits."""
         limits = (10,) if self.quick else (1, 3, 5, 10, None)
-        found: list[tuple[str, int | None]] = [("one_pass", limit) for limit in limits]
+        found: list[tuple[PageSelection, int | None]] = [("one_pass", limit) for limit in limits]
         return found if self.quick else [*found, ("greedy", None)]
 
 
@@ -173,7 +174,7 @@ class _Stage:
 def _measure(stage: _Stage, options: PlacementOptions) -> Iterator[Row]:
     methods, ratios, caches = options.methods, options.all_ratios, options.all_caches
     total = sum(
-        (len(ratios) if replicates else 1) * (len(caches) if name == "ours" else 1)
+        (len(ratios) if replicates else 1) * (len(caches) if name == "grown" else 1)
         for name, replicates in methods.items()
     )
     with Progress("placements", total, "placements") as bar:
@@ -192,24 +193,26 @@ def _build(
     """Builds every placement, those of all ratios at once; MaxEmbed takes SHP's homes."""
     homes: dict[str, _Built] = {}
     for method, replicates in methods.items():
-        # Ours is built for the cache in front, the others know of none.
-        groups = [[c] for c in options.all_caches] if method == "ours" else [options.all_caches]
+        # `grown` is built for the cache in front, the others know of none.
+        groups = [[c] for c in options.all_caches] if method == "grown" else [options.all_caches]
         for caches in groups:
-            log, replay_s = stage.build_log(caches[0] if method == "ours" else 0.0)
+            log, replay_s = stage.build_log(caches[0] if method == "grown" else 0.0)
             shared = homes.get(HOMES_OF.get(method, ""))
             wanted = ratios if replicates else [0.0]
             started_s = time.perf_counter()
             placements = place_each(
                 stage.earlier,
                 wanted,
-                misses=log if method == "ours" else None,
-                rows_per_page=options.rows_per_page,
-                method=method,
+                PlaceOptions(
+                    method=method,
+                    rows_per_page=options.rows_per_page,
+                    seed=options.seed,
+                    threads=options.threads,
+                ),
+                misses=log if method == "grown" else None,
                 homes=None if shared is None else shared.placement,
-                seed=options.seed,
-                threads=options.threads,
             )
-            if method == "ours":
+            if method == "grown":
                 placements = [placement.ordered_by_use(log) for placement in placements]
             build_s = time.perf_counter() - started_s + replay_s
             build_s += 0.0 if shared is None else shared.build_s
@@ -224,7 +227,7 @@ def _judge(
     stream: MissStream, built: _Built, cache: float, batch: int, options: PlacementOptions
 ) -> Iterator[Row]:
     """Counts the reads of every selection; without replicas all of them read the same."""
-    has_choice = built.placement.info()["replica_count"] > 0
+    has_choice = built.placement.info().replica_count > 0
     reads = None
     for select, limit in options.selections:
         if reads is None or has_choice:

@@ -15,7 +15,7 @@ __all__ = ["by_log", "geometric_mean", "ratios_of", "report"]
 
 Row = Mapping[str, Any]
 PAGES = "pages_per_query"
-#: What ours is compared with, at equal space and cache.
+#: What `grown` is compared with, at equal space and cache.
 REPLICATED = ("maxembed", "maxembed_published")
 _Point = tuple[float, float, str]
 """Cache share, ratio and method."""
@@ -87,12 +87,12 @@ def ratios_of(rows: Sequence[Row]) -> dict[str, float | None]:
             here = (batch, cache, ratio)
             named = f"{where}_ratio_{ratio:g}"
             for method in REPLICATED:
-                compare(f"ours_vs_{method}_{named}", (*here, "ours"), (*here, method))
+                compare(f"grown_vs_{method}_{named}", (*here, "grown"), (*here, method))
             if ratio > 0.0:
                 compare(f"maxembed_vs_shp_{named}", (*here, "maxembed"), (*plain, "shp"))
         most = (batch, cache, space[-1], "maxembed")
-        compare(f"ours_without_replicas_vs_maxembed_{where}", (*plain, "ours"), most)
-        compare(f"ours_vs_by_frequency_{where}", (*plain, "ours"), (*plain, "by_frequency"))
+        compare(f"grown_without_replicas_vs_maxembed_{where}", (*plain, "grown"), most)
+        compare(f"grown_vs_by_frequency_{where}", (*plain, "grown"), (*plain, "by_frequency"))
     return found
 
 
@@ -108,25 +108,25 @@ def by_log(rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
             point = (row["cache_share"], row["ratio"], row["method"])
             at.setdefault(point, {})[row["log"]] = row[PAGES]
     caches = sorted({cache for cache, _, _ in at})
-    space = sorted({ratio for _, ratio, method in at if method == "ours"})
+    space = sorted({ratio for _, ratio, method in at if method == "grown"})
     beside: dict[str, dict[str, tuple[_Point, _Point]]] = {method: {} for method in REPLICATED}
     frequency: dict[str, tuple[_Point, _Point]] = {}
     for cache in caches:
         here, plain = f"cache {100 * cache:g} %", (cache, 0.0, "by_frequency")
         for method, columns in beside.items():
             for ratio in space:
-                points = ((cache, ratio, "ours"), (cache, ratio, method))
+                points = ((cache, ratio, "grown"), (cache, ratio, method))
                 columns[f"{here}, r {ratio:g}"] = points
-        for method in ("shp_published", "shp", "ours"):
+        for method in ("shp_published", "shp", "grown"):
             frequency[f"{here}, {method}"] = ((cache, 0.0, method), plain)
     for cache in caches if space else []:
         most = (cache, space[-1], "maxembed")
-        beside["maxembed"][f"cache {100 * cache:g} %, ours r 0 by maxembed r {space[-1]:g}"] = (
-            (cache, 0.0, "ours"),
+        beside["maxembed"][f"cache {100 * cache:g} %, grown r 0 by maxembed r {space[-1]:g}"] = (
+            (cache, 0.0, "grown"),
             most,
         )
     return {
-        **{f"ours by {method}": _lines(at, columns) for method, columns in beside.items()},
+        **{f"grown by {method}": _lines(at, columns) for method, columns in beside.items()},
         "each method without replicas by by_frequency": _lines(at, frequency),
     }
 

@@ -1,4 +1,4 @@
-"""What do the tiers of the papers and ours read, how long do requests wait, and what AUC is left?
+"""Cache tiers of the papers and of Tierbed: reads, waits of requests, and the AUC that is left.
 
 A DLRM is trained on the earlier samples of a log and published. Three parts follow. ``counted``
 (:mod:`tierbed_bench.tiers_counted`): from the log's own tables, reads and AUC; its times are of
@@ -143,7 +143,7 @@ def _read_ratios(rows: list[Row]) -> dict[str, float]:
     for row in rows:
         reads = base.get((row["part"], row.get("budget_share")))
         pages = row.get("pages_read_per_request")
-        if reads and pages and row["system"].startswith("ours"):
+        if reads and pages and row["system"].startswith("group_frequency"):
             name = f"{row['part']}_{row['system']}_{100 * row['budget_share']:g}pct"
             found[f"ev_lfu_rows_vs_{name}_pages"] = ratio(reads, pages)
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tierbed._util.progress import Progress
+from tierbed.config.words import MissMode, SnapshotBackend
 from tierbed.errors import InvalidError
 from tierbed.nn import CtrModel
 from tierbed.recipes.evaluate import evaluate
@@ -61,7 +62,7 @@ class System:
 
     name: str
     cache: tuple[str, ...] = ()
-    backend: str = "direct"
+    backend: SnapshotBackend = "direct"
     placed_for: str | None = None
 
 
@@ -77,11 +78,13 @@ SYSTEMS = (
         name="evstore_l1_l2_l3",
         cache=("evstore8:ev_lfu:48", "evstore4:ev_lfu:48", "neighbours:second_chance:4:inline"),
     ),
-    System(name="ours_f32_placed", cache=("f32:ours",), placed_for="f32"),
-    System(name="ours_int8", cache=("int8:ours",)),
-    System(name="ours_int8_placed", cache=("int8:ours",), placed_for="int8"),
+    System(name="group_frequency_f32_placed", cache=("f32:group_frequency",), placed_for="f32"),
+    System(name="group_frequency_int8", cache=("int8:group_frequency",)),
+    System(name="group_frequency_int8_placed", cache=("int8:group_frequency",), placed_for="int8"),
     System(
-        name="ours_int8_int4_placed", cache=("int8:ours:0.5", "int4:ours:0.5"), placed_for="int8"
+        name="group_frequency_int8_int4_placed",
+        cache=("int8:group_frequency:0.5", "int4:group_frequency:0.5"),
+        placed_for="int8",
     ),
 )
 
@@ -118,7 +121,7 @@ class _Job:
     system: System
     cache_bytes: int = 0
     plan: TierPlan | None = None
-    misses: str = "read"
+    misses: MissMode = "read"
     told: Row = field(default_factory=dict)
 
     def folder(self, published: Published) -> Path:

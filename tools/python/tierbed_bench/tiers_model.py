@@ -26,7 +26,7 @@ __all__ = ["LARGE_TABLE", "PLACED_CODECS", "CacheOf", "Published", "TrainedOptio
 LARGE_TABLE = "rows"
 #: Caches that rows are placed for: the codecs, and the policy.
 PLACED_CODECS = ("f32", "int8")
-POLICY = "ours"
+POLICY = "group_frequency"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,10 +108,10 @@ _SYSTEMS = (
         name="evstore_l1_l2_l3",
         cache=("evstore8:ev_lfu:48", "evstore4:ev_lfu:48", "neighbours:second_chance:4"),
     ),
-    _System(name="ours_f32", cache=("f32:ours",), placed_for="f32"),
-    _System(name="ours_int8", cache=("int8:ours",), placed_for="int8"),
-    _System(name="ours_gauss4", cache=("gauss4:ours",), placed_for="int8"),
-    _System(name="ours_no_reads", keeps_codes=True),
+    _System(name="group_frequency_f32", cache=("f32:group_frequency",), placed_for="f32"),
+    _System(name="group_frequency_int8", cache=("int8:group_frequency",), placed_for="int8"),
+    _System(name="group_frequency_gauss4", cache=("gauss4:group_frequency",), placed_for="int8"),
+    _System(name="group_frequency_no_reads", keeps_codes=True),
 )
 _MEMORY = _System(name="memory", backend="memory")
 

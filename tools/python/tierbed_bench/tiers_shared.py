@@ -29,7 +29,7 @@ MODELS = 4
 #: Of each model, how often it is asked next to the others; in ``uneven`` the other way around
 #: from the half on.
 TRAFFIC = {"equal": (1.0, 1.0, 1.0, 1.0), "uneven": (8.0, 4.0, 2.0, 1.0)}
-CACHE = "f32:ours"
+CACHE = "f32:group_frequency"
 #: Requests of a lookup, all of one model.
 BATCH = 8
 #: Share of the requests before counting begins.

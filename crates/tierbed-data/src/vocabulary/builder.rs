@@ -10,6 +10,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use tierbed_core::{Error, Result};
 
 use super::format::VocabularyWriter;
@@ -35,7 +36,7 @@ pub struct VocabularyOptions {
 }
 
 /// What a finished vocabulary holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct VocabularyReport {
     /// Per feature.
     pub features: Vec<FeatureReport>,
@@ -46,7 +47,7 @@ pub struct VocabularyReport {
 }
 
 /// One feature of a [`VocabularyReport`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct FeatureReport {
     /// Name.
     pub name: String,

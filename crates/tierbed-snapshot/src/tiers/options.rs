@@ -35,53 +35,53 @@ impl Default for CacheTier {
 }
 
 impl CacheTier {
-    /// Parses `codec:policy:share:admit`, of which all but one part may be left out at the end;
-    /// a lone name is a policy of f32 rows. `admit` is the use from which on a row enters, 1 to 3.
+    /// Returns a tier of a codec and a policy by name; a row enters with its `admit_after`th use.
     ///
     /// # Errors
-    /// `Invalid` for unknown names, shares that are not above 0, and codecs that need training.
+    /// `Invalid` for unknown names, codecs that need training, a share that is not above 0, and
+    /// another use than the first, second or third.
+    pub fn named(codec: &str, policy: &str, share: f64, admit_after: u8) -> Result<Self> {
+        if !(share > 0.0 && share.is_finite()) {
+            return Err(Error::invalid("the share of a tier must be above 0").with("found", share));
+        }
+        let admission = match admit_after {
+            1 => AdmissionRule::Always,
+            threshold @ 2..=3 => AdmissionRule::Bitmap { threshold, age_after: 0 },
+            _ => {
+                return Err(Error::invalid("a row enters with its first, second or third use")
+                    .with("found", admit_after)
+                    .with("allowed", "1, 2, 3"));
+            }
+        };
+        let (codec, policy) = (Codec::by_name(codec)?, PolicyKind::from_name(policy)?);
+        Ok(Self { codec, policy, share, admission })
+    }
+
+    /// Parses `codec:policy:share:admit`, of which all but one part may be left out at the end;
+    /// a lone name is a policy of f32 rows, or a codec.
+    ///
+    /// # Errors
+    /// As of [`named`](Self::named), and `Invalid` for another text.
     pub fn parse(text: &str) -> Result<Self> {
         let parts: Vec<&str> = text.split(':').map(str::trim).collect();
-        let mut tier = Self::default();
-        match parts.as_slice() {
-            [name] => match Codec::by_name(name) {
-                Ok(codec) => tier.codec = codec,
-                Err(_) => tier.policy = PolicyKind::from_name(name)?,
-            },
-            [codec, policy, rest @ ..] if rest.len() <= 2 => {
-                tier.codec = Codec::by_name(codec)?;
-                tier.policy = PolicyKind::from_name(policy)?;
-                if let Some(share) = rest.first() {
-                    tier.share = share.parse().unwrap_or(f64::NAN);
-                }
-                if let Some(admit) = rest.get(1) {
-                    tier.admission = admission(admit)?;
-                }
+        let wrong = || {
+            Error::invalid("a cache tier is written codec:policy:share:admit")
+                .with("found", text)
+                .with("example", "int8:group_frequency:0.5")
+        };
+        let share = |text: &str| text.parse::<f64>().map_err(|_| wrong());
+        let tier = match parts.as_slice() {
+            [name] if Codec::by_name(name).is_ok() => Self::named(name, "lru", 1.0, 1),
+            [name] => Self::named("f32", name, 1.0, 1),
+            [codec, policy] => Self::named(codec, policy, 1.0, 1),
+            [codec, policy, part] => Self::named(codec, policy, share(part)?, 1),
+            [codec, policy, part, admit] => {
+                Self::named(codec, policy, share(part)?, admit.parse().map_err(|_| wrong())?)
             }
-            _ => return Err(refuse(text)),
-        }
-        if tier.share > 0.0 && tier.share.is_finite() {
-            Ok(tier)
-        } else {
-            Err(refuse(text))
-        }
+            _ => return Err(wrong()),
+        };
+        tier.map_err(|error| error.with("tier", text))
     }
-}
-
-fn admission(text: &str) -> Result<AdmissionRule> {
-    match text.parse::<u8>() {
-        Ok(1) => Ok(AdmissionRule::Always),
-        Ok(threshold @ 2..=3) => Ok(AdmissionRule::Bitmap { threshold, age_after: 0 }),
-        _ => Err(Error::invalid("a row enters with its first, second or third use")
-            .with("found", text)
-            .with("allowed", "1, 2, 3")),
-    }
-}
-
-fn refuse(text: &str) -> Error {
-    Error::invalid("a cache tier is written codec:policy:share:admit")
-        .with("found", text)
-        .with("example", "int8:ours:0.5")
 }
 
 /// What a row that is in no tier costs.
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn tiers_are_read_from_names() {
-        let tier = CacheTier::parse("int8:ours:0.25:2").unwrap();
+        let tier = CacheTier::parse("int8:group_frequency:0.25:2").unwrap();
         assert_eq!((tier.codec.name(), tier.policy.name()), ("int8", "group_frequency"));
         assert_eq!((tier.share, tier.admission), (0.25, AdmissionRule::SECOND_USE));
         let tier = CacheTier::parse("ev_lfu").unwrap();

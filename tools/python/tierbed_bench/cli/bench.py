@@ -220,7 +220,7 @@ def placement(
     ] = None,
     cache_policy: Annotated[
         str, typer.Option("--cache-policy", help="Who leaves the cache.")
-    ] = "s3fifo",
+    ] = "s3_fifo",
     queries: Annotated[
         int | None, typer.Option("--queries", help="Read at most this many of a log.")
     ] = None,

@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 sim = typer.Typer(help="Replay query logs through caches, memory and SSDs.", no_args_is_help=True)
 
-POLICIES = "lru,s3_fifo,ev_car,ev_lfu,ours,auto"
+POLICIES = "lru,s3_fifo,ev_car,ev_lfu,group_frequency,auto"
 CAPACITIES = "0.005,0.01,0.02,0.05,0.1,0.2"
 
 
@@ -78,7 +78,9 @@ def memory(
     share: Annotated[
         float, typer.Option("--share", help="Its rows, as a share of the distinct rows.")
     ] = 0.05,
-    policies: Annotated[str, typer.Option("--policies", help="Who is to match it.")] = "ours",
+    policies: Annotated[
+        str, typer.Option("--policies", help="Who is to match it.")
+    ] = "group_frequency",
     codecs: Annotated[str, typer.Option("--codecs", help="How they keep rows.")] = "f32,int8,int4",
     dim: Annotated[int, typer.Option("--dim", min=1, help="Elements of a row.")] = 32,
     warm: Annotated[

@@ -35,7 +35,7 @@ class SimOptions:
             so it needs ``warm_share`` 0).
     """
 
-    policies: tuple[str, ...] = ("lru", "s3_fifo", "ev_car", "ev_lfu", "ours", "auto")
+    policies: tuple[str, ...] = ("lru", "s3_fifo", "ev_car", "ev_lfu", "group_frequency", "auto")
     capacity_shares: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
     warm_share: float = 0.0
     query_count_max: int | None = None

@@ -14,7 +14,6 @@ index, keys, policy and remembered scores. Equal logs and options give equal res
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tierbed import _native
+from tierbed._native_options import GeneratorOptions
 from tierbed._util.progress import Progress
 from tierbed.codec import Codec
 from tierbed.data.generator import DRIFT
@@ -76,7 +76,7 @@ class MatchOptions:
 
     baseline: str = "ev_lfu"
     baseline_share: float = 0.05
-    policies: tuple[str, ...] = ("ours",)
+    policies: tuple[str, ...] = ("group_frequency",)
     codecs: tuple[str, ...] = ("f32", "int8", "int4")
     dim: int = 32
     warm_share: float = 0.0
@@ -296,7 +296,7 @@ def generated_log(
 
     The samples are made anew in each pass: memory is some bytes per row, whatever ``samples``.
     """
-    options = json.dumps({"scale": scale, "seed": seed, "drift": DRIFT})
+    options: GeneratorOptions = {"scale": scale, "seed": seed, "drift": DRIFT}
     with Progress("numbering rows", samples, "samples") as bar:
         threads = threads or len(os.sched_getaffinity(0))
         return _native.GeneratedLog(options, samples, threads, bar.set)

@@ -1,0 +1,113 @@
+"""Options of the native module, as dicts with these keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from tierbed.config.words import IoEngine, MissMode, SnapshotBackend
+
+if TYPE_CHECKING:
+    from tierbed.serve.cache import CachePart
+
+__all__ = [
+    "ExchangePlan",
+    "GeneratorOptions",
+    "LogPosition",
+    "ReadOptions",
+    "ReaderOptions",
+    "RecordOptions",
+    "RecordedGroup",
+    "ShardedTable",
+    "SnapshotOptions",
+]
+
+
+class SnapshotOptions(TypedDict):
+    """Options of :class:`NativeSnapshot`. An empty list to ``refresh`` is all tables."""
+
+    dram_budget_bytes: int
+    backend: SnapshotBackend
+    io_engine: IoEngine
+    queue_depth: int
+    reader_count: int | None
+    cache_bytes_max: int | None
+    tiers: Sequence[CachePart]
+    neighbours: str | None
+    misses: MissMode
+    refresh: list[str] | None
+    tier_floor_bytes: int | None
+
+
+class RecordedGroup(TypedDict):
+    """Tables that are recorded together, and where."""
+
+    tables: list[int]
+    folder: str
+
+
+class RecordOptions(TypedDict):
+    """Options of :meth:`NativeSnapshot.record`."""
+
+    groups: list[RecordedGroup]
+    sample: float
+    seed: int
+    file_bytes: int
+    bytes_max: int
+
+
+class ReaderOptions(TypedDict):
+    """How a log is read."""
+
+    format: Literal["criteo", "avazu"]
+    bad_lines: Literal["fail", "skip"]
+
+
+class LogPosition(TypedDict):
+    """Where a reader is: the next sample begins here."""
+
+    sample_count: int
+    file_index: int
+    offset_bytes: int
+    line_number: int
+    skipped_line_count: int
+
+
+class GeneratorOptions(TypedDict):
+    """What to generate."""
+
+    seed: int
+    scale: float
+    drift: float
+
+
+class ReadOptions(TypedDict):
+    """What is read of a query log."""
+
+    row_count: int | None
+    sample: float
+    seed: int
+    query_count_max: int | None
+    query_rows_max: int | None
+
+
+class ShardedTable(TypedDict):
+    """A table of an exchange.
+
+    ``sharding`` has a ``kind``: ``whole`` with ``rank``, ``rows`` or ``columns`` with ``bounds``,
+    or ``mirrored``.
+    """
+
+    row_count: int
+    dim: int
+    sharding: dict[str, Any]
+
+
+class ExchangePlan(TypedDict):
+    """Who holds what; of each feature its table and ``"sum"`` or ``"mean"``."""
+
+    ranks: int
+    tables: list[ShardedTable]
+    features: list[tuple[int, str]]
+    outputs: str
+    rows: str
