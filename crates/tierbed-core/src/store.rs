@@ -120,6 +120,10 @@ pub trait TrainStore: RowStore {
         0
     }
 
+    /// Changes the most bytes that the store may occupy on disk: what its folder may hold beside
+    /// files that are not the store's. Does nothing in a store that takes no quota.
+    fn set_disk_quota(&mut self, _quota_bytes: Option<u64>) {}
+
     /// Returns the store's folder, if it has one.
     fn path(&self) -> Option<&Path>;
 

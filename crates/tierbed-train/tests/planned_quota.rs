@@ -1,4 +1,5 @@
-//! The disk quota is for the folder: extents, two checkpoints side by side, and the plan.
+//! The disk quota is for the folder: extents, two checkpoints side by side, the plan, and kept
+//! checkpoints.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,6 +21,8 @@ const WINDOW: u32 = 3;
 const STEPS_PER_CHECKPOINT: u64 = 7;
 /// What lies beside the store, as its plan does.
 const PLAN_BYTES: usize = 30_000;
+/// A file of a kept checkpoint.
+const KEPT_BYTES: usize = 20_000;
 
 struct Case {
     job: Job,
@@ -51,6 +54,8 @@ impl Case {
     /// Trains to the end of the second epoch; returns the most bytes of the folder and the step
     /// of the last checkpoint.
     fn train(&self, most: &mut u64, saved: &mut Option<u64>) -> Result<()> {
+        drop(self.open());
+        self.folder.write_durable("kept.a.rows.kept", &vec![1; KEPT_BYTES]).unwrap();
         let (features, mut engine) = (self.job.features(), self.open());
         for step in 0..2 * self.job.batches {
             let stepped = self.job.step(&mut engine, &features, step);
@@ -90,7 +95,10 @@ fn a_folder_stays_within_its_quota_and_keeps_its_last_checkpoint() {
                     stopped += 1;
                 }
             }
-            assert!(used <= quota.max(PLAN_BYTES as u64) + SLACK_BYTES, "{used} of {quota}");
+            assert!(
+                used <= quota.max((PLAN_BYTES + KEPT_BYTES) as u64) + SLACK_BYTES,
+                "{used} of {quota}"
+            );
             let steps = case.open().attachment("steps").unwrap();
             let steps = steps.map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
             assert_eq!(steps, saved, "the last checkpoint is in force");

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use common::{all_records, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, Result};
-use tierbed_io::{Folder, FsFolder, MemoryFolder};
+use tierbed_io::{Folder, FsFolder, MemoryFolder, OpenMode};
 use tierbed_sim::{FaultPlan, SimFolder};
-use tierbed_store::kept::{drop_checkpoint, kept_checkpoints};
+use tierbed_store::kept::{disk_bytes as disk_bytes_of_kept, drop_checkpoint, kept_checkpoints};
 use tierbed_train::window::restore_checkpoint;
 use tierbed_train::window::{Backend, FeaturePlan, Pooling, WindowConfig, WindowEngine};
 
@@ -33,9 +33,18 @@ fn job() -> Job {
 }
 
 fn open(folder: &Arc<dyn Folder>, backend: Backend) -> Result<(WindowEngine, FeaturePlan)> {
+    open_within(folder, backend, None)
+}
+
+fn open_within(
+    folder: &Arc<dyn Folder>,
+    backend: Backend,
+    disk_quota_bytes: Option<u64>,
+) -> Result<(WindowEngine, FeaturePlan)> {
     tierbed_compare::register_stores();
     let budget = if backend == Backend::File { 192 << 10 } else { 16 << 20 };
     let config = WindowConfig { backend, io_engine: "inline".into(), ..WindowConfig::new(budget) };
+    let config = WindowConfig { disk_quota_bytes, ..config };
     let mut engine = WindowEngine::open_in(Some(folder.clone()), &config)?;
     let plan = job().set_up(&mut engine)?;
     Ok((engine, plan))
@@ -98,6 +107,48 @@ fn every_kept_checkpoint_comes_back_and_training_goes_on_from_it() {
         restore_checkpoint(&folder, "step-14").unwrap();
         let (mut engine, _) = open(&folder, backend).unwrap();
         assert!(all_records(&mut engine) == oracle(14));
+    }
+}
+
+fn disk_bytes(folder: &Arc<dyn Folder>) -> u64 {
+    let open = |name: &String| folder.open(name, OpenMode::ReadOnly).unwrap();
+    folder.list().unwrap().iter().map(|name| open(name).allocated_bytes().unwrap()).sum()
+}
+
+#[test]
+fn kept_checkpoints_count_against_the_disk_quota() {
+    // Maps of pages, manifests and logs are not foreseen to the byte.
+    const SLACK_BYTES: u64 = 64 << 10;
+    for backend in [Backend::File, Backend::Cold, Backend::Lsm] {
+        let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+        let (mut engine, plan) = open(&folder, backend).unwrap();
+        train(&mut engine, &plan, 0..40).unwrap();
+        engine.keep_checkpoint("a", &[]).unwrap();
+        drop(engine);
+        let kept_bytes = disk_bytes_of_kept(folder.as_ref()).unwrap();
+        assert!(kept_bytes > 50_000, "{kept_bytes} bytes kept, {backend:?}");
+
+        let quota = disk_bytes(&folder) + kept_bytes / 2;
+        let (mut engine, plan) = open_within(&folder, backend, Some(quota)).unwrap();
+        let error = engine.keep_checkpoint("b", &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        assert!(error.to_string().contains("drop a checkpoint"), "{error}");
+        assert_eq!(names(&folder), ["a"], "nothing is kept by half");
+        engine.drop_checkpoint("a").unwrap();
+        engine.keep_checkpoint("b", &[]).unwrap();
+        for step in 40..120 {
+            let result = train(&mut engine, &plan, step..step + 1)
+                .and_then(|()| engine.checkpoint("c", &[]).map(drop));
+            let used = disk_bytes(&folder);
+            assert!(used <= quota + SLACK_BYTES, "{used} of {quota} at step {step}, {backend:?}");
+            if let Err(error) = result {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                break;
+            }
+        }
+        drop(engine);
+        let (mut engine, _) = open(&folder, backend).unwrap();
+        engine.verify().unwrap();
     }
 }
 

@@ -323,6 +323,10 @@ impl RowStore for ColdStore {
 }
 
 impl TrainStore for ColdStore {
+    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
+        self.options.disk_quota_bytes = quota_bytes;
+    }
+
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
         self.poison.check()?;
         let id = self.schema.clone().add(table.clone())?;

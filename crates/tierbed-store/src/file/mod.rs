@@ -282,6 +282,10 @@ impl RowStore for FileStore {
 }
 
 impl TrainStore for FileStore {
+    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
+        self.options.disk_quota_bytes = quota_bytes;
+    }
+
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
         self.poison.check()?;
         let id = self.schema.clone().add(table.clone())?;

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tierbed_core::checksum::{crc32c, crc32c_append};
-use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_core::{check_disk_quota, Error, ErrorKind, Result};
 use tierbed_io::{AlignedBuf, Folder, OpenMode, ViewFolder, PAGE_BYTES};
 
 pub use list::Kept;
@@ -66,6 +66,35 @@ pub fn check_free(folder: &dyn Folder, name: &str) -> Result<()> {
             .with("remedy", "drop it first, or choose another name"));
     }
     Ok(())
+}
+
+/// Returns the disk space of all kept checkpoints. A file that is shared with the store counts:
+/// it stays when the store has no more use for it.
+///
+/// # Errors
+/// `Io` from the folder.
+pub fn disk_bytes(folder: &dyn Folder) -> Result<u64> {
+    allocated_bytes(folder, is_kept)
+}
+
+/// Checks that the commit in force can be kept within `quota_bytes`, beside all that is there.
+///
+/// # Errors
+/// `NoSpace` when it cannot, `Io` from the folder.
+pub fn check_quota(folder: &dyn Folder, quota_bytes: Option<u64>) -> Result<()> {
+    if quota_bytes.is_none() {
+        return Ok(());
+    }
+    let own_bytes = allocated_bytes(folder, |file| !is_beside(file))?;
+    let wanted_bytes = allocated_bytes(folder, |_| true)? + own_bytes;
+    check_disk_quota(quota_bytes, wanted_bytes).map_err(|error| {
+        error.with("kept_bytes", own_bytes).with("remedy", "raise disk_quota, or drop a checkpoint")
+    })
+}
+
+fn allocated_bytes(folder: &dyn Folder, is_counted: impl Fn(&str) -> bool) -> Result<u64> {
+    let names = folder.list()?.into_iter().filter(|name| is_counted(name));
+    names.map(|name| folder.open(&name, OpenMode::ReadOnly)?.allocated_bytes()).sum()
 }
 
 /// Lists the kept checkpoints of `folder`, by number.

@@ -11,7 +11,7 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{check_disk_quota, Bags, Error, ErrorKind, Result, TableId};
 use tierbed_io::{listed_bytes, Folder};
 use tierbed_kernels::FeaturePlan;
-use tierbed_store::kept::is_kept;
+use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
 use crate::auto::options::{OnMismatch, Order};
@@ -341,14 +341,15 @@ impl AutoEngine {
         Ok((shape, options))
     }
 
-    // Every file of a folder with a plan is dense: their lengths are what the quota is for.
+    // Every file of a folder with a plan is dense, but for kept ones: their lengths count.
     fn check_plan_fits(&self, file: &str) -> Result<()> {
         let folder = self.folder()?;
         let quota = self.config.disk_quota_bytes;
         if quota.is_none() {
             return Ok(());
         }
-        check_disk_quota(quota, listed_bytes(&*folder, |name| !is_kept(name))?).map_err(|error| {
+        let own_bytes = listed_bytes(&*folder, |name| !kept::is_kept(name))?;
+        check_disk_quota(quota, own_bytes + kept::disk_bytes(&*folder)?).map_err(|error| {
             // What cannot be removed is written over by the next plan; the error says so.
             let error = error.with("file", file);
             match folder.remove(file) {

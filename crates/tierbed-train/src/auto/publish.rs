@@ -59,7 +59,11 @@ impl AutoEngine {
         if self.planned_mut().is_some() {
             let folder = self.folder()?;
             let number = self.checkpoint(name, attachments)?;
+            kept::check_quota(folder.as_ref(), self.config.disk_quota_bytes)?;
             kept::keep(folder.as_ref(), name, number)?;
+            if let Some(planned) = self.planned_mut() {
+                planned.engine.bound_extents()?;
+            }
             return Ok(number);
         }
         match self.windowed_mut()? {
@@ -85,7 +89,16 @@ impl AutoEngine {
         match &mut self.state {
             State::Windowed(windowed) if !is_here => windowed.engine.drop_checkpoint(name),
             State::Lost(cause) => Err(lost(cause)),
-            _ => kept::drop_checkpoint(self.folder()?.as_ref(), name),
+            state => {
+                let Some(folder) = &self.folder else {
+                    return Err(Error::invalid("the store has no folder"));
+                };
+                kept::drop_checkpoint(folder.as_ref(), name)?;
+                match state {
+                    State::Windowed(windowed) => windowed.engine.leave_space_to_kept(),
+                    _ => Ok(()),
+                }
+            }
         }
     }
 }

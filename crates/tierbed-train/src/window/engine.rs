@@ -32,6 +32,8 @@ pub struct WindowEngine {
     pub(crate) vocabularies: Vocabularies,
     /// Where checkpoints are kept; `None` where they cannot be.
     pub(crate) folder: Option<Arc<dyn Folder>>,
+    /// Most bytes of that folder.
+    pub(crate) disk_quota_bytes: Option<u64>,
     buffer_bytes_max: u64,
     /// Most that the row buffer leaves to a store that grows.
     kept_bytes_max: u64,
@@ -98,6 +100,8 @@ impl WindowEngine {
         let store = open_store(folder, config, &budget)?;
         let mut engine = Self::assemble(store, budget, scratch, config)?;
         engine.folder = keeps;
+        engine.disk_quota_bytes = config.disk_quota_bytes;
+        engine.leave_space_to_kept()?;
         Ok(engine)
     }
 
@@ -134,6 +138,7 @@ impl WindowEngine {
             eviction: config.eviction,
             vocabularies: Vocabularies::new(config),
             folder: None,
+            disk_quota_bytes: None,
             poison: Poison::default(),
         };
         engine.restore_runs()?;

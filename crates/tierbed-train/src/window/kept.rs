@@ -30,7 +30,9 @@ impl WindowEngine {
         let folder = self.keeping_folder()?;
         kept::check_free(folder.as_ref(), name)?;
         let number = self.checkpoint(name, attachments)?;
+        kept::check_quota(folder.as_ref(), self.disk_quota_bytes)?;
         kept::keep(folder.as_ref(), name, number)?;
+        self.leave_space_to_kept()?;
         Ok(number)
     }
 
@@ -39,7 +41,17 @@ impl WindowEngine {
     /// # Errors
     /// `Invalid` when there is none of that name, `Unsupported` without a folder, `Io`.
     pub fn drop_checkpoint(&mut self, name: &str) -> Result<()> {
-        kept::drop_checkpoint(self.keeping_folder()?.as_ref(), name)
+        kept::drop_checkpoint(self.keeping_folder()?.as_ref(), name)?;
+        self.leave_space_to_kept()
+    }
+
+    /// Bounds the store by what kept checkpoints leave of the disk quota.
+    pub(crate) fn leave_space_to_kept(&mut self) -> Result<()> {
+        if let (Some(quota), Some(folder)) = (self.disk_quota_bytes, &self.folder) {
+            let kept_bytes = kept::disk_bytes(folder.as_ref())?;
+            self.store.set_disk_quota(Some(quota.saturating_sub(kept_bytes)));
+        }
+        Ok(())
     }
 
     fn keeping_folder(&self) -> Result<Arc<dyn Folder>> {

@@ -268,6 +268,10 @@ impl RowStore for MmapStore {
 }
 
 impl TrainStore for MmapStore {
+    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
+        self.options.disk_quota_bytes = quota_bytes;
+    }
+
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
         self.poison.check()?;
         let mut schema = self.schema.clone();

@@ -5,7 +5,7 @@
 
 use tierbed_core::{check_disk_quota, Result};
 use tierbed_io::{listed_bytes, Folder};
-use tierbed_store::kept::is_kept;
+use tierbed_store::kept;
 
 use super::{PlannedEngine, EXTENTS_FILE};
 
@@ -48,7 +48,7 @@ impl PlannedEngine {
     ///
     /// # Errors
     /// `Io` from the folder.
-    pub(super) fn bound_extents(&mut self) -> Result<()> {
+    pub(crate) fn bound_extents(&mut self) -> Result<()> {
         if self.config.disk_quota_bytes.is_some() {
             let bytes = other_bytes(&*self.folder)?;
             self.pipeline.mover()?.extents.set_other_bytes(bytes);
@@ -57,10 +57,12 @@ impl PlannedEngine {
     }
 }
 
-/// Returns the bytes of the files that count, all but the extents and kept checkpoints.
+/// Returns the bytes of all files but the extents.
 ///
 /// # Errors
 /// `Io` from the folder.
 pub(super) fn other_bytes(folder: &dyn Folder) -> Result<u64> {
-    listed_bytes(folder, |name| name != EXTENTS_FILE && !is_kept(name))
+    // Copies of kept checkpoints have holes, all else is dense.
+    let own_bytes = listed_bytes(folder, |name| name != EXTENTS_FILE && !kept::is_kept(name))?;
+    Ok(own_bytes + kept::disk_bytes(folder)?)
 }
