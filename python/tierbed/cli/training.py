@@ -6,7 +6,7 @@ import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ from tierbed.cli.options import (
 )
 from tierbed.cli.stop import StopSignal
 from tierbed.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tierbed.recipes.run import Run
 
 __all__ = ["register"]
 
@@ -172,24 +175,29 @@ def train(
             if run.resumed_from_step is not None:
                 _tell(f"continuing at step {run.resumed_from_step}")
             stop.begin()
-            result: dict[str, Any] = run.train(
+            trained = run.train(
                 on_checkpoint=lambda step: _tell(f"checkpoint at step {step}"),
                 should_stop=stop.is_asked,
             )
         stop.exit(f"the same command goes on at step {run.steps}")
-        if source.eval_samples:
-            result = {**run.evaluate(source.eval_samples), **result}
-        result.update(run.usage())
-        result.update(
-            model=model,
-            embedding_dim=dim,
-            batch_size=options.batch_size,
-            train_samples=source.train_samples,
-            resumed_from_step=run.resumed_from_step,
-            store=str(store),
-        )
-        result["stats"] = run.store.stats()
+        result = _result_of(run, trained)
     finish(result, json_path, f"{model} on {data_format}")
+
+
+def _result_of(run: Run, trained: dict[str, Any]) -> dict[str, Any]:
+    scores = run.evaluate(run.eval_samples) if run.eval_samples else {}
+    return {
+        **scores,
+        **trained,
+        **run.usage(),
+        "model": run.options.model,
+        "embedding_dim": run.options.embedding_dim,
+        "batch_size": run.options.batch_size,
+        "train_samples": run.train_samples,
+        "resumed_from_step": run.resumed_from_step,
+        "store": str(run.folder),
+        "stats": run.store.stats(),
+    }
 
 
 def eval_(
