@@ -102,7 +102,12 @@ bench-deps: $(ENV_STAMP) ## Install what only comparisons need: FBGEMM, rocksdic
 # ---------------------------------------------------------------- checks
 
 .PHONY: test
-test: setup lint test-rust test-python ## Run every check and every quick test, as CI does
+test: setup lint test-quick ## Run every check and every quick test, as CI does
+
+# Python's tests wait for servers and processes most of the time, Rust's compile.
+.PHONY: test-quick
+test-quick: setup
+	@PYTHON='$(PYTHON)' scripts/side-by-side test-python test-rust
 
 .PHONY: lint
 lint: setup ## Check formatting, lints, house rules and types

@@ -20,14 +20,21 @@ use tierbed_train::window::{Backend, Durability};
 use tierbed_train::{Order, OrderConfig};
 
 /// All whose files have checksums: `mmap` has none.
-const BACKENDS: [Backend; 5] =
-    [Backend::File, Backend::Cold, Backend::Lsm, Backend::LsmPlain, Backend::Memory];
+const BACKENDS: [Backend; 6] = [
+    Backend::File,
+    Backend::Cold,
+    Backend::Lsm,
+    Backend::LsmPlain,
+    Backend::Memory,
+    Backend::HashDb,
+];
 
 fn run() -> Run {
     Run { budget_bytes: 32 << 20, ..Run::pooled(OptimizerKind::Adagrad) }
 }
 
 fn configs() -> Vec<OrderConfig> {
+    tierbed_compare::register_stores();
     let run = run();
     let auto = run.config(Order::Auto, None);
     let by = |backend| OrderConfig { backend: Some(backend), ..auto.clone() };
