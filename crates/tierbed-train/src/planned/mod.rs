@@ -7,7 +7,6 @@
 //! Design: `docs/explanation/decisions/0002-forward-order.md`.
 
 mod bits;
-mod day;
 pub mod engine;
 #[doc(hidden)]
 pub mod fuzz;
@@ -15,8 +14,8 @@ pub mod plan;
 mod store;
 
 pub use engine::{
-    stored_plan, AnySink, Import, PlannedConfig, PlannedEngine, PlannedStats, Position, RecordSink,
-    RowSource, StoredPlan, BACKEND,
+    stored_plan, AnySink, PlannedConfig, PlannedEngine, PlannedStats, Position, StoredPlan,
+    BACKEND,
 };
 pub use plan::{
     copy_name, source_of, Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared,

@@ -35,7 +35,6 @@ use tierbed_store::CommitLog;
 
 pub use options::PlannedConfig;
 pub use planned::{stored_plan, StoredPlan};
-pub use replan::{Import, RecordSink, RowSource};
 pub use scan::AnySink;
 #[doc(hidden)]
 pub use stored::fuzz_chunks;

@@ -70,8 +70,6 @@ pub(super) struct Stored {
     buckets: Vec<(usize, usize, Bucket)>,
     /// All rows get new places: the buckets are there only to be left alone.
     is_moving: bool,
-    /// Hyperparameters of imported rows.
-    hypers: Vec<Hyper>,
 }
 
 /// A size class's buckets, list after list, and its parked rows.
@@ -103,9 +101,6 @@ impl Stored {
     }
 
     pub(super) fn hypers(&self, schema: &Schema) -> Vec<Hyper> {
-        if !self.hypers.is_empty() {
-            return self.hypers.clone();
-        }
         let fresh = Hyper { step: 0, ..Hyper::default() };
         let Some(state) = &self.state else { return vec![fresh; schema.tables().len()] };
         state.hypers()
@@ -115,16 +110,6 @@ impl Stored {
     pub(super) fn moving(self) -> Self {
         let Self { state, buckets, .. } = self;
         Self { state, buckets, is_moving: true, ..Self::default() }
-    }
-
-    /// Returns a start with the steps of `hypers`, one per table or none.
-    pub(super) fn imported(hypers: &[Hyper]) -> Self {
-        Self { hypers: hypers.to_vec(), is_moving: true, ..Self::default() }
-    }
-
-    /// Tells whether there is a checkpoint, of this plan or another.
-    pub(super) fn has_rows(&self) -> bool {
-        self.state.is_some()
     }
 
     pub(super) fn is_moving(&self) -> bool {

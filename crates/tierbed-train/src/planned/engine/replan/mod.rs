@@ -1,14 +1,14 @@
 //! Change of the epoch plan: every row moves to its next use along the new one.
 //!
 //! A store keeps rows in the order of one plan. For another plan (a reshuffled epoch, the next
-//! day's data), or for rows of another store, every row is moved once: its first use along the
-//! new plan is found ([`first_use`]), and it joins the list of that window; full lists go to
-//! buckets as they do in training. Rows that the plan never uses are *parked*: on disk, seen by
-//! scans and by the next plan, not by training.
+//! day's data) every row is moved once: its first use along the new plan is found
+//! ([`first_use`]), and it joins the list of that window; full lists go to buckets as they do in
+//! training. Rows that the plan never uses are *parked*: on disk, seen by scans and by the next
+//! plan, not by training.
 //!
 //! ```text
 //! checkpoint along A ──(rows in the order of A)──▶ first use along B ─▶ lists ─▶ buckets of B
-//! or any RowSource                                     never ─▶ parked rows
+//!                                                      never ─▶ parked rows
 //!                                                 then a checkpoint along B comes into force
 //! ```
 //!
@@ -16,18 +16,15 @@
 //! once, all sequentially, within the budget. Until the new checkpoint is in force the old one
 //! stays whole, so the disk holds the rows twice for that time.
 
-mod export;
 mod first_use;
 mod parts;
 mod resting;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
-use tierbed_io::{AlignedBuf, Folder, FsFolder};
-use tierbed_kernels::Hyper;
+use tierbed_io::{AlignedBuf, Folder};
 use tierbed_store::Manifest;
 
 use super::reservations::{Purpose, Reservations};
@@ -40,24 +37,12 @@ use first_use::{Cut, FirstUses};
 use resting::Resting;
 
 /// Takes the rows of a source: table, row id, whole record.
-pub type RecordSink<'a> = dyn FnMut(TableId, RowId, &[u8]) -> Result<()> + 'a;
+pub(super) type RecordSink<'a> = dyn FnMut(TableId, RowId, &[u8]) -> Result<()> + 'a;
 
-/// Hands every row of a source to a sink: each row once, in any order.
+/// Hands every row of a checkpoint to a sink: each row once, in any order.
 ///
 /// It may be called twice, and must then bring the same rows in the same order.
-pub type RowSource<'a> = dyn FnMut(&mut RecordSink<'_>) -> Result<()> + 'a;
-
-/// Rows from elsewhere, and what goes with them.
-pub struct Import<'a> {
-    /// The rows. Those it does not bring get their initial values when they are first used.
-    pub rows: &'a mut RowSource<'a>,
-    /// Hyperparameters per table, `step` being the steps done; empty for a fresh start.
-    pub hypers: &'a [Hyper],
-    /// Name of the first checkpoint.
-    pub name: &'a str,
-    /// Its attachments.
-    pub attachments: &'a [Attachment<'a>],
-}
+pub(super) type RowSource<'a> = dyn FnMut(&mut RecordSink<'_>) -> Result<()> + 'a;
 
 /// Returns the memory for finding the first uses of `row_count` rows, about `wanted_bytes`.
 pub(super) fn answer_bytes(row_count: u64, wanted_bytes: u64) -> u64 {
@@ -134,103 +119,6 @@ impl PlannedEngine {
         Self::move_along(site, (grown, &config), (&old, plan), (name, attachments))
     }
 
-    /// Opens the store in `folder`, last trained along `old`, to go on along `new` from its last
-    /// checkpoint on, whose name and attachments are kept; see [`replan`](Self::replan). A store
-    /// that has moved already, or that has no checkpoint, is just opened. `schema` is that of
-    /// `new`: its tables may have more rows than the stored ones.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open) and [`replan`](Self::replan).
-    pub fn open_replanned_in(
-        folder: Arc<dyn Folder>,
-        schema: Schema,
-        (old, new): (&Plan, Plan),
-        config: &PlannedConfig,
-    ) -> Result<Self> {
-        check_shape(&schema, &new)?;
-        let site = OpenFolder::open(folder)?;
-        if stored::plan_identity(&site.log)?.is_none_or(|identity| identity == new.identity()) {
-            return Self::open_at(site, Arc::new(schema), new, config);
-        }
-        let stored =
-            site.log.manifest().map(|manifest| grown(&manifest.schema, &new)).transpose()?;
-        if stored.as_ref().is_some_and(|stored| **stored != schema) {
-            return Err(Error::invalid("store holds other tables")
-                .with("remedy", "open it with the tables it was made with, grown or not"));
-        }
-        let names = site.log.manifest().into_iter().flat_map(|manifest| &manifest.attachments);
-        let names = names.map(|meta| meta.name.clone()).filter(|name| !name.starts_with('_'));
-        let mut kept = Vec::new();
-        for name in names {
-            kept.push((site.log.attachment(&name)?.unwrap_or_default(), name));
-        }
-        let attachments: Vec<_> =
-            kept.iter().map(|(bytes, name)| Attachment { name, bytes }).collect();
-        let name = site.log.info().map_or_else(String::new, |info| info.name.clone());
-        let schema = Arc::new(schema);
-        Self::move_along(site, (schema, config), (old, new), (&name, &attachments))
-    }
-
-    /// Opens the store at `path`; see [`open_replanned_in`](Self::open_replanned_in).
-    ///
-    /// # Errors
-    /// As [`open_replanned_in`](Self::open_replanned_in).
-    pub fn open_replanned(
-        path: &Path,
-        schema: Schema,
-        plans: (&Plan, Plan),
-        config: &PlannedConfig,
-    ) -> Result<Self> {
-        Self::open_replanned_in(Arc::new(FsFolder::create(path)?), schema, plans, config)
-    }
-
-    /// Starts a store in an empty `folder` with the rows of `import`, to be trained along `plan`
-    /// from batch 0 of epoch 0 on, and makes its first checkpoint.
-    ///
-    /// # Errors
-    /// `Invalid` when there is a store already, or for rows or records out of range or brought
-    /// twice; `NoSpace` and `Io` from the folder, those of the source. There is no store then.
-    pub fn import_in(
-        folder: Arc<dyn Folder>,
-        schema: Schema,
-        plan: Plan,
-        config: &PlannedConfig,
-        import: Import<'_>,
-    ) -> Result<Self> {
-        check_shape(&schema, &plan)?;
-        let site = OpenFolder::open(folder)?;
-        if site.log.manifest().is_some() {
-            return Err(Error::invalid("folder holds a store already")
-                .with("remedy", "name a new or empty folder"));
-        }
-        let Import { rows, hypers, name, attachments } = import;
-        if !hypers.is_empty() && hypers.len() != schema.tables().len() {
-            return Err(Error::invalid("an import needs hyperparameters of every table, or none")
-                .with("tables", schema.tables().len())
-                .with("found", hypers.len()));
-        }
-        for hyper in hypers {
-            hyper.check()?;
-        }
-        let stored = Stored::imported(hypers);
-        let moving = Move { source: rows, stored, source_bytes: 0, name, attachments };
-        Self::move_rows(site, Arc::new(schema), plan, config, moving)
-    }
-
-    /// Starts a store at `path`; see [`import_in`](Self::import_in).
-    ///
-    /// # Errors
-    /// As [`import_in`](Self::import_in).
-    pub fn import(
-        path: &Path,
-        schema: Schema,
-        plan: Plan,
-        config: &PlannedConfig,
-        import: Import<'_>,
-    ) -> Result<Self> {
-        Self::import_in(Arc::new(FsFolder::create(path)?), schema, plan, config, import)
-    }
-
     /// Returns the [identity](Plan::identity) of the plan that the last checkpoint in `folder`
     /// was made along; `None` when there is none.
     ///
@@ -274,10 +162,9 @@ impl PlannedEngine {
         let room =
             Reservations::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
         let cut = Cut::new(rows, room.answer_bytes);
-        let blame = if stored.has_rows() { blame_the_store } else { std::convert::identity };
         let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
         let moved = engine
-            .distribute(cut, source, blame)
+            .distribute(cut, source)
             .and_then(|()| engine.checkpoint(name, attachments).map(|_| ()));
         if let Err(error) = moved {
             engine.give_up_move();
@@ -288,16 +175,11 @@ impl PlannedEngine {
         Self::open_at(site, schema, plan, &config)
     }
 
-    fn distribute(
-        &mut self,
-        cut: Cut,
-        source: &mut RowSource<'_>,
-        blame: fn(Error) -> Error,
-    ) -> Result<()> {
+    fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>) -> Result<()> {
         let plan = self.pipeline.plan.clone();
         let tables = (&self.schema, &plan);
         let found = FirstUses::find(&self.folder, tables, cut, source);
-        let mut first_uses = found.map_err(blame)?;
+        let mut first_uses = found.map_err(blame_the_store)?;
         let mover = self.pipeline.mover()?;
         let buf_bytes = mover.disk.buf_bytes().min(self.extent_bytes);
         let classes = mover.classes.iter();
@@ -308,12 +190,12 @@ impl PlannedEngine {
         let mut aligned = AlignedBuf::new(longest);
         let mut row_count = 0u64;
         source(&mut |table, row, record| {
-            let first = first_uses.take(table, row).map_err(blame)?;
+            let first = first_uses.take(table, row).map_err(blame_the_store)?;
             let shape = self.schema.table(table)?;
             let place = aligned.get_mut(..record.len());
             let place =
                 place.filter(|place| place.len() == shape.record_bytes()).ok_or_else(|| {
-                    Error::invalid("a record has another length than its table's")
+                    damaged("brings a record of another length than its table's")
                         .with("table", &shape.name)
                         .with("expected", shape.record_bytes())
                         .with("found", record.len())
