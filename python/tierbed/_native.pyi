@@ -248,20 +248,22 @@ class NativeStore:
     def lookup(
         self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
         weights: SupportsDLPack | None, out: SupportsDLPack, is_training: bool = False,
-    ) -> None:
+    ) -> int | None:
         """Pools the rows of a batch. ``indices`` [E] i64, ``offsets`` [F*B+1] i64 (feature-major,
         TorchRec's layout), ``weights`` [E] f32, ``out`` [B, output_dim] f32, or [E, D] for "none";
         overwritten. ``out`` may not share memory with an input. With ``is_training`` a step
-        follows: a batch that is not the planned one is refused, or leaves the plan."""
+        follows: a batch that is not the planned one is refused, or leaves the plan. Returns the
+        token for the step's :meth:`update`, where there is a plan."""
 
     def update(
         self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
         weights: SupportsDLPack | None, grad: SupportsDLPack,
-        weights_grad: SupportsDLPack | None,
-    ) -> None:
+        weights_grad: SupportsDLPack | None, found: int | None = None,
+    ) -> tuple[int, int] | None:
         """Applies one fused optimizer step: gradients of duplicate rows are summed once, in index
         order. ``grad`` like ``out`` of :meth:`lookup`; ``weights_grad`` [E] f32 receives the
-        gradient of ``weights``, from the rows before the step."""
+        gradient of ``weights``, from the rows before the step. With ``found``, the token of the
+        batch's lookup, ids are not checked again. Returns the :meth:`position` then."""
 
     def prefetch(
         self, plan: FeaturePlan, batches: list[tuple[SupportsDLPack, SupportsDLPack]]
@@ -294,8 +296,8 @@ class NativeStore:
 
     def pass_planned(
         self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack
-    ) -> None:
-        """Passes the next batch of the plan without a step."""
+    ) -> tuple[int, int] | None:
+        """Passes the next batch of the plan without a step; returns the :meth:`position` then."""
 
     def pass_planned_to(self, batch: int) -> None:
         """Passes the batches of the plan up to ``batch``, of this epoch or of the next one."""
@@ -654,7 +656,7 @@ class NativeCodedTables:
     ) -> None: ...
     def update(
         self, plan: FeaturePlan, indices: Any, offsets: Any, weights: Any | None, grad: Any,
-        weights_grad: Any | None,
+        weights_grad: Any | None, found: int | None = None,
     ) -> None:
         """Refuses."""
 

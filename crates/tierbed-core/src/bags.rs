@@ -64,6 +64,11 @@ impl<'a> Bags<'a> {
         (self.offsets.len() - 1) / self.feature_count
     }
 
+    /// Returns where the indices of each feature begin, and where the last ones end.
+    pub fn bounds(&self) -> impl Iterator<Item = i64> + 'a {
+        self.offsets.iter().step_by(self.batch_size().max(1)).copied()
+    }
+
     /// Returns the `B + 1` offsets of feature `feature`.
     ///
     /// # Panics
@@ -85,6 +90,7 @@ mod tests {
     fn accepts_the_jagged_layout() {
         let bags = Bags::new(&[5, 6, 7], &[0, 1, 1, 3, 3], None, 2).unwrap();
         assert_eq!(bags.batch_size(), 2);
+        assert_eq!(bags.bounds().collect::<Vec<_>>(), [0, 1, 3]);
         assert_eq!(bags.feature_offsets(0), &[0, 1, 1]);
         assert_eq!(bags.feature_offsets(1), &[1, 3, 3]);
     }

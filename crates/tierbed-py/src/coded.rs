@@ -104,7 +104,7 @@ impl NativeCodedTables {
     }
 
     /// Refuses: as a training store's update is called.
-    #[pyo3(signature = (plan, indices, offsets, weights, grad, weights_grad))]
+    #[pyo3(signature = (plan, indices, offsets, weights, grad, weights_grad, found=None))]
     #[expect(clippy::too_many_arguments, reason = "those of a training store")]
     fn update(
         &self,
@@ -114,8 +114,9 @@ impl NativeCodedTables {
         weights: Option<&Bound<'_, PyAny>>,
         grad: &Bound<'_, PyAny>,
         weights_grad: Option<&Bound<'_, PyAny>>,
+        found: Option<u64>,
     ) -> PyResult<()> {
-        let _ = (indices, offsets, weights, grad, weights_grad);
+        let _ = (indices, offsets, weights, grad, weights_grad, found);
         Err(to_python(plan.py(), &no_training()))
     }
 

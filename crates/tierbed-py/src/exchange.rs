@@ -202,7 +202,9 @@ impl LookupRows for GroupRows<'_> {
     fn lookup(&mut self, group: usize, bags: &Bags<'_>, to: &mut impl Destination) -> Result<()> {
         let plan = plan_of(self.plans, group)?;
         match &mut self.rows {
-            HeldRows::Trained(engine) => engine.lookup_to(plan, bags, to, self.is_training),
+            HeldRows::Trained(engine) => {
+                engine.lookup_to(plan, bags, to, self.is_training).map(drop)
+            }
             HeldRows::Coded(tables) => tables.lookup_to(plan, bags, to),
         }
     }
@@ -219,7 +221,8 @@ impl UpdateRows for GroupRows<'_> {
         let plan = plan_of(self.plans, group)?;
         match &mut self.rows {
             HeldRows::Trained(engine) => {
-                engine.update(plan, bags, Grads { output: grads, weights: weight_grads })
+                let grads = Grads { output: grads, weights: weight_grads };
+                engine.update(plan, bags, grads, None)
             }
             HeldRows::Coded(_) => Err(no_training()),
         }

@@ -11,7 +11,7 @@ use tierbed_io::process::Owned;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{Hyper, Pooling, Translate, WindowConfig, WindowEngine};
-use tierbed_train::{Access, AutoEngine, OrderConfig, PlanRequest, ShardedEngine};
+use tierbed_train::{Access, AutoEngine, BatchToken, OrderConfig, PlanRequest, ShardedEngine};
 
 use crate::ending::attached;
 use crate::errors::{run, to_python};
@@ -86,11 +86,11 @@ pub(crate) struct LookupArguments<'a, 'py> {
 }
 
 /// Imports and checks the tensors of a lookup, then runs `work` on them without the GIL.
-pub(crate) fn run_lookup(
+pub(crate) fn run_lookup<T: Send>(
     plan: &Bound<'_, FeaturePlan>,
     arguments: &LookupArguments<'_, '_>,
-    work: impl FnOnce(&tierbed_kernels::FeaturePlan, &Bags<'_>, &mut [f32]) -> Result<()> + Send,
-) -> PyResult<()> {
+    work: impl FnOnce(&tierbed_kernels::FeaturePlan, &Bags<'_>, &mut [f32]) -> Result<T> + Send,
+) -> PyResult<T> {
     let py = plan.py();
     let LookupArguments { indices, offsets, weights, out } = *arguments;
     let batch = BatchTensors::import(indices, offsets, weights)?;
@@ -266,13 +266,15 @@ impl NativeStore {
         weights: Option<&Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
         is_training: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<u64>> {
         run_lookup(plan, &LookupArguments { indices, offsets, weights, out }, |plan, bags, out| {
-            opened(&mut *self.engine.lock()?)?.engine_mut().lookup(plan, bags, out, is_training)
+            let mut engine = self.engine.lock()?;
+            let token = opened(&mut engine)?.engine_mut().lookup(plan, bags, out, is_training)?;
+            Ok(token.map(BatchToken::number))
         })
     }
 
-    #[pyo3(signature = (plan, indices, offsets, weights, grad, weights_grad))]
+    #[pyo3(signature = (plan, indices, offsets, weights, grad, weights_grad, found=None))]
     #[expect(clippy::too_many_arguments, reason = "one argument per tensor, as in Python")]
     fn update(
         &self,
@@ -282,7 +284,8 @@ impl NativeStore {
         weights: Option<&Bound<'_, PyAny>>,
         grad: &Bound<'_, PyAny>,
         weights_grad: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+        found: Option<u64>,
+    ) -> PyResult<Option<(u64, u64)>> {
         let py = plan.py();
         let batch = BatchTensors::import(indices, offsets, weights)?;
         let grad = Tensor::<f32>::import(grad, "grad")?;
@@ -298,7 +301,12 @@ impl NativeStore {
         let weights = weights_grad.as_mut().map(Tensor::view_mut).transpose();
         let weights = weights.map_err(|error| to_python(py, &error))?;
         let grads = Grads { output: grad.view(), weights };
-        self.with(py, |engine| engine.writable()?.update(plan, &bags, grads))
+        let found = found.and_then(BatchToken::of_number);
+        self.with(py, |engine| {
+            let engine = engine.writable()?;
+            engine.update(plan, &bags, grads, found)?;
+            Ok(engine.position())
+        })
     }
 
     fn prefetch(
@@ -630,12 +638,16 @@ impl NativeStore {
         plan: &Bound<'_, FeaturePlan>,
         indices: &Bound<'_, PyAny>,
         offsets: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<(u64, u64)>> {
         let py = plan.py();
         let batch = BatchTensors::import(indices, offsets, None)?;
         let plan = &plan.get().plan;
         let bags = batch.bags(plan.features().len()).map_err(|error| to_python(py, &error))?;
-        self.with(py, |engine| engine.writable()?.skip(plan, &bags))
+        self.with(py, |engine| {
+            let engine = engine.writable()?;
+            engine.skip(plan, &bags)?;
+            Ok(engine.position())
+        })
     }
 
     fn pass_planned_to(&self, py: Python<'_>, batch: u64) -> PyResult<()> {

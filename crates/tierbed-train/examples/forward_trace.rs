@@ -253,7 +253,7 @@ fn run_forward(job: &Job, folder: &Path) {
                 engine.lookup(&features, &bags, &mut out).unwrap();
                 let output = &grad[..out.len()];
                 let grads = tierbed_train::planned::Grads { output, weights: None };
-                engine.update(&features, &bags, grads).unwrap();
+                engine.update(&features, &bags, grads, None).unwrap();
             });
             if job.checkpoint > 0 && (at + 1) % job.checkpoint == 0 {
                 engine.checkpoint("between", &[]).unwrap();

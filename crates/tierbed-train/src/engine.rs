@@ -14,6 +14,7 @@ use tierbed_kernels::{FeaturePlan, Grads, Hyper};
 use tierbed_snapshot::{PlacedTables, Report};
 
 use crate::auto::{Answer, PlanRequest};
+use crate::batch_token::BatchToken;
 use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
 use crate::window::rows::NewRows;
@@ -70,7 +71,8 @@ pub trait TrainEngine: Send {
 
     /// Pools the rows of `bags` into `out`, overwritten: `[B, output_dim]`, or `[E, D]` without
     /// pooling. With `is_training` a step on the same batch will follow, so the batch must be
-    /// the planned one if there is a plan; without, any batch may be asked.
+    /// the planned one if there is a plan; without, any batch may be asked. Returns the token for
+    /// the step, where there is a plan.
     ///
     /// # Errors
     /// `Invalid` for shapes or ids out of range, or a batch to train on that is not the planned
@@ -82,25 +84,33 @@ pub trait TrainEngine: Send {
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
-    ) -> Result<()>;
+    ) -> Result<Option<BatchToken>>;
 
     /// Makes sure that `bags` may be stepped next: along a plan they are its next batch, whose
-    /// rows are in memory then.
+    /// rows are in memory then. Returns the token for the step, where there is a plan.
     ///
     /// # Errors
     /// `Invalid` for another batch: nothing changed then. Otherwise the disk's.
-    fn expect(&mut self, _plan: &FeaturePlan, _bags: &Bags<'_>) -> Result<()> {
-        Ok(())
+    fn expect(&mut self, _plan: &FeaturePlan, _bags: &Bags<'_>) -> Result<Option<BatchToken>> {
+        Ok(None)
     }
 
     /// Applies one optimizer step for `bags`; in forward order they are the next batch of the
-    /// plan, and the batch after it is the next one then. With several shards any error behind
-    /// the checks of the batch poisons the store: others have made the step.
+    /// plan, and the batch after it is the next one then. With the token of the batch's lookup
+    /// no id is looked at again; a token of another batch, or of another engine, counts for none.
+    /// With several shards any error behind the checks of the batch poisons the store: others
+    /// have made the step.
     ///
     /// # Errors
     /// As [`lookup`](Self::lookup). An error of the disk poisons the engine: reopen it at the
     /// last checkpoint.
-    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()>;
+    fn update(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        grads: Grads<'_>,
+        found: Option<BatchToken>,
+    ) -> Result<()>;
 
     /// Skips the next batch of the plan without a step: it was only looked at. Nothing happens
     /// without a plan.

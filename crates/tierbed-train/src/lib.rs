@@ -10,6 +10,7 @@
 //! only.
 
 mod auto;
+mod batch_token;
 pub mod coded;
 mod engine;
 mod folders;
@@ -19,6 +20,7 @@ mod sharded;
 pub mod window;
 
 pub use auto::{budget_json, Answer, AutoEngine, OnMismatch, Order, OrderConfig, PlanRequest};
+pub use batch_token::BatchToken;
 pub use coded::CodedTables;
 pub use engine::{Access, FollowPlan, OwnRows, RowVisitor, TableRows, TrainEngine};
 pub use folders::{

@@ -76,7 +76,7 @@ fn train(engine: &mut AutoEngine, steps: std::ops::Range<u64>) {
         engine.lookup(&features, &bags, &mut output, true).unwrap();
         // A gradient that depends on the output: any difference spreads.
         let grad: Vec<f32> = output.iter().map(|value| value * 0.3 + 0.01).collect();
-        engine.update(&features, &bags, Grads { output: &grad, weights: None }).unwrap();
+        engine.update(&features, &bags, Grads { output: &grad, weights: None }, None).unwrap();
     }
 }
 

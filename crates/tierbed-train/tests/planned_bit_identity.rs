@@ -250,7 +250,7 @@ fn a_batch_that_was_not_planned_is_refused_and_changes_nothing() {
             assert!(error.to_string().contains("not the planned one"), "{error}");
             let grads = tierbed_train::planned::Grads { output: &out, weights: None };
             assert_eq!(
-                engine.update(&features, &bags, grads).unwrap_err().kind(),
+                engine.update(&features, &bags, grads, None).unwrap_err().kind(),
                 ErrorKind::Invalid
             );
         }

@@ -98,8 +98,8 @@ fn ids_translated_in_the_pre_pass_train_to_the_same_bits() {
             let mut output = vec![0.0; FeaturePlan::output_len(&features, &bags)];
             forward.lookup(&features, &bags, &mut output).unwrap();
             assert_eq!(&bits(&output), expected, "seed {seed}");
-            let grad = gradient(&output);
-            forward.update(&features, &bags, Grads { output: &grad, weights: None }).unwrap();
+            let grads = Grads { output: &gradient(&output), weights: None };
+            forward.update(&features, &bags, grads, None).unwrap();
         }
         // The open table is as long as it needs to be.
         let rows = direct.vocabulary(TableId(0)).unwrap().next_row;

@@ -181,7 +181,7 @@ fn a_batch_that_one_shard_does_not_expect_changes_no_shard() {
     let other = Bags::new(&indices, bags.offsets, bags.weights, bags.feature_count).unwrap();
     let grad = vec![1.0; plan.output_len(&other)];
     let grads = tierbed_train::window::update::Grads { output: &grad, weights: None };
-    let error = engine.writable().unwrap().update(&plan, &other, grads).unwrap_err();
+    let error = engine.writable().unwrap().update(&plan, &other, grads, None).unwrap_err();
     assert!(error.to_string().contains("not the planned one"), "{error}");
     assert!(run.records(&mut engine).unwrap() == before);
     // Nothing is poisoned: the planned batch is taken.
@@ -287,4 +287,74 @@ fn statistics_are_summed_over_shards() {
     assert_eq!(stats["order"]["batch"], 1);
     let used = stats["budget"]["limit_bytes"].as_u64().unwrap();
     assert!(used <= run.budget_bytes, "{used}");
+}
+
+/// Ids that were compared with the plan, by all shards together.
+fn ids_checked(engine: &mut ShardedEngine) -> u64 {
+    engine.engine_mut().stats().unwrap()["store"]["ids_checked"].as_u64().unwrap()
+}
+
+#[test]
+fn the_ids_of_a_batch_are_checked_once_a_step() {
+    let run = Run::pooled(OptimizerKind::Adagrad);
+    for shards in [1, 3] {
+        let folder = MemoryFolder::new();
+        let config = run.config(Order::Forward, Some(shards));
+        let (mut engine, mut oracle) = (run.open(shared(&folder), &config).unwrap(), run.oracle());
+        run.follow(&mut engine).unwrap();
+        let plan = run.plan(&engine);
+        for step in 0..run.batches {
+            let (batch, before) = (run.batch(step), ids_checked(&mut engine));
+            let bags = batch.bags();
+            let ids = bags.indices.len() as u64;
+            let mut output = vec![0.0; plan.output_len(&bags)];
+            let token = engine.engine_mut().lookup(&plan, &bags, &mut output, true).unwrap();
+            assert_eq!(ids_checked(&mut engine), before + ids);
+            let has_token = step % 3 != 2;
+            let grad = vec![0.25; output.len()];
+            let grads = |grad| tierbed_train::window::update::Grads { output: grad, weights: None };
+            let given = token.filter(|_| has_token);
+            engine.writable().unwrap().update(&plan, &bags, grads(&grad), given).unwrap();
+            let checks = if has_token { 1 } else { 2 };
+            assert_eq!(ids_checked(&mut engine), before + checks * ids, "step {step}");
+            oracle.writable().unwrap().update(&plan, &bags, grads(&grad), None).unwrap();
+        }
+        assert!(run.records(&mut engine).unwrap() == run.records(&mut oracle).unwrap());
+    }
+}
+
+#[test]
+fn a_token_is_good_for_its_own_batch_and_engine_alone() {
+    let run = Run::pooled(OptimizerKind::Sgd);
+    for shards in [1, 3] {
+        let config = run.config(Order::Forward, Some(shards));
+        let folders = [MemoryFolder::new(), MemoryFolder::new()];
+        let mut engines = folders.each_ref().map(|folder| {
+            let mut engine = run.open(shared(folder), &config).unwrap();
+            run.follow(&mut engine).unwrap();
+            engine
+        });
+        let plan = run.plan(&engines[0]);
+        let (first, second) = (run.batch(0), run.batch(1));
+        let mut output = vec![0.0; plan.output_len(&first.bags())];
+        let token = engines[0].engine_mut().lookup(&plan, &first.bags(), &mut output, true);
+        let token = token.unwrap();
+        assert!(token.is_some());
+        let grad = vec![1.0; output.len()];
+        let grads = || tierbed_train::window::update::Grads { output: &grad, weights: None };
+        // Other bags with it, or another engine: the ids are checked as without a token.
+        for engine in &mut engines {
+            let error = engine.writable().unwrap().update(&plan, &second.bags(), grads(), token);
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Invalid);
+        }
+        let before = ids_checked(&mut engines[1]);
+        engines[1].writable().unwrap().update(&plan, &first.bags(), grads(), token).unwrap();
+        assert!(ids_checked(&mut engines[1]) > before);
+        // Behind its step it is spent.
+        let engine = engines[0].writable().unwrap();
+        engine.update(&plan, &first.bags(), grads(), token).unwrap();
+        let error = engine.update(&plan, &first.bags(), grads(), token).unwrap_err();
+        assert!(error.to_string().contains("not the planned one"), "{error}");
+        run.step(&mut engines[0], 1).unwrap();
+    }
 }

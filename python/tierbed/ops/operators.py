@@ -94,6 +94,12 @@ class Binding:
         self.is_pooled = "none" not in poolings
         self.feature_count = len(tables)
         self.output_dim = sum(dims) if self.is_pooled else dims[0]
+        self.is_open = False
+        """Whether a table has an open vocabulary."""
+        self.hook = _STILL_HOOK
+        """What requires a gradient while the rows train."""
+        self.position: tuple[int, int] | None = None
+        """Epochs and batches of the epoch done behind the last step; None without a plan."""
         self.handle = next(_HANDLES)
         _BINDINGS[self.handle] = self
 
@@ -115,19 +121,26 @@ class Binding:
     def read(
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, is_training: bool
     ) -> Tensor:
-        """Reads and pools rows at once, past torch; arguments as for :func:`lookup_op`.
+        """Reads and pools rows at once, past torch; arguments as for :func:`lookup_op`."""
+        return self.read_for_step(indices, offsets, weights, is_training)[0]
+
+    def read_for_step(
+        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, is_training: bool
+    ) -> tuple[Tensor, int | None]:
+        """As :meth:`read`; returns the token of the batch, too, for :meth:`step` along a plan.
 
         The engine checks ids, offsets and shapes, so that nothing is checked here.
         """
         rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
         out = _FLOATS.new_empty(rows, self.output_dim)
         bags = (_on_cpu(indices), _on_cpu(offsets), None if weights is None else _on_cpu(weights))
+        token = None
         if is_training:
             store: NativeStore = self.native  # type: ignore[assignment]
-            store.lookup(self.plan, *bags, out, is_training)
+            token = store.lookup(self.plan, *bags, out, is_training)
         else:
             self.native.lookup(self.plan, *bags, out)
-        return out if indices.is_cpu else out.to(indices.device)
+        return out if indices.is_cpu else out.to(indices.device), token
 
     def step(
         self,
@@ -137,8 +150,12 @@ class Binding:
         weights: Tensor | None,
         trains_rows: bool,
         wants_weights_grad: bool,
+        token: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Applies one optimizer step to the rows of a lookup; as :func:`update` says."""
+        """Applies one optimizer step to the rows of a lookup; as :func:`update` says.
+
+        With the ``token`` of :meth:`read_for_step` the engine does not check the ids again.
+        """
         device = indices.device
         indices, offsets, grad = indices.detach().cpu(), offsets.detach().cpu(), grad.detach().cpu()
         hook_grad = torch.zeros(1, dtype=torch.float32)
@@ -150,13 +167,14 @@ class Binding:
         size = indices.numel() if wants_weights_grad else 0
         weights_grad = torch.empty(size, dtype=torch.float32)
         store: NativeStore = self.native  # type: ignore[assignment]
-        store.update(
+        self.position = store.update(
             self.plan,
             indices,
             offsets,
             None if weights is None else _on_cpu(weights),
             (grad if scale == 1.0 else grad * (1.0 / scale)).contiguous(),
             weights_grad if wants_weights_grad else None,
+            token,
         )
         self.guard.note_step()
         # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
@@ -305,7 +323,8 @@ class _EagerLookup(torch.autograd.Function):
         ctx.save_for_backward(indices, offsets, *([] if weights is None else [weights]))
         # The graph keeps the collection's store usable until its backward.
         ctx.binding = binding
-        return binding.read(indices, offsets, weights, is_training)
+        out, ctx.token = binding.read_for_step(indices, offsets, weights, is_training)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -314,7 +333,7 @@ class _EagerLookup(torch.autograd.Function):
         weights = rest[0] if ctx.has_weights else None
         trains_rows, wants_weights_grad = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
         hook_grad, weights_grad = ctx.binding.step(
-            grad, indices, offsets, weights, trains_rows, wants_weights_grad
+            grad, indices, offsets, weights, trains_rows, wants_weights_grad, ctx.token
         )
         return (
             hook_grad if trains_rows else None,

@@ -164,7 +164,7 @@ fn train(job: &mut Job, expected: &mut Expected) -> (u64, u64) {
         }
         let bags = job.bags(batch);
         engine.lookup(&features, &bags, &mut out).unwrap();
-        engine.update(&features, &bags, Grads { output: &grad, weights: None }).unwrap();
+        engine.update(&features, &bags, Grads { output: &grad, weights: None }, None).unwrap();
         for (table, ids) in job.ids.chunks(job.batch_len).enumerate() {
             for (sample, &id) in ids.iter().enumerate() {
                 let found = &out[sample * width + table * DIM..][..2];

@@ -16,6 +16,7 @@ use crate::auto::planless::{self, Planless};
 use crate::auto::planned::Planned;
 use crate::auto::tables::Tables;
 use crate::auto::windowed::Windowed;
+use crate::batch_token::BatchToken;
 use crate::engine::TrainEngine;
 use crate::folders::check_folder;
 use crate::window::{Backend, Durability, WindowEngine};
@@ -263,12 +264,12 @@ impl AutoEngine {
     ///
     /// # Errors
     /// Those of `work`, or of moving the rows.
-    pub(crate) fn planned_or_moved(
+    pub(crate) fn planned_or_moved<T>(
         &mut self,
         plan: &FeaturePlan,
         bags: &Bags<'_>,
-        mut work: impl FnMut(&mut dyn TrainEngine) -> Result<()>,
-    ) -> Result<()> {
+        mut work: impl FnMut(&mut dyn TrainEngine) -> Result<T>,
+    ) -> Result<T> {
         if let Some(planned) = self.planned_mut() {
             match work(planned) {
                 Err(error) => self.answer_mismatch(plan, bags, error)?,
@@ -289,22 +290,22 @@ impl AutoEngine {
         bags: &Bags<'_>,
         to: &mut impl Destination,
         is_training: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<BatchToken>> {
         if let (true, Some(planned)) = (is_training, self.planned_mut()) {
             match planned.engine.lookup_to(plan, bags, to) {
                 Err(error) => self.answer_mismatch(plan, bags, error)?,
-                done => return done,
+                done => return done.map(Some),
             }
         }
         if self.planned_mut().is_none() {
             if let Some(windowed) = self.windowed_mut()? {
-                return windowed.engine.lookup_to(plan, bags, to);
+                return windowed.engine.lookup_to(plan, bags, to).map(|()| None);
             }
         }
         let mut matrix = vec![0.0; plan.output_len(bags)];
-        self.lookup(plan, bags, &mut matrix, is_training)?;
+        let token = self.lookup(plan, bags, &mut matrix, is_training)?;
         plan.scatter(bags, &matrix, to);
-        Ok(())
+        Ok(token)
     }
 
     // A batch that was not planned moves the rows, if that is wished; other errors stay errors.

@@ -16,6 +16,7 @@ use crate::auto::publish::{publish_unsorted, Publication};
 use crate::auto::stats::budget_json;
 use crate::auto::tables::Tables;
 use crate::auto::unplanned::UnplannedRows;
+use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::{AnySink, Plan, PlannedEngine, Position};
 use crate::window::publish::PublishProgress;
@@ -119,7 +120,7 @@ impl Planned {
         plan.check(self.engine.schema(), bags, out.len())?;
         let has_all = self.unplanned.has_rows() && self.unplanned.has_all(plan, bags);
         if !has_all && self.engine.is_next(plan, bags)? {
-            return self.engine.lookup(plan, bags, out);
+            return self.engine.lookup(plan, bags, out).map(drop);
         }
         self.lookup_aside(plan, bags, out)
     }
@@ -198,20 +199,26 @@ impl TrainEngine for Planned {
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<BatchToken>> {
         match is_training {
-            true => self.engine.lookup(plan, bags, out),
-            false => self.lookup_any(plan, bags, out),
+            true => self.engine.lookup(plan, bags, out).map(Some),
+            false => self.lookup_any(plan, bags, out).map(|()| None),
         }
     }
 
-    fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
-        self.engine.prepare(plan, bags)
+    fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<Option<BatchToken>> {
+        self.engine.prepare(plan, bags).map(Some)
     }
 
-    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+    fn update(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        grads: Grads<'_>,
+        found: Option<BatchToken>,
+    ) -> Result<()> {
         self.unplanned.clear();
-        self.engine.update(plan, bags, grads)?;
+        self.engine.update(plan, bags, grads, found)?;
         self.is_durable = false;
         Ok(())
     }

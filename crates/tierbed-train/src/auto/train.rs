@@ -14,6 +14,7 @@ use crate::auto::moving;
 use crate::auto::options::OnMismatch;
 use crate::auto::stats::budget_json;
 use crate::auto::windowed::callers_names;
+use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::folders::check_folder;
 use crate::planned::AnySink;
@@ -61,21 +62,28 @@ impl TrainEngine for AutoEngine {
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<BatchToken>> {
         if !is_training {
             return self.engine()?.lookup(plan, bags, out, false);
         }
         self.planned_or_moved(plan, bags, |engine| engine.lookup(plan, bags, out, true))
     }
 
-    fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+    fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<Option<BatchToken>> {
         self.engine()?.expect(plan, bags)
     }
 
-    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+    fn update(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        grads: Grads<'_>,
+        found: Option<BatchToken>,
+    ) -> Result<()> {
         let Grads { output, mut weights } = grads;
         self.planned_or_moved(plan, bags, |engine| {
-            engine.update(plan, bags, Grads { output, weights: weights.as_deref_mut() })
+            let grads = Grads { output, weights: weights.as_deref_mut() };
+            engine.update(plan, bags, grads, found)
         })
     }
 

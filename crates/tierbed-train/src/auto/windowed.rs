@@ -11,6 +11,7 @@ use tierbed_store::CommitLog;
 
 use crate::auto::stats::budget_json;
 use crate::auto::tables::Tables;
+use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
@@ -62,11 +63,17 @@ impl TrainEngine for Windowed {
         bags: &Bags<'_>,
         out: &mut [f32],
         _is_training: bool,
-    ) -> Result<()> {
-        self.engine.lookup(plan, bags, out)
+    ) -> Result<Option<BatchToken>> {
+        self.engine.lookup(plan, bags, out).map(|()| None)
     }
 
-    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+    fn update(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        grads: Grads<'_>,
+        _found: Option<BatchToken>,
+    ) -> Result<()> {
         self.is_untouched = false;
         self.engine.update(plan, bags, grads)
     }

@@ -14,8 +14,7 @@ pub mod plan;
 mod store;
 
 pub use engine::{
-    stored_plan, AnySink, PlannedConfig, PlannedEngine, PlannedStats, Position, StoredPlan,
-    BACKEND,
+    stored_plan, AnySink, PlannedConfig, PlannedEngine, PlannedStats, Position, StoredPlan, BACKEND,
 };
 pub use plan::{
     copy_name, source_of, Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared,

@@ -12,6 +12,7 @@ use super::coordinator::{CommitCoordinator, Participant};
 use super::folder::ShardFolder;
 use super::part::Parts;
 use super::split::Split;
+use super::train::FoundBatch;
 use crate::auto::engine::AutoEngine;
 use crate::auto::options::{OnMismatch, Order, OrderConfig};
 use crate::engine::TrainEngine;
@@ -30,6 +31,8 @@ pub(crate) struct ShardSet {
     parts: Option<Arc<Parts>>,
     /// How the batches of the plan that is being made are divided.
     pub(super) planning: Option<Arc<Parts>>,
+    /// The batch that was looked up to be trained on.
+    pub(super) found: Option<FoundBatch>,
     /// Batches that a shard has announced beyond those that fitted all.
     pub(super) ahead: Vec<usize>,
     pub(super) poison: Poison,
@@ -77,6 +80,7 @@ impl ShardSet {
             engines: Vec::new(),
             parts: None,
             planning: None,
+            found: None,
             ahead: vec![0; shard_count],
             poison: Poison::default(),
         };

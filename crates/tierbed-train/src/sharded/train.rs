@@ -26,6 +26,7 @@ use super::stats::{no_engine_stats, sum_of_shards};
 use crate::auto::engine::AutoEngine;
 use crate::auto::part_bags::PartBags;
 use crate::auto::publish::{publish_unsorted, Publication};
+use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
@@ -51,14 +52,57 @@ impl ShardSet {
     }
 
     // Copies each shard's bags out of the batch, if every shard expects them.
-    fn expected(&mut self, parts: &Parts, bags: &Bags<'_>) -> Result<Vec<PartBags>> {
+    fn expected(&mut self, parts: &Parts, bags: &Bags<'_>) -> Result<Vec<FoundPart>> {
         let jobs = vec![(); parts.of_shards.len()];
         self.each(parts, is_small(bags), jobs, |engine, part, ()| {
             let own = PartBags::of_features(bags, &part.features);
-            engine.expect(&part.plan, &own.bags()?)?;
-            Ok(own)
+            let token = engine.expect(&part.plan, &own.bags()?)?;
+            Ok(FoundPart { own, token })
         })
     }
+
+    // Keeps the batch that every shard has found to be its next one.
+    fn keep_found(&mut self, bags: &Bags<'_>, parts: Vec<FoundPart>) -> Option<BatchToken> {
+        if parts.iter().any(|part| part.token.is_none()) {
+            return None;
+        }
+        let token = BatchToken::next();
+        self.found = Some(FoundBatch { token, bounds: bags.bounds().collect(), parts });
+        Some(token)
+    }
+
+    // Checks a batch to train on; along a plan the shards say which ids are right.
+    fn check_batch(
+        &self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        matrix_len: usize,
+        is_planned: bool,
+    ) -> Result<()> {
+        match is_planned {
+            true => plan.check_shape(bags, matrix_len),
+            false => plan.check(&self.split.schema, bags, matrix_len),
+        }
+    }
+}
+
+/// A batch that every shard has found to be its next one.
+pub(super) struct FoundBatch {
+    token: BatchToken,
+    bounds: Vec<i64>,
+    parts: Vec<FoundPart>,
+}
+
+impl FoundBatch {
+    fn is(&self, bags: &Bags<'_>, token: Option<BatchToken>) -> bool {
+        token == Some(self.token) && bags.bounds().eq(self.bounds.iter().copied())
+    }
+}
+
+/// The bags of one shard, and the token its engine gave for them.
+struct FoundPart {
+    own: PartBags,
+    token: Option<BatchToken>,
 }
 
 impl TrainEngine for ShardSet {
@@ -104,31 +148,50 @@ impl TrainEngine for ShardSet {
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<BatchToken>> {
         self.decide()?;
-        plan.check(&self.split.schema, bags, out.len())?;
+        let is_planned = is_training && self.position().is_some();
+        self.check_batch(plan, bags, out.len(), is_planned)?;
         let parts = self.parts(plan)?;
         let places = parts.carve(bags, out);
         let pooled = self.each(&parts, is_small(bags), places, |engine, part, mut places| {
             let own = PartBags::of_features(bags, &part.features);
-            engine.lookup_to(&part.plan, &own.bags()?, &mut places, is_training)
+            let token = engine.lookup_to(&part.plan, &own.bags()?, &mut places, is_training)?;
+            Ok(FoundPart { own, token })
         });
-        self.poison.on_doubt(pooled).map(drop)
+        match self.poison.on_doubt(pooled) {
+            Ok(found) => Ok(self.keep_found(bags, found)),
+            Err(error) => {
+                // Which feature of the batch has a bad id, a shard does not know.
+                plan.check_ids(&self.split.schema, bags)?;
+                Err(error)
+            }
+        }
     }
 
-    fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+    fn update(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        grads: Grads<'_>,
+        found: Option<BatchToken>,
+    ) -> Result<()> {
         self.decide()?;
-        plan.check(&self.split.schema, bags, grads.output.len())?;
+        let known = self.found.take().filter(|batch| batch.is(bags, found));
+        self.check_batch(plan, bags, grads.output.len(), known.is_some())?;
         grads.check(bags)?;
         let parts = self.parts(plan)?;
-        let own = self.expected(&parts, bags)?;
+        let own = match known {
+            Some(batch) => batch.parts,
+            None => self.expected(&parts, bags)?,
+        };
         let (output, wants_weights) = (grads.output, grads.weights.is_some());
-        let stepped = self.each(&parts, is_small(bags), own, |engine, part, own| {
-            let own = own.bags()?;
+        let stepped = self.each(&parts, is_small(bags), own, |engine, part, found| {
+            let own = found.own.bags()?;
             let output = part.grad(plan, bags, output);
             let mut weights = wants_weights.then(|| vec![0.0; own.indices.len()]);
             let grads = Grads { output: &output, weights: weights.as_deref_mut() };
-            engine.update(&part.plan, &own, grads)?;
+            engine.update(&part.plan, &own, grads, found.token)?;
             Ok(weights.unwrap_or_default())
         });
         let weights = self.poison.on_any(stepped)?;
@@ -143,16 +206,18 @@ impl TrainEngine for ShardSet {
     fn skip(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
         self.decide()?;
         plan.check(&self.split.schema, bags, plan.output_len(bags))?;
+        self.found = None;
         let parts = self.parts(plan)?;
         let own = self.expected(&parts, bags)?;
-        let passed = self.each(&parts, is_small(bags), own, |engine, part, own| {
-            engine.skip(&part.plan, &own.bags()?)
+        let passed = self.each(&parts, is_small(bags), own, |engine, part, found| {
+            engine.skip(&part.plan, &found.own.bags()?)
         });
         self.poison.on_any(passed).map(drop)
     }
 
     fn skip_to(&mut self, batch: u64) -> Result<()> {
         self.decide()?;
+        self.found = None;
         let jobs = vec![(); self.engines.len()];
         let passed = run_shards(&mut self.engines, false, jobs, |engine, ()| engine.skip_to(batch));
         self.poison.on_any(passed).map(drop)

@@ -143,10 +143,12 @@ impl Job {
         let batch = self.batch(step);
         let bags = batch.bags();
         let mut output = vec![f32::NAN; plan.output_len(&bags)];
-        engine.lookup(plan, &bags, &mut output)?;
+        let token = engine.lookup(plan, &bags, &mut output)?;
         let (grad, mut weights_grad) = (gradient(&output), vec![0.0; batch.indices.len()]);
         let weights = batch.weights.is_some().then_some(weights_grad.as_mut_slice());
-        engine.update(plan, &bags, Grads { output: &grad, weights })?;
+        // An update may have the token of the lookup, or check the batch itself.
+        let token = (step % 4 != 3).then_some(token);
+        engine.update(plan, &bags, Grads { output: &grad, weights }, token)?;
         Ok((bits(&output), bits(&weights_grad)))
     }
 

@@ -7,6 +7,7 @@ use tierbed_core::{Bags, Error, Result, Schema};
 use tierbed_io::{FsFolder, WordBuf};
 use tierbed_kernels::{init_record, FeaturePlan, Hyper};
 use tierbed_train::planned::{Grads, Plan, PlannedConfig, PlannedEngine};
+use tierbed_train::BatchToken;
 
 use super::job::{features_of, Job};
 use super::kernel::{synthetic_grad, Places, StepKernel};
@@ -46,6 +47,8 @@ pub(crate) struct Forward {
     features: FeaturePlan,
     output: Vec<f32>,
     grad: Vec<f32>,
+    /// Of the lookup of the batch that is stepped next.
+    token: Option<BatchToken>,
 }
 
 impl Forward {
@@ -61,22 +64,24 @@ impl Forward {
             engine.set_hyper(feature.table, Hyper { lr: 0.01, ..Hyper::default() })?;
         }
         let len = job.batch_len * features.output_dim();
-        Ok(Self { engine, features, output: vec![0.0; len], grad: synthetic_grad(len) })
+        let (output, grad) = (vec![0.0; len], synthetic_grad(len));
+        Ok(Self { engine, features, output, grad, token: None })
     }
 }
 
 impl System for Forward {
     fn prepare(&mut self, _: u64, bags: &Bags<'_>) -> Result<()> {
-        self.engine.prepare(&self.features, bags)
+        self.engine.prepare(&self.features, bags).map(drop)
     }
 
     fn lookup(&mut self, bags: &Bags<'_>) -> Result<()> {
-        self.engine.lookup(&self.features, bags, &mut self.output)
+        self.token = Some(self.engine.lookup(&self.features, bags, &mut self.output)?);
+        Ok(())
     }
 
     fn update(&mut self, bags: &Bags<'_>) -> Result<()> {
         let grads = Grads { output: &self.grad, weights: None };
-        self.engine.update(&self.features, bags, grads)
+        self.engine.update(&self.features, bags, grads, self.token.take())
     }
 
     fn pass(&mut self, bags: &Bags<'_>) -> Result<()> {

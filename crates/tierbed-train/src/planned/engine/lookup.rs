@@ -8,33 +8,42 @@
 use tierbed_core::{Bags, Error, Result};
 use tierbed_kernels::{Destination, Feature, FeaturePlan, FeatureRows, Places, PoolFeature, Rows};
 
+use super::scratch::Unpacked;
 use super::PlannedEngine;
+use crate::batch_token::BatchToken;
 use crate::planned::plan::Batch;
 use crate::planned::store::pipeline::WindowPipeline;
 
 impl PlannedEngine {
     /// Makes sure that the rows of `bags`, which are the next batch of the plan, are in memory,
-    /// and finds them. A lookup does so itself; done before, it has the sums left to do.
+    /// and finds them. A lookup does so itself; done before, it has the sums left to do. Returns
+    /// the token for the batch's update.
     ///
     /// # Errors
     /// As for [`Self::lookup`].
-    pub fn prepare(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+    pub fn prepare(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<BatchToken> {
         let batch = self.find_batch(plan, bags, plan.output_len(bags))?;
         self.unpack_entries(plan, bags, batch)
     }
 
     /// Pools the rows of `bags`, which are the next batch of the plan, into `out`, overwritten:
     /// `[B, output_dim]`, or `[E, D]` without pooling. May be called again for the same batch.
+    /// Returns the token for the batch's update.
     ///
     /// # Errors
     /// `Invalid` for a batch that is not the planned one, or shapes out of range: nothing is
     /// changed then. An error of the disk poisons the engine: reopen it.
-    pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+    pub fn lookup(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+    ) -> Result<BatchToken> {
         let batch = self.find_batch(plan, bags, out.len())?;
-        self.unpack_entries(plan, bags, batch)?;
+        let token = self.unpack_entries(plan, bags, batch)?;
         let features = feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags));
         self.kernels.pool_batch(self.pipeline.current.arena(), &features, out);
-        Ok(())
+        Ok(token)
     }
 
     /// Pools the rows of `bags` into the places that `to` says, with the bits of
@@ -47,8 +56,8 @@ impl PlannedEngine {
         plan: &FeaturePlan,
         bags: &Bags<'_>,
         to: &mut impl Destination,
-    ) -> Result<()> {
-        self.prepare(plan, bags)?;
+    ) -> Result<BatchToken> {
+        let token = self.prepare(plan, bags)?;
         let rows = feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags));
         let starts = &mut self.scratch.starts;
         starts.clear();
@@ -65,21 +74,44 @@ impl PlannedEngine {
             (Rows { arena, starts, weights: rows.weights }, of)
         });
         self.kernels.pool_all_to(&pooled.collect::<Vec<_>>(), to);
-        Ok(())
+        Ok(token)
+    }
+
+    /// Makes sure that `bags` are the next batch of the plan and unpacked; with the token of a
+    /// lookup that found them so, only that they are as many.
+    ///
+    /// # Errors
+    /// As for [`Self::lookup`], and poison.
+    pub(super) fn find_again(
+        &mut self,
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
+        matrix_len: usize,
+        found: Option<BatchToken>,
+    ) -> Result<()> {
+        let is_found = |unpacked: Unpacked| {
+            unpacked.position == self.position() && found == Some(unpacked.token)
+        };
+        if self.scratch.unpacked.is_some_and(is_found) && self.scratch.has_bounds_of(bags) {
+            return self.check_shape(plan, bags, matrix_len);
+        }
+        let batch = self.find_batch(plan, bags, matrix_len)?;
+        let result = self.unpack_entries(plan, bags, batch);
+        self.poison.on_any(result).map(drop)
     }
 
     // Unpacks the entry of every index of `batch`, unless that was done for it already.
-    pub(super) fn unpack_entries(
+    fn unpack_entries(
         &mut self,
         plan: &FeaturePlan,
         bags: &Bags<'_>,
         mut batch: Batch,
-    ) -> Result<()> {
+    ) -> Result<BatchToken> {
         let position = self.position();
-        if self.scratch.unpacked == Some(position) {
-            return Ok(());
+        match self.scratch.unpacked {
+            Some(unpacked) if unpacked.position == position => return Ok(unpacked.token),
+            _ => self.scratch.unpacked = None,
         }
-        self.scratch.unpacked = None;
         self.scratch.entries.clear();
         for (at, feature) in plan.features().iter().enumerate() {
             let count = plan.range(bags, at).len();
@@ -94,8 +126,11 @@ impl PlannedEngine {
                 self.scratch.entries.push(entry as u32);
             }
         }
-        self.scratch.unpacked = Some(position);
-        Ok(())
+        self.scratch.bounds.clear();
+        self.scratch.bounds.extend(bags.bounds());
+        let token = BatchToken::next();
+        self.scratch.unpacked = Some(Unpacked { position, token });
+        Ok(token)
     }
 }
 

@@ -72,6 +72,8 @@ pub struct PlannedStats {
     pub step_count: u64,
     /// Rows stepped: distinct rows per batch, summed.
     pub row_update_count: u64,
+    /// Ids compared with the plan: once per step, where the update has the token of its lookup.
+    pub ids_checked: u64,
     /// Windows begun.
     pub window_count: u64,
     /// Windows that share a bucket while they are far away; 0 when none do.
@@ -107,6 +109,7 @@ pub struct PlannedStats {
 struct Counters {
     step_count: u64,
     row_update_count: u64,
+    ids_checked: u64,
     window_count: u64,
     checkpoint_count: u64,
     dump_bytes: u64,
@@ -323,11 +326,13 @@ impl PlannedEngine {
     /// as of the last change of window.
     #[must_use]
     pub fn stats(&self) -> PlannedStats {
-        let Counters { step_count, row_update_count, window_count, .. } = self.counters;
+        let Counters { step_count, row_update_count, ids_checked, window_count, .. } =
+            self.counters;
         let tally = self.pipeline.tally();
         PlannedStats {
             step_count,
             row_update_count,
+            ids_checked,
             window_count,
             span_windows: self.pipeline.span_windows(),
             rows_flushed: tally.rows.rows_flushed,
@@ -364,17 +369,13 @@ impl PlannedEngine {
         bags: &Bags<'_>,
         matrix_len: usize,
     ) -> Result<Batch> {
-        self.poison.check()?;
-        plan.check_shape(bags, matrix_len)?;
-        let planned = &self.pipeline.plan.shape().feature_tables;
-        if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
-            return Err(Error::invalid("features read other tables than those of the plan"));
-        }
+        self.check_shape(plan, bags, matrix_len)?;
         self.check_has_batches()?;
         self.enter_window()?;
         let batch = self.pipeline.current.plan.batch(self.batch_in_window);
         let batch = batch.ok_or_else(|| Error::corruption("plan window holds no batch"))?;
         let found = ids_checksum(bags);
+        self.counters.ids_checked += bags.indices.len() as u64;
         if batch.index_count as usize != bags.indices.len() || batch.checksum != found {
             plan.check_ids(&self.schema, bags)?;
             let position = self.position();
@@ -388,6 +389,16 @@ impl PlannedEngine {
                 .with("remedy", "feed the batches in the plan's order, or make a new plan"));
         }
         Ok(batch)
+    }
+
+    fn check_shape(&self, plan: &FeaturePlan, bags: &Bags<'_>, matrix_len: usize) -> Result<()> {
+        self.poison.check()?;
+        plan.check_shape(bags, matrix_len)?;
+        let planned = &self.pipeline.plan.shape().feature_tables;
+        if !plan.features().iter().map(|feature| feature.table).eq(planned.iter().copied()) {
+            return Err(Error::invalid("features read other tables than those of the plan"));
+        }
+        Ok(())
     }
 
     // Begins the next window when the current one is done.

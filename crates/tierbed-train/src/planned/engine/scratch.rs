@@ -1,10 +1,18 @@
 //! Work arrays of one batch, kept from call to call and paid for at opening.
 
-use tierbed_core::Schema;
+use tierbed_core::{Bags, Schema};
 use tierbed_kernels::RowSums;
 
 use super::Position;
+use crate::batch_token::BatchToken;
 use crate::planned::plan::Plan;
+
+/// A batch whose ids were checked and whose entries are unpacked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unpacked {
+    pub(crate) position: Position,
+    pub(crate) token: BatchToken,
+}
 
 /// See the module documentation.
 #[derive(Debug, Default)]
@@ -12,13 +20,20 @@ pub(crate) struct Scratch {
     /// Entry of each index, in its table.
     pub(crate) entries: Vec<u32>,
     /// The batch whose entries they are.
-    pub(crate) unpacked: Option<Position>,
+    pub(crate) unpacked: Option<Unpacked>,
+    /// Where the indices of each of its features begin, and where the last ones end.
+    pub(crate) bounds: Vec<i64>,
     /// Where the row of each index begins.
     pub(crate) starts: Vec<usize>,
     pub(crate) sums: RowSums,
 }
 
 impl Scratch {
+    /// Tells whether `bags` are as many per feature as those unpacked.
+    pub(crate) fn has_bounds_of(&self, bags: &Bags<'_>) -> bool {
+        bags.indices.len() == self.entries.len() && bags.bounds().eq(self.bounds.iter().copied())
+    }
+
     /// Returns the most bytes the arrays can take along `plan`.
     pub(crate) fn memory_bytes(schema: &Schema, plan: &Plan, entries_max: usize) -> u64 {
         let indices = plan.batch_indices_max() as u64;

@@ -14,10 +14,11 @@ use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, FeatureStep, Grads, Poo
 use super::lookup::feature_rows;
 use super::scratch::Scratch;
 use super::PlannedEngine;
+use crate::batch_token::BatchToken;
 
 impl PlannedEngine {
     /// Applies one optimizer step for `bags`, which are the next batch of the plan, and goes on
-    /// to the batch after it.
+    /// to the batch after it. With the token of its lookup no id is looked at again.
     ///
     /// # Errors
     /// `Invalid` for a batch that is not the planned one, or shapes out of range: nothing is
@@ -27,11 +28,10 @@ impl PlannedEngine {
         plan: &FeaturePlan,
         bags: &Bags<'_>,
         mut grads: Grads<'_>,
+        found: Option<BatchToken>,
     ) -> Result<()> {
         grads.check(bags)?;
-        let batch = self.find_batch(plan, bags, grads.output.len())?;
-        let result = self.unpack_entries(plan, bags, batch);
-        self.poison.on_any(result)?;
+        self.find_again(plan, bags, grads.output.len(), found)?;
         let steps = self.begin_step(plan)?;
         if let Some(weights_grad) = grads.weights.as_deref_mut() {
             for rows in feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags)) {

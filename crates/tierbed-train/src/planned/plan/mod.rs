@@ -125,9 +125,8 @@ pub fn source_of(key: &str) -> &str {
 /// Returns the checksum of a batch: its ids and how many each feature has.
 pub(crate) fn ids_checksum(bags: &tierbed_core::Bags<'_>) -> u32 {
     use tierbed_core::checksum::{crc32c, crc32c_append};
-    let batch = bags.batch_size();
     let mut crc = crc32c(bytemuck::cast_slice(bags.indices));
-    for offset in bags.offsets.iter().step_by(batch.max(1)) {
+    for offset in bags.bounds() {
         crc = crc32c_append(crc, &offset.to_le_bytes());
     }
     crc
