@@ -556,6 +556,35 @@ def test_a_compiled_step_follows_the_plan(open_store: OpenStore) -> None:
     assert ours.store.order()["kind"] == "forward"
 
 
+class _Asked:
+    """A native store that counts how often it is asked where training stands."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def position(self) -> tuple[int, int] | None:
+        self.count += 1
+        return self.native.position()
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+def test_ids_are_checked_and_the_position_is_known_once_a_step(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, shards: int | None
+) -> None:
+    training = forward_training(open_store, dram_budget="24MiB", shards=shards)
+    asked = _Asked(training.store.native)
+    monkeypatch.setattr(training.store, "_native", asked)
+    training.run(Known(epochs=1))
+    ids = sum(batch.values().numel() for batch in Known())
+    assert training.store.stats()["store"]["ids_checked"] == ids
+    assert asked.count <= 2, "once as the epoch begins, and once for the scans"
+    assert training.store.order()["epoch"] == 1
+
+
 @pytest.mark.parametrize("answer", ["skip", "error"])
 @pytest.mark.parametrize("shards", [None, 2])
 def test_a_batch_whose_gradient_is_not_finite_is_refused_or_passed(

@@ -1,20 +1,33 @@
 """Does the look-ahead yield every batch, in order, and announce it once?"""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 
 import tierbed as tb
 
 
 class Buffer:
-    """A collection whose buffer holds ``room`` batches that were announced and not yet used."""
+    """A collection whose buffer holds ``room`` batches that were announced and not yet used.
+
+    It is the control of its look-ahead, too.
+    """
+
+    may_follow = False
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.held: list[int] = []
         self.groups: list[list[int]] = []
         self.ended = 0
+
+    def _step_session(self) -> "Buffer":
+        return self
+
+    def tell_why_not(self) -> None:
+        pass
 
     def prefetch(self, batches: list[int]) -> int:
         fit = batches[: max(0, self.room - len(self.held))]
@@ -169,3 +182,39 @@ def test_a_second_epoch_of_a_generator_is_refused_and_not_empty() -> None:
     assert list(ahead) == [0, 1, 2]
     with pytest.raises(tb.InvalidError, match="once; for several epochs"):
         list(ahead)
+
+
+def bags() -> tb.KeyedJaggedTensor:
+    return tb.KeyedJaggedTensor(["t"], torch.tensor([3, 5]), lengths=torch.tensor([2]))
+
+
+def collection(store: tb.Store) -> tb.EmbeddingBagCollection:
+    table = tb.EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4)
+    return tb.EmbeddingBagCollection([table], store=store)
+
+
+@pytest.mark.parametrize("batch", [{"sparse": bags()}, [bags()], bags()])
+@pytest.mark.parametrize("window", [0, 4])
+def test_batches_without_sparse_are_told_to_give_a_key(batch: Any, window: int) -> None:
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        emb = collection(store)
+        ahead = tb.lookahead([batch, batch], emb, window=window)
+        if window:
+            with pytest.raises(tb.InvalidError, match=f"{type(batch).__name__} has no .sparse"):
+                next(ahead)
+        else:
+            assert list(ahead) == [batch, batch], "nothing is looked at"
+
+
+def test_a_key_takes_the_ids_out_of_any_batch() -> None:
+    with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
+        emb = collection(store)
+        for batch in tb.lookahead([{"ids": bags()}] * 3, emb, key=lambda batch: batch["ids"]):
+            emb(batch["ids"]).values().sum().backward()
+        assert store.steps_done("t") == 3
+
+
+def test_what_is_no_collection_is_refused() -> None:
+    for emb in (torch.nn.Linear(2, 2), None, [1]):
+        with pytest.raises(tb.InvalidError, match="needs the collection"):
+            tb.lookahead([], emb)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tierbed._util.tensors import as_int64
 from tierbed.config.optim import Optimizer
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor
-from tierbed.nn.embedding import Collection, RowSource, as_int64, not_copied, tell_not_loaded
+from tierbed.nn.embedding import Collection, RowSource, not_copied, tell_not_loaded
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,7 +8,6 @@ without gradients, a lookup only reads.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from tierbed._util.tensors import as_int64
 from tierbed.config.optim import Optimizer, RowWiseAdagrad, as_optimizer
 from tierbed.config.tables import (
     BaseEmbeddingConfig,
@@ -28,6 +28,7 @@ from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor, Unpoole
 from tierbed.ops import operators as ops
 from tierbed.ops.steps import StepGuard
 from tierbed.train.coded_store import CodedStore
+from tierbed.train.session import Announcing, Reading, StepSession
 from tierbed.train.store import Store
 
 if TYPE_CHECKING:
@@ -104,12 +105,13 @@ class Collection(nn.Module):
             ),
         )
         self._handle = self._binding.handle
-        self._is_open = any(config.num_embeddings is None for config in tables)
+        self._binding.is_open = any(config.num_embeddings is None for config in tables)
         self._feature_count = len(pairs)
         self._output_dim = self._binding.output_dim
         self._is_pooled = self._binding.is_pooled
         # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
         self._hook = ops.new_hook().requires_grad_(store.takes_gradients)
+        self._binding.hook = self._hook
         self._still_hook = torch.zeros(1)
         if isinstance(store, Store):
             store.note_collection(self)
@@ -173,85 +175,11 @@ class Collection(nn.Module):
         bags = as_kjt(features)
         return bags if bags.keys() == self._features else bags.select(self._features)
 
-    def prefetch(self, batches: Sequence[Any]) -> int:
-        """Brings the rows of coming batches into memory; returns how many batches fit.
-
-        Use :func:`tierbed.lookahead`, which calls this at the right moments.
-        """
-        native = self._store.native
-        if not self._store.is_trainable:
-            return len(batches)
-        pairs = []
-        for batch in batches:
-            ids, offsets = self._ids(batch)
-            pairs.append((self._rows_of(ids, offsets, is_training=False), offsets))
-        return int(native.prefetch(self._binding.plan, pairs))
-
-    def end_lookahead(self) -> None:
-        """Forgets what was announced by :meth:`prefetch`."""
-        if self._store.is_trainable:
-            self._store.native.end_lookahead()
-
-    # ------------------------------------------------------------ forward order
-
-    @property
-    def may_follow(self) -> bool:
-        """Whether a plan of the batches may be made and followed."""
-        if self._is_open or not self.training or not self._hook.requires_grad:
-            return False
-        return isinstance(self._store, Store) and self._store.may_follow_plan
-
-    def plan_obstacle(self) -> str | None:
-        """Returns why no plan can be followed, if nobody asked for that; None otherwise."""
-        if not isinstance(self._store, Store) or not self._hook.requires_grad or not self.training:
-            return None
-        if self._is_open:
-            return self._store.plan_obstacle or (
-                "a table has an open vocabulary: which rows its ids get is not known before"
-                if self._store.asks_for_plan
-                else None
-            )
-        return self._store.plan_obstacle
-
-    def position(self) -> tuple[int, int] | None:
-        """Returns epochs and batches of the epoch done along the plan; None without a plan."""
-        native = self._store.native
-        at: tuple[int, int] | None = native.position() if self._store.is_trainable else None
-        return at
-
-    def follow(self, source: str, window: int) -> dict[str, Any]:
-        """Follows the plan of ``source`` if there is one; returns the engine's answer."""
-        answer: dict[str, Any] = json.loads(
-            self._store.native.follow(self._binding.plan, source, window)
-        )
-        return answer
-
-    def start_plan(self, source: str, window: int) -> None:
-        """Starts making the plan of ``source``."""
-        self._store.native.start_plan(self._binding.plan, source, window)
-
-    def push_planned(self, batch: Any) -> None:
-        """Adds the next batch to the plan."""
-        self._store.native.push_planned(self._binding.plan, *self._ids(batch))
-
-    def finish_plan(self) -> None:
-        """Finishes the plan, which is durable then."""
-        self._store.native.finish_plan()
-
-    def pass_planned(self, batch: Any) -> None:
-        """Passes the next batch of the plan without a step."""
-        self._store.native.pass_planned(self._binding.plan, *self._ids(batch))
-
-    def pass_planned_to(self, batch: int) -> None:
-        """Passes the batches of the plan up to ``batch``, of this epoch or of the next one.
-
-        Nothing is stepped and the batches are not needed; their rows move as in any epoch.
-        """
-        self._store.native.pass_planned_to(batch)
-
-    def _ids(self, batch: Any) -> tuple[Tensor, Tensor]:
-        bags = self.bags(batch)
-        return as_int64(bags.values()).detach().cpu(), as_int64(bags.offsets()).detach().cpu()
+    def _step_session(self) -> Announcing:
+        """Returns what :func:`tierbed.lookahead` controls the look-ahead by."""
+        if isinstance(self._store, Store):
+            return StepSession(self._store, self, self._binding)
+        return Reading()
 
     def iter_full_state(self, chunk_rows: int = 65536) -> Iterator[tuple[str, int, Tensor]]:
         """Streams all rows as (state name, first row, ``[chunk_rows, D]``), in bounded memory.
@@ -296,7 +224,7 @@ class Collection(nn.Module):
         return full
 
     def _rows_of(self, ids: Tensor, offsets: Tensor, is_training: bool) -> Tensor:
-        if not self._is_open:
+        if not self._binding.is_open:
             return ids
         rows: Tensor = ops.translate(ids, offsets, self._handle, is_training)
         return rows
@@ -306,7 +234,7 @@ class Collection(nn.Module):
         hook = self._hook if self.training else self._still_hook
         is_training = self.training and self._store.is_trainable and torch.is_grad_enabled()
         is_training = is_training and self._hook.requires_grad
-        if not self._is_open and not ops.is_watched(hook, ids, offsets, weights):
+        if not self._binding.is_open and not ops.is_watched(hook, ids, offsets, weights):
             return self._binding.read(ids, offsets, weights, is_training)
         rows: Tensor = ops.lookup(
             hook,
@@ -328,22 +256,6 @@ class Collection(nn.Module):
             f"<- {list(c.feature_names)}"
             for c in self._configs
         )
-
-
-def as_int64(tensor: Tensor) -> Tensor:
-    """Returns ids or offsets as i64.
-
-    Raises:
-        InvalidError: Not i64 or i32.
-    """
-    if tensor.dtype == torch.int64:
-        return tensor
-    if tensor.dtype == torch.int32:
-        return tensor.to(torch.int64)
-    raise InvalidError(
-        f"ids and offsets must be int64 or int32, not {tensor.dtype}; give tensor.long()",
-        {"dtype": str(tensor.dtype)},
-    )
 
 
 def tell_not_loaded(found: list[str]) -> None:

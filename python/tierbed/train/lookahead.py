@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tierbed._util.progress import Progress
 from tierbed.data.order import BatchOrder, fingerprint, known_order
 from tierbed.errors import InvalidError
-from tierbed.train.store import Store
+from tierbed.train.session import Announcing, StepSession
 
 __all__ = ["Lookahead", "lookahead"]
 
@@ -29,18 +29,32 @@ Batch = TypeVar("Batch")
 _LOG = logging.getLogger("tierbed")
 
 
-class Prefetching(Protocol):
-    """A collection, or a model that has one (``model.embeddings``)."""
-
-    def prefetch(self, batches: list[Any]) -> int:
-        """Announces batches; returns how many fit."""
-
-    def end_lookahead(self) -> None:
-        """Forgets what was announced."""
-
-
 def _sparse(batch: Any) -> Any:
-    return batch.sparse
+    """Takes what a batch looks up from where our own batches have it."""
+    try:
+        return batch.sparse
+    except AttributeError:
+        found = type(batch).__name__
+        raise InvalidError(
+            f"a batch of type {found} has no .sparse; give lookahead a function that takes a batch "
+            'and returns its KeyedJaggedTensor, such as key=lambda batch: batch["sparse"], or '
+            "key=lambda batch: batch where the batch is one",
+            {"batch": found},
+        ) from None
+
+
+def _session_of(emb: Any) -> Any:
+    """Returns the control of the look-ahead of a collection, or of a model that has one."""
+    for owner in (emb, getattr(emb, "embeddings", None)):
+        make = getattr(owner, "_step_session", None)
+        if make is not None:
+            return make()
+    found = type(emb).__name__
+    raise InvalidError(
+        f"lookahead needs the collection that will look the batches up, or a model that has one as "
+        f".embeddings, not {found}; give it an EmbeddingBagCollection or EmbeddingCollection",
+        {"found": found},
+    )
 
 
 def lookahead(
@@ -69,9 +83,10 @@ def lookahead(
         epoch that ended early, when the next one begins.
 
     Raises:
-        InvalidError: A negative number; and with the first batch of an epoch: the store was opened
-            with ``order="forward"`` and the order is not known or not the one it follows, or
-            ``start`` is not the batch where the store stands.
+        InvalidError: A negative number, or ``emb`` is no collection; and with the first batch of an
+            epoch: the store was opened with ``order="forward"`` and the order is not known or not
+            the one it follows, ``start`` is not the batch where the store stands, or a batch has
+            no ``sparse`` and no ``key`` was given.
 
     Example:
         >>> from typing import NamedTuple
@@ -88,8 +103,7 @@ def lookahead(
     for name, value in (("window", window), ("start", start)):
         if value < 0:
             raise InvalidError(f"{name} must be at least 0, not {value}", {name: str(value)})
-    collection: Any = emb if hasattr(emb, "prefetch") else emb.embeddings
-    return Lookahead(loader, collection, window, key, start)
+    return Lookahead(loader, _session_of(emb), window, key, start)
 
 
 class Lookahead(Generic[Batch]):
@@ -104,13 +118,13 @@ class Lookahead(Generic[Batch]):
     def __init__(
         self,
         loader: Iterable[Batch],
-        collection: Any,
+        session: Any,
         window: int,
         key: Callable[[Batch], Any],
         start: int,
     ) -> None:
         self._loader = loader
-        self._collection = collection
+        self._session = session
         self._window = window
         self._key = key
         self._start = start
@@ -142,14 +156,14 @@ class Lookahead(Generic[Batch]):
                 f"the {type(self._loader).__name__} that is looked ahead can be read once; for "
                 "several epochs give an iterable that begins anew, such as a DataLoader"
             )
-        loader, collection, window, key = self._loader, self._collection, self._window, self._key
-        follows = window > 0 and _follow(loader, collection, window, key, self._start)
+        loader, session, window, key = self._loader, self._session, self._window, self._key
+        follows = window > 0 and _follow(loader, session, window, key, self._start)
         batches = islice(loader, self._start, None)
         self._start, self._is_read = 0, True
         if follows:
-            yield from _run_planned(batches, collection, window, key)
+            yield from _run_planned(batches, session, window, key)
         else:
-            yield from _run(batches, collection, window, key)
+            yield from _run(batches, session, window, key)
 
 
 def _is_read_once(loader: Iterable[Any]) -> bool:
@@ -161,48 +175,37 @@ def _is_read_once(loader: Iterable[Any]) -> bool:
 
 
 def _follow(
-    loader: Iterable[Any], collection: Any, window: int, key: Callable[[Any], Any], start: int
+    loader: Iterable[Any], session: StepSession, window: int, key: Callable[[Any], Any], start: int
 ) -> bool:
     """Makes the store follow the loader's order, if it may; tells why not otherwise."""
-    if not getattr(collection, "may_follow", False):
-        _tell_why_not(collection)
+    if not session.may_follow:
+        session.tell_why_not()
         return False
-    collection.store.note_scans()
+    session.store.note_scans()
     order = known_order(loader, key)
     if isinstance(order, str):
-        if collection.position() is not None:
+        if session.find_position() is not None:
             return True  # the batches are checked against the plan one by one
-        collection.store.note_unknown_order(order)
+        session.store.note_unknown_order(order)
         return False
-    source = fingerprint([order.fingerprint, collection.feature_names()])
-    answer = collection.follow(source, window)
+    source = fingerprint([order.fingerprint, session.feature_names()])
+    answer = session.follow(source, window)
     if answer["answer"] == "plan_needed":
-        damage = collection.store.order().get("plan_damage")
+        damage = session.store.order().get("plan_damage")
         if damage is not None:
             _LOG.warning("the plan of the store is made again: %s", damage)
-        _make_plan(order, collection, source, window, key)
-        answer = collection.follow(source, window)
+        _make_plan(order, session, source, window, key)
+        answer = session.follow(source, window)
     if answer["answer"] == "refused":
         _LOG.warning("training by window, not in forward order: %s", answer["reason"])
         return False
     begins = order.start + start
     if begins != answer["batch"]:
-        _go_to(begins, answer, collection, start)
+        _go_to(begins, answer, session, start)
     return True
 
 
-def _tell_why_not(collection: Any) -> None:
-    """Says why no plan is followed, where the caller may have expected one."""
-    if not isinstance(getattr(collection, "store", None), Store):
-        return
-    reason = collection.plan_obstacle()
-    if reason is not None:
-        collection.store.note_unknown_order(reason)
-    elif not collection.training:
-        collection.store.note_scans(is_coming=True)
-
-
-def _go_to(begins: int, answer: dict[str, Any], collection: Any, start: int) -> None:
+def _go_to(begins: int, answer: dict[str, Any], session: StepSession, start: int) -> None:
     """Passes over the batches that nobody trained on: an epoch before may have ended early."""
     stands, epoch = answer["batch"], answer["epoch"]
     if start > 0:
@@ -220,37 +223,35 @@ def _go_to(begins: int, answer: dict[str, Any], collection: Any, start: int) -> 
         begins,
         stands,
     )
-    collection.pass_planned_to(begins)
+    session.pass_planned_to(begins)
 
 
 def _make_plan(
-    order: BatchOrder, collection: Any, source: str, window: int, key: Callable[[Any], Any]
+    order: BatchOrder, session: StepSession, source: str, window: int, key: Callable[[Any], Any]
 ) -> None:
-    collection.start_plan(source, window)
+    session.start_plan(source, window)
     with Progress("planning the order", order.batch_count, "batches") as bar:
         for batch in order.batches():
-            collection.push_planned(key(batch))
+            session.push_planned(key(batch))
             bar.advance()
-    collection.finish_plan()
+    session.finish_plan()
 
 
 def _run_planned(
-    batches: Iterator[Batch], collection: Any, window: int, key: Callable[[Batch], Any]
+    batches: Iterator[Batch], session: StepSession, window: int, key: Callable[[Batch], Any]
 ) -> Iterator[Batch]:
-    stands = collection.position()
+    stands = session.find_position()
     for batch in batches:
         if stands is None:
             # The rows have left the plan; from here on they are looked ahead by window.
-            _LOG.warning("left the forward order: %s", collection.store.order()["reason"])
+            _LOG.warning("left the forward order: %s", session.store.order()["reason"])
             yield batch
-            yield from _run(batches, collection, window, key)
+            yield from _run(batches, session, window, key)
             return
         yield batch
-        now = collection.position()
-        if now == stands:
-            collection.pass_planned(key(batch))
-            now = collection.position()
-        stands = now
+        if session.position == stands:
+            session.pass_planned(key(batch))
+        stands = session.position
 
 
 # ---------------------------------------------------------------- window order
@@ -258,7 +259,7 @@ def _run_planned(
 
 def _run(
     batches: Iterator[Batch],
-    collection: Prefetching,
+    session: Announcing,
     window: int,
     key: Callable[[Batch], Any],
 ) -> Iterator[Batch]:
@@ -270,7 +271,7 @@ def _run(
             if window and len(announced) <= reach // 2:
                 _fill(waiting, batches, reach - len(announced))
                 group = list(islice(waiting, reach - len(announced)))
-                fit = collection.prefetch([key(batch) for batch in group]) if group else 0
+                fit = session.prefetch([key(batch) for batch in group]) if group else 0
                 announced.extend(waiting.popleft() for _ in range(fit))
                 reach = min(window, 2 * reach) if fit == len(group) else max(1, len(announced))
             elif not announced:
@@ -279,7 +280,7 @@ def _run(
                 return
             yield (announced or waiting).popleft()
     finally:
-        collection.end_lookahead()
+        session.end_lookahead()
 
 
 def _fill(waiting: deque[Batch], batches: Iterator[Batch], count: int) -> None:

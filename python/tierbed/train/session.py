@@ -1,0 +1,163 @@
+"""Control of the look-ahead: which batches a collection will look up, and along which plan.
+
+A :class:`StepSession` stands between :func:`tierbed.lookahead` and a store, for one collection. The
+collection's own lookups and steps go past it; where they stand along a plan, each step returns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from tierbed._util.tensors import as_int64
+
+if TYPE_CHECKING:
+    from tierbed.ops.operators import Binding
+    from tierbed.train.store import Store
+
+__all__ = ["Announcing", "Reading", "StepSession"]
+
+
+class Announcing(Protocol):
+    """What every look-ahead needs."""
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a plan of the batches may be made and followed."""
+
+    def prefetch(self, batches: Sequence[Any]) -> int:
+        """Brings the rows of coming batches into memory; returns how many batches fit."""
+
+    def end_lookahead(self) -> None:
+        """Forgets what was announced by :meth:`prefetch`."""
+
+    def tell_why_not(self) -> None:
+        """Says why no plan is followed, where the caller may have expected one."""
+
+
+class Reading:
+    """The look-ahead over rows that do not train: there is nothing to bring."""
+
+    may_follow = False
+
+    def prefetch(self, batches: Sequence[Any]) -> int:
+        """Returns that all batches fit."""
+        return len(batches)
+
+    def end_lookahead(self) -> None:
+        """Does nothing."""
+
+    def tell_why_not(self) -> None:
+        """Does nothing: nobody expects a plan."""
+
+
+class StepSession:
+    """The look-ahead of one collection on its training store.
+
+    Args:
+        store: Where the rows live.
+        collection: The collection, which picks its features out of a batch.
+        binding: The collection's lookups and steps.
+    """
+
+    def __init__(self, store: Store, collection: Any, binding: Binding) -> None:
+        self.store = store
+        self._collection = collection
+        self._binding = binding
+
+    # ------------------------------------------------------------ window order
+
+    def prefetch(self, batches: Sequence[Any]) -> int:
+        """Brings the rows of coming batches into memory; returns how many batches fit."""
+        pairs: list[tuple[Any, Any]] = []
+        for batch in batches:
+            ids, offsets = self._ids(batch)
+            if self._binding.is_open:
+                ids = self._binding.translate(ids, offsets, is_training=False)
+            pairs.append((ids, offsets))
+        return self.store.native.prefetch(self._binding.plan, pairs)
+
+    def end_lookahead(self) -> None:
+        """Forgets what was announced by :meth:`prefetch`."""
+        self.store.native.end_lookahead()
+
+    # ------------------------------------------------------------ forward order
+
+    @property
+    def _trains(self) -> bool:
+        return bool(self._collection.training and self._binding.hook.requires_grad)
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a plan of the batches may be made and followed."""
+        return self._trains and not self._binding.is_open and self.store.may_follow_plan
+
+    def tell_why_not(self) -> None:
+        """Says why no plan is followed, where the caller may have expected one."""
+        reason = self._obstacle()
+        if reason is not None:
+            self.store.note_unknown_order(reason)
+        elif not self._collection.training:
+            self.store.note_scans(is_coming=True)
+
+    def _obstacle(self) -> str | None:
+        if not self._trains:
+            return None
+        obstacle = self.store.plan_obstacle
+        if obstacle is None and self._binding.is_open and self.store.asks_for_plan:
+            return "a table has an open vocabulary: which rows its ids get is not known before"
+        return obstacle
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Epochs and batches of the epoch done behind the last step; None without a plan."""
+        return self._binding.position
+
+    def find_position(self) -> tuple[int, int] | None:
+        """Asks the engine for the :attr:`position`, where an epoch begins."""
+        self._binding.position = self.store.native.position()
+        return self._binding.position
+
+    def feature_names(self) -> list[str]:
+        """Returns the input features of the collection, in the order of its output."""
+        names: list[str] = self._collection.feature_names()
+        return names
+
+    def follow(self, source: str, window: int) -> dict[str, Any]:
+        """Follows the plan of ``source`` if there is one; returns the engine's answer."""
+        answer: dict[str, Any] = json.loads(
+            self.store.native.follow(self._binding.plan, source, window)
+        )
+        return answer
+
+    def start_plan(self, source: str, window: int) -> None:
+        """Starts making the plan of ``source``."""
+        self.store.native.start_plan(self._binding.plan, source, window)
+
+    def push_planned(self, batch: Any) -> None:
+        """Adds the next batch to the plan."""
+        self.store.native.push_planned(self._binding.plan, *self._ids(batch))
+
+    def finish_plan(self) -> None:
+        """Finishes the plan, which is durable then."""
+        self.store.native.finish_plan()
+
+    def pass_planned(self, batch: Any) -> None:
+        """Passes the next batch of the plan without a step."""
+        self._binding.position = self.store.native.pass_planned(
+            self._binding.plan, *self._ids(batch)
+        )
+
+    def pass_planned_to(self, batch: int) -> None:
+        """Passes the batches of the plan up to ``batch``, of this epoch or of the next one.
+
+        Nothing is stepped and the batches are not needed; their rows move as in any epoch.
+        """
+        self.store.native.pass_planned_to(batch)
+
+    def _ids(self, batch: Any) -> tuple[Tensor, Tensor]:
+        bags = self._collection.bags(batch)
+        return as_int64(bags.values()).detach().cpu(), as_int64(bags.offsets()).detach().cpu()
