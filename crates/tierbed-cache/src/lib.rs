@@ -7,7 +7,6 @@
 //! line in its registry, and [`check_eviction_policy`].
 
 mod admission;
-pub mod bounds;
 mod budget;
 pub mod conformance;
 mod index;
@@ -15,7 +14,6 @@ mod key_cache;
 mod key_numbers;
 pub mod policy;
 mod replay;
-mod replays;
 mod shard;
 mod sizing;
 mod slab;
@@ -28,7 +26,6 @@ pub use index::SlotIndex;
 pub use key_cache::{KeyCache, KeyCacheStats};
 pub use policy::{EvictionPolicy, Lru, PolicyKind};
 pub use replay::{ReplayCache, ReplayCounts};
-pub use replays::Replays;
 pub use shard::{ShardedTier, Visits};
 pub use sizing::{RowClass, TierOptions};
 pub use tier::{Insertion, RowTier, TierGroup, TierStats};

@@ -37,7 +37,7 @@ pub struct ReplayCounts {
 
 impl ReplayCounts {
     /// Counts a group.
-    pub(crate) fn note(&mut self, row_count: usize, hit_count: usize) {
+    pub fn note(&mut self, row_count: usize, hit_count: usize) {
         self.groups += 1;
         self.perfect_hits += u64::from(hit_count == row_count);
         self.rows += row_count as u64;

@@ -12,8 +12,6 @@
 //! [`sorter`] brings any number of fixed-size records into key order in bounded memory. With the
 //! feature `lines`, `lines::LineReader` reads text files that may be packed.
 //!
-//! [`VectorSsd`] is a model of a device that reads vectors: real bytes, simulated time.
-//!
 //! Slow paths (recovery, checkpoints) call the [`Device`] directly; hot paths hand batches of
 //! [`Request`]s to an [`IoEngine`], which owns the buffers until they are complete.
 
@@ -26,7 +24,6 @@ pub mod folder;
 pub mod lines;
 pub mod process;
 pub mod sorter;
-pub mod vector_ssd;
 
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
 pub use device::{CachedDevice, Device, FileDevice, MemoryDevice, MmapDevice};
@@ -37,7 +34,6 @@ pub use engine::{
 pub use folder::{
     listed_bytes, Folder, FolderLock, FsFolder, HeldFolder, MemoryFolder, OpenMode, ViewFolder,
 };
-pub use vector_ssd::{SsdModel, VectorSsd, VectorTable};
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("tierbed-io uses O_DIRECT, flock and io_uring, and runs on Linux only");

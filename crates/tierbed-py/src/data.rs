@@ -1,4 +1,4 @@
-//! Readers, vocabularies and the generator, for Python.
+//! Readers and vocabularies, for Python.
 //!
 //! A batch leaves as four `bytearray` objects (dense, label, values, offsets) that Python wraps
 //! in tensors without a further copy: they own their memory, nothing of ours stays behind them.
@@ -10,22 +10,18 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
 use tierbed_core::{Error, Result};
 use tierbed_data::{
-    GeneratorOptions, LogReader, Position, ReaderOptions, SampleBatch, VocabularyOptions,
-    VocabularyReport,
+    LogReader, Position, ReaderOptions, SampleBatch, VocabularyOptions, VocabularyReport,
 };
-use tierbed_io::lines::Packing;
 use tierbed_io::process::Owned;
 
 use crate::errors::run;
 use crate::plain::Plain;
-use crate::progress::Progress;
 
 /// Adds this module's classes.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Vocabulary>()?;
     module.add_class::<VocabularyBuilder>()?;
-    module.add_class::<CriteoReader>()?;
-    module.add_class::<Generator>()
+    module.add_class::<CriteoReader>()
 }
 
 fn owned<T>(value: T, what: &'static str) -> Owned<Mutex<T>> {
@@ -33,7 +29,7 @@ fn owned<T>(value: T, what: &'static str) -> Owned<Mutex<T>> {
 }
 
 /// Copies a batch into four `bytearray`s: dense f32, label f32, values i64, offsets i64.
-fn to_bytes<'py>(py: Python<'py>, batch: &SampleBatch) -> PyResult<Bound<'py, PyTuple>> {
+pub(crate) fn to_bytes<'py>(py: Python<'py>, batch: &SampleBatch) -> PyResult<Bound<'py, PyTuple>> {
     fn pack<'py, T: Copy, const N: usize>(
         py: Python<'py>,
         values: &[T],
@@ -260,76 +256,5 @@ impl CriteoReader {
     fn progress(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let progress = run(py, || Ok(self.state.lock()?.reader.progress()))?;
         Ok((progress.done_bytes, progress.total_bytes))
-    }
-}
-
-/// The seeded generator of Criteo-shaped samples.
-#[pyclass(frozen, module = "tierbed._native")]
-pub(crate) struct Generator {
-    generator: tierbed_data::Generator,
-}
-
-#[pymethods]
-impl Generator {
-    #[new]
-    fn new(py: Python<'_>, options: Plain<GeneratorOptions>) -> PyResult<Self> {
-        let generator = run(py, || tierbed_data::Generator::new(options.0))?;
-        Ok(Self { generator })
-    }
-
-    #[staticmethod]
-    fn scale_for_rows(row_count: u64) -> f64 {
-        GeneratorOptions::scale_for_rows(row_count)
-    }
-
-    fn row_counts(&self) -> Vec<u32> {
-        self.generator.row_counts().to_vec()
-    }
-
-    fn fill<'py>(
-        &self,
-        py: Python<'py>,
-        first_sample: u64,
-        sample_count: usize,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let batch = run(py, || {
-            let mut batch = SampleBatch::new(tierbed_data::Generator::shape());
-            self.generator.fill(first_sample, sample_count, &mut batch)?;
-            Ok(batch)
-        })?;
-        to_bytes(py, &batch)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the arguments of a Python call, and self")]
-    fn write_criteo(
-        &self,
-        py: Python<'_>,
-        path: PathBuf,
-        samples: (u64, u64),
-        packing: &str,
-        progress: Option<Py<PyAny>>,
-    ) -> PyResult<()> {
-        let mut told = Progress::new(progress);
-        let result = run(py, || {
-            let packing = match packing {
-                "plain" => Packing::Plain,
-                "gzip" => Packing::Gzip,
-                "zstd" => Packing::Zstd,
-                _ => {
-                    return Err(Error::invalid("packing must be plain, gzip or zstd")
-                        .with("found", packing))
-                }
-            };
-            let total = samples.1.saturating_sub(samples.0);
-            let samples = samples.0..samples.1;
-            tierbed_data::generator::write_criteo(
-                &self.generator,
-                samples,
-                &path,
-                packing,
-                &mut |done| told.tell(done, total),
-            )
-        });
-        told.finish(result)
     }
 }

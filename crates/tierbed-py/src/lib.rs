@@ -5,16 +5,13 @@
 //! panics into exceptions of `tierbed.errors` ([`errors`]). Nothing is decided here that a Rust
 //! caller would miss.
 
-mod cache;
 mod codec;
 mod coded;
 mod data;
 mod ending;
 mod errors;
 mod exchange;
-mod exchange_bench;
 mod folders;
-mod lab;
 mod neighbours;
 mod opened;
 mod place_parts;
@@ -29,16 +26,17 @@ mod store;
 mod tensors;
 mod tier_budget;
 
+#[cfg(feature = "lab")]
+#[path = "../../../tools/python/native/mod.rs"]
+mod lab;
+
 use pyo3::prelude::*;
 
 /// The engine, the readers and the server behind the Python package.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    lab::register_stores();
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
-    module.add_function(wrap_pyfunction!(bench_worker, module)?)?;
-    module.add_function(wrap_pyfunction!(bench_lookup, module)?)?;
     module.add_class::<store::FeaturePlan>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
@@ -50,11 +48,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ending::register(module)?;
     coded::register(module)?;
     exchange::register(module)?;
-    exchange_bench::register(module)?;
     folders::register(module)?;
-    cache::register(module)?;
     placement::register(module)?;
     place_parts::register(module)?;
+    #[cfg(feature = "lab")]
+    lab::register(module)?;
     data::register(module)
 }
 
@@ -68,16 +66,4 @@ fn version() -> &'static str {
 #[pyfunction]
 fn cpu_features() -> &'static str {
     tierbed_train::window::Kernels::detect().isa().name()
-}
-
-/// Serves the commands of `tierbed bench training` on standard input until it ends.
-#[pyfunction]
-fn bench_worker(py: Python<'_>) -> PyResult<()> {
-    errors::run(py, lab::serve_training)
-}
-
-/// Carries out one command of `tierbed bench lookup --log`; both sides are JSON objects.
-#[pyfunction]
-fn bench_lookup(py: Python<'_>, command: &str) -> PyResult<String> {
-    errors::run(py, || lab::look_up(command))
 }

@@ -10,6 +10,7 @@ import importlib.util
 
 import typer
 
+from tierbed import _native
 from tierbed.errors import UnsupportedError
 
 __all__ = ["register"]
@@ -20,7 +21,7 @@ COMMANDS = ("bench", "sim", "tco")
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of tierbed-bench, or commands in their place that say what is missing."""
-    if importlib.util.find_spec(PACKAGE) is not None:
+    if importlib.util.find_spec(PACKAGE) is not None and hasattr(_native, "bench_worker"):
         importlib.import_module(f"{PACKAGE}.cli").register(app)
         return
     for name in COMMANDS:

@@ -2,7 +2,8 @@
 
 A seeded generator with Criteo's shape: 13 integers, 26 features with the published
 cardinalities times ``scale``, skewed popularity, exact dependencies between columns, slow drift,
-and clicks with a planted signal. Sample ``n`` depends on the seed and ``n`` alone.
+and clicks with a planted signal. Sample ``n`` depends on the seed and ``n`` alone. The native part
+belongs to the laboratory: a build from a checkout has it, a wheel refuses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from tierbed import _native
 from tierbed.data.batch import Batch, batch_of
 from tierbed.data.dataset import Dataset, ProgressCallback
-from tierbed.errors import InvalidError
+from tierbed.errors import InvalidError, UnsupportedError
 
 __all__ = ["GeneratedData", "scale_for_rows", "write_criteo_tsv"]
 
@@ -25,13 +26,23 @@ _FEATURE_NAMES = [f"C{number}" for number in range(1, 27)]
 _PACKING_OF_SUFFIX: dict[str, Literal["gzip", "zstd"]] = {".gz": "gzip", ".zst": "zstd"}
 
 
+def _native_class() -> type[_native.Generator]:
+    found: type[_native.Generator] | None = getattr(_native, "Generator", None)
+    if found is None:
+        raise UnsupportedError(
+            "this build of tierbed makes no samples; read a log of your own, or build from a"
+            " checkout with `make setup`"
+        )
+    return found
+
+
 def _generator(scale: float, seed: int, drift: float) -> _native.Generator:
-    return _native.Generator({"seed": seed, "scale": scale, "drift": drift})
+    return _native_class()({"seed": seed, "scale": scale, "drift": drift})
 
 
 def scale_for_rows(row_count: int) -> float:
     """Returns the scale at which the 26 tables have at most ``row_count`` rows together."""
-    return _native.Generator.scale_for_rows(row_count)
+    return _native_class().scale_for_rows(row_count)
 
 
 class GeneratedData(Dataset):

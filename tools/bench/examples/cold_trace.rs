@@ -1,13 +1,13 @@
 //! What does training with a look-ahead window cost, store by store, when the future beyond it is
 //! unknown?
 //!
-//! Trains a generated trace (see `tierbed_data::trace`) through the engine: every window's rows
+//! Trains a generated trace (see `tierbed_lab::trace`) through the engine: every window's rows
 //! are announced and brought ahead, then its batches are looked up and stepped. All rows are
 //! written before, as after a first epoch. `order=permuted` renames the ids of each table, so that
 //! rows used often are no neighbours. Processor time is that of the whole process.
 //!
 //! ```text
-//! cargo run --release -p tierbed-data --example trace -- trace.bin 0.05
+//! cargo run --release -p tierbed-lab --example trace -- trace.bin 0.05
 //! cargo run --release -p tierbed-bench --example cold_trace -- trace=trace.bin system=cold
 //! ```
 
@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use rustix::time::{clock_gettime, ClockId};
 use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
-use tierbed_data::trace::TraceReader;
+use tierbed_lab::trace::TraceReader;
 use tierbed_train::window::{FeaturePlan, Pooling, WindowConfig, WindowEngine, WindowStats};
 
 const FEATURES: usize = 26;

@@ -27,9 +27,9 @@ use std::sync::Arc;
 
 use tierbed_core::env::Env;
 use tierbed_core::{Bags, InitSpec, Schema, TableId, TableSchema};
-use tierbed_data::trace::{write_trace, TraceOptions, TraceReader};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{init_record, FeaturePlan, Hyper, Pooling};
+use tierbed_lab::trace::{write_trace, TraceOptions, TraceReader};
 use tierbed_train::planned::{
     Grads, Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
 };

@@ -16,8 +16,8 @@
 
 use std::path::Path;
 
-use tierbed_cache::bounds::{farthest_next_use, Requests};
 use tierbed_core::{Bags, Budget, OptimizerKind, TableSchema};
+use tierbed_lab::bounds::{farthest_next_use, Requests};
 use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
 use tierbed_store::MemoryStore;
 use tierbed_train::window::update::Grads;

@@ -11,10 +11,10 @@
 use std::sync::Arc;
 use std::thread;
 
-use tierbed_cache::{PolicyKind, ReplayCounts, Replays};
+use tierbed_cache::{PolicyKind, ReplayCounts};
 use tierbed_core::Result;
-use tierbed_data::generator::CRITEO_CARDINALITIES;
-use tierbed_data::{Generator, GeneratorOptions};
+use tierbed_lab::generator::CRITEO_CARDINALITIES;
+use tierbed_lab::{Generator, GeneratorOptions, Replays};
 
 /// Rows of a sample.
 const GROUP_ROWS: usize = CRITEO_CARDINALITIES.len();

@@ -14,7 +14,7 @@ use tierbed_core::{
     Bags, Budget, InitSpec, OptimizerKind, RowId, RowKey, RowStore, Schema, TableId, TableSchema,
     TrainStore,
 };
-use tierbed_data::trace::{write_trace, TraceOptions};
+use tierbed_lab::trace::{write_trace, TraceOptions};
 use tierbed_train::planned::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
 use tierbed_kernels::{Codec, ProductQuantizer};

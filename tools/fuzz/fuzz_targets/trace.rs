@@ -1,4 +1,4 @@
-//! See `tierbed_data::fuzz::trace`.
+//! See `tierbed_lab::fuzz::trace`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_data::fuzz::trace(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_lab::fuzz::trace(bytes));

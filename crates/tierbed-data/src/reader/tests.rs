@@ -1,27 +1,36 @@
 use std::fs::File;
 use std::io::Write;
 
+use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
 
 use super::*;
-use crate::generator::{write_criteo, Generator, GeneratorOptions};
 use crate::vocabulary::VocabularyOptions;
-use tierbed_io::lines::Packing;
 
 const CRITEO: ReaderOptions =
     ReaderOptions { format: LogFormat::Criteo, bad_lines: BadLines::Fail };
 
-/// Three files of 700 generated samples each, one of each packing.
+/// Three files of 700 samples each, one of each packing; some tokens are missing.
 fn generated(folder: &Path) -> Vec<PathBuf> {
-    let generator = Generator::new(GeneratorOptions::new(2, 0.001)).unwrap();
-    let packings = [Packing::Plain, Packing::Gzip, Packing::Zstd];
-    let write = |(at, packing): (u64, Packing)| {
+    let mut rng = SplitMix64::new(2);
+    let mut write = |at: usize| {
         let path = folder.join(format!("part-{at}"));
-        write_criteo(&generator, at * 700..(at + 1) * 700, &path, packing, &mut |_| Ok(()))
-            .unwrap();
+        let file = File::create(&path).unwrap();
+        let mut packed: Box<dyn Write> = match at {
+            0 => Box::new(file),
+            1 => Box::new(flate2::write::GzEncoder::new(file, flate2::Compression::fast())),
+            _ => Box::new(zstd::Encoder::new(file, 1).unwrap().auto_finish()),
+        };
+        for _ in 0..700 {
+            let label = rng.below(2);
+            let numbers: String = (0..13).map(|_| format!("\t{}", rng.below(1000))).collect();
+            let token = |draw: u64| if draw == 0 { String::new() } else { format!("{draw:x}") };
+            let tokens: String = (0..26).map(|_| format!("\t{}", token(rng.below(300)))).collect();
+            writeln!(packed, "{label}{numbers}{tokens}").unwrap();
+        }
         path
     };
-    (0..).zip(packings).map(write).collect()
+    (0..3).map(&mut write).collect()
 }
 
 fn vocabulary(paths: &[PathBuf], options: ReaderOptions, folder: &Path) -> Vocabulary {

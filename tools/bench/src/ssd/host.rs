@@ -13,8 +13,9 @@
 
 use tierbed_cache::{AdmissionRule, PolicyKind, ReplayCache};
 use tierbed_core::{Error, Result};
-use tierbed_io::vector_ssd::{Extent, Ticket};
-use tierbed_io::{MemoryDevice, SsdModel, VectorSsd, VectorTable, PAGE_BYTES};
+use tierbed_io::{MemoryDevice, PAGE_BYTES};
+use tierbed_lab::vector_ssd::{Extent, Ticket};
+use tierbed_lab::{SsdModel, VectorSsd, VectorTable};
 
 use super::Options;
 

@@ -8,9 +8,9 @@ mod tests;
 
 use serde::Deserialize;
 use serde_json::{json, Value};
-use tierbed_cache::bounds::Requests;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, Result};
+use tierbed_lab::bounds::Requests;
 
 use host::{Host, SYSTEMS};
 

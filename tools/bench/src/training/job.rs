@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use tierbed_core::{Bags, Error, InitSpec, OptimizerKind, Result, Schema, TableId, TableSchema};
-use tierbed_data::trace::TraceReader;
 use tierbed_kernels::{FeaturePlan, Pooling};
+use tierbed_lab::trace::TraceReader;
 
 /// Columns of a trace.
 pub(crate) const FEATURE_COUNT: usize = 26;

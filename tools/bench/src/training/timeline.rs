@@ -276,7 +276,7 @@ fn not_read(cause: std::io::Error) -> Error {
 mod tests {
     use std::collections::BTreeMap;
 
-    use tierbed_data::trace::{write_trace, TraceOptions};
+    use tierbed_lab::trace::{write_trace, TraceOptions};
 
     use super::*;
 

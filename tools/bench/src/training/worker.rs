@@ -19,8 +19,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{json, Value};
 use tierbed_core::{Error, Result, TableId};
-use tierbed_data::trace::{write_trace, TraceOptions};
 use tierbed_io::FsFolder;
+use tierbed_lab::trace::{write_trace, TraceOptions};
 use tierbed_train::planned::{Plan, PlanBuilder, PlanOptions, PlanShape};
 
 use super::job::{schema_of, Batches, Job, FEATURE_COUNT};

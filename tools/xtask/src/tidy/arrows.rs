@@ -39,7 +39,7 @@ const fn row(
 }
 
 /// All crates, bottom first. ARCHITECTURE.md draws the same picture.
-const CRATES: [Crate; 19] = [
+const CRATES: [Crate; 20] = [
     row("tierbed-core", &[], &[]),
     row("tierbed-kernels", &["core"], &[]),
     row("tierbed-io", &["core"], &[]),
@@ -48,14 +48,15 @@ const CRATES: [Crate; 19] = [
     row("tierbed-models", &[], &[]),
     row("xtask", &[], &[]),
     row("tierbed-exchange", &["core", "io", "kernels"], &[]),
-    row("tierbed-data", &["core", "io"], &["sim"]),
+    row("tierbed-data", &["core", "io"], &[]),
     row("tierbed-cache", &["core"], &[]),
+    row("tierbed-lab", &["core", "io", "data", "cache"], &["sim"]),
     row("tierbed-store", &["core", "io"], &["sim"]),
     row("tierbed-vocab", &["core"], &["store", "sim"]),
     row("tierbed-lsm", &["core", "io", "store"], &["sim"]),
     row("tierbed-compare", &["core", "io", "store"], &["sim"]),
     row("tierbed-snapshot", &["core", "io", "kernels", "cache", "vocab"], &["sim"]),
-    row("tierbed-placement", &["core", "io", "cache", "snapshot"], &["data", "sim"]),
+    row("tierbed-placement", &["core", "io", "cache", "snapshot"], &["sim"]),
     row(
         "tierbed-train",
         &["core", "io", "kernels", "store", "lsm", "vocab", "snapshot"],
@@ -72,6 +73,7 @@ const CRATES: [Crate; 19] = [
             "data",
             "store",
             "lsm",
+            "lab",
             "compare",
             "snapshot",
             "placement",
@@ -94,13 +96,16 @@ const CRATES: [Crate; 19] = [
             "train",
             "serve",
         ],
-        may_use: &["compare", "bench"],
+        may_use: &["lab", "compare", "bench"],
         tests_use: &[],
     },
 ];
 
 /// Crates of `tools/`, which no crate of the product is linked with.
-const TOOLS: [&str; 5] = ["sim", "models", "xtask", "compare", "bench"];
+const TOOLS: [&str; 6] = ["sim", "models", "xtask", "lab", "compare", "bench"];
+
+/// Where the optional dependencies of `tierbed-py` are used: its module of the feature `lab`.
+const LAB_GLUE: &str = "tools/python/native/";
 
 /// A crate, and what it must not reach through any chain of arrows of the table.
 const NEVER: [(&str, &[&str]); 4] = [
@@ -208,7 +213,10 @@ fn check_sources(manifest: &File, files: &[File]) -> Vec<Finding> {
         let library = format!("{folder}src/");
         let within = if dependency.kind == Kind::Tests { folder } else { &library };
         let name = dependency.name.replace('-', "_");
-        let mut sources = files.iter().filter(|file| file.path.starts_with(within));
+        let is_glue = dependency.kind == Kind::Optional;
+        let mut sources = files.iter().filter(|file| {
+            file.path.starts_with(within) || (is_glue && file.path.starts_with(LAB_GLUE))
+        });
         let is_used = sources.any(|file| match &file.scan {
             Scan::Rust(lines) => lines.iter().any(|line| names(&line.code, &name)),
             _ => false,

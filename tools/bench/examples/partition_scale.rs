@@ -5,10 +5,10 @@
 //! read, beside those of pages by frequency. One process per scale, because peaks do not shrink.
 //!
 //! ```text
-//! cargo run --release -p tierbed-placement --example partition_scale -- \
+//! cargo run --release -p tierbed-bench --example partition_scale -- \
 //!     FOLDER SCALE [THREADS [METHOD [RATIO]]]
 //! for scale in 0.01 0.1 1; do
-//!     cargo run --release -p tierbed-placement --example partition_scale -- scratch $scale 2
+//!     cargo run --release -p tierbed-bench --example partition_scale -- scratch $scale 2
 //! done
 //! ```
 //!
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Error, Result};
-use tierbed_data::trace::{write_trace, TraceOptions, TraceReader};
+use tierbed_lab::trace::{write_trace, TraceOptions, TraceReader};
 use tierbed_placement::partition::{bisect_resumable, by_frequency, BisectionOptions};
 use tierbed_placement::{build, connectivity_sum, BuildInput, Method, Placement, QueryLog};
 

@@ -5,16 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tierbed_cache::bounds::{farthest_next_use, perfect_hits, Requests};
-use tierbed_cache::{
-    AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, Replays, RowClass, TierOptions,
-};
+use tierbed_bench::generated_log;
+use tierbed_cache::{AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, RowClass, TierOptions};
 use tierbed_core::Result;
-use tierbed_data::GeneratorOptions;
+use tierbed_lab::bounds::{farthest_next_use, perfect_hits, Requests};
+use tierbed_lab::{GeneratorOptions, Replays};
 use tierbed_placement::{read_log, QueryLog, QuerySource, ReadOptions, SampleQueries, TextQueries};
 
 use crate::errors::run;
-use crate::lab;
 use crate::placement::NativeQueryLog;
 use crate::plain::Plain;
 use crate::progress::Progress;
@@ -180,7 +178,7 @@ impl CacheLog {
 
     /// Sends the log to a simulated SSD; options and result are JSON.
     fn replay_ssd(&self, py: Python<'_>, options: &str) -> PyResult<String> {
-        run(py, || lab::replay_ssd(&self.requests()?, options))
+        run(py, || Ok(tierbed_bench::ssd::replay(&self.requests()?, options)?.to_string()))
     }
 
     /// Returns the rows of `row_bytes`, of `row_count` there are, that a tier of `capacity_bytes`
@@ -212,7 +210,7 @@ impl CacheLog {
 /// Generated samples, made anew for each pass of replays.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct GeneratedLog {
-    log: lab::GeneratedLog,
+    log: generated_log::GeneratedLog,
 }
 
 #[pymethods]
@@ -229,7 +227,7 @@ impl GeneratedLog {
         let mut told = Progress::new(progress);
         let result = run(py, || {
             let tell = &mut |done, total| told.tell(done, total);
-            lab::GeneratedLog::new(options.0, sample_count, threads, tell)
+            generated_log::GeneratedLog::new(options.0, sample_count, threads, tell)
         });
         Ok(Self { log: told.finish(result)? })
     }

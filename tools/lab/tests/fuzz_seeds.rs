@@ -4,5 +4,5 @@ use tierbed_sim::fuzz::replay_seeds;
 
 #[test]
 fn seeds_of_every_target_pass() {
-    replay_seeds("trace", tierbed_data::fuzz::trace);
+    replay_seeds("trace", tierbed_lab::fuzz::trace);
 }

@@ -11,10 +11,8 @@ use std::slice::IterMut;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use tierbed_cache::{PolicyKind, ReplayCache, ReplayCounts};
 use tierbed_core::Result;
-
-use crate::policy::PolicyKind;
-use crate::replay::{ReplayCache, ReplayCounts};
 
 /// Caches that are asked the same groups.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Calibration of the generated log against the real one.
 //!
 //! Measures what the fit was made on, and the AUC of a logistic regression trained on the first
-//! part and tested on the last. `cargo run --release -p tierbed-data --example calibrate` prints
+//! part and tested on the last. `cargo run --release -p tierbed-lab --example calibrate` prints
 //! it for a generator or for a real log; a test holds the generator to it.
 
 #![expect(clippy::indexing_slicing, reason = "slots are hashes reduced to the number of weights")]
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use tierbed_core::Result;
 
 use super::shape::FEATURE_COUNT;
-use crate::batch::SampleBatch;
+use tierbed_data::SampleBatch;
 
 /// Weights of the logistic regression, hashed: collisions are rare for what is learnable.
 const WEIGHT_COUNT: usize = 1 << 22;

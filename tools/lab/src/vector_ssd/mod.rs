@@ -30,8 +30,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tierbed_core::{Error, Result};
 
-use crate::{Device, PAGE_BYTES};
 use flash::{Flash, Piece};
+use tierbed_io::{Device, PAGE_BYTES};
 
 /// Bytes of an index sent to the device.
 const INDEX_BYTES: u64 = 8;

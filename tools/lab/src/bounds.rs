@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use tierbed_core::{Error, Result};
 
-use crate::replay::ReplayCounts;
+use tierbed_cache::ReplayCounts;
 
 /// No earlier or later request.
 const NEVER: u32 = u32::MAX;
@@ -246,7 +246,7 @@ mod tests {
     use tierbed_core::env::SplitMix64;
 
     use super::*;
-    use crate::{PolicyKind, ReplayCache};
+    use tierbed_cache::{PolicyKind, ReplayCache};
 
     /// The best perfect hits over every choice of rows kept from request to request.
     fn best_perfect_hits(groups: &[Vec<u32>], row_count: u32, capacity: u32) -> u64 {

@@ -146,8 +146,8 @@ fn files_hold_the_same_samples_as_batches() {
     }
     assert!(texts[0] == texts[1] && texts[0] == texts[2]);
     let batch = generate(*generator.options(), 100, 40_000);
-    let parser = crate::layout::Parser::criteo();
-    let mut sample = crate::layout::Sample::new(Generator::shape());
+    let parser = tierbed_data::layout::Parser::criteo();
+    let mut sample = tierbed_data::layout::Sample::new(Generator::shape());
     let mut ids: Vec<HashMap<u64, i64>> = vec![HashMap::new(); 26];
     let mut tokens: Vec<HashMap<i64, u64>> = vec![HashMap::new(); 26];
     for (at, line) in texts[0].iter().enumerate() {

@@ -28,13 +28,13 @@ pub use calibration::{measure, Calibration};
 pub use shape::CRITEO_CARDINALITIES;
 pub use tsv::write_criteo;
 
-use crate::batch::{BatchShape, SampleBatch};
 use hierarchy::Hierarchy;
 use integers::Integers;
 use permutation::Permutation;
 use popularity::Popularity;
 use shape::{Origin, DENSE_COUNT, FEATURES, FEATURE_COUNT, MISSING_SHARES, ROW_COUNT_MIN};
 use signal::Signal;
+use tierbed_data::{BatchShape, SampleBatch};
 
 /// Index of a token that is not there.
 const MISSING: u32 = u32::MAX;

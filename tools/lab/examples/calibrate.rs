@@ -1,17 +1,18 @@
 //! Prints how a log looks: a generated one, or a Criteo file for comparison.
 //!
-//! `cargo run --release -p tierbed-data --example calibrate -- generate [SAMPLES [SCALE [SEED]]]`
-//! `cargo run --release -p tierbed-data --example calibrate -- read FILE`
+//! `cargo run --release -p tierbed-lab --example calibrate -- generate [SAMPLES [SCALE [SEED]]]`
+//! `cargo run --release -p tierbed-lab --example calibrate -- read FILE`
 
 use std::path::{Path, PathBuf};
 
 use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Error, Result};
-use tierbed_data::generator::{measure, Calibration, CRITEO_CARDINALITIES};
 use tierbed_data::{
-    BadLines, Generator, GeneratorOptions, LogFormat, LogReader, ReaderOptions, SampleBatch,
-    Vocabulary, VocabularyBuilder, VocabularyOptions,
+    BadLines, LogFormat, LogReader, ReaderOptions, SampleBatch, Vocabulary, VocabularyBuilder,
+    VocabularyOptions,
 };
+use tierbed_lab::generator::{measure, Calibration, CRITEO_CARDINALITIES};
+use tierbed_lab::{Generator, GeneratorOptions};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

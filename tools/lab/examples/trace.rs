@@ -1,7 +1,7 @@
 //! How large is a trace of this scale? Writes it and prints what was counted.
 //!
 //! ```text
-//! cargo run --release -p tierbed-data --example trace -- FILE [scale] [seed]
+//! cargo run --release -p tierbed-lab --example trace -- FILE [scale] [seed]
 //! ```
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use tierbed_core::env::Env;
 use tierbed_core::{Error, Result};
-use tierbed_data::trace::{write_trace, TraceOptions};
+use tierbed_lab::trace::{write_trace, TraceOptions};
 
 fn run(words: &[String]) -> Result<()> {
     let path = words.first().ok_or_else(|| Error::invalid("usage: trace FILE [scale] [seed]"))?;
