@@ -27,7 +27,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Returns the names of the eviction policies.
 #[pyfunction]
 fn cache_policies() -> Vec<&'static str> {
-    PolicyKind::ALL.iter().map(|kind| kind.name()).collect()
+    PolicyKind::registered().iter().map(|kind| kind.name()).collect()
 }
 
 /// Groups, perfect hits, rows and hits.

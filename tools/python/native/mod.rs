@@ -11,9 +11,10 @@ use pyo3::prelude::*;
 
 use crate::errors;
 
-/// Adds the names of the laboratory, and the comparison stores to the backends.
+/// Adds the names of the laboratory, the stores and the policies to compare with.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tierbed_compare::register_stores();
+    tierbed_lab::register_policies();
     module.add_function(wrap_pyfunction!(bench_worker, module)?)?;
     module.add_function(wrap_pyfunction!(bench_lookup, module)?)?;
     exchange::register(module)?;

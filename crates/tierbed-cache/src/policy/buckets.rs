@@ -3,11 +3,11 @@
 
 use super::list::{Links, List};
 use super::rank_ring::RankRing;
-pub(crate) use super::rank_ring::RANKS;
+pub use super::rank_ring::RANKS;
 
 /// Slots by rank, within a rank in the order of their coming.
 #[derive(Debug, Clone)]
-pub(crate) struct Buckets {
+pub struct Buckets {
     /// By the places of their ranks.
     lists: Box<[List]>,
     ring: RankRing,
@@ -22,22 +22,22 @@ impl Default for Buckets {
 
 impl Buckets {
     /// Bytes whatever the slots.
-    pub(crate) const BYTES: usize = RANKS * size_of::<List>() + RANKS / 8;
+    pub const BYTES: usize = RANKS * size_of::<List>() + RANKS / 8;
 
     /// Returns the slots of `rank`.
-    pub(crate) fn list(&self, rank: u16) -> &List {
+    pub fn list(&self, rank: u16) -> &List {
         &self.lists[self.ring.place(rank)]
     }
 
     /// Adds `slot` as the newest of `rank`.
-    pub(crate) fn push(&mut self, links: &mut Links, slot: u32, rank: u16) {
+    pub fn push(&mut self, links: &mut Links, slot: u32, rank: u16) {
         let place = self.ring.place(rank);
         self.lists[place].push_newest(links, slot);
         self.ring.set_filled(place, true);
     }
 
     /// Takes `slot` of `rank` out.
-    pub(crate) fn remove(&mut self, links: &mut Links, slot: u32, rank: u16) {
+    pub fn remove(&mut self, links: &mut Links, slot: u32, rank: u16) {
         let place = self.ring.place(rank);
         self.lists[place].remove(links, slot);
         if self.lists[place].is_empty() {
@@ -46,17 +46,17 @@ impl Buckets {
     }
 
     /// Returns the lowest rank that has a slot.
-    pub(crate) fn lowest(&self) -> Option<u16> {
+    pub fn lowest(&self) -> Option<u16> {
         self.ring.lowest()
     }
 
     /// Returns the oldest slot of the lowest rank.
-    pub(crate) fn oldest_lowest(&self) -> Option<u32> {
+    pub fn oldest_lowest(&self) -> Option<u32> {
         self.list(self.lowest()?).oldest()
     }
 
     /// Lists the slots from the lowest rank on, within a rank the oldest first.
-    pub(crate) fn iter<'a>(&'a self, links: &'a Links) -> impl Iterator<Item = u32> + 'a {
+    pub fn iter<'a>(&'a self, links: &'a Links) -> impl Iterator<Item = u32> + 'a {
         (0..RANKS as u16).flat_map(move |rank| self.list(rank).iter(links))
     }
 }

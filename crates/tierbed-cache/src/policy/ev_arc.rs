@@ -4,11 +4,13 @@
 //! Source: EVStore §4.3.2: the list of rows used more than once is that of
 //! [`EvLfu`](super::EvLfu); flushed rows go to the old end of the list of rows used once.
 
-use super::arc::{Balance, Incoming, FREQUENT, RECENT};
+use crate::keeps_slots;
+
+use super::balance::{Balance, Incoming, FREQUENT, RECENT};
 use super::buckets::{Buckets, RANKS};
 use super::ev_lfu::FlushRule;
 use super::list::List;
-use super::slots::{keeps_slots, SlotState, Slots};
+use super::slots::{SlotState, Slots};
 use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 
 /// Hits of a row's best group, and whether it was used more than once.

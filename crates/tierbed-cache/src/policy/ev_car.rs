@@ -5,7 +5,7 @@
 //! Differs: marks above 63 fall by a part of themselves, because groups here may be of any size
 //! and the hand must end its search.
 
-use super::car::{MarkRule, TwoClocks};
+use super::two_clocks::{MarkRule, TwoClocks};
 
 /// The rule of EV-CAR: the most hits of a group the row was a hit in.
 #[derive(Debug, Clone, Default)]

@@ -10,8 +10,10 @@
 //! Differs: the largest group seen stands for the fixed 26 rows of the paper; scores end at
 //! 1,023.
 
+use crate::keeps_slots;
+
 use super::buckets::{Buckets, RANKS};
-use super::slots::{keeps_slots, Slots};
+use super::slots::Slots;
 use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 
 /// When rows of the highest score are flushed, and how many, in percent of all slots.

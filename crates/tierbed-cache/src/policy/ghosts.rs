@@ -106,7 +106,7 @@ impl Ring {
 
 /// Rows that left, in `LISTS` lists, oldest to newest, with a note on each.
 #[derive(Debug, Clone)]
-pub(crate) struct Ghosts<T = (), const LISTS: usize = 1> {
+pub struct Ghosts<T = (), const LISTS: usize = 1> {
     sets: Box<[Set]>,
     rings: [Ring; LISTS],
     /// Notes by place in the ring, list after list.
@@ -124,18 +124,18 @@ impl<T: Copy + Default, const LISTS: usize> Default for Ghosts<T, LISTS> {
 
 impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
     /// Returns the bytes of room for `ghosts` in all lists together, and for as many in each.
-    pub(crate) const fn bytes_for(ghosts: usize) -> usize {
+    const fn bytes_for(ghosts: usize) -> usize {
         let places = ghosts * SLACK_HALVES / 2;
         let ways = places * size_of::<Set>() / WAYS;
         ways + LISTS * (places / 8 + places * size_of::<T>())
     }
 
     /// Bytes per ghost there is room for.
-    pub(crate) const BYTES: usize = Self::bytes_for(128).div_ceil(128);
+    pub const BYTES: usize = Self::bytes_for(128).div_ceil(128);
 
     /// Changes how many each list, and all lists together, should remember. The table follows in
     /// steps of about a tenth, and forgets all when it does.
-    pub(crate) fn resize(&mut self, capacity: usize) {
+    pub fn resize(&mut self, capacity: usize) {
         self.capacity = capacity.min(PLACES_MAX / SLACK_HALVES * 2);
         let place_count = (rounded_down(self.capacity) * SLACK_HALVES).div_ceil(2);
         if place_count != self.rings[0].place_count as usize {
@@ -151,18 +151,18 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
     }
 
     /// Returns the rows that `list` remembers.
-    pub(crate) fn len(&self, list: usize) -> usize {
+    pub fn len(&self, list: usize) -> usize {
         self.rings[list].len
     }
 
     /// Returns the list that remembers the row of `hash`.
-    pub(crate) fn list_of(&self, hash: u64) -> Option<usize> {
+    pub fn list_of(&self, hash: u64) -> Option<usize> {
         self.find(mix64(hash)).map(|found| found.list)
     }
 
     /// Remembers the row of `hash` as the newest of `list`, and of this list alone. When there is
     /// no room the oldest is forgotten.
-    pub(crate) fn push(&mut self, list: usize, hash: u64, note: T) {
+    pub fn push(&mut self, list: usize, hash: u64, note: T) {
         if self.capacity == 0 {
             return;
         }
@@ -182,7 +182,7 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
     }
 
     /// Forgets the row of `hash`; returns the list that remembered it.
-    pub(crate) fn take(&mut self, hash: u64) -> Option<usize> {
+    pub fn take(&mut self, hash: u64) -> Option<usize> {
         let found = self.find(mix64(hash))?;
         self.sets[found.set].prints[found.way] = NO_PRINT;
         self.rings[found.list].clear(found.stamp);
@@ -190,13 +190,13 @@ impl<T: Copy + Default, const LISTS: usize> Ghosts<T, LISTS> {
     }
 
     /// Returns the note on the oldest row that `list` remembers.
-    pub(crate) fn oldest(&self, list: usize) -> Option<T> {
+    pub fn oldest(&self, list: usize) -> Option<T> {
         let ring = &self.rings[list];
         (ring.used > 0).then(|| self.notes[self.note_at(list, ring.first)])
     }
 
     /// Forgets the oldest row of `list`.
-    pub(crate) fn pop_oldest(&mut self, list: usize) {
+    pub fn pop_oldest(&mut self, list: usize) {
         let ring = &mut self.rings[list];
         if ring.used > 0 {
             ring.clear(ring.first);

@@ -22,7 +22,7 @@ const LINK_MASK: u64 = NONE as u64;
 
 /// The neighbours of a slot in its list, and 16 bits of state.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Node(u64);
+pub struct Node(u64);
 
 impl Default for Node {
     fn default() -> Self {
@@ -33,13 +33,13 @@ impl Default for Node {
 impl Node {
     /// Returns the state.
     #[inline]
-    pub(crate) fn state(self) -> u16 {
+    pub fn state(self) -> u16 {
         self.0 as u16
     }
 
     /// Overwrites the state.
     #[inline]
-    pub(crate) fn set_state(&mut self, state: u16) {
+    pub fn set_state(&mut self, state: u16) {
         self.0 = (self.0 & !0xFFFF) | u64::from(state);
     }
 
@@ -71,11 +71,11 @@ impl Node {
 }
 
 /// The node of every slot.
-pub(crate) type Links = SlotMap<Node>;
+pub type Links = SlotMap<Node>;
 
 /// A list of slots, oldest to newest.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct List {
+pub struct List {
     oldest: u32,
     newest: u32,
     len: u32,
@@ -89,28 +89,28 @@ impl Default for List {
 
 impl List {
     /// Returns the slots in it.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.len as usize
     }
 
     /// Tells whether no slot is in it.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns the oldest slot.
-    pub(crate) fn oldest(&self) -> Option<u32> {
+    pub fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
     /// Returns the slot after `slot`, towards the newest.
-    pub(crate) fn newer(links: &Links, slot: u32) -> Option<u32> {
+    pub fn newer(links: &Links, slot: u32) -> Option<u32> {
         let newer = links.get(slot).newer();
         (newer != NONE).then_some(newer)
     }
 
     /// Adds `slot`, which is in no list, at the newest end.
-    pub(crate) fn push_newest(&mut self, links: &mut Links, slot: u32) {
+    pub fn push_newest(&mut self, links: &mut Links, slot: u32) {
         links.get_mut(slot).set_links(self.newest, NONE);
         match self.newest {
             NONE => self.oldest = slot,
@@ -121,7 +121,7 @@ impl List {
     }
 
     /// Adds `slot`, which is in no list, at the oldest end.
-    pub(crate) fn push_oldest(&mut self, links: &mut Links, slot: u32) {
+    pub fn push_oldest(&mut self, links: &mut Links, slot: u32) {
         links.get_mut(slot).set_links(NONE, self.oldest);
         match self.oldest {
             NONE => self.newest = slot,
@@ -132,7 +132,7 @@ impl List {
     }
 
     /// Takes `slot` out.
-    pub(crate) fn remove(&mut self, links: &mut Links, slot: u32) {
+    pub fn remove(&mut self, links: &mut Links, slot: u32) {
         let node = links.get(slot);
         let (older, newer) = (node.older(), node.newer());
         match older {
@@ -147,7 +147,7 @@ impl List {
     }
 
     /// Moves `slot`, which is in it, to the newest end.
-    pub(crate) fn refresh(&mut self, links: &mut Links, slot: u32) {
+    pub fn refresh(&mut self, links: &mut Links, slot: u32) {
         if self.newest != slot {
             self.remove(links, slot);
             self.push_newest(links, slot);
@@ -155,7 +155,7 @@ impl List {
     }
 
     /// Lists the slots from the oldest on.
-    pub(crate) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + 'a {
+    pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + 'a {
         std::iter::successors(self.oldest(), |&slot| Self::newer(links, slot))
     }
 }

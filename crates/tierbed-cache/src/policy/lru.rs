@@ -1,7 +1,9 @@
 //! Least recently used.
 
+use crate::keeps_slots;
+
 use super::list::List;
-use super::slots::{keeps_slots, Slots};
+use super::slots::Slots;
 use super::EvictionPolicy;
 
 /// One list, oldest to newest. A touch moves a slot to the newest end.

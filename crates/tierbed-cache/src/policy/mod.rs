@@ -12,20 +12,16 @@
 //!                                    └─ admitted ─▶ victim, evict (if full) ─▶ insert
 //! ```
 
-mod arc;
 mod auto;
-mod buckets;
-mod car;
-mod clock;
+pub mod balance;
+pub mod buckets;
 mod credit_rule;
 mod ev_arc;
 mod ev_car;
 mod ev_lfu;
-mod ghosts;
+pub mod ghosts;
 mod group_frequency;
-mod lfu;
-mod lirs;
-mod list;
+pub mod list;
 mod lru;
 mod rank_counts;
 mod rank_ring;
@@ -36,29 +32,22 @@ mod score;
 mod score_frame;
 mod score_table;
 mod shadow;
-mod sieve;
-mod slots;
+pub mod slots;
+mod two_clocks;
 mod victims;
-mod w_tiny_lfu;
 
-pub use arc::Arc;
 pub use auto::Auto;
-pub use car::{Car, MarkRule, SecondChance, TwoClocks};
-pub use clock::Clock;
 pub use credit_rule::{CreditRule, MissWeight};
 pub use ev_arc::EvArc;
 pub use ev_car::{BestGroup, EvCar};
 pub use ev_lfu::{EvLfu, FlushRule};
 pub use group_frequency::GroupFrequency;
-pub use lfu::Lfu;
-pub use lirs::Lirs;
 pub use lru::Lru;
-pub use registry::PolicyKind;
+pub use registry::{register_policy, OtherPolicy, PolicyKind};
 pub use s3_fifo::S3Fifo;
 pub use score_frame::ScoreFrame;
 pub(crate) use score_table::ScoreTable;
-pub use sieve::Sieve;
-pub use w_tiny_lfu::WTinyLfu;
+pub use two_clocks::{MarkRule, TwoClocks};
 
 use tierbed_core::env::mix64;
 
@@ -181,8 +170,8 @@ pub trait EvictionPolicy: Send + std::fmt::Debug {
     fn dump(&self) -> Vec<u32>;
 }
 
-/// The order in which the slots of `policy` leave when nothing else happens.
-fn order_of_leaving(mut policy: impl EvictionPolicy) -> Vec<u32> {
+/// Returns the order in which the slots of `policy` leave when nothing else happens.
+pub fn order_of_leaving(mut policy: impl EvictionPolicy) -> Vec<u32> {
     let mut slots = Vec::new();
     while let Some(slot) = policy.victim() {
         policy.evict(slot, mix64(u64::from(slot)));

@@ -2,7 +2,7 @@
 #![expect(clippy::indexing_slicing, reason = "ranks are reduced to the length of the ring")]
 
 /// Ranks there are: `0..RANKS`; what is higher counts as the highest.
-pub(crate) const RANKS: usize = 1024;
+pub const RANKS: usize = 1024;
 
 /// The places of ranks, and a bit per place that is filled.
 #[derive(Debug, Clone, Default)]

@@ -6,9 +6,11 @@
 //!
 //! Source: Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023).
 
+use crate::keeps_slots;
+
 use super::ghosts::Ghosts;
 use super::list::List;
-use super::slots::{keeps_slots, Slots};
+use super::slots::Slots;
 use super::{order_of_leaving, EvictionPolicy};
 
 /// The small queue's share of the slots, 1/10 (the paper's).

@@ -15,7 +15,7 @@ use super::SLOT_BITS;
 
 /// A value per slot of the slabs that are in the pool.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SlotMap<T> {
+pub struct SlotMap<T> {
     /// The block of each slab; an empty one for slabs of other pools.
     slabs: Vec<Box<[T]>>,
     slot_count: usize,
@@ -23,10 +23,10 @@ pub(crate) struct SlotMap<T> {
 
 impl<T: Copy + Default> SlotMap<T> {
     /// Bytes per slab number, whether or not the slab is in the pool.
-    pub(crate) const BYTES_PER_SLAB: usize = size_of::<Box<[T]>>();
+    pub const BYTES_PER_SLAB: usize = size_of::<Box<[T]>>();
 
     /// Adds default values for the slots of `slab`.
-    pub(crate) fn add_slab(&mut self, slab: u32, slot_count: u32) {
+    pub fn add_slab(&mut self, slab: u32, slot_count: u32) {
         let at = slab as usize;
         if self.slabs.len() <= at {
             self.slabs.reserve_exact(at + 1 - self.slabs.len());
@@ -37,47 +37,47 @@ impl<T: Copy + Default> SlotMap<T> {
     }
 
     /// Forgets the values of `slab`.
-    pub(crate) fn drop_slab(&mut self, slab: u32) {
+    pub fn drop_slab(&mut self, slab: u32) {
         self.slot_count -= std::mem::take(&mut self.slabs[slab as usize]).len();
     }
 
     /// Returns the slots of all slabs together.
-    pub(crate) fn slot_count(&self) -> usize {
+    pub fn slot_count(&self) -> usize {
         self.slot_count
     }
 
     /// Returns a number above those of all slots.
-    pub(crate) fn slots_end(&self) -> u32 {
+    pub fn slots_end(&self) -> u32 {
         (self.slabs.len() as u32) << SLOT_BITS
     }
 
     /// Returns the first slot of each slab in the pool, with the values of all its slots.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, &[T])> {
+    pub fn blocks(&self) -> impl Iterator<Item = (u32, &[T])> {
         let blocks = self.slabs.iter().enumerate().filter(|(_, block)| !block.is_empty());
         blocks.map(|(slab, block)| ((slab as u32) << SLOT_BITS, &**block))
     }
 
     /// Returns the first slot of each slab in the pool, with the values of all its slots.
-    pub(crate) fn blocks_mut(&mut self) -> impl Iterator<Item = (u32, &mut [T])> {
+    pub fn blocks_mut(&mut self) -> impl Iterator<Item = (u32, &mut [T])> {
         let blocks = self.slabs.iter_mut().enumerate().filter(|(_, block)| !block.is_empty());
         blocks.map(|(slab, block)| ((slab as u32) << SLOT_BITS, &mut **block))
     }
 
     /// Returns the value of `slot`.
     #[inline]
-    pub(crate) fn get(&self, slot: u32) -> T {
+    pub fn get(&self, slot: u32) -> T {
         self.slabs[(slot >> SLOT_BITS) as usize][at(slot)]
     }
 
     /// Changes the value of `slot`.
     #[inline]
-    pub(crate) fn get_mut(&mut self, slot: u32) -> &mut T {
+    pub fn get_mut(&mut self, slot: u32) -> &mut T {
         &mut self.slabs[(slot >> SLOT_BITS) as usize][at(slot)]
     }
 
     /// Overwrites the value of `slot`.
     #[inline]
-    pub(crate) fn set(&mut self, slot: u32, value: T) {
+    pub fn set(&mut self, slot: u32, value: T) {
         *self.get_mut(slot) = value;
     }
 }
@@ -88,7 +88,7 @@ fn at(slot: u32) -> usize {
 }
 
 /// What a policy knows of a slot, in the 16 bits that a [`Node`] has for it.
-pub(crate) trait SlotState: Copy + Default {
+pub trait SlotState: Copy + Default {
     /// Packs it.
     fn to_bits(self) -> u16;
 
@@ -126,48 +126,50 @@ impl SlotState for u16 {
 
 /// What list-based policies keep: a [`Node`] per slot, with the policy's state in it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Slots<T> {
-    pub(crate) links: Links,
+pub struct Slots<T> {
+    /// The neighbours and the state of each slot.
+    pub links: Links,
     state: PhantomData<T>,
 }
 
 impl<T: SlotState> Slots<T> {
     /// Bytes per slot.
-    pub(crate) const BYTES_PER_SLOT: usize = size_of::<Node>();
+    pub const BYTES_PER_SLOT: usize = size_of::<Node>();
     /// Bytes per slab number.
-    pub(crate) const BYTES_PER_SLAB: usize = Links::BYTES_PER_SLAB;
+    pub const BYTES_PER_SLAB: usize = Links::BYTES_PER_SLAB;
 
     /// Adds the empty slots of `slab`.
-    pub(crate) fn add_slab(&mut self, slab: u32, slot_count: u32) {
+    pub fn add_slab(&mut self, slab: u32, slot_count: u32) {
         assert!(slab < super::SLABS_MAX, "slab {slab}: links have 24 bits");
         self.links.add_slab(slab, slot_count);
     }
 
     /// Forgets `slab`.
-    pub(crate) fn drop_slab(&mut self, slab: u32) {
+    pub fn drop_slab(&mut self, slab: u32) {
         self.links.drop_slab(slab);
     }
 
     /// Returns the slots there are, occupied or not.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.links.slot_count()
     }
 
     /// Returns the state of `slot`.
     #[inline]
-    pub(crate) fn state(&self, slot: u32) -> T {
+    pub fn state(&self, slot: u32) -> T {
         T::from_bits(self.links.get(slot).state())
     }
 
     /// Overwrites the state of `slot`.
     #[inline]
-    pub(crate) fn set_state(&mut self, slot: u32, state: T) {
+    pub fn set_state(&mut self, slot: u32, state: T) {
         self.links.get_mut(slot).set_state(state.to_bits());
     }
 }
 
 /// The methods of a policy about slabs: its slots, each with a `$state`, are in the field
 /// `slots`, and `$more` bytes per slot are elsewhere.
+#[macro_export]
 macro_rules! keeps_slots {
     ($state:ty, $more:expr) => {
         fn bytes_per_slot(&self) -> usize {
@@ -189,4 +191,3 @@ macro_rules! keeps_slots {
         }
     };
 }
-pub(crate) use keeps_slots;

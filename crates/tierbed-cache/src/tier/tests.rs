@@ -324,12 +324,7 @@ fn metadata_stays_within_its_bytes_per_row() {
         let varying = stats.metadata_bytes - fixed_bytes as u64;
         let bytes = varying as f64 / tier.layout.rows_max as f64;
         println!("{:26} policy {policy_bytes:3}, all {bytes:.1} bytes per row", policy.name());
-        let policy_bytes_max = match policy.name() {
-            // The orders of stack and queue, and times of rows and ghosts.
-            "lirs" => 34.0,
-            _ => 16.0,
-        };
-        assert!(policy_bytes <= policy_bytes_max, "{}: {policy_bytes}", policy.name());
+        assert!(policy_bytes <= 16.0, "{}: {policy_bytes}", policy.name());
         // The key, 4.8 of the index, the slab and its places in tables (most with shadows), and
         // 15/8 remembered scores of 2.5 bytes.
         let others = if kind.remembers_scores() { 14.2 } else { 11.0 };

@@ -6,9 +6,10 @@
 //!
 //! Source: Zhang et al., "SIEVE is Simpler than LRU" (NSDI 2024).
 
-use super::list::List;
-use super::slots::{keeps_slots, Slots};
-use super::{order_of_leaving, EvictionPolicy};
+use tierbed_cache::keeps_slots;
+use tierbed_cache::policy::list::List;
+use tierbed_cache::policy::slots::Slots;
+use tierbed_cache::policy::{order_of_leaving, EvictionPolicy};
 
 /// The rows by arrival, and the hand.
 #[derive(Debug, Clone, Default)]

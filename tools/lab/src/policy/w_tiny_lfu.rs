@@ -10,9 +10,9 @@
 
 use tierbed_core::env::mix64;
 
-use super::list::List;
-use super::slots::{SlotMap, SlotState, Slots};
-use super::{order_of_leaving, EvictionPolicy, Group};
+use tierbed_cache::policy::list::List;
+use tierbed_cache::policy::slots::{SlotMap, SlotState, Slots};
+use tierbed_cache::policy::{order_of_leaving, EvictionPolicy, Group};
 
 /// One slot of this many is in the window.
 const WINDOW_SHARE: usize = 100;

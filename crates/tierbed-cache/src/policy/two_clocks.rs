@@ -1,14 +1,16 @@
 //! Clock with adaptive replacement (CAR): two clocks, rows used once and rows used often, balanced
-//! by the ghosts of both as in [`Arc`](super::Arc).
+//! by the ghosts of both as in [ARC](super::balance).
 //!
 //! What the hand asks of a row is a rule of its own, so that the group-aware form is the same
 //! code with another rule.
 //!
 //! Source: Bansal and Modha, "CAR: Clock with Adaptive Replacement" (FAST 2004).
 
-use super::arc::{Balance, Incoming, FREQUENT, RECENT};
+use super::balance::{Balance, Incoming, FREQUENT, RECENT};
 use super::list::List;
-use super::slots::{keeps_slots, SlotState, Slots};
+use super::slots::{SlotState, Slots};
+use crate::keeps_slots;
+
 use super::{order_of_leaving, Arrival, EvictionPolicy, Group};
 
 /// What a row's mark becomes; a row of mark 0 under the hand leaves.
@@ -22,25 +24,6 @@ pub trait MarkRule: Send + std::fmt::Debug + Clone + Default + 'static {
     /// Returns the mark of a row that the hand passes for a row whose group has `hit_count` hits.
     fn passed(mark: u8, hit_count: u32) -> u8;
 }
-
-/// The rule of CAR: a bit.
-#[derive(Debug, Clone, Default)]
-pub struct SecondChance;
-
-impl MarkRule for SecondChance {
-    const NAME: &'static str = "car";
-
-    fn touched(_mark: u8, _hit_count: u32) -> u8 {
-        1
-    }
-
-    fn passed(_mark: u8, _hit_count: u32) -> u8 {
-        0
-    }
-}
-
-/// Clock with adaptive replacement.
-pub type Car = TwoClocks<SecondChance>;
 
 /// A mark, and whether the row is in the clock of rows used often.
 #[derive(Debug, Clone, Copy, Default)]
@@ -155,9 +138,25 @@ impl<R: MarkRule> EvictionPolicy for TwoClocks<R> {
 mod tests {
     use super::*;
 
+    /// A bit: the rule of CAR.
+    #[derive(Debug, Clone, Default)]
+    struct OneBit;
+
+    impl MarkRule for OneBit {
+        const NAME: &'static str = "one_bit";
+
+        fn touched(_mark: u8, _hit_count: u32) -> u8 {
+            1
+        }
+
+        fn passed(_mark: u8, _hit_count: u32) -> u8 {
+            0
+        }
+    }
+
     #[test]
     fn a_row_asked_for_again_moves_to_the_second_clock() {
-        let mut car = Car::default();
+        let mut car = TwoClocks::<OneBit>::default();
         car.add_slab(0, 3);
         (0..3).for_each(|slot| car.insert(slot, u64::from(slot), 0));
         car.touch(0);

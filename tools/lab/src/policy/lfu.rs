@@ -1,9 +1,10 @@
 //! Least frequently used: uses counted while the row is cached, the oldest of the lowest count is
 //! evicted. Counts end at 1,023.
 
-use super::buckets::{Buckets, RANKS};
-use super::slots::{keeps_slots, Slots};
-use super::EvictionPolicy;
+use tierbed_cache::keeps_slots;
+use tierbed_cache::policy::buckets::{Buckets, RANKS};
+use tierbed_cache::policy::slots::Slots;
+use tierbed_cache::policy::EvictionPolicy;
 
 /// The slots by count.
 #[derive(Debug, Clone, Default)]

@@ -9,10 +9,10 @@
 //! Policy" (SIGMETRICS 2002).
 //! Differs: at most as many ghosts as slots, ordered by their last use.
 
-use super::ghosts::Ghosts;
-use super::list::{Links, List, Node};
-use super::slots::{SlotMap, SlotState, Slots};
-use super::{order_of_leaving, Arrival, EvictionPolicy};
+use tierbed_cache::policy::ghosts::Ghosts;
+use tierbed_cache::policy::list::{Links, List, Node};
+use tierbed_cache::policy::slots::{SlotMap, SlotState, Slots};
+use tierbed_cache::policy::{order_of_leaving, Arrival, EvictionPolicy};
 
 /// One slot of this many is for rows that are not close.
 const QUEUE_SHARE: usize = 50;

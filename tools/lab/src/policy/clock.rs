@@ -2,9 +2,10 @@
 //!
 //! Source: Corbató, "A Paging Experiment with the Multics System" (1968).
 
-use super::list::List;
-use super::slots::{keeps_slots, Slots};
-use super::{order_of_leaving, EvictionPolicy};
+use tierbed_cache::keeps_slots;
+use tierbed_cache::policy::list::List;
+use tierbed_cache::policy::slots::Slots;
+use tierbed_cache::policy::{order_of_leaving, EvictionPolicy};
 
 /// The ring of slots; its oldest is under the hand.
 #[derive(Debug, Clone, Default)]
