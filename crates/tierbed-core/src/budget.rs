@@ -163,7 +163,7 @@ impl Reservation {
                 .with("part", self.part)
                 .with("part_bytes", bytes)
                 .with("dram_budget_bytes", account.limit_bytes)
-                .with("minimum_bytes", minimum)
+                .with_minimum_bytes(minimum)
                 .with("remedy", format_args!("raise dram_budget to at least {minimum} bytes")));
         }
         account.used_bytes = wanted;

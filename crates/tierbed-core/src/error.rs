@@ -56,6 +56,7 @@ pub struct Error {
     kind: ErrorKind,
     message: String,
     context: Vec<(&'static str, String)>,
+    minimum_bytes: Option<u64>,
     source: Option<Box<dyn StdError + Send + Sync + 'static>>,
 }
 
@@ -63,7 +64,13 @@ impl Error {
     /// Builds an error of `kind`.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), context: Vec::new(), source: None }
+        Self {
+            kind,
+            message: message.into(),
+            context: Vec::new(),
+            minimum_bytes: None,
+            source: None,
+        }
     }
 
     /// Builds an [`ErrorKind::Invalid`] error.
@@ -105,6 +112,18 @@ impl Error {
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
         self.context.push((key, value.to_string()));
         self
+    }
+
+    /// Adds the least memory that would do, as the context `minimum_bytes` and as a number.
+    #[must_use]
+    pub fn with_minimum_bytes(self, bytes: u64) -> Self {
+        Self { minimum_bytes: Some(bytes), ..self.with("minimum_bytes", bytes) }
+    }
+
+    /// Returns the least memory that would do, where memory was too small.
+    #[must_use]
+    pub fn minimum_bytes(&self) -> Option<u64> {
+        self.minimum_bytes
     }
 
     /// Returns the kind, which prescribes the remedy.

@@ -252,7 +252,7 @@ fn check_budget(
     }
     Err(Error::invalid("dram budget too small for this snapshot")
         .with("dram_budget_bytes", options.dram_budget_bytes)
-        .with("minimum_bytes", minimum_bytes)
+        .with_minimum_bytes(minimum_bytes)
         .with("forward_index_bytes", index_bytes)
         .with("pages_and_resident_bytes", pages_bytes)
         .with("reader_bytes", reader_bytes)

@@ -99,7 +99,7 @@ impl ExternalSorter {
                 .with("key_bytes", options.key_bytes)
                 .with("record_bytes", record_bytes)
                 .with("memory_bytes", options.memory_bytes)
-                .with("minimum_bytes", minimum_bytes));
+                .with_minimum_bytes(minimum_bytes));
         }
         assert!(records_max > 0, "a sorter has room for a record");
         let memory = budget.reserve("sorter", options.memory_bytes)?;

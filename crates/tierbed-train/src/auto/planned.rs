@@ -336,14 +336,10 @@ pub(crate) fn find_table(schema: &Schema, table: &TableSchema) -> Result<TableId
 
 // The forward engine names the least memory of its own; what is kept aside comes on top.
 fn name_least(error: Error, config: &OrderConfig) -> Error {
-    const NAME: &str = "minimum_bytes";
-    let named = error.context().iter().find(|(name, _)| *name == NAME);
-    let Some(own_bytes) = named.and_then(|(_, bytes)| bytes.parse::<u64>().ok()) else {
-        return error;
-    };
+    let Some(own_bytes) = error.minimum_bytes() else { return error };
     let least_bytes = config.least_bytes(own_bytes);
     Error::new(error.kind(), error.message())
-        .with(NAME, least_bytes)
+        .with_minimum_bytes(least_bytes)
         .with("dram_budget_bytes", config.dram_budget_bytes)
         .with(
             "remedy",

@@ -226,16 +226,14 @@ impl ShardSize {
 
     /// Turns the least memory of the shard, where `error` names it, into that of the store.
     pub(super) fn name_least(&self, error: Error) -> Error {
-        const NAME: &str = "minimum_bytes";
-        let named = error.context().iter().find(|(name, _)| *name == NAME);
-        let Some(own_bytes) = named.and_then(|(_, bytes)| bytes.parse::<f64>().ok()) else {
+        let Some(own_bytes) = error.minimum_bytes() else {
             return error.with("shard", self.shard);
         };
-        let least_bytes = (own_bytes / self.memory_share).ceil() as u64 + 1;
+        let least_bytes = (own_bytes as f64 / self.memory_share).ceil() as u64 + 1;
         let least_bytes = self.whole.least_bytes(least_bytes);
         Error::new(error.kind(), error.message())
             .with("shard", self.shard)
-            .with(NAME, least_bytes)
+            .with_minimum_bytes(least_bytes)
             .with("dram_budget_bytes", self.whole.dram_budget_bytes)
             .with("remedy", format_args!("raise dram_budget to at least {least_bytes} bytes"))
     }

@@ -103,8 +103,7 @@ pub fn with_enough_memory<T>(open: &mut dyn FnMut(u64) -> Result<T>) -> Result<T
     loop {
         let result = open(budget_bytes);
         let Err(error) = &result else { return result };
-        let is_short = error.context().iter().any(|(name, _)| *name == "minimum_bytes");
-        if !is_short || budget_bytes >= CHECK_BYTES_MAX {
+        if error.minimum_bytes().is_none() || budget_bytes >= CHECK_BYTES_MAX {
             return result;
         }
         budget_bytes *= 4;

@@ -81,7 +81,7 @@ impl Scratch {
         Err(Error::invalid("batch too large for the dram budget")
             .with("table", table)
             .with("indices", index_count)
-            .with("minimum_bytes", minimum)
+            .with_minimum_bytes(minimum)
             .with(
                 "remedy",
                 format_args!(
