@@ -12,36 +12,46 @@ use std::{env, fs};
 /// File, name of the copy, what it says, what it says wrongly.
 const MISTAKES: [(&str, &str, &str, &str); 16] = [
     (
-        "desk",
-        "desk_give_wakes_nobody",
+        "rendezvous",
+        "rendezvous_give_wakes_nobody",
         "drop(state);\n        self.changed.notify_all();",
         "drop(state);",
     ),
     (
-        "desk",
-        "desk_deliver_wakes_nobody",
+        "rendezvous",
+        "rendezvous_deliver_wakes_nobody",
         "done = Some(done);\n        self.changed.notify_all();",
         "done = Some(done);",
     ),
     (
-        "desk",
-        "desk_close_wakes_nobody",
+        "rendezvous",
+        "rendezvous_close_wakes_nobody",
         "is_closed = true;\n        self.changed.notify_all();",
         "is_closed = true;",
     ),
     (
-        "desk",
-        "desk_desert_wakes_nobody",
-        "is_deserted = true;\n        self.changed.notify_all();",
-        "is_deserted = true;",
+        "rendezvous",
+        "rendezvous_disconnect_wakes_nobody",
+        "is_disconnected = true;\n        self.changed.notify_all();",
+        "is_disconnected = true;",
     ),
-    ("desk", "desk_without_last_word", "drop(last_word)", "std::mem::forget(last_word)"),
-    ("desk", "desk_sleeps_after_looking", "state = self.changed.wait(state)", SLEEP_LATER),
     (
-        "desk",
-        "desk_wait_sees_the_end_first",
+        "rendezvous",
+        "rendezvous_without_last_word",
+        "drop(last_word)",
+        "std::mem::forget(last_word)",
+    ),
+    (
+        "rendezvous",
+        "rendezvous_sleeps_after_looking",
+        "state = self.changed.wait(state)",
+        SLEEP_LATER,
+    ),
+    (
+        "rendezvous",
+        "rendezvous_wait_sees_the_end_first",
         "return Ok(done);\n",
-        "return if state.is_deserted { Err(Deserted) } else { Ok(done) };\n",
+        "return if state.is_disconnected { Err(Disconnected) } else { Ok(done) };\n",
     ),
     (
         "queue",
@@ -101,7 +111,7 @@ fn module(name: &str, source: &str) -> Result<String, Box<dyn Error>> {
 /// The files that become models, by folder.
 const SOURCES: [(&str, &[&str]); 2] =
     [("tierbed-core/src/handover", HANDOVERS), ("tierbed-cache/src/shard", &["parts"])];
-const HANDOVERS: &[&str] = &["desk", "queue"];
+const HANDOVERS: &[&str] = &["rendezvous", "queue"];
 
 #[expect(clippy::disallowed_methods, reason = "a build output, not data")]
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,16 +1,16 @@
 //! Hand-over of work to other threads: a rendezvous for one job, a queue for many.
 //!
 //! By ownership: what is handed over, the giver no longer has, so that no two threads ever share
-//! a row. A [`Desk`] joins one caller and one worker and holds one job (storage work beside
+//! a row. A [`Rendezvous`] joins one caller and one worker and holds one job (storage work beside
 //! training); a [`Queue`] joins one caller and many workers (transfers in flight).
 //!
 //! Everything here is built from the three names of `sync`. The crate `tierbed-models` compiles
 //! these same files over a scheduler that tries every order of events, and shows that it would
 //! notice a missing wake-up.
 
-mod desk;
 mod queue;
+mod rendezvous;
 mod sync;
 
-pub use desk::{Deserted, Desk};
 pub use queue::Queue;
+pub use rendezvous::{Disconnected, Rendezvous};

@@ -1,12 +1,12 @@
 //! The background thread.
 //!
 //! On the caller's (`Inline`: the same calls give the same files) or on one background thread,
-//! which sleeps until a job lies on the desk. One job is under way at a time.
+//! which sleeps until it gets a job. One job is under way at a time.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use tierbed_core::handover::{Deserted, Desk};
+use tierbed_core::handover::{Disconnected, Rendezvous};
 use tierbed_core::{Budget, Error, ErrorKind, Reservation, Result};
 
 use super::job::{carry_out, Done, Job};
@@ -35,7 +35,7 @@ pub(crate) enum Worker {
 /// The background thread, seen from the caller.
 #[derive(Debug)]
 pub(crate) struct Background {
-    desk: Arc<Desk<Job, Done>>,
+    rendezvous: Arc<Rendezvous<Job, Done>>,
     thread: Option<JoinHandle<()>>,
     tools: Arc<SstTools>,
     /// A forked child has this handle but not the thread.
@@ -57,15 +57,15 @@ impl Worker {
             return Ok(Self::Inline);
         }
         let stack = budget.reserve("background worker", STACK_BYTES as u64)?;
-        let desk = Arc::new(Desk::new());
-        let (there, tools_there) = (Arc::clone(&desk), Arc::clone(tools));
+        let rendezvous = Arc::new(Rendezvous::new());
+        let (there, tools_there) = (Arc::clone(&rendezvous), Arc::clone(tools));
         let thread = std::thread::Builder::new()
             .name("tierbed-lsm".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || there.serve(|job| carry_out(job, &tools_there)))
             .map_err(|cause| Error::os("cannot start the background worker", cause))?;
         Ok(Self::Thread(Background {
-            desk,
+            rendezvous,
             thread: Some(thread),
             tools: Arc::clone(tools),
             owner_pid: std::process::id(),
@@ -89,7 +89,7 @@ impl Background {
     /// `Closed` in a forked process.
     pub(crate) fn give(&self, job: Job) -> Result<()> {
         self.check_owner()?;
-        self.desk.give(job);
+        self.rendezvous.give(job);
         Ok(())
     }
 
@@ -99,7 +99,7 @@ impl Background {
     /// `Poisoned` when the thread has ended, `Closed` in a forked process.
     pub(crate) fn collect(&self) -> Result<Option<Done>> {
         self.check_owner()?;
-        self.desk.collect().map_err(has_ended)
+        self.rendezvous.collect().map_err(has_ended)
     }
 
     /// Waits for the result of the job given.
@@ -108,11 +108,11 @@ impl Background {
     /// As [`collect`](Self::collect).
     pub(crate) fn wait(&self) -> Result<Done> {
         self.check_owner()?;
-        self.desk.wait().map_err(has_ended)
+        self.rendezvous.wait().map_err(has_ended)
     }
 }
 
-fn has_ended(_: Deserted) -> Error {
+fn has_ended(_: Disconnected) -> Error {
     Error::new(ErrorKind::Poisoned, "the background worker has ended")
         .with("remedy", "reopen the store; it continues at its last checkpoint")
 }
@@ -125,7 +125,7 @@ impl Drop for Background {
             return std::mem::forget(thread);
         }
         self.tools.close();
-        self.desk.close();
+        self.rendezvous.close();
         if let Some(thread) = thread {
             // What it panicked about was a bug of its job; the store is going anyway.
             let _ = thread.join();
@@ -175,7 +175,7 @@ mod tests {
         else {
             panic!("a thread was asked for")
         };
-        background.desk.close();
+        background.rendezvous.close();
         assert_eq!(background.wait().unwrap_err().kind(), ErrorKind::Poisoned);
         assert_eq!(background.collect().unwrap_err().kind(), ErrorKind::Poisoned);
     }

@@ -1,12 +1,12 @@
 //! A rendezvous that gives one job at a time to a background thread and takes back its result.
 //!
-//! Over a desk with room for one job and one result. Whoever waits sleeps on a condition variable
-//! and is woken by what it waits for.
+//! It has room for one job and one result. A thread that waits sleeps on a condition variable and
+//! is woken by what it waits for.
 //!
 //! ```text
 //! caller   give ─▶ [job] ─▶ serve   worker
 //!          collect, wait ◀─ [done] ◀──┘
-//!          close ─▶ serve returns; a worker that ends, however it ends, leaves the desk *deserted*
+//!          close ─▶ serve returns; a worker that ends, however it ends, disconnects
 //! ```
 
 use std::sync::PoisonError;
@@ -15,7 +15,7 @@ use super::sync::{Condvar, Mutex, MutexGuard};
 
 /// Joins one caller and one worker. See the module documentation.
 #[derive(Debug)]
-pub struct Desk<J, D> {
+pub struct Rendezvous<J, D> {
     state: Mutex<State<J, D>>,
     changed: Condvar,
 }
@@ -25,31 +25,31 @@ struct State<J, D> {
     job: Option<J>,
     done: Option<D>,
     is_closed: bool,
-    is_deserted: bool,
+    is_disconnected: bool,
 }
 
-/// The worker is gone: it panicked, or the desk was closed.
+/// The worker is gone: it panicked, or the rendezvous was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Deserted;
+pub struct Disconnected;
 
-impl<J, D> Default for Desk<J, D> {
+impl<J, D> Default for Rendezvous<J, D> {
     fn default() -> Self {
-        let state = State { job: None, done: None, is_closed: false, is_deserted: false };
+        let state = State { job: None, done: None, is_closed: false, is_disconnected: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
 
 /// Says so when the worker ends, however it ends.
-struct LastWord<'a, J, D>(&'a Desk<J, D>);
+struct LastWord<'a, J, D>(&'a Rendezvous<J, D>);
 
 impl<J, D> Drop for LastWord<'_, J, D> {
     fn drop(&mut self) {
-        self.0.desert();
+        self.0.disconnect();
     }
 }
 
-impl<J, D> Desk<J, D> {
-    /// Sets up an empty desk.
+impl<J, D> Rendezvous<J, D> {
+    /// Builds an empty rendezvous.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -60,7 +60,7 @@ impl<J, D> Desk<J, D> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lays a job on the desk. Caller; only when nothing is under way.
+    /// Hands a job over. Caller; only when nothing is under way.
     ///
     /// # Panics
     /// When a job or a result lies there already.
@@ -72,7 +72,7 @@ impl<J, D> Desk<J, D> {
         self.changed.notify_all();
     }
 
-    /// Does jobs until the desk is closed. The worker's whole life.
+    /// Does jobs until the rendezvous is closed. The worker's whole life.
     pub fn serve(&self, mut work: impl FnMut(J) -> D) {
         let last_word = LastWord(self);
         while let Some(job) = self.take() {
@@ -81,7 +81,7 @@ impl<J, D> Desk<J, D> {
         drop(last_word);
     }
 
-    // Waits for a job; `None` when the desk is closed.
+    // Waits for a job; `None` when the rendezvous is closed.
     fn take(&self) -> Option<J> {
         let mut state = self.lock();
         loop {
@@ -103,11 +103,11 @@ impl<J, D> Desk<J, D> {
     /// Takes the result if there is one; never waits. Caller.
     ///
     /// # Errors
-    /// [`Deserted`] when no result will ever come.
-    pub fn collect(&self) -> Result<Option<D>, Deserted> {
+    /// [`Disconnected`] when no result will ever come.
+    pub fn collect(&self) -> Result<Option<D>, Disconnected> {
         let mut state = self.lock();
         match state.done.take() {
-            None if state.is_deserted => Err(Deserted),
+            None if state.is_disconnected => Err(Disconnected),
             done => Ok(done),
         }
     }
@@ -115,15 +115,15 @@ impl<J, D> Desk<J, D> {
     /// Waits for the result of the job given last. Caller.
     ///
     /// # Errors
-    /// [`Deserted`] when no result will ever come.
-    pub fn wait(&self) -> Result<D, Deserted> {
+    /// [`Disconnected`] when no result will ever come.
+    pub fn wait(&self) -> Result<D, Disconnected> {
         let mut state = self.lock();
         loop {
             if let Some(done) = state.done.take() {
                 return Ok(done);
             }
-            if state.is_deserted {
-                return Err(Deserted);
+            if state.is_disconnected {
+                return Err(Disconnected);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -136,8 +136,8 @@ impl<J, D> Desk<J, D> {
     }
 
     // Wakes the caller: there is no worker any more.
-    fn desert(&self) {
-        self.lock().is_deserted = true;
+    fn disconnect(&self) {
+        self.lock().is_disconnected = true;
         self.changed.notify_all();
     }
 }
