@@ -20,6 +20,7 @@ use crate::planned::store::lists::split_rows;
 use crate::planned::store::parking::PARKED_HEAD_BYTES;
 use crate::planned::store::row_mover::RowMover;
 use crate::planned::store::size_class::{open_rows, SizeClass, ENTRY_BYTES};
+use crate::planned::store::spans::ListPlace;
 use crate::planned::store::window_rows::Place;
 
 impl PlannedEngine {
@@ -182,8 +183,8 @@ impl PlannedEngine {
             let Some((meta, stored_bytes)) = self.dump_of(class) else { continue };
             let record_bytes = stored_bytes - ENTRY_BYTES;
             let pipeline = &mut self.pipeline;
-            read_dump(&*self.folder, &meta, record_bytes, &mut |waits_for, entry, record| {
-                pipeline.restore(class, (waits_for as usize, entry), record)
+            read_dump(&*self.folder, &meta, record_bytes, &mut |list, entry, record| {
+                pipeline.restore(class, ListPlace { list, entry }, record)
             })?;
         }
         Ok(())

@@ -10,7 +10,8 @@ use tierbed_core::{Error, Result, RowId, TableId};
 
 use super::scan::row_of;
 use crate::planned::plan::{Plan, WindowPlan};
-use crate::planned::store::spans::Spans;
+use crate::planned::store::spans::{ListPlace, Spans};
+use crate::planned::store::window_rows::Place;
 
 /// Most bytes that rows of spans are gathered in.
 pub(super) const GATHER_BYTES_MAX: u64 = 16 << 20;
@@ -78,11 +79,11 @@ impl<'a> Gather<'a> {
         self.order.sort_unstable();
         let mut loaded = None;
         for &(entry, at) in &self.order {
-            let place = self.spans.place_in(self.list, entry);
-            let (number, entry) = place
+            let place = self.spans.place_in(ListPlace { list: self.list as u32, entry });
+            let Place { window: number, entry } = place
                 .ok_or_else(|| Error::corruption("a row waits in a span that the plan has not"))?;
             if loaded != Some(number) {
-                self.plan.load_entries(number, window)?;
+                self.plan.load_entries(number as usize, window)?;
                 loaded = Some(number);
             }
             let (table, row) = row_of(window, entry)?;

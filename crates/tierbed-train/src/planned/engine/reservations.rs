@@ -10,7 +10,7 @@ use super::stored::Stored;
 use super::{PlannedConfig, EXTENTS_FILE};
 use crate::planned::plan::Plan;
 use crate::planned::store::disk::Disk;
-use crate::planned::store::sizing::Sizes;
+use crate::planned::store::sizing::{Sizes, SpanRequest};
 use crate::planned::store::storage_thread::STACK_BYTES;
 
 /// What memory is shared out for.
@@ -52,8 +52,13 @@ impl Reservations {
         let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max);
         let fixed_bytes = sizes.fixed_bytes() + scratch_bytes + DUMP_BUF_BYTES as u64;
         let free_bytes = config.dram_budget_bytes.saturating_sub(fixed_bytes);
-        let memory = (plan, config.dram_budget_bytes, free_bytes);
-        sizes.share_buckets(memory, config.span_windows, stored.span_windows());
+        let request = SpanRequest {
+            limit_bytes: config.dram_budget_bytes,
+            free_bytes,
+            wanted: config.span_windows,
+            stored: stored.span_windows(),
+        };
+        sizes.share_buckets(plan, request);
         sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
         let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
         let scan_bytes = (sizes.buf_bytes + DUMP_BUF_BYTES) as u64;

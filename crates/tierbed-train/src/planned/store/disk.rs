@@ -1,11 +1,13 @@
-//! How do chunks get to the file and back? Many at a time, in buffers of the I/O engine.
+//! Reads and writes of chunks: many at a time, in buffers of the I/O engine.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tierbed_core::stats::IoStats;
 use tierbed_core::Result;
 use tierbed_io::{
     open_engine, BufId, Completion, Device, DeviceId, EngineOptions, IoEngine, Op, Request,
+    PAGE_BYTES,
 };
 
 use super::extents::Extents;
@@ -19,7 +21,7 @@ pub(crate) struct Disk {
     writes_in_flight: usize,
     reads_in_flight: usize,
     done: Vec<Completion>,
-    /// Reads that arrived while somebody waited for writes.
+    /// Reads that arrived during a wait for writes.
     early: Vec<Arrived>,
     wait_count: u64,
     is_dirty: bool,
@@ -65,7 +67,7 @@ impl Disk {
         &self.device
     }
 
-    /// Returns how often somebody had to wait for the device.
+    /// Returns how often the caller had to wait for the device.
     pub(crate) fn wait_count(&self) -> u64 {
         self.wait_count
     }
@@ -120,7 +122,7 @@ impl Disk {
     }
 
     pub(crate) fn write(&mut self, buf: BufId, offset_bytes: u64, len_bytes: usize) {
-        self.submit(Op::Write, buf, (offset_bytes, len_bytes), 0);
+        self.submit(Op::Write, buf, offset_bytes..offset_bytes + len_bytes as u64, 0);
         self.writes_in_flight += 1;
         self.is_dirty = true;
     }
@@ -128,15 +130,25 @@ impl Disk {
     /// Starts a read if a buffer is free; `false` when none is.
     pub(crate) fn try_read(&mut self, offset_bytes: u64, len_bytes: usize, tag: u64) -> bool {
         let Some(buf) = self.engine.acquire() else { return false };
-        self.submit(Op::Read, buf, (offset_bytes, len_bytes), tag);
+        self.submit(Op::Read, buf, offset_bytes..offset_bytes + len_bytes as u64, tag);
         self.reads_in_flight += 1;
         true
     }
 
-    fn submit(&mut self, op: Op, buf: BufId, (offset_bytes, len_bytes): (u64, usize), tag: u64) {
-        let len_bytes = len_bytes as u32;
-        let device = self.device_id;
-        self.engine.submit(Request { device, op, offset_bytes, len_bytes, buf, tag });
+    fn submit(&mut self, op: Op, buf: BufId, bytes: Range<u64>, tag: u64) {
+        let len_bytes = bytes.end - bytes.start;
+        let is_in_pages = (bytes.start | bytes.end).is_multiple_of(PAGE_BYTES as u64);
+        assert!(is_in_pages, "{op:?} of {bytes:?}, which are no whole pages");
+        let buf_bytes = self.engine.buf_bytes() as u64;
+        assert!(len_bytes <= buf_bytes, "{op:?} of {len_bytes} bytes in buffers of {buf_bytes}");
+        self.engine.submit(Request {
+            device: self.device_id,
+            op,
+            offset_bytes: bytes.start,
+            len_bytes: len_bytes as u32,
+            buf,
+            tag,
+        });
     }
 
     pub(crate) fn reads_in_flight(&self) -> usize {
@@ -174,10 +186,12 @@ impl Disk {
     fn sort_out(&mut self, arrived: &mut Vec<Arrived>) -> Result<()> {
         let mut result = Ok(());
         for completion in self.done.drain(..) {
-            match completion.op {
-                Op::Write => self.writes_in_flight -= 1,
-                Op::Read => self.reads_in_flight -= 1,
-            }
+            let in_flight = match completion.op {
+                Op::Write => &mut self.writes_in_flight,
+                Op::Read => &mut self.reads_in_flight,
+            };
+            assert!(*in_flight > 0, "a {:?} completed that was never submitted", completion.op);
+            *in_flight -= 1;
             if completion.op == Op::Read && completion.result.is_ok() && result.is_ok() {
                 arrived.push(Arrived { buf: completion.buf, tag: completion.tag });
                 continue;
@@ -218,8 +232,12 @@ impl Disk {
         result
     }
 
-    /// Makes every finished write survive power loss.
+    /// Makes every write survive power loss.
+    ///
+    /// # Panics
+    /// When writes are in flight: [`finish_writes`](Self::finish_writes) comes before.
     pub(crate) fn sync(&mut self) -> Result<()> {
+        assert_eq!(self.writes_in_flight, 0, "a sync would miss writes");
         if self.is_dirty {
             self.device.sync()?;
             self.is_dirty = false;

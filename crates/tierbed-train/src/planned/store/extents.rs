@@ -1,4 +1,4 @@
-//! Which parts of the file are whose? Extents, chunks and buckets.
+//! Extents, chunks and buckets: the division of the file of rows.
 //!
 //! The file is cut into *extents*. A *bucket* is a chain of *chunks*, each a run of pages inside
 //! one extent, written once and never changed, with its checksum kept in memory and in the
@@ -70,6 +70,7 @@ impl Extents {
         chunks: impl Iterator<Item = &'a Chunk> + 'a,
     ) -> Self {
         let extent_pages = (extent_bytes / PAGE_BYTES) as u32;
+        assert!(extent_pages > 0, "an extent of {extent_bytes} bytes has no page");
         let mut extents = Self {
             extent_pages,
             quota_bytes,
@@ -121,12 +122,17 @@ impl Extents {
     ///
     /// # Errors
     /// `NoSpace` when the quota is reached.
+    ///
+    /// # Panics
+    /// When an extent is shorter than `pages_min`.
     pub(crate) fn place(
         &mut self,
         bucket: &Bucket,
         pages_min: u32,
         pages_max: u32,
     ) -> Result<(u32, u32)> {
+        let fits = 1 <= pages_min && pages_min <= pages_max.min(self.extent_pages);
+        assert!(fits, "{pages_min} to {pages_max} pages in extents of {}", self.extent_pages);
         if let Some((page, left)) = self.room(bucket).filter(|(_, left)| *left >= pages_min) {
             return Ok((page, left.min(pages_max)));
         }
@@ -164,12 +170,18 @@ impl Extents {
     }
 
     /// Takes the extents of a consumed bucket back, at once or after the next checkpoint.
+    ///
+    /// # Panics
+    /// When one was never taken.
     pub(crate) fn release(&mut self, bucket: &Bucket) {
         for extent in extents_of(self.extent_pages, bucket.chunks.iter()) {
-            if self.is_committed.get(extent as usize).copied().unwrap_or(false) {
-                self.quarantine.push(extent);
-            } else {
-                self.free.push(extent);
+            let Some(&is_committed) = self.is_committed.get(extent as usize) else {
+                panic!("extent {extent} of {} is released", self.is_committed.len())
+            };
+            debug_assert!(!self.free.contains(&extent), "extent {extent} is released twice");
+            match is_committed {
+                true => self.quarantine.push(extent),
+                false => self.free.push(extent),
             }
         }
     }
@@ -191,6 +203,8 @@ impl Extents {
         self.is_committed.iter_mut().for_each(|needed| *needed = false);
         self.free.append(&mut self.quarantine);
         self.mark_committed(chunks);
+        let is_needed = |extent: &u32| self.is_committed.get(*extent as usize) == Some(&true);
+        debug_assert!(!self.free.iter().any(is_needed), "a checkpoint needs a free extent");
     }
 
     fn mark_committed<'a>(&mut self, chunks: impl Iterator<Item = &'a Chunk> + 'a) {
@@ -223,6 +237,7 @@ impl Extents {
 
     /// Returns the extents in use or quarantined.
     pub(crate) fn used_count(&self) -> usize {
+        assert!(self.free.len() <= self.is_committed.len(), "more extents are free than there are");
         self.is_committed.len() - self.free.len()
     }
 }

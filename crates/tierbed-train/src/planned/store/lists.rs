@@ -10,6 +10,8 @@
 //! list of window 8:  [e r|e r|e r|e r] ◀─ [e r|e r|   |   ] ◀─ end
 //! ```
 
+#![expect(clippy::indexing_slicing, reason = "windows are those of the plan, blocks of the lists")]
+
 use tierbed_io::{WordBuf, PAGE_BYTES};
 use tierbed_kernels::prefetch;
 
@@ -42,9 +44,11 @@ impl BlockShape {
     /// leaves little memory in part-full blocks of the lists that are open at a time.
     pub(crate) fn new(
         memory_bytes: u64,
-        (lists, row_words): (ListCounts, usize),
+        lists: ListCounts,
+        row_words: usize,
         rows_max: usize,
     ) -> Self {
+        assert!(row_words > 0 && lists.open <= lists.all, "{lists:?} of {row_words} words");
         let fixed_bytes = Self::default().memory_bytes(lists.all, row_words);
         let free_bytes = memory_bytes.saturating_sub(fixed_bytes);
         let row_bytes = 4 * row_words as u64;
@@ -97,6 +101,7 @@ impl Lists {
     /// Takes the memory for lists of rows of `row_words`, entry included.
     pub(crate) fn new(list_count: usize, row_words: usize, shape: BlockShape) -> Self {
         let BlockShape { block_count, block_rows } = shape;
+        assert!(block_count < NO_BLOCK as usize, "{block_count} blocks cannot be numbered");
         let chain = (1..=block_count as u32).map(|block| {
             if block as usize == block_count {
                 NO_BLOCK
@@ -127,7 +132,7 @@ impl Lists {
     }
 
     pub(crate) fn count(&self, window: usize) -> usize {
-        self.counts.get(window).map_or(0, |&count| count as usize)
+        self.counts[window] as usize
     }
 
     pub(crate) fn has_free_block(&self) -> bool {
@@ -137,9 +142,13 @@ impl Lists {
     /// Tells whether a row fits behind the list of `window`.
     #[inline]
     pub(crate) fn has_room(&self, window: usize) -> bool {
-        let is_open =
-            |end: &End| end.block != NO_BLOCK && (end.row_count as usize) < self.shape.block_rows;
-        self.has_free_block() || self.ends.get(window).is_some_and(is_open)
+        self.has_free_block() || self.is_open(self.ends[window])
+    }
+
+    // Tells whether a row fits into the last block of a list.
+    #[inline]
+    fn is_open(&self, end: End) -> bool {
+        end.block != NO_BLOCK && (end.row_count as usize) < self.shape.block_rows
     }
 
     fn start_of(&self, block: u32, row: u32) -> usize {
@@ -149,17 +158,20 @@ impl Lists {
     /// Asks the processor to bring the end of the list of `window` near.
     #[inline]
     pub(crate) fn expect(&self, window: usize) {
-        let Some(end) = self.ends.get(window) else { return };
-        let is_open = (end.row_count as usize) < self.shape.block_rows && end.block != NO_BLOCK;
-        let (block, row) = if is_open { (end.block, end.row_count) } else { (self.free, 0) };
+        let end = self.ends[window];
+        let (block, row) =
+            if self.is_open(end) { (end.block, end.row_count) } else { (self.free, 0) };
         prefetch(&self.rows, self.start_of(block, row), self.row_words);
     }
 
     /// Adds a row to the list of `window`; returns the place of its record. `None` when there is
-    /// no such window, which only a damaged plan can name, or no [room](Self::has_room).
+    /// no [room](Self::has_room).
+    ///
+    /// # Panics
+    /// When there is no such list.
     #[inline]
     pub(crate) fn push(&mut self, window: usize, entry: u32) -> Option<&mut [f32]> {
-        let end = self.ends.get_mut(window)?;
+        let end = &mut self.ends[window];
         if end.block == NO_BLOCK || end.row_count as usize == self.shape.block_rows {
             let fresh = self.free;
             let link = self.links.get_mut(fresh as usize)?;
@@ -169,9 +181,9 @@ impl Lists {
         }
         let (block, row) = (end.block, end.row_count);
         end.row_count += 1;
-        *self.counts.get_mut(window)? += 1;
+        self.counts[window] += 1;
         let start = self.start_of(block, row);
-        let (head, record) = self.rows.get_mut(start..start + self.row_words)?.split_first_mut()?;
+        let (head, record) = self.rows[start..start + self.row_words].split_first_mut()?;
         *head = f32::from_bits(entry.to_le());
         Some(record)
     }
@@ -179,34 +191,37 @@ impl Lists {
     /// Returns the last rows of the list of `window`, entry and record each: at most `rows_max`,
     /// and those of one block. Empty only when the list is, or `rows_max` is 0.
     pub(crate) fn last_rows(&self, window: usize, rows_max: usize) -> &[f32] {
-        let Some(end) = self.ends.get(window).filter(|end| end.block != NO_BLOCK) else {
+        let end = self.ends[window];
+        if end.block == NO_BLOCK {
             return &[];
-        };
+        }
         let taken = end.row_count.min(u32::try_from(rows_max).unwrap_or(u32::MAX));
         let start = self.start_of(end.block, end.row_count - taken);
-        self.rows.get(start..self.start_of(end.block, end.row_count)).unwrap_or(&[])
+        &self.rows[start..self.start_of(end.block, end.row_count)]
     }
 
     /// Forgets the last `row_count` rows of the list of `window`, which lie in one block.
+    ///
+    /// # Panics
+    /// When the last block of the list has fewer.
     pub(crate) fn forget_last(&mut self, window: usize, row_count: usize) {
-        let (Some(end), Some(count)) = (self.ends.get_mut(window), self.counts.get_mut(window))
-        else {
-            return;
-        };
-        let row_count = (row_count as u32).min(end.row_count);
+        let end = &mut self.ends[window];
+        let row_count = row_count as u32;
+        assert!(row_count <= end.row_count, "{row_count} rows of {end:?} leave list {window}");
         end.row_count -= row_count;
-        *count -= row_count;
+        self.counts[window] -= row_count;
         if end.row_count > 0 || end.block == NO_BLOCK {
             return;
         }
-        let Some(link) = self.links.get_mut(end.block as usize) else { return };
-        let before = std::mem::replace(link, self.free);
+        let before = std::mem::replace(&mut self.links[end.block as usize], self.free);
         self.free = end.block;
         self.free_count += 1;
+        debug_assert!(self.free_count <= self.shape.block_count, "a block was freed twice");
         *end = match before {
             NO_BLOCK => EMPTY,
             block => End { block, row_count: self.shape.block_rows as u32 },
         };
+        debug_assert_eq!(before == NO_BLOCK, self.counts[window] == 0, "list {window} lost rows");
         if before != NO_BLOCK {
             // Its rows are the next to be asked for.
             let start = self.start_of(before, 0);
@@ -214,16 +229,20 @@ impl Lists {
         }
     }
 
-    /// Moves the last rows of the list of `window` into `rows`, as many as fit and there are.
+    /// Moves the last rows of the list of `window` into `rows`, as many as it has room for.
+    ///
+    /// # Panics
+    /// When the list has fewer, or the room is not for whole rows.
     pub(crate) fn take(&mut self, window: usize, rows: &mut [u8]) {
         let row_bytes = 4 * self.row_words;
+        let (wanted, over) = (rows.len() / row_bytes, rows.len() % row_bytes);
+        assert!(over == 0, "{} bytes are no rows of {row_bytes}", rows.len());
+        let count = self.count(window);
+        assert!(wanted <= count, "{wanted} rows of list {window} are taken, it has {count}");
         let mut rest = rows;
         while !rest.is_empty() {
             let found: &[u8] = bytemuck::cast_slice(self.last_rows(window, rest.len() / row_bytes));
-            let Some((place, behind)) = rest.split_at_mut_checked(found.len()) else { return };
-            if found.is_empty() {
-                return;
-            }
+            let (place, behind) = rest.split_at_mut(found.len());
             place.copy_from_slice(found);
             let row_count = found.len() / row_bytes;
             rest = behind;
@@ -233,11 +252,11 @@ impl Lists {
 
     /// Visits the rows of `window` without taking them: entry and record.
     pub(crate) fn iter(&self, window: usize) -> impl Iterator<Item = (u32, &[f32])> {
-        let mut at = self.ends.get(window).copied().unwrap_or(EMPTY);
+        let mut at = self.ends[window];
         let blocks = std::iter::from_fn(move || {
             let link = *self.links.get(at.block as usize)?;
             let start = self.start_of(at.block, 0);
-            let rows = self.rows.get(start..self.start_of(at.block, at.row_count))?;
+            let rows = &self.rows[start..self.start_of(at.block, at.row_count)];
             at = End { block: link, row_count: self.shape.block_rows as u32 };
             Some(rows)
         });
@@ -324,7 +343,7 @@ mod tests {
             rows_max in 1usize..1 << 20,
         ) {
             let lists = ListCounts { all: window_count, open: window_count };
-            let shape = BlockShape::new(memory_bytes, (lists, row_words), rows_max);
+            let shape = BlockShape::new(memory_bytes, lists, row_words, rows_max);
             let least_bytes = BlockShape::default().memory_bytes(window_count, row_words);
             let taken_bytes = shape.memory_bytes(window_count, row_words);
             prop_assert!(taken_bytes <= memory_bytes.max(least_bytes));
@@ -336,13 +355,19 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_are_none_and_full_blocks_are_refused() {
+    fn full_blocks_refuse_rows() {
         let mut lists = Lists::new(2, 2, BlockShape { block_count: 1, block_rows: 2 });
-        assert!(lists.push(2, 0).is_none());
-        assert!(lists.last_rows(7, 1).is_empty());
         assert!(lists.push(0, 0).is_some() && lists.push(0, 1).is_some());
         assert!(!lists.has_room(0) && lists.push(1, 0).is_none());
         lists.forget_last(0, 2);
         assert!(lists.has_room(1) && lists.push(1, 0).is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "2 rows of list 0 are taken, it has 1")]
+    fn more_rows_than_a_list_has_are_not_taken() {
+        let mut lists = Lists::new(1, 2, BlockShape { block_count: 2, block_rows: 2 });
+        assert!(lists.push(0, 0).is_some());
+        lists.take(0, &mut [0; 16]);
     }
 }

@@ -1,11 +1,11 @@
-//! Where do rows wait that the plan never uses? Parked: on disk, named by table and row.
+//! Parked rows, which the plan never uses: on disk, named by table and row.
 //!
 //! A row in a bucket is named by its entry in the window it waits for. A row that the plan does
 //! not use waits for no window, so it carries its own name: table and row id. Parked rows are
 //! read by scans and by the next plan, never by training.
 
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, Result, RowId, TableId};
+use tierbed_core::{Result, RowId, RowKey, TableId};
 use tierbed_io::{AlignedBuf, PAGE_BYTES};
 
 use super::extents::{Bucket, Chunk};
@@ -42,42 +42,43 @@ impl Parking {
         }
     }
 
-    /// Adds a row, whose record has the length of all others.
+    /// Adds a row.
     ///
     /// # Errors
     /// Those of the device, `NoSpace` on a full disk or quota.
-    pub(crate) fn add(
-        &mut self,
-        (table, row): (TableId, RowId),
-        record: &[u8],
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
+    ///
+    /// # Panics
+    /// When its record has another length than all others.
+    #[expect(clippy::indexing_slicing, reason = "a flush made room for one row at least")]
+    pub(crate) fn add(&mut self, key: RowKey, record: &[u8], sink: &mut Sink<'_>) -> Result<()> {
+        let record_bytes = self.stored_bytes - PARKED_HEAD_BYTES;
+        assert_eq!(record.len(), record_bytes, "a record of another size class is parked");
         if (self.row_count + 1) * self.stored_bytes > self.stage.len() {
             self.flush(sink)?;
         }
         let start = self.row_count * self.stored_bytes;
-        let place = self.stage.get_mut(start..start + self.stored_bytes).unwrap_or(&mut []);
-        let name = table.0.to_le_bytes().into_iter().chain(row.0.to_le_bytes());
-        for (place, byte) in place.iter_mut().zip(name.chain(record.iter().copied())) {
-            *place = byte;
-        }
+        let place = &mut self.stage[start..start + self.stored_bytes];
+        let (name, rest) = place.split_at_mut(PARKED_HEAD_BYTES);
+        let (table, row) = name.split_at_mut(size_of::<u32>());
+        table.copy_from_slice(&key.table.0.to_le_bytes());
+        row.copy_from_slice(&key.row.0.to_le_bytes());
+        rest.copy_from_slice(record);
         self.row_count += 1;
         Ok(())
     }
 
+    #[expect(clippy::indexing_slicing, reason = "rows are gathered up to what a buffer holds")]
     fn flush(&mut self, sink: &mut Sink<'_>) -> Result<()> {
+        assert!(self.row_count > 0, "a chunk has at least one row");
         let rows_bytes = self.row_count * self.stored_bytes;
         let len_bytes = rows_bytes.next_multiple_of(PAGE_BYTES);
         let page_count = (len_bytes / PAGE_BYTES) as u32;
         let (page, _) = sink.extents.place(&self.bucket, page_count, page_count)?;
         sink.disk.take_space(sink.extents);
         let buf = sink.disk.write_buf()?;
-        let bytes = sink.disk.bytes_mut(buf).get_mut(..len_bytes);
-        let (Some(bytes), Some(rows)) = (bytes, self.stage.get(..rows_bytes)) else {
-            return Err(Error::corruption("a chunk is longer than a buffer"));
-        };
+        let bytes = &mut sink.disk.bytes_mut(buf)[..len_bytes];
         let (place, rest) = bytes.split_at_mut(rows_bytes);
-        place.copy_from_slice(rows);
+        place.copy_from_slice(&self.stage[..rows_bytes]);
         rest.fill(0);
         let row_count = self.row_count as u32;
         let chunk = Chunk { page, page_count, row_count, crc32c: crc32c(bytes) };

@@ -1,4 +1,4 @@
-//! Window after window: rows come when they are needed and go where they are needed next.
+//! Pipeline of windows: rows come when they are needed and go where they are needed next.
 //!
 //! The current window and the [`RowMover`] own all rows between them, so storage work never meets
 //! the rows that are trained on. The row mover works in small pieces between batches, or as a whole
@@ -11,6 +11,7 @@ use tierbed_core::{Error, Result};
 use super::extents::Chunk;
 use super::row_mover::RowMover;
 use super::size_class::{SizeClass, SizeClassStats};
+use super::spans::ListPlace;
 use super::storage_thread::StorageThread;
 use super::window_rows::{Home, Place, RowVisit, Spot, WindowRows};
 use crate::planned::plan::Plan;
@@ -20,6 +21,9 @@ const PACE_QUARTERS: usize = 5;
 
 /// A batch makes good at most so many shares that batches before it left.
 const OWED_PACES_MAX: usize = 2;
+
+/// Why the row mover cannot be away: [`WindowPipeline::mover`] took it back.
+const MOVER_IS_HERE: &str = "the row mover was taken back before";
 
 /// What the storage side did and holds.
 #[derive(Debug, Clone, Default)]
@@ -79,7 +83,7 @@ pub(crate) struct WindowPipeline {
 
 impl WindowPipeline {
     /// Joins the parts, with no window; [`resume`](Self::resume) must follow before training.
-    /// With a `storage thread`, storage work is its thread's.
+    /// With a storage thread, storage work is that thread's.
     pub(crate) fn new(
         mover: Box<RowMover>,
         current: WindowRows,
@@ -105,25 +109,20 @@ impl WindowPipeline {
         self.mover()?.resume(number)
     }
 
-    /// Lets a record of `size class` wait for `entry` of `window`.
-    pub(crate) fn restore(
-        &mut self,
-        class: usize,
-        place: (usize, u32),
-        record: &[u8],
-    ) -> Result<()> {
+    /// Lets a record of a size class wait for what waits at `place` in a list.
+    pub(crate) fn restore(&mut self, class: usize, place: ListPlace, record: &[u8]) -> Result<()> {
         self.mover()?.restore(class, place, record)
     }
 
     /// Begins the window that [`resume`](Self::resume) named.
     pub(crate) fn start(&mut self) -> Result<()> {
-        let mover = self.mover()?;
-        mover.work(usize::MAX, true)?;
-        let Some(mover) = self.mover.as_deref_mut() else { return Ok(()) };
-        std::mem::swap(&mut self.current, &mut mover.live);
+        self.mover()?.work(usize::MAX, true)?;
+        let Self { mover: Some(mover), current, .. } = self else { panic!("{MOVER_IS_HERE}") };
+        std::mem::swap(current, &mut mover.live);
         // No window ended: no rows leave.
-        mover.begin(&self.current)?;
-        self.send_off()
+        mover.begin(current)?;
+        self.send_off();
+        Ok(())
     }
 
     /// Returns the row mover, waiting for it to come back if it is under way.
@@ -150,20 +149,21 @@ impl WindowPipeline {
     /// Those of the storage work of the window that ends.
     pub(crate) fn advance(&mut self) -> Result<()> {
         self.mover()?.work(usize::MAX, true)?;
-        let Some(mover) = self.mover.as_deref_mut() else { return Ok(()) };
+        let Self { mover: Some(mover), current, .. } = self else { panic!("{MOVER_IS_HERE}") };
         let carried = std::mem::take(&mut mover.carried);
-        let result = mover.live.carry_all(&self.current, &carried);
+        let result = mover.live.carry_all(current, &carried);
         // Its memory is used again.
         mover.carried = carried;
         result?;
-        std::mem::swap(&mut self.current, &mut mover.live);
-        mover.begin(&self.current)?;
-        self.send_off()
+        std::mem::swap(current, &mut mover.live);
+        mover.begin(current)?;
+        self.send_off();
+        Ok(())
     }
 
-    // Lets the storage work begin: on the storage thread's thread, or piece by piece from now on.
-    fn send_off(&mut self) -> Result<()> {
-        let Some(mover) = self.mover.take() else { return Ok(()) };
+    // Lets the storage work begin: on the storage thread, or piece by piece from now on.
+    fn send_off(&mut self) {
+        let Some(mover) = self.mover.take() else { panic!("{MOVER_IS_HERE}") };
         self.tally = Tally::of(&mover);
         match &mut self.storage {
             Some(storage) => storage.send(mover),
@@ -174,7 +174,6 @@ impl WindowPipeline {
                 self.mover = Some(mover);
             }
         }
-        Ok(())
     }
 
     /// Does a batch's share of the storage work, without waiting for the device.
@@ -223,9 +222,13 @@ impl WindowPipeline {
         Ok(())
     }
 
-    /// Returns the size classes, for a checkpoint or a scan; after [`row mover`](Self::row mover).
+    /// Returns the size classes, for a checkpoint or a scan; after [`mover`](Self::mover).
+    ///
+    /// # Panics
+    /// While the row mover is with the storage thread.
     pub(crate) fn classes(&self) -> &[SizeClass] {
-        self.mover.as_deref().map_or(&[], |mover| mover.classes.as_slice())
+        let Some(mover) = &self.mover else { panic!("{MOVER_IS_HERE}") };
+        &mover.classes
     }
 
     /// Returns how many windows share a bucket while they are far; 0 when none do.

@@ -23,7 +23,8 @@ use tierbed_kernels::init_record;
 
 use super::disk::{Arrived, Disk};
 use super::extents::{Bucket, Extents};
-use super::size_class::{check_chunk, rows_of, Leaving, Sink, SizeClass, ENTRY_BYTES};
+use super::size_class::{check_chunk, rows_of, Leaving, LeavingRows, Sink, SizeClass, ENTRY_BYTES};
+use super::spans::ListPlace;
 use super::split::Splitter;
 use super::window_rows::{Carried, Home, Place, Presence, RowVisit, Spot, WindowRows};
 use crate::planned::plan::{Plan, TableEntries, WindowPlan};
@@ -107,6 +108,10 @@ impl RowMover {
     /// Wraps the parts; [`resume`](Self::resume) must follow before training.
     pub(crate) fn new(parts: RowMoverParts) -> Self {
         let RowMoverParts { plan, schema, homes, classes, disk, extents, live, splitter } = parts;
+        assert_eq!(homes.len(), schema.tables().len(), "every table has a size class");
+        let is_home = |home: &Home| classes.get(home.class).map(SizeClass::words);
+        let is_right = homes.iter().all(|home| is_home(home) == Some(home.words));
+        assert!(is_right, "a table's size class has records of another length");
         Self {
             plan,
             schema,
@@ -139,7 +144,12 @@ impl RowMover {
     ///
     /// # Errors
     /// The device's.
+    ///
+    /// # Panics
+    /// When the work of the window before is not done.
     pub(crate) fn begin(&mut self, current: &WindowRows) -> Result<()> {
+        assert_eq!(self.stage, Stage::Done, "window {} begins too early", current.number);
+        assert_eq!(current.number, self.coming, "another window was prepared");
         self.current = current.number;
         self.coming = self.following();
         self.current_plan = Some(Arc::clone(&current.plan));
@@ -149,9 +159,11 @@ impl RowMover {
         }
         self.disk.poll_writes()?;
         self.ahead = ReadAhead::default();
+        // A read must not overtake a write of the same chunk: reads begin only where no write is in
+        // flight, else in `ask`, when the writes are done.
         if self.disk.writes_in_flight() == 0 {
             self.ahead.chunks_known = Some(self.chunks_coming());
-            // Writes need buffers meanwhile.
+            // Rows that leave need buffers to be written from: half of them stay free.
             self.read_ahead(self.disk.depth() / 2);
             self.begin_split();
             self.disk.poll_writes()?;
@@ -178,46 +190,32 @@ impl RowMover {
         Ok(())
     }
 
-    /// Lets a record wait for `window`, or for what a list of a span calls so; between
+    /// Lets a record wait for what waits at `place` in a list; between
     /// [`resume`](Self::resume) and the first work.
-    pub(crate) fn restore(
-        &mut self,
-        class: usize,
-        (window, entry): (usize, u32),
-        record: &[u8],
-    ) -> Result<()> {
-        let place = self.splitter.spans().place_in(window, entry);
+    ///
+    /// # Errors
+    /// `Corruption` when there is no such list, otherwise those of the device.
+    pub(crate) fn restore(&mut self, class: usize, place: ListPlace, record: &[u8]) -> Result<()> {
+        assert_eq!(self.stage, Stage::Ask, "rows are restored before they move");
+        let place = self.splitter.spans().place_in(place);
         let place = place.ok_or_else(|| Error::corruption("a row waits for no window"))?;
-        if place.0 == self.current {
-            return self.live.arrive_bytes(place.1, record);
+        if place.window as usize == self.current {
+            return self.live.arrive_bytes(place.entry, record);
         }
         let now = self.current;
         self.keep(class, now, place, record)
     }
 
-    /// Lets a record wait for `window`, in memory or on disk, while no window is trained on.
-    pub(crate) fn distribute(
-        &mut self,
-        class: usize,
-        (window, entry): (usize, u32),
-        record: &[u8],
-    ) -> Result<()> {
-        if let Some(class) = self.classes.get_mut(class) {
-            class.forget_horizon();
-        }
-        self.keep(class, 0, (window, entry), record)
+    /// Lets a record wait for `place`, in memory or on disk, while no window is trained on.
+    pub(crate) fn distribute(&mut self, class: usize, place: Place, record: &[u8]) -> Result<()> {
+        self.classes[class].forget_horizon();
+        self.keep(class, 0, place, record)
     }
 
-    fn keep(
-        &mut self,
-        class: usize,
-        now: usize,
-        (window, entry): (usize, u32),
-        record: &[u8],
-    ) -> Result<()> {
+    fn keep(&mut self, class: usize, now: usize, place: Place, record: &[u8]) -> Result<()> {
         let class = &mut self.classes[class];
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-        class.keep(now, (window, entry), bytemuck::cast_slice(record), &mut sink)
+        class.keep(now, place, bytemuck::cast_slice(record), &mut sink)
     }
 
     fn following(&self) -> usize {
@@ -283,6 +281,7 @@ impl RowMover {
     fn leave(&mut self, at: usize, first: usize, may_wait: bool) -> Result<Option<usize>> {
         let plan = Arc::clone(&self.live.plan);
         let (Some(table), Some(home)) = (plan.tables().get(at), self.homes.get(at)) else {
+            // All rows have left: the memory is free for the window that comes.
             self.stage = Stage::Load;
             return Ok(Some(0));
         };
@@ -293,14 +292,15 @@ impl RowMover {
         self.leaving.clear();
         note_leaving(&plan, table, first..end, self.current, |offset, to| {
             let start = start + offset * home.words;
-            let (list, entry) = spans.list_of(now, (to.window as usize, to.entry));
-            self.leaving.push(Leaving { start, list: list as u32, entry });
+            let ListPlace { list, entry } = spans.list_of(now, to);
+            self.leaving.push(Leaving { start, list, entry });
             Ok(())
         })?;
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-        let rows = (self.leaving.as_slice(), self.live.arena());
+        let rows = LeavingRows { rows: &self.leaving, arena: self.live.arena() };
         let kept = class.keep_all(self.current, rows, &mut sink, may_wait)?;
         if let Some(stuck) = self.leaving.get(kept) {
+            // Goes on with this row: those before it are in lists and must not come twice.
             let offset = (stuck.start - start) / home.words;
             self.stage = Stage::Leave(at, offset);
             return Ok((kept > 0).then_some(offset - first));
@@ -346,6 +346,8 @@ impl RowMover {
 
     // Goes on reading the bucket; false while writes to it are under way.
     fn ask(&mut self, may_wait: bool) -> Result<bool> {
+        // As many chunks as at the start: none was written to this bucket since, so nothing has to
+        // be waited for.
         if self.ahead.chunks_known != Some(self.chunks_coming()) {
             match may_wait {
                 true => self.disk.finish_writes()?,
@@ -433,6 +435,8 @@ impl RowMover {
             false => self.disk.poll(&mut self.arrived)?,
         }
         while let Some(read) = self.arrived.pop() {
+            // Buffers go back before the next reads start, also after an error: the engine must be
+            // able to finish what is in flight.
             let result = self.take_in(&read);
             self.disk.release(read.buf);
             if result.is_err() {
@@ -450,11 +454,10 @@ impl RowMover {
         let stored_bytes = class.stored_bytes();
         let mut at = 0;
         for number in first..first + count {
-            let chunk = class
-                .bucket(self.live.number)
-                .and_then(|bucket| bucket.chunks.get(number))
-                .copied()
-                .ok_or_else(|| Error::corruption("a read arrived that nobody asked for"))?;
+            let bucket = class.bucket(self.live.number);
+            let Some(&chunk) = bucket.and_then(|bucket| bucket.chunks.get(number)) else {
+                panic!("a read arrived of chunk {number}, which the bucket does not have")
+            };
             let bytes = &self.disk.bytes(read.buf)[at..at + chunk.len_bytes()];
             at += chunk.len_bytes();
             let rows = check_chunk(&chunk, bytes, stored_bytes)?;
@@ -480,6 +483,7 @@ impl RowMover {
         let end = first.saturating_add(rows_max.max(PIECE_ROWS)).min(table.count as usize);
         let mut made_count = 0;
         let piece = table.first + first as u32..table.first + end as u32;
+        // Unpacking row ids costs more than looking: most pieces of later epochs have no new row.
         if piece.clone().any(|entry| self.live.presence(entry) == Presence::Absent) {
             let mut rows = plan.rows(table).skip(first);
             for entry in piece {

@@ -9,8 +9,8 @@ use tierbed_io::{BufId, PAGE_BYTES};
 use super::disk::Disk;
 use super::extents::{Bucket, Chunk, Extents};
 use super::lists::{split_rows, BlockShape, Lists};
-use super::spans::Spans;
-use super::window_rows::WindowRows;
+use super::spans::{ListPlace, Spans};
+use super::window_rows::{Place, WindowRows};
 
 /// Bytes of the entry number before each record on disk.
 pub(crate) const ENTRY_BYTES: usize = 4;
@@ -68,6 +68,27 @@ pub(crate) struct Leaving {
     pub(crate) entry: u32,
 }
 
+/// Rows that leave a window, and the memory of that window.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LeavingRows<'a> {
+    pub(crate) rows: &'a [Leaving],
+    pub(crate) arena: &'a [f32],
+}
+
+/// Rows of a span's list, entry and record each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SpanRows<'a> {
+    pub(crate) list: u32,
+    pub(crate) rows: &'a [f32],
+}
+
+/// The last rows of a list.
+#[derive(Debug, Clone, Copy)]
+struct ListTail {
+    list: usize,
+    row_count: usize,
+}
+
 /// Where a flush writes to.
 pub(crate) struct Sink<'a> {
     pub(crate) disk: &'a mut Disk,
@@ -81,6 +102,7 @@ impl SizeClass {
         buckets: Vec<Bucket>,
         spans: Arc<Spans>,
     ) -> Self {
+        assert_eq!(buckets.len(), spans.list_count(), "every list has a bucket");
         Self {
             words,
             rows_max: shape.row_count(),
@@ -139,10 +161,16 @@ impl SizeClass {
 
     /// Takes the last chunk of a bucket out of it, and gives its extent back when it was the only
     /// one there.
+    ///
+    /// # Panics
+    /// When there is no such list.
+    #[expect(clippy::indexing_slicing, reason = "every list has a bucket")]
     pub(crate) fn take_last_chunk(&mut self, list: usize, extents: &mut Extents) -> Option<Chunk> {
-        let bucket = self.buckets.get_mut(list)?;
+        let bucket = &mut self.buckets[list];
         let chunk = bucket.chunks.pop()?;
-        bucket.row_count -= (chunk.row_count as usize).min(bucket.row_count);
+        let row_count = chunk.row_count as usize;
+        assert!(row_count <= bucket.row_count, "bucket {list} has fewer rows than its chunks");
+        bucket.row_count -= row_count;
         extents.release_last(chunk, bucket);
         Some(chunk)
     }
@@ -162,39 +190,39 @@ impl SizeClass {
         self.stats.rows_initialised += initialised_count;
     }
 
-    /// Lets a row wait for `window`, while window `now` is trained on.
+    /// Lets a row wait for `place`, while window `now` is trained on.
     ///
     /// # Errors
-    /// `Corruption` when there is no such window, otherwise as [`make_room`](Self::make_room).
+    /// As [`make_room`](Self::make_room).
+    ///
+    /// # Panics
+    /// When there is no such window, or the record has another length than the size class's.
     pub(crate) fn keep(
         &mut self,
         now: usize,
-        place: (usize, u32),
+        place: Place,
         record: &[f32],
         sink: &mut Sink<'_>,
     ) -> Result<()> {
-        let (list, entry) = self.spans.list_of(now, place);
+        let ListPlace { list, entry } = self.spans.list_of(now, place);
+        let list = list as usize;
         if !self.lists.has_room(list) {
             self.make_room(now, sink, true)?;
         }
-        self.put(list, entry, record)
-    }
-
-    #[inline]
-    fn put(&mut self, list: usize, entry: u32, record: &[f32]) -> Result<()> {
-        let Some(place) = self.lists.push(list, entry) else {
-            return Err(Error::corruption("plan names a window that it does not have")
-                .with("at_list", list));
-        };
-        if place.len() != record.len() {
-            return Err(Error::corruption("a record is not as long as its size class's"));
-        }
-        place.copy_from_slice(record);
+        self.put(list, entry, record);
         Ok(())
     }
 
-    /// Lets `rows` of a window's memory, `arena`, wait, while window `now` is trained on; returns
-    /// how many: all of them, unless room could only be made by waiting and `may_wait` is false.
+    #[inline]
+    fn put(&mut self, list: usize, entry: u32, record: &[f32]) {
+        let Some(place) = self.lists.push(list, entry) else {
+            panic!("list {list} takes a row and has no room for it")
+        };
+        place.copy_from_slice(record);
+    }
+
+    /// Lets rows of a window's memory wait, while window `now` is trained on; returns how many: all
+    /// of them, unless room could only be made by waiting and `may_wait` is false.
     ///
     /// # Errors
     /// As [`keep`](Self::keep).
@@ -202,10 +230,11 @@ impl SizeClass {
     pub(crate) fn keep_all(
         &mut self,
         now: usize,
-        (rows, arena): (&[Leaving], &[f32]),
+        leaving: LeavingRows<'_>,
         sink: &mut Sink<'_>,
         may_wait: bool,
     ) -> Result<usize> {
+        let LeavingRows { rows, arena } = leaving;
         for (at, row) in rows.iter().enumerate() {
             if let Some(soon) = rows.get(at + FETCH_AHEAD) {
                 self.lists.expect(soon.list as usize);
@@ -214,32 +243,33 @@ impl SizeClass {
             if !self.lists.has_room(list) && !self.make_room(now, sink, may_wait)? {
                 return Ok(at);
             }
-            self.put(list, row.entry, &arena[row.start..row.start + self.words])?;
+            self.put(list, row.entry, &arena[row.start..row.start + self.words]);
         }
         Ok(rows.len())
     }
 
-    /// Lets `rows` of a span's list, entry and record each, wait in the lists of their windows;
-    /// returns how many, as [`keep_all`](Self::keep_all).
+    /// Lets rows of a span's list wait in the lists of their windows; returns how many, as
+    /// [`keep_all`](Self::keep_all).
     ///
     /// # Errors
     /// `Corruption` when the span has no such entry, otherwise as [`keep`](Self::keep).
     pub(crate) fn keep_split(
         &mut self,
         now: usize,
-        (list, rows): (usize, &[f32]),
+        SpanRows { list, rows }: SpanRows<'_>,
         sink: &mut Sink<'_>,
         may_wait: bool,
     ) -> Result<usize> {
         let mut kept = 0;
         for (entry, record) in split_rows(rows, 1 + self.words) {
-            let place = self.spans.place_in(list, entry);
-            let (window, entry) =
+            let place = self.spans.place_in(ListPlace { list, entry });
+            let Place { window, entry } =
                 place.ok_or_else(|| Error::corruption("a span has no such entry"))?;
+            let window = window as usize;
             if !self.lists.has_room(window) && !self.make_room(now, sink, may_wait)? {
                 break;
             }
-            self.put(window, entry, record)?;
+            self.put(window, entry, record);
             kept += 1;
         }
         Ok(kept)
@@ -301,6 +331,7 @@ impl SizeClass {
 
     // Largest, not farthest: the farthest list alone would make flushes of single pages. Lists of
     // spans are all far, but for the one that is split: what is read must not be written to.
+    #[expect(clippy::indexing_slicing, reason = "the horizon is at most the windows there are")]
     fn largest_far_list(&self, now: usize) -> (usize, usize) {
         let (counts, spans) = self.lists.counts().split_at(self.spans.window_count());
         let (from, end) = (now + self.horizon, now + counts.len());
@@ -313,7 +344,7 @@ impl SizeClass {
         let mut best = spans.max_by_key(|(_, count)| *count).unwrap_or((0, 0));
         for range in [straight, wrapped] {
             let first = range.start;
-            for (at, &count) in counts.get(range).unwrap_or(&[]).iter().enumerate() {
+            for (at, &count) in counts[range].iter().enumerate() {
                 if count as usize > best.1 {
                     best = (first + at, count as usize);
                 }
@@ -324,6 +355,7 @@ impl SizeClass {
 
     // Writes whole pages; what does not fill one stays in memory, unless it is all there is.
     // False when no buffer is free and `may_wait` is false.
+    #[expect(clippy::indexing_slicing, reason = "every list has a bucket")]
     fn flush(&mut self, list: usize, sink: &mut Sink<'_>, may_wait: bool) -> Result<bool> {
         let stored_bytes = self.stored_bytes();
         let pages_min = stored_bytes.div_ceil(PAGE_BYTES);
@@ -346,30 +378,22 @@ impl SizeClass {
                 },
             };
             let pages_max = (bytes / PAGE_BYTES).max(pages_min).min(buf_pages);
-            let place = self.buckets.get(list).map_or_else(
-                || Err(Error::corruption("a list has no bucket")),
-                |bucket| sink.extents.place(bucket, pages_min as u32, pages_max as u32),
-            );
+            let bucket = &self.buckets[list];
+            let place = sink.extents.place(bucket, pages_min as u32, pages_max as u32);
             let (page, page_count) = place.inspect_err(|_| sink.disk.release(buf))?;
             sink.disk.take_space(sink.extents);
             let row_count = count.min(page_count as usize * PAGE_BYTES / stored_bytes);
-            self.write_chunk((list, row_count), page, buf, sink)?;
+            self.write_chunk(ListTail { list, row_count }, page, buf, sink);
         }
     }
 
     // Moves the last rows of a list into a buffer and starts writing it to `page`.
-    fn write_chunk(
-        &mut self,
-        (list, row_count): (usize, usize),
-        page: u32,
-        buf: BufId,
-        sink: &mut Sink<'_>,
-    ) -> Result<()> {
+    #[expect(clippy::indexing_slicing, reason = "every list has a bucket, a chunk fits a buffer")]
+    fn write_chunk(&mut self, tail: ListTail, page: u32, buf: BufId, sink: &mut Sink<'_>) {
+        let ListTail { list, row_count } = tail;
         let stored_bytes = self.stored_bytes();
         let page_count = (row_count * stored_bytes).div_ceil(PAGE_BYTES);
-        let Some(bytes) = sink.disk.bytes_mut(buf).get_mut(..page_count * PAGE_BYTES) else {
-            return Err(Error::corruption("a chunk is longer than a buffer"));
-        };
+        let bytes = &mut sink.disk.bytes_mut(buf)[..page_count * PAGE_BYTES];
         let (records, rest) = bytes.split_at_mut(row_count * stored_bytes);
         self.lists.take(list, records);
         rest.fill(0);
@@ -380,25 +404,25 @@ impl SizeClass {
             crc32c: crc32c(bytes),
         };
         sink.disk.write(buf, chunk.offset_bytes(), chunk.len_bytes());
-        if let Some(bucket) = self.buckets.get_mut(list) {
-            if bucket.chunks.len() == bucket.chunks.capacity() {
-                bucket.chunks.reserve_exact(2 + bucket.chunks.len() / 2);
-            }
-            bucket.chunks.push(chunk);
-            bucket.row_count += row_count;
+        let bucket = &mut self.buckets[list];
+        if bucket.chunks.len() == bucket.chunks.capacity() {
+            // Lists of chunks count against the budget: doubling would take too much of it.
+            bucket.chunks.reserve_exact(2 + bucket.chunks.len() / 2);
         }
+        bucket.chunks.push(chunk);
+        bucket.row_count += row_count;
         self.stats.rows_flushed += row_count as u64;
         self.stats.chunks_written += 1;
-        Ok(())
     }
 
     /// Moves the horizon so that the lists nearer than it hold their share of the memory.
+    #[expect(clippy::indexing_slicing, reason = "windows come around")]
     pub(crate) fn move_horizon(&mut self, now: usize) {
         let (counts, _) = self.lists.counts().split_at(self.spans.window_count());
         let near_max = self.rows_max * NEAR_TENTHS / 10;
         let (mut sum, mut distance) = (0, 1);
         while distance < counts.len() {
-            sum += counts.get((now + distance) % counts.len()).map_or(0, |&count| count as usize);
+            sum += counts[(now + distance) % counts.len()] as usize;
             if sum > near_max {
                 break;
             }

@@ -1,5 +1,7 @@
 //! Division of the budget among windows, buffers and lists.
 
+#![expect(clippy::indexing_slicing, reason = "size classes are those of the homes")]
+
 use std::sync::Arc;
 
 use tierbed_core::{Error, Result, Schema};
@@ -42,6 +44,18 @@ pub(crate) struct ClassSize {
     /// Rows the plan ever uses: more room helps nobody.
     rows_max: usize,
     entry_count: u64,
+}
+
+/// What decides whether windows share buckets while they are far away.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SpanRequest {
+    /// Memory of the store, and what of it is left for waiting rows and lists of chunks.
+    pub(crate) limit_bytes: u64,
+    pub(crate) free_bytes: u64,
+    /// Windows of a span as the caller wants it; `None` leaves the choice to the memory.
+    pub(crate) wanted: Option<usize>,
+    /// Windows of the spans that rows wait in already; 0 when they do not.
+    pub(crate) stored: usize,
 }
 
 /// Everything that is sized at opening.
@@ -97,7 +111,7 @@ impl ClassSize {
         let buckets_bytes = self.buckets_bytes(lists.all);
         let lists_bytes = memory_bytes.saturating_sub(buckets_bytes);
         let rows_max = self.rows_max.max(self.rows_min);
-        self.blocks = BlockShape::new(lists_bytes, (lists, self.row_words()), rows_max);
+        self.blocks = BlockShape::new(lists_bytes, lists, self.row_words(), rows_max);
         buckets_bytes + self.blocks.memory_bytes(lists.all, self.row_words())
     }
 }
@@ -132,8 +146,8 @@ impl Sizes {
             used_bytes,
         };
         sizes.cut_buffers(limit_bytes, flush_bytes);
-        let shape = (flush_bytes, sizes.extent_bytes, sizes.buf_bytes);
-        sizes.slack_bytes = slack_bytes(used_bytes, shape);
+        let mean_bytes = chunk_bytes(flush_bytes, sizes.extent_bytes, sizes.buf_bytes);
+        sizes.slack_bytes = slack_bytes(used_bytes, mean_bytes);
         sizes
     }
 
@@ -161,19 +175,14 @@ impl Sizes {
         }
     }
 
-    /// Lets windows share buckets while they are far, when `free_bytes` of memory for waiting
-    /// rows and lists of chunks are too few for a bucket each, or when `choice` says so. A store
-    /// whose rows wait in spans of `stored` windows keeps those, if not 0.
-    pub(crate) fn share_buckets(
-        &mut self,
-        (plan, limit_bytes, free_bytes): (&Plan, u64, u64),
-        choice: Option<usize>,
-        stored: usize,
-    ) {
+    /// Lets windows share buckets while they are far, when the free memory is too little for a
+    /// bucket each, or when the request wants it. A store whose rows wait in spans keeps those.
+    pub(crate) fn share_buckets(&mut self, plan: &Plan, request: SpanRequest) {
+        let SpanRequest { limit_bytes, free_bytes, wanted, stored } = request;
         let window_count = plan.window_count();
         let lists_bytes = free_bytes.saturating_sub(self.slack_bytes);
         let wanted =
-            choice.unwrap_or_else(|| choose_span_windows(self.weigh(lists_bytes), window_count));
+            wanted.unwrap_or_else(|| choose_span_windows(self.weigh(lists_bytes), window_count));
         let span_windows = if stored > 0 { stored } else { wanted };
         let spans = spans_of(plan, span_windows, wanted > 0);
         if spans.span_windows() == 0 {
@@ -185,8 +194,8 @@ impl Sizes {
             // The largest lists are flushed.
             let flush_bytes = self.weigh(free_bytes / 4 * 3) / open_count;
             self.cut_buffers(limit_bytes, flush_bytes.max(1));
-            let shape = (flush_bytes.max(1), self.extent_bytes, self.buf_bytes);
-            self.slack_bytes = slack_bytes(self.used_bytes, shape);
+            let mean_bytes = chunk_bytes(flush_bytes.max(1), self.extent_bytes, self.buf_bytes);
+            self.slack_bytes = slack_bytes(self.used_bytes, mean_bytes);
         }
         self.queue_depth = self.queue_depth.max(DEPTH_MIN_SPANS);
         self.window_bytes += spans.memory_bytes();
@@ -232,7 +241,7 @@ impl Sizes {
         if needed_bytes > free_bytes {
             let minimum = used_bytes + needed_bytes;
             return Err(Error::invalid("dram budget is too small for this plan")
-                .with("minimum_bytes", minimum)
+                .with_minimum_bytes(minimum)
                 .with(
                     "remedy",
                     format_args!(
@@ -247,6 +256,8 @@ impl Sizes {
             let share_bytes = (u128::from(spare_bytes) * class.weight() / all) as u64;
             taken_bytes += class.cut(lists, class.bytes_min(lists.all) + share_bytes);
         }
+        let bound_bytes = free_bytes - self.slack_bytes;
+        assert!(taken_bytes <= bound_bytes, "{taken_bytes} of {bound_bytes} bytes are shared out");
         Ok(taken_bytes)
     }
 }
@@ -264,9 +275,7 @@ pub(crate) fn shelve(schema: &Schema) -> (Vec<ClassSize>, Vec<Home>) {
             classes.len() - 1
         });
         homes.push(Home { class: at, words });
-        if let Some(class) = classes.get_mut(at) {
-            class.rows_max += table.row_count as usize;
-        }
+        classes[at].rows_max += table.row_count as usize;
     }
     (classes, homes)
 }
@@ -292,9 +301,9 @@ fn extent_bytes(bucket_bytes: u64, least: usize) -> usize {
     (bucket_bytes / 8).clamp(least as u64, BUF_BYTES_MAX.max(least) as u64) as usize
 }
 
-// What lists of chunks may come to take, when this is the mean length of flushes.
-fn slack_bytes(used_bytes: u64, (flush, extent, buf): (u64, usize, usize)) -> u64 {
-    (used_bytes / chunk_bytes(flush, extent as u64, buf) * CHUNK_BYTES).max(SLACK_MIN_BYTES)
+// What lists of chunks may come to take, when this is the mean length of chunks.
+fn slack_bytes(used_bytes: u64, mean_chunk_bytes: u64) -> u64 {
+    (used_bytes / mean_chunk_bytes * CHUNK_BYTES).max(SLACK_MIN_BYTES)
 }
 
 // The rows that the plan may use, all of them.
@@ -312,8 +321,8 @@ fn flush_bytes(classes: &[ClassSize], limit_bytes: u64) -> u64 {
 
 // How long a chunk is on average: a flush is cut where an extent or a buffer ends, and begins
 // behind what the extent holds already.
-fn chunk_bytes(flush_bytes: u64, extent_bytes: u64, buf_bytes: usize) -> u64 {
-    let cut_bytes = extent_bytes.min(buf_bytes as u64);
+fn chunk_bytes(flush_bytes: u64, extent_bytes: usize, buf_bytes: usize) -> u64 {
+    let cut_bytes = extent_bytes.min(buf_bytes) as u64;
     (flush_bytes * cut_bytes / (flush_bytes + cut_bytes)).max(PAGE_BYTES as u64)
 }
 
@@ -323,11 +332,10 @@ fn note_windows(plan: &Plan, homes: &[Home], classes: &mut [ClassSize]) -> (usiz
     let (mut entries_max, mut words_max) = (0, 0);
     let mut now = vec![0usize; classes.len()];
     for counts in plan.counts() {
+        assert_eq!(counts.len(), homes.len(), "the plan is for other tables");
         now.fill(0);
         for (home, &count) in homes.iter().zip(counts) {
-            if let Some(now) = now.get_mut(home.class) {
-                *now += count as usize;
-            }
+            now[home.class] += count as usize;
         }
         for (class, now) in classes.iter_mut().zip(&now) {
             class.rows_min = class.rows_min.max(*now);
@@ -353,11 +361,11 @@ mod tests {
     fn chunks_are_shorter_than_flushes_extents_and_buffers() {
         let page = PAGE_BYTES as u64;
         // A long flush is cut by every extent, and then begins where the last one ended.
-        assert_eq!(chunk_bytes(64 * page, 64 * page, 64 * PAGE_BYTES), 32 * page);
-        assert!(chunk_bytes(1000 * page, 8 * page, 64 * PAGE_BYTES) < 8 * page);
-        assert!(chunk_bytes(1000 * page, 64 * page, 8 * PAGE_BYTES) < 8 * page);
+        assert_eq!(chunk_bytes(64 * page, 64 * PAGE_BYTES, 64 * PAGE_BYTES), 32 * page);
+        assert!(chunk_bytes(1000 * page, 8 * PAGE_BYTES, 64 * PAGE_BYTES) < 8 * page);
+        assert!(chunk_bytes(1000 * page, 64 * PAGE_BYTES, 8 * PAGE_BYTES) < 8 * page);
         // A short one nearly never; and no chunk is shorter than a page.
-        assert!(chunk_bytes(4 * page, 1000 * page, 1000 * PAGE_BYTES) > 3 * page);
-        assert_eq!(chunk_bytes(1, 64 * page, 64 * PAGE_BYTES), page);
+        assert!(chunk_bytes(4 * page, 1000 * PAGE_BYTES, 1000 * PAGE_BYTES) > 3 * page);
+        assert_eq!(chunk_bytes(1, 64 * PAGE_BYTES, 64 * PAGE_BYTES), page);
     }
 }

@@ -17,10 +17,19 @@
 
 use tierbed_io::PAGE_BYTES;
 
+use super::window_rows::Place;
+
 /// Fewer spans than this would leave hardly any window far.
 const SPANS_MIN: usize = 4;
 /// One near span, the current one, and one that is far.
 const SPANS_LEAST: usize = 3;
+
+/// A place in a list, of a window or of a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ListPlace {
+    pub(crate) list: u32,
+    pub(crate) entry: u32,
+}
 
 /// The spans of a plan's windows, if there are any.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -120,38 +129,49 @@ impl Spans {
         span == (current + 1) % self.span_count()
     }
 
-    /// Returns the list that a row for `entry` of `window` waits in while window `now` is trained
-    /// on, and its entry there. Of a window that is none: a list that is none.
+    /// Returns where a row for `place` waits while window `now` is trained on.
+    ///
+    /// # Panics
+    /// When the plan has no such window.
     #[inline]
-    pub(crate) fn list_of(&self, now: usize, (window, entry): (usize, u32)) -> (usize, u32) {
-        if !self.is_filled || self.is_near(now, window) {
-            return (window, entry);
+    #[expect(clippy::indexing_slicing, reason = "spans know the first entry of every window")]
+    pub(crate) fn list_of(&self, now: usize, place: Place) -> ListPlace {
+        let Place { window, entry } = place;
+        if !self.is_filled || self.is_near(now, window as usize) {
+            return ListPlace { list: window, entry };
         }
-        let first = self.firsts.get(window).copied();
-        let list = first.map_or(usize::MAX, |_| self.window_count + self.span_of(window));
-        (list, entry.wrapping_add(first.unwrap_or(0)))
+        let first = self.firsts[window as usize];
+        let list = self.window_count + self.span_of(window as usize);
+        // Entries of a damaged plan are any number: the window refuses them when they arrive.
+        ListPlace { list: list as u32, entry: entry.wrapping_add(first) }
     }
 
-    /// Returns window and entry of a row that waits in `list`; `None` when that is no list.
-    pub(crate) fn place_in(&self, list: usize, entry: u32) -> Option<(usize, u32)> {
-        let Some(span) = list.checked_sub(self.window_count) else { return Some((list, entry)) };
+    /// Returns the window and entry that a row in a list waits for; `None` when there is no such
+    /// list.
+    pub(crate) fn place_in(&self, place: ListPlace) -> Option<Place> {
+        let ListPlace { list, entry } = place;
+        let Some(span) = (list as usize).checked_sub(self.window_count) else {
+            return Some(Place { window: list, entry });
+        };
         let first = span.checked_mul(self.span_windows)?;
         let firsts = self.firsts.get(first..)?;
-        let firsts = firsts.get(..self.span_windows).unwrap_or(firsts);
+        let (firsts, _) = firsts.split_at(firsts.len().min(self.span_windows));
         // Of windows without entries the last one begins where they all do.
         let at = firsts.partition_point(|&first| first <= entry).checked_sub(1)?;
-        Some((first + at, entry - firsts.get(at)?))
+        Some(Place { window: (first + at) as u32, entry: entry - firsts.get(at)? })
     }
 
     /// Returns the list of the span behind that of window `now`: its rows are to be split while
     /// this span's windows are trained on.
     pub(crate) fn coming_list(&self, now: usize) -> Option<usize> {
+        assert!(now < self.window_count, "window {now} of {}", self.window_count);
         let next = (self.span_of(now) + 1).checked_rem(self.span_count())?;
         Some(self.window_count + next)
     }
 
     /// Returns how many windows of its span are left when window `now` begins, itself counted.
     pub(crate) fn windows_left(&self, now: usize) -> usize {
+        assert!(now < self.window_count, "window {now} of {}", self.window_count);
         let end = (self.span_of(now) + 1) * self.span_windows;
         end.min(self.window_count).saturating_sub(now).max(1)
     }
@@ -187,10 +207,12 @@ mod tests {
             for (window, &count) in counts.iter().enumerate() {
                 let distance = (window + counts.len() - now) % counts.len();
                 for entry in 0..count as u32 {
-                    let (list, at) = spans.list_of(now, (window, entry));
+                    let place = Place { window: window as u32, entry };
+                    let waits = spans.list_of(now, place);
+                    let list = waits.list as usize;
                     prop_assert!(list < spans.list_count());
-                    prop_assert!(seen.insert((list, at)), "each row has a place of its own");
-                    prop_assert_eq!(spans.place_in(list, at), Some((window, entry)));
+                    prop_assert!(seen.insert((list, waits.entry)), "each row has its own place");
+                    prop_assert_eq!(spans.place_in(waits), Some(place));
                     // What is needed before the span changes is never far.
                     if distance < spans.windows_left(now) {
                         prop_assert_eq!(list, window);
@@ -200,17 +222,20 @@ mod tests {
                     }
                 }
             }
-            prop_assert!(spans.place_in(spans.list_count(), 0).is_none());
+            let none = ListPlace { list: spans.list_count() as u32, entry: 0 };
+            prop_assert!(spans.place_in(none).is_none());
         }
     }
 
     #[test]
     fn without_spans_every_window_is_near() {
         let spans = Spans::new([3u64; 30].into_iter(), 0, true);
-        assert_eq!(spans.list_of(7, (3, 2)), (3, 2));
+        let (place, own) = (Place { window: 3, entry: 2 }, ListPlace { list: 3, entry: 2 });
+        assert_eq!(spans.list_of(7, place), own);
         assert_eq!((spans.list_count(), spans.coming_list(7)), (30, None));
         let closed = Spans::new([3u64; 30].into_iter(), 5, false);
-        assert_eq!(closed.list_of(7, (3, 2)), (3, 2));
-        assert_eq!(closed.place_in(31, 7), Some((7, 1)));
+        assert_eq!(closed.list_of(7, place), own);
+        let of_span = ListPlace { list: 31, entry: 7 };
+        assert_eq!(closed.place_in(of_span), Some(Place { window: 7, entry: 1 }));
     }
 }

@@ -1,18 +1,20 @@
-//! How do the rows of a span get to its windows? Chunk by chunk, while the span before is trained
-//! on.
+//! Splitting of a span: its rows go to its windows chunk by chunk, while the span before is
+//! trained on.
 //!
 //! Each window does its share of the span's bucket. A chunk comes into memory of its own, the
 //! *hand*, and is then nowhere else: its rows go from there to the lists of their windows, as rows
 //! that leave a window do, and a checkpoint dumps those still in hand.
 
+#![expect(clippy::indexing_slicing, reason = "each size class has a share of the span that comes")]
+
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result};
+use tierbed_core::Result;
 use tierbed_io::{AlignedBuf, BufId};
 
 use super::extents::Bucket;
 use super::row_mover::{read_tag, RowMover, Stage, PIECE_ROWS};
-use super::size_class::{check_chunk, Sink, SizeClass};
+use super::size_class::{check_chunk, Sink, SizeClass, SpanRows};
 use super::spans::Spans;
 
 /// Rows of a span on the way to their windows.
@@ -28,13 +30,23 @@ pub(crate) struct Splitter {
     list: usize,
     /// Chunks of each size class that are for later windows.
     left: Vec<usize>,
-    /// The size class that is read, and its first chunk asked for: reads go backwards.
-    asked: (usize, usize),
+    /// Where reads stand.
+    asked: Asked,
     /// The list of the span that comes, while there is one.
     coming: Option<usize>,
     /// Whether all writes to its buckets are known to be done.
     is_written: bool,
 }
+
+/// How far the chunks of a size class have been asked for; reads go backwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Asked {
+    class: usize,
+    first_chunk: usize,
+}
+
+/// No size class has been asked for yet.
+const NOTHING_ASKED: Asked = Asked { class: usize::MAX, first_chunk: 0 };
 
 impl Splitter {
     /// Takes memory for chunks of at most `hand_bytes`.
@@ -47,7 +59,7 @@ impl Splitter {
             class: 0,
             list: 0,
             left: Vec::new(),
-            asked: (usize::MAX, 0),
+            asked: NOTHING_ASKED,
             coming: None,
             is_written: false,
         }
@@ -68,16 +80,18 @@ impl Splitter {
     // The first rows in hand, at most so many bytes.
     fn rows_in_hand(&self, bytes_max: usize) -> &[f32] {
         let end = self.len_bytes.min(self.gone_bytes.saturating_add(bytes_max));
-        match self.hand.get(self.gone_bytes..end) {
-            Some(bytes) if !bytes.is_empty() => bytemuck::cast_slice(bytes),
-            _ => &[],
+        match &self.hand[self.gone_bytes..end] {
+            // An empty slice of bytes lies anywhere, words do not.
+            [] => &[],
+            bytes => bytemuck::cast_slice(bytes),
         }
     }
 
     // Decides which chunks are the share of window `now`.
     fn begin(&mut self, now: usize, classes: &[SizeClass]) {
+        assert_eq!(self.gone_bytes, self.len_bytes, "the share of the window before is not dealt");
         self.left.clear();
-        self.asked = (usize::MAX, 0);
+        self.asked = NOTHING_ASKED;
         let coming = self.spans.coming_list(now);
         self.is_written &= coming == self.coming;
         self.coming = coming;
@@ -89,12 +103,10 @@ impl Splitter {
         }));
     }
 
-    fn take_in_hand(&mut self, (class, list): (usize, usize), rows: &[u8]) -> Result<()> {
-        let place = self.hand.get_mut(..rows.len());
-        let place = place.ok_or_else(|| Error::corruption("a chunk is longer than a buffer"))?;
-        place.copy_from_slice(rows);
+    fn take_in_hand(&mut self, class: usize, list: usize, rows: &[u8]) {
+        assert_eq!(self.gone_bytes, self.len_bytes, "rows in hand would be lost");
+        self.hand[..rows.len()].copy_from_slice(rows);
         (self.class, self.list, self.len_bytes, self.gone_bytes) = (class, list, rows.len(), 0);
-        Ok(())
     }
 }
 
@@ -137,7 +149,7 @@ impl RowMover {
         let rows = class.lists().last_rows(list, usize::MAX);
         if !rows.is_empty() {
             let row_count = rows.len() / (1 + class.words());
-            self.splitter.take_in_hand((at, list), bytemuck::cast_slice(rows))?;
+            self.splitter.take_in_hand(at, list, bytemuck::cast_slice(rows));
             class.forget_last_rows(list, row_count);
             return Ok(Some(1));
         }
@@ -150,8 +162,8 @@ impl RowMover {
 
     // Tells whether a size class has chunks left of this window's share.
     fn has_chunks(&self, at: usize) -> bool {
-        let left = self.splitter.left.get(at).copied().unwrap_or(0);
-        self.coming_bucket(at).is_some_and(|bucket| bucket.chunks.len() > left)
+        let bucket = self.coming_bucket(at);
+        bucket.is_some_and(|bucket| bucket.chunks.len() > self.splitter.left[at])
     }
 
     fn coming_bucket(&self, at: usize) -> Option<&Bucket> {
@@ -162,20 +174,20 @@ impl RowMover {
     // of them, as half may be those of the coming window.
     fn read_chunks(&mut self, at: usize) {
         let Some(list) = self.splitter.coming else { return };
-        let chunks = self.classes.get(at).and_then(|class| class.bucket(list));
-        let chunks = chunks.map_or(&[][..], |bucket| &bucket.chunks);
-        let (class, asked) = self.splitter.asked;
-        let mut first = if class == at { asked.min(chunks.len()) } else { chunks.len() };
-        let left = self.splitter.left.get(at).copied().unwrap_or(0);
+        let Some(bucket) = self.classes[at].bucket(list) else { return };
+        let chunks = &bucket.chunks;
+        let Asked { class, first_chunk } = self.splitter.asked;
+        let mut first = if class == at { first_chunk.min(chunks.len()) } else { chunks.len() };
+        let left = self.splitter.left[at];
         while first > left && chunks.len() - first < (self.disk.depth() / 4).max(1) {
-            let Some(chunk) = chunks.get(first - 1) else { break };
+            let chunk = chunks[first - 1];
             let tag = read_tag(at, first - 1, 0);
             if !self.disk.try_read(chunk.offset_bytes(), chunk.len_bytes(), tag) {
                 break;
             }
             first -= 1;
         }
-        self.splitter.asked = (at, first);
+        self.splitter.asked = Asked { class: at, first_chunk: first };
     }
 
     // Takes the last chunk of a size class's share in hand; false while it is not there.
@@ -190,8 +202,9 @@ impl RowMover {
             }
             self.splitter.is_written = true;
         }
-        let last = self.coming_bucket(at).map_or(0, |bucket| bucket.chunks.len()).saturating_sub(1);
-        let tag = read_tag(at, last, 0);
+        let chunk_count = self.coming_bucket(at).map_or(0, |bucket| bucket.chunks.len());
+        assert!(chunk_count > 0, "size class {at} has no chunk of list {list}");
+        let tag = read_tag(at, chunk_count - 1, 0);
         loop {
             self.read_chunks(at);
             self.disk.poll(&mut self.arrived)?;
@@ -212,12 +225,13 @@ impl RowMover {
 
     // Takes in hand what a read of the last chunk brought; the chunk is gone then.
     fn take_chunk(&mut self, at: usize, list: usize, buf: BufId) -> Result<()> {
-        let gone = || Error::corruption("a read arrived that nobody asked for");
-        let class = self.classes.get_mut(at).ok_or_else(gone)?;
-        let chunk = class.take_last_chunk(list, &mut self.extents).ok_or_else(gone)?;
-        let bytes = self.disk.bytes(buf).get(..chunk.len_bytes()).unwrap_or(&[]);
+        let class = &mut self.classes[at];
+        let Some(chunk) = class.take_last_chunk(list, &mut self.extents) else {
+            panic!("a read arrived of an empty bucket: list {list} of size class {at}")
+        };
+        let bytes = &self.disk.bytes(buf)[..chunk.len_bytes()];
         let rows = check_chunk(&chunk, bytes, class.stored_bytes())?;
-        self.splitter.take_in_hand((at, list), rows)?;
+        self.splitter.take_in_hand(at, list, rows);
         class.note_arrivals(u64::from(chunk.row_count), 0);
         Ok(())
     }
@@ -225,9 +239,10 @@ impl RowMover {
     // Rows in hand go to the lists of their windows, some at a time.
     fn deal(&mut self, may_wait: bool) -> Result<Option<usize>> {
         let splitter = &mut self.splitter;
-        let Some(class) = self.classes.get_mut(splitter.class) else { return Ok(Some(0)) };
+        let class = &mut self.classes[splitter.class];
         let stored_bytes = class.stored_bytes();
-        let rows = (splitter.list, splitter.rows_in_hand(PIECE_ROWS * stored_bytes));
+        let rows = splitter.rows_in_hand(PIECE_ROWS * stored_bytes);
+        let rows = SpanRows { list: splitter.list as u32, rows };
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
         let kept = class.keep_split(self.current, rows, &mut sink, may_wait)?;
         splitter.gone_bytes += kept * stored_bytes;

@@ -1,7 +1,7 @@
-//! Where are the rows of a window? Side by side, entry after entry, while it is trained on.
+//! Rows of one window: side by side in memory, entry after entry, while it is trained on.
 //!
-//! A window owns the memory its rows are in, so whoever has the window has its rows: the thread
-//! that trains has the current one, storage work has the one that comes or has just ended.
+//! A window owns the memory its rows are in, so the thread that owns the window owns its rows: the
+//! training thread has the current one, storage work has the one that comes or has just ended.
 //! A row needs no slot number: its place follows from its entry.
 
 use std::ops::Range;
@@ -104,9 +104,10 @@ impl WindowRows {
         if Arc::get_mut(&mut self.plan).is_none() {
             self.plan = Arc::default();
         }
-        if let Some(window) = Arc::get_mut(&mut self.plan) {
-            plan.load(number, window)?;
-        }
+        let Some(window) = Arc::get_mut(&mut self.plan) else {
+            panic!("the window was just made and is shared")
+        };
+        plan.load(number, window)?;
         self.number = number;
         self.runs.clear();
         self.starts.clear();
@@ -158,10 +159,21 @@ impl WindowRows {
         Some(start..start + run.words)
     }
 
-    /// Returns the record of `entry`, whatever it holds; empty when there is no such entry.
+    /// Returns the record of `entry`, whatever it holds.
+    ///
+    /// # Panics
+    /// When there is no such entry.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a loaded window fits its memory")]
     pub(crate) fn record(&self, entry: u32) -> &[f32] {
-        self.words_of(entry).and_then(|words| self.arena.get(words)).unwrap_or(&[])
+        let Some(words) = self.words_of(entry) else { panic!("the window has no entry {entry}") };
+        &self.arena[words]
+    }
+
+    /// Tells whether every row is in its place: training may begin.
+    fn is_complete(&self) -> bool {
+        let is_there = |row: &Presence| matches!(row, Presence::Here | Presence::Fresh);
+        self.presence.iter().all(is_there)
     }
 
     /// Asks the processor to bring the place of `entry` near.
@@ -208,6 +220,7 @@ impl WindowRows {
             let place = self.place(row.to, Presence::Carried, Presence::Here, record.len())?;
             place.copy_from_slice(record);
         }
+        debug_assert!(self.is_complete(), "window {} begins without a row", self.number);
         Ok(())
     }
 
@@ -224,17 +237,14 @@ impl WindowRows {
     }
 
     /// Gives `fill` the place of `entry` if its row is nowhere else: it was never used.
+    #[expect(clippy::indexing_slicing, reason = "entries are those of the window")]
     pub(crate) fn initialise(&mut self, entry: u32, fill: impl FnOnce(&mut [f32])) -> bool {
         if self.presence(entry) != Presence::Absent {
             return false;
         }
-        let Some(words) = self.words_of(entry) else { return false };
-        if let Some(place) = self.arena.get_mut(words) {
-            fill(place);
-        }
-        if let Some(presence) = self.presence.get_mut(entry as usize) {
-            *presence = Presence::Fresh;
-        }
+        let Some(words) = self.words_of(entry) else { panic!("the window has no entry {entry}") };
+        fill(&mut self.arena[words]);
+        self.presence[entry as usize] = Presence::Fresh;
         true
     }
 

@@ -17,6 +17,7 @@ use tierbed_io::Folder;
 use super::parts::Parts;
 use super::RowSource;
 use crate::planned::plan::{Plan, WindowPlan};
+use crate::planned::store::window_rows::Place;
 
 /// The plan does not use the row. Not `u64::MAX`, which ends a scratch block.
 const NONE: u64 = u64::MAX - 1;
@@ -25,9 +26,6 @@ const ASKED: u64 = u64::MAX - 2;
 /// A block of a part is a multiple of this, the least one of 4, 8 and 12.
 const BLOCK_UNIT: u64 = 24;
 const BLOCK_BYTES_MAX: u64 = 64 << 10;
-
-/// Where a row waits: window and entry.
-pub(super) type Use = (usize, u32);
 
 /// How much memory the answers take, and in how many parts they come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,7 +168,7 @@ impl FirstUses {
     ///
     /// # Errors
     /// `Invalid` for a row out of range or asked for twice, otherwise those of the scratch file.
-    pub(super) fn take(&mut self, table: TableId, row: RowId) -> Result<Option<Use>> {
+    pub(super) fn take(&mut self, table: TableId, row: RowId) -> Result<Option<Place>> {
         let at = self.number_of(table, row)?;
         let first = match &mut self.answers {
             Answers::Array(uses) => std::mem::replace(&mut uses[at as usize], ASKED),
@@ -186,7 +184,7 @@ impl FirstUses {
             ASKED => Err(Error::invalid("the source of rows brought a row twice")
                 .with("table_id", table.0)
                 .with("row", row.0)),
-            first => Ok(Some(((first >> 32) as usize, first as u32))),
+            first => Ok(Some(Place { window: (first >> 32) as u32, entry: first as u32 })),
         }
     }
 }

@@ -23,7 +23,7 @@ mod resting;
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
+use tierbed_core::{Error, ErrorKind, Result, RowId, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::{AlignedBuf, Folder};
 use tierbed_store::Manifest;
 
@@ -207,7 +207,7 @@ impl PlannedEngine {
                 (Some(first), _) => mover.distribute(at, first, place)?,
                 (None, Some(parking)) => {
                     let mut sink = Sink { disk: &mut mover.disk, extents: &mut mover.extents };
-                    parking.add((table, row), place, &mut sink)?;
+                    parking.add(RowKey::new(table, row), place, &mut sink)?;
                 }
                 (None, None) => {}
             }
