@@ -1,4 +1,4 @@
-//! How do many small numbers lie close together? Side by side, each with the same few bits.
+//! Packed integers: side by side, each with the same few bits.
 //!
 //! Number `i` of `width` bits occupies bits `i * width..(i + 1) * width`, least significant bit
 //! first. Behind the last packed section of a block at least [`PAD_BYTES`] follow, so that a
@@ -80,9 +80,13 @@ impl<'a> BitSlice<'a> {
     }
 
     /// Keeps the first `count` numbers only.
+    ///
+    /// # Panics
+    /// When the bytes end before these numbers and their padding.
     pub(crate) fn first(self, count: usize) -> Self {
         let end = (self.first_bit + count * self.width as usize).div_ceil(8) + PAD_BYTES;
-        Self { bytes: self.bytes.get(..end).unwrap_or(self.bytes), ..self }
+        assert!(end <= self.bytes.len(), "{count} numbers end at {end} of {}", self.bytes.len());
+        Self { bytes: self.bytes.split_at(end).0, ..self }
     }
 
     /// Returns number `at`; `None` past the end of the bytes.

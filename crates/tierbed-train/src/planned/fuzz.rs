@@ -1,4 +1,4 @@
-//! Can any bytes make a decoder of this crate panic? Entries for `tools/fuzz/`, not an interface.
+//! Entries for `tools/fuzz/`: decoders of this crate, which no bytes may make panic.
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
 //! decodes them. Damage is an error, which is fine; anything else that goes wrong is a bug.

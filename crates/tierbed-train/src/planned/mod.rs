@@ -1,4 +1,4 @@
-//! The order is known; which row is needed when? Time-forward training.
+//! Time-forward training along a known order of batches.
 //!
 //! Two steps. A streaming pre-pass reads the epoch's ids once and writes a [`plan`]. Then
 //! training runs along it: rows in use lie in an arena, a row that is not needed soon is appended

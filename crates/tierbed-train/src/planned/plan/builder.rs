@@ -1,4 +1,4 @@
-//! Batches in, one after the other; a plan out.
+//! Plan builder: batches in, one after the other; a plan out.
 
 #![expect(
     clippy::indexing_slicing,
@@ -70,6 +70,22 @@ pub(super) struct ScratchWindow {
     pub(super) body_crc32c: u32,
 }
 
+/// The plan to be made.
+pub(super) struct PlanSpec {
+    pub(super) folder: Arc<dyn Folder>,
+    pub(super) name: String,
+    pub(super) shape: PlanShape,
+    pub(super) options: PlanOptions,
+}
+
+/// The files that windows are gathered in.
+pub(super) struct ScratchFiles {
+    /// Rows of all entries.
+    pub(super) rows: Appender,
+    /// Batches of all windows.
+    pub(super) bodies: Appender,
+}
+
 impl PlanBuilder {
     /// Starts the plan `name` in `folder`, which also holds scratch files until the plan is
     /// finished. An older plan of that name is gone from now on.
@@ -98,21 +114,20 @@ impl PlanBuilder {
         };
         let rows = Appender::create(&*folder, &format!("{name}.rows"))?;
         let bodies = Appender::create(&*folder, &format!("{name}.bodies"))?;
-        Ok(Self::with_scratch(folder, (name, shape, options), header, (rows, bodies)))
+        let name = name.to_owned();
+        let spec = PlanSpec { folder, name, shape, options };
+        Ok(Self::with_scratch(spec, header, ScratchFiles { rows, bodies }))
     }
 
-    pub(super) fn with_scratch(
-        folder: Arc<dyn Folder>,
-        (name, shape, options): (&str, PlanShape, PlanOptions),
-        header: Header,
-        (rows, bodies): (Appender, Appender),
-    ) -> Self {
+    pub(super) fn with_scratch(spec: PlanSpec, header: Header, scratch: ScratchFiles) -> Self {
+        let PlanSpec { folder, name, shape, options } = spec;
+        let ScratchFiles { rows, bodies } = scratch;
         Self {
             noted_bytes: rows.len_bytes() + bodies.len_bytes(),
             rows,
             bodies,
             folder,
-            name: name.to_owned(),
+            name,
             tables: Seen::of_tables(&shape.row_counts, options.memory_bytes / 2),
             shape,
             options,
@@ -204,6 +219,7 @@ impl PlanBuilder {
 
     // Appends the window's rows and the part of its block that the future does not change.
     pub(super) fn cut_window(&mut self) -> Result<()> {
+        assert!(!self.batches.is_empty(), "a window has at least one batch");
         for seen in &mut self.tables {
             self.work_rows.clear();
             seen.number(&mut self.work_rows);
@@ -254,6 +270,7 @@ impl PlanBuilder {
             }
             writer.finish();
         }
+        assert!(ids.is_empty() && runs.next().is_none(), "an index of the window has no batch");
         body.extend([0; PAD_BYTES]);
     }
 

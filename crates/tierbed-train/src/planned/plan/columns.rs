@@ -1,4 +1,4 @@
-//! How are the entries of a table packed? Rows as a sorted list, next uses by what is expected.
+//! Packed columns of a table's entries: rows as a sorted list, next uses by what is expected.
 //!
 //! Entries are in row order. So row ids are a rising sequence, packed in about
 //! `2 + log2(rows / entries)` bits each (Elias-Fano: low bits as they are, high bits as gaps in
@@ -67,6 +67,7 @@ pub(crate) struct Firsts {
 impl Firsts {
     /// Adds up `counts`, `[K * T]`.
     pub(crate) fn new(counts: &[u32], table_count: usize) -> Self {
+        assert!(counts.len().is_multiple_of(table_count.max(1)), "a window lacks a table");
         let mut firsts = Vec::with_capacity(counts.len() + counts.len() / table_count.max(1));
         for window in counts.chunks_exact(table_count.max(1)) {
             let mut first = 0u32;
@@ -86,6 +87,30 @@ impl Firsts {
         let &[first, end] = self.firsts.get(at..)?.first_chunk::<2>()?;
         Some((first, end - first))
     }
+}
+
+/// The first entries of one table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableFirsts<'a> {
+    pub(crate) firsts: &'a Firsts,
+    pub(crate) table: usize,
+}
+
+impl TableFirsts<'_> {
+    #[inline]
+    fn of(self, window: usize) -> Option<(u32, u32)> {
+        self.firsts.of(window, self.table)
+    }
+}
+
+/// The entries of one table in one window.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableUses<'a> {
+    /// Row of each entry, ascending.
+    pub(crate) rows: &'a [u64],
+    /// Next use of each: window in the high 32 bits and entry, counted over all tables, in the low
+    /// ones.
+    pub(crate) next: &'a [u64],
 }
 
 /// Guesses places in another window from places in one of `count` entries.
@@ -108,16 +133,21 @@ impl Guess {
     }
 }
 
-/// Packs the columns of one table's entries behind `bytes`: `rows` ascending, `next` with window in
-/// the high 32 bits and entry, counted over all tables, in the low ones.
+/// Packs the columns of one table's entries behind `bytes`.
 ///
 /// # Errors
 /// `Corruption` for a next use that is none.
+///
+/// # Panics
+/// When rows and next uses are not equally many.
 pub(crate) fn encode_columns(
-    (rows, next): (&[u64], &[u64]),
-    (table, firsts): (usize, &Firsts),
+    uses: TableUses<'_>,
+    firsts: TableFirsts<'_>,
     bytes: &mut Vec<u8>,
 ) -> Result<Columns> {
+    let TableUses { rows, next } = uses;
+    assert_eq!(rows.len(), next.len(), "every row has a next use");
+    debug_assert!(rows.is_sorted_by(|a, b| a < b), "rows ascend");
     let count = rows.len() as u32;
     let guess = Guess::new(count);
     let mut differences = Vec::with_capacity(rows.len());
@@ -125,14 +155,18 @@ pub(crate) fn encode_columns(
     for (at, &next) in (0u32..).zip(next) {
         let window = next >> 32;
         let (first, next_count) = firsts
-            .of(window as usize, table)
+            .of(window as usize)
             .ok_or_else(|| Error::corruption("an entry's next use is in no window"))?;
+        // Popularity lasts from window to window, so an entry's neighbours come along: its place is
+        // nearly its old one, scaled, and the difference has few bits.
         let place = (next as u32).wrapping_sub(first);
         let difference = place.wrapping_sub(guess.place(at, next_count)) as i32;
         windows |= window;
         (least, most) = (least.min(difference), most.max(difference));
         differences.push(difference);
     }
+    // Low bits of the mean gap: then the high parts rise by about one per row, and their gaps take
+    // two bits each in unary.
     let last = rows.last().copied().unwrap_or(0);
     let low = width_of(last / u64::from(count.max(1)));
     let window_width = width_of(windows);
@@ -158,7 +192,8 @@ pub(crate) fn encode_columns(
     })
 }
 
-// Bit `(row >> low) + at` is set for the row of entry `at`: whole words.
+// Bit `(row >> low) + at` is set for the row of entry `at`: adding `at` keeps rows with one high
+// part apart. Whole words, so that a reader finds the next set bit by counting zeros.
 fn encode_high(rows: &[u64], low: u32, bytes: &mut Vec<u8>) -> u32 {
     let start = bytes.len();
     let bits = rows.last().map_or(0, |last| (last >> low) as usize + rows.len());
@@ -233,20 +268,20 @@ impl Iterator for RowIds<'_> {
 pub(crate) struct NextUses<'a> {
     windows: BitSlice<'a>,
     differences: BitSlice<'a>,
-    firsts: &'a Firsts,
-    table: usize,
+    firsts: TableFirsts<'a>,
     guess: Guess,
     bias: u32,
 }
 
 impl<'a> NextUses<'a> {
     pub(crate) fn new(
-        (windows, differences): (BitSlice<'a>, BitSlice<'a>),
-        (table, firsts): (usize, &'a Firsts),
+        windows: BitSlice<'a>,
+        differences: BitSlice<'a>,
+        firsts: TableFirsts<'a>,
         columns: &Columns,
     ) -> Self {
         let guess = Guess::new(columns.count);
-        Self { windows, differences, firsts, table, guess, bias: columns.bias }
+        Self { windows, differences, firsts, guess, bias: columns.bias }
     }
 
     /// Returns window and entry of the next use of the table's entry `at`; `None` past the end,
@@ -254,7 +289,7 @@ impl<'a> NextUses<'a> {
     #[inline(always)]
     pub(crate) fn get(&self, at: usize) -> Option<(usize, u32)> {
         let window = self.windows.get(at)? as usize;
-        let (first, count) = self.firsts.of(window, self.table)?;
+        let (first, count) = self.firsts.of(window)?;
         let difference = (self.differences.get(at)? as u32).wrapping_add(self.bias);
         let place = self.guess.place(at as u32, count).wrapping_add(difference);
         Some((window, first.wrapping_add(place)))
@@ -270,7 +305,7 @@ mod tests {
     fn read(
         columns: Columns,
         bytes: &[u8],
-        (table, firsts): (usize, &Firsts),
+        firsts: TableFirsts<'_>,
     ) -> (Vec<u64>, Vec<Option<(usize, u32)>>) {
         let columns = Columns::decode(columns.encode());
         let mut at = 0;
@@ -282,8 +317,7 @@ mod tests {
             |at: usize, width: usize| BitSlice::new(bytes, 8 * at, columns.widths[width].into());
         let high = bytes.get(ends[0]..ends[1]).unwrap_or(&[]);
         let rows = RowIds::new(slice(0, 0), high, &columns);
-        let slices = (slice(ends[1], 1), slice(ends[2], 2));
-        let next = NextUses::new(slices, (table, firsts), &columns);
+        let next = NextUses::new(slice(ends[1], 1), slice(ends[2], 2), firsts, &columns);
         let count = (columns.count as usize).min(1000);
         (rows.take(1000).collect(), (0..count).map(|at| next.get(at)).collect())
     }
@@ -308,10 +342,12 @@ mod tests {
             let next: Vec<u64> =
                 uses.iter().map(|&(window, at)| (window as u64) << 32 | u64::from(at)).collect();
             let mut bytes = Vec::new();
-            let columns = encode_columns((&rows, &next), (1, &firsts), &mut bytes).unwrap();
+            let firsts = TableFirsts { firsts: &firsts, table: 1 };
+            let uses_of_rows = TableUses { rows: &rows, next: &next };
+            let columns = encode_columns(uses_of_rows, firsts, &mut bytes).unwrap();
             prop_assert_eq!(bytes.len(), columns.section_bytes().iter().sum::<usize>());
             bytes.extend([0xFF; PAD_BYTES]);
-            let (found_rows, found_uses) = read(columns, &bytes, (1, &firsts));
+            let (found_rows, found_uses) = read(columns, &bytes, firsts);
             prop_assert_eq!(found_rows, rows);
             prop_assert_eq!(found_uses, uses.into_iter().map(Some).collect::<Vec<_>>());
         }
@@ -320,13 +356,15 @@ mod tests {
         fn random_bytes_never_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..300),
             head in any::<[u8; BLOCK_TABLE_BYTES]>(),
-            counts in proptest::collection::vec(any::<u32>(), 0..6),
+            mut counts in proptest::collection::vec(any::<u32>(), 0..6),
             table in 0usize..4,
         ) {
             let mut columns = Columns::decode(head);
             columns.high_bytes %= 400;
             columns.count %= 5000;
-            let _ = read(columns, &bytes, (table, &Firsts::new(&counts, 2)));
+            counts.truncate(counts.len() / 2 * 2);
+            let firsts = &Firsts::new(&counts, 2);
+            let _ = read(columns, &bytes, TableFirsts { firsts, table });
         }
     }
 }

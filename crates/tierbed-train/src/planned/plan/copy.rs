@@ -1,6 +1,6 @@
-//! Which row is an entry, when the plan is damaged? A second copy of what says so.
+//! Second copy of a plan's entries: which row is which, when the plan is damaged.
 //!
-//! Rows lie by entry: without the entries of the plan nobody knows which row a record is. So the
+//! Rows lie by entry: without the entries of the plan a record cannot be named. So the
 //! entries lie in a file of their own as well. It is the plan with holes where the batches are:
 //! the same header, directory and offsets, hence the same identity. Normative:
 //! `docs/reference/formats/plan.md`.
@@ -40,9 +40,7 @@ pub(super) fn write(folder: &dyn Folder, name: &str, plan: &Plan) -> Result<()> 
     }
     let bytes = plan.directory().encode();
     let mut padded = AlignedBuf::new(bytes.len().next_multiple_of(PAGE_BYTES));
-    if let Some(place) = padded.get_mut(..bytes.len()) {
-        place.copy_from_slice(&bytes);
-    }
+    padded.split_at_mut(bytes.len()).0.copy_from_slice(&bytes);
     device.write_at(plan.header().directory_offset_bytes, &padded)?;
     device.sync()?;
     let mut page = AlignedBuf::new(PAGE_BYTES);

@@ -1,4 +1,4 @@
-//! What does a plan look like on disk? Normative text: `docs/reference/formats/plan.md`.
+//! Format of a plan file. Normative text: `docs/reference/formats/plan.md`.
 
 use std::sync::Arc;
 
@@ -98,6 +98,7 @@ impl<'a> Cursor<'a> {
 impl Header {
     #[expect(clippy::indexing_slicing, reason = "a page was filled")]
     pub(crate) fn encode(&self) -> Vec<u8> {
+        assert!(self.key.len() <= KEY_BYTES_MAX, "a key of {} bytes", self.key.len());
         let mut page = Vec::with_capacity(PAGE_BYTES);
         page.extend(MAGIC);
         page.extend([0; 4]);
@@ -134,7 +135,8 @@ impl Header {
                 .with("remedy", "name a plan, or make one under another name"));
         }
         let crc = cursor.u32()?;
-        if page.len() != PAGE_BYTES || crc != crc32c(page.get(12..).unwrap_or(&[])) {
+        // Behind the checksum: all that it is of.
+        if page.len() != PAGE_BYTES || crc != crc32c(cursor.0) {
             return Err(damaged("header checksum mismatch"));
         }
         let version = cursor.u32()?;
@@ -160,14 +162,18 @@ impl Header {
         };
         let key_bytes = cursor.u32()? as usize;
         header.row_count = cursor.u64()?;
-        let key = page.get(KEY_AT..KEY_AT + key_bytes.min(KEY_BYTES_MAX)).unwrap_or(&[]);
-        header.key = String::from_utf8(key.to_vec()).map_err(|_| damaged("key is damaged"))?;
+        let is_damaged = || damaged("key is damaged");
+        let key = page.get(KEY_AT..).and_then(|from_key| from_key.get(..key_bytes));
+        let key = key.filter(|_| key_bytes <= KEY_BYTES_MAX).ok_or_else(is_damaged)?;
+        header.key = String::from_utf8(key.to_vec()).map_err(|_| is_damaged())?;
         Ok(Some(header))
     }
 }
 
 impl Directory {
     pub(crate) fn encode(&self) -> Vec<u8> {
+        let cells = self.windows.len() * self.shape.row_counts.len();
+        assert_eq!(self.counts.len(), cells, "each table of each window has a count");
         let mut bytes = Vec::new();
         for table in &self.shape.feature_tables {
             bytes.extend(table.0.to_le_bytes());
@@ -244,6 +250,9 @@ impl Directory {
         let counts = counts?;
         let firsts = Arc::new(Firsts::new(&counts, shape.row_counts.len()));
         let directory = Self { shape, windows, counts, firsts };
+        if directory.windows.is_empty() || directory.shape.row_counts.is_empty() {
+            return Err(damaged("has no window or no table"));
+        }
         if directory.shape.feature_tables.iter().any(|table| table.0 >= header.table_count) {
             return Err(damaged("names an unknown table"));
         }

@@ -9,7 +9,8 @@ use super::{Plan, WindowPlan};
 pub fn fuzz_plan(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES).max(PAGE_BYTES), 0);
-    mend(&mut bytes);
+    // Bytes too short for checksums are tried as they are.
+    let _ = mend(&mut bytes);
     let folder = MemoryFolder::default();
     if folder.write_durable("p.plan", &bytes).is_err() {
         return;
@@ -45,7 +46,7 @@ fn walk(window: &WindowPlan) {
 }
 
 // Puts the right checksums over a plan's windows, its directory and its header.
-fn mend(bytes: &mut [u8]) {
+fn mend(bytes: &mut [u8]) -> Option<()> {
     fn put(bytes: &mut [u8], at: usize, crc: u32) {
         if let Some(place) = bytes.get_mut(at..at.saturating_add(4)) {
             place.copy_from_slice(&crc.to_le_bytes());
@@ -53,20 +54,25 @@ fn mend(bytes: &mut [u8]) {
     }
     let long = |bytes: &[u8], at: usize| {
         let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
-        word.map_or(0, |word| u64::from_le_bytes(*word)) as usize
+        word.map(|word| u64::from_le_bytes(*word) as usize)
     };
-    let (from, len_bytes) = (long(bytes, 16), long(bytes, 24));
-    let directory = bytes.get(from..from.saturating_add(len_bytes)).unwrap_or(&[]).to_vec();
+    let (from, len_bytes) = (long(bytes, 16)?, long(bytes, 24)?);
+    let directory = bytes.get(from..from.saturating_add(len_bytes));
+    let directory = directory.map(<[u8]>::to_vec).into_iter().flatten().collect::<Vec<u8>>();
     // A window's entry is 16 bytes somewhere in the directory; a wrong guess mends nothing.
     for entry in (0..directory.len().min(2000)).step_by(4) {
-        let (at, block_bytes) = (long(&directory, entry), long(&directory, entry + 8) as u32);
-        let end = at.saturating_add(block_bytes as usize);
-        if at >= PAGE_BYTES && end <= from {
-            let crc = bytes.get(at.saturating_add(4)..end).map_or(0, crc32c);
+        let (Some(at), Some(block)) = (long(&directory, entry), long(&directory, entry + 8)) else {
+            break;
+        };
+        let end = at.saturating_add(block as u32 as usize);
+        let is_before = at >= PAGE_BYTES && end <= from;
+        let block = bytes.get(at.saturating_add(4)..end).filter(|_| is_before);
+        if let Some(crc) = block.map(crc32c) {
             put(bytes, at, crc);
         }
     }
     put(bytes, 32, crc32c(&directory));
-    let crc = bytes.get(12..PAGE_BYTES).map_or(0, crc32c);
+    let crc = crc32c(bytes.get(12..PAGE_BYTES)?);
     put(bytes, 8, crc);
+    Some(())
 }

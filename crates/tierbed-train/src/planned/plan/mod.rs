@@ -1,4 +1,4 @@
-//! When is each row needed next? Every epoch's order, read once before training.
+//! Epoch plan: when each row is needed next, read once before training.
 //!
 //! A *plan* cuts the batches of an epoch into *windows*. The distinct rows of a window are its
 //! *entries*, numbered table by table in row order. Each entry knows the window

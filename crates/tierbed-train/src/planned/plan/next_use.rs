@@ -1,5 +1,5 @@
-//! From every use of a row to its next: one pass backwards; it ends with the first uses, which
-//! follow the last ones.
+//! Next use of every use of a row: one pass backwards. It ends with the first uses, which follow
+//! the last ones.
 //!
 //! Works on as many neighbouring tables at a time as have room for an array over their rows, and
 //! on one range of rows at a time where a single table has not. Memory therefore never depends
@@ -48,7 +48,11 @@ pub(crate) struct Group {
 }
 
 /// Cuts tables into groups whose rows together are at most `rows_max`.
+///
+/// # Panics
+/// When a group has no room for a row.
 pub(crate) fn groups(row_counts: &[u64], rows_max: u64) -> Vec<Group> {
+    assert!(rows_max > 0, "a group has room for at least one row");
     let mut groups: Vec<Group> = Vec::new();
     let mut room = 0;
     for (table, &rows) in row_counts.iter().enumerate() {
@@ -77,9 +81,12 @@ impl Entries {
     pub(crate) fn new(
         rows: Arc<dyn Device>,
         next: Arc<dyn Device>,
-        (counts, row_crcs): (Vec<u32>, Vec<u32>),
+        counts: Vec<u32>,
+        row_crcs: Vec<u32>,
         table_count: usize,
     ) -> Self {
+        assert_eq!(counts.len(), row_crcs.len(), "the rows of each count have a checksum");
+        assert!(counts.len().is_multiple_of(table_count.max(1)), "a window lacks a table");
         let mut before = 0;
         let windows = counts.chunks_exact(table_count.max(1)).map(|window| {
             let first = before;

@@ -1,7 +1,7 @@
-//! What survives when the pre-pass is killed? Its scratch files, and a note of how far they go.
+//! Progress of a pre-pass that survives a kill: scratch files, and a note of how far they go.
 //!
 //! The note is replaced atomically, after what it speaks of is durable. It has the key and shape
-//! of the plan, so that nobody goes on with the batches of another source.
+//! of the plan, so that it is never continued with the batches of another source.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
 use tierbed_io::Folder;
 
-use super::builder::ScratchWindow;
+use super::builder::{PlanSpec, ScratchFiles, ScratchWindow};
 use super::format::Header;
 use super::scratch::Appender;
 use super::{Plan, PlanBuilder, PlanOptions, PlanShape};
@@ -80,7 +80,8 @@ impl PlanBuilder {
         options.check(source)?;
         let key = options.key(source);
         if let Some(plan) = Plan::find(&*folder, name)? {
-            check_origin(name, (plan.key(), plan.shape()), (&key, &shape))?;
+            let found = Origin { key: plan.key(), shape: plan.shape() };
+            check_origin(name, found, Origin { key: &key, shape: &shape })?;
             plan.ensure_copy(&*folder)?;
             remove_scratch(&*folder, name)?;
             return Ok(Prepared::Ready(plan));
@@ -89,44 +90,35 @@ impl PlanBuilder {
             let builder = Self::new(folder, name, shape, source, options)?;
             return Ok(Prepared::Unfinished(Box::new(builder)));
         };
-        check_origin(name, (&note.key, &note.shape()), (&key, &shape))?;
-        let builder = Self::resume(folder, (name, shape, options), note)?;
+        let found = Origin { key: &note.key, shape: &note.shape() };
+        check_origin(name, found, Origin { key: &key, shape: &shape })?;
+        let spec = PlanSpec { folder, name: name.to_owned(), shape, options };
+        let builder = Self::resume(spec, note)?;
         Ok(Prepared::Unfinished(Box::new(builder)))
     }
 
-    fn resume(
-        folder: Arc<dyn Folder>,
-        (name, shape, options): (&str, PlanShape, PlanOptions),
-        note: Note,
-    ) -> Result<Self> {
-        let window_count = note.windows.len();
-        let table_count = shape.row_counts.len();
-        let body_bytes: u64 = note.windows.iter().map(|window| u64::from(window.body_bytes)).sum();
-        let entries: u64 = note.counts.iter().map(|&count| u64::from(count)).sum();
-        let crcs = note.linked.crcs.len();
-        let is_sane = note.counts.len() == window_count * table_count
-            && (note.bodies_bytes, note.rows_bytes) == (body_bytes, 8 * entries)
-            && note.row_crcs.len() == note.counts.len()
-            && (crcs == 0 || crcs == note.counts.len());
-        if !is_sane {
-            return Err(damaged(name));
+    fn resume(spec: PlanSpec, note: Note) -> Result<Self> {
+        if !note.is_consistent() {
+            return Err(damaged(&spec.name));
         }
-        let reopen =
-            |file: &str, bytes: u64| Appender::reopen(&*folder, &format!("{name}.{file}"), bytes);
-        let (rows, bodies) =
-            (reopen("rows", note.rows_bytes)?, reopen("bodies", note.bodies_bytes)?);
+        let reopen = |file: &str, bytes: u64| {
+            Appender::reopen(&*spec.folder, &format!("{}.{file}", spec.name), bytes)
+        };
+        let scratch = ScratchFiles {
+            rows: reopen("rows", note.rows_bytes)?,
+            bodies: reopen("bodies", note.bodies_bytes)?,
+        };
         let header = Header {
             key: note.key,
-            table_count: table_count as u32,
-            feature_count: shape.feature_tables.len() as u32,
-            window_count: window_count as u32,
+            table_count: spec.shape.row_counts.len() as u32,
+            feature_count: spec.shape.feature_tables.len() as u32,
+            window_count: note.windows.len() as u32,
             batch_count: note.batch_count,
             index_count: note.index_count,
             batch_indices_max: note.batch_indices_max,
             ..Header::default()
         };
-        let mut builder =
-            Self::with_scratch(folder, (name, shape, options), header, (rows, bodies));
+        let mut builder = Self::with_scratch(spec, header, scratch);
         builder.windows = note.windows;
         builder.counts = note.counts;
         builder.row_crcs = note.row_crcs;
@@ -165,6 +157,7 @@ impl PlanBuilder {
             row_crcs: self.row_crcs.clone(),
             linked: self.linked.clone(),
         };
+        assert!(note.is_consistent(), "the scratch files are not what was counted");
         let body = serde_json::to_string(&note)
             .map_err(|cause| Error::invalid("note cannot be written").with("cause", cause))?;
         let text = format!("{:08x}\n{body}", crc32c(body.as_bytes()));
@@ -184,6 +177,18 @@ impl PlanBuilder {
 }
 
 impl Note {
+    // Tells whether the scratch files are as long as the windows say, and each count has its
+    // checksums.
+    fn is_consistent(&self) -> bool {
+        let body_bytes = self.windows.iter().map(|window| u64::from(window.body_bytes)).sum();
+        let entries: u64 = self.counts.iter().map(|&count| u64::from(count)).sum();
+        let (counts, crcs) = (self.counts.len(), self.linked.crcs.len());
+        counts == self.windows.len() * self.row_counts.len()
+            && (self.bodies_bytes, self.rows_bytes) == (body_bytes, 8 * entries)
+            && self.row_crcs.len() == counts
+            && (crcs == 0 || crcs == counts)
+    }
+
     fn shape(&self) -> PlanShape {
         PlanShape {
             feature_tables: self
@@ -204,19 +209,22 @@ pub(super) fn remove_scratch(folder: &dyn Folder, name: &str) -> Result<()> {
     SCRATCH.iter().try_for_each(|file| folder.remove(&format!("{name}.{file}")))
 }
 
-fn check_origin(
-    name: &str,
-    (found_key, found_shape): (&str, &PlanShape),
-    (key, shape): (&str, &PlanShape),
-) -> Result<()> {
-    if found_key == key && found_shape == shape {
+/// What a plan was made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Origin<'a> {
+    key: &'a str,
+    shape: &'a PlanShape,
+}
+
+fn check_origin(name: &str, found: Origin<'_>, wanted: Origin<'_>) -> Result<()> {
+    if found == wanted {
         return Ok(());
     }
     Err(Error::invalid("a plan of this name was made of other batches, options or tables")
         .with("plan", name)
-        .with("found", found_key)
-        .with("wanted", key)
-        .with("same_tables", found_shape == shape)
+        .with("found", found.key)
+        .with("wanted", wanted.key)
+        .with("same_tables", found.shape == wanted.shape)
         .with("remedy", "name another plan, or delete this one to make it again"))
 }
 

@@ -7,8 +7,8 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 
-use super::format::{damaged, Directory, Header};
-use super::window::{Part, WindowPlan};
+use super::format::{damaged, Directory, Header, WindowMeta};
+use super::window::{ExpectedBlock, Part, WindowPlan};
 use super::{PlanBuilder, PlanOptions, PlanShape};
 
 /// An open plan.
@@ -252,19 +252,25 @@ impl Plan {
         window: &mut WindowPlan,
         part: Part,
     ) -> Result<()> {
-        let meta = self
-            .directory
-            .windows
-            .get(number)
-            .ok_or_else(|| damaged("has no such window").with("window", number))?;
+        let meta = self.window_meta(number)?;
         if window.buf.len() < self.block_bytes_max() {
             window.buf = AlignedBuf::new(self.block_bytes_max());
         }
         let padded = part.len_bytes(meta).next_multiple_of(PAGE_BYTES);
         let buf = window.buf.get_mut(..padded).ok_or_else(|| damaged("window is too long"))?;
         device.read_at(meta.offset_bytes, buf)?;
-        let tables = (self.shape().row_counts.len(), &self.directory.firsts);
-        window.parse((meta, number as u32, part), tables)
+        window.parse(ExpectedBlock {
+            meta,
+            number: number as u32,
+            part,
+            table_count: self.shape().row_counts.len(),
+            firsts: &self.directory.firsts,
+        })
+    }
+
+    fn window_meta(&self, number: usize) -> Result<&WindowMeta> {
+        let meta = self.directory.windows.get(number);
+        meta.ok_or_else(|| damaged("has no such window").with("window", number))
     }
 
     /// Reads all windows as training does, each index twice; returns the sum of what was read.
@@ -275,22 +281,25 @@ impl Plan {
     #[doc(hidden)]
     pub fn read_all(&self) -> Result<u64> {
         let mut window = WindowPlan::default();
+        let too_early = || damaged("window ends too early");
         let (mut sum, features) = (0u64, &self.shape().feature_tables);
         for number in 0..self.window_count() {
             self.load(number, &mut window)?;
             for table in window.tables() {
                 let next = window.next_uses(table);
                 for at in 0..table.count as usize {
-                    sum +=
-                        next.get(at).map_or(0, |(window, entry)| window as u64 + u64::from(entry));
+                    let (window, entry) = next.get(at).ok_or_else(too_early)?;
+                    sum += window as u64 + u64::from(entry);
                 }
             }
             for at in 0..2 * window.batch_count() {
-                let Some(mut batch) = window.batch(at / 2) else { continue };
+                let mut batch = window.batch(at / 2).ok_or_else(too_early)?;
                 let count = batch.index_count as usize / features.len();
                 for table in features {
                     let mapping = window.mapping(&mut batch, table.0 as usize, count);
-                    sum += (0..count).map(|at| mapping.get(at).unwrap_or(0)).sum::<u64>();
+                    for at in 0..count {
+                        sum += mapping.get(at).ok_or_else(too_early)?;
+                    }
                 }
             }
         }
@@ -322,8 +331,8 @@ impl Plan {
         window: &'a mut WindowPlan,
     ) -> Result<&'a [u8]> {
         self.load_part(number, window, Part::Entries)?;
-        let meta = self.directory.windows.get(number);
-        let len_bytes = meta.map_or(0, |meta| meta.entries_bytes as usize);
+        let meta = self.window_meta(number)?;
+        let len_bytes = meta.entries_bytes as usize;
         let padded = window.buf.get_mut(..len_bytes.next_multiple_of(PAGE_BYTES));
         let padded = padded.ok_or_else(|| damaged("window is too long"))?;
         padded.iter_mut().skip(len_bytes).for_each(|byte| *byte = 0);

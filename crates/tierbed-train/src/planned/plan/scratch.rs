@@ -1,4 +1,4 @@
-//! Where does the pre-pass put what does not fit in memory? In files written front to back.
+//! Scratch files of the pre-pass, written front to back.
 
 use std::sync::Arc;
 
@@ -48,13 +48,12 @@ impl Appender {
         self.written_bytes + self.filled as u64
     }
 
+    #[expect(clippy::indexing_slicing, reason = "what is gathered is shorter than the buffer")]
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(APPEND_BYTES - self.filled));
-            if let Some(place) = self.buf.get_mut(self.filled..self.filled + now.len()) {
-                place.copy_from_slice(now);
-            }
+            self.buf[self.filled..self.filled + now.len()].copy_from_slice(now);
             self.filled += now.len();
             rest = later;
             if self.filled == APPEND_BYTES {
@@ -74,9 +73,10 @@ impl Appender {
     }
 
     /// Writes what is gathered; returns the file.
+    #[expect(clippy::indexing_slicing, reason = "what is gathered is shorter than the buffer")]
     pub(crate) fn flush(&mut self) -> Result<&Arc<dyn Device>> {
-        if let Some(bytes) = self.buf.get(..self.filled).filter(|bytes| !bytes.is_empty()) {
-            self.device.write_at(self.written_bytes, bytes)?;
+        if self.filled > 0 {
+            self.device.write_at(self.written_bytes, &self.buf[..self.filled])?;
         }
         self.written_bytes += self.filled as u64;
         self.filled = 0;

@@ -1,4 +1,4 @@
-//! Which rows does a window use? A bit per row, or a map where bits do not fit the memory.
+//! Set of the rows that a window uses: a bit per row, or a map where bits do not fit the memory.
 //!
 //! Bits give the rows in ascending order without sorting, and the number of a row among them by
 //! counting bits: `rank` of its word plus the bits before it.
@@ -81,9 +81,7 @@ impl Bits {
     fn clear(&mut self) {
         for (block, filled) in self.filled.iter_mut().enumerate() {
             for bit in ones(*filled) {
-                if let Some(word) = self.words.get_mut(block * 64 + bit as usize) {
-                    *word = 0;
-                }
+                self.words[block * 64 + bit as usize] = 0;
             }
             *filled = 0;
         }
@@ -117,9 +115,7 @@ impl Seen {
                 break;
             }
             left -= bytes;
-            if let Some(has_bits) = has_bits.get_mut(at) {
-                *has_bits = true;
-            }
+            has_bits[at] = true;
         }
         let rows = |(&row_count, has_bits)| match has_bits {
             true => Rows::Bits(Bits::new(row_count)),
@@ -148,18 +144,19 @@ impl Seen {
 
     /// Numbers the rows in ascending order and appends them to `rows`.
     pub(crate) fn number(&mut self, rows: &mut Vec<u64>) {
+        let before = rows.len();
         match &mut self.rows {
             Rows::Bits(bits) => bits.number(rows),
             Rows::Map(numbers) => {
-                let first = rows.len();
                 rows.extend(numbers.keys());
-                let sorted = &mut rows[first..];
+                let sorted = &mut rows[before..];
                 sorted.sort_unstable();
                 for (number, row) in (0u32..).zip(sorted) {
                     numbers.insert(*row, number);
                 }
             }
         }
+        assert_eq!(rows.len() - before, self.count, "every distinct row has a number");
     }
 
     /// Calls `sink` with the number of each of `ids`, all noted and numbered.

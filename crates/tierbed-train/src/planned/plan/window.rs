@@ -1,12 +1,14 @@
 //! One window of a plan in memory: its entries, where they go next, and its batches.
 
+#![expect(clippy::indexing_slicing, reason = "parsing checked where columns begin and end")]
+
 use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::Result;
 use tierbed_io::AlignedBuf;
 
-use super::columns::{Columns, Firsts, NextUses, RowIds};
+use super::columns::{Columns, Firsts, NextUses, RowIds, TableFirsts};
 use super::format::{
     damaged, Cursor, WindowMeta, BLOCK_BATCH_BYTES, BLOCK_HEAD_BYTES, BLOCK_MAGIC,
     BLOCK_TABLE_BYTES,
@@ -78,13 +80,32 @@ impl Part {
     }
 }
 
+/// The block that the directory describes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ExpectedBlock<'a> {
+    pub(super) meta: &'a WindowMeta,
+    pub(super) number: u32,
+    pub(super) part: Part,
+    pub(super) table_count: usize,
+    pub(super) firsts: &'a Arc<Firsts>,
+}
+
 impl WindowPlan {
-    /// Takes in the block that lies in `buf` and that the directory describes.
-    pub(super) fn parse(
-        &mut self,
-        (meta, number, part): (&WindowMeta, u32, Part),
-        (table_count, firsts): (usize, &Arc<Firsts>),
-    ) -> Result<()> {
+    /// Takes in the block that lies in `buf`, which must be the one that is expected. After an
+    /// error it has no entry and no batch.
+    ///
+    /// # Errors
+    /// `Corruption` when it is another one, or damaged.
+    pub(super) fn parse(&mut self, block: ExpectedBlock<'_>) -> Result<()> {
+        let result = self.parse_block(block);
+        if result.is_err() {
+            self.tables.clear();
+        }
+        result
+    }
+
+    fn parse_block(&mut self, block: ExpectedBlock<'_>) -> Result<()> {
+        let ExpectedBlock { meta, number, part, table_count, firsts } = block;
         self.tables.clear();
         self.rows.clear();
         self.batch_count = 0;
@@ -153,7 +174,7 @@ impl WindowPlan {
     }
 
     fn bytes(&self) -> &[u8] {
-        self.buf.get(..self.len_bytes).unwrap_or(&[])
+        &self.buf[..self.len_bytes]
     }
 
     fn column(&self, table: &TableEntries, at: usize, width: u8) -> BitSlice<'_> {
@@ -164,7 +185,7 @@ impl WindowPlan {
     pub(crate) fn rows(&self, table: &TableEntries) -> RowIds<'_> {
         let [low_at, high_at, windows_at, ..] = table.at;
         let low = self.column(table, low_at, table.columns.widths[0]);
-        let high = self.bytes().get(high_at..windows_at).unwrap_or(&[]);
+        let high = &self.bytes()[high_at..windows_at];
         RowIds::new(low, high, &table.columns)
     }
 
@@ -172,11 +193,10 @@ impl WindowPlan {
     pub(crate) fn next_uses(&self, table: &TableEntries) -> NextUses<'_> {
         let [_, _, windows_at, differences_at, _] = table.at;
         let [_, window, difference, _] = table.columns.widths;
-        let slices = (
-            self.column(table, windows_at, window),
-            self.column(table, differences_at, difference),
-        );
-        NextUses::new(slices, (table.number, &self.firsts), &table.columns)
+        let windows = self.column(table, windows_at, window);
+        let differences = self.column(table, differences_at, difference);
+        let firsts = TableFirsts { firsts: &self.firsts, table: table.number };
+        NextUses::new(windows, differences, firsts, &table.columns)
     }
 
     /// Unpacks the row ids of all entries, for [`row_of`](Self::row_of).
@@ -217,7 +237,7 @@ impl WindowPlan {
     /// Returns the entries, in its table, of the next `count` indices of `batch`, which belong to
     /// table `table`; moves on by as many.
     pub(crate) fn mapping(&self, batch: &mut Batch, table: usize, count: usize) -> BitSlice<'_> {
-        let width = self.tables.get(table).map_or(0, |table| u32::from(table.columns.widths[3]));
+        let width = u32::from(self.tables[table].columns.widths[3]);
         let slice = BitSlice::new(self.bytes(), batch.mapping_bit, width);
         batch.mapping_bit += count * width as usize;
         slice
@@ -267,7 +287,9 @@ mod tests {
             let counts: Vec<u32> = (0..table_count).map(|at| count(at).unwrap_or(0)).collect();
             let firsts = Arc::new(Firsts::new(&counts, table_count));
             for part in [Part::Entries, Part::All] {
-                if window.parse((&meta, 0, part), (table_count, &firsts)).is_err() {
+                let meta = &meta;
+                let block = ExpectedBlock { meta, number: 0, part, table_count, firsts: &firsts };
+                if window.parse(block).is_err() {
                     continue;
                 }
                 for table in window.tables().to_vec() {
@@ -279,8 +301,8 @@ mod tests {
                     let _ = window.row_of(3);
                 }
                 for at in 0..window.batch_count().min(9) {
-                    let mut batch = window.batch(at);
-                    if let Some(batch) = &mut batch {
+                    let batch = &mut window.batch(at).filter(|_| table_count > 0);
+                    if let Some(batch) = batch {
                         let _ = window.mapping(batch, 0, 3).get(2);
                     }
                 }

@@ -1,4 +1,4 @@
-//! From scratch files to a plan: next uses found, blocks packed, header written last.
+//! Plan writer: from scratch files to a plan; next uses found, blocks packed, header last.
 
 #![expect(clippy::indexing_slicing, reason = "rows and next uses are as many as the counts say")]
 
@@ -8,7 +8,7 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{AlignedBuf, Device, OpenMode, PAGE_BYTES};
 
-use super::columns::{encode_columns, Firsts};
+use super::columns::{encode_columns, Firsts, TableFirsts, TableUses};
 use super::format::{Directory, WindowMeta, BLOCK_HEAD_BYTES, BLOCK_MAGIC, BLOCK_TABLE_BYTES};
 use super::next_use::{check, groups, Entries, Group, Pass, NONE};
 use super::progress::{remove_scratch, Linked};
@@ -22,8 +22,8 @@ impl PlanBuilder {
         let next = self.open_next()?;
         let table_count = self.shape.row_counts.len();
         let rows = self.rows.flush()?.clone();
-        let words = (self.counts.clone(), self.row_crcs.clone());
-        let entries = Entries::new(rows, next, words, table_count);
+        let (counts, row_crcs) = (self.counts.clone(), self.row_crcs.clone());
+        let entries = Entries::new(rows, next, counts, row_crcs, table_count);
         let mut meter = Meter { progress, done: 0, total: 0 };
         let first_uses = self.link(&entries, &mut meter)?;
         self.write_plan(&entries, first_uses.as_deref(), &mut meter)?;
@@ -112,7 +112,7 @@ impl PlanBuilder {
             check(&rows, counts, &self.row_crcs[at..at + table_count])?;
             check(&next, counts, &self.linked.crcs[at..at + table_count])?;
             if let Some(first_uses) = first_uses {
-                close_rings((&rows, &mut next), counts, first_uses);
+                close_rings(&rows, &mut next, counts, first_uses);
             }
             // A row's last use is followed by one that is not later.
             let is_last = |next: &&u64| **next >> 32 <= u64::from(number);
@@ -126,12 +126,9 @@ impl PlanBuilder {
                 return Err(lost_scratch());
             }
             block.clear();
-            encode_entries(
-                (number, scratch.batch_count, counts),
-                (&rows, &next),
-                &firsts,
-                &mut block,
-            )?;
+            let uses = TableUses { rows: &rows, next: &next };
+            let window = WindowEntries { number, batch_count: scratch.batch_count, counts, uses };
+            encode_entries(&window, &firsts, &mut block)?;
             let entries_bytes = block.len();
             let len_bytes = u32::try_from(entries_bytes + body.len()).map_err(|_| {
                 Error::invalid("a window of the plan is too large")
@@ -150,15 +147,19 @@ impl PlanBuilder {
             plan.append(&body)?;
             plan.pad_to(PAGE_BYTES)?;
         }
-        self.write_directory(plan, windows, (entries.counts.clone(), firsts))
+        assert_eq!(entry_at, self.rows.len_bytes(), "the windows have all rows");
+        assert_eq!(body_at, self.bodies.len_bytes(), "the windows have all batches");
+        self.write_directory(plan, windows, entries.counts.clone(), firsts)
     }
 
     fn write_directory(
         &mut self,
         mut plan: Appender,
         windows: Vec<WindowMeta>,
-        (counts, firsts): (Vec<u32>, Firsts),
+        counts: Vec<u32>,
+        firsts: Firsts,
     ) -> Result<()> {
+        assert_eq!(windows.len(), self.header.window_count as usize, "every window was written");
         let directory =
             Directory { shape: self.shape.clone(), windows, counts, firsts: firsts.into() };
         let bytes = directory.encode();
@@ -178,12 +179,13 @@ impl PlanBuilder {
 }
 
 // The last use of a row in an epoch is followed by its first in the next one.
-fn close_rings((rows, next): (&[u64], &mut [u64]), counts: &[u32], first_uses: &[Vec<u64>]) {
+fn close_rings(rows: &[u64], next: &mut [u64], counts: &[u32], first_uses: &[Vec<u64>]) {
     let mut entries = rows.iter().zip(next);
     for (&count, first_uses) in counts.iter().zip(first_uses) {
         for (&row, next) in entries.by_ref().take(count as usize) {
             if *next == NONE {
                 *next = first_uses[row as usize];
+                debug_assert_ne!(*next, NONE, "a row that was used has a first use");
             }
         }
     }
@@ -214,13 +216,19 @@ pub(super) fn lost_scratch() -> Error {
         .with("remedy", "make the plan again")
 }
 
+/// What the first part of a window's block holds.
+struct WindowEntries<'a> {
+    number: u32,
+    batch_count: u32,
+    /// Entries of each table.
+    counts: &'a [u32],
+    /// Of all tables, one after the other.
+    uses: TableUses<'a>,
+}
+
 // Head, shapes of the columns, columns, room to load words.
-fn encode_entries(
-    (number, batch_count, counts): (u32, u32, &[u32]),
-    (rows, next): (&[u64], &[u64]),
-    firsts: &Firsts,
-    block: &mut Vec<u8>,
-) -> Result<()> {
+fn encode_entries(window: &WindowEntries<'_>, firsts: &Firsts, block: &mut Vec<u8>) -> Result<()> {
+    let WindowEntries { number, batch_count, counts, uses } = *window;
     block.extend(BLOCK_MAGIC);
     block.extend(number.to_le_bytes());
     block.extend(batch_count.to_le_bytes());
@@ -230,8 +238,8 @@ fn encode_entries(
     for (table, &count) in counts.iter().enumerate() {
         let range = first..first + count as usize;
         first = range.end;
-        let (rows, next) = (&rows[range.clone()], &next[range]);
-        let columns = encode_columns((rows, next), (table, firsts), block)?;
+        let uses = TableUses { rows: &uses.rows[range.clone()], next: &uses.next[range] };
+        let columns = encode_columns(uses, TableFirsts { firsts, table }, block)?;
         let at = BLOCK_HEAD_BYTES + BLOCK_TABLE_BYTES * table;
         block[at..at + BLOCK_TABLE_BYTES].copy_from_slice(&columns.encode());
     }
