@@ -1,4 +1,4 @@
-//! Can training continue from here, bit for bit? Everything durable together, or nothing.
+//! Checkpoints of the window engine: everything durable together, or nothing.
 //!
 //! A checkpoint is the store's commit plus one attachment of the engine's own: step counters
 //! and hyperparameters per table. What the caller attaches (dense parameters, data position,
@@ -50,7 +50,8 @@ impl WindowEngine {
         all.extend(vocabularies.iter().map(|(name, bytes)| Attachment { name, bytes }));
         all.extend_from_slice(attachments);
         self.store.commit(name, &all)?;
-        Ok(self.store.last_commit().map_or(0, |info| info.number))
+        let Some(info) = self.store.last_commit() else { panic!("a commit leaves a number") };
+        Ok(info.number)
     }
 
     /// Returns number and name of the last checkpoint.

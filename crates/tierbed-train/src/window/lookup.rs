@@ -1,4 +1,4 @@
-//! Ids in, one vector per bag out. The read river of training.
+//! Lookup of a batch: ids in, one vector per bag out.
 //!
 //! Indices are taken in order, in pieces whose rows fit the buffer together; each piece is
 //! brought in one sorted read, then pooled by the kernels, adding to what the pieces before it

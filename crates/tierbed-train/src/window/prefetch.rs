@@ -43,6 +43,8 @@ impl Announced {
     fn push(&mut self, bags: &Bags<'_>) {
         self.announced += 1;
         self.access_counts.push_back(bags.indices.len() as u64);
+        let ahead = (self.announced - self.used) as usize;
+        assert_eq!(self.access_counts.len(), ahead, "each batch ahead has a count");
     }
 }
 

@@ -16,7 +16,7 @@ use tierbed_snapshot::delta::{check_plain, check_successor};
 use tierbed_snapshot::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
 use crate::window::engine::WindowEngine;
-use crate::window::publish_delta::Comparer;
+use crate::window::publish_delta::{ComparedTable, Comparer, StoredRow};
 
 /// Called with (work done, work in all), in rows; `false` stops the publish.
 pub type PublishProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
@@ -142,18 +142,17 @@ impl WindowEngine {
             total: schema.tables().iter().map(|table| table.row_count).sum(),
         };
         for (table, at) in schema.tables().iter().zip(0..) {
+            let id = TableId(at);
             if tierbed_vocab::is_free_table(&table.name) {
                 meter.done += table.row_count;
                 continue;
             }
-            let (mut sorted, row_count) =
-                self.sort_rows(TableId(at), &folder, base.as_ref(), &mut meter)?;
-            let dim = table.dim as usize;
+            let (mut sorted, row_count) = self.sort_rows(id, &folder, base.as_ref(), &mut meter)?;
             let mut written = 0u64;
             while let Some(record) = sorted.next()? {
                 let row = row_of(record.key)?;
                 let weights: &[f32] = &bytemuck::pod_collect_to_vec(record.payload);
-                writer.push(TableId(at), row, weights.get(..dim).unwrap_or(weights))?;
+                writer.push(id, row, weights)?;
                 written += 1;
                 if written.is_multiple_of(PROGRESS_ROWS) {
                     let rows = u128::from(table.row_count) * u128::from(written);
@@ -161,6 +160,7 @@ impl WindowEngine {
                     meter.show(table.row_count / 2 + share as u64)?;
                 }
             }
+            assert_eq!(written, row_count, "a row was lost while rows were sorted");
             meter.done += table.row_count;
         }
         for (name, bytes) in &ids {
@@ -200,8 +200,9 @@ impl WindowEngine {
         meter: &mut Meter<'_, '_>,
     ) -> Result<(SortedRecords, u64)> {
         let schema = Arc::clone(&self.schema);
-        let shape = (table, schema.table(table)?);
-        let weight_bytes = 4 * shape.1.dim as usize;
+        let shape = schema.table(table)?;
+        let compared = ComparedTable { id: table, schema: shape };
+        let weight_bytes = 4 * shape.dim as usize;
         let scan_memory = self.reserve_for_scan()?;
         let least_bytes = ExternalSorter::memory_bytes_min(KEY_BYTES + weight_bytes);
         let options = SorterOptions {
@@ -219,11 +220,18 @@ impl WindowEngine {
         };
         let mut comparer = base.map(|base| Comparer::new(Arc::clone(base)));
         self.store.scan(table, &mut |row, record| {
-            let count = record.last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-            let weights = record.get(..weight_bytes).unwrap_or(&[]);
+            let parts = record.split_at_checked(weight_bytes).zip(record.last_chunk());
+            let ((weights, _), count) = parts.ok_or_else(|| {
+                Error::corruption("a stored record is shorter than its weights and use count")
+                    .with("table", &shape.name)
+                    .with("row", row.0)
+            })?;
+            let count = u32::from_le_bytes(*count);
             match &mut comparer {
                 None => push(count, row, weights)?,
-                Some(comparer) => comparer.add(shape, (count, row, weights), &mut push)?,
+                Some(comparer) => {
+                    comparer.add(compared, StoredRow { count, row, weights }, &mut push)?;
+                }
             }
             scanned += 1;
             if scanned.is_multiple_of(PROGRESS_ROWS) {
@@ -233,8 +241,8 @@ impl WindowEngine {
             }
         })?;
         if let Some(comparer) = &mut comparer {
-            comparer.finish(shape, &mut push)?;
-            comparer.find_lost(shape, self.store.as_mut(), &mut push)?;
+            comparer.finish(compared, &mut push)?;
+            comparer.find_lost(compared, self.store.as_mut(), &mut push)?;
         }
         Ok((sorter.finish()?, row_count))
     }

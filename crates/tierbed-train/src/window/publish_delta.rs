@@ -1,4 +1,4 @@
-//! Which rows differ from the snapshot that is served? Found by comparing, so that none is missed.
+//! Rows that differ from a snapshot, found by comparing, so that none is missed.
 //!
 //! No list of changes is kept while training: rows and snapshot are read beside each other, in
 //! row order, and compared bit by bit. That is right after restarts, evictions, imports and
@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Result, RowId, RowKey, RowStore, TableId, TableSchema};
+use tierbed_core::{Error, Result, RowId, RowKey, RowStore, TableId, TableSchema};
 use tierbed_kernels::init_record;
 use tierbed_snapshot::delta::holds;
 use tierbed_snapshot::{Snapshot, SnapshotRows};
@@ -19,7 +19,22 @@ const CHUNK_ROWS: usize = 512;
 /// Takes a row that changed: use count, row, weights as bytes.
 pub(crate) type ChangeSink<'a> = dyn FnMut(u32, RowId, &[u8]) -> Result<()> + 'a;
 
-/// The rows of a snapshot, to hold others against.
+/// The table whose rows are compared.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ComparedTable<'a> {
+    pub(crate) id: TableId,
+    pub(crate) schema: &'a TableSchema,
+}
+
+/// A row of the training store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoredRow<'a> {
+    pub(crate) count: u32,
+    pub(crate) row: RowId,
+    pub(crate) weights: &'a [u8],
+}
+
+/// The rows of a snapshot, to compare others with.
 pub(crate) struct Comparer {
     base: Arc<Snapshot>,
     rows: SnapshotRows,
@@ -36,24 +51,31 @@ impl Comparer {
     /// Adds a row of `table`, in row order, to those to compare; hands changes to `sink`.
     pub(crate) fn add(
         &mut self,
-        (id, table): (TableId, &TableSchema),
-        (count, row, weights): (u32, RowId, &[u8]),
+        table: ComparedTable<'_>,
+        stored: StoredRow<'_>,
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
+        let StoredRow { count, row, weights } = stored;
+        if self.waiting.last().is_some_and(|(_, before)| *before >= row) {
+            return Err(
+                Error::corruption("a store brings its rows out of order").with("row", row.0)
+            );
+        }
         self.waiting.push((count, row));
         self.weights.extend_from_slice(weights);
         if self.waiting.len() < CHUNK_ROWS {
             return Ok(());
         }
-        self.finish((id, table), sink)
+        self.finish(table, sink)
     }
 
     /// Compares what waits.
     pub(crate) fn finish(
         &mut self,
-        (id, table): (TableId, &TableSchema),
+        table: ComparedTable<'_>,
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
+        let ComparedTable { id, schema: table } = table;
         let weight_bytes = 4 * table.dim as usize;
         let keys: Vec<RowKey> = self.waiting.iter().map(|(_, row)| RowKey::new(id, *row)).collect();
         let known = keys.partition_point(|key| holds(self.base.schema(), *key));
@@ -87,10 +109,12 @@ impl Comparer {
     /// than the one the store was reopened at. They go back to their initial values.
     pub(crate) fn find_lost(
         &mut self,
-        (id, table): (TableId, &TableSchema),
+        table: ComparedTable<'_>,
         store: &mut dyn RowStore,
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
+        let ComparedTable { id, schema: table } = table;
+        assert!(self.waiting.is_empty(), "rows wait to be compared");
         if self.base.schema().table(id).is_err() {
             return Ok(());
         }

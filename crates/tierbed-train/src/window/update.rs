@@ -163,6 +163,8 @@ impl Piece<'_> {
             let range = self.plan.range(self.bags, at);
             let upstream = self.upstream(at, feature, grad);
             group(scratch, self.uses.clone(), &range);
+            let row_count = scratch.bounds.len() - 1;
+            assert_eq!(row_count, scratch.starts.len(), "each row in the buffer has its uses");
             let Scratch { occurrences, bounds, sums, .. } = &mut *scratch;
             if is_first {
                 self.kernels.sum_grads_grouped(&upstream, Groups { occurrences, bounds }, sums);

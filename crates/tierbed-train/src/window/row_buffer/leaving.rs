@@ -1,5 +1,5 @@
-//! Which rows leave the buffer? Of those that no announced batch wants the ones used least; when
-//! there are none, of the others the one that is wanted last.
+//! Eviction order of the row buffer: of the rows that no announced batch wants those used least;
+//! when there are none, of the others the one that is wanted last.
 //!
 //! Every slot has a rank, and a hand looks at a part of the ring at a time and takes the highest:
 //!
@@ -32,7 +32,7 @@ const RANKS: usize = WANTED_RANKS as usize + 2 * (CLASS_MAX as usize + 1);
 /// Slots looked at for every row that leaves.
 const SLOTS_PER_VICTIM: usize = 32;
 
-/// Who leaves first.
+/// Which rows leave first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EvictionOrder {
@@ -52,20 +52,20 @@ pub(super) struct EvictionLimit {
     pub(super) batch_done: u32,
     /// Whether rows of announced batches may go when nothing else is left.
     pub(super) may_take_needed: bool,
-    /// Who leaves first.
+    /// Which rows leave first.
     pub(super) order: EvictionOrder,
 }
 
 impl EvictionLimit {
     /// Returns how readily a slot is given up, `None` where it is not.
-    fn rank(self, slot: &Slot, takes_needed: bool) -> Option<usize> {
+    fn rank(self, slot: &Slot) -> Option<usize> {
         if !slot.has(OCCUPIED) || slot.pinned_in == self.round {
             return None;
         }
         let batches = slot.needed_until.saturating_sub(self.batch_done);
         if batches > 0 {
             let rank = if slot.has(AGAIN) { 0 } else { batches.min(WANTED_RANKS) - 1 };
-            return takes_needed.then_some(rank as usize);
+            return self.may_take_needed.then_some(rank as usize);
         }
         let class = match self.order {
             EvictionOrder::NextUse => slot.class(),
@@ -76,7 +76,7 @@ impl EvictionLimit {
     }
 }
 
-/// The hand.
+/// The hand of the clock: where in the ring of slots the last search ended.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Hand {
     at: usize,
@@ -92,9 +92,10 @@ impl Hand {
         limit: EvictionLimit,
         victims: &mut Vec<(RowKey, u32)>,
     ) {
-        self.go_around(slots, count, (limit, false), victims);
+        let calm = EvictionLimit { may_take_needed: false, ..limit };
+        self.go_around(slots, count, calm, victims);
         if victims.is_empty() && limit.may_take_needed {
-            self.go_around(slots, count, (limit, true), victims);
+            self.go_around(slots, count, limit, victims);
         }
     }
 
@@ -103,7 +104,7 @@ impl Hand {
         &mut self,
         slots: &mut [Slot],
         count: usize,
-        (limit, takes_needed): (EvictionLimit, bool),
+        limit: EvictionLimit,
         victims: &mut Vec<(RowKey, u32)>,
     ) {
         let mut left = slots.len();
@@ -111,10 +112,11 @@ impl Hand {
             let wanted = count - victims.len();
             let len = (wanted * SLOTS_PER_VICTIM).min(left).min(slots.len() - self.at);
             let part = &mut slots[self.at..self.at + len];
-            take_highest(part, self.at, wanted, |slot| limit.rank(slot, takes_needed), victims);
+            take_highest(part, self.at, wanted, |slot| limit.rank(slot), victims);
             self.at = if self.at + len == slots.len() { 0 } else { self.at + len };
             left -= len;
         }
+        assert!(victims.len() <= count, "{} rows leave, {count} were wanted", victims.len());
     }
 }
 
@@ -225,15 +227,15 @@ mod tests {
                 }
             }
             let count = 2 + rng.below(60) as usize;
-            let takes = |slot: &&Slot| CALM.rank(slot, false).is_some();
+            let takes = |slot: &&Slot| CALM.rank(slot).is_some();
             let mut ranks: Vec<usize> =
-                slots.iter().filter(takes).filter_map(|slot| CALM.rank(slot, false)).collect();
+                slots.iter().filter(takes).filter_map(|slot| CALM.rank(slot)).collect();
             ranks.sort_unstable_by(|a, b| b.cmp(a));
             ranks.truncate(count);
             let before = slots.clone();
             let picked = pick(&mut slots, count, CALM);
             let mut taken: Vec<usize> =
-                picked.iter().filter_map(|&row| CALM.rank(&before[row as usize], false)).collect();
+                picked.iter().filter_map(|&row| CALM.rank(&before[row as usize])).collect();
             taken.sort_unstable_by(|a, b| b.cmp(a));
             assert_eq!(taken, ranks);
             let rows: std::collections::BTreeSet<_> = picked.iter().collect();

@@ -184,6 +184,7 @@ impl RowBuffer {
         }
         self.stats.evicted_count += self.victims.len() as u64;
         for (_, slot) in &self.victims {
+            debug_assert!(!pool.is_dirty(*slot), "a row leaves that was not written");
             pool.remove(*slot);
         }
         Ok(())
@@ -206,6 +207,7 @@ impl RowBuffer {
         let result = store.read(&keys, &mut |at, record| {
             let miss = misses[at];
             let pool = &mut pools[miss.pool as usize];
+            debug_assert_eq!(pool.find(miss.key), Some(miss.slot), "a miss lost its slot");
             let place = pool.record_mut(miss.slot);
             match record {
                 Some(bytes) => bytemuck::cast_slice_mut(place).copy_from_slice(bytes),
@@ -273,6 +275,7 @@ impl RowBuffer {
     /// Marks the record that starts at `start` in table `table`'s arena dirty and counts a use.
     pub(crate) fn finish_step(&mut self, table: u32, start: usize) {
         let pool = &mut self.pools[self.pool_of_table[table as usize] as usize];
+        debug_assert!(start.is_multiple_of(pool.record_words()), "no record starts at {start}");
         let slot = (start / pool.record_words()) as u32;
         pool.mark_dirty(slot);
         let record = pool.record_mut(slot);

@@ -1,11 +1,11 @@
-//! Slots for records of one length: an index, three kinds of protection, and a hand that chooses
-//! who leaves.
+//! Slots for records of one length: an index, three kinds of protection, and the hand of a clock
+//! that chooses which rows leave.
 //!
 //! ```text
 //! index: key -> slot            arena: slot * record_words
 //! ```
 //!
-//! A slot is *pinned* while the round that resolved it runs (its start is in somebody's hands),
+//! A slot is *pinned* while the round that resolved it runs (callers hold its start),
 //! *needed* while an announced batch still wants it, and *referenced* when used since the hand
 //! last passed. The hand never takes pinned rows, and needed ones for demand only, when nothing
 //! else is left; see [`leaving`](super::leaving).
@@ -154,10 +154,12 @@ impl RowPool {
         let place = &mut self.slots[slot as usize];
         let packed = place.packed();
         *place = Slot::default();
-        if let Ok(entry) = self.index.find_entry(mix64(packed), |other| *other == slot) {
-            entry.remove();
-            self.free.push(slot);
-        }
+        let Ok(entry) = self.index.find_entry(mix64(packed), |other| *other == slot) else {
+            panic!("slot {slot} is emptied and has no row")
+        };
+        entry.remove();
+        self.free.push(slot);
+        debug_assert!(self.index.len() + self.free.len() <= self.slots.len(), "slots are lost");
     }
 
     /// Chooses up to `count` slots to empty, with their keys; forgets nothing.
@@ -183,7 +185,7 @@ impl RowPool {
 
     /// Returns whether `slot` must be written before it leaves.
     pub(super) fn is_dirty(&self, slot: u32) -> bool {
-        self.slots.get(slot as usize).is_some_and(|slot| slot.has(DIRTY))
+        self.slots[slot as usize].has(DIRTY)
     }
 
     /// Lists the dirty slots with their keys.

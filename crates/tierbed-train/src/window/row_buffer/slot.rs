@@ -1,5 +1,4 @@
-//! What does the buffer know of a slot? Sixteen bytes: whose it is, who wants it, how often it
-//! was used.
+//! Slot of the row buffer in sixteen bytes: its row, which batches want it, how often it was used.
 //!
 //! ```text
 //! word   63 .. 60  59     58          57     56        55 ...... 0
@@ -83,6 +82,7 @@ impl Slot {
 
 /// Packs a key: 16 bits of table, 40 of row. Both bounds are the schema's.
 pub(super) fn pack(key: RowKey) -> u64 {
+    debug_assert!(key.row.0 >> ROW_BITS == 0 && key.table.0 >> 16 == 0, "{key:?}");
     u64::from(key.table.0) << ROW_BITS | key.row.0
 }
 
