@@ -51,7 +51,9 @@ impl BlockCache {
             return;
         }
         while self.used_bytes + bytes > self.capacity_bytes {
-            let Some((_, oldest)) = self.by_use.first_key_value() else { break };
+            let Some((_, oldest)) = self.by_use.first_key_value() else {
+                panic!("{} bytes are used by no block", self.used_bytes)
+            };
             self.remove(*oldest);
         }
         self.used_bytes += bytes;
@@ -67,7 +69,8 @@ impl BlockCache {
 
     fn remove(&mut self, place: BlockPlace) {
         if let Some((used, block)) = self.blocks.remove(&place) {
-            self.by_use.remove(&used);
+            let ordered = self.by_use.remove(&used);
+            assert_eq!(ordered, Some(place), "a block has one place in the order of use");
             self.used_bytes -= block.len() + ENTRY_BYTES;
         }
     }

@@ -212,6 +212,8 @@ impl LsmStore {
         }
         let new_bytes = attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();
         self.check_quota(new_bytes).map_err(failure)?;
+        let is_all_on_disk = self.sealed.is_empty() && self.active.is_empty();
+        assert!(is_all_on_disk || !self.segments.is_empty(), "rows in memory are in no log");
         let number = self.log.next_number();
         let segments: Vec<_> = self.segments.values().copied().collect();
         let store_file = self.write_version(number, &segments).map_err(|error| {

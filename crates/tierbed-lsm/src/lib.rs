@@ -38,7 +38,7 @@ mod wal;
 mod worker;
 mod write;
 
-pub use compaction::plan::{Picker, TreeShape};
+pub use compaction::picker::{Picker, TreeShape};
 pub use compaction::scheduler::Scheduling;
 pub use key::Key;
 pub use lookahead::hot_rows::HotRule;

@@ -5,7 +5,7 @@
 //! has reserved as `write buffers` before the first row.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use crate::key::Key;
 use crate::wal::SegmentId;
@@ -17,6 +17,12 @@ const ENTRY_BYTES: usize = 40;
 struct Place {
     at: usize,
     len_bytes: u32,
+}
+
+impl Place {
+    fn range(self) -> Range<usize> {
+        self.at..self.at + self.len_bytes as usize
+    }
 }
 
 /// Rows in memory, newest versions of all.
@@ -43,15 +49,19 @@ impl Memtable {
     }
 
     /// Remembers `record` as the newest version of `key`.
+    ///
+    /// # Panics
+    /// When it does not fit: the reservation does not cover it.
+    #[expect(clippy::indexing_slicing, reason = "the index holds places of the arena")]
     pub(crate) fn insert(&mut self, key: Key, record: &[u8]) {
         if let Some(place) = self.index.get(&key) {
-            if let Some(old) = self.arena.get_mut(place.at..place.at + place.len_bytes as usize) {
-                if old.len() == record.len() {
-                    old.copy_from_slice(record);
-                    return;
-                }
+            let old = &mut self.arena[place.range()];
+            if old.len() == record.len() {
+                old.copy_from_slice(record);
+                return;
             }
         }
+        assert!(self.fits(1, record.len()), "a memtable of {} bytes is full", self.capacity_bytes);
         if self.arena.capacity() == 0 {
             // Allocated once and whole: the reservation covers it, growing would copy.
             self.arena.reserve_exact(self.capacity_bytes);
@@ -63,11 +73,12 @@ impl Memtable {
 
     /// Returns the newest version of `key`, if it is here.
     pub(crate) fn get(&self, key: Key) -> Option<&[u8]> {
-        self.record(*self.index.get(&key)?)
+        Some(self.record(*self.index.get(&key)?))
     }
 
-    fn record(&self, place: Place) -> Option<&[u8]> {
-        self.arena.get(place.at..place.at + place.len_bytes as usize)
+    #[expect(clippy::indexing_slicing, reason = "the index holds places of the arena")]
+    fn record(&self, place: Place) -> &[u8] {
+        &self.arena[place.range()]
     }
 
     /// Returns the rows of a range, in key order.
@@ -75,7 +86,7 @@ impl Memtable {
         &self,
         range: RangeInclusive<Key>,
     ) -> impl Iterator<Item = (Key, &[u8])> + '_ {
-        self.index.range(range).filter_map(|(key, place)| Some((*key, self.record(*place)?)))
+        self.index.range(range).map(|(key, place)| (*key, self.record(*place)))
     }
 
     /// Returns the number of rows.

@@ -6,7 +6,7 @@ use tierbed_core::env::{Clock, SystemClock};
 use tierbed_core::{Budget, Error, Result};
 use tierbed_io::{EngineOptions, PAGE_BYTES};
 
-use crate::compaction::plan::{Picker, TreeShape};
+use crate::compaction::picker::{Picker, TreeShape};
 use crate::compaction::scheduler::Scheduling;
 use crate::lookahead::hot_rows::HotRule;
 use crate::worker::WorkerChoice;

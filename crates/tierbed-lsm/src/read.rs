@@ -324,6 +324,8 @@ impl LsmStore {
                 *loads.entry((sst.meta.id, *number)).or_default() += 1;
             }
             if self.engine.in_flight_count() == 0 {
+                let is_done = waiting.next().is_none();
+                assert!(is_done || result.is_err(), "a block that was asked for was not read");
                 return result;
             }
             self.engine.wait(&mut done)?;

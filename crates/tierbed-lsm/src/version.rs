@@ -157,11 +157,18 @@ impl Version {
     ///
     /// # Errors
     /// As [`new`](Self::new); an edit of ours never makes one, so it says that memory was bad.
+    ///
+    /// # Panics
+    /// When the edit removes an SST that is not live, or adds to a level that is none.
     pub fn edited(&self, edit: &VersionEdit) -> Result<Arc<Self>> {
         let mut levels = self.levels.clone();
+        let count = |levels: &[Vec<SstMeta>]| levels.iter().map(Vec::len).sum::<usize>();
+        let before = count(&levels);
         for ssts in &mut levels {
             ssts.retain(|sst| !edit.removed.contains(&sst.id));
         }
+        let removed = before - count(&levels);
+        assert_eq!(removed, edit.removed.len(), "an edit removes SSTs that are live");
         for (level, sst) in &edit.added {
             assert!(*level < LEVELS_MAX, "an edit adds to a level of the tree");
             levels[*level].push(*sst);

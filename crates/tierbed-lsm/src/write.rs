@@ -24,6 +24,7 @@ impl LsmStore {
             let (group, later) = rows.split_at(group_len);
             if group.is_empty() {
                 // The active memtable is full; a fresh one takes at least one row.
+                assert!(!self.active.is_empty(), "a row is larger than a memtable");
                 self.seal()?;
                 continue;
             }

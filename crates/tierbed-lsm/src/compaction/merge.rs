@@ -66,9 +66,11 @@ impl Merge {
                 version_count += 1;
             }
         }
+        debug_assert!(version_count > 0, "the source with the smallest key is one of the sources");
         self.visited_rows += version_count;
-        self.skipped_rows += version_count.saturating_sub(1);
+        self.skipped_rows += version_count - 1;
         self.choose();
+        debug_assert!(self.key().is_none_or(|next| key < next), "a source goes back");
         Ok(())
     }
 }

@@ -80,6 +80,8 @@ impl OutdatedMonitor {
         let known: u64 = inputs.iter().filter_map(|id| self.counts.remove(id)).sum();
         let left = known.saturating_sub(dropped);
         let rows: u64 = outputs.iter().map(|sst| sst.row_count).sum();
+        let is_apart = outputs.is_sorted_by(|one, next| one.last < next.first);
+        assert!(is_apart, "a row may lie in two outputs of a merge");
         for sst in outputs {
             let share = u128::from(left) * u128::from(sst.row_count) / u128::from(rows.max(1));
             if share > 0 {
@@ -155,7 +157,9 @@ mod tests {
         let counts = OutdatedCounts::from([(SstId(1), 10), (SstId(2), 5), (SstId(3), 1)]);
         let mut monitor = OutdatedMonitor::new(8, counts, &Budget::unlimited()).unwrap();
         monitor.note_read(key(1), SstId(2));
-        monitor.replace(&[SstId(1), SstId(2)], &[sst(7, 300), sst(8, 100)], 7);
+        let (low, high) =
+            (SstMeta { last: key(4), ..sst(7, 300) }, SstMeta { first: key(5), ..sst(8, 100) });
+        monitor.replace(&[SstId(1), SstId(2)], &[low, high], 7);
         let expected = OutdatedCounts::from([(SstId(3), 1), (SstId(7), 6), (SstId(8), 2)]);
         assert_eq!(monitor.counts(), &expected);
         monitor.note_write(key(1));

@@ -74,8 +74,14 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Builds a scheduler at time `now_us`.
+    ///
+    /// # Panics
+    /// When the device moves no bytes.
     #[must_use]
     pub fn new(scheduling: Scheduling, now_us: u64) -> Self {
+        if let Scheduling::SilkLike { device_bytes_per_s } = scheduling {
+            assert!(device_bytes_per_s > 0.0, "a device of {device_bytes_per_s} bytes per second");
+        }
         Self {
             scheduling,
             buffered_rows: 0,
@@ -121,7 +127,11 @@ impl Scheduler {
     }
 
     /// Decides about a compaction of `cost` at time `now_us`.
+    ///
+    /// # Panics
+    /// When the cost is no number: every comparison with it would say no.
     pub fn decide(&mut self, now_us: u64, cost: &CompactionCost) -> Decision {
+        assert!(cost.merge_us().is_finite() && cost.merge_us() >= 0.0, "{cost:?}");
         let is_allowed = match self.scheduling {
             Scheduling::Levelled => true,
             Scheduling::LookAhead => self.train_us(now_us) > cost.merge_us(),

@@ -75,6 +75,7 @@ pub fn pick_hot_rows(
     hot_before: &BTreeSet<RowKey>,
     rule: &HotRule,
 ) -> BTreeSet<RowKey> {
+    debug_assert!(window.rows.is_sorted_by(|a, b| a.key < b.key), "rows ascend, each once");
     let k = (window.access_count as f64 * rule.hot_ratio).floor() as usize;
     let is_candidate = |uses: &&RowUses| {
         let frequency = f64::from(uses.access_count) / window.sample_count.max(1) as f64;
@@ -129,6 +130,7 @@ impl HotRowIdentifier {
             return Err(error);
         }
         self.rows = joined(&self.rows, &ahead.unique_rows());
+        debug_assert!(self.rows.is_sorted_by(|a, b| a.key < b.key), "a row was joined twice");
         self.access_count += ahead.access_count;
         self.sample_count += ahead.sample_count;
         if self.sample_count as f64 * self.rule.frequency_min < 1.0 {

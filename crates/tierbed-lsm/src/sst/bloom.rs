@@ -27,6 +27,7 @@ impl Bloom {
 
     /// Builds the filter of `keys`.
     pub(crate) fn build(keys: &[Key], bits_per_row: u32, memory: Option<Reservation>) -> Self {
+        assert!(bits_per_row > 0, "a filter without bits admits no key");
         let len_bytes = Self::bytes_for(keys.len() as u64, bits_per_row) as usize;
         let mut bloom = Self::from_stored(vec![0; len_bytes], bits_per_row, memory);
         for key in keys {

@@ -47,6 +47,8 @@ impl RunCursor {
         chunk_bytes: usize,
     ) -> Result<Self> {
         let (first, last) = (*range.start(), *range.end());
+        let ascends = ssts.is_sorted_by(|one, next| one.meta.last < next.meta.first);
+        assert!(ascends, "the SSTs of a run overlap, or are out of order");
         let largest = ssts.iter().map(|sst| sst.meta.block_bytes as usize).max().unwrap_or(1);
         let mut cursor = Self {
             sst_at: ssts.partition_point(|sst| sst.meta.last < first),
@@ -96,6 +98,8 @@ impl RunCursor {
             let block = &self.buffer[self.block_at..];
             if let Some((key, place)) = self.places.row(block, self.row) {
                 self.record = self.block_at + place.start..self.block_at + place.end;
+                let is_later = self.current.is_none_or(|before| before < key);
+                debug_assert!(is_later, "a run goes back from {:?} to {key:?}", self.current);
                 self.current = (key <= self.last).then_some(key);
                 return Ok(());
             }
@@ -134,6 +138,7 @@ impl RunCursor {
     }
 
     fn load(&mut self, sst: &OpenSst) -> Result<()> {
+        assert!(self.block < sst.meta.rows_blocks, "block {} of {:?}", self.block, sst.meta);
         let block_bytes = sst.meta.block_bytes as usize;
         let room = (self.buffer.len() / block_bytes) as u32;
         let count = room.min(sst.meta.rows_blocks - self.block);

@@ -99,6 +99,7 @@ impl OpenSst {
         first_keys: Vec<u64>,
         filter: Option<Bloom>,
     ) -> Result<Self> {
+        assert_eq!(first_keys.len(), meta.rows_blocks as usize, "every block has a first key");
         let memory = tools.budget.reserve("block indexes", 8 * first_keys.len() as u64)?;
         Ok(Self { meta, device, first_keys, filter, _memory: memory })
     }
@@ -169,6 +170,8 @@ impl OpenSst {
     /// # Errors
     /// `Io`, or `Corruption` at the end of the file.
     pub(crate) fn read_blocks(&self, first: u32, out: &mut [u8]) -> Result<()> {
+        let is_whole = out.len().is_multiple_of(self.meta.block_bytes as usize);
+        assert!(is_whole, "{} bytes are no blocks of {}", out.len(), self.meta.block_bytes);
         let at = u64::from(first) * u64::from(self.meta.block_bytes);
         self.device.read_at(at, out).map_err(|error| error.with("sst_id", self.meta.id.0))
     }

@@ -44,6 +44,7 @@ impl<'a> SstWriter<'a> {
     /// # Errors
     /// `Io`, `NoSpace`.
     pub(crate) fn create(tools: &'a SstTools, id: SstId, block_bytes: usize) -> Result<Self> {
+        assert!(rows_per_block(block_bytes, 1) > 0, "blocks of {block_bytes} bytes hold no row");
         let device = tools.folder.open(&id.file_name(), OpenMode::Create)?;
         device.set_len(0)?;
         let filter_memory = match tools.filter_bits_per_row {
@@ -112,6 +113,8 @@ impl<'a> SstWriter<'a> {
         let Some(first) = self.keys.first().copied() else { return Ok(()) };
         let number = self.first_keys.len() as u32;
         let count = self.keys.len() as u32;
+        let is_even = self.records.len().is_multiple_of(self.keys.len());
+        assert!(is_even, "records of one block have one length");
         let record_bytes = self.records.len() as u32 / count;
         let deltas: Vec<u8> = self
             .keys
@@ -211,6 +214,7 @@ impl<'a> SstWriter<'a> {
             filter_bits_per_row: filter.as_ref().map_or(0, |_| self.tools.filter_bits_per_row),
         };
         self.write_chunk()?;
+        assert_eq!(self.written_bytes, meta.size_bytes(), "an SST is its blocks");
         self.device.set_len(self.written_bytes)?;
         self.device.sync()?;
         OpenSst::new(self.tools, meta, self.device, std::mem::take(&mut self.first_keys), filter)
@@ -221,7 +225,9 @@ impl<'a> SstWriter<'a> {
             return Ok(None);
         }
         let bits_per_row = self.tools.filter_bits_per_row;
-        let bytes = Bloom::bytes_for(self.filter_keys.len() as u64, bits_per_row);
+        let key_count = self.filter_keys.len() as u64;
+        assert_eq!(key_count, self.row_count, "a filter that lacks a row denies it");
+        let bytes = Bloom::bytes_for(key_count, bits_per_row);
         let memory = self.tools.budget.reserve("filters", bytes)?;
         Ok(Some(Bloom::build(&self.filter_keys, bits_per_row, Some(memory))))
     }

@@ -141,7 +141,9 @@ impl Entry {
 
     fn seal(&mut self, segment: SegmentId, number: u64, kind: u32) -> &[u8] {
         assert!(self.bytes.len() >= HEADER_BYTES, "an entry is cleared before it is filled");
-        let payload_bytes = (self.bytes.len() - HEADER_BYTES) as u32;
+        let payload_bytes = self.bytes.len() - HEADER_BYTES;
+        assert!(payload_bytes < COMMIT_BIT as usize, "an entry of {payload_bytes} bytes");
+        let payload_bytes = payload_bytes as u32;
         let header = (payload_bytes | kind)
             .to_le_bytes()
             .into_iter()

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tierbed_core::{Error, ErrorKind, Reservation, Result};
 
 use crate::compaction::merge::Merge;
-use crate::compaction::plan::MergePlan;
+use crate::compaction::picker::PickedMerge;
 use crate::key::Key;
 use crate::memtable::Memtable;
 use crate::sst::{OpenSst, RunCursor, SstTools, SstWriter};
@@ -43,7 +43,7 @@ pub(crate) enum Task {
 /// A merge with its inputs opened.
 #[derive(Debug)]
 pub(crate) struct MergeTask {
-    pub(crate) plan: MergePlan,
+    pub(crate) picked: PickedMerge,
     pub(crate) inputs: Vec<Arc<OpenSst>>,
     pub(crate) overlapping: Vec<Arc<OpenSst>>,
     pub(crate) rewrite: Option<Arc<OpenSst>>,
@@ -54,7 +54,7 @@ impl Job {
     pub(crate) fn size_bytes(&self) -> u64 {
         match &self.task {
             Task::Flush(memtable) => memtable.record_bytes() as u64,
-            Task::Merge(merge) => merge.plan.size_bytes(),
+            Task::Merge(merge) => merge.picked.size_bytes(),
         }
     }
 }
@@ -195,7 +195,7 @@ impl<'a> Running<'a> {
         let chunk_bytes = self.tools.chunk_bytes;
         let all = Key::MIN..=Key::MAX;
         let mut runs = Vec::new();
-        if task.plan.input_level == 0 {
+        if task.picked.input_level == 0 {
             runs.extend(task.inputs.iter().rev().map(|sst| vec![Arc::clone(sst)]));
         } else {
             runs.push(task.inputs.clone());

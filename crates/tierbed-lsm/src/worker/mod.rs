@@ -16,10 +16,10 @@ mod thread;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_core::{ErrorKind, Result};
 use tierbed_io::PAGE_BYTES;
 
-use crate::compaction::plan::{input_ids, plan_compaction, MergePlan, PickerInput, Plan};
+use crate::compaction::picker::{input_ids, pick_compaction, Pick, PickedMerge, PickerInput};
 use crate::compaction::scheduler::{CompactionCost, Decision};
 use crate::sst::OpenSst;
 use crate::store::LsmStore;
@@ -109,8 +109,13 @@ impl LsmStore {
     }
 
     fn take_over(&mut self, done: Done) -> Result<Work> {
-        // Whatever became of it, the desk is empty.
-        self.under_way = None;
+        // Whatever became of it, no job is under way.
+        let begun = self.under_way.take();
+        if let (Some(begun), Ok(made)) = (begun, &done.result) {
+            // Garbage collection spares files from this number on while the job runs.
+            let is_spared = made.ssts().all(|sst| sst.meta.id >= begun.first_new);
+            assert!(is_spared, "a job made an SST with a number given before");
+        }
         self.install(done)
     }
 
@@ -119,6 +124,7 @@ impl LsmStore {
             let done = carry_out(job, &self.tools);
             return self.install(done);
         };
+        assert!(self.under_way.is_none(), "one job is under way at a time");
         let under_way = UnderWay {
             is_flush: matches!(job.task, Task::Flush(_)),
             first_new: self.tools.peek_id(),
@@ -182,22 +188,22 @@ impl LsmStore {
             outdated: self.monitor.counts(),
             merge_us_per_byte,
         };
-        let plan = match plan_compaction(&self.version, &self.options.shape, &input) {
-            Plan::Idle => return Ok(Next::Did(Work::Idle)),
-            Plan::Move { sst, input_level } => {
+        let picked = match pick_compaction(&self.version, &self.options.shape, &input) {
+            Pick::Idle => return Ok(Next::Did(Work::Idle)),
+            Pick::Move { sst, input_level } => {
                 let removed = BTreeSet::from([sst.id]);
                 let edit = VersionEdit { removed, added: vec![(input_level + 1, sst)] };
                 self.version = self.version.edited(&edit)?;
                 self.lsm.move_count += 1;
                 return Ok(Next::Did(Work::Moved));
             }
-            Plan::Merge(plan) => plan,
+            Pick::Merge(picked) => picked,
         };
-        let is_urgent = plan.is_urgent;
+        let is_urgent = picked.is_urgent;
         let cost = CompactionCost {
-            size_bytes: plan.size_bytes(),
+            size_bytes: picked.size_bytes(),
             merge_us_per_byte,
-            input_level: plan.input_level,
+            input_level: picked.input_level,
             is_urgent,
         };
         match self.scheduler.decide(self.options.clock.now_us(), &cost) {
@@ -208,7 +214,7 @@ impl LsmStore {
             Decision::RunUrgently => self.lsm.urgent_count += 1,
             Decision::Run => {}
         }
-        match self.check_quota(plan.size_bytes()) {
+        match self.check_quota(picked.size_bytes()) {
             // Without room for the outputs the inputs stay as they are; reads go on.
             Err(error) if error.kind() == ErrorKind::NoSpace && !is_urgent => {
                 self.lsm.deferred_count += 1;
@@ -216,22 +222,18 @@ impl LsmStore {
             }
             result => result?,
         }
-        let rewrite = plan.rewrite.map(|(_, sst)| sst);
+        let rewrite = picked.rewrite.map(|(_, sst)| sst);
         let task = MergeTask {
-            inputs: self.open_ssts(&plan.inputs)?,
-            overlapping: self.open_ssts(&plan.overlapping)?,
-            rewrite: self.open_ssts(rewrite.as_slice())?.pop(),
-            plan,
+            inputs: self.open_ssts(&picked.inputs),
+            overlapping: self.open_ssts(&picked.overlapping),
+            rewrite: self.open_ssts(rewrite.as_slice()).pop(),
+            picked,
         };
         Ok(Next::Do(Box::new(self.job(Task::Merge(task)))))
     }
 
-    fn open_ssts(&self, metas: &[SstMeta]) -> Result<Vec<Arc<OpenSst>>> {
-        let open = |meta: &SstMeta| {
-            let sst = self.ssts.get(&meta.id).cloned();
-            sst.ok_or_else(|| Error::corruption("live SST is not open").with("sst_id", meta.id.0))
-        };
-        metas.iter().map(open).collect()
+    fn open_ssts(&self, metas: &[SstMeta]) -> Vec<Arc<OpenSst>> {
+        metas.iter().map(|meta| self.open_sst(meta.id)).collect()
     }
 
     // Puts the version with what a job made in place.
@@ -245,8 +247,13 @@ impl LsmStore {
             return Err(error);
         }
         match done.job.task {
-            Task::Flush(_) => self.install_flush(made).map(|()| Work::Flushed),
-            Task::Merge(merge) => self.install_merge(&merge.plan, made).map(|()| Work::Compacted),
+            Task::Flush(memtable) => {
+                let oldest = self.sealed.front();
+                let is_oldest = oldest.is_some_and(|oldest| Arc::ptr_eq(oldest, &memtable));
+                assert!(is_oldest, "memtables become SSTs in the order in which they were sealed");
+                self.install_flush(made).map(|()| Work::Flushed)
+            }
+            Task::Merge(merge) => self.install_merge(&merge.picked, made).map(|()| Work::Compacted),
         }
     }
 
@@ -266,17 +273,19 @@ impl LsmStore {
         Ok(())
     }
 
-    fn install_merge(&mut self, plan: &MergePlan, made: Made) -> Result<()> {
+    fn install_merge(&mut self, picked: &PickedMerge, made: Made) -> Result<()> {
         let merged = made.merged;
-        let inputs = input_ids(plan);
-        let output_level = plan.input_level + 1;
+        let inputs = input_ids(picked);
+        let output_level = picked.input_level + 1;
         let mut edit = VersionEdit { removed: inputs.iter().copied().collect(), added: vec![] };
         edit.added.extend(merged.metas().into_iter().map(|sst| (output_level, sst)));
         self.monitor.replace(&inputs, &merged.metas(), merged.dropped_rows);
         self.count_merge(&merged);
         let mut outputs = merged.outputs;
-        self.lsm.rewrites_skipped += u64::from(plan.rewrite.is_some() && made.rewritten.is_none());
-        if let (Some((level, sst)), Some(rewritten)) = (&plan.rewrite, made.rewritten) {
+        let is_picked = picked.rewrite.is_some();
+        assert!(is_picked || made.rewritten.is_none(), "an SST was rewritten that was not picked");
+        self.lsm.rewrites_skipped += u64::from(is_picked && made.rewritten.is_none());
+        if let (Some((level, sst)), Some(rewritten)) = (&picked.rewrite, made.rewritten) {
             edit.removed.insert(sst.id);
             edit.added.extend(rewritten.metas().into_iter().map(|sst| (*level, sst)));
             self.monitor.replace(&[sst.id], &rewritten.metas(), rewritten.dropped_rows);
@@ -284,7 +293,7 @@ impl LsmStore {
             self.lsm.rewrite_count += 1;
             outputs.extend(rewritten.outputs);
         }
-        self.lsm.compaction_read_bytes += plan.size_bytes();
+        self.lsm.compaction_read_bytes += picked.size_bytes();
         self.lsm.compaction_count += 1;
         self.lsm.compaction_us += made.took_us;
         self.install_edit(&edit, outputs)
@@ -305,12 +314,12 @@ impl LsmStore {
             self.attach(Arc::new(sst));
         }
         for id in &edit.removed {
-            if let Some(sst) = self.ssts.remove(id) {
-                self.cache.remove_sst(*id, sst.meta.rows_blocks);
-            }
-            if let Some(device) = self.device_ids.remove(id) {
-                self.engine.detach(device);
-            }
+            let (sst, device) = (self.ssts.remove(id), self.device_ids.remove(id));
+            let (Some(sst), Some(device)) = (sst, device) else {
+                panic!("the live SST {} is not open", id.0)
+            };
+            self.cache.remove_sst(*id, sst.meta.rows_blocks);
+            self.engine.detach(device);
             if !self.committed.ssts.contains_key(id) {
                 let _ = self.tools.folder.remove(&id.file_name());
             }

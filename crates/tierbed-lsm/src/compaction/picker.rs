@@ -58,7 +58,7 @@ pub struct PickerInput<'a> {
 
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plan {
+pub enum Pick {
     /// No level is due.
     Idle,
     /// Hang one SST a level deeper, where it meets no other.
@@ -69,12 +69,12 @@ pub enum Plan {
         input_level: usize,
     },
     /// Merge.
-    Merge(MergePlan),
+    Merge(PickedMerge),
 }
 
 /// A merge of SSTs of one level into the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MergePlan {
+pub struct PickedMerge {
     /// Level the merge empties; the next one takes the rows.
     pub input_level: usize,
     /// SSTs of that level; of level 0 oldest first.
@@ -87,7 +87,7 @@ pub struct MergePlan {
     pub is_urgent: bool,
 }
 
-impl MergePlan {
+impl PickedMerge {
     /// Returns the bytes to read: the sum in RecDB Eq. 1b and 2b.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
@@ -98,11 +98,16 @@ impl MergePlan {
 
 /// Chooses what to do next.
 #[must_use]
-pub fn plan_compaction(version: &Version, shape: &TreeShape, input: &PickerInput<'_>) -> Plan {
+pub fn pick_compaction(version: &Version, shape: &TreeShape, input: &PickerInput<'_>) -> Pick {
+    assert!(shape.l0_trigger > 0 && shape.l0_stop >= shape.l0_trigger, "{shape:?}");
+    assert!(shape.level1_bytes > 0 && shape.level_ratio > 0, "{shape:?}");
     let l0_count = version.level(0).len();
+    // Before any other level: until level 0 is merged, no memtable can be flushed and writes wait.
     if l0_count >= shape.l0_stop {
-        return plan_level0(version, input, true);
+        return pick_level0(version, input, true);
     }
+    // Deeper levels are urgent by the same ratio, so that one rule says how far a level may fall
+    // behind.
     let urgent_due = shape.l0_stop as f64 / shape.l0_trigger as f64;
     let due = |level: usize| -> f64 {
         if level == 0 {
@@ -115,29 +120,31 @@ pub fn plan_compaction(version: &Version, shape: &TreeShape, input: &PickerInput
     // Of two levels that are equally overdue, the shallower one slows every read more.
     let most = levels.rev().max_by(|one, other| one.0.total_cmp(&other.0));
     match most {
-        Some((due, 0)) if due >= 1.0 => plan_level0(version, input, false),
-        Some((due, level)) if due >= 1.0 => plan_deeper(version, level, due >= urgent_due, input),
-        _ => Plan::Idle,
+        Some((due, 0)) if due >= 1.0 => pick_level0(version, input, false),
+        Some((due, level)) if due >= 1.0 => pick_deeper(version, level, due >= urgent_due, input),
+        _ => Pick::Idle,
     }
 }
 
-fn plan_level0(version: &Version, input: &PickerInput<'_>, is_urgent: bool) -> Plan {
+fn pick_level0(version: &Version, input: &PickerInput<'_>, is_urgent: bool) -> Pick {
+    // All of it: the SSTs overlap, and one left behind would hold older versions above newer ones.
     let inputs = version.level(0).to_vec();
     if inputs.is_empty() {
-        return Plan::Idle;
+        return Pick::Idle;
     }
     let overlapping = version.overlapping(1, &inputs);
     let rewrite = match input.picker {
         Picker::Largest => None,
         Picker::MostOutdated => pick_rewrite(version, input),
     };
-    Plan::Merge(MergePlan { input_level: 0, inputs, overlapping, rewrite, is_urgent })
+    Pick::Merge(PickedMerge { input_level: 0, inputs, overlapping, rewrite, is_urgent })
 }
 
-fn plan_deeper(version: &Version, level: usize, is_urgent: bool, input: &PickerInput<'_>) -> Plan {
+fn pick_deeper(version: &Version, level: usize, is_urgent: bool, input: &PickerInput<'_>) -> Pick {
     let ssts = version.level(level).iter();
     // `max_by` takes the last of equals; reversed, that is the first in key order.
     let picked = match input.picker {
+        // A large SST frees most of its level per SST that it meets below.
         Picker::Largest => ssts.rev().max_by_key(|sst| sst.size_bytes()),
         Picker::MostOutdated => ssts.rev().max_by(|one, other| {
             let score = |sst: &SstMeta| {
@@ -146,21 +153,26 @@ fn plan_deeper(version: &Version, level: usize, is_urgent: bool, input: &PickerI
             score(one).total_cmp(&score(other)).then(one.size_bytes().cmp(&other.size_bytes()))
         }),
     };
-    let Some(sst) = picked.copied() else { return Plan::Idle };
+    let Some(sst) = picked.copied() else { return Pick::Idle };
     let overlapping = version.overlapping(level + 1, &[sst]);
+    // Nothing to merge with, so nothing to read or write: it only hangs lower.
     if overlapping.is_empty() {
-        return Plan::Move { sst, input_level: level };
+        return Pick::Move { sst, input_level: level };
     }
     let inputs = vec![sst];
-    Plan::Merge(MergePlan { input_level: level, inputs, overlapping, rewrite: None, is_urgent })
+    Pick::Merge(PickedMerge { input_level: level, inputs, overlapping, rewrite: None, is_urgent })
 }
 
 /// Outdated rows of `sst` per time to merge it with `others`.
 ///
 /// Source: RecDB Eq. 1: `C_score(fid) = outdated_num(fid) / T_merge(fid)` with
 /// `T_merge(fid) = V_merge x sum of size(k) over comp_files(fid)`.
+///
+/// # Panics
+/// When a merge takes no time: all scores would be infinite, and any SST the best.
 #[must_use]
 pub fn compaction_score(sst: &SstMeta, others: &[SstMeta], input: &PickerInput<'_>) -> f64 {
+    assert!(input.merge_us_per_byte > 0.0, "{} us per byte", input.merge_us_per_byte);
     let outdated = outdated_rows(input.outdated, sst.id);
     let bytes = sst.size_bytes() + others.iter().map(SstMeta::size_bytes).sum::<u64>();
     outdated as f64 / (input.merge_us_per_byte * bytes.max(1) as f64)
@@ -174,6 +186,7 @@ pub fn compaction_score(sst: &SstMeta, others: &[SstMeta], input: &PickerInput<'
 /// writes it back to its own level.
 #[must_use]
 pub fn pick_rewrite(version: &Version, input: &PickerInput<'_>) -> Option<(usize, SstMeta)> {
+    // The merge knows only its own keys to be newer, so an SST beyond them cannot be freed by it.
     let first = version.level(0).iter().map(|sst| sst.first).min()?;
     let last = version.level(0).iter().map(|sst| sst.last).max()?;
     let candidates = version.ssts().filter(|(level, sst)| {
@@ -188,9 +201,9 @@ pub fn pick_rewrite(version: &Version, input: &PickerInput<'_>) -> Option<(usize
         .map(|(level, sst)| (level, *sst))
 }
 
-/// Returns the ids of a plan's inputs, all of which the merge replaces.
-pub(crate) fn input_ids(plan: &MergePlan) -> Vec<SstId> {
-    plan.inputs.iter().chain(&plan.overlapping).map(|sst| sst.id).collect()
+/// Returns the ids of a merge's inputs, all of which it replaces.
+pub(crate) fn input_ids(merge: &PickedMerge) -> Vec<SstId> {
+    merge.inputs.iter().chain(&merge.overlapping).map(|sst| sst.id).collect()
 }
 
 #[cfg(test)]

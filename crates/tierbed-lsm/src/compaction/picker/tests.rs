@@ -33,13 +33,13 @@ fn input(picker: Picker, outdated: &OutdatedCounts) -> PickerInput<'_> {
     PickerInput { picker, outdated, merge_us_per_byte: 0.001 }
 }
 
-fn plan(version: &Version, picker: Picker, outdated: &[(u64, u64)]) -> Plan {
+fn pick(version: &Version, picker: Picker, outdated: &[(u64, u64)]) -> Pick {
     let outdated = outdated.iter().map(|(id, count)| (SstId(*id), *count)).collect();
-    plan_compaction(version, &SHAPE, &input(picker, &outdated))
+    pick_compaction(version, &SHAPE, &input(picker, &outdated))
 }
 
-fn picked(plan: &Plan) -> (usize, Vec<u64>, Vec<u64>) {
-    let Plan::Merge(merge) = plan else { panic!("no merge: {plan:?}") };
+fn picked(pick: &Pick) -> (usize, Vec<u64>, Vec<u64>) {
+    let Pick::Merge(merge) = pick else { panic!("no merge: {pick:?}") };
     let ids = |ssts: &[SstMeta]| ssts.iter().map(|sst| sst.id.0).collect();
     (merge.input_level, ids(&merge.inputs), ids(&merge.overlapping))
 }
@@ -55,8 +55,8 @@ fn the_papers_figure_4_largest_frees_one_row_and_the_picker_two() {
     ];
     let version = version(levels);
     let outdated = [(1, 1), (2, 2)];
-    assert_eq!(picked(&plan(&version, Picker::Largest, &outdated)), (1, vec![1], vec![3, 4]));
-    assert_eq!(picked(&plan(&version, Picker::MostOutdated, &outdated)), (1, vec![2], vec![5, 6]));
+    assert_eq!(picked(&pick(&version, Picker::Largest, &outdated)), (1, vec![1], vec![3, 4]));
+    assert_eq!(picked(&pick(&version, Picker::MostOutdated, &outdated)), (1, vec![2], vec![5, 6]));
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn equation_1_divides_by_the_time_of_the_whole_merge() {
 fn level_0_goes_whole_with_all_it_overlaps() {
     let two = vec![vec![sst(8, 0, 30, 1), sst(9, 60, 70, 1)], vec![sst(1, 20, 25, 1)]];
     // The hull 0..=70 is one run, so what lies in its gap takes part too.
-    assert_eq!(picked(&plan(&version(two), Picker::Largest, &[])), (0, vec![8, 9], vec![1]));
+    assert_eq!(picked(&pick(&version(two), Picker::Largest, &[])), (0, vec![8, 9], vec![1]));
     let one = vec![vec![sst(8, 0, 30, 1)]];
-    assert_eq!(plan(&version(one), Picker::Largest, &[]), Plan::Idle);
+    assert_eq!(pick(&version(one), Picker::Largest, &[]), Pick::Idle);
 }
 
 #[test]
@@ -87,16 +87,16 @@ fn the_most_overdue_level_goes_first_but_a_full_level_0_before_all() {
     let l0: Vec<_> = (0..3).map(|at| sst(10 + at, 0, 9, 1)).collect();
     let deeper = [vec![sst(1, 0, 9, 4), sst(2, 10, 19, 4)], vec![sst(3, 0, 19, 1)]];
     let levels = |l0: &[SstMeta]| [vec![l0.to_vec()], deeper.to_vec()].concat();
-    assert_eq!(picked(&plan(&version(levels(&l0)), Picker::Largest, &[])).0, 1);
+    assert_eq!(picked(&pick(&version(levels(&l0)), Picker::Largest, &[])).0, 1);
     let full = [l0.clone(), vec![sst(13, 0, 9, 1)]].concat();
-    assert_eq!(picked(&plan(&version(levels(&full)), Picker::Largest, &[])).0, 0);
+    assert_eq!(picked(&pick(&version(levels(&full)), Picker::Largest, &[])).0, 0);
 }
 
 #[test]
 fn a_level_that_is_as_overdue_as_a_full_level_0_does_not_wait() {
     let is_urgent = |blocks| {
         let levels = vec![vec![], vec![sst(1, 0, 9, blocks)], vec![sst(3, 0, 19, 1)]];
-        let Plan::Merge(merge) = plan(&version(levels), Picker::Largest, &[]) else { panic!() };
+        let Pick::Merge(merge) = pick(&version(levels), Picker::Largest, &[]) else { panic!() };
         merge.is_urgent
     };
     // Level 1 should hold 4 blocks; l0_stop / l0_trigger is 2.
@@ -107,8 +107,8 @@ fn a_level_that_is_as_overdue_as_a_full_level_0_does_not_wait() {
 #[test]
 fn an_sst_that_meets_nothing_below_is_moved() {
     let levels = vec![vec![], vec![sst(1, 0, 9, 5)], vec![sst(3, 50, 60, 1)]];
-    let expected = Plan::Move { sst: sst(1, 0, 9, 5), input_level: 1 };
-    assert_eq!(plan(&version(levels), Picker::MostOutdated, &[]), expected);
+    let expected = Pick::Move { sst: sst(1, 0, 9, 5), input_level: 1 };
+    assert_eq!(pick(&version(levels), Picker::MostOutdated, &[]), expected);
 }
 
 #[test]
@@ -122,11 +122,11 @@ fn algorithm_1_takes_the_best_score_of_level_2_or_deeper_with_level_0_only() {
     let version = version(levels);
     // 1 lies too high, 5 out of reach; 3 frees 10 per block, 2 frees 8, 4 frees 3.
     let outdated = [(1, 99), (2, 16), (3, 10), (4, 27), (5, 99)];
-    let Plan::Merge(merge) = plan(&version, Picker::MostOutdated, &outdated) else { panic!() };
+    let Pick::Merge(merge) = pick(&version, Picker::MostOutdated, &outdated) else { panic!() };
     assert_eq!(merge.rewrite.map(|(level, sst)| (level, sst.id)), Some((2, SstId(3))));
     assert_eq!(merge.size_bytes(), (2 + 1 + 1) * 4096);
-    let Plan::Merge(merge) = plan(&version, Picker::MostOutdated, &[(1, 5)]) else { panic!() };
+    let Pick::Merge(merge) = pick(&version, Picker::MostOutdated, &[(1, 5)]) else { panic!() };
     assert_eq!(merge.rewrite, None, "nothing outdated, nothing to rewrite");
-    let Plan::Merge(merge) = plan(&version, Picker::Largest, &outdated) else { panic!() };
+    let Pick::Merge(merge) = pick(&version, Picker::Largest, &outdated) else { panic!() };
     assert_eq!(merge.rewrite, None);
 }
