@@ -25,7 +25,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::store::{Attachment, CommitInfo};
-use tierbed_core::{Error, ErrorKind, Poison, Result, Schema};
+use tierbed_core::{Error, ErrorKind, Poison, Result, Schema, TableSchema};
 use tierbed_io::Folder;
 
 use crate::kept::{is_kept, is_staged, remove_staged, RESTORE};
@@ -59,6 +59,23 @@ pub struct Manifest {
     pub store_file: Option<TableMeta>,
     /// Blobs committed together with the rows.
     pub attachments: Vec<AttachmentMeta>,
+}
+
+impl Manifest {
+    /// Returns each table with the file that the commit has of it.
+    ///
+    /// # Errors
+    /// `Corruption` when it names no file per table: without, tables would be missing unnoticed.
+    pub fn table_files(&self) -> Result<impl Iterator<Item = (&TableSchema, &TableMeta)>> {
+        let tables = self.schema.tables();
+        if tables.len() != self.tables.len() {
+            return Err(Error::corruption("manifest names no file for a table")
+                .with("tables", tables.len())
+                .with("files", self.tables.len())
+                .with("remedy", "restore the store's folder from a copy"));
+        }
+        Ok(tables.iter().zip(&self.tables))
+    }
 }
 
 /// The commit's own file of one table, or of the store.

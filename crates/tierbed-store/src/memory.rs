@@ -155,7 +155,7 @@ impl MemoryStore {
             // Twice: half of the budget is for what is above the store.
             let rows_bytes: u64 = manifest.schema.tables().iter().map(rows_bytes).sum();
             store.budget.name_at_least(2 * rows_bytes);
-            for (schema, meta) in manifest.schema.tables().iter().zip(&manifest.tables) {
+            for (schema, meta) in manifest.table_files()? {
                 let mut table = Table::new(schema, &store.budget)?;
                 read_dump(folder.as_ref(), meta, schema, &mut table)?;
                 store.schema.add(schema.clone())?;

@@ -32,6 +32,7 @@ impl ColdStore {
         self.flush().map_err(failure)?;
         // Rows of runs that were given up wait in the write buffer again.
         self.flush_runs().map_err(failure)?;
+        assert!(self.buffer.is_empty(), "a commit would lose the rows that wait");
         let new_bytes = attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();
         self.check_quota(new_bytes).map_err(failure)?;
         // A failed sync leaves open which writes reached the disk; asking again proves nothing.
@@ -55,6 +56,7 @@ impl ColdStore {
     }
 
     fn write_tables(&self, number: u64) -> Result<Vec<TableMeta>> {
+        assert_eq!(self.tables.len(), self.schema.tables().len(), "every table is open");
         let mut metas = Vec::with_capacity(self.tables.len());
         for (table, schema) in self.tables.iter().zip(self.schema.tables()) {
             let file = CommitLog::file_name(number, &format!("{}.cold", schema.name));

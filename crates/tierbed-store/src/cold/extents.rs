@@ -52,6 +52,7 @@ impl Extents {
     /// Gives an extent back, now or after the next commit.
     pub(crate) fn release(&mut self, extent: u32) {
         assert!(extent < self.count(), "extent {extent} was taken from this file");
+        debug_assert!(!self.free.contains(&extent), "extent {extent} is released twice");
         if self.is_committed[extent as usize] {
             self.quarantine.push(extent);
         } else {

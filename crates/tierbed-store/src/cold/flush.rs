@@ -229,7 +229,8 @@ impl ColdTable {
             self.add_live(extent, 1);
         }
         let version = run.version;
-        self.runs.insert(version, run);
+        let before = self.runs.insert(version, run);
+        assert!(before.is_none(), "version {version} is given once");
         if live == 0 {
             self.drop_run(version);
         }

@@ -5,6 +5,8 @@
 //! Source: RecDB §4.3, Eq. 1.
 //! Differs: ranges instead of files, because a base has no levels.
 
+#![expect(clippy::indexing_slicing, reason = "a chunk has at least one pick")]
+
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
@@ -59,6 +61,7 @@ pub(crate) fn pick(
 ) -> Vec<Candidate> {
     let mut heap = BinaryHeap::new();
     for candidate in candidates.filter(|candidate| candidate.outdated > 0) {
+        assert!(candidate.cost_bytes > 0, "a merge that moves nothing: {candidate:?}");
         if heap.len() == PICKS_MAX {
             let is_worse = |worst: &WorstFirst| by_score(&candidate, &worst.0).is_le();
             if heap.peek().is_some_and(is_worse) {
@@ -97,7 +100,7 @@ pub(crate) struct Group {
 pub(crate) fn group(picks: &[Candidate], ranges_max: impl Fn(u32) -> usize) -> Vec<Group> {
     let mut groups = Vec::new();
     for same_table in picks.chunk_by(|a, b| a.table == b.table) {
-        let Some(Candidate { table, .. }) = same_table.first().copied() else { continue };
+        let table = same_table[0].table;
         for together in same_table.chunks(ranges_max(table).max(1)) {
             let ranges = together.iter().map(|pick| pick.range as usize).collect();
             groups.push(Group { table, ranges });

@@ -115,7 +115,7 @@ impl ColdStore {
             _lock: lock,
         };
         if let Some(manifest) = store.log.manifest().cloned() {
-            for (table, meta) in manifest.schema.tables().iter().zip(&manifest.tables) {
+            for (table, meta) in manifest.table_files()? {
                 store.open_table(table.clone(), Some(meta))?;
             }
         }

@@ -270,24 +270,31 @@ impl ColdTable {
         place.get_or_insert_default().parts.push((first, version));
     }
 
-    /// Counts `count` more rows or keys that live in `extent`. A damaged commit may name keys in
-    /// an extent of no run; nothing is counted for those.
+    /// Counts `count` more rows or keys that live in `extent`.
+    ///
+    /// # Panics
+    /// When the extent holds no run.
     pub(crate) fn add_live(&mut self, extent: u32, count: u32) {
-        if let Some(Some(place)) = self.delta_extents.get_mut(extent as usize) {
-            place.live += count;
-        }
+        let Some(place) = &mut self.delta_extents[extent as usize] else {
+            panic!("extent {extent} of {} holds no run", self.file)
+        };
+        place.live += count;
     }
 
     /// Counts the row at `loc` out: it was written again or merged. An extent without live rows
     /// and keys, and a run without rows, are given back.
     pub(crate) fn kill(&mut self, loc: u32) {
         let (page, _) = self.geometry.delta_place(loc);
-        let version = self.version_of_page(page);
-        // Its extent may go before its run does, when a damaged commit named wrong key pages.
+        // Before its extent goes, which may be with this row.
+        let Some(version) = self.version_of_page(page) else {
+            panic!("a delta row lies on page {page} of no run")
+        };
         self.drop_live(self.geometry.extent_of(page));
-        let Some(version) = version else { return };
-        let Some(run) = self.runs.get_mut(&version) else { return };
-        run.live_rows = run.live_rows.saturating_sub(1);
+        let Some(run) = self.runs.get_mut(&version) else {
+            panic!("run {version} went before its rows")
+        };
+        assert!(run.live_rows > 0, "run {version} has fewer rows than leave it");
+        run.live_rows -= 1;
         if run.live_rows == 0 {
             self.drop_run(version);
         }
@@ -295,15 +302,19 @@ impl ColdTable {
 
     /// Forgets a run without live rows: its keys are needed no more.
     pub(crate) fn drop_run(&mut self, version: u32) {
-        let Some(run) = self.runs.remove(&version) else { return };
+        let Some(run) = self.runs.remove(&version) else { panic!("run {version} goes twice") };
+        assert_eq!(run.live_rows, 0, "run {version} goes and has live rows");
         for extent in key_extents(&self.geometry, &run) {
             self.drop_live(extent);
         }
     }
 
     fn drop_live(&mut self, extent: u32) {
-        let Some(Some(place)) = self.delta_extents.get_mut(extent as usize) else { return };
-        place.live = place.live.saturating_sub(1);
+        let Some(place) = &mut self.delta_extents[extent as usize] else {
+            panic!("extent {extent} of {} holds no run", self.file)
+        };
+        assert!(place.live > 0, "fewer rows live in extent {extent} than leave it");
+        place.live -= 1;
         let is_open = self.open.is_some_and(|(open, _)| open == extent);
         if place.live == 0 && !is_open && !self.is_restoring {
             self.release_delta(extent);
@@ -312,10 +323,10 @@ impl ColdTable {
 
     fn release_delta(&mut self, extent: u32) {
         assert!(!self.is_restoring, "extents are given back when all runs are known");
-        if self.delta_extents[extent as usize].take().is_some() {
-            self.delta_extent_count -= 1;
-            self.extents.release(extent);
-        }
+        let place = self.delta_extents[extent as usize].take();
+        assert!(place.is_some_and(|place| place.live == 0), "extent {extent} goes with rows in it");
+        self.delta_extent_count -= 1;
+        self.extents.release(extent);
     }
 
     /// Says where the next run begins; an extent left behind is given back when nothing lives
@@ -338,6 +349,7 @@ impl ColdTable {
     pub(crate) fn set_base(&mut self, range: usize, base: BaseRange) {
         assert!(base.extent().is_some(), "a merged range has an extent");
         let before = std::mem::replace(&mut self.ranges[range], base);
+        assert!(base.version > before.version, "range {range} goes back to {}", base.version);
         self.base_count += 1;
         if let Some(extent) = before.extent() {
             self.base_count -= 1;
@@ -386,7 +398,7 @@ impl ColdTable {
         let is_empty =
             |run: &&Run| f64::from(run.live_rows) < LIVE_SHARE * f64::from(run.row_count);
         let dead_bytes = |run: &Run| {
-            let dead_rows = u64::from(run.row_count.saturating_sub(run.live_rows));
+            let dead_rows = u64::from(run.row_count - run.live_rows);
             dead_rows * self.record_bytes() as u64
         };
         let runs = self.runs.values().filter(is_empty);

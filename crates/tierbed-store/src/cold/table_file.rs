@@ -3,7 +3,7 @@
 //! Little-endian words; normative: `docs/reference/formats/cold.md`. The checksum is in the
 //! manifest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::HEADER_BYTES;
 use tierbed_core::{Error, Result, TableSchema};
@@ -176,6 +176,26 @@ impl StoredTable {
             && parts
             && open
             && self.runs.iter().all(|run| is_version(run.version) && self.is_possible_run(run))
+            && self.has_own_keys()
+    }
+
+    // Whether every key page lies in an extent of runs, in the part of its own run. Record pages
+    // need not: those whose rows are all outdated may be another run's by now.
+    fn has_own_keys(&self) -> bool {
+        let parts: BTreeMap<u32, &[(u32, u32)]> =
+            self.parts.iter().map(|(extent, parts)| (*extent, parts.as_slice())).collect();
+        let owner_of = |page: u32| {
+            let extent = self.geometry.extent_of(page);
+            let parts = parts.get(&extent)?;
+            let at = page - self.geometry.first_page(extent);
+            let after = parts.partition_point(|(first, _)| *first <= at);
+            parts.get(after.checked_sub(1)?).map(|(_, version)| *version)
+        };
+        let payload_bytes = self.geometry.page_bytes() - HEADER_BYTES;
+        self.runs.iter().all(|run| {
+            let mut keys = run.pages().take(run.key_page_count(payload_bytes));
+            keys.all(|page| owner_of(page) == Some(run.version))
+        })
     }
 
     fn is_possible_run(&self, run: &Run) -> bool {
@@ -214,6 +234,28 @@ mod tests {
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             prop_assert!(decode(&bytes, &schema()).is_err());
+        }
+    }
+
+    #[test]
+    fn key_pages_lie_in_the_part_of_their_run() {
+        let decoded = |segment: [u32; 2], version: u32| {
+            let mut bytes = Vec::from(MAGIC);
+            // Extents of 4 pages, 8 of them; extent 5 has run 3 from its page 1 on.
+            let head = [VERSION, 4096, 4, 9, 8, u32::MAX, 0, 0, 1, 5, 1, 1, 3];
+            // A page of keys and one of records.
+            let run = [1, version, 1, 1, 1, segment[0], segment[1]];
+            bytes.extend(head.iter().chain(&run).flat_map(|word| word.to_le_bytes()));
+            decode(&bytes, &schema())
+        };
+        assert_eq!(decoded([21, 2], 3).unwrap().runs.len(), 1);
+        for (segment, version, why) in [
+            ([20, 2], 3, "page before the part"),
+            ([21, 2], 4, "part of another run"),
+            ([24, 2], 3, "extent of no run"),
+        ] {
+            let error = decoded(segment, version).unwrap_err();
+            assert_eq!(error.kind(), tierbed_core::ErrorKind::Corruption, "{why}");
         }
     }
 

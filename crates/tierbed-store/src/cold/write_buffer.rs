@@ -103,6 +103,7 @@ impl WriteBuffer {
     /// Adds a row that is not here and fits.
     pub(crate) fn push(&mut self, key: RowKey, record: &[u8]) {
         assert!(self.fits(record.len()), "the caller flushed until the record fits");
+        debug_assert!(self.find(key).is_none(), "{key:?} waits here already");
         if self.entries.capacity() == 0 {
             self.entries.reserve_exact(self.entries_max);
             self.arena.reserve_exact(self.arena_bytes_max);

@@ -87,7 +87,7 @@ impl FileStore {
             _lock: lock,
         };
         if let Some(manifest) = store.log.manifest().cloned() {
-            for (table, meta) in manifest.schema.tables().iter().zip(&manifest.tables) {
+            for (table, meta) in manifest.table_files()? {
                 store.open_table(table.clone(), Some(meta))?;
             }
         }
@@ -237,6 +237,7 @@ impl FileStore {
     }
 
     fn write_maps(&self, number: u64) -> Result<Vec<TableMeta>> {
+        assert_eq!(self.tables.len(), self.schema.tables().len(), "every table has a file");
         let mut metas = Vec::with_capacity(self.tables.len());
         for (table, schema) in self.tables.iter().zip(self.schema.tables()) {
             let file = CommitLog::file_name(number, &format!("{}.pages", schema.name));

@@ -98,7 +98,8 @@ impl PageMap {
     pub(super) fn grow(&mut self, page_count: u64) -> Result<()> {
         let page_count = usize::try_from(page_count)
             .map_err(|_| Error::invalid("table has too many pages").with("pages", page_count))?;
-        self.words.resize(page_count.max(self.words.len()), 0);
+        assert!(page_count >= self.words.len(), "a table only grows");
+        self.words.resize(page_count, 0);
         // The file's new length must be durable before a commit may speak of it.
         self.is_dirty = true;
         Ok(())

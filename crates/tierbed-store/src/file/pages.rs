@@ -127,6 +127,8 @@ impl Pipeline<'_> {
                 }
             }
             if !flight.land(self.engine)? {
+                let is_done = next == keys.len() || flight.failure.is_some();
+                assert!(is_done, "{next} of {} rows were read", keys.len());
                 return flight.finish();
             }
             for completion in std::mem::take(&mut flight.landed) {
@@ -178,6 +180,8 @@ impl Pipeline<'_> {
                 flight.check(result);
             }
             if !flight.land(self.engine)? {
+                let is_done = next == rows.len() || flight.failure.is_some();
+                assert!(is_done, "{next} of {} rows were written", rows.len());
                 return flight.finish();
             }
             for completion in std::mem::take(&mut flight.landed) {
