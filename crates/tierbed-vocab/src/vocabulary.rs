@@ -270,10 +270,12 @@ impl Vocabulary {
         let admitted = groups.iter().zip(0u32..).filter(|(group, _)| group.todo == Todo::Admit);
         pending.extend(admitted.map(|(group, at)| (group.first, at)));
         pending.sort_unstable();
+        let row_count = store.schema().table(self.table)?.row_count;
         for &(_, at) in pending.iter() {
             let row = match self.free.pop(pages, store, &mut self.state.free_count)? {
                 Some(row) => self.checked_row(row)?,
                 None => {
+                    assert!(self.state.next_row < row_count, "no room was made for a new row");
                     self.state.next_row += 1;
                     self.state.next_row - 1
                 }
@@ -320,6 +322,7 @@ impl Vocabulary {
         now: u32,
     ) -> Result<()> {
         let row = (group.todo == Todo::Admit).then_some(group.row);
+        assert!(row != Some(SHARED_ROW), "an id that is admitted has a row of its own");
         loop {
             let key = self.page_of(group.hash);
             let page = pages.page_mut(store, key)?;

@@ -58,7 +58,10 @@ impl Scratch {
 
     /// Visits (position, row) of every appearance.
     pub fn for_each(&self, mut visit: impl FnMut(u32, u64)) {
-        for (same, group) in self.order.chunk_by(|a, b| a.0 == b.0).zip(&self.groups) {
+        let mut groups = self.groups.iter();
+        for same in self.order.chunk_by(|a, b| a.0 == b.0) {
+            let group = groups.next().filter(|group| group.hash == same[0].0);
+            let Some(group) = group else { panic!("ids were added after they were sorted") };
             same.iter().for_each(|&(_, position)| visit(position, group.row));
         }
     }
