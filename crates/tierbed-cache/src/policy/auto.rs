@@ -121,6 +121,7 @@ impl Auto {
         self.groups = 0;
         self.weight = DECAY * self.weight + 1.0;
         self.squared_weight = DECAY * DECAY * self.squared_weight + 1.0;
+        // Before any standing moves: an epoch's difference is to the leader of that epoch.
         let leader_points = self.runners[self.leader].points;
         for runner in &mut self.runners {
             let above = runner.points - leader_points;
@@ -140,14 +141,17 @@ impl Auto {
     /// epochs differ. Only the choice of the sample makes it one: where all rows are in it, a
     /// shadow has the hits that its rule would have had.
     fn better_than_leader(&self) -> Option<usize> {
-        let leader = self.runners.get(self.leader)?;
+        let leader = &self.runners[self.leader];
         let sampled = 1.0 / f64::from(self.sample_mask + 1);
+        // Rows outside the sample are alike for all shadows and dilute what they differ by.
         let least = LEAD * sampled * leader.standing;
         // Epochs, by weight, beyond what the mean of them takes.
         let freedom = self.weight - self.squared_weight / self.weight;
         let surely_above = |runner: &Runner| {
             let above = runner.standing - leader.standing;
             let unlike = (runner.squares - above * above / self.weight).max(0.0);
+            // The standard error of a weighted sum. A sample of all rows leaves no doubt, hence the
+            // last factor.
             let error = (self.squared_weight * unlike / freedom * (1.0 - sampled)).sqrt();
             match self.sample_mask {
                 _ if above <= least => None,
@@ -162,7 +166,7 @@ impl Auto {
 
     /// Takes rule and scores of the leader over.
     fn follow(&mut self) {
-        let Some(leader) = self.runners.get(self.leader) else { return };
+        let leader = &self.runners[self.leader];
         let (fingerprints, mask) = (&self.fingerprints, self.sample_mask);
         self.own.follow(leader.shadow.policy(), |slot| {
             let row = fingerprints.get(slot);
@@ -210,6 +214,7 @@ impl EvictionPolicy for Auto {
         let mask = (1 << bits) - 1;
         if mask != self.sample_mask {
             self.sample_mask = mask;
+            // Other rows are in the sample now: what a shadow holds is not what its rule would.
             for (runner, rule) in self.runners.iter_mut().zip(RULES) {
                 runner.shadow = Shadow::new(rule);
             }
@@ -237,6 +242,7 @@ impl EvictionPolicy for Auto {
         let group =
             SampledGroup { rows: &self.sampled, row_count: self.row_count, missing_outside };
         let sampled = f64::from(self.row_count - outside.min(self.row_count));
+        // A group without a sampled row is the same for all shadows: it would only add noise.
         for runner in self.runners.iter_mut().filter(|_| !group.rows.is_empty()) {
             let missing = runner.shadow.ask(&group);
             let is_perfect = missing + missing_outside == 0;

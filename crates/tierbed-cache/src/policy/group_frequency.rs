@@ -211,6 +211,7 @@ impl GroupFrequency {
             return self.credit;
         }
         self.first_uses += 1;
+        // Noted whether it counts today or not: rates must be known when it does.
         let Some(returns) = &mut self.returns else { return self.credit };
         returns.note_first(hash);
         if self.returns_power == 0.0 {
@@ -255,10 +256,12 @@ impl GroupFrequency {
     /// is worth as much as the lowest of the others; it competes from then on.
     fn settle_trial(&mut self) -> Option<u32> {
         let trial_max = self.trial_max();
+        // Also when no row competes: a victim is due, and only rows on trial are left.
         while self.trial.len() >= trial_max || self.ranks.lowest().is_none() {
             let Some(&slot) = self.trial.front() else { break };
             let rank = self.rank_of(self.scores.get(slot));
             let is_below = self.ranks.lowest().is_none_or(|lowest| rank < lowest);
+            // A queue that is too long, after the pool shrank, is shortened first.
             if is_below && self.trial.len() <= trial_max {
                 return Some(slot);
             }
@@ -274,6 +277,8 @@ impl GroupFrequency {
         if let Some(slot) = self.victims.next(&self.scores, low) {
             return Some(slot);
         }
+        // The queue is used up. Ranks are counted, so it is known up to which one a whole batch
+        // lies: the sweep over all slots then needs no sorting, and pays for many victims.
         let (rank, below) = self.ranks.rank_of_lowest(self.victims.batch());
         low.highest = ScoreUnit::bits_up_to(rank);
         let sure = (below > 0).then(|| ScoreUnit::bits_up_to(rank - 1));
@@ -305,6 +310,7 @@ impl GroupFrequency {
         self.misses_mean += (missing - self.misses_mean) * MEAN_STEP;
         let (low, high) = POWER_RANGE;
         let power = (POWER_AT_0 + POWER_PER_MISS * self.misses_mean).clamp(low, high);
+        // The mean moves with every group; the table of powers is made anew only when it shows.
         if (power - self.power).abs() > 0.05 {
             self.power = power;
             self.credits = credits(power);
@@ -315,6 +321,7 @@ impl GroupFrequency {
     fn weigh_returns(&mut self, hashes: &[u64], misses: usize) {
         let Some(returns) = &mut self.returns else { return };
         hashes.iter().for_each(|&hash| returns.note_use(hash));
+        // Rates of return punish new rows, so they fade in where new rows are what is missing.
         let by_mean = (RETURNS_MATTER_BELOW - self.misses_mean).clamp(0.0, 1.0);
         let by_group = (misses.saturating_sub(1) as f32 / OTHERS_MISSING).min(1.0);
         let by_rule = f32::from(u8::from(self.rule.weight == MissWeight::ByMisses));
@@ -339,9 +346,11 @@ impl GroupFrequency {
     /// Halves all scores so many times.
     fn halve(&mut self, times: u8) {
         self.unit.halve(times);
+        // The bits of all scores mean half as much now; counts by rank move along.
         self.ranks.fall(usize::from(times) * RANKS_PER_OCTAVE);
         self.low = self.low.saturating_sub(u16::from(times) << 8).max(ScoreUnit::bits_up_to(0));
         self.halvings = self.halvings.saturating_add(times);
+        // Before an exponent goes around: a score at rest would come back as a large one.
         if self.halvings >= ScoreUnit::REFRESH_AFTER {
             self.halvings = 0;
             let scores = self.scores.blocks_mut().flat_map(|(_, block)| block);
@@ -436,6 +445,7 @@ impl EvictionPolicy for GroupFrequency {
     fn arrive(&mut self, hash: u64, score: u16, is_full: bool) -> Arrival {
         let credit = self.credit_of(hash, score);
         let score = self.raised(score, credit);
+        // Where rows are tried, the trial decides; its first score says too little.
         let is_tried = self.rule.trial_hundredths > 0;
         let is_admitted = !is_full || is_tried || !self.is_below_next(score);
         Arrival { is_admitted, ..Arrival::admitted(score) }

@@ -50,6 +50,7 @@ impl Set {
     fn find(&self, tag: u32) -> Option<usize> {
         (0..WAYS).find(|&way| {
             let entry = self.entry(way);
+            // A tag may be 0, as that of an empty entry is.
             entry >> ScoreFrame::CODE_BITS == tag && entry != 0
         })
     }
@@ -57,6 +58,7 @@ impl Set {
     /// Puts an entry in the place of its row, or of the entry of the lowest score.
     fn put(&mut self, entry: u32, frame: ScoreFrame) {
         let lowest = || {
+            // Empty ones first, then by the order of scores: codes wrap around with the unit.
             (0..WAYS).min_by_key(|&way| match self.entry(way) {
                 0 => 0,
                 entry => 1 + u16::from(frame.order((entry & CODE_MASK) as u8)),
@@ -115,6 +117,8 @@ impl ScoreTable {
         if to > from {
             self.sets.reserve_exact(to - from);
             self.sets.resize(to, Set::default());
+            // A set grows out of one at or below its own place: from the end on, none is
+            // overwritten before it was read. When the table shrinks, it is the other way round.
             (0..to).rev().for_each(|at| self.gather(at, SetCounts { from, to }, frame));
         } else {
             (0..to).for_each(|at| self.gather(at, SetCounts { from, to }, frame));
@@ -126,6 +130,7 @@ impl ScoreTable {
     /// Makes set `at` from the sets that its rows were in before.
     fn gather(&mut self, at: usize, counts: SetCounts, frame: ScoreFrame) {
         let SetCounts { from, to } = counts;
+        // A hash is scaled to a number of sets, so set `at` of `to` covers these of `from`.
         let mut set = Set::default();
         for overlapping in at * from / to..=((at + 1) * from - 1) / to {
             let held = self.sets[overlapping];
@@ -153,8 +158,10 @@ impl ScoreTable {
     pub(crate) fn put(&mut self, hash: u64, score: u16, frame: ScoreFrame) {
         let at = self.set_of(hash);
         let Some(set) = self.sets.get_mut(at) else { return };
+        // Rounded by chance: small credits would otherwise never add up across evictions.
         let code = frame.code(score, self.rng.next_u64() as u32);
         let entry = (tag(hash) << ScoreFrame::CODE_BITS) | u32::from(code);
+        // 0 says "empty"; the next code is as good.
         set.put(entry.max(1), frame);
     }
 
@@ -166,6 +173,7 @@ impl ScoreTable {
 
 #[inline]
 fn tag(hash: u64) -> u32 {
+    // The other half of the hash than the set's number: rows of one set differ in it.
     (hash >> (64 - TAG_BITS)) as u32
 }
 
