@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use tierbed_core::env::{mix64, SplitMix64};
-use tierbed_core::Result;
+use tierbed_core::{Error, Result};
 
 use super::divide::Divide;
 use super::exchange::Exchange;
@@ -199,6 +199,23 @@ pub(super) struct Known {
     pub(super) places: Vec<u32>,
 }
 
+impl Known {
+    /// Checks that every one of `rows` has a place: a split cuts them by their places.
+    ///
+    /// # Errors
+    /// `Corruption`: the resume file has other rows.
+    fn check(&self, rows: &[u32]) -> Result<()> {
+        let place_of = |row: &u32| self.places.get(*row as usize).copied();
+        let lost = rows.iter().find(|row| matches!(place_of(row), None | Some(u32::MAX)));
+        match lost.filter(|_| self.levels_done > 0) {
+            None => Ok(()),
+            Some(row) => Err(Error::corruption("resume file of a bisection has other rows")
+                .with("row", row)
+                .with("remedy", "delete the file: its step is done again")),
+        }
+    }
+}
+
 /// Is told the order of rows after each level.
 pub(super) type AfterLevel<'a> = &'a mut dyn FnMut(LevelReport, &[u32]) -> Result<()>;
 
@@ -215,6 +232,7 @@ fn split_on(
     let row_count = graph.rows.len();
     let mut nodes = vec![Node { row_count, page_count, pin_count, pin_room: pin_count }];
     let level_count = page_count.max(1).next_power_of_two().trailing_zeros();
+    known.check(&graph.rows)?;
     for level in 0..level_count {
         if nodes.iter().all(|node| node.is_done(shape.limits)) {
             break;

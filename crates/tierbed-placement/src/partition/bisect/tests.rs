@@ -196,6 +196,23 @@ fn a_state_of_something_else_is_refused() {
     }
 }
 
+#[test]
+fn a_state_of_other_rows_is_refused_though_its_checksum_is_right() {
+    let log = planted(60, 8, 3000);
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    interrupt(&log, &options(8), &state, 3);
+    let mut bytes = std::fs::read(&state).expect("written");
+    // The last row of the order becomes one that no query asks for.
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&(60 * 8 + 6u32).to_le_bytes());
+    let checksum = tierbed_core::checksum::crc32c(&bytes[12..]);
+    bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
+    replace(&state, &bytes);
+    let result = bisect_resumable(log, &options(8), &state, &mut |_| ());
+    assert_eq!(result.expect_err("other rows").kind(), ErrorKind::Corruption);
+}
+
 fn replace(path: &Path, bytes: &[u8]) {
     use std::io::Write;
     let mut file = std::fs::File::create(path).expect("a file");
