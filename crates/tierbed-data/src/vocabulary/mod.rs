@@ -127,6 +127,9 @@ impl Vocabulary {
     }
 
     /// Returns the id of `token` in feature `feature`; 0 when it has none.
+    ///
+    /// # Panics
+    /// When there is no such feature.
     #[must_use]
     pub fn id(&self, feature: usize, token: &[u8]) -> i64 {
         let mut id = [0];
@@ -137,6 +140,9 @@ impl Vocabulary {
 
     /// Writes the ids of `fingerprints` of feature `feature` into `ids`, both `[N]`; 0 for those
     /// without an id.
+    ///
+    /// # Panics
+    /// When there is no such feature.
     pub fn look_up(
         &self,
         feature: usize,
@@ -144,14 +150,14 @@ impl Vocabulary {
         ids: &mut [i64],
     ) {
         // The choice is made once per column; the loops are plain.
-        match self.lookups.get(feature) {
-            None => ids.fill(0),
-            Some(Lookup::Resident(table)) => {
+        assert!(feature < self.lookups.len(), "feature {feature} of {}", self.lookups.len());
+        match &self.lookups[feature] {
+            Lookup::Resident(table) => {
                 for (id, fingerprint) in ids.iter_mut().zip(fingerprints) {
                     *id = i64::from(table.id(fingerprint));
                 }
             }
-            Some(&Lookup::Mapped { fingerprints_at, ids_at, token_count }) => {
+            &Lookup::Mapped { fingerprints_at, ids_at, token_count } => {
                 let bytes = self.mapping.bytes();
                 let section = |at: usize, len: usize| &bytes[at..at + len];
                 let keys = section(fingerprints_at, token_count * 8).as_chunks::<8>().0;

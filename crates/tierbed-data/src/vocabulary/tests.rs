@@ -183,6 +183,16 @@ fn bad_calls_are_refused() {
 }
 
 #[test]
+#[should_panic(expected = "feature 2 of 2")]
+fn a_feature_that_is_none_has_no_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = [vec!["a".to_owned(), "b".to_owned()]];
+    let path = folder.path().join("v");
+    build(&samples, 1 << 20, 1, &path);
+    let _ = Vocabulary::open(&path, 0).unwrap().id(2, b"a");
+}
+
+#[test]
 fn the_format_text_names_the_constants() {
     let text = include_str!("../../../../docs/reference/formats/vocabulary.md");
     assert!(text.contains("`TBVOCAB\\n`") && MAGIC == *b"TBVOCAB\n");
