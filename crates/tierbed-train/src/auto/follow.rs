@@ -61,6 +61,20 @@ pub(crate) struct Making {
     name: String,
 }
 
+/// What a plan is made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlanOrigin<'a> {
+    shape: &'a PlanShape,
+    source: &'a str,
+    options: &'a PlanOptions,
+}
+
+impl<'a> PlanOrigin<'a> {
+    fn of(request: &'a PlanRequest, shape: &'a PlanShape, options: &'a PlanOptions) -> Self {
+        Self { shape, source: &request.source, options }
+    }
+}
+
 /// A plan that was made since the store was opened.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MadePlan {
@@ -180,7 +194,7 @@ impl AutoEngine {
             _ => return refused("rows were trained without a plan before"),
         }
         let (shape, options) = self.shape_of(features, request)?;
-        match self.find_sound(request, (&shape, &options))? {
+        match self.find_sound(request, &shape, &options)? {
             None => Ok(Answer::PlanNeeded),
             Some(plan) => self.start_planned(plan),
         }
@@ -190,7 +204,7 @@ impl AutoEngine {
     fn find_made_again(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
         let (shape, options) = self.shape_of(features, request)?;
         let names = plan_names(request);
-        let made = self.plan_made_again(&names, (&shape, &request.source, &options))?;
+        let made = self.plan_made_again(&names, PlanOrigin::of(request, &shape, &options))?;
         let Some(plan) = made else { return Ok(Answer::PlanNeeded) };
         self.follow_again(plan)?;
         Ok(self.following())
@@ -201,9 +215,9 @@ impl AutoEngine {
     pub(crate) fn sound_plan(
         &self,
         name: &str,
-        shape: &PlanShape,
-        (source, options): (&str, &PlanOptions),
+        origin: PlanOrigin<'_>,
     ) -> Result<Option<Plan>> {
+        let PlanOrigin { shape, source, options } = origin;
         let check = |plan: Plan| match self.made_plan == Some(MadePlan::of(&plan)) {
             true => Ok(plan),
             false => plan.verify().map(|_| plan),
@@ -220,10 +234,11 @@ impl AutoEngine {
     fn find_sound(
         &self,
         request: &PlanRequest,
-        (shape, options): (&PlanShape, &PlanOptions),
+        shape: &PlanShape,
+        options: &PlanOptions,
     ) -> Result<Option<Plan>> {
         for name in plan_names(request) {
-            let plan = self.sound_plan(&name, shape, (&request.source, options))?;
+            let plan = self.sound_plan(&name, PlanOrigin::of(request, shape, options))?;
             if plan.is_some() {
                 return Ok(plan);
             }
@@ -243,7 +258,7 @@ impl AutoEngine {
             State::Planless(_) | State::Planned(_) if is_wanted => {
                 let (shape, options) = self.shape_of(features, request)?;
                 let names = plan_names(request);
-                let made = self.plan_made_again(&names, (&shape, &request.source, &options))?;
+                let made = self.plan_made_again(&names, PlanOrigin::of(request, &shape, &options))?;
                 return Ok(made.is_some());
             }
             State::Planned(planned) if planned.source == request.source => return Ok(true),
@@ -253,14 +268,14 @@ impl AutoEngine {
             State::Windowed(_) | State::Lost(_) | State::Planless(_) => return Ok(true),
         }
         let (shape, options) = self.shape_of(features, request)?;
-        Ok(self.find_sound(request, (&shape, &options))?.is_some())
+        Ok(self.find_sound(request, &shape, &options)?.is_some())
     }
 
     // Goes on along another plan: every row is moved once, behind a checkpoint that is there.
     fn follow_another(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
         let folder = self.folder()?;
         let (shape, options) = self.shape_of(features, request)?;
-        let plan = self.find_sound(request, (&shape, &options))?;
+        let plan = self.find_sound(request, &shape, &options)?;
         let Some(plan) = plan else { return Ok(Answer::PlanNeeded) };
         let name = plan.file().to_owned();
         let lost = State::Lost("changing the plan failed".to_owned());

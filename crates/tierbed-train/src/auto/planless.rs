@@ -7,14 +7,14 @@
 
 use std::sync::Arc;
 
-use crate::planned::{source_of, Plan, PlanOptions, PlanShape, BACKEND};
+use crate::planned::{source_of, Plan, PlanOptions, BACKEND};
 use tierbed_core::{Error, ErrorKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, FolderLock};
 use tierbed_kernels::{FeaturePlan, Hyper};
 use tierbed_store::CommitLog;
 
 use crate::auto::engine::{AutoEngine, State};
-use crate::auto::follow::{remove_other_plans, tables_of, PlanRequest};
+use crate::auto::follow::{remove_other_plans, tables_of, PlanOrigin, PlanRequest};
 use crate::auto::options::OnMismatch;
 use crate::auto::planned::{find_table, Planned};
 use crate::auto::tables::Tables;
@@ -160,11 +160,11 @@ impl AutoEngine {
     pub(crate) fn plan_made_again(
         &self,
         names: &[String],
-        (shape, source, options): (&PlanShape, &str, &PlanOptions),
+        origin: PlanOrigin<'_>,
     ) -> Result<Option<Plan>> {
         let Some(wanted) = self.wanted() else { return Ok(None) };
         for name in names {
-            let found = self.sound_plan(name, shape, (source, options))?;
+            let found = self.sound_plan(name, origin)?;
             if let Some(plan) = found.filter(|plan| plan.identity() == wanted.identity) {
                 return Ok(Some(plan));
             }

@@ -60,12 +60,18 @@ fn panicked() -> Error {
 
 // Those who only heard of a failure say `Poisoned`.
 fn first_cause<T>(done: Vec<Result<T>>) -> Result<Vec<T>> {
-    let is_cause = |result: &Result<T>| {
-        result.as_ref().is_err_and(|error| error.kind() != ErrorKind::Poisoned)
-    };
-    match done.iter().position(is_cause) {
-        Some(at) => Err(done.into_iter().nth(at).and_then(Result::err).unwrap_or_else(panicked)),
-        None => done.into_iter().collect(),
+    let (mut results, mut cause) = (Vec::with_capacity(done.len()), None);
+    for result in done {
+        match result {
+            Err(error) if cause.is_none() && error.kind() != ErrorKind::Poisoned => {
+                cause = Some(error);
+            }
+            result => results.push(result),
+        }
+    }
+    match cause {
+        Some(error) => Err(error),
+        None => results.into_iter().collect(),
     }
 }
 

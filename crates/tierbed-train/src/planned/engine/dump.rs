@@ -103,7 +103,7 @@ pub(super) fn read_dump(
     record_bytes: usize,
     sink: &mut DumpSink<'_>,
 ) -> Result<()> {
-    let mut dump = DumpReader::open(folder, meta, (record_bytes, DUMP_BUF_BYTES))?;
+    let mut dump = DumpReader::open(folder, meta, record_bytes, DUMP_BUF_BYTES)?;
     while dump.advance()? {
         if let Some((window, entry, record)) = dump.row() {
             sink(window, entry, record)?;
@@ -135,7 +135,8 @@ impl DumpReader {
     pub(super) fn open(
         folder: &dyn Folder,
         meta: &TableMeta,
-        (record_bytes, buf_bytes): (usize, usize),
+        record_bytes: usize,
+        buf_bytes: usize,
     ) -> Result<Self> {
         let damaged = |what: &str| damaged(what).with("file", &meta.file);
         let device = folder

@@ -34,9 +34,11 @@ pub(super) struct Gather<'a> {
 impl<'a> Gather<'a> {
     /// Starts with rows of a list, whose records have `record_words`, in about `memory_bytes`.
     pub(super) fn new(
-        (plan, spans): (&'a Plan, &'a Spans),
+        plan: &'a Plan,
+        spans: &'a Spans,
         list: usize,
-        (record_words, memory_bytes): (usize, usize),
+        record_words: usize,
+        memory_bytes: usize,
     ) -> Self {
         let row_bytes = size_of::<(u32, u32)>() + 4 * record_words;
         let rows_max = (memory_bytes / row_bytes).max(1);

@@ -41,7 +41,7 @@ impl PlannedEngine {
     ) -> Result<BatchToken> {
         let batch = self.find_batch(plan, bags, out.len())?;
         let token = self.unpack_entries(plan, bags, batch)?;
-        let features = feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags));
+        let features = feature_rows(&self.pipeline, &self.scratch.entries, plan, bags);
         self.kernels.pool_batch(self.pipeline.current.arena(), &features, out);
         Ok(token)
     }
@@ -58,7 +58,7 @@ impl PlannedEngine {
         to: &mut impl Destination,
     ) -> Result<BatchToken> {
         let token = self.prepare(plan, bags)?;
-        let rows = feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags));
+        let rows = feature_rows(&self.pipeline, &self.scratch.entries, plan, bags);
         let starts = &mut self.scratch.starts;
         starts.clear();
         for rows in &rows {
@@ -138,7 +138,8 @@ impl PlannedEngine {
 pub(super) fn feature_rows<'a>(
     pipeline: &WindowPipeline,
     entries: &'a [u32],
-    (plan, bags): (&FeaturePlan, &Bags<'a>),
+    plan: &FeaturePlan,
+    bags: &Bags<'a>,
 ) -> Vec<FeatureRows<'a>> {
     let rows = |(at, feature): (usize, &Feature)| {
         let range = plan.range(bags, at);

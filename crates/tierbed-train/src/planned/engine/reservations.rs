@@ -1,4 +1,4 @@
-//! Who gets how much of the budget? Decided and paid for before any row is there.
+//! Reservations of the budget, decided and paid for before any row is there.
 
 use tierbed_core::{Budget, Reservation, Result, Schema};
 use tierbed_io::{EngineOptions, Folder, OpenMode};

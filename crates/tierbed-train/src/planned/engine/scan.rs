@@ -120,8 +120,7 @@ impl PlannedEngine {
         let classes = mover.classes.iter().enumerate();
         for (at, class) in classes.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
             for list in spans.window_count()..spans.list_count() {
-                let memory = (class.words(), memory_bytes);
-                let mut rows = Gather::new((&plan, spans), list, memory);
+                let mut rows = Gather::new(&plan, spans, list, class.words(), memory_bytes);
                 rows.add(class.lists().iter(list), window, sink)?;
                 let hand = mover.splitter.rows_of(at, list);
                 rows.add(split_rows(hand, 1 + class.words()), window, sink)?;

@@ -1,4 +1,4 @@
-//! What does a checkpoint say besides rows? Position, plan, hyperparameters, and which chunks.
+//! Contents of a checkpoint besides rows: position, plan, hyperparameters, and which chunks.
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result, Schema};

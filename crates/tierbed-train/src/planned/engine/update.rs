@@ -34,11 +34,11 @@ impl PlannedEngine {
         self.find_again(plan, bags, grads.output.len(), found)?;
         let steps = self.begin_step(plan)?;
         if let Some(weights_grad) = grads.weights.as_deref_mut() {
-            for rows in feature_rows(&self.pipeline, &self.scratch.entries, (plan, bags)) {
+            for rows in feature_rows(&self.pipeline, &self.scratch.entries, plan, bags) {
                 self.weight_grads(&rows, grads.output, weights_grad);
             }
         }
-        self.step_rows((plan, bags), &steps, grads.output);
+        self.step_rows(plan, bags, &steps, grads.output);
         self.counters.step_count += 1;
         self.finish_batch()
     }
@@ -60,13 +60,14 @@ impl PlannedEngine {
 
     fn step_rows(
         &mut self,
-        (plan, bags): (&FeaturePlan, &Bags<'_>),
+        plan: &FeaturePlan,
+        bags: &Bags<'_>,
         steps: &[Prepared],
         grad: &[f32],
     ) {
         let Scratch { entries, sums, .. } = &mut self.scratch;
         let current = &self.pipeline.current.plan;
-        let rows = feature_rows(&self.pipeline, entries, (plan, bags)).into_iter();
+        let rows = feature_rows(&self.pipeline, entries, plan, bags).into_iter();
         let mut features = Vec::with_capacity(steps.len());
         for ((feature, rows), step) in plan.features().iter().zip(rows).zip(steps) {
             let table = feature.table;

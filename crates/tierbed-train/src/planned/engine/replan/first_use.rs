@@ -1,4 +1,4 @@
-//! Which window needs a row first? For any rows, in bounded memory.
+//! First use of any rows along a plan, in bounded memory.
 //!
 //! The plan says it without an array over rows: a last use points round to the first one. One
 //! pass over the plan finds the first use of every row it uses. When an array over all rows fits
@@ -79,7 +79,8 @@ impl FirstUses {
     /// otherwise those of the scratch files and the source.
     pub(super) fn find(
         folder: &Arc<dyn Folder>,
-        (schema, plan): (&Arc<Schema>, &Plan),
+        schema: &Arc<Schema>,
+        plan: &Plan,
         cut: Cut,
         source: &mut RowSource<'_>,
     ) -> Result<Self> {
@@ -104,8 +105,8 @@ impl FirstUses {
             found.answers = Answers::Array(uses);
             return Ok(found);
         }
-        let shape = (cut.part_count as usize, cut.block_bytes as usize);
-        let mut uses = Parts::create(folder, "replan-uses.rows", shape)?;
+        let (part_count, block_bytes) = (cut.part_count as usize, cut.block_bytes as usize);
+        let mut uses = Parts::create(folder, "replan-uses.rows", part_count, block_bytes)?;
         found.each_first_use(plan, &mut |at, first| {
             let (part, [a, b, c, d]) = (at / cut.part_rows, in_part(cut, at));
             let [e, f, g, h, i, j, k, l] = first.to_le_bytes();
@@ -113,15 +114,15 @@ impl FirstUses {
         })?;
         uses.seal()?;
         // The blocks of one file are in memory at a time; those of `uses` come back one by one.
-        (0..shape.0).for_each(|part| uses.rest(part));
-        let mut asked = Parts::create(folder, "replan-asked.rows", shape)?;
+        (0..part_count).for_each(|part| uses.rest(part));
+        let mut asked = Parts::create(folder, "replan-asked.rows", part_count, block_bytes)?;
         source(&mut |table, row, _| {
             let at = found.number_of(table, row)?;
             asked.add((at / cut.part_rows) as usize, in_part(cut, at))
         })?;
         asked.seal()?;
-        (0..shape.0).for_each(|part| asked.rest(part));
-        let answers = answer(folder, cut, (&mut uses, &mut asked))?;
+        (0..part_count).for_each(|part| asked.rest(part));
+        let answers = answer(folder, cut, &mut uses, &mut asked)?;
         found.answers = Answers::Parts(answers);
         Ok(found)
     }
@@ -197,23 +198,21 @@ fn in_part(cut: Cut, at: u64) -> [u8; 4] {
 fn answer(
     folder: &Arc<dyn Folder>,
     cut: Cut,
-    (uses, asked): (&mut Parts, &mut Parts),
+    uses: &mut Parts,
+    asked: &mut Parts,
 ) -> Result<Parts> {
-    let shape = (cut.part_count as usize, cut.block_bytes as usize);
-    let mut answers = Parts::create(folder, "replan-found.rows", shape)?;
+    let (part_count, block_bytes) = (cut.part_count as usize, cut.block_bytes as usize);
+    let mut answers = Parts::create(folder, "replan-found.rows", part_count, block_bytes)?;
     let mut first_uses = vec![NONE; cut.part_rows as usize];
-    for part in 0..shape.0 {
+    for part in 0..part_count {
         first_uses.fill(NONE);
         while let Some([a, b, c, d, first @ ..]) = uses.take::<12>(part)? {
             let at = u32::from_le_bytes([a, b, c, d]) as usize;
-            if let Some(place) = first_uses.get_mut(at) {
-                *place = u64::from_le_bytes(first);
-            }
+            first_uses[at] = u64::from_le_bytes(first);
         }
         uses.forget(part);
         while let Some(at) = asked.take::<4>(part)? {
-            let place = first_uses.get_mut(u32::from_le_bytes(at) as usize);
-            let Some(place) = place else { continue };
+            let place = &mut first_uses[u32::from_le_bytes(at) as usize];
             answers.add(part, place.to_le_bytes())?;
             *place = ASKED;
         }

@@ -139,8 +139,8 @@ impl PlannedEngine {
         })?;
         check_shape(&manifest.schema, old)?;
         let stored = stored::read_stored(&site.log, &manifest.schema, old, config)?;
-        let sizes = (&manifest.schema, config.dram_budget_bytes);
-        let mut rows = Resting::open(&site.folder, sizes, (&manifest, old, &stored))?;
+        let budget_bytes = config.dram_budget_bytes;
+        let mut rows = Resting::open(&site.folder, &manifest, old, &stored, budget_bytes)?;
         let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
         let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
         let stored = stored.moving();
@@ -177,8 +177,7 @@ impl PlannedEngine {
 
     fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>) -> Result<()> {
         let plan = self.pipeline.plan.clone();
-        let tables = (&self.schema, &plan);
-        let found = FirstUses::find(&self.folder, tables, cut, source);
+        let found = FirstUses::find(&self.folder, &self.schema, &plan, cut, source);
         let mut first_uses = found.map_err(blame_the_store)?;
         let mover = self.pipeline.mover()?;
         let buf_bytes = mover.disk.buf_bytes().min(self.extent_bytes);

@@ -1,4 +1,4 @@
-//! How are small values sorted by part without memory? In one scratch file, block by block.
+//! Small values sorted by part without memory: in one scratch file, block by block.
 //!
 //! Each part has a chain of blocks in the file and one block in memory. Values of a part come
 //! back in the order they were added. Checksums of blocks are in memory, so a block that was lost
@@ -41,7 +41,8 @@ impl Parts {
     pub(super) fn create(
         folder: &Arc<dyn Folder>,
         name: &'static str,
-        (part_count, block_bytes): (usize, usize),
+        part_count: usize,
+        block_bytes: usize,
     ) -> Result<Self> {
         let device = folder.open(name, OpenMode::Create)?;
         device.set_len(0)?;
@@ -96,7 +97,10 @@ impl Parts {
     pub(super) fn take<const N: usize>(&mut self, part: usize) -> Result<Option<[u8; N]>> {
         let part = &mut self.parts[part];
         if part.taken + N > part.block.len() {
-            let Some(&(block, crc)) = part.blocks.get(part.next) else { return Ok(None) };
+            if part.next == part.blocks.len() {
+                return Ok(None);
+            }
+            let (block, crc) = part.blocks[part.next];
             part.block.resize(self.block_bytes, END);
             self.device.read_at(block * self.block_bytes as u64, &mut part.block)?;
             if crc32c(&part.block) != crc {
@@ -143,7 +147,7 @@ mod tests {
             block in 1usize..9,
         ) {
             let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-            let mut parts = Parts::create(&folder, "scratch.rows", (4, 4 * block)).unwrap();
+            let mut parts = Parts::create(&folder, "scratch.rows", 4, 4 * block).unwrap();
             for &(part, value) in &values {
                 parts.add(part, value.to_le_bytes()).unwrap();
             }
@@ -164,7 +168,7 @@ mod tests {
     #[test]
     fn a_part_that_is_none_is_refused() {
         let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-        let mut parts = Parts::create(&folder, "scratch.rows", (1, 8)).unwrap();
+        let mut parts = Parts::create(&folder, "scratch.rows", 1, 8).unwrap();
         assert!(parts.add(1, [0; 4]).is_err());
     }
 }

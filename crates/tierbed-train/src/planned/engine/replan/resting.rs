@@ -4,9 +4,11 @@
 //! wait for it, then its buckets; then span after span, and parked rows last. Everything on disk is
 //! read once.
 
+#![expect(clippy::indexing_slicing, reason = "every list of a size class has a bucket")]
+
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result, RowId, Schema, TableId};
+use tierbed_core::{Error, Result, RowId, TableId};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 use tierbed_store::Manifest;
 
@@ -68,10 +70,12 @@ impl<'a> Resting<'a> {
 
     pub(super) fn open(
         folder: &Arc<dyn Folder>,
-        (schema, budget_bytes): (&Schema, u64),
-        (manifest, plan, stored): (&'a Manifest, &'a Plan, &Stored),
+        manifest: &'a Manifest,
+        plan: &'a Plan,
+        stored: &Stored,
+        budget_bytes: u64,
     ) -> Result<Self> {
-        let (sizes, homes) = shelve(schema);
+        let (sizes, homes) = shelve(&manifest.schema);
         let spans = spans_of(plan, stored.span_windows(), false);
         let buckets = stored.buckets(sizes.len(), spans.list_count())?;
         let dump_bytes = budget_bytes / 64 / sizes.len().max(1) as u64;
@@ -138,7 +142,7 @@ impl<'a> Resting<'a> {
             let meta = table.and_then(|table| self.manifest.tables.get(table));
             let meta = meta.ok_or_else(|| damaged("names no dump"))?;
             let mut dump =
-                DumpReader::open(&*self.folder, meta, (class.record_bytes, self.dump_buf_bytes))?;
+                DumpReader::open(&*self.folder, meta, class.record_bytes, self.dump_buf_bytes)?;
             dumps.push(dump.advance()?.then_some(dump));
         }
         Ok(dumps)
@@ -152,10 +156,7 @@ impl<'a> Resting<'a> {
     ) -> Result<()> {
         let waits_here =
             |dump: &DumpReader| dump.row().is_some_and(|(window, _, _)| window as usize == number);
-        let has_bucket = self
-            .classes
-            .iter()
-            .any(|class| class.buckets.get(number).is_some_and(|bucket| bucket.row_count > 0));
+        let has_bucket = self.classes.iter().any(|class| class.buckets[number].row_count > 0);
         if has_bucket || dumps.iter().flatten().any(waits_here) {
             self.plan.load_entries(number, &mut self.window)?;
         }
@@ -174,8 +175,7 @@ impl<'a> Resting<'a> {
     // The window is loaded already.
     fn visit_buckets(&mut self, number: usize, sink: &mut RecordSink<'_>) -> Result<()> {
         for class in &self.classes {
-            let Some(bucket) = class.buckets.get(number) else { continue };
-            for chunk in &bucket.chunks {
+            for chunk in &class.buckets[number].chunks {
                 let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
                 for (entry, record) in open_chunk(chunk, bytes, ENTRY_BYTES + class.record_bytes)? {
                     let (table, row) = row_of(&self.window, entry)?;
@@ -202,8 +202,8 @@ impl<'a> Resting<'a> {
         let window = &mut self.window;
         for (class, dump) in self.classes.iter().zip(dumps) {
             let record_words = class.record_bytes / 4;
-            let memory = (record_words, self.gather_bytes);
-            let mut rows = Gather::new((self.plan, &self.spans), list, memory);
+            let mut rows =
+                Gather::new(self.plan, &self.spans, list, record_words, self.gather_bytes);
             let mut record = vec![0f32; record_words];
             while let Some((waits_for, entry, bytes)) = dump.as_ref().and_then(DumpReader::row) {
                 if waits_for as usize != list {
@@ -213,7 +213,7 @@ impl<'a> Resting<'a> {
                 rows.add([(entry, record.as_slice())].into_iter(), window, sink)?;
                 advance(dump)?;
             }
-            for chunk in class.buckets.get(list).map_or(&[][..], |bucket| &bucket.chunks) {
+            for chunk in &class.buckets[list].chunks {
                 let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
                 let found = check_chunk(chunk, bytes, ENTRY_BYTES + class.record_bytes)?;
                 let found = split_rows(bytemuck::cast_slice(found), 1 + record_words);
