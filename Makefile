@@ -82,6 +82,15 @@ $(BENCH_STAMP): $(ENV_STAMP) tools/python/pyproject.toml
 	    --no-deps --no-build-isolation --editable tools/python
 	@touch $@
 
+# ---------------------------------------------------------------- the wheel
+
+.PHONY: wheel
+wheel: $(ENV_STAMP) ## Build the wheel into build/wheel and check what is in it
+	@rm -rf build/wheel
+	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'wheel (release build)' \
+	    .venv/bin/maturin build --quiet --release --locked --out build/wheel
+	@$(STEP) 'check wheel' scripts/check-wheel build/wheel/*.whl
+
 # ---------------------------------------------------------------- the main job
 
 .PHONY: demo
@@ -115,6 +124,8 @@ lint: setup ## Check formatting, lints, house rules and types
 	@$(STEP) 'tidy' cargo x tidy
 	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'clippy' \
 	    cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	@PYO3_PYTHON="$(CURDIR)/$(PY)" $(STEP) 'wheel without the laboratory' \
+	    cargo check --quiet --locked -p tierbed-py --no-default-features
 	@$(STEP) 'ruff check' $(PY) -m ruff check
 	@$(STEP) 'ruff format' $(PY) -m ruff format --check
 	@$(STEP) 'mypy' $(PY) -m mypy --strict python/tierbed tools/python/tierbed_bench

@@ -1,12 +1,17 @@
 //! Building of a vocabulary: tokens, counts, ids.
 //!
 //! One pass over the log, in bounded memory. An open-addressing map counts fingerprints and
-//! remembers where each appeared first; when the budget is full the map becomes a sorted run on
-//! disk and starts anew. At the end the runs are merged (equal fingerprints add up), rare tokens
-//! are dropped, the rest is sorted by first appearance and numbered from 1 within its feature,
-//! and sorted back by fingerprint for the file. Id 0 stays for missing and rare tokens.
+//! remembers where each appeared first; a full map goes to a sorter and starts anew. At the end
+//! equal fingerprints add up, rare tokens are dropped, the rest is sorted by first appearance and
+//! numbered from 1 within its feature, and sorted back by fingerprint for the file. Id 0 stays for
+//! missing and rare tokens.
 //!
-//! The result does not depend on the budget.
+//! ```text
+//! map ─▶ by fingerprint ─▶ by first appearance ─▶ by fingerprint ─▶ file
+//! ```
+//!
+//! Two neighbours of this picture live at a time, and each has half of the budget. The result does
+//! not depend on it.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +19,7 @@ use serde::Serialize;
 use tierbed_core::{Error, Result};
 
 use super::format::VocabularyWriter;
-use super::sort::{Merge, Order, Record, Runs, Scratch, Sorter, RECORD_BYTES};
+use super::sort::{Order, Record, Sorted, Sorter, RECORD_BYTES};
 use crate::fingerprint::{fingerprint, MISSING};
 
 /// Smallest budget that still makes progress: a few thousand counters and merge buffers.
@@ -40,7 +45,7 @@ pub struct VocabularyOptions {
 pub struct VocabularyReport {
     /// Per feature.
     pub features: Vec<FeatureReport>,
-    /// Runs spilled to the scratch folder, merge passes included.
+    /// Runs spilled to the scratch folder.
     pub run_count: u64,
     /// Bytes of the file.
     pub file_bytes: u64,
@@ -66,8 +71,7 @@ pub struct VocabularyBuilder {
     features: Vec<FeatureReport>,
     map: Vec<Record>,
     used: usize,
-    runs: Runs,
-    scratch: Scratch,
+    counted: Sorter,
     // Tokens counted so far, missing ones too: the position that orders first appearances.
     position: u64,
     sample_count: u64,
@@ -97,16 +101,14 @@ impl VocabularyBuilder {
             .iter()
             .map(|name| FeatureReport { name: name.clone(), ..FeatureReport::default() })
             .collect();
-        let scratch = Scratch::create(&options.scratch_folder)?;
-        let budget_bytes = budget(&options);
-        let slot_count = SLOT_COUNT_START.min(budget_bytes / RECORD_BYTES);
+        let counted = options.sorter(Order::Fingerprint)?;
+        let slot_count = SLOT_COUNT_START.min(options.map_slots_max());
         Ok(Self {
             options,
             features,
             map: vec![Record::default(); slot_count],
             used: 0,
-            runs: Runs::new(Order::Fingerprint, budget_bytes / 2),
-            scratch,
+            counted,
             position: 0,
             sample_count: 0,
         })
@@ -183,9 +185,8 @@ impl VocabularyBuilder {
 
     /// Grows the map if old and new fit together, else spills it.
     fn make_room(&mut self) -> Result<()> {
-        let budget_bytes = budget(&self.options);
         let slot_count = self.map.len();
-        if slot_count * 3 * RECORD_BYTES <= budget_bytes {
+        if slot_count * 3 <= self.options.map_slots_max() {
             let old = std::mem::replace(&mut self.map, vec![Record::default(); slot_count * 2]);
             for record in old.into_iter().filter(|record| record.tagged != 0) {
                 insert(&mut self.map, record);
@@ -193,18 +194,18 @@ impl VocabularyBuilder {
             return Ok(());
         }
         self.spill()?;
-        let slot_count = budget_bytes / RECORD_BYTES;
-        self.map.resize(slot_count, Record::default());
+        self.map.resize(self.options.map_slots_max(), Record::default());
         Ok(())
     }
 
-    /// Writes what was counted as a run and leaves an empty map of no slots.
+    /// Gives what was counted to the sorter and leaves an empty map of no slots.
     fn spill(&mut self) -> Result<()> {
-        self.map.retain(|record| record.tagged != 0);
-        self.runs.spill(&mut self.scratch, &mut self.map)?;
         self.used = 0;
-        self.map = Vec::new();
-        Ok(())
+        let mut counted = std::mem::take(&mut self.map).into_iter();
+        counted.try_for_each(|record| match record.tagged {
+            0 => Ok(()),
+            _ => self.counted.push(record),
+        })
     }
 
     /// Numbers the tokens and writes the vocabulary file at `path`, atomically.
@@ -212,91 +213,88 @@ impl VocabularyBuilder {
     /// # Errors
     /// `Invalid` when a feature has more than 2^32 - 2 tokens; errors of the files.
     pub fn finish(mut self, path: &Path) -> Result<VocabularyReport> {
-        let counted = self.counted()?;
-        let budget_bytes = budget(&self.options);
-        let by_first = self.keep_frequent(counted, budget_bytes)?;
-        let by_fingerprint = self.number(by_first, budget_bytes)?;
-        let mut writer = VocabularyWriter::create(
-            path,
-            &self.features,
-            self.options.min_count,
-            self.sample_count,
-        )?;
-        let mut numbered = by_fingerprint;
+        self.spill()?;
+        let Self { options, mut features, sample_count, counted, .. } = self;
+        let counted = counted.finish()?;
+        let mut run_count = counted.stats().run_count;
+        let by_first = keep_frequent(counted, &options, &mut features)?;
+        run_count += by_first.stats().run_count;
+        let mut numbered = number(by_first, &options, &features)?;
+        run_count += numbered.stats().run_count;
+        let mut writer =
+            VocabularyWriter::create(path, &features, options.min_count, sample_count)?;
         while let Some(record) = numbered.next()? {
             writer.push(record.feature(), record.fingerprint, record.number() as u32)?;
         }
         let file_bytes = writer.finish()?;
-        Ok(VocabularyReport {
-            features: self.features,
-            run_count: self.scratch.run_count(),
-            file_bytes,
-        })
-    }
-
-    /// All counted records by (feature, fingerprint); equal ones not yet added up.
-    fn counted(&mut self) -> Result<Merge> {
-        if self.runs.is_empty() {
-            let mut records = std::mem::take(&mut self.map);
-            records.retain(|record| record.tagged != 0);
-            Order::Fingerprint.sort(&mut records);
-            return Merge::of_sorted(Order::Fingerprint, records);
-        }
-        self.spill()?;
-        let none = Runs::new(Order::Fingerprint, 0);
-        std::mem::replace(&mut self.runs, none).merge(&mut self.scratch)
-    }
-
-    /// Adds up equal fingerprints, drops rare ones, sorts by first appearance.
-    fn keep_frequent(&mut self, mut counted: Merge, budget_bytes: usize) -> Result<Merge> {
-        let mut sorter = Sorter::new(Order::First, budget_bytes / 2);
-        let mut next = counted.next()?;
-        while let Some(mut sum) = next {
-            next = counted.next()?;
-            while let Some(same) = next.filter(|record| is_same_token(record, &sum)) {
-                sum.tagged += same.number();
-                sum.first = sum.first.min(same.first);
-                next = counted.next()?;
-            }
-            let Some(report) = self.features.get_mut(usize::from(sum.feature())) else {
-                return Err(Error::corruption("spilled record names a feature that is not there"));
-            };
-            if sum.number() < self.options.min_count {
-                report.rare_token_count += 1;
-            } else {
-                report.token_count += 1;
-                sorter.push(&mut self.scratch, sum)?;
-            }
-        }
-        sorter.finish(&mut self.scratch)
-    }
-
-    /// Replaces counts by ids from 1 in the order given, sorts back by fingerprint.
-    fn number(&mut self, mut by_first: Merge, budget_bytes: usize) -> Result<Merge> {
-        let too_many =
-            self.features.iter().find(|feature| feature.token_count >= u64::from(u32::MAX));
-        if let Some(feature) = too_many {
-            return Err(Error::invalid("feature has too many tokens for 32-bit ids")
-                .with("feature", &feature.name)
-                .with("found", feature.token_count)
-                .with("remedy", "raise min_count"));
-        }
-        let mut sorter = Sorter::new(Order::Fingerprint, budget_bytes / 2);
-        let mut feature = 0;
-        let mut id = 0;
-        while let Some(record) = by_first.next()? {
-            id = if record.feature() == feature { id + 1 } else { 1 };
-            feature = record.feature();
-            let numbered = Record::new(feature, record.fingerprint, 0, id);
-            sorter.push(&mut self.scratch, numbered)?;
-        }
-        drop(by_first);
-        sorter.finish(&mut self.scratch)
+        Ok(VocabularyReport { features, run_count, file_bytes })
     }
 }
 
-fn budget(options: &VocabularyOptions) -> usize {
-    usize::try_from(options.memory_budget_bytes).unwrap_or(usize::MAX)
+/// Adds up equal fingerprints, drops rare ones, sorts by first appearance.
+fn keep_frequent(
+    mut counted: Sorted,
+    options: &VocabularyOptions,
+    features: &mut [FeatureReport],
+) -> Result<Sorted> {
+    let mut sorter = options.sorter(Order::First)?;
+    let mut next = counted.next()?;
+    while let Some(mut sum) = next {
+        next = counted.next()?;
+        while let Some(same) = next.filter(|record| is_same_token(record, &sum)) {
+            sum.tagged += same.number();
+            sum.first = sum.first.min(same.first);
+            next = counted.next()?;
+        }
+        let Some(report) = features.get_mut(usize::from(sum.feature())) else {
+            return Err(Error::corruption("spilled record names a feature that is not there"));
+        };
+        if sum.number() < options.min_count {
+            report.rare_token_count += 1;
+        } else {
+            report.token_count += 1;
+            sorter.push(sum)?;
+        }
+    }
+    drop(counted);
+    sorter.finish()
+}
+
+/// Replaces counts by ids from 1 in the order given, sorts back by fingerprint.
+fn number(
+    mut by_first: Sorted,
+    options: &VocabularyOptions,
+    features: &[FeatureReport],
+) -> Result<Sorted> {
+    let too_many = features.iter().find(|feature| feature.token_count >= u64::from(u32::MAX));
+    if let Some(feature) = too_many {
+        return Err(Error::invalid("feature has too many tokens for 32-bit ids")
+            .with("feature", &feature.name)
+            .with("found", feature.token_count)
+            .with("remedy", "raise min_count"));
+    }
+    let mut sorter = options.sorter(Order::Fingerprint)?;
+    let mut feature = 0;
+    let mut id = 0;
+    while let Some(record) = by_first.next()? {
+        id = if record.feature() == feature { id + 1 } else { 1 };
+        feature = record.feature();
+        let numbered = Record::new(feature, record.fingerprint, 0, id);
+        sorter.push(numbered)?;
+    }
+    drop(by_first);
+    sorter.finish()
+}
+
+impl VocabularyOptions {
+    fn sorter(&self, order: Order) -> Result<Sorter> {
+        Sorter::new(order, &self.scratch_folder, self.memory_budget_bytes / 2)
+    }
+
+    /// Most slots of the map.
+    fn map_slots_max(&self) -> usize {
+        usize::try_from(self.memory_budget_bytes / 2).unwrap_or(usize::MAX) / RECORD_BYTES
+    }
 }
 
 fn is_same_token(a: &Record, b: &Record) -> bool {

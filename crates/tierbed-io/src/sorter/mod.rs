@@ -25,8 +25,10 @@ use crate::Folder;
 use merge::Merge;
 use scratch::{RunWriter, Scratch};
 
-/// Least memory a sorter works with.
+/// Least memory a sorter works well with.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// Least memory a sorter works with at all: below, a merge has too few read buffers.
+const MEMORY_BYTES_LEAST: u64 = MEMORY_BYTES_MIN / 2;
 /// Share of the memory that is the write buffer while runs are made.
 const WRITE_BUFFER_SHARE: u64 = 8;
 
@@ -37,7 +39,7 @@ pub struct SorterOptions {
     pub key_bytes: usize,
     /// Bytes carried along.
     pub payload_bytes: usize,
-    /// Bytes of records, order and buffers together; at least [`MEMORY_BYTES_MIN`] and
+    /// Bytes of records, order and buffers together; at least half of [`MEMORY_BYTES_MIN`] and
     /// four records.
     pub memory_bytes: u64,
     /// Names of the scratch files start with this.
@@ -78,7 +80,7 @@ pub struct SortStats {
 }
 
 impl ExternalSorter {
-    /// Returns the least memory that sorts records of `record_bytes`, key and payload.
+    /// Returns the memory that sorts well records of `record_bytes`, key and payload.
     #[must_use]
     pub fn memory_bytes_min(record_bytes: usize) -> u64 {
         // A handful of records must fit, or runs would be single records and merges of one.
@@ -93,7 +95,7 @@ impl ExternalSorter {
         let record_bytes = options.key_bytes + options.payload_bytes;
         let records_max = options.memory_bytes - options.memory_bytes / WRITE_BUFFER_SHARE;
         let records_max = records_max / (record_bytes + size_of::<u32>()) as u64;
-        let minimum_bytes = Self::memory_bytes_min(record_bytes);
+        let minimum_bytes = MEMORY_BYTES_LEAST.max(4 * record_bytes as u64);
         if options.key_bytes == 0 || options.memory_bytes < minimum_bytes {
             return Err(Error::invalid("sorter options out of range")
                 .with("key_bytes", options.key_bytes)
