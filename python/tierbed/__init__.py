@@ -25,6 +25,7 @@ from tierbed.config import (
     EmbeddingBagConfig,
     EmbeddingConfig,
     FrequencyAdmissionStrategy,
+    IoOptions,
     Normal,
     PartialRowWiseAdam,
     PoolingType,
@@ -46,6 +47,7 @@ from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tierbed.nn import EmbeddingBag, EmbeddingBagCollection, EmbeddingCollection
 from tierbed.placement import Placement, QueryLog, place
 from tierbed.serve import (
+    CacheOptions,
     CacheTier,
     Neighbours,
     NeighbourTier,
@@ -84,6 +86,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "CacheOptions",
     "CacheTier",
     "ClosedError",
     "CodedStore",
@@ -100,6 +103,7 @@ __all__ = [
     "FrequencyAdmissionStrategy",
     "InvalidError",
     "IoError",
+    "IoOptions",
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",

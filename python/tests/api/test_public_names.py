@@ -13,6 +13,7 @@ import tierbed as tb
 PUBLIC = [
     "Adagrad",
     "Adam",
+    "CacheOptions",
     "CacheTier",
     "ClosedError",
     "CodedStore",
@@ -29,6 +30,7 @@ PUBLIC = [
     "FrequencyAdmissionStrategy",
     "InvalidError",
     "IoError",
+    "IoOptions",
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
@@ -75,8 +77,7 @@ PARAMETERS = {
     "Store.steps_done": "self table",
     "Store.set_steps_done": "self table steps",
     "Store.set_learning_rate": "self lr tables",
-    "Snapshot.open": "path dram_budget backend io_engine queue_depth readers cache cache_bytes "
-    "tiers neighbours misses refresh tier_budget tier_floor",
+    "Snapshot.open": "path dram_budget backend cache resident misses readers io",
     "TierBudget": "limit epoch_groups",
     "Snapshot.lookup": "self features pooling tables",
     "EmbeddingBagConfig": "num_embeddings embedding_dim name feature_names data_type "

@@ -141,16 +141,19 @@ def _write_tiers(folder: Path) -> Facts:
 
 def _planned_rows(folder: Path) -> Facts:
     plan = TierPlan.load(folder / "tiers.plan")
-    options = {"cache": [], "tiers": plan, "misses": "surrogate"}
+    options = {"cache": [], "resident": plan, "misses": "surrogate"}
     return _lookup(folder / "snapshot", PLACED, **options)
 
 
 def _check_tiers(folder: Path, facts: Facts) -> None:
     _check_snapshot(folder / "snapshot", PLACED, facts["exact"])
     assert _planned_rows(folder) == facts["planned"]
-    cache = ["f32:lru:8", tb.NeighbourTier(share=4)]
+    tiers = ["f32:lru:8", tb.NeighbourTier(share=4)]
+    cache = tb.CacheOptions(tiers=tiers, bytes_max=32_000)
     with tb.Snapshot.open(
-        folder / "snapshot", cache=cache, cache_bytes=32_000, misses="surrogate"
+        folder / "snapshot",
+        cache=cache,
+        misses="surrogate",
     ) as snapshot:
         found = snapshot.lookup(bags_of("a", torch.arange(PLACED["a"])))["a"]
     assert digest(found) == facts["exact"]["a"]["rows"]

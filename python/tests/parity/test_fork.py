@@ -340,7 +340,7 @@ def test_a_child_reads_the_snapshot_of_its_parent(
     published: Path, backend: str, io_engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(published.parent)
-    snapshot = tb.Snapshot.open(published.name, backend=backend, io_engine=io_engine)
+    snapshot = tb.Snapshot.open(published.name, backend=backend, io=tb.IoOptions(engine=io_engine))
     emb = bags_of(snapshot).eval()
     wanted = {seed: looked_up(snapshot, seed) for seed in range(5)}
     monkeypatch.chdir("/")
@@ -367,7 +367,7 @@ def test_a_child_reads_the_snapshot_of_its_parent(
 
 
 def test_a_child_reads_while_threads_of_the_parent_look_up(published: Path) -> None:
-    snapshot = tb.Snapshot.open(published, io_engine="pread", refresh=False)
+    snapshot = tb.Snapshot.open(published, io=tb.IoOptions(engine="pread"))
     wanted = looked_up(snapshot, 3)
     stop = threading.Event()
 
@@ -406,7 +406,7 @@ def test_a_child_never_reads_another_snapshot_for_its_parents(
 
 def test_a_shared_budget_is_each_processs_own(published: Path) -> None:
     budget = tb.TierBudget("4MiB")
-    snapshot = tb.Snapshot.open(published, tier_budget=budget)
+    snapshot = tb.Snapshot.open(published, cache=tb.CacheOptions(budget=budget))
     wanted = looked_up(snapshot, 1)
     used = budget.stats()["used_bytes"]
     assert used > 0

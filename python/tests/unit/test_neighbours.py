@@ -89,7 +89,9 @@ def test_rows_that_left_are_answered_by_their_neighbours(
         generator.manual_seed(3)
         approximate = 0
         with tb.Snapshot.open(
-            folder, cache=cache, cache_bytes=32_000, neighbours=path, misses="surrogate"
+            folder,
+            cache=tb.CacheOptions(tiers=cache, bytes_max=32_000, neighbours=path),
+            misses="surrogate",
         ) as snapshot:
             for _ in range(600):
                 popular = torch.randint(64, (6,), generator=generator)
@@ -118,8 +120,9 @@ def test_files_that_do_not_fit_are_refused(
     folder: Path, tables: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     def opened(**given: object) -> None:
-        options = {"cache": "lru,neighbours:second_chance:4", "misses": "surrogate"} | given
-        tb.Snapshot.open(folder, **options).close()  # type: ignore[arg-type]
+        misses = str(given.pop("misses", "surrogate"))
+        cache = tb.CacheOptions(**{"tiers": "lru,neighbours:second_chance:4", **given})
+        tb.Snapshot.open(folder, cache=cache, misses=misses).close()
 
     with pytest.raises(tb.InvalidError, match="no such file"):
         opened()
@@ -136,10 +139,10 @@ def test_files_that_do_not_fit_are_refused(
     for given in (
         {"misses": "read"},
         {"misses": "default"},
-        {"cache": "lru,neighbours:fifo:4"},
-        {"cache": "lru,neighbours,neighbours"},
-        {"cache": "neighbours"},
-        {"cache": "lru", "neighbours": path},
+        {"tiers": "lru,neighbours:fifo:4"},
+        {"tiers": "lru,neighbours,neighbours"},
+        {"tiers": "neighbours"},
+        {"tiers": "lru", "neighbours": path},
     ):
         with pytest.raises(tb.InvalidError):
             opened(**given)
@@ -153,10 +156,11 @@ def test_files_that_do_not_fit_are_refused(
     other = tmp_path / "other"
     import_tables({"a": tables["a"]}, other)
     path.write_bytes(content)
+    near = tb.CacheOptions(tiers="lru,neighbours", neighbours=path)
     with pytest.raises(tb.InvalidError, match="of other tables"):
-        tb.Snapshot.open(other, cache="lru,neighbours", neighbours=path, misses="surrogate").close()
+        tb.Snapshot.open(other, cache=near, misses="surrogate").close()
     with pytest.warns(RuntimeWarning, match="neighbours have too few bytes"):
-        opened(cache_bytes=64_000, cache="lru,neighbours:second_chance:0.001")
+        opened(bytes_max=64_000, tiers="lru,neighbours:second_chance:0.001")
 
 
 def test_neighbours_by_name() -> None:

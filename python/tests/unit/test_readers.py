@@ -31,7 +31,7 @@ def ask(snapshot: tb.Snapshot, seed: int) -> None:
 
 
 def test_callers_in_threads_get_right_rows_from_more_readers_than_processors(folder: Path) -> None:
-    with tb.Snapshot.open(folder, cache_bytes=0, readers=8) as snapshot:
+    with tb.Snapshot.open(folder, cache=tb.CacheOptions(bytes_max=0), readers=8) as snapshot:
         alone = snapshot.stats()["snapshot"]["reader_count"]
         threads = [threading.Thread(target=ask, args=(snapshot, seed)) for seed in range(8)]
         for thread in threads:

@@ -44,8 +44,8 @@ def members(budget: tb.TierBudget) -> list[dict[str, Any]]:
 def test_memory_follows_demand_and_answers_stay_the_same(folder: Path, table: torch.Tensor) -> None:
     budget = tb.TierBudget("512KiB", epoch_groups=100)
     generator = torch.Generator().manual_seed(1)
-    with tb.Snapshot.open(folder, tier_budget=budget, tier_floor="128KiB") as many:
-        with tb.Snapshot.open(folder, tier_budget=budget, tier_floor="128KiB") as few:
+    with tb.Snapshot.open(folder, cache=tb.CacheOptions(budget=budget, floor="128KiB")) as many:
+        with tb.Snapshot.open(folder, cache=tb.CacheOptions(budget=budget, floor="128KiB")) as few:
             assert members(budget)[1]["floor_bytes"] == 128 << 10
             for _ in range(2500):
                 for snapshot, count in ((many, ROWS), (few, 40)):
@@ -68,14 +68,14 @@ def test_what_does_not_fit_a_budget_is_refused(folder: Path) -> None:
             tb.TierBudget(wrong)
     budget = tb.TierBudget(LIMIT)
     for options in (
-        {"tier_budget": budget, "cache_bytes": 1000},
-        {"tier_budget": budget, "cache": []},
-        {"tier_budget": budget, "tier_floor": 2 * LIMIT},
-        {"tier_budget": budget, "tier_floor": 10},
-        {"tier_floor": 10},
+        {"budget": budget, "bytes_max": 1000},
+        {"budget": budget, "tiers": []},
+        {"budget": budget, "floor": 2 * LIMIT},
+        {"budget": budget, "floor": 10},
+        {"floor": 10},
     ):
         with pytest.raises(tb.InvalidError):
-            tb.Snapshot.open(folder, **options)
+            tb.Snapshot.open(folder, cache=tb.CacheOptions(**options))
     assert budget.stats()["members"] == []
 
 
@@ -85,7 +85,8 @@ def test_approximate_answers_become_exact(folder: Path, table: torch.Tensor) -> 
     )
     rows = torch.arange(0, ROWS, 50)
     for refresh in (True, ["a"]):
-        with tb.Snapshot.open(folder, tiers=plan, misses="surrogate", refresh=refresh) as snapshot:
+        cache = tb.CacheOptions(refresh=refresh)
+        with tb.Snapshot.open(folder, resident=plan, misses="surrogate", cache=cache) as snapshot:
             first = look(snapshot, rows)
             before = snapshot.stats()["snapshot"]
             asked = before["lookups"]["rows_surrogate"]
@@ -104,14 +105,14 @@ def test_approximate_answers_become_exact(folder: Path, table: torch.Tensor) -> 
 
 
 def test_only_tables_with_approximate_answers_are_refreshed(folder: Path) -> None:
-    for options in (
-        {"refresh": True},
-        {"refresh": "a", "misses": "default"},
-        {"refresh": [], "misses": "default"},
-        {"refresh": ["b"], "misses": "default"},
-        {"refresh": True, "misses": "default", "cache": []},
+    for misses, options in (
+        ("read", {"refresh": True}),
+        ("default", {"refresh": "a"}),
+        ("default", {"refresh": []}),
+        ("default", {"refresh": ["b"]}),
+        ("default", {"refresh": True, "tiers": []}),
     ):
         with pytest.raises(tb.InvalidError):
-            tb.Snapshot.open(folder, **options)
+            tb.Snapshot.open(folder, misses=misses, cache=tb.CacheOptions(**options))
     with tb.Snapshot.open(folder, misses="default") as snapshot:
         assert snapshot.stats()["snapshot"]["refreshed"] is None

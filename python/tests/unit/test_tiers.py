@@ -48,7 +48,7 @@ def test_a_plan_answers_without_reading(
 ) -> None:
     budget = 20_000
     plan = tb.plan_tiers(tables, counts(), dram_bytes=budget, tails=("product2",))
-    with tb.Snapshot.open(folder, cache=[], tiers=plan, misses="surrogate") as snapshot:
+    with tb.Snapshot.open(folder, cache=[], resident=plan, misses="surrogate") as snapshot:
         found = every_row(snapshot)
         stats = snapshot.stats()["snapshot"]
     assert stats["io"]["read_count"] == 0
@@ -66,7 +66,9 @@ def test_a_plan_answers_without_reading(
     # Rows used often come first.
     assert torch.equal(plan.tables[0].head_rows[:20], torch.arange(20))
     plan.save(tmp_path / "plan")
-    with tb.Snapshot.open(folder, cache=[], tiers=tmp_path / "plan", misses="default") as snapshot:
+    with tb.Snapshot.open(
+        folder, cache=[], resident=tmp_path / "plan", misses="default"
+    ) as snapshot:
         again = every_row(snapshot)
     assert all(torch.equal(again[name], found[name]) for name in SIZES)
 
@@ -95,10 +97,10 @@ def test_a_changed_plan_is_refused(
         tb.TierPlan.load(path)
     path.write_bytes(b"x")
     with pytest.raises(tb.InvalidError):
-        tb.Snapshot.open(folder, tiers=path)
+        tb.Snapshot.open(folder, resident=path)
     other = tb.TierPlan(tables=plan.tables, about={"snapshot": "of another"})
     with pytest.raises(tb.InvalidError, match="another snapshot"):
-        tb.Snapshot.open(folder, tiers=other)
+        tb.Snapshot.open(folder, resident=other)
 
 
 def test_misses_without_a_plan(folder: Path, tables: dict[str, torch.Tensor]) -> None:
@@ -113,7 +115,9 @@ def test_tiers_by_name(folder: Path, tables: dict[str, torch.Tensor]) -> None:
     wide = tb.CacheTier(codec="int8", policy="group_frequency", share=3.0)
     assert cache_parts([wide, "int4:lru, lru"]) == [wide, "int4:lru", "lru"]
     often = tb.KeyedJaggedTensor(["a"], torch.arange(20), lengths=torch.ones(20).long())
-    with tb.Snapshot.open(folder, cache=[wide, "int4:lru"], cache_bytes=30_000) as snapshot:
+    with tb.Snapshot.open(
+        folder, cache=tb.CacheOptions(tiers=[wide, "int4:lru"], bytes_max=30_000)
+    ) as snapshot:
         for _ in range(4):
             snapshot.lookup(often)
         found = every_row(snapshot)
@@ -136,9 +140,12 @@ def test_tiers_by_name(folder: Path, tables: dict[str, torch.Tensor]) -> None:
 
 
 def test_a_tier_too_small_for_any_row_says_so(folder: Path) -> None:
+    def small(bytes_max: int) -> tb.CacheOptions:
+        return tb.CacheOptions(tiers="int8:group_frequency", bytes_max=bytes_max)
+
     with pytest.warns(RuntimeWarning, match="int8:group_frequency has too few bytes"):
-        tb.Snapshot.open(folder, cache="int8:group_frequency", cache_bytes=500).close()
+        tb.Snapshot.open(folder, cache=small(500)).close()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tb.Snapshot.open(folder, cache="int8:group_frequency", cache_bytes=0).close()
-        tb.Snapshot.open(folder, cache="int8:group_frequency", cache_bytes=30_000).close()
+        tb.Snapshot.open(folder, cache=small(0)).close()
+        tb.Snapshot.open(folder, cache=small(30_000)).close()

@@ -24,6 +24,7 @@ from tierbed.cli.options import (
     set_threads,
     shows_tables,
 )
+from tierbed.config.io import IoOptions
 from tierbed.config.words import MissMode, SnapshotBackend
 from tierbed.errors import InvalidError, IoError
 
@@ -46,8 +47,8 @@ def serve(
             "neighbours:second_chance:share.",
         ),
     ] = "lru",
-    tiers: Annotated[
-        Path | None, typer.Option("--tiers", help="Rows that stay in memory: a file of a plan.")
+    resident: Annotated[
+        Path | None, typer.Option("--resident", help="Rows that stay in memory: a file of a plan.")
     ] = None,
     neighbours: Annotated[
         Path | None,
@@ -103,6 +104,7 @@ def serve(
     slow_ms: options.SlowMs = 1_000,
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
+    from tierbed.serve.cache import CacheOptions
     from tierbed.serve.server import Limits, ServeOptions, Server
     from tierbed.serve.snapshot import Snapshot
 
@@ -138,12 +140,14 @@ def serve(
             snapshot,
             dram_budget=dram_budget,
             backend=backend,
-            io_engine=io_engine,
-            cache=cache,
-            tiers=tiers,
-            neighbours=neighbours,
+            cache=CacheOptions(
+                tiers=cache,
+                neighbours=neighbours,
+                refresh=refresh == "all" or refresh.split(",") if refresh else False,
+            ),
+            resident=resident,
             misses=misses,
-            refresh=refresh == "all" or refresh.split(",") if refresh else False,
+            io=IoOptions(engine=io_engine),
         ) as opened,
         Server(opened, address, options=given) as server,
     ):

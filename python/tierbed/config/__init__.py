@@ -9,6 +9,7 @@ from tierbed.config.admission import (
     FrequencyAdmissionStrategy,
     TimestampBasedEvictionPolicy,
 )
+from tierbed.config.io import IoOptions
 from tierbed.config.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
 from tierbed.config.tables import (
     Constant,
@@ -31,6 +32,7 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingConfig",
     "FrequencyAdmissionStrategy",
+    "IoOptions",
     "Normal",
     "Optimizer",
     "PartialRowWiseAdam",

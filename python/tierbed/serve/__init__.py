@@ -3,7 +3,14 @@
 from typing import TYPE_CHECKING
 
 from tierbed._util.lazy import lazy_names
-from tierbed.serve.cache import CacheTier, NeighbourTier, TierBudget, TierPlan, TierTable
+from tierbed.serve.cache import (
+    CacheOptions,
+    CacheTier,
+    NeighbourTier,
+    TierBudget,
+    TierPlan,
+    TierTable,
+)
 from tierbed.serve.neighbours import Neighbours, find_neighbours
 from tierbed.serve.resident import plan_tiers
 from tierbed.serve.snapshot import Snapshot
@@ -20,6 +27,7 @@ else:
     )
 
 __all__ = [
+    "CacheOptions",
     "CacheTier",
     "Limits",
     "NeighbourTier",

@@ -1,4 +1,4 @@
-"""Which rows does serving keep in memory, and in how many bytes?
+"""Rows that serving keeps in memory: cache tiers, shared budgets, and plans of resident rows.
 
 :class:`CacheTier` names a tier of rows that come and go; a snapshot's cache is a list of them, and
 a :class:`TierBudget` holds the caches of several snapshots.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 __all__ = [
+    "CacheOptions",
     "CachePart",
     "CacheTier",
     "NeighbourTier",
@@ -46,7 +47,7 @@ class CacheTier:
 
     Args:
         codec: One of :data:`tierbed.codec.CODECS`.
-        policy: Who leaves when it is full: ``"lru"``, ``"group_frequency"``, ``"ev_lfu"``, ....
+        policy: Eviction policy: ``"lru"``, ``"group_frequency"``, ``"ev_lfu"``, ....
         share: Its part of the cache's bytes, next to the shares of the other tiers.
         admit_after: The use from which on a row enters, 1 to 3 (FlashEmbedding §3.3.2).
 
@@ -119,7 +120,7 @@ class TierBudget:
     Example:
         >>> budget = tb.TierBudget("4MiB")
         >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
-        >>> with tb.Snapshot.open("snapshot", dram_budget="16MiB", tier_budget=budget) as snapshot:
+        >>> with tb.Snapshot.open("snapshot", cache=tb.CacheOptions(budget=budget)) as snapshot:
         ...     len(budget.stats()["members"])
         1
     """
@@ -147,6 +148,40 @@ class TierBudget:
     def __repr__(self) -> str:
         stats = self.stats()
         return f"TierBudget(limit_bytes={stats['limit_bytes']}, members={len(stats['members'])})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """The cache of a snapshot: rows that come and go.
+
+    Args:
+        tiers: The tiers, the first asked first: each a :class:`CacheTier` or
+            ``"codec:policy:share:admit"``, of which a lone name is a policy. What leaves one falls
+            to the next. A :class:`NeighbourTier`, ``"neighbours:second_chance:share"``, lets
+            neighbours answer for rows that left the last.
+        bytes_max: Most bytes of the tiers, metadata included; all that is left by default.
+        neighbours: The file of neighbours; by default the one beside the snapshot,
+            ``<path>.neighbours``.
+        refresh: Tables whose approximate answers are followed by a read in the background, which
+            brings the row into the cache; True: all. No request waits for it; what finds no room
+            in its queue is dropped, what cannot be read stays approximate. Counted in
+            ``refreshed`` of :meth:`Snapshot.stats`.
+        budget: What the tiers share with other snapshots, in place of bytes of the snapshot's own
+            budget; then without ``bytes_max``.
+        floor: Bytes of the shared budget that these tiers always have; by default a sixteenth.
+
+    Example:
+        >>> cache = tb.CacheOptions(tiers="int8:group_frequency", bytes_max="4MiB")
+        >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
+        >>> tb.Snapshot.open("snapshot", cache=cache).close()
+    """
+
+    tiers: CachePart | Sequence[CachePart] = "lru"
+    bytes_max: int | str | None = None
+    neighbours: PathLike | None = None
+    refresh: bool | Sequence[str] = False
+    budget: TierBudget | None = None
+    floor: int | str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

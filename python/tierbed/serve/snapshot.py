@@ -1,4 +1,4 @@
-"""How is a published model read?
+"""Published snapshots: immutable folders that models are served from.
 
 A :class:`Snapshot` is an immutable folder of checksummed pages, read through a row cache of a
 fixed budget. Collections take it in place of a store; they then only look up.
@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,13 @@ import torch
 
 from tierbed._native import NativeResident, NativeSnapshot, apply_delta
 from tierbed._util.bytes import parse_bytes
+from tierbed.config.io import IoOptions
 from tierbed.config.tables import is_own
-from tierbed.config.words import IoEngine, MissMode, SnapshotBackend
+from tierbed.config.words import MissMode, SnapshotBackend
 from tierbed.errors import ClosedError, InvalidError
 from tierbed.jagged import KeyedTensor, as_kjt
 from tierbed.ops import operators as ops
-from tierbed.serve.cache import TierBudget, TierPlan, cache_parts
+from tierbed.serve.cache import CacheOptions, TierPlan, cache_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,10 +42,10 @@ def _absolute(path: str | os.PathLike[str]) -> str:
 
 
 def _resident(
-    folder: str, tiers: TierPlan | str | os.PathLike[str], dram_budget: int | str
+    folder: str, resident: TierPlan | str | os.PathLike[str], dram_budget: int | str
 ) -> list[NativeResident]:
-    """Returns what ``tiers`` keeps of the tables of the snapshot in ``folder``."""
-    plan = tiers if isinstance(tiers, TierPlan) else TierPlan.load(tiers)
+    """Returns what ``resident`` keeps of the tables of the snapshot in ``folder``."""
+    plan = resident if isinstance(resident, TierPlan) else TierPlan.load(resident)
     with Snapshot.open(folder, dram_budget=dram_budget, cache=[]) as snapshot:
         made_of = plan.about.get("snapshot", snapshot.identity)
         if made_of != snapshot.identity:
@@ -109,17 +111,11 @@ class Snapshot:
         *,
         dram_budget: int | str = "256MiB",
         backend: SnapshotBackend = "direct",
-        io_engine: IoEngine = "auto",
-        queue_depth: int = 0,
-        readers: int | None = None,
-        cache: CachePart | Sequence[CachePart] = "lru",
-        cache_bytes: int | str | None = None,
-        tiers: TierPlan | str | os.PathLike[str] | None = None,
-        neighbours: str | os.PathLike[str] | None = None,
+        cache: CacheOptions | CachePart | Sequence[CachePart] = "lru",
+        resident: TierPlan | str | os.PathLike[str] | None = None,
         misses: MissMode = "read",
-        refresh: bool | Sequence[str] = False,
-        tier_budget: TierBudget | None = None,
-        tier_floor: int | str | None = None,
+        readers: int | None = None,
+        io: IoOptions | None = None,
     ) -> Self:
         """Opens the snapshot at ``path`` for reading.
 
@@ -131,74 +127,61 @@ class Snapshot:
             dram_budget: Bytes of memory for the row cache and everything else.
             backend: ``"direct"`` reads pages past the system's cache, ``"mmap"`` through it,
                 ``"memory"`` loads everything first.
-            io_engine: ``"auto"``, ``"io_uring"`` or ``"pread"``.
-            queue_depth: Reads in flight at a time; 0 chooses by the budget.
+            cache: The tiers of its cache, or all :class:`CacheOptions`. A tier that cannot hold
+                any row within its bytes is told by a ``RuntimeWarning``.
+            resident: Rows that stay in memory, from :func:`plan_tiers` or its file.
+            misses: ``"read"``, or ``"surrogate"`` to answer misses by what ``resident`` keeps for
+                them, or by a neighbour, or ``"default"`` to let no request read at all. Counted in
+                :meth:`stats`.
             readers: Most lookups at once; by default 8. Those
                 beyond the processors are for small lookups, are made when lookups meet, and are
                 fewer in small budgets. ``stats()["snapshot"]["reader_count"]`` tells how many there
                 are.
-            cache: Its tiers, the first asked first: each a :class:`CacheTier` or
-                ``"codec:policy:share:admit"``, of which a lone name is a policy. What leaves one
-                falls to the next. A :class:`NeighbourTier`, ``"neighbours:second_chance:share"``,
-                lets neighbours answer for rows that left the last.
-            cache_bytes: Most bytes of the tiers, metadata included; all that is left by default.
-                A tier that cannot hold any row within its bytes is told by a ``RuntimeWarning``.
-            tiers: Rows that stay in memory, from :func:`plan_tiers` or its file.
-            neighbours: The file of neighbours for these; by default the one beside the snapshot,
-                ``<path>.neighbours``.
-            misses: ``"read"``, or ``"surrogate"`` to answer misses by what ``tiers`` keeps for
-                them, or by a neighbour, or ``"default"`` to let no request read at all. Counted in
-                :meth:`stats`.
-            refresh: Tables whose approximate answers are followed by a read in the background,
-                which brings the row into the cache; True: all. No request waits for it; what finds
-                no room in its queue is dropped, what cannot be read stays approximate. Counted in
-                ``refreshed`` of :meth:`stats`.
-            tier_budget: What the tiers share with other snapshots, in place of bytes of
-                ``dram_budget``; then without ``cache_bytes``.
-            tier_floor: Bytes of it that these tiers always have; by default a sixteenth.
+            io: How its files are read.
 
         Raises:
             InvalidError: Not a snapshot, a budget that is too small, or options that do not fit
                 each other.
             CorruptionError: Pages or manifest do not verify.
         """
+        tiers = cache if isinstance(cache, CacheOptions) else CacheOptions(tiers=cache)
+        io = io or IoOptions()
+        bytes_max = tiers.bytes_max
+        if readers is not None and readers < 1:
+            raise InvalidError(f"readers must be at least 1, not {readers}")
+        if tiers.floor is not None and tiers.budget is None:
+            raise InvalidError("floor is a part of a shared budget; give that too")
         options: SnapshotOptions = {
             "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
             "backend": backend,
-            "io_engine": io_engine,
-            "queue_depth": queue_depth,
+            "io_engine": io.engine,
+            "queue_depth": io.queue_depth,
             "reader_count": readers,
-            "cache_bytes_max": None if cache_bytes is None else parse_bytes(cache_bytes, "cache"),
-            "tiers": cache_parts(cache),
-            "neighbours": None if neighbours is None else os.fspath(neighbours),
+            "cache_bytes_max": None if bytes_max is None else parse_bytes(bytes_max, "bytes_max"),
+            "tiers": cache_parts(tiers.tiers),
+            "neighbours": None if tiers.neighbours is None else os.fspath(tiers.neighbours),
             "misses": misses,
-            "refresh": _refreshed(refresh),
-            "tier_floor_bytes": None
-            if tier_floor is None
-            else parse_bytes(tier_floor, "tier_floor"),
+            "refresh": _refreshed(tiers.refresh),
+            "tier_floor_bytes": None if tiers.floor is None else parse_bytes(tiers.floor, "floor"),
         }
-        if readers is not None and readers < 1:
-            raise InvalidError(f"readers must be at least 1, not {readers}")
-        if tier_floor is not None and tier_budget is None:
-            raise InvalidError("tier_floor is a part of a tier_budget; give that too")
         folder = os.fspath(path)
+        near = tiers.neighbours
         given = {
             "dram_budget": dram_budget,
             "backend": backend,
-            "io_engine": io_engine,
-            "queue_depth": queue_depth,
-            "cache": cache,
-            "cache_bytes": cache_bytes,
-            "tiers": tiers if tiers is None or isinstance(tiers, TierPlan) else _absolute(tiers),
-            "neighbours": None if neighbours is None else _absolute(neighbours),
+            "cache": replace(tiers, neighbours=None if near is None else _absolute(near)),
+            "resident": resident
+            if resident is None or isinstance(resident, TierPlan)
+            else _absolute(resident),
             "misses": misses,
-            "refresh": refresh,
+            "readers": readers,
+            "io": io,
         }
-        resident = [] if tiers is None else _resident(folder, tiers, dram_budget)
-        shared = None if tier_budget is None else tier_budget.native
-        snapshot = cls(NativeSnapshot(folder, options, resident, shared), folder)
+        kept = [] if resident is None else _resident(folder, resident, dram_budget)
+        shared = None if tiers.budget is None else tiers.budget.native
+        snapshot = cls(NativeSnapshot(folder, options, kept, shared), folder)
         # Another process shares no budget with this one.
-        snapshot._given = given if tier_budget is None else None
+        snapshot._given = given if tiers.budget is None else None
         snapshot._absolute_path = _absolute(folder)
         if options["cache_bytes_max"] != 0:
             snapshot._tell_of_empty_tiers()
@@ -238,8 +221,8 @@ class Snapshot:
             if tier["row_count_max"] == 0:
                 warnings.warn(
                     f"the cache tier {tier['codec']}:{tier['policy']} has too few bytes to hold a "
-                    "row, so every miss is read; raise dram_budget or cache_bytes, or open with "
-                    "cache_bytes=0 to do without",
+                    "row, so every miss is read; raise dram_budget or bytes_max of CacheOptions, "
+                    "which may be 0 to do without",
                     RuntimeWarning,
                     stacklevel=3,
                 )
@@ -425,8 +408,8 @@ class Snapshot:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._given is None:
             raise TypeError(
-                "a snapshot with a tier_budget cannot be pickled: processes share no budget; open "
-                "it in the other process"
+                "a snapshot with a shared budget cannot be pickled: processes share no budget; "
+                "open it in the other process"
             )
         return _opened_elsewhere, (type(self), self._absolute_path, self.identity, self._given)
 

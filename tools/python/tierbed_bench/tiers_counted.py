@@ -18,7 +18,7 @@ from tierbed.errors import InvalidError
 from tierbed.nn import CtrModel
 from tierbed.recipes.evaluate import evaluate
 from tierbed.recipes.run import EVAL_BATCH
-from tierbed.serve.cache import TierPlan
+from tierbed.serve.cache import CacheOptions, TierPlan
 from tierbed.serve.neighbours import find_neighbours
 from tierbed.serve.resident import plan_tiers
 from tierbed.serve.server import load_model
@@ -183,9 +183,8 @@ class _Requests:
             job.folder(published),
             dram_budget="2GiB",
             backend=system.backend,
-            cache=system.cache,
-            cache_bytes=job.cache_bytes,
-            tiers=job.plan,
+            cache=CacheOptions(tiers=system.cache, bytes_max=job.cache_bytes),
+            resident=job.plan,
             misses=job.misses,
         ) as snapshot:
             for bags in self._warm:

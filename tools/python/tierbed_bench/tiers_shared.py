@@ -17,7 +17,7 @@ import torch
 
 from tierbed._util.progress import Progress
 from tierbed.jagged import KeyedJaggedTensor
-from tierbed.serve.cache import TierBudget
+from tierbed.serve.cache import CacheOptions, TierBudget
 from tierbed.serve.snapshot import Snapshot
 from tierbed_bench.tiers_model import Published
 
@@ -76,16 +76,14 @@ def _measure(published: Published, options: SharedOptions, job: tuple[float, str
     budget_bytes = int(share * MODELS * published.f32_bytes)
     with ExitStack() as stack:
         budget = None
-        kept: dict[str, Any] = {"cache_bytes": budget_bytes // MODELS}
+        cache = CacheOptions(tiers=CACHE, bytes_max=budget_bytes // MODELS)
         if system == "shared":
             budget = TierBudget(budget_bytes, epoch_groups=EPOCH_GROUPS)
-            kept = {"tier_budget": budget}
+            cache = CacheOptions(tiers=CACHE, budget=budget)
         # Counts need no device: pages come through the page cache.
         models = [
             stack.enter_context(
-                Snapshot.open(
-                    published.plain, dram_budget="256MiB", backend="mmap", cache=CACHE, **kept
-                )
+                Snapshot.open(published.plain, dram_budget="256MiB", backend="mmap", cache=cache)
             )
             for _ in range(MODELS)
         ]

@@ -24,6 +24,7 @@ from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import CtrModel, EmbeddingBagCollection
 from tierbed.recipes.metrics import summary
+from tierbed.serve.cache import CacheOptions
 from tierbed.serve.server import load_model
 from tierbed.serve.snapshot import Snapshot
 from tierbed_bench.memory_group import MemoryGroup
@@ -80,9 +81,8 @@ class _Session:
             job["snapshot"],
             dram_budget="64GiB",
             backend=job["backend"],
-            cache=job["cache"],
-            cache_bytes=job["cache_bytes"],
-            tiers=job["plan"],
+            cache=CacheOptions(tiers=job["cache"], bytes_max=job["cache_bytes"]),
+            resident=job["plan"],
             misses=job["misses"],
         )
         with snapshot, torch.inference_mode():
