@@ -89,6 +89,9 @@ class Codec:
     def encode(self, rows: Tensor) -> Tensor:
         """Encodes ``rows`` ``[N, D]`` f32; returns ``[N, code_bytes]`` u8.
 
+        Args:
+            rows: Rows ``[N, dim]`` f32.
+
         Raises:
             InvalidError: Rows of another dim, or a number that this codec cannot keep.
         """
@@ -101,6 +104,13 @@ class Codec:
         """Decodes ``codes`` ``[N, code_bytes]`` to ``[N, D]`` f32.
 
         With ``indices`` ``[E]`` i64, decodes only those rows, in that order, to ``[E, D]``.
+
+        Args:
+            codes: Codes ``[N, code_bytes]`` u8.
+            indices: Which of them, ``[E]`` i64; by default all.
+
+        Raises:
+            InvalidError: Codes of another width.
         """
         if codes.dim() != 2 or codes.shape[1] != self.code_bytes:
             raise InvalidError(f"codes must be [N, {self.code_bytes}], found {tuple(codes.shape)}")
@@ -110,11 +120,22 @@ class Codec:
         return out
 
     def decode_often(self, codes: Tensor, indices: Tensor, out: Tensor, rounds: int) -> None:
-        """Decodes the same rows ``rounds`` times, to measure what that costs."""
+        """Decodes the same rows ``rounds`` times, to measure what that costs.
+
+        Args:
+            codes: Codes ``[N, code_bytes]`` u8.
+            indices: Which of them, ``[E]`` i64.
+            out: Rows ``[E, dim]`` f32, overwritten.
+            rounds: How often.
+        """
         self._native.decode(codes, indices, out, rounds)
 
     def relative_error(self, rows: Tensor) -> float:
-        """Returns the root mean square error of ``rows`` next to that of zeroes."""
+        """Returns the root mean square error of ``rows`` next to that of zeroes.
+
+        Args:
+            rows: Rows ``[N, dim]`` f32.
+        """
         found = self.decode(self.encode(rows)).double()
         norm = rows.double().pow(2).sum()
         return float(((rows.double() - found).pow(2).sum() / norm).sqrt()) if norm > 0 else 0.0

@@ -71,7 +71,13 @@ class CorruptionError(TierbedError):
 
 
 class IoError(TierbedError, OSError):
-    """The device or the operating system refused; it may be retried."""
+    """The device or the operating system refused; it may be retried.
+
+    Args:
+        message: What failed.
+        context: Names and values that belong to it.
+        errno: The system's number, if it gave one.
+    """
 
     kind = "io"
 
@@ -126,5 +132,12 @@ _CLASS_OF_KIND: dict[str, type[TierbedError]] = {
 def from_native(
     kind: str, message: str, context: Mapping[str, str], errno: int | None = None
 ) -> TierbedError:
-    """Builds the exception of an engine error of ``kind``."""
+    """Builds the exception of an engine error of ``kind``.
+
+    Args:
+        kind: The kind of error, as the engine calls it.
+        message: What failed.
+        context: Names and values that belong to it.
+        errno: The system's number, if it gave one.
+    """
     return _CLASS_OF_KIND.get(kind, TierbedError)(message, context, errno)

@@ -162,25 +162,42 @@ class UnpooledRows:
 
     @staticmethod
     def fits(rows: Tensor, bags: KeyedJaggedTensor) -> bool:
-        """Tells whether numbers of Python are cheaper than tensors, and nothing is trained."""
+        """Tells whether numbers of Python are cheaper than tensors, and nothing is trained.
+
+        Args:
+            rows: Rows ``[E, D]``.
+            bags: The bags they are of.
+        """
         if rows.requires_grad or not bags.stride():
             return False
         offsets = bags.offsets()
         return offsets.numel() <= _BOUNDS_MAX and offsets.is_cpu
 
     def to_dict(self, names: Sequence[str]) -> dict[str, JaggedTensor]:
-        """Returns one :class:`JaggedTensor` per feature, called ``names``."""
+        """Returns one :class:`JaggedTensor` per feature, called ``names``.
+
+        Args:
+            names: A name per feature.
+        """
         return {name: _FeatureRows(self, at) for at, name in enumerate(names)}
 
     def values(self, at: int) -> Tensor:
-        """Returns the rows ``[E, D]`` of the feature at position ``at``."""
+        """Returns the rows ``[E, D]`` of the feature at position ``at``.
+
+        Args:
+            at: Position of the feature.
+        """
         if self._parts is None:
             sizes = [b - a for a, b in pairwise(self._bounds[:: self._stride])]
             self._parts = torch.split(self._values, sizes)
         return self._parts[at]
 
     def lengths(self, at: int) -> Tensor:
-        """Returns the length of each bag ``[B]`` of the feature at position ``at``."""
+        """Returns the length of each bag ``[B]`` of the feature at position ``at``.
+
+        Args:
+            at: Position of the feature.
+        """
         first, end = at * self._stride, (at + 1) * self._stride
         if self._lengths is not None:
             return self._lengths[first:end]
@@ -198,6 +215,9 @@ class KeyedJaggedTensor:
         lengths: ``[F*B]`` length of each bag; or give ``offsets``.
         offsets: ``[F*B+1]`` bounds of the bags, from 0 to ``E``.
         stride: ``B``; by default the number of bags divided by ``F``.
+
+    Raises:
+        InvalidError: Tensors that do not describe ``F*B`` bags.
 
     Example:
         >>> batch = tb.KeyedJaggedTensor(
@@ -244,19 +264,36 @@ class KeyedJaggedTensor:
     def from_lengths_sync(
         keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        """Builds one from lengths ``[F*B]``."""
+        """Builds one from lengths ``[F*B]``.
+
+        Args:
+            keys: Feature names, ``F``.
+            values: Ids ``[E]`` of all bags, feature by feature.
+            lengths: Length of each bag, ``[F*B]``.
+            weights: Weights ``[E]``, if any.
+        """
         return KeyedJaggedTensor(keys, values, weights, lengths=lengths)
 
     @staticmethod
     def from_offsets_sync(
         keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        """Builds one from offsets ``[F*B+1]``."""
+        """Builds one from offsets ``[F*B+1]``.
+
+        Args:
+            keys: Feature names, ``F``.
+            values: Ids ``[E]`` of all bags, feature by feature.
+            offsets: Bounds of the bags, ``[F*B+1]``.
+            weights: Weights ``[E]``, if any.
+        """
         return KeyedJaggedTensor(keys, values, weights, offsets=offsets)
 
     @staticmethod
     def from_jt_dict(features: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
         """Joins one :class:`JaggedTensor` per feature; all of the same number of bags.
+
+        Args:
+            features: By name; all with weights or none.
 
         Raises:
             InvalidError: Other numbers of bags, or weights of some features only.
@@ -310,7 +347,11 @@ class KeyedJaggedTensor:
         return self._stride
 
     def permute(self, indices: Sequence[int]) -> KeyedJaggedTensor:
-        """Returns the features at positions ``indices``, in that order; repeats are allowed."""
+        """Returns the features at positions ``indices``, in that order; repeats are allowed.
+
+        Args:
+            indices: Positions of features.
+        """
         order = [int(at) for at in indices]
         if order == list(range(len(self._keys))):
             return self
@@ -333,6 +374,9 @@ class KeyedJaggedTensor:
 
     def select(self, keys: Sequence[str]) -> KeyedJaggedTensor:
         """Returns the features called ``keys``, in that order.
+
+        Args:
+            keys: Feature names.
 
         Raises:
             InvalidError: A feature is missing, or there twice.
@@ -358,7 +402,12 @@ class KeyedJaggedTensor:
         return {key: self[key] for key in self._keys}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
-        """Returns a copy on ``device`` (itself when already there)."""
+        """Returns a copy on ``device`` (itself when already there).
+
+        Args:
+            device: Where the copy is.
+            non_blocking: As of ``torch.Tensor.to``.
+        """
 
         def move(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
@@ -473,6 +522,9 @@ class KeyedTensor:
 
 def as_kjt(features: Any) -> KeyedJaggedTensor:
     """Accepts our :class:`KeyedJaggedTensor`, or any object with TorchRec's methods.
+
+    Args:
+        features: The bags of a batch.
 
     Raises:
         InvalidError: Another kind of object.

@@ -32,26 +32,61 @@ class RowStore(Protocol):
     """What :func:`check_row_store` needs."""
 
     def add_table(self, config: Any, optimizer: Any) -> int:
-        """Adds a table."""
+        """Adds a table.
+
+        Args:
+            config: The table.
+            optimizer: That of its rows.
+        """
 
     def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Reads consecutive rows."""
+        """Reads consecutive rows.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
 
     def read_rows_and_state(
         self, table: str, first_row: int, row_count: int
     ) -> tuple[Tensor, Tensor]:
-        """Reads consecutive rows and their state."""
+        """Reads consecutive rows and their state.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
 
     def gather_rows(self, table: str, rows: Tensor) -> Tensor:
-        """Reads any rows."""
+        """Reads any rows.
+
+        Args:
+            table: Name of the table.
+            rows: Rows ``[N]`` i64.
+        """
 
     def write_rows(
         self, table: str, first_row: int, weights: Tensor, rows_state: Tensor | None = None
     ) -> None:
-        """Writes consecutive rows."""
+        """Writes consecutive rows.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            weights: Rows ``[N, D]`` f32.
+            rows_state: Optimizer state ``[N, S]`` f32.
+        """
 
     def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Reads use counts."""
+        """Reads use counts.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
 
     def close(self) -> None:
         """Closes the store."""

@@ -26,12 +26,22 @@ class RowStoreProtocol(Protocol):
         """Makes table number ``table`` known: its rows are ``0 .. row_count - 1``.
 
         Called for every table before its first use, each time the store is opened, in order.
+
+        Args:
+            table: Number of the table.
+            name: Name of the table.
+            row_count: Its rows.
+            record_bytes: Bytes of a record.
         """
 
     def read(
         self, table: int, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Returns the records of ``rows`` ``[N]`` (ascending, unique).
+
+        Args:
+            table: Number of the table.
+            rows: Rows ``[N]``.
 
         Returns:
             ``[N, record_bytes]`` with the bytes last written, and ``[N]``: False for rows never
@@ -42,12 +52,22 @@ class RowStoreProtocol(Protocol):
         """Overwrites ``rows`` ``[N]`` (ascending, unique) with ``records`` ``[N, record_bytes]``.
 
         They are read as written at once and durable after the next :meth:`commit`.
+
+        Args:
+            table: Number of the table.
+            rows: Rows ``[N]``.
+            records: Records ``[N, record_bytes]``.
         """
 
     def scan(
         self, table: int, after: int, row_count_max: int
     ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         """Returns up to ``row_count_max`` written rows greater than ``after``, ascending.
+
+        Args:
+            table: Number of the table.
+            after: The last row seen; -1 at the beginning.
+            row_count_max: Most rows to return.
 
         Returns:
             Rows ``[N]`` and records ``[N, record_bytes]``; no rows at the end of the table.
@@ -58,10 +78,17 @@ class RowStoreProtocol(Protocol):
 
         The blobs replace those of the commit before. A store opened after a crash holds what the
         last commit made durable, and nothing written after it.
+
+        Args:
+            blobs: Named bytes.
         """
 
     def blob(self, name: str) -> bytes | None:
-        """Returns a blob of the last commit."""
+        """Returns a blob of the last commit.
+
+        Args:
+            name: Name of the blob.
+        """
 
     def disk_bytes(self) -> int:
         """Returns the bytes the store occupies."""

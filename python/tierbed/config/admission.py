@@ -26,6 +26,9 @@ class FrequencyAdmissionStrategy:
 
     Until then it reads and trains the table's shared row.
 
+    Args:
+        threshold: Steps that contain an id, from which on it has a row; at least 1.
+
     Example:
         >>> users = tb.EmbeddingBagConfig(
         ...     None, 16, "user", admission_strategy=tb.FrequencyAdmissionStrategy(threshold=3)
@@ -42,6 +45,10 @@ class CountBasedEvictionPolicy:
     The count is that of the steps an id appeared in; every eviction first multiplies it by
     ``decay_rate``.
 
+    Args:
+        eviction_threshold: Counts below it are too small.
+        decay_rate: What a count is multiplied by at each ``Store.evict``.
+
     Example:
         >>> rare = tb.CountBasedEvictionPolicy(eviction_threshold=2.0)
         >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=rare)
@@ -55,6 +62,9 @@ class CountBasedEvictionPolicy:
 class TimestampBasedEvictionPolicy:
     """``Store.evict`` takes ids not trained for more than ``eviction_ttl_mins`` minutes.
 
+    Args:
+        eviction_ttl_mins: Minutes without training after which an id is too old.
+
     Example:
         >>> old = tb.TimestampBasedEvictionPolicy(eviction_ttl_mins=7 * 24 * 60)
         >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=old)
@@ -66,6 +76,11 @@ class TimestampBasedEvictionPolicy:
 @dataclass(frozen=True)
 class CountTimestampMixedEvictionPolicy:
     """``Store.evict`` takes ids that are both below the threshold and too old.
+
+    Args:
+        eviction_threshold: Counts below it are too small.
+        eviction_ttl_mins: Minutes without training after which an id is too old.
+        decay_rate: What a count is multiplied by at each ``Store.evict``.
 
     Example:
         >>> unused = tb.CountTimestampMixedEvictionPolicy(2.0, eviction_ttl_mins=60)

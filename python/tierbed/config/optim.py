@@ -66,7 +66,11 @@ class Optimizer:
         return float(getattr(self, "initial_accumulator_value", 0.0))
 
     def state_words(self, dim: int) -> int:
-        """Returns the float32 words of state beside a row of ``dim`` weights."""
+        """Returns the float32 words of state beside a row of ``dim`` weights.
+
+        Args:
+            dim: Weights of a row.
+        """
         return state_words(self.kind, dim)
 
     def hyper_json(self) -> str:
@@ -83,7 +87,11 @@ class Optimizer:
         )
 
     def with_lr(self, lr: float) -> Optimizer:
-        """Returns the same optimizer with learning rate ``lr``."""
+        """Returns the same optimizer with learning rate ``lr``.
+
+        Args:
+            lr: Learning rate.
+        """
         return dataclasses.replace(self, lr=lr)
 
 
@@ -110,6 +118,10 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """Adagrad with one accumulator per weight, as ``torch.optim.Adagrad``.
 
+    Args:
+        eps: Added to the denominator.
+        initial_accumulator_value: Initial value of every accumulator.
+
     Example:
         >>> tb.Adagrad(lr=0.1).state_words(dim=16)
         16
@@ -127,6 +139,10 @@ class RowWiseAdagrad(Optimizer):
 
     The usual choice for large tables: 4 bytes of state per row.
 
+    Args:
+        eps: Added to the denominator.
+        initial_accumulator_value: Initial value of every accumulator.
+
     Example:
         >>> tb.RowWiseAdagrad(lr=0.02).state_words(dim=16)
         1
@@ -141,6 +157,10 @@ class RowWiseAdagrad(Optimizer):
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Lazy Adam: only touched rows move, as ``torch.optim.SparseAdam``.
+
+    Args:
+        betas: Decay rates of the first and second moment.
+        eps: Added to the denominator.
 
     Example:
         >>> tb.Adam(lr=0.001).state_words(dim=16)
@@ -157,6 +177,10 @@ class Adam(Optimizer):
 @dataclass(frozen=True)
 class PartialRowWiseAdam(Optimizer):
     """Lazy Adam with one second moment per row.
+
+    Args:
+        betas: Decay rates of the first and second moment.
+        eps: Added to the denominator.
 
     Example:
         >>> tb.PartialRowWiseAdam(lr=0.001).state_words(dim=16)

@@ -64,6 +64,10 @@ class DataType(str, Enum):
 class Uniform:
     """Initial weights uniform in ``[low, high)``.
 
+    Args:
+        low: Least weight.
+        high: Upper bound, not included.
+
     Example:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Uniform(-0.1, 0.1)).initial()
         Uniform(low=-0.1, high=0.1)
@@ -77,6 +81,10 @@ class Uniform:
 class Normal:
     """Initial weights normal with ``mean`` and standard deviation ``std``.
 
+    Args:
+        mean: Mean.
+        std: Standard deviation.
+
     Example:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Normal(std=0.05)).initial()
         Normal(mean=0.0, std=0.05)
@@ -89,6 +97,9 @@ class Normal:
 @dataclass(frozen=True)
 class Constant:
     """Every initial weight is ``value``.
+
+    Args:
+        value: The weight.
 
     Example:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Constant(1.0)).initial()
@@ -211,7 +222,9 @@ class BaseEmbeddingConfig:
 class EmbeddingBagConfig(BaseEmbeddingConfig):
     """One table of pooled features.
 
-    Args as those of :class:`BaseEmbeddingConfig`, and:
+    The other arguments are those of :class:`BaseEmbeddingConfig`.
+
+    Args:
         pooling: Sum or mean over the rows of a bag.
 
     Example:

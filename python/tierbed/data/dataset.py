@@ -56,6 +56,9 @@ class Dataset(ABC):
         batch_size: Samples of a batch, ``B``.
         first: First sample of the range.
         stop: Sample after the last; None reads to the end of the source.
+
+    Raises:
+        InvalidError: A batch of no samples, or a range that is none.
     """
 
     def __init__(self, batch_size: int, first: int = 0, stop: int | None = None) -> None:
@@ -87,6 +90,11 @@ class Dataset(ABC):
         """Yields batches of the source's samples ``first..stop``.
 
         The range of this dataset does not matter. Stops early where the source ends.
+
+        Args:
+            first: First sample.
+            stop: Sample after the last; None reads to the end.
+            batch_size: Samples of a batch.
         """
 
     @abstractmethod
@@ -99,7 +107,11 @@ class Dataset(ABC):
         return None if self.stop is None else self.stop - self.first
 
     def count(self) -> int:
-        """Returns the number of samples of the range, reading the source through if need be."""
+        """Returns the number of samples of the range, reading the source through if need be.
+
+        Raises:
+            InvalidError: The source does not know.
+        """
         known = self.sample_count
         if known is None:
             raise InvalidError("the number of samples of this source is not known")
@@ -125,6 +137,9 @@ class Dataset(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a position taken by :meth:`state_dict` of the same data.
 
+        Args:
+            state: What :meth:`state_dict` returned.
+
         Raises:
             InvalidError: The state was taken from other data or another range.
         """
@@ -144,8 +159,14 @@ class Dataset(ABC):
     def split_last(self, fraction: float) -> tuple[Self, Self]:
         """Splits in time order: the last ``fraction`` is for evaluation, never shuffled in.
 
+        Args:
+            fraction: Share of the samples, from 0 to 1.
+
         Returns:
             The samples before, and the last ``fraction`` of them (rounded to samples).
+
+        Raises:
+            InvalidError: Another fraction.
         """
         if not 0.0 <= fraction <= 1.0:
             raise InvalidError(f"fraction must be 0 to 1, got {fraction}")
@@ -154,7 +175,15 @@ class Dataset(ABC):
         return self.part(self.first, at), self.part(at, self.first + count)
 
     def part(self, first: int, stop: int | None) -> Self:
-        """Returns the same source with another range of samples."""
+        """Returns the same source with another range of samples.
+
+        Args:
+            first: First sample.
+            stop: Sample after the last.
+
+        Raises:
+            InvalidError: Not a range.
+        """
         if first < 0 or (stop is not None and stop < first):
             raise InvalidError(f"the range of samples {first}..{stop} is not a range")
         part = copy.copy(self)

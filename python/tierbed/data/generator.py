@@ -41,7 +41,11 @@ def _generator(scale: float, seed: int, drift: float) -> _native.Generator:
 
 
 def scale_for_rows(row_count: int) -> float:
-    """Returns the scale at which the 26 tables have at most ``row_count`` rows together."""
+    """Returns the scale at which the 26 tables have at most ``row_count`` rows together.
+
+    Args:
+        row_count: Rows of all tables together.
+    """
     return _native_class().scale_for_rows(row_count)
 
 
@@ -56,6 +60,9 @@ class GeneratedData(Dataset):
         first_sample: Number of the first sample; later parts of one log start later.
         drift: Replacements of a popular token per million samples; 0 for a stationary log.
         progress: Called with samples done and samples in all, after every batch.
+
+    Raises:
+        InvalidError: A negative number of samples.
     """
 
     def __init__(
@@ -95,7 +102,16 @@ class GeneratedData(Dataset):
         return dict(self._options)
 
     def batches(self, first: int, stop: int | None, batch_size: int) -> Iterator[Batch]:
-        """Yields batches of the samples ``first..stop`` of the source."""
+        """Yields batches of the samples ``first..stop`` of the source.
+
+        Args:
+            first: First sample.
+            stop: Sample after the last; None reads to the end.
+            batch_size: Samples of a batch.
+
+        Raises:
+            InvalidError: No ``stop``.
+        """
         if stop is None:
             raise InvalidError("generated samples have no end; say where to stop")
         for start in range(first, stop, batch_size):
@@ -131,6 +147,9 @@ def write_criteo_tsv(
         drift: As of :class:`GeneratedData`.
         packing: By default told by the name: ``.gz``, ``.zst``, else plain.
         progress: Called with samples written and samples in all.
+
+    Raises:
+        InvalidError: A negative number of samples.
     """
     if samples < 0 or first_sample < 0:
         raise InvalidError("samples and first_sample must be 0 or above")

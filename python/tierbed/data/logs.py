@@ -132,7 +132,13 @@ class LogData(Dataset):
         return reader
 
     def batches(self, first: int, stop: int | None, batch_size: int) -> Iterator[Batch]:
-        """Yields batches of the samples ``first..stop`` of the source."""
+        """Yields batches of the samples ``first..stop`` of the source.
+
+        Args:
+            first: First sample.
+            stop: Sample after the last; None reads to the end.
+            batch_size: Samples of a batch.
+        """
         reader = self._open_at(first)
         left = _NO_BOUND if stop is None else stop - first
         sample = first

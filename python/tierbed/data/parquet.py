@@ -151,6 +151,9 @@ class ParquetData(Dataset):
         first: First sample of the range.
         stop: Sample after the last; None is the end of the files.
         progress: Called with samples done and samples in all, after every batch.
+
+    Raises:
+        InvalidError: A vocabulary that does not fit the columns.
     """
 
     def __init__(
@@ -206,7 +209,13 @@ class ParquetData(Dataset):
         return {"files": files, "columns": self.columns.names(), "row_counts": list(self._rows)}
 
     def batches(self, first: int, stop: int | None, batch_size: int) -> Iterator[Batch]:
-        """Yields batches of the samples ``first..stop`` of the source."""
+        """Yields batches of the samples ``first..stop`` of the source.
+
+        Args:
+            first: First sample.
+            stop: Sample after the last; None reads to the end.
+            batch_size: Samples of a batch.
+        """
         arrow, _, _ = _arrow()
         end = self._files.sample_count if stop is None else min(stop, self._files.sample_count)
         held: list[Any] = []

@@ -87,7 +87,12 @@ class Vocabulary:
         return list(zip(self.feature_names, self.row_counts, strict=True))
 
     def look_up(self, feature: str, tokens: Iterable[str | bytes | None]) -> Tensor:
-        """Returns the rows ``[E]`` i64 of tokens of a feature; 0 for missing and unknown ones."""
+        """Returns the rows ``[E]`` i64 of tokens of a feature; 0 for missing and unknown ones.
+
+        Args:
+            feature: Name of the feature.
+            tokens: Tokens ``[E]``; None is a missing one.
+        """
         raw = [token.encode() if isinstance(token, str) else token or b"" for token in tokens]
         ids = self.native.look_up(self.feature_names.index(feature), raw)
         return torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0).long()

@@ -76,6 +76,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
             ``bfloat16``. Sums are made in float32 and rounded once.
         row_dtype: What single rows of row-wise tables travel in: those, or ``torch.int8`` with a
             scale and an offset for each row.
+
+    Raises:
+        InvalidError: Options that are unknown, no tables, or a plan of another number of ranks.
     """
 
     def __init__(
@@ -245,6 +248,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Reads the rows that this rank holds, into a store that trained none yet.
 
         All ranks call this together. Learning rates are those of this collection.
+
+        Args:
+            path: The folder of the checkpoint.
 
         Returns:
             The ``extra`` that was saved.

@@ -47,6 +47,12 @@ class LocalRank:
     """A rank that is a thread of this process: for tests, and to try shardings.
 
     See :func:`local_ranks`.
+
+    Args:
+        rank: Its number.
+        count: How many there are.
+        process: What the ranks of this process share.
+        device_heap: How ranks share memory of devices; see :func:`local_ranks`.
     """
 
     def __init__(self, rank: int, count: int, process: _Process, device_heap: str = "auto"):
@@ -67,7 +73,11 @@ class LocalRank:
         return self._count
 
     def share_heap(self, region_bytes: int) -> NativeHeap:
-        """Returns the next heap of the process; whoever comes first makes it."""
+        """Returns the next heap of the process; whoever comes first makes it.
+
+        Args:
+            region_bytes: Bytes for each rank.
+        """
         heaps = self._process.heaps
         with self._process.lock:
             if self._taken == len(heaps):
@@ -77,11 +87,18 @@ class LocalRank:
             return heap
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
-        """Returns memory of the device that all ranks of the process share."""
+        """Returns memory of the device that all ranks of the process share.
+
+        Args:
+            device: Where its memory is.
+        """
         return HostHeap(self, device) if self._device_heap == "pinned" else LocalHeap(self, device)
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, that of rank 0 first.
+
+        Args:
+            value: That of this rank; it can be pickled.
 
         Raises:
             TierbedError: Some rank did not call this within :data:`GATHER_SECONDS`.
@@ -163,6 +180,9 @@ class ProcessRank:
     def share_heap(self, region_bytes: int) -> NativeHeap:
         """Returns memory of rank 0 that the others open.
 
+        Args:
+            region_bytes: Bytes for each rank.
+
         Raises:
             UnsupportedError: Some rank cannot open it; all ranks get this error then.
         """
@@ -187,13 +207,21 @@ class ProcessRank:
         return heap
 
     def share_device_heap(self, device: torch.device) -> DeviceHeap:
-        """Returns memory that the devices of all ranks write."""
+        """Returns memory that the devices of all ranks write.
+
+        Args:
+            device: Where its memory is.
+        """
         if self._device_heap == "pinned" or device.type == "cpu":
             return HostHeap(self, device)
         return TorchHeap(self, self.group, device)
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, that of rank 0 first."""
+        """Returns the values of all ranks, that of rank 0 first.
+
+        Args:
+            value: That of this rank; it can be pickled.
+        """
         found: list[Any] = [None] * self.count
         dist.all_gather_object(found, value, group=self.group)
         return found

@@ -128,6 +128,9 @@ class ShardingPlan:
     def sharding(self, config: EmbeddingBagConfig) -> dict[str, Any]:
         """Returns how ``config`` is divided, as the engine reads it.
 
+        Args:
+            config: A table of the plan.
+
         Raises:
             InvalidError: The plan does not name the table.
         """

@@ -40,6 +40,11 @@ def build_model(
 ) -> CtrModel:
     """Builds a click model from its :meth:`CtrModel.config`.
 
+    Args:
+        config: What ``CtrModel.config`` returned.
+        store: Where its rows are.
+        optimizer: That of its rows.
+
     Raises:
         InvalidError: An unknown kind.
     """

@@ -61,6 +61,9 @@ class CtrModel(nn.Module, ABC):
         embedding_dim: Elements per row.
         hidden: Sizes of the hidden layers of the deep part.
         optimizer: Fused optimizer of the rows.
+
+    Raises:
+        InvalidError: No categorical feature, or a negative number of numerical ones.
     """
 
     kind: ClassVar[str] = ""
@@ -111,7 +114,12 @@ class CtrModel(nn.Module, ABC):
 
     @abstractmethod
     def head(self, dense: Tensor, rows: Tensor) -> Tensor:
-        """Computes logits ``[B]`` from ``[B, dense_count]`` numbers and ``[B, F, D]`` rows."""
+        """Computes logits ``[B]`` from ``[B, dense_count]`` numbers and ``[B, F, D]`` rows.
+
+        Args:
+            dense: Numerical features ``[B, N]`` f32.
+            rows: Pooled rows ``[B, F, D]``.
+        """
 
     def config(self) -> dict[str, Any]:
         """Returns what :func:`tierbed.nn.build_model` needs to make this model again."""

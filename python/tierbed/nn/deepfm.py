@@ -23,7 +23,11 @@ class DeepFM(CtrModel):
     default_dim = 9
 
     def build(self) -> None:
-        """Makes the dense fields and the deep network."""
+        """Makes the dense fields and the deep network.
+
+        Raises:
+            InvalidError: An ``embedding_dim`` below 2.
+        """
         factors = self.embedding_dim - 1
         if factors < 1:
             raise InvalidError("DeepFM needs an embedding_dim of at least 2")

@@ -171,20 +171,37 @@ class QueryLog:
         return rows
 
     def split(self, share: float) -> tuple[QueryLog, QueryLog]:
-        """Splits by time: the earlier ``share`` of the queries, and the later rest."""
+        """Splits by time: the earlier ``share`` of the queries, and the later rest.
+
+        Args:
+            share: Of the queries, from 0 to 1.
+        """
         earlier, later = self.native.split(share)
         return QueryLog(earlier), QueryLog(later)
 
     def shuffled(self, seed: int) -> QueryLog:
-        """The queries in another order, for logs whose order is not that of time."""
+        """The queries in another order, for logs whose order is not that of time.
+
+        Args:
+            seed: Equal seeds give equal orders.
+        """
         return QueryLog(self.native.shuffled(seed))
 
     def sample(self, queries: int, seed: int = 0) -> QueryLog:
-        """Draws ``queries`` of the queries, still in order of time."""
+        """Draws ``queries`` of the queries, still in order of time.
+
+        Args:
+            queries: How many.
+            seed: Equal seeds draw equal queries.
+        """
         return QueryLog(self.native.sample(queries, seed))
 
     def write(self, path: Path) -> None:
-        """Writes MaxEmbed's binary log."""
+        """Writes MaxEmbed's binary log.
+
+        Args:
+            path: The file.
+        """
         self.native.write(os.fspath(path))
 
     def misses(
@@ -286,6 +303,9 @@ class Placement:
     def read(cls, path: Path) -> Placement:
         """Reads a placement file.
 
+        Args:
+            path: The file.
+
         Raises:
             CorruptionError: The file is damaged, or no placement.
         """
@@ -293,15 +313,28 @@ class Placement:
 
     @classmethod
     def read_mapping(cls, path: Path, rows_per_page: int) -> Placement:
-        """Reads MaxEmbed's mapping, which does not say how many rows a page holds."""
+        """Reads MaxEmbed's mapping, which does not say how many rows a page holds.
+
+        Args:
+            path: The file.
+            rows_per_page: Rows a page holds.
+        """
         return cls(NativePlacement.read_mapping(os.fspath(path), rows_per_page))
 
     def write(self, path: Path) -> None:
-        """Writes a placement file."""
+        """Writes a placement file.
+
+        Args:
+            path: The file.
+        """
         self.native.write(os.fspath(path))
 
     def write_mapping(self, path: Path) -> None:
-        """Writes MaxEmbed's mapping."""
+        """Writes MaxEmbed's mapping.
+
+        Args:
+            path: The file.
+        """
         self.native.write_mapping(os.fspath(path))
 
     def info(self) -> PlacementInfo:
@@ -309,14 +342,25 @@ class Placement:
         return PlacementInfo(**self.native.info())
 
     def page(self, at: int) -> list[int]:
-        """The rows of a page, homes first."""
+        """The rows of a page, homes first.
+
+        Args:
+            at: Number of the page.
+
+        Raises:
+            IndexError: No such page.
+        """
         rows = self.native.page(at) if at >= 0 else None
         if rows is None:
             raise IndexError(f"the placement has no page {at}")
         return rows
 
     def ordered_by_use(self, log: QueryLog) -> Placement:
-        """The same pages; each row tries those first that served ``log`` most."""
+        """The same pages; each row tries those first that served ``log`` most.
+
+        Args:
+            log: Queries.
+        """
         return Placement(self.native.ordered_by_use(log.native))
 
     def reads(
@@ -338,7 +382,11 @@ class Placement:
         return PageReads(**self.native.page_reads(log.native, select, index_limit, threads))
 
     def connectivity(self, log: QueryLog) -> float:
-        """Mean number of home pages that hold the rows of a query: reads without replicas."""
+        """Mean number of home pages that hold the rows of a query: reads without replicas.
+
+        Args:
+            log: Queries.
+        """
         return self.native.connectivity_sum(log.native) / max(1, len(log))
 
 
@@ -346,6 +394,9 @@ def rows_per_page_of(dim: int) -> int:
     """Rows of ``dim`` f32 elements, with their ids, that a page of a snapshot holds.
 
     15 of dim 64; the papers count 16, without header and ids.
+
+    Args:
+        dim: Elements of a row.
 
     Raises:
         InvalidError: The row is larger than a page.

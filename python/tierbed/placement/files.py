@@ -110,6 +110,9 @@ def read_tables(paths: Sequence[Path]) -> dict[str, Tensor]:
     A ``.npy`` file is one table with the name of the file; of the others every two-dimensional
     floating-point tensor is a table, with its own name without a trailing ``.weight``.
 
+    Args:
+        paths: The files.
+
     Raises:
         InvalidError: No table, or two of one name.
     """

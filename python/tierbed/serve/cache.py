@@ -241,7 +241,11 @@ class TierPlan:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def native(self, table_id: Callable[[str], int]) -> list[NativeResident]:
-        """Returns it as the engine takes it. ``table_id`` gives the id of a name."""
+        """Returns it as the engine takes it. ``table_id`` gives the id of a name.
+
+        Args:
+            table_id: Gives the id of a table by name.
+        """
         products = {dim: Codec("product", dim, books) for dim, books in self.codebooks.items()}
         return [
             NativeResident(
@@ -261,7 +265,11 @@ class TierPlan:
         ]
 
     def save(self, path: PathLike) -> None:
-        """Writes the plan to a safetensors file with a checksum."""
+        """Writes the plan to a safetensors file with a checksum.
+
+        Args:
+            path: The file.
+        """
         from safetensors.torch import save_file
 
         tensors = {
@@ -282,6 +290,9 @@ class TierPlan:
     @classmethod
     def load(cls, path: PathLike) -> TierPlan:
         """Reads what :meth:`save` wrote.
+
+        Args:
+            path: The file.
 
         Raises:
             InvalidError: The file is no plan.

@@ -92,7 +92,11 @@ class ServeOptions:
 
 
 def load_model(snapshot: Snapshot) -> CtrModel | None:
-    """Builds the model a snapshot was published with, or None when it has none."""
+    """Builds the model a snapshot was published with, or None when it has none.
+
+    Args:
+        snapshot: An open snapshot.
+    """
     from safetensors.torch import load
 
     config = snapshot.attachment(MODEL)
@@ -148,7 +152,14 @@ class Predictor:
         )
 
     def predict(self, request: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Answers one request given as tensors."""
+        """Answers one request given as tensors.
+
+        Args:
+            request: ``dense``, ``values`` and perhaps ``lengths``, as above.
+
+        Raises:
+            InvalidError: Tensors are missing, or their shapes do not fit.
+        """
         missing = {"dense", "values"} - request.keys()
         if missing:
             raise InvalidError(f"the request lacks {sorted(missing)}; it has {sorted(request)}")
@@ -243,7 +254,11 @@ class Server:
         return self._predictor is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits; True when the server has stopped."""
+        """Waits; True when the server has stopped.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+        """
         return self._native.wait(timeout_s)
 
     def stop(self) -> bool:

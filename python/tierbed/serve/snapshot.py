@@ -84,6 +84,10 @@ def _refreshed(refresh: bool | Sequence[str]) -> list[str] | None:
 class Snapshot:
     """A published snapshot. Made by :meth:`open`; also a context manager.
 
+    Args:
+        native: The engine's snapshot.
+        path: Its folder.
+
     Example:
         >>> rows = torch.arange(8000.0).view(1000, 8)
         >>> _ = tb.placement.import_tables({"item": rows}, "snapshot")
@@ -269,7 +273,12 @@ class Snapshot:
         return self._vocabularies
 
     def translate(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the rows of ``ids``, of any shape, i64; unknown ones have the shared row, 0."""
+        """Returns the rows of ``ids``, of any shape, i64; unknown ones have the shared row, 0.
+
+        Args:
+            table: Name of the table.
+            ids: Ids of any shape.
+        """
         flat = ids.detach().to(torch.int64).cpu().reshape(-1)
         binding = self._binding([self.table_id(table)], "sum")
         rows: torch.Tensor = ops.translate(
@@ -279,6 +288,9 @@ class Snapshot:
 
     def table_id(self, name: str) -> int:
         """Returns the id of table ``name``.
+
+        Args:
+            name: Name of the table.
 
         Raises:
             InvalidError: No such table.
@@ -301,6 +313,9 @@ class Snapshot:
 
         Returns:
             ``[B, D]`` per feature.
+
+        Raises:
+            InvalidError: Another pooling, a table that is not there, or not one per feature.
         """
         bags = as_kjt(features)
         ids = [self.table_id(name) for name in (tables or bags.keys())]
@@ -325,7 +340,11 @@ class Snapshot:
         return binding
 
     def attachment(self, name: str) -> bytes | None:
-        """Returns the bytes published as ``name``."""
+        """Returns the bytes published as ``name``.
+
+        Args:
+            name: Name of the attachment.
+        """
         return self._native.attachment(name)
 
     def attachment_names(self) -> list[str]:

@@ -127,6 +127,9 @@ class CodedStore:
     def table_id(self, name: str) -> int:
         """Returns the id of table ``name``.
 
+        Args:
+            name: Name of the table.
+
         Raises:
             InvalidError: No such table.
         """
@@ -137,7 +140,13 @@ class CodedStore:
         return {}
 
     def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Decodes rows ``first_row..`` of a table, ``[row_count, D]`` f32."""
+        """Decodes rows ``first_row..`` of a table, ``[row_count, D]`` f32.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
         at, shape = self._table(table)
         rows = torch.empty((row_count, shape["dim"]))
         self._native.read_rows(at, first_row, rows)
@@ -145,6 +154,11 @@ class CodedStore:
 
     def write_rows(self, table: str, first_row: int, weights: Tensor) -> None:
         """Overwrites rows ``first_row..`` with ``weights`` ``[N, D]`` f32, rounded.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            weights: Rows ``[N, D]`` f32.
 
         Raises:
             InvalidError: Rows that are not kept here, or a number that the type cannot keep; rows
@@ -160,7 +174,13 @@ class CodedStore:
         self._native.write_rows(at, first_row, weights.detach().contiguous())
 
     def read_codes(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Copies the codes of rows ``first_row..``, ``[row_count, code_bytes]`` u8."""
+        """Copies the codes of rows ``first_row..``, ``[row_count, code_bytes]`` u8.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
         at, shape = self._table(table)
         code_bytes = Codec(shape["codec"], shape["dim"]).code_bytes
         codes = torch.empty((row_count, code_bytes), dtype=torch.uint8)
@@ -171,6 +191,11 @@ class CodedStore:
         """Overwrites rows ``first_row..`` with ``codes`` ``[N, code_bytes]`` u8.
 
         They are of the table's codec: what :meth:`read_codes` returned, to the last bit.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            codes: Codes ``[N, code_bytes]`` u8.
         """
         self._native.write_codes(self.table_id(table), first_row, codes.contiguous())
 

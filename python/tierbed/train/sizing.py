@@ -37,7 +37,14 @@ USE_BYTES = 48
 
 @dataclass(frozen=True)
 class TableShape:
-    """A table as far as planning goes."""
+    """A table as far as planning goes.
+
+    Args:
+        name: Name of the table.
+        row_count: Its rows.
+        dim: Elements of a row.
+        optimizer: That of its rows, by name.
+    """
 
     name: str
     row_count: int
@@ -71,7 +78,27 @@ def rows_per_page(record_bytes: int, page_bytes: int = PAGE_BYTES) -> int:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run will need. Bytes, and means per batch."""
+    """What a run will need. Bytes, and means per batch.
+
+    Args:
+        table_bytes: All rows with their state.
+        dram_budget_bytes: The budget asked about.
+        page_map_bytes: Where pages lie.
+        io_buffer_bytes: What is being read and written.
+        scratch_bytes: Work arrays.
+        row_buffer_bytes: What is left for rows.
+        dram_min_bytes: The least budget.
+        fits: Whether the budget is enough.
+        disk_max_bytes: Most bytes on disk.
+        batch_count: Batches looked at.
+        ids_per_batch: Ids of a batch.
+        unique_rows_per_batch: Different rows of a batch.
+        first_pass_reads_per_batch: Rows read, in the first epoch.
+        later_pass_reads_per_batch: Rows read, in later epochs.
+        first_pass_hit_rate: Share of the rows found in memory, in the first epoch.
+        later_pass_hit_rate: The same, in later epochs.
+        disk_bytes_after_sample: Bytes on disk after the batches looked at.
+    """
 
     table_bytes: int
     dram_budget_bytes: int

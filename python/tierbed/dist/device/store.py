@@ -93,6 +93,10 @@ class DeviceStore:
     def add_tables(self, tables: Sequence[Held], optimizer: Optimizer) -> Arena:
         """Makes room for tables of one dim, one behind the other, and writes their initial rows.
 
+        Args:
+            tables: Of one dim.
+            optimizer: That of their rows.
+
         Raises:
             InvalidError: A table that is here already.
             UnsupportedError: An optimizer the kernel does not know, or rows not in float32.
@@ -138,19 +142,34 @@ class DeviceStore:
         return arena
 
     def note_step(self, arena: Arena) -> None:
-        """Counts one step of all tables of ``arena``."""
+        """Counts one step of all tables of ``arena``.
+
+        Args:
+            arena: The tables.
+        """
         for name, (_, of_table, _) in self._tables.items():
             if of_table is arena:
                 self._steps[name] += 1
 
     def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Copies rows ``first_row..`` of a table to the host, ``[row_count, D]`` f32."""
+        """Copies rows ``first_row..`` of a table to the host, ``[row_count, D]`` f32.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
         return self.read_rows_and_state(table, first_row, row_count)[0]
 
     def read_rows_and_state(
         self, table: str, first_row: int, row_count: int
     ) -> tuple[Tensor, Tensor]:
         """Copies rows and their optimizer state to the host, ``[N, D]`` and ``[N, S]`` f32.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
 
         Raises:
             InvalidError: No such table or rows.
@@ -169,6 +188,13 @@ class DeviceStore:
         """Overwrites rows ``first_row..`` with ``weights`` ``[N, D]`` f32.
 
         Without ``rows_state`` ``[N, S]`` their state starts anew, as do use counts.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            weights: Rows ``[N, D]`` f32.
+            rows_state: Optimizer state ``[N, S]`` f32.
+            use_counts: Use counts ``[N]`` i64.
 
         Raises:
             InvalidError: No such table or rows, or another shape.
@@ -192,12 +218,23 @@ class DeviceStore:
         arena.is_written[span] = True
 
     def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Returns how many steps touched each row, ``[row_count]`` i64."""
+        """Returns how many steps touched each row, ``[row_count]`` i64.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
         arena, span = self._span(table, first_row, row_count)
         return arena.use_counts[span].to("cpu", torch.int64)
 
     def scan(self, visit: RowVisitor, *, chunk_rows: int = CHUNK_ROWS) -> None:
-        """Visits every row that was ever written or stepped, as :meth:`tierbed.Store.scan`."""
+        """Visits every row that was ever written or stepped, as :meth:`tierbed.Store.scan`.
+
+        Args:
+            visit: As of :meth:`tierbed.Store.scan`.
+            chunk_rows: Most rows at a time.
+        """
         for name, (held, arena, first) in self._tables.items():
             span = slice(first, first + len(held.rows))
             is_there = arena.is_written[span] | (arena.use_counts[span] > 0)
@@ -212,15 +249,28 @@ class DeviceStore:
                 )
 
     def steps_done(self, table: str) -> int:
-        """Returns how many steps the table's optimizer did."""
+        """Returns how many steps the table's optimizer did.
+
+        Args:
+            table: Name of the table.
+        """
         return self._steps[table]
 
     def set_steps_done(self, table: str, steps: int) -> None:
-        """Lets the table's optimizer have done ``steps`` steps."""
+        """Lets the table's optimizer have done ``steps`` steps.
+
+        Args:
+            table: Name of the table.
+            steps: How many.
+        """
         self._steps[table] = steps
 
     def set_learning_rate(self, lr: float) -> None:
-        """Changes the learning rate of all tables from the next step on."""
+        """Changes the learning rate of all tables from the next step on.
+
+        Args:
+            lr: Learning rate.
+        """
         for _, arena, _ in self._tables.values():
             arena.optimizer = arena.optimizer.with_lr(lr)
 
