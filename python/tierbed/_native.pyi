@@ -14,11 +14,15 @@ from typing_extensions import Self
 from tierbed._native_options import (
     ExchangePlan,
     GeneratorOptions,
+    Hyper,
     LogPosition,
     ReaderOptions,
     ReadOptions,
     RecordOptions,
     SnapshotOptions,
+    StoreOptions,
+    TableSchema,
+    VocabularyPolicy,
 )
 from tierbed.config.words import PageSelection
 from tierbed.placement.build import PlaceOptions
@@ -190,32 +194,18 @@ class FeaturePlan:
 class NativeStore:
     """The engine over one store. One per folder and machine; thread-safe, one call at a time."""
 
-    def __new__(cls, path: str | None, options_json: str) -> Self:
-        """``options_json``: {"dram_budget_bytes": int,
-        "backend": "file"|"cold"|"memory"|"lsm"|"lsm_plain"|"hashdb"|"mmap"|"rocksdb"|
-        "rocksdb_universal"|null,
-        "order": "auto"|"forward"|"window", "on_mismatch": "error"|"fallback",
-        "durability": "checkpoint"|"step",
-        "io_engine": "auto"|"io_uring"|"pread"|"inline", "queue_depth": int,
-        "disk_quota_bytes": int|null, "vocabulary_bytes": int|null, "read_only": bool,
-        "isa": "auto"|"scalar"|"avx2"|"avx512"}; all but the budget may be left out. ``path`` may be
-        None for "memory"."""
+    def __new__(cls, path: str | None, options: StoreOptions) -> Self:
+        """``path`` may be None for the backend ``"memory"``."""
 
     @staticmethod
-    def over(bridge: Any, options_json: str) -> NativeStore:
+    def over(bridge: Any, dram_budget_bytes: int) -> NativeStore:
         """The engine over a store of the caller's behind a ``tierbed.backends.bridge.Bridge``."""
 
-    def add_table(self, table_json: str) -> int:
-        """``table_json``: {"name", "row_count", "dim", "optimizer": "sgd"|"adagrad"|
-        "row_wise_adagrad"|"adam"|"partial_row_wise_adam", "state_init": float,
-        "init": {"kind": "uniform", "low", "high"} | {"kind": "normal", "mean", "std"} |
-        {"kind": "constant", "value"}, "seed": int}. Returns the table id. Idempotent."""
+    def add_table(self, table: TableSchema) -> int:
+        """Returns the table id. Idempotent."""
 
-    def add_open_table(self, table_json: str, policy_json: str) -> int:
-        """Adds or finds a table of open vocabulary; its ``row_count`` is ignored. ``policy_json``:
-        {"admit_after": int, "eviction": {"kind": "never"} | {"kind": "count", "threshold",
-        "decay_rate"} | {"kind": "age", "ttl"} | {"kind": "count_and_age", "threshold",
-        "decay_rate", "ttl"}}."""
+    def add_open_table(self, table: TableSchema, policy: VocabularyPolicy) -> int:
+        """Adds or finds a table of open vocabulary; its ``row_count`` is ignored."""
 
     def translate(
         self, plan: FeaturePlan, indices: SupportsDLPack, offsets: SupportsDLPack,
@@ -230,16 +220,15 @@ class NativeStore:
     def evict(self, table: int, now: int) -> tuple[int, int]:
         """Takes the rows of ids the policy judges; returns ids with a row, and without."""
 
-    def vocabularies_json(self) -> str:
+    def vocabularies(self) -> dict[str, Any]:
         """``{"tables": [{"table", "policy", "next_row", "free_count", "id_count",
         "waiting_count"}, ...], "pages_asked", "pages_read"}``."""
 
-    def schema_json(self) -> str:
+    def schema(self) -> dict[str, Any]:
         """``{"tables": [table, ...]}`` as given to :meth:`add_table`, in id order."""
 
-    def set_optimizer(self, table: int, hyper_json: str) -> None:
-        """``hyper_json``: {"lr", "eps", "beta1", "beta2", "weight_decay"}; holds from the next
-        step on."""
+    def set_optimizer(self, table: int, hyper: Hyper) -> None:
+        """Holds from the next step on."""
 
     def plan(self, tables: list[int], poolings: list[str]) -> FeaturePlan:
         """One entry per feature: table id, and "sum" | "mean" | "none" (all or no feature "none";
@@ -275,8 +264,8 @@ class NativeStore:
     def end_lookahead(self) -> None:
         """Forgets what was announced by :meth:`prefetch`; rows stay, unprotected."""
 
-    def follow(self, plan: FeaturePlan, source: str, window_batches_max: int) -> str:
-        """Follows the plan made of ``source`` if there is one. Returns JSON: {"answer":
+    def follow(self, plan: FeaturePlan, source: str, window_batches_max: int) -> dict[str, Any]:
+        """Follows the plan made of ``source`` if there is one. Returns {"answer":
         "following", "epoch", "batch", "batch_count"} | {"answer": "plan_needed"} | {"answer":
         "refused", "reason"}."""
 
@@ -359,17 +348,17 @@ class NativeStore:
     def publish(
         self, path: str, attachments: list[tuple[str, bytes]], progress: _Told,
         base: str | None = None, placements: list[tuple[list[int], str]] = ...,
-    ) -> str:
+    ) -> dict[str, Any]:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
-        rows_total)``. Returns a JSON report. With ``base``, the path of a snapshot of this store:
+        rows_total)``. Returns a report. With ``base``, the path of a snapshot of this store:
         a delta, only what changed since. With ``placements``, ids of tables and the file of their
         placement: these tables share pages as it says."""
 
     def verify(self) -> int:
         """Checks every checksum; returns the number of pages checked."""
 
-    def stats_json(self) -> str:
+    def stats(self) -> dict[str, Any]:
         """{"store": {...}, "buffer": {...}, "budget": {"limit_bytes", "used_bytes", "peak_bytes",
         "parts": {name: {"used_bytes", "peak_bytes"}}}, "steps": int, "disk_bytes": int, ...}"""
 
@@ -642,10 +631,12 @@ class NativeCodedTables:
     """Tables kept in memory in fewer bytes a row; they do not train."""
 
     def __new__(cls) -> Self: ...
-    def add_table(self, table_json: str, codec: str, first_row: int, end_row: int) -> int:
+    def add_table(
+        self, table: TableSchema, codec: str, first_row: int, end_row: int
+    ) -> int:
         """Adds rows ``first_row`` to ``end_row`` of a table, or finds the same again."""
 
-    def schema_json(self) -> str: ...
+    def schema(self) -> dict[str, Any]: ...
     def kept_as(self, table: int) -> tuple[str, int, int, int]:
         """Codec, first row, the row behind the last one, and bytes that rows take."""
 

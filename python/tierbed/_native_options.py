@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from tierbed.config.words import IoEngine, MissMode, SnapshotBackend
+from tierbed.config.words import (
+    Backend,
+    Durability,
+    IoEngine,
+    MissMode,
+    OnMismatch,
+    Order,
+    SnapshotBackend,
+)
 
 if TYPE_CHECKING:
     from tierbed.serve.cache import CachePart
@@ -13,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ExchangePlan",
     "GeneratorOptions",
+    "Hyper",
     "LogPosition",
     "ReadOptions",
     "ReaderOptions",
@@ -20,6 +29,9 @@ __all__ = [
     "RecordedGroup",
     "ShardedTable",
     "SnapshotOptions",
+    "StoreOptions",
+    "TableSchema",
+    "VocabularyPolicy",
 ]
 
 
@@ -111,3 +123,56 @@ class ExchangePlan(TypedDict):
     features: list[tuple[int, str]]
     outputs: str
     rows: str
+
+
+class StoreOptions(TypedDict):
+    """Options of ``NativeStore``."""
+
+    dram_budget_bytes: int
+    backend: Backend | None
+    durability: Durability
+    order: Order
+    on_mismatch: OnMismatch | None
+    shards: int | None
+    io_engine: IoEngine
+    queue_depth: int
+    disk_quota_bytes: int | None
+    vocabulary_bytes: int | None
+    read_only: bool
+
+
+class TableSchema(TypedDict):
+    """A table.
+
+    ``init`` has a ``kind``: ``uniform`` with ``low`` and ``high``, ``normal`` with ``mean`` and
+    ``std``, or ``constant`` with ``value``.
+    """
+
+    name: str
+    row_count: int
+    dim: int
+    optimizer: str
+    state_init: float
+    init: dict[str, Any]
+    seed: int
+
+
+class VocabularyPolicy(TypedDict):
+    """Which ids of an open vocabulary have rows.
+
+    ``eviction`` has a ``kind``: ``never``, ``count`` with ``threshold`` and ``decay_rate``, ``age``
+    with ``ttl``, or ``count_and_age`` with all of these.
+    """
+
+    admit_after: int
+    eviction: dict[str, Any]
+
+
+class Hyper(TypedDict):
+    """Numbers of an optimizer."""
+
+    lr: float
+    eps: float
+    beta1: float
+    beta2: float
+    weight_decay: float

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use pyo3::prelude::*;
-use tierbed_core::{Error, Result, TableId, TableSchema};
+use tierbed_core::{Error, Result, Schema, TableId, TableSchema};
 use tierbed_io::process::ForkMutex;
 use tierbed_kernels::codec::Codec;
 use tierbed_train::CodedTables;
 
 use crate::errors::{run, to_python};
-use crate::store::{make_plan, run_lookup, to_json, FeaturePlan, LookupArguments};
+use crate::plain::Plain;
+use crate::store::{make_plan, run_lookup, FeaturePlan, LookupArguments};
 use crate::tensors::Tensor;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -50,22 +51,19 @@ impl NativeCodedTables {
     fn add_table(
         &self,
         py: Python<'_>,
-        table_json: &str,
+        table: Plain<TableSchema>,
         codec: &str,
         first_row: u64,
         end_row: u64,
     ) -> PyResult<u32> {
         self.with(py, |tables| {
-            let table: TableSchema = serde_json::from_str(table_json).map_err(|cause| {
-                Error::invalid("table description is wrong").with("cause", cause)
-            })?;
             let rows = Range { start: first_row, end: end_row };
-            tables.add_table(table, Codec::by_name(codec)?, rows).map(|id| id.0)
+            tables.add_table(table.0, Codec::by_name(codec)?, rows).map(|id| id.0)
         })
     }
 
-    fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |tables| to_json(tables.schema()))
+    fn schema(&self, py: Python<'_>) -> PyResult<Plain<Schema>> {
+        self.with(py, |tables| Ok(Plain(tables.schema().clone())))
     }
 
     /// Codec, first held row, row behind the last one, and bytes of a table.

@@ -6,16 +6,21 @@ use std::sync::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use tierbed_core::store::Attachment;
-use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, TableId, TableSchema};
+use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::process::Owned;
+use tierbed_snapshot::Report;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Hyper, Pooling, Translate, WindowConfig, WindowEngine};
-use tierbed_train::{Access, AutoEngine, BatchToken, OrderConfig, PlanRequest, ShardedEngine};
+use tierbed_train::window::vocabularies::VocabularyStats;
+use tierbed_train::window::{Hyper, Policy, Pooling, Translate, WindowConfig, WindowEngine};
+use tierbed_train::{
+    Access, Answer, AutoEngine, BatchToken, OrderConfig, PlanRequest, ShardedEngine,
+};
 
 use crate::ending::attached;
 use crate::errors::{run, to_python};
 use crate::folders::read_placements;
+use crate::plain::Plain;
 use crate::python_store::PythonStore;
 use crate::tensors::{check_disjoint, Tensor};
 
@@ -149,42 +154,34 @@ impl NativeStore {
 #[pymethods]
 impl NativeStore {
     #[new]
-    #[pyo3(signature = (path, options_json))]
-    fn new(py: Python<'_>, path: Option<PathBuf>, options_json: &str) -> PyResult<Self> {
-        let engine = run(py, || {
-            let config = OrderConfig::from_json(options_json)?;
-            ShardedEngine::open(path.as_deref(), &config)
-        })?;
+    #[pyo3(signature = (path, options))]
+    fn new(py: Python<'_>, path: Option<PathBuf>, options: Plain<OrderConfig>) -> PyResult<Self> {
+        let engine = run(py, || ShardedEngine::open(path.as_deref(), &options.0))?;
         Ok(Self { engine: owned(engine) })
     }
 
     #[staticmethod]
-    fn over(py: Python<'_>, bridge: Py<PyAny>, options_json: &str) -> PyResult<Self> {
+    fn over(py: Python<'_>, bridge: Py<PyAny>, dram_budget_bytes: u64) -> PyResult<Self> {
         let engine = run(py, || {
-            let config = WindowConfig::from_json(options_json)?;
+            let config = WindowConfig::new(dram_budget_bytes);
             let engine = WindowEngine::over(Box::new(PythonStore::open(bridge)?), &config)?;
             Ok(ShardedEngine::over(AutoEngine::over(engine)))
         })?;
         Ok(Self { engine: owned(engine) })
     }
 
-    fn add_table(&self, py: Python<'_>, table_json: &str) -> PyResult<u32> {
-        self.with(py, |engine| {
-            let table: TableSchema = serde_json::from_str(table_json).map_err(|cause| {
-                Error::invalid("table description is wrong").with("cause", cause)
-            })?;
-            engine.add_table(table).map(|id| id.0)
-        })
+    fn add_table(&self, py: Python<'_>, table: Plain<TableSchema>) -> PyResult<u32> {
+        self.with(py, |engine| engine.add_table(table.0).map(|id| id.0))
     }
 
-    fn add_open_table(&self, py: Python<'_>, table_json: &str, policy_json: &str) -> PyResult<u32> {
+    fn add_open_table(
+        &self,
+        py: Python<'_>,
+        table: Plain<TableSchema>,
+        policy: Plain<Policy>,
+    ) -> PyResult<u32> {
         self.with(py, |engine| {
-            let wrong =
-                |cause| Error::invalid("table description or policy is wrong").with("cause", cause);
-            let table: TableSchema = serde_json::from_str(table_json).map_err(wrong)?;
-            let policy: tierbed_train::window::Policy =
-                serde_json::from_str(policy_json).map_err(wrong)?;
-            engine.single()?.by_number()?.add_open_table(table, policy).map(|id| id.0)
+            engine.single()?.by_number()?.add_open_table(table.0, policy.0).map(|id| id.0)
         })
     }
 
@@ -227,20 +224,17 @@ impl NativeStore {
         Ok((evicted.id_count, evicted.waiting_count))
     }
 
-    fn vocabularies_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |engine| to_json(&engine.engine().vocabularies()))
+    fn vocabularies(&self, py: Python<'_>) -> PyResult<Plain<VocabularyStats>> {
+        self.with(py, |engine| Ok(Plain(engine.engine().vocabularies())))
     }
 
-    fn schema_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |engine| to_json(engine.engine().schema()))
+    fn schema(&self, py: Python<'_>) -> PyResult<Plain<Schema>> {
+        self.with(py, |engine| Ok(Plain(engine.engine().schema().clone())))
     }
 
-    fn set_optimizer(&self, py: Python<'_>, table: u32, hyper_json: &str) -> PyResult<()> {
+    fn set_optimizer(&self, py: Python<'_>, table: u32, hyper: Plain<GivenHyper>) -> PyResult<()> {
         self.with(py, |engine| {
-            let given: GivenHyper = serde_json::from_str(hyper_json).map_err(|cause| {
-                Error::invalid("hyperparameters are wrong").with("cause", cause)
-            })?;
-            let GivenHyper { lr, eps, beta1, beta2, weight_decay } = given;
+            let Plain(GivenHyper { lr, eps, beta1, beta2, weight_decay }) = hyper;
             engine
                 .engine_mut()
                 .set_hyper(TableId(table), Hyper { lr, eps, beta1, beta2, weight_decay, step: 0 })
@@ -558,7 +552,7 @@ impl NativeStore {
         progress: Option<Py<PyAny>>,
         base: Option<PathBuf>,
         placements: Vec<(Vec<u32>, PathBuf)>,
-    ) -> PyResult<String> {
+    ) -> PyResult<Plain<Report>> {
         let mut raised: Option<PyErr> = None;
         let mut report_progress = |done: u64, total: u64| {
             let Some(progress) = &progress else { return true };
@@ -577,7 +571,7 @@ impl NativeStore {
                 }
                 Some(base) => engine.single()?.publish_delta(&path, &base, &parts, progress)?,
             };
-            to_json(&report)
+            Ok(Plain(report))
         });
         raised.map_or(result, Err)
     }
@@ -586,8 +580,8 @@ impl NativeStore {
         self.with(py, ShardedEngine::verify)
     }
 
-    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |engine| to_json(&engine.engine_mut().stats()?))
+    fn stats(&self, py: Python<'_>) -> PyResult<Plain<serde_json::Value>> {
+        self.with(py, |engine| engine.engine_mut().stats().map(Plain))
     }
 
     fn follow(
@@ -595,10 +589,10 @@ impl NativeStore {
         plan: &Bound<'_, FeaturePlan>,
         source: String,
         window_batches_max: u32,
-    ) -> PyResult<String> {
+    ) -> PyResult<Plain<Answer>> {
         let request = PlanRequest { source, window_batches_max };
         let features = &plan.get().plan;
-        self.with(plan.py(), |engine| to_json(&engine.writable()?.follow(features, &request)?))
+        self.with(plan.py(), |engine| engine.writable()?.follow(features, &request).map(Plain))
     }
 
     fn start_plan(
@@ -750,11 +744,6 @@ pub(crate) fn make_plan(
         features.push((TableId(*table), named_pooling(pooling)?));
     }
     Ok(FeaturePlan { plan: tierbed_kernels::FeaturePlan::new(schema, &features)? })
-}
-
-pub(crate) fn to_json(value: &impl serde::Serialize) -> Result<String> {
-    serde_json::to_string(value)
-        .map_err(|cause| Error::invalid("value cannot be written as JSON").with("cause", cause))
 }
 
 pub(crate) fn borrowed(attachments: &[(String, Vec<u8>)]) -> Vec<Attachment<'_>> {

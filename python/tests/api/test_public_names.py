@@ -66,8 +66,8 @@ PUBLIC = [
 PARAMETERS = {
     "CodedStore": "seed",
     "CodedStore.of": "store tables",
-    "Store.open": "path dram_budget backend durability order on_mismatch io_engine "
-    "queue_depth disk_quota checkpoint vocabulary_dram shards read_only "
+    "Store.open": "path dram_budget backend durability order on_mismatch io "
+    "disk_quota checkpoint vocabulary_dram shards read_only "
     "seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
     "Store.publish": "self path model base placement attachments progress",

@@ -72,7 +72,7 @@ class Setting:
             "dram_budget": self.dram,
             "backend": self.backend,
             "durability": self.durability,
-            "io_engine": self.io_engine,
+            "io": tb.IoOptions(engine=self.io_engine),
             "seed": 3,
         }
         if self.backend is None:

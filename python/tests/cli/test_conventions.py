@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -16,10 +16,10 @@ import tierbed as tb
 from tierbed._util.report import print_table
 from tierbed.cli import lab, main, run
 from tierbed.cli.options import FORMATS
+from tierbed.config import words
 from tierbed.data.source import FORMATS as KNOWN_FORMATS
 from tierbed.nn import MODELS
 from tierbed.recipes.run import OPTIMIZERS
-from tierbed.train.store import BACKENDS, ON_MISMATCH, ORDERS
 
 
 def told(capsys: Any, *arguments: str) -> str:
@@ -70,9 +70,9 @@ def test_help_uses_the_width_there_is(capsys: Any, monkeypatch: pytest.MonkeyPat
         ("train", "--optimizer", OPTIMIZERS),
         ("plan", "--optimizer", OPTIMIZERS),
         ("import", "--optimizer", OPTIMIZERS),
-        ("train", "--order", ORDERS),
-        ("train", "--on-mismatch", ON_MISMATCH),
-        ("train", "--backend", BACKENDS),
+        ("train", "--order", get_args(words.Order)),
+        ("train", "--on-mismatch", get_args(words.OnMismatch)),
+        ("train", "--backend", get_args(words.Backend)),
         ("train", "--format", KNOWN_FORMATS),
         ("eval", "--format", KNOWN_FORMATS),
     ],
@@ -81,7 +81,7 @@ def test_choices_are_listed(
     capsys: Any, monkeypatch: pytest.MonkeyPatch, command: str, option: str, known: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    listed = re.search(rf"{option} +<?([a-z_|]+)>?", told(capsys, command, "--help"))
+    listed = re.search(rf"{option} +[<\[]?([a-z_|]+)[>\]]?", told(capsys, command, "--help"))
     assert listed is not None
     assert sorted(listed[1].split("|")) == sorted(known)
     assert sorted(FORMATS.split("|")) == sorted(KNOWN_FORMATS)

@@ -144,8 +144,8 @@ def test_a_child_is_refused_and_its_parent_loses_nothing(
         found = in_child(lambda: answers_in_child(store, emb))
         assert found == dict.fromkeys(found, str(os.getpid()))
 
-    wanted = run(tmp_path / "alone", backend, None, io_engine=io_engine)
-    found = run(tmp_path / "forked", backend, child, io_engine=io_engine)
+    wanted = run(tmp_path / "alone", backend, None, io=tb.IoOptions(engine=io_engine))
+    found = run(tmp_path / "forked", backend, child, io=tb.IoOptions(engine=io_engine))
     for ours, theirs in zip(found, wanted, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one, other)
@@ -189,7 +189,7 @@ def test_however_a_child_ends_it_ends(tmp_path: Path, backend: str, how: str) ->
 
 def test_a_child_in_the_middle_of_the_parents_threads(tmp_path: Path) -> None:
     """Mutexes that other threads hold at the fork are never waited for in the child."""
-    store = open_store(tmp_path / "store", "file", io_engine="pread")
+    store = open_store(tmp_path / "store", "file", io=tb.IoOptions(engine="pread"))
     emb = bags_of(store).eval()
     coded = tb.CodedStore()
     coded.add_table(tb.EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM))

@@ -75,7 +75,11 @@ def item_bags(store: tb.Store) -> tb.EmbeddingBagCollection:
 def opened(path: Path, backend: str | None, order: str, io_engine: str) -> tb.Store:
     try:
         return tb.Store.open(
-            path, backend=backend, order=order, io_engine=io_engine, dram_budget="16MiB"
+            path,
+            backend=backend,
+            order=order,
+            io=tb.IoOptions(engine=io_engine),
+            dram_budget="16MiB",
         )
     except tb.UnsupportedError as error:
         pytest.skip(f"{backend} is not here: {error}")

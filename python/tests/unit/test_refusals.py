@@ -121,7 +121,7 @@ def test_bad_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(tb.InvalidError, match="dram_budget"):
         tb.Store.open(tmp_path / "s", dram_budget="lots")
     with pytest.raises(tb.InvalidError, match="telepathy"):
-        tb.Store.open(tmp_path / "s", io_engine="telepathy")
+        tb.Store.open(tmp_path / "s", io=tb.IoOptions(engine="telepathy"))
     assert not (tmp_path / "s" / "CURRENT").exists()
 
 

@@ -85,7 +85,7 @@ def test_training_falls_back_and_names_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_ring_asked_for_by_name_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    program = TRAIN.replace("seed=1)", "seed=1, io_engine='io_uring')", 1)
+    program = TRAIN.replace("seed=1)", "seed=1, io=tb.IoOptions(engine='io_uring'))", 1)
     done = subprocess.run(
         refused(sys.executable, "-c", program, str(tmp_path / "store")),
         capture_output=True,

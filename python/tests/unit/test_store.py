@@ -21,11 +21,11 @@ def table(**fields: Any) -> tb.EmbeddingBagConfig:
     ("backend", "options"),
     [
         ("memory", {}),
-        ("file", {"io_engine": "auto"}),
-        ("file", {"io_engine": "pread", "dram_budget": "2MiB"}),
+        ("file", {"io": tb.IoOptions(engine="auto")}),
+        ("file", {"io": tb.IoOptions(engine="pread"), "dram_budget": "2MiB"}),
         ("cold", {"dram_budget": "8MiB"}),
         ("lsm", {"dram_budget": "8MiB"}),
-        ("lsm_plain", {"io_engine": "pread", "dram_budget": "8MiB"}),
+        ("lsm_plain", {"io": tb.IoOptions(engine="pread"), "dram_budget": "8MiB"}),
         ("lsm", {"durability": "step", "dram_budget": "8MiB"}),
     ],
 )
@@ -131,7 +131,7 @@ def test_use_counts_count_steps_not_ids(open_store: Any) -> None:
 
 
 def test_statistics_name_engine_and_memory(open_store: Any) -> None:
-    store = open_store("file", io_engine="pread")
+    store = open_store("file", io=tb.IoOptions(engine="pread"))
     tb.EmbeddingBagCollection([table()], store=store)
     stats = store.stats()
     assert stats["store"]["io"]["engine"] == "pread_pool"

@@ -26,6 +26,8 @@ from tierbed.cli.options import (
     set_threads,
 )
 from tierbed.cli.stop import StopSignal
+from tierbed.config import words
+from tierbed.config.io import IoOptions
 from tierbed.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -35,25 +37,15 @@ __all__ = ["register"]
 
 VOCABULARY = "vocabulary"
 
-Order = Annotated[
-    str, typer.Option("--order", metavar="auto|forward|window", help="forward is along a plan.")
-]
+Order = Annotated[words.Order, typer.Option("--order", help="forward is along a plan.")]
 OnMismatch = Annotated[
-    str | None,
-    typer.Option(
-        "--on-mismatch",
-        metavar="error|fallback|fallback_cold",
-        help="What a batch does that was not planned.",
-    ),
+    words.OnMismatch | None,
+    typer.Option("--on-mismatch", help="What a batch does that was not planned."),
 ]
 DiskQuota = Annotated[str | None, typer.Option("--disk-quota", help="Most bytes on disk.")]
 Backend = Annotated[
-    str | None,
-    typer.Option(
-        "--backend",
-        metavar="file|memory|cold|lsm|lsm_plain|hashdb|mmap|rocksdb|rocksdb_universal",
-        help="How rows are kept when training by window.",
-    ),
+    words.Backend | None,
+    typer.Option("--backend", help="How rows are kept when training by window."),
 ]
 Shards = Annotated[
     int | None,
@@ -157,7 +149,7 @@ def train(
                 "dram_budget": dram_budget,
                 "disk_quota": disk_quota,
                 "backend": backend,
-                "io_engine": io_engine,
+                "io": IoOptions(engine=io_engine),
                 "order": order,
                 "on_mismatch": on_mismatch,
                 "shards": shards,

@@ -1,15 +1,17 @@
-"""Which ids get a row of their own, and which lose it again?
+"""Admission and eviction: which ids have a row of their own.
 
 For tables of open vocabulary (``num_embeddings=None``). Names as in TorchRec and dynamicemb.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tierbed.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tierbed._native_options import VocabularyPolicy
 
 __all__ = [
     "CountBasedEvictionPolicy",
@@ -97,10 +99,10 @@ EvictionPolicy = (
 )
 
 
-def policy_json(
+def policy_of(
     admission: FrequencyAdmissionStrategy | None, eviction: EvictionPolicy | None
-) -> str:
-    """Writes both as ``NativeStore.add_open_table`` takes them.
+) -> VocabularyPolicy:
+    """Returns both as ``NativeStore.add_open_table`` takes them.
 
     Raises:
         InvalidError: A threshold that is no whole number of at least 1.
@@ -111,7 +113,7 @@ def policy_json(
             f"an admission threshold must be an integer of at least 1, not {threshold!r}",
             {"threshold": str(threshold)},
         )
-    return json.dumps({"admit_after": threshold, "eviction": _eviction_dict(eviction)})
+    return {"admit_after": threshold, "eviction": _eviction_dict(eviction)}
 
 
 def _eviction_dict(eviction: EvictionPolicy | None) -> dict[str, Any]:

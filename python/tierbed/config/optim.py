@@ -1,4 +1,4 @@
-"""Which optimizer updates the rows, and with which numbers?
+"""Optimizers that update the rows, and their numbers.
 
 The optimizer runs inside the backward pass, at the row's home: gradients of duplicate rows are
 summed once, only touched rows change ("exact" and "lazy" in the words of FBGEMM). The kind is
@@ -8,15 +8,17 @@ fixed with the table, because its state lies next to the row; the numbers may ch
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from tierbed.errors import InvalidError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tierbed._native_options import Hyper
 
 __all__ = [
     "SGD",
@@ -73,18 +75,16 @@ class Optimizer:
         """
         return state_words(self.kind, dim)
 
-    def hyper_json(self) -> str:
-        """Writes the numbers as ``NativeStore.set_optimizer`` takes them."""
+    def hyper(self) -> Hyper:
+        """Returns the numbers as ``NativeStore.set_optimizer`` takes them."""
         beta1, beta2 = getattr(self, "betas", (0.9, 0.999))
-        return json.dumps(
-            {
-                "lr": float(self.lr),
-                "eps": float(getattr(self, "eps", 1e-8)),
-                "beta1": float(beta1),
-                "beta2": float(beta2),
-                "weight_decay": float(self.weight_decay),
-            }
-        )
+        return {
+            "lr": float(self.lr),
+            "eps": float(getattr(self, "eps", 1e-8)),
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "weight_decay": float(self.weight_decay),
+        }
 
     def with_lr(self, lr: float) -> Optimizer:
         """Returns the same optimizer with learning rate ``lr``.

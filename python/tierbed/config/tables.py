@@ -1,4 +1,4 @@
-"""What tables does a model have, in TorchRec's words?
+"""Tables of a model, in TorchRec's words.
 
 This module is the only place that translates ``num_embeddings`` and ``embedding_dim`` to the
 engine's ``row_count`` and ``dim``.
@@ -7,16 +7,18 @@ engine's ``row_count`` and ``dim``.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tierbed.config.admission import EvictionPolicy, FrequencyAdmissionStrategy, policy_json
+from tierbed.config.admission import EvictionPolicy, FrequencyAdmissionStrategy, policy_of
 from tierbed.config.optim import Optimizer
 from tierbed.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tierbed._native_options import TableSchema, VocabularyPolicy
 
 __all__ = [
     "BaseEmbeddingConfig",
@@ -157,7 +159,7 @@ class BaseEmbeddingConfig:
         for field in ("num_embeddings", "embedding_dim"):
             value = getattr(self, field)
             if value is None and field == "num_embeddings":
-                policy_json(self.admission_strategy, self.virtual_table_eviction_policy)
+                policy_of(self.admission_strategy, self.virtual_table_eviction_policy)
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidError(
@@ -194,28 +196,26 @@ class BaseEmbeddingConfig:
         high = bound if self.weight_init_max is None else self.weight_init_max
         return Uniform(low, high)
 
-    def table_json(self, optimizer: Optimizer, store_seed: int) -> str:
+    def schema(self, optimizer: Optimizer, store_seed: int) -> TableSchema:
         """Translates to the engine's table, as ``NativeStore.add_table`` takes it."""
-        return json.dumps(
-            {
-                "name": self.name,
-                # The engine lets an open table grow from its own first length.
-                "row_count": 1 if self.num_embeddings is None else self.num_embeddings,
-                "dim": self.embedding_dim,
-                "optimizer": optimizer.kind,
-                "state_init": optimizer.state_init,
-                "init": init_dict(self.initial()),
-                "seed": table_seed(store_seed, self.name) if self.seed is None else self.seed,
-            }
-        )
+        return {
+            "name": self.name,
+            # The engine lets an open table grow from its own first length.
+            "row_count": 1 if self.num_embeddings is None else self.num_embeddings,
+            "dim": self.embedding_dim,
+            "optimizer": optimizer.kind,
+            "state_init": optimizer.state_init,
+            "init": init_dict(self.initial()),
+            "seed": table_seed(store_seed, self.name) if self.seed is None else self.seed,
+        }
 
     def codec_name(self) -> str:
         """Returns the engine's name of the way rows are kept."""
         return {"fp32": "f32", "fp16": "f16"}.get(self.data_type.value, self.data_type.value)
 
-    def policy_json(self) -> str:
+    def policy(self) -> VocabularyPolicy:
         """Translates admission and eviction, as ``NativeStore.add_open_table`` takes them."""
-        return policy_json(self.admission_strategy, self.virtual_table_eviction_policy)
+        return policy_of(self.admission_strategy, self.virtual_table_eviction_policy)
 
 
 @dataclass(frozen=True)

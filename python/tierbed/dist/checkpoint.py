@@ -69,7 +69,7 @@ class RankTables:
     def identities(self) -> dict[str, Any]:
         """Returns what makes two tables the same one: shape, initial rows, optimizer."""
         of_store = self.optimizer, self.store.seed
-        known = {config.name: json.loads(config.table_json(*of_store)) for config in self.tables}
+        known = {config.name: dict(config.schema(*of_store)) for config in self.tables}
         if isinstance(self.store, CodedStore):
             for config in self.tables:
                 known[config.name]["codec"] = config.codec_name()

@@ -1,4 +1,4 @@
-"""How does a trained table fit memory in half the bytes, or a quarter?
+"""Trained tables in memory in half the bytes, or a quarter.
 
 A :class:`CodedStore` keeps rows as f16, bf16 or int8, as the ``data_type`` of each table says, and
 collections take it in place of a :class:`tierbed.Store`: alone or, in
@@ -8,7 +8,6 @@ Its rows do not train: a step smaller than half the last place of a code would b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,15 +109,15 @@ class CodedStore:
                 {"table": config.name},
             )
         kept = range(config.num_embeddings) if rows is None else rows
-        table_json = config.table_json(SGD(), self._seed)
-        return self._native.add_table(table_json, config.codec_name(), kept.start, kept.stop)
+        schema = config.schema(SGD(), self._seed)
+        return self._native.add_table(schema, config.codec_name(), kept.start, kept.stop)
 
     def tables(self) -> list[dict[str, Any]]:
         """Returns every table's ``name``, ``row_count``, ``dim``, ... and what is kept of it.
 
         That is ``codec``, ``rows`` (first, end) and ``held_bytes``.
         """
-        tables: list[dict[str, Any]] = json.loads(self._native.schema_json())["tables"]
+        tables: list[dict[str, Any]] = self._native.schema()["tables"]
         for at, table in enumerate(tables):
             codec, first, end, held_bytes = self._native.kept_as(at)
             table.update(codec=codec, rows=(first, end), held_bytes=held_bytes)

@@ -6,7 +6,6 @@ collection's own lookups and steps go past it; where they stand along a plan, ea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -128,10 +127,7 @@ class StepSession:
 
     def follow(self, source: str, window: int) -> dict[str, Any]:
         """Follows the plan of ``source`` if there is one; returns the engine's answer."""
-        answer: dict[str, Any] = json.loads(
-            self.store.native.follow(self._binding.plan, source, window)
-        )
-        return answer
+        return self.store.native.follow(self._binding.plan, source, window)
 
     def start_plan(self, source: str, window: int) -> None:
         """Starts making the plan of ``source``."""

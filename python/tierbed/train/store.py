@@ -7,13 +7,12 @@ process ends; what was checkpointed is never lost.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -25,8 +24,10 @@ from tierbed._util.bytes import parse_bytes
 from tierbed._util.tensors import check_tensors
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
+from tierbed.config.io import IoOptions
 from tierbed.config.optim import Optimizer, RowWiseAdagrad, state_words
 from tierbed.config.tables import BaseEmbeddingConfig, DataType, is_own
+from tierbed.config.words import Backend, Durability, OnMismatch, Order
 from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
 from tierbed.ops.operators import minutes_now
 from tierbed.ops.steps import StepWatch
@@ -36,14 +37,10 @@ from tierbed.train import opened
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from tierbed._native_options import StoreOptions
+
 __all__ = ["Store"]
 
-_OWN = ("file", "memory", "cold", "lsm", "lsm_plain")
-_COMPARED = ("hashdb", "mmap", "rocksdb", "rocksdb_universal")
-BACKENDS = _OWN + _COMPARED
-DURABILITIES = ("checkpoint", "step")
-ORDERS = ("auto", "forward", "window")
-ON_MISMATCH = ("error", "fallback", "fallback_cold")
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
@@ -84,12 +81,11 @@ class Store:
         path: str | os.PathLike[str] | None = None,
         *,
         dram_budget: int | str = "4GiB",
-        backend: str | None = None,
-        durability: str = "checkpoint",
-        order: str = "auto",
-        on_mismatch: str | None = None,
-        io_engine: str = "auto",
-        queue_depth: int = 0,
+        backend: Backend | None = None,
+        durability: Durability = "checkpoint",
+        order: Order = "auto",
+        on_mismatch: OnMismatch | None = None,
+        io: IoOptions | None = None,
         disk_quota: int | str | None = None,
         checkpoint: str | None = None,
         vocabulary_dram: int | str | None = None,
@@ -121,9 +117,7 @@ class Store:
                 training goes on with the same numbers; or ``"fallback_cold"``, the same with
                 the ``cold`` backend. By default ``"error"`` with ``order="forward"`` or
                 several shards, else ``"fallback"``.
-            io_engine: ``"auto"`` takes io_uring and falls back to ``"pread"`` where the system
-                refuses it; ``stats()`` says which and why.
-            queue_depth: Reads in flight at a time; 0 chooses by the budget.
+            io: How its files are read and written.
             disk_quota: Most bytes on disk; None for no limit but the disk's.
             checkpoint: Name of a kept checkpoint to go back to. What came after it and was not
                 kept itself is gone. Its files are checked first: if one is missing or damaged,
@@ -148,27 +142,28 @@ class Store:
             CorruptionError: The last checkpoint does not verify.
         """
         for name, value, known in (
-            ("backend", backend, (None, *BACKENDS)),
-            ("durability", durability, DURABILITIES),
-            ("order", order, ORDERS),
-            ("on_mismatch", on_mismatch, (None, *ON_MISMATCH)),
+            ("backend", backend or "file", Backend),
+            ("durability", durability, Durability),
+            ("order", order, Order),
+            ("on_mismatch", on_mismatch or "error", OnMismatch),
         ):
-            if value not in known:
-                told = ", ".join(str(word) for word in known if word is not None)
+            if value not in get_args(known):
+                told = ", ".join(get_args(known))
                 raise InvalidError(f"{name} must be one of {told}, not {value!r}")
         if shards is not None and shards < 1:
             raise InvalidError(f"shards must be at least 1, not {shards}", {"shards": str(shards)})
         if path is None and backend != "memory":
             raise InvalidError("a store on disk needs a path; give one, or backend='memory'")
-        options = {
+        io = io or IoOptions()
+        options: StoreOptions = {
             "dram_budget_bytes": parse_bytes(dram_budget, "dram_budget"),
             "backend": backend,
             "durability": durability,
             "order": order,
             "on_mismatch": on_mismatch,
             "shards": shards,
-            "io_engine": io_engine,
-            "queue_depth": queue_depth,
+            "io_engine": io.engine,
+            "queue_depth": io.queue_depth,
             "disk_quota_bytes": None
             if disk_quota is None
             else parse_bytes(disk_quota, "disk_quota"),
@@ -188,7 +183,7 @@ class Store:
         try:
             if checkpoint is not None and folder is not None:
                 _native.restore_checkpoint(folder, checkpoint)
-            native = NativeStore(folder, json.dumps(options))
+            native = NativeStore(folder, options)
         except ClosedError as error:
             raise opened.explained(error, str(folder)) from None
         store = cls(native, folder, seed, order if has_choice else "window")
@@ -216,8 +211,8 @@ class Store:
             InvalidError: ``rows`` is no row store, or the budget is too small.
             CorruptionError: What it holds was not written by a commit.
         """
-        options = {"dram_budget_bytes": parse_bytes(dram_budget, "dram_budget")}
-        return cls(NativeStore.over(Bridge(rows), json.dumps(options)), None, seed)
+        budget_bytes = parse_bytes(dram_budget, "dram_budget")
+        return cls(NativeStore.over(Bridge(rows), budget_bytes), None, seed)
 
     @property
     def native(self) -> NativeStore:
@@ -278,11 +273,11 @@ class Store:
         in_use = self._in_use(config.name)
         if optimizer is None:
             optimizer = RowWiseAdagrad() if in_use is None else in_use
-        table_json = config.table_json(optimizer, self._seed)
+        schema = config.schema(optimizer, self._seed)
         if config.num_embeddings is None:
-            table = self._native.add_open_table(table_json, config.policy_json())
+            table = self._native.add_open_table(schema, config.policy())
         else:
-            table = self._native.add_table(table_json)
+            table = self._native.add_table(schema)
         if in_use is None:
             self._given[table] = optimizer
             self._set_optimizer(table, optimizer)
@@ -318,7 +313,7 @@ class Store:
 
     def _schema(self) -> list[dict[str, Any]]:
         """Every table by id, the indexes of open vocabularies among them."""
-        tables: list[dict[str, Any]] = json.loads(self._native.schema_json())["tables"]
+        tables: list[dict[str, Any]] = self._native.schema()["tables"]
         return tables
 
     def vocabularies(self) -> dict[str, dict[str, Any]]:
@@ -327,8 +322,7 @@ class Store:
         ``id_count`` ids have a row, ``waiting_count`` are too rare for one, ``free_count`` rows
         are free; rows from ``next_row`` on were never given.
         """
-        states = json.loads(self._native.vocabularies_json())["tables"]
-        return {state["table"]: state for state in states}
+        return {state["table"]: state for state in self._native.vocabularies()["tables"]}
 
     def translate(self, table: str, ids: Tensor) -> Tensor:
         """Returns the rows of ``ids``, of any shape, i64; changes nothing.
@@ -435,7 +429,7 @@ class Store:
         return optimizer.lr
 
     def _set_optimizer(self, table: int, optimizer: Optimizer) -> None:
-        self._native.set_optimizer(table, optimizer.hyper_json())
+        self._native.set_optimizer(table, optimizer.hyper())
         self._optimizers[table] = optimizer
 
     # ------------------------------------------------------------ order
@@ -742,16 +736,13 @@ class Store:
         parts = dict(attachments or {})
         if model is not None:
             parts.update(state.model_attachments(model))
-        report: dict[str, Any] = json.loads(
-            self._native.publish(
-                os.fspath(path),
-                sorted(parts.items()),
-                progress,
-                None if base is None else os.fspath(base),
-                placement_files(placement, self.tables(), self.table_id),
-            )
+        return self._native.publish(
+            os.fspath(path),
+            sorted(parts.items()),
+            progress,
+            None if base is None else os.fspath(base),
+            placement_files(placement, self.tables(), self.table_id),
         )
-        return report
 
     def verify(self) -> int:
         """Checks every checksum, kept checkpoints too, and returns the number of pages checked.
@@ -763,8 +754,7 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """Returns counters of the store, its buffer, its budget and the disk."""
-        stats: dict[str, Any] = json.loads(self._native.stats_json())
-        return stats
+        return self._native.stats()
 
     def close(self) -> None:
         """Gives back memory and the folder; what was not checkpointed is lost.
