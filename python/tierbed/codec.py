@@ -1,4 +1,4 @@
-"""How are rows kept in fewer bytes?
+"""Codecs that keep rows in fewer bytes.
 
 A :class:`Codec` turns rows of one table to codes and back. ``f16``, ``bf16``, ``int8``, ``int4``
 and ``gauss4`` need no training; ``int8`` and ``int4`` have a scale and bias per row, so that small

@@ -1,4 +1,4 @@
-"""What went wrong, and what should the caller do about it?
+"""Errors by what the caller can do about them.
 
 One class per kind of the engine's errors. The class says what to do, the message names the
 thing and the remedy, ``context`` holds the values. Every class also derives from the built-in

@@ -1,4 +1,4 @@
-"""How do the ids of a batch reach a collection, and how do its vectors leave?
+"""Jagged tensors: ids of batches, and the vectors of their lookups.
 
 The layout is TorchRec's: ``values`` holds the ids of all bags, feature by feature and within a
 feature sample by sample; bag ``f * B + b`` is ``values[offsets[f*B+b] : offsets[f*B+b+1]]``.

@@ -1,4 +1,4 @@
-"""Does a store do what every store must do?
+"""Checks of what every store must do.
 
 :func:`check_row_store` runs one suite against any object with the row interface of
 :class:`tierbed.Store` (``read_rows``, ``write_rows``, ``gather_rows``, ``use_counts``), with a

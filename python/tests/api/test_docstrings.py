@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from test_signatures import ROOMS
+from test_signatures import ROOMS, _members
 
 SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ ]+\S.*\n?|\n)+)", re.MULTILINE)
 RAISED = re.compile(r"raise (\w+Error)\(")
@@ -37,14 +37,11 @@ def _of_class(path: str, kind: type) -> Iterator[tuple[str, Callable[..., Any], 
     made = kind.__dict__.get("__init__")
     if made is not None and made.__module__ == kind.__module__:
         yield path, made, "\n\n".join(docs)
-    for name, member in vars(kind).items():
+    for name, member in _members(kind).items():
         inner = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
-        if inspect.isfunction(inner) and not name.startswith("_"):
-            every = [
-                inspect.cleandoc(getattr(base.__dict__.get(name), "__doc__", None) or "")
-                for base in kind.__mro__
-            ]
-            yield f"{path}.{name}", inner, "\n\n".join([inspect.getdoc(inner) or "", *every])
+        if inspect.isfunction(inner):
+            every = (getattr(base.__dict__.get(name), "__doc__", "") for base in kind.__mro__)
+            yield f"{path}.{name}", inner, "\n\n".join(inspect.cleandoc(doc or "") for doc in every)
 
 
 EVERY = {path: (function, doc) for path, function, doc in public()}

@@ -1,4 +1,4 @@
-"""How many bytes is "4GiB"?"""
+"""Sizes as people write them: ``"4GiB"``."""
 
 from __future__ import annotations
 

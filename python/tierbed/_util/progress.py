@@ -1,4 +1,4 @@
-"""How far is a long step, how fast, and until when?
+"""Progress of long steps: how far, how fast, until when.
 
 A bar on standard error with count, rate and time left; silent when standard error is not a
 terminal, or when a machine reads the output.

@@ -1,4 +1,4 @@
-"""What travels with a checkpoint or a snapshot beside the rows?
+"""What travels with a checkpoint or a snapshot beside the rows.
 
 Dense parameters, the data position and the generators' state as data that is read without
 running code; dense parameters of a published model as safetensors.

@@ -1,4 +1,4 @@
-"""How do bytes of the engine become arrays of a Python store, and answers become bytes?
+"""Arrays for stores written in Python, from and to the engine's bytes.
 
 The native module calls a :class:`Bridge`; it checks dtype and shape of every answer, so that a
 store's mistake is an error that names the call.

@@ -1,4 +1,4 @@
-"""What must a store written in Python do?
+"""The protocol of stores written in Python.
 
 Rows are fixed-size byte records, opaque to the store, in numbered tables. Arrays are numpy's,
 C-contiguous; the store must not keep or change those it is given. One call at a time, from any

@@ -1,4 +1,4 @@
-"""``inspect``, ``verify``, ``repair``, ``import``, ``export``: what is in a folder, is it whole?"""
+"""``inspect``, ``verify``, ``repair``, ``import``, ``export``: folders and what is in them."""
 
 from __future__ import annotations
 

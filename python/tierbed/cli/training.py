@@ -6,7 +6,7 @@ import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -45,7 +45,11 @@ OnMismatch = Annotated[
 DiskQuota = Annotated[str | None, typer.Option("--disk-quota", help="Most bytes on disk.")]
 Backend = Annotated[
     words.Backend | None,
-    typer.Option("--backend", help="How rows are kept when training by window."),
+    typer.Option(
+        "--backend",
+        metavar="|".join(get_args(words.Backend)),
+        help="How rows are kept when training by window.",
+    ),
 ]
 Shards = Annotated[
     int | None,

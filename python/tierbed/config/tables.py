@@ -197,7 +197,12 @@ class BaseEmbeddingConfig:
         return Uniform(low, high)
 
     def schema(self, optimizer: Optimizer, store_seed: int) -> TableSchema:
-        """Translates to the engine's table, as ``NativeStore.add_table`` takes it."""
+        """Translates to the engine's table, as ``NativeStore.add_table`` takes it.
+
+        Args:
+            optimizer: That of its rows.
+            store_seed: Seed of the store.
+        """
         return {
             "name": self.name,
             # The engine lets an open table grow from its own first length.

@@ -1,4 +1,4 @@
-"""Where do samples come from?
+"""Sources of samples.
 
 Readers of Criteo, Avazu and Parquet logs, the vocabularies that turn tokens into rows, and a
 seeded generator. All sources are a :class:`Dataset`: batches in time order, resumable at any

@@ -1,4 +1,4 @@
-"""How do I read the Avazu click logs?
+"""The Avazu click logs.
 
 Comma-separated with the header ``id,click,hour,C1,banner_pos,...``: ``click`` is the label, ``id``
 is dropped, ``hour`` (YYMMDDHH) becomes the hour of the day, the others are tokens. There are no

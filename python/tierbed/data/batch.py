@@ -1,4 +1,4 @@
-"""What does a model eat at one step?"""
+"""Batches: what a model takes at one step."""
 
 from __future__ import annotations
 

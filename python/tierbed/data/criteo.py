@@ -1,4 +1,4 @@
-"""How do I read the Criteo click logs?
+"""The Criteo click logs.
 
 One line a sample: label, 13 integers (empty or negative allowed), 26 hexadecimal tokens (empty
 allowed), tab-separated. Integers become ``log1p(max(x, 0))``, missing ones 0. Any log in this

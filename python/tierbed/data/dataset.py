@@ -1,4 +1,4 @@
-"""How does a training run walk through samples, stop, and go on at the same one?
+"""Datasets: walks through samples that stop and resume.
 
 All sources look alike: an iterable of batches over a range of samples in time order, with the
 sizes of the tables the ids need, a state to checkpoint, and a split at a point in time.

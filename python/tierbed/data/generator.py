@@ -1,4 +1,4 @@
-"""What if there is no log, or none of the size we want to try?
+"""Generated samples, where there is no log of the wanted size.
 
 A seeded generator with Criteo's shape: 13 integers, 26 features with the published
 cardinalities times ``scale``, skewed popularity, exact dependencies between columns, slow drift,

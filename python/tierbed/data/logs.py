@@ -1,4 +1,4 @@
-"""How are text logs read as batches, from any sample on?"""
+"""Text logs as batches, from any sample on."""
 
 from __future__ import annotations
 

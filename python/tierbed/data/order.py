@@ -1,4 +1,4 @@
-"""Is the order of the batches known before the epoch begins?
+"""Orders of batches that are known before the epoch begins.
 
 Files are read front to back, and a seeded shuffle is the same each time it is drawn: then all
 batches of an epoch are known, and :func:`tierbed.lookahead` makes a plan of them. A

@@ -1,4 +1,4 @@
-"""How do I read columns of Parquet files?
+"""Columns of Parquet files as samples.
 
 Any columns: one label, numbers for the dense side, strings or integers for the categorical
 side. A list column is a bag: as many ids per sample as the list has items, none for an empty or

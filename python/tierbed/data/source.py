@@ -1,4 +1,4 @@
-"""Which samples does a run train on, which does it evaluate on, and what are their ids?
+"""Samples that a run trains on and evaluates on, and their ids.
 
 :class:`Source` joins a dataset of :mod:`tierbed.data` with a split in time: the first samples
 train, the last evaluate. The vocabulary is built from the training samples only, once, and kept

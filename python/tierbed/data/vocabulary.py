@@ -1,4 +1,4 @@
-"""Which row does a token have, and how do we know without holding every token in memory?
+"""Vocabularies: rows of tokens, in bounded memory.
 
 A vocabulary file is built in one pass over the logs, within a budget, and opened within
 another. Row 0 of every table is for missing, rare and unknown tokens; the others are numbered

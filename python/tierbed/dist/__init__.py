@@ -1,4 +1,4 @@
-"""How do several ranks train tables together?
+"""Training of tables by several ranks.
 
 Each rank is a process (under ``torchrun``) with its own samples and its own store, which holds
 its share of the tables. A lookup of all ranks gives each the vectors of its samples: the rank

@@ -1,4 +1,4 @@
-"""How is a lookup of several ranks part of an autograd graph? Its backward steps the rows."""
+"""Lookups of several ranks in an autograd graph; their backward steps the rows."""
 
 from __future__ import annotations
 

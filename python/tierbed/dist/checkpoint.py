@@ -1,4 +1,4 @@
-"""How does a run on four ranks go on with two? By a checkpoint that does not know of ranks.
+"""Checkpoints that do not depend on the number of ranks.
 
 Each rank writes the rows it holds that were ever written, in files of at most ``CHUNK_ROWS``;
 then rank 0 writes a manifest that names them all, and gives the folder its name. A checkpoint is

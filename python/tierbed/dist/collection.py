@@ -1,4 +1,4 @@
-"""How does a model use tables that are divided over ranks? As it uses those of one process."""
+"""Collections whose tables are divided over ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does an exchange cost that does what training systems usually do?
+"""An exchange by collectives, as training systems usually do it.
 
 With ``torch.distributed``: gather the ids, pool for all samples, all-to-all, unpack. For ranks on
 several machines, and to compare.

@@ -1,4 +1,4 @@
-"""How do vectors and gradients travel between ranks?
+"""Exchange of vectors and gradients between ranks.
 
 Straight to where they are needed, in memory that the ranks of a machine share; or by collective
 calls (``collective.py``).

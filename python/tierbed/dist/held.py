@@ -1,4 +1,4 @@
-"""What does a rank hold of each table, and how do rows of a file get there?
+"""Parts of tables that a rank holds, and rows of files for them.
 
 A run is some consecutive rows of a file, as tensors by name: ``weights`` ``[N, C]`` f32, ``state``
 ``[N, S]`` f32 and ``use_counts`` ``[N]`` i64 of rows that train, or ``codes`` ``[N, code_bytes]``

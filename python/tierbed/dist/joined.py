@@ -1,4 +1,4 @@
-"""How do the batches of several ranks become one? Feature by feature, samples of rank 0 first."""
+"""One batch of those of several ranks, by feature, samples of rank 0 first."""
 
 from __future__ import annotations
 

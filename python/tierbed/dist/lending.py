@@ -1,4 +1,4 @@
-"""Whose memory is an output? The exchange's; it is lent until the lookup after the next."""
+"""Outputs that are lent from the exchange until the lookup after the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who are the ranks, and how do they come to share memory?"""
+"""Ranks, and memory that they share."""
 
 from __future__ import annotations
 

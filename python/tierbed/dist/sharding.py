@@ -1,4 +1,4 @@
-"""Which rank holds which part of each table?
+"""Sharding plans: which rank holds which part of each table.
 
 A plan names, per table, one of four ways. The planner balances what costs: bytes that a rank
 must keep, and rows that it must look up.

@@ -1,4 +1,4 @@
-"""How does one table of a store stand where ``torch.nn.EmbeddingBag`` stood?"""
+"""A drop-in for ``torch.nn.EmbeddingBag`` over one table of a store."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ class EmbeddingBag(nn.Module):
         optimizer_kwargs: Arguments of a ``torch.optim`` class.
         config: Further fields of the table (``init``, ``seed``, ``weight_init_min``, ...).
         on_nonfinite: As for :class:`EmbeddingBagCollection`.
+
+    Raises:
+        UnsupportedError: Another ``mode``.
 
     Example:
         >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
@@ -110,6 +113,9 @@ class EmbeddingBag(nn.Module):
 
         Returns:
             ``[B, D]``.
+
+        Raises:
+            InvalidError: Shapes that do not fit each other, or offsets too many or missing.
         """
         if per_sample_weights is not None:
             if self.mode != "sum":
@@ -131,12 +137,20 @@ class EmbeddingBag(nn.Module):
         return self._rows._lookup(bags, weights)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freezes the rows, or lets them train again, as :class:`EmbeddingBagCollection` does."""
+        """Freezes the rows, or lets them train again, as :class:`EmbeddingBagCollection` does.
+
+        Args:
+            requires_grad: Whether a backward steps the rows.
+        """
         self._rows.requires_grad_(requires_grad)
         return super().requires_grad_(requires_grad)
 
     def set_grad_scaler(self, scaler: Any) -> None:
-        """Tells which ``torch.amp.GradScaler`` scales the loss; None: none does."""
+        """Tells which ``torch.amp.GradScaler`` scales the loss; None: none does.
+
+        Args:
+            scaler: That of the model, or None.
+        """
         self._rows.set_grad_scaler(scaler)
 
     @property

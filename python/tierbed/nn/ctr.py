@@ -1,4 +1,4 @@
-"""What do the click models share?
+"""Base of the click models.
 
 A dense part of ordinary parameters on top of one table per categorical feature. Every model has
 the same interface, ``forward(dense [B, dense_count], sparse) -> logits [B]``, and describes

@@ -1,4 +1,4 @@
-"""How does a model use tables that live in a store?
+"""Collections of tables for models, over a store or a snapshot.
 
 The modules look like those of ``torch.nn`` and TorchRec. Their rows are no parameters: they lie
 in the store, the optimizer runs there during backward, and ``state_dict()`` does not hold them.
@@ -140,6 +140,9 @@ class Collection(nn.Module):
         """Freezes the rows, or lets them train again.
 
         Rows are no parameters: ``requires_grad_`` of a module around this one does not reach them.
+
+        Args:
+            requires_grad: Whether a backward steps the rows.
         """
         self._hook.requires_grad_(requires_grad and self._store.takes_gradients)
         return super().requires_grad_(requires_grad)
@@ -149,6 +152,9 @@ class Collection(nn.Module):
 
         Rows are then stepped by the gradient divided by its scale, and steps whose gradient is
         not finite are left out and counted (:attr:`skipped_steps`).
+
+        Args:
+            scaler: That of the model, or None.
         """
         self._binding.guard.set_scaler(scaler)
 
@@ -169,6 +175,9 @@ class Collection(nn.Module):
     def bags(self, features: Any) -> KeyedJaggedTensor:
         """Picks and orders the features of a batch that this collection reads.
 
+        Args:
+            features: The bags of a batch, in any order of features.
+
         Raises:
             InvalidError: A feature is missing.
         """
@@ -187,6 +196,12 @@ class Collection(nn.Module):
         Of a table of open vocabulary the rows that ids have, in the order of the rows; then their
         ids ``[N]`` i64, and the row ``[1, D]`` that all other ids share, under names that end in
         ``ids`` and ``shared`` instead of ``weight``.
+
+        Args:
+            chunk_rows: Most rows at a time.
+
+        Raises:
+            UnsupportedError: The rows are those of a snapshot.
         """
         reader = getattr(self._store, "read_rows", None)
         if reader is None:
@@ -393,6 +408,9 @@ class EmbeddingBagCollection(Collection):
 
         Returns:
             ``[B, D]`` per feature, side by side.
+
+        Raises:
+            InvalidError: A weighted collection and a batch without weights.
         """
         bags = self.bags(features)
         weights = bags.weights_or_none() if self._is_weighted else None
@@ -410,6 +428,9 @@ class EmbeddingCollection(Collection):
         optimizer: As for :class:`EmbeddingBagCollection`.
         optimizer_kwargs: As for :class:`EmbeddingBagCollection`.
         on_nonfinite: As for :class:`EmbeddingBagCollection`.
+
+    Raises:
+        InvalidError: Tables of several dims.
 
     Example:
         >>> table = tb.EmbeddingConfig(name="history", num_embeddings=1000, embedding_dim=16)

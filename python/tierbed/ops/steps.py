@@ -1,4 +1,4 @@
-"""Which backward passes step the rows, and by which gradient?
+"""Steps of backward passes: which gradients step the rows.
 
 Rows are stepped inside backward, where no optimizer of torch sees them. What a training loop does
 around its optimizer does not reach them: scaled losses, gradients that are not finite,

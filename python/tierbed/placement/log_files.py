@@ -1,4 +1,4 @@
-"""Which queries are in this file? Query logs of every format, told by name where not by option.
+"""Query logs of every format, told by name or by option.
 
 Logs of row ids are read by the native module. The samples of click logs become queries too: one
 over all features, whose rows are numbered through.

@@ -1,4 +1,4 @@
-"""Does the whole river run? Train, kill, resume, compare, publish, serve, ask, verify, report.
+"""The demo: train, kill, resume, compare, publish, serve, ask, verify, report.
 
 Every step is a command anyone can type; the demo types them, in processes of their own, and
 checks what they leave behind. It ends with a table and a picture.

@@ -1,4 +1,4 @@
-"""How well does a model score samples it has not trained on?"""
+"""Scores of a model on samples it was not trained on."""
 
 from __future__ import annotations
 

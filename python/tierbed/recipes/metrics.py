@@ -1,4 +1,4 @@
-"""How good are the scores? Exact AUC, PR-AUC and log-loss."""
+"""Exact AUC, PR-AUC and log-loss."""
 
 from __future__ import annotations
 

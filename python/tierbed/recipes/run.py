@@ -1,4 +1,4 @@
-"""How does a click model train on a log, with its tables in a store, so that it can be stopped?
+"""Training of a click model on a log, which can be stopped and resumed.
 
 A run is a folder: ``tables/`` is the store, ``vocabulary`` maps tokens to row ids, ``run.json``
 says how the run was started. Dense parameters, dense optimizer, data position and generators lie

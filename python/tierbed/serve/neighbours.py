@@ -1,4 +1,4 @@
-"""Which row may stand for each, when it is in no tier and its neighbour is?
+"""Neighbours: rows that answer for others that are in no tier.
 
 :func:`find_neighbours` looks for them once, offline; :meth:`Neighbours.write` puts them into a file
 that a snapshot's cache asks for the rows that left its tiers (:class:`tierbed.NeighbourTier`).

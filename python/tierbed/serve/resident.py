@@ -1,4 +1,4 @@
-"""Who is kept in memory in how many bytes, given how often a log used each row?
+"""Choice of the rows that stay in memory, by how often a log used them.
 
 :func:`plan_tiers` chooses by measured errors.
 """

@@ -1,4 +1,4 @@
-"""How does a published model answer over HTTP?
+"""HTTP serving of a published model.
 
 The engine's server answers lookups by itself. For predictions it hands the request's body to
 :class:`Predictor`: the dense model of the snapshot on top of the snapshot's rows.

@@ -1,4 +1,4 @@
-"""Nothing says which commit of a store is in force, or what is in force is damaged: what is left?
+"""Repair: commits of a store whose last one is lost or damaged.
 
 A store whose ``CURRENT`` (or ``SHARDS``) is lost is not opened: it would begin anew over its own
 data. :func:`find_commits` lists what is whole in its folder, :func:`put_in_force` says which commit

@@ -1,4 +1,4 @@
-"""How do the rows of coming batches get into memory before they are needed?
+"""Look-ahead: the rows of coming batches, read before they are needed.
 
 Two ways. When the order of the epoch is known (:mod:`tierbed.data.order`), :func:`lookahead` makes
 a plan of it, once, and training follows the plan: the *forward order*. Otherwise it reads ahead in

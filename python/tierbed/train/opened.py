@@ -1,4 +1,4 @@
-"""Who has a folder open that cannot be opened again?
+"""Folders that are open, for errors of those who open them again.
 
 In a notebook, mostly, the same cell did, a moment ago: its store lives on because a collection, a
 model, or a name that was bound anew keeps it. Then the error says so, and what to close.

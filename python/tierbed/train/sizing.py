@@ -1,4 +1,4 @@
-"""How much memory, disk and reading will a run need, before it runs?
+"""Memory, disk and reads that a run will need.
 
 The disk follows from the tables' shapes. Reads per batch follow from the data: a sample of its
 batches is replayed through a model of the row buffer, an LRU of the bytes the budget leaves. The

@@ -15,24 +15,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from torch import Tensor
 
 from tierbed import _native
 from tierbed._native import NativeStore
 from tierbed._util import state
 from tierbed._util.bytes import parse_bytes
-from tierbed._util.tensors import check_tensors
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.config.io import IoOptions
-from tierbed.config.optim import Optimizer, RowWiseAdagrad, state_words
-from tierbed.config.tables import BaseEmbeddingConfig, DataType, is_own
+from tierbed.config.optim import Optimizer, RowWiseAdagrad
+from tierbed.config.tables import BaseEmbeddingConfig, DataType
 from tierbed.config.words import Backend, Durability, OnMismatch, Order
 from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
 from tierbed.ops.operators import minutes_now
 from tierbed.ops.steps import StepWatch
 from tierbed.placement.files import PlacementFiles, placement_files
 from tierbed.train import opened
+from tierbed.train.store_rows import StoreRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,11 +43,16 @@ __all__ = ["Store"]
 EXTRA = "extra.pt"
 RNG = "rng.pt"
 Progress = Callable[[int, int], None]
-RowVisitor = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
 
 
-class Store:
+class Store(StoreRows):
     """The tables of a training run. Made by :meth:`open`; also a context manager.
+
+    Args:
+        native: The engine's store.
+        path: Its folder, or None.
+        seed: Seed of the initial rows.
+        order: The order that was asked for.
 
     Example:
         >>> store = tb.Store.open("run/store", dram_budget="16MiB")
@@ -296,76 +300,6 @@ class Store:
             return None
         return self._given.get(self.table_id(name))
 
-    def tables(self) -> list[dict[str, Any]]:
-        """Returns every table's ``name``, ``row_count``, ``dim``, ``optimizer``, ....
-
-        A table of open vocabulary has as many rows as it has room for now.
-        """
-        return [table for table in self._schema() if not is_own(table)]
-
-    def table(self, name: str) -> dict[str, Any]:
-        """Returns the schema of table ``name``.
-
-        Raises:
-            InvalidError: No such table.
-        """
-        return self._schema()[self.table_id(name)]
-
-    def _schema(self) -> list[dict[str, Any]]:
-        """Every table by id, the indexes of open vocabularies among them."""
-        tables: list[dict[str, Any]] = self._native.schema()["tables"]
-        return tables
-
-    def vocabularies(self) -> dict[str, dict[str, Any]]:
-        """Returns, per table of open vocabulary, what its index holds.
-
-        ``id_count`` ids have a row, ``waiting_count`` are too rare for one, ``free_count`` rows
-        are free; rows from ``next_row`` on were never given.
-        """
-        return {state["table"]: state for state in self._native.vocabularies()["tables"]}
-
-    def translate(self, table: str, ids: Tensor) -> Tensor:
-        """Returns the rows of ``ids``, of any shape, i64; changes nothing.
-
-        Ids of an open vocabulary without a row of their own have the shared row, 0. Ids of other
-        tables are rows already.
-        """
-        rows = ids.detach().to(torch.int64).cpu().contiguous().clone()
-        self._native.translate_ids(self.table_id(table), rows.view(-1), None)
-        return rows
-
-    def ids(self, table: str) -> tuple[Tensor, Tensor]:
-        """Returns the ids of a table of open vocabulary and their rows, ``[N]`` i64 each.
-
-        In the order of the rows. Ids without a row of their own share row 0, which no id is named
-        for. Takes 16 bytes of memory per id beside the budget.
-
-        Raises:
-            InvalidError: No such table, or one whose ids are rows.
-        """
-        at = self.table_id(table)
-        if table not in self.vocabularies():
-            raise InvalidError(
-                f"the ids of table {table!r} are its rows; only a table of open vocabulary "
-                "(num_embeddings=None) keeps ids",
-                {"table": table},
-            )
-        parts: list[tuple[Tensor, Tensor]] = []
-
-        def keep(_: int, rows: bytearray, ids: bytearray) -> None:
-            parts.append(
-                (
-                    torch.frombuffer(ids, dtype=torch.int64),
-                    torch.frombuffer(rows, dtype=torch.int64),
-                )
-            )
-
-        self._native.scan_ids(at, 65536, keep)
-        none = torch.empty(0, dtype=torch.int64)
-        ids, rows = (torch.cat([none, *(part[which] for part in parts)]) for which in (0, 1))
-        rows, order = rows.sort()
-        return ids[order], rows
-
     def evict(
         self, table: str | None = None, *, now_mins: int | None = None
     ) -> dict[str, dict[str, int]]:
@@ -392,20 +326,13 @@ class Store:
             counts[name] = {"ids": ids, "waiting": waiting}
         return counts
 
-    def table_id(self, name: str) -> int:
-        """Returns the id of table ``name``.
-
-        Raises:
-            InvalidError: No such table.
-        """
-        names = [table["name"] for table in self._schema()]
-        if name not in names:
-            known = [table["name"] for table in self.tables()]
-            raise InvalidError(f"no table {name!r}; the store has {known}", {"table": name})
-        return names.index(name)
-
     def set_learning_rate(self, lr: float, tables: list[str] | None = None) -> None:
-        """Changes the learning rate from the next step on, of all tables or of ``tables``."""
+        """Changes the learning rate from the next step on, of all tables or of ``tables``.
+
+        Args:
+            lr: Learning rate.
+            tables: Names of tables; by default all.
+        """
         wanted = None if tables is None else {self.table_id(name) for name in tables}
         for table, optimizer in list(self._optimizers.items()):
             if wanted is None or table in wanted:
@@ -415,6 +342,9 @@ class Store:
         """Returns the learning rate of a table.
 
         It is no part of a checkpoint: the optimizer of the collection gives it on each opening.
+
+        Args:
+            table: Name of the table.
 
         Raises:
             InvalidError: No such table, or no collection that gave it one.
@@ -446,7 +376,14 @@ class Store:
         return order
 
     def note_unknown_order(self, reason: str) -> None:
-        """Keeps why no plan was made, and tells it once."""
+        """Keeps why no plan was made, and tells it once.
+
+        Args:
+            reason: Why the order is not known.
+
+        Raises:
+            InvalidError: The store insists on a plan.
+        """
         if self._order == "forward":
             raise InvalidError(f"the forward order cannot be followed: {reason}")
         self._native.note_reason(reason)
@@ -457,7 +394,11 @@ class Store:
             self._told_order = True
 
     def note_collection(self, collection: Any) -> None:
-        """Remembers a collection that trains on this store, while it lives."""
+        """Remembers a collection that trains on this store, while it lives.
+
+        Args:
+            collection: A collection on this store.
+        """
         self._collections.add(collection)
 
     def collections(self) -> list[Any]:
@@ -486,7 +427,11 @@ class Store:
         )
 
     def note_scans(self, *, is_coming: bool = False) -> None:
-        """Tells once that lookups beside the plan read everything, when they do."""
+        """Tells once that lookups beside the plan read everything, when they do.
+
+        Args:
+            is_coming: Whether a scan of unplanned rows is announced.
+        """
         if self._told_scans or not self.asks_for_plan or self._native.position() is None:
             return
         count = int(self.order().get("unplanned_scan_count", 0))
@@ -498,114 +443,6 @@ class Store:
             'batches too (and its known_order()), or open the store with order="window"'
         )
         self._told_scans = True
-
-    # ------------------------------------------------------------ rows
-
-    def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Copies rows ``first_row..`` of a table, ``[row_count, D]`` f32.
-
-        Raises:
-            InvalidError: Rows the table does not have.
-        """
-        return self._read(table, first_row, row_count, with_state=False)[0]
-
-    def read_rows_and_state(
-        self, table: str, first_row: int, row_count: int
-    ) -> tuple[Tensor, Tensor]:
-        """Copies rows and their optimizer state, ``[N, D]`` and ``[N, S]`` f32."""
-        return self._read(table, first_row, row_count, with_state=True)
-
-    def _read(
-        self, table: str, first_row: int, row_count: int, with_state: bool
-    ) -> tuple[Tensor, Tensor]:
-        at = self.table_id(table)
-        schema = self._schema()[at]
-        rows = schema["row_count"]
-        if not (0 <= first_row <= rows and 0 <= row_count <= rows - first_row):
-            raise InvalidError(
-                f"{row_count} rows from {first_row} are not all in table {table} of {rows} rows",
-                {"table": table, "first_row": str(first_row), "row_count": str(row_count)},
-            )
-        weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32)
-        words = state_words(schema["optimizer"], schema["dim"])
-        rows_state = torch.empty((row_count, words), dtype=torch.float32)
-        takes_state = with_state and words > 0
-        self._native.read_rows(at, first_row, weights, rows_state if takes_state else None)
-        return weights, rows_state
-
-    def scan(self, visit: RowVisitor, *, chunk_rows: int = 65536) -> None:
-        """Visits every row that was ever written, once, in one pass over everything.
-
-        Args:
-            visit: Called with the table's name, rows ``[N]`` i64, weights ``[N, D]`` f32, state
-                ``[N, S]`` f32 and use counts ``[N]`` i64. In forward order rows come in no order.
-            chunk_rows: Most rows at a time.
-        """
-        tables = self.tables()
-
-        def hand_on(at: int, raw_rows: bytearray, raw_records: bytearray) -> None:
-            dim = tables[at]["dim"]
-            words = state_words(tables[at]["optimizer"], dim)
-            records = torch.frombuffer(raw_records, dtype=torch.float32).view(-1, dim + words + 1)
-            rows = torch.frombuffer(raw_rows, dtype=torch.int64)
-            counts = records[:, -1].contiguous().view(torch.int32).to(torch.int64)
-            visit(tables[at]["name"], rows, records[:, :dim], records[:, dim:-1], counts)
-
-        self._native.scan_rows(chunk_rows, hand_on)
-
-    def gather_rows(self, table: str, rows: Tensor) -> Tensor:
-        """Copies rows ``rows`` ``[N]`` i64, in any order, into ``[N, D]`` f32."""
-        check_tensors(rows=rows)
-        at = self.table_id(table)
-        weights = torch.empty((rows.numel(), self._schema()[at]["dim"]), dtype=torch.float32)
-        self._native.gather_rows(at, rows, weights)
-        return weights
-
-    def write_rows(
-        self,
-        table: str,
-        first_row: int,
-        weights: Tensor,
-        rows_state: Tensor | None = None,
-        use_counts: Tensor | None = None,
-    ) -> None:
-        """Overwrites rows ``first_row..`` with ``weights`` ``[N, D]`` f32.
-
-        Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew, without
-        ``use_counts`` ``[N]`` i64 they count as never used.
-        """
-        check_tensors(weights=weights, rows_state=rows_state, use_counts=use_counts)
-        at = self.table_id(table)
-        schema = self._schema()[at]
-        words = state_words(schema["optimizer"], schema["dim"])
-        for name, tensor, width in (
-            ("weights", weights, schema["dim"]),
-            ("state", rows_state, words),
-        ):
-            if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != width):
-                raise InvalidError(
-                    f"{name} of table {table!r} must be [N, {width}], found {tuple(tensor.shape)}",
-                    {"table": table},
-                )
-        detached = None if rows_state is None or words == 0 else rows_state.detach()
-        self._native.write_rows(at, first_row, weights.detach(), detached, use_counts)
-
-    def steps_done(self, table: str) -> int:
-        """Returns how many steps the optimizer of ``table`` did; Adam's corrections follow it."""
-        return self._native.steps_done(self.table_id(table))
-
-    def set_steps_done(self, table: str, steps: int) -> None:
-        """Lets the optimizer of ``table`` have done ``steps`` steps.
-
-        For a run that goes on with rows written by :meth:`write_rows`.
-        """
-        self._native.set_steps_done(self.table_id(table), steps)
-
-    def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
-        """Returns how many update steps touched each row, ``[row_count]`` i64."""
-        counts = torch.empty(row_count, dtype=torch.int64)
-        self._native.use_counts(self.table_id(table), first_row, counts)
-        return counts
 
     # ------------------------------------------------------------ life of a run
 
@@ -629,6 +466,9 @@ class Store:
                 shared with the store, others are copied.
             capture_rng: Also keep the state of torch's, Python's and numpy's generators.
             attachments: Further named bytes.
+
+        Raises:
+            InvalidError: A reserved name of an attachment, or a name that cannot be kept.
         """
         parts = dict(attachments or {})
         reserved = {EXTRA, RNG} & parts.keys()
@@ -650,6 +490,9 @@ class Store:
 
     def drop_checkpoint(self, name: str) -> None:
         """Forgets a kept checkpoint and gives its disk space back.
+
+        Args:
+            name: Name of the checkpoint.
 
         Raises:
             InvalidError: No checkpoint of that name is kept.
@@ -676,7 +519,11 @@ class Store:
         return True
 
     def attachment(self, name: str) -> bytes | None:
-        """Returns the bytes attached to the last checkpoint as ``name``."""
+        """Returns the bytes attached to the last checkpoint as ``name``.
+
+        Args:
+            name: Name of the attachment.
+        """
         return self._native.attachment(name)
 
     def attachment_names(self) -> list[str]:
@@ -697,6 +544,9 @@ class Store:
 
         Returns:
             The checkpoint's number.
+
+        Raises:
+            CorruptionError: An attachment of the last checkpoint is gone.
         """
         parts = []
         for part in self.attachment_names():

@@ -1,4 +1,4 @@
-"""How do tables get into a store from other files, and out again?
+"""Import and export of tables as files.
 
 Every format is read and written in chunks of rows, so that a table larger than memory moves in
 bounded memory. The format is taken from the file's name: ``.npy``, ``.safetensors``, ``.pt``

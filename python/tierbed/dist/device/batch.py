@@ -1,4 +1,4 @@
-"""How do ids reach those who hold the rows? Each rank publishes its own; holders read theirs.
+"""Batches of ids that ranks publish to the holders of rows.
 
 A rank checks its batch, writes it once into its own symmetric memory and signals. Holders read the
 bounds of all batches first, on the host, because shapes of tensors are made there.

@@ -1,4 +1,4 @@
-"""How do ranks look up and step rows that lie on devices? As on CPUs, by kernels.
+"""Lookups and steps of rows on devices, by kernels.
 
 A step of all ranks: publish ids, signal; pool for everybody's samples straight into everybody's
 outputs, signal. Its backward: put the gradients into the holders' matrices, signal; each holder

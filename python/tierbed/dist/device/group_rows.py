@@ -1,4 +1,4 @@
-"""How does a rank pool and step the rows of one group? One launch each."""
+"""Pooling and steps of the rows of one group, one launch each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which memory do devices of all ranks write, and how is it named? A symmetric heap.
+"""Symmetric heaps: memory that the devices of all ranks write.
 
 Every rank asks for the same tensors in the same order; each gets one of its own, and the addresses
 of everybody's. A tensor has two buffers, taken in turn, so that one may be written while what was

@@ -1,4 +1,4 @@
-"""Which memory can a GPU write and a process on a CPU read? Pinned memory of the host.
+"""Pinned host memory that a GPU writes and a process on a CPU reads.
 
 Processes map one file without a name, as the CPU exchange does; a rank with a GPU registers the
 map with CUDA, and its kernels then write it over PCIe, at the same addresses. Without a GPU it is

@@ -1,4 +1,4 @@
-"""Which memory do ranks share that are threads of one process? Tensors of one device."""
+"""Shared memory of ranks that are threads: tensors of one device."""
 
 from __future__ import annotations
 

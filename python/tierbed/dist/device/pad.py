@@ -1,4 +1,4 @@
-"""How does a rank know how far the others are? Each has a word of its own in everybody's pad.
+"""Signal pads: how far each rank is, one word each.
 
 A word holds an epoch, a number that only grows, so that nothing is ever reset and a late reader
 misses nothing. Kernels write and read the words (``tierbed.dist.kernels.signals``); the host looks

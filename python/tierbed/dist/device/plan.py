@@ -1,4 +1,4 @@
-"""Which launches serve a lookup, and where do their vectors go?
+"""Launches that serve a lookup, and where their vectors go.
 
 A *group* is what one launch of a rank pools: its tables of one width and pooling, one behind the
 other in one arena. Every rank makes the groups of all ranks, because gradients are put into the

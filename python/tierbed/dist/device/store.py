@@ -1,4 +1,4 @@
-"""Where do rows live that a GPU looks up and steps? In its memory, tables one behind the other."""
+"""Rows in the memory of a device, tables one behind the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tierbed.config.optim import Optimizer, RowWiseAdagrad
 from tierbed.config.tables import DataType
 from tierbed.dist.held import Held
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.train.store import RowVisitor, Store
+from tierbed.train.store import Store
+from tierbed.train.store_rows import RowVisitor
 
 __all__ = ["Arena", "DeviceStore"]
 

@@ -1,4 +1,4 @@
-"""Which memory do GPUs of one machine share? That of torch's symmetric memory, over NVLink.
+"""Shared memory of GPUs of one machine: torch's symmetric memory, over NVLink.
 
 This is the only file that knows ``torch.distributed._symmetric_memory``, which torch keeps to
 itself and may change; it is written for torch 2.11. Each process has one GPU and maps the others'

@@ -1,4 +1,4 @@
-"""Who launches a kernel? The device's stream; or, interpreted, this thread, one at a time.
+"""Launches of kernels: on the device's stream, or interpreted, one at a time.
 
 Triton's interpreter keeps the running program in globals of its own, so threads take turns.
 """

@@ -1,4 +1,4 @@
-"""How does a rank tell others that its stores are there? By an epoch, released at system scope.
+"""Signals between ranks: an epoch, released at system scope.
 
 A kernel of one program, launched behind the stores on the same stream, writes a number that only
 grows into a word of each receiver; another one looks at the words of all senders. Data stores are

@@ -1,0 +1,268 @@
+"""Rows of a training store: its tables, and reading, writing and finding their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tierbed._util.tensors import check_tensors
+from tierbed.config.optim import state_words
+from tierbed.config.tables import is_own
+from tierbed.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tierbed._native import NativeStore
+
+__all__ = ["RowVisitor", "StoreRows"]
+
+RowVisitor = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
+
+
+class StoreRows:
+    """The rows of a :class:`tierbed.Store`, by table."""
+
+    _native: NativeStore
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Returns every table's ``name``, ``row_count``, ``dim``, ``optimizer``, ....
+
+        A table of open vocabulary has as many rows as it has room for now.
+        """
+        return [table for table in self._schema() if not is_own(table)]
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Returns the schema of table ``name``.
+
+        Args:
+            name: Name of the table.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        return self._schema()[self.table_id(name)]
+
+    def _schema(self) -> list[dict[str, Any]]:
+        """Every table by id, the indexes of open vocabularies among them."""
+        tables: list[dict[str, Any]] = self._native.schema()["tables"]
+        return tables
+
+    def vocabularies(self) -> dict[str, dict[str, Any]]:
+        """Returns, per table of open vocabulary, what its index holds.
+
+        ``id_count`` ids have a row, ``waiting_count`` are too rare for one, ``free_count`` rows
+        are free; rows from ``next_row`` on were never given.
+        """
+        return {state["table"]: state for state in self._native.vocabularies()["tables"]}
+
+    def translate(self, table: str, ids: Tensor) -> Tensor:
+        """Returns the rows of ``ids``, of any shape, i64; changes nothing.
+
+        Ids of an open vocabulary without a row of their own have the shared row, 0. Ids of other
+        tables are rows already.
+
+        Args:
+            table: Name of the table.
+            ids: Ids of any shape.
+        """
+        rows = ids.detach().to(torch.int64).cpu().contiguous().clone()
+        self._native.translate_ids(self.table_id(table), rows.view(-1), None)
+        return rows
+
+    def ids(self, table: str) -> tuple[Tensor, Tensor]:
+        """Returns the ids of a table of open vocabulary and their rows, ``[N]`` i64 each.
+
+        In the order of the rows. Ids without a row of their own share row 0, which no id is named
+        for. Takes 16 bytes of memory per id beside the budget.
+
+        Args:
+            table: Name of the table.
+
+        Raises:
+            InvalidError: No such table, or one whose ids are rows.
+        """
+        at = self.table_id(table)
+        if table not in self.vocabularies():
+            raise InvalidError(
+                f"the ids of table {table!r} are its rows; only a table of open vocabulary "
+                "(num_embeddings=None) keeps ids",
+                {"table": table},
+            )
+        parts: list[tuple[Tensor, Tensor]] = []
+
+        def keep(_: int, rows: bytearray, ids: bytearray) -> None:
+            parts.append(
+                (
+                    torch.frombuffer(ids, dtype=torch.int64),
+                    torch.frombuffer(rows, dtype=torch.int64),
+                )
+            )
+
+        self._native.scan_ids(at, 65536, keep)
+        none = torch.empty(0, dtype=torch.int64)
+        ids, rows = (torch.cat([none, *(part[which] for part in parts)]) for which in (0, 1))
+        rows, order = rows.sort()
+        return ids[order], rows
+
+    def table_id(self, name: str) -> int:
+        """Returns the id of table ``name``.
+
+        Args:
+            name: Name of the table.
+
+        Raises:
+            InvalidError: No such table.
+        """
+        names = [table["name"] for table in self._schema()]
+        if name not in names:
+            known = [table["name"] for table in self.tables()]
+            raise InvalidError(f"no table {name!r}; the store has {known}", {"table": name})
+        return names.index(name)
+
+    def read_rows(self, table: str, first_row: int, row_count: int) -> Tensor:
+        """Copies rows ``first_row..`` of a table, ``[row_count, D]`` f32.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+
+        Raises:
+            InvalidError: Rows the table does not have.
+        """
+        return self._read(table, first_row, row_count, with_state=False)[0]
+
+    def read_rows_and_state(
+        self, table: str, first_row: int, row_count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Copies rows and their optimizer state, ``[N, D]`` and ``[N, S]`` f32.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
+        return self._read(table, first_row, row_count, with_state=True)
+
+    def _read(
+        self, table: str, first_row: int, row_count: int, with_state: bool
+    ) -> tuple[Tensor, Tensor]:
+        at = self.table_id(table)
+        schema = self._schema()[at]
+        rows = schema["row_count"]
+        if not (0 <= first_row <= rows and 0 <= row_count <= rows - first_row):
+            raise InvalidError(
+                f"{row_count} rows from {first_row} are not all in table {table} of {rows} rows",
+                {"table": table, "first_row": str(first_row), "row_count": str(row_count)},
+            )
+        weights = torch.empty((row_count, schema["dim"]), dtype=torch.float32)
+        words = state_words(schema["optimizer"], schema["dim"])
+        rows_state = torch.empty((row_count, words), dtype=torch.float32)
+        takes_state = with_state and words > 0
+        self._native.read_rows(at, first_row, weights, rows_state if takes_state else None)
+        return weights, rows_state
+
+    def scan(self, visit: RowVisitor, *, chunk_rows: int = 65536) -> None:
+        """Visits every row that was ever written, once, in one pass over everything.
+
+        Args:
+            visit: Called with the table's name, rows ``[N]`` i64, weights ``[N, D]`` f32, state
+                ``[N, S]`` f32 and use counts ``[N]`` i64. In forward order rows come in no order.
+            chunk_rows: Most rows at a time.
+        """
+        tables = self.tables()
+
+        def hand_on(at: int, raw_rows: bytearray, raw_records: bytearray) -> None:
+            dim = tables[at]["dim"]
+            words = state_words(tables[at]["optimizer"], dim)
+            records = torch.frombuffer(raw_records, dtype=torch.float32).view(-1, dim + words + 1)
+            rows = torch.frombuffer(raw_rows, dtype=torch.int64)
+            counts = records[:, -1].contiguous().view(torch.int32).to(torch.int64)
+            visit(tables[at]["name"], rows, records[:, :dim], records[:, dim:-1], counts)
+
+        self._native.scan_rows(chunk_rows, hand_on)
+
+    def gather_rows(self, table: str, rows: Tensor) -> Tensor:
+        """Copies rows ``rows`` ``[N]`` i64, in any order, into ``[N, D]`` f32.
+
+        Args:
+            table: Name of the table.
+            rows: Rows ``[N]`` i64.
+        """
+        check_tensors(rows=rows)
+        at = self.table_id(table)
+        weights = torch.empty((rows.numel(), self._schema()[at]["dim"]), dtype=torch.float32)
+        self._native.gather_rows(at, rows, weights)
+        return weights
+
+    def write_rows(
+        self,
+        table: str,
+        first_row: int,
+        weights: Tensor,
+        rows_state: Tensor | None = None,
+        use_counts: Tensor | None = None,
+    ) -> None:
+        """Overwrites rows ``first_row..`` with ``weights`` ``[N, D]`` f32.
+
+        Without ``rows_state`` ``[N, S]`` the optimizer state of those rows starts anew, without
+        ``use_counts`` ``[N]`` i64 they count as never used.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            weights: Rows ``[N, D]`` f32.
+            rows_state: Optimizer state ``[N, S]`` f32.
+            use_counts: Use counts ``[N]`` i64.
+
+        Raises:
+            InvalidError: Rows beyond the table, or tensors of another width.
+        """
+        check_tensors(weights=weights, rows_state=rows_state, use_counts=use_counts)
+        at = self.table_id(table)
+        schema = self._schema()[at]
+        words = state_words(schema["optimizer"], schema["dim"])
+        for name, tensor, width in (
+            ("weights", weights, schema["dim"]),
+            ("state", rows_state, words),
+        ):
+            if tensor is not None and (tensor.dim() != 2 or tensor.shape[1] != width):
+                raise InvalidError(
+                    f"{name} of table {table!r} must be [N, {width}], found {tuple(tensor.shape)}",
+                    {"table": table},
+                )
+        detached = None if rows_state is None or words == 0 else rows_state.detach()
+        self._native.write_rows(at, first_row, weights.detach(), detached, use_counts)
+
+    def steps_done(self, table: str) -> int:
+        """Returns how many steps the optimizer of ``table`` did; Adam's corrections follow it.
+
+        Args:
+            table: Name of the table.
+        """
+        return self._native.steps_done(self.table_id(table))
+
+    def set_steps_done(self, table: str, steps: int) -> None:
+        """Lets the optimizer of ``table`` have done ``steps`` steps.
+
+        For a run that goes on with rows written by :meth:`write_rows`.
+
+        Args:
+            table: Name of the table.
+            steps: How many.
+        """
+        self._native.set_steps_done(self.table_id(table), steps)
+
+    def use_counts(self, table: str, first_row: int, row_count: int) -> Tensor:
+        """Returns how many update steps touched each row, ``[row_count]`` i64.
+
+        Args:
+            table: Name of the table.
+            first_row: First of the rows.
+            row_count: How many rows.
+        """
+        counts = torch.empty(row_count, dtype=torch.int64)
+        self._native.use_counts(self.table_id(table), first_row, counts)
+        return counts
