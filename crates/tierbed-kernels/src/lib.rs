@@ -19,6 +19,7 @@
 mod accumulate;
 pub mod batch;
 pub mod codec;
+pub mod feature_layout;
 pub mod fuzz;
 pub mod grad;
 pub mod init;
@@ -26,7 +27,6 @@ pub mod layout;
 pub mod matrix;
 pub mod optim;
 mod philox;
-pub mod plan;
 pub mod pool;
 mod pool_batch;
 pub mod pool_to;
@@ -35,12 +35,12 @@ mod simd;
 
 pub use batch::{FeatureRows, Places};
 pub use codec::{Codec, Codes, ProductQuantizer};
+pub use feature_layout::{Feature, FeatureLayout};
 pub use grad::{check_finite, Grads, Groups, Occurrence, Upstream};
 pub use init::{fill_initial, init_record};
 pub use layout::{BagRange, Columns, Pooling, Rows};
 pub use matrix::Matrix;
 pub use optim::{FeatureStep, Hyper, Prepared, RowSums};
-pub use plan::{Feature, FeaturePlan};
 pub use pool_to::{Destination, PoolFeature};
 pub use simd::{prefetch, Isa};
 

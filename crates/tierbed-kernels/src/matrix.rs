@@ -7,8 +7,8 @@
 
 use tierbed_core::Bags;
 
+use crate::feature_layout::FeatureLayout;
 use crate::layout::Columns;
-use crate::plan::FeaturePlan;
 use crate::pool_to::Destination;
 
 /// A matrix of vectors side by side, `[rows, stride]`.
@@ -27,11 +27,11 @@ impl<'a> Matrix<'a> {
         Self { words, features: columns.map(|columns| (0, columns)).collect() }
     }
 
-    /// Takes `words` as the output of `bags`: [`output_len`](FeaturePlan::output_len) of them.
+    /// Takes `words` as the output of `bags`: [`output_len`](FeatureLayout::output_len) of them.
     #[must_use]
-    pub fn output(plan: &FeaturePlan, bags: &Bags<'_>, words: &'a mut [f32]) -> Self {
-        let first_row = |at| if plan.is_pooled() { 0 } else { plan.range(bags, at).start };
-        let features = plan.features().iter().enumerate();
+    pub fn output(layout: &FeatureLayout, bags: &Bags<'_>, words: &'a mut [f32]) -> Self {
+        let first_row = |at| if layout.is_pooled() { 0 } else { layout.range(bags, at).start };
+        let features = layout.features().iter().enumerate();
         let features = features.map(|(at, feature)| (first_row(at), feature.columns)).collect();
         Self { words, features }
     }

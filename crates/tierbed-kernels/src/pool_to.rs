@@ -13,8 +13,8 @@ use tierbed_core::Bags;
 
 use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
 use crate::batch::BLOCK_BAGS;
+use crate::feature_layout::FeatureLayout;
 use crate::layout::{is_one_hot, BagRange, Pooling, Rows};
-use crate::plan::FeaturePlan;
 use crate::pool::{divide, Plain, Weighted, FAR_ARENA_WORDS, PREFETCH_AHEAD};
 use crate::pool_batch::copy_row;
 use crate::simd::{fence, prefetch, Job, Lanes, LANES};
@@ -50,7 +50,7 @@ pub struct PoolFeature<'a> {
     pub dim: usize,
 }
 
-impl FeaturePlan {
+impl FeatureLayout {
     /// Copies the vectors of an output of `bags`, as a lookup left it, to the places `to` says.
     ///
     /// # Panics

@@ -15,7 +15,7 @@ use tierbed_exchange::{
 use tierbed_io::process::Owned;
 use tierbed_kernels::Destination;
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{FeaturePlan as Plan, Pooling};
+use tierbed_train::window::{FeatureLayout, Pooling};
 use tierbed_train::{AutoEngine, CodedTables, TrainEngine};
 
 use crate::coded::{no_training, NativeCodedTables};
@@ -190,11 +190,11 @@ enum HeldRows<'a> {
 /// The rows that a rank holds, group by group.
 struct GroupRows<'a> {
     rows: HeldRows<'a>,
-    plans: &'a [Plan],
+    plans: &'a [FeatureLayout],
     is_training: bool,
 }
 
-fn plan_of(plans: &[Plan], group: usize) -> Result<&Plan> {
+fn plan_of(plans: &[FeatureLayout], group: usize) -> Result<&FeatureLayout> {
     plans.get(group).ok_or_else(|| Error::invalid("no such group"))
 }
 
@@ -282,7 +282,7 @@ impl NativeArrivals {
 pub(crate) struct NativeExchange {
     exchange: Owned<Mutex<Exchange>>,
     feature_count: usize,
-    plans: Vec<Plan>,
+    plans: Vec<FeatureLayout>,
 }
 
 impl NativeExchange {

@@ -27,7 +27,7 @@ use crate::tensors::{check_disjoint, Tensor};
 /// Which table, pooling and output columns each feature of a batch has.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct FeaturePlan {
-    pub(crate) plan: tierbed_kernels::FeaturePlan,
+    pub(crate) plan: tierbed_kernels::FeatureLayout,
 }
 
 #[pymethods]
@@ -94,7 +94,7 @@ pub(crate) struct LookupArguments<'a, 'py> {
 pub(crate) fn run_lookup<T: Send>(
     plan: &Bound<'_, FeaturePlan>,
     arguments: &LookupArguments<'_, '_>,
-    work: impl FnOnce(&tierbed_kernels::FeaturePlan, &Bags<'_>, &mut [f32]) -> Result<T> + Send,
+    work: impl FnOnce(&tierbed_kernels::FeatureLayout, &Bags<'_>, &mut [f32]) -> Result<T> + Send,
 ) -> PyResult<T> {
     let py = plan.py();
     let LookupArguments { indices, offsets, weights, out } = *arguments;
@@ -113,7 +113,7 @@ pub(crate) fn run_translate(
     indices: &Bound<'_, PyAny>,
     offsets: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
-    work: impl FnOnce(&tierbed_kernels::FeaturePlan, &Bags<'_>, &mut [i64]) -> Result<()> + Send,
+    work: impl FnOnce(&tierbed_kernels::FeatureLayout, &Bags<'_>, &mut [i64]) -> Result<()> + Send,
 ) -> PyResult<()> {
     let py = plan.py();
     let batch = BatchTensors::import(indices, offsets, None)?;
@@ -743,7 +743,7 @@ pub(crate) fn make_plan(
     for (table, pooling) in tables.iter().zip(poolings) {
         features.push((TableId(*table), named_pooling(pooling)?));
     }
-    Ok(FeaturePlan { plan: tierbed_kernels::FeaturePlan::new(schema, &features)? })
+    Ok(FeaturePlan { plan: tierbed_kernels::FeatureLayout::new(schema, &features)? })
 }
 
 pub(crate) fn borrowed(attachments: &[(String, Vec<u8>)]) -> Vec<Attachment<'_>> {

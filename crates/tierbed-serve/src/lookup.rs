@@ -5,7 +5,7 @@
 
 use tierbed_core::{Bags, Error, Result};
 use tierbed_snapshot::PublishedIds;
-use tierbed_snapshot::{FeaturePlan, Pooling, Snapshot};
+use tierbed_snapshot::{FeatureLayout, Pooling, Snapshot};
 
 use crate::features::Feature;
 use crate::options::Limits;
@@ -188,7 +188,7 @@ fn look_up_together(
     let is_weighted = wanted.iter().any(|asked| asked.column.weights.is_some());
     let weights = is_weighted.then_some(&weights[..]);
     let planned: Vec<_> = wanted.iter().map(|asked| (asked.feature.table, asked.pooling)).collect();
-    let plan = FeaturePlan::new(snapshot.schema(), &planned)?;
+    let plan = FeatureLayout::new(snapshot.schema(), &planned)?;
     let mut bags = Bags::new(&indices, &offsets, weights, wanted.len())?;
     let mut rows = Vec::new();
     if !ids.is_empty() {

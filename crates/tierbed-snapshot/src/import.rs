@@ -80,7 +80,7 @@ mod tests {
     use crate::index::PageIndex;
     use tierbed_core::Bags;
     use tierbed_io::MemoryFolder;
-    use tierbed_kernels::{FeaturePlan, Pooling};
+    use tierbed_kernels::{FeatureLayout, Pooling};
 
     use super::*;
     use crate::snapshot::{Snapshot, SnapshotOptions};
@@ -107,7 +107,7 @@ mod tests {
         snapshot.verify().unwrap();
         for ((at, dim), weights) in (0..).zip(dims).zip(&weights) {
             let plan = [(TableId(at), Pooling::None)];
-            let plan = FeaturePlan::new(snapshot.schema(), &plan).unwrap();
+            let plan = FeatureLayout::new(snapshot.schema(), &plan).unwrap();
             let indices: Vec<i64> = (0..weights.len() as i64 / i64::from(dim)).collect();
             let offsets = [0, indices.len() as i64];
             let bags = Bags::new(&indices, &offsets, None, 1).unwrap();

@@ -53,7 +53,7 @@ pub use snapshot::{
     Backend, PlacementSummary, SelectOptions, Snapshot, SnapshotOptions, SnapshotStats, Summary,
     TableSummary,
 };
-pub use tierbed_kernels::{FeaturePlan, Pooling};
+pub use tierbed_kernels::{FeatureLayout, Pooling};
 pub use tiers::{
     CacheTier, HeadRows, MissMode, NeighbourFile, NeighbourOptions, NeighbourStats, NeighboursOf,
     ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary, NEIGHBOURS_MAGIC,

@@ -13,7 +13,7 @@ mod stats;
 
 use tierbed_core::{Bags, Result};
 
-use tierbed_kernels::{fill_initial, BagRange, FeaturePlan, Pooling, Rows};
+use tierbed_kernels::{fill_initial, BagRange, FeatureLayout, Pooling, Rows};
 
 pub use self::stats::LookupStats;
 
@@ -36,7 +36,7 @@ impl Snapshot {
     /// `Corruption` for pages that fail their checks, `Io` from the device.
     pub fn lookup(
         &self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<LookupStats> {

@@ -4,7 +4,7 @@
 //! Ids that training gave no row get the shared row, which training taught on such ids.
 
 use tierbed_core::{Bags, Budget, Error, Result};
-use tierbed_kernels::{FeaturePlan, Pooling};
+use tierbed_kernels::{FeatureLayout, Pooling};
 use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::Published;
 
@@ -13,7 +13,7 @@ use crate::Snapshot;
 /// The open tables of a snapshot.
 #[derive(Debug)]
 pub struct PublishedIds {
-    tables: Vec<(Published, FeaturePlan)>,
+    tables: Vec<(Published, FeatureLayout)>,
 }
 
 impl PublishedIds {
@@ -36,7 +36,7 @@ impl PublishedIds {
             let bytes = snapshot.attachment(&name)?.ok_or_else(damaged)?;
             let schema = snapshot.schema();
             let index = Published::open(schema, state, &bytes, &Budget::unlimited())?;
-            let plan = FeaturePlan::new(schema, &[(index.bucket_table(), Pooling::None)])?;
+            let plan = FeatureLayout::new(schema, &[(index.bucket_table(), Pooling::None)])?;
             tables.push((index, plan));
         }
         Ok(Self { tables })
@@ -57,7 +57,7 @@ impl PublishedIds {
     pub fn translate(
         &self,
         snapshot: &Snapshot,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         rows: &mut [i64],
     ) -> Result<()> {

@@ -21,7 +21,7 @@ use serde::Serialize;
 use tierbed_core::env::mix64;
 use tierbed_core::{Bags, Error, Result, TableId};
 use tierbed_io::{Folder, OpenMode};
-use tierbed_kernels::FeaturePlan;
+use tierbed_kernels::FeatureLayout;
 
 use crate::placed::Numbering;
 use crate::snapshot::Snapshot;
@@ -159,7 +159,7 @@ impl Recorder {
     }
 
     /// Records the samples of a lookup that are drawn.
-    pub(crate) fn note(&self, plan: &FeaturePlan, bags: &Bags<'_>) {
+    pub(crate) fn note(&self, plan: &FeatureLayout, bags: &Bags<'_>) {
         let count = bags.batch_size();
         let first = self.sample_count.fetch_add(count as u64, Ordering::Relaxed);
         for sample in (0..count).filter(|&sample| self.is_drawn(first + sample as u64)) {
@@ -217,7 +217,7 @@ impl Group {
     fn append(
         &self,
         text: &mut Vec<u8>,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         sample: usize,
     ) -> bool {

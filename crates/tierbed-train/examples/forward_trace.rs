@@ -24,9 +24,9 @@ use std::sync::Arc;
 use tierbed_core::env::{Env, SplitMix64};
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
-use tierbed_kernels::{FeaturePlan, Pooling};
+use tierbed_kernels::{FeatureLayout, Pooling};
 use tierbed_train::planned::{
-    Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine, PlannedStats,
+    EpochPlan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine, PlannedStats,
 };
 use tierbed_train::window::{Backend, WindowConfig, WindowEngine};
 
@@ -129,10 +129,10 @@ impl Job {
         (0..26).map(TableId).collect()
     }
 
-    fn features(&self) -> FeaturePlan {
+    fn features(&self) -> FeatureLayout {
         let features: Vec<_> =
             self.tables().into_iter().map(|table| (table, Pooling::Sum)).collect();
-        FeaturePlan::new(&self.schema, &features).unwrap()
+        FeatureLayout::new(&self.schema, &features).unwrap()
     }
 
     fn make_plan(&self, folder: &Path, memory_bytes: u64) {
@@ -156,7 +156,7 @@ impl Job {
         builder.finish().unwrap();
         cpu_ns += thread_cpu_ns() - cpu;
         wall_us += clock.now_us() - wall;
-        let stats = Plan::open(&*folder, "plan").unwrap().stats();
+        let stats = EpochPlan::open(&*folder, "plan").unwrap().stats();
         let samples = self.batches * self.batch_size as u64;
         println!(
             "plan: {} windows, {} entries, {:.1} B/sample, {:.0} ns cpu/sample, {:.2} s, \
@@ -236,7 +236,7 @@ fn report_epoch(job: &Job, (before, now): (&PlannedStats, &PlannedStats), rows: 
 }
 
 fn run_forward(job: &Job, folder: &Path) {
-    let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
+    let plan = EpochPlan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
     let config = job.config();
     let store = folder.join("forward");
     let mut engine = PlannedEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
@@ -287,7 +287,7 @@ fn run_forward(job: &Job, folder: &Path) {
 
 // Moves the rows of every batch and computes nothing: what the storage alone costs.
 fn run_storage(job: &Job, folder: &Path) {
-    let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
+    let plan = EpochPlan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
     let config = job.config();
     let store = folder.join("storage");
     let mut engine = PlannedEngine::open(&store, job.schema.clone(), plan, &config).unwrap();
@@ -317,7 +317,7 @@ fn distinct_rows(job: &Job, indices: &mut [i64]) -> u64 {
 
 // Reopens the store and adds up what every row says of itself: no step stale, lost or doubled.
 fn count_uses(job: &Job, folder: &Path, expected: u64) {
-    let plan = Plan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
+    let plan = EpochPlan::open(&FsFolder::open(folder.join("plan")).unwrap(), "plan").unwrap();
     let config = PlannedConfig::new(job.budget_bytes * 5 / 4);
     let store = folder.join("forward");
     let mut engine = PlannedEngine::open(&store, job.schema.clone(), plan, &config).unwrap();

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Bags, TableId};
 use tierbed_io::FsFolder;
-use tierbed_train::planned::{Plan, PlanBuilder, PlanOptions, PlanShape};
+use tierbed_train::planned::{EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 
 /// Distinct values of the 26 categorical columns of Criteo-Kaggle.
 const CARDINALITIES: [u64; 26] = [
@@ -97,7 +97,7 @@ fn measure(
         })
         .unwrap();
     let finished = thread_cpu_ns();
-    let plan = Plan::open(&**folder, "plan").unwrap();
+    let plan = EpochPlan::open(&**folder, "plan").unwrap();
     let opened = thread_cpu_ns();
     let sum = plan.read_all().unwrap();
     let read = thread_cpu_ns();
@@ -144,7 +144,7 @@ fn main() {
             *least = now.min(*least);
         }
     }
-    let stats = Plan::open(&*folder, "plan").unwrap().stats();
+    let stats = EpochPlan::open(&*folder, "plan").unwrap().stats();
     let per_update = |ns: u64| ns as f64 / updates as f64;
     println!(
         "push {:.1} + link {:.1} + write {:.1} = {:.1} ns, reading {:.1} ns cpu per row update; \

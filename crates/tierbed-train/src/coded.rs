@@ -18,7 +18,7 @@ use tierbed_core::store::out_of_range;
 use tierbed_core::{Bags, Error, Result, Schema, TableId, TableSchema};
 use tierbed_io::WordBuf;
 use tierbed_kernels::codec::{Codec, Codes};
-use tierbed_kernels::{fill_initial, Destination, FeaturePlan, Kernels, Matrix, PoolFeature};
+use tierbed_kernels::{fill_initial, Destination, FeatureLayout, Kernels, Matrix, PoolFeature};
 
 /// Tables of codes.
 #[derive(Debug)]
@@ -199,7 +199,7 @@ impl CodedTables {
     /// # Errors
     /// `Invalid` for shapes that do not match, ids out of range, and rows that are not held here;
     /// nothing is written then.
-    pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+    pub fn lookup(&mut self, plan: &FeatureLayout, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
         plan.check_shape(bags, out.len())?;
         self.lookup_to(plan, bags, &mut Matrix::output(plan, bags, out))
     }
@@ -211,7 +211,7 @@ impl CodedTables {
     /// As [`lookup`](Self::lookup).
     pub fn lookup_to(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         to: &mut dyn Destination,
     ) -> Result<()> {
@@ -227,7 +227,7 @@ impl CodedTables {
     }
 
     // Finds the codes of a checked batch.
-    fn find(&self, plan: &FeaturePlan, bags: &Bags<'_>, starts: &mut Vec<usize>) -> Result<()> {
+    fn find(&self, plan: &FeatureLayout, bags: &Bags<'_>, starts: &mut Vec<usize>) -> Result<()> {
         for (at, feature) in plan.features().iter().enumerate() {
             let held = self.held(feature.table)?;
             for &id in &bags.indices[plan.range(bags, at)] {
@@ -243,7 +243,7 @@ impl CodedTables {
 
     fn pool(
         &self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         starts: &[usize],
         to: &mut dyn Destination,

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::Value;
 use tierbed_core::store::{out_of_range, Attachment, CommitInfo};
 use tierbed_core::{Bags, Error, Result, RowId, Schema, TableId, TableSchema};
-use tierbed_kernels::{FeaturePlan, Grads, Hyper};
+use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PlacedTables, Report};
 
 use crate::auto::{Answer, PlanRequest};
@@ -80,7 +80,7 @@ pub trait TrainEngine: Send {
     /// store's.
     fn lookup(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
@@ -91,7 +91,7 @@ pub trait TrainEngine: Send {
     ///
     /// # Errors
     /// `Invalid` for another batch: nothing changed then. Otherwise the disk's.
-    fn expect(&mut self, _plan: &FeaturePlan, _bags: &Bags<'_>) -> Result<Option<BatchToken>> {
+    fn expect(&mut self, _plan: &FeatureLayout, _bags: &Bags<'_>) -> Result<Option<BatchToken>> {
         Ok(None)
     }
 
@@ -106,7 +106,7 @@ pub trait TrainEngine: Send {
     /// last checkpoint.
     fn update(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         grads: Grads<'_>,
         found: Option<BatchToken>,
@@ -117,7 +117,7 @@ pub trait TrainEngine: Send {
     ///
     /// # Errors
     /// `Invalid` when it is not the planned one.
-    fn skip(&mut self, _plan: &FeaturePlan, _bags: &Bags<'_>) -> Result<()> {
+    fn skip(&mut self, _plan: &FeatureLayout, _bags: &Bags<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -141,7 +141,7 @@ pub trait TrainEngine: Send {
     ///
     /// # Errors
     /// `Invalid` for ids out of range, otherwise the store's.
-    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize>;
+    fn prefetch(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize>;
 
     /// Forgets what was announced.
     fn end_lookahead(&mut self);
@@ -218,19 +218,19 @@ pub trait TrainEngine: Send {
 }
 
 /// An engine that can be told the order of the batches.
-pub trait FollowPlan: TrainEngine {
+pub trait PlanFollower: TrainEngine {
     /// Follows the plan of `request` if there is one and it may be followed.
     ///
     /// # Errors
     /// In order `forward` what is refused is `Invalid`; otherwise the folder's errors.
-    fn follow(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer>;
+    fn follow(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<Answer>;
 
     /// Starts making the plan of `request`; push all its batches, then finish.
     ///
     /// # Errors
     /// `Invalid` when the order is decided already, or a shard has no table of these features;
     /// otherwise the folder's.
-    fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()>;
+    fn start_plan(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<()>;
 
     /// Adds the next batch to the plan.
     ///

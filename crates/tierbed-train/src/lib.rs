@@ -22,7 +22,7 @@ pub mod window;
 pub use auto::{budget_json, Answer, AutoEngine, OnMismatch, Order, OrderConfig, PlanRequest};
 pub use batch_token::BatchToken;
 pub use coded::CodedTables;
-pub use engine::{Access, FollowPlan, OwnRows, RowVisitor, TableRows, TrainEngine};
+pub use engine::{Access, OwnRows, PlanFollower, RowVisitor, TableRows, TrainEngine};
 pub use folders::{
     check_folder, drop_checkpoint, kept_checkpoints, restore_checkpoint, rows_folder,
 };

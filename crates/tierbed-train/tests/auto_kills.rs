@@ -14,12 +14,12 @@ use tierbed_core::env::{Env, SplitMix64};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Result, TableId, TableSchema};
 use tierbed_io::FsFolder;
-use tierbed_kernels::{FeaturePlan, Pooling};
+use tierbed_kernels::{FeatureLayout, Pooling};
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
 use tierbed_store::CommitLog;
 use tierbed_train::window::update::Grads;
 use tierbed_train::{
-    Access, Answer, AutoEngine, FollowPlan, Order, OrderConfig, PlanRequest, TrainEngine,
+    Access, Answer, AutoEngine, Order, OrderConfig, PlanFollower, PlanRequest, TrainEngine,
 };
 
 const ROW_COUNT: u64 = 20_000;
@@ -52,8 +52,8 @@ fn batch(step: u64) -> (Vec<i64>, Vec<i64>) {
     (indices, (0..=BATCH_ROWS as i64).collect())
 }
 
-fn features(engine: &AutoEngine) -> Result<FeaturePlan> {
-    FeaturePlan::new(engine.schema(), &[(TableId(0), Pooling::Sum)])
+fn features(engine: &AutoEngine) -> Result<FeatureLayout> {
+    FeatureLayout::new(engine.schema(), &[(TableId(0), Pooling::Sum)])
 }
 
 fn open(folder: Option<&Path>, order: Order) -> AutoEngine {

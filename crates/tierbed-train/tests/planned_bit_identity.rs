@@ -29,7 +29,7 @@ fn check(job: &Job, window: u32, budget_factor: f64, steps: u64) -> PlannedStats
 
 fn check_config(
     job: &Job,
-    plan: &tierbed_train::planned::Plan,
+    plan: &tierbed_train::planned::EpochPlan,
     config: &PlannedConfig,
     steps: u64,
 ) -> PlannedStats {

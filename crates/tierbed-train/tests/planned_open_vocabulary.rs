@@ -13,8 +13,8 @@ mod common;
 
 use common::{bits, memory_folder, smallest_config, Batch, Job};
 use tierbed_core::{Bags, OptimizerKind, TableId};
-use tierbed_kernels::{FeaturePlan, Pooling};
-use tierbed_train::planned::{Grads, Plan, PlanBuilder, PlanOptions};
+use tierbed_kernels::{FeatureLayout, Pooling};
+use tierbed_train::planned::{EpochPlan, Grads, PlanBuilder, PlanOptions};
 use tierbed_train::window::{Eviction, Policy, Translate, WindowConfig, WindowEngine};
 
 const BATCHES: u64 = 60;
@@ -25,7 +25,7 @@ fn gradient(output: &[f32]) -> Vec<f32> {
 
 fn direct_step(
     engine: &mut WindowEngine,
-    features: &FeaturePlan,
+    features: &FeatureLayout,
     (rows, batch): (&[i64], &Batch),
 ) -> Vec<u32> {
     let bags = Bags::new(rows, &batch.offsets, batch.weights.as_deref(), 2).unwrap();
@@ -90,12 +90,12 @@ fn ids_translated_in_the_pre_pass_train_to_the_same_bits() {
             builder.push(&Bags::new(rows, &batch.offsets, None, 2).unwrap()).unwrap();
         }
         builder.finish().unwrap();
-        let plan = Plan::open(&*folder, "plan").unwrap();
+        let plan = EpochPlan::open(&*folder, "plan").unwrap();
         let config = smallest_config(&job, &plan);
         let mut forward = job.open(memory_folder(), &plan, &config).unwrap();
         for ((rows, batch), expected) in translated.iter().zip(&outputs) {
             let bags = Bags::new(rows, &batch.offsets, batch.weights.as_deref(), 2).unwrap();
-            let mut output = vec![0.0; FeaturePlan::output_len(&features, &bags)];
+            let mut output = vec![0.0; FeatureLayout::output_len(&features, &bags)];
             forward.lookup(&features, &bags, &mut output).unwrap();
             assert_eq!(&bits(&output), expected, "seed {seed}");
             let grads = Grads { output: &gradient(&output), weights: None };

@@ -16,9 +16,9 @@ use common::{smallest_config, Job};
 use tierbed_core::{ErrorKind, OptimizerKind};
 use tierbed_io::Folder;
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
-use tierbed_train::planned::{Plan, PlannedConfig};
+use tierbed_train::planned::{EpochPlan, PlannedConfig};
 
-fn job_and_plan() -> (Job, Plan) {
+fn job_and_plan() -> (Job, EpochPlan) {
     let job = Job::pooled(OptimizerKind::Adagrad, 1);
     let plan = job.plan(3);
     (job, plan)

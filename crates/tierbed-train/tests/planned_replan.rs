@@ -14,11 +14,11 @@ use common::{memory_folder, smallest_config, Job};
 use proptest::prelude::*;
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind};
-use tierbed_train::planned::{Plan, PlannedConfig, PlannedEngine};
+use tierbed_train::planned::{EpochPlan, PlannedConfig, PlannedEngine};
 
 /// The smallest budget in which each of the plans opens and a store without rows moves from each
 /// to the next; whoever needs more names how much.
-fn config_for(job: &Job, plans: &[&Plan]) -> PlannedConfig {
+fn config_for(job: &Job, plans: &[&EpochPlan]) -> PlannedConfig {
     let configs = plans.iter().map(|plan| smallest_config(job, plan));
     let mut config = configs.max_by_key(|config| config.dram_budget_bytes).unwrap();
     for _ in 0..20 {

@@ -11,9 +11,9 @@ mod common;
 
 use common::{memory_folder, smallest_config, smallest_with, Job};
 use tierbed_core::OptimizerKind;
-use tierbed_train::planned::{Plan, PlannedConfig, PlannedStats};
+use tierbed_train::planned::{EpochPlan, PlannedConfig, PlannedStats};
 
-fn train(job: &Job, plan: &Plan, config: &PlannedConfig, steps: u64) -> PlannedStats {
+fn train(job: &Job, plan: &EpochPlan, config: &PlannedConfig, steps: u64) -> PlannedStats {
     let (features, mut oracle) = (job.features(), job.open_oracle());
     let mut engine = job.open(memory_folder(), plan, config).unwrap();
     for step in 0..steps {

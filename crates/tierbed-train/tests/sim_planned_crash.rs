@@ -24,7 +24,7 @@ use tierbed_sim::job::{
     lie, FailedCalls, SimJob, Told,
 };
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
-use tierbed_train::planned::{Plan, PlannedConfig, PlannedEngine};
+use tierbed_train::planned::{EpochPlan, PlannedConfig, PlannedEngine};
 
 fn seeds() -> Vec<u64> {
     tierbed_sim::job::seeds(&[1, 2, 3, 4])
@@ -46,7 +46,7 @@ fn span_windows(seed: u64) -> usize {
 /// A job with its plan, its budget and the records after each number of steps.
 struct Case {
     job: Job,
-    plan: Plan,
+    plan: EpochPlan,
     config: PlannedConfig,
     oracle: Vec<Vec<u32>>,
 }

@@ -23,7 +23,7 @@ use tierbed_sim::job::{
     FailedCalls, SimJob, Told,
 };
 use tierbed_sim::SimFolder;
-use tierbed_train::planned::{Plan, PlannedConfig, PlannedEngine};
+use tierbed_train::planned::{EpochPlan, PlannedConfig, PlannedEngine};
 
 /// Steps of the first day: one epoch and the middle of a window of the next.
 const STEPS_OLD: u64 = 17;
@@ -36,7 +36,7 @@ fn seeds() -> Vec<u64> {
 
 struct Case {
     days: [Job; 2],
-    plans: [Plan; 2],
+    plans: [EpochPlan; 2],
     config: PlannedConfig,
     /// Records after each number of steps, of both days.
     oracle: Vec<Vec<u32>>,

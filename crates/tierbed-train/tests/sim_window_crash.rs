@@ -25,7 +25,7 @@ use tierbed_sim::job::{
     lie, FailedCalls, SimJob, Told,
 };
 use tierbed_sim::SimFolder;
-use tierbed_train::window::{FeaturePlan, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::window::{FeatureLayout, Pooling, WindowConfig, WindowEngine};
 
 fn seeds() -> Vec<u64> {
     tierbed_sim::job::seeds(&[1, 2, 3, 4])
@@ -68,7 +68,7 @@ impl Case {
 }
 
 impl SimJob for Case {
-    type Store = (WindowEngine, FeaturePlan);
+    type Store = (WindowEngine, FeatureLayout);
 
     fn open(&self, folder: &SimFolder) -> Result<Self::Store> {
         let folder: Arc<dyn Folder> = Arc::new(folder.clone());

@@ -21,7 +21,7 @@ use tierbed_io::{Folder, FsFolder, MemoryFolder, OpenMode};
 use tierbed_sim::{FaultPlan, SimFolder};
 use tierbed_store::kept::{disk_bytes as disk_bytes_of_kept, drop_checkpoint, kept_checkpoints};
 use tierbed_train::window::restore_checkpoint;
-use tierbed_train::window::{Backend, FeaturePlan, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::window::{Backend, FeatureLayout, Pooling, WindowConfig, WindowEngine};
 
 fn job() -> Job {
     Job {
@@ -32,7 +32,7 @@ fn job() -> Job {
     }
 }
 
-fn open(folder: &Arc<dyn Folder>, backend: Backend) -> Result<(WindowEngine, FeaturePlan)> {
+fn open(folder: &Arc<dyn Folder>, backend: Backend) -> Result<(WindowEngine, FeatureLayout)> {
     open_within(folder, backend, None)
 }
 
@@ -40,7 +40,7 @@ fn open_within(
     folder: &Arc<dyn Folder>,
     backend: Backend,
     disk_quota_bytes: Option<u64>,
-) -> Result<(WindowEngine, FeaturePlan)> {
+) -> Result<(WindowEngine, FeatureLayout)> {
     tierbed_compare::register_stores();
     let budget = if backend == Backend::File { 192 << 10 } else { 16 << 20 };
     let config = WindowConfig { backend, io_engine: "inline".into(), ..WindowConfig::new(budget) };
@@ -50,7 +50,11 @@ fn open_within(
     Ok((engine, plan))
 }
 
-fn train(engine: &mut WindowEngine, plan: &FeaturePlan, steps: std::ops::Range<u64>) -> Result<()> {
+fn train(
+    engine: &mut WindowEngine,
+    plan: &FeatureLayout,
+    steps: std::ops::Range<u64>,
+) -> Result<()> {
     steps.into_iter().try_for_each(|step| job().step(engine, plan, step).map(drop))
 }
 

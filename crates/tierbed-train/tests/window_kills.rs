@@ -18,7 +18,7 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
 use tierbed_core::OptimizerKind;
 use tierbed_sim::kill::{run_and_kill, victim, Fate};
-use tierbed_train::window::{Backend, Durability, FeaturePlan, WindowConfig, WindowEngine};
+use tierbed_train::window::{Backend, Durability, FeatureLayout, WindowConfig, WindowEngine};
 
 const STEPS: u64 = 240;
 const STEPS_PER_CHECKPOINT: u64 = 5;
@@ -43,7 +43,7 @@ fn job() -> Job {
     Job::pooled(OptimizerKind::Adam, 11)
 }
 
-fn open(folder: &Path, name: &str) -> (WindowEngine, FeaturePlan, u64) {
+fn open(folder: &Path, name: &str) -> (WindowEngine, FeatureLayout, u64) {
     let mut engine = WindowEngine::open(Some(folder), &config(name)).unwrap();
     let plan = job().set_up(&mut engine).unwrap();
     let done = engine.attachment("steps").unwrap();

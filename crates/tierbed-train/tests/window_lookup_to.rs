@@ -12,12 +12,12 @@ mod common;
 use common::{bits, memory_config, small_config, Job};
 use tierbed_core::{Bags, OptimizerKind};
 use tierbed_kernels::Destination;
-use tierbed_train::window::{FeaturePlan, WindowEngine};
+use tierbed_train::window::{FeatureLayout, WindowEngine};
 
 /// A matrix after all, to compare: where each vector belongs in the output of the plan.
 struct Matrix<'a> {
     words: Vec<f32>,
-    plan: &'a FeaturePlan,
+    plan: &'a FeatureLayout,
     bags: Bags<'a>,
 }
 

@@ -25,7 +25,7 @@ use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{Snapshot, SnapshotOptions};
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{
-    Backend, Eviction, FeaturePlan, Hyper, Policy, Pooling, WindowConfig, WindowEngine,
+    Backend, Eviction, FeatureLayout, Hyper, Policy, Pooling, WindowConfig, WindowEngine,
 };
 use tierbed_train::window::{Translate, SHARED_ROW};
 use tierbed_train::TableRows;
@@ -56,7 +56,7 @@ fn policy(seed: u64) -> Policy {
 
 /// A dense table between two open ones: table numbers shift.
 struct Setup {
-    plan: FeaturePlan,
+    plan: FeatureLayout,
     tables: Vec<TableId>,
 }
 
@@ -78,7 +78,7 @@ fn set_up(engine: &mut WindowEngine, seed: u64, is_open: bool) -> Result<Setup> 
         (tables[2], Pooling::Mean),
         (tables[0], Pooling::Mean),
     ];
-    Ok(Setup { plan: FeaturePlan::new(engine.schema(), &features)?, tables })
+    Ok(Setup { plan: FeatureLayout::new(engine.schema(), &features)?, tables })
 }
 
 /// Ids of a batch whose vocabulary drifts, with the extremes among them.
@@ -106,7 +106,7 @@ fn batch(seed: u64, step: u64, size: usize) -> (Vec<i64>, Vec<i64>) {
 
 fn run_step(
     engine: &mut WindowEngine,
-    plan: &FeaturePlan,
+    plan: &FeatureLayout,
     (rows, offsets): (&[i64], &[i64]),
 ) -> Result<Vec<f32>> {
     let bags = Bags::new(rows, offsets, None, 4)?;
@@ -349,7 +349,7 @@ fn an_evicted_id_that_comes_back_starts_anew() {
     let policy = Policy { admit_after: 1, eviction: Eviction::Age { ttl: 0 } };
     let shape = table("item", 1, OptimizerKind::Adagrad);
     let id = engine.add_open_table(shape.clone(), policy).unwrap();
-    let plan = FeaturePlan::new(engine.schema(), &[(id, Pooling::Sum)]).unwrap();
+    let plan = FeatureLayout::new(engine.schema(), &[(id, Pooling::Sum)]).unwrap();
     let train = |engine: &mut WindowEngine, raw: &[i64], now| {
         let mut rows = raw.to_vec();
         engine.translate_ids(id, Translate::Train { now }, &mut rows).unwrap();

@@ -22,7 +22,7 @@ use tierbed_train::window::{WindowConfig, WindowEngine};
 
 fn trained(
     config: &WindowConfig,
-) -> (tempfile::TempDir, WindowEngine, Job, tierbed_train::window::FeaturePlan) {
+) -> (tempfile::TempDir, WindowEngine, Job, tierbed_train::window::FeatureLayout) {
     let scratch = tempfile::tempdir().unwrap();
     let job = Job::pooled(OptimizerKind::RowWiseAdagrad, 6);
     let mut engine = WindowEngine::open(Some(scratch.path()), config).unwrap();

@@ -24,7 +24,7 @@ use tierbed_snapshot::delta::apply_delta;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{Report, Snapshot, SnapshotOptions};
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Eviction, FeaturePlan, Policy, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::window::{Eviction, FeatureLayout, Policy, Pooling, WindowConfig, WindowEngine};
 use tierbed_train::window::{Translate, SHARED_ROW};
 
 /// Ids are far apart.
@@ -43,14 +43,14 @@ fn table(name: &str, row_count: u64) -> TableSchema {
     }
 }
 
-fn open(at: &Arc<dyn Folder>) -> (WindowEngine, FeaturePlan) {
+fn open(at: &Arc<dyn Folder>) -> (WindowEngine, FeatureLayout) {
     let config = WindowConfig { io_engine: "inline".into(), ..WindowConfig::new(3 << 20) };
     let mut engine = WindowEngine::open_in(Some(at.clone()), &config).unwrap();
     let policy = Policy { admit_after: 1, eviction: Eviction::Age { ttl: 3 } };
     let open = engine.add_open_table(table("item", 1), policy).unwrap();
     let dense = engine.add_table(table("user", 5_000)).unwrap();
     let features = [(open, Pooling::Sum), (dense, Pooling::Sum)];
-    let plan = FeaturePlan::new(engine.schema(), &features).unwrap();
+    let plan = FeatureLayout::new(engine.schema(), &features).unwrap();
     (engine, plan)
 }
 
@@ -62,7 +62,7 @@ fn batch(step: u64) -> (Vec<i64>, Vec<i64>) {
     (ids, vec![0, 60, 120])
 }
 
-fn train(engine: &mut WindowEngine, plan: &FeaturePlan, steps: std::ops::Range<u64>) {
+fn train(engine: &mut WindowEngine, plan: &FeatureLayout, steps: std::ops::Range<u64>) {
     for step in steps {
         let (ids, offsets) = batch(step);
         let bags = Bags::new(&ids, &offsets, None, 2).unwrap();
@@ -110,7 +110,7 @@ fn answers(at: &Arc<dyn Folder>) -> (Vec<u32>, Vec<i64>, Vec<u8>) {
     let mut all = Vec::new();
     for name in ["item", "user"] {
         let table = snapshot.schema().id_of(name).unwrap();
-        let plan = FeaturePlan::new(snapshot.schema(), &[(table, Pooling::None)]).unwrap();
+        let plan = FeatureLayout::new(snapshot.schema(), &[(table, Pooling::None)]).unwrap();
         let rows: Vec<i64> =
             (0..snapshot.schema().table(table).unwrap().row_count as i64).collect();
         for rows in rows.chunks(500) {
@@ -123,7 +123,7 @@ fn answers(at: &Arc<dyn Folder>) -> (Vec<u32>, Vec<i64>, Vec<u8>) {
     }
     let ids = PublishedIds::open(&snapshot).unwrap();
     let table = snapshot.schema().id_of("item").unwrap();
-    let plan = FeaturePlan::new(snapshot.schema(), &[(table, Pooling::Sum)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(table, Pooling::Sum)]).unwrap();
     let raw: Vec<i64> = (0..3_000).map(|id| id * SPREAD).collect();
     let bags = Bags::new(&raw, &[0, 3_000], None, 1).unwrap();
     let mut rows = vec![0; raw.len()];

@@ -25,7 +25,7 @@ use rustix::time::{clock_gettime, ClockId};
 use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
 use tierbed_lab::trace::TraceReader;
-use tierbed_train::window::{FeaturePlan, Pooling, WindowConfig, WindowEngine, WindowStats};
+use tierbed_train::window::{FeatureLayout, Pooling, WindowConfig, WindowEngine, WindowStats};
 
 const FEATURES: usize = 26;
 
@@ -208,7 +208,7 @@ struct Slice {
 fn train(
     job: &mut Job,
     engine: &mut WindowEngine,
-    plan: &FeaturePlan,
+    plan: &FeatureLayout,
     (mut next, end): (u64, u64),
     reach: &mut usize,
 ) -> Slice {
@@ -245,7 +245,7 @@ fn main() {
     let mut job = Job::new(&options);
     let (mut engine, folder) = open(&options, &job);
     let features: Vec<_> = (0..FEATURES as u32).map(|at| (TableId(at), Pooling::Sum)).collect();
-    let plan = FeaturePlan::new(&job.schema, &features).unwrap();
+    let plan = FeatureLayout::new(&job.schema, &features).unwrap();
     let clock = Env::real(0).clock;
     let record_bytes = job.schema.tables()[0].record_bytes() as u64;
     let all = job.trace.sample_count() / job.batch as u64;

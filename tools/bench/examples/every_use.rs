@@ -28,10 +28,10 @@ use std::sync::Arc;
 use tierbed_core::env::Env;
 use tierbed_core::{Bags, InitSpec, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
-use tierbed_kernels::{init_record, FeaturePlan, Hyper, Pooling};
+use tierbed_kernels::{init_record, FeatureLayout, Hyper, Pooling};
 use tierbed_lab::trace::{write_trace, TraceOptions, TraceReader};
 use tierbed_train::planned::{
-    Grads, Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
+    EpochPlan, Grads, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
 };
 
 const FEATURES: usize = 26;
@@ -51,7 +51,7 @@ struct Job {
     folder: PathBuf,
     trace: TraceReader,
     schema: Schema,
-    features: FeaturePlan,
+    features: FeatureLayout,
     offsets: Vec<i64>,
     ids: Vec<i64>,
     batch_len: usize,
@@ -78,7 +78,7 @@ impl Job {
             batch_len,
             batches: trace.sample_count() / batch_len as u64,
             budget_bytes: (schema.table_bytes() / BUDGET_PART).max(BUDGET_BYTES_MIN),
-            features: FeaturePlan::new(&schema, &features).unwrap(),
+            features: FeatureLayout::new(&schema, &features).unwrap(),
             offsets: (0..=(FEATURES * batch_len) as i64).collect(),
             ids: Vec::new(),
             schema,
@@ -110,7 +110,7 @@ impl Job {
 
     fn open(&self) -> PlannedEngine {
         let folder = FsFolder::open(self.folder.join("plan")).unwrap();
-        let plan = Plan::open(&folder, "plan").unwrap();
+        let plan = EpochPlan::open(&folder, "plan").unwrap();
         // A store that is full keeps lists of more chunks than a new one expects.
         let config = PlannedConfig::new(self.budget_bytes * 5 / 4);
         let path = self.folder.join("rows");

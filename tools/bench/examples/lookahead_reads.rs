@@ -21,7 +21,7 @@ use tierbed_lab::bounds::{farthest_next_use, Requests};
 use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
 use tierbed_store::MemoryStore;
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{EvictionOrder, FeaturePlan, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::window::{EvictionOrder, FeatureLayout, Pooling, WindowConfig, WindowEngine};
 
 const DIM: u32 = 32;
 /// Budgets looked at for a buffer of so many rows.
@@ -70,7 +70,11 @@ impl Log {
 }
 
 /// An engine whose buffer has about `row_capacity` rows.
-fn engine(log: &Log, row_capacity: usize, eviction: EvictionOrder) -> (WindowEngine, FeaturePlan) {
+fn engine(
+    log: &Log,
+    row_capacity: usize,
+    eviction: EvictionOrder,
+) -> (WindowEngine, FeatureLayout) {
     let open = |dram_budget_bytes: u64| {
         let store = MemoryStore::new(Budget::new(1 << 40));
         let config = WindowConfig { eviction, ..WindowConfig::new(dram_budget_bytes) };
@@ -79,7 +83,7 @@ fn engine(log: &Log, row_capacity: usize, eviction: EvictionOrder) -> (WindowEng
         let table =
             TableSchema { optimizer, ..TableSchema::plain("rows", log.row_count as u64, DIM) };
         let id = engine.add_table(table).unwrap();
-        let plan = FeaturePlan::new(engine.schema(), &[(id, Pooling::Sum)]).unwrap();
+        let plan = FeatureLayout::new(engine.schema(), &[(id, Pooling::Sum)]).unwrap();
         let bags = Bags::new(&[0], &[0, 1], None, 1).unwrap();
         engine.prefetch(&plan, &[bags]).unwrap();
         engine.end_lookahead();

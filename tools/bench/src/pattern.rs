@@ -6,7 +6,7 @@ use serde_json::{json, Value};
 use tierbed_core::env::{mix64, Clock, SplitMix64, SystemClock};
 use tierbed_core::{Bags, Error, InitSpec, OptimizerKind, Result, TableId, TableSchema};
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{Backend, FeaturePlan, Hyper, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::window::{Backend, FeatureLayout, Hyper, Pooling, WindowConfig, WindowEngine};
 
 /// Steps between two checkpoints.
 const CHECKPOINT_STEPS: u64 = 100;
@@ -90,7 +90,7 @@ pub(crate) fn run(path: &Path, options: &PatternOptions) -> Result<Value> {
         engine.set_hyper(id, Hyper { lr: 0.05, ..Hyper::default() })?;
         features.push((TableId(id.0), Pooling::Sum));
     }
-    let plan = FeaturePlan::new(engine.schema(), &features)?;
+    let plan = FeatureLayout::new(engine.schema(), &features)?;
     let mut output = vec![0.0f32; options.batch_size * plan.output_dim()];
     let mut times = Times::default();
     let mut announced = 0;
@@ -122,7 +122,7 @@ pub(crate) fn run(path: &Path, options: &PatternOptions) -> Result<Value> {
 // large for the buffer does not ask again at once.
 fn announce(
     engine: &mut WindowEngine,
-    plan: &FeaturePlan,
+    plan: &FeatureLayout,
     options: &PatternOptions,
     step: u64,
 ) -> Result<u64> {

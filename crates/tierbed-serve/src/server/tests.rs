@@ -11,7 +11,7 @@ use serde_json::{json, Value};
 use tierbed_core::env::{Clock, ManualClock};
 use tierbed_core::{Bags, Budget, InitSpec, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, OpenMode};
-use tierbed_snapshot::{FeaturePlan, Pooling, SnapshotOptions, SnapshotWriter};
+use tierbed_snapshot::{FeatureLayout, Pooling, SnapshotOptions, SnapshotWriter};
 
 use super::*;
 use crate::features::ServedFeature;
@@ -113,7 +113,7 @@ fn post_json(server: &Server, body: &Value) -> Answer {
 }
 
 fn direct(snapshot: &Snapshot, table: u32, pooling: Pooling, bags: &Bags<'_>) -> Vec<f32> {
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(table), pooling)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(table), pooling)]).unwrap();
     let mut out = vec![0.0; plan.output_len(bags)];
     snapshot.lookup(&plan, bags, &mut out).unwrap();
     out

@@ -16,7 +16,7 @@
 use std::ops::Range;
 
 use tierbed_core::Bags;
-use tierbed_kernels::FeaturePlan;
+use tierbed_kernels::FeatureLayout;
 
 use crate::scratch::Scratch;
 
@@ -28,7 +28,7 @@ const PARTS_MAX: usize = 8;
 /// A batch and what to do with it.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
-    pub(super) plan: &'a FeaturePlan,
+    pub(super) plan: &'a FeatureLayout,
     pub(super) bags: &'a Bags<'a>,
 }
 

@@ -29,7 +29,7 @@ fn group(tables: &[u32], folder: &Arc<dyn Folder>) -> Recorded {
 fn look_up(snapshot: &Snapshot) {
     let features = [(1, Pooling::Sum), (0, Pooling::Mean), (0, Pooling::Sum), (2, Pooling::Sum)];
     let features = features.map(|(id, pooling)| (TableId(id), pooling));
-    let plan = FeaturePlan::new(snapshot.schema(), &features).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &features).unwrap();
     let bags = Bags::new(&[7, 8, 9, 1, 2, 3], &[0, 1, 3, 4, 4, 5, 5, 5, 6], None, 4).unwrap();
     let mut out = vec![0.0; plan.output_len(&bags)];
     snapshot.lookup(&plan, &bags, &mut out).unwrap();

@@ -11,7 +11,7 @@ use tierbed_kernels::{fill_initial, Pooling};
 
 use super::*;
 use crate::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
-use crate::{Backend, FeaturePlan, Report, SnapshotRows, SnapshotWriter};
+use crate::{Backend, FeatureLayout, Report, SnapshotRows, SnapshotWriter};
 
 mod cut;
 mod failing;
@@ -161,7 +161,7 @@ fn check_lookups(snapshot: &Snapshot, model: &Model, seed: u64) -> LookupStats {
     let mut total = LookupStats::default();
     for batch_size in [1, 7, 40, 7, 150] {
         let batch = Batch::random(snapshot.schema(), &keys, batch_size, &mut rng);
-        let plan = FeaturePlan::new(snapshot.schema(), &batch.features).unwrap();
+        let plan = FeatureLayout::new(snapshot.schema(), &batch.features).unwrap();
         for weighted in [false, true] {
             let bags = batch.bags(weighted);
             let mut out = vec![f32::NAN; plan.output_len(&bags)];
@@ -235,7 +235,7 @@ fn a_page_is_read_once_per_call_and_hits_cost_no_read() {
         (0..590).map(|row| (RowKey::new(TableId(0), RowId(row)), vec![row as f32; 16])).collect();
     assert_eq!(publish(&folder, &schema, &rows).page_count, 10);
     let snapshot = Snapshot::open(folder, &options(8 << 20)).unwrap();
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
     let indices: Vec<i64> = (0..590).chain(0..590).collect();
     let offsets = [0, indices.len() as i64];
     let bags = Bags::new(&indices, &offsets, None, 1).unwrap();
@@ -314,7 +314,7 @@ fn bad_calls_are_refused_before_anything_is_written() {
     publish(&folder, &schema, &[]);
     let snapshot = Snapshot::open(folder, &options(1 << 20)).unwrap();
     let sums = [(TableId(0), Pooling::Sum), (TableId(1), Pooling::Sum)];
-    let plan = FeaturePlan::new(snapshot.schema(), &sums).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &sums).unwrap();
     let mut out = vec![7.0; 12];
     for id in [5, -1, i64::MAX] {
         let (indices, offsets) = ([9, id], [0, 1, 2]);
@@ -335,7 +335,7 @@ fn bad_calls_are_refused_before_anything_is_written() {
         vec![(TableId(0), Pooling::None), (TableId(0), Pooling::Sum)],
         vec![(TableId(0), Pooling::None), (TableId(1), Pooling::None)],
     ] {
-        assert!(FeaturePlan::new(snapshot.schema(), &features).is_err(), "{features:?}");
+        assert!(FeatureLayout::new(snapshot.schema(), &features).is_err(), "{features:?}");
     }
 }
 
@@ -465,7 +465,7 @@ fn a_damaged_page_fails_the_lookup_and_the_next_one_still_works() {
     device.write_at(3 * 4096 + 999, &[77]).unwrap();
     let snapshot =
         Snapshot::open(folder, &SnapshotOptions { reader_count: 1, ..options(1 << 20) }).unwrap();
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
     let lookup = |indices: &[i64]| {
         let offsets = [0, indices.len() as i64];
         let mut out = vec![0.0; 16];

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tierbed_core::{Bags, Error, ErrorKind, Result};
 use tierbed_io::{Folder, FsFolder, HeldFolder};
-use tierbed_kernels::{Destination, FeaturePlan};
+use tierbed_kernels::{Destination, FeatureLayout};
 use tierbed_store::kept::{finish_restore, is_kept};
 use tierbed_store::CommitLog;
 
-use crate::auto::follow::{MadePlan, Making};
+use crate::auto::follow::{Making, PlanIdentity};
 use crate::auto::moving::{self, WINDOW_FOLDER};
 use crate::auto::options::{Order, OrderConfig};
 use crate::auto::planless::{self, Planless};
@@ -30,7 +30,7 @@ pub struct AutoEngine {
     pub(crate) state: State,
     pub(crate) making: Option<Making>,
     /// The plan made last: it needs no checking.
-    pub(crate) made_plan: Option<MadePlan>,
+    pub(crate) made_plan: Option<PlanIdentity>,
     pub(crate) notes: Notes,
 }
 
@@ -266,7 +266,7 @@ impl AutoEngine {
     /// Those of `work`, or of moving the rows.
     pub(crate) fn planned_or_moved<T>(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         mut work: impl FnMut(&mut dyn TrainEngine) -> Result<T>,
     ) -> Result<T> {
@@ -286,7 +286,7 @@ impl AutoEngine {
     /// As [`lookup`](Self::lookup).
     pub fn lookup_to(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         to: &mut impl Destination,
         is_training: bool,
@@ -311,7 +311,7 @@ impl AutoEngine {
     // A batch that was not planned moves the rows, if that is wished; other errors stay errors.
     pub(crate) fn answer_mismatch(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         error: Error,
     ) -> Result<()> {

@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
-use crate::planned::{Plan, PlanBuilder, PlanOptions, PlanShape, Position};
+use crate::planned::{EpochPlan, PlanBuilder, PlanOptions, PlanShape, Position};
 use serde::Serialize;
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{check_disk_quota, Bags, Error, ErrorKind, Result, TableId};
 use tierbed_io::{listed_bytes, Folder};
-use tierbed_kernels::FeaturePlan;
+use tierbed_kernels::FeatureLayout;
 use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
 use crate::auto::options::{OnMismatch, Order};
 use crate::auto::planned::Planned;
-use crate::engine::{FollowPlan, TrainEngine};
+use crate::engine::{PlanFollower, TrainEngine};
 
 /// Names of plans, and of their scratch files, start so.
 pub(crate) const PLAN_PREFIX: &str = "order-";
@@ -77,19 +77,19 @@ impl<'a> PlanOrigin<'a> {
 
 /// A plan that was made since the store was opened.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct MadePlan {
+pub(crate) struct PlanIdentity {
     file: String,
     pub(crate) identity: u64,
 }
 
-impl MadePlan {
-    fn of(plan: &Plan) -> Self {
+impl PlanIdentity {
+    fn of(plan: &EpochPlan) -> Self {
         Self { file: plan.file().to_owned(), identity: plan.identity() }
     }
 }
 
-impl FollowPlan for AutoEngine {
-    fn follow(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+impl PlanFollower for AutoEngine {
+    fn follow(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<Answer> {
         let answer = self.find_plan(features, request)?;
         if let Answer::Refused { reason } = &answer {
             if self.config.order == Order::Forward {
@@ -102,7 +102,7 @@ impl FollowPlan for AutoEngine {
         Ok(answer)
     }
 
-    fn start_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<()> {
+    fn start_plan(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<()> {
         self.making = None;
         self.undecide()?;
         if !matches!(self.state, State::Undecided(_) | State::Planned(_) | State::Planless(_)) {
@@ -132,9 +132,9 @@ impl FollowPlan for AutoEngine {
         let Making { builder, name } =
             making.ok_or_else(|| Error::invalid("no plan is being made"))?;
         builder.finish()?;
-        let plan = Plan::open(&*self.folder()?, &name)?;
+        let plan = EpochPlan::open(&*self.folder()?, &name)?;
         self.check_plan_fits(plan.file())?;
-        self.made_plan = Some(MadePlan::of(&plan));
+        self.made_plan = Some(PlanIdentity::of(&plan));
         self.check_made_again(&name)
     }
 
@@ -146,7 +146,7 @@ impl FollowPlan for AutoEngine {
 }
 
 impl AutoEngine {
-    fn find_plan(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+    fn find_plan(&mut self, features: &FeatureLayout, request: &PlanRequest) -> Result<Answer> {
         let refused = |reason: &str| Ok(Answer::Refused { reason: reason.to_owned() });
         if self.config.order == Order::Window {
             return refused("the store was opened with order=\"window\"");
@@ -201,7 +201,11 @@ impl AutoEngine {
     }
 
     // Follows the plan that was damaged, if it was made again.
-    fn find_made_again(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+    fn find_made_again(
+        &mut self,
+        features: &FeatureLayout,
+        request: &PlanRequest,
+    ) -> Result<Answer> {
         let (shape, options) = self.shape_of(features, request)?;
         let names = plan_names(request);
         let made = self.plan_made_again(&names, PlanOrigin::of(request, &shape, &options))?;
@@ -216,13 +220,13 @@ impl AutoEngine {
         &self,
         name: &str,
         origin: PlanOrigin<'_>,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<EpochPlan>> {
         let PlanOrigin { shape, source, options } = origin;
-        let check = |plan: Plan| match self.made_plan == Some(MadePlan::of(&plan)) {
+        let check = |plan: EpochPlan| match self.made_plan == Some(PlanIdentity::of(&plan)) {
             true => Ok(plan),
             false => plan.verify().map(|_| plan),
         };
-        let found = Plan::open_for(&*self.folder()?, name, shape, source, options);
+        let found = EpochPlan::open_for(&*self.folder()?, name, shape, source, options);
         match found.and_then(|plan| plan.map(check).transpose()) {
             // It is made again: whatever is wrong with it, its batches give it back.
             Err(error) if is_damage(&error) => Ok(None),
@@ -236,7 +240,7 @@ impl AutoEngine {
         request: &PlanRequest,
         shape: &PlanShape,
         options: &PlanOptions,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<EpochPlan>> {
         for name in plan_names(request) {
             let plan = self.sound_plan(&name, PlanOrigin::of(request, shape, options))?;
             if plan.is_some() {
@@ -249,7 +253,7 @@ impl AutoEngine {
     /// Tells whether there is a plan for `request`, or it is followed already.
     pub(crate) fn has_plan(
         &mut self,
-        features: &FeaturePlan,
+        features: &FeatureLayout,
         request: &PlanRequest,
     ) -> Result<bool> {
         self.check_plan()?;
@@ -258,7 +262,8 @@ impl AutoEngine {
             State::Planless(_) | State::Planned(_) if is_wanted => {
                 let (shape, options) = self.shape_of(features, request)?;
                 let names = plan_names(request);
-                let made = self.plan_made_again(&names, PlanOrigin::of(request, &shape, &options))?;
+                let made =
+                    self.plan_made_again(&names, PlanOrigin::of(request, &shape, &options))?;
                 return Ok(made.is_some());
             }
             State::Planned(planned) if planned.source == request.source => return Ok(true),
@@ -272,7 +277,11 @@ impl AutoEngine {
     }
 
     // Goes on along another plan: every row is moved once, behind a checkpoint that is there.
-    fn follow_another(&mut self, features: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+    fn follow_another(
+        &mut self,
+        features: &FeatureLayout,
+        request: &PlanRequest,
+    ) -> Result<Answer> {
         let folder = self.folder()?;
         let (shape, options) = self.shape_of(features, request)?;
         let plan = self.find_sound(request, &shape, &options)?;
@@ -306,7 +315,7 @@ impl AutoEngine {
 
     // From no engine to the forward engine. A plan that does not fit the memory is a refusal:
     // the other order may manage.
-    fn start_planned(&mut self, plan: Plan) -> Result<Answer> {
+    fn start_planned(&mut self, plan: EpochPlan) -> Result<Answer> {
         let State::Undecided(tables) = &self.state else {
             return Err(Error::invalid("the order of the store is decided"));
         };
@@ -335,7 +344,7 @@ impl AutoEngine {
 
     fn shape_of(
         &self,
-        features: &FeaturePlan,
+        features: &FeatureLayout,
         request: &PlanRequest,
     ) -> Result<(PlanShape, PlanOptions)> {
         let shape = PlanShape::new(self.schema(), &tables_of(features))?;
@@ -390,7 +399,7 @@ pub(crate) fn remove_other_plans(folder: &dyn Folder, name: &str) -> Result<()> 
     Ok(())
 }
 
-pub(crate) fn tables_of(features: &FeaturePlan) -> Vec<TableId> {
+pub(crate) fn tables_of(features: &FeatureLayout) -> Vec<TableId> {
     features.features().iter().map(|feature| feature.table).collect()
 }
 

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use crate::planned::{source_of, Plan, PlanOptions, BACKEND};
+use crate::planned::{source_of, EpochPlan, PlanOptions, BACKEND};
 use tierbed_core::{Error, ErrorKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, FolderLock};
-use tierbed_kernels::{FeaturePlan, Hyper};
+use tierbed_kernels::{FeatureLayout, Hyper};
 use tierbed_store::CommitLog;
 
 use crate::auto::engine::{AutoEngine, State};
@@ -141,7 +141,7 @@ impl AutoEngine {
     }
 
     /// Tells whether `request` is for the batches of the plan that is to be made again.
-    pub(crate) fn is_wanted(&self, features: &FeaturePlan, request: &PlanRequest) -> bool {
+    pub(crate) fn is_wanted(&self, features: &FeatureLayout, request: &PlanRequest) -> bool {
         let has_its_tables = match &self.state {
             State::Planned(planned) => tables_of(features) == planned.engine.planned_tables(),
             _ => true,
@@ -161,7 +161,7 @@ impl AutoEngine {
         &self,
         names: &[String],
         origin: PlanOrigin<'_>,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<EpochPlan>> {
         let Some(wanted) = self.wanted() else { return Ok(None) };
         for name in names {
             let found = self.sound_plan(name, origin)?;
@@ -173,7 +173,7 @@ impl AutoEngine {
     }
 
     /// Goes on along `plan`, which was made again, from the last checkpoint on.
-    pub(crate) fn follow_again(&mut self, plan: Plan) -> Result<()> {
+    pub(crate) fn follow_again(&mut self, plan: EpochPlan) -> Result<()> {
         let Some(wanted) = self.wanted() else { return Ok(()) };
         let (folder, schema) = (self.folder()?, self.schema().clone());
         // Gives the folder back.

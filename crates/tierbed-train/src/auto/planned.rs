@@ -7,7 +7,7 @@ use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Budget, Error, Result, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_kernels::{FeaturePlan, Grads, Hyper, Kernels};
+use tierbed_kernels::{FeatureLayout, Grads, Hyper, Kernels};
 use tierbed_snapshot::{PlacedTables, Report};
 
 use crate::auto::options::OrderConfig;
@@ -18,7 +18,7 @@ use crate::auto::tables::Tables;
 use crate::auto::unplanned::UnplannedRows;
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
-use crate::planned::{AnySink, Plan, PlannedEngine, Position};
+use crate::planned::{AnySink, EpochPlan, PlannedEngine, Position};
 use crate::window::publish::PublishProgress;
 
 /// The forward engine, and memory kept aside for rows that were not planned.
@@ -42,7 +42,7 @@ impl Planned {
     pub(crate) fn open(
         folder: Arc<dyn Folder>,
         tables: &Tables,
-        plan: Plan,
+        plan: EpochPlan,
         config: &OrderConfig,
     ) -> Result<Self> {
         let mut planned = Self::start(folder, tables.schema.clone(), plan, config)?;
@@ -62,7 +62,7 @@ impl Planned {
     pub(crate) fn start(
         folder: Arc<dyn Folder>,
         schema: Schema,
-        plan: Plan,
+        plan: EpochPlan,
         config: &OrderConfig,
     ) -> Result<Self> {
         let source = plan.source().to_owned();
@@ -89,7 +89,7 @@ impl Planned {
 
     /// Goes on along `plan`; the last checkpoint, which is where training stands, is made again
     /// along it, with the same name and attachments.
-    pub(crate) fn replan(mut self, plan: Plan, config: &OrderConfig) -> Result<Self> {
+    pub(crate) fn replan(mut self, plan: EpochPlan, config: &OrderConfig) -> Result<Self> {
         self.unplanned.clear();
         let source = plan.source().to_owned();
         let mut kept = Vec::new();
@@ -113,7 +113,7 @@ impl Planned {
     /// Looks up any batch: the planned one where it is, others by one pass over everything.
     pub(crate) fn lookup_any(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<()> {
@@ -126,7 +126,12 @@ impl Planned {
     }
 
     // One pass brings the rows aside; a batch whose rows do not fit is looked up by halves.
-    fn lookup_aside(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+    fn lookup_aside(
+        &mut self,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+    ) -> Result<()> {
         if !self.unplanned.has_all(plan, bags) {
             self.bring(plan, std::slice::from_ref(bags))?;
         }
@@ -154,7 +159,7 @@ impl Planned {
 
     /// Copies the rows of `batches` aside in one pass; returns how many of the batches fit.
     #[expect(clippy::indexing_slicing, reason = "scanned rows are whole records of known tables")]
-    pub(crate) fn bring(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+    pub(crate) fn bring(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
         for bags in batches {
             plan.check(self.engine.schema(), bags, plan.output_len(bags))?;
         }
@@ -195,7 +200,7 @@ impl TrainEngine for Planned {
 
     fn lookup(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
@@ -206,13 +211,13 @@ impl TrainEngine for Planned {
         }
     }
 
-    fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<Option<BatchToken>> {
+    fn expect(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<Option<BatchToken>> {
         self.engine.prepare(plan, bags).map(Some)
     }
 
     fn update(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         grads: Grads<'_>,
         found: Option<BatchToken>,
@@ -223,7 +228,7 @@ impl TrainEngine for Planned {
         Ok(())
     }
 
-    fn skip(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+    fn skip(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<()> {
         self.is_durable = false;
         self.engine.pass(plan, bags)
     }
@@ -242,7 +247,7 @@ impl TrainEngine for Planned {
         Some((epoch, batch))
     }
 
-    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+    fn prefetch(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
         // Those before were used: the group starts with free memory.
         self.unplanned.clear();
         self.bring(plan, batches)

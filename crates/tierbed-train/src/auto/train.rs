@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
-use tierbed_kernels::{FeaturePlan, Grads, Hyper};
+use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PlacedTables, Report};
 use tierbed_store::kept::{kept_names, verify_checkpoint};
 
@@ -58,7 +58,7 @@ impl TrainEngine for AutoEngine {
 
     fn lookup(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
@@ -69,13 +69,13 @@ impl TrainEngine for AutoEngine {
         self.planned_or_moved(plan, bags, |engine| engine.lookup(plan, bags, out, true))
     }
 
-    fn expect(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<Option<BatchToken>> {
+    fn expect(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<Option<BatchToken>> {
         self.engine()?.expect(plan, bags)
     }
 
     fn update(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         grads: Grads<'_>,
         found: Option<BatchToken>,
@@ -87,7 +87,7 @@ impl TrainEngine for AutoEngine {
         })
     }
 
-    fn skip(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+    fn skip(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<()> {
         match self.planned_mut() {
             Some(_) => self.planned_or_moved(plan, bags, |engine| engine.skip(plan, bags)),
             None => Ok(()),
@@ -105,7 +105,7 @@ impl TrainEngine for AutoEngine {
         }
     }
 
-    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+    fn prefetch(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
         self.engine()?.prefetch(plan, batches)
     }
 

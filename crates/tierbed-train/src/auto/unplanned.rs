@@ -6,7 +6,7 @@
 
 use hashbrown::HashMap;
 use tierbed_core::{Bags, Budget, Reservation, Result, RowKey, Schema};
-use tierbed_kernels::{init_record, BagRange, FeaturePlan, Kernels, Pooling, Rows};
+use tierbed_kernels::{init_record, BagRange, FeatureLayout, Kernels, Pooling, Rows};
 
 /// Bytes per row besides its weights: key, place and the map's spare room.
 const ROW_BYTES: u64 = 64;
@@ -47,7 +47,7 @@ impl UnplannedRows {
         let _ = self.memory.resize(0);
     }
 
-    pub(crate) fn has_all(&self, plan: &FeaturePlan, bags: &Bags<'_>) -> bool {
+    pub(crate) fn has_all(&self, plan: &FeatureLayout, bags: &Bags<'_>) -> bool {
         keys(plan, bags).all(|key| self.starts.contains_key(&key))
     }
 
@@ -56,7 +56,7 @@ impl UnplannedRows {
     pub(crate) fn place(
         &mut self,
         schema: &Schema,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         batches: &[Bags<'_>],
     ) -> Result<(usize, bool)> {
         let before = self.starts.len();
@@ -97,7 +97,7 @@ impl UnplannedRows {
     pub(crate) fn pool(
         &mut self,
         kernels: Kernels,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
     ) {
@@ -126,7 +126,7 @@ impl UnplannedRows {
     }
 }
 
-fn keys<'a>(plan: &'a FeaturePlan, bags: &'a Bags<'_>) -> impl Iterator<Item = RowKey> + 'a {
+fn keys<'a>(plan: &'a FeatureLayout, bags: &'a Bags<'_>) -> impl Iterator<Item = RowKey> + 'a {
     plan.features().iter().enumerate().flat_map(move |(at, feature)| {
         let ids = &bags.indices[plan.range(bags, at)];
         ids.iter().map(|&id| feature.row_key(id))

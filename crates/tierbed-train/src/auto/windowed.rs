@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
-use tierbed_kernels::{FeaturePlan, Grads, Hyper};
+use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PlacedTables, Report};
 use tierbed_store::CommitLog;
 
@@ -59,7 +59,7 @@ impl TrainEngine for Windowed {
 
     fn lookup(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
         _is_training: bool,
@@ -69,7 +69,7 @@ impl TrainEngine for Windowed {
 
     fn update(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         grads: Grads<'_>,
         _found: Option<BatchToken>,
@@ -78,7 +78,7 @@ impl TrainEngine for Windowed {
         self.engine.update(plan, bags, grads)
     }
 
-    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+    fn prefetch(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
         self.engine.prefetch(plan, batches)
     }
 

@@ -21,7 +21,7 @@ fn coded(codec: &Codec) -> CodedTables {
 }
 
 /// Every row of every table, decoded first and then pooled row by row.
-fn pooled_naively(tables: &CodedTables, plan: &FeaturePlan, bags: &Bags<'_>) -> Vec<f32> {
+fn pooled_naively(tables: &CodedTables, plan: &FeatureLayout, bags: &Bags<'_>) -> Vec<f32> {
     let mut out = vec![0.0f32; plan.output_len(bags)];
     for (at, feature) in plan.features().iter().enumerate() {
         let offsets = bags.feature_offsets(at);
@@ -52,7 +52,7 @@ fn lookups_have_the_bits_of_decoding_first() {
         let mut tables = coded(&codec);
         let features =
             [(TableId(0), Pooling::Sum), (TableId(1), Pooling::Mean), (TableId(2), Pooling::Sum)];
-        let plan = FeaturePlan::new(tables.schema(), &features).unwrap();
+        let plan = FeatureLayout::new(tables.schema(), &features).unwrap();
         for weights in [None, Some(weights.as_slice())] {
             let bags = Bags::new(&indices, &offsets, weights, 3).unwrap();
             let mut out = vec![f32::NAN; plan.output_len(&bags)];
@@ -66,7 +66,7 @@ fn lookups_have_the_bits_of_decoding_first() {
 fn without_pooling_every_index_has_its_row() {
     let mut tables = coded(&Codec::Int8);
     let features = [(TableId(1), Pooling::None), (TableId(1), Pooling::None)];
-    let plan = FeaturePlan::new(tables.schema(), &features).unwrap();
+    let plan = FeatureLayout::new(tables.schema(), &features).unwrap();
     let bags = Bags::new(&[3, 9, 9], &[0, 2, 3], None, 2).unwrap();
     let mut out = vec![f32::NAN; 3 * 64];
     tables.lookup(&plan, &bags, &mut out).unwrap();
@@ -133,7 +133,7 @@ fn what_is_not_here_is_refused() {
     for (at, error) in refused.into_iter().enumerate() {
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Invalid, "{at}");
     }
-    let plan = FeaturePlan::new(tables.schema(), &[(id, Pooling::Sum)]).unwrap();
+    let plan = FeatureLayout::new(tables.schema(), &[(id, Pooling::Sum)]).unwrap();
     for row in [9, 20] {
         let (indices, mut out) = ([row], [7.0; 8]);
         let bags = Bags::new(&indices, &[0, 1], None, 1).unwrap();

@@ -17,6 +17,6 @@ pub use engine::{
     stored_plan, AnySink, PlannedConfig, PlannedEngine, PlannedStats, Position, StoredPlan, BACKEND,
 };
 pub use plan::{
-    copy_name, source_of, Plan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared,
+    copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared,
 };
 pub use tierbed_kernels::Grads;

@@ -37,7 +37,7 @@ use crate::auto::engine::AutoEngine;
 use crate::auto::look::{never_at_rest, read_only, Look, Looking, ATTEMPTS_MAX};
 use crate::auto::moving::has_moved;
 use crate::auto::options::OrderConfig;
-use crate::engine::FollowPlan;
+use crate::engine::PlanFollower;
 use crate::folders::check_folder;
 use shard_set::ShardSet;
 
@@ -55,14 +55,14 @@ enum Shards {
 }
 
 impl Shards {
-    fn engine(&self) -> &dyn FollowPlan {
+    fn engine(&self) -> &dyn PlanFollower {
         match self {
             Self::One(engine) => engine.as_ref(),
             Self::Many(engine) => engine.as_ref(),
         }
     }
 
-    fn engine_mut(&mut self) -> &mut dyn FollowPlan {
+    fn engine_mut(&mut self) -> &mut dyn PlanFollower {
         match self {
             Self::One(engine) => engine.as_mut(),
             Self::Many(engine) => engine.as_mut(),
@@ -112,12 +112,12 @@ impl ShardedEngine {
 
     /// Returns the engine, for calls that change nothing.
     #[must_use]
-    pub fn engine(&self) -> &dyn FollowPlan {
+    pub fn engine(&self) -> &dyn PlanFollower {
         self.shards.engine()
     }
 
     /// Returns the engine, for calls that change no row of the store.
-    pub fn engine_mut(&mut self) -> &mut dyn FollowPlan {
+    pub fn engine_mut(&mut self) -> &mut dyn PlanFollower {
         self.shards.engine_mut()
     }
 
@@ -125,7 +125,7 @@ impl ShardedEngine {
     ///
     /// # Errors
     /// `Unsupported` when it was opened to be read only.
-    pub fn writable(&mut self) -> Result<&mut dyn FollowPlan> {
+    pub fn writable(&mut self) -> Result<&mut dyn PlanFollower> {
         self.check_writable()?;
         Ok(self.shards.engine_mut())
     }

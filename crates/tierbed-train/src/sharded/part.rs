@@ -12,7 +12,7 @@
 #![expect(clippy::indexing_slicing, reason = "every feature of a plan belongs to one part")]
 
 use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::{Destination, FeaturePlan};
+use tierbed_kernels::{Destination, FeatureLayout};
 
 use super::split::Split;
 
@@ -22,7 +22,7 @@ pub(crate) struct Part {
     /// Which features of the batch they are, ascending.
     pub(crate) features: Vec<usize>,
     /// The features alone, over the shard's tables, in the columns they have in the whole.
-    pub(crate) plan: FeaturePlan,
+    pub(crate) plan: FeatureLayout,
     /// Where each feature's vector lies among the pieces of a sample: piece, first element.
     starts: Vec<(usize, usize)>,
     pieces_per_sample: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Part {
 /// How the features of a plan are divided.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    pub(crate) whole: FeaturePlan,
+    pub(crate) whole: FeatureLayout,
     /// One per shard that has a feature, with the shard's number, ascending.
     pub(crate) of_shards: Vec<(usize, Part)>,
     /// Part and length of the pieces of a sample, from left to right.
@@ -49,7 +49,7 @@ impl Parts {
     ///
     /// # Errors
     /// `Invalid` for a plan over other tables.
-    pub(crate) fn new(split: &Split, whole: &FeaturePlan) -> Result<Self> {
+    pub(crate) fn new(split: &Split, whole: &FeatureLayout) -> Result<Self> {
         let places = whole.features().iter().map(|feature| split.place(feature.table));
         let places = places.collect::<Result<Vec<_>>>()?;
         let mut shards: Vec<usize> = places.iter().map(|(shard, _)| *shard).collect();
@@ -125,7 +125,7 @@ impl Part {
     /// the rows of its features.
     pub(crate) fn grad<'a>(
         &self,
-        whole: &FeaturePlan,
+        whole: &FeatureLayout,
         bags: &Bags<'_>,
         grad: &'a [f32],
     ) -> std::borrow::Cow<'a, [f32]> {
@@ -141,7 +141,7 @@ impl Part {
     /// Puts values of this part's indices, `[E]` of the part, where they lie in the batch.
     pub(crate) fn put_back(
         &self,
-        whole: &FeaturePlan,
+        whole: &FeatureLayout,
         bags: &Bags<'_>,
         mut own: &[f32],
         into: &mut [f32],
@@ -195,7 +195,7 @@ mod tests {
     fn parts(pooling: Pooling) -> Parts {
         let split = Split { schema: schema(&[5, 5, 5]), shard_of: vec![0, 1, 0] };
         let features = [0, 2, 1, 0].map(|table| (TableId(table), pooling));
-        Parts::new(&split, &FeaturePlan::new(&split.schema, &features).unwrap()).unwrap()
+        Parts::new(&split, &FeatureLayout::new(&split.schema, &features).unwrap()).unwrap()
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::FeaturePlan;
+use tierbed_kernels::FeatureLayout;
 
 use super::part::{idle_shard, Parts};
 use super::shard_set::ShardSet;
@@ -12,10 +12,10 @@ use crate::auto::engine::AutoEngine;
 use crate::auto::options::Order;
 use crate::auto::part_bags::PartBags;
 use crate::auto::{Answer, PlanRequest};
-use crate::engine::FollowPlan;
+use crate::engine::PlanFollower;
 
-impl FollowPlan for ShardSet {
-    fn follow(&mut self, plan: &FeaturePlan, request: &PlanRequest) -> Result<Answer> {
+impl PlanFollower for ShardSet {
+    fn follow(&mut self, plan: &FeatureLayout, request: &PlanRequest) -> Result<Answer> {
         self.decide()?;
         let parts = self.parts(plan)?;
         if let Err(error) = idle_shard(&parts, self.shard_count()) {
@@ -52,7 +52,7 @@ impl FollowPlan for ShardSet {
         }
     }
 
-    fn start_plan(&mut self, plan: &FeaturePlan, request: &PlanRequest) -> Result<()> {
+    fn start_plan(&mut self, plan: &FeatureLayout, request: &PlanRequest) -> Result<()> {
         self.decide()?;
         let parts = self.parts(plan)?;
         idle_shard(&parts, self.shard_count())?;

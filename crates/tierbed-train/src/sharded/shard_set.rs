@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tierbed_core::{Error, Poison, Result, TableId};
 use tierbed_io::{Folder, FolderLock};
-use tierbed_kernels::{FeaturePlan, Hyper};
+use tierbed_kernels::{FeatureLayout, Hyper};
 use tierbed_store::shards::{read_file, shard_of_name, ShardsFile};
 use tierbed_store::CommitLog;
 
@@ -193,7 +193,7 @@ impl ShardSet {
     ///
     /// # Errors
     /// `Invalid` for a plan over other tables.
-    pub(super) fn parts(&mut self, plan: &FeaturePlan) -> Result<Arc<Parts>> {
+    pub(super) fn parts(&mut self, plan: &FeatureLayout) -> Result<Arc<Parts>> {
         match &self.parts {
             Some(parts) if parts.whole == *plan => Ok(Arc::clone(parts)),
             _ => {

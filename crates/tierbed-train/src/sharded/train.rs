@@ -16,7 +16,7 @@ use serde_json::Value;
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Budget, Result, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
-use tierbed_kernels::{FeaturePlan, Grads, Hyper};
+use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PlacedTables, Report};
 
 use super::part::{Part, Parts};
@@ -74,7 +74,7 @@ impl ShardSet {
     // Checks a batch to train on; along a plan the shards say which ids are right.
     fn check_batch(
         &self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         matrix_len: usize,
         is_planned: bool,
@@ -144,7 +144,7 @@ impl TrainEngine for ShardSet {
 
     fn lookup(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
         is_training: bool,
@@ -171,7 +171,7 @@ impl TrainEngine for ShardSet {
 
     fn update(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         grads: Grads<'_>,
         found: Option<BatchToken>,
@@ -203,7 +203,7 @@ impl TrainEngine for ShardSet {
         Ok(())
     }
 
-    fn skip(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+    fn skip(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<()> {
         self.decide()?;
         plan.check(&self.split.schema, bags, plan.output_len(bags))?;
         self.found = None;
@@ -227,7 +227,7 @@ impl TrainEngine for ShardSet {
         self.engines.first().and_then(AutoEngine::position)
     }
 
-    fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+    fn prefetch(&mut self, plan: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
         self.decide()?;
         let parts = self.parts(plan)?;
         let is_planned = self.position().is_some();

@@ -8,7 +8,7 @@
 
 use tierbed_core::{Bags, Result};
 use tierbed_kernels::{
-    BagRange, Destination, Feature, FeaturePlan, Kernels, PoolFeature, Pooling, Rows,
+    BagRange, Destination, Feature, FeatureLayout, Kernels, PoolFeature, Pooling, Rows,
 };
 
 use crate::window::engine::{built, built_mut, WindowEngine};
@@ -20,26 +20,31 @@ impl WindowEngine {
     ///
     /// # Errors
     /// `Invalid` for ids or shapes out of range (nothing is read then), otherwise the store's.
-    pub fn lookup(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, out: &mut [f32]) -> Result<()> {
+    pub fn lookup(
+        &mut self,
+        layout: &FeatureLayout,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+    ) -> Result<()> {
         self.poison.check()?;
-        plan.check(&self.schema, bags, out.len())?;
+        layout.check(&self.schema, bags, out.len())?;
         self.make_room()?;
         self.ensure_buffer()?;
         out.fill(0.0);
         let mut piece = Piece { first: 0, end: 0 };
         while piece.first < bags.indices.len() {
-            self.bring_piece(plan, bags, &mut piece)?;
+            self.bring_piece(layout, bags, &mut piece)?;
             let starts = self.scratch.starts.as_slice();
-            let placed = PlacedPiece { plan, bags, first: piece.first, starts };
+            let placed = PlacedPiece { layout, bags, first: piece.first, starts };
             placed.pool(self.kernels, built(&self.buffer), out);
             piece.first = piece.end;
         }
-        for (at, feature) in plan.features().iter().enumerate() {
+        for (at, feature) in layout.features().iter().enumerate() {
             if feature.pooling == Pooling::Mean {
                 self.kernels.mean_scale(bags.feature_offsets(at), feature.columns, out);
             }
         }
-        self.note_lookup(plan);
+        self.note_lookup(layout);
         Ok(())
     }
 
@@ -51,28 +56,28 @@ impl WindowEngine {
     /// As [`lookup`](Self::lookup).
     pub fn lookup_to(
         &mut self,
-        plan: &FeaturePlan,
+        layout: &FeatureLayout,
         bags: &Bags<'_>,
         to: &mut impl Destination,
     ) -> Result<()> {
         self.poison.check()?;
-        plan.check(&self.schema, bags, plan.output_len(bags))?;
+        layout.check(&self.schema, bags, layout.output_len(bags))?;
         self.make_room()?;
         self.ensure_buffer()?;
         let mut piece = Piece { first: 0, end: 0 };
         if !bags.indices.is_empty() {
-            self.bring_piece(plan, bags, &mut piece)?;
+            self.bring_piece(layout, bags, &mut piece)?;
         }
         if piece.end < bags.indices.len() {
-            let mut matrix = vec![0.0; plan.output_len(bags)];
-            self.lookup(plan, bags, &mut matrix)?;
-            plan.scatter(bags, &matrix, to);
+            let mut matrix = vec![0.0; layout.output_len(bags)];
+            self.lookup(layout, bags, &mut matrix)?;
+            layout.scatter(bags, &matrix, to);
             return Ok(());
         }
         let buffer = built(&self.buffer);
         let starts = if bags.indices.is_empty() { &[][..] } else { &self.scratch.starts };
         let rows_of = |(at, feature): (usize, &Feature)| {
-            let range = plan.range(bags, at);
+            let range = layout.range(bags, at);
             let rows = Rows {
                 arena: buffer.arena(feature.table.0).0,
                 starts: &starts[range.clone()],
@@ -82,14 +87,14 @@ impl WindowEngine {
             let pooling = feature.pooling;
             (rows, PoolFeature { feature: at, offsets, pooling, dim: columns.dim })
         };
-        let features: Vec<_> = plan.features().iter().enumerate().map(rows_of).collect();
+        let features: Vec<_> = layout.features().iter().enumerate().map(rows_of).collect();
         self.kernels.pool_all_to(&features, to);
-        self.note_lookup(plan);
+        self.note_lookup(layout);
         Ok(())
     }
 
-    fn note_lookup(&mut self, plan: &FeaturePlan) {
-        self.ahead.note_lookup(plan);
+    fn note_lookup(&mut self, layout: &FeatureLayout) {
+        self.ahead.note_lookup(layout);
         if let Some(buffer) = &mut self.buffer {
             buffer.set_batch_done(self.ahead.batch_done());
         }
@@ -98,7 +103,7 @@ impl WindowEngine {
     // Places rows from `piece.first` on until buffer or scratch is full; sets `piece.end`.
     fn bring_piece(
         &mut self,
-        plan: &FeaturePlan,
+        layout: &FeatureLayout,
         bags: &Bags<'_>,
         piece: &mut Piece,
     ) -> Result<()> {
@@ -108,8 +113,8 @@ impl WindowEngine {
         self.scratch.starts.clear();
         piece.end = piece.first;
         let mut placed = Ok(());
-        'features: for (at, feature) in plan.features().iter().enumerate() {
-            let range = plan.range(bags, at);
+        'features: for (at, feature) in layout.features().iter().enumerate() {
+            let range = layout.range(bags, at);
             let words = buffer.arena(feature.table.0).1;
             for position in range.start.max(piece.first)..range.end.min(limit) {
                 let key = feature.row_key(bags.indices[position]);
@@ -142,7 +147,7 @@ struct Piece {
 
 /// The rows of a piece, in the buffer.
 struct PlacedPiece<'a> {
-    plan: &'a FeaturePlan,
+    layout: &'a FeatureLayout,
     bags: &'a Bags<'a>,
     /// Position of the piece's first index.
     first: usize,
@@ -153,17 +158,17 @@ struct PlacedPiece<'a> {
 impl PlacedPiece<'_> {
     // Adds the rows to what the pieces before left in `out`.
     fn pool(&self, kernels: Kernels, buffer: &RowBuffer, out: &mut [f32]) {
-        let Self { plan, bags, first, starts } = *self;
+        let Self { layout, bags, first, starts } = *self;
         let end = first + starts.len();
-        for (at, feature) in plan.features().iter().enumerate() {
-            let range = plan.range(bags, at);
+        for (at, feature) in layout.features().iter().enumerate() {
+            let range = layout.range(bags, at);
             let (from, to) = (range.start.max(first), range.end.min(end));
             if from >= to {
                 continue;
             }
             let arena = buffer.arena(feature.table.0).0;
             let starts = &starts[from - first..to - first];
-            if plan.is_pooled() {
+            if layout.is_pooled() {
                 let weights = bags.weights.map(|weights| &weights[from..to]);
                 let bag_range = BagRange { offsets: bags.feature_offsets(at), first_index: from };
                 kernels.pool_add(Rows { arena, starts, weights }, bag_range, feature.columns, out);

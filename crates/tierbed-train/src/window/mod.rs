@@ -24,6 +24,6 @@ pub use engine::{WindowEngine, WindowStats};
 pub use kept::{check_folder, finish_restore, restore_checkpoint, with_enough_memory};
 pub use options::{Backend, Durability, WindowConfig};
 pub use row_buffer::{BufferStats, EvictionOrder};
-pub use tierbed_kernels::{Feature, FeaturePlan, Hyper, Kernels, Pooling};
+pub use tierbed_kernels::{Feature, FeatureLayout, Hyper, Kernels, Pooling};
 pub use tierbed_vocab::{Evicted, Eviction, Policy, SHARED_ROW};
 pub use vocabularies::Translate;

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use tierbed_core::store::Ahead;
 use tierbed_core::{Bags, Result, RowKey};
-use tierbed_kernels::FeaturePlan;
+use tierbed_kernels::FeatureLayout;
 
 use crate::window::engine::{built_mut, WindowEngine};
 use crate::window::row_buffer::Want;
@@ -19,7 +19,7 @@ use crate::window::row_buffer::Want;
 /// What has been announced, and how much of it used.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Announced {
-    plan: Option<FeaturePlan>,
+    layout: Option<FeatureLayout>,
     announced: u32,
     used: u32,
     // Of the batches not used yet, nearest first.
@@ -27,9 +27,9 @@ pub(crate) struct Announced {
 }
 
 impl Announced {
-    /// Counts a lookup of the announced plan.
-    pub(crate) fn note_lookup(&mut self, plan: &FeaturePlan) {
-        if self.used < self.announced && self.plan.as_ref() == Some(plan) {
+    /// Counts a lookup of the announced layout.
+    pub(crate) fn note_lookup(&mut self, layout: &FeatureLayout) {
+        if self.used < self.announced && self.layout.as_ref() == Some(layout) {
             self.used += 1;
             self.access_counts.pop_front();
         }
@@ -57,32 +57,32 @@ impl WindowEngine {
     /// # Errors
     /// `Invalid` for ids out of range in the first batch, otherwise the store's. Values are never
     /// at stake: a row has one home, whoever brings it.
-    pub fn prefetch(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<usize> {
+    pub fn prefetch(&mut self, layout: &FeatureLayout, batches: &[Bags<'_>]) -> Result<usize> {
         self.poison.check()?;
         if let Some(first) = batches.first() {
-            plan.check(&self.schema, first, plan.output_len(first))?;
+            layout.check(&self.schema, first, layout.output_len(first))?;
         }
         self.make_room()?;
         self.ensure_buffer()?;
-        if self.ahead.plan.as_ref() != Some(plan) || self.ahead.announced > u32::MAX / 2 {
+        if self.ahead.layout.as_ref() != Some(layout) || self.ahead.announced > u32::MAX / 2 {
             self.end_lookahead();
-            self.ahead.plan = Some(plan.clone());
+            self.ahead.layout = Some(layout.clone());
         }
         let mut fitted = 0;
         for bags in batches {
             // Batches that do not fit any more are not looked at; they are offered again.
-            let is_wrong = || plan.check(&self.schema, bags, plan.output_len(bags)).is_err();
+            let is_wrong = || layout.check(&self.schema, bags, layout.output_len(bags)).is_err();
             if fitted > 0 && is_wrong() {
                 break;
             }
-            if !self.announce(plan, bags, self.ahead.announced + 1)? {
+            if !self.announce(layout, bags, self.ahead.announced + 1)? {
                 break;
             }
             self.ahead.push(bags);
             fitted += 1;
         }
         self.fill_announced()?;
-        self.tell_store(plan, &batches[..fitted])?;
+        self.tell_store(layout, &batches[..fitted])?;
         Ok(fitted)
     }
 
@@ -95,11 +95,11 @@ impl WindowEngine {
     }
 
     // What the store may want to know of `batches`, which were announced just now.
-    fn tell_store(&mut self, plan: &FeaturePlan, batches: &[Bags<'_>]) -> Result<()> {
+    fn tell_store(&mut self, layout: &FeatureLayout, batches: &[Bags<'_>]) -> Result<()> {
         let visit = |visit: &mut dyn FnMut(RowKey)| {
             for bags in batches {
-                for (at, feature) in plan.features().iter().enumerate() {
-                    let ids = &bags.indices[plan.range(bags, at)];
+                for (at, feature) in layout.features().iter().enumerate() {
+                    let ids = &bags.indices[layout.range(bags, at)];
                     ids.iter().for_each(|&id| visit(feature.row_key(id)));
                 }
             }
@@ -115,10 +115,10 @@ impl WindowEngine {
 
     // Places the rows of one batch; `false` when they do not all fit. Rows placed before that
     // stay announced for this batch: it is the next one to be asked for anyway.
-    fn announce(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, until: u32) -> Result<bool> {
+    fn announce(&mut self, layout: &FeatureLayout, bags: &Bags<'_>, until: u32) -> Result<bool> {
         let misses_max = self.scratch.lookup_indices_max();
-        for (at, feature) in plan.features().iter().enumerate() {
-            for position in plan.range(bags, at) {
+        for (at, feature) in layout.features().iter().enumerate() {
+            for position in layout.range(bags, at) {
                 if self.scratch.misses.len() >= misses_max {
                     self.fill_announced()?;
                 }

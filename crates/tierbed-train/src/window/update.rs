@@ -10,7 +10,7 @@
 use tierbed_core::{Bags, Result, RowId, RowKey, TableId};
 pub use tierbed_kernels::Grads;
 use tierbed_kernels::{
-    Feature, FeaturePlan, Groups, Kernels, Occurrence, Pooling, Prepared, Upstream,
+    Feature, FeatureLayout, Groups, Kernels, Occurrence, Pooling, Prepared, Upstream,
 };
 
 use crate::window::engine::{built_mut, WindowEngine};
@@ -24,20 +24,25 @@ impl WindowEngine {
     /// `Invalid` for ids or shapes out of range, or a batch too large for the budget: nothing is
     /// changed then. An error of the store in the middle poisons the engine: reopen it at the
     /// last checkpoint.
-    pub fn update(&mut self, plan: &FeaturePlan, bags: &Bags<'_>, grads: Grads<'_>) -> Result<()> {
+    pub fn update(
+        &mut self,
+        layout: &FeatureLayout,
+        bags: &Bags<'_>,
+        grads: Grads<'_>,
+    ) -> Result<()> {
         self.poison.check()?;
-        plan.check(&self.schema, bags, grads.output.len())?;
+        layout.check(&self.schema, bags, grads.output.len())?;
         grads.check(bags)?;
         self.ensure_buffer()?;
         let mut tables: Vec<TableId> =
-            plan.features().iter().map(|feature| feature.table).collect();
+            layout.features().iter().map(|feature| feature.table).collect();
         tables.sort_unstable();
         tables.dedup();
         for &table in &tables {
             self.scratch
-                .check_update(&self.schema.table(table)?.name, uses_of(plan, bags, table))?;
+                .check_update(&self.schema.table(table)?.name, uses_of(layout, bags, table))?;
         }
-        let result = self.step_tables(plan, bags, grads, &tables);
+        let result = self.step_tables(layout, bags, grads, &tables);
         self.poison.on_any(result)?;
         self.step_count += 1;
         Ok(())
@@ -45,7 +50,7 @@ impl WindowEngine {
 
     fn step_tables(
         &mut self,
-        plan: &FeaturePlan,
+        layout: &FeatureLayout,
         bags: &Bags<'_>,
         mut grads: Grads<'_>,
         tables: &[TableId],
@@ -54,14 +59,14 @@ impl WindowEngine {
             let run = &mut self.tables[table.0 as usize];
             run.hyper.step += 1;
             let prepared = Prepared::new(self.schema.table(table)?.optimizer, &run.hyper);
-            collect_uses(plan, bags, table, &mut self.scratch.uses);
+            collect_uses(layout, bags, table, &mut self.scratch.uses);
             let mut first = 0;
             while first < self.scratch.uses.len() {
                 let end = self.bring_rows(table, first)?;
                 let buffer = built_mut(&mut self.buffer);
                 let mut piece = Piece {
                     kernels: self.kernels,
-                    plan,
+                    layout,
                     bags,
                     table,
                     dim: self.schema.table(table)?.dim as usize,
@@ -115,17 +120,17 @@ impl WindowEngine {
     }
 }
 
-fn uses_of(plan: &FeaturePlan, bags: &Bags<'_>, table: TableId) -> usize {
-    let features = plan.features().iter().enumerate();
+fn uses_of(layout: &FeatureLayout, bags: &Bags<'_>, table: TableId) -> usize {
+    let features = layout.features().iter().enumerate();
     features
         .filter(|(_, feature)| feature.table == table)
-        .map(|(at, _)| plan.range(bags, at).len())
+        .map(|(at, _)| layout.range(bags, at).len())
         .sum()
 }
 
-fn collect_uses(plan: &FeaturePlan, bags: &Bags<'_>, table: TableId, uses: &mut Vec<Use>) {
+fn collect_uses(layout: &FeatureLayout, bags: &Bags<'_>, table: TableId, uses: &mut Vec<Use>) {
     uses.clear();
-    for (at, feature) in plan.features().iter().enumerate() {
+    for (at, feature) in layout.features().iter().enumerate() {
         if feature.table != table {
             continue;
         }
@@ -143,7 +148,7 @@ fn collect_uses(plan: &FeaturePlan, bags: &Bags<'_>, table: TableId, uses: &mut 
 /// The rows of one table that are in the buffer together, and their uses.
 struct Piece<'a> {
     kernels: Kernels,
-    plan: &'a FeaturePlan,
+    layout: &'a FeatureLayout,
     bags: &'a Bags<'a>,
     table: TableId,
     dim: usize,
@@ -156,11 +161,11 @@ impl Piece<'_> {
         scratch.sums.clear();
         scratch.sums.resize(scratch.starts.len() * self.dim, 0.0);
         let mut is_first = true;
-        for (at, feature) in self.plan.features().iter().enumerate() {
+        for (at, feature) in self.layout.features().iter().enumerate() {
             if feature.table != self.table {
                 continue;
             }
-            let range = self.plan.range(self.bags, at);
+            let range = self.layout.range(self.bags, at);
             let upstream = self.upstream(at, feature, grad);
             group(scratch, self.uses.clone(), &range);
             let row_count = scratch.bounds.len() - 1;
@@ -227,8 +232,8 @@ impl Piece<'_> {
     }
 
     fn feature_of(&self, position: usize) -> (usize, &Feature) {
-        let features = self.plan.features();
-        let has = |at: &usize| self.plan.range(self.bags, *at).contains(&position);
+        let features = self.layout.features();
+        let has = |at: &usize| self.layout.range(self.bags, *at).contains(&position);
         let at = (0..features.len()).find(has);
         let Some(at) = at else { panic!("no feature has index {position} of the batch") };
         (at, &features[at])

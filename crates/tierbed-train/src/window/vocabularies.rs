@@ -14,7 +14,7 @@
 use serde::Serialize;
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Bags, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema};
-use tierbed_kernels::{init_record, FeaturePlan};
+use tierbed_kernels::{init_record, FeatureLayout};
 use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::{
     Evicted, PageCache, Policy, Scratch, State, Vocabulary, BATCH_BYTES_PER_INDEX,
@@ -163,30 +163,30 @@ impl WindowEngine {
     /// store's. An error in the middle of training poisons the engine.
     pub fn translate(
         &mut self,
-        plan: &FeaturePlan,
+        layout: &FeatureLayout,
         bags: &Bags<'_>,
         how: Translate,
         rows: &mut [i64],
     ) -> Result<()> {
         self.poison.check()?;
-        if rows.len() != bags.indices.len() || bags.feature_count != plan.features().len() {
+        if rows.len() != bags.indices.len() || bags.feature_count != layout.features().len() {
             return Err(Error::invalid(
-                "translation needs one row per index, and the plan's features",
+                "translation needs one row per index, and the layout's features",
             )
             .with("indices", bags.indices.len())
             .with("rows", rows.len()));
         }
         rows.copy_from_slice(bags.indices);
         let mut tables: Vec<TableId> =
-            plan.features().iter().map(|feature| feature.table).collect();
+            layout.features().iter().map(|feature| feature.table).collect();
         tables.sort_unstable();
         tables.dedup();
         for table in tables {
             let Some(at) = self.vocabularies.position(table) else { continue };
-            let features = plan.features().iter().enumerate();
+            let features = layout.features().iter().enumerate();
             let ranges: Vec<_> = features
                 .filter(|(_, feature)| feature.table == table)
-                .map(|(feature, _)| plan.range(bags, feature))
+                .map(|(feature, _)| layout.range(bags, feature))
                 .collect();
             self.translate_ranges(at, &ranges, how, rows)?;
         }

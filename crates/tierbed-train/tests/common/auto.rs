@@ -8,7 +8,7 @@ use tierbed_core::env::SplitMix64;
 use tierbed_core::store::Attachment;
 use tierbed_core::{OptimizerKind, Result, TableId, TableSchema};
 use tierbed_io::Folder;
-use tierbed_kernels::{FeaturePlan, Hyper, Pooling};
+use tierbed_kernels::{FeatureLayout, Hyper, Pooling};
 use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::window::update::Grads;
@@ -98,10 +98,10 @@ impl Run {
         self.open(None, &config).unwrap()
     }
 
-    pub(crate) fn plan(&self, engine: &ShardedEngine) -> FeaturePlan {
+    pub(crate) fn plan(&self, engine: &ShardedEngine) -> FeatureLayout {
         let features: Vec<_> =
             self.features.iter().map(|&(table, pooling)| (TableId(table), pooling)).collect();
-        FeaturePlan::new(engine.engine().schema(), &features).unwrap()
+        FeatureLayout::new(engine.engine().schema(), &features).unwrap()
     }
 
     /// Makes `engine` follow the plan of an epoch, which is made if there is none.

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{Error, ErrorKind, OptimizerKind, Result, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, MemoryFolder};
-use tierbed_kernels::{FeaturePlan, Hyper, Pooling};
+use tierbed_kernels::{FeatureLayout, Hyper, Pooling};
 use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::planned::{
-    Grads, Plan, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
+    EpochPlan, Grads, PlanBuilder, PlanOptions, PlanShape, PlannedConfig, PlannedEngine,
 };
 use tierbed_train::window::{WindowConfig, WindowEngine};
 use tierbed_train::TableRows;
@@ -75,10 +75,10 @@ impl Job {
         Hyper { lr: 0.05, weight_decay, ..Hyper::default() }
     }
 
-    pub(crate) fn features(&self) -> FeaturePlan {
+    pub(crate) fn features(&self) -> FeatureLayout {
         let features: Vec<_> =
             self.features.iter().map(|&(at, pooling)| (TableId(at as u32), pooling)).collect();
-        FeaturePlan::new(&self.schema(), &features).unwrap()
+        FeatureLayout::new(&self.schema(), &features).unwrap()
     }
 
     /// The batch of step `step`, the same in every epoch: skewed ids, duplicates, empty bags.
@@ -97,7 +97,7 @@ impl Job {
     }
 
     /// The plan of the job, in memory, with windows of at most `window` batches.
-    pub(crate) fn plan(&self, window: u32) -> Plan {
+    pub(crate) fn plan(&self, window: u32) -> EpochPlan {
         let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
         let options = PlanOptions { window_batches_max: window, ..PlanOptions::default() };
         let mut builder =
@@ -107,7 +107,7 @@ impl Job {
             builder.push(&self.batch(step).bags()).unwrap();
         }
         builder.finish().unwrap();
-        Plan::open(&*folder, "plan").unwrap()
+        EpochPlan::open(&*folder, "plan").unwrap()
     }
 
     fn source(&self) -> String {
@@ -122,7 +122,7 @@ impl Job {
     pub(crate) fn open(
         &self,
         folder: Arc<dyn Folder>,
-        plan: &Plan,
+        plan: &EpochPlan,
         config: &PlannedConfig,
     ) -> Result<PlannedEngine> {
         let mut engine = PlannedEngine::open_in(folder, self.schema(), plan.clone(), config)?;
@@ -137,7 +137,7 @@ impl Job {
     pub(crate) fn step(
         &self,
         engine: &mut PlannedEngine,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         step: u64,
     ) -> Result<Trace> {
         let batch = self.batch(step);
@@ -168,7 +168,7 @@ impl Job {
     pub(crate) fn oracle_step(
         &self,
         engine: &mut WindowEngine,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         step: u64,
     ) -> Trace {
         let batch = self.batch(step);
@@ -230,12 +230,16 @@ pub(crate) fn memory_folder() -> Arc<dyn Folder> {
 
 /// Options with the smallest budget in which the job opens; jobs with an odd seed do storage
 /// work on a thread of its own; in every other pair of seeds each window has a bucket of its own.
-pub(crate) fn smallest_config(job: &Job, plan: &Plan) -> PlannedConfig {
+pub(crate) fn smallest_config(job: &Job, plan: &EpochPlan) -> PlannedConfig {
     smallest_with(job, plan, (job.seed % 4 > 1).then_some(0))
 }
 
 /// The same with this choice of `span_windows`.
-pub(crate) fn smallest_with(job: &Job, plan: &Plan, span_windows: Option<usize>) -> PlannedConfig {
+pub(crate) fn smallest_with(
+    job: &Job,
+    plan: &EpochPlan,
+    span_windows: Option<usize>,
+) -> PlannedConfig {
     let mut config = PlannedConfig {
         io_engine: "inline".into(),
         pipeline: job.seed % 2 == 1,

@@ -7,7 +7,7 @@ use tierbed_core::{OptimizerKind, Result, TableId, TableSchema};
 use tierbed_sim::batch::trained_table;
 pub(crate) use tierbed_sim::batch::Batch;
 use tierbed_train::window::update::Grads;
-use tierbed_train::window::{FeaturePlan, Hyper, Pooling, WindowConfig, WindowEngine};
+use tierbed_train::window::{FeatureLayout, Hyper, Pooling, WindowConfig, WindowEngine};
 use tierbed_train::TableRows;
 
 /// Shape of a job: tables (dim, rows), features (table, pooling).
@@ -52,7 +52,7 @@ impl Job {
         trained_table(at, self.tables[at], self.optimizer, self.seed + at as u64)
     }
 
-    pub(crate) fn set_up(&self, engine: &mut WindowEngine) -> Result<FeaturePlan> {
+    pub(crate) fn set_up(&self, engine: &mut WindowEngine) -> Result<FeatureLayout> {
         for at in 0..self.tables.len() {
             let id = engine.add_table(self.table(at))?;
             let hyper = Hyper {
@@ -64,7 +64,7 @@ impl Job {
         }
         let features: Vec<_> =
             self.features.iter().map(|&(at, pooling)| (TableId(at as u32), pooling)).collect();
-        FeaturePlan::new(engine.schema(), &features)
+        FeatureLayout::new(engine.schema(), &features)
     }
 
     /// The batch of step `step`: skewed ids, duplicates, empty bags.
@@ -78,7 +78,7 @@ impl Job {
     pub(crate) fn step(
         &self,
         engine: &mut WindowEngine,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         step: u64,
     ) -> Result<(Vec<f32>, Vec<f32>)> {
         let batch = self.batch(step);

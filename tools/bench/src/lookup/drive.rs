@@ -12,7 +12,7 @@ use tierbed_placement::{read_log, PackedQueries, QueryLog, ReadOptions};
 use tierbed_snapshot::placement::read_placement;
 use tierbed_snapshot::select::{Scratch, Selection};
 use tierbed_snapshot::{
-    Backend, FeaturePlan, LookupStats, Pooling, SelectOptions, Snapshot, SnapshotOptions,
+    Backend, FeatureLayout, LookupStats, Pooling, SelectOptions, Snapshot, SnapshotOptions,
 };
 
 use super::write::weight_of;
@@ -284,7 +284,7 @@ fn report(
 /// Asks `count` calls of a snapshot, fewer where time is up, and checks what comes back: weights
 /// follow from row numbers.
 fn ask(snapshot: &Snapshot, mut calls: Calls<'_>, count: u64, seconds_max: f64) -> Result<Seen> {
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)])?;
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)])?;
     let meter = Meter::new();
     let ends_us = meter.now_us().saturating_add((seconds_max * 1e6) as u64);
     let mut seen = Seen::default();

@@ -101,7 +101,7 @@ fn rows_that_are_given_come_back_from_every_clone() {
     let snapshot = tierbed_snapshot::Snapshot::open(opened, &options).unwrap();
     let schema = snapshot.schema();
     let features = [(tierbed_core::TableId(0), tierbed_snapshot::Pooling::None)];
-    let plan = tierbed_snapshot::FeaturePlan::new(schema, &features).unwrap();
+    let plan = tierbed_snapshot::FeatureLayout::new(schema, &features).unwrap();
     let indices = [7, i64::from(ROWS) + 7, 3 * i64::from(ROWS) - 1];
     let bags = tierbed_core::Bags::new(&indices, &[0, 3], None, 1).unwrap();
     let mut out = vec![0.0; 24];

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use tierbed_core::{Bags, Error, InitSpec, OptimizerKind, Result, Schema, TableId, TableSchema};
-use tierbed_kernels::{FeaturePlan, Pooling};
+use tierbed_kernels::{FeatureLayout, Pooling};
 use tierbed_lab::trace::TraceReader;
 
 /// Columns of a trace.
@@ -60,10 +60,10 @@ pub(crate) fn schema_of(row_counts: &[u64; FEATURE_COUNT], dim: u32) -> Result<S
 }
 
 /// One feature per table, summed.
-pub(crate) fn features_of(schema: &Schema) -> Result<FeaturePlan> {
+pub(crate) fn features_of(schema: &Schema) -> Result<FeatureLayout> {
     let features: Vec<_> =
         (0..FEATURE_COUNT as u32).map(|table| (TableId(table), Pooling::Sum)).collect();
-    FeaturePlan::new(schema, &features)
+    FeatureLayout::new(schema, &features)
 }
 
 /// The batches of a trace, over and over: number `n` is batch `n` modulo the trace's.

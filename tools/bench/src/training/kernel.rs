@@ -3,13 +3,13 @@
 //! The same kernels on the same batches as the forward order; here a row's place is looked up.
 
 use tierbed_core::{Bags, Result, Schema};
-use tierbed_kernels::{FeaturePlan, FeatureRows, FeatureStep, Hyper, Kernels, Prepared, RowSums};
+use tierbed_kernels::{FeatureLayout, FeatureRows, FeatureStep, Hyper, Kernels, Prepared, RowSums};
 
 /// Work arrays of steps.
 #[derive(Debug)]
 pub(crate) struct StepKernel {
     kernels: Kernels,
-    features: FeaturePlan,
+    features: FeatureLayout,
     schema: Schema,
     words: usize,
     step: u64,
@@ -33,7 +33,7 @@ pub(crate) fn synthetic_grad(len: usize) -> Vec<f32> {
 }
 
 impl StepKernel {
-    pub(crate) fn new(schema: Schema, features: FeaturePlan, batch_len: usize) -> Self {
+    pub(crate) fn new(schema: Schema, features: FeatureLayout, batch_len: usize) -> Self {
         let len = batch_len * features.output_dim();
         Self {
             kernels: Kernels::detect(),

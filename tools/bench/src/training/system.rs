@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use serde_json::{json, Value};
 use tierbed_core::{Bags, Error, Result, Schema};
 use tierbed_io::{FsFolder, WordBuf};
-use tierbed_kernels::{init_record, FeaturePlan, Hyper};
-use tierbed_train::planned::{Grads, Plan, PlannedConfig, PlannedEngine};
+use tierbed_kernels::{init_record, FeatureLayout, Hyper};
+use tierbed_train::planned::{EpochPlan, Grads, PlannedConfig, PlannedEngine};
 use tierbed_train::BatchToken;
 
 use super::job::{features_of, Job};
@@ -44,7 +44,7 @@ pub(crate) trait System: Debug {
 #[derive(Debug)]
 pub(crate) struct Forward {
     engine: PlannedEngine,
-    features: FeaturePlan,
+    features: FeatureLayout,
     output: Vec<f32>,
     grad: Vec<f32>,
     /// Of the lookup of the batch that is stepped next.
@@ -54,7 +54,7 @@ pub(crate) struct Forward {
 impl Forward {
     pub(crate) fn open(job: &Job, schema: Schema) -> Result<Self> {
         let folder = job.plan.as_ref().ok_or_else(|| Error::invalid("forward needs a plan"))?;
-        let plan = Plan::open(&FsFolder::open(folder.clone())?, "plan")?;
+        let plan = EpochPlan::open(&FsFolder::open(folder.clone())?, "plan")?;
         let mut config = PlannedConfig::new(job.dram_budget_bytes);
         config.io_engine.clone_from(&job.io_engine);
         config.pipeline = job.is_pipelined;

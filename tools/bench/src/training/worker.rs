@@ -21,7 +21,7 @@ use serde_json::{json, Value};
 use tierbed_core::{Error, Result, TableId};
 use tierbed_io::FsFolder;
 use tierbed_lab::trace::{write_trace, TraceOptions};
-use tierbed_train::planned::{Plan, PlanBuilder, PlanOptions, PlanShape};
+use tierbed_train::planned::{EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 
 use super::job::{schema_of, Batches, Job, FEATURE_COUNT};
 use super::session::{Mode, Session};
@@ -161,7 +161,7 @@ fn make_plan(
     builder.finish()?;
     let cpu_ns = (process_cpu_ns() - start_ns).saturating_sub(reading_ns);
     let took_us = (meter.now_us() - start_us).saturating_sub(reading_us);
-    let stats = Plan::open(folder.as_ref(), "plan")?.stats();
+    let stats = EpochPlan::open(folder.as_ref(), "plan")?.stats();
     let (_, resident_peak) = resident_bytes();
     Ok(json!({
         "seconds": took_us as f64 / 1e6,

@@ -72,7 +72,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
 }
 
 fn lookup_one(snapshot: &Snapshot, row: u64) -> Result<()> {
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
     let (indices, mut out) = ([row as i64], [0.0; 16]);
     let bags = Bags::new(&indices, &[0, 1], None, 1).unwrap();
     snapshot.lookup(&plan, &bags, &mut out)?;

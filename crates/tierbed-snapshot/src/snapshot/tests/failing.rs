@@ -33,7 +33,7 @@ fn open(folder: &Arc<dyn Folder>, is_pipelined: bool) -> Snapshot {
 
 /// Looks rows up and checks them.
 fn lookup(snapshot: &Snapshot, indices: &[i64]) -> Result<LookupStats> {
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
     let offsets = [0, indices.len() as i64];
     let mut out = vec![0.0; 64 * indices.len()];
     let bags = Bags::new(indices, &offsets, None, 1)?;
@@ -104,7 +104,7 @@ fn batches_in_parts_outlive_bad_pages() {
         let mut options = SnapshotOptions { cache_bytes_max: Some(1), ..options(32 << 20) };
         options.engine.choice = choice;
         let snapshot = Snapshot::open(Arc::clone(&folder), &options).unwrap();
-        let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
+        let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
         let offsets: Vec<i64> = (0..=1600).collect();
         let mut out = vec![0.0; 64 * 1600];
         let mut ask = |rows: &[i64]| {

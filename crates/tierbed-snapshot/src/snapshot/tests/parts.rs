@@ -23,7 +23,7 @@ fn publish_large(folder: &Arc<dyn Folder>) -> Schema {
 
 /// Looks up all rows, one by one and together; returns the first error.
 fn lookup_all(snapshot: &Snapshot) -> Result<()> {
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
     let every: Vec<i64> = (0..ROWS as i64).collect();
     for rows in every.chunks(1).chain([&every[..]]) {
         let offsets = [0, rows.len() as i64];

@@ -160,7 +160,7 @@ fn queries_of_one_batch_share_the_pages_they_read() {
     writer.finish().unwrap();
     let options = SnapshotOptions { cache_bytes_max: Some(0), ..options(4 << 20) };
     let snapshot = Snapshot::open(folder, &options).unwrap();
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
     let mut rng = SplitMix64::new(1);
     let indices: Vec<i64> = (0..320).map(|_| rng.below(200) as i64).collect();
     let pages = |bag: usize| -> u64 {

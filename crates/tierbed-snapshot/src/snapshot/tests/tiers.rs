@@ -74,7 +74,7 @@ pub(super) fn ask(snapshot: &Snapshot, rows: &[u64]) -> (Vec<Vec<f32>>, LookupSt
 pub(super) fn try_ask(snapshot: &Snapshot, rows: &[u64]) -> Result<(Vec<Vec<f32>>, LookupStats)> {
     let indices: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
     let offsets = [0, indices.len() as i64];
-    let plan = FeaturePlan::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
+    let plan = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::None)]).unwrap();
     let bags = Bags::new(&indices, &offsets, None, 1).unwrap();
     let mut out = vec![f32::NAN; plan.output_len(&bags)];
     let stats = snapshot.lookup(&plan, &bags, &mut out)?;

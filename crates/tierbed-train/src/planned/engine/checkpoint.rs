@@ -17,10 +17,10 @@ use super::quota::DiskQuota;
 use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
 use super::{PlannedEngine, Position, BACKEND};
 use crate::planned::store::lists::split_rows;
-use crate::planned::store::parking::PARKED_HEAD_BYTES;
 use crate::planned::store::row_mover::RowMover;
 use crate::planned::store::size_class::{open_rows, SizeClass, ENTRY_BYTES};
 use crate::planned::store::spans::ListPlace;
+use crate::planned::store::unplanned::UNPLANNED_HEAD_BYTES;
 use crate::planned::store::window_rows::Place;
 
 impl PlannedEngine {
@@ -147,7 +147,7 @@ impl PlannedEngine {
         })?;
         let mover = self.pipeline.mover()?;
         let mut between = Vec::new();
-        mover.visit_live(&mut |spot, _| {
+        mover.visit_back(&mut |spot, _| {
             if is_of_shelf(spot.table) {
                 between.push((spot.waits_for, spot.known_as.entry));
             }
@@ -158,7 +158,7 @@ impl PlannedEngine {
         let Some(class) = mover.classes.get(at) else { panic!("no size class {at}") };
         for window in 0..mover.plan.window_count() as u32 {
             while let Some((place, here)) = between.next_if(|(place, _)| place.window == window) {
-                dump.add(window, place.entry, mover.live.record(here))?;
+                dump.add(window, place.entry, mover.back.record(here))?;
             }
             for (entry, record) in class.lists().iter(window as usize) {
                 dump.add(window, entry, record)?;
@@ -167,8 +167,8 @@ impl PlannedEngine {
         // Then span after span, among them what is on the way from a span to its windows.
         let spans = mover.splitter.spans();
         for list in spans.window_count()..spans.list_count() {
-            let hand = split_rows(mover.splitter.rows_of(at, list), 1 + class.words());
-            for (entry, record) in hand.chain(class.lists().iter(list)) {
+            let staged = split_rows(mover.splitter.rows_of(at, list), 1 + class.words());
+            for (entry, record) in staged.chain(class.lists().iter(list)) {
                 dump.add(list as u32, entry, record)?;
             }
         }
@@ -230,11 +230,11 @@ impl PlannedEngine {
         let mut checked = 0;
         let mover = self.pipeline.mover()?;
         for class in &mover.classes {
-            let parked_bytes = PARKED_HEAD_BYTES + 4 * class.words();
-            let parked = class.parked().chunks.iter().zip(std::iter::repeat(parked_bytes));
+            let unplanned_bytes = UNPLANNED_HEAD_BYTES + 4 * class.words();
+            let unplanned = class.unplanned().chunks.iter().zip(std::iter::repeat(unplanned_bytes));
             let waiting = class.buckets().iter().flat_map(|bucket| &bucket.chunks);
             for (chunk, row_bytes) in
-                waiting.zip(std::iter::repeat(class.stored_bytes())).chain(parked)
+                waiting.zip(std::iter::repeat(class.stored_bytes())).chain(unplanned)
             {
                 let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                 let bytes = bytes.ok_or_else(|| damaged("names a chunk that is too long"))?;

@@ -9,7 +9,7 @@
 use tierbed_core::{Error, Result, RowId, TableId};
 
 use super::scan::row_of;
-use crate::planned::plan::{Plan, WindowPlan};
+use crate::planned::plan::{EpochPlan, PlanWindow};
 use crate::planned::store::spans::{ListPlace, Spans};
 use crate::planned::store::window_rows::Place;
 
@@ -21,7 +21,7 @@ pub(super) type NamedSink<'a> = dyn FnMut(TableId, RowId, &[f32]) -> Result<()> 
 
 /// Rows of one list of a span on the way to a sink.
 pub(super) struct Gather<'a> {
-    plan: &'a Plan,
+    plan: &'a EpochPlan,
     spans: &'a Spans,
     list: usize,
     record_words: usize,
@@ -34,7 +34,7 @@ pub(super) struct Gather<'a> {
 impl<'a> Gather<'a> {
     /// Starts with rows of a list, whose records have `record_words`, in about `memory_bytes`.
     pub(super) fn new(
-        plan: &'a Plan,
+        plan: &'a EpochPlan,
         spans: &'a Spans,
         list: usize,
         record_words: usize,
@@ -52,7 +52,7 @@ impl<'a> Gather<'a> {
     pub(super) fn add<'r>(
         &mut self,
         rows: impl Iterator<Item = (u32, &'r [f32])>,
-        window: &mut WindowPlan,
+        window: &mut PlanWindow,
         sink: &mut NamedSink<'_>,
     ) -> Result<()> {
         for (entry, record) in rows {
@@ -75,7 +75,7 @@ impl<'a> Gather<'a> {
     /// As [`add`](Self::add).
     pub(super) fn hand_on(
         &mut self,
-        window: &mut WindowPlan,
+        window: &mut PlanWindow,
         sink: &mut NamedSink<'_>,
     ) -> Result<()> {
         self.order.sort_unstable();

@@ -6,7 +6,9 @@
 )]
 
 use tierbed_core::{Bags, Error, Result};
-use tierbed_kernels::{Destination, Feature, FeaturePlan, FeatureRows, Places, PoolFeature, Rows};
+use tierbed_kernels::{
+    Destination, Feature, FeatureLayout, FeatureRows, Places, PoolFeature, Rows,
+};
 
 use super::scratch::Unpacked;
 use super::PlannedEngine;
@@ -21,7 +23,7 @@ impl PlannedEngine {
     ///
     /// # Errors
     /// As for [`Self::lookup`].
-    pub fn prepare(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<BatchToken> {
+    pub fn prepare(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<BatchToken> {
         let batch = self.find_batch(plan, bags, plan.output_len(bags))?;
         self.unpack_entries(plan, bags, batch)
     }
@@ -35,7 +37,7 @@ impl PlannedEngine {
     /// changed then. An error of the disk poisons the engine: reopen it.
     pub fn lookup(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<BatchToken> {
@@ -53,7 +55,7 @@ impl PlannedEngine {
     /// As for [`lookup`](Self::lookup).
     pub fn lookup_to(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         to: &mut impl Destination,
     ) -> Result<BatchToken> {
@@ -84,7 +86,7 @@ impl PlannedEngine {
     /// As for [`Self::lookup`], and poison.
     pub(super) fn find_again(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         matrix_len: usize,
         found: Option<BatchToken>,
@@ -103,7 +105,7 @@ impl PlannedEngine {
     // Unpacks the entry of every index of `batch`, unless that was done for it already.
     fn unpack_entries(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         mut batch: Batch,
     ) -> Result<BatchToken> {
@@ -138,7 +140,7 @@ impl PlannedEngine {
 pub(super) fn feature_rows<'a>(
     pipeline: &WindowPipeline,
     entries: &'a [u32],
-    plan: &FeaturePlan,
+    plan: &FeatureLayout,
     bags: &Bags<'a>,
 ) -> Vec<FeatureRows<'a>> {
     let rows = |(at, feature): (usize, &Feature)| {

@@ -30,7 +30,7 @@ use tierbed_core::{
     Bags, Budget, Error, Poison, Reservation, Result, Schema, TableId, TableSchema,
 };
 use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
-use tierbed_kernels::{FeaturePlan, Hyper, Kernels};
+use tierbed_kernels::{FeatureLayout, Hyper, Kernels};
 use tierbed_store::CommitLog;
 
 pub use options::PlannedConfig;
@@ -39,7 +39,7 @@ pub use scan::AnySink;
 #[doc(hidden)]
 pub use stored::fuzz_chunks;
 
-use crate::planned::plan::{ids_checksum, Batch, Plan, WindowPlan};
+use crate::planned::plan::{ids_checksum, Batch, EpochPlan, PlanWindow};
 use crate::planned::store::extents::Extents;
 use crate::planned::store::pipeline::WindowPipeline;
 use crate::planned::store::row_mover::{RowMover, RowMoverParts};
@@ -134,7 +134,7 @@ pub struct PlannedEngine {
     budget: Budget,
     counters: Counters,
     scan_buf: AlignedBuf,
-    scan_window: WindowPlan,
+    scan_window: PlanWindow,
     chunk_memory: Reservation,
     _memory: Vec<Reservation>,
     poison: Poison,
@@ -163,7 +163,12 @@ impl PlannedEngine {
     /// # Errors
     /// `Closed` when another process owns the folder; `Invalid` for a budget too small (naming
     /// the minimum), or another plan or schema than the store's; `Corruption` for damaged files.
-    pub fn open(path: &Path, schema: Schema, plan: Plan, config: &PlannedConfig) -> Result<Self> {
+    pub fn open(
+        path: &Path,
+        schema: Schema,
+        plan: EpochPlan,
+        config: &PlannedConfig,
+    ) -> Result<Self> {
         Self::open_in(Arc::new(FsFolder::create(path)?), schema, plan, config)
     }
 
@@ -174,7 +179,7 @@ impl PlannedEngine {
     pub fn open_in(
         folder: Arc<dyn Folder>,
         schema: Schema,
-        plan: Plan,
+        plan: EpochPlan,
         config: &PlannedConfig,
     ) -> Result<Self> {
         check_shape(&schema, &plan)?;
@@ -184,7 +189,7 @@ impl PlannedEngine {
     fn open_at(
         site: OpenFolder,
         schema: Arc<Schema>,
-        plan: Plan,
+        plan: EpochPlan,
         config: &PlannedConfig,
     ) -> Result<Self> {
         let stored = stored::read_stored(&site.log, &schema, &plan, config)?;
@@ -201,7 +206,7 @@ impl PlannedEngine {
     // Puts the parts together; no row is in memory yet.
     fn assemble(
         site: OpenFolder,
-        (schema, plan): (Arc<Schema>, Plan),
+        (schema, plan): (Arc<Schema>, EpochPlan),
         config: &PlannedConfig,
         stored: &stored::Stored,
         room: Reservations,
@@ -216,12 +221,12 @@ impl PlannedEngine {
         }
         let spans = &sizes.spans;
         let buckets = stored.buckets(sizes.classes.len(), spans.list_count())?;
-        let class = |(size, (buckets, parked)): (&ClassSize, _)| {
+        let class = |(size, (buckets, unplanned)): (&ClassSize, _)| {
             let mut class = SizeClass::new(size.words, size.blocks, buckets, Arc::clone(spans));
-            class.set_parked(parked);
+            class.set_unplanned(unplanned);
             class
         };
-        let live = || WindowRows::new(sizes.words_max, sizes.entries_max);
+        let window = || WindowRows::new(sizes.words_max, sizes.entries_max);
         let mover = RowMover::new(RowMoverParts {
             plan,
             schema: schema.clone(),
@@ -229,13 +234,13 @@ impl PlannedEngine {
             classes: sizes.classes.iter().zip(buckets).map(class).collect(),
             disk,
             extents,
-            live: live(),
-            splitter: Splitter::new(Arc::clone(spans), sizes.hand_bytes()),
+            back: window(),
+            splitter: Splitter::new(Arc::clone(spans), sizes.staging_bytes()),
         });
         let storage =
             (config.pipeline && !stored.is_moving()).then(StorageThread::start).transpose()?;
         Ok(Self {
-            pipeline: WindowPipeline::new(Box::new(mover), live(), storage),
+            pipeline: WindowPipeline::new(Box::new(mover), window(), storage),
             hypers: stored.hypers(&schema),
             scratch: Scratch::default(),
             kernels: Kernels::named(&config.isa)?,
@@ -250,7 +255,7 @@ impl PlannedEngine {
             budget,
             counters: Counters::default(),
             scan_buf: AlignedBuf::new(sizes.buf_bytes),
-            scan_window: WindowPlan::default(),
+            scan_window: PlanWindow::default(),
             chunk_memory,
             _memory: memory,
             poison: Poison::default(),
@@ -272,7 +277,7 @@ impl PlannedEngine {
 
     /// Returns the plan.
     #[must_use]
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &EpochPlan {
         &self.pipeline.plan
     }
 
@@ -355,7 +360,7 @@ impl PlannedEngine {
     ///
     /// # Errors
     /// As [`lookup`](Self::lookup).
-    pub fn pass(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<()> {
+    pub fn pass(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<()> {
         self.find_batch(plan, bags, plan.output_len(bags))?;
         self.finish_batch()
     }
@@ -365,7 +370,7 @@ impl PlannedEngine {
     // `matrix_len` is the length of the output or gradient.
     fn find_batch(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         matrix_len: usize,
     ) -> Result<Batch> {
@@ -391,7 +396,7 @@ impl PlannedEngine {
         Ok(batch)
     }
 
-    fn check_shape(&self, plan: &FeaturePlan, bags: &Bags<'_>, matrix_len: usize) -> Result<()> {
+    fn check_shape(&self, plan: &FeatureLayout, bags: &Bags<'_>, matrix_len: usize) -> Result<()> {
         self.poison.check()?;
         plan.check_shape(bags, matrix_len)?;
         let planned = &self.pipeline.plan.shape().feature_tables;
@@ -436,7 +441,7 @@ impl PlannedEngine {
     }
 }
 
-fn check_shape(schema: &Schema, plan: &Plan) -> Result<()> {
+fn check_shape(schema: &Schema, plan: &EpochPlan) -> Result<()> {
     let shape = plan.shape();
     let rows = |table: &TableSchema| table.row_count;
     let is_same = schema.tables().iter().map(rows).eq(shape.row_counts.iter().copied());

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId};
 use tierbed_io::Folder;
-use tierbed_kernels::{FeaturePlan, Hyper};
+use tierbed_kernels::{FeatureLayout, Hyper};
 use tierbed_store::CommitLog;
 
 use super::{stored, PlannedEngine, BACKEND};
-use crate::planned::plan::{copy_name, Plan, PlanStats};
+use crate::planned::plan::{copy_name, EpochPlan, PlanStats};
 
 /// Plans in a store's folder end so.
 const PLAN_SUFFIX: &str = ".plan";
@@ -26,7 +26,7 @@ pub struct StoredPlan {
     pub key: String,
     /// The plan, without batches where these are damaged; `None` when nobody knows any more
     /// which row is which.
-    pub plan: Option<Plan>,
+    pub plan: Option<EpochPlan>,
     /// What is wrong, unless the plan is there as far as its directory tells.
     pub damage: Option<Error>,
 }
@@ -44,7 +44,7 @@ pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Re
     let (mut plan, mut damage) = (None, known_damaged);
     let is_damaged = damage.is_some();
     for name in names.iter().filter(|name| name.ends_with(PLAN_SUFFIX) && !is_damaged) {
-        match Plan::open(&**folder, name) {
+        match EpochPlan::open(&**folder, name) {
             Ok(found) if found.identity() == state.plan_identity => plan = Some(found),
             // Another plan, or one never finished.
             Ok(_) => {}
@@ -69,7 +69,7 @@ pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Re
         candidates.sort_by_key(|name| name.ends_with(PLAN_SUFFIX));
         // What is wrong with those that do not serve was told above, or they are other plans.
         plan = candidates.into_iter().find_map(|name| {
-            let found = Plan::open(&**folder, name).ok()?;
+            let found = EpochPlan::open(&**folder, name).ok()?;
             (found.identity() == state.plan_identity).then(|| found.into_rows_only().ok())?
         });
     }
@@ -167,7 +167,7 @@ impl PlannedEngine {
     ///
     /// # Errors
     /// `Invalid` for shapes or ids out of range, otherwise the disk's.
-    pub fn is_next(&mut self, plan: &FeaturePlan, bags: &Bags<'_>) -> Result<bool> {
+    pub fn is_next(&mut self, plan: &FeatureLayout, bags: &Bags<'_>) -> Result<bool> {
         let found = self.find_batch(plan, bags, plan.output_len(bags));
         match found {
             Ok(_) => Ok(true),

@@ -8,7 +8,7 @@ use super::replan::answer_bytes as answer_bytes_for;
 use super::scratch::Scratch;
 use super::stored::Stored;
 use super::{PlannedConfig, EXTENTS_FILE};
-use crate::planned::plan::Plan;
+use crate::planned::plan::EpochPlan;
 use crate::planned::store::disk::Disk;
 use crate::planned::store::sizing::{Sizes, SpanRequest};
 use crate::planned::store::storage_thread::STACK_BYTES;
@@ -42,7 +42,7 @@ impl Reservations {
     /// `Invalid` for a budget too small, naming the minimum.
     pub(super) fn reserve(
         folder: &dyn Folder,
-        (schema, plan): (&Schema, &Plan),
+        (schema, plan): (&Schema, &EpochPlan),
         config: &PlannedConfig,
         stored: &Stored,
         purpose: Purpose,
@@ -75,10 +75,10 @@ impl Reservations {
         let chunk_memory = match purpose {
             Purpose::Training => {
                 memory.push(budget.reserve("batch scratch", scratch_bytes)?);
-                memory.push(
-                    budget
-                        .reserve("rows of windows", sizes.live_bytes + sizes.hand_bytes() as u64)?,
-                );
+                memory.push(budget.reserve(
+                    "rows of windows",
+                    sizes.arenas_bytes + sizes.staging_bytes() as u64,
+                )?);
                 if config.pipeline {
                     memory.push(budget.reserve("storage thread", STACK_BYTES as u64)?);
                 }
@@ -88,7 +88,7 @@ impl Reservations {
             }
             Purpose::Moving { source_bytes, row_count } => {
                 memory.push(budget.reserve("rows to move", source_bytes)?);
-                memory.push(budget.reserve("parked rows", sizes.for_moving())?);
+                memory.push(budget.reserve("unplanned rows", sizes.for_moving())?);
                 answer_bytes = answer_bytes_for(row_count, budget.free_bytes() / 3);
                 memory.push(budget.reserve("first uses", answer_bytes)?);
                 budget.reserve("chunk lists", 0)?

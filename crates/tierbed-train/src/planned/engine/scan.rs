@@ -12,10 +12,10 @@ use super::dump::DUMP_BUF_BYTES;
 use super::gather::{Gather, GATHER_BYTES_MAX};
 use super::PlannedEngine;
 use crate::engine::{RowVisitor, TableRows};
-use crate::planned::plan::WindowPlan;
+use crate::planned::plan::PlanWindow;
 use crate::planned::store::lists::split_rows;
-use crate::planned::store::parking::open_parked;
 use crate::planned::store::size_class::{check_chunk, open_chunk};
+use crate::planned::store::unplanned::open_unplanned;
 use crate::planned::store::window_rows::Spot;
 use crate::window::rows::NewRows;
 
@@ -73,7 +73,7 @@ impl PlannedEngine {
         };
         self.pipeline.visit_current(&mut visit)?;
         let mover = self.pipeline.mover()?;
-        mover.visit_live(&mut visit)?;
+        mover.visit_back(&mut visit)?;
         for number in 0..plan.window_count() {
             let mut is_loaded = false;
             for (_, class) in mover.classes.iter().enumerate().filter(|(at, _)| is_wanted(*at)) {
@@ -101,7 +101,7 @@ impl PlannedEngine {
             }
         }
         self.walk_spans(only, sink)?;
-        self.walk_parked(only, sink)
+        self.walk_unplanned(only, sink)
     }
 
     // Rows that wait in the lists and buckets of spans.
@@ -122,8 +122,8 @@ impl PlannedEngine {
             for list in spans.window_count()..spans.list_count() {
                 let mut rows = Gather::new(&plan, spans, list, class.words(), memory_bytes);
                 rows.add(class.lists().iter(list), window, sink)?;
-                let hand = mover.splitter.rows_of(at, list);
-                rows.add(split_rows(hand, 1 + class.words()), window, sink)?;
+                let staged = mover.splitter.rows_of(at, list);
+                rows.add(split_rows(staged, 1 + class.words()), window, sink)?;
                 for chunk in class.bucket(list).map_or(&[][..], |bucket| &bucket.chunks) {
                     let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                     let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
@@ -139,15 +139,15 @@ impl PlannedEngine {
     }
 
     // Rows that the plan does not use.
-    fn walk_parked(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
+    fn walk_unplanned(&mut self, only: Option<usize>, sink: &mut AnySink<'_>) -> Result<()> {
         let mover = self.pipeline.mover()?;
         let classes = mover.classes.iter().enumerate();
         for (_, class) in classes.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
-            for chunk in &class.parked().chunks {
+            for chunk in &class.unplanned().chunks {
                 let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
                 let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
                 mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
-                for (table, row, record) in open_parked(chunk, bytes, 4 * class.words())? {
+                for (table, row, record) in open_unplanned(chunk, bytes, 4 * class.words())? {
                     sink(table, row, bytemuck::cast_slice(record))?;
                 }
             }
@@ -226,7 +226,7 @@ impl TableRows for PlannedEngine {
 }
 
 /// Finds table and row of an entry of a window whose entries are loaded.
-pub(super) fn row_of(plan: &WindowPlan, entry: u32) -> Result<(TableId, RowId)> {
+pub(super) fn row_of(plan: &PlanWindow, entry: u32) -> Result<(TableId, RowId)> {
     let (table, row) = plan
         .row_of(entry)
         .ok_or_else(|| Error::corruption("a row waits for an entry that the plan does not have"))?;

@@ -5,7 +5,7 @@ use tierbed_kernels::RowSums;
 
 use super::Position;
 use crate::batch_token::BatchToken;
-use crate::planned::plan::Plan;
+use crate::planned::plan::EpochPlan;
 
 /// A batch whose ids were checked and whose entries are unpacked.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ impl Scratch {
     }
 
     /// Returns the most bytes the arrays can take along `plan`.
-    pub(crate) fn memory_bytes(schema: &Schema, plan: &Plan, entries_max: usize) -> u64 {
+    pub(crate) fn memory_bytes(schema: &Schema, plan: &EpochPlan, entries_max: usize) -> u64 {
         let indices = plan.batch_indices_max() as u64;
         let dim_max = schema.tables().iter().map(|table| table.dim).max().unwrap_or(0) as usize;
         let table_max = plan.counts().flatten().copied().max().unwrap_or(0);

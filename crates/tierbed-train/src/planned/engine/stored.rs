@@ -7,7 +7,7 @@ use tierbed_kernels::Hyper;
 use tierbed_store::CommitLog;
 
 use super::{PlannedConfig, Position};
-use crate::planned::plan::Plan;
+use crate::planned::plan::EpochPlan;
 use crate::planned::store::extents::{Bucket, Chunk};
 use crate::planned::store::size_class::SizeClass;
 
@@ -15,7 +15,7 @@ pub(super) const STATE: &str = "_forward.json";
 pub(super) const CHUNKS: &str = "_forward.chunks";
 
 /// What a chunk list calls the list of rows that wait for no window.
-const PARKED: usize = u32::MAX as usize;
+const UNPLANNED: usize = u32::MAX as usize;
 
 /// Where training stood, and with what.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -66,13 +66,13 @@ pub(super) struct Stored {
     pub(super) window: usize,
     pub(super) batch_in_window: u32,
     state: Option<State>,
-    /// SizeClass, list ([`PARKED`] for parked rows), bucket.
+    /// SizeClass, list ([`UNPLANNED`] for unplanned rows), bucket.
     buckets: Vec<(usize, usize, Bucket)>,
     /// All rows get new places: the buckets are there only to be left alone.
     is_moving: bool,
 }
 
-/// A size class's buckets, list after list, and its parked rows.
+/// A size class's buckets, list after list, and its unplanned rows.
 pub(super) type ClassBuckets = (Vec<Bucket>, Bucket);
 
 impl Stored {
@@ -119,14 +119,14 @@ impl Stored {
     /// Returns the buckets of each size class.
     pub(super) fn buckets(
         &self,
-        shelf_count: usize,
+        class_count: usize,
         list_count: usize,
     ) -> Result<Vec<ClassBuckets>> {
         let mut classes =
-            vec![(vec![Bucket::default(); list_count], Bucket::default()); shelf_count];
+            vec![(vec![Bucket::default(); list_count], Bucket::default()); class_count];
         for (class, list, bucket) in self.buckets.iter().filter(|_| !self.is_moving) {
-            let place = classes.get_mut(*class).and_then(|(buckets, parked)| match *list {
-                PARKED => Some(parked),
+            let place = classes.get_mut(*class).and_then(|(buckets, unplanned)| match *list {
+                UNPLANNED => Some(unplanned),
                 list => buckets.get_mut(list),
             });
             *place.ok_or_else(|| damaged("names an unknown bucket"))? = bucket.clone();
@@ -144,7 +144,7 @@ pub(super) fn damaged(what: &str) -> Error {
 pub(super) fn read_stored(
     log: &CommitLog,
     schema: &Schema,
-    plan: &Plan,
+    plan: &EpochPlan,
     config: &PlannedConfig,
 ) -> Result<Stored> {
     if config.extent_bytes == 0 {
@@ -197,8 +197,8 @@ pub(super) fn plan_identity(log: &CommitLog) -> Result<Option<u64>> {
 pub(super) fn encode_buckets(classes: &[SizeClass]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (at, class) in (0u32..).zip(classes) {
-        let parked = (PARKED as u32, class.parked());
-        for (list, bucket) in (0u32..).zip(class.buckets()).chain([parked]) {
+        let unplanned = (UNPLANNED as u32, class.unplanned());
+        for (list, bucket) in (0u32..).zip(class.buckets()).chain([unplanned]) {
             if bucket.chunks.is_empty() {
                 continue;
             }

@@ -9,7 +9,7 @@
 )]
 
 use tierbed_core::{Bags, Result};
-use tierbed_kernels::{Feature, FeaturePlan, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
+use tierbed_kernels::{Feature, FeatureLayout, FeatureRows, FeatureStep, Grads, Pooling, Prepared};
 
 use super::lookup::feature_rows;
 use super::scratch::Scratch;
@@ -25,7 +25,7 @@ impl PlannedEngine {
     /// changed then. An error of the disk poisons the engine: reopen it at the last checkpoint.
     pub fn update(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         mut grads: Grads<'_>,
         found: Option<BatchToken>,
@@ -44,7 +44,7 @@ impl PlannedEngine {
     }
 
     // Counts a step for every table of `plan`; returns the steps, feature after feature.
-    fn begin_step(&mut self, plan: &FeaturePlan) -> Result<Vec<Prepared>> {
+    fn begin_step(&mut self, plan: &FeatureLayout) -> Result<Vec<Prepared>> {
         let mut tables: Vec<_> = plan.features().iter().map(|feature| feature.table).collect();
         tables.sort_unstable();
         tables.dedup();
@@ -60,7 +60,7 @@ impl PlannedEngine {
 
     fn step_rows(
         &mut self,
-        plan: &FeaturePlan,
+        plan: &FeatureLayout,
         bags: &Bags<'_>,
         steps: &[Prepared],
         grad: &[f32],

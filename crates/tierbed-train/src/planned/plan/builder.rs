@@ -91,7 +91,8 @@ impl PlanBuilder {
     /// finished. An older plan of that name is gone from now on.
     ///
     /// `source` identifies the batches and their order (a fingerprint of the data, the seed of
-    /// the shuffle, the batch size); [`Plan::open_for`](super::Plan::open_for) compares it.
+    /// the shuffle, the batch size); [`EpochPlan::open_for`](super::EpochPlan::open_for) compares
+    /// it.
     ///
     /// # Errors
     /// `Invalid` for options or a source out of range, otherwise the folder's.

@@ -8,7 +8,7 @@
 use tierbed_core::Result;
 use tierbed_io::{AlignedBuf, Folder, OpenMode, PAGE_BYTES};
 
-use super::reader::Plan;
+use super::reader::EpochPlan;
 
 /// Returns the name of the copy of plan `name`.
 #[must_use]
@@ -17,10 +17,10 @@ pub fn copy_name(name: &str) -> String {
 }
 
 /// Makes the copy of `plan` if there is none that is whole.
-pub(super) fn ensure(folder: &dyn Folder, plan: &Plan) -> Result<()> {
+pub(super) fn ensure(folder: &dyn Folder, plan: &EpochPlan) -> Result<()> {
     let name = copy_name(plan.file());
     // A copy that cannot be read is made again, whatever is wrong with it.
-    let found = Plan::open(folder, &name).and_then(Plan::into_rows_only);
+    let found = EpochPlan::open(folder, &name).and_then(EpochPlan::into_rows_only);
     match found.is_ok_and(|copy| copy.identity() == plan.identity()) {
         true => Ok(()),
         false => write(folder, &name, plan),
@@ -28,12 +28,12 @@ pub(super) fn ensure(folder: &dyn Folder, plan: &Plan) -> Result<()> {
 }
 
 /// Writes the copy of `plan`; it exists from its header on, which is written last.
-pub(super) fn write(folder: &dyn Folder, name: &str, plan: &Plan) -> Result<()> {
+pub(super) fn write(folder: &dyn Folder, name: &str, plan: &EpochPlan) -> Result<()> {
     // A kept checkpoint may have the one there under another name.
     folder.remove(name)?;
     let device = folder.open(name, OpenMode::Create)?;
     device.set_len(0)?;
-    let mut window = super::WindowPlan::default();
+    let mut window = super::PlanWindow::default();
     for (number, meta) in plan.directory().windows.iter().enumerate() {
         let entries = plan.raw_entries(number, &mut window)?;
         device.write_at(meta.offset_bytes, entries)?;

@@ -3,7 +3,7 @@
 use tierbed_core::checksum::crc32c;
 use tierbed_io::{Folder, MemoryFolder, PAGE_BYTES};
 
-use super::{Plan, WindowPlan};
+use super::{EpochPlan, PlanWindow};
 
 /// A plan file.
 pub fn fuzz_plan(bytes: &[u8]) {
@@ -15,9 +15,9 @@ pub fn fuzz_plan(bytes: &[u8]) {
     if folder.write_durable("p.plan", &bytes).is_err() {
         return;
     }
-    let Ok(plan) = Plan::open(&folder, "p.plan") else { return };
+    let Ok(plan) = EpochPlan::open(&folder, "p.plan") else { return };
     let _ = (plan.stats(), plan.identity(), plan.verify());
-    let mut window = WindowPlan::default();
+    let mut window = PlanWindow::default();
     for number in 0..plan.window_count().min(64) {
         if plan.load_entries(number, &mut window).is_ok() {
             let _ = (window.row_of(0), window.row_of(u32::MAX));
@@ -28,7 +28,7 @@ pub fn fuzz_plan(bytes: &[u8]) {
     }
 }
 
-fn walk(window: &WindowPlan) {
+fn walk(window: &PlanWindow) {
     for table in window.tables() {
         let next = window.next_uses(table);
         for at in 0..(table.count as usize).min(1000) {

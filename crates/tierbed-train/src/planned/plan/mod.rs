@@ -29,8 +29,8 @@ pub use copy::copy_name;
 #[doc(hidden)]
 pub use fuzz::fuzz_plan;
 pub use progress::Prepared;
-pub use reader::{Plan, PlanStats};
-pub(crate) use window::{Batch, TableEntries, WindowPlan};
+pub use reader::{EpochPlan, PlanStats};
+pub(crate) use window::{Batch, PlanWindow, TableEntries};
 
 use serde::Serialize;
 use tierbed_core::{Error, Result, Schema, TableId};
@@ -92,7 +92,8 @@ impl PlanOptions {
         format!("bytes={},batches={},source={source}", self.window_bytes, self.window_batches_max)
     }
 
-    /// Takes what decides the contents from the [key](Plan::key) of a plan; `memory_bytes` stays.
+    /// Takes what decides the contents from the [key](EpochPlan::key) of a plan; `memory_bytes`
+    /// stays.
     #[must_use]
     pub fn of_plan(self, key: &str) -> Option<Self> {
         let mut parts = key.splitn(3, ',');

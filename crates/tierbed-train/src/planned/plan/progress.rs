@@ -13,7 +13,7 @@ use tierbed_io::Folder;
 use super::builder::{PlanSpec, ScratchFiles, ScratchWindow};
 use super::format::Header;
 use super::scratch::Appender;
-use super::{Plan, PlanBuilder, PlanOptions, PlanShape};
+use super::{EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 
 /// Scratch files of a plan, besides the note.
 pub(super) const SCRATCH: [&str; 3] = ["rows", "next", "bodies"];
@@ -24,7 +24,7 @@ const NOTE_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub enum Prepared {
     /// It was finished before, for the same source, options and shape.
-    Ready(Plan),
+    Ready(EpochPlan),
     /// Push the batches from [`PlanBuilder::batch_count`] on, then finish.
     Unfinished(Box<PlanBuilder>),
 }
@@ -79,7 +79,7 @@ impl PlanBuilder {
     ) -> Result<Prepared> {
         options.check(source)?;
         let key = options.key(source);
-        if let Some(plan) = Plan::find(&*folder, name)? {
+        if let Some(plan) = EpochPlan::find(&*folder, name)? {
             let found = Origin { key: plan.key(), shape: plan.shape() };
             check_origin(name, found, Origin { key: &key, shape: &shape })?;
             plan.ensure_copy(&*folder)?;

@@ -8,12 +8,12 @@ use tierbed_core::{Error, Result};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 
 use super::format::{damaged, Directory, Header, WindowMeta};
-use super::window::{ExpectedBlock, Part, WindowPlan};
+use super::window::{ExpectedBlock, Part, PlanWindow};
 use super::{PlanBuilder, PlanOptions, PlanShape};
 
 /// An open plan.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct EpochPlan {
     device: Arc<dyn Device>,
     /// Name of its file, for messages.
     file: Arc<str>,
@@ -40,7 +40,7 @@ pub struct PlanStats {
     pub file_bytes: u64,
 }
 
-impl Plan {
+impl EpochPlan {
     /// Opens the plan `name` in `folder`.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Plan {
     /// # Errors
     /// `Corruption` when the rows of a window are damaged.
     pub fn into_rows_only(self) -> Result<Self> {
-        let mut window = WindowPlan::default();
+        let mut window = PlanWindow::default();
         for number in 0..self.window_count() {
             self.load_part(number, &mut window, Part::Entries)?;
         }
@@ -220,7 +220,7 @@ impl Plan {
     ///
     /// # Errors
     /// `Corruption` when the block is not what was written there.
-    pub(crate) fn load(&self, number: usize, window: &mut WindowPlan) -> Result<()> {
+    pub(crate) fn load(&self, number: usize, window: &mut PlanWindow) -> Result<()> {
         let part = if self.is_rows_only { Part::Entries } else { Part::All };
         self.load_part(number, window, part)
     }
@@ -229,12 +229,12 @@ impl Plan {
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub(crate) fn load_entries(&self, number: usize, window: &mut WindowPlan) -> Result<()> {
+    pub(crate) fn load_entries(&self, number: usize, window: &mut PlanWindow) -> Result<()> {
         self.load_part(number, window, Part::Entries)?;
         window.unpack_rows()
     }
 
-    fn load_part(&self, number: usize, window: &mut WindowPlan, part: Part) -> Result<()> {
+    fn load_part(&self, number: usize, window: &mut PlanWindow, part: Part) -> Result<()> {
         let Err(error) = self.read_part(&*self.device, number, window, part) else { return Ok(()) };
         let has_spare = |spare: &&Arc<dyn Device>| {
             part == Part::Entries && self.read_part(&***spare, number, window, part).is_ok()
@@ -249,7 +249,7 @@ impl Plan {
         &self,
         device: &dyn Device,
         number: usize,
-        window: &mut WindowPlan,
+        window: &mut PlanWindow,
         part: Part,
     ) -> Result<()> {
         let meta = self.window_meta(number)?;
@@ -280,7 +280,7 @@ impl Plan {
     /// `Corruption`, as [`verify`](Self::verify).
     #[doc(hidden)]
     pub fn read_all(&self) -> Result<u64> {
-        let mut window = WindowPlan::default();
+        let mut window = PlanWindow::default();
         let too_early = || damaged("window ends too early");
         let (mut sum, features) = (0u64, &self.shape().feature_tables);
         for number in 0..self.window_count() {
@@ -311,12 +311,12 @@ impl Plan {
     /// # Errors
     /// `Corruption`, naming the first bad window.
     pub fn verify(&self) -> Result<u64> {
-        self.verify_in(&mut WindowPlan::default())?;
+        self.verify_in(&mut PlanWindow::default())?;
         Ok(self.window_count() as u64)
     }
 
     /// Checks every window in the memory of `window`.
-    pub(crate) fn verify_in(&self, window: &mut WindowPlan) -> Result<()> {
+    pub(crate) fn verify_in(&self, window: &mut PlanWindow) -> Result<()> {
         (0..self.window_count()).try_for_each(|number| {
             let loaded = self.load_part(number, window, Part::All);
             loaded.map_err(|error| error.with("at_window", number))
@@ -328,7 +328,7 @@ impl Plan {
     pub(super) fn raw_entries<'a>(
         &self,
         number: usize,
-        window: &'a mut WindowPlan,
+        window: &'a mut PlanWindow,
     ) -> Result<&'a [u8]> {
         self.load_part(number, window, Part::Entries)?;
         let meta = self.window_meta(number)?;

@@ -42,7 +42,7 @@ fn trace(seed: u64, batch_count: usize, rows: u64) -> Trace {
     Trace { batches, shape }
 }
 
-fn build(trace: &Trace, options: &PlanOptions) -> (Arc<dyn Folder>, Plan) {
+fn build(trace: &Trace, options: &PlanOptions) -> (Arc<dyn Folder>, EpochPlan) {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let shape = trace.shape.clone();
     let mut builder = PlanBuilder::new(folder.clone(), "p", shape, "s", options.clone()).unwrap();
@@ -51,17 +51,17 @@ fn build(trace: &Trace, options: &PlanOptions) -> (Arc<dyn Folder>, Plan) {
     }
     builder.finish().unwrap();
     assert_eq!(folder.list().unwrap(), ["p", "p.ids"], "scratch files are gone");
-    let plan = Plan::open(&*folder, "p").unwrap();
+    let plan = EpochPlan::open(&*folder, "p").unwrap();
     (folder, plan)
 }
 
 /// A row of a table.
 type Row = (usize, u64);
 
-fn check_against_oracle(trace: &Trace, plan: &Plan) {
-    let mut windows: Vec<WindowPlan> = Vec::new();
+fn check_against_oracle(trace: &Trace, plan: &EpochPlan) {
+    let mut windows: Vec<PlanWindow> = Vec::new();
     for number in 0..plan.window_count() {
-        let mut window = WindowPlan::default();
+        let mut window = PlanWindow::default();
         plan.load(number, &mut window).unwrap();
         windows.push(window);
     }
@@ -166,7 +166,7 @@ fn a_plan_of_another_origin_is_not_taken() {
     let made = options(2, 4000, 1 << 20);
     let (folder, _) = build(&trace, &made);
     let open = |name: &str, source: &str, options: &PlanOptions| {
-        Plan::open_for(&*folder, name, &trace.shape, source, options).unwrap()
+        EpochPlan::open_for(&*folder, name, &trace.shape, source, options).unwrap()
     };
     assert!(open("p", "s", &made).is_some());
     assert!(open("p", "s", &PlanOptions { memory_bytes: 7, ..made.clone() }).is_some());
@@ -183,7 +183,7 @@ fn damage_is_an_error() {
     let check = |bytes: &[u8]| {
         folder.remove("p").unwrap();
         folder.write_durable("p", bytes).unwrap();
-        Plan::open(&*folder, "p").and_then(|plan| plan.verify())
+        EpochPlan::open(&*folder, "p").and_then(|plan| plan.verify())
     };
     assert!(check(&good).is_ok());
     for cut in (0..plan.stats().file_bytes as usize).step_by(509) {
@@ -219,8 +219,8 @@ fn an_unfinished_plan_is_none() {
     builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
     drop(builder);
     folder.open("p", OpenMode::Create).unwrap().set_len(8192).unwrap();
-    assert!(Plan::open(&*folder, "p").is_err());
-    assert!(Plan::open_for(&*folder, "p", &trace.shape, "s", &made).unwrap().is_none());
+    assert!(EpochPlan::open(&*folder, "p").is_err());
+    assert!(EpochPlan::open_for(&*folder, "p", &trace.shape, "s", &made).unwrap().is_none());
 }
 
 #[test]
@@ -257,12 +257,12 @@ fn power_loss_leaves_a_whole_plan_or_none() {
         let folder = SimFolder::new(fault);
         let _ = make(&folder);
         let image = folder.crash(point);
-        if let Some(plan) = Plan::open_for(&image, "p", &trace.shape, "s", &made).unwrap() {
+        if let Some(plan) = EpochPlan::open_for(&image, "p", &trace.shape, "s", &made).unwrap() {
             check_against_oracle(&trace, &plan);
             whole += 1;
         }
         make(&image).unwrap();
-        check_against_oracle(&trace, &Plan::open(&image, "p").unwrap());
+        check_against_oracle(&trace, &EpochPlan::open(&image, "p").unwrap());
     }
     assert!(whole < healthy.io_count());
 }
@@ -276,7 +276,7 @@ fn a_block_longer_than_the_file_is_damage() {
     let crc = tierbed_core::checksum::crc32c(&bytes[12..tierbed_io::PAGE_BYTES]);
     bytes[8..12].copy_from_slice(&crc.to_le_bytes());
     folder.write_durable("damaged", &bytes).unwrap();
-    let error = Plan::open(&*folder, "damaged").unwrap_err();
+    let error = EpochPlan::open(&*folder, "damaged").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
 }
 
@@ -353,7 +353,7 @@ fn lost_scratch_is_corruption_or_the_same_plan() {
         let made = prepare_and_finish(&folder, &trace, &made);
         folder.set_plan(FaultPlan::default());
         let bytes = folder.read("p").unwrap();
-        match made.and_then(|_| Plan::open(&folder, "p")).and_then(|plan| plan.verify()) {
+        match made.and_then(|_| EpochPlan::open(&folder, "p")).and_then(|plan| plan.verify()) {
             Ok(_) => assert!(
                 bytes.is_some_and(
                     |bytes| bytes.len() == whole.len() && bytes[..4096] == whole[..4096]
@@ -482,6 +482,6 @@ fn finishing_tells_how_far_it_is_and_can_be_stopped() {
             })
             .unwrap();
         assert_eq!(last, all);
-        check_against_oracle(&trace, &Plan::open(&folder, "p").unwrap());
+        check_against_oracle(&trace, &EpochPlan::open(&folder, "p").unwrap());
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Batch {
 
 /// One window of a plan, in memory as on disk.
 #[derive(Debug)]
-pub(crate) struct WindowPlan {
+pub(crate) struct PlanWindow {
     pub(super) buf: AlignedBuf,
     len_bytes: usize,
     batch_count: u32,
@@ -49,7 +49,7 @@ pub(crate) struct WindowPlan {
     rows: Vec<u64>,
 }
 
-impl Default for WindowPlan {
+impl Default for PlanWindow {
     fn default() -> Self {
         Self {
             buf: AlignedBuf::new(0),
@@ -90,7 +90,7 @@ pub(super) struct ExpectedBlock<'a> {
     pub(super) firsts: &'a Arc<Firsts>,
 }
 
-impl WindowPlan {
+impl PlanWindow {
     /// Takes in the block that lies in `buf`, which must be the one that is expected. After an
     /// error it has no entry and no batch.
     ///
@@ -278,7 +278,7 @@ mod tests {
                 entries_crc32c: crc32c(&bytes[..entries]),
                 batches_crc32c: crc32c(&bytes[entries..]),
             };
-            let mut window = WindowPlan { buf: AlignedBuf::new(4096), ..WindowPlan::default() };
+            let mut window = PlanWindow { buf: AlignedBuf::new(4096), ..PlanWindow::default() };
             window.buf[..bytes.len()].copy_from_slice(&bytes);
             let count = |table| {
                 let count = bytes.get(16 + BLOCK_TABLE_BYTES * table..)?.first_chunk::<4>()?;

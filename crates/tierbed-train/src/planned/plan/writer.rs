@@ -13,7 +13,7 @@ use super::format::{Directory, WindowMeta, BLOCK_HEAD_BYTES, BLOCK_MAGIC, BLOCK_
 use super::next_use::{check, groups, Entries, Group, Pass, NONE};
 use super::progress::{remove_scratch, Linked};
 use super::scratch::{read_words, Appender};
-use super::{Plan, PlanBuilder, PlanProgress};
+use super::{EpochPlan, PlanBuilder, PlanProgress};
 use crate::planned::bits::PAD_BYTES;
 
 impl PlanBuilder {
@@ -29,7 +29,7 @@ impl PlanBuilder {
         self.write_plan(&entries, first_uses.as_deref(), &mut meter)?;
         // The plan has its name before its sources go.
         self.folder.sync()?;
-        Plan::open(&*self.folder, &self.name)?.ensure_copy(&*self.folder)?;
+        EpochPlan::open(&*self.folder, &self.name)?.ensure_copy(&*self.folder)?;
         remove_scratch(&*self.folder, &self.name)?;
         self.folder.sync()
     }

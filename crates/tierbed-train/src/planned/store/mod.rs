@@ -17,7 +17,6 @@
 pub(crate) mod disk;
 pub(crate) mod extents;
 pub(crate) mod lists;
-pub(crate) mod parking;
 pub(crate) mod pipeline;
 pub(crate) mod row_mover;
 pub(crate) mod size_class;
@@ -25,4 +24,5 @@ pub(crate) mod sizing;
 pub(crate) mod spans;
 pub(crate) mod split;
 pub(crate) mod storage_thread;
+pub(crate) mod unplanned;
 pub(crate) mod window_rows;

@@ -14,7 +14,7 @@ use super::size_class::{SizeClass, SizeClassStats};
 use super::spans::ListPlace;
 use super::storage_thread::StorageThread;
 use super::window_rows::{Home, Place, RowVisit, Spot, WindowRows};
-use crate::planned::plan::Plan;
+use crate::planned::plan::EpochPlan;
 
 /// Work per batch is this many quarters of an even share, so that reads have time to arrive.
 const PACE_QUARTERS: usize = 5;
@@ -42,7 +42,7 @@ pub(crate) struct Tally {
 impl Tally {
     fn of(mover: &RowMover) -> Self {
         let mut rows = SizeClassStats::default();
-        let mut arena_bytes = 8 * mover.live.arena().len() as u64;
+        let mut arena_bytes = 8 * mover.back.arena().len() as u64;
         for class in &mover.classes {
             rows.add(&class.stats());
             arena_bytes += class.lists().rows_bytes();
@@ -64,7 +64,7 @@ impl Tally {
 /// All rows of a store, along a plan.
 #[derive(Debug)]
 pub(crate) struct WindowPipeline {
-    pub(crate) plan: Plan,
+    pub(crate) plan: EpochPlan,
     pub(crate) homes: Vec<Home>,
     span_windows: usize,
     pub(crate) current: WindowRows,
@@ -118,7 +118,7 @@ impl WindowPipeline {
     pub(crate) fn start(&mut self) -> Result<()> {
         self.mover()?.work(usize::MAX, true)?;
         let Self { mover: Some(mover), current, .. } = self else { panic!("{MOVER_IS_HERE}") };
-        std::mem::swap(current, &mut mover.live);
+        std::mem::swap(current, &mut mover.back);
         // No window ended: no rows leave.
         mover.begin(current)?;
         self.send_off();
@@ -151,11 +151,11 @@ impl WindowPipeline {
         self.mover()?.work(usize::MAX, true)?;
         let Self { mover: Some(mover), current, .. } = self else { panic!("{MOVER_IS_HERE}") };
         let carried = std::mem::take(&mut mover.carried);
-        let result = mover.live.carry_all(current, &carried);
+        let result = mover.back.carry_all(current, &carried);
         // Its memory is used again.
         mover.carried = carried;
         result?;
-        std::mem::swap(current, &mut mover.live);
+        std::mem::swap(current, &mut mover.back);
         mover.begin(current)?;
         self.send_off();
         Ok(())

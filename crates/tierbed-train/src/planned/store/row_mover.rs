@@ -27,7 +27,7 @@ use super::size_class::{check_chunk, rows_of, Leaving, LeavingRows, Sink, SizeCl
 use super::spans::ListPlace;
 use super::split::Splitter;
 use super::window_rows::{Carried, Home, Place, Presence, RowVisit, Spot, WindowRows};
-use crate::planned::plan::{Plan, TableEntries, WindowPlan};
+use crate::planned::plan::{EpochPlan, PlanWindow, TableEntries};
 
 /// Rows that leave at once: few enough to stay near, many enough to share a check for room.
 pub(super) const PIECE_ROWS: usize = 256;
@@ -70,22 +70,22 @@ struct ReadAhead {
 /// The rows of a store that are not in the current window.
 #[derive(Debug)]
 pub(crate) struct RowMover {
-    pub(crate) plan: Plan,
+    pub(crate) plan: EpochPlan,
     pub(crate) schema: Arc<Schema>,
     pub(crate) homes: Vec<Home>,
     pub(crate) classes: Vec<SizeClass>,
     pub(crate) disk: Disk,
     pub(crate) extents: Extents,
-    /// The window that ended, until its rows have left; then the one that comes.
-    pub(crate) live: WindowRows,
-    /// Rows of the current window that [`live`](Self::live) waits for.
+    /// The back buffer: the window that ended, until its rows have left; then the one that comes.
+    pub(crate) back: WindowRows,
+    /// Rows of the current window that [`back`](Self::back) waits for.
     pub(crate) carried: Vec<Carried>,
     pub(crate) stage: Stage,
     pub(super) current: usize,
     /// The window that is prepared.
     coming: usize,
     /// Until [`Stage::Mark`] is over.
-    current_plan: Option<Arc<WindowPlan>>,
+    current_plan: Option<Arc<PlanWindow>>,
     ahead: ReadAhead,
     pub(super) arrived: Vec<Arrived>,
     leaving: Vec<Leaving>,
@@ -94,20 +94,20 @@ pub(crate) struct RowMover {
 
 /// The parts a row mover is made of.
 pub(crate) struct RowMoverParts {
-    pub(crate) plan: Plan,
+    pub(crate) plan: EpochPlan,
     pub(crate) schema: Arc<Schema>,
     pub(crate) homes: Vec<Home>,
     pub(crate) classes: Vec<SizeClass>,
     pub(crate) disk: Disk,
     pub(crate) extents: Extents,
-    pub(crate) live: WindowRows,
+    pub(crate) back: WindowRows,
     pub(crate) splitter: Splitter,
 }
 
 impl RowMover {
     /// Wraps the parts; [`resume`](Self::resume) must follow before training.
     pub(crate) fn new(parts: RowMoverParts) -> Self {
-        let RowMoverParts { plan, schema, homes, classes, disk, extents, live, splitter } = parts;
+        let RowMoverParts { plan, schema, homes, classes, disk, extents, back, splitter } = parts;
         assert_eq!(homes.len(), schema.tables().len(), "every table has a size class");
         let is_home = |home: &Home| classes.get(home.class).map(SizeClass::words);
         let is_right = homes.iter().all(|home| is_home(home) == Some(home.words));
@@ -119,7 +119,7 @@ impl RowMover {
             classes,
             disk,
             extents,
-            live,
+            back,
             carried: Vec::new(),
             stage: Stage::Done,
             current: 0,
@@ -200,7 +200,7 @@ impl RowMover {
         let place = self.splitter.spans().place_in(place);
         let place = place.ok_or_else(|| Error::corruption("a row waits for no window"))?;
         if place.window as usize == self.current {
-            return self.live.arrive_bytes(place.entry, record);
+            return self.back.arrive_bytes(place.entry, record);
         }
         let now = self.current;
         self.keep(class, now, place, record)
@@ -230,7 +230,7 @@ impl RowMover {
             counts.iter().map(|&count| count as usize).sum()
         };
         // Noting a row costs about a quarter of moving it.
-        self.live.plan.entry_count()
+        self.back.plan.entry_count()
             + entries(self.current) / 4
             + entries(self.following())
             + self.split_rows()
@@ -279,7 +279,7 @@ impl RowMover {
     // A piece of the window that ended goes to the lists of other windows; none of it when that
     // would mean waiting and `may_wait` is false.
     fn leave(&mut self, at: usize, first: usize, may_wait: bool) -> Result<Option<usize>> {
-        let plan = Arc::clone(&self.live.plan);
+        let plan = Arc::clone(&self.back.plan);
         let (Some(table), Some(home)) = (plan.tables().get(at), self.homes.get(at)) else {
             // All rows have left: the memory is free for the window that comes.
             self.stage = Stage::Load;
@@ -287,7 +287,7 @@ impl RowMover {
         };
         let class = &mut self.classes[home.class];
         let end = (first + PIECE_ROWS).min(table.count as usize);
-        let start = self.live.table_start(at);
+        let start = self.back.table_start(at);
         let (spans, now) = (self.splitter.spans(), self.current);
         self.leaving.clear();
         note_leaving(&plan, table, first..end, self.current, |offset, to| {
@@ -297,7 +297,7 @@ impl RowMover {
             Ok(())
         })?;
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
-        let rows = LeavingRows { rows: &self.leaving, arena: self.live.arena() };
+        let rows = LeavingRows { rows: &self.leaving, arena: self.back.arena() };
         let kept = class.keep_all(self.current, rows, &mut sink, may_wait)?;
         if let Some(stuck) = self.leaving.get(kept) {
             // Goes on with this row: those before it are in lists and must not come twice.
@@ -321,7 +321,7 @@ impl RowMover {
     // The memory becomes window `number`.
     fn come(&mut self, number: usize) -> Result<()> {
         self.carried.clear();
-        self.live.load(&self.plan, number, &self.homes)
+        self.back.load(&self.plan, number, &self.homes)
     }
 
     // Notes which rows of one table the next window shares with the current one.
@@ -335,8 +335,8 @@ impl RowMover {
         let next = plan.next_uses(table);
         for offset in 0..table.count {
             let (window, to) = next.get(offset as usize).ok_or_else(unplanned)?;
-            if window == self.live.number {
-                self.live.await_carried(to)?;
+            if window == self.back.number {
+                self.back.await_carried(to)?;
                 self.carried.push(Carried { from: table.first + offset, to });
             }
         }
@@ -368,7 +368,7 @@ impl RowMover {
             self.stage = Stage::Arrive;
             return Ok(0);
         };
-        let sent = class.send_waiting(&mut self.live, rows_max)?;
+        let sent = class.send_waiting(&mut self.back, rows_max)?;
         if sent < rows_max {
             self.stage = Stage::Fill(at + 1);
         }
@@ -422,7 +422,7 @@ impl RowMover {
             self.take_arrivals(true)?;
         }
         for class in &mut self.classes {
-            let bucket = class.take_bucket(self.live.number);
+            let bucket = class.take_bucket(self.back.number);
             self.extents.release(&bucket);
         }
         self.stage = Stage::Initialise(0, 0);
@@ -454,7 +454,7 @@ impl RowMover {
         let stored_bytes = class.stored_bytes();
         let mut at = 0;
         for number in first..first + count {
-            let bucket = class.bucket(self.live.number);
+            let bucket = class.bucket(self.back.number);
             let Some(&chunk) = bucket.and_then(|bucket| bucket.chunks.get(number)) else {
                 panic!("a read arrived of chunk {number}, which the bucket does not have")
             };
@@ -464,9 +464,9 @@ impl RowMover {
             for (nth, (entry, record)) in rows_of(rows, stored_bytes).enumerate() {
                 let soon = rows.get((nth + FETCH_AHEAD) * stored_bytes..);
                 if let Some(soon) = soon.and_then(|row| row.first_chunk::<ENTRY_BYTES>()) {
-                    self.live.expect(u32::from_le_bytes(*soon));
+                    self.back.expect(u32::from_le_bytes(*soon));
                 }
-                self.live.arrive_bytes(entry, record)?;
+                self.back.arrive_bytes(entry, record)?;
             }
             class.note_arrivals(u64::from(chunk.row_count), 0);
         }
@@ -474,7 +474,7 @@ impl RowMover {
     }
 
     fn initialise(&mut self, at: usize, first: usize, rows_max: usize) -> Result<usize> {
-        let plan = Arc::clone(&self.live.plan);
+        let plan = Arc::clone(&self.back.plan);
         let table = plan.tables().get(at).zip(self.homes.get(at));
         let (Some((table, home)), Ok(schema)) = (table, self.schema.table(table_id(at))) else {
             self.stage = Stage::Done;
@@ -484,12 +484,12 @@ impl RowMover {
         let mut made_count = 0;
         let piece = table.first + first as u32..table.first + end as u32;
         // Unpacking row ids costs more than looking: most pieces of later epochs have no new row.
-        if piece.clone().any(|entry| self.live.presence(entry) == Presence::Absent) {
+        if piece.clone().any(|entry| self.back.presence(entry) == Presence::Absent) {
             let mut rows = plan.rows(table).skip(first);
             for entry in piece {
                 let row = rows.next().ok_or_else(unplanned)?;
                 let fill = |record: &mut [f32]| init_record(schema, row, record);
-                made_count += u64::from(self.live.initialise(entry, fill));
+                made_count += u64::from(self.back.initialise(entry, fill));
             }
         }
         self.classes[home.class].note_arrivals(0, made_count);
@@ -517,22 +517,22 @@ impl RowMover {
     ///
     /// # Errors
     /// Those of `visit`, `Corruption` for a damaged plan.
-    pub(crate) fn visit_live(&self, visit: &mut RowVisit<'_>) -> Result<()> {
-        let number = self.live.number as u32;
-        for (table, entries) in self.live.plan.tables().iter().enumerate() {
+    pub(crate) fn visit_back(&self, visit: &mut RowVisit<'_>) -> Result<()> {
+        let number = self.back.number as u32;
+        for (table, entries) in self.back.plan.tables().iter().enumerate() {
             if let Some(left) = self.left_of(table, entries.count as usize) {
-                note_leaving(&self.live.plan, entries, left, self.current, |offset, to| {
+                note_leaving(&self.back.plan, entries, left, self.current, |offset, to| {
                     let entry = entries.first + offset as u32;
                     let known_as = Place { window: number, entry };
-                    visit(Spot { table, waits_for: to, known_as }, self.live.record(entry))
+                    visit(Spot { table, waits_for: to, known_as }, self.back.record(entry))
                 })?;
                 continue;
             }
             for entry in entries.first..entries.first + entries.count {
-                if self.live.presence(entry) == Presence::Here {
+                if self.back.presence(entry) == Presence::Here {
                     let place = Place { window: number, entry };
                     let spot = Spot { table, waits_for: place, known_as: place };
-                    visit(spot, self.live.record(entry))?;
+                    visit(spot, self.back.record(entry))?;
                 }
             }
         }
@@ -560,7 +560,7 @@ impl RowMover {
 // table, and where they are needed next.
 #[inline]
 fn note_leaving(
-    plan: &WindowPlan,
+    plan: &PlanWindow,
     table: &TableEntries,
     range: Range<usize>,
     carried: usize,

@@ -33,7 +33,7 @@ pub(crate) struct SizeClass {
     buckets: Vec<Bucket>,
     spans: Arc<Spans>,
     /// Rows that wait for no window.
-    parked: Bucket,
+    unplanned: Bucket,
     /// Lists of windows this far ahead or farther may be flushed.
     horizon: usize,
     stats: SizeClassStats,
@@ -108,7 +108,7 @@ impl SizeClass {
             rows_max: shape.row_count(),
             lists: Lists::new(buckets.len(), 1 + words, shape),
             buckets,
-            parked: Bucket::default(),
+            unplanned: Bucket::default(),
             horizon: spans.window_count().max(HORIZON_MIN),
             spans,
             stats: SizeClassStats::default(),
@@ -132,17 +132,17 @@ impl SizeClass {
         &self.buckets
     }
 
-    pub(crate) fn parked(&self) -> &Bucket {
-        &self.parked
+    pub(crate) fn unplanned(&self) -> &Bucket {
+        &self.unplanned
     }
 
-    pub(crate) fn set_parked(&mut self, parked: Bucket) {
-        self.parked = parked;
+    pub(crate) fn set_unplanned(&mut self, unplanned: Bucket) {
+        self.unplanned = unplanned;
     }
 
     /// Returns all that lies on disk.
     pub(crate) fn all_buckets(&self) -> impl Iterator<Item = &Bucket> {
-        self.buckets.iter().chain([&self.parked])
+        self.buckets.iter().chain([&self.unplanned])
     }
 
     /// Lets every list be flushed, for when no window is trained on.
@@ -275,32 +275,36 @@ impl SizeClass {
         Ok(kept)
     }
 
-    /// Lets at most `rows_max` rows that wait in memory for window `live` go there; returns how
+    /// Lets at most `rows_max` rows that wait in memory for `window` go there; returns how
     /// many there were.
     ///
     /// # Errors
     /// `Corruption` when a row is there already.
-    pub(crate) fn send_waiting(&mut self, live: &mut WindowRows, rows_max: usize) -> Result<usize> {
+    pub(crate) fn send_waiting(
+        &mut self,
+        window: &mut WindowRows,
+        rows_max: usize,
+    ) -> Result<usize> {
         let row_words = 1 + self.words;
         let mut sent = 0;
         loop {
-            let rows = self.lists.last_rows(live.number, rows_max - sent);
+            let rows = self.lists.last_rows(window.number, rows_max - sent);
             if rows.is_empty() {
                 return Ok(sent);
             }
             let row_count = rows.len() / row_words;
             let mut soon = split_rows(rows, row_words).skip(FETCH_AHEAD);
             for (entry, _) in split_rows(rows, row_words).take(FETCH_AHEAD) {
-                live.expect(entry);
+                window.expect(entry);
             }
             for (entry, record) in split_rows(rows, row_words) {
                 if let Some((entry, _)) = soon.next() {
-                    live.expect(entry);
+                    window.expect(entry);
                 }
-                live.arrive(entry, record)?;
+                window.arrive(entry, record)?;
             }
             drop(soon);
-            self.lists.forget_last(live.number, row_count);
+            self.lists.forget_last(window.number, row_count);
             sent += row_count;
         }
     }

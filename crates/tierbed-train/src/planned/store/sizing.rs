@@ -9,12 +9,12 @@ use tierbed_io::PAGE_BYTES;
 
 use super::extents::{Bucket, Chunk};
 use super::lists::{BlockShape, ListCounts};
-use super::parking::Parking;
 use super::row_mover::RowMover;
 use super::size_class::ENTRY_BYTES;
 use super::spans::{choose_span_windows, open_lists, Spans};
+use super::unplanned::UnplannedWriter;
 use super::window_rows::{Home, WindowRows};
-use crate::planned::plan::Plan;
+use crate::planned::plan::EpochPlan;
 
 /// Longest I/O buffer, which is also the usual extent.
 pub(crate) const BUF_BYTES_MAX: usize = 256 << 10;
@@ -72,7 +72,7 @@ pub(crate) struct Sizes {
     /// Blocks of the plan, directory, row ids.
     pub(crate) window_bytes: u64,
     /// Two windows in memory, and notes between them.
-    pub(crate) live_bytes: u64,
+    pub(crate) arenas_bytes: u64,
     /// Entries of the window that has most.
     pub(crate) entries_max: usize,
     /// Words of the records of the window that has most.
@@ -118,13 +118,13 @@ impl ClassSize {
 
 impl Sizes {
     /// Finds what the tables of `schema` need along `plan`.
-    pub(crate) fn needs(schema: &Schema, plan: &Plan, limit_bytes: u64) -> Self {
-        let (mut classes, homes) = shelve(schema);
+    pub(crate) fn needs(schema: &Schema, plan: &EpochPlan, limit_bytes: u64) -> Self {
+        let (mut classes, homes) = size_classes_of(schema);
         let (entries_max, words_max) = note_windows(plan, &homes, &mut classes);
         let stored_max = classes.iter().map(|class| ENTRY_BYTES + 4 * class.words).max();
         let buf_min = stored_max.unwrap_or(0).next_multiple_of(PAGE_BYTES);
         let flush_bytes = flush_bytes(&classes, limit_bytes);
-        let bucket_bytes = live_bytes(&classes) / plan.window_count().max(1) as u64;
+        let bucket_bytes = all_rows_bytes(&classes) / plan.window_count().max(1) as u64;
         let used_bytes = used_bytes(&classes, plan.row_count_max());
         let mut sizes = Self {
             classes,
@@ -135,7 +135,7 @@ impl Sizes {
             window_bytes: plan.directory_bytes()
                 + 3 * plan.block_bytes_max() as u64
                 + 8 * entries_max as u64,
-            live_bytes: 2 * WindowRows::memory_bytes(words_max, entries_max)
+            arenas_bytes: 2 * WindowRows::memory_bytes(words_max, entries_max)
                 + RowMover::memory_bytes(entries_max),
             entries_max,
             words_max,
@@ -163,11 +163,11 @@ impl Sizes {
     /// Returns about the bytes that are taken whatever waits.
     pub(crate) fn fixed_bytes(&self) -> u64 {
         let buffers = u64::from(self.queue_depth) + 1;
-        self.window_bytes + self.live_bytes + buffers * self.buf_bytes as u64
+        self.window_bytes + self.arenas_bytes + buffers * self.buf_bytes as u64
     }
 
     /// Returns the bytes for the rows of a span on the way to its windows.
-    pub(crate) fn hand_bytes(&self) -> usize {
+    pub(crate) fn staging_bytes(&self) -> usize {
         // Nothing is split while rows move.
         match self.spans.span_windows() > 0 && self.words_max > 0 {
             true => self.buf_bytes,
@@ -177,7 +177,7 @@ impl Sizes {
 
     /// Lets windows share buckets while they are far, when the free memory is too little for a
     /// bucket each, or when the request wants it. A store whose rows wait in spans keeps those.
-    pub(crate) fn share_buckets(&mut self, plan: &Plan, request: SpanRequest) {
+    pub(crate) fn share_buckets(&mut self, plan: &EpochPlan, request: SpanRequest) {
         let SpanRequest { limit_bytes, free_bytes, wanted, stored } = request;
         let window_count = plan.window_count();
         let lists_bytes = free_bytes.saturating_sub(self.slack_bytes);
@@ -212,16 +212,16 @@ impl Sizes {
     }
 
     /// Sizes lists for moving rows, where they are write buffers only and no window is trained
-    /// on; returns the bytes that parked rows are gathered in.
+    /// on; returns the bytes that unplanned rows are gathered in.
     pub(crate) fn for_moving(&mut self) -> u64 {
         let buf_bytes = self.buf_bytes;
-        (self.words_max, self.entries_max, self.live_bytes) = (0, 0, 0);
-        let parking = |class: &mut ClassSize| {
+        (self.words_max, self.entries_max, self.arenas_bytes) = (0, 0, 0);
+        let writer = |class: &mut ClassSize| {
             let page_rows = PAGE_BYTES.div_ceil(4 * class.words);
             class.rows_min = class.rows_min.min(page_rows).max(1);
-            Parking::memory_bytes(4 * class.words, buf_bytes) as u64
+            UnplannedWriter::memory_bytes(4 * class.words, buf_bytes) as u64
         };
-        self.classes.iter_mut().map(parking).sum()
+        self.classes.iter_mut().map(writer).sum()
     }
 
     /// Shares `free_bytes` out among the size classes; returns the bytes that all size classes
@@ -264,7 +264,7 @@ impl Sizes {
 
 /// Puts tables with records of one length on one size class; returns the size classes, with the
 /// rows of their tables as `rows_max`, and the home of each table.
-pub(crate) fn shelve(schema: &Schema) -> (Vec<ClassSize>, Vec<Home>) {
+pub(crate) fn size_classes_of(schema: &Schema) -> (Vec<ClassSize>, Vec<Home>) {
     let mut classes: Vec<ClassSize> = Vec::new();
     let mut homes = Vec::new();
     for table in schema.tables() {
@@ -281,11 +281,11 @@ pub(crate) fn shelve(schema: &Schema) -> (Vec<ClassSize>, Vec<Home>) {
 }
 
 /// Cuts the windows of `plan` into spans.
-pub(crate) fn spans_of(plan: &Plan, span_windows: usize, is_filled: bool) -> Spans {
+pub(crate) fn spans_of(plan: &EpochPlan, span_windows: usize, is_filled: bool) -> Spans {
     Spans::new(window_entries(plan), span_windows, is_filled)
 }
 
-fn window_entries(plan: &Plan) -> impl Iterator<Item = u64> + '_ {
+fn window_entries(plan: &EpochPlan) -> impl Iterator<Item = u64> + '_ {
     plan.counts().map(|counts| counts.iter().map(|&count| u64::from(count)).sum())
 }
 
@@ -293,7 +293,7 @@ fn window_entries(plan: &Plan) -> impl Iterator<Item = u64> + '_ {
 fn used_bytes(classes: &[ClassSize], row_count_max: u64) -> u64 {
     let row_count = classes.iter().map(|class| class.rows_max as u64).sum::<u64>().max(1);
     let used = row_count_max.min(row_count);
-    (u128::from(live_bytes(classes)) * u128::from(used) / u128::from(row_count)).max(1) as u64
+    (u128::from(all_rows_bytes(classes)) * u128::from(used) / u128::from(row_count)).max(1) as u64
 }
 
 // An eighth of a bucket, so that half an extent is not much of it.
@@ -307,7 +307,7 @@ fn slack_bytes(used_bytes: u64, mean_chunk_bytes: u64) -> u64 {
 }
 
 // The rows that the plan may use, all of them.
-fn live_bytes(classes: &[ClassSize]) -> u64 {
+fn all_rows_bytes(classes: &[ClassSize]) -> u64 {
     let bytes = |class: &ClassSize| (class.rows_max * 4 * class.words) as u64;
     classes.iter().map(bytes).sum::<u64>().max(1)
 }
@@ -316,7 +316,7 @@ fn live_bytes(classes: &[ClassSize]) -> u64 {
 fn flush_bytes(classes: &[ClassSize], limit_bytes: u64) -> u64 {
     let memory_bytes = u128::from(limit_bytes.min(1 << 40));
     let bytes = memory_bytes * memory_bytes * FLUSH_THOUSANDTHS / 1000;
-    (bytes / u128::from(live_bytes(classes))).clamp(1, 1 << 40) as u64
+    (bytes / u128::from(all_rows_bytes(classes))).clamp(1, 1 << 40) as u64
 }
 
 // How long a chunk is on average: a flush is cut where an extent or a buffer ends, and begins
@@ -328,7 +328,7 @@ fn chunk_bytes(flush_bytes: u64, extent_bytes: usize, buf_bytes: usize) -> u64 {
 
 // Notes what each size class needs in each window; returns entries and words of the largest
 // windows.
-fn note_windows(plan: &Plan, homes: &[Home], classes: &mut [ClassSize]) -> (usize, usize) {
+fn note_windows(plan: &EpochPlan, homes: &[Home], classes: &mut [ClassSize]) -> (usize, usize) {
     let (mut entries_max, mut words_max) = (0, 0);
     let mut now = vec![0usize; classes.len()];
     for counts in plan.counts() {

@@ -2,8 +2,8 @@
 //! trained on.
 //!
 //! Each window does its share of the span's bucket. A chunk comes into memory of its own, the
-//! *hand*, and is then nowhere else: its rows go from there to the lists of their windows, as rows
-//! that leave a window do, and a checkpoint dumps those still in hand.
+//! *staging buffer*, and is then nowhere else: its rows go from there to the lists of their
+//! windows, as rows that leave a window do, and a checkpoint dumps those still staged.
 
 #![expect(clippy::indexing_slicing, reason = "each size class has a share of the span that comes")]
 
@@ -21,10 +21,10 @@ use super::spans::Spans;
 #[derive(Debug)]
 pub(crate) struct Splitter {
     spans: Arc<Spans>,
-    hand: AlignedBuf,
-    /// Bytes of rows in hand, and those of them that have gone on.
+    staging: AlignedBuf,
+    /// Bytes of staged rows, and those of them that were dealt to their windows.
     len_bytes: usize,
-    gone_bytes: usize,
+    dealt_bytes: usize,
     /// Whose rows they are.
     class: usize,
     list: usize,
@@ -49,13 +49,13 @@ struct Asked {
 const NOTHING_ASKED: Asked = Asked { class: usize::MAX, first_chunk: 0 };
 
 impl Splitter {
-    /// Takes memory for chunks of at most `hand_bytes`.
-    pub(crate) fn new(spans: Arc<Spans>, hand_bytes: usize) -> Self {
+    /// Takes memory for chunks of at most `staging_bytes`.
+    pub(crate) fn new(spans: Arc<Spans>, staging_bytes: usize) -> Self {
         Self {
             spans,
-            hand: AlignedBuf::new(hand_bytes),
+            staging: AlignedBuf::new(staging_bytes),
             len_bytes: 0,
-            gone_bytes: 0,
+            dealt_bytes: 0,
             class: 0,
             list: 0,
             left: Vec::new(),
@@ -69,18 +69,18 @@ impl Splitter {
         &self.spans
     }
 
-    /// Returns the rows in hand, entry and record each, when they are those of a list.
+    /// Returns the staged rows, entry and record each, when they are those of a list.
     pub(crate) fn rows_of(&self, class: usize, list: usize) -> &[f32] {
         match (self.class, self.list) == (class, list) {
-            true => self.rows_in_hand(usize::MAX),
+            true => self.staged_rows(usize::MAX),
             false => &[],
         }
     }
 
-    // The first rows in hand, at most so many bytes.
-    fn rows_in_hand(&self, bytes_max: usize) -> &[f32] {
-        let end = self.len_bytes.min(self.gone_bytes.saturating_add(bytes_max));
-        match &self.hand[self.gone_bytes..end] {
+    // The first staged rows, at most so many bytes.
+    fn staged_rows(&self, bytes_max: usize) -> &[f32] {
+        let end = self.len_bytes.min(self.dealt_bytes.saturating_add(bytes_max));
+        match &self.staging[self.dealt_bytes..end] {
             // An empty slice of bytes lies anywhere, words do not.
             [] => &[],
             bytes => bytemuck::cast_slice(bytes),
@@ -89,7 +89,7 @@ impl Splitter {
 
     // Decides which chunks are the share of window `now`.
     fn begin(&mut self, now: usize, classes: &[SizeClass]) {
-        assert_eq!(self.gone_bytes, self.len_bytes, "the share of the window before is not dealt");
+        assert_eq!(self.dealt_bytes, self.len_bytes, "the share of the window before is not dealt");
         self.left.clear();
         self.asked = NOTHING_ASKED;
         let coming = self.spans.coming_list(now);
@@ -103,10 +103,10 @@ impl Splitter {
         }));
     }
 
-    fn take_in_hand(&mut self, class: usize, list: usize, rows: &[u8]) {
-        assert_eq!(self.gone_bytes, self.len_bytes, "rows in hand would be lost");
-        self.hand[..rows.len()].copy_from_slice(rows);
-        (self.class, self.list, self.len_bytes, self.gone_bytes) = (class, list, rows.len(), 0);
+    fn stage(&mut self, class: usize, list: usize, rows: &[u8]) {
+        assert_eq!(self.dealt_bytes, self.len_bytes, "staged rows would be lost");
+        self.staging[..rows.len()].copy_from_slice(rows);
+        (self.class, self.list, self.len_bytes, self.dealt_bytes) = (class, list, rows.len(), 0);
     }
 }
 
@@ -142,14 +142,14 @@ impl RowMover {
             self.stage = Stage::Leave(0, 0);
             return Ok(Some(0));
         };
-        if self.splitter.gone_bytes < self.splitter.len_bytes {
+        if self.splitter.dealt_bytes < self.splitter.len_bytes {
             return self.deal(may_wait);
         }
         // What waits in memory first: near spans are not written to.
         let rows = class.lists().last_rows(list, usize::MAX);
         if !rows.is_empty() {
             let row_count = rows.len() / (1 + class.words());
-            self.splitter.take_in_hand(at, list, bytemuck::cast_slice(rows));
+            self.splitter.stage(at, list, bytemuck::cast_slice(rows));
             class.forget_last_rows(list, row_count);
             return Ok(Some(1));
         }
@@ -190,7 +190,7 @@ impl RowMover {
         self.splitter.asked = Asked { class: at, first_chunk: first };
     }
 
-    // Takes the last chunk of a size class's share in hand; false while it is not there.
+    // Stages the last chunk of a size class's share; false while it is not there.
     fn fetch(&mut self, at: usize, list: usize, may_wait: bool) -> Result<bool> {
         if !self.splitter.is_written {
             match may_wait {
@@ -223,7 +223,7 @@ impl RowMover {
         }
     }
 
-    // Takes in hand what a read of the last chunk brought; the chunk is gone then.
+    // Stages what a read of the last chunk brought; the chunk is gone then.
     fn take_chunk(&mut self, at: usize, list: usize, buf: BufId) -> Result<()> {
         let class = &mut self.classes[at];
         let Some(chunk) = class.take_last_chunk(list, &mut self.extents) else {
@@ -231,21 +231,21 @@ impl RowMover {
         };
         let bytes = &self.disk.bytes(buf)[..chunk.len_bytes()];
         let rows = check_chunk(&chunk, bytes, class.stored_bytes())?;
-        self.splitter.take_in_hand(at, list, rows);
+        self.splitter.stage(at, list, rows);
         class.note_arrivals(u64::from(chunk.row_count), 0);
         Ok(())
     }
 
-    // Rows in hand go to the lists of their windows, some at a time.
+    // Staged rows go to the lists of their windows, some at a time.
     fn deal(&mut self, may_wait: bool) -> Result<Option<usize>> {
         let splitter = &mut self.splitter;
         let class = &mut self.classes[splitter.class];
         let stored_bytes = class.stored_bytes();
-        let rows = splitter.rows_in_hand(PIECE_ROWS * stored_bytes);
+        let rows = splitter.staged_rows(PIECE_ROWS * stored_bytes);
         let rows = SpanRows { list: splitter.list as u32, rows };
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
         let kept = class.keep_split(self.current, rows, &mut sink, may_wait)?;
-        splitter.gone_bytes += kept * stored_bytes;
+        splitter.dealt_bytes += kept * stored_bytes;
         Ok((kept > 0).then_some(kept))
     }
 }

@@ -11,7 +11,7 @@ use tierbed_core::{Error, Result};
 use tierbed_io::WordBuf;
 use tierbed_kernels::prefetch;
 
-use crate::planned::plan::{Plan, WindowPlan};
+use crate::planned::plan::{EpochPlan, PlanWindow};
 
 /// How many rows ahead the processor is asked to fetch a place.
 const FETCH_AHEAD: usize = 6;
@@ -76,7 +76,7 @@ struct Run {
 #[derive(Debug, Default)]
 pub(crate) struct WindowRows {
     pub(crate) number: usize,
-    pub(crate) plan: Arc<WindowPlan>,
+    pub(crate) plan: Arc<PlanWindow>,
     arena: WordBuf,
     presence: Vec<Presence>,
     runs: Vec<Run>,
@@ -100,7 +100,7 @@ impl WindowRows {
     }
 
     /// Becomes window `number`, with no row in it.
-    pub(crate) fn load(&mut self, plan: &Plan, number: usize, homes: &[Home]) -> Result<()> {
+    pub(crate) fn load(&mut self, plan: &EpochPlan, number: usize, homes: &[Home]) -> Result<()> {
         if Arc::get_mut(&mut self.plan).is_none() {
             self.plan = Arc::default();
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{Ahead, Attachment, CommitInfo, RowSink, RowUses, RowWrite, ScanSink};
 use tierbed_core::{Bags, Result, RowKey, RowStore, Schema, TableId, TableSchema, TrainStore};
-use tierbed_kernels::{FeaturePlan, Pooling};
+use tierbed_kernels::{FeatureLayout, Pooling};
 
 use crate::window::options::{Backend, WindowConfig};
 use crate::window::WindowEngine;
@@ -72,29 +72,29 @@ impl TrainStore for Listener {
 }
 
 /// An engine over one table of 100 rows of 4 weights.
-fn engine_and_plan() -> (WindowEngine, TableId, FeaturePlan) {
+fn engine_and_plan() -> (WindowEngine, TableId, FeatureLayout) {
     let config = WindowConfig { backend: Backend::Memory, ..WindowConfig::new(4 << 20) };
     let mut engine = WindowEngine::open(None, &config).unwrap();
     let table = TableSchema::plain("t", 100, 4);
     let id = engine.add_table(table).unwrap();
-    let plan = FeaturePlan::new(&engine.schema, &[(id, Pooling::Sum)]).unwrap();
-    (engine, id, plan)
+    let layout = FeatureLayout::new(&engine.schema, &[(id, Pooling::Sum)]).unwrap();
+    (engine, id, layout)
 }
 
 #[test]
 fn a_wrong_batch_ends_the_announcement_before_it() {
-    let (mut engine, _, plan) = engine_and_plan();
+    let (mut engine, _, layout) = engine_and_plan();
     let good = Bags::new(&[7, 3], &[0, 1, 2], None, 1).unwrap();
     let wrong = Bags::new(&[7, 100], &[0, 1, 2], None, 1).unwrap();
-    assert_eq!(engine.prefetch(&plan, &[good, wrong, good]).unwrap(), 1);
-    assert!(engine.prefetch(&plan, &[wrong, good]).is_err());
-    engine.lookup(&plan, &good, &mut [0.0; 8]).unwrap();
+    assert_eq!(engine.prefetch(&layout, &[good, wrong, good]).unwrap(), 1);
+    assert!(engine.prefetch(&layout, &[wrong, good]).is_err());
+    engine.lookup(&layout, &good, &mut [0.0; 8]).unwrap();
     assert_eq!(engine.stats().buffer.miss_count, 2);
 }
 
 #[test]
 fn the_store_is_told_what_was_announced() {
-    let (mut engine, id, plan) = engine_and_plan();
+    let (mut engine, id, layout) = engine_and_plan();
     let config = WindowConfig { backend: Backend::Memory, ..WindowConfig::new(4 << 20) };
     let told = Arc::new(Mutex::new(Vec::new()));
     let other = WindowEngine::open(None, &config).unwrap();
@@ -102,9 +102,9 @@ fn the_store_is_told_what_was_announced() {
     engine.store = Box::new(Listener { store: memory, told: told.clone() });
     let first = Bags::new(&[7, 3, 7], &[0, 2, 3], None, 1).unwrap();
     let second = Bags::new(&[3, 9], &[0, 2], None, 1).unwrap();
-    assert_eq!(engine.prefetch(&plan, &[first, second]).unwrap(), 2);
-    engine.lookup(&plan, &first, &mut [0.0; 8]).unwrap();
-    assert_eq!(engine.prefetch(&plan, &[second]).unwrap(), 1);
+    assert_eq!(engine.prefetch(&layout, &[first, second]).unwrap(), 2);
+    engine.lookup(&layout, &first, &mut [0.0; 8]).unwrap();
+    assert_eq!(engine.prefetch(&layout, &[second]).unwrap(), 1);
     let uses = |pairs: &[(u64, u32)]| -> Vec<RowUses> {
         let key = |row| RowKey::new(id, tierbed_core::RowId(row));
         let uses = |&(row, access_count): &(u64, u32)| RowUses { key: key(row), access_count };

@@ -16,7 +16,7 @@ use tierbed_io::Folder;
 
 use super::parts::Parts;
 use super::RowSource;
-use crate::planned::plan::{Plan, WindowPlan};
+use crate::planned::plan::{EpochPlan, PlanWindow};
 use crate::planned::store::window_rows::Place;
 
 /// The plan does not use the row. Not `u64::MAX`, which ends a scratch block.
@@ -80,7 +80,7 @@ impl FirstUses {
     pub(super) fn find(
         folder: &Arc<dyn Folder>,
         schema: &Arc<Schema>,
-        plan: &Plan,
+        plan: &EpochPlan,
         cut: Cut,
         source: &mut RowSource<'_>,
     ) -> Result<Self> {
@@ -130,10 +130,10 @@ impl FirstUses {
     // Calls `sink` with the number of each row the plan uses, and its first use.
     fn each_first_use(
         &self,
-        plan: &Plan,
+        plan: &EpochPlan,
         sink: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<()> {
-        let mut window = WindowPlan::default();
+        let mut window = PlanWindow::default();
         let damaged = || Error::corruption("plan window ends too early");
         for number in 0..plan.window_count() {
             plan.load_entries(number, &mut window)?;

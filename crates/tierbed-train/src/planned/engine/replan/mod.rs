@@ -3,12 +3,12 @@
 //! A store keeps rows in the order of one plan. For another plan (a reshuffled epoch, the next
 //! day's data) every row is moved once: its first use along the new plan is found
 //! ([`first_use`]), and it joins the list of that window; full lists go to buckets as they do in
-//! training. Rows that the plan never uses are *parked*: on disk, seen by scans and by the next
+//! training. Rows that the plan never uses are *unplanned*: on disk, seen by scans and by the next
 //! plan, not by training.
 //!
 //! ```text
 //! checkpoint along A ──(rows in the order of A)──▶ first use along B ─▶ lists ─▶ buckets of B
-//!                                                      never ─▶ parked rows
+//!                                                      never ─▶ unplanned rows
 //!                                                 then a checkpoint along B comes into force
 //! ```
 //!
@@ -30,9 +30,9 @@ use tierbed_store::Manifest;
 use super::reservations::{Purpose, Reservations};
 use super::stored::{self, damaged, Stored};
 use super::{check_shape, OpenFolder, PlannedConfig, PlannedEngine};
-use crate::planned::plan::Plan;
-use crate::planned::store::parking::Parking;
+use crate::planned::plan::EpochPlan;
 use crate::planned::store::size_class::Sink;
+use crate::planned::store::unplanned::UnplannedWriter;
 use first_use::{Cut, FirstUses};
 use resting::Resting;
 
@@ -50,7 +50,7 @@ pub(super) fn answer_bytes(row_count: u64, wanted_bytes: u64) -> u64 {
 }
 
 // The tables of `schema` with as many rows as `plan` was made for.
-fn grown(schema: &Schema, plan: &Plan) -> Result<Arc<Schema>> {
+fn grown(schema: &Schema, plan: &EpochPlan) -> Result<Arc<Schema>> {
     let mut tables = schema.tables().to_vec();
     let (row_counts, records) = (&plan.shape().row_counts, &plan.shape().record_bytes);
     let has_shrunk = |(table, &rows): (&TableSchema, &u64)| rows < table.row_count;
@@ -108,7 +108,7 @@ impl PlannedEngine {
     /// [`plan_in_force`](Self::plan_in_force) tells.
     pub fn replan(
         mut self,
-        plan: Plan,
+        plan: EpochPlan,
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> Result<Self> {
@@ -119,7 +119,7 @@ impl PlannedEngine {
         Self::move_along(site, (grown, &config), (&old, plan), (name, attachments))
     }
 
-    /// Returns the [identity](Plan::identity) of the plan that the last checkpoint in `folder`
+    /// Returns the [identity](EpochPlan::identity) of the plan that the last checkpoint in `folder`
     /// was made along; `None` when there is none.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl PlannedEngine {
     fn move_along(
         site: OpenFolder,
         (schema, config): (Arc<Schema>, &PlannedConfig),
-        (old, new): (&Plan, Plan),
+        (old, new): (&EpochPlan, EpochPlan),
         (name, attachments): (&str, &[Attachment<'_>]),
     ) -> Result<Self> {
         let manifest: Manifest = site.log.manifest().cloned().ok_or_else(|| {
@@ -152,7 +152,7 @@ impl PlannedEngine {
     fn move_rows(
         site: OpenFolder,
         schema: Arc<Schema>,
-        plan: Plan,
+        plan: EpochPlan,
         config: &PlannedConfig,
         moving: Move<'_>,
     ) -> Result<Self> {
@@ -175,6 +175,7 @@ impl PlannedEngine {
         Self::open_at(site, schema, plan, &config)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "every size class has a writer")]
     fn distribute(&mut self, cut: Cut, source: &mut RowSource<'_>) -> Result<()> {
         let plan = self.pipeline.plan.clone();
         let found = FirstUses::find(&self.folder, &self.schema, &plan, cut, source);
@@ -182,8 +183,8 @@ impl PlannedEngine {
         let mover = self.pipeline.mover()?;
         let buf_bytes = mover.disk.buf_bytes().min(self.extent_bytes);
         let classes = mover.classes.iter();
-        let mut parkings: Vec<_> =
-            classes.map(|class| Parking::new(4 * class.words(), buf_bytes)).collect();
+        let mut writers: Vec<_> =
+            classes.map(|class| UnplannedWriter::new(4 * class.words(), buf_bytes)).collect();
         let longest = mover.classes.iter().map(|class| 4 * class.words()).max().unwrap_or(0);
         // Records come at any address; slots hold words.
         let mut aligned = AlignedBuf::new(longest);
@@ -202,13 +203,12 @@ impl PlannedEngine {
             place.copy_from_slice(record);
             let at = self.pipeline.home(table.0 as usize).class;
             let mover = self.pipeline.mover()?;
-            match (first, parkings.get_mut(at)) {
-                (Some(first), _) => mover.distribute(at, first, place)?,
-                (None, Some(parking)) => {
+            match first {
+                Some(first) => mover.distribute(at, first, place)?,
+                None => {
                     let mut sink = Sink { disk: &mut mover.disk, extents: &mut mover.extents };
-                    parking.add(RowKey::new(table, row), place, &mut sink)?;
+                    writers[at].add(RowKey::new(table, row), place, &mut sink)?;
                 }
-                (None, None) => {}
             }
             row_count += 1;
             match row_count.is_multiple_of(MEMORY_CHECK_ROWS) {
@@ -217,9 +217,9 @@ impl PlannedEngine {
             }
         })?;
         let mover = self.pipeline.mover()?;
-        for (class, parking) in mover.classes.iter_mut().zip(parkings) {
+        for (class, writer) in mover.classes.iter_mut().zip(writers) {
             let mut sink = Sink { disk: &mut mover.disk, extents: &mut mover.extents };
-            class.set_parked(parking.finish(&mut sink)?);
+            class.set_unplanned(writer.finish(&mut sink)?);
         }
         self.pay_for_chunks()
     }

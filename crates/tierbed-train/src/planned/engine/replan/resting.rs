@@ -1,8 +1,8 @@
 //! All rows of a checkpoint, read where they lie: no slots, no training.
 //!
 //! Window after window, so that each window of the plan is loaded once: the rows of the dumps that
-//! wait for it, then its buckets; then span after span, and parked rows last. Everything on disk is
-//! read once.
+//! wait for it, then its buckets; then span after span, and unplanned rows last. Everything on disk
+//! is read once.
 
 #![expect(clippy::indexing_slicing, reason = "every list of a size class has a bucket")]
 
@@ -18,13 +18,13 @@ use super::super::scan::row_of;
 use super::super::stored::{damaged, Stored};
 use super::super::EXTENTS_FILE;
 use super::RecordSink;
-use crate::planned::plan::{Plan, WindowPlan};
+use crate::planned::plan::{EpochPlan, PlanWindow};
 use crate::planned::store::extents::{Bucket, Chunk};
 use crate::planned::store::lists::split_rows;
-use crate::planned::store::parking::open_parked;
 use crate::planned::store::size_class::{check_chunk, open_chunk, ENTRY_BYTES};
-use crate::planned::store::sizing::{shelve, spans_of};
+use crate::planned::store::sizing::{size_classes_of, spans_of};
 use crate::planned::store::spans::Spans;
+use crate::planned::store::unplanned::open_unplanned;
 use crate::planned::store::window_rows::Home;
 
 /// The rows of a checkpoint.
@@ -32,33 +32,33 @@ pub(super) struct Resting<'a> {
     folder: Arc<dyn Folder>,
     device: Arc<dyn Device>,
     manifest: &'a Manifest,
-    plan: &'a Plan,
+    plan: &'a EpochPlan,
     first_window: usize,
     spans: Spans,
     /// For rows of spans, until they are named.
     gather_bytes: usize,
-    classes: Vec<RestingShelf>,
+    classes: Vec<RestingClass>,
     homes: Vec<Home>,
     dump_buf_bytes: usize,
     buf: AlignedBuf,
-    window: WindowPlan,
+    window: PlanWindow,
 }
 
-struct RestingShelf {
+struct RestingClass {
     record_bytes: usize,
     buckets: Vec<Bucket>,
-    parked: Bucket,
+    unplanned: Bucket,
 }
 
 impl<'a> Resting<'a> {
     /// Returns the memory it takes.
     pub(super) fn memory_bytes(&self) -> u64 {
         let chunks = |bucket: &Bucket| bucket.chunks.capacity() * size_of::<Chunk>();
-        let shelf_bytes = |class: &RestingShelf| {
-            let buckets = class.buckets.iter().chain([&class.parked]);
+        let class_bytes = |class: &RestingClass| {
+            let buckets = class.buckets.iter().chain([&class.unplanned]);
             self.dump_buf_bytes + buckets.map(|b| size_of::<Bucket>() + chunks(b)).sum::<usize>()
         };
-        let classes: usize = self.classes.iter().map(shelf_bytes).sum();
+        let classes: usize = self.classes.iter().map(class_bytes).sum();
         (classes
             + self.buf.len()
             + self.gather_bytes
@@ -71,18 +71,18 @@ impl<'a> Resting<'a> {
     pub(super) fn open(
         folder: &Arc<dyn Folder>,
         manifest: &'a Manifest,
-        plan: &'a Plan,
+        plan: &'a EpochPlan,
         stored: &Stored,
         budget_bytes: u64,
     ) -> Result<Self> {
-        let (sizes, homes) = shelve(&manifest.schema);
+        let (sizes, homes) = size_classes_of(&manifest.schema);
         let spans = spans_of(plan, stored.span_windows(), false);
         let buckets = stored.buckets(sizes.len(), spans.list_count())?;
         let dump_bytes = budget_bytes / 64 / sizes.len().max(1) as u64;
-        let classes = sizes.iter().zip(buckets).map(|(size, (buckets, parked))| RestingShelf {
+        let classes = sizes.iter().zip(buckets).map(|(size, (buckets, unplanned))| RestingClass {
             record_bytes: 4 * size.words,
             buckets,
-            parked,
+            unplanned,
         });
         Ok(Self {
             folder: folder.clone(),
@@ -100,7 +100,7 @@ impl<'a> Resting<'a> {
             dump_buf_bytes: (dump_bytes as usize).clamp(PAGE_BYTES, DUMP_BUF_BYTES) / PAGE_BYTES
                 * PAGE_BYTES,
             buf: AlignedBuf::new(stored.chunk_bytes_max()),
-            window: WindowPlan::default(),
+            window: PlanWindow::default(),
         })
     }
 
@@ -121,9 +121,9 @@ impl<'a> Resting<'a> {
             self.visit_span(list, &mut dumps, sink)?;
         }
         for class in &self.classes {
-            for chunk in &class.parked.chunks {
+            for chunk in &class.unplanned.chunks {
                 let bytes = read_chunk(&*self.device, chunk, &mut self.buf)?;
-                for (table, row, record) in open_parked(chunk, bytes, class.record_bytes)? {
+                for (table, row, record) in open_unplanned(chunk, bytes, class.record_bytes)? {
                     sink(table, row, record)?;
                 }
             }

@@ -1,7 +1,7 @@
-//! Parked rows, which the plan never uses: on disk, named by table and row.
+//! Rows that the plan never uses: on disk, named by table and row.
 //!
 //! A row in a bucket is named by its entry in the window it waits for. A row that the plan does
-//! not use waits for no window, so it carries its own name: table and row id. Parked rows are
+//! not use waits for no window, so it carries its own name: table and row id. Unplanned rows are
 //! read by scans and by the next plan, never by training.
 
 use tierbed_core::checksum::crc32c;
@@ -11,32 +11,32 @@ use tierbed_io::{AlignedBuf, PAGE_BYTES};
 use super::extents::{Bucket, Chunk};
 use super::size_class::{open_rows, Sink};
 
-/// Bytes before each parked record: table (u32) and row (u64).
-pub(crate) const PARKED_HEAD_BYTES: usize = 12;
-/// Bytes gathered before a chunk of parked rows is written.
+/// Bytes before each unplanned record: table (u32) and row (u64).
+pub(crate) const UNPLANNED_HEAD_BYTES: usize = 12;
+/// Bytes gathered before a chunk of unplanned rows is written.
 const STAGE_BYTES: usize = 64 << 10;
 
-/// Gathers parked rows of one record length and writes them in chunks.
+/// Gathers unplanned rows of one record length and writes them in chunks.
 #[derive(Debug)]
-pub(crate) struct Parking {
+pub(crate) struct UnplannedWriter {
     stage: AlignedBuf,
     stored_bytes: usize,
     row_count: usize,
     bucket: Bucket,
 }
 
-impl Parking {
+impl UnplannedWriter {
     /// Returns the bytes gathered for records of `record_bytes`, at most `buf_bytes` unless one
     /// row needs more.
     pub(crate) fn memory_bytes(record_bytes: usize, buf_bytes: usize) -> usize {
-        let row_bytes = (PARKED_HEAD_BYTES + record_bytes).next_multiple_of(PAGE_BYTES);
+        let row_bytes = (UNPLANNED_HEAD_BYTES + record_bytes).next_multiple_of(PAGE_BYTES);
         STAGE_BYTES.min(buf_bytes / PAGE_BYTES * PAGE_BYTES).max(row_bytes)
     }
 
     pub(crate) fn new(record_bytes: usize, buf_bytes: usize) -> Self {
         Self {
             stage: AlignedBuf::new(Self::memory_bytes(record_bytes, buf_bytes)),
-            stored_bytes: PARKED_HEAD_BYTES + record_bytes,
+            stored_bytes: UNPLANNED_HEAD_BYTES + record_bytes,
             row_count: 0,
             bucket: Bucket::default(),
         }
@@ -51,14 +51,14 @@ impl Parking {
     /// When its record has another length than all others.
     #[expect(clippy::indexing_slicing, reason = "a flush made room for one row at least")]
     pub(crate) fn add(&mut self, key: RowKey, record: &[u8], sink: &mut Sink<'_>) -> Result<()> {
-        let record_bytes = self.stored_bytes - PARKED_HEAD_BYTES;
-        assert_eq!(record.len(), record_bytes, "a record of another size class is parked");
+        let record_bytes = self.stored_bytes - UNPLANNED_HEAD_BYTES;
+        assert_eq!(record.len(), record_bytes, "a record of another size class");
         if (self.row_count + 1) * self.stored_bytes > self.stage.len() {
             self.flush(sink)?;
         }
         let start = self.row_count * self.stored_bytes;
         let place = &mut self.stage[start..start + self.stored_bytes];
-        let (name, rest) = place.split_at_mut(PARKED_HEAD_BYTES);
+        let (name, rest) = place.split_at_mut(UNPLANNED_HEAD_BYTES);
         let (table, row) = name.split_at_mut(size_of::<u32>());
         table.copy_from_slice(&key.table.0.to_le_bytes());
         row.copy_from_slice(&key.row.0.to_le_bytes());
@@ -89,7 +89,7 @@ impl Parking {
         Ok(())
     }
 
-    /// Writes what is gathered; returns the chunks of all parked rows.
+    /// Writes what is gathered; returns the chunks of all unplanned rows.
     ///
     /// # Errors
     /// As [`add`](Self::add).
@@ -101,17 +101,17 @@ impl Parking {
     }
 }
 
-/// Checks the bytes of a chunk of parked rows and splits them into names and records of
+/// Checks the bytes of a chunk of unplanned rows and splits them into names and records of
 /// `record_bytes`.
 ///
 /// # Errors
 /// `Corruption` when they are not what was written.
-pub(crate) fn open_parked<'a>(
+pub(crate) fn open_unplanned<'a>(
     chunk: &Chunk,
     bytes: &'a [u8],
     record_bytes: usize,
 ) -> Result<impl Iterator<Item = (TableId, RowId, &'a [u8])>> {
-    let rows = open_rows(chunk, bytes, PARKED_HEAD_BYTES + record_bytes)?;
+    let rows = open_rows(chunk, bytes, UNPLANNED_HEAD_BYTES + record_bytes)?;
     Ok(rows.filter_map(|row| {
         let (table, rest) = row.split_first_chunk::<4>()?;
         let (row, record) = rest.split_first_chunk::<8>()?;

@@ -10,7 +10,7 @@ use tierbed_core::{Bags, Error, Result, RowId, RowKey, Schema, TableId};
 
 use crate::layout::{Columns, Pooling};
 
-/// One feature of a plan.
+/// One feature of a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Feature {
     /// Table the feature reads.
@@ -23,7 +23,7 @@ pub struct Feature {
 
 /// The features of a collection, in the order of a batch's bags.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FeaturePlan {
+pub struct FeatureLayout {
     features: Vec<Feature>,
     output_dim: usize,
     is_pooled: bool,
@@ -37,8 +37,8 @@ impl Feature {
     }
 }
 
-impl FeaturePlan {
-    /// Plans `features` (table and pooling), columns side by side in order.
+impl FeatureLayout {
+    /// Lays `features` (table and pooling) out, columns side by side in order.
     ///
     /// Either every feature is pooled, output `[B, sum of dims]`, or none is, output `[E, D]`.
     ///
@@ -46,7 +46,7 @@ impl FeaturePlan {
     /// `Invalid` for no features, unknown tables, mixed pooling, or unequal dims without pooling.
     pub fn new(schema: &Schema, features: &[(TableId, Pooling)]) -> Result<Self> {
         let is_pooled = features.iter().any(|(_, pooling)| *pooling != Pooling::None);
-        let mut planned = Vec::with_capacity(features.len());
+        let mut laid_out = Vec::with_capacity(features.len());
         let mut width = 0;
         for &(table, pooling) in features {
             let dim = schema.table(table)?.dim as usize;
@@ -59,15 +59,15 @@ impl FeaturePlan {
             }
             let first = if is_pooled { width } else { 0 };
             width = first + dim;
-            planned.push(Feature { table, pooling, columns: Columns { stride: 0, first, dim } });
+            laid_out.push(Feature { table, pooling, columns: Columns { stride: 0, first, dim } });
         }
-        if planned.is_empty() {
+        if laid_out.is_empty() {
             return Err(Error::invalid("a plan needs at least one feature"));
         }
-        for feature in &mut planned {
+        for feature in &mut laid_out {
             feature.columns.stride = width;
         }
-        Ok(Self { features: planned, output_dim: width, is_pooled })
+        Ok(Self { features: laid_out, output_dim: width, is_pooled })
     }
 
     /// Returns `features` alone, in that order and in the columns they have here; `tables` says
@@ -115,7 +115,7 @@ impl FeaturePlan {
         }
     }
 
-    /// Checks `bags` and the length of an output (or gradient) against this plan and `schema`.
+    /// Checks `bags` and the length of an output (or gradient) against this layout and `schema`.
     ///
     /// # Errors
     /// `Invalid`, naming the feature, the id, or the shape.
