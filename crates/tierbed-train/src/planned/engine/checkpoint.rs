@@ -135,11 +135,11 @@ impl PlannedEngine {
     fn write_dump(&mut self, at: usize, file: String, quota: &mut DiskQuota) -> Result<TableMeta> {
         let mut dump = DumpWriter::create(&*self.folder, file, quota)?;
         let homes = self.pipeline.homes.clone();
-        let is_of_shelf = |table: usize| homes.get(table).is_some_and(|home| home.class == at);
+        let is_of_class = |table: usize| homes.get(table).is_some_and(|home| home.class == at);
         // The current window first, then window after window: so a reader needs each of them once.
         self.pipeline.visit_current(&mut |spot, record| {
             let Place { window, entry } = spot.waits_for;
-            if is_of_shelf(spot.table) {
+            if is_of_class(spot.table) {
                 dump.add(window, entry, record)
             } else {
                 Ok(())
@@ -148,7 +148,7 @@ impl PlannedEngine {
         let mover = self.pipeline.mover()?;
         let mut between = Vec::new();
         mover.visit_back(&mut |spot, _| {
-            if is_of_shelf(spot.table) {
+            if is_of_class(spot.table) {
                 between.push((spot.waits_for, spot.known_as.entry));
             }
             Ok(())

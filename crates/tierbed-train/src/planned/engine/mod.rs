@@ -156,6 +156,12 @@ impl OpenFolder {
     }
 }
 
+/// The tables of a store, and the plan that it follows.
+pub(super) struct PlannedTables {
+    schema: Arc<Schema>,
+    plan: EpochPlan,
+}
+
 impl PlannedEngine {
     /// Opens the store at `path` at its last checkpoint, or starts one in a new or empty folder,
     /// to be trained along `plan`.
@@ -194,9 +200,9 @@ impl PlannedEngine {
     ) -> Result<Self> {
         let stored = stored::read_stored(&site.log, &schema, &plan, config)?;
         let purpose = Purpose::Training;
-        let room =
-            Reservations::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
-        let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
+        let tables = PlannedTables { schema, plan };
+        let room = Reservations::reserve(&*site.folder, &tables, config, &stored, purpose)?;
+        let mut engine = Self::assemble(site, tables, config, &stored, room)?;
         engine.pipeline.resume(stored.window)?;
         engine.restore_rows()?;
         engine.pipeline.start()?;
@@ -206,11 +212,12 @@ impl PlannedEngine {
     // Puts the parts together; no row is in memory yet.
     fn assemble(
         site: OpenFolder,
-        (schema, plan): (Arc<Schema>, EpochPlan),
+        tables: PlannedTables,
         config: &PlannedConfig,
         stored: &stored::Stored,
         room: Reservations,
     ) -> Result<Self> {
+        let PlannedTables { schema, plan } = tables;
         let Reservations { sizes, disk, budget, chunk_memory, memory, .. } = room;
         let extent_bytes = stored.extent_bytes(
             sizes.extent_bytes.min(config.extent_bytes).max(sizes.stored_pages_bytes),

@@ -1,14 +1,13 @@
 //! Reservations of the budget, decided and paid for before any row is there.
 
-use tierbed_core::{Budget, Reservation, Result, Schema};
+use tierbed_core::{Budget, Reservation, Result};
 use tierbed_io::{EngineOptions, Folder, OpenMode};
 
 use super::dump::DUMP_BUF_BYTES;
 use super::replan::answer_bytes as answer_bytes_for;
 use super::scratch::Scratch;
 use super::stored::Stored;
-use super::{PlannedConfig, EXTENTS_FILE};
-use crate::planned::plan::EpochPlan;
+use super::{PlannedConfig, PlannedTables, EXTENTS_FILE};
 use crate::planned::store::disk::Disk;
 use crate::planned::store::sizing::{Sizes, SpanRequest};
 use crate::planned::store::storage_thread::STACK_BYTES;
@@ -42,11 +41,12 @@ impl Reservations {
     /// `Invalid` for a budget too small, naming the minimum.
     pub(super) fn reserve(
         folder: &dyn Folder,
-        (schema, plan): (&Schema, &EpochPlan),
+        tables: &PlannedTables,
         config: &PlannedConfig,
         stored: &Stored,
         purpose: Purpose,
     ) -> Result<Self> {
+        let PlannedTables { schema, plan } = tables;
         let budget = Budget::new(config.dram_budget_bytes);
         let mut sizes = Sizes::needs(schema, plan, config.dram_budget_bytes);
         let scratch_bytes = Scratch::memory_bytes(schema, plan, sizes.entries_max);

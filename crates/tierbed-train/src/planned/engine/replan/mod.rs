@@ -29,7 +29,7 @@ use tierbed_store::Manifest;
 
 use super::reservations::{Purpose, Reservations};
 use super::stored::{self, damaged, Stored};
-use super::{check_shape, OpenFolder, PlannedConfig, PlannedEngine};
+use super::{check_shape, OpenFolder, PlannedConfig, PlannedEngine, PlannedTables};
 use crate::planned::plan::EpochPlan;
 use crate::planned::store::size_class::Sink;
 use crate::planned::store::unplanned::UnplannedWriter;
@@ -116,7 +116,18 @@ impl PlannedEngine {
         self.checkpoint(name, attachments)?;
         let old = self.pipeline.plan.clone();
         let (site, _, config) = self.into_site();
-        Self::move_along(site, (grown, &config), (&old, plan), (name, attachments))
+        let manifest: Manifest = site.log.manifest().cloned().ok_or_else(|| {
+            Error::new(ErrorKind::Closed, "the store has no checkpoint to move from")
+        })?;
+        check_shape(&manifest.schema, &old)?;
+        let stored = stored::read_stored(&site.log, &manifest.schema, &old, &config)?;
+        let budget_bytes = config.dram_budget_bytes;
+        let mut rows = Resting::open(&site.folder, &manifest, &old, &stored, budget_bytes)?;
+        let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
+        let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
+        let stored = stored.moving();
+        let moving = Move { source, stored, source_bytes, name, attachments };
+        Self::move_rows(site, PlannedTables { schema: grown, plan }, &config, moving)
     }
 
     /// Returns the [identity](EpochPlan::identity) of the plan that the last checkpoint in `folder`
@@ -128,41 +139,19 @@ impl PlannedEngine {
         stored::plan_identity(&OpenFolder::open(folder)?.log)
     }
 
-    fn move_along(
-        site: OpenFolder,
-        (schema, config): (Arc<Schema>, &PlannedConfig),
-        (old, new): (&EpochPlan, EpochPlan),
-        (name, attachments): (&str, &[Attachment<'_>]),
-    ) -> Result<Self> {
-        let manifest: Manifest = site.log.manifest().cloned().ok_or_else(|| {
-            Error::new(ErrorKind::Closed, "the store has no checkpoint to move from")
-        })?;
-        check_shape(&manifest.schema, old)?;
-        let stored = stored::read_stored(&site.log, &manifest.schema, old, config)?;
-        let budget_bytes = config.dram_budget_bytes;
-        let mut rows = Resting::open(&site.folder, &manifest, old, &stored, budget_bytes)?;
-        let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
-        let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
-        let stored = stored.moving();
-        let moving = Move { source, stored, source_bytes, name, attachments };
-        Self::move_rows(site, schema, new, config, moving)
-    }
-
     // Moves the rows, puts them in force, and opens the store anew with all of its memory.
     fn move_rows(
         site: OpenFolder,
-        schema: Arc<Schema>,
-        plan: EpochPlan,
+        tables: PlannedTables,
         config: &PlannedConfig,
         moving: Move<'_>,
     ) -> Result<Self> {
         let Move { source, stored, source_bytes, name, attachments } = moving;
-        let rows = schema.tables().iter().map(|table| table.row_count).sum();
+        let rows = tables.schema.tables().iter().map(|table| table.row_count).sum();
         let purpose = Purpose::Moving { source_bytes, row_count: rows };
-        let room =
-            Reservations::reserve(&*site.folder, (&schema, &plan), config, &stored, purpose)?;
+        let room = Reservations::reserve(&*site.folder, &tables, config, &stored, purpose)?;
         let cut = Cut::new(rows, room.answer_bytes);
-        let mut engine = Self::assemble(site, (schema, plan), config, &stored, room)?;
+        let mut engine = Self::assemble(site, tables, config, &stored, room)?;
         let moved = engine
             .distribute(cut, source)
             .and_then(|()| engine.checkpoint(name, attachments).map(|_| ()));
