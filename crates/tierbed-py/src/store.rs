@@ -382,7 +382,9 @@ impl NativeStore {
             let mut chunks: Vec<Chunk> =
                 std::iter::repeat_with(Chunk::default).take(count).collect();
             engine.engine_mut().scan_all(&mut |table, row, record| {
-                let Some(chunk) = chunks.get_mut(table.0 as usize) else { return Ok(()) };
+                let Some(chunk) = chunks.get_mut(table.0 as usize) else {
+                    panic!("a row of table {} of {count} is scanned", table.0)
+                };
                 chunk.push(row, record);
                 match chunk.rows.len() / size_of::<u64>() >= chunk_rows.max(1) {
                     true => chunk.hand_out(table, &visit, &mut raised),
