@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tierbed import _native
-from tierbed._native_options import LogPosition, ReaderOptions
 from tierbed.data.batch import Batch, batch_of
 from tierbed.data.dataset import Dataset, Paths, ProgressCallback, expand_paths
 from tierbed.data.vocabulary import Vocabulary, open_vocabulary
+
+if TYPE_CHECKING:
+    from tierbed._native_options import LogPosition, ReaderOptions
 
 __all__ = ["LogData"]
 

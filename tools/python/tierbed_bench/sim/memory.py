@@ -18,14 +18,16 @@ import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tierbed import _native
-from tierbed._native_options import GeneratorOptions
 from tierbed._util.progress import Progress
 from tierbed.codec import Codec
 from tierbed.data.generator import DRIFT
 from tierbed.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tierbed._native_options import GeneratorOptions
 
 __all__ = ["MatchOptions", "generated_log", "match_memory"]
 

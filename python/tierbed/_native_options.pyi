@@ -1,9 +1,7 @@
-"""Options of the native module, as dicts with these keys."""
-
-from __future__ import annotations
+"""Options of the native module, as dicts with these keys. A stub: there is no such module."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from tierbed.config.words import (
     Backend,
@@ -14,9 +12,7 @@ from tierbed.config.words import (
     Order,
     SnapshotBackend,
 )
-
-if TYPE_CHECKING:
-    from tierbed.serve.cache import CachePart
+from tierbed.serve.cache import CachePart
 
 __all__ = [
     "ExchangePlan",
