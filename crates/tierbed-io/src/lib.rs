@@ -16,6 +16,7 @@
 //! [`Request`]s to an [`IoEngine`], which owns the buffers until they are complete.
 
 pub mod buffer;
+pub mod checked_text;
 pub mod conformance;
 pub mod device;
 pub mod engine;
@@ -26,6 +27,7 @@ pub mod process;
 pub mod sorter;
 
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
+pub use checked_text::CheckedText;
 pub use device::{CachedDevice, Device, FileDevice, MemoryDevice, MmapDevice};
 pub use engine::{
     depth::Depth, open_engine, BufId, Completion, DeviceId, EngineChoice, EngineOptions, IoEngine,

@@ -56,8 +56,7 @@ pub fn page(bytes: &[u8]) {
 pub fn manifest(bytes: &[u8]) {
     let _ = Manifest::decode(bytes);
     for version in [PLAIN_VERSION, SNAPSHOT_VERSION] {
-        let mut mended = crate::manifest::header_line(version, crc32c(bytes)).into_bytes();
-        mended.extend_from_slice(bytes);
+        let mended = crate::manifest::TEXT.encode(version, bytes);
         if let Ok(manifest) = Manifest::decode(&mended) {
             let again = manifest.encode().ok().and_then(|bytes| Manifest::decode(&bytes).ok());
             assert_eq!(again, Some(manifest), "comes back as it was");

@@ -6,7 +6,8 @@
 use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, OptimizerKind, Result, Schema, TableId};
-use tierbed_io::Folder;
+use tierbed_io::checked_text::Refused;
+use tierbed_io::{CheckedText, Folder};
 
 use crate::placed::Numbering;
 
@@ -20,12 +21,13 @@ pub const INDEX_NAME: &str = "rows.index";
 pub const PLACES_NAME: &str = "rows.places";
 /// File names of attachments start with this.
 pub const ATTACHMENT_PREFIX: &str = "att.";
-/// First word of the manifest.
-pub const MANIFEST_MAGIC: &str = "tierbed-snapshot";
 /// Version of the snapshot format.
 pub const SNAPSHOT_VERSION: u32 = 2;
 /// Version written when no tables share pages: what readers of that version can read.
 pub const PLAIN_VERSION: u32 = 1;
+/// The manifest's first line.
+pub(crate) const TEXT: CheckedText =
+    CheckedText { magic: "tierbed-snapshot", versions: PLAIN_VERSION..=SNAPSHOT_VERSION };
 
 /// What a snapshot holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -138,9 +140,7 @@ impl Manifest {
         let mut body = serde_json::to_vec_pretty(self)
             .map_err(|cause| Error::invalid("cannot encode the manifest").with("cause", cause))?;
         body.push(b'\n');
-        let mut bytes = header_line(self.version(), crc32c(&body)).into_bytes();
-        bytes.append(&mut body);
-        Ok(bytes)
+        Ok(TEXT.encode(self.version(), &body))
     }
 
     /// Decodes and checks a manifest file.
@@ -149,16 +149,7 @@ impl Manifest {
     /// `Invalid` for files of another format or version, `Corruption` when the bytes are not
     /// what was written.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let line_end =
-            bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |at| at + 1);
-        let (line, body) = bytes.split_at(line_end);
-        let crc = crc32c(body);
-        let versions = [SNAPSHOT_VERSION, PLAIN_VERSION];
-        let Some(version) =
-            versions.into_iter().find(|&version| line == header_line(version, crc).as_bytes())
-        else {
-            return Err(header_error(line, crc));
-        };
+        let (version, body) = TEXT.decode(bytes).map_err(refusal)?;
         let manifest: Self = serde_json::from_slice(body).map_err(|cause| {
             Error::corruption("manifest is not the expected JSON").with("cause", cause)
         })?;
@@ -262,27 +253,18 @@ fn check_placements(placed: &Placed, schema: &Schema, page_count: u64) -> Result
     Ok(())
 }
 
-pub(crate) fn header_line(version: u32, crc: u32) -> String {
-    format!("{MANIFEST_MAGIC} {version} {crc:08x}\n")
-}
-
-fn header_error(line: &[u8], crc: u32) -> Error {
-    let (start, _) = line.split_at(line.len().min(80));
-    let shown = String::from_utf8_lossy(start).into_owned();
-    let mut words = shown.split_ascii_whitespace();
-    if words.next() != Some(MANIFEST_MAGIC) {
-        return Error::invalid("not a snapshot manifest").with("found", format_args!("{shown:?}"));
-    }
-    match words.next().and_then(|version| version.parse::<u32>().ok()) {
-        Some(version) if !(PLAIN_VERSION..=SNAPSHOT_VERSION).contains(&version) => {
-            Error::invalid("snapshot has another format version")
-                .with("expected", format_args!("{PLAIN_VERSION} or {SNAPSHOT_VERSION}"))
-                .with("found", version)
-                .with("remedy", "publish it again with this version, or read it with that one")
+fn refusal(refused: Refused) -> Error {
+    match refused {
+        Refused::Foreign(found) => {
+            Error::invalid("not a snapshot manifest").with("found", format_args!("{found:?}"))
         }
-        _ => Error::corruption("manifest checksum mismatch")
-            .with("expected", format_args!("{crc:08x}"))
-            .with("found", format_args!("{:?}", shown.trim_end()))
+        Refused::Version(found) => Error::invalid("snapshot has another format version")
+            .with("expected", format_args!("{PLAIN_VERSION} or {SNAPSHOT_VERSION}"))
+            .with("found", found)
+            .with("remedy", "publish it again with this version, or read it with that one"),
+        Refused::Damaged { found, body_crc32c } => Error::corruption("manifest checksum mismatch")
+            .with("expected", format_args!("{body_crc32c:08x}"))
+            .with("found", format_args!("{found:?}"))
             .with("remedy", "publish the snapshot again"),
     }
 }
@@ -377,9 +359,7 @@ mod tests {
     proptest! {
         #[test]
         fn random_bodies_never_panic(body in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let mut bytes = header_line(PLAIN_VERSION, crc32c(&body)).into_bytes();
-            bytes.extend_from_slice(&body);
-            prop_assert!(Manifest::decode(&bytes).is_err());
+            prop_assert!(Manifest::decode(&TEXT.encode(PLAIN_VERSION, &body)).is_err());
         }
     }
 }

@@ -19,22 +19,23 @@
 //! with files of a store and without `CURRENT` has lost it, and is refused.
 
 use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, ErrorKind, Poison, Result, Schema, TableSchema};
-use tierbed_io::Folder;
+use tierbed_io::checked_text::Refused;
+use tierbed_io::{CheckedText, Folder};
 
 use crate::kept::{is_kept, is_staged, remove_staged, RESTORE};
 use crate::shards::{shard_of_name, SHARDS_FILE};
 
 const CURRENT_MAGIC: &str = "tierbed-current";
-const MANIFEST_MAGIC: &str = "tierbed-manifest";
 const CURRENT_VERSION: u32 = 1;
 const MANIFEST_VERSION: u32 = 2;
+const MANIFEST: CheckedText =
+    CheckedText { magic: "tierbed-manifest", versions: 1..=MANIFEST_VERSION };
 /// Files of the stores that use this protocol, beside `CURRENT` and `commit-*`.
 const OWN_ENDINGS: [&str; 7] = [".rows", ".sst", ".wal", ".mark", ".dense", ".undo", ".bucket"];
 
@@ -332,16 +333,11 @@ impl CommitLog {
         }
         let body = serde_json::to_string_pretty(manifest)
             .map_err(|cause| Error::invalid("manifest cannot be written").with("cause", cause))?;
-        let text =
-            format!("{MANIFEST_MAGIC} {MANIFEST_VERSION} {:08x}\n{body}", crc32c(body.as_bytes()));
+        let text = MANIFEST.encode(MANIFEST_VERSION, body.as_bytes());
         let file = Self::file_name(manifest.number, "manifest");
-        self.folder.write_durable(&file, text.as_bytes())?;
+        self.folder.write_durable(&file, &text)?;
         self.folder.sync()?;
-        Ok(format!(
-            "{CURRENT_MAGIC} {CURRENT_VERSION} {} {:08x}\n",
-            manifest.number,
-            crc32c(text.as_bytes())
-        ))
+        Ok(current_of(manifest.number, &text))
     }
 
     /// Returns the names of the attachments of the commit in force.
@@ -525,8 +521,11 @@ fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
     if words.next() != Some(CURRENT_MAGIC) {
         return Err(foreign());
     }
-    let refusal = "CURRENT is of a store format version that is not supported";
-    check_version(refusal, words.next(), CURRENT_VERSION..=CURRENT_VERSION)?;
+    let version = words.next();
+    if version.and_then(|word| word.parse().ok()) != Some(CURRENT_VERSION) {
+        let refusal = "CURRENT is of a store format version that is not supported";
+        return Err(other_version(refusal, CURRENT_VERSION, version.unwrap_or("none")));
+    }
     let damaged = || Error::corruption("CURRENT is damaged");
     let number = words.next().and_then(|word| word.parse().ok()).ok_or_else(damaged)?;
     let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
@@ -537,33 +536,25 @@ fn parse_current(bytes: &[u8]) -> Result<(u64, u32)> {
     Ok((number, crc))
 }
 
-fn check_version(refusal: &str, word: Option<&str>, supported: RangeInclusive<u32>) -> Result<()> {
-    let found = word.and_then(|word| word.parse::<u32>().ok());
-    if found.is_some_and(|found| supported.contains(&found)) {
-        return Ok(());
-    }
-    Err(Error::invalid(refusal)
-        .with("supported", supported.end())
-        .with("found", word.unwrap_or("none"))
-        .with("remedy", "open it with the version that wrote it"))
+fn other_version(refusal: &str, supported: u32, found: &str) -> Error {
+    Error::invalid(refusal)
+        .with("supported", supported)
+        .with("found", found)
+        .with("remedy", "open it with the version that wrote it")
 }
 
 fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
     let damaged = || Error::corruption("manifest is damaged");
-    let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
-    let (head, body) = text.split_once('\n').ok_or_else(damaged)?;
-    let mut words = head.split_whitespace();
-    if words.next() != Some(MANIFEST_MAGIC) {
-        return Err(damaged());
-    }
-    let refusal = "store format version is not supported";
-    check_version(refusal, words.next(), 1..=MANIFEST_VERSION)?;
-    let crc = words.next().and_then(|word| u32::from_str_radix(word, 16).ok());
-    if crc != Some(crc32c(body.as_bytes())) {
-        return Err(damaged());
-    }
+    let (_, body) = MANIFEST.decode(bytes).map_err(|refused| match refused {
+        Refused::Version(found) => other_version(
+            "store format version is not supported",
+            MANIFEST_VERSION,
+            &found.to_string(),
+        ),
+        Refused::Foreign(_) | Refused::Damaged { .. } => damaged(),
+    })?;
     let manifest: Manifest =
-        serde_json::from_str(body).map_err(|cause| damaged().with("cause", cause))?;
+        serde_json::from_slice(body).map_err(|cause| damaged().with("cause", cause))?;
     let table_files =
         if manifest.store_file.is_some() { 0 } else { manifest.schema.tables().len() };
     if manifest.tables.len() != table_files {
@@ -575,16 +566,14 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
     Ok(manifest)
 }
 
-// For `fuzz`: the text of a `CURRENT` that names `manifest`, and a manifest with the right head.
+/// The text of a `CURRENT` that names `manifest`.
 pub(crate) fn current_of(number: u64, manifest: &[u8]) -> String {
     format!("{CURRENT_MAGIC} {CURRENT_VERSION} {number} {:08x}\n", crc32c(manifest))
 }
 
+/// For `fuzz`: a manifest with the right first line.
 pub(crate) fn mended_manifest(body: &[u8]) -> Vec<u8> {
-    let mut bytes =
-        format!("{MANIFEST_MAGIC} {MANIFEST_VERSION} {:08x}\n", crc32c(body)).into_bytes();
-    bytes.extend_from_slice(body);
-    bytes
+    MANIFEST.encode(MANIFEST_VERSION, body)
 }
 
 #[cfg(test)]
@@ -612,15 +601,12 @@ mod tests {
                 attachments: vec![],
             };
             let body = serde_json::to_string(&manifest).unwrap();
-            let text = format!("{MANIFEST_MAGIC} 1 {:08x}\n{body}", crc32c(body.as_bytes()));
-            prop_assert!(parse_manifest(text.as_bytes()).is_ok());
-            let mut bytes = text.into_bytes();
+            let text = MANIFEST.encode(1, body.as_bytes());
+            prop_assert!(parse_manifest(&text).is_ok());
+            let mut bytes = text;
             let bit = bit % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // Flips in white space or letter case of the head keep the meaning; others must fail.
-            if let Ok(read) = parse_manifest(&bytes) {
-                prop_assert_eq!(read, manifest);
-            }
+            prop_assert!(parse_manifest(&bytes).is_err());
         }
     }
 

@@ -10,16 +10,15 @@
 //! Normative: `docs/reference/formats/store.md`.
 
 use serde::{Deserialize, Serialize};
-use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, Schema};
-use tierbed_io::Folder;
+use tierbed_io::checked_text::Refused;
+use tierbed_io::{CheckedText, Folder};
 
 use crate::commit::CommitLog;
 
 /// Name of the file; a folder that has it is a store of several shards.
 pub const SHARDS_FILE: &str = "SHARDS";
-const MAGIC: &str = "tierbed-shards";
-const FORMAT_VERSION: u32 = 1;
+const TEXT: CheckedText = CheckedText { magic: "tierbed-shards", versions: 1..=1 };
 /// Most shards of a store: a thread each.
 pub const SHARDS_MAX: usize = 64;
 
@@ -102,29 +101,23 @@ pub fn encode_file(file: &ShardsFile) -> Result<Vec<u8>> {
 
 fn decode(bytes: &[u8]) -> Result<ShardsFile> {
     let unreadable = || Error::corruption("file of shards is unreadable");
-    let text = std::str::from_utf8(bytes).map_err(|_| unreadable())?;
-    let (head, body) = text.split_once('\n').ok_or_else(unreadable)?;
-    let found = format!("{MAGIC} {FORMAT_VERSION} {:08x}", crc32c(body.as_bytes()));
-    if head != found {
-        let newer = head.starts_with(MAGIC) && !head.starts_with(&format!("{MAGIC} 1 "));
-        return Err(match newer {
-            true => Error::unsupported("file of shards has another version").with("found", head),
-            false => Error::corruption("file of shards does not have its checksum")
-                .with("expected", head)
-                .with("found", found),
-        });
-    }
-    checked(body).ok_or_else(unreadable)
-}
-
-fn checked(body: &str) -> Option<ShardsFile> {
-    serde_json::from_str(body).ok().filter(ShardsFile::is_whole)
+    let (_, body) = TEXT.decode(bytes).map_err(|refused| match refused {
+        Refused::Foreign(_) => unreadable(),
+        Refused::Version(found) => {
+            Error::unsupported("file of shards has another version").with("found", found)
+        }
+        Refused::Damaged { found, body_crc32c } => {
+            Error::corruption("file of shards does not have its checksum")
+                .with("expected", format_args!("{body_crc32c:08x}"))
+                .with("found", found)
+        }
+    })?;
+    serde_json::from_slice(body).ok().filter(ShardsFile::is_whole).ok_or_else(unreadable)
 }
 
 /// Returns the file whose first line fits `body`.
 pub(crate) fn mended(body: &[u8]) -> Vec<u8> {
-    let head = format!("{MAGIC} {FORMAT_VERSION} {:08x}\n", crc32c(body));
-    [head.as_bytes(), body].concat()
+    TEXT.encode(1, body)
 }
 
 #[cfg(test)]
@@ -172,7 +165,7 @@ mod tests {
         let (_, file) = written();
         for shard_of in [vec![0], vec![0, 2], vec![0, 0], vec![0, 1, 1]] {
             let body = serde_json::to_string(&ShardsFile { shard_of, ..file.clone() }).unwrap();
-            assert!(checked(&body).is_none());
+            assert!(decode(&mended(body.as_bytes())).is_err());
         }
     }
 }

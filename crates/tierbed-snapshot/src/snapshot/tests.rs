@@ -501,7 +501,7 @@ fn attachments_come_back() {
 fn the_format_document_has_the_constants_of_the_code() {
     let document = include_str!("../../../../docs/reference/formats/snapshot.md");
     for line in [
-        format!("`{} {} <", crate::manifest::MANIFEST_MAGIC, crate::manifest::SNAPSHOT_VERSION),
+        format!("`{} {} <", crate::manifest::TEXT.magic, crate::manifest::SNAPSHOT_VERSION),
         format!(
             "| 4..6 | magic `{}`",
             std::str::from_utf8(&crate::page::PAGE_MAGIC.to_le_bytes()).unwrap()

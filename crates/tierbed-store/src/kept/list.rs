@@ -8,12 +8,12 @@
 //! Version 1 of the list has no checksums of files; version 1 of `RESTORE` is a name alone.
 
 use serde::{Deserialize, Serialize};
-use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
+use tierbed_io::CheckedText;
 
-const LIST_MAGIC: &str = "tierbed-kept";
-const RESTORE_MAGIC: &str = "tierbed-restore";
 const VERSION: u32 = 2;
+const LIST: CheckedText = CheckedText { magic: "tierbed-kept", versions: 1..=VERSION };
+const RESTORE: CheckedText = CheckedText { magic: "tierbed-restore", versions: VERSION..=VERSION };
 
 /// A kept checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,22 +58,22 @@ impl Kept {
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
-        self.encode_as(LIST_MAGIC)
+        self.encode_as(&LIST)
     }
 
     pub(crate) fn encode_restore(&self) -> Result<Vec<u8>> {
-        self.encode_as(RESTORE_MAGIC)
+        self.encode_as(&RESTORE)
     }
 
-    fn encode_as(&self, magic: &str) -> Result<Vec<u8>> {
+    fn encode_as(&self, text: &CheckedText) -> Result<Vec<u8>> {
         let body = serde_json::to_string_pretty(self).map_err(|cause| {
             Error::invalid("list of files cannot be written").with("cause", cause)
         })?;
-        Ok(format!("{magic} {VERSION} {:08x}\n{body}", crc32c(body.as_bytes())).into_bytes())
+        Ok(text.encode(VERSION, body.as_bytes()))
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        decode_as(LIST_MAGIC, &[1, VERSION], bytes).map_err(|cause| {
+        decode_as(&LIST, bytes).map_err(|cause| {
             Error::corruption("list of a kept checkpoint is damaged").with("cause", cause)
         })
     }
@@ -81,10 +81,10 @@ impl Kept {
 
 impl Restore {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        if !bytes.starts_with(RESTORE_MAGIC.as_bytes()) {
+        if !bytes.starts_with(RESTORE.magic.as_bytes()) {
             return Ok(Self::Named(String::from_utf8_lossy(bytes).into_owned()));
         }
-        let kept = decode_as(RESTORE_MAGIC, &[VERSION], bytes);
+        let kept = decode_as(&RESTORE, bytes);
         kept.map(Self::Staged).map_err(|cause| {
             Error::corruption("file RESTORE is damaged")
                 .with("cause", cause)
@@ -93,14 +93,11 @@ impl Restore {
     }
 }
 
-fn decode_as(magic: &str, versions: &[u32], bytes: &[u8]) -> std::result::Result<Kept, String> {
-    let text = std::str::from_utf8(bytes).map_err(|cause| cause.to_string())?;
-    let (head, body) = text.split_once('\n').ok_or("no first line")?;
-    let crc = crc32c(body.as_bytes());
-    if !versions.iter().any(|version| head == format!("{magic} {version} {crc:08x}")) {
-        return Err(format!("first line is not that of its version and checksum: {head}"));
-    }
-    let kept: Kept = serde_json::from_str(body).map_err(|cause| cause.to_string())?;
+fn decode_as(text: &CheckedText, bytes: &[u8]) -> std::result::Result<Kept, String> {
+    let (_, body) = text.decode(bytes).map_err(|refused| {
+        format!("first line is not that of its version and checksum: {refused:?}")
+    })?;
+    let kept: Kept = serde_json::from_slice(body).map_err(|cause| cause.to_string())?;
     let is_plain = |file: &KeptFile| tierbed_io::folder::check_name(&file.name).is_ok();
     if !kept.files.iter().all(is_plain) {
         return Err("names a file outside of the folder".to_owned());
@@ -136,8 +133,8 @@ mod tests {
     #[test]
     fn a_list_without_checksums_is_read() {
         let body = r#"{"name":"old","number":3,"current":"x","files":[{"name":"a","bytes":1}]}"#;
-        let text = format!("tierbed-kept 1 {:08x}\n{body}", crc32c(body.as_bytes()));
-        assert_eq!(Kept::decode(text.as_bytes()).unwrap().files[0].crc32c, None);
+        let text = LIST.encode(1, body.as_bytes());
+        assert_eq!(Kept::decode(&text).unwrap().files[0].crc32c, None);
     }
 
     proptest! {
