@@ -55,7 +55,10 @@ fn value_of(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     }
     if object.is_instance_of::<PyInt>() {
         let unsigned = object.extract::<u64>().map(Value::from);
-        return unsigned.or_else(|_| object.extract::<i64>().map(Value::from));
+        return unsigned.or_else(|_| object.extract::<i64>().map(Value::from)).map_err(|_| {
+            let error = Error::invalid("a number of options must have 64 bits");
+            to_python(object.py(), &error.with("found", object))
+        });
     }
     if object.is_instance_of::<PyFloat>() {
         let number = serde_json::Number::from_f64(object.extract()?);

@@ -176,7 +176,7 @@ fn open(options: &Options, job: &Job) -> (WindowEngine, PathBuf) {
     let budget = options.get("budget", (table_bytes as f64 * share) as u64);
     let folder = PathBuf::from(options.get("folder", format!("cold-trace-{system}")));
     let json = format!("{{\"dram_budget_bytes\": {budget}, \"backend\": \"{system}\"}}");
-    let config = WindowConfig::from_json(&json).unwrap();
+    let config: WindowConfig = serde_json::from_str(&json).unwrap();
     let mut engine = WindowEngine::open(Some(&folder), &config).unwrap();
     job.schema.tables().iter().for_each(|table| {
         engine.add_table(table.clone()).unwrap();

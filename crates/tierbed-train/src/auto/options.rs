@@ -3,7 +3,6 @@
 use crate::planned::PlannedConfig;
 use crate::window::{Backend, Durability, WindowConfig};
 use serde::{Deserialize, Serialize};
-use tierbed_core::{Error, Result};
 
 /// Which order a store may follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -116,15 +115,6 @@ impl OrderConfig {
             isa: auto(),
             read_only: false,
         }
-    }
-
-    /// Reads options from JSON.
-    ///
-    /// # Errors
-    /// `Invalid` for unknown names or values.
-    pub fn from_json(json: &str) -> Result<Self> {
-        serde_json::from_str(json)
-            .map_err(|cause| Error::invalid("store options are wrong").with("cause", cause))
     }
 
     /// Returns what a batch does that was not planned.

@@ -146,15 +146,6 @@ impl WindowConfig {
         }
     }
 
-    /// Reads options from JSON.
-    ///
-    /// # Errors
-    /// `Invalid` for unknown names or values.
-    pub fn from_json(json: &str) -> Result<Self> {
-        serde_json::from_str(json)
-            .map_err(|cause| Error::invalid("store options are wrong").with("cause", cause))
-    }
-
     /// Returns the I/O engine's options: a sixteenth of the budget in pages, within bounds.
     ///
     /// # Errors
