@@ -95,6 +95,9 @@ def check_python_store(make: Callable[[], Any], seed: int, step_count: int, keep
 
 # ---------------------------------------------------------------- training store
 
+def fill_offsets(lengths: SupportsDLPack, is_short: bool, out: SupportsDLPack) -> None:
+    """Fills ``out`` [N+1] i64 with the bounds of bags of ``lengths`` [N], i32 or i64."""
+
 def kept_checkpoints(path: str) -> list[tuple[int, str, int]]:
     """Number, name and bytes of each kept checkpoint of the store at ``path``."""
 

@@ -13,16 +13,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
 
+from tierbed._native import fill_offsets
 from tierbed.errors import InvalidError, UnsupportedError
 
 __all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "UnpooledRows", "as_kjt"]
 
 
+# From so many bags on, the passes of torch's kernels cost more than the border.
+_MANY_BAGS = 4096
+
+
 def offsets_of(lengths: Tensor) -> Tensor:
     """Returns the offsets ``[N+1]`` i64 of bags of ``lengths`` ``[N]``."""
+    if lengths.numel() >= _MANY_BAGS and _is_plain(lengths):
+        offsets = torch.empty(lengths.numel() + 1, dtype=torch.int64)
+        fill_offsets(lengths, lengths.dtype == torch.int32, offsets)
+        return offsets
     ends = torch.cumsum(lengths, dim=0, dtype=torch.int64)
     return torch.nn.functional.pad(ends, (1, 0))
+
+
+def _is_plain(lengths: Tensor) -> bool:
+    """Whether the memory of ``lengths`` may be read past torch."""
+    if torch.compiler.is_compiling() or type(lengths) is not Tensor or not lengths.is_cpu:
+        return False
+    is_known = lengths.dtype in (torch.int32, torch.int64) and lengths.is_contiguous()
+    if not is_known or _len_torch_dispatch_stack() or peek_interpreter_stack() is not None:
+        return False
+    return _get_tracing_state() is None
 
 
 # Most bounds that are taken apart as numbers of Python.

@@ -13,6 +13,7 @@ mod errors;
 mod exchange;
 mod folders;
 mod neighbours;
+mod offsets;
 mod opened;
 mod place_parts;
 mod placement;
@@ -47,6 +48,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(python_store::check_python_store, module)?)?;
     ending::register(module)?;
     coded::register(module)?;
+    offsets::register(module)?;
     exchange::register(module)?;
     folders::register(module)?;
     placement::register(module)?;

@@ -1,10 +1,14 @@
 """Do jagged tensors keep TorchRec's layout?"""
 
+from itertools import accumulate
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 import tierbed as tb
+from tierbed import jagged
 from tierbed.jagged import as_kjt
 from tierbed.testing import random_bags
 
@@ -174,3 +178,20 @@ def test_what_cannot_be_ids_or_bags_is_named(arguments: dict[str, object], told:
     for make in (tb.JaggedTensor, lambda **rest: tb.KeyedJaggedTensor(["a"], **rest)):
         with pytest.raises(tb.InvalidError, match=told):
             make(**arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 60_000])
+def test_bounds_are_sums_of_lengths_however_many(count: int, dtype: torch.dtype) -> None:
+    lengths = torch.randint(0, 5, (count,)).to(dtype)
+    expected = [0, *accumulate(lengths.tolist())]
+    apart = torch.stack([lengths, lengths + 1], dim=1)[:, 0]
+    for counts in (lengths, apart):
+        found = jagged.offsets_of(counts)
+        assert found.dtype == torch.int64
+        assert found.tolist() == expected
+    with FlopCounterMode(display=False):
+        assert jagged.offsets_of(lengths).tolist() == expected
+    compiled = torch.compile(jagged.offsets_of, backend="eager", fullgraph=True)
+    if dtype == torch.int32:
+        assert compiled(lengths).tolist() == expected
