@@ -249,9 +249,10 @@ class Collection(nn.Module):
         hook = self._hook if self.training else self._still_hook
         is_training = self.training and self._store.is_trainable and torch.is_grad_enabled()
         is_training = is_training and self._hook.requires_grad
-        if not self._binding.is_open and not ops.is_watched(hook, ids, offsets, weights):
-            return self._binding.read(ids, offsets, weights, is_training)
-        rows: Tensor = ops.lookup(
+        if not ops.is_observed(hook, ids, offsets, weights):
+            ids = self._rows_of(ids, offsets, is_training)
+            return self._binding.look_up(hook, ids, offsets, weights, is_training)
+        rows: Tensor = ops.lookup_op(
             hook,
             self._rows_of(ids, offsets, is_training),
             offsets,

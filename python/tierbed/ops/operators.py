@@ -36,12 +36,14 @@ from tierbed.ops.steps import StepGuard
 if TYPE_CHECKING:
     from tierbed._native import FeaturePlan, NativeStore
 
-__all__ = ["Binding", "is_watched", "lookup", "minutes_now", "new_hook", "translate", "update"]
+__all__ = ["Binding", "is_observed", "lookup_op", "minutes_now", "new_hook", "translate", "update"]
 
 # What makes outputs: one call of it is cheaper than naming the dtype to torch.empty.
 _FLOATS = torch.empty(0, dtype=torch.float32, device="cpu")
 # Of a lookup that no gradient goes through.
 _STILL_HOOK = torch.zeros(1, dtype=torch.float32, device="cpu")
+# The gradient of every hook.
+_HOOK_GRAD = torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
 class Readable(Protocol):
@@ -105,9 +107,9 @@ class Binding:
 
     def lookup(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """Reads and pools rows that take no gradient; arguments as for :func:`lookup_op`."""
-        if not is_watched(_STILL_HOOK, indices, offsets, weights):
-            return self.read(indices, offsets, weights, False)
-        return lookup(
+        if not is_observed(_STILL_HOOK, indices, offsets, weights):
+            return self.look_up(_STILL_HOOK, indices, offsets, weights, False)
+        out: Tensor = lookup_op(
             _STILL_HOOK,
             indices,
             offsets,
@@ -117,6 +119,26 @@ class Binding:
             self.output_dim,
             self.is_pooled,
         )
+        return out
+
+    def look_up(
+        self,
+        hook: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        is_training: bool,
+    ) -> Tensor:
+        """Reads and pools rows past the operator, where nothing in torch has to see it.
+
+        Arguments and result are those of :func:`lookup_op`.
+        """
+        if not _wants_grad(hook, weights):
+            return self.read(indices, offsets, weights, is_training)
+        rows: Tensor = _EagerLookup.apply(  # type: ignore[no-untyped-call]
+            hook, indices, offsets, weights, self, is_training
+        )
+        return rows
 
     def read(
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, is_training: bool
@@ -151,21 +173,20 @@ class Binding:
         trains_rows: bool,
         wants_weights_grad: bool,
         token: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Applies one optimizer step to the rows of a lookup; as :func:`update` says.
+    ) -> Tensor | None:
+        """Applies one optimizer step to the rows of a lookup; arguments as for :func:`update`.
 
         With the ``token`` of :meth:`read_for_step` the engine does not check the ids again.
+        Returns the gradient of the weights, where it is wanted.
         """
         device = indices.device
-        indices, offsets, grad = indices.detach().cpu(), offsets.detach().cpu(), grad.detach().cpu()
-        hook_grad = torch.zeros(1, dtype=torch.float32)
+        indices, offsets, grad = _on_cpu(indices), _on_cpu(offsets), _on_cpu(grad)
         if not trains_rows or self.guard.skips(grad):
             if not wants_weights_grad:
-                return hook_grad, torch.empty(0, device=device)
-            return hook_grad, self.weights_grad(grad, indices, offsets).to(device)
+                return None
+            return self.weights_grad(grad, indices, offsets).to(device)
         scale = self.guard.scale()
-        size = indices.numel() if wants_weights_grad else 0
-        weights_grad = torch.empty(size, dtype=torch.float32)
+        weights_grad = _FLOATS.new_empty(indices.numel()) if wants_weights_grad else None
         store: NativeStore = self.native  # type: ignore[assignment]
         self.position = store.update(
             self.plan,
@@ -173,13 +194,14 @@ class Binding:
             offsets,
             None if weights is None else _on_cpu(weights),
             (grad if scale == 1.0 else grad * (1.0 / scale)).contiguous(),
-            weights_grad if wants_weights_grad else None,
+            weights_grad,
             token,
         )
         self.guard.note_step()
+        if weights_grad is None:
+            return None
         # The weights' gradient goes on to parameters, whose optimizer undoes the scale itself.
-        weights_grad = weights_grad if scale == 1.0 else weights_grad * scale
-        return hook_grad, weights_grad.to(device)
+        return (weights_grad if scale == 1.0 else weights_grad * scale).to(device)
 
     def translate(self, indices: Tensor, offsets: Tensor, is_training: bool) -> Tensor:
         """Finds the rows of ids of open vocabularies; as :func:`translate` says."""
@@ -244,49 +266,7 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_cpu and not tensor.requires_grad else tensor.detach().cpu()
 
 
-def lookup(
-    hook: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None,
-    handle: int,
-    feature_count: int,
-    output_dim: int,
-    is_pooled: bool,
-    is_training: bool = False,
-) -> Tensor:
-    """Reads and pools rows; arguments and result are those of :func:`lookup_op`.
-
-    The operator is called only where something in torch has to see it.
-    """
-    if not _is_observed(hook, indices, offsets, weights):
-        binding = _binding(handle)
-        if not _wants_grad(hook, weights):
-            return binding.read(indices, offsets, weights, is_training)
-        rows: Tensor = _EagerLookup.apply(  # type: ignore[no-untyped-call]
-            hook, indices, offsets, weights, binding, is_training
-        )
-        return rows
-    out: Tensor = lookup_op(
-        hook,
-        indices,
-        offsets,
-        weights,
-        handle,
-        feature_count,
-        output_dim,
-        is_pooled,
-        is_training,
-    )
-    return out
-
-
-def is_watched(hook: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> bool:
-    """Whether autograd, or anything else in torch, has to see a lookup of these tensors."""
-    return _is_observed(hook, indices, offsets, weights) or _wants_grad(hook, weights)
-
-
-def _is_observed(hook: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> bool:
+def is_observed(hook: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> bool:
     """Whether a compiler, a tracer, a mode or a tensor subclass has to see the operator."""
     if torch.compiler.is_compiling():
         return True
@@ -332,17 +312,10 @@ class _EagerLookup(torch.autograd.Function):
         indices, offsets, *rest = ctx.saved_tensors
         weights = rest[0] if ctx.has_weights else None
         trains_rows, wants_weights_grad = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
-        hook_grad, weights_grad = ctx.binding.step(
+        weights_grad = ctx.binding.step(
             grad, indices, offsets, weights, trains_rows, wants_weights_grad, ctx.token
         )
-        return (
-            hook_grad if trains_rows else None,
-            None,
-            None,
-            weights_grad if wants_weights_grad else None,
-            None,
-            None,
-        )
+        return _HOOK_GRAD if trains_rows else None, None, None, weights_grad, None, None
 
 
 @torch.library.custom_op("tierbed::lookup", mutates_args=())
@@ -404,7 +377,7 @@ def translate(indices: Tensor, offsets: Tensor, handle: int, is_training: bool) 
     Returns:
         ``[E]`` i64.
     """
-    if not _is_observed(_STILL_HOOK, indices, offsets, None):
+    if not is_observed(_STILL_HOOK, indices, offsets, None):
         return _binding(handle).translate(indices, offsets, is_training)
     rows: Tensor = translate_op(indices, offsets, handle, is_training)
     return rows
@@ -446,7 +419,11 @@ def update(
         The gradient of the hook, ``[1]`` and zero, and of the weights, ``[E]`` (``[0]`` if not
         wanted).
     """
-    return _binding(handle).step(grad, indices, offsets, weights, trains_rows, wants_weights_grad)
+    binding = _binding(handle)
+    weights_grad = binding.step(grad, indices, offsets, weights, trains_rows, wants_weights_grad)
+    if weights_grad is None:
+        weights_grad = torch.empty(0, device=indices.device)
+    return torch.zeros(1, dtype=torch.float32), weights_grad
 
 
 @functools.cache

@@ -103,6 +103,7 @@ class StepGuard:
         self._on_nonfinite = on_nonfinite
         self._scaler: Any = None
         self._knows_scaling = False
+        self._noted_at = -1
 
     def set_scaler(self, scaler: Any) -> None:
         """Tells by which scaler losses are scaled; None: they are not."""
@@ -129,7 +130,8 @@ class StepGuard:
         """Notes that the rows are stepped now."""
         if self._watch is not None:
             self._watch.note(self.tables)
-            if not self._knows_scaling:
+            if not self._knows_scaling and self._noted_at != _STEPS.count:
+                self._noted_at = _STEPS.count
                 _STEPS.unscaled.add(self)
 
 
