@@ -180,12 +180,6 @@ impl ReplayCache {
         self.counts
     }
 
-    /// Returns the policy's bytes per cached row.
-    #[must_use]
-    pub fn policy_bytes_per_row(&self) -> usize {
-        self.policy.bytes_per_slot()
-    }
-
     fn ask_one(&mut self, row: u32) {
         let Some(&place) = self.slots.get(row as usize) else { return };
         let is_worth = self.admission.as_mut().is_none_or(|bitmap| bitmap.note(u64::from(row)));

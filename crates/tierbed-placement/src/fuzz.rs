@@ -5,8 +5,9 @@
 
 use tierbed_core::checksum::crc32c;
 
+use crate::mapping::decode_mapping;
 use crate::partition::{BisectionOptions, Subtree};
-use crate::{decode_mapping, decode_packed, Placement};
+use crate::{decode_packed, Placement};
 use tierbed_snapshot::placement::decode_placement;
 
 /// Puts the checksum of what follows byte `end` at the four bytes before `at + 4`.

@@ -30,7 +30,7 @@ mod resume;
 mod trial;
 
 pub use choose::{choose, Choice, TrialReads};
-pub use mapping::{decode_mapping, read_mapping, write_mapping};
+pub use mapping::{read_mapping, write_mapping};
 pub use method::{build, build_each, BuildInput, Method};
 pub use misses::{miss_stream, CacheInFront, MissStream};
 pub use progress::{BuildReport, Report};

@@ -38,7 +38,7 @@ pub fn read_mapping(path: &Path, rows_per_page: u32) -> Result<Placement> {
 ///
 /// # Errors
 /// Those of [`read_mapping`].
-pub fn decode_mapping(bytes: &[u8], rows_per_page: u32) -> Result<Placement> {
+pub(crate) fn decode_mapping(bytes: &[u8], rows_per_page: u32) -> Result<Placement> {
     let rows = Rows::decode(bytes)?;
     let (mut homes, mut guests) = (Vec::new(), Vec::new());
     for (row, pages) in rows.iter() {

@@ -107,12 +107,6 @@ impl Method {
         )
     }
 
-    /// Tells whether the method keeps the homes it is given.
-    #[must_use]
-    pub fn keeps_homes(self) -> bool {
-        matches!(self, Self::ByConnectivityAsPublished | Self::ByConnectivity)
-    }
-
     /// Tells whether pages are bisected as published.
     fn is_published(self) -> bool {
         matches!(self, Self::BisectedAsPublished | Self::ByConnectivityAsPublished)

@@ -24,8 +24,6 @@ pub mod shards;
 pub use commit::{
     check_attachments, AttachmentMeta, CommitFailure, CommitLog, FoundCommit, Manifest, TableMeta,
 };
-pub use file::{
-    check_records, page_layout, page_owner, seal, verify, FileStore, FileStoreOptions, PageLayout,
-    PageName, HEADER_BYTES, ROWS_MAGIC,
-};
+pub use file::{check_records, page_owner, FileStore, FileStoreOptions};
+pub(crate) use file::{page_layout, seal, verify, PageLayout, PageName, HEADER_BYTES, ROWS_MAGIC};
 pub use memory::MemoryStore;

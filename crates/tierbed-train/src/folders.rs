@@ -19,7 +19,7 @@ use crate::engine::TrainEngine;
 ///
 /// # Errors
 /// `Invalid` when there is no such folder, `Corruption` when its files are damaged.
-pub fn rows_folder(path: &Path) -> Result<Arc<dyn Folder>> {
+pub(crate) fn rows_folder(path: &Path) -> Result<Arc<dyn Folder>> {
     let folder = FsFolder::open(path)?;
     Ok(match has_moved(&folder)? {
         true => Arc::new(FsFolder::open(path.join(WINDOW_FOLDER))?),

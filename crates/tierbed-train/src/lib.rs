@@ -23,8 +23,6 @@ pub use auto::{budget_json, Answer, AutoEngine, OnMismatch, Order, OrderConfig, 
 pub use batch_token::BatchToken;
 pub use coded::CodedTables;
 pub use engine::{Access, OwnRows, PlanFollower, RowVisitor, TableRows, TrainEngine};
-pub use folders::{
-    check_folder, drop_checkpoint, kept_checkpoints, restore_checkpoint, rows_folder,
-};
+pub use folders::{check_folder, drop_checkpoint, kept_checkpoints, restore_checkpoint};
 pub use repair::{candidates, put_in_force, Candidate, CandidateTable};
 pub use sharded::ShardedEngine;

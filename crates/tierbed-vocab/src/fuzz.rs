@@ -8,8 +8,9 @@ use tierbed_core::{Budget, Schema, TableSchema};
 
 use crate::bucket::{unmix, Bucket};
 use crate::directory::Directory;
+use crate::pages::PAGE_WORDS;
 use crate::vocabulary::{bucket_table, free_table, State};
-use crate::{Policy, Published, PAGE_BYTES, PAGE_WORDS};
+use crate::{Policy, Published, PAGE_BYTES};
 
 const ROW_COUNT: u64 = 1000;
 /// Memory for a directory: 2^18 slots.

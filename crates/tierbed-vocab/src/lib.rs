@@ -29,11 +29,11 @@ mod policy;
 mod published;
 mod vocabulary;
 
-pub use bucket::{mix, unmix};
-pub use pages::{PageCache, PAGE_BYTES, PAGE_WORDS};
+pub use bucket::mix;
+pub use pages::{PageCache, PAGE_BYTES};
 pub use policy::{Eviction, Policy};
 pub use published::{PageSource, Published};
 pub use vocabulary::{
-    bucket_table, free_table, is_free_table, Evicted, FreedSink, Growth, Scratch, State,
-    Vocabulary, BATCH_BYTES_PER_INDEX, SHARED_ROW,
+    bucket_table, is_free_table, Evicted, FreedSink, Growth, Scratch, State, Vocabulary,
+    BATCH_BYTES_PER_INDEX, SHARED_ROW,
 };

@@ -15,7 +15,7 @@ use tierbed_core::{Budget, Error, Reservation, Result, RowKey, RowWrite, TableSc
 
 /// Elements of a hidden table's rows: with the use count, a record fills a 4 KiB page of the
 /// `file` store (24 bytes of header, 4 of presence bits).
-pub const PAGE_WORDS: usize = 1016;
+pub(crate) const PAGE_WORDS: usize = 1016;
 /// Bytes of a page: of a hidden table's record.
 pub const PAGE_BYTES: usize = 4 * PAGE_WORDS + 4;
 /// Fewer frames cannot hold what one insertion touches.

@@ -23,13 +23,13 @@ use tierbed_core::{Error, Result, TableId, TableSchema};
 use tierbed_io::PAGE_BYTES;
 
 /// Magic of a page of record slots with presence bits.
-pub const ROWS_MAGIC: [u8; 4] = *b"TBr1";
+pub(crate) const ROWS_MAGIC: [u8; 4] = *b"TBr1";
 /// Bytes before what a page holds.
-pub const HEADER_BYTES: usize = 24;
+pub(crate) const HEADER_BYTES: usize = 24;
 
 /// How the records of one table lie in its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageLayout {
+pub(crate) struct PageLayout {
     /// Bytes of one record.
     pub record_bytes: usize,
     /// Bytes of one page, a multiple of 4,096.
@@ -43,7 +43,7 @@ pub struct PageLayout {
 
 /// Computes the layout of `table`.
 #[must_use]
-pub fn page_layout(table: &TableSchema) -> PageLayout {
+pub(crate) fn page_layout(table: &TableSchema) -> PageLayout {
     let record_bytes = table.record_bytes();
     let records_at = |rows: usize| HEADER_BYTES + 4 * rows.div_ceil(32);
     let page_bytes = (records_at(1) + record_bytes).next_multiple_of(PAGE_BYTES);
@@ -63,7 +63,7 @@ pub fn page_layout(table: &TableSchema) -> PageLayout {
 impl PageLayout {
     /// Returns the page of row `row` and its slot in that page.
     #[must_use]
-    pub fn locate(&self, row: u64) -> (u64, usize) {
+    pub(crate) fn locate(&self, row: u64) -> (u64, usize) {
         (row / self.rows_per_page, (row % self.rows_per_page) as usize)
     }
 
@@ -72,7 +72,7 @@ impl PageLayout {
     /// # Panics
     /// When the page has no such slot, or another length than [`page_bytes`](Self::page_bytes).
     #[must_use]
-    pub fn record<'a>(&self, page: &'a [u8], slot: usize) -> Option<&'a [u8]> {
+    pub(crate) fn record<'a>(&self, page: &'a [u8], slot: usize) -> Option<&'a [u8]> {
         assert!((slot as u64) < self.rows_per_page, "slot inside the page");
         assert!(page.len() == self.page_bytes, "a page has the length of its layout");
         if page[HEADER_BYTES + slot / 8] >> (slot % 8) & 1 == 0 {
@@ -86,7 +86,7 @@ impl PageLayout {
     ///
     /// # Panics
     /// When the page has no such slot, or the record another length.
-    pub fn put_record(&self, page: &mut [u8], slot: usize, record: &[u8]) {
+    pub(crate) fn put_record(&self, page: &mut [u8], slot: usize, record: &[u8]) {
         assert!((slot as u64) < self.rows_per_page, "slot inside the page");
         assert!(page.len() == self.page_bytes, "a page has the length of its layout");
         let at = self.records_at + slot * self.record_bytes;
@@ -97,7 +97,7 @@ impl PageLayout {
 
 /// Identity of a page: what a reader expects to find in the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageName {
+pub(crate) struct PageName {
     /// Kind of page.
     pub magic: [u8; 4],
     /// The table and its store: see [`page_owner`].
@@ -119,7 +119,7 @@ pub fn page_owner(store: u32, table: TableId) -> u32 {
 ///
 /// # Panics
 /// When the page is shorter than a header.
-pub fn seal(page: &mut [u8], name: PageName) {
+pub(crate) fn seal(page: &mut [u8], name: PageName) {
     assert!(page.len() >= HEADER_BYTES, "a page has room for its header");
     fill(&mut page[4..HEADER_BYTES], name);
     let crc = crc32c(&page[4..]);
@@ -144,7 +144,7 @@ fn fill(rest: &mut [u8], name: PageName) {
 /// # Errors
 /// `Corruption`: a flipped bit (checksum), another page (misdirected write), or an older
 /// write of this page (lost write).
-pub fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
+pub(crate) fn verify(page: &[u8], name: PageName, file: &str) -> Result<()> {
     let describe = |error: Error| {
         error.with("file", file).with("page", name.page).with(
             "remedy",

@@ -24,8 +24,9 @@ use tierbed_core::{
 use tierbed_io::{open_engine, EngineOptions, Folder, FolderLock, IoEngine, OpenMode, PAGE_BYTES};
 
 use crate::commit::{CommitFailure, CommitLog, Manifest, TableMeta};
-pub use layout::{
-    page_layout, page_owner, seal, verify, PageLayout, PageName, HEADER_BYTES, ROWS_MAGIC,
+pub use layout::page_owner;
+pub(crate) use layout::{
+    page_layout, seal, verify, PageLayout, PageName, HEADER_BYTES, ROWS_MAGIC,
 };
 use page_map::PageMap;
 use pages::{Failure, Pipeline, TableFile};
