@@ -143,9 +143,13 @@ impl Version {
         self.ssts().map(|(_, sst)| sst.size_bytes()).sum()
     }
 
-    /// Returns the SSTs of `level` whose ranges meet that of any of `ssts`' hull.
+    /// Returns the SSTs of `level`, in key order, whose ranges meet that of any of `ssts`' hull.
+    ///
+    /// # Panics
+    /// For level 0, whose SSTs are in the order of their age.
     #[must_use]
     pub fn overlapping(&self, level: usize, ssts: &[SstMeta]) -> Vec<SstMeta> {
+        assert!(level > 0, "SSTs of level 0 are in no order of keys");
         let first = ssts.iter().map(|sst| sst.first).min();
         let last = ssts.iter().map(|sst| sst.last).max();
         let Some((first, last)) = first.zip(last) else { return Vec::new() };
