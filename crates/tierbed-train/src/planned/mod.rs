@@ -14,7 +14,7 @@ pub mod plan;
 mod store;
 
 pub use engine::{
-    stored_plan, AnySink, PlannedConfig, PlannedEngine, PlannedStats, Position, StoredPlan, BACKEND,
+    stored_plan, AnySink, PlanState, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND,
 };
 pub use plan::{
     copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared,

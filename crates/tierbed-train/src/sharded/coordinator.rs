@@ -94,7 +94,8 @@ impl CommitCoordinator {
         let votes = vec![None; shard_count];
         let open_round =
             Round { proposed, votes, present: shard_count, rounds_done: 0, ended: None };
-        self.lock().open_round = Some(open_round);
+        let before = self.lock().open_round.replace(open_round);
+        assert!(before.is_none(), "a round begins before all shards left the last one");
         std::iter::repeat_with(|| Participant(Arc::clone(self))).take(shard_count).collect()
     }
 
@@ -113,9 +114,11 @@ impl CommitCoordinator {
         }
         let round = open_round.rounds_done;
         let text = String::from_utf8_lossy(current).into_owned();
-        if let Some(vote) = open_round.votes.get_mut(shard) {
-            *vote = Some(text);
-        }
+        let Some(vote) = open_round.votes.get_mut(shard) else {
+            panic!("shard {shard} votes among fewer")
+        };
+        assert!(vote.is_none(), "shard {shard} votes twice");
+        *vote = Some(text);
         if open_round.votes.iter().all(Option::is_some) {
             let result = self.count(&mut state);
             self.changed.notify_all();
@@ -137,7 +140,7 @@ impl CommitCoordinator {
 
     // All have voted.
     fn count(&self, state: &mut State) -> Result<()> {
-        let Some(open_round) = &mut state.open_round else { return Ok(()) };
+        let Some(open_round) = &mut state.open_round else { panic!("votes belong to a round") };
         let currents = open_round.votes.iter_mut().filter_map(Option::take).collect();
         let file = ShardsFile { currents, ..open_round.proposed.clone() };
         match write_file(&*self.folder, &file) {
@@ -158,6 +161,7 @@ impl Drop for Participant {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         if let Some(open_round) = &mut state.open_round {
+            assert!(open_round.present > 0, "more shards leave than came");
             open_round.present -= 1;
             open_round.ended.get_or_insert_with(|| "a shard left without having voted".to_owned());
             if open_round.present == 0 {

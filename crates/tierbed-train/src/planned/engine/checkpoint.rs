@@ -73,6 +73,7 @@ impl PlannedEngine {
     ) -> std::result::Result<(), CommitFailure> {
         let mut quota = self.disk_quota().map_err(CommitFailure::of)?;
         let tables = self.write_dumps(number, &mut quota).map_err(CommitFailure::of)?;
+        assert_eq!(tables.len(), self.schema.tables().len(), "every table names a dump");
         let state = self.state_json().map_err(CommitFailure::of)?;
         let chunks = encode_buckets(self.pipeline.classes());
         let mut all = vec![
@@ -100,6 +101,7 @@ impl PlannedEngine {
             let Hyper { lr, eps, beta1, beta2, weight_decay, step } = *hyper;
             Run { step, lr, eps, beta1, beta2, weight_decay }
         };
+        assert_eq!(self.hypers.len(), self.schema.tables().len(), "every table has its steps");
         let state = State {
             position: Position { epoch: self.epoch, batch: self.batch_in_epoch },
             window: self.pipeline.current.number,

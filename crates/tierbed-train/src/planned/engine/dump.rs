@@ -55,9 +55,7 @@ impl<'a> DumpWriter<'a> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(DUMP_BUF_BYTES - self.filled));
-            if let Some(place) = self.buf.get_mut(self.filled..self.filled + now.len()) {
-                place.copy_from_slice(now);
-            }
+            self.buf[self.filled..self.filled + now.len()].copy_from_slice(now);
             self.filled += now.len();
             rest = later;
             if self.filled == DUMP_BUF_BYTES {
@@ -71,10 +69,8 @@ impl<'a> DumpWriter<'a> {
         self.meta.crc32c = crc32c_append(self.meta.crc32c, &self.buf[..self.filled]);
         let padded = self.filled.next_multiple_of(PAGE_BYTES);
         self.quota.take(padded as u64)?;
-        if let Some(bytes) = self.buf.get_mut(..padded) {
-            bytes.iter_mut().skip(self.filled).for_each(|byte| *byte = 0);
-            self.device.write_at(self.at_bytes, bytes)?;
-        }
+        self.buf[self.filled..padded].fill(0);
+        self.device.write_at(self.at_bytes, &self.buf[..padded])?;
         self.at_bytes += padded as u64;
         self.filled = 0;
         Ok(())

@@ -128,6 +128,7 @@ impl PlannedEngine {
                 self.scratch.entries.push(entry as u32);
             }
         }
+        assert_eq!(self.scratch.entries.len(), bags.indices.len(), "every index has an entry");
         self.scratch.bounds.clear();
         self.scratch.bounds.extend(bags.bounds());
         let token = BatchToken::next();

@@ -34,7 +34,7 @@ use tierbed_kernels::{FeatureLayout, Hyper, Kernels};
 use tierbed_store::CommitLog;
 
 pub use options::PlannedConfig;
-pub use planned::{stored_plan, StoredPlan};
+pub use planned::{stored_plan, PlanState};
 pub use scan::AnySink;
 #[doc(hidden)]
 pub use stored::fuzz_chunks;
@@ -441,6 +441,8 @@ impl PlannedEngine {
     }
 
     fn finish_batch(&mut self) -> Result<()> {
+        let batch_count = self.pipeline.current.plan.batch_count();
+        assert!(self.batch_in_window < batch_count, "a window of {batch_count} batches is over");
         self.batch_in_window += 1;
         self.batch_in_epoch += 1;
         let result = self.pipeline.pump();

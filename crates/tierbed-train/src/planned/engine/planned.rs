@@ -15,7 +15,7 @@ const PLAN_SUFFIX: &str = ".plan";
 
 /// What the last checkpoint says of its plan, and what is there of that plan.
 #[derive(Debug)]
-pub struct StoredPlan {
+pub struct PlanState {
     /// The tables.
     pub schema: Schema,
     /// Hyperparameters of each table; `step` is the number of steps done.
@@ -36,7 +36,7 @@ pub struct StoredPlan {
 ///
 /// # Errors
 /// `Invalid` when there is no checkpoint; `Corruption` for damaged files other than the plan.
-pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Result<StoredPlan> {
+pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Result<PlanState> {
     let log = CommitLog::open(Arc::clone(folder), BACKEND)?;
     let manifest = log.manifest().ok_or_else(|| Error::invalid("store has no checkpoint"))?;
     let state = stored::read_state(&log)?;
@@ -73,7 +73,7 @@ pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Re
             (found.identity() == state.plan_identity).then(|| found.into_rows_only().ok())?
         });
     }
-    Ok(StoredPlan {
+    Ok(PlanState {
         schema: manifest.schema.clone(),
         hypers: state.hypers(),
         identity: state.plan_identity,

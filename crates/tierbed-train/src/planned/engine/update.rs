@@ -65,6 +65,7 @@ impl PlannedEngine {
         steps: &[Prepared],
         grad: &[f32],
     ) {
+        assert_eq!(steps.len(), plan.features().len(), "every feature has a step");
         let Scratch { entries, sums, .. } = &mut self.scratch;
         let current = &self.pipeline.current.plan;
         let rows = feature_rows(&self.pipeline, entries, plan, bags).into_iter();
