@@ -11,6 +11,7 @@ FUZZ_VERSION := 0.13.2
 FUZZ_SECONDS ?= 20
 FUZZ_LONG_SECONDS ?= 600
 CAMPAIGN_MINUTES ?= 5
+SIM_ROUNDS ?= 4
 KIND ?= all
 
 STEP := scripts/step
@@ -140,8 +141,8 @@ test-python: setup ## Run the quick Python tests
 	@$(STEP) 'pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'not slow and not gpu'
 
 .PHONY: test-long
-test-long: setup ## Run the slow tests and many simulation seeds
-	@$(STEP) 'simulations' cargo x sim --rounds 50
+test-long: setup ## Run the slow tests and SIM_ROUNDS=4 simulation seeds
+	@$(STEP) 'simulations' cargo x sim --rounds $(SIM_ROUNDS)
 	@$(STEP) 'models' cargo test --locked --quiet -p tierbed-models -- --ignored
 	@$(STEP) 'kills' cargo test --locked --quiet -p tierbed-train --test '*_kills' -- --ignored
 	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'

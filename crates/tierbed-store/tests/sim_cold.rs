@@ -46,7 +46,8 @@ fn power_loss_at_any_io_recovers_to_a_commit() {
 #[test]
 fn the_simulated_job_writes_runs_merges_and_compacts() {
     let mut compacted = 0;
-    for seed in seeds() {
+    let seeds = seeds();
+    for &seed in &seeds {
         let job = job(seed);
         let mut store = job.open(&SimFolder::default()).unwrap();
         for step in 0..job.steps {
@@ -56,5 +57,6 @@ fn the_simulated_job_writes_runs_merges_and_compacts() {
         assert!(stats.run_count > 5 && stats.ranges_merged > 5, "{stats:?}");
         compacted += stats.runs_compacted;
     }
-    assert!(compacted > 0);
+    // Not every seed has runs to compact, so one that is given alone may have none.
+    assert!(compacted > 0 || seeds.len() == 1);
 }
