@@ -35,7 +35,7 @@ const KEPT: &str = "tierbed-train/tests/window_kept_checkpoints.rs";
 const PLANS: &str = "tierbed-train/src/planned/plan/tests.rs";
 const BUILDS: &str = "tierbed-placement/src/resume.rs";
 
-const FOLLOWED: [Followed; 9] = [
+const FOLLOWED: [Followed; 10] = [
     Followed {
         remedy: "open the store once, which finishes it, then drop the checkpoint",
         file: HERE,
@@ -55,6 +55,11 @@ const FOLLOWED: [Followed; 9] = [
         remedy: "open the store at its last checkpoint, or drop the kept one",
         file: KEPT,
         test: "going_back_to_a_damaged_checkpoint_leaves_the_last_one_as_it_is",
+    },
+    Followed {
+        remedy: "raise disk_quota, or drop a checkpoint",
+        file: KEPT,
+        test: "kept_checkpoints_count_against_the_disk_quota",
     },
     Followed {
         remedy: "delete it and make the plan again",
