@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::window::with_enough_memory;
 use serde::Serialize;
 use tierbed_core::store::CommitInfo;
-use tierbed_core::{Error, Result, Schema, TableId, TableSchema};
+use tierbed_core::{Error, ErrorKind, Result, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder, ViewFolder};
 use tierbed_store::kept::{self, Kept};
 use tierbed_store::mark::{read_mark, write_mark, MARK_FILE};
@@ -87,7 +87,17 @@ pub fn put_in_force(path: &Path, number: u64) -> Result<Candidate> {
     let place = Place::open(path)?;
     let _lock = place.folder.lock()?;
     place.refuse_restoring()?;
-    let Some(text) = place.pointer_of(number)? else {
+    let damaged = |cause: String| {
+        Error::corruption("this commit is damaged")
+            .with("number", number)
+            .with("cause", cause)
+            .with("remedy", "choose another one of `tierbed repair FOLDER`")
+    };
+    let pointer = place.pointer_of(number).map_err(|error| match error.kind() {
+        ErrorKind::Corruption => damaged(error.to_string()),
+        _ => error,
+    })?;
+    let Some(text) = pointer else {
         let numbers: Vec<_> = place.numbers()?.iter().map(u64::to_string).collect();
         return Err(Error::invalid("no such commit in this folder")
             .with("number", number)
@@ -95,12 +105,12 @@ pub fn put_in_force(path: &Path, number: u64) -> Result<Candidate> {
     };
     let candidate = place.candidate(number)?;
     if let Some(damage) = &candidate.damage {
-        return Err(Error::corruption("this commit is damaged")
-            .with("number", number)
-            .with("cause", damage)
-            .with("remedy", "choose another one of `tierbed repair FOLDER`"));
+        return Err(damaged(damage.clone()));
     }
     place.folder.write_atomic(place.pointer(), &text)?;
+    if place.is_restoring()? {
+        kept::give_up_restore(place.folder.as_ref())?;
+    }
     // Steps that the log no longer holds are given up.
     if place.folder.read(MARK_FILE)?.is_some() {
         write_mark(place.folder.as_ref(), candidate.last_number)?;
@@ -133,17 +143,22 @@ impl Place {
     // A folder on a disk that cannot be written has no owner who writes.
     fn lock(&self) -> Result<Option<tierbed_io::FolderLock>> {
         match self.folder.lock() {
-            Err(error) if error.kind() == tierbed_core::ErrorKind::Io => Ok(None),
+            Err(error) if error.kind() == ErrorKind::Io => Ok(None),
             locked => locked.map(Some),
         }
     }
 
     fn refuse_restoring(&self) -> Result<()> {
-        match self.folder.read(kept::RESTORE)? {
-            Some(_) => Err(Error::invalid("a checkpoint of this store is being restored")
+        // One that is damaged stops every opening: it is given up for the commit that is wanted.
+        match kept::can_be_finished(self.folder.as_ref())? && self.is_restoring()? {
+            true => Err(Error::invalid("a checkpoint of this store is being restored")
                 .with("remedy", "open the store, which finishes it")),
-            None => Ok(()),
+            false => Ok(()),
         }
+    }
+
+    fn is_restoring(&self) -> Result<bool> {
+        Ok(self.folder.read(kept::RESTORE)?.is_some())
     }
 
     fn pointer(&self) -> &'static str {

@@ -19,12 +19,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tierbed_core::checksum::{crc32c, crc32c_append};
-use tierbed_core::{check_disk_quota, Error, ErrorKind, Result};
+use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{AlignedBuf, Folder, OpenMode, ViewFolder, PAGE_BYTES};
 
 pub use list::Kept;
 use list::KeptFile;
-pub use restore::{finish_restore, restore_checkpoint, RESTORE};
+pub use restore::{can_be_finished, finish_restore, give_up_restore, restore_checkpoint, RESTORE};
 pub(crate) use restore::{is_staged, remove_staged};
 
 use crate::commit::CommitLog;
@@ -82,14 +82,17 @@ pub fn disk_bytes(folder: &dyn Folder) -> Result<u64> {
 /// # Errors
 /// `NoSpace` when it cannot, `Io` from the folder.
 pub fn check_quota(folder: &dyn Folder, quota_bytes: Option<u64>) -> Result<()> {
-    if quota_bytes.is_none() {
-        return Ok(());
-    }
+    let Some(quota) = quota_bytes else { return Ok(()) };
     let own_bytes = allocated_bytes(folder, |file| !is_beside(file))?;
     let wanted_bytes = allocated_bytes(folder, |_| true)? + own_bytes;
-    check_disk_quota(quota_bytes, wanted_bytes).map_err(|error| {
-        error.with("kept_bytes", own_bytes).with("remedy", "raise disk_quota, or drop a checkpoint")
-    })
+    if wanted_bytes <= quota {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
+        .with("disk_quota_bytes", quota)
+        .with("needed_bytes", wanted_bytes)
+        .with("kept_bytes", own_bytes)
+        .with("remedy", "raise disk_quota, or drop a checkpoint"))
 }
 
 fn allocated_bytes(folder: &dyn Folder, is_counted: impl Fn(&str) -> bool) -> Result<u64> {

@@ -54,6 +54,38 @@ pub fn finish_restore(folder: &Arc<dyn Folder>, check: Check<'_>) -> Result<()> 
     finish_locked(folder, check)
 }
 
+/// Tells whether opening the store finishes the restore that was interrupted in `folder`.
+///
+/// # Errors
+/// `Io` from the folder.
+pub fn can_be_finished(folder: &dyn Folder) -> Result<bool> {
+    let Some(bytes) = folder.read(RESTORE)? else { return Ok(true) };
+    match Restore::decode(&bytes) {
+        Ok(Restore::Staged(kept)) => {
+            let present: BTreeSet<String> = folder.list()?.into_iter().collect();
+            Ok(kept.files.iter().all(|file| {
+                present.contains(&staged_name(&file.name))
+                    || check_arrived(folder, &kept, &file.name, file.bytes).is_ok()
+            }))
+        }
+        Ok(Restore::Named(name)) => {
+            let kept = check_name(&name).and_then(|()| read(folder, &name));
+            Ok(kept.is_ok_and(|kept| check_lengths(folder, &kept).is_ok()))
+        }
+        Err(_) => Ok(false),
+    }
+}
+
+/// Forgets a restore that cannot be finished, when another commit is in force.
+///
+/// # Errors
+/// `Io` from the folder.
+pub fn give_up_restore(folder: &dyn Folder) -> Result<()> {
+    folder.remove(RESTORE)?;
+    folder.sync()?;
+    remove_staged(folder)
+}
+
 /// Tells whether a file was made ready for a restore.
 pub(crate) fn is_staged(file: &str) -> bool {
     first_name(file).is_some()
