@@ -122,16 +122,20 @@ impl TableSchema {
         let told: Vec<String> = other
             .map(|(field, stored, asked)| format!("{field} is {stored}, not {asked}"))
             .collect();
-        let remedy = if is_seed_alone {
-            "open the store with the seed it was made with (0 if none was given), or give the \
-             table its seed"
-        } else {
-            "give the table as it is stored, or choose another name or folder"
-        };
-        Error::invalid("table exists with another shape, optimizer or seed")
+        let error = Error::invalid("table exists with another shape, optimizer or seed")
             .with("table", &self.name)
-            .with("differs", told.join("; "))
-            .with("remedy", remedy)
+            .with("differs", told.join("; "));
+        if is_seed_alone {
+            return error.with(
+                "remedy",
+                format_args!(
+                    "open the store with the seed it was made with (0 if none was given), or give \
+                     the table seed {}",
+                    self.seed
+                ),
+            );
+        }
+        error.with("remedy", "give the table as it is stored, or choose another name or folder")
     }
 
     /// Describes a table of rows and nothing else: no optimizer state, zero where nothing was

@@ -36,7 +36,11 @@ impl<T: DlpackElement + Copy> Tensor<T> {
             let error = Error::invalid("argument is not a tensor that can be shared")
                 .with("argument", name)
                 .with("cause", cause)
-                .with("remedy", "pass a CPU tensor without gradient, such as tensor.detach()");
+                .with(
+                    "remedy",
+                    "pass a dense CPU tensor without gradient, such as tensor.detach() or \
+                     tensor.to_dense()",
+                );
             to_python(py, &error)
         })?;
         Self::check(owner, name).map_err(|error| to_python(py, &error))

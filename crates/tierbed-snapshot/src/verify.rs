@@ -1,7 +1,7 @@
 //! Verification of a snapshot: every page, every index entry, every attachment.
 
 use tierbed_core::checksum::crc32c_append;
-use tierbed_core::{Error, Result, RowKey};
+use tierbed_core::{Error, ErrorKind, Result, RowKey};
 use tierbed_io::{AlignedBuf, OpenMode, PAGE_BYTES};
 
 use crate::blocks::{check_crc, read_blocks};
@@ -20,6 +20,18 @@ impl Snapshot {
     /// # Errors
     /// `Corruption` naming the first thing that is not what was written.
     pub fn verify(&self) -> Result<u64> {
+        self.verify_files().map_err(|error| {
+            let is_mended = error.context().iter().any(|(name, _)| *name == "remedy");
+            match error.kind() {
+                ErrorKind::Corruption if !is_mended => {
+                    error.with("remedy", "publish the snapshot again")
+                }
+                _ => error,
+            }
+        })
+    }
+
+    fn verify_files(&self) -> Result<u64> {
         let expected_rows = self.manifest().row_count + self.manifest().replica_count();
         let mut buffer = AlignedBuf::new(VERIFY_PAGES * PAGE_BYTES);
         let (mut crc, mut row_count, mut first) = (0, 0, 0);

@@ -85,7 +85,10 @@ pub fn restore_checkpoint(path: &Path, name: &str) -> Result<()> {
         return Err(Error::invalid("a checkpoint was kept after the store left its plan")
             .with("name", name)
             .with("kept", later)
-            .with("remedy", "go back in a copy of the folder"));
+            .with(
+                "remedy",
+                "go back in a copy of the folder, after dropping that checkpoint there",
+            ));
     }
     kept::restore_checkpoint(&folder, name, &check_folder)?;
     // Until here the rows inside are in force.

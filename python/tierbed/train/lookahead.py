@@ -208,20 +208,23 @@ def _follow(
 def _go_to(begins: int, answer: dict[str, Any], session: StepSession, start: int) -> None:
     """Passes over the batches that nobody trained on: an epoch before may have ended early."""
     stands, epoch = answer["batch"], answer["epoch"]
+    # What the loader leaves out by itself is counted by it.
+    own = begins - start
+    there = f"start={stands - own}" if stands >= own else f"a loader that begins at batch {stands}"
     if start > 0:
         raise InvalidError(
             f"the store stands at batch {stands} of epoch {epoch}, the loader begins at batch "
-            f"{begins}; continue where the store stands with start={stands - (begins - start)}, "
-            "begin an epoch without start, or open the store's folder of another run",
+            f"{begins}; continue where the store stands with {there}, begin an epoch "
+            "without start, or open the store's folder of another run",
             {"store_batch": str(stands), "loader_batch": str(begins)},
         )
     _LOG.warning(
         "the store stands at batch %d of epoch %d and the loader begins at batch %d: passing over "
-        "the batches between, without training; to go on where the store stands give start=%d",
+        "the batches between, without training; to go on where the store stands give %s",
         stands,
         epoch,
         begins,
-        stands,
+        there,
     )
     session.pass_planned_to(begins)
 

@@ -27,7 +27,7 @@ mod train;
 use std::path::Path;
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result, TableId, TableSchema};
+use tierbed_core::{Error, ErrorKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_store::kept::finish_restore;
 use tierbed_store::shards::{read_file, SHARDS_MAX};
@@ -176,6 +176,10 @@ impl ShardedEngine {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_in(folder: Option<Arc<dyn Folder>>, config: &OrderConfig) -> Result<Self> {
+        Self::open_whole(folder, config).map_err(from_a_copy)
+    }
+
+    fn open_whole(folder: Option<Arc<dyn Folder>>, config: &OrderConfig) -> Result<Self> {
         if let Some(folder) = &folder {
             finish_restore(folder, &check_folder)?;
         }
@@ -183,10 +187,7 @@ impl ShardedEngine {
         let stored = stored_shards(folder.as_deref(), asked)?;
         let shard_count = match (stored, asked) {
             (Some(stored), Some(asked)) if stored != asked => {
-                return Err(Error::invalid("store has another number of shards")
-                    .with("stored", stored)
-                    .with("asked", asked)
-                    .with("remedy", "open it with as many shards as it has, or without shards"));
+                return Err(another_number(stored, asked));
             }
             (Some(stored), _) => stored,
             (None, asked) => asked.unwrap_or(1),
@@ -223,6 +224,24 @@ impl ShardedEngine {
             }
         }
     }
+}
+
+// Files are read in many places, most of which cannot know what would bring them back.
+fn from_a_copy(error: Error) -> Error {
+    let is_mended = error.context().iter().any(|(name, _)| *name == "remedy");
+    match error.kind() {
+        ErrorKind::Corruption if !is_mended => {
+            error.with("remedy", "restore the store's folder from a copy")
+        }
+        _ => error,
+    }
+}
+
+fn another_number(stored: usize, asked: usize) -> Error {
+    Error::invalid("store has another number of shards")
+        .with("stored", stored)
+        .with("asked", asked)
+        .with("remedy", "open it with as many shards as it has, or without shards")
 }
 
 // How many shards the store in `folder` has; `None` when nothing was committed there, so that it

@@ -8,6 +8,7 @@ use tierbed_kernels::{FeatureLayout, Hyper};
 use tierbed_store::shards::{read_file, shard_of_name, ShardsFile};
 use tierbed_store::CommitLog;
 
+use super::another_number;
 use super::coordinator::{CommitCoordinator, Participant};
 use super::folder::ShardFolder;
 use super::part::Parts;
@@ -61,7 +62,9 @@ impl ShardSet {
             Some(folder) => {
                 let lock = folder.lock()?;
                 let file = read_file(&*folder)?;
-                check_new(&*folder, file.is_none())?;
+                if file.is_none() {
+                    check_new(&*folder, shard_count)?;
+                }
                 // Before the first commit tables and shards may still be others.
                 stored = file.filter(|file| !file.is_new());
                 sweep(&*folder, shard_count)?;
@@ -240,10 +243,7 @@ impl ShardSize {
 }
 
 // Refuses what is no store, or one that has lost the file which says what is in force.
-fn check_new(folder: &dyn Folder, is_new: bool) -> Result<()> {
-    if !is_new {
-        return Ok(());
-    }
+fn check_new(folder: &dyn Folder, asked: usize) -> Result<()> {
     match folder.read(CommitLog::CURRENT)? {
         None => CommitLog::check_new(folder),
         // Opened by one shard, and never committed.
@@ -255,8 +255,8 @@ fn check_new(folder: &dyn Folder, is_new: bool) -> Result<()> {
                     .with("remedy", "name a new or empty folder")),
             }
         }
-        Some(_) => Err(Error::invalid("store has one shard")
-            .with("remedy", "open it without shards, or name a new folder")),
+        // Committed by another process since the folder was looked at.
+        Some(_) => Err(another_number(1, asked)),
     }
 }
 

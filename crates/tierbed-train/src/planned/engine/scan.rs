@@ -216,12 +216,12 @@ impl TableRows for PlannedEngine {
 
     fn write_rows(&mut self, _table: TableId, _first: u64, _rows: NewRows<'_>) -> Result<()> {
         Err(Error::invalid("rows in forward order are not written by number")
-            .with("remedy", "write them before training, or open with order=\"window\""))
+            .with("remedy", "open the store with order=\"window\""))
     }
 
     fn set_steps_done(&mut self, _table: TableId, _steps: u64) -> Result<()> {
         Err(Error::invalid("steps along a plan are those of its checkpoint")
-            .with("remedy", "set them before training, or open with order=\"window\""))
+            .with("remedy", "open the store with order=\"window\""))
     }
 }
 
