@@ -280,6 +280,18 @@ mod tests {
     }
 
     #[test]
+    fn a_packed_file_that_became_shorter_is_read_on_when_it_is_brought_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = gzip(b"one\ntwo\nthree\n");
+        let path = save(folder.path(), "log.gz", &gzip(b"one\n"));
+        let error = LineReader::open_at(&path, 8, 2).err().unwrap();
+        assert!(error.to_string().contains("files the position was taken from"), "{error}");
+        save(folder.path(), "log.gz", &whole);
+        let mut reader = LineReader::open_at(&path, 8, 2).unwrap();
+        assert_eq!(reader.next_line().unwrap().unwrap(), b"three");
+    }
+
+    #[test]
     fn packing_is_told_by_the_first_bytes_not_the_name() {
         let folder = tempfile::tempdir().unwrap();
         let text = b"one\r\ntwo\n\nthree";
