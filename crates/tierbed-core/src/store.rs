@@ -120,9 +120,9 @@ pub trait TrainStore: RowStore {
         0
     }
 
-    /// Changes the most bytes that the store may occupy on disk: what its folder may hold beside
-    /// files that are not the store's. Does nothing in a store that takes no quota.
-    fn set_disk_quota(&mut self, _quota_bytes: Option<u64>) {}
+    /// Sets the bytes of the disk quota that kept checkpoints in the store's folder take. Does
+    /// nothing in a store that takes no quota.
+    fn set_kept_bytes(&mut self, _bytes: u64) {}
 
     /// Returns the store's folder, if it has one.
     fn path(&self) -> Option<&Path>;

@@ -67,6 +67,8 @@ pub struct LsmStore {
     pub(crate) cache: BlockCache,
     pub(crate) tools: Arc<SstTools>,
     pub(crate) options: LsmOptions,
+    /// Disk space of kept checkpoints.
+    pub(crate) kept_bytes: u64,
     pub(crate) schema: Schema,
     pub(crate) log: CommitLog,
     pub(crate) committed: Committed,
@@ -163,6 +165,7 @@ impl LsmStore {
             poison: Poison::default(),
             memory,
             options,
+            kept_bytes: 0,
             _lock: lock,
         };
         store.recover(&stored.segments)?;
@@ -331,7 +334,8 @@ impl LsmStore {
     }
 
     pub(crate) fn check_quota(&self, more_bytes: u64) -> Result<()> {
-        check_disk_quota(self.options.disk_quota_bytes, self.disk_bytes() + more_bytes)
+        let wanted = self.disk_bytes() + self.kept_bytes + more_bytes;
+        check_disk_quota(self.options.disk_quota_bytes, wanted)
     }
 }
 
@@ -363,8 +367,8 @@ impl RowStore for LsmStore {
 }
 
 impl TrainStore for LsmStore {
-    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
-        self.options.disk_quota_bytes = quota_bytes;
+    fn set_kept_bytes(&mut self, bytes: u64) {
+        self.kept_bytes = bytes;
     }
 
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {

@@ -43,6 +43,8 @@ pub struct ColdStore {
     pub(crate) log: CommitLog,
     pub(crate) folder: Arc<dyn Folder>,
     pub(crate) options: ColdOptions,
+    /// Disk space of kept checkpoints.
+    pub(crate) kept_bytes: u64,
     pub(crate) scheduler: Scheduler,
     pub(crate) stats: StoreStats,
     pub(crate) cold: ColdStats,
@@ -112,6 +114,7 @@ impl ColdStore {
             poison: Poison::default(),
             memory,
             options,
+            kept_bytes: 0,
             _lock: lock,
         };
         if let Some(manifest) = store.log.manifest().cloned() {
@@ -284,7 +287,8 @@ impl ColdStore {
     }
 
     pub(crate) fn check_quota(&self, more_bytes: u64) -> Result<()> {
-        check_disk_quota(self.options.disk_quota_bytes, self.disk_bytes() + more_bytes)
+        let wanted = self.disk_bytes() + self.kept_bytes + more_bytes;
+        check_disk_quota(self.options.disk_quota_bytes, wanted)
     }
 }
 
@@ -323,8 +327,8 @@ impl RowStore for ColdStore {
 }
 
 impl TrainStore for ColdStore {
-    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
-        self.options.disk_quota_bytes = quota_bytes;
+    fn set_kept_bytes(&mut self, bytes: u64) {
+        self.kept_bytes = bytes;
     }
 
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {

@@ -52,6 +52,8 @@ pub struct FileStore {
     log: CommitLog,
     folder: Arc<dyn Folder>,
     options: FileStoreOptions,
+    /// Disk space of kept checkpoints.
+    kept_bytes: u64,
     engine_memory: Reservation,
     _commit_memory: Reservation,
     stats: StoreStats,
@@ -80,6 +82,7 @@ impl FileStore {
             log,
             folder,
             options,
+            kept_bytes: 0,
             engine_memory,
             _commit_memory: commit_memory,
             stats: StoreStats::default(),
@@ -193,7 +196,7 @@ impl FileStore {
         let quota_left_bytes = self
             .options
             .disk_quota_bytes
-            .map_or(u64::MAX, |quota| quota.saturating_sub(self.disk_bytes()));
+            .map_or(u64::MAX, |quota| quota.saturating_sub(self.disk_bytes() + self.kept_bytes));
         Pipeline {
             engine: self.engine.as_mut(),
             tables: &mut self.tables,
@@ -253,7 +256,7 @@ impl FileStore {
         let new_bytes: u64 =
             attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();
         // Old and new attachments exist side by side until the commit is in force.
-        let wanted = self.disk_bytes() + new_bytes;
+        let wanted = self.disk_bytes() + self.kept_bytes + new_bytes;
         check_disk_quota(self.options.disk_quota_bytes, wanted)
     }
 }
@@ -284,8 +287,8 @@ impl RowStore for FileStore {
 }
 
 impl TrainStore for FileStore {
-    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
-        self.options.disk_quota_bytes = quota_bytes;
+    fn set_kept_bytes(&mut self, bytes: u64) {
+        self.kept_bytes = bytes;
     }
 
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {

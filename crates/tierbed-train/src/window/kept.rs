@@ -47,9 +47,8 @@ impl WindowEngine {
 
     /// Bounds the store by what kept checkpoints leave of the disk quota.
     pub(crate) fn leave_space_to_kept(&mut self) -> Result<()> {
-        if let (Some(quota), Some(folder)) = (self.disk_quota_bytes, &self.folder) {
-            let kept_bytes = kept::disk_bytes(folder.as_ref())?;
-            self.store.set_disk_quota(Some(quota.saturating_sub(kept_bytes)));
+        if let (Some(_), Some(folder)) = (self.disk_quota_bytes, &self.folder) {
+            self.store.set_kept_bytes(kept::disk_bytes(folder.as_ref())?);
         }
         Ok(())
     }

@@ -130,7 +130,7 @@ impl HashDb {
             pages +=
                 table.place(id.bucket).page_count() + pages_of(group.len(), table.record_bytes);
         }
-        let wanted = self.disk_bytes() + (pages * PAGE_BYTES) as u64;
+        let wanted = self.disk_bytes() + self.kept_bytes + (pages * PAGE_BYTES) as u64;
         check_disk_quota(self.options.disk_quota_bytes, wanted)
     }
 

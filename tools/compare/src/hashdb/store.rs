@@ -73,6 +73,8 @@ pub struct HashDb {
     pub(super) log: CommitLog,
     folder: Arc<dyn Folder>,
     pub(super) options: HashDbOptions,
+    /// Disk space of kept checkpoints.
+    pub(super) kept_bytes: u64,
     pub(super) stats: StoreStats,
     poison: Poison,
     _memory: [Reservation; 4],
@@ -115,6 +117,7 @@ impl HashDb {
             log,
             folder,
             options,
+            kept_bytes: 0,
             stats: StoreStats::default(),
             poison: Poison::default(),
             _memory: memory,
@@ -308,8 +311,8 @@ impl RowStore for HashDb {
 }
 
 impl TrainStore for HashDb {
-    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
-        self.options.disk_quota_bytes = quota_bytes;
+    fn set_kept_bytes(&mut self, bytes: u64) {
+        self.kept_bytes = bytes;
     }
 
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
@@ -344,7 +347,8 @@ impl TrainStore for HashDb {
 
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
         self.poison.check()?;
-        let wanted = self.files.disk_bytes() + attached_bytes(&self.log, attachments);
+        let wanted =
+            self.files.disk_bytes() + self.kept_bytes + attached_bytes(&self.log, attachments);
         check_disk_quota(self.options.disk_quota_bytes, wanted)?;
         self.put_in_force(name, attachments)
             .map_err(|failure| failure.into_error(&mut self.poison))?;

@@ -64,6 +64,8 @@ pub struct MmapStore {
     /// `None` in a folder that is only looked at.
     path: Option<PathBuf>,
     options: MmapOptions,
+    /// Disk space of kept checkpoints.
+    kept_bytes: u64,
     /// `None` as long as nothing changed since the last commit.
     undo: Option<Undo>,
     stats: StoreStats,
@@ -95,6 +97,7 @@ impl MmapStore {
             folder,
             path,
             options,
+            kept_bytes: 0,
             undo: None,
             stats: StoreStats::default(),
             poison: Poison::default(),
@@ -268,8 +271,8 @@ impl RowStore for MmapStore {
 }
 
 impl TrainStore for MmapStore {
-    fn set_disk_quota(&mut self, quota_bytes: Option<u64>) {
-        self.options.disk_quota_bytes = quota_bytes;
+    fn set_kept_bytes(&mut self, bytes: u64) {
+        self.kept_bytes = bytes;
     }
 
     fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
@@ -290,7 +293,8 @@ impl TrainStore for MmapStore {
         check_records(&self.schema, rows)?;
         let quota = self.options.disk_quota_bytes;
         if quota.is_some() {
-            check_disk_quota(quota, self.disk_bytes() + self.growth_bytes(rows))?;
+            let wanted = self.disk_bytes() + self.kept_bytes + self.growth_bytes(rows);
+            check_disk_quota(quota, wanted)?;
         }
         self.prepare(rows)?;
         for row in rows {
@@ -305,7 +309,8 @@ impl TrainStore for MmapStore {
     fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
         self.poison.check()?;
         let quota = self.options.disk_quota_bytes;
-        check_disk_quota(quota, self.disk_bytes() + attached_bytes(&self.log, attachments))?;
+        let wanted = self.disk_bytes() + self.kept_bytes;
+        check_disk_quota(quota, wanted + attached_bytes(&self.log, attachments))?;
         self.put_in_force(name, attachments)
             .map_err(|failure| failure.into_error(&mut self.poison))?;
         self.stats.commit_count += 1;
