@@ -63,6 +63,7 @@ __all__ = [
     "commits",
     "cpu_features",
     "drop_checkpoint",
+    "fill_offsets",
     "import_tables",
     "kept_checkpoints",
     "placement_bases",

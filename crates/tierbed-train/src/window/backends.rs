@@ -47,6 +47,7 @@ pub(crate) fn least_bytes(config: &WindowConfig) -> u64 {
         (Backend::Lsm | Backend::LsmPlain, Durability::Step) => 8 << 20,
         (Backend::HashDb, _) => 8 << 20,
         (Backend::Cold, _) => 1 << 20,
+        (Backend::File | Backend::Mmap, _) => 256 << 10,
         _ => 0,
     }
 }

@@ -1,6 +1,6 @@
 //! Reservations of the budget, decided and paid for before any row is there.
 
-use tierbed_core::{Budget, Reservation, Result};
+use tierbed_core::{Budget, Error, Reservation, Result};
 use tierbed_io::{EngineOptions, Folder, OpenMode};
 
 use super::dump::DUMP_BUF_BYTES;
@@ -11,6 +11,9 @@ use super::{PlannedConfig, PlannedTables, EXTENTS_FILE};
 use crate::planned::store::disk::Disk;
 use crate::planned::store::sizing::{Sizes, SpanRequest};
 use crate::planned::store::storage_thread::STACK_BYTES;
+
+/// How often a minimum is tried before it is named; a handful of times suffices.
+const NAMINGS_MAX: usize = 64;
 
 /// What memory is shared out for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,40 @@ impl Reservations {
     /// # Errors
     /// `Invalid` for a budget too small, naming the minimum.
     pub(super) fn reserve(
+        folder: &dyn Folder,
+        tables: &PlannedTables,
+        config: &PlannedConfig,
+        stored: &Stored,
+        purpose: Purpose,
+    ) -> Result<Self> {
+        let result = Self::reserve_once(folder, tables, config, stored, purpose);
+        let Err(error) = result else { return result };
+        let Some(named) = error.minimum_bytes() else { return Err(error) };
+        // Parts that follow the budget take more of a larger one: the minimum is the first that
+        // is named for itself no more.
+        let mut minimum = named;
+        for _ in 0..NAMINGS_MAX {
+            let config = PlannedConfig { dram_budget_bytes: minimum, ..config.clone() };
+            match Self::reserve_once(folder, tables, &config, stored, purpose) {
+                Ok(_) => break,
+                Err(again) => match again.minimum_bytes() {
+                    Some(more) => minimum = more.max(minimum + 1),
+                    None => return Err(error),
+                },
+            }
+        }
+        Err(Error::invalid("dram budget is too small for this plan")
+            .with_minimum_bytes(minimum)
+            .with("dram_budget_bytes", config.dram_budget_bytes)
+            .with(
+                "remedy",
+                format_args!(
+                    "raise dram_budget to at least {minimum} bytes, or plan smaller windows"
+                ),
+            ))
+    }
+
+    fn reserve_once(
         folder: &dyn Folder,
         tables: &PlannedTables,
         config: &PlannedConfig,
