@@ -21,8 +21,8 @@ use tierbed_train::planned::{EpochPlan, PlannedConfig, PlannedEngine};
 fn config_for(job: &Job, plans: &[&EpochPlan]) -> PlannedConfig {
     let configs = plans.iter().map(|plan| smallest_config(job, plan));
     let mut config = configs.max_by_key(|config| config.dram_budget_bytes).unwrap();
-    // Named once for each plan at most.
-    for _ in 0..=plans.len() {
+    // With the budget grows what the rows come from, so a move may name more than once.
+    for _ in 0..20 {
         let first = job.open(memory_folder(), plans[0], &config).unwrap();
         let moved = plans[1..]
             .iter()
