@@ -458,7 +458,7 @@ def test_a_reader_that_is_open_is_not_shared(tmp_path: Path) -> None:
     log = tmp_path / "log.tsv"
     line = "\t".join(["1", *["3"] * 13, *["ab"] * 26])
     log.write_text(f"{line}\n" * 50)
-    options = json.dumps({"format": "criteo", "bad_lines": "fail"})
+    options = {"format": "criteo", "bad_lines": "fail"}
     reader = _native.CriteoReader([str(log)], options)
     assert reader.skip(10) == 10
     told = in_child(lambda: reader.skip(10))
