@@ -103,6 +103,18 @@ fn the_minimum_named_by_a_store_in_memory_works() {
     check_named_minimums(Backend::Memory, Durability::Checkpoint);
 }
 
+/// What a large table could come to need leaves nothing; a buffer must be left all the same.
+#[test]
+fn a_large_table_of_few_rows_leaves_a_row_buffer() {
+    let job = job(16, 50_000_000);
+    let config = WindowConfig { backend: Backend::Memory, ..WindowConfig::new(8 << 20) };
+    let mut engine = WindowEngine::open(None, &config).unwrap();
+    let plan = job.set_up(&mut engine).unwrap();
+    job.step(&mut engine, &plan, 0).unwrap();
+    let capacity = engine.stats().buffer.row_capacity;
+    assert!(capacity > 1000, "room for {capacity} rows only");
+}
+
 #[test]
 fn the_minimum_named_by_stores_of_fixed_memory_works() {
     check_named_minimums(Backend::File, Durability::Checkpoint);

@@ -30,12 +30,12 @@ pub(crate) fn buffer_bytes_max(config: &WindowConfig) -> u64 {
     }
 }
 
-/// Returns the most bytes that the row buffer leaves to a store that grows. Rows in memory all
-/// come to be stored; of what a tree may need it mostly needs a part.
-pub(crate) fn kept_bytes_max(config: &WindowConfig) -> u64 {
-    match config.backend {
-        Backend::Memory => u64::MAX,
-        _ => config.dram_budget_bytes / 4,
+/// Returns the most that the row buffer leaves to a store that grows. Rows in memory mostly come
+/// to be stored; of what a tree may need it mostly needs a part.
+pub(crate) fn kept_bytes_max(backend: Backend, budget: &Budget) -> u64 {
+    match backend {
+        Backend::Memory => budget.free_bytes() / 8 * 7,
+        _ => budget.limit_bytes() / 4,
     }
 }
 

@@ -11,7 +11,7 @@ use tierbed_kernels::{Hyper, Kernels};
 
 use crate::window::backends::{buffer_bytes_max, kept_bytes_max, least_bytes, open_store};
 use crate::window::kept::finish_restore;
-use crate::window::options::WindowConfig;
+use crate::window::options::{Backend, WindowConfig};
 use crate::window::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
 use crate::window::scratch::Scratch;
 use crate::window::vocabularies::{Vocabularies, VocabularyStats};
@@ -35,8 +35,7 @@ pub struct WindowEngine {
     /// Most bytes of that folder.
     pub(crate) disk_quota_bytes: Option<u64>,
     buffer_bytes_max: u64,
-    /// Most that the row buffer leaves to a store that grows.
-    kept_bytes_max: u64,
+    backend: Backend,
     eviction: EvictionOrder,
     pub(crate) poison: Poison,
 }
@@ -113,7 +112,7 @@ impl WindowEngine {
     pub fn over(store: Box<dyn TrainStore>, config: &WindowConfig) -> Result<Self> {
         let budget = Budget::new(config.dram_budget_bytes);
         let scratch = Scratch::new(&budget)?;
-        let config = WindowConfig { backend: crate::window::Backend::File, ..config.clone() };
+        let config = WindowConfig { backend: Backend::File, ..config.clone() };
         Self::assemble(store, budget, scratch, &config)
     }
 
@@ -134,7 +133,7 @@ impl WindowEngine {
             ahead: crate::window::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
-            kept_bytes_max: kept_bytes_max(config),
+            backend: config.backend,
             eviction: config.eviction,
             vocabularies: Vocabularies::new(config),
             folder: None,
@@ -227,7 +226,7 @@ impl WindowEngine {
             let growth_bytes = self.store.growth_bytes_max();
             self.name_least_to_publish();
             let free_bytes = self.budget.free_bytes();
-            let kept_bytes = growth_bytes.min(self.kept_bytes_max);
+            let kept_bytes = growth_bytes.min(kept_bytes_max(self.backend, &self.budget));
             let bytes_max = self.buffer_bytes_max.min(free_bytes.saturating_sub(kept_bytes));
             let mut buffer = RowBuffer::new(&self.schema, &self.budget, bytes_max)?;
             buffer.set_order(self.eviction);
