@@ -5,6 +5,7 @@ All processes are forked from one that has torch loaded and never opened a store
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -128,6 +129,8 @@ def _be_child(work: Callable[[Callable[[Any], None]], None], writing: int) -> No
     def tell(what: Any) -> None:
         os.write(writing, json.dumps(what).encode() + b"\n")
 
+    # How a child ends is told by its status; pytest's handler would print its stack besides.
+    faulthandler.disable()
     status = 1
     try:
         work(tell)

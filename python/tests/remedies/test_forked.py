@@ -1,0 +1,110 @@
+"""Remedies for what a forked child may not use: the child does what the error says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tierbed as tb
+from tierbed import _native
+from tierbed.data import write_criteo_tsv
+from tierbed.serve import Server
+
+from .kit import bags, collection, opened, refused, snapshot_of, step, table
+
+CHILD_S = 60
+#: An address with a port that is free.
+FREE = "127.0.0.1:0"
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Forks and returns what ``work`` gives there; a child that fails or hangs fails here."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CHILD_S)
+        try:
+            answer = {"value": work()}
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        raw = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+    answer = json.loads(raw)
+    assert "error" not in answer, answer["error"]
+    return answer["value"]
+
+
+def test_a_worker_makes_a_reader_of_its_own(tmp_path: Path) -> None:
+    write_criteo_tsv(tmp_path / "log.tsv", 50, scale=0.0005, seed=1)
+
+    def made() -> Any:
+        options = {"format": "criteo", "bad_lines": "fail"}
+        return _native.CriteoReader([str(tmp_path / "log.tsv")], options)
+
+    reader = made()
+    assert reader.skip(10) == 10
+
+    def child() -> int:
+        with refused(tb.ClosedError, "make another one in the worker"):
+            reader.skip(10)
+        return int(made().skip(100))
+
+    assert in_child(child) == 50
+    assert reader.skip(100) == 40
+
+
+def _published(folder: Path, first: int) -> None:
+    with opened(folder.with_name(f"store-{first}")) as store:
+        step(collection(store), first)
+        store.publish(folder)
+
+
+def _row(snapshot: tb.Snapshot) -> list[float]:
+    emb = tb.EmbeddingBagCollection([table()], store=snapshot)
+    row: list[float] = emb(bags(1)).values()[0].tolist()
+    return row
+
+
+def test_a_snapshot_is_published_beside_the_one_that_workers_read(tmp_path: Path) -> None:
+    _published(tmp_path / "a", 0)
+    with snapshot_of(tmp_path / "a") as snapshot:
+        before = _row(snapshot)
+        # Into a new folder: a worker goes on reading what its parent reads.
+        _published(tmp_path / "b", 500)
+        assert in_child(lambda: _row(snapshot)) == before
+        # Into the same one: a worker opens it for itself.
+        (tmp_path / "a").rename(tmp_path / "old")
+        (tmp_path / "b").rename(tmp_path / "a")
+
+        def child() -> list[float]:
+            remedy = "publish into a new folder, or open the snapshot in the worker"
+            with refused(tb.ClosedError, remedy):
+                _row(snapshot)
+            with snapshot_of(tmp_path / "a") as own:
+                return _row(own)
+
+        assert in_child(child) != before
+        assert _row(snapshot) == before
+
+
+def test_a_worker_starts_a_server_of_its_own(tmp_path: Path) -> None:
+    _published(tmp_path / "a", 0)
+    with snapshot_of(tmp_path / "a") as snapshot, Server(snapshot, FREE) as server:
+
+        def child() -> bool:
+            with refused(tb.ClosedError, "start another one in the process that shall answer"):
+                server.wait(0.0)
+            with snapshot_of(tmp_path / "a") as own, Server(own, FREE) as another:
+                return another.address.startswith("127.0.0.1:")
+
+        assert in_child(child)
