@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tierbed_core::{Bags, Error, ErrorKind, Result};
 use tierbed_io::{Folder, FsFolder, HeldFolder};
 use tierbed_kernels::{Destination, FeatureLayout};
-use tierbed_store::kept::{finish_restore, is_kept};
+use tierbed_store::kept::finish_restore;
 use tierbed_store::CommitLog;
 
 use crate::auto::follow::{Making, PlanIdentity};
@@ -197,14 +197,7 @@ impl AutoEngine {
             _ => return Ok(()),
         };
         self.state = State::Lost("changing the order failed".to_owned());
-        let folder = self.folder()?;
-        for name in folder.list()? {
-            // Nothing is in force, and `CURRENT` says so.
-            let stays = name.starts_with(crate::auto::follow::PLAN_PREFIX) || is_kept(&name);
-            if !stays && name != CommitLog::CURRENT {
-                folder.remove(&name)?;
-            }
-        }
+        crate::auto::follow::remove_uncommitted(&*self.folder()?)?;
         self.state = State::Undecided(Box::new(tables));
         Ok(())
     }

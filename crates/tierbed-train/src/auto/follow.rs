@@ -11,7 +11,7 @@ use tierbed_core::checksum::crc32c;
 use tierbed_core::{check_disk_quota, Bags, Error, ErrorKind, Result, TableId};
 use tierbed_io::{listed_bytes, Folder};
 use tierbed_kernels::FeatureLayout;
-use tierbed_store::kept;
+use tierbed_store::{kept, CommitLog};
 
 use crate::auto::engine::{lost, AutoEngine, State};
 use crate::auto::options::{OnMismatch, Order};
@@ -327,11 +327,7 @@ impl AutoEngine {
                 Ok(self.following())
             }
             Err(error) => {
-                for name in folder.list()? {
-                    if !name.starts_with(PLAN_PREFIX) {
-                        folder.remove(&name)?;
-                    }
-                }
+                remove_uncommitted(&*folder)?;
                 match error.kind() {
                     ErrorKind::Invalid if self.config.order == Order::Auto => {
                         Ok(Answer::Refused { reason: error.to_string() })
@@ -386,6 +382,17 @@ impl AutoEngine {
 
 fn is_damage(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io | ErrorKind::Invalid)
+}
+
+/// Removes what an engine that never committed left in `folder`: neither plans, nor kept
+/// checkpoints, nor `CURRENT`, which says that nothing is in force.
+pub(crate) fn remove_uncommitted(folder: &dyn Folder) -> Result<()> {
+    for name in folder.list()? {
+        if !name.starts_with(PLAN_PREFIX) && !kept::is_kept(&name) && name != CommitLog::CURRENT {
+            folder.remove(&name)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes all plans and their scratch files but `name` and its copy.

@@ -105,8 +105,8 @@ pub struct FailedCalls {
     pub read_stride: u64,
 }
 
-/// Lets one sync, folder sync, write or read fail per run, and the power with it. Returns how
-/// many runs said so.
+/// Lets one sync, folder sync, write or read fail per run; then the power fails, too, or another
+/// opener comes. Returns how many runs said so.
 ///
 /// # Panics
 /// When a commit is lost.
@@ -135,6 +135,9 @@ pub fn check_failed_calls<J: SimJob>(job: &J, seed: u64, calls: FailedCalls) -> 
             }
             failure_count += 1;
             check_recovery(job, &folder.crash(seed ^ nth), acknowledged, &what);
+            // Without a power loss the next opener finds all that was written, renamed and cut.
+            folder.set_plan(FaultPlan::default());
+            check_recovery(job, &folder, acknowledged, &format!("opened again after {what}"));
         }
     }
     failure_count

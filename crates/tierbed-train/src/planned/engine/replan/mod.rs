@@ -214,7 +214,11 @@ impl PlannedEngine {
     }
 
     // Lets go of the disk that the move took; what cannot be given back is used again later.
+    // A poisoned engine keeps it: the new checkpoint may be in force, and its rows lie there.
     fn give_up_move(&mut self) {
+        if self.poison.check().is_err() {
+            return;
+        }
         if let Ok(mover) = self.pipeline.mover() {
             let _ = mover.disk.finish_writes();
             let _ = mover.disk.device().set_len(mover.extents.committed_bytes());
