@@ -73,6 +73,7 @@ __all__ = [
     "placement_with_pages",
     "put_commit_in_force",
     "restore_checkpoint",
+    "table_bytes",
     "version",
 ]
 
@@ -82,6 +83,9 @@ class SupportsDLPack(Protocol):
 
 def version() -> str: ...
 def cpu_features() -> str: ...
+def table_bytes(table: TableSchema) -> int:
+    """Bytes of all rows of a table, touched or not, with their optimizer state."""
+
 def bench_worker() -> None:
     """Serves the commands of ``tierbed bench training``: lines of JSON on standard input, one
     answer each on standard output, until the input ends. See ``tierbed_bench::training``."""

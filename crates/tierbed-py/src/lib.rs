@@ -38,6 +38,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(cpu_features, module)?)?;
+    module.add_function(wrap_pyfunction!(table_bytes, module)?)?;
     module.add_class::<store::FeaturePlan>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<snapshot::NativeSnapshot>()?;
@@ -68,4 +69,10 @@ fn version() -> &'static str {
 #[pyfunction]
 fn cpu_features() -> &'static str {
     tierbed_train::window::Kernels::detect().isa().name()
+}
+
+/// Returns the bytes of all rows of `table`, touched or not, with their optimizer state.
+#[pyfunction]
+fn table_bytes(table: plain::Plain<tierbed_core::TableSchema>) -> u64 {
+    table.0.table_bytes()
 }

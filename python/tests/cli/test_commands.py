@@ -237,39 +237,6 @@ def test_tables_go_out_and_into_another_store(run: Path, tmp_path: Path, capsys:
     assert np.array_equal(np.load(back), load_file(file)["C3.weight"])
 
 
-def test_a_plan_needs_no_disk_and_names_the_least(run: Path, tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "plan.json"
-    plan = ("plan", *SYNTHETIC, "--dim", 4, "--json", out)
-    assert tierbed(*plan, "--dram-budget", "4MiB") == 0
-    predicted = result_of(out)
-    assert predicted["fits"] is True
-    assert predicted["table_bytes"] == result_of(run / "out.json")["table_bytes"]
-    assert tierbed(*plan, "--dram-budget", "64KiB") == 0
-    assert result_of(out)["fits"] is False
-    assert "at least" in capsys.readouterr().err
-
-
-def test_a_plan_foretells_what_training_by_window_uses(tmp_path: Path) -> None:
-    out, trained = tmp_path / "plan.json", tmp_path / "out.json"
-    train = ("train", *SYNTHETIC, "--store", tmp_path / "run", "--dim", 4, "--seed", 1)
-    budget = ("--dram-budget", "4MiB", "--order", "window", "--json", trained)
-    assert tierbed(*train, *budget) == 0
-    samples = ["--format", "synthetic", "--scale", "0.0005", "--samples", "3200"]
-    assert (
-        tierbed(
-            *("plan", *samples, "--seed", 1, "--dim", 4, "--dram-budget", "4MiB"),
-            *("--batch-size", 64, "--json", out),
-        )
-        == 0
-    )
-    predicted, real = result_of(out), result_of(trained)["stats"]
-    part = real["budget"]["parts"]["row buffer"]["peak_bytes"]
-    assert predicted["row_buffer_bytes"] == pytest.approx(part, rel=0.1)
-    # Shadow pages keep two homes for pages that changed between checkpoints.
-    assert predicted["disk_bytes_after_sample"] <= 2.5 * real["disk_bytes"]
-    assert real["disk_bytes"] <= predicted["disk_max_bytes"] + (1 << 20)
-
-
 def test_generated_files_train_like_real_ones(tmp_path: Path) -> None:
     file = tmp_path / "log.tsv.zst"
     assert tierbed("generate", "--out", file, "--samples", 3000, "--scale", 0.0005) == 0

@@ -48,9 +48,9 @@ def _tierbed(
 
 
 def _register() -> None:
-    from tierbed.cli import demo, folders, lab, place, serving, training
+    from tierbed.cli import demo, folders, lab, place, plan, serving, training
 
-    for module in (demo, training, serving, folders, place, lab):
+    for module in (demo, training, plan, serving, folders, place, lab):
         module.register(app)
 
 

@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tierbed import _native
 from tierbed._util.bytes import format_bytes
 from tierbed._util.report import can_draw, percentile, print_table, save_figure, write_json
+from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.data.source import DataOptions, Source, open_source
 from tierbed.errors import InvalidError, TierbedError
-from tierbed.recipes.run import auto_batch_size, load_run
-from tierbed.train.sizing import TableShape
+from tierbed.recipes.run import OPTIMIZERS, auto_batch_size, load_run
 
 __all__ = ["DemoOptions", "run_demo"]
 
@@ -86,10 +87,12 @@ class _Demo:
         self.options.out.mkdir(parents=True, exist_ok=True)
         source = self.source()
         for dim in (16, 32, 64, 128, 256):
-            table_bytes = sum(
-                TableShape(name, rows, dim, OPTIMIZER).record_bytes * rows
+            optimizer = OPTIMIZERS[OPTIMIZER]()
+            tables = [
+                EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim)
                 for name, rows in source.table_sizes.items()
-            )
+            ]
+            table_bytes = sum(_native.table_bytes(table.schema(optimizer, 0)) for table in tables)
             budget = table_bytes // TIMES_THE_BUDGET
             if budget >= BUDGET_MIN_BYTES:
                 break

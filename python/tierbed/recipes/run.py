@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed._util.report import write_json
 from tierbed.config.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
@@ -422,15 +423,8 @@ def _what_counts(
 
 def table_bytes(store: Store) -> int:
     """Returns the bytes of all rows, touched or not, with their optimizer state."""
-    from tierbed.train.sizing import TableShape
-
-    return sum(
-        table["row_count"]
-        * TableShape(
-            table["name"], table["row_count"], table["dim"], table["optimizer"]
-        ).record_bytes
-        for table in store.tables()
-    )
+    tables: list[Any] = store.tables()
+    return sum(_native.table_bytes(table) for table in tables)
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Training: stores of tables, look-ahead, sizing of a run, checkpoints, table files."""
+"""Training: stores of tables, look-ahead, checkpoints, table files."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,6 @@ from tierbed.train.store import Store
 
 if TYPE_CHECKING:
     from tierbed.train.checkpoints import Commit, CommitTable, find_commits, put_in_force
-    from tierbed.train.sizing import Prediction, TableShape, predict
     from tierbed.train.table_files import export_table, import_table
 else:
     __getattr__ = lazy_names(
@@ -16,12 +15,9 @@ else:
         {
             "Commit": "tierbed.train.checkpoints",
             "CommitTable": "tierbed.train.checkpoints",
-            "Prediction": "tierbed.train.sizing",
-            "TableShape": "tierbed.train.sizing",
             "export_table": "tierbed.train.table_files",
             "find_commits": "tierbed.train.checkpoints",
             "import_table": "tierbed.train.table_files",
-            "predict": "tierbed.train.sizing",
             "put_in_force": "tierbed.train.checkpoints",
         },
     )
@@ -30,12 +26,9 @@ __all__ = [
     "CodedStore",
     "Commit",
     "CommitTable",
-    "Prediction",
     "Store",
-    "TableShape",
     "export_table",
     "find_commits",
     "import_table",
-    "predict",
     "put_in_force",
 ]
