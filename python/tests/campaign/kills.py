@@ -76,7 +76,7 @@ def _kept(path: Path) -> list[tuple[int, str, int]]:
 
 
 def _save(run: tr.Run, setting: tr.Setting, done: int, luck: random.Random, tell: Tell) -> None:
-    names = [one["name"] for one in run.store.checkpoints()] if setting.keeps else []
+    names = [one.name for one in run.store.checkpoints()] if setting.keeps else []
     if setting.keeps and luck.random() < 0.3 and f"kept-{done}" not in names:
         tell(["begin", "keep", done])
         torch.manual_seed(1000 + done)

@@ -41,7 +41,7 @@ def _write_backend(folder: Path, backend: str) -> Facts:
 
 def _check_backend(folder: Path, facts: Facts, backend: str) -> None:
     with open_store(folder / "store", backend) as store:
-        assert [kept["name"] for kept in store.checkpoints()] == ["kept"]
+        assert [kept.name for kept in store.checkpoints()] == ["kept"]
         last = store.last_checkpoint()
         assert last is not None
         assert last[1] == "last"

@@ -408,13 +408,13 @@ def test_a_shared_budget_is_each_processs_own(published: Path) -> None:
     budget = tb.TierBudget("4MiB")
     snapshot = tb.Snapshot.open(published, cache=tb.CacheOptions(budget=budget))
     wanted = looked_up(snapshot, 1)
-    used = budget.stats()["used_bytes"]
+    used = budget.stats().used_bytes
     assert used > 0
 
     def child() -> Any:
-        before = budget.stats()["used_bytes"]
+        before = budget.stats().used_bytes
         same = looked_up(snapshot, 1) == wanted
-        return [before, same, budget.stats()["used_bytes"] == used, budget.stats()["limit_bytes"]]
+        return [before, same, budget.stats().used_bytes == used, budget.stats().limit_bytes]
 
     assert in_child(child) == [0, True, True, 4 << 20]
     snapshot.close()

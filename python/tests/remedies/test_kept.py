@@ -39,7 +39,7 @@ def test_a_name_that_is_taken_is_dropped_or_another_is_chosen(tmp_path: Path) ->
         store.checkpoint("other", keep=True)
         store.drop_checkpoint("mine")
         store.checkpoint("mine", keep=True)
-        assert sorted(kept["name"] for kept in store.checkpoints()) == ["mine", "other"]
+        assert sorted(kept.name for kept in store.checkpoints()) == ["mine", "other"]
 
 
 def test_a_store_in_memory_keeps_checkpoints_when_it_has_a_path(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_kept_checkpoint_beyond_the_quota(tmp_path: Path, way: str) -> None:
         store.checkpoint("one", keep=True)
         with refused(tb.NoSpaceError, "raise disk_quota, or drop a checkpoint"):
             store.checkpoint("two", keep=True)
-        names = [kept["name"] for kept in store.checkpoints()]
+        names = [kept.name for kept in store.checkpoints()]
         if way == "drop":
             for name in names:
                 store.drop_checkpoint(name)
@@ -73,7 +73,7 @@ def test_a_kept_checkpoint_beyond_the_quota(tmp_path: Path, way: str) -> None:
         with opened(path, disk_quota="20MiB") as store:
             step(collection(store), 0, ROWS)
             store.checkpoint("again", keep=True)
-            assert [kept["name"] for kept in store.checkpoints()] == [*names, "again"]
+            assert [kept.name for kept in store.checkpoints()] == [*names, "again"]
 
 
 def test_a_store_at_its_quota_is_opened_with_more(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_what_several_shards_cannot_do_one_shard_does(tmp_path: Path) -> None:
     with opened(tmp_path / "one", shards=1) as store:
         step(collection(store))
         store.checkpoint("kept", keep=True)
-        assert [kept["name"] for kept in store.checkpoints()] == ["kept"]
+        assert [kept.name for kept in store.checkpoints()] == ["kept"]
 
 
 def test_options_that_several_shards_do_not_have(tmp_path: Path) -> None:

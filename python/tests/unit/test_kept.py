@@ -49,7 +49,7 @@ def test_a_kept_checkpoint_is_opened_by_its_name(tmp_path: Path) -> None:
         store.checkpoint("nine", keep=True)
         later = rows(store)
         store.checkpoint("last")
-        assert [kept["name"] for kept in store.checkpoints()] == ["five", "nine"]
+        assert [kept.name for kept in store.checkpoints()] == ["five", "nine"]
         with pytest.raises(tb.InvalidError, match="already"):
             store.checkpoint("five", keep=True)
     assert not torch.equal(expected, later)
@@ -63,7 +63,7 @@ def test_a_kept_checkpoint_is_opened_by_its_name(tmp_path: Path) -> None:
         train(store, 5, 9)
         assert torch.equal(rows(store), later)
         store.drop_checkpoint("nine")
-        assert [kept["name"] for kept in store.checkpoints()] == ["five"]
+        assert [kept.name for kept in store.checkpoints()] == ["five"]
     with pytest.raises(tb.InvalidError, match="no kept checkpoint"):
         tb.Store.open(path, checkpoint="nine")
     with pytest.raises(tb.InvalidError, match="without a path"):
@@ -90,7 +90,7 @@ def test_epochs_of_the_default_order_are_kept(tmp_path: Path) -> None:
     with tb.Store.open(path, dram_budget="4MiB", checkpoint="one") as store:
         assert store.load_extra() == {"epoch": 1}
         assert torch.equal(epoch(store), second)
-        assert [kept["name"] for kept in store.checkpoints()] == ["one", "two"]
+        assert [kept.name for kept in store.checkpoints()] == ["one", "two"]
 
 
 def test_the_command_line_lists_and_drops(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_snapshot_and_a_delta_are_the_next_snapshot(tmp_path: Path) -> None:
     }
     assert main(["publish", *(str(word) for pair in names.items() for word in pair)]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["row_count"] < full["row_count"]
+    assert report["row_count"] < full.row_count
     tb.Snapshot.apply(tmp_path / "one", tmp_path / "delta", tmp_path / "next")
     ids = torch.arange(0, 40) * 2**40
     batch = tb.KeyedJaggedTensor(["item"], ids, lengths=torch.ones(40, dtype=torch.int64))

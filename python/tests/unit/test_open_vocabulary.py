@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tierbed as tb
+from tierbed.results import EvictedIds
 from tierbed.train.table_files import export_table, import_table
 
 BIG = 2**62 + 12345
@@ -144,7 +145,7 @@ def test_admission_and_eviction_by_age(tmp_path: Path, monkeypatch: pytest.Monke
         assert store.translate("item", torch.tensor([7, -5])).tolist() == [2, 1]
         now = 1011
         train(emb, [kjt([7])])
-        assert store.evict(now_mins=1012) == {"item": {"ids": 1, "waiting": 0}}
+        assert store.evict(now_mins=1012) == {"item": EvictedIds(id_count=1, waiting_count=0)}
         assert store.translate("item", torch.tensor([7, -5])).tolist() == [2, 0]
         assert int(store.use_counts("item", 1, 1)) == 0
         store.checkpoint("after")

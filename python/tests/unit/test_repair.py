@@ -99,7 +99,7 @@ def test_a_kept_checkpoint_of_an_open_store_is_not_dropped_by_others(tmp_path: P
     store, _ = opened(path)
     with store:
         assert main(["checkpoints", str(path), "--drop", "old"]) == 2
-        assert [kept["name"] for kept in store.checkpoints()] == ["old"]
+        assert [kept.name for kept in store.checkpoints()] == ["old"]
         store.drop_checkpoint("old")
         assert store.checkpoints() == []
 

@@ -152,7 +152,7 @@ def test_publishing_keeps_rows_and_reports_progress(open_store: Any, tmp_path: P
         attachments={"note": b"hello"},
         progress=lambda done, total: told.append((done, total)),
     )
-    assert report["row_count"] == int((store.use_counts("t", 0, 1000) > 0).sum())
+    assert report.row_count == int((store.use_counts("t", 0, 1000) > 0).sum())
     assert told[-1] == (1000, 1000)
     for backend in ("direct", "mmap", "memory"):
         with tb.Snapshot.open(

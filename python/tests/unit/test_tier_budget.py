@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import tierbed as tb
 from tierbed.placement import import_tables
+from tierbed.results import TierMemberStats
 
 ROWS = 4000
 DIM = 16
@@ -34,11 +34,10 @@ def look(snapshot: tb.Snapshot, rows: torch.Tensor) -> torch.Tensor:
     return snapshot.lookup(tb.KeyedJaggedTensor(["a"], rows, lengths=lengths))["a"]
 
 
-def members(budget: tb.TierBudget) -> list[dict[str, Any]]:
+def members(budget: tb.TierBudget) -> tuple[TierMemberStats, ...]:
     stats = budget.stats()
-    assert stats["used_bytes"] <= stats["limit_bytes"]
-    found: list[dict[str, Any]] = stats["members"]
-    return found
+    assert stats.used_bytes <= stats.limit_bytes
+    return stats.members
 
 
 def test_memory_follows_demand_and_answers_stay_the_same(folder: Path, table: torch.Tensor) -> None:
@@ -46,19 +45,19 @@ def test_memory_follows_demand_and_answers_stay_the_same(folder: Path, table: to
     generator = torch.Generator().manual_seed(1)
     with tb.Snapshot.open(folder, cache=tb.CacheOptions(budget=budget, floor="128KiB")) as many:
         with tb.Snapshot.open(folder, cache=tb.CacheOptions(budget=budget, floor="128KiB")) as few:
-            assert members(budget)[1]["floor_bytes"] == 128 << 10
+            assert members(budget)[1].floor_bytes == 128 << 10
             for _ in range(2500):
                 for snapshot, count in ((many, ROWS), (few, 40)):
                     rows = torch.randint(0, count, (8,), generator=generator)
                     assert torch.equal(look(snapshot, rows), table[rows])
                 members(budget)
             first, second = members(budget)
-            assert first["capacity_bytes"] > 2 * second["capacity_bytes"], (first, second)
-            assert first["name"] == str(folder)
-            assert second["rows_hit"] > 0.9 * second["rows_asked"]
+            assert first.capacity_bytes > 2 * second.capacity_bytes, (first, second)
+            assert first.name == str(folder)
+            assert second.rows_hit > 0.9 * second.rows_asked
         assert len(members(budget)) == 1
-        assert members(budget)[0]["capacity_bytes"] > first["capacity_bytes"]
-    assert budget.stats()["used_bytes"] == 0
+        assert members(budget)[0].capacity_bytes > first.capacity_bytes
+    assert budget.stats().used_bytes == 0
     assert repr(budget) == f"TierBudget(limit_bytes={512 << 10}, members=0)"
 
 
@@ -76,7 +75,7 @@ def test_what_does_not_fit_a_budget_is_refused(folder: Path) -> None:
     ):
         with pytest.raises(tb.InvalidError):
             tb.Snapshot.open(folder, cache=tb.CacheOptions(**options))
-    assert budget.stats()["members"] == []
+    assert budget.stats().members == ()
 
 
 def test_approximate_answers_become_exact(folder: Path, table: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -195,7 +195,7 @@ def publish(
         opened = Store.open(tables_folder(store), dram_budget=dram_budget)
     with opened, Progress("publishing", None, "rows") as bar:
         report = opened.publish(out, model, base=base, progress=bar.set)
-    finish({**report, "snapshot": str(out)}, json_path, f"published {store}")
+    finish({**asdict(report), "snapshot": str(out)}, json_path, f"published {store}")
 
 
 def generate(

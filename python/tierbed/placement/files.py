@@ -16,6 +16,7 @@ from torch import Tensor
 from tierbed import _native
 from tierbed._util.bytes import parse_bytes
 from tierbed.errors import InvalidError
+from tierbed.results import SnapshotReport
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -66,7 +67,7 @@ def import_tables(
     *,
     placement: PlacementFiles | None = None,
     dram_budget: int | str = "1GiB",
-) -> dict[str, Any]:
+) -> SnapshotReport:
     """Writes a serving snapshot of plain tables.
 
     Rows are read where they lie, so that tables mapped from files need no memory.
@@ -76,9 +77,6 @@ def import_tables(
         out: A new folder.
         placement: As for :meth:`tierbed.Store.publish`.
         dram_budget: Bytes for indexes and buffers.
-
-    Returns:
-        A report: rows, pages, replicas and bytes written.
 
     Raises:
         InvalidError: A table is no matrix of float32, or a placement does not fit.
@@ -96,12 +94,13 @@ def import_tables(
             raise InvalidError(f"no table {name!r}; there are {names}", {"table": name})
         return names.index(name)
 
-    return _native.import_tables(
+    written = _native.import_tables(
         [(name, rows.detach().contiguous()) for name, rows in tables.items()],
         placement_files(placement, [{"name": name} for name in names], table_id),
         os.fspath(out),
         parse_bytes(dram_budget, "dram_budget"),
     )
+    return SnapshotReport(**written)
 
 
 def read_tables(paths: Sequence[Path]) -> dict[str, Tensor]:

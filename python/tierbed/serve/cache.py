@@ -22,6 +22,7 @@ from tierbed._native import NativeResident, NativeTierBudget
 from tierbed._util.bytes import parse_bytes
 from tierbed.codec import Codec
 from tierbed.errors import CorruptionError, InvalidError
+from tierbed.results import TierBudgetStats, TierMemberStats
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -121,7 +122,7 @@ class TierBudget:
         >>> budget = tb.TierBudget("4MiB")
         >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
         >>> with tb.Snapshot.open("snapshot", cache=tb.CacheOptions(budget=budget)) as snapshot:
-        ...     len(budget.stats()["members"])
+        ...     len(budget.stats().members)
         1
     """
 
@@ -137,17 +138,15 @@ class TierBudget:
         """The engine's budget, for snapshots."""
         return self._native
 
-    def stats(self) -> dict[str, Any]:
-        """Returns ``limit_bytes``, ``used_bytes`` and ``members``, the snapshots.
-
-        Of each: ``name``, ``floor_bytes``, ``capacity_bytes``, ``used_bytes``, ``rows_asked``,
-        ``rows_hit`` (no read was needed), ``row_count`` and ``evictions``.
-        """
-        return self._native.stats()
+    def stats(self) -> TierBudgetStats:
+        """Returns what was counted, of the budget and of each of its snapshots."""
+        counted = self._native.stats()
+        members = tuple(TierMemberStats(**member) for member in counted["members"])
+        return TierBudgetStats(**{**counted, "members": members})
 
     def __repr__(self) -> str:
         stats = self.stats()
-        return f"TierBudget(limit_bytes={stats['limit_bytes']}, members={len(stats['members'])})"
+        return f"TierBudget(limit_bytes={stats.limit_bytes}, members={len(stats.members)})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from tierbed.config.words import MissMode, SnapshotBackend
 from tierbed.errors import ClosedError, InvalidError
 from tierbed.jagged import KeyedTensor, as_kjt
 from tierbed.ops import operators as ops
+from tierbed.results import SnapshotReport
 from tierbed.serve.cache import CacheOptions, TierPlan, cache_parts
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class Snapshot:
         out: str | os.PathLike[str],
         *,
         dram_budget: int | str = "256MiB",
-    ) -> dict[str, Any]:
+    ) -> SnapshotReport:
         """Writes the snapshot that a delta makes of the snapshot it was published against.
 
         Equal inputs give equal snapshots, to the byte, so the next delta fits wherever this one
@@ -210,14 +211,12 @@ class Snapshot:
             out: A new folder.
             dram_budget: Bytes of memory for all of it.
 
-        Returns:
-            A report: rows, pages and bytes written.
-
         Raises:
             InvalidError: The delta was made against another snapshot.
         """
         budget_bytes = parse_bytes(dram_budget, "dram_budget")
-        return apply_delta(os.fspath(base), os.fspath(delta), os.fspath(out), budget_bytes)
+        written = apply_delta(os.fspath(base), os.fspath(delta), os.fspath(out), budget_bytes)
+        return SnapshotReport(**written)
 
     def _tell_of_empty_tiers(self) -> None:
         """Warns of tiers whose bytes are too few for any row: they would silently do nothing."""

@@ -30,6 +30,7 @@ from tierbed.errors import ClosedError, CorruptionError, InvalidError, Unsupport
 from tierbed.ops.operators import minutes_now
 from tierbed.ops.steps import StepWatch
 from tierbed.placement.files import PlacementFiles, placement_files
+from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
 from tierbed.train.store_rows import StoreRows
 
@@ -302,7 +303,7 @@ class Store(StoreRows):
 
     def evict(
         self, table: str | None = None, *, now_mins: int | None = None
-    ) -> dict[str, dict[str, int]]:
+    ) -> dict[str, EvictedIds]:
         """Takes the rows of ids that the policy of their table judges; call it between steps.
 
         Freed rows start again from their initial values; an id that comes back is a new id.
@@ -312,7 +313,7 @@ class Store(StoreRows):
             now_mins: Minutes since 1970; by default the machine's time.
 
         Returns:
-            Per table ``ids`` evicted, and ``waiting`` ids forgotten that had no row yet.
+            What was taken, by table.
 
         Raises:
             InvalidError: ``now_mins`` is no number of minutes from 0 to 2^32 - 1.
@@ -323,7 +324,7 @@ class Store(StoreRows):
         counts = {}
         for name in self.vocabularies() if table is None else [table]:
             ids, waiting = self._native.evict(self.table_id(name), now)
-            counts[name] = {"ids": ids, "waiting": waiting}
+            counts[name] = EvictedIds(id_count=ids, waiting_count=waiting)
         return counts
 
     def set_learning_rate(self, lr: float, tables: list[str] | None = None) -> None:
@@ -480,13 +481,12 @@ class Store(StoreRows):
             parts[RNG] = state.pack(state.rng_state())
         return self._native.checkpoint(name, sorted(parts.items()), keep)
 
-    def checkpoints(self) -> list[dict[str, Any]]:
-        """Returns ``number``, ``name`` and ``bytes`` of each kept checkpoint, oldest first.
-
-        The bytes are those of all its files, shared ones and holes included.
-        """
+    def checkpoints(self) -> list[KeptCheckpoint]:
+        """Returns the kept checkpoints, oldest first."""
         kept = [] if self._path is None else _native.kept_checkpoints(self._path)
-        return [{"number": number, "name": name, "bytes": size} for number, name, size in kept]
+        return [
+            KeptCheckpoint(number=number, name=name, file_bytes=size) for number, name, size in kept
+        ]
 
     def drop_checkpoint(self, name: str) -> None:
         """Forgets a kept checkpoint and gives its disk space back.
@@ -565,7 +565,7 @@ class Store(StoreRows):
         placement: PlacementFiles | None = None,
         attachments: Mapping[str, bytes] | None = None,
         progress: Progress | None = None,
-    ) -> dict[str, Any]:
+    ) -> SnapshotReport:
         """Writes the newest version of every written row into a serving snapshot.
 
         Args:
@@ -579,20 +579,18 @@ class Store(StoreRows):
                 through in that order. Other tables lie most used rows first.
             attachments: Further named bytes.
             progress: Called with (rows done, rows in all).
-
-        Returns:
-            A report: rows, pages and bytes written.
         """
         parts = dict(attachments or {})
         if model is not None:
             parts.update(state.model_attachments(model))
-        return self._native.publish(
+        written = self._native.publish(
             os.fspath(path),
             sorted(parts.items()),
             progress,
             None if base is None else os.fspath(base),
             placement_files(placement, self.tables(), self.table_id),
         )
+        return SnapshotReport(**written)
 
     def verify(self) -> int:
         """Checks every checksum, kept checkpoints too, and returns the number of pages checked.

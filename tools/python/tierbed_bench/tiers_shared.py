@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ def _measure(published: Published, options: SharedOptions, job: tuple[float, str
             "rows_read_per_request": sum(each["rows_read"] for each in grown) / requests,
             "pages_read_per_request": sum(each["pages_read"] for each in grown) / requests,
             "answers_crc": crc,
-            "members": [] if budget is None else budget.stats()["members"],
+            "members": [] if budget is None else [asdict(one) for one in budget.stats().members],
         }
 
 
@@ -148,5 +148,5 @@ def _counts(model: Snapshot) -> dict[str, int]:
 def _used_bytes(models: list[Snapshot], budget: TierBudget | None) -> int:
     """Bytes of all caches, metadata and measuring included."""
     if budget is not None:
-        return int(budget.stats()["used_bytes"])
+        return budget.stats().used_bytes
     return sum(int(model.stats()["snapshot"]["cache_used_bytes"]) for model in models)
