@@ -1,5 +1,6 @@
 //! Error answers: a status and `{"kind": ..., "message": ...}`.
 
+use axum::body::Bytes;
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -44,6 +45,11 @@ impl Refusal {
     /// The client took too long.
     pub(crate) fn slow(message: impl Into<String>) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "io", message)
+    }
+
+    /// The request's time is over.
+    pub(crate) fn late(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "io", message)
     }
 
     /// The client left while it sent its body; this answer is not read.
@@ -110,8 +116,12 @@ impl IntoResponse for Refusal {
 }
 
 /// Builds a response of `bytes` under a content type.
-pub(crate) fn with_type(status: StatusCode, content_type: &str, bytes: Vec<u8>) -> Response {
-    let mut response = (status, bytes).into_response();
+pub(crate) fn with_type(
+    status: StatusCode,
+    content_type: &str,
+    bytes: impl Into<Bytes>,
+) -> Response {
+    let mut response = (status, bytes.into()).into_response();
     if let Ok(value) = HeaderValue::from_str(content_type) {
         response.headers_mut().insert(header::CONTENT_TYPE, value);
     }

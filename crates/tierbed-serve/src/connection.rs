@@ -19,7 +19,6 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::answer::{Refusal, JSON, RETRY_AFTER_S};
@@ -38,7 +37,6 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(crate) struct Callee {
     pub(crate) router: Router,
     pub(crate) service: Arc<Service>,
-    pub(crate) stopping: watch::Receiver<bool>,
 }
 
 /// How a connection came to its end.
@@ -67,7 +65,7 @@ pub(crate) async fn serve(stream: TcpStream, callee: Callee) {
     builder.header_read_timeout(None).max_buf_size(HEAD_BYTES_MAX);
     let mut connection = builder.serve_connection(io, answering);
     let limits = &callee.service.limits;
-    let mut stopping = callee.stopping.clone();
+    let mut stopping = callee.service.stopping.clone();
     let mut is_stopping = pin!(async move {
         // An error means that the server was dropped: as good a reason to stop.
         let _ = stopping.wait_for(|&stop| stop).await;
@@ -187,7 +185,7 @@ async fn answer(
     pulse.begin_request(!request.body().is_end_stream());
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(Arc::clone(&pulse));
-    let Callee { router, service, stopping } = callee;
+    let Callee { router, service } = callee;
     let mut routed = pin!(TowerToHyperService::new(router).call(request));
     let routed = poll_fn(|cx| {
         // A panic ends the request, not the other answers of the process.
@@ -197,7 +195,7 @@ async fn answer(
         }
     });
     let mut response = routed.await;
-    if *stopping.borrow() {
+    if *service.stopping.borrow() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let held = response.extensions_mut().remove::<Arc<Held>>();

@@ -7,7 +7,8 @@ use tierbed_core::{Error, Result};
 use tierbed_snapshot::Pooling;
 
 use crate::features::parse_pooling;
-use crate::lookup::{Column, Vectors};
+use crate::lookup::{Named, Told};
+use crate::query::Query;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,14 +34,14 @@ struct Answer<'a> {
 ///
 /// # Errors
 /// `Invalid` for anything but the documented form.
-pub(crate) fn decode(body: &[u8]) -> Result<(Vec<Column>, Option<Pooling>)> {
+pub(crate) fn decode(body: &[u8]) -> Result<(Vec<Named>, Option<Pooling>)> {
     let request: Request = serde_json::from_slice(body).map_err(|cause| {
         Error::invalid("body is not the expected JSON")
             .with("expected", r#"{"features": {name: {"values", "offsets"}}}"#)
             .with("cause", cause)
     })?;
     let pooling = request.pooling.as_deref().map(parse_pooling).transpose()?;
-    let columns = request.features.into_iter().map(|(name, indices)| Column {
+    let columns = request.features.into_iter().map(|(name, indices)| Named {
         name,
         values: indices.values,
         offsets: indices.offsets,
@@ -53,10 +54,8 @@ pub(crate) fn decode(body: &[u8]) -> Result<(Vec<Column>, Option<Pooling>)> {
 ///
 /// # Errors
 /// `Invalid` when the encoder refuses, which numbers and strings never make it do.
-pub(crate) fn encode(vectors: &[Vectors]) -> Result<Vec<u8>> {
-    let features = vectors
-        .iter()
-        .map(|vectors| (vectors.name.as_str(), vectors.values.chunks_exact(vectors.dim).collect()));
+pub(crate) fn encode(told: &[Told], queries: &[Query]) -> Result<Vec<u8>> {
+    let features = told.iter().map(|told| (told.name.as_str(), told.vectors(queries).collect()));
     serde_json::to_vec(&Answer { features: features.collect() })
         .map_err(|cause| Error::invalid("cannot encode the answer").with("cause", cause))
 }

@@ -13,15 +13,20 @@
 
 mod answer;
 mod body;
+mod columns;
 mod connection;
 mod faults;
 mod features;
+mod job;
 mod json;
 mod listen;
 mod log;
 mod lookup;
 mod metrics;
+mod oip;
 mod options;
+mod plans;
+mod query;
 mod routes;
 mod sending;
 mod server;
@@ -31,4 +36,4 @@ mod wire;
 pub use features::ServedFeature;
 pub use log::{LogLevel, LogOptions, LogTarget};
 pub use options::{Limits, ServeOptions};
-pub use server::{Predictor, Server};
+pub use server::{ModelInputs, Predictor, Server};

@@ -53,7 +53,7 @@ impl Door {
 
     /// Lets connections in until told to stop; returns when the last one has ended.
     pub(crate) async fn open(self, listener: TcpListener) {
-        let mut stopping = self.callee.stopping.clone();
+        let mut stopping = self.callee.service.stopping.clone();
         let mut is_stopping = std::pin::pin!(async move {
             // An error means that the server was dropped: as good a reason to stop.
             let _ = stopping.wait_for(|&stop| stop).await;

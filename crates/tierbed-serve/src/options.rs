@@ -29,6 +29,8 @@ pub struct ServeOptions {
     pub features: Option<Vec<ServedFeature>>,
     /// The snapshot's name in answers; that of its folder when none is given.
     pub snapshot_name: Option<String>,
+    /// The name of the snapshot's models in the Open Inference Protocol.
+    pub model_name: String,
     /// The time, for latencies and uptime.
     pub clock: Arc<dyn Clock>,
 }
@@ -81,6 +83,7 @@ impl Default for ServeOptions {
             log: LogOptions::default(),
             features: None,
             snapshot_name: None,
+            model_name: "tierbed".to_owned(),
             clock: Arc::new(SystemClock::default()),
         }
     }

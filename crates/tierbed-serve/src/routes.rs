@@ -1,7 +1,7 @@
 //! Routes: the handler of each request, and the thread on which it runs.
 
 mod about;
-mod work;
+pub(crate) mod work;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use axum::Router;
 use tierbed_core::env::Clock;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::Snapshot;
-use tokio::sync::Semaphore;
+use tokio::sync::{watch, Semaphore};
 
 use crate::answer::Refusal;
 use crate::body::Buffers;
@@ -24,7 +24,10 @@ use crate::faults::Faults;
 use crate::features::Feature;
 use crate::log::{Log, Told};
 use crate::metrics::{Metrics, LEFT};
+use crate::oip::{self, Models};
 use crate::options::Limits;
+use crate::plans::Plans;
+use crate::query::Source;
 use crate::server::Predictor;
 
 /// What every request sees.
@@ -35,6 +38,9 @@ pub(crate) struct Service {
     pub(crate) snapshot_name: String,
     pub(crate) identity: String,
     pub(crate) features: Vec<Feature>,
+    pub(crate) plans: Plans,
+    /// What the Open Inference Protocol calls this server's models.
+    pub(crate) models: Models,
     pub(crate) predictor: Option<Arc<dyn Predictor>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) log: Log,
@@ -42,15 +48,21 @@ pub(crate) struct Service {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) start_us: u64,
     pub(crate) limits: Limits,
+    pub(crate) stopping: watch::Receiver<bool>,
     /// Requests whose bodies have arrived that may be worked on at once.
     pub(crate) places: Arc<Semaphore>,
     /// Memory for bodies and answers.
     pub(crate) buffers: Buffers,
 }
 
-type Shared = State<Arc<Service>>;
+pub(crate) type Shared = State<Arc<Service>>;
 
 impl Service {
+    pub(crate) fn source(&self) -> Source<'_> {
+        let Self { snapshot, ids, features, plans, .. } = self;
+        Source { snapshot, ids, features, plans }
+    }
+
     /// Turns a panic of ours or of the model into an answer, and tells of it.
     pub(crate) fn panicked(&self, panic: &(dyn Any + Send)) -> Refusal {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -88,6 +100,7 @@ pub(crate) fn router(service: &Arc<Service>) -> Router {
         .route("/metrics", get(about::metrics))
         .route("/v1/lookup", post(work::answer_lookup))
         .route("/v1/predict", post(work::answer_predict))
+        .merge(oip::router())
         .fallback(unknown_route)
         .method_not_allowed_fallback(unknown_method)
         .layer(from_fn_with_state(Arc::clone(service), measure))
@@ -96,18 +109,21 @@ pub(crate) fn router(service: &Arc<Service>) -> Router {
 
 /// Bytes of a request's body, as the handler read it.
 #[derive(Debug, Clone, Copy)]
-struct BodyBytes(u64);
+pub(crate) struct BodyBytes(u64);
 
 /// Counts every request, and ends those that take too long to answer.
 async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
     let start_us = service.clock.now_us();
     let route = route_name(request.uri().path());
+    let is_oip = oip::is_ours(route);
     let mut leaving = Leaving { service: Some(Arc::clone(&service)), route };
     let limit = Duration::from_millis(service.limits.request_ms_max);
     let response = match tokio::time::timeout(limit, next.run(request)).await {
         Ok(response) => response,
+        Err(_) if is_oip => Refusal::late("request took too long").into_response(),
         Err(_) => Refusal::slow("request took too long").into_response(),
     };
+    let response = if is_oip { oip::worded(response) } else { response };
     leaving.service = None;
     let us = service.clock.now_us().saturating_sub(start_us);
     let body_bytes = response.extensions().get().map_or(0, |BodyBytes(bytes)| *bytes);
@@ -132,10 +148,9 @@ impl Drop for Leaving {
 
 /// Names a route for metrics: unknown paths share one name, so that they cannot fill memory.
 fn route_name(path: &str) -> &'static str {
-    ["/", "/health", "/metrics", "/v1/lookup", "/v1/predict"]
-        .into_iter()
-        .find(|route| *route == path)
-        .unwrap_or("other")
+    let known = ["/", "/health", "/metrics", "/v1/lookup", "/v1/predict"];
+    let known = known.into_iter().find(|route| *route == path);
+    known.or_else(|| oip::route_name(path)).unwrap_or("other")
 }
 
 async fn unknown_route() -> Refusal {

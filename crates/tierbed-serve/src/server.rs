@@ -19,7 +19,9 @@ use crate::listen::{bind, connections_allowed, Door};
 use crate::log::Log;
 use crate::metrics::process::open_files;
 use crate::metrics::{Metrics, Served};
+use crate::oip::Models;
 use crate::options::ServeOptions;
+use crate::plans::Plans;
 use crate::routes::{router, Service};
 
 /// Answers predictions: a model in front of the snapshot.
@@ -30,6 +32,20 @@ pub trait Predictor: Send + Sync {
     /// # Errors
     /// `Invalid` for requests the model cannot read; they are answered with 400, others with 500.
     fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)>;
+
+    /// Says what the model takes, where it is known.
+    fn inputs(&self) -> Option<ModelInputs> {
+        None
+    }
+}
+
+/// What a model takes of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInputs {
+    /// Numerical features.
+    pub dense_count: usize,
+    /// Names of the features with ids, in the order of requests.
+    pub features: Vec<String>,
 }
 
 impl fmt::Debug for dyn Predictor {
@@ -85,7 +101,8 @@ impl Server {
         predictor: Option<Arc<dyn Predictor>>,
     ) -> Result<Self> {
         options.check()?;
-        let service = Arc::new(service(options, snapshot, predictor)?);
+        let (stop, stopping) = watch::channel(false);
+        let service = Arc::new(service(options, snapshot, predictor, stopping)?);
         let (listener, address) = bind(&options.address)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(options.worker_threads)
@@ -99,7 +116,6 @@ impl Server {
             tokio::net::TcpListener::from_std(listener)
                 .map_err(|cause| Error::os("cannot listen", cause).with("address", address))?
         };
-        let (stop, stopping) = watch::channel(false);
         let finished = Arc::new(Finished::default());
         let finishing = Finishing(Arc::clone(&finished));
         let asked = options.limits.connections_max;
@@ -109,7 +125,7 @@ impl Server {
         }
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
-        let callee = Callee { router: router(&service), service: Arc::clone(&service), stopping };
+        let callee = Callee { router: router(&service), service: Arc::clone(&service) };
         let door = Door::new(callee, allowed);
         runtime.spawn(async move {
             let _finishing = finishing;
@@ -179,6 +195,7 @@ fn service(
     options: &ServeOptions,
     snapshot: Arc<Snapshot>,
     predictor: Option<Arc<dyn Predictor>>,
+    stopping: watch::Receiver<bool>,
 ) -> Result<Service> {
     let folder_name = || {
         let name = snapshot.folder().path().and_then(|path| path.file_name());
@@ -203,6 +220,8 @@ fn service(
     Ok(Service {
         ids: PublishedIds::open(&snapshot)?,
         features: resolve(&snapshot, options.features.as_deref())?,
+        plans: Plans::default(),
+        models: Models::new(&options.model_name)?,
         snapshot_name: name,
         identity,
         metrics: Arc::new(Metrics::new(served)),
@@ -212,6 +231,7 @@ fn service(
         start_us: clock.now_us(),
         clock: Arc::clone(clock),
         limits,
+        stopping,
         places,
         buffers,
         snapshot,

@@ -7,7 +7,8 @@ use safetensors::tensor::{serialize, TensorView};
 use safetensors::{Dtype, SafeTensors, View};
 use tierbed_core::{Error, Result};
 
-use crate::lookup::{Column, Vectors};
+use crate::lookup::{Named, Told};
+use crate::query::Query;
 
 /// The content type of safetensors bodies.
 pub(crate) const SAFETENSORS: &str = "application/x-safetensors";
@@ -16,7 +17,7 @@ pub(crate) const SAFETENSORS: &str = "application/x-safetensors";
 ///
 /// # Errors
 /// `Invalid` for anything else.
-pub(crate) fn decode(body: &[u8]) -> Result<Vec<Column>> {
+pub(crate) fn decode(body: &[u8]) -> Result<Vec<Named>> {
     let tensors = SafeTensors::deserialize(body)
         .map_err(|cause| Error::invalid("body is not safetensors").with("cause", cause))?;
     let mut columns: BTreeMap<&str, Parts> = BTreeMap::new();
@@ -35,7 +36,7 @@ pub(crate) fn decode(body: &[u8]) -> Result<Vec<Column>> {
             }
         }
     }
-    columns.into_iter().map(|(name, parts)| parts.column(name)).collect()
+    columns.into_iter().map(|(name, parts)| parts.named(name)).collect()
 }
 
 #[derive(Default)]
@@ -46,11 +47,11 @@ struct Parts {
 }
 
 impl Parts {
-    fn column(self, name: &str) -> Result<Column> {
+    fn named(self, name: &str) -> Result<Named> {
         let (Some(values), Some(offsets)) = (self.values, self.offsets) else {
             return Err(Error::invalid("feature lacks values or offsets").with("feature", name));
         };
-        Ok(Column { name: name.to_owned(), values, offsets, weights: self.weights })
+        Ok(Named { name: name.to_owned(), values, offsets, weights: self.weights })
     }
 }
 
@@ -78,12 +79,13 @@ fn check(name: &str, tensor: &TensorView<'_>, dtype: Dtype) -> Result<()> {
 }
 
 /// One feature's answer.
-struct Matrix<'a> {
+struct Tensor<'a> {
     shape: [usize; 2],
-    values: &'a [f32],
+    told: &'a Told,
+    queries: &'a [Query],
 }
 
-impl View for Matrix<'_> {
+impl View for Tensor<'_> {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }
@@ -93,11 +95,15 @@ impl View for Matrix<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        let mut bytes = Vec::with_capacity(self.data_len());
+        for vector in self.told.vectors(self.queries) {
+            bytes.extend_from_slice(bytemuck::cast_slice(vector));
+        }
+        Cow::Owned(bytes)
     }
 
     fn data_len(&self) -> usize {
-        size_of_val(self.values)
+        self.shape.iter().product::<usize>() * size_of::<f32>()
     }
 }
 
@@ -105,10 +111,9 @@ impl View for Matrix<'_> {
 ///
 /// # Errors
 /// `Invalid` when the encoder refuses, which checked shapes never make it do.
-pub(crate) fn encode(vectors: &[Vectors]) -> Result<Vec<u8>> {
-    let tensors = vectors.iter().map(|vectors| {
-        let shape = [vectors.row_count, vectors.dim];
-        (vectors.name.as_str(), Matrix { shape, values: &vectors.values })
+pub(crate) fn encode(told: &[Told], queries: &[Query]) -> Result<Vec<u8>> {
+    let tensors = told.iter().map(|told| {
+        (told.name.as_str(), Tensor { shape: told.place.shape(queries), told, queries })
     });
     serialize(tensors, None)
         .map_err(|cause| Error::invalid("cannot encode the answer").with("cause", cause))

@@ -3,7 +3,7 @@
 //! Index pages are rows of the snapshot, so they are read, checked and cached as all rows are.
 //! Ids that training gave no row get the shared row, which training taught on such ids.
 
-use tierbed_core::{Bags, Budget, Error, Result};
+use tierbed_core::{Bags, Budget, Error, Result, TableId};
 use tierbed_kernels::{FeatureLayout, Pooling};
 use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::Published;
@@ -46,6 +46,12 @@ impl PublishedIds {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
+    }
+
+    /// Returns whether `table` is open: its ids are not rows.
+    #[must_use]
+    pub fn has(&self, table: TableId) -> bool {
+        self.tables.iter().any(|(index, _)| index.table() == table)
     }
 
     /// Writes to `rows`, `[E]`, the row of every id of `bags`; ids of tables that are not open

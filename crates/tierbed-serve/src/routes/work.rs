@@ -15,18 +15,11 @@ use axum::response::{IntoResponse, Response};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{BodyBytes, Service, Shared};
-use crate::answer::{with_type, Refusal, JSON};
-use crate::body::{receive, Held, Received};
-use crate::lookup::{lookup, Columns, Source};
+use crate::answer::{Refusal, JSON};
+use crate::body::{receive, Received};
+use crate::job::{Body, Made, Phases, Prepared};
+use crate::lookup;
 use crate::tensors::SAFETENSORS;
-use crate::{json, tensors};
-
-/// An answer, and the memory it takes.
-struct Made {
-    bytes: Vec<u8>,
-    body_type: String,
-    held: Held,
-}
 
 pub(super) async fn answer_lookup(State(service): Shared, request: Request) -> Response {
     let is_binary = match content_type(request.headers()) {
@@ -34,20 +27,16 @@ pub(super) async fn answer_lookup(State(service): Shared, request: Request) -> R
         SAFETENSORS => true,
         other => return unknown_type(other).into_response(),
     };
-    let looked_up = move |service: &Service, Received { bytes, mut held }: Received| {
-        let decoded =
-            if is_binary { (tensors::decode(&bytes)?, None) } else { json::decode(&bytes)? };
-        drop(bytes);
-        let Service { snapshot, ids, features, limits, .. } = service;
-        let columns = Columns::check(features, decoded.0, decoded.1, limits)?;
-        let answer_bytes_max = columns.answer_bytes(is_binary, limits)?;
-        held.resize(answer_bytes_max)?;
-        let vectors = lookup(Source { snapshot, ids }, &columns)?;
-        let bytes = if is_binary { tensors::encode(&vectors) } else { json::encode(&vectors) }?;
-        let body_type = if is_binary { SAFETENSORS } else { JSON }.to_owned();
-        Ok(Made { bytes, body_type, held })
+    let received = match received(&service, request).await {
+        Ok(received) => received,
+        Err(refusal) => return refusal.into_response(),
     };
-    answered(service, "/v1/lookup", request, looked_up).await
+    let work = move |service: &Service, Received { bytes, held }: Received| {
+        let prepare =
+            move || lookup::prepare(service.source(), &service.limits, &bytes, held, is_binary);
+        looked_up(service, prepare)
+    };
+    answered(&service, "/v1/lookup", received, work).await
 }
 
 pub(super) async fn answer_predict(State(service): Shared, request: Request) -> Response {
@@ -59,30 +48,63 @@ pub(super) async fn answer_predict(State(service): Shared, request: Request) -> 
         known @ (JSON | SAFETENSORS) => known.to_owned(),
         other => return unknown_type(other).into_response(),
     };
+    let received = match received(&service, request).await {
+        Ok(received) => received,
+        Err(refusal) => return refusal.into_response(),
+    };
     let predicted = move |_: &Service, Received { bytes, mut held }: Received| {
         let (answer, body_type) = predictor.predict(&bytes, &body_type)?;
         drop(bytes);
         held.resize(answer.len())?;
-        Ok(Made { bytes: answer, body_type, held })
+        let body = Body { bytes: answer.into(), body_type: body_type.into(), header_bytes: None };
+        Ok(Made { body, held, phases: Phases::default() })
     };
-    answered(service, "/v1/predict", request, predicted).await
+    answered(&service, "/v1/predict", received, predicted).await
 }
 
-/// Reads the body, finds a place, and works away from the async threads.
-async fn answered(
-    service: Arc<Service>,
+/// Prepares a request, looks its queries up, and makes its answer.
+pub(crate) fn looked_up(
+    service: &Service,
+    prepare: impl FnOnce() -> Result<Prepared, Refusal>,
+) -> Result<Made, Refusal> {
+    let start_us = service.clock.now_us();
+    let Prepared { mut queries, held, sample_count, encode } = prepare()?;
+    let read_us = service.clock.now_us();
+    for query in &mut queries {
+        query.look_up(service.source())?;
+    }
+    let answered_us = service.clock.now_us();
+    let body = encode(queries)?;
+    let phases = Phases {
+        input_us: read_us.saturating_sub(start_us),
+        infer_us: answered_us.saturating_sub(read_us),
+        output_us: service.clock.now_us().saturating_sub(answered_us),
+        sample_count,
+        ..Phases::default()
+    };
+    Ok(Made { body, held, phases })
+}
+
+/// Reads a request's body and counts its bytes.
+///
+/// # Errors
+/// Those of [`receive`].
+pub(crate) async fn received(service: &Service, request: Request) -> Result<Received, Refusal> {
+    let received = receive(&service.limits, &service.buffers, request).await?;
+    service.metrics.body_bytes.inc_by(received.bytes.len() as u64);
+    Ok(received)
+}
+
+/// Finds a place, and works away from the async threads.
+pub(crate) async fn answered(
+    service: &Arc<Service>,
     route: &'static str,
-    request: Request,
+    received: Received,
     work: impl FnOnce(&Service, Received) -> Result<Made, Refusal> + Send + 'static,
 ) -> Response {
-    let received = match receive(&service.limits, &service.buffers, request).await {
-        Ok(received) => received,
-        Err(refusal) => return refusal.into_response(),
-    };
     let body_bytes = received.bytes.len() as u64;
-    service.metrics.body_bytes.inc_by(body_bytes);
     let mut response = match Arc::clone(&service.places).try_acquire_owned() {
-        Ok(place) => on_blocking_thread(&service, route, place, received, work).await,
+        Ok(place) => on_blocking_thread(service, route, place, received, work).await,
         Err(_) => {
             Refusal::busy("places", "too many requests at once; try again later").into_response()
         }
@@ -104,15 +126,12 @@ async fn on_blocking_thread(
     let working = Arc::clone(service);
     let held = move || {
         let _place = place;
-        working.metrics.waited(route, working.clock.now_us().saturating_sub(queued_us));
-        work(&working, received)
+        let queue_us = working.clock.now_us().saturating_sub(queued_us);
+        working.metrics.waited(route, queue_us);
+        work(&working, received).map(|made| made.after(queue_us))
     };
     match tokio::task::spawn_blocking(held).await {
-        Ok(Ok(Made { bytes, body_type, held })) => {
-            let mut response = with_type(StatusCode::OK, &body_type, bytes);
-            response.extensions_mut().insert(Arc::new(held));
-            response
-        }
+        Ok(Ok(made)) => made.into_response(),
         Ok(Err(refusal)) => refusal.into_response(),
         Err(ended) => match ended.try_into_panic() {
             Ok(panic) => service.panicked(&*panic).into_response(),

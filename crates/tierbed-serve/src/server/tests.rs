@@ -19,6 +19,7 @@ use crate::log::{LogLevel, LogOptions, LogTarget};
 use crate::options::Limits;
 
 mod limits;
+mod oip;
 mod stopping;
 mod telling;
 
@@ -65,6 +66,8 @@ fn limited(limit: impl FnOnce(&mut Limits)) -> ServeOptions {
 struct Answer {
     status: u16,
     content_type: String,
+    /// Bytes of the JSON before binary tensors.
+    header_bytes: Option<usize>,
     body: Vec<u8>,
 }
 
@@ -79,11 +82,16 @@ impl Answer {
 }
 
 fn ask(server: &Server, method: &str, path: &str, content_type: &str, body: &[u8]) -> Answer {
+    ask_with(server, &format!("{method} {path}"), &format!("Content-Type: {content_type}"), body)
+}
+
+/// Asks with header lines of the caller's own.
+fn ask_with(server: &Server, what: &str, lines: &str, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\
-         Content-Type: {content_type}\r\nContent-Length: {}\r\n\r\n",
+        "{what} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{lines}\r\n\
+         Content-Length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
@@ -101,7 +109,8 @@ fn ask(server: &Server, method: &str, path: &str, content_type: &str, body: &[u8
     let body = bytes[end + 4..].to_vec();
     assert_eq!(field("content-length:").parse::<usize>().unwrap(), body.len());
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, content_type: field("content-type:"), body }
+    let header_bytes = field("inference-header-content-length:").parse().ok();
+    Answer { status, content_type: field("content-type:"), header_bytes, body }
 }
 
 fn get(server: &Server, path: &str) -> Answer {
@@ -282,7 +291,7 @@ fn bad_requests_say_what_is_wrong() {
     assert_eq!(status("POST", "/v1/lookup", "application/json", &[b' '; 5000]), 413);
     assert_eq!(status("POST", "/v1/lookup", "text/csv", b"1,2"), 415);
     assert_eq!(status("GET", "/v1/lookup", "application/json", b""), 405);
-    assert_eq!(status("GET", "/v2/lookup", "application/json", b""), 404);
+    assert_eq!(status("GET", "/v3/lookup", "application/json", b""), 404);
     assert_eq!(status("POST", "/v1/predict", "application/json", b"{}"), 501);
 }
 

@@ -1,0 +1,190 @@
+//! Columns of a request, one per feature, checked and joined to queries.
+
+use std::sync::Arc;
+
+use tierbed_core::{Bags, Error, Result};
+use tierbed_snapshot::Pooling;
+
+use crate::features::Feature;
+use crate::options::Limits;
+use crate::plans::{Asked, Plan};
+use crate::query::{Ids, Query, Source};
+
+/// The bags of one feature: bag `b` holds `values[offsets[b]..offsets[b + 1]]`.
+#[derive(Debug, Clone)]
+pub(crate) struct Column {
+    pub(crate) asked: Asked,
+    pub(crate) values: Ids,
+    pub(crate) offsets: Vec<i64>,
+    pub(crate) weights: Option<Vec<f32>>,
+}
+
+/// Where the vectors of a column are: feature `at` of a query's plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) query: usize,
+    pub(crate) at: usize,
+}
+
+impl Place {
+    /// Returns the query that the place is in.
+    ///
+    /// # Panics
+    /// When they are not the queries of the place's request.
+    pub(crate) fn query_of(self, queries: &[Query]) -> &Query {
+        let Some(query) = queries.get(self.query) else {
+            panic!("{self:?} of {} queries", queries.len());
+        };
+        query
+    }
+
+    /// Returns the shape of the vectors: rows and elements.
+    ///
+    /// # Panics
+    /// As [`query_of`](Self::query_of).
+    pub(crate) fn shape(self, queries: &[Query]) -> [usize; 2] {
+        let query = self.query_of(queries);
+        [query.row_count(), query.dim(self.at)]
+    }
+}
+
+/// The queries of a request, and the place of each column.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) queries: Vec<Query>,
+    pub(crate) places: Vec<Place>,
+}
+
+/// Finds a served feature.
+///
+/// # Errors
+/// `Invalid` naming those there are.
+pub(crate) fn find(features: &[Feature], name: &str) -> Result<usize> {
+    features.iter().position(|feature| feature.name == name).ok_or_else(|| {
+        let names: Vec<_> = features.iter().map(|feature| feature.name.as_str()).collect();
+        Error::invalid("unknown feature")
+            .with("feature", name)
+            .with("expected", format_args!("one of {}", names.join(", ")))
+    })
+}
+
+/// Checks how much a request asks for.
+///
+/// # Errors
+/// `Invalid` for more than is allowed.
+pub(crate) fn check_counts(indices: usize, bags: usize, limits: &Limits) -> Result<()> {
+    for (what, found, name, allowed) in [
+        ("indices", indices, "indices_max", limits.indices_max),
+        ("bags", bags, "bags_max", limits.bags_max),
+    ] {
+        if found > allowed {
+            return Err(Error::invalid(format!("too many {what} in one request"))
+                .with("found", found)
+                .with(name, allowed)
+                .with("remedy", "send several smaller requests"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks how large an answer would be.
+///
+/// # Errors
+/// `Invalid` when it is larger than allowed.
+pub(crate) fn check_answer(bytes: usize, limits: &Limits) -> Result<()> {
+    if bytes <= limits.answer_bytes_max {
+        return Ok(());
+    }
+    Err(Error::invalid("answer would be too large")
+        .with("answer_bytes", bytes)
+        .with("answer_bytes_max", limits.answer_bytes_max)
+        .with("remedy", "send several smaller requests"))
+}
+
+/// Checks that weights are finite. JSON's 1e39 is a number, but no 32-bit one; its product would
+/// be answered as null.
+///
+/// # Errors
+/// `Invalid` naming the first that is not.
+pub(crate) fn check_weights(weights: Option<&[f32]>) -> Result<()> {
+    match weights.and_then(|weights| weights.iter().position(|weight| !weight.is_finite())) {
+        None => Ok(()),
+        Some(at) => Err(Error::invalid("weight is not a finite 32-bit number")
+            .with("position", at)
+            .with("remedy", "send weights between -3.4e38 and 3.4e38")),
+    }
+}
+
+/// Checks the bags of every column, and that all have as many.
+///
+/// # Errors
+/// `Invalid`, naming the feature, or when there is none.
+pub(crate) fn check_columns(features: &[Feature], columns: &[Column]) -> Result<()> {
+    let Some(first) = columns.first() else {
+        return Err(Error::invalid("a lookup needs at least one feature"));
+    };
+    for column in columns {
+        let feature = features.get(column.asked.feature);
+        let name = feature.map_or("", |feature| feature.name.as_str());
+        Bags::new(&column.values, &column.offsets, column.weights.as_deref(), 1)
+            .and_then(|_| check_weights(column.weights.as_deref()))
+            .map_err(|error| error.with("feature", name))?;
+        if column.offsets.len() != first.offsets.len() {
+            return Err(Error::invalid("features must have the same number of samples")
+                .with("feature", name)
+                .with("samples", column.offsets.len() - 1)
+                .with("expected", first.offsets.len() - 1));
+        }
+    }
+    Ok(())
+}
+
+/// Joins checked columns: one query for all that are pooled, one for each that is not.
+///
+/// # Errors
+/// Those of making plans.
+pub(crate) fn join(source: Source<'_>, columns: Vec<Column>) -> Result<Joined> {
+    let plan = |asked: &[Asked]| source.plans.get(source.snapshot, source.features, asked);
+    let is_pooled = |column: &Column| column.asked.pooling != Pooling::None;
+    let pooled: Vec<_> = columns.iter().filter(|column| is_pooled(column)).collect();
+    let (mut queries, mut places) = (Vec::new(), Vec::with_capacity(columns.len()));
+    // A lone column needs no joining.
+    let has_joined = pooled.len() > 1;
+    if has_joined {
+        let asked: Vec<_> = pooled.iter().map(|column| column.asked).collect();
+        queries.push(side_by_side(plan(&asked)?, &pooled)?);
+    }
+    let mut pooled_before = 0;
+    for column in columns {
+        if has_joined && is_pooled(&column) {
+            places.push(Place { query: 0, at: pooled_before });
+            pooled_before += 1;
+            continue;
+        }
+        places.push(Place { query: queries.len(), at: 0 });
+        let Column { asked, values, offsets, weights } = column;
+        queries.push(Query::new(plan(&[asked])?, values, offsets, weights)?);
+    }
+    Ok(Joined { queries, places })
+}
+
+/// Makes one query of several columns with as many bags each.
+fn side_by_side(plan: Arc<Plan>, columns: &[&Column]) -> Result<Query> {
+    let index_count = columns.iter().map(|column| column.values.len()).sum();
+    let is_weighted = columns.iter().any(|column| column.weights.is_some());
+    let mut indices = Vec::with_capacity(index_count);
+    let mut weights = Vec::with_capacity(if is_weighted { index_count } else { 0 });
+    let mut offsets = vec![0];
+    for column in columns {
+        let before = indices.len() as i64;
+        indices.extend_from_slice(&column.values);
+        offsets.extend(column.offsets.iter().skip(1).map(|offset| before + offset));
+        match &column.weights {
+            Some(given) => weights.extend_from_slice(given),
+            // Weight 1 leaves every bit of a row as it is.
+            None if is_weighted => weights.resize(indices.len(), 1.0),
+            None => {}
+        }
+    }
+    Query::new(plan, Ids::Copied(indices), offsets, is_weighted.then_some(weights))
+}

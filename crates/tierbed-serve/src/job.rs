@@ -1,0 +1,81 @@
+//! Jobs: what a request wants done away from the async threads, in steps.
+//!
+//! ```text
+//! body ─▶ decode, check ─▶ Prepared: queries with room ─▶ look up ─▶ encode ─▶ Made
+//! ```
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+use crate::answer::{with_type, Refusal};
+use crate::body::Held;
+use crate::query::Query;
+
+/// The header that says where the JSON of a body ends and its binary tensors begin.
+pub(crate) const HEADER_LENGTH: HeaderName =
+    HeaderName::from_static("inference-header-content-length");
+
+/// Makes the answer of looked up queries.
+pub(crate) type Encode = Box<dyn FnOnce(Vec<Query>) -> Result<Body, Refusal> + Send>;
+
+/// A request that was decoded and checked.
+pub(crate) struct Prepared {
+    /// With room for their answers.
+    pub(crate) queries: Vec<Query>,
+    /// The memory of body and answer.
+    pub(crate) held: Held,
+    pub(crate) sample_count: u64,
+    pub(crate) encode: Encode,
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) bytes: Bytes,
+    pub(crate) body_type: Cow<'static, str>,
+    /// Bytes of the JSON before binary tensors.
+    pub(crate) header_bytes: Option<usize>,
+}
+
+/// An answer, and the memory it takes.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) body: Body,
+    pub(crate) held: Held,
+    pub(crate) phases: Phases,
+}
+
+impl Made {
+    /// Notes how long the request waited for a thread.
+    pub(crate) fn after(mut self, queue_us: u64) -> Self {
+        self.phases.queue_us = queue_us;
+        self
+    }
+}
+
+impl IntoResponse for Made {
+    fn into_response(self) -> Response {
+        let Body { bytes, body_type, header_bytes } = self.body;
+        let mut response = with_type(StatusCode::OK, &body_type, bytes);
+        if let Some(header_bytes) = header_bytes {
+            response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(header_bytes));
+        }
+        response.extensions_mut().insert(self.phases);
+        response.extensions_mut().insert(Arc::new(self.held));
+        response
+    }
+}
+
+/// How long the steps of a request took, in microseconds, and how much it asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Phases {
+    pub(crate) queue_us: u64,
+    pub(crate) input_us: u64,
+    pub(crate) infer_us: u64,
+    pub(crate) output_us: u64,
+    pub(crate) sample_count: u64,
+}

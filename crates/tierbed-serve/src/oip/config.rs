@@ -1,0 +1,96 @@
+//! Tensors of each model, as metadata and Triton's model configuration tell them.
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::json;
+use tierbed_snapshot::Pooling;
+
+use super::about::told;
+use super::model::{Kind, Named};
+use crate::routes::{Service, Shared};
+
+/// The output that has all pooled features side by side.
+pub(super) const POOLED: &str = "pooled";
+
+/// One tensor of a model; -1 is a length that requests choose.
+#[derive(Debug)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    pub(super) datatype: &'static str,
+    pub(super) shape: Vec<i64>,
+    is_optional: bool,
+}
+
+fn tensor(name: impl Into<String>, datatype: &'static str, shape: &[i64]) -> Tensor {
+    Tensor { name: name.into(), datatype, shape: shape.to_vec(), is_optional: false }
+}
+
+fn optional(name: impl Into<String>, datatype: &'static str) -> Tensor {
+    Tensor { is_optional: true, ..tensor(name, datatype, &[-1]) }
+}
+
+/// Returns the inputs of a model. Of the forms of a lookup the simplest is the one that tools
+/// which make up requests should use: the others are optional.
+pub(super) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
+    let bags = [optional("values", "INT64"), optional("lengths", "INT64")];
+    match kind {
+        Kind::Rows => {
+            let ids = tensor("ids", "INT64", &[-1, service.features.len() as i64]);
+            let own = service.features.iter().flat_map(|feature| {
+                ["values", "lengths", "weights"].map(|part| {
+                    let datatype = if part == "weights" { "FP32" } else { "INT64" };
+                    optional(format!("{}.{part}", feature.name), datatype)
+                })
+            });
+            let bags = bags.into_iter().chain([optional("weights", "FP32")]);
+            [ids].into_iter().chain(bags).chain(own).collect()
+        }
+        Kind::Predictions => {
+            let model = service.predictor.as_ref().and_then(|predictor| predictor.inputs());
+            let counts = model.map(|model| (model.dense_count as i64, model.features.len() as i64));
+            let (dense_count, feature_count) = counts.unwrap_or((-1, -1));
+            let dense = tensor("dense", "FP32", &[-1, dense_count]);
+            let ids = tensor("ids", "INT64", &[-1, feature_count]);
+            let dense = (dense_count != 0).then_some(dense);
+            dense.into_iter().chain([ids]).chain(bags).collect()
+        }
+    }
+}
+
+/// Returns the outputs of a model; those that a request gets by default come first.
+pub(super) fn outputs(service: &Service, kind: Kind) -> Vec<Tensor> {
+    if kind == Kind::Predictions {
+        return ["probability", "logit"].map(|name| tensor(name, "FP32", &[-1])).into();
+    }
+    let features = &service.features;
+    let is_pooled = features.iter().all(|feature| feature.pooling != Pooling::None);
+    let width = features.iter().map(|feature| i64::from(feature.dim)).sum();
+    let pooled = is_pooled.then(|| tensor(POOLED, "FP32", &[-1, width]));
+    let own = features.iter();
+    let own = own.map(|feature| tensor(&feature.name, "FP32", &[-1, i64::from(feature.dim)]));
+    pooled.into_iter().chain(own).collect()
+}
+
+/// Answers with what Triton's tools read of a model's configuration.
+pub(super) async fn model(State(service): Shared, Named(kind): Named) -> Response {
+    let shown = |tensors: Vec<Tensor>| -> Vec<_> {
+        let shown = tensors.into_iter().map(|Tensor { name, datatype, shape, is_optional }| {
+            let data_type = format!("TYPE_{datatype}");
+            json!({ "name": name, "data_type": data_type, "dims": shape, "optional": is_optional })
+        });
+        shown.collect()
+    };
+    let mut outputs = shown(outputs(&service, kind));
+    for output in outputs.iter_mut().filter_map(|output| output.as_object_mut()) {
+        output.remove("optional");
+    }
+    told(&json!({
+        "name": service.models.name(kind),
+        "platform": "",
+        "backend": "tierbed",
+        "version_policy": { "latest": { "num_versions": 1 } },
+        "max_batch_size": 0,
+        "input": shown(inputs(&service, kind)),
+        "output": outputs,
+    }))
+}

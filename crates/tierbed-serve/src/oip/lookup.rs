@@ -1,0 +1,146 @@
+//! Lookups: what of the given features an answer needs, and how it is told.
+
+use tierbed_core::{Error, Result};
+use tierbed_snapshot::Pooling;
+
+use super::config::POOLED;
+use super::head::{Head, Parameters, Parts};
+use super::model::Kind;
+use super::outputs::{body, Dtype, Origin, Output, Outputs};
+use super::rows::Given;
+use super::{head, inputs};
+use crate::answer::Refusal;
+use crate::body::Held;
+use crate::columns::{check_answer, find};
+use crate::features::parse_pooling;
+use crate::job::Prepared;
+use crate::plans::Asked;
+use crate::query::{Query, Source};
+use crate::routes::Service;
+
+/// An output that a request wants.
+struct Wanted {
+    name: String,
+    /// The feature; `None` for all side by side.
+    feature: Option<usize>,
+    is_binary: bool,
+}
+
+/// Decodes a request, checks it, and makes room for its answer.
+///
+/// # Errors
+/// 400 for what is not served or too much, 503 when there is no memory.
+pub(super) fn prepare(
+    service: &Service,
+    parts: &Parts,
+    mut held: Held,
+) -> std::result::Result<Prepared, Refusal> {
+    let (source, limits) = (service.source(), &service.limits);
+    let Head { id, parameters, inputs, outputs } = parts.head()?;
+    let Parameters { pooling, output_dtype, binary_data_output, .. } =
+        parameters.unwrap_or_default();
+    let given = Given::read(source, inputs::read(inputs, parts.binary.clone())?, limits)?;
+    let sample_count = given.sample_count() as u64;
+    let pooling = pooling.as_deref().map(parse_pooling).transpose()?;
+    let given_features: Vec<_> = given.features();
+    let pooled_by = |feature: usize| {
+        let own = source.features.get(feature).map(|feature| feature.pooling);
+        Asked { feature, pooling: pooling.or(own).unwrap_or(Pooling::Sum) }
+    };
+    let all: Vec<_> = given_features.into_iter().map(pooled_by).collect();
+    let default = binary_data_output.unwrap_or(false);
+    let wanted = wanted(source, &all, outputs.unwrap_or_default(), default)?;
+    let is_needed = |asked: &&Asked| {
+        wanted.iter().any(|wanted| wanted.feature.is_none_or(|feature| feature == asked.feature))
+    };
+    let needed: Vec<Asked> = all.iter().filter(is_needed).copied().collect();
+    let joined = given.join(source, &needed, limits)?;
+    let mut queries = joined.queries;
+    let outputs = wanted.into_iter().map(|Wanted { name, feature, is_binary }| {
+        let place = needed.iter().zip(&joined.places);
+        let place = place.clone().find(|(asked, _)| Some(asked.feature) == feature);
+        let (shape, from) = match place {
+            Some((_, place)) => (place.shape(&queries), Origin::Feature(*place)),
+            None => (whole_shape(&queries), Origin::Query(0)),
+        };
+        Output { name, shape: shape.to_vec(), is_binary, from }
+    });
+    let outputs = Outputs {
+        id,
+        model: service.models.name(Kind::Rows).to_owned(),
+        generation: service.identity.clone(),
+        dtype: Dtype::parse(output_dtype.as_deref())?,
+        outputs: outputs.collect(),
+    };
+    outputs.check()?;
+    let answer_bytes = outputs.byte_count();
+    check_answer(answer_bytes, limits)?;
+    // Ids may be looked up where they came in.
+    held.resize(answer_bytes + parts.binary.len())?;
+    let head = outputs.head_of_whole(&queries)?;
+    for query in &mut queries {
+        query.check_ids(source)?;
+        query.make_room(head.as_deref().unwrap_or_default());
+    }
+    let is_whole = head.is_some();
+    let encode = move |mut queries: Vec<Query>| match queries.pop() {
+        Some(query) if is_whole => {
+            let (bytes, header_bytes) = query.matrix.into_bytes();
+            Ok(body(bytes, Some(header_bytes)))
+        }
+        last => {
+            queries.extend(last);
+            Ok(outputs.encode(&queries)?)
+        }
+    };
+    Ok(Prepared { queries, held, sample_count, encode: Box::new(encode) })
+}
+
+fn whole_shape(queries: &[Query]) -> [usize; 2] {
+    let Some(query) = queries.first() else { return [0, 0] };
+    [query.row_count(), query.plan.layout.output_dim()]
+}
+
+/// Resolves the outputs of a request; when it names none, all pooled features side by side, or
+/// every feature where one is not pooled.
+fn wanted(
+    source: Source<'_>,
+    given: &[Asked],
+    outputs: Vec<head::Output>,
+    default: bool,
+) -> Result<Vec<Wanted>> {
+    let is_pooled = given.iter().all(|asked| asked.pooling != Pooling::None);
+    let pooled = |is_binary| Wanted { name: POOLED.to_owned(), feature: None, is_binary };
+    if outputs.is_empty() && is_pooled {
+        return Ok(vec![pooled(default)]);
+    }
+    if outputs.is_empty() {
+        let every = given.iter().filter_map(|asked| {
+            let name = source.features.get(asked.feature)?.name.clone();
+            Some(Wanted { name, feature: Some(asked.feature), is_binary: default })
+        });
+        return Ok(every.collect());
+    }
+    let mut wanted: Vec<Wanted> = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        let is_binary = output.is_binary(default)?;
+        let name = output.name;
+        if wanted.iter().any(|known| known.name == name) {
+            return Err(Error::invalid("output occurs twice").with("output", name));
+        }
+        if name == POOLED {
+            if !is_pooled {
+                return Err(Error::invalid("output pooled needs features that are pooled")
+                    .with("remedy", "ask for features by name, or for pooling sum or mean"));
+            }
+            wanted.push(pooled(is_binary));
+            continue;
+        }
+        let feature = find(source.features, &name)?;
+        if !given.iter().any(|asked| asked.feature == feature) {
+            return Err(Error::invalid("output has no input").with("output", name));
+        }
+        wanted.push(Wanted { name, feature: Some(feature), is_binary });
+    }
+    Ok(wanted)
+}
