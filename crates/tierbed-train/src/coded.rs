@@ -60,6 +60,7 @@ impl HeldCodes {
             fill_initial(&table.init, table.seed, row, &mut numbers);
             codec.encode(&numbers, code).map_err(|error| error.with("table", &table.name))?;
         }
+        assert!(byte_count <= size_of_val::<[f32]>(&words), "a row has no room for its code");
         Ok(Self { codec, code_bytes, rows, words })
     }
 
@@ -123,6 +124,7 @@ impl CodedTables {
         let held = HeldCodes::initial(&table, codec, rows)?;
         let id = self.schema.add(table)?;
         self.tables.push(held);
+        assert_eq!(self.tables.len(), id.0 as usize + 1, "every table has its codes");
         Ok(id)
     }
 
@@ -265,6 +267,7 @@ impl CodedTables {
             let dim = feature.columns.dim;
             features.push((codes, PoolFeature { feature: at, offsets, pooling, dim }));
         }
+        assert_eq!(first, starts.len(), "the code of an index belongs to no feature");
         self.kernels.pool_codes_to(&features, to);
     }
 

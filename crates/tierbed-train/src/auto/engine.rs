@@ -106,6 +106,7 @@ impl AutoEngine {
         if config.order == Order::Window && matches!(opened.state, State::Planned(_)) {
             opened.move_to_window("order is \"window\"")?;
         }
+        assert!(!matches!(opened.state, State::Lost(_)), "a store was opened and has no rows");
         Ok(opened)
     }
 
@@ -182,8 +183,9 @@ impl AutoEngine {
     fn open_window(&self, tables: &Tables) -> Result<WindowEngine> {
         let config = self.config.engine(Backend::File);
         let mut engine = WindowEngine::open_in(self.folder.clone(), &config)?;
-        for (_, table, hyper) in tables.iter() {
+        for (expected, table, hyper) in tables.iter() {
             let id = engine.add_table(table.clone())?;
+            assert_eq!(id, expected, "a new engine numbers its tables in another order");
             engine.set_hyper(id, hyper)?;
         }
         Ok(engine)
@@ -196,6 +198,8 @@ impl AutoEngine {
             State::Planned(planned) if planned.is_untouched() => planned.tables(),
             _ => return Ok(()),
         };
+        let is_unstepped = tables.hypers.iter().all(|hyper| hyper.step == 0);
+        assert!(is_unstepped, "a store that nothing was written to has done steps");
         self.state = State::Lost("changing the order failed".to_owned());
         crate::auto::follow::remove_uncommitted(&*self.folder()?)?;
         self.state = State::Undecided(Box::new(tables));

@@ -117,6 +117,7 @@ impl PlanFollower for AutoEngine {
             _ => false,
         };
         let name = if is_taken(&name) { other } else { name };
+        assert!(!is_taken(&name), "the plan that rows lie along would be written over");
         let builder = PlanBuilder::new(folder, &name, shape, &request.source, options)?;
         self.making = Some(Making { builder, name });
         Ok(())
@@ -397,6 +398,7 @@ pub(crate) fn remove_uncommitted(folder: &dyn Folder) -> Result<()> {
 
 /// Removes all plans and their scratch files but `name` and its copy.
 pub(crate) fn remove_other_plans(folder: &dyn Folder, name: &str) -> Result<()> {
+    assert!(name.starts_with(PLAN_PREFIX), "plan {name} would be removed with the others");
     for old in folder.list()? {
         if old.starts_with(PLAN_PREFIX) && !old.starts_with(name) {
             // Left-overs cost space, not correctness.

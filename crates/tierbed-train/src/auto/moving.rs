@@ -131,8 +131,9 @@ impl AutoEngine {
         }
         let backend = self.config.on_mismatch().backend().unwrap_or(Backend::File);
         let mut engine = WindowEngine::open(Some(&inside), &self.config.engine(backend))?;
-        for (_, table, hyper) in tables.iter() {
+        for (expected, table, hyper) in tables.iter() {
             let id = engine.add_table(table.clone())?;
+            assert_eq!(id, expected, "rows would move to another table");
             engine.take_over_run(id, hyper)?;
         }
         write_sorted(&mut engine, &tables.schema, sorted)?;
@@ -193,6 +194,7 @@ fn write_sorted(
             ends.push(bytes.len());
         }
         if keys.len() == CHUNK_ROWS || next.is_none() {
+            assert_eq!(keys.len(), ends.len(), "every row to write has a record");
             let starts = std::iter::once(&0).chain(&ends);
             let parts = keys.iter().zip(starts.zip(&ends));
             let rows: Vec<RowWrite<'_>> = parts

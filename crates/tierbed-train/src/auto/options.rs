@@ -97,6 +97,10 @@ const ASIDE_SHARE: u64 = 12;
 const ASIDE_MIN_BYTES: u64 = 512 << 10;
 const ASIDE_MAX_BYTES: u64 = 256 << 20;
 
+fn aside_bytes_of(budget_bytes: u64) -> u64 {
+    (budget_bytes / ASIDE_SHARE).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES)
+}
+
 impl OrderConfig {
     /// Returns the options of a store with `dram_budget_bytes` and defaults otherwise.
     #[must_use]
@@ -127,7 +131,7 @@ impl OrderConfig {
 
     /// Returns the memory kept aside in forward order.
     pub(crate) fn aside_bytes(&self) -> u64 {
-        (self.dram_budget_bytes / ASIDE_SHARE).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES)
+        aside_bytes_of(self.dram_budget_bytes)
     }
 
     /// Returns the memory of the forward engine: all that is not kept aside.
@@ -139,7 +143,10 @@ impl OrderConfig {
     pub(crate) fn least_bytes(&self, own_bytes: u64) -> u64 {
         let with_share = own_bytes * ASIDE_SHARE / (ASIDE_SHARE - 1) + ASIDE_SHARE;
         let aside_bytes = (with_share - own_bytes).clamp(ASIDE_MIN_BYTES, ASIDE_MAX_BYTES);
-        own_bytes + aside_bytes
+        let least_bytes = own_bytes + aside_bytes;
+        let left_bytes = least_bytes - aside_bytes_of(least_bytes);
+        assert!(left_bytes >= own_bytes, "{least_bytes} bytes leave {left_bytes} of {own_bytes}");
+        least_bytes
     }
 
     pub(crate) fn engine(&self, backend: Backend) -> WindowConfig {

@@ -51,6 +51,10 @@ impl PartBags {
             into.extend(&all[range.clone()]);
         }
         self.indices.extend(&bags.indices[range]);
+        let end = self.offsets.last().copied();
+        assert_eq!(end, Some(self.indices.len() as i64), "bags end where their indices do");
+        let weight_count = self.weights.as_ref().map(Vec::len);
+        assert!(weight_count.is_none_or(|count| count == self.indices.len()), "a weight per index");
     }
 
     /// Returns the bags.

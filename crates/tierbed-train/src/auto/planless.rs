@@ -117,6 +117,7 @@ impl AutoEngine {
     }
 
     fn set_hypers(&mut self, hypers: &[Hyper]) -> Result<()> {
+        assert_eq!(hypers.len(), self.schema().tables().len(), "every table goes on with its own");
         for (table, hyper) in (0u32..).map(TableId).zip(hypers) {
             self.set_hyper(table, *hyper)?;
         }
@@ -175,6 +176,7 @@ impl AutoEngine {
     /// Goes on along `plan`, which was made again, from the last checkpoint on.
     pub(crate) fn follow_again(&mut self, plan: EpochPlan) -> Result<()> {
         let Some(wanted) = self.wanted() else { return Ok(()) };
+        assert_eq!(plan.identity(), wanted.identity, "rows lie along another plan");
         let (folder, schema) = (self.folder()?, self.schema().clone());
         // Gives the folder back.
         self.state = State::Lost("opening the plan that was made again failed".to_owned());

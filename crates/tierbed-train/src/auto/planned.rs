@@ -90,6 +90,7 @@ impl Planned {
     /// Goes on along `plan`; the last checkpoint, which is where training stands, is made again
     /// along it, with the same name and attachments.
     pub(crate) fn replan(mut self, plan: EpochPlan, config: &OrderConfig) -> Result<Self> {
+        assert!(self.is_durable, "rows would move behind steps that no checkpoint has");
         self.unplanned.clear();
         let source = plan.source().to_owned();
         let mut kept = Vec::new();
@@ -149,6 +150,7 @@ impl Planned {
                 .with("kept_aside_bytes", self.aside.limit_bytes())
                 .with("remedy", "look up smaller batches, or raise dram_budget"));
         }
+        assert!(out.len().is_multiple_of(sample_count), "every sample has as much of the output");
         let middle = sample_count / 2;
         let (first, second) = out.split_at_mut(out.len() / sample_count * middle);
         let first_half = PartBags::of_samples(bags, 0..middle);
@@ -164,6 +166,7 @@ impl Planned {
             plan.check(self.engine.schema(), bags, plan.output_len(bags))?;
         }
         let (fitted, is_new) = self.unplanned.place(self.engine.schema(), plan, batches)?;
+        assert!(fitted <= batches.len(), "{fitted} batches fit of {}", batches.len());
         if is_new {
             self.scan_count += 1;
             let dims = self.dims();

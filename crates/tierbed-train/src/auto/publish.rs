@@ -160,6 +160,7 @@ pub(crate) fn publish_unsorted(
             show((seen + written) / 2)?;
         }
     }
+    assert_eq!(written, seen, "a row was lost while rows were sorted");
     for attachment in attachments {
         writer.attach(attachment.name, attachment.bytes)?;
     }

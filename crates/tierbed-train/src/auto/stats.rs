@@ -14,6 +14,8 @@ pub fn budget_json(reports: &[BudgetReport]) -> Value {
             ((*name).to_owned(), json!({"used_bytes": used_bytes, "peak_bytes": peak_bytes}))
         })
         .collect();
+    let is_kept = |report: &BudgetReport| report.used_bytes <= report.limit_bytes;
+    assert!(reports.iter().all(is_kept), "more memory is held than the budget has");
     let sum = |of: fn(&BudgetReport) -> u64| reports.iter().map(of).sum::<u64>();
     json!({
         "limit_bytes": sum(|report| report.limit_bytes),

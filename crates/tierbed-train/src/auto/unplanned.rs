@@ -89,7 +89,9 @@ impl UnplannedRows {
     pub(crate) fn fill(&mut self, key: RowKey, weights: &[f32]) {
         // A row that no batch asked for is not kept.
         let Some(&start) = self.starts.get(&key) else { return };
-        self.weights[start..start + weights.len()].copy_from_slice(weights);
+        let end = start + weights.len();
+        assert!(end <= self.weights.len(), "row {key:?} is longer than its place");
+        self.weights[start..end].copy_from_slice(weights);
     }
 
     /// Pools rows, which [are all here](Self::has_all), into `out`, as the engines do: same
@@ -101,6 +103,7 @@ impl UnplannedRows {
         bags: &Bags<'_>,
         out: &mut [f32],
     ) {
+        debug_assert!(self.has_all(plan, bags), "a row to pool was not copied aside");
         out.fill(0.0);
         for (at, feature) in plan.features().iter().enumerate() {
             let range = plan.range(bags, at);

@@ -74,6 +74,7 @@ impl CommitCoordinator {
     /// # Errors
     /// Those of writing the file.
     pub(crate) fn begin(&self, proposed: ShardsFile, shard_count: usize) -> Result<()> {
+        assert!(proposed.currents.is_empty(), "a shard has a commit before the store began");
         let mut state = self.lock();
         if state.in_force.is_none() {
             let currents = vec![CommitLog::none_in_force(); shard_count];
@@ -130,6 +131,8 @@ impl CommitCoordinator {
                 return Err(ended("the round was closed"));
             };
             if open_round.rounds_done > round {
+                let done = open_round.rounds_done;
+                assert_eq!(done, round + 1, "shards voted again without shard {shard}");
                 return Ok(());
             }
             if let Some(why) = &open_round.ended {
@@ -141,7 +144,8 @@ impl CommitCoordinator {
     // All have voted.
     fn count(&self, state: &mut State) -> Result<()> {
         let Some(open_round) = &mut state.open_round else { panic!("votes belong to a round") };
-        let currents = open_round.votes.iter_mut().filter_map(Option::take).collect();
+        let currents: Vec<_> = open_round.votes.iter_mut().filter_map(Option::take).collect();
+        assert_eq!(currents.len(), open_round.votes.len(), "a shard has not voted");
         let file = ShardsFile { currents, ..open_round.proposed.clone() };
         match write_file(&*self.folder, &file) {
             Ok(()) => {

@@ -65,6 +65,8 @@ impl Parts {
             of_shards
                 .push((shard, Part { features, plan, starts: Vec::new(), pieces_per_sample: 0 }));
         }
+        let feature_count: usize = of_shards.iter().map(|(_, part)| part.features.len()).sum();
+        assert_eq!(feature_count, whole.features().len(), "every feature belongs to one shard");
         let mut parts = Self { whole: whole.clone(), of_shards, pieces: Vec::new() };
         parts.lay_out(&in_order);
         Ok(parts)
@@ -93,6 +95,7 @@ impl Parts {
 
     /// Carves the output of `bags` into the places of each part.
     pub(crate) fn carve<'a>(&'a self, bags: &Bags<'_>, out: &'a mut [f32]) -> Vec<Places<'a>> {
+        assert_eq!(out.len(), self.whole.output_len(bags), "an output of another batch");
         let place = |(_, part): &'a (usize, Part)| Places { pieces: Vec::new(), part };
         let mut places: Vec<Places<'a>> = self.of_shards.iter().map(place).collect();
         let mut give = |at: usize, piece| places[at].pieces.push(piece);
@@ -103,6 +106,7 @@ impl Parts {
                     give(at, piece);
                     row = rest;
                 }
+                debug_assert!(row.is_empty(), "{} columns of a sample have no shard", row.len());
             }
         } else {
             let mut rest = out;
@@ -152,6 +156,7 @@ impl Part {
             into[range].copy_from_slice(values);
             own = rest;
         }
+        assert!(own.is_empty(), "{} values belong to no index", own.len());
     }
 }
 

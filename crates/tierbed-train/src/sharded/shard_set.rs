@@ -111,6 +111,10 @@ impl ShardSet {
     }
 
     fn open_engines(&mut self) -> Result<()> {
+        let table_count = self.split.schema.tables().len();
+        assert!(self.engines.is_empty(), "shards are opened twice");
+        assert_eq!(self.hypers.len(), table_count, "every table has what was set before");
+        assert_eq!(self.split.shard_of.len(), table_count, "every table has a shard");
         if let Some(site) = &self.site {
             site.coordinator.begin(self.proposed(), self.shard_count)?;
             // A store of one shard that never had a commit; `SHARDS` speaks for the folder now.

@@ -50,6 +50,9 @@ impl Split {
             first = nearest;
             shard_of.iter_mut().skip(first).for_each(|of| *of = shard as u32);
         }
+        let last = shard_of.last().map(|&last| last as usize + 1);
+        assert_eq!(last, Some(shard_count), "the last tables are not those of the last shard");
+        debug_assert!(shard_of.is_sorted(), "tables of a shard are no neighbours");
         Ok(Self { schema, shard_of })
     }
 
@@ -76,7 +79,10 @@ impl Split {
     pub(crate) fn memory_shares(&self, shard_count: usize) -> Vec<f64> {
         let (work, bytes) = (self.shares(shard_count, work_of), self.byte_shares(shard_count));
         let equal = 1.0 / shard_count as f64;
-        work.iter().zip(&bytes).map(|(work, bytes)| (equal + work + bytes) / 3.0).collect()
+        let shares = work.iter().zip(&bytes);
+        let shares: Vec<f64> = shares.map(|(work, bytes)| (equal + work + bytes) / 3.0).collect();
+        assert!(shares.iter().sum::<f64>() < 1.0 + 1e-9, "{shares:?} are more than the memory");
+        shares
     }
 
     /// Returns each shard's share of the bytes.

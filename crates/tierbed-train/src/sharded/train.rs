@@ -43,6 +43,7 @@ impl ShardSet {
         jobs: Vec<J>,
         work: impl Fn(&mut AutoEngine, &Part, J) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
+        assert_eq!(jobs.len(), parts.of_shards.len(), "every shard with a part has a job");
         let is_named = |shard: usize| parts.of_shards.iter().any(|(of, _)| *of == shard);
         let engines = self.engines.iter_mut().enumerate();
         let mut engines: Vec<_> =
@@ -123,6 +124,8 @@ impl TrainEngine for ShardSet {
         }
         self.split.schema = schema;
         self.hypers.push(None);
+        let table_count = self.split.schema.tables().len();
+        assert_eq!(self.hypers.len(), table_count, "every table has what was set before");
         Ok(id)
     }
 

@@ -87,6 +87,7 @@ impl WindowEngine {
             beta2: run.hyper.beta2,
             weight_decay: run.hyper.weight_decay,
         };
+        assert_eq!(self.tables.len(), self.schema.tables().len(), "every table has its steps");
         let runs = Runs { tables: self.tables.iter().map(run).collect() };
         serde_json::to_string(&runs)
             .map_err(|cause| Error::invalid("counters cannot be written").with("cause", cause))

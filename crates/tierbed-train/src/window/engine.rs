@@ -168,6 +168,7 @@ impl WindowEngine {
     /// Takes over the store's tables after some were added or made longer.
     pub(crate) fn refresh_schema(&mut self) {
         self.schema = Arc::new(self.store.schema().clone());
+        assert!(self.tables.len() <= self.schema.tables().len(), "the store lost tables");
         let fresh = TableRun { hyper: Hyper { step: 0, ..Hyper::default() } };
         self.tables.resize(self.schema.tables().len(), fresh);
     }
@@ -229,6 +230,8 @@ impl WindowEngine {
             let kept_bytes = growth_bytes.min(kept_bytes_max(self.backend, &self.budget));
             let bytes_max = self.buffer_bytes_max.min(free_bytes.saturating_sub(kept_bytes));
             let mut buffer = RowBuffer::new(&self.schema, &self.budget, bytes_max)?;
+            let used = self.ahead.batch_done();
+            assert_eq!(used, 0, "batches ahead have their rows in a buffer that is gone");
             buffer.set_order(self.eviction);
             self.buffer = Some(buffer);
         }

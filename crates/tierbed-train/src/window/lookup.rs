@@ -109,6 +109,7 @@ impl WindowEngine {
     ) -> Result<()> {
         let buffer = built_mut(&mut self.buffer);
         let limit = piece.first + self.scratch.lookup_indices_max();
+        assert!(self.scratch.misses.is_empty(), "rows of a round before were not filled");
         buffer.begin_round();
         self.scratch.starts.clear();
         piece.end = piece.first;
@@ -160,6 +161,7 @@ impl PlacedPiece<'_> {
     fn pool(&self, kernels: Kernels, buffer: &RowBuffer, out: &mut [f32]) {
         let Self { layout, bags, first, starts } = *self;
         let end = first + starts.len();
+        assert!(end <= bags.indices.len(), "a piece ends at {end} of {}", bags.indices.len());
         for (at, feature) in layout.features().iter().enumerate() {
             let range = layout.range(bags, at);
             let (from, to) = (range.start.max(first), range.end.min(end));

@@ -82,6 +82,7 @@ impl WindowEngine {
             fitted += 1;
         }
         self.fill_announced()?;
+        assert!(self.ahead.used <= self.ahead.announced, "more batches were used than announced");
         self.tell_store(layout, &batches[..fitted])?;
         Ok(fitted)
     }

@@ -56,6 +56,7 @@ impl Comparer {
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
         let StoredRow { count, row, weights } = stored;
+        assert!(self.waiting.len() < CHUNK_ROWS, "{} rows wait", self.waiting.len());
         if self.waiting.last().is_some_and(|(_, before)| *before >= row) {
             return Err(
                 Error::corruption("a store brings its rows out of order").with("row", row.0)
@@ -77,6 +78,8 @@ impl Comparer {
     ) -> Result<()> {
         let ComparedTable { id, schema: table } = table;
         let weight_bytes = 4 * table.dim as usize;
+        let waiting_bytes = self.waiting.len() * weight_bytes;
+        assert_eq!(self.weights.len(), waiting_bytes, "every row that waits has its weights");
         let keys: Vec<RowKey> = self.waiting.iter().map(|(_, row)| RowKey::new(id, *row)).collect();
         let known = keys.partition_point(|key| holds(self.base.schema(), *key));
         let mut is_changed = vec![true; keys.len()];

@@ -181,6 +181,7 @@ impl WindowEngine {
         out: &mut [f32],
     ) -> Result<()> {
         let words = shape.record_words();
+        assert!(out.len() >= keys.len() * words, "{} rows in {} words", keys.len(), out.len());
         let mut absent = Vec::new();
         for (at, (key, out)) in keys.iter().zip(out.chunks_exact_mut(words)).enumerate() {
             match self.buffer.as_ref().and_then(|buffer| buffer.peek(*key)) {

@@ -92,6 +92,7 @@ impl WindowEngine {
             .scratch
             .update_rows_max(self.schema.table(table)?.dim as usize)
             .min(buffer.row_capacity(table.0));
+        assert!(self.scratch.misses.is_empty(), "rows of a round before were not filled");
         buffer.begin_round();
         self.scratch.starts.clear();
         let mut end = first;
@@ -194,9 +195,11 @@ impl Piece<'_> {
     }
 
     fn apply(&self, scratch: &Scratch, buffer: &mut RowBuffer, prepared: &Prepared) {
+        let Scratch { starts, sums, .. } = scratch;
+        assert_eq!(sums.len(), starts.len() * self.dim, "each row in the buffer has a sum");
         let arena = buffer.arena_mut(self.table.0);
-        self.kernels.apply_rows(prepared, arena, &scratch.starts, &scratch.sums);
-        for &start in &scratch.starts {
+        self.kernels.apply_rows(prepared, arena, starts, sums);
+        for &start in starts {
             buffer.finish_step(self.table.0, start);
         }
     }

@@ -217,6 +217,7 @@ impl WindowEngine {
         rows: &mut [i64],
     ) -> Result<()> {
         let index_count: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        assert!(index_count <= rows.len(), "{index_count} ids are translated of {}", rows.len());
         self.ensure_scratch(index_count)?;
         self.ensure_pages()?;
         let scratch = &mut self.vocabularies.scratch;

@@ -52,6 +52,7 @@ impl<'a> DumpWriter<'a> {
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        assert!(self.filled < DUMP_BUF_BYTES, "a full buffer was not written");
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(DUMP_BUF_BYTES - self.filled));
@@ -67,6 +68,10 @@ impl<'a> DumpWriter<'a> {
 
     fn flush(&mut self) -> Result<()> {
         self.meta.crc32c = crc32c_append(self.meta.crc32c, &self.buf[..self.filled]);
+        assert!(
+            self.at_bytes.is_multiple_of(DUMP_BUF_BYTES as u64),
+            "a dump goes on behind its end"
+        );
         let padded = self.filled.next_multiple_of(PAGE_BYTES);
         self.quota.take(padded as u64)?;
         self.buf[self.filled..padded].fill(0);
@@ -175,6 +180,8 @@ impl DumpReader {
     }
 
     fn read_on(&mut self) -> Result<bool> {
+        assert_eq!(self.taken, self.filled, "bytes of a dump are passed over");
+        assert!(self.at_bytes <= self.len_bytes, "a dump is read behind its end");
         let now = (self.len_bytes - self.at_bytes).min(self.buf.len() as u64) as usize;
         if now == 0 {
             return match self.crc32c == self.meta.crc32c {

@@ -40,6 +40,8 @@ impl<'a> Gather<'a> {
         record_words: usize,
         memory_bytes: usize,
     ) -> Self {
+        let is_of_span = (spans.window_count()..spans.list_count()).contains(&list);
+        assert!(is_of_span, "list {list} is no span's");
         let row_bytes = size_of::<(u32, u32)>() + 4 * record_words;
         let rows_max = (memory_bytes / row_bytes).max(1);
         Self { plan, spans, list, record_words, rows_max, order: vec![], records: vec![] }
@@ -60,6 +62,7 @@ impl<'a> Gather<'a> {
                 self.order.reserve_exact(self.rows_max);
                 self.records.reserve_exact(self.rows_max * self.record_words);
             }
+            debug_assert_eq!(record.len(), self.record_words, "a record of another size class");
             self.order.push((entry, self.order.len() as u32));
             self.records.extend_from_slice(record);
             if self.order.len() == self.rows_max {
@@ -78,6 +81,8 @@ impl<'a> Gather<'a> {
         window: &mut PlanWindow,
         sink: &mut NamedSink<'_>,
     ) -> Result<()> {
+        let words = self.order.len() * self.record_words;
+        assert_eq!(self.records.len(), words, "every gathered row has a record");
         self.order.sort_unstable();
         let mut loaded = None;
         for &(entry, at) in &self.order {

@@ -144,6 +144,7 @@ pub(super) fn feature_rows<'a>(
     plan: &FeatureLayout,
     bags: &Bags<'a>,
 ) -> Vec<FeatureRows<'a>> {
+    assert_eq!(entries.len(), bags.indices.len(), "entries of another batch");
     let rows = |(at, feature): (usize, &Feature)| {
         let range = plan.range(bags, at);
         let table = feature.table.0 as usize;

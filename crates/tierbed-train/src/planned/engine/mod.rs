@@ -206,6 +206,8 @@ impl PlannedEngine {
         engine.pipeline.resume(stored.window)?;
         engine.restore_rows()?;
         engine.pipeline.start()?;
+        let number = engine.pipeline.current.number;
+        assert_eq!(number, stored.window, "training goes on in another window");
         Ok(engine)
     }
 
@@ -244,11 +246,13 @@ impl PlannedEngine {
             back: window(),
             splitter: Splitter::new(Arc::clone(spans), sizes.staging_bytes()),
         });
+        let hypers = stored.hypers(&schema);
+        assert_eq!(hypers.len(), schema.tables().len(), "every table has its steps");
         let storage =
             (config.pipeline && !stored.is_moving()).then(StorageThread::start).transpose()?;
         Ok(Self {
             pipeline: WindowPipeline::new(Box::new(mover), window(), storage),
-            hypers: stored.hypers(&schema),
+            hypers,
             scratch: Scratch::default(),
             kernels: Kernels::named(&config.isa)?,
             schema,

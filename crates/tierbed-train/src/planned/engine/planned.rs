@@ -40,6 +40,9 @@ pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Re
     let log = CommitLog::open(Arc::clone(folder), BACKEND)?;
     let manifest = log.manifest().ok_or_else(|| Error::invalid("store has no checkpoint"))?;
     let state = stored::read_state(&log)?;
+    if state.tables.len() != manifest.schema.tables().len() {
+        return Err(stored::damaged("does not fit its tables"));
+    }
     let names = folder.list()?;
     let (mut plan, mut damage) = (None, known_damaged);
     let is_damaged = damage.is_some();

@@ -1,7 +1,7 @@
 //! Reservations of the budget, decided and paid for before any row is there.
 
 use tierbed_core::{Budget, Error, Reservation, Result};
-use tierbed_io::{EngineOptions, Folder, OpenMode};
+use tierbed_io::{EngineOptions, Folder, OpenMode, PAGE_BYTES};
 
 use super::dump::DUMP_BUF_BYTES;
 use super::replan::answer_bytes as answer_bytes_for;
@@ -97,6 +97,7 @@ impl Reservations {
         };
         sizes.share_buckets(plan, request);
         sizes.buf_bytes = sizes.buf_bytes.max(stored.chunk_bytes_max());
+        assert!(sizes.buf_bytes.is_multiple_of(PAGE_BYTES), "a buffer holds part of a page");
         let mut memory = vec![budget.reserve("plan windows", sizes.window_bytes)?];
         let scan_bytes = (sizes.buf_bytes + DUMP_BUF_BYTES) as u64;
         memory.push(budget.reserve("scan buffers", scan_bytes)?);

@@ -199,6 +199,8 @@ pub(super) fn encode_buckets(classes: &[SizeClass]) -> Vec<u8> {
     for (at, class) in (0u32..).zip(classes) {
         let unplanned = (UNPLANNED as u32, class.unplanned());
         for (list, bucket) in (0u32..).zip(class.buckets()).chain([unplanned]) {
+            let row_count: usize = bucket.chunks.iter().map(|chunk| chunk.row_count as usize).sum();
+            assert_eq!(row_count, bucket.row_count, "list {list} has other rows than its chunks");
             if bucket.chunks.is_empty() {
                 continue;
             }

@@ -147,7 +147,9 @@ impl PlanBuilder {
 
     /// Returns the batches of whole windows.
     pub(super) fn whole_batches(&self) -> u64 {
-        self.header.batch_count - self.batches.len() as u64
+        let pending = self.batches.len() as u64;
+        assert!(pending <= self.header.batch_count, "{pending} batches wait of fewer");
+        self.header.batch_count - pending
     }
 
     pub(super) fn pending_indices(&self) -> u64 {
@@ -237,6 +239,9 @@ impl PlanBuilder {
             body_crc32c: crc32c(&self.work_body),
         });
         self.header.window_count += 1;
+        assert_eq!(self.header.window_count as usize, self.windows.len(), "a window is not noted");
+        let cells = self.windows.len() * self.tables.len();
+        assert_eq!(self.counts.len(), cells, "each table of each window has a count");
         self.tables.iter_mut().for_each(Seen::clear);
         self.batches.clear();
         self.ids.clear();

@@ -138,6 +138,7 @@ impl<'a> Pass<'a> {
         row_counts: &[u64],
         crcs: &'a mut [u32],
     ) -> Self {
+        assert_eq!(crcs.len(), entries.counts.len(), "the next uses of each count have a checksum");
         let rows = row_counts[group.tables.clone()].iter();
         let lens = rows.map(|&rows| (group.rows.end.min(rows) - group.rows.start) as usize);
         let uses = lens.map(|len| vec![NONE; len]).collect();

@@ -186,7 +186,7 @@ impl Note {
         counts == self.windows.len() * self.row_counts.len()
             && (self.bodies_bytes, self.rows_bytes) == (body_bytes, 8 * entries)
             && self.row_crcs.len() == counts
-            && (crcs == 0 || crcs == counts)
+            && (crcs == counts || (crcs, self.linked.group_count) == (0, 0))
     }
 
     fn shape(&self) -> PlanShape {

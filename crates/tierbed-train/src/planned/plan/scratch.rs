@@ -50,6 +50,7 @@ impl Appender {
 
     #[expect(clippy::indexing_slicing, reason = "what is gathered is shorter than the buffer")]
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        assert!(self.filled < APPEND_BYTES, "a full buffer was not written");
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(APPEND_BYTES - self.filled));
@@ -69,7 +70,9 @@ impl Appender {
         if over == 0 {
             return Ok(());
         }
-        self.append(&vec![0; align_bytes - over])
+        self.append(&vec![0; align_bytes - over])?;
+        assert!(self.len_bytes().is_multiple_of(align_bytes as u64), "padding ends elsewhere");
+        Ok(())
     }
 
     /// Writes what is gathered; returns the file.

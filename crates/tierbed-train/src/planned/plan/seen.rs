@@ -75,6 +75,7 @@ impl Bits {
     fn number_of(&self, row: u64) -> u32 {
         let at = (row / WORD_ROWS) as usize;
         let before = (1u64 << (row % WORD_ROWS)) - 1;
+        debug_assert!(self.words[at] & (before + 1) != 0, "row {row} was never noted");
         self.ranks[at] + (self.words[at] & before).count_ones()
     }
 

@@ -237,6 +237,7 @@ impl PlanWindow {
     /// Returns the entries, in its table, of the next `count` indices of `batch`, which belong to
     /// table `table`; moves on by as many.
     pub(crate) fn mapping(&self, batch: &mut Batch, table: usize, count: usize) -> BitSlice<'_> {
+        debug_assert!(batch.mapping_bit >= 8 * self.mappings_at, "a batch of another window");
         let width = u32::from(self.tables[table].columns.widths[3]);
         let slice = BitSlice::new(self.bytes(), batch.mapping_bit, width);
         batch.mapping_bit += count * width as usize;

@@ -140,6 +140,7 @@ impl Extents {
             Some(extent) => extent,
             None => self.grow()?,
         };
+        debug_assert!(!self.quarantine.contains(&extent), "the last checkpoint needs {extent}");
         Ok((extent * self.extent_pages, self.extent_pages.min(pages_max)))
     }
 

@@ -106,6 +106,7 @@ impl WindowPipeline {
     /// Prepares window `number`; [`restore`](Self::restore) may follow, [`start`](Self::start)
     /// must.
     pub(crate) fn resume(&mut self, number: usize) -> Result<()> {
+        assert!(number < self.plan.window_count(), "the plan has no window {number}");
         self.mover()?.resume(number)
     }
 
@@ -150,12 +151,14 @@ impl WindowPipeline {
     pub(crate) fn advance(&mut self) -> Result<()> {
         self.mover()?.work(usize::MAX, true)?;
         let Self { mover: Some(mover), current, .. } = self else { panic!("{MOVER_IS_HERE}") };
+        let (ended, window_count) = (current.number, self.plan.window_count());
         let carried = std::mem::take(&mut mover.carried);
         let result = mover.back.carry_all(current, &carried);
         // Its memory is used again.
         mover.carried = carried;
         result?;
         std::mem::swap(current, &mut mover.back);
+        assert_eq!(current.number, (ended + 1) % window_count, "a window was left out");
         mover.begin(current)?;
         self.send_off();
         Ok(())
@@ -164,6 +167,7 @@ impl WindowPipeline {
     // Lets the storage work begin: on the storage thread, or piece by piece from now on.
     fn send_off(&mut self) {
         let Some(mover) = self.mover.take() else { panic!("{MOVER_IS_HERE}") };
+        assert_eq!(mover.current, self.current.number, "rows move for another window");
         self.tally = Tally::of(&mover);
         match &mut self.storage {
             Some(storage) => storage.send(mover),
@@ -211,6 +215,8 @@ impl WindowPipeline {
     /// # Errors
     /// Those of `visit`.
     pub(crate) fn visit_current(&self, visit: &mut RowVisit<'_>) -> Result<()> {
+        let table_count = self.current.plan.tables().len();
+        assert!(table_count <= self.homes.len(), "a table of the window has no size class");
         let window = self.current.number as u32;
         for (table, entries) in self.current.plan.tables().iter().enumerate() {
             for entry in entries.first..entries.first + entries.count {

@@ -421,6 +421,7 @@ impl RowMover {
             }
             self.take_arrivals(true)?;
         }
+        assert!(self.arrived.is_empty(), "what was read is released before it was taken");
         for class in &mut self.classes {
             let bucket = class.take_bucket(self.back.number);
             self.extents.release(&bucket);
@@ -588,6 +589,8 @@ fn unplanned() -> Error {
 /// Names a read of `count` chunks of a bucket from number `first` on (16, 32 and 16 bits); of no
 /// chunk when it is that one of a span.
 pub(super) fn read_tag(class: usize, first: usize, count: usize) -> u64 {
+    let fits = class < 1 << 16 && first < 1 << 32 && count < 1 << 16;
+    assert!(fits, "{count} chunks from {first} on of size class {class} cannot be named");
     (class as u64) << 48 | (first as u64) << 16 | count as u64
 }
 

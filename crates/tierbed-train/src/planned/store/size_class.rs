@@ -137,6 +137,7 @@ impl SizeClass {
     }
 
     pub(crate) fn set_unplanned(&mut self, unplanned: Bucket) {
+        assert!(self.unplanned.chunks.is_empty(), "unplanned rows would be lost");
         self.unplanned = unplanned;
     }
 
@@ -293,6 +294,7 @@ impl SizeClass {
                 return Ok(sent);
             }
             let row_count = rows.len() / row_words;
+            assert!(sent + row_count <= rows_max, "{row_count} rows are sent behind {sent}");
             let mut soon = split_rows(rows, row_words).skip(FETCH_AHEAD);
             for (entry, _) in split_rows(rows, row_words).take(FETCH_AHEAD) {
                 window.expect(entry);
@@ -338,6 +340,7 @@ impl SizeClass {
     #[expect(clippy::indexing_slicing, reason = "the horizon is at most the windows there are")]
     fn largest_far_list(&self, now: usize) -> (usize, usize) {
         let (counts, spans) = self.lists.counts().split_at(self.spans.window_count());
+        assert!(now < counts.len(), "window {now} of {}", counts.len());
         let (from, end) = (now + self.horizon, now + counts.len());
         let split = |at: usize| at.min(counts.len());
         let straight = split(from)..split(end);
@@ -395,6 +398,7 @@ impl SizeClass {
     #[expect(clippy::indexing_slicing, reason = "every list has a bucket, a chunk fits a buffer")]
     fn write_chunk(&mut self, tail: ListTail, page: u32, buf: BufId, sink: &mut Sink<'_>) {
         let ListTail { list, row_count } = tail;
+        assert!(row_count > 0, "a chunk of list {list} has no row");
         let stored_bytes = self.stored_bytes();
         let page_count = (row_count * stored_bytes).div_ceil(PAGE_BYTES);
         let bytes = &mut sink.disk.bytes_mut(buf)[..page_count * PAGE_BYTES];

@@ -137,6 +137,8 @@ impl Spans {
     #[expect(clippy::indexing_slicing, reason = "spans know the first entry of every window")]
     pub(crate) fn list_of(&self, now: usize, place: Place) -> ListPlace {
         let Place { window, entry } = place;
+        let last = now.max(window as usize);
+        debug_assert!(last < self.window_count, "window {last} of {}", self.window_count);
         if !self.is_filled || self.is_near(now, window as usize) {
             return ListPlace { list: window, entry };
         }

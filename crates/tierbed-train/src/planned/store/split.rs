@@ -246,6 +246,7 @@ impl RowMover {
         let mut sink = Sink { disk: &mut self.disk, extents: &mut self.extents };
         let kept = class.keep_split(self.current, rows, &mut sink, may_wait)?;
         splitter.dealt_bytes += kept * stored_bytes;
+        assert!(splitter.dealt_bytes <= splitter.len_bytes, "more rows are dealt than were staged");
         Ok((kept > 0).then_some(kept))
     }
 }

@@ -97,6 +97,7 @@ impl UnplannedWriter {
         if self.row_count > 0 {
             self.flush(sink)?;
         }
+        assert_eq!(self.row_count, 0, "gathered rows were not written");
         Ok(self.bucket)
     }
 }

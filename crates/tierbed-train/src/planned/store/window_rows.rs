@@ -127,6 +127,8 @@ impl WindowRows {
         }
         self.presence.clear();
         self.presence.resize(self.plan.entry_count(), Presence::Absent);
+        let end = self.runs.last().map_or(0, |run| run.end as usize);
+        assert_eq!(end, self.presence.len(), "an entry of window {number} has no place");
         Ok(())
     }
 
@@ -211,6 +213,7 @@ impl WindowRows {
     /// # Errors
     /// As [`arrive`](Self::arrive).
     pub(crate) fn carry_all(&mut self, from: &Self, rows: &[Carried]) -> Result<()> {
+        assert!(rows.len() <= self.presence.len(), "more rows are carried than the window has");
         for (at, row) in rows.iter().enumerate() {
             if let Some(soon) = rows.get(at + FETCH_AHEAD) {
                 from.expect(soon.from);

@@ -71,6 +71,7 @@ impl EvictionLimit {
             EvictionOrder::NextUse => slot.class(),
             EvictionOrder::SecondChance => 0,
         };
+        debug_assert!(class <= CLASS_MAX, "a class of use above the highest");
         let is_idle = usize::from(!slot.has(REFERENCED));
         Some(WANTED_RANKS as usize + 2 * usize::from(CLASS_MAX - class) + is_idle)
     }

@@ -107,6 +107,7 @@ impl RowPool {
     pub(super) fn touch(&mut self, slot: u32, round: u32, needed_until: u32, batch_done: u32) {
         self.asked += 1;
         let slot = &mut self.slots[slot as usize];
+        debug_assert!(slot.has(OCCUPIED), "an empty slot is used");
         slot.set(REFERENCED);
         slot.pinned_in = round;
         if slot.needed_until <= batch_done {

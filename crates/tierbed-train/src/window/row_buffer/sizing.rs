@@ -58,6 +58,7 @@ pub(super) fn share_out(schema: &Schema, free_bytes: u64) -> Sizes {
         left_bytes = left_bytes.saturating_sub(used);
         left_demand -= wanted;
     }
+    assert_eq!(left_demand, 0, "the rows of a record length have no pool");
     let memory_bytes =
         pools.iter().map(|pool| RowPool::memory_bytes(pool.words, pool.slots) as u64).sum();
     let pool_of = |words: usize| {

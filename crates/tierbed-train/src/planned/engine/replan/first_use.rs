@@ -52,6 +52,7 @@ impl Cut {
         let part_count = row_count.div_ceil(part_rows);
         let block_bytes = (half_bytes / part_count).min(BLOCK_BYTES_MAX) / BLOCK_UNIT * BLOCK_UNIT;
         let block_bytes = block_bytes.max(BLOCK_UNIT);
+        assert!(part_rows * part_count >= row_count, "a row of {row_count} is in no part");
         let memory_bytes = 8 * part_rows + part_count * block_bytes;
         Self { part_rows, part_count, block_bytes, memory_bytes }
     }
@@ -96,6 +97,7 @@ impl FirstUses {
             cut,
             answers: Answers::Array(Vec::new()),
         };
+        assert!(before <= cut.part_rows * cut.part_count, "{before} rows are more than the parts'");
         if cut.part_count == 1 {
             let mut uses = vec![NONE; cut.part_rows as usize];
             found.each_first_use(plan, &mut |at, first| {
@@ -161,7 +163,9 @@ impl FirstUses {
         if row.0 >= shape.row_count {
             return Err(out_of_range(shape, row.0));
         }
-        Ok(self.bases[table.0 as usize] + row.0)
+        let number = self.bases[table.0 as usize] + row.0;
+        debug_assert!(number < self.cut.part_rows * self.cut.part_count, "a row is in no part");
+        Ok(number)
     }
 
     /// Returns the first use of a row, `None` when there is none. To be asked for each row of

@@ -147,6 +147,7 @@ impl PlannedEngine {
         moving: Move<'_>,
     ) -> Result<Self> {
         let Move { source, stored, source_bytes, name, attachments } = moving;
+        assert!(stored.is_moving(), "rows would be moved onto themselves");
         let rows = tables.schema.tables().iter().map(|table| table.row_count).sum();
         let purpose = Purpose::Moving { source_bytes, row_count: rows };
         let room = Reservations::reserve(&*site.folder, &tables, config, &stored, purpose)?;

@@ -44,6 +44,7 @@ impl Parts {
         part_count: usize,
         block_bytes: usize,
     ) -> Result<Self> {
+        assert!(part_count > 0 && block_bytes > 0, "{part_count} parts of {block_bytes} bytes");
         let device = folder.open(name, OpenMode::Create)?;
         device.set_len(0)?;
         let part = || Part { block: Vec::with_capacity(block_bytes), ..Part::default() };
@@ -62,6 +63,7 @@ impl Parts {
         let Some(part) = self.parts.get_mut(part) else {
             return Err(Error::corruption("a row belongs to no part").with("part", part));
         };
+        debug_assert!(self.block_bytes.is_multiple_of(N), "a value would lie in two blocks");
         if part.block.len() + N > self.block_bytes {
             self.device.write_at(self.block_count * self.block_bytes as u64, &part.block)?;
             part.blocks.push((self.block_count, crc32c(&part.block)));
@@ -75,6 +77,7 @@ impl Parts {
     /// Writes all that is in memory; reading begins.
     pub(super) fn seal(&mut self) -> Result<()> {
         for part in &mut self.parts {
+            assert!(part.block.len() <= self.block_bytes, "a block grew behind its end");
             // A last block as long as the others, so that all are read alike.
             part.block.resize(self.block_bytes, END);
             self.device.write_at(self.block_count * self.block_bytes as u64, &part.block)?;

@@ -110,6 +110,7 @@ impl<'a> Resting<'a> {
     /// `Corruption` for bytes that are not what was written, otherwise those of the devices and
     /// of `sink`.
     pub(super) fn visit(&mut self, sink: &mut RecordSink<'_>) -> Result<()> {
+        assert!(self.first_window < self.plan.window_count(), "training stood in no window");
         let mut dumps = self.open_dumps()?;
         // Dumps begin with the rows of the window that was trained on.
         self.visit_dumps(self.first_window, &mut dumps, sink)?;
