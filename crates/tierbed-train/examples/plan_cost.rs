@@ -70,13 +70,13 @@ fn thread_cpu_ns() -> u64 {
     text.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Returns the processor time of pushing, linking, writing and reading back.
+/// Returns the processor time of pushing, finishing and reading back.
 fn measure(
     folder: &Arc<FsFolder>,
     batches: &[Vec<i64>],
     shape: &PlanShape,
     made: &PlanOptions,
-) -> [u64; 4] {
+) -> [u64; 3] {
     let size = batches[0].len() / 26;
     let offsets: Vec<i64> = (0..=(26 * size) as i64).collect();
     let start = thread_cpu_ns();
@@ -86,23 +86,14 @@ fn measure(
         builder.push(&Bags::new(indices, &offsets, None, 26).unwrap()).unwrap();
     }
     let pushed = thread_cpu_ns();
-    // One pass links, as many rows are written: half of the work is told in between.
-    let mut linked = 0;
-    builder
-        .finish_with(&mut |done, total| {
-            if 2 * done <= total {
-                linked = thread_cpu_ns();
-            }
-            true
-        })
-        .unwrap();
+    builder.finish().unwrap();
     let finished = thread_cpu_ns();
     let plan = EpochPlan::open(&**folder, "plan").unwrap();
     let opened = thread_cpu_ns();
     let sum = plan.read_all().unwrap();
     let read = thread_cpu_ns();
     assert!(sum > 0);
-    [pushed - start, linked - pushed, finished - linked, read - opened]
+    [pushed - start, finished - pushed, read - opened]
 }
 
 fn main() {
@@ -137,7 +128,7 @@ fn main() {
     );
     let path = PathBuf::from(get(&options, "folder", "plan-cost".to_owned()));
     let folder = Arc::new(FsFolder::create(&path).unwrap());
-    let mut least = [u64::MAX; 4];
+    let mut least = [u64::MAX; 3];
     for _ in 0..get(&options, "rounds", 3) {
         let times = measure(&folder, &batches, &shape, &made);
         for (least, now) in least.iter_mut().zip(times) {
@@ -147,13 +138,12 @@ fn main() {
     let stats = EpochPlan::open(&*folder, "plan").unwrap().stats();
     let per_update = |ns: u64| ns as f64 / updates as f64;
     println!(
-        "push {:.1} + link {:.1} + write {:.1} = {:.1} ns, reading {:.1} ns cpu per row update; \
+        "push {:.1} + finish {:.1} = {:.1} ns, reading {:.1} ns cpu per row update; \
          {:.1} bytes per sample; {} windows, {:.2} entries per row update",
         per_update(least[0]),
         per_update(least[1]),
+        per_update(least[0] + least[1]),
         per_update(least[2]),
-        per_update(least[0] + least[1] + least[2]),
-        per_update(least[3]),
         stats.file_bytes as f64 / samples as f64,
         stats.window_count,
         stats.entry_count as f64 / updates as f64,

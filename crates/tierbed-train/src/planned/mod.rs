@@ -16,7 +16,5 @@ mod store;
 pub use engine::{
     stored_plan, AnySink, PlanState, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND,
 };
-pub use plan::{
-    copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanProgress, PlanShape, Prepared,
-};
+pub use plan::{copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 pub use tierbed_kernels::Grads;

@@ -7,16 +7,14 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Bags, Error, Result};
-use tierbed_io::{Folder, OpenMode};
+use tierbed_io::Folder;
 
 use super::columns::mapping_width;
 use super::copy::copy_name;
 use super::format::{Header, BLOCK_BATCH_BYTES};
-use super::progress::{remove_scratch, Linked};
-use super::scratch::Appender;
+use super::scratch::{remove_scratch, Appender};
 use super::seen::Seen;
 use super::{ids_checksum, PlanOptions, PlanShape};
 use crate::planned::bits::{BitWriter, PAD_BYTES};
@@ -51,39 +49,16 @@ pub struct PlanBuilder {
     pub(super) counts: Vec<u32>,
     /// Checksum of the rows of each table in each window, `[K * T]`.
     pub(super) row_crcs: Vec<u32>,
-    pub(super) linked: Linked,
-    /// Bytes of the scratch files when the last note was made.
-    pub(super) noted_bytes: u64,
     work_rows: Vec<u64>,
     work_body: Vec<u8>,
 }
 
-/// Called with (rows done, rows in all) while a plan is finished; `false` stops.
-pub type PlanProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
-
 /// What lies in the scratch files for a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct ScratchWindow {
     pub(super) batch_count: u32,
     pub(super) body_bytes: u32,
     pub(super) body_crc32c: u32,
-}
-
-/// The plan to be made.
-pub(super) struct PlanSpec {
-    pub(super) folder: Arc<dyn Folder>,
-    pub(super) name: String,
-    pub(super) shape: PlanShape,
-    pub(super) options: PlanOptions,
-}
-
-/// The files that windows are gathered in.
-pub(super) struct ScratchFiles {
-    /// Rows of all entries.
-    pub(super) rows: Appender,
-    /// Batches of all windows.
-    pub(super) bodies: Appender,
 }
 
 impl PlanBuilder {
@@ -115,20 +90,11 @@ impl PlanBuilder {
         };
         let rows = Appender::create(&*folder, &format!("{name}.rows"))?;
         let bodies = Appender::create(&*folder, &format!("{name}.bodies"))?;
-        let name = name.to_owned();
-        let spec = PlanSpec { folder, name, shape, options };
-        Ok(Self::with_scratch(spec, header, ScratchFiles { rows, bodies }))
-    }
-
-    pub(super) fn with_scratch(spec: PlanSpec, header: Header, scratch: ScratchFiles) -> Self {
-        let PlanSpec { folder, name, shape, options } = spec;
-        let ScratchFiles { rows, bodies } = scratch;
-        Self {
-            noted_bytes: rows.len_bytes() + bodies.len_bytes(),
+        Ok(Self {
             rows,
             bodies,
             folder,
-            name,
+            name: name.to_owned(),
             tables: Seen::of_tables(&shape.row_counts, options.memory_bytes / 2),
             shape,
             options,
@@ -139,21 +105,9 @@ impl PlanBuilder {
             windows: Vec::new(),
             counts: Vec::new(),
             row_crcs: Vec::new(),
-            linked: Linked::default(),
             work_rows: Vec::new(),
             work_body: Vec::new(),
-        }
-    }
-
-    /// Returns the batches of whole windows.
-    pub(super) fn whole_batches(&self) -> u64 {
-        let pending = self.batches.len() as u64;
-        assert!(pending <= self.header.batch_count, "{pending} batches wait of fewer");
-        self.header.batch_count - pending
-    }
-
-    pub(super) fn pending_indices(&self) -> u64 {
-        self.ids.len() as u64
+        })
     }
 
     /// Adds the next batch: the ids of each feature, in the order training will see them.
@@ -179,7 +133,6 @@ impl PlanBuilder {
         self.header.batch_indices_max = self.header.batch_indices_max.max(index_count);
         if self.is_window_full() {
             self.cut_window()?;
-            self.save_when_due()?;
         }
         Ok(())
     }
@@ -221,7 +174,7 @@ impl PlanBuilder {
     }
 
     // Appends the window's rows and the part of its block that the future does not change.
-    pub(super) fn cut_window(&mut self) -> Result<()> {
+    fn cut_window(&mut self) -> Result<()> {
         assert!(!self.batches.is_empty(), "a window has at least one batch");
         for seen in &mut self.tables {
             self.work_rows.clear();
@@ -286,16 +239,7 @@ impl PlanBuilder {
     ///
     /// # Errors
     /// `Invalid` for no batches, otherwise the folder's.
-    pub fn finish(self) -> Result<()> {
-        self.finish_with(&mut |_, _| true)
-    }
-
-    /// As [`finish`](Self::finish), telling how far it is.
-    ///
-    /// # Errors
-    /// As [`finish`](Self::finish); `Closed` when `progress` stopped it: go on later with
-    /// [`prepare`](Self::prepare).
-    pub fn finish_with(mut self, progress: &mut PlanProgress<'_>) -> Result<()> {
+    pub fn finish(mut self) -> Result<()> {
         if !self.batches.is_empty() {
             self.cut_window()?;
         }
@@ -304,16 +248,6 @@ impl PlanBuilder {
         }
         self.tables = Vec::new();
         self.ids = Vec::new();
-        self.save()?;
-        self.write(progress)
-    }
-
-    /// Tells whether `name` in `folder` exists at all, finished or not.
-    pub(crate) fn exists(folder: &dyn Folder, name: &str) -> Result<bool> {
-        match folder.open(name, OpenMode::ReadOnly) {
-            Ok(_) => Ok(true),
-            Err(error) if error.kind() == tierbed_core::ErrorKind::Invalid => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.write()
     }
 }

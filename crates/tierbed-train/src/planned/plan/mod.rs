@@ -17,18 +17,16 @@ mod copy;
 mod format;
 mod fuzz;
 mod next_use;
-mod progress;
 mod reader;
 mod scratch;
 mod seen;
 mod window;
 mod writer;
 
-pub use builder::{PlanBuilder, PlanProgress};
+pub use builder::PlanBuilder;
 pub use copy::copy_name;
 #[doc(hidden)]
 pub use fuzz::fuzz_plan;
-pub use progress::Prepared;
 pub use reader::{EpochPlan, PlanStats};
 pub(crate) use window::{Batch, PlanWindow, TableEntries};
 

@@ -18,7 +18,7 @@ use tierbed_core::Result;
 use tierbed_io::Device;
 
 use super::scratch::read_words;
-use super::writer::{lost_scratch, Meter};
+use super::writer::lost_scratch;
 
 /// No use seen yet.
 pub(crate) const NONE: u64 = u64::MAX;
@@ -97,13 +97,6 @@ impl Entries {
         Self { rows, next, counts, row_crcs, entries_before, table_count }
     }
 
-    /// Returns the entries of `tables` in all windows.
-    pub(crate) fn entry_count(&self, tables: Range<usize>) -> u64 {
-        let windows = self.counts.chunks_exact(self.table_count.max(1));
-        let counts = windows.flat_map(|window| &window[tables.clone()]);
-        counts.map(|&count| u64::from(count)).sum()
-    }
-
     fn window_count(&self) -> usize {
         self.counts.len() / self.table_count.max(1)
     }
@@ -166,8 +159,8 @@ impl<'a> Pass<'a> {
     /// Finds the next use of every entry of the group in this epoch; [`NONE`] for the last.
     ///
     /// # Errors
-    /// Those of the devices, `Closed` when stopped.
-    pub(crate) fn link_backwards(&mut self, meter: &mut Meter<'_, '_>) -> Result<()> {
+    /// `Corruption` for scratch that is not what was written, otherwise those of the devices.
+    pub(crate) fn link_backwards(&mut self) -> Result<()> {
         for window in (0..self.entries.window_count()).rev() {
             let section = self.section(window);
             let Section { offset_bytes, count, .. } = section;
@@ -190,7 +183,6 @@ impl<'a> Pass<'a> {
                 }
             }
             self.put(&section)?;
-            meter.show(count as u64)?;
         }
         Ok(())
     }
@@ -199,7 +191,7 @@ impl<'a> Pass<'a> {
     ///
     /// # Errors
     /// As [`link_backwards`](Self::link_backwards).
-    pub(crate) fn close_rings(&mut self, meter: &mut Meter<'_, '_>) -> Result<()> {
+    pub(crate) fn close_rings(&mut self) -> Result<()> {
         for window in 0..self.entries.window_count() {
             let section = self.section(window);
             let Section { offset_bytes, count, .. } = section;
@@ -216,7 +208,6 @@ impl<'a> Pass<'a> {
                 }
             }
             self.put(&section)?;
-            meter.show(count as u64)?;
         }
         Ok(())
     }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, Result};
+use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 
 use super::format::{damaged, Directory, Header, WindowMeta};
 use super::window::{ExpectedBlock, Part, PlanWindow};
-use super::{PlanBuilder, PlanOptions, PlanShape};
+use super::{PlanOptions, PlanShape};
 
 /// An open plan.
 #[derive(Debug, Clone)]
@@ -66,17 +66,13 @@ impl EpochPlan {
         source: &str,
         options: &PlanOptions,
     ) -> Result<Option<Self>> {
-        let plan = Self::find(folder, name)?;
+        let device = match folder.open(name, OpenMode::ReadOnly) {
+            // No such file.
+            Err(error) if error.kind() == ErrorKind::Invalid => return Ok(None),
+            opened => opened?,
+        };
         let is_same = |plan: &Self| plan.header.key == options.key(source) && plan.shape() == shape;
-        Ok(plan.filter(is_same))
-    }
-
-    /// Opens the plan `name`; `None` when there is no finished one.
-    pub(super) fn find(folder: &dyn Folder, name: &str) -> Result<Option<Self>> {
-        match PlanBuilder::exists(folder, name)? {
-            true => Self::read(folder, folder.open(name, OpenMode::ReadOnly)?, name),
-            false => Ok(None),
-        }
+        Ok(Self::read(folder, device, name)?.filter(is_same))
     }
 
     /// Returns what it was made of: window options and source.

@@ -2,11 +2,19 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result};
+use tierbed_core::Result;
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode};
 
 /// Bytes gathered before they are written.
 pub(crate) const APPEND_BYTES: usize = 256 << 10;
+
+/// Scratch files of a plan; earlier versions noted there how far they go.
+const SCRATCH: [&str; 4] = ["note", "rows", "next", "bodies"];
+
+/// Removes the scratch files of a plan, if there are any.
+pub(super) fn remove_scratch(folder: &dyn Folder, name: &str) -> Result<()> {
+    SCRATCH.iter().try_for_each(|file| folder.remove(&format!("{name}.{file}")))
+}
 
 /// A new file that grows at its end.
 #[derive(Debug)]
@@ -26,21 +34,6 @@ impl Appender {
         let device = folder.open(name, OpenMode::Create)?;
         device.set_len(0)?;
         Ok(Self { device, buf: AlignedBuf::new(APPEND_BYTES), filled: 0, written_bytes: 0 })
-    }
-
-    /// Goes on behind the first `len_bytes` of `name`; the rest is cut off.
-    ///
-    /// # Errors
-    /// `Corruption` when the file is shorter, `Io` or `NoSpace`.
-    pub(crate) fn reopen(folder: &dyn Folder, name: &str, len_bytes: u64) -> Result<Self> {
-        let device = folder.open(name, OpenMode::Create)?;
-        if device.len_bytes()? < len_bytes {
-            return Err(Error::corruption("scratch file of a plan is too short")
-                .with("file", name)
-                .with("remedy", "delete the files of the unfinished plan and make it again"));
-        }
-        device.set_len(len_bytes)?;
-        Ok(Self { device, buf: AlignedBuf::new(APPEND_BYTES), filled: 0, written_bytes: len_bytes })
     }
 
     /// Returns the bytes appended so far: where the next ones will lie.

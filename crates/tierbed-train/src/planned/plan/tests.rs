@@ -280,32 +280,22 @@ fn a_block_longer_than_the_file_is_damage() {
     assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
 }
 
-/// Prepares the plan, pushes what is missing with notes in between, and finishes it.
-fn prepare_and_finish(
+/// Makes the plan anew, whatever an earlier attempt left.
+fn make(
     folder: &tierbed_sim::SimFolder,
     trace: &Trace,
     made: &PlanOptions,
-) -> tierbed_core::Result<u64> {
+) -> tierbed_core::Result<()> {
     let folder: Arc<dyn Folder> = Arc::new(folder.clone());
-    let shape = trace.shape.clone();
-    let builder = match PlanBuilder::prepare(folder, "p", shape, "s", made.clone())? {
-        Prepared::Ready(_) => return Ok(u64::MAX),
-        Prepared::Unfinished(builder) => builder,
-    };
-    let (mut builder, first) = (*builder, 0);
-    let first = first + builder.batch_count();
-    for (at, (indices, offsets)) in trace.batches.iter().enumerate().skip(first as usize) {
+    let mut builder = PlanBuilder::new(folder, "p", trace.shape.clone(), "s", made.clone())?;
+    for (indices, offsets) in &trace.batches {
         builder.push(&Bags::new(indices, offsets, None, 3)?)?;
-        if at % 5 == 3 {
-            builder.save()?;
-        }
     }
-    builder.finish()?;
-    Ok(first)
+    builder.finish()
 }
 
 #[test]
-fn a_killed_pre_pass_goes_on_where_it_was() {
+fn a_killed_pre_pass_leaves_the_whole_plan_or_none_and_is_made_again() {
     use tierbed_sim::{FaultPlan, SimFolder};
     let trace = trace(12, 23, 400);
     let bytes_of = |folder: &SimFolder| folder.read("p").unwrap().unwrap();
@@ -313,23 +303,36 @@ fn a_killed_pre_pass_goes_on_where_it_was() {
     for memory_bytes in [1 << 20, 3400, 900] {
         let made = options(3, 1 << 30, memory_bytes);
         let healthy = SimFolder::default();
-        assert_eq!(prepare_and_finish(&healthy, &trace, &made).unwrap(), 0);
+        make(&healthy, &trace, &made).unwrap();
         let whole = bytes_of(&healthy);
-        let (mut resumed, mut ready) = (0, 0);
+        let (mut absent, mut ready) = (0, 0);
         for point in 0..healthy.io_count() {
             let fault = FaultPlan { crash_after_io: Some(point), ..FaultPlan::default() };
             let folder = SimFolder::new(fault);
-            let _ = prepare_and_finish(&folder, &trace, &made);
+            let _ = make(&folder, &trace, &made);
             let image = if point % 2 == 0 { folder.crash(point) } else { folder.crash_to_synced() };
-            match prepare_and_finish(&image, &trace, &made).unwrap() {
-                u64::MAX => ready += 1,
-                first => resumed += u64::from(first > 0),
+            let found = EpochPlan::open_for(&image, "p", &trace.shape, "s", &made).unwrap();
+            absent += u32::from(found.is_none());
+            if let Some(found) = found {
+                ready += 1;
+                found.verify().unwrap();
+                assert!(bytes_of(&image) == whole, "io {point}");
             }
+            make(&image, &trace, &made).unwrap();
             assert!(bytes_of(&image) == whole, "io {point}");
             assert_eq!(Folder::list(&image).unwrap(), ["p", "p.ids"], "scratch files are gone");
         }
-        assert!(resumed > 20 && ready > 0, "{resumed} {ready}");
+        assert!(absent > 10 && ready > 0, "{absent} {ready}");
     }
+}
+
+#[test]
+fn scratch_of_an_earlier_version_is_removed() {
+    let trace = trace(13, 20, 300);
+    let folder = tierbed_sim::SimFolder::default();
+    folder.write_durable("p.note", b"how far the scratch files go").unwrap();
+    make(&folder, &trace, &options(3, 1 << 30, 1 << 20)).unwrap();
+    assert_eq!(Folder::list(&folder).unwrap(), ["p", "p.ids"]);
 }
 
 #[test]
@@ -338,7 +341,7 @@ fn lost_scratch_is_corruption_or_the_same_plan() {
     let trace = trace(14, 23, 400);
     let made = options(3, 1 << 30, 900);
     let healthy = SimFolder::default();
-    prepare_and_finish(&healthy, &trace, &made).unwrap();
+    make(&healthy, &trace, &made).unwrap();
     let whole = healthy.read("p").unwrap().unwrap();
     let mut found = 0;
     for luck in 0..160 {
@@ -350,10 +353,10 @@ fn lost_scratch_is_corruption_or_the_same_plan() {
             _ => FaultPlan { seed: luck, read_bit_flip: lie, ..FaultPlan::default() },
         };
         let folder = SimFolder::new(plan);
-        let made = prepare_and_finish(&folder, &trace, &made);
+        let result = make(&folder, &trace, &made);
         folder.set_plan(FaultPlan::default());
         let bytes = folder.read("p").unwrap();
-        match made.and_then(|_| EpochPlan::open(&folder, "p")).and_then(|plan| plan.verify()) {
+        match result.and_then(|_| EpochPlan::open(&folder, "p")).and_then(|plan| plan.verify()) {
             Ok(_) => assert!(
                 bytes.is_some_and(
                     |bytes| bytes.len() == whole.len() && bytes[..4096] == whole[..4096]
@@ -364,124 +367,10 @@ fn lost_scratch_is_corruption_or_the_same_plan() {
                 let is_told = [ErrorKind::Corruption, ErrorKind::Invalid].contains(&error.kind());
                 assert!(is_told, "{error}");
                 found += 1;
+                make(&folder, &trace, &made).unwrap();
+                assert!(folder.read("p").unwrap().unwrap() == whole, "luck {luck}");
             }
         }
     }
     assert!(found > 10, "{found}");
-}
-
-#[test]
-fn a_plan_of_another_origin_is_refused_and_kept() {
-    let trace = trace(13, 20, 300);
-    let made = options(3, 1 << 30, 1 << 20);
-    let folder = tierbed_sim::SimFolder::default();
-    let prepare = |source: &str, options: &PlanOptions, shape: &PlanShape| {
-        let folder: Arc<dyn Folder> = Arc::new(folder.clone());
-        PlanBuilder::prepare(folder, "p", shape.clone(), source, options.clone())
-    };
-    let mut other_shape = trace.shape.clone();
-    other_shape.record_bytes[1] += 4;
-    for round in 0..2 {
-        if round == 0 {
-            let Prepared::Unfinished(mut builder) = prepare("s", &made, &trace.shape).unwrap()
-            else {
-                panic!("nothing is there yet");
-            };
-            for (indices, offsets) in &trace.batches[..10] {
-                builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
-            }
-            builder.save().unwrap();
-            assert_eq!(builder.batch_count(), 10);
-        } else {
-            // Nine batches are in whole windows. The knob of memory may change.
-            let made = options(3, 1 << 30, 100);
-            assert_eq!(prepare_and_finish(&folder, &trace, &made).unwrap(), 9);
-        }
-        for error in [
-            prepare("other", &made, &trace.shape),
-            prepare("s", &options(4, 1 << 30, 1 << 20), &trace.shape),
-            prepare("s", &made, &other_shape),
-        ] {
-            let error = error.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Invalid);
-            assert!(error.to_string().contains("other batches"), "{error}");
-        }
-    }
-    assert!(matches!(prepare("s", &made, &trace.shape).unwrap(), Prepared::Ready(_)));
-    // Its remedy: this one is deleted, and the other one is made under its name.
-    folder.remove("p").unwrap();
-    let Prepared::Unfinished(_) = prepare("other", &made, &trace.shape).unwrap() else {
-        panic!("nothing is there any more");
-    };
-}
-
-#[test]
-fn an_unfinished_plan_that_is_damaged_is_made_again_as_its_remedy_says() {
-    let trace = trace(14, 23, 400);
-    let made = options(3, 1 << 30, 900);
-    let whole = tierbed_sim::SimFolder::default();
-    prepare_and_finish(&whole, &trace, &made).unwrap();
-    let (is_note, is_scratch) = (["p.note"], ["p.rows", "p.next", "p.bodies"]);
-    for (damaged, remedy) in [
-        (is_note.as_slice(), "delete it and make the plan again"),
-        (is_scratch.as_slice(), "delete the files of the unfinished plan and make it again"),
-    ] {
-        for &file in damaged {
-            let folder = tierbed_sim::SimFolder::default();
-            let opened: Arc<dyn Folder> = Arc::new(folder.clone());
-            let shape = trace.shape.clone();
-            let begun = PlanBuilder::prepare(opened, "p", shape, "s", made.clone()).unwrap();
-            let Prepared::Unfinished(mut builder) = begun else { panic!("nothing is there yet") };
-            for (indices, offsets) in &trace.batches[..10] {
-                builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
-            }
-            builder.save().unwrap();
-            drop(builder);
-            if folder.read(file).unwrap().is_none_or(|bytes| bytes.is_empty()) {
-                continue;
-            }
-            folder.write_durable(file, b"").unwrap();
-            folder.open(file, OpenMode::ReadWrite).unwrap().set_len(1).unwrap();
-            let error = prepare_and_finish(&folder, &trace, &made).unwrap_err();
-            assert!(error.to_string().contains(remedy), "{file}: {error}");
-            let files = Folder::list(&folder).unwrap();
-            let wanted = |name: &&String| damaged == is_scratch.as_slice() || *name == file;
-            for name in files.iter().filter(wanted) {
-                folder.remove(name).unwrap();
-            }
-            prepare_and_finish(&folder, &trace, &made).unwrap();
-            assert_eq!(folder.read("p").unwrap(), whole.read("p").unwrap(), "{file}");
-        }
-    }
-}
-
-#[test]
-fn finishing_tells_how_far_it_is_and_can_be_stopped() {
-    let trace = trace(15, 30, 500);
-    for memory_bytes in [1 << 20, 1000] {
-        let made = options(3, 1 << 30, memory_bytes);
-        let folder = tierbed_sim::SimFolder::default();
-        let prepare = || {
-            let folder: Arc<dyn Folder> = Arc::new(folder.clone());
-            PlanBuilder::prepare(folder, "p", trace.shape.clone(), "s", made.clone()).unwrap()
-        };
-        let Prepared::Unfinished(mut builder) = prepare() else { panic!("not yet") };
-        for (indices, offsets) in &trace.batches {
-            builder.push(&Bags::new(indices, offsets, None, 3).unwrap()).unwrap();
-        }
-        let error = builder.finish_with(&mut |done, total| 2 * done < total).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Closed);
-        let Prepared::Unfinished(builder) = prepare() else { panic!("not yet") };
-        assert_eq!(builder.batch_count(), 30);
-        let (mut last, mut all) = (0, 0);
-        builder
-            .finish_with(&mut |done, total| {
-                assert!(last <= done && done <= total && (all == 0 || all == total));
-                (last, all) = (done, total);
-                true
-            })
-            .unwrap();
-        assert_eq!(last, all);
-        check_against_oracle(&trace, &EpochPlan::open(&folder, "p").unwrap());
-    }
 }

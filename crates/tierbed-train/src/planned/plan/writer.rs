@@ -2,31 +2,37 @@
 
 #![expect(clippy::indexing_slicing, reason = "rows and next uses are as many as the counts say")]
 
-use std::sync::Arc;
-
 use tierbed_core::checksum::crc32c;
-use tierbed_core::{Error, ErrorKind, Result};
-use tierbed_io::{AlignedBuf, Device, OpenMode, PAGE_BYTES};
+use tierbed_core::{Error, Result};
+use tierbed_io::{AlignedBuf, OpenMode, PAGE_BYTES};
 
 use super::columns::{encode_columns, Firsts, TableFirsts, TableUses};
 use super::format::{Directory, WindowMeta, BLOCK_HEAD_BYTES, BLOCK_MAGIC, BLOCK_TABLE_BYTES};
-use super::next_use::{check, groups, Entries, Group, Pass, NONE};
-use super::progress::{remove_scratch, Linked};
-use super::scratch::{read_words, Appender};
-use super::{EpochPlan, PlanBuilder, PlanProgress};
+use super::next_use::{check, groups, Entries, Pass, NONE};
+use super::scratch::{read_words, remove_scratch, Appender};
+use super::{EpochPlan, PlanBuilder};
 use crate::planned::bits::PAD_BYTES;
+
+/// What is known of the next uses in the scratch file.
+struct NextUses {
+    /// Checksum of those of each table in each window, `[K * T]`.
+    crcs: Vec<u32>,
+    /// First use of each row of each table, where last uses do not say it yet.
+    first_uses: Option<Vec<Vec<u64>>>,
+}
 
 impl PlanBuilder {
     /// Turns the scratch files into the plan.
-    pub(super) fn write(mut self, progress: &mut PlanProgress<'_>) -> Result<()> {
-        let next = self.open_next()?;
+    pub(super) fn write(mut self) -> Result<()> {
+        let next = self.folder.open(&format!("{}.next", self.name), OpenMode::Create)?;
+        next.set_len(0)?;
+        next.set_len(self.rows.len_bytes())?;
         let table_count = self.shape.row_counts.len();
         let rows = self.rows.flush()?.clone();
         let (counts, row_crcs) = (self.counts.clone(), self.row_crcs.clone());
         let entries = Entries::new(rows, next, counts, row_crcs, table_count);
-        let mut meter = Meter { progress, done: 0, total: 0 };
-        let first_uses = self.link(&entries, &mut meter)?;
-        self.write_plan(&entries, first_uses.as_deref(), &mut meter)?;
+        let next_uses = self.link(&entries)?;
+        self.write_plan(&entries, &next_uses)?;
         // The plan has its name before its sources go.
         self.folder.sync()?;
         EpochPlan::open(&*self.folder, &self.name)?.ensure_copy(&*self.folder)?;
@@ -34,67 +40,24 @@ impl PlanBuilder {
         self.folder.sync()
     }
 
-    // Keeps the next uses that are there already.
-    fn open_next(&mut self) -> Result<Arc<dyn Device>> {
-        let name = format!("{}.next", self.name);
-        let rows_bytes = self.rows.len_bytes();
-        let device = self.folder.open(&name, OpenMode::Create)?;
-        let is_kept = self.linked.group_count > 0
-            && self.linked.memory_bytes == self.options.memory_bytes
-            && device.len_bytes()? == rows_bytes;
-        if !is_kept {
-            self.linked = Linked {
-                memory_bytes: self.options.memory_bytes,
-                group_count: 0,
-                crcs: vec![0; self.counts.len()],
-            };
-            device.set_len(0)?;
-            device.set_len(rows_bytes)?;
-        }
-        Ok(device)
-    }
-
-    // Links group after group, noting each; a single one leaves its first uses for the end.
-    fn link(
-        &mut self,
-        entries: &Entries,
-        meter: &mut Meter<'_, '_>,
-    ) -> Result<Option<Vec<Vec<u64>>>> {
-        let groups = groups(&self.shape.row_counts, (self.options.memory_bytes / 8).max(1));
-        let entry_count = entries.entry_count(0..self.shape.row_counts.len());
-        let passes = if groups.len() == 1 { 1 } else { 2 };
-        let linking = |group: &Group| passes * entries.entry_count(group.tables.clone());
-        meter.total = entry_count + groups.iter().map(linking).sum::<u64>();
-        for (at, group) in groups.iter().enumerate() {
-            if at < self.linked.group_count {
-                meter.show(linking(group))?;
-                continue;
-            }
-            let counts = &self.shape.row_counts;
-            let mut pass = Pass::new(entries, group.clone(), counts, &mut self.linked.crcs);
-            pass.link_backwards(meter)?;
-            if groups.len() == 1 {
-                return Ok(Some(pass.into_first_uses()));
-            }
-            pass.close_rings(meter)?;
-            drop(pass);
-            // A table that is linked range by range counts when its last range is done: what a
-            // killed range left is written over from the first one on.
-            if groups.get(at + 1).is_none_or(|next| next.rows.start == 0) {
-                entries.next.sync()?;
-                self.linked.group_count = at + 1;
-                self.save()?;
+    // Links group after group; a single one leaves its first uses for the end.
+    fn link(&self, entries: &Entries) -> Result<NextUses> {
+        let row_counts = &self.shape.row_counts;
+        let groups = groups(row_counts, (self.options.memory_bytes / 8).max(1));
+        let is_only = groups.len() == 1;
+        let (mut crcs, mut first_uses) = (vec![0; self.counts.len()], None);
+        for group in groups {
+            let mut pass = Pass::new(entries, group, row_counts, &mut crcs);
+            pass.link_backwards()?;
+            match is_only {
+                true => first_uses = Some(pass.into_first_uses()),
+                false => pass.close_rings()?,
             }
         }
-        Ok(None)
+        Ok(NextUses { crcs, first_uses })
     }
 
-    fn write_plan(
-        &mut self,
-        entries: &Entries,
-        first_uses: Option<&[Vec<u64>]>,
-        meter: &mut Meter<'_, '_>,
-    ) -> Result<()> {
+    fn write_plan(&mut self, entries: &Entries, next_uses: &NextUses) -> Result<()> {
         let bodies = self.bodies.flush()?.clone();
         let mut plan = Appender::create(&*self.folder, &self.name)?;
         plan.append(&[0; PAGE_BYTES])?;
@@ -110,14 +73,13 @@ impl PlanBuilder {
             read_words(&*entries.next, entry_at, count, &mut next)?;
             let at = number as usize * table_count;
             check(&rows, counts, &self.row_crcs[at..at + table_count])?;
-            check(&next, counts, &self.linked.crcs[at..at + table_count])?;
-            if let Some(first_uses) = first_uses {
+            check(&next, counts, &next_uses.crcs[at..at + table_count])?;
+            if let Some(first_uses) = &next_uses.first_uses {
                 close_rings(&rows, &mut next, counts, first_uses);
             }
             // A row's last use is followed by one that is not later.
             let is_last = |next: &&u64| **next >> 32 <= u64::from(number);
             self.header.row_count += next.iter().filter(is_last).count() as u64;
-            meter.show(count as u64)?;
             entry_at += 8 * count as u64;
             body.resize(scratch.body_bytes as usize, 0);
             bodies.read_at(body_at, &mut body)?;
@@ -187,25 +149,6 @@ fn close_rings(rows: &[u64], next: &mut [u64], counts: &[u32], first_uses: &[Vec
                 *next = first_uses[row as usize];
                 debug_assert_ne!(*next, NONE, "a row that was used has a first use");
             }
-        }
-    }
-}
-
-/// Tells how far a plan is.
-pub(super) struct Meter<'a, 'b> {
-    progress: &'a mut PlanProgress<'b>,
-    done: u64,
-    total: u64,
-}
-
-impl Meter<'_, '_> {
-    /// Counts `rows` more; `Closed` when the caller has had enough.
-    pub(super) fn show(&mut self, rows: u64) -> Result<()> {
-        self.done += rows;
-        match (self.progress)(self.done, self.total) {
-            true => Ok(()),
-            false => Err(Error::new(ErrorKind::Closed, "making the plan was stopped")
-                .with("remedy", "prepare it again to go on")),
         }
     }
 }
