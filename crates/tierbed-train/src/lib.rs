@@ -14,6 +14,7 @@ mod batch_token;
 pub mod coded;
 mod engine;
 mod folders;
+mod hypers;
 pub mod planned;
 mod repair;
 mod sharded;

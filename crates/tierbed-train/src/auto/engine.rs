@@ -194,11 +194,11 @@ impl AutoEngine {
     /// Goes back to no engine, from one that was never written to.
     pub(crate) fn undecide(&mut self) -> Result<()> {
         let tables = match &self.state {
-            State::Windowed(windowed) if windowed.is_untouched => windowed.tables()?,
+            State::Windowed(windowed) if windowed.is_untouched => windowed.tables(),
             State::Planned(planned) if planned.is_untouched() => planned.tables(),
             _ => return Ok(()),
         };
-        let is_unstepped = tables.hypers.iter().all(|hyper| hyper.step == 0);
+        let is_unstepped = tables.hypers.iter().all(|(_, hyper)| hyper.step == 0);
         assert!(is_unstepped, "a store that nothing was written to has done steps");
         self.state = State::Lost("changing the order failed".to_owned());
         crate::auto::follow::remove_uncommitted(&*self.folder()?)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::planned::{source_of, EpochPlan, PlanOptions, BACKEND};
 use tierbed_core::{Error, ErrorKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, FolderLock};
-use tierbed_kernels::{FeatureLayout, Hyper};
+use tierbed_kernels::FeatureLayout;
 use tierbed_store::CommitLog;
 
 use crate::auto::engine::{AutoEngine, State};
@@ -19,6 +19,7 @@ use crate::auto::options::OnMismatch;
 use crate::auto::planned::{find_table, Planned};
 use crate::auto::tables::Tables;
 use crate::engine::TrainEngine;
+use crate::hypers::Hypers;
 
 /// A store whose rows cannot be named until its plan is made again.
 pub(crate) struct Planless {
@@ -35,7 +36,7 @@ pub(crate) struct Planless {
 struct Wanted {
     identity: u64,
     key: String,
-    hypers: Vec<Hyper>,
+    hypers: Hypers,
 }
 
 impl Planless {
@@ -109,16 +110,16 @@ impl AutoEngine {
         if planned.is_untouched() {
             return self.undecide();
         }
-        let hypers = planned.engine.hypers().to_vec();
+        let hypers = planned.engine.hypers().clone();
         // Gives the folder back.
         self.state = State::lost(&damage);
         self.state = reopen(self.folder()?, &self.config, Some(damage))?;
         self.set_hypers(&hypers)
     }
 
-    fn set_hypers(&mut self, hypers: &[Hyper]) -> Result<()> {
+    fn set_hypers(&mut self, hypers: &Hypers) -> Result<()> {
         assert_eq!(hypers.len(), self.schema().tables().len(), "every table goes on with its own");
-        for (table, hyper) in (0u32..).map(TableId).zip(hypers) {
+        for (table, hyper) in hypers.iter() {
             self.set_hyper(table, *hyper)?;
         }
         Ok(())
@@ -135,7 +136,7 @@ impl AutoEngine {
             State::Planned(planned) if !planned.engine.has_batches() => Some(Wanted {
                 identity: planned.engine.plan().identity(),
                 key: planned.engine.plan().key().to_owned(),
-                hypers: planned.engine.hypers().to_vec(),
+                hypers: planned.engine.hypers().clone(),
             }),
             _ => None,
         }

@@ -54,7 +54,7 @@ impl Planned {
 
     /// Returns the tables and their hyperparameters.
     pub(crate) fn tables(&self) -> Tables {
-        let (schema, hypers) = (self.engine.schema().clone(), self.engine.hypers().to_vec());
+        let (schema, hypers) = (self.engine.schema().clone(), self.engine.hypers().clone());
         Tables { schema, hypers }
     }
 

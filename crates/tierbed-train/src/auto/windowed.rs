@@ -29,14 +29,8 @@ pub(crate) struct Windowed {
 
 impl Windowed {
     /// Returns the tables and their hyperparameters.
-    ///
-    /// # Errors
-    /// None for tables of the engine.
-    pub(crate) fn tables(&self) -> Result<Tables> {
-        let schema = self.engine.schema().clone();
-        let ids = (0..schema.tables().len() as u32).map(TableId);
-        let hypers = ids.map(|id| self.engine.hyper(id)).collect::<Result<_>>()?;
-        Ok(Tables { schema, hypers })
+    pub(crate) fn tables(&self) -> Tables {
+        Tables { schema: self.engine.schema().clone(), hypers: self.engine.hypers.clone() }
     }
 }
 

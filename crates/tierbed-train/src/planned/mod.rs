@@ -13,8 +13,7 @@ pub mod fuzz;
 pub mod plan;
 mod store;
 
-pub use engine::{
-    stored_plan, AnySink, PlanState, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND,
-};
+pub(crate) use engine::stored_plan;
+pub use engine::{AnySink, PlannedConfig, PlannedEngine, PlannedStats, Position, BACKEND};
 pub use plan::{copy_name, source_of, EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 pub use tierbed_kernels::Grads;

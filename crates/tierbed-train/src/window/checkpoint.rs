@@ -7,26 +7,16 @@
 use serde::{Deserialize, Serialize};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, Result};
-use tierbed_kernels::Hyper;
 
-use crate::window::engine::{TableRun, WindowEngine};
+use crate::hypers::Hypers;
+use crate::window::engine::WindowEngine;
 
 /// The engine's attachment; names that start with `_` are the house's own.
 const RUNS: &str = "_engine.json";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Runs {
-    tables: Vec<Run>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Run {
-    step: u64,
-    lr: f64,
-    eps: f64,
-    beta1: f64,
-    beta2: f64,
-    weight_decay: f64,
+    tables: Hypers,
 }
 
 impl WindowEngine {
@@ -79,16 +69,8 @@ impl WindowEngine {
     }
 
     fn runs_json(&self) -> Result<String> {
-        let run = |run: &TableRun| Run {
-            step: run.hyper.step,
-            lr: run.hyper.lr,
-            eps: run.hyper.eps,
-            beta1: run.hyper.beta1,
-            beta2: run.hyper.beta2,
-            weight_decay: run.hyper.weight_decay,
-        };
-        assert_eq!(self.tables.len(), self.schema.tables().len(), "every table has its steps");
-        let runs = Runs { tables: self.tables.iter().map(run).collect() };
+        assert_eq!(self.hypers.len(), self.schema.tables().len(), "every table has its steps");
+        let runs = Runs { tables: self.hypers.clone() };
         serde_json::to_string(&runs)
             .map_err(|cause| Error::invalid("counters cannot be written").with("cause", cause))
     }
@@ -97,18 +79,14 @@ impl WindowEngine {
     pub(crate) fn restore_runs(&mut self) -> Result<()> {
         let damaged = || Error::corruption("the engine's attachment is damaged").with("name", RUNS);
         let table_count = self.schema.tables().len();
-        let fresh = TableRun { hyper: Hyper { step: 0, ..Hyper::default() } };
-        self.tables = vec![fresh; table_count];
+        self.hypers = Hypers::fresh(table_count);
         let Some(bytes) = self.store.attachment(RUNS)? else { return Ok(()) };
         let runs: Runs =
             serde_json::from_slice(&bytes).map_err(|cause| damaged().with("cause", cause))?;
         if runs.tables.len() != table_count {
             return Err(damaged().with("tables", runs.tables.len()));
         }
-        for (table, run) in self.tables.iter_mut().zip(runs.tables) {
-            let Run { step, lr, eps, beta1, beta2, weight_decay } = run;
-            table.hyper = Hyper { lr, eps, beta1, beta2, weight_decay, step };
-        }
+        self.hypers = runs.tables;
         Ok(())
     }
 }

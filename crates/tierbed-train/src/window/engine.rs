@@ -9,6 +9,7 @@ use tierbed_core::{Budget, Error, Poison, Result, Schema, TableId, TableSchema, 
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Kernels};
 
+use crate::hypers::Hypers;
 use crate::window::backends::{buffer_bytes_max, kept_bytes_max, least_bytes, open_store};
 use crate::window::kept::finish_restore;
 use crate::window::options::{Backend, WindowConfig};
@@ -26,7 +27,7 @@ pub struct WindowEngine {
     pub(crate) scratch: Scratch,
     pub(crate) kernels: Kernels,
     pub(crate) budget: Budget,
-    pub(crate) tables: Vec<TableRun>,
+    pub(crate) hypers: Hypers,
     pub(crate) ahead: crate::window::prefetch::Announced,
     pub(crate) step_count: u64,
     pub(crate) vocabularies: Vocabularies,
@@ -45,12 +46,6 @@ const SPARE_SHARE: u64 = 16;
 /// One part in so many of the budget that a row buffer keeps, however the store grows.
 const BUFFER_SHARE_MIN: u64 = 32;
 const NOT_BUILT: &str = "the row buffer is built before rows are brought";
-
-/// What training knows of a table besides its rows.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TableRun {
-    pub(crate) hyper: Hyper,
-}
 
 /// Everything that was counted.
 #[derive(Debug, Clone, Serialize)]
@@ -129,7 +124,7 @@ impl WindowEngine {
             scratch,
             kernels: Kernels::named(&config.isa)?,
             budget,
-            tables: Vec::new(),
+            hypers: Hypers::default(),
             ahead: crate::window::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
@@ -168,9 +163,7 @@ impl WindowEngine {
     /// Takes over the store's tables after some were added or made longer.
     pub(crate) fn refresh_schema(&mut self) {
         self.schema = Arc::new(self.store.schema().clone());
-        assert!(self.tables.len() <= self.schema.tables().len(), "the store lost tables");
-        let fresh = TableRun { hyper: Hyper { step: 0, ..Hyper::default() } };
-        self.tables.resize(self.schema.tables().len(), fresh);
+        self.hypers.grow(self.schema.tables().len());
     }
 
     /// Returns the tables.
@@ -184,23 +177,16 @@ impl WindowEngine {
     ///
     /// # Errors
     /// `Invalid` for an unknown table or values that are negative or not finite.
-    #[expect(clippy::indexing_slicing, reason = "every table of the schema has hyperparameters")]
     pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
-        let name = &self.schema.table(table)?.name;
-        hyper.check().map_err(|error| error.with("table", name))?;
-        let run = &mut self.tables[table.0 as usize];
-        run.hyper = Hyper { step: run.hyper.step, ..hyper };
-        Ok(())
+        self.hypers.set(&self.schema, table, hyper)
     }
 
     /// Returns the hyperparameters of `table`; `step` is the number of steps done.
     ///
     /// # Errors
     /// `Invalid` for an unknown table.
-    #[expect(clippy::indexing_slicing, reason = "every table of the schema has a run")]
     pub fn hyper(&self, table: TableId) -> Result<Hyper> {
-        self.schema.table(table)?;
-        Ok(self.tables[table.0 as usize].hyper)
+        self.hypers.get(&self.schema, table)
     }
 
     /// Returns the account of the engine's memory.

@@ -165,10 +165,9 @@ impl WindowEngine {
     ///
     /// # Errors
     /// `Invalid` for an unknown table or values that are negative or not finite.
-    #[expect(clippy::indexing_slicing, reason = "every table of the schema has a run")]
     pub fn take_over_run(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
         self.set_hyper(table, hyper)?;
-        self.tables[table.0 as usize].hyper.step = hyper.step;
+        self.hypers.of_mut(table).step = hyper.step;
         Ok(())
     }
 

@@ -56,9 +56,9 @@ impl WindowEngine {
         tables: &[TableId],
     ) -> Result<()> {
         for &table in tables {
-            let run = &mut self.tables[table.0 as usize];
-            run.hyper.step += 1;
-            let prepared = Prepared::new(self.schema.table(table)?.optimizer, &run.hyper);
+            let hyper = self.hypers.of_mut(table);
+            hyper.step += 1;
+            let prepared = Prepared::new(self.schema.table(table)?.optimizer, hyper);
             collect_uses(layout, bags, table, &mut self.scratch.uses);
             let mut first = 0;
             while first < self.scratch.uses.len() {

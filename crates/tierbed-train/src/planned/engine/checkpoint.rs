@@ -9,12 +9,11 @@
 
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, Result};
-use tierbed_kernels::Hyper;
 use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
 
 use super::dump::{read_dump, DumpWriter};
 use super::quota::DiskQuota;
-use super::stored::{damaged, encode_buckets, Run, State, CHUNKS, STATE};
+use super::stored::{damaged, encode_buckets, State, CHUNKS, STATE};
 use super::{PlannedEngine, Position, BACKEND};
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::row_mover::RowMover;
@@ -97,10 +96,6 @@ impl PlannedEngine {
     }
 
     fn state_json(&self) -> Result<String> {
-        let run = |hyper: &Hyper| {
-            let Hyper { lr, eps, beta1, beta2, weight_decay, step } = *hyper;
-            Run { step, lr, eps, beta1, beta2, weight_decay }
-        };
         assert_eq!(self.hypers.len(), self.schema.tables().len(), "every table has its steps");
         let state = State {
             position: Position { epoch: self.epoch, batch: self.batch_in_epoch },
@@ -110,7 +105,7 @@ impl PlannedEngine {
             plan_key: self.pipeline.plan.key().to_owned(),
             extent_bytes: self.extent_bytes,
             span_windows: self.pipeline.span_windows(),
-            tables: self.hypers.iter().map(run).collect(),
+            tables: self.hypers.clone(),
         };
         serde_json::to_string(&state)
             .map_err(|cause| Error::invalid("state cannot be written").with("cause", cause))

@@ -34,11 +34,12 @@ use tierbed_kernels::{FeatureLayout, Hyper, Kernels};
 use tierbed_store::CommitLog;
 
 pub use options::PlannedConfig;
-pub use planned::{stored_plan, PlanState};
+pub(crate) use planned::stored_plan;
 pub use scan::AnySink;
 #[doc(hidden)]
 pub use stored::fuzz_chunks;
 
+use crate::hypers::Hypers;
 use crate::planned::plan::{ids_checksum, Batch, EpochPlan, PlanWindow};
 use crate::planned::store::extents::Extents;
 use crate::planned::store::pipeline::WindowPipeline;
@@ -120,7 +121,7 @@ struct Counters {
 pub struct PlannedEngine {
     pipeline: WindowPipeline,
     schema: Arc<Schema>,
-    hypers: Vec<Hyper>,
+    hypers: Hypers,
     kernels: Kernels,
     scratch: Scratch,
     /// Windows begun and batches done in the current one.
@@ -307,28 +308,20 @@ impl PlannedEngine {
     ///
     /// # Errors
     /// `Invalid` for an unknown table or values that are negative or not finite.
-    #[expect(clippy::indexing_slicing, reason = "every table of the schema has hyperparameters")]
     pub fn set_hyper(&mut self, table: TableId, hyper: Hyper) -> Result<()> {
-        let name = &self.schema.table(table)?.name;
-        hyper.check().map_err(|error| error.with("table", name))?;
-        let run = &mut self.hypers[table.0 as usize];
-        *run = Hyper { step: run.step, ..hyper };
-        Ok(())
+        self.hypers.set(&self.schema, table, hyper)
     }
 
     /// Returns the hyperparameters of `table`; `step` is the number of steps done.
     ///
     /// # Errors
     /// `Invalid` for an unknown table.
-    #[expect(clippy::indexing_slicing, reason = "every table of the schema has hyperparameters")]
     pub fn hyper(&self, table: TableId) -> Result<Hyper> {
-        self.schema.table(table)?;
-        Ok(self.hypers[table.0 as usize])
+        self.hypers.get(&self.schema, table)
     }
 
     /// Returns the hyperparameters of every table.
-    #[must_use]
-    pub fn hypers(&self) -> &[Hyper] {
+    pub(crate) fn hypers(&self) -> &Hypers {
         &self.hypers
     }
 

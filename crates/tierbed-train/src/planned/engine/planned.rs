@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use tierbed_core::{Bags, Error, ErrorKind, Result, Schema, TableId};
 use tierbed_io::Folder;
-use tierbed_kernels::{FeatureLayout, Hyper};
+use tierbed_kernels::FeatureLayout;
 use tierbed_store::CommitLog;
 
 use super::{stored, PlannedEngine, BACKEND};
+use crate::hypers::Hypers;
 use crate::planned::plan::{copy_name, EpochPlan, PlanStats};
 
 /// Plans in a store's folder end so.
@@ -15,20 +16,20 @@ const PLAN_SUFFIX: &str = ".plan";
 
 /// What the last checkpoint says of its plan, and what is there of that plan.
 #[derive(Debug)]
-pub struct PlanState {
+pub(crate) struct PlanState {
     /// The tables.
-    pub schema: Schema,
+    pub(crate) schema: Schema,
     /// Hyperparameters of each table; `step` is the number of steps done.
-    pub hypers: Vec<Hyper>,
+    pub(crate) hypers: Hypers,
     /// Tells the plan from any other.
-    pub identity: u64,
+    pub(crate) identity: u64,
     /// What the plan was made of; empty in older checkpoints.
-    pub key: String,
+    pub(crate) key: String,
     /// The plan, without batches where these are damaged; `None` when nobody knows any more
     /// which row is which.
-    pub plan: Option<EpochPlan>,
+    pub(crate) plan: Option<EpochPlan>,
     /// What is wrong, unless the plan is there as far as its directory tells.
-    pub damage: Option<Error>,
+    pub(crate) damage: Option<Error>,
 }
 
 /// Finds tables and plan of the last checkpoint in `folder`; the plan lies beside the rows, as a
@@ -36,7 +37,10 @@ pub struct PlanState {
 ///
 /// # Errors
 /// `Invalid` when there is no checkpoint; `Corruption` for damaged files other than the plan.
-pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Result<PlanState> {
+pub(crate) fn stored_plan(
+    folder: &Arc<dyn Folder>,
+    known_damaged: Option<Error>,
+) -> Result<PlanState> {
     let log = CommitLog::open(Arc::clone(folder), BACKEND)?;
     let manifest = log.manifest().ok_or_else(|| Error::invalid("store has no checkpoint"))?;
     let state = stored::read_state(&log)?;
@@ -78,7 +82,7 @@ pub fn stored_plan(folder: &Arc<dyn Folder>, known_damaged: Option<Error>) -> Re
     }
     Ok(PlanState {
         schema: manifest.schema.clone(),
-        hypers: state.hypers(),
+        hypers: state.tables,
         identity: state.plan_identity,
         key: plan.as_ref().map_or(state.plan_key, |plan| plan.key().to_owned()),
         plan,

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use tierbed_core::{Error, Result, Schema};
 use tierbed_io::PAGE_BYTES;
-use tierbed_kernels::Hyper;
 use tierbed_store::CommitLog;
 
 use super::{PlannedConfig, Position};
+use crate::hypers::Hypers;
 use crate::planned::plan::EpochPlan;
 use crate::planned::store::extents::{Bucket, Chunk};
 use crate::planned::store::size_class::SizeClass;
@@ -31,32 +31,11 @@ pub(super) struct State {
     /// Windows of a span; 0 when every window has a bucket of its own.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) span_windows: usize,
-    pub(super) tables: Vec<Run>,
-}
-
-impl State {
-    pub(super) fn hypers(&self) -> Vec<Hyper> {
-        let hyper = |run: &Run| {
-            let Run { step, lr, eps, beta1, beta2, weight_decay } = *run;
-            Hyper { lr, eps, beta1, beta2, weight_decay, step }
-        };
-        self.tables.iter().map(hyper).collect()
-    }
+    pub(super) tables: Hypers,
 }
 
 fn is_zero(count: &usize) -> bool {
     *count == 0
-}
-
-/// The hyperparameters of a table and the steps it did.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Run {
-    pub(super) step: u64,
-    pub(super) lr: f64,
-    pub(super) eps: f64,
-    pub(super) beta1: f64,
-    pub(super) beta2: f64,
-    pub(super) weight_decay: f64,
 }
 
 /// What the last checkpoint says, or a fresh start.
@@ -100,10 +79,9 @@ impl Stored {
         state.map_or(0, |state| state.span_windows)
     }
 
-    pub(super) fn hypers(&self, schema: &Schema) -> Vec<Hyper> {
-        let fresh = Hyper { step: 0, ..Hyper::default() };
-        let Some(state) = &self.state else { return vec![fresh; schema.tables().len()] };
-        state.hypers()
+    pub(super) fn hypers(&self, schema: &Schema) -> Hypers {
+        let stored = self.state.as_ref().map(|state| state.tables.clone());
+        stored.unwrap_or_else(|| Hypers::fresh(schema.tables().len()))
     }
 
     /// Returns a start along another plan: rows still to be moved, steps and extents as they are.

@@ -49,10 +49,10 @@ impl PlannedEngine {
         tables.sort_unstable();
         tables.dedup();
         for table in tables {
-            self.hypers[table.0 as usize].step += 1;
+            self.hypers.of_mut(table).step += 1;
         }
         let prepared = |feature: &Feature| {
-            let hyper = &self.hypers[feature.table.0 as usize];
+            let hyper = self.hypers.of(feature.table);
             Ok(Prepared::new(self.schema.table(feature.table)?.optimizer, hyper))
         };
         plan.features().iter().map(prepared).collect()
