@@ -194,7 +194,7 @@ pub trait TrainEngine: Send {
     /// together with `attachments`; the tables of each of `placed` share pages as it says.
     ///
     /// # Errors
-    /// As [`WindowEngine::publish_placed`](crate::window::WindowEngine::publish_placed).
+    /// As [`WindowEngine::publish`](crate::window::WindowEngine::publish).
     fn publish_placed(
         &mut self,
         path: &Path,

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::window::with_enough_memory;
 use tierbed_core::{Error, Result};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_store::kept::{self, Kept};
@@ -13,6 +12,11 @@ use crate::auto::engine::AutoEngine;
 use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::OrderConfig;
 use crate::engine::TrainEngine;
+
+/// Memory to begin with when a folder is opened to be checked.
+const CHECK_BYTES: u64 = 64 << 20;
+/// Most memory for that: behind it the store is too large to be checked here.
+const CHECK_BYTES_MAX: u64 = 64 << 30;
 
 /// Opens the folder that has the rows of the store at `path`: of a store that left the forward
 /// order it is a folder inside.
@@ -108,6 +112,22 @@ pub fn check_folder(folder: &Arc<dyn Folder>) -> Result<u64> {
         let config = OrderConfig::new(budget_bytes);
         AutoEngine::open_in(Some(Arc::clone(folder)), &config)?.verify()
     })
+}
+
+/// Calls `open` with more and more memory until it no longer asks for more.
+///
+/// # Errors
+/// Those of `open`.
+pub(crate) fn with_enough_memory<T>(open: &mut dyn FnMut(u64) -> Result<T>) -> Result<T> {
+    let mut budget_bytes = CHECK_BYTES;
+    loop {
+        let result = open(budget_bytes);
+        let Err(error) = &result else { return result };
+        if error.minimum_bytes().is_none() || budget_bytes >= CHECK_BYTES_MAX {
+            return result;
+        }
+        budget_bytes *= 4;
+    }
 }
 
 // A restore that was interrupted may need its kept files: it comes first.

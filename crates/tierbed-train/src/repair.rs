@@ -14,7 +14,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::window::with_enough_memory;
 use serde::Serialize;
 use tierbed_core::store::CommitInfo;
 use tierbed_core::{Error, ErrorKind, Result, Schema, TableId, TableSchema};
@@ -28,6 +27,7 @@ use tierbed_store::{CommitLog, FoundCommit};
 
 use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::OrderConfig;
+use crate::folders::with_enough_memory;
 use crate::sharded::ShardedEngine;
 
 /// What manifests call the backends over RocksDB.

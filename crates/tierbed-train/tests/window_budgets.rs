@@ -39,7 +39,7 @@ fn run(job: &Job, config: &WindowConfig, steps: u64) -> Result<()> {
             engine.checkpoint("c", &[])?;
         }
     }
-    engine.publish_in(Arc::new(MemoryFolder::new()), &[], &mut |_, _| true)?;
+    engine.publish(Arc::new(MemoryFolder::new()), Vec::new(), &[], &mut |_, _| true)?;
     drop(engine);
     let mut engine = WindowEngine::open_in(Some(store), config)?;
     let plan = job.set_up(&mut engine)?;

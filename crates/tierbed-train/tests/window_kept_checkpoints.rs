@@ -19,9 +19,15 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, Result};
 use tierbed_io::{Folder, FsFolder, MemoryFolder, OpenMode};
 use tierbed_sim::{FaultPlan, SimFolder};
-use tierbed_store::kept::{disk_bytes as disk_bytes_of_kept, drop_checkpoint, kept_checkpoints};
-use tierbed_train::window::restore_checkpoint;
+use tierbed_store::kept::{
+    self, disk_bytes as disk_bytes_of_kept, drop_checkpoint, kept_checkpoints,
+};
+use tierbed_train::check_folder;
 use tierbed_train::window::{Backend, FeatureLayout, Pooling, WindowConfig, WindowEngine};
+
+fn restore_checkpoint(folder: &Arc<dyn Folder>, name: &str) -> Result<()> {
+    kept::restore_checkpoint(folder, name, &check_folder)
+}
 
 fn job() -> Job {
     Job {

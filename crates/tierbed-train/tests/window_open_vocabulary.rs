@@ -418,7 +418,7 @@ fn a_snapshot_answers_raw_ids_and_gives_unknown_ones_the_shared_row() {
         }
     }
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-    engine.publish_in(folder.clone(), &[], &mut |_, _| true).unwrap();
+    engine.publish(folder.clone(), Vec::new(), &[], &mut |_, _| true).unwrap();
     let options = SnapshotOptions { dram_budget_bytes: 4 << 20, ..SnapshotOptions::default() };
     let snapshot = Snapshot::open(folder, &options).unwrap();
     snapshot.verify().unwrap();

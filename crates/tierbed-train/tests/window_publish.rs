@@ -10,12 +10,13 @@
 #[path = "common/window.rs"]
 mod common;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use common::{bits, small_config, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, TableId};
-use tierbed_io::FsFolder;
+use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::page::PageShape;
 use tierbed_snapshot::{PageIndex, PlacedTables, Snapshot, SnapshotOptions};
 use tierbed_train::window::{WindowConfig, WindowEngine};
@@ -41,7 +42,7 @@ fn a_snapshot_answers_as_the_engine_does() {
         let mut calls = Vec::new();
         let attachment = Attachment { name: "model", bytes: b"dense" };
         let report = engine
-            .publish(&target, &[attachment], &mut |done, total| {
+            .publish(create(&target), Vec::new(), &[attachment], &mut |done, total| {
                 calls.push((done, total));
                 true
             })
@@ -82,7 +83,7 @@ fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
     };
     let placed = (0..).zip(schema.tables()).map(place).collect();
     let target = scratch.path().join("placed");
-    let report = engine.publish_placed(&target, placed, &[], &mut |_, _| true).unwrap();
+    let report = engine.publish(create(&target), placed, &[], &mut |_, _| true).unwrap();
     assert!(report.replica_count > 0 && report.places_bytes > 0, "{report:?}");
     let folder = Arc::new(FsFolder::open(&target).unwrap());
     let snapshot = Snapshot::open(folder, &snapshot_options(16 << 20)).unwrap();
@@ -97,9 +98,8 @@ fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
         assert_eq!(bits(&found), bits(&expected), "step {step}");
     }
     drop(snapshot);
-    let error = engine
-        .publish_delta(&scratch.path().join("delta"), &target, &[], &mut |_, _| true)
-        .unwrap_err();
+    let (delta, base) = (create(&scratch.path().join("delta")), create(&target));
+    let error = engine.publish_delta(delta, base, &[], &mut |_, _| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }
 
@@ -107,13 +107,17 @@ fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
 fn a_folder_in_use_is_refused_and_a_stopped_publish_leaves_nothing() {
     let (scratch, mut engine, ..) = trained(&small_config_for_publish());
     let target = scratch.path().join("snapshot");
-    let error = engine.publish(&target, &[], &mut |_, _| false).unwrap_err();
+    let error = engine.publish(create(&target), Vec::new(), &[], &mut |_, _| false).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert!(Snapshot::open(Arc::new(FsFolder::open(&target).unwrap()), &snapshot_options(1 << 20))
         .is_err());
-    engine.publish(&target, &[], &mut |_, _| true).unwrap();
-    let error = engine.publish(&target, &[], &mut |_, _| true).unwrap_err();
+    engine.publish(create(&target), Vec::new(), &[], &mut |_, _| true).unwrap();
+    let error = engine.publish(create(&target), Vec::new(), &[], &mut |_, _| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+fn create(path: &Path) -> Arc<dyn Folder> {
+    Arc::new(FsFolder::create(path).unwrap())
 }
 
 fn small_config_for_publish() -> WindowConfig {

@@ -87,8 +87,8 @@ fn publish(engine: &mut WindowEngine, base: Option<&Arc<dyn Folder>>) -> (Arc<dy
     let out = folder();
     let model = [Attachment { name: "model", bytes: b"dense" }];
     let report = match base {
-        None => engine.publish_in(out.clone(), &model, &mut |_, _| true),
-        Some(base) => engine.publish_delta_in(out.clone(), base.clone(), &model, &mut |_, _| true),
+        None => engine.publish(out.clone(), Vec::new(), &model, &mut |_, _| true),
+        Some(base) => engine.publish_delta(out.clone(), base.clone(), &model, &mut |_, _| true),
     };
     let budget = engine.budget().report();
     assert!(budget.peak_bytes <= budget.limit_bytes);
@@ -174,11 +174,11 @@ fn a_delta_fits_one_snapshot_only() {
     let alone = Snapshot::open(delta.clone(), &options()).unwrap_err();
     assert!(alone.to_string().contains("delta"), "{alone}");
     // A delta of a delta is refused, as is one of another model's snapshot.
-    let refused = engine.publish_delta_in(folder(), delta, &[], &mut |_, _| true);
+    let refused = engine.publish_delta(folder(), delta, &[], &mut |_, _| true);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
     let mut stranger = WindowEngine::open_in(None, &common::memory_config()).unwrap();
     stranger.add_table(table("somebody", 10)).unwrap();
-    let refused = stranger.publish_delta_in(folder(), base, &[], &mut |_, _| true);
+    let refused = stranger.publish_delta(folder(), base, &[], &mut |_, _| true);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
 }
 

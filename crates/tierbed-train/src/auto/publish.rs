@@ -13,7 +13,7 @@ use crate::window::publish::PublishProgress;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_io::Folder;
+use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
 use tierbed_store::kept;
 
@@ -42,7 +42,11 @@ impl AutoEngine {
                 .with("remedy", "publish in full"));
         }
         match self.windowed_mut()? {
-            Some(windowed) => windowed.engine.publish_delta(path, base, attachments, progress),
+            Some(windowed) => {
+                let base: Arc<dyn Folder> = Arc::new(FsFolder::open(base)?);
+                let folder = Arc::new(FsFolder::create(path)?);
+                windowed.engine.publish_delta(folder, base, attachments, progress)
+            }
             None => Err(lost("no engine")),
         }
     }

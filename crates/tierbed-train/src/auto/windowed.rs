@@ -1,10 +1,12 @@
 //! The window engine behind the automatic choice, and what it knows of the order left.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
+use tierbed_io::FsFolder;
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PlacedTables, Report};
 use tierbed_store::CommitLog;
@@ -136,7 +138,7 @@ impl TrainEngine for Windowed {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        self.engine.publish_placed(path, placed, attachments, progress)
+        self.engine.publish(Arc::new(FsFolder::create(path)?), placed, attachments, progress)
     }
 
     fn stats(&mut self) -> Result<Value> {

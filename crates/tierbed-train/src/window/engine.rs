@@ -8,10 +8,11 @@ use tierbed_core::stats::StoreStats;
 use tierbed_core::{Budget, Error, Poison, Result, Schema, TableId, TableSchema, TrainStore};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Kernels};
+use tierbed_store::kept::finish_restore;
 
+use crate::folders::check_folder;
 use crate::hypers::Hypers;
 use crate::window::backends::{buffer_bytes_max, kept_bytes_max, least_bytes, open_store};
-use crate::window::kept::finish_restore;
 use crate::window::options::{Backend, WindowConfig};
 use crate::window::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
 use crate::window::scratch::Scratch;
@@ -86,7 +87,7 @@ impl WindowEngine {
         // RocksDB keeps its files in a folder of its own.
         let keeps = folder.clone().filter(|_| !config.backend.is_rocksdb());
         if let Some(folder) = &folder {
-            finish_restore(folder)?;
+            finish_restore(folder, &check_folder)?;
         }
         let budget = Budget::new(config.dram_budget_bytes);
         budget.name_at_least(least_bytes(config));

@@ -1,22 +1,16 @@
 //! Named checkpoints: kept beside later ones, checked, restored.
 //!
-//! The files are the business of [`tierbed_store::kept`]; here are the calls of an open
-//! store, and the check of a folder by opening the store in it.
+//! The files are the business of [`tierbed_store::kept`]; here are the calls of an open store.
 
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, Result};
 use tierbed_io::Folder;
-use tierbed_store::{kept, CommitLog};
+use tierbed_store::kept;
 
+use crate::folders::check_folder;
 use crate::window::engine::WindowEngine;
-use crate::window::options::{Backend, WindowConfig};
-
-/// Memory to begin with when a folder is opened to be checked.
-const CHECK_BYTES: u64 = 64 << 20;
-/// Most memory for that: behind it the store is too large to be checked here.
-const CHECK_BYTES_MAX: u64 = 64 << 30;
 
 impl WindowEngine {
     /// Checkpoints as [`checkpoint`](Self::checkpoint) does, and keeps it under `name` until it is
@@ -74,53 +68,4 @@ impl WindowEngine {
         }
         Ok(pages)
     }
-}
-
-/// Opens the store in `folder`, which is a view or nobody's, and checks every checksum of it;
-/// returns the number of pages checked. Takes as much memory as opening it needs.
-///
-/// # Errors
-/// `Corruption` when something is damaged, `Invalid` when nothing is in force, `Unsupported` for
-/// a backend that cannot be opened so.
-pub fn check_folder(folder: &Arc<dyn Folder>) -> Result<u64> {
-    let Some(backend) = CommitLog::stored_backend(folder.as_ref())? else {
-        return Err(Error::invalid("no checkpoint is in force in this folder"));
-    };
-    let backend = Backend::from_name(&backend)?;
-    with_enough_memory(&mut |budget_bytes| {
-        let config = WindowConfig { backend, ..WindowConfig::new(budget_bytes) };
-        WindowEngine::open_in(Some(Arc::clone(folder)), &config)?.verify()
-    })
-}
-
-/// Calls `open` with more and more memory until it no longer asks for more.
-///
-/// # Errors
-/// Those of `open`.
-pub fn with_enough_memory<T>(open: &mut dyn FnMut(u64) -> Result<T>) -> Result<T> {
-    let mut budget_bytes = CHECK_BYTES;
-    loop {
-        let result = open(budget_bytes);
-        let Err(error) = &result else { return result };
-        if error.minimum_bytes().is_none() || budget_bytes >= CHECK_BYTES_MAX {
-            return result;
-        }
-        budget_bytes *= 4;
-    }
-}
-
-/// Makes the kept checkpoint `name` the last one of the store in `folder`, which must be closed.
-///
-/// # Errors
-/// As [`kept::restore_checkpoint`].
-pub fn restore_checkpoint(folder: &Arc<dyn Folder>, name: &str) -> Result<()> {
-    kept::restore_checkpoint(folder, name, &check_folder)
-}
-
-/// Goes on with a restore that was interrupted, if there is one.
-///
-/// # Errors
-/// As [`kept::restore_checkpoint`].
-pub fn finish_restore(folder: &Arc<dyn Folder>) -> Result<()> {
-    kept::finish_restore(folder, &check_folder)
 }

@@ -21,7 +21,6 @@ pub mod update;
 pub mod vocabularies;
 
 pub use engine::{WindowEngine, WindowStats};
-pub use kept::{check_folder, finish_restore, restore_checkpoint, with_enough_memory};
 pub use options::{Backend, Durability, WindowConfig};
 pub use row_buffer::{BufferStats, EvictionOrder};
 pub use tierbed_kernels::{Feature, FeatureLayout, Hyper, Kernels, Pooling};

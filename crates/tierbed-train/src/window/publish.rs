@@ -5,13 +5,12 @@
 //! the sorter meanwhile: publishing needs no more than training did. Rows never written are not
 //! published either; the snapshot computes their initial values, as training does.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, ErrorKind, Reservation, Result, RowId, TableId, TableSchema};
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
-use tierbed_io::{Folder, FsFolder, PAGE_BYTES};
+use tierbed_io::{Folder, PAGE_BYTES};
 use tierbed_snapshot::delta::{check_plain, check_successor};
 use tierbed_snapshot::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
@@ -27,40 +26,25 @@ const KEY_BYTES: usize = 4 + 8;
 const PROGRESS_ROWS: u64 = 1 << 16;
 
 impl WindowEngine {
-    /// Publishes to `path`, a new or empty folder, together with `attachments`.
+    /// Publishes to `folder`, which is new or empty, together with `attachments`; the tables of
+    /// each of `placed` share pages as it says.
     ///
     /// # Errors
-    /// `Invalid` when the folder holds something, `NoSpace` and `Io` from either disk,
-    /// `Corruption` from the store; `Closed` when `progress` stopped it. A failed publish
-    /// leaves no snapshot, and training as it was.
+    /// `Invalid` when the folder holds something or a placement is not one of its tables,
+    /// `NoSpace` and `Io` from either disk, `Corruption` from the store; `Closed` when `progress`
+    /// stopped it. A failed publish leaves no snapshot, and training as it was.
     pub fn publish(
         &mut self,
-        path: &Path,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        self.publish_in(Arc::new(FsFolder::create(path)?), attachments, progress)
-    }
-
-    /// Publishes to `path`; the tables of each of `placed` share pages as it says. See
-    /// [`publish`](Self::publish).
-    ///
-    /// # Errors
-    /// `Invalid` when a placement is not one of its tables, otherwise as
-    /// [`publish`](Self::publish).
-    pub fn publish_placed(
-        &mut self,
-        path: &Path,
+        folder: Arc<dyn Folder>,
         placed: Vec<PlacedTables>,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.poison.check()?;
-        let layout = Layout { placed, base: None };
-        self.publish_to(Arc::new(FsFolder::create(path)?), layout, attachments, progress)
+        self.publish_to(folder, Layout { placed, base: None }, attachments, progress)
     }
 
-    /// Publishes to `path` what changed since the snapshot at `base`, which may be any snapshot
+    /// Publishes to `folder` what changed since the snapshot in `base`, which may be any snapshot
     /// of this store; see [`publish`](Self::publish) and `tierbed_snapshot::delta`.
     ///
     /// Reads the snapshot in a quarter of the memory.
@@ -69,21 +53,6 @@ impl WindowEngine {
     /// `Invalid` when `base` is of other tables or a delta itself, otherwise as
     /// [`publish`](Self::publish).
     pub fn publish_delta(
-        &mut self,
-        path: &Path,
-        base: &Path,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        let base: Arc<dyn Folder> = Arc::new(FsFolder::open(base)?);
-        self.publish_delta_in(Arc::new(FsFolder::create(path)?), base, attachments, progress)
-    }
-
-    /// Publishes to `folder`; see [`publish_delta`](Self::publish_delta).
-    ///
-    /// # Errors
-    /// As [`publish_delta`](Self::publish_delta).
-    pub fn publish_delta_in(
         &mut self,
         folder: Arc<dyn Folder>,
         base: Arc<dyn Folder>,
@@ -101,20 +70,6 @@ impl WindowEngine {
         check_plain(&base)?;
         let layout = Layout { placed: Vec::new(), base: Some(base) };
         self.publish_to(folder, layout, attachments, progress)
-    }
-
-    /// Publishes to `folder`; see [`publish`](Self::publish).
-    ///
-    /// # Errors
-    /// As [`publish`](Self::publish).
-    pub fn publish_in(
-        &mut self,
-        folder: Arc<dyn Folder>,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        self.poison.check()?;
-        self.publish_to(folder, Layout::default(), attachments, progress)
     }
 
     fn publish_to(
@@ -249,7 +204,6 @@ impl WindowEngine {
 }
 
 /// What a publish lays rows out by.
-#[derive(Default)]
 struct Layout {
     placed: Vec<PlacedTables>,
     /// The snapshot a delta is made against.
