@@ -12,6 +12,7 @@
 
 pub mod cold;
 mod commit;
+mod extents;
 mod file;
 #[doc(hidden)]
 pub mod fuzz;
@@ -24,6 +25,7 @@ pub mod shards;
 pub use commit::{
     check_attachments, AttachmentMeta, CommitFailure, CommitLog, FoundCommit, Manifest, TableMeta,
 };
+pub use extents::ExtentPool;
 pub use file::{check_records, page_owner, FileStore, FileStoreOptions};
 pub(crate) use file::{page_layout, seal, verify, PageLayout, PageName, HEADER_BYTES, ROWS_MAGIC};
 pub use memory::MemoryStore;

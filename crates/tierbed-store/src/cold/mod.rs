@@ -27,7 +27,6 @@ mod commit;
 mod cost;
 mod data_path;
 mod disk;
-mod extents;
 mod flush;
 #[doc(hidden)]
 pub mod fuzz;

@@ -12,13 +12,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::{PageName, HEADER_BYTES, ROWS_MAGIC};
+use crate::{ExtentPool, PageName, HEADER_BYTES, ROWS_MAGIC};
 use tierbed_core::{Error, ErrorKind, Reservation, Result, TableSchema};
 use tierbed_io::Device;
 
 use crate::cold::cost::PageRun;
 use crate::cold::disk::PageFile;
-use crate::cold::extents::Extents;
 use crate::cold::geometry::Geometry;
 use crate::cold::index::{DeltaIndex, RANGE_BYTES};
 use crate::cold::run::Run;
@@ -80,7 +79,7 @@ pub(crate) struct ColdTable {
     pub(crate) pages: PageFile,
     pub(crate) ranges: Vec<BaseRange>,
     pub(crate) index: DeltaIndex,
-    pub(crate) extents: Extents,
+    pub(crate) extents: ExtentPool,
     pub(crate) runs: BTreeMap<u32, Run>,
     delta_extents: Vec<Option<Box<DeltaExtent>>>,
     /// The extent that the next run begins in, and its pages already taken.
@@ -128,7 +127,7 @@ impl ColdTable {
             pages,
             ranges: vec![BaseRange::NONE; geometry.range_count() as usize],
             index: DeltaIndex::new(geometry.range_count()),
-            extents: Extents::new(geometry.extents_max(), [].into_iter()),
+            extents: ExtentPool::default(),
             runs: BTreeMap::new(),
             delta_extents: Vec::new(),
             open: None,
@@ -162,7 +161,7 @@ impl ColdTable {
     pub(crate) fn restore(&mut self, stored: StoredTable) -> Vec<Run> {
         let bases = stored.bases.iter().filter_map(|(_, base)| base.extent());
         let used = bases.chain(stored.parts.iter().map(|(extent, _)| *extent));
-        self.extents = Extents::new(self.geometry.extents_max(), used);
+        self.extents = ExtentPool::new(used);
         for (range, base) in &stored.bases {
             self.ranges[*range as usize] = *base;
         }
@@ -220,7 +219,11 @@ impl ColdTable {
 
     /// Takes an extent and makes the file long enough for it.
     pub(crate) fn take_extent(&mut self) -> Result<u32> {
-        let extent = self.extents.take().map_err(|error| error.with("file", &self.file))?;
+        let extent = self.extents.take(self.geometry.extents_max()).ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "table file has as many extents as it may")
+                .with("extents", self.extents.count())
+                .with("file", &self.file)
+        })?;
         if extent >= self.file_extents {
             let wanted = (extent + 1).next_multiple_of(GROW_EXTENTS);
             let len_bytes = u64::from(wanted) * self.geometry.extent_bytes() as u64;

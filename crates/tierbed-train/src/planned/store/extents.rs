@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::PAGE_BYTES;
+use tierbed_store::ExtentPool;
 
 /// Space of the file is taken ahead of need: the file's length divided by this.
 const RESERVE_SHARE: u32 = 64;
@@ -56,10 +57,7 @@ pub(crate) struct Extents {
     other_bytes: u64,
     /// Extents whose disk space was asked for.
     reserved_count: u32,
-    free: Vec<u32>,
-    quarantine: Vec<u32>,
-    /// Per extent: does the last checkpoint need it?
-    is_committed: Vec<bool>,
+    pool: ExtentPool,
 }
 
 impl Extents {
@@ -71,21 +69,8 @@ impl Extents {
     ) -> Self {
         let extent_pages = (extent_bytes / PAGE_BYTES) as u32;
         assert!(extent_pages > 0, "an extent of {extent_bytes} bytes has no page");
-        let mut extents = Self {
-            extent_pages,
-            quota_bytes,
-            other_bytes: 0,
-            reserved_count: 0,
-            free: Vec::new(),
-            quarantine: Vec::new(),
-            is_committed: Vec::new(),
-        };
-        extents.mark_committed(chunks);
-        let free = (0u32..).zip(&extents.is_committed).filter(|(_, needed)| !**needed);
-        extents.free = free.map(|(at, _)| at).collect();
-        extents.free.reverse();
-        extents.reserved_count = extents.is_committed.len() as u32;
-        extents
+        let pool = ExtentPool::new(extents_of(extent_pages, chunks));
+        Self { extent_pages, quota_bytes, other_bytes: 0, reserved_count: pool.count(), pool }
     }
 
     /// Takes note that the other files of the folder take `bytes`: the quota is for all.
@@ -107,7 +92,7 @@ impl Extents {
 
     /// Returns the bytes of the file whose disk space was taken.
     pub(crate) fn taken_bytes(&self) -> u64 {
-        u64::from(self.reserved_count).max(self.is_committed.len() as u64) * self.extent_bytes()
+        u64::from(self.reserved_count.max(self.pool.count())) * self.extent_bytes()
     }
 
     /// Returns the pages that `bucket` may still fill behind its last chunk.
@@ -136,18 +121,20 @@ impl Extents {
         if let Some((page, left)) = self.room(bucket).filter(|(_, left)| *left >= pages_min) {
             return Ok((page, left.min(pages_max)));
         }
-        let extent = match self.free.pop() {
-            Some(extent) => extent,
-            None => self.grow()?,
-        };
-        debug_assert!(!self.quarantine.contains(&extent), "the last checkpoint needs {extent}");
+        let extent = self.pool.take(self.count_max()).ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "disk quota reached")
+                .with("extents", self.pool.count())
+                .with("extent_bytes", self.extent_bytes())
+                .with("other_bytes", self.other_bytes)
+                .with("remedy", "raise disk_quota")
+        })?;
         Ok((extent * self.extent_pages, self.extent_pages.min(pages_max)))
     }
 
     /// Returns the range of the file whose space is to be taken now, when it grew: what is needed
     /// and a [`RESERVE_SHARE`] more, within the quota.
     pub(crate) fn take_growth(&mut self) -> Option<Range<u64>> {
-        let count = self.is_committed.len() as u32;
+        let count = self.pool.count();
         if count <= self.reserved_count {
             return None;
         }
@@ -157,33 +144,13 @@ impl Extents {
         Some(u64::from(start) * self.extent_bytes()..u64::from(end) * self.extent_bytes())
     }
 
-    fn grow(&mut self) -> Result<u32> {
-        let extent = self.is_committed.len() as u32;
-        if extent >= self.count_max() {
-            return Err(Error::new(ErrorKind::NoSpace, "disk quota reached")
-                .with("extents", extent)
-                .with("extent_bytes", self.extent_bytes())
-                .with("other_bytes", self.other_bytes)
-                .with("remedy", "raise disk_quota"));
-        }
-        self.is_committed.push(false);
-        Ok(extent)
-    }
-
     /// Takes the extents of a consumed bucket back, at once or after the next checkpoint.
     ///
     /// # Panics
     /// When one was never taken.
     pub(crate) fn release(&mut self, bucket: &Bucket) {
         for extent in extents_of(self.extent_pages, bucket.chunks.iter()) {
-            let Some(&is_committed) = self.is_committed.get(extent as usize) else {
-                panic!("extent {extent} of {} is released", self.is_committed.len())
-            };
-            debug_assert!(!self.free.contains(&extent), "extent {extent} is released twice");
-            match is_committed {
-                true => self.quarantine.push(extent),
-                false => self.free.push(extent),
-            }
+            self.pool.release(extent);
         }
     }
 
@@ -199,47 +166,32 @@ impl Extents {
         }
     }
 
-    /// A checkpoint that needs `chunks`, and nothing else, came into force.
+    /// A checkpoint that needs `chunks`, which are all there are, came into force.
     pub(crate) fn commit<'a>(&mut self, chunks: impl Iterator<Item = &'a Chunk> + 'a) {
-        self.is_committed.iter_mut().for_each(|needed| *needed = false);
-        self.free.append(&mut self.quarantine);
-        self.mark_committed(chunks);
-        let is_needed = |extent: &u32| self.is_committed.get(*extent as usize) == Some(&true);
-        debug_assert!(!self.free.iter().any(is_needed), "a checkpoint needs a free extent");
-    }
-
-    fn mark_committed<'a>(&mut self, chunks: impl Iterator<Item = &'a Chunk> + 'a) {
-        for extent in extents_of(self.extent_pages, chunks) {
-            let at = extent as usize;
-            if self.is_committed.len() <= at {
-                self.is_committed.resize(at + 1, false);
-            }
-            if let Some(needed) = self.is_committed.get_mut(at) {
-                *needed = true;
-            }
-        }
+        self.pool.commit();
+        let mut needed = extents_of(self.extent_pages, chunks);
+        debug_assert!(needed.all(|at| self.pool.is_committed(at)), "a free extent is needed");
     }
 
     /// Returns the bytes up to the end of the last extent that the last checkpoint needs.
     pub(crate) fn committed_bytes(&self) -> u64 {
-        let count = self.is_committed.iter().rposition(|needed| *needed).map_or(0, |at| at + 1);
-        count as u64 * self.extent_bytes()
+        let last = (0..self.pool.count()).rev().find(|&at| self.pool.is_committed(at));
+        last.map_or(0, |last| u64::from(last) + 1) * self.extent_bytes()
     }
 
     /// Returns the bytes of all extents ever used.
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.is_committed.len() as u64 * self.extent_bytes()
+        u64::from(self.pool.count()) * self.extent_bytes()
     }
 
     /// Returns the extents that only the last checkpoint needs.
-    pub(crate) fn quarantined_count(&self) -> usize {
-        self.quarantine.len()
+    pub(crate) fn quarantined_count(&self) -> u32 {
+        self.pool.quarantined_count()
     }
 
     /// Returns the extents in use or quarantined.
-    pub(crate) fn used_count(&self) -> usize {
-        assert!(self.free.len() <= self.is_committed.len(), "more extents are free than there are");
-        self.is_committed.len() - self.free.len()
+    pub(crate) fn used_count(&self) -> u32 {
+        self.pool.used_count()
     }
 }
 

@@ -51,8 +51,8 @@ impl Tally {
         Self {
             rows,
             arena_bytes,
-            used_extents: mover.extents.used_count() as u64,
-            quarantined_extents: mover.extents.quarantined_count() as u64,
+            used_extents: mover.extents.used_count().into(),
+            quarantined_extents: mover.extents.quarantined_count().into(),
             file_bytes: mover.extents.file_bytes(),
             wait_count: mover.disk.wait_count(),
             chunk_bytes: (chunk_count * size_of::<Chunk>()) as u64,
