@@ -25,6 +25,7 @@ pub mod folder;
 pub mod lines;
 pub mod process;
 pub mod sorter;
+pub mod stream;
 
 pub use buffer::{AlignedBuf, WordBuf, PAGE_BYTES, SECTOR_BYTES};
 pub use checked_text::CheckedText;
@@ -36,6 +37,7 @@ pub use engine::{
 pub use folder::{
     listed_bytes, Folder, FolderLock, FsFolder, HeldFolder, MemoryFolder, OpenMode, ViewFolder,
 };
+pub use stream::{Appender, RecordReader};
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("tierbed-io uses O_DIRECT, flock and io_uring, and runs on Linux only");

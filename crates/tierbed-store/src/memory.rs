@@ -18,7 +18,7 @@ use tierbed_core::{
     Budget, Error, Poison, Reservation, Result, RowId, RowKey, RowStore, RowWrite, Schema, TableId,
     TableSchema, TrainStore,
 };
-use tierbed_io::{AlignedBuf, Folder, FolderLock, OpenMode, PAGE_BYTES};
+use tierbed_io::{Appender, Folder, FolderLock, OpenMode};
 
 use crate::commit::{CommitLog, Manifest, TableMeta};
 use crate::file::check_records;
@@ -296,33 +296,17 @@ impl TrainStore for MemoryStore {
 fn write_dump(folder: &dyn Folder, file: String, table: &Table) -> Result<TableMeta> {
     let device = folder.open(&file, OpenMode::Create)?;
     device.set_len(0)?;
-    let mut chunk = AlignedBuf::new(DUMP_CHUNK_BYTES);
-    let (mut filled, mut at, mut crc, mut entry_count) = (0, 0u64, 0, 0);
+    let mut dump = Appender::new(device, 0, DUMP_CHUNK_BYTES);
+    let (mut crc, mut entry_count) = (0, 0);
     for (row, record) in table.rows() {
         entry_count += 1;
         let id = row.0.to_le_bytes();
         for part in [&id[..], record] {
             crc = crc32c_append(crc, part);
-            let mut rest = part;
-            while !rest.is_empty() {
-                let (now, later) = rest.split_at(rest.len().min(DUMP_CHUNK_BYTES - filled));
-                chunk[filled..filled + now.len()].copy_from_slice(now);
-                filled += now.len();
-                rest = later;
-                if filled == DUMP_CHUNK_BYTES {
-                    device.write_at(at, &chunk)?;
-                    at += filled as u64;
-                    filled = 0;
-                }
-            }
+            dump.append(part)?;
         }
     }
-    if filled > 0 {
-        let len_bytes = filled.next_multiple_of(PAGE_BYTES);
-        chunk[filled..len_bytes].fill(0);
-        device.write_at(at, &chunk[..len_bytes])?;
-    }
-    device.sync()?;
+    dump.flush()?.sync()?;
     Ok(TableMeta { file, crc32c: crc, entry_count, ..TableMeta::default() })
 }
 

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Bags, Error, Result};
-use tierbed_io::Folder;
+use tierbed_io::{Appender, Folder};
 
 use super::columns::mapping_width;
 use super::copy::copy_name;
 use super::format::{Header, BLOCK_BATCH_BYTES};
-use super::scratch::{remove_scratch, Appender};
+use super::scratch::{create, remove_scratch};
 use super::seen::Seen;
 use super::{ids_checksum, PlanOptions, PlanShape};
 use crate::planned::bits::{BitWriter, PAD_BYTES};
@@ -88,8 +88,8 @@ impl PlanBuilder {
             feature_count: shape.feature_tables.len() as u32,
             ..Header::default()
         };
-        let rows = Appender::create(&*folder, &format!("{name}.rows"))?;
-        let bodies = Appender::create(&*folder, &format!("{name}.bodies"))?;
+        let rows = create(&*folder, &format!("{name}.rows"))?;
+        let bodies = create(&*folder, &format!("{name}.bodies"))?;
         Ok(Self {
             rows,
             bodies,

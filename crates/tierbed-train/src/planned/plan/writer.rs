@@ -4,12 +4,12 @@
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
-use tierbed_io::{AlignedBuf, OpenMode, PAGE_BYTES};
+use tierbed_io::{AlignedBuf, Appender, OpenMode, PAGE_BYTES};
 
 use super::columns::{encode_columns, Firsts, TableFirsts, TableUses};
 use super::format::{Directory, WindowMeta, BLOCK_HEAD_BYTES, BLOCK_MAGIC, BLOCK_TABLE_BYTES};
 use super::next_use::{check, groups, Entries, Pass, NONE};
-use super::scratch::{read_words, remove_scratch, Appender};
+use super::scratch::{create, read_words, remove_scratch};
 use super::{EpochPlan, PlanBuilder};
 use crate::planned::bits::PAD_BYTES;
 
@@ -26,7 +26,7 @@ impl PlanBuilder {
     pub(super) fn write(mut self) -> Result<()> {
         let next = self.folder.open(&format!("{}.next", self.name), OpenMode::Create)?;
         next.set_len(0)?;
-        next.set_len(self.rows.len_bytes())?;
+        next.set_len(self.rows.end_bytes())?;
         let table_count = self.shape.row_counts.len();
         let rows = self.rows.flush()?.clone();
         let (counts, row_crcs) = (self.counts.clone(), self.row_crcs.clone());
@@ -59,7 +59,7 @@ impl PlanBuilder {
 
     fn write_plan(&mut self, entries: &Entries, next_uses: &NextUses) -> Result<()> {
         let bodies = self.bodies.flush()?.clone();
-        let mut plan = Appender::create(&*self.folder, &self.name)?;
+        let mut plan = create(&*self.folder, &self.name)?;
         plan.append(&[0; PAGE_BYTES])?;
         let table_count = self.shape.row_counts.len();
         let firsts = Firsts::new(&entries.counts, table_count);
@@ -98,7 +98,7 @@ impl PlanBuilder {
             })?;
             self.header.block_bytes_max = self.header.block_bytes_max.max(len_bytes);
             windows.push(WindowMeta {
-                offset_bytes: plan.len_bytes(),
+                offset_bytes: plan.end_bytes(),
                 len_bytes,
                 entries_bytes: entries_bytes as u32,
                 batch_count: scratch.batch_count,
@@ -107,10 +107,10 @@ impl PlanBuilder {
             });
             plan.append(&block)?;
             plan.append(&body)?;
-            plan.pad_to(PAGE_BYTES)?;
+            plan.pad()?;
         }
-        assert_eq!(entry_at, self.rows.len_bytes(), "the windows have all rows");
-        assert_eq!(body_at, self.bodies.len_bytes(), "the windows have all batches");
+        assert_eq!(entry_at, self.rows.end_bytes(), "the windows have all rows");
+        assert_eq!(body_at, self.bodies.end_bytes(), "the windows have all batches");
         self.write_directory(plan, windows, entries.counts.clone(), firsts)
     }
 
@@ -125,11 +125,11 @@ impl PlanBuilder {
         let directory =
             Directory { shape: self.shape.clone(), windows, counts, firsts: firsts.into() };
         let bytes = directory.encode();
-        self.header.directory_offset_bytes = plan.len_bytes();
+        self.header.directory_offset_bytes = plan.end_bytes();
         self.header.directory_bytes = bytes.len() as u64;
         self.header.directory_crc32c = crc32c(&bytes);
         plan.append(&bytes)?;
-        plan.pad_to(PAGE_BYTES)?;
+        plan.pad()?;
         let device = plan.flush()?;
         device.sync()?;
         // With the header the plan begins to exist.
