@@ -21,6 +21,21 @@ pub struct IoStats {
     pub submit_count: u64,
 }
 
+impl IoStats {
+    /// Adds what the engine `before` this one did.
+    #[must_use]
+    pub fn behind(self, before: &Self) -> Self {
+        Self {
+            read_count: self.read_count + before.read_count,
+            write_count: self.write_count + before.write_count,
+            read_bytes: self.read_bytes + before.read_bytes,
+            write_bytes: self.write_bytes + before.write_bytes,
+            submit_count: self.submit_count + before.submit_count,
+            ..self
+        }
+    }
+}
+
 /// What a row store did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct StoreStats {

@@ -220,16 +220,8 @@ impl LsmStore {
             let _ = self.tools.folder.remove(&CommitLog::file_name(number, "version"));
             failure(error)
         })?;
-        let manifest = Manifest {
-            number,
-            name: name.to_owned(),
-            backend: "lsm".to_owned(),
-            store: self.log.store(),
-            schema: self.schema.clone(),
-            tables: Vec::new(),
-            store_file: Some(store_file),
-            attachments: Vec::new(),
-        };
+        let manifest =
+            Manifest { store_file: Some(store_file), ..self.log.next_manifest(name, &self.schema) };
         self.log.put_in_force(manifest, attachments)?;
         self.step = None;
         let _ = self.step_memory.resize(0);

@@ -122,6 +122,7 @@ pub struct CommitLog {
     manifest: Option<Manifest>,
     info: Option<CommitInfo>,
     later_number: u64,
+    backend: String,
     store: u32,
 }
 
@@ -222,7 +223,9 @@ impl CommitLog {
     /// `Invalid` when the folder holds something else, `Corruption` when checksums disagree, or
     /// files of a store lie there and nothing says which commit is in force.
     pub fn open(folder: Arc<dyn Folder>, backend: &str) -> Result<Self> {
-        let mut log = Self { folder, manifest: None, info: None, later_number: 0, store: 0 };
+        let backend = backend.to_owned();
+        let mut log =
+            Self { folder, manifest: None, info: None, later_number: 0, backend, store: 0 };
         let Some(current) = log.folder.read(Self::CURRENT)? else {
             Self::check_new(&*log.folder)?;
             log.folder.write_atomic(Self::CURRENT, Self::none_in_force().as_bytes())?;
@@ -235,10 +238,10 @@ impl CommitLog {
             return Ok(log);
         };
         let manifest = Self::read_manifest(&*log.folder, number, crc)?;
-        if manifest.backend != backend {
+        if manifest.backend != log.backend {
             return Err(Error::invalid("store was written by another backend")
                 .with("stored", &manifest.backend)
-                .with("asked", backend)
+                .with("asked", log.backend)
                 .with("remedy", "open it with the stored backend"));
         }
         log.info = Some(CommitInfo { number: manifest.number, name: manifest.name.clone() });
@@ -283,6 +286,21 @@ impl CommitLog {
     #[must_use]
     pub fn file_name(number: u64, rest: &str) -> String {
         format!("commit-{number:06}.{rest}")
+    }
+
+    /// Returns the manifest of the next commit, `name`, of tables `schema`; it names no file yet.
+    #[must_use]
+    pub fn next_manifest(&self, name: &str, schema: &Schema) -> Manifest {
+        Manifest {
+            number: self.next_number(),
+            name: name.to_owned(),
+            backend: self.backend.clone(),
+            store: self.store,
+            schema: schema.clone(),
+            tables: Vec::new(),
+            store_file: None,
+            attachments: Vec::new(),
+        }
     }
 
     /// Writes attachments and manifest, then puts the commit in force.

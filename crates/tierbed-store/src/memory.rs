@@ -251,16 +251,7 @@ impl TrainStore for MemoryStore {
             let file = CommitLog::file_name(number, &format!("{}.dump", schema.name));
             metas.push(write_dump(disk.folder.as_ref(), file, table)?);
         }
-        let manifest = Manifest {
-            number,
-            name: name.to_owned(),
-            backend: "memory".to_owned(),
-            store: disk.log.store(),
-            schema: self.schema.clone(),
-            tables: metas,
-            store_file: None,
-            attachments: Vec::new(),
-        };
+        let manifest = Manifest { tables: metas, ..disk.log.next_manifest(name, &self.schema) };
         disk.log
             .put_in_force(manifest, attachments)
             .map_err(|failure| failure.into_error(&mut self.poison))?;

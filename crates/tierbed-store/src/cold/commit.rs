@@ -43,14 +43,8 @@ impl ColdStore {
         }
         let number = self.log.next_number();
         let manifest = Manifest {
-            number,
-            name: name.to_owned(),
-            backend: "cold".to_owned(),
-            store: self.log.store(),
-            schema: self.schema.clone(),
             tables: self.write_tables(number).map_err(CommitFailure::of)?,
-            store_file: None,
-            attachments: Vec::new(),
+            ..self.log.next_manifest(name, &self.schema)
         };
         self.log.put_in_force(manifest, attachments)
     }

@@ -89,15 +89,7 @@ impl Disk {
     }
 
     pub(crate) fn stats(&self) -> IoStats {
-        let (now, before) = (self.engine.stats(), &self.before);
-        IoStats {
-            read_count: now.read_count + before.read_count,
-            write_count: now.write_count + before.write_count,
-            read_bytes: now.read_bytes + before.read_bytes,
-            write_bytes: now.write_bytes + before.write_bytes,
-            submit_count: now.submit_count + before.submit_count,
-            ..now
-        }
+        self.engine.stats().behind(&self.before)
     }
 
     /// Returns how many pages of `file` one request may move.

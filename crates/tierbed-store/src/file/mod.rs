@@ -174,15 +174,7 @@ impl FileStore {
     }
 
     fn io_stats(&self) -> IoStats {
-        let (now, before) = (self.engine.stats(), &self.io_before);
-        IoStats {
-            read_count: now.read_count + before.read_count,
-            write_count: now.write_count + before.write_count,
-            read_bytes: now.read_bytes + before.read_bytes,
-            write_bytes: now.write_bytes + before.write_bytes,
-            submit_count: now.submit_count + before.submit_count,
-            ..now
-        }
+        self.engine.stats().behind(&self.io_before)
     }
 
     fn disk_bytes(&self) -> u64 {
@@ -228,14 +220,8 @@ impl FileStore {
         }
         let number = self.log.next_number();
         let manifest = Manifest {
-            number,
-            name: name.to_owned(),
-            backend: "file".to_owned(),
-            store: self.log.store(),
-            schema: self.schema.clone(),
             tables: self.write_maps(number).map_err(CommitFailure::of)?,
-            store_file: None,
-            attachments: Vec::new(),
+            ..self.log.next_manifest(name, &self.schema)
         };
         self.log.put_in_force(manifest, attachments)
     }

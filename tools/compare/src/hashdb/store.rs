@@ -240,16 +240,8 @@ impl HashDb {
             entry_count: list.len() as u64,
             ..TableMeta::default()
         };
-        let manifest = Manifest {
-            number,
-            name: name.to_owned(),
-            backend: "hashdb".to_owned(),
-            store: self.log.store(),
-            schema: self.schema.clone(),
-            tables: Vec::new(),
-            store_file: Some(store_file),
-            attachments: Vec::new(),
-        };
+        let manifest =
+            Manifest { store_file: Some(store_file), ..self.log.next_manifest(name, &self.schema) };
         self.log.put_in_force(manifest, attachments)?;
         self.files.committed();
         Ok(())

@@ -212,14 +212,8 @@ impl MmapStore {
             grown_at: Vec::new(),
         };
         let manifest = Manifest {
-            number: self.log.next_number(),
-            name: name.to_owned(),
-            backend: "mmap".to_owned(),
-            store: self.log.store(),
-            schema: self.schema.clone(),
             tables: self.tables.iter().zip(self.schema.tables()).map(meta).collect(),
-            store_file: None,
-            attachments: Vec::new(),
+            ..self.log.next_manifest(name, &self.schema)
         };
         self.log.put_in_force(manifest, attachments)
     }

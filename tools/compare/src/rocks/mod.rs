@@ -197,16 +197,8 @@ impl RocksStore {
             entry_count: files.len() as u64,
             ..TableMeta::default()
         };
-        let manifest = Manifest {
-            number,
-            name: name.to_owned(),
-            backend: "rocksdb".to_owned(),
-            store: self.log.store(),
-            schema: self.schema.clone(),
-            tables: Vec::new(),
-            store_file: Some(store_file),
-            attachments: Vec::new(),
-        };
+        let manifest =
+            Manifest { store_file: Some(store_file), ..self.log.next_manifest(name, &self.schema) };
         self.log.put_in_force(manifest, attachments)
     }
 }

@@ -14,7 +14,7 @@ use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
 use super::dump::{read_dump, DumpWriter};
 use super::quota::DiskQuota;
 use super::stored::{damaged, encode_buckets, State, CHUNKS, STATE};
-use super::{PlannedEngine, Position, BACKEND};
+use super::{PlannedEngine, Position};
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::row_mover::RowMover;
 use crate::planned::store::size_class::{open_rows, SizeClass, ENTRY_BYTES};
@@ -82,16 +82,7 @@ impl PlannedEngine {
         all.extend_from_slice(attachments);
         let bytes = all.iter().map(|attachment| attachment.bytes.len() as u64).sum();
         quota.take(bytes).map_err(CommitFailure::of)?;
-        let manifest = Manifest {
-            number,
-            name: name.to_owned(),
-            backend: BACKEND.to_owned(),
-            store: self.log.store(),
-            schema: (*self.schema).clone(),
-            tables,
-            store_file: None,
-            attachments: Vec::new(),
-        };
+        let manifest = Manifest { tables, ..self.log.next_manifest(name, &self.schema) };
         self.log.put_in_force(manifest, &all)
     }
 
