@@ -93,6 +93,15 @@ impl FeatureLayout {
         &self.features
     }
 
+    /// Returns the tables that the features read, ascending, each once.
+    #[must_use]
+    pub fn tables(&self) -> Vec<TableId> {
+        let mut tables: Vec<_> = self.features.iter().map(|feature| feature.table).collect();
+        tables.sort_unstable();
+        tables.dedup();
+        tables
+    }
+
     /// Returns the columns of the output: sum of dims when pooled, else the dim.
     #[must_use]
     pub fn output_dim(&self) -> usize {

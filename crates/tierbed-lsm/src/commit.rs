@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::store::{Attachment, CommitInfo};
-use tierbed_core::{Budget, Error, ErrorKind, Result};
+use tierbed_core::{Budget, Error, Result};
 use tierbed_io::{Folder, OpenMode};
 use tierbed_store::mark::read_mark;
 use tierbed_store::{check_attachments, CommitFailure, CommitLog, Manifest, TableMeta};
@@ -123,13 +123,13 @@ impl LsmStore {
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> std::result::Result<(), CommitFailure> {
-        check_attachments(attachments).map_err(failure)?;
+        check_attachments(attachments).map_err(CommitFailure::of_merge)?;
         let bytes = StepCommit::payload_len(name, attachments) as u64;
-        self.check_quota(bytes).map_err(failure)?;
+        self.check_quota(bytes).map_err(CommitFailure::of_merge)?;
         let info = CommitInfo { number: self.log.next_number(), name: name.to_owned() };
         // The entry being built, the one in force, and what is kept of this one.
         let held_bytes = self.step_memory.bytes();
-        self.step_memory.resize(held_bytes + 2 * bytes).map_err(failure)?;
+        self.step_memory.resize(held_bytes + 2 * bytes).map_err(CommitFailure::of_merge)?;
         let mut entry = Entry::default();
         StepCommit::encode(&mut entry, &info, attachments);
         let appended = self.append_log(|segment| segment.append_commit(&mut entry));
@@ -199,26 +199,26 @@ impl LsmStore {
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> std::result::Result<(), CommitFailure> {
-        self.collect().map_err(failure)?;
+        self.collect().map_err(CommitFailure::of_merge)?;
         match self.options.durability {
-            Durability::Commit => self.flush_all().map_err(failure)?,
+            Durability::Commit => self.flush_all().map_err(CommitFailure::of_merge)?,
             // A failed sync leaves open which rows reached the disk; asking again proves nothing.
             // Source: Rebello et al., "Can applications recover from fsync failures?", ATC'20.
             Durability::Step if self.log_bytes <= self.log_bytes_max() => {
                 self.sync_log().map_err(CommitFailure::Poisoned)?;
             }
             // With the memtables the log is empty, too.
-            Durability::Step => self.flush_all().map_err(failure)?,
+            Durability::Step => self.flush_all().map_err(CommitFailure::of_merge)?,
         }
         let new_bytes = attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();
-        self.check_quota(new_bytes).map_err(failure)?;
+        self.check_quota(new_bytes).map_err(CommitFailure::of_merge)?;
         let is_all_on_disk = self.sealed.is_empty() && self.active.is_empty();
         assert!(is_all_on_disk || !self.segments.is_empty(), "rows in memory are in no log");
         let number = self.log.next_number();
         let segments: Vec<_> = self.segments.values().copied().collect();
         let store_file = self.write_version(number, &segments).map_err(|error| {
             let _ = self.tools.folder.remove(&CommitLog::file_name(number, "version"));
-            failure(error)
+            CommitFailure::of_merge(error)
         })?;
         let manifest =
             Manifest { store_file: Some(store_file), ..self.log.next_manifest(name, &self.schema) };
@@ -294,12 +294,4 @@ fn check_reached(reached: u64, acknowledged: Option<u64>) -> Result<()> {
             "bring the .wal files back from a copy, or go on without these steps: `tierbed repair \
              FOLDER`",
         ))
-}
-
-// A damaged SST met by a compaction undoes the commit; it says nothing about later syncs.
-fn failure(error: Error) -> CommitFailure {
-    match error.kind() {
-        ErrorKind::Corruption => CommitFailure::Undone(error),
-        _ => CommitFailure::of(error),
-    }
 }

@@ -277,12 +277,6 @@ impl LsmStore {
         }
     }
 
-    /// Makes the outdated-row monitor forget the rows read so far: their reader will not write
-    /// them, as after an evaluation.
-    pub fn forget_reads(&mut self) {
-        self.monitor.forget_reads();
-    }
-
     /// Does the next piece of background work: a flush, or else one compaction if the scheduler
     /// allows it.
     ///

@@ -146,6 +146,16 @@ impl CommitFailure {
         }
     }
 
+    /// As [`of`](Self::of), of work that reads as well: a damaged page undoes the commit and says
+    /// nothing about later syncs.
+    #[must_use]
+    pub fn of_merge(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Corruption => Self::Undone(error),
+            _ => Self::of(error),
+        }
+    }
+
     /// Returns the error, noted in `poison` if the store must not go on.
     #[must_use]
     pub fn into_error(self, poison: &mut Poison) -> Error {

@@ -25,6 +25,7 @@ use tierbed_store::shards::{
 };
 use tierbed_store::{CommitLog, FoundCommit};
 
+use crate::auto::look::lock_if_possible;
 use crate::auto::moving::{has_moved, WINDOW_FOLDER};
 use crate::auto::options::OrderConfig;
 use crate::folders::with_enough_memory;
@@ -74,7 +75,7 @@ pub struct CandidateTable {
 /// store open; `Io` from the folder.
 pub fn candidates(path: &Path) -> Result<Vec<Candidate>> {
     let place = Place::open(path)?;
-    let _lock = place.lock()?;
+    let _lock = lock_if_possible(place.folder.as_ref())?;
     place.candidates()
 }
 
@@ -138,14 +139,6 @@ impl Place {
         let names = folder.list()?;
         let last_shard = names.iter().filter_map(|name| shard_of_name(name)).max();
         Ok(Self { folder, shard_count: last_shard.map(|last| last + 1) })
-    }
-
-    // A folder on a disk that cannot be written has no owner who writes.
-    fn lock(&self) -> Result<Option<tierbed_io::FolderLock>> {
-        match self.folder.lock() {
-            Err(error) if error.kind() == ErrorKind::Io => Ok(None),
-            locked => locked.map(Some),
-        }
     }
 
     fn refuse_restoring(&self) -> Result<()> {

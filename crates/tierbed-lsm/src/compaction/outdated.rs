@@ -63,11 +63,6 @@ impl OutdatedMonitor {
         }
     }
 
-    /// Forgets all reads: the rows read before will not be written by their reader.
-    pub(crate) fn forget_reads(&mut self) {
-        self.found_in.clear();
-    }
-
     /// Returns the counts.
     pub(crate) fn counts(&self) -> &OutdatedCounts {
         &self.counts
@@ -140,14 +135,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_reads_can_be_forgotten() {
+    fn memory_is_bounded() {
         let mut monitor = OutdatedMonitor::new(1, [].into(), &Budget::unlimited()).unwrap();
         monitor.note_read(key(1), SstId(3));
         monitor.note_read(key(2), SstId(3));
         monitor.note_write(key(2));
-        assert!(monitor.counts().is_empty());
-        monitor.forget_reads();
-        monitor.note_write(key(1));
         assert!(monitor.counts().is_empty());
         assert!(OutdatedMonitor::new(1000, [].into(), &Budget::new(100)).is_err());
     }

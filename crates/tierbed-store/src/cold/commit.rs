@@ -7,7 +7,7 @@
 use crate::{CommitFailure, CommitLog, Manifest, TableMeta};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_core::Result;
 
 use crate::cold::store::ColdStore;
 use crate::cold::table_file;
@@ -29,12 +29,12 @@ impl ColdStore {
         name: &str,
         attachments: &[Attachment<'_>],
     ) -> std::result::Result<(), CommitFailure> {
-        self.flush().map_err(failure)?;
+        self.flush().map_err(CommitFailure::of_merge)?;
         // Rows of runs that were given up wait in the write buffer again.
-        self.flush_runs().map_err(failure)?;
+        self.flush_runs().map_err(CommitFailure::of_merge)?;
         assert!(self.buffer.is_empty(), "a commit would lose the rows that wait");
         let new_bytes = attachments.iter().map(|attachment| attachment.bytes.len() as u64).sum();
-        self.check_quota(new_bytes).map_err(failure)?;
+        self.check_quota(new_bytes).map_err(CommitFailure::of_merge)?;
         // A failed sync leaves open which writes reached the disk; asking again proves nothing.
         // Source: Rebello et al., "Can applications recover from fsync failures?", ATC'20.
         for table in self.tables.iter().filter(|table| table.is_dirty) {
@@ -71,13 +71,5 @@ impl ColdStore {
             });
         }
         Ok(metas)
-    }
-}
-
-// A damaged page met by a merge undoes the commit; it says nothing about later syncs.
-fn failure(error: Error) -> CommitFailure {
-    match error.kind() {
-        ErrorKind::Corruption => CommitFailure::Undone(error),
-        _ => CommitFailure::of(error),
     }
 }

@@ -99,8 +99,11 @@ fn pointer_of(folder: &dyn Folder) -> Result<&'static str> {
     })
 }
 
-// Where nothing can be written nobody changes anything.
-fn lock_if_possible(folder: &dyn Folder) -> Result<Option<FolderLock>> {
+/// Locks `folder`, unless nothing can be written there: then nobody changes anything.
+///
+/// # Errors
+/// `Closed` when a process has it locked.
+pub(crate) fn lock_if_possible(folder: &dyn Folder) -> Result<Option<FolderLock>> {
     match folder.lock() {
         Err(error) if error.kind() == ErrorKind::Io => Ok(None),
         locked => locked.map(Some),

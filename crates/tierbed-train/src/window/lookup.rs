@@ -113,27 +113,18 @@ impl WindowEngine {
         buffer.begin_round();
         self.scratch.starts.clear();
         piece.end = piece.first;
-        let mut placed = Ok(());
         'features: for (at, feature) in layout.features().iter().enumerate() {
             let range = layout.range(bags, at);
             let words = buffer.arena(feature.table.0).1;
             for position in range.start.max(piece.first)..range.end.min(limit) {
                 let key = feature.row_key(bags.indices[position]);
-                match buffer.place(key, Want::Now, self.store.as_mut(), &mut self.scratch.misses) {
-                    Ok(Some(slot)) => self.scratch.starts.push(slot as usize * words),
-                    Ok(None) => break 'features,
-                    Err(error) => {
-                        placed = Err(error);
-                        break 'features;
-                    }
+                let misses = &mut self.scratch.misses;
+                match buffer.place(key, Want::Now, self.store.as_mut(), misses)? {
+                    Some(slot) => self.scratch.starts.push(slot as usize * words),
+                    None => break 'features,
                 }
                 piece.end = position + 1;
             }
-        }
-        if placed.is_err() {
-            buffer.forget(&self.scratch.misses);
-            self.scratch.misses.clear();
-            return placed;
         }
         assert!(piece.end > piece.first, "a buffer holds at least one row of each length");
         buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())

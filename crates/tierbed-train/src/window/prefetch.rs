@@ -129,14 +129,9 @@ impl WindowEngine {
                 }
                 let key = feature.row_key(bags.indices[position]);
                 let misses = &mut self.scratch.misses;
-                match buffer.place(key, Want::Ahead { until }, self.store.as_mut(), misses) {
-                    Ok(Some(_)) => {}
-                    Ok(None) => return Ok(false),
-                    Err(error) => {
-                        buffer.forget(misses);
-                        misses.clear();
-                        return Err(error);
-                    }
+                let want = Want::Ahead { until };
+                if buffer.place(key, want, self.store.as_mut(), misses)?.is_none() {
+                    return Ok(false);
                 }
             }
         }

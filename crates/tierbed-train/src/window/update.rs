@@ -34,10 +34,7 @@ impl WindowEngine {
         layout.check(&self.schema, bags, grads.output.len())?;
         grads.check(bags)?;
         self.ensure_buffer()?;
-        let mut tables: Vec<TableId> =
-            layout.features().iter().map(|feature| feature.table).collect();
-        tables.sort_unstable();
-        tables.dedup();
+        let tables = layout.tables();
         for &table in &tables {
             self.scratch
                 .check_update(&self.schema.table(table)?.name, uses_of(layout, bags, table))?;
@@ -102,14 +99,9 @@ impl WindowEngine {
             }
             let key = RowKey::new(table, RowId(row));
             let misses = &mut self.scratch.misses;
-            match buffer.place(key, Want::Now, self.store.as_mut(), misses) {
-                Ok(Some(slot)) => self.scratch.starts.push(slot as usize * words),
-                Ok(None) => break,
-                Err(error) => {
-                    buffer.forget(misses);
-                    misses.clear();
-                    return Err(error);
-                }
+            match buffer.place(key, Want::Now, self.store.as_mut(), misses)? {
+                Some(slot) => self.scratch.starts.push(slot as usize * words),
+                None => break,
             }
             while self.scratch.uses.get(end).is_some_and(|next| next.row == row) {
                 end += 1;

@@ -177,11 +177,7 @@ impl WindowEngine {
             .with("rows", rows.len()));
         }
         rows.copy_from_slice(bags.indices);
-        let mut tables: Vec<TableId> =
-            layout.features().iter().map(|feature| feature.table).collect();
-        tables.sort_unstable();
-        tables.dedup();
-        for table in tables {
+        for table in layout.tables() {
             let Some(at) = self.vocabularies.position(table) else { continue };
             let features = layout.features().iter().enumerate();
             let ranges: Vec<_> = features

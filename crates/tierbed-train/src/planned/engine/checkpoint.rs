@@ -13,11 +13,11 @@ use tierbed_store::{CommitFailure, CommitLog, Manifest, TableMeta};
 
 use super::dump::{read_dump, DumpWriter};
 use super::quota::DiskQuota;
-use super::stored::{damaged, encode_buckets, State, CHUNKS, STATE};
+use super::stored::{encode_buckets, State, CHUNKS, STATE};
 use super::{PlannedEngine, Position};
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::row_mover::RowMover;
-use crate::planned::store::size_class::{open_rows, SizeClass, ENTRY_BYTES};
+use crate::planned::store::size_class::{open_rows, read_chunk, SizeClass, ENTRY_BYTES};
 use crate::planned::store::spans::ListPlace;
 use crate::planned::store::unplanned::UNPLANNED_HEAD_BYTES;
 use crate::planned::store::window_rows::Place;
@@ -224,9 +224,7 @@ impl PlannedEngine {
             for (chunk, row_bytes) in
                 waiting.zip(std::iter::repeat(class.stored_bytes())).chain(unplanned)
             {
-                let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
-                let bytes = bytes.ok_or_else(|| damaged("names a chunk that is too long"))?;
-                mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                let bytes = read_chunk(&**mover.disk.device(), chunk, &mut self.scan_buf)?;
                 let _rows = open_rows(chunk, bytes, row_bytes)?;
                 checked += 1;
             }

@@ -14,7 +14,7 @@ use super::PlannedEngine;
 use crate::engine::{RowVisitor, TableRows};
 use crate::planned::plan::PlanWindow;
 use crate::planned::store::lists::split_rows;
-use crate::planned::store::size_class::{check_chunk, open_chunk};
+use crate::planned::store::size_class::{check_chunk, open_chunk, read_chunk};
 use crate::planned::store::unplanned::open_unplanned;
 use crate::planned::store::window_rows::Spot;
 use crate::window::rows::NewRows;
@@ -90,9 +90,7 @@ impl PlannedEngine {
                     sink(table, row, record)?;
                 }
                 for chunk in chunks {
-                    let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
-                    let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                    mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                    let bytes = read_chunk(&**mover.disk.device(), chunk, &mut self.scan_buf)?;
                     for (entry, record) in open_chunk(chunk, bytes, class.stored_bytes())? {
                         let (table, row) = row_of(window, entry)?;
                         sink(table, row, bytemuck::cast_slice(record))?;
@@ -125,9 +123,7 @@ impl PlannedEngine {
                 let staged = mover.splitter.rows_of(at, list);
                 rows.add(split_rows(staged, 1 + class.words()), window, sink)?;
                 for chunk in class.bucket(list).map_or(&[][..], |bucket| &bucket.chunks) {
-                    let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
-                    let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                    mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                    let bytes = read_chunk(&**mover.disk.device(), chunk, &mut self.scan_buf)?;
                     let chunk_rows = check_chunk(chunk, bytes, class.stored_bytes())?;
                     let chunk_rows = bytemuck::cast_slice(chunk_rows);
                     rows.add(split_rows(chunk_rows, 1 + class.words()), window, sink)?;
@@ -144,9 +140,7 @@ impl PlannedEngine {
         let classes = mover.classes.iter().enumerate();
         for (_, class) in classes.filter(|(at, _)| only.is_none_or(|only| only == *at)) {
             for chunk in &class.unplanned().chunks {
-                let bytes = self.scan_buf.get_mut(..chunk.len_bytes());
-                let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-                mover.disk.device().read_at(chunk.offset_bytes(), bytes)?;
+                let bytes = read_chunk(&**mover.disk.device(), chunk, &mut self.scan_buf)?;
                 for (table, row, record) in open_unplanned(chunk, bytes, 4 * class.words())? {
                     sink(table, row, bytemuck::cast_slice(record))?;
                 }

@@ -45,10 +45,7 @@ impl PlannedEngine {
 
     // Counts a step for every table of `plan`; returns the steps, feature after feature.
     fn begin_step(&mut self, plan: &FeatureLayout) -> Result<Vec<Prepared>> {
-        let mut tables: Vec<_> = plan.features().iter().map(|feature| feature.table).collect();
-        tables.sort_unstable();
-        tables.dedup();
-        for table in tables {
+        for table in plan.tables() {
             self.hypers.of_mut(table).step += 1;
         }
         let prepared = |feature: &Feature| {

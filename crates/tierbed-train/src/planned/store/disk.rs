@@ -213,6 +213,15 @@ impl Disk {
         Ok(())
     }
 
+    /// Tells whether no write is in flight, after waiting for that if it may.
+    pub(crate) fn writes_done(&mut self, may_wait: bool) -> Result<bool> {
+        match may_wait {
+            true => self.finish_writes()?,
+            false => self.poll_writes()?,
+        }
+        Ok(self.writes_in_flight == 0)
+    }
+
     /// Takes note of the writes that are done, without waiting.
     pub(crate) fn poll_writes(&mut self) -> Result<()> {
         self.settle_writes(false)

@@ -348,14 +348,9 @@ impl RowMover {
     fn ask(&mut self, may_wait: bool) -> Result<bool> {
         // As many chunks as at the start: none was written to this bucket since, so nothing has to
         // be waited for.
-        if self.ahead.chunks_known != Some(self.chunks_coming()) {
-            match may_wait {
-                true => self.disk.finish_writes()?,
-                false => self.disk.poll_writes()?,
-            }
-            if self.disk.writes_in_flight() > 0 {
-                return Ok(false);
-            }
+        let is_known = self.ahead.chunks_known == Some(self.chunks_coming());
+        if !is_known && !self.disk.writes_done(may_wait)? {
+            return Ok(false);
         }
         self.read_ahead(usize::MAX);
         self.disk.poll(&mut self.arrived)?;

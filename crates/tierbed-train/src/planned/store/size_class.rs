@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result};
-use tierbed_io::{BufId, PAGE_BYTES};
+use tierbed_io::{AlignedBuf, BufId, Device, PAGE_BYTES};
 
 use super::disk::Disk;
 use super::extents::{Bucket, Chunk, Extents};
@@ -438,6 +438,21 @@ impl SizeClass {
         }
         self.horizon = distance.max(HORIZON_MIN);
     }
+}
+
+/// Reads the bytes of a chunk, unchecked, into `buf`.
+///
+/// # Errors
+/// `Corruption` when it is longer than any that was stored, otherwise the device's.
+pub(crate) fn read_chunk<'a>(
+    device: &dyn Device,
+    chunk: &Chunk,
+    buf: &'a mut AlignedBuf,
+) -> Result<&'a [u8]> {
+    let bytes = buf.get_mut(..chunk.len_bytes());
+    let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
+    device.read_at(chunk.offset_bytes(), bytes)?;
+    Ok(bytes)
 }
 
 /// Checks the bytes of a chunk; returns those of its rows, entry and record each.

@@ -192,16 +192,10 @@ impl RowMover {
 
     // Stages the last chunk of a size class's share; false while it is not there.
     fn fetch(&mut self, at: usize, list: usize, may_wait: bool) -> Result<bool> {
-        if !self.splitter.is_written {
-            match may_wait {
-                true => self.disk.finish_writes()?,
-                false => self.disk.poll_writes()?,
-            }
-            if self.disk.writes_in_flight() > 0 {
-                return Ok(false);
-            }
-            self.splitter.is_written = true;
+        if !self.splitter.is_written && !self.disk.writes_done(may_wait)? {
+            return Ok(false);
         }
+        self.splitter.is_written = true;
         let chunk_count = self.coming_bucket(at).map_or(0, |bucket| bucket.chunks.len());
         assert!(chunk_count > 0, "size class {at} has no chunk of list {list}");
         let tag = read_tag(at, chunk_count - 1, 0);

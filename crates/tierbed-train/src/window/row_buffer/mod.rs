@@ -134,7 +134,8 @@ impl RowBuffer {
     /// is taken by this round.
     ///
     /// # Errors
-    /// Those of writing evicted rows to `store`; the buffer then still holds them.
+    /// Those of writing evicted rows to `store`; the buffer then still holds them, and forgets
+    /// `misses`, so nobody can take them for real.
     pub(crate) fn place(
         &mut self,
         key: RowKey,
@@ -155,7 +156,8 @@ impl RowBuffer {
         }
         let mut slot = pool.insert(key, self.round, needed_until);
         if slot.is_none() {
-            self.evict(pool_at, matches!(want, Want::Now), store)?;
+            let evicted = self.evict(pool_at, matches!(want, Want::Now), store);
+            evicted.inspect_err(|_| self.forget(misses))?;
             slot = self.pools[pool_at as usize].insert(key, self.round, needed_until);
         }
         if let Some(slot) = slot {
@@ -216,16 +218,14 @@ impl RowBuffer {
             pool.note_uses(miss.slot);
             Ok(())
         });
-        if result.is_err() {
-            self.forget(misses);
-        }
+        result.inspect_err(|_| self.forget(misses))?;
         misses.clear();
-        result
+        Ok(())
     }
 
-    /// Forgets rows that were placed and never filled.
-    pub(crate) fn forget(&mut self, misses: &[Miss]) {
-        for miss in misses {
+    // Forgets rows that were placed and never filled.
+    fn forget(&mut self, misses: &mut Vec<Miss>) {
+        for miss in misses.drain(..) {
             self.pools[miss.pool as usize].remove(miss.slot);
         }
     }

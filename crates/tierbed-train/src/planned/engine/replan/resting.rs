@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Error, Result, RowId, TableId};
+use tierbed_core::{Result, RowId, TableId};
 use tierbed_io::{AlignedBuf, Device, Folder, OpenMode, PAGE_BYTES};
 use tierbed_store::Manifest;
 
@@ -21,7 +21,7 @@ use super::RecordSink;
 use crate::planned::plan::{EpochPlan, PlanWindow};
 use crate::planned::store::extents::{Bucket, Chunk};
 use crate::planned::store::lists::split_rows;
-use crate::planned::store::size_class::{check_chunk, open_chunk, ENTRY_BYTES};
+use crate::planned::store::size_class::{check_chunk, open_chunk, read_chunk, ENTRY_BYTES};
 use crate::planned::store::sizing::{size_classes_of, spans_of};
 use crate::planned::store::spans::Spans;
 use crate::planned::store::unplanned::open_unplanned;
@@ -248,11 +248,4 @@ fn check_length(homes: &[Home], table: TableId, record: &[u8]) -> Result<()> {
         true => Ok(()),
         false => Err(damaged("has a row among those of other tables").with("table", table.0)),
     }
-}
-
-fn read_chunk<'a>(device: &dyn Device, chunk: &Chunk, buf: &'a mut AlignedBuf) -> Result<&'a [u8]> {
-    let bytes = buf.get_mut(..chunk.len_bytes());
-    let bytes = bytes.ok_or_else(|| Error::corruption("a chunk is too long"))?;
-    device.read_at(chunk.offset_bytes(), bytes)?;
-    Ok(bytes)
 }
