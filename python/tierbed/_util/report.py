@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from tierbed.errors import UnsupportedError
 
 __all__ = [
@@ -65,6 +68,7 @@ def save_figure(
     """
     if not can_draw():
         raise UnsupportedError("matplotlib is not installed; pip install 'tierbed[figures]'")
+    # Matplotlib is optional.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -83,9 +87,6 @@ def print_table(title: str, rows: Sequence[Row], columns: Sequence[str] | None =
         rows: Flat objects.
         columns: Which fields, in which order; by default those of the first row.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     names = list(columns or (rows[0].keys() if rows else ()))
     table = Table(title=title, title_justify="left")
     for name in names:

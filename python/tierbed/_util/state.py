@@ -87,6 +87,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 def model_attachments(model: torch.nn.Module) -> dict[str, bytes]:
     """Writes a model's dense parameters, and its ``config()`` where it has one."""
+    # `import tierbed` loads this file, and few programs publish.
     from safetensors.torch import save
 
     dense = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

@@ -6,12 +6,15 @@ work failed (a disk, damaged data), 2 the call was wrong, 130 interrupted, 143 t
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Annotated
 
 import typer
 
+from tierbed._native import version
+from tierbed.cli import demo, folders, lab, place, plan, serving, training
 from tierbed.errors import ClosedError, InvalidError, TierbedError, UnsupportedError
 
 __all__ = ["app", "main", "run"]
@@ -29,15 +32,13 @@ app = typer.Typer(
 
 def _tell_version(is_asked: bool) -> None:
     if is_asked:
-        from tierbed._native import version
-
         typer.echo(f"tierbed {version()}")
         raise typer.Exit
 
 
 @app.callback()
 def _tierbed(
-    version: Annotated[
+    is_asked: Annotated[
         bool,
         typer.Option(
             "--version", "-V", callback=_tell_version, is_eager=True, help="Tell the version."
@@ -47,9 +48,8 @@ def _tierbed(
     """Embedding tables bigger than memory on NVMe SSDs, for PyTorch recommender models."""
 
 
+@functools.cache
 def _register() -> None:
-    from tierbed.cli import demo, folders, lab, place, plan, serving, training
-
     for module in (demo, training, plan, serving, folders, place, lab):
         module.register(app)
 
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: What follows the program's name; by default the process's own, and then the
             process ends with that code.
     """
-    _register_once()
+    _register()
     return run(app, "tierbed", arguments)
 
 
@@ -88,16 +88,6 @@ def run(commands: typer.Typer, name: str, arguments: list[str] | None = None) ->
     if arguments is None:
         sys.exit(code)
     return code
-
-
-_is_registered = False
-
-
-def _register_once() -> None:
-    global _is_registered
-    if not _is_registered:
-        _register()
-        _is_registered = True
 
 
 def _told(error: BaseException, code: int) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tierbed.cli.options import Model
+from tierbed.recipes.demo import DemoOptions, run_demo
 
 __all__ = ["register"]
 
@@ -24,8 +25,6 @@ def demo(
     seed: Annotated[int, typer.Option("--seed")] = 1,
 ) -> None:
     """Train, kill, resume, compare, publish, serve, ask and verify; ends with a report."""
-    from tierbed.recipes.demo import DemoOptions, run_demo
-
     run_demo(DemoOptions(out, data, samples=samples, model=model, seed=seed))
 
 

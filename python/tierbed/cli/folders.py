@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tierbed import _native
 from tierbed._util.progress import Progress
+from tierbed._util.report import print_table
 from tierbed.cli.options import DramBudget, JsonOut, LogFormat, RowOptimizer, finish, shows_tables
 from tierbed.cli.place import inspect_placement, placement_file
+from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.recipes.run import OPTIMIZERS
 from tierbed.serve.snapshot import Snapshot
+from tierbed.train.checkpoints import Commit, find_commits, put_in_force
 from tierbed.train.store import Store
-
-if TYPE_CHECKING:
-    from tierbed.train.checkpoints import Commit
+from tierbed.train.table_files import export_table, import_table, shape_of
 
 __all__ = ["open_folder", "register", "tables_folder"]
 
@@ -75,8 +79,6 @@ def inspect(
     json_path: JsonOut = None,
 ) -> None:
     """Show what is in a run, a store, a snapshot or a placement."""
-    from tierbed._util.report import print_table
-
     placed = placement_file(folder)
     if placed is not None:
         inspect_placement(placed, log, log_format, json_path)
@@ -118,9 +120,6 @@ def checkpoints(
     json_path: JsonOut = None,
 ) -> None:
     """List the kept checkpoints of a run or a store, or drop one."""
-    from tierbed import _native
-    from tierbed._util.report import print_table
-
     place = str(tables_folder(folder))
     if drop is not None:
         _native.drop_checkpoint(place, drop)
@@ -141,11 +140,6 @@ def repair(
     json_path: JsonOut = None,
 ) -> None:
     """List the commits of a store that are whole, or put one in force."""
-    from dataclasses import asdict
-
-    from tierbed._util.report import print_table
-    from tierbed.train.checkpoints import find_commits, put_in_force
-
     place = tables_folder(folder)
     if commit is not None:
         chosen = put_in_force(place, commit)
@@ -217,10 +211,6 @@ def import_(
     json_path: JsonOut = None,
 ) -> None:
     """Read a table from a file into a store, and checkpoint."""
-    from tierbed.config.tables import EmbeddingBagConfig
-    from tierbed.recipes.run import OPTIMIZERS
-    from tierbed.train import table_files as files
-
     place = tables_folder(store) if store.is_dir() else store
     with Store.open(place, dram_budget=dram_budget) as opened:
         known = [entry["name"] for entry in opened.tables()]
@@ -230,11 +220,11 @@ def import_(
                     "--create needs --optimizer, that of the model that will train the table: its "
                     f"state lies beside the rows; one of {', '.join(sorted(OPTIMIZERS))}"
                 )
-            rows, dim = files.shape_of(file, key)
+            rows, dim = shape_of(file, key)
             config = EmbeddingBagConfig(name=table, num_embeddings=rows, embedding_dim=dim)
             opened.add_table(config, OPTIMIZERS[optimizer]())
         with Progress(f"import {table}", None, "rows") as bar:
-            rows = files.import_table(opened, table, file, key=key, progress=bar.set)
+            rows = import_table(opened, table, file, key=key, progress=bar.set)
         number = opened.checkpoint_rows(f"import-{table}")
     finish({"table": table, "rows": rows, "checkpoint": number}, json_path, f"import {file}")
 
@@ -247,8 +237,6 @@ def export(
     json_path: JsonOut = None,
 ) -> None:
     """Write a table of a store to a file, in bounded memory."""
-    from tierbed.train.table_files import export_table
-
     place = tables_folder(store)
     with (
         Store.open(place, dram_budget=dram_budget) as opened,

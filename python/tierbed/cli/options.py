@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
-from tierbed._util.report import write_json
+from tierbed._util.report import print_table, write_json
 from tierbed.config import words as closed
 from tierbed.errors import InvalidError
 
@@ -68,8 +69,6 @@ def shares(option: str, text: str) -> tuple[float, ...]:
 
 def finish(result: dict[str, Any], json_path: Path | None, title: str) -> None:
     """Prints a result, and writes it as JSON when asked; JSON on the screen replaces the table."""
-    from tierbed._util.report import print_table
-
     if shows_tables(json_path):
         rows = [
             {"what": name.replace("_", " "), "value": value}
@@ -83,6 +82,4 @@ def finish(result: dict[str, Any], json_path: Path | None, title: str) -> None:
 
 def set_threads(threads: int) -> None:
     """Sets torch's threads."""
-    import torch
-
     torch.set_num_threads(threads)

@@ -24,6 +24,7 @@ from tierbed.placement.build import (
 )
 from tierbed.placement.drift import Drift, measure_drift
 from tierbed.placement.log_files import read_log
+from tierbed.placement.ray_cluster import place_on_ray
 
 __all__ = ["PLACEMENT_FILE", "inspect_placement", "placement_file", "register"]
 
@@ -142,8 +143,6 @@ def place_(
                 earlier, [ratio], options, misses=misses, kept=kept, progress=bar.set
             )
         else:
-            from tierbed.placement.ray_cluster import place_on_ray
-
             placement = place_on_ray(
                 earlier, options, address=ray, misses=misses, ratio=ratio, progress=bar.set
             )

@@ -10,13 +10,9 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from types import FrameType
 
 import typer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["StopSignal"]
 
@@ -67,19 +63,14 @@ class StopSignal:
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before.clear()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> StopSignal:
         # Python hears signals in its main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 self._before[number] = signal.signal(number, self._hear)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self._restore()
         if isinstance(error, KeyboardInterrupt) and not self._has_begun:
             self.exit(self._early)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tierbed._util.arrow import arrow_modules
 from tierbed.data.batch import Batch
 from tierbed.data.dataset import Dataset, Paths, ProgressCallback, expand_paths
 from tierbed.data.vocabulary import (
@@ -26,24 +27,12 @@ from tierbed.data.vocabulary import (
     new_builder,
     open_vocabulary,
 )
-from tierbed.errors import InvalidError, UnsupportedError
+from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 
 __all__ = ["ParquetColumns", "ParquetData", "build_parquet_vocabulary"]
 
 _CHUNK_SAMPLES = 1 << 14
-
-
-def _arrow() -> tuple[Any, Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UnsupportedError(
-            "Parquet needs pyarrow; install it with: pip install 'tierbed[data]'"
-        ) from error
-    return pyarrow, pyarrow.compute, pyarrow.parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +64,7 @@ class _Files:
     """Opened files, and how many samples lie before each row group."""
 
     def __init__(self, paths: Sequence[Path], columns: Sequence[str]) -> None:
-        arrow, _, parquet = _arrow()
+        arrow, _, parquet = arrow_modules()
         self.paths = paths
         self.groups: list[tuple[Path, int, int]] = []
         for path in paths:
@@ -101,7 +90,7 @@ class _Files:
 
         Row groups before it are not read.
         """
-        arrow, _, parquet = _arrow()
+        arrow, _, parquet = arrow_modules()
         for path, group, rows in self.groups:
             if first >= rows:
                 first -= rows
@@ -118,7 +107,7 @@ class _Files:
 
 def _flat(column: Any) -> tuple[Any, Tensor | None]:
     """Splits a column into its items and, if it holds lists, the length of each ``[B]``."""
-    arrow, compute, _ = _arrow()
+    arrow, compute, _ = arrow_modules()
     array = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
     kind = array.type
     if not (arrow.types.is_list(kind) or arrow.types.is_large_list(kind)):
@@ -129,7 +118,7 @@ def _flat(column: Any) -> tuple[Any, Tensor | None]:
 
 def _tokens(items: Any) -> list[bytes]:
     """Returns items as bytes; null is the empty token."""
-    arrow, _, _ = _arrow()
+    arrow, _, _ = arrow_modules()
     kind = items.type
     if arrow.types.is_dictionary(kind):
         items = items.dictionary_decode()
@@ -216,7 +205,7 @@ class ParquetData(Dataset):
             stop: Sample after the last; None reads to the end.
             batch_size: Samples of a batch.
         """
-        arrow, _, _ = _arrow()
+        arrow, _, _ = arrow_modules()
         end = self._files.sample_count if stop is None else min(stop, self._files.sample_count)
         held: list[Any] = []
         held_rows = 0
@@ -257,7 +246,7 @@ class ParquetData(Dataset):
         return Batch(dense, sparse, label)
 
     def _numbers(self, table: Any, name: str, first: int) -> Tensor:
-        arrow, compute, _ = _arrow()
+        arrow, compute, _ = arrow_modules()
         try:
             column = table.column(name).cast(arrow.float64())
         except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError) as error:
@@ -268,7 +257,7 @@ class ParquetData(Dataset):
         return torch.from_numpy(np.nan_to_num(values, nan=0.0))
 
     def _ids(self, at: int, name: str, items: Any) -> Tensor:
-        arrow, compute, _ = _arrow()
+        arrow, compute, _ = arrow_modules()
         if self.vocabulary is not None:
             return self.vocabulary.look_up(name, _tokens(items))
         if not arrow.types.is_integer(items.type):

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from tierbed._util import state
@@ -180,8 +182,6 @@ def _steps(own: RankTables) -> dict[str, int]:
 
 
 def _write_files(folder: Path, own: RankTables) -> list[dict[str, Any]]:
-    from safetensors.torch import save
-
     rank = own.ranks.rank
     held = {one.name: one for one in own.held()}
     if rank != 0:
@@ -269,9 +269,6 @@ def _check_new(store: Store | DeviceStore) -> None:
 
 
 def _load_file(folder: Path, file: Mapping[str, Any], held: Held, target: Target) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     path = folder / file["name"]
     try:
         raw = path.read_bytes()

@@ -6,8 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +27,6 @@ from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor, KeyedTensor, as_kjt
 from tierbed.train.coded_store import CodedStore
 from tierbed.train.store import Store
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["ShardedEmbeddingBagCollection"]
 
@@ -274,15 +270,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Leaves together with all other ranks; the store stays open."""
         self._exchange.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ShardedEmbeddingBagCollection:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         # After an error the others learn it when this rank's exchange goes.
         if kind is None:
             self.close()

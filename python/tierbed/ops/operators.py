@@ -22,7 +22,7 @@ import functools
 import itertools
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,11 +30,9 @@ from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_f
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.function import once_differentiable
 
+from tierbed._native import FeaturePlan, NativeStore
 from tierbed.errors import ClosedError
 from tierbed.ops.steps import StepGuard
-
-if TYPE_CHECKING:
-    from tierbed._native import FeaturePlan, NativeStore
 
 __all__ = ["Binding", "is_observed", "lookup_op", "minutes_now", "new_hook", "translate", "update"]
 
@@ -433,6 +431,7 @@ def _keep_equal_updates_apart() -> None:
     ``torch.compile`` merges equal calls of functional operators. When a batch is looked up
     twice and the results are added, both updates have the same gradient: one would be lost.
     """
+    # Nothing but a compiler comes here.
     from torch._functorch import compile_utils
 
     never_merged = getattr(compile_utils, "rand_ops", None)

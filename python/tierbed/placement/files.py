@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,6 @@ from tierbed import _native
 from tierbed._util.bytes import parse_bytes
 from tierbed.errors import InvalidError
 from tierbed.results import SnapshotReport
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
 __all__ = ["PlacementFiles", "import_tables", "placement_files", "read_tables"]
 
@@ -128,12 +126,11 @@ def read_tables(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".npy":
-        import numpy
-
         # A copy-on-write map: torch takes no array that cannot be written to.
-        rows = numpy.load(path, mmap_mode="c", allow_pickle=False)
+        rows = np.load(path, mmap_mode="c", allow_pickle=False)
         found: Mapping[str, Any] = {path.stem: torch.from_numpy(rows)}
     elif path.suffix == ".safetensors":
+        # `import tierbed` loads this file, and few programs read such tables.
         from safetensors.torch import load_file
 
         found = load_file(path)

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tierbed._util.progress import Progress
+from tierbed.data.source import DataOptions, open_source
 from tierbed.errors import InvalidError
 from tierbed.placement.build import QueryLog
 
@@ -87,8 +88,6 @@ def _read_samples(path: Path, log_format: str, samples: int | None) -> QueryLog:
     Columns that are empty throughout are no features: their tables have row 0 alone, the row of
     fields without a token.
     """
-    from tierbed.data.source import DataOptions, open_source
-
     with tempfile.TemporaryDirectory() as folder:
         given = DataOptions(format=log_format, paths=(str(path),), samples=samples)
         source = open_source(given, Path(folder) / "vocabulary")

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from tierbed import _native
@@ -257,8 +258,6 @@ class _Demo:
 
     def ask(self, url: str, sizes: _Sizes) -> None:
         """Looks rows up and predicts over HTTP; compares both with the training store."""
-        from safetensors.torch import load, save
-
         store, model, _ = load_run(self.run, dram_budget=sizes.dram_budget_bytes)
         with store:
             source = self.source()

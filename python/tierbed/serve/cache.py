@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -23,9 +23,6 @@ from tierbed._util.bytes import parse_bytes
 from tierbed.codec import Codec
 from tierbed.errors import CorruptionError, InvalidError
 from tierbed.results import TierBudgetStats, TierMemberStats
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
 __all__ = [
     "CacheOptions",
@@ -269,6 +266,7 @@ class TierPlan:
         Args:
             path: The file.
         """
+        # `import tierbed` loads this file, and few programs have a plan.
         from safetensors.torch import save_file
 
         tensors = {

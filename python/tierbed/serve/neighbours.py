@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from tierbed.errors import InvalidError
 from tierbed.serve.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
 
 __all__ = ["Neighbours", "find_neighbours"]
 

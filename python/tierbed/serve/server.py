@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from tierbed._native import NativeServer
@@ -21,9 +20,6 @@ from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import CtrModel, build_model
 from tierbed.serve.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["Limits", "Predictor", "ServeOptions", "Server", "load_model"]
 
@@ -97,8 +93,6 @@ def load_model(snapshot: Snapshot) -> CtrModel | None:
     Args:
         snapshot: An open snapshot.
     """
-    from safetensors.torch import load
-
     config = snapshot.attachment(MODEL)
     dense = snapshot.attachment(DENSE)
     if config is None or dense is None:
@@ -135,8 +129,6 @@ class Predictor:
         is_binary = _is_safetensors(body)
         answer = self.predict(_tensors(body, is_binary))
         if is_binary:
-            from safetensors.torch import save
-
             return save(answer)
         told = {name: [_number(x) for x in value.tolist()] for name, value in answer.items()}
         return json.dumps(told, allow_nan=False).encode()
@@ -202,8 +194,6 @@ def _is_safetensors(body: bytes) -> bool:
 def _tensors(body: bytes, is_binary: bool) -> dict[str, Tensor]:
     try:
         if is_binary:
-            from safetensors.torch import load
-
             tensors: dict[str, Tensor] = load(body)
             return tensors
         request = json.loads(body, parse_constant=_refuse_constant)
@@ -270,13 +260,8 @@ class Server:
         """
         return self._native.stop()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -7,15 +7,13 @@ collection's own lookups and steps go past it; where they stand along a plan, ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from tierbed._util.tensors import as_int64
-
-if TYPE_CHECKING:
-    from tierbed.ops.operators import Binding
-    from tierbed.train.store import Store
+from tierbed.ops.operators import Binding
+from tierbed.train.store import Store
 
 __all__ = ["Announcing", "Reading", "StepSession"]
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tierbed._native import NativeStore
 from tierbed._util.tensors import check_tensors
 from tierbed.config.optim import state_words
 from tierbed.config.tables import is_own
 from tierbed.errors import InvalidError
-
-if TYPE_CHECKING:
-    from tierbed._native import NativeStore
 
 __all__ = ["RowVisitor", "StoreRows"]
 

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tierbed.errors import CorruptionError, InvalidError, UnsupportedError
+from tierbed._util.arrow import arrow_modules
+from tierbed.errors import CorruptionError, InvalidError
 from tierbed.train.store import Store
 
 __all__ = ["FORMATS", "export_table", "import_table", "shape_of"]
@@ -234,7 +236,7 @@ def _write_torch(path: Path, name: str, shape: Shape, chunks: Chunks, beside: Be
 
 
 def _write_parquet(path: Path, name: str, shape: Shape, chunks: Chunks, beside: Beside) -> None:
-    arrow, parquet = _arrow()
+    arrow, _, parquet = arrow_modules()
     kind = arrow.list_(arrow.float32(), shape[1])
     ids = next((tensor for tensor in beside.values() if tensor.dtype == torch.int64), None)
     schema = arrow.schema([("row" if ids is None else "id", arrow.int64()), ("weight", kind)])
@@ -255,17 +257,6 @@ def _write_parquet(path: Path, name: str, shape: Shape, chunks: Chunks, beside: 
         if ids is not None:
             shared = next(tensor for tensor in beside.values() if tensor is not ids)
             write(arrow.array([None], arrow.int64()), shared)
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UnsupportedError(
-            "Parquet needs pyarrow; install it with: pip install 'tierbed[data]'"
-        ) from error
-    return pyarrow, pyarrow.parquet
 
 
 # ---------------------------------------------------------------- readers
@@ -310,8 +301,6 @@ def _read_npy(path: Path, key: str | None, chunk_rows: int) -> Opened:
 
 
 def _read_safetensors(path: Path, key: str | None, chunk_rows: int) -> Opened:
-    from safetensors import SafetensorError, safe_open
-
     def opened() -> Any:
         try:
             return safe_open(str(path), framework="pt")
@@ -354,7 +343,7 @@ def _tensors_in(tree: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _read_parquet(path: Path, key: str | None, chunk_rows: int) -> Opened:
-    arrow, parquet = _arrow()
+    arrow, _, parquet = arrow_modules()
     file = parquet.ParquetFile(path)
     lists = [f.name for f in file.schema_arrow if arrow.types.is_fixed_size_list(f.type)]
     name = _pick(lists, key, path)
