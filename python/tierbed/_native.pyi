@@ -17,15 +17,14 @@ from tierbed._native_options import (
     Hyper,
     LogPosition,
     ReaderOptions,
-    ReadOptions,
     RecordOptions,
     SnapshotOptions,
     StoreOptions,
     TableSchema,
     VocabularyPolicy,
 )
-from tierbed.config.words import PageSelection
-from tierbed.placement.build import PlaceOptions
+from tierbed.config.words import PageSelection, PlaceMethod
+from tierbed.placement.build import LogOptions, PlaceOptions
 from tierbed.serve.server import ServeOptions
 
 __all__ = [
@@ -544,7 +543,7 @@ class NativeCodec:
 
 # ---------------------------------------------------------------- query logs and placements
 
-def placement_methods() -> list[tuple[str, bool]]:
+def placement_methods() -> list[tuple[PlaceMethod, bool]]:
     """Names of the placement methods, the simplest first, and whether each makes replicas."""
 
 @final
@@ -553,7 +552,7 @@ class NativeQueryLog:
 
     @staticmethod
     def read(
-        path: str, log_format: str, options: ReadOptions, progress: _Told
+        path: str, log_format: str, options: LogOptions, progress: _Told
     ) -> NativeQueryLog:
         """``log_format``: text, maxembed-text or maxembed; ``progress`` hears bytes."""
     def pack(self) -> bytes:

@@ -19,7 +19,6 @@ __all__ = [
     "GeneratorOptions",
     "Hyper",
     "LogPosition",
-    "ReadOptions",
     "ReaderOptions",
     "RecordOptions",
     "RecordedGroup",
@@ -87,16 +86,6 @@ class GeneratorOptions(TypedDict):
     seed: int
     scale: float
     drift: float
-
-
-class ReadOptions(TypedDict):
-    """What is read of a query log."""
-
-    row_count: int | None
-    sample: float
-    seed: int
-    query_count_max: int | None
-    query_rows_max: int | None
 
 
 class ShardedTable(TypedDict):

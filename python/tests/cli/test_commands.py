@@ -73,15 +73,15 @@ def test_a_finished_run_is_not_trained_again(run: Path, capsys: Any) -> None:
 def test_a_training_stopped_before_its_first_step_says_so(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from tierbed.data import source
+    from tierbed.cli import training
 
-    opened = source.open_source
+    opened = training.open_source
 
     def stopped_while_reading(*given: Any, **named: Any) -> Any:
         os.kill(os.getpid(), number)
         return opened(*given, **named)
 
-    monkeypatch.setattr(source, "open_source", stopped_while_reading)
+    monkeypatch.setattr(training, "open_source", stopped_while_reading)
     command = ("train", *SYNTHETIC, "--store", tmp_path / "run", "--dim", 4)
     assert tierbed(*command, "--dram-budget", "4MiB") == 128 + number
     told = capsys.readouterr().err

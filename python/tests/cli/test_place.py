@@ -162,7 +162,7 @@ def test_wrong_calls_say_what_to_do(log: Path, tmp_path: Path, capsys: Any) -> N
     for arguments, said in [
         (["--out", tmp_path], "either --rows-per-page or --dim"),
         (["--rows-per-page", 4], "--out"),
-        (["--out", tmp_path, "--dim", 64, "--method", "metis"], "use one of"),
+        (["--out", tmp_path, "--dim", 64, "--method", "metis"], "is not one of"),
         (["--out", tmp_path, "--dim", 64, "--method", "shp", "--ratio", 0.1], "no replicas"),
         (["--drift", tmp_path], "holds no placement"),
     ]:

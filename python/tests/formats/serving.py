@@ -12,7 +12,7 @@ import torch
 import tierbed as tb
 from tierbed import dist as tbd
 from tierbed.data import Vocabulary, build_vocabulary, write_criteo_tsv
-from tierbed.placement import Placement, QueryLog, import_tables, place
+from tierbed.placement import LogOptions, Placement, QueryLog, import_tables, place
 from tierbed.serve import TierPlan
 
 from .kit import (
@@ -90,7 +90,7 @@ def _write_placed(folder: Path) -> Facts:
     count = sum(PLACED.values())
     text = folder / "log.txt"
     text.write_text("".join(f"{at} {(at * 7 + 1) % count} {at * 3 % count}\n" for at in range(80)))
-    log = QueryLog.read(text, row_count=count)
+    log = QueryLog.read(text, options=LogOptions(row_count=count))
     log.write(folder / "log.bin")
     placement = place(log, rows_per_page=16, method="maxembed", ratio=0.3)
     placement.write(folder / "pages.tbp")
@@ -109,9 +109,9 @@ def _write_placed(folder: Path) -> Facts:
 
 def _check_placed(folder: Path, facts: Facts) -> None:
     for name, kind in (("log.txt", "text"), ("log.bin", "maxembed")):
-        log = QueryLog.read(folder / name, kind, row_count=sum(PLACED.values()))
+        log = QueryLog.read(folder / name, kind, LogOptions(row_count=sum(PLACED.values())))
         assert [log[at] for at in range(len(log))] == facts["queries"]
-    recorded = QueryLog.read(folder / "recorded" / "a", row_count=PLACED["a"])
+    recorded = QueryLog.read(folder / "recorded" / "a", options=LogOptions(row_count=PLACED["a"]))
     assert [recorded[at] for at in range(len(recorded))] == [[7], [3], [9]]
     placement = Placement.read(folder / "pages.tbp")
     pages = [placement.page(at) for at in range(int(placement.info().page_count))]

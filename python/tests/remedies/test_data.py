@@ -12,7 +12,7 @@ import torch
 import tierbed as tb
 from tierbed._native import NativeQueryLogBuilder
 from tierbed.data import AvazuData, CriteoData, Vocabulary, build_vocabulary, write_criteo_tsv
-from tierbed.placement import QueryLog, place
+from tierbed.placement import LogOptions, QueryLog, place
 
 from .kit import refused
 
@@ -141,21 +141,21 @@ def test_a_log_without_queries(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     remedy = "check the file and its format, or keep a larger sample"
     with refused(tb.InvalidError, remedy):
-        QueryLog.read(tmp_path / "empty.txt", row_count=40)
+        QueryLog.read(tmp_path / "empty.txt", options=LogOptions(row_count=40))
     with refused(tb.InvalidError, remedy):
-        QueryLog.read(path, row_count=40, sample=1e-9)
-    assert len(QueryLog.read(path, row_count=40, sample=1.0)) == 40
+        QueryLog.read(path, options=LogOptions(row_count=40, sample=1e-9))
+    assert len(QueryLog.read(path, options=LogOptions(row_count=40, sample=1.0))) == 40
 
 
 def test_a_log_without_the_line_of_its_counts(tmp_path: Path) -> None:
     path = _log(tmp_path)
     with refused(tb.InvalidError, "read it as text without such a line"):
         QueryLog.read(path, "maxembed-text")
-    assert len(QueryLog.read(path, "text", row_count=40)) == 40
+    assert len(QueryLog.read(path, "text", LogOptions(row_count=40))) == 40
 
 
 def test_methods_of_placing(tmp_path: Path) -> None:
-    log = QueryLog.read(_log(tmp_path), row_count=40)
+    log = QueryLog.read(_log(tmp_path), options=LogOptions(row_count=40))
     with refused(tb.InvalidError, "use one of ") as caught:
         place(log, rows_per_page=8, method="best")  # type: ignore[arg-type]
     for method in caught.value.context["remedy"].removeprefix("use one of ").split(", "):

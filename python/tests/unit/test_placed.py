@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 import tierbed as tb
-from tierbed.placement import QueryLog, import_tables, place, read_tables
+from tierbed.placement import LogOptions, QueryLog, import_tables, place, read_tables
 
 
 def _placement(folder: Path, rows: int, rows_per_page: int) -> Path:
     text = "\n".join(f"{at} {(at * 7 + 1) % rows} {(at * 3 + 2) % rows}" for at in range(rows))
     path = folder / f"log{rows}.txt"
     path.write_text(text + "\n")
-    log = QueryLog.read(path, row_count=rows)
+    log = QueryLog.read(path, options=LogOptions(row_count=rows))
     out = folder / f"placed{rows}.tbp"
     place(log, rows_per_page=rows_per_page, method="maxembed", ratio=0.3).write(out)
     return out

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tierbed as tb
-from tierbed.placement import QueryLog, import_tables, place
+from tierbed.placement import LogOptions, QueryLog, import_tables, place
 from tierbed.serve import Server
 
 ROWS = 40
@@ -38,7 +38,7 @@ def test_recorded_queries_are_a_log_to_place_by(tmp_path: Path) -> None:
         with pytest.raises(tb.InvalidError, match="already"):
             snapshot.record(tmp_path / "again")
     assert paths == [tmp_path / "logs" / "a+b", tmp_path / "logs" / "wide"]
-    log = QueryLog.read(paths[0], row_count=70)
+    log = QueryLog.read(paths[0], options=LogOptions(row_count=70))
     assert len(log) == 100
     assert log[3] == [3, 4, ROWS + 3, ROWS + 4]
     placement = place(log, rows_per_page=8, ratio=0.1)

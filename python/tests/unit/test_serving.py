@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import subprocess
@@ -14,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.main import get_command
 
 import tierbed as tb
 from tierbed._native import NativeServer
 from tierbed._util.bytes import parse_bytes
-from tierbed.cli.serving import ask, serve
+from tierbed.cli.serving import ask, register
 from tierbed.nn import MODELS
 from tierbed.placement import import_tables
 from tierbed.serve import Limits, Predictor, ServeOptions, Server, load_model
@@ -40,12 +41,13 @@ def test_the_limits_are_those_of_the_engine() -> None:
 
 
 def test_the_command_line_has_the_same_limits() -> None:
-    parameters = inspect.signature(serve).parameters
+    commands = typer.Typer()
+    register(commands)
+    [serve] = [one for name, one in get_command(commands).commands.items() if name == "serve"]
+    defaults = {param.name: param.default for param in serve.params}
     for name, value in asdict(Limits()).items():
-        if name == "degraded_ms":
-            continue
-        given = parameters[name.replace("_bytes_max", "_max")].default
-        assert parse_bytes(given) == value, name
+        if name != "degraded_ms":
+            assert parse_bytes(defaults[name]) == value, name
 
 
 def test_options_reach_the_server_and_bad_ones_are_named(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_a_server_that_nobody_stopped_lets_the_process_end(model_folder: Path) -
     code = """
 import sys, threading
 import tierbed as tb
-from tierbed.cli.serving import ask
+from tierbed.cli.serving import ask, register
 from tierbed.serve import Server
 snapshot = tb.Snapshot.open(sys.argv[1])
 server = Server(snapshot, "127.0.0.1:0")

@@ -6,7 +6,7 @@ import re
 
 from tierbed.errors import InvalidError
 
-__all__ = ["format_bytes", "parse_bytes"]
+__all__ = ["format_bytes", "parse_bytes", "size_text"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 _UNITS = {"": 1, "b": 1}
@@ -48,3 +48,10 @@ def format_bytes(size_bytes: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.2f} TiB"
+
+
+def size_text(size_bytes: int) -> str:
+    """Writes a size as :func:`parse_bytes` reads it, in the largest unit that divides it."""
+    units = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+    fits = (f"{size_bytes // of}{unit}" for unit, of in units.items() if size_bytes % of == 0)
+    return next(fits, str(size_bytes))

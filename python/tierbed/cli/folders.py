@@ -14,9 +14,11 @@ import typer
 from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed._util.report import print_table
+from tierbed.cli.fields import add
 from tierbed.cli.options import DramBudget, JsonOut, LogFormat, RowOptimizer, finish, shows_tables
 from tierbed.cli.place import inspect_placement, placement_file
 from tierbed.config.tables import EmbeddingBagConfig
+from tierbed.config.words import OptimizerKind
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.recipes.run import OPTIMIZERS
 from tierbed.serve.snapshot import Snapshot
@@ -27,6 +29,9 @@ from tierbed.train.table_files import export_table, import_table, shape_of
 __all__ = ["open_folder", "register", "tables_folder"]
 
 Folder = Annotated[Path, typer.Argument(help="A run, a store or a snapshot.")]
+StoreFolder = Annotated[Path, typer.Option("--store", help="The store or run.")]
+TableName = Annotated[str, typer.Option("--table", help="Name of the table.")]
+TableFile = Annotated[Path, typer.Option("--file", help="npy, safetensors, pt or parquet.")]
 
 
 def tables_folder(folder: Path) -> Path:
@@ -197,16 +202,16 @@ def verify(folder: Folder, dram_budget: DramBudget = "256MiB", json_path: JsonOu
 
 
 def import_(
-    store: Annotated[Path, typer.Option("--store", help="The store or run.")],
-    table: Annotated[str, typer.Option("--table", help="Name of the table.")],
-    file: Annotated[Path, typer.Option("--file", help="npy, safetensors, pt or parquet.")],
+    store: StoreFolder,
+    table: TableName,
+    file: TableFile,
     key: Annotated[
         str | None, typer.Option("--key", help="Which tensor: model.item.weight.")
     ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="Make the table, as large as the file's.")
     ] = False,
-    optimizer: Annotated[str | None, RowOptimizer] = None,
+    optimizer: Annotated[OptimizerKind | None, RowOptimizer] = None,
     dram_budget: DramBudget = "256MiB",
     json_path: JsonOut = None,
 ) -> None:
@@ -215,7 +220,7 @@ def import_(
     with Store.open(place, dram_budget=dram_budget) as opened:
         known = [entry["name"] for entry in opened.tables()]
         if create and table not in known:
-            if optimizer not in OPTIMIZERS:
+            if optimizer is None:
                 raise InvalidError(
                     "--create needs --optimizer, that of the model that will train the table: its "
                     f"state lies beside the rows; one of {', '.join(sorted(OPTIMIZERS))}"
@@ -230,9 +235,9 @@ def import_(
 
 
 def export(
-    store: Annotated[Path, typer.Option("--store", help="The store or run.")],
-    table: Annotated[str, typer.Option("--table", help="Name of the table.")],
-    file: Annotated[Path, typer.Option("--file", help="npy, safetensors, pt or parquet.")],
+    store: StoreFolder,
+    table: TableName,
+    file: TableFile,
     dram_budget: DramBudget = "256MiB",
     json_path: JsonOut = None,
 ) -> None:
@@ -249,11 +254,9 @@ def export(
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
-    app.command("inspect")(inspect)
-    app.command("verify")(verify)
-    app.command("checkpoints")(checkpoints)
-    app.command("repair", short_help="List the whole commits of a store, or go back to one.")(
-        repair
-    )
-    app.command("import")(import_)
-    app.command("export")(export)
+    add(app, "inspect", inspect)
+    add(app, "verify", verify)
+    add(app, "checkpoints", checkpoints)
+    add(app, "repair", repair, "List the whole commits of a store, or go back to one.")
+    add(app, "import", import_)
+    add(app, "export", export)

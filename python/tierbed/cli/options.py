@@ -15,9 +15,6 @@ from tierbed.errors import InvalidError
 DramBudget = Annotated[
     str, typer.Option("--dram-budget", help="Memory for everything the store keeps: 16MiB, 4GiB.")
 ]
-IoEngine = Annotated[
-    closed.IoEngine, typer.Option("--io-engine", help="auto falls back by itself.")
-]
 JsonOut = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON here; - is the screen.")
 ]
@@ -29,23 +26,10 @@ Data = Annotated[
     list[Path] | None,
     typer.Option("--data", help="File of samples, plain or compressed; repeat for several."),
 ]
-FORMATS = "criteo|avazu|parquet|synthetic"
-DataFormat = Annotated[str, typer.Option("--format", metavar=FORMATS, help="What the files hold.")]
-RowOptimizer = typer.Option(
-    "--optimizer",
-    metavar="sgd|adagrad|row_wise_adagrad|adam|partial_row_wise_adam",
-    help="Of the rows.",
-)
-Model = Annotated[
-    str, typer.Option("--model", metavar="dlrm|deepfm|pnn", help="What is on top of the tables.")
-]
+RowOptimizer = typer.Option("--optimizer", help="Of the rows.")
 LogFormat = Annotated[
-    str,
-    typer.Option(
-        "--log-format",
-        metavar="auto|text|maxembed-text|maxembed|criteo|avazu",
-        help="maxembed is binary; auto goes by the name.",
-    ),
+    closed.LogFormat,
+    typer.Option("--log-format", help="maxembed is binary; auto goes by the name."),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +12,12 @@ import typer
 
 from tierbed._util.progress import Progress
 from tierbed._util.report import print_table, write_json
+from tierbed.cli.fields import Fields, add
 from tierbed.cli.options import JsonOut, LogFormat, finish, shows_tables
+from tierbed.config import words
 from tierbed.errors import InvalidError
 from tierbed.placement.build import (
+    LogOptions,
     PageReads,
     Placement,
     PlaceOptions,
@@ -43,47 +46,60 @@ def placement_file(path: Path) -> Path | None:
     return path if path.is_file() and path.suffix == ".tbp" else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """What the placement is built from and judged by.
+
+    Args:
+        ratio: Replicas per row of the table.
+        cache_share: Rows cached in front, as a share of the rows.
+        cache_policy: Eviction policy of that cache.
+        split: Build from this earlier share, judge on the rest.
+    """
+
+    ratio: float = 0.1
+    cache_share: float = 0.0
+    cache_policy: str = "s3_fifo"
+    split: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ageing:
+    """How a placement ages; nothing is placed.
+
+    Args:
+        drift: Place nothing: say how this placement ages on the log.
+        slices: Slices of time of the log.
+        tolerance: Further reads that are still fine.
+    """
+
+    drift: Path | None = None
+    slices: int = 10
+    tolerance: float = 0.05
+
+
 def place_(
     log: Log,
+    *,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the placement and its report.")
     ] = None,
     log_format: LogFormat = "auto",
+    reading: Annotated[
+        LogOptions,
+        Fields(
+            skip=("seed", "query_count_max"),
+            names={"row_count": "rows", "query_rows_max": "query-rows"},
+        ),
+    ],
     rows_per_page: Annotated[
         int | None, typer.Option("--rows-per-page", min=1, help="Rows of a page; or give --dim.")
     ] = None,
     dim: Annotated[
         int | None, typer.Option("--dim", help="Elements of a row, f32; or give --rows-per-page.")
     ] = None,
-    rows: Annotated[
-        int | None, typer.Option("--rows", help="Rows of the table; else the largest id says.")
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            help="random, by_frequency, shp, rpp, fpr, maxembed, grown, "
-            "shp_published or maxembed_published.",
-        ),
-    ] = "grown",
-    ratio: Annotated[float, typer.Option("--ratio", help="Replicas per row of the table.")] = 0.1,
-    cache_share: Annotated[
-        float, typer.Option("--cache-share", help="Rows cached in front, as a share of the rows.")
-    ] = 0.0,
-    cache_policy: Annotated[
-        str, typer.Option("--cache-policy", help="Eviction policy of that cache.")
-    ] = "s3_fifo",
-    split: Annotated[
-        float, typer.Option("--split", help="Build from this earlier share, judge on the rest.")
-    ] = 1.0,
-    sample: Annotated[float, typer.Option("--sample", help="Share of the queries to read.")] = 1.0,
-    query_rows: Annotated[
-        int | None, typer.Option("--query-rows", help="Keep at most this many rows of a query.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed")] = 1,
-    threads: Annotated[
-        int, typer.Option("--threads", min=1, help="They change the time, never the placement.")
-    ] = 1,
+    options: Annotated[PlaceOptions, Fields(skip=("rows_per_page", "iterations"))],
+    judging: Annotated[Judging, Fields()],
     ray: Annotated[
         str | None,
         typer.Option("--ray", help="Build on a Ray cluster: its address, or local."),
@@ -91,49 +107,27 @@ def place_(
     mapping: Annotated[
         Path | None, typer.Option("--mapping", help="Write MaxEmbed's mapping here, too.")
     ] = None,
-    drift: Annotated[
-        Path | None,
-        typer.Option("--drift", help="Place nothing: say how this placement ages on the log."),
-    ] = None,
-    slices: Annotated[
-        int, typer.Option("--slices", help="--drift: slices of time of the log.")
-    ] = 10,
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", help="--drift: further reads that are still fine.")
-    ] = 0.05,
+    ageing: Annotated[Ageing, Fields(title="Drift")],
     json_path: JsonOut = None,
 ) -> None:
     """Choose which rows share a page, and which deserve several, from a query log."""
-    queries = read_log(
-        log, log_format, row_count=rows, sample=sample, seed=seed, query_rows_max=query_rows
-    )
-    if drift is not None:
-        aged = _drift(
-            drift,
-            queries,
-            slices=slices,
-            method=method,
-            tolerance=tolerance,
-            seed=seed,
-            threads=threads,
-        )
-        _show_drift(aged, f"{drift} on a newer log, beside a fresh one by {method}", json_path)
+    queries = read_log(log, log_format, replace(reading, seed=options.seed))
+    if ageing.drift is not None:
+        aged = _drift(ageing.drift, queries, ageing, options)
+        title = f"{ageing.drift} on a newer log, beside a fresh one by {options.method}"
+        _show_drift(aged, title, json_path)
         return
     if out is None:
         raise InvalidError("say where the placement goes with --out")
     if (rows_per_page is None) == (dim is None):
         raise InvalidError("give either --rows-per-page or --dim")
-    earlier, later = queries.split(split)
+    method, ratio, cached = options.method, judging.ratio, judging.cache_share
+    earlier, later = queries.split(judging.split)
     misses = None
-    if cache_share > 0.0:
-        misses = earlier.misses(earlier, cache_share, policy=cache_policy).log
+    if cached > 0.0:
+        misses = earlier.misses(earlier, cached, policy=judging.cache_policy).log
+    options = replace(options, rows_per_page=rows_per_page or rows_per_page_of(dim or 0))
     started_s = time.perf_counter()
-    options = PlaceOptions(
-        method=method,
-        rows_per_page=rows_per_page or rows_per_page_of(dim or 0),
-        seed=seed,
-        threads=threads,
-    )
     kept = out / UNFINISHED
     if kept.is_dir() and ray is None:
         typer.echo(f"goes on with what is kept in {kept}", err=True)
@@ -148,18 +142,18 @@ def place_(
             )
     build_s = time.perf_counter() - started_s
     placement = placement.ordered_by_use(earlier if misses is None else misses)
-    judged = (later if len(later) else earlier).misses(earlier, cache_share, policy=cache_policy)
+    judged = (later if len(later) else earlier).misses(earlier, cached, policy=judging.cache_policy)
     result = {
         "method": method,
         "ratio": ratio,
-        "cache_share": cache_share,
-        "seed": seed,
+        "cache_share": cached,
+        "seed": options.seed,
         "queries_built_from": len(earlier),
         "queries_judged": judged.query_count,
         "judged_on": "later queries" if len(later) else "the queries it was built from",
         "hit_ratio": judged.hit_ratio,
         "build_s": build_s,
-        **_judged(placement, judged.log, judged.query_count, threads),
+        **_judged(placement, judged.log, judged.query_count, options.threads),
         **asdict(placement.info()),
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -186,12 +180,21 @@ def _judged(placement: Placement, log: QueryLog, query_count: int, threads: int)
     }
 
 
-def _drift(path: Path, newer: QueryLog, *, slices: int, **how: Any) -> Drift:
+def _drift(path: Path, newer: QueryLog, ageing: Ageing, fresh: PlaceOptions) -> Drift:
     found = placement_file(path)
     if found is None:
         raise InvalidError(f"{path} holds no placement", {"path": str(path)})
-    with Progress("slices", slices, "slices") as bar:
-        return measure_drift(Placement.read(found), newer, slices=slices, progress=bar.set, **how)
+    with Progress("slices", ageing.slices, "slices") as bar:
+        return measure_drift(
+            Placement.read(found),
+            newer,
+            slices=ageing.slices,
+            method=fresh.method,
+            tolerance=ageing.tolerance,
+            seed=fresh.seed,
+            threads=fresh.threads,
+            progress=bar.set,
+        )
 
 
 def _show_drift(drift: Drift, title: str, json_path: Path | None) -> None:
@@ -206,7 +209,7 @@ def _show_drift(drift: Drift, title: str, json_path: Path | None) -> None:
 
 
 def inspect_placement(
-    path: Path, log: Path | None, log_format: str, json_path: Path | None
+    path: Path, log: Path | None, log_format: words.LogFormat, json_path: Path | None
 ) -> None:
     """Shows what is in a placement file, and what a log reads through it."""
     placement = Placement.read(path)
@@ -239,4 +242,4 @@ def _histogram(counts: list[int], key: str, value: str) -> list[dict[str, Any]]:
 
 def register(app: typer.Typer) -> None:
     """Adds the verb of this file."""
-    app.command("place", short_help="Choose which rows share a page.")(place_)
+    add(app, "place", place_, "Choose which rows share a page.")

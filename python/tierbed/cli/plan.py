@@ -2,80 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import torch
 import typer
 
 from tierbed._util.bytes import parse_bytes
-from tierbed.cli.options import (
-    Data,
-    DataFormat,
-    DramBudget,
-    IoEngine,
-    JsonOut,
-    Model,
-    RowOptimizer,
-    Threads,
-    finish,
-    set_threads,
-)
+from tierbed.cli.fields import Fields, add
+from tierbed.cli.options import Data, JsonOut, Threads, finish
 from tierbed.cli.run_options import (
+    DATA,
     VOCABULARY,
-    Backend,
-    Categorical,
-    CheckpointSteps,
-    Dense,
-    Dim,
-    DiskQuota,
-    EvalLast,
-    Label,
-    MinCount,
-    OnMismatch,
-    Order,
-    Scale,
-    Seed,
-    Shards,
-    StepSamples,
-    Window,
-    check_names,
+    BatchSize,
+    Tables,
     open_run,
-    open_source_of,
     tell,
+    with_files,
 )
 from tierbed.cli.stop import StopSignal
+from tierbed.data.source import DataOptions, open_source
 from tierbed.errors import InvalidError
+from tierbed.recipes.rehearsal import rehearse
+from tierbed.recipes.run import TrainOptions
 
 __all__ = ["register"]
 
+SAMPLES = 50_000
+
 
 def plan(
+    *,
     data: Data = None,
-    data_format: DataFormat = "criteo",
-    model: Model = "dlrm",
-    dim: Dim = 16,
-    dram_budget: DramBudget = "1GiB",
-    eval_last: EvalLast = 0.2,
-    batch_size: StepSamples = None,
-    optimizer: Annotated[str, RowOptimizer] = "adagrad",
-    window: Window = 32,
-    checkpoint_steps: CheckpointSteps = 0,
-    seed: Seed = 0,
-    samples: Annotated[
-        int, typer.Option("--samples", min=1, help="Of a run over only the first samples.")
-    ] = 50_000,
-    min_count: MinCount = 1,
-    scale: Scale = 0.01,
-    label: Label = "label",
-    dense: Dense = "",
-    categorical: Categorical = "",
-    order: Order = "auto",
-    on_mismatch: OnMismatch = None,
-    backend: Backend = None,
-    io_engine: IoEngine = "auto",
-    disk_quota: DiskQuota = None,
-    shards: Shards = None,
+    source_options: Annotated[
+        DataOptions, replace(DATA, defaults={**DATA.defaults, "samples": SAMPLES})
+    ],
+    batch_size: BatchSize = None,
+    options: Annotated[
+        TrainOptions,
+        # Learning rates change no need.
+        Fields(
+            title="Training",
+            skip=("batch_size", "epochs", "lr", "dense_lr"),
+            names={"embedding_dim": "dim"},
+        ),
+    ],
+    tables: Tables,
     threads: Threads = 1,
     scratch: Annotated[
         Path | None,
@@ -87,29 +61,29 @@ def plan(
 
     Trains two epochs in a scratch folder that is gone afterwards, with the options of the run.
     """
-    # Learning rates change no need. Of three epochs two are trained, so that none is the last.
-    told = {**locals(), "epochs": 3, "lr": 0.02, "dense_lr": 0.002}
-    from tierbed.recipes.rehearsal import rehearse
-
-    check_names(told)
-    budget_bytes = parse_bytes(dram_budget, "--dram-budget")
+    # Of three epochs two are trained, so that none is the last.
+    options = replace(options, epochs=3)
+    budget_bytes = parse_bytes(tables.dram_budget, "--dram-budget")
     if scratch is not None and not scratch.is_dir():
         raise InvalidError(f"--scratch: no such folder: {scratch}; make it first, or leave it out")
-    set_threads(threads)
+    torch.set_num_threads(threads)
     with (
         StopSignal("the scratch folder is gone"),
         TemporaryDirectory(dir=scratch, prefix="tierbed-plan-") as folder,
     ):
-        source = open_source_of(told, Path(folder) / VOCABULARY)
+        given = with_files(source_options, data, options.seed)
+        source = open_source(given, Path(folder) / VOCABULARY)
         needs = rehearse(
             Path(folder),
-            lambda at, budget: open_run(at, source, {**told, "dram_budget": budget}),
+            lambda at, budget: open_run(
+                at, source, options, batch_size, replace(tables, dram_budget=str(budget))
+            ),
             budget_bytes,
         )
     sample_count = source.train_samples + source.eval_samples
     finish({"samples": sample_count, **needs.to_dict()}, json_path, "plan")
-    if sample_count == samples and data_format != "synthetic":
-        tell(f"this is a run over the first {samples:,} samples; --samples looks at more")
+    if sample_count == given.samples and given.format != "synthetic":
+        tell(f"this is a run over the first {sample_count:,} samples; --samples looks at more")
     if not needs.fits:
         tell(
             f"the budget is too small: at least {needs.dram_budget_bytes:,} bytes are needed, "
@@ -119,4 +93,4 @@ def plan(
 
 def register(app: typer.Typer) -> None:
     """Adds the verb of this file."""
-    app.command("plan", short_help="Rehearse training: memory, disk and I/O that it needs.")(plan)
+    add(app, "plan", plan, "Rehearse training: memory, disk and I/O that it needs.")

@@ -3,122 +3,91 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
-from tierbed.config import words
+from tierbed.cli.fields import Fields
 from tierbed.config.io import IoOptions
-from tierbed.errors import InvalidError
-
-if TYPE_CHECKING:
-    from tierbed.data.source import Source
-    from tierbed.recipes.run import Run
+from tierbed.config.words import Backend, IoEngine, OnMismatch, Order, Positive
+from tierbed.data.source import DataOptions, Source
+from tierbed.recipes.run import Run, TrainOptions, auto_batch_size
 
 VOCABULARY = "vocabulary"
 
-Order = Annotated[words.Order, typer.Option("--order", help="forward is along a plan.")]
-OnMismatch = Annotated[
-    words.OnMismatch | None,
-    typer.Option("--on-mismatch", help="What a batch does that was not planned."),
-]
-DiskQuota = Annotated[str | None, typer.Option("--disk-quota", help="Most bytes on disk.")]
-Backend = Annotated[
-    words.Backend | None,
+RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
+BatchSize = Annotated[
+    int | None,
     typer.Option(
-        "--backend",
-        metavar="|".join(get_args(words.Backend)),
-        help="How rows are kept when training by window.",
+        "--batch-size",
+        min=1,
+        help="Samples per step; by default chosen from the data.",
+        rich_help_panel="Training",
     ),
 ]
-Shards = Annotated[
-    int | None,
-    typer.Option("--shards", min=1, help="New run: parts that train at the same time."),
-]
-RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
-Scale = Annotated[
-    float, typer.Option("--scale", help="synthetic: share of Criteo's published cardinalities.")
-]
-Dim = Annotated[int, typer.Option("--dim", min=1, help="Elements per row.")]
-StepSamples = Annotated[
-    int | None, typer.Option("--batch-size", min=1, help="By default chosen from the data.")
-]
-Window = Annotated[int, typer.Option("--window", min=0, help="Look-ahead, in batches.")]
-CheckpointSteps = Annotated[
-    int, typer.Option("--checkpoint-steps", min=0, help="0: at the end, or when interrupted.")
-]
-Samples = Annotated[
-    int | None, typer.Option("--samples", min=1, help="Use only the first samples.")
-]
-Seed = Annotated[int, typer.Option("--seed", help="Of initial weights and generated samples.")]
-MinCount = Annotated[
-    int, typer.Option("--min-count", min=1, help="Rarer tokens share one row per feature.")
-]
-Label = Annotated[str, typer.Option("--label", help="parquet: column of the label.")]
-Dense = Annotated[str, typer.Option("--dense", help="parquet: columns of numbers, a,b,c.")]
-Categorical = Annotated[
-    str, typer.Option("--categorical", help="parquet: columns of tokens, a,b,c.")
-]
-EvalLast = Annotated[
-    float, typer.Option("--eval-last", min=0.0, max=0.9, help="Share kept for evaluation.")
-]
+#: The seed is that of the training; paths are options of their own.
+DATA = Fields(
+    title="Data",
+    skip=("paths", "seed", "first_sample"),
+    names={"eval_share": "eval-last"},
+    defaults={"eval_share": 0.2},
+)
 
 
-def check_names(told: dict[str, Any]) -> None:
-    """Refuses names of no model or optimizer."""
-    from tierbed.nn import MODELS
-    from tierbed.recipes.run import OPTIMIZERS
+@dataclass(frozen=True, kw_only=True)
+class StoreArguments:
+    """How the rows are kept.
 
-    _one_of("--model", told["model"], MODELS)
-    _one_of("--optimizer", told["optimizer"], OPTIMIZERS)
+    Args:
+        dram_budget: Memory for everything the store keeps: 16MiB, 4GiB.
+        order: forward is along a plan.
+        on_mismatch: What a batch does that was not planned.
+        backend: How rows are kept when training by window.
+        io_engine: auto falls back by itself.
+        disk_quota: Most bytes on disk.
+        shards: New run: parts that train at the same time.
+    """
+
+    dram_budget: str = "1GiB"
+    order: Order = "auto"
+    on_mismatch: OnMismatch | None = None
+    backend: Backend | None = None
+    io_engine: IoEngine = "auto"
+    disk_quota: str | None = None
+    shards: Positive | None = None
+
+    def of_store(self) -> dict[str, Any]:
+        """Returns the arguments of :meth:`tierbed.Store.open`."""
+        given = dict(vars(self))
+        given["io"] = IoOptions(engine=given.pop("io_engine"))
+        return given
 
 
-def open_source_of(told: dict[str, Any], vocabulary: Path) -> Source:
-    """Opens the samples that ``train`` or ``plan`` was told of."""
-    from tierbed.data.source import DataOptions, open_source
-
-    options = DataOptions(
-        told["data_format"],
-        tuple(map(str, told["data"] or ())),
-        samples=told["samples"],
-        eval_share=told["eval_last"],
-        min_count=told["min_count"],
-        seed=told["seed"],
-        scale=told["scale"],
-        label=told["label"],
-        dense=_names(told["dense"]),
-        categorical=_names(told["categorical"]),
-    )
-    return open_source(options, vocabulary)
+Tables = Annotated[StoreArguments, Fields(title="Store")]
 
 
-def open_run(folder: Path, source: Source, told: dict[str, Any]) -> Run:
+def with_files(options: DataOptions, data: list[Path] | None, seed: int) -> DataOptions:
+    """Returns what ``--data`` and ``--seed`` add to the other options of the samples."""
+    return replace(options, paths=tuple(map(str, data or ())), seed=seed)
+
+
+def open_run(
+    folder: Path,
+    source: Source,
+    options: TrainOptions,
+    batch_size: int | None,
+    tables: StoreArguments,
+) -> Run:
     """Opens the run that ``train`` or ``plan`` was told of."""
-    from tierbed.recipes.run import Run, TrainOptions, auto_batch_size
-
-    options = TrainOptions(
-        model=told["model"],
-        embedding_dim=told["dim"],
-        batch_size=told["batch_size"] or auto_batch_size(source.train_samples),
-        epochs=told["epochs"],
-        optimizer=told["optimizer"],
-        lr=told["lr"],
-        dense_lr=told["dense_lr"],
-        seed=told["seed"],
-        window=told["window"],
-        checkpoint_steps=told["checkpoint_steps"],
-    )
-    names = ("dram_budget", "disk_quota", "backend", "order", "on_mismatch", "shards")
+    batch_size = batch_size or auto_batch_size(source.train_samples)
     return Run(
         folder,
         source,
-        options,
+        replace(options, batch_size=batch_size),
         source.train_samples,
-        store_options={
-            **{name: told[name] for name in names},
-            "io": IoOptions(engine=told["io_engine"]),
-        },
+        store_options=tables.of_store(),
         about={"data": source.about()},
         eval_samples=source.eval_samples,
     )
@@ -127,12 +96,3 @@ def open_run(folder: Path, source: Source, told: dict[str, Any]) -> Run:
 def tell(message: str) -> None:
     """Says something beside the result."""
     print(message, file=sys.stderr, flush=True)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _one_of(option: str, value: str, known: Any) -> None:
-    if value not in known:
-        raise InvalidError(f"{option} must be one of {', '.join(sorted(known))}, not {value!r}")

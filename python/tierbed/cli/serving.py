@@ -9,152 +9,126 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
-from tierbed._util.bytes import parse_bytes
-from tierbed.cli import server_options as options
-from tierbed.cli.options import (
-    DramBudget,
-    IoEngine,
-    JsonOut,
-    Threads,
-    set_threads,
-    shows_tables,
-)
+from tierbed._util.report import write_json
+from tierbed.cli.fields import Fields, add
+from tierbed.cli.options import DramBudget, JsonOut, Threads, set_threads, shows_tables, words
 from tierbed.config.io import IoOptions
-from tierbed.config.words import MissMode, SnapshotBackend
+from tierbed.config.words import IoEngine, MissMode, Pooling, SnapshotBackend
 from tierbed.errors import InvalidError, IoError
+from tierbed.jagged import KeyedJaggedTensor
+from tierbed.serve.cache import CacheOptions
+from tierbed.serve.server import Limits, ServeOptions, Server
+from tierbed.serve.snapshot import Snapshot
 
 __all__ = ["ask", "register"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the snapshot is read.
+
+    Args:
+        dram_budget: Memory for everything that is kept: 16MiB, 4GiB.
+        backend: How pages are read.
+        io_engine: auto falls back by itself.
+        cache: Tiers, by comma: codec:policy:share:admit, or a policy; and
+            neighbours:second_chance:share.
+        resident: Rows that stay in memory: a file of a plan.
+        neighbours: File of neighbours; by default beside the snapshot.
+        misses: Read, or answer by the plan, a neighbour, or a default.
+        refresh: Tables, by comma, whose approximate answers are followed by a read; all: every.
+    """
+
+    dram_budget: str = "256MiB"
+    backend: SnapshotBackend = "direct"
+    io_engine: IoEngine = "auto"
+    cache: str = "lru"
+    resident: Path | None = None
+    neighbours: Path | None = None
+    misses: MissMode = "read"
+    refresh: tuple[str, ...] = ()
+
+    def open(self, folder: Path) -> Snapshot:
+        """Opens the snapshot in ``folder``."""
+        refresh = self.refresh == ("all",) or self.refresh
+        return Snapshot.open(
+            folder,
+            dram_budget=self.dram_budget,
+            backend=self.backend,
+            cache=CacheOptions(
+                tiers=self.cache, neighbours=self.neighbours, refresh=refresh or False
+            ),
+            resident=self.resident,
+            misses=self.misses,
+            io=IoOptions(engine=self.io_engine),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What is recorded of the queries.
+
+    Args:
+        record: Record queries here, for `tierbed place`.
+        record_tables: Tables that share pages, with commas between; repeat for several groups. By
+            default every table by itself.
+        record_sample: Share of the queries that are recorded.
+        record_bytes_max: Most bytes of each log; the oldest are removed.
+    """
+
+    record: Path | None = None
+    record_tables: list[str] | None = None
+    record_sample: float = 1.0
+    record_bytes_max: int = 1 << 30
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Records what is looked up from now on, where that is wanted."""
+        if self.record is not None:
+            logs = snapshot.record(
+                self.record,
+                tables=[words(group) for group in self.record_tables or ()] or None,
+                sample=self.record_sample,
+                bytes_max=self.record_bytes_max,
+            )
+            print(f"recording queries in {', '.join(str(log) for log in logs)}", flush=True)
+
+
 def serve(
     snapshot: Annotated[Path, typer.Argument(help="The snapshot's folder.")],
+    *,
     address: Annotated[
         str, typer.Option("--address", help="host:port; port 0 picks a free one.")
     ] = "127.0.0.1:8080",
-    dram_budget: DramBudget = "256MiB",
-    backend: Annotated[SnapshotBackend, typer.Option("--backend")] = "direct",
-    io_engine: IoEngine = "auto",
-    cache: Annotated[
-        str,
-        typer.Option(
-            "--cache",
-            help="Tiers, by comma: codec:policy:share:admit, or a policy; and "
-            "neighbours:second_chance:share.",
-        ),
-    ] = "lru",
-    resident: Annotated[
-        Path | None, typer.Option("--resident", help="Rows that stay in memory: a file of a plan.")
-    ] = None,
-    neighbours: Annotated[
-        Path | None,
-        typer.Option("--neighbours", help="File of neighbours; by default beside the snapshot."),
-    ] = None,
-    misses: Annotated[
-        MissMode,
-        typer.Option("--misses", help="Read, or answer by the plan, a neighbour, or a default."),
-    ] = "read",
-    refresh: Annotated[
-        str,
-        typer.Option(
-            "--refresh",
-            help="Tables, by comma, whose approximate answers are followed by a read; all: every.",
-        ),
-    ] = "",
     threads: Threads = 1,
-    record: Annotated[
-        Path | None, typer.Option("--record", help="Record queries here, for `tierbed place`.")
-    ] = None,
-    record_tables: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--record-tables",
-            help="Tables that share pages, with commas between; repeat for several groups. "
-            "By default every table by itself.",
+    reading: Annotated[Reading, Fields(title="Rows")],
+    recording: Annotated[Recording, Fields(title="Recording")],
+    limits: Annotated[Limits, Fields(title="Limits", skip=("degraded_ms",))],
+    how: Annotated[
+        ServeOptions,
+        Fields(
+            title="Threads and log",
+            skip=("limits", "snapshot_name"),
+            defaults={"log_level": "info"},
         ),
-    ] = None,
-    record_sample: Annotated[
-        float, typer.Option("--record-sample", help="Share of the queries that are recorded.")
-    ] = 1.0,
-    record_max: Annotated[
-        str, typer.Option("--record-max", help="Most bytes of each log; the oldest are removed.")
-    ] = "1GiB",
-    connections_max: options.ConnectionsMax = 2048,
-    requests_max: options.RequestsMax = 256,
-    body_max: options.BodyMax = "16MiB",
-    indices_max: options.IndicesMax = 1 << 20,
-    bags_max: options.BagsMax = 1 << 20,
-    answer_max: options.AnswerMax = "64MiB",
-    buffer_max: options.BufferMax = "256MiB",
-    head_ms_max: options.HeadMsMax = 10_000,
-    body_ms_max: options.BodyMsMax = 30_000,
-    body_idle_ms_max: options.BodyIdleMsMax = 5_000,
-    request_ms_max: options.RequestMsMax = 60_000,
-    answer_ms_max: options.AnswerMsMax = 30_000,
-    idle_ms_max: options.IdleMsMax = 75_000,
-    stop_ms_max: options.StopMsMax = 10_000,
-    worker_threads: options.WorkerThreads = None,
-    lookup_threads: options.LookupThreads = None,
-    log_level: options.LogLevel = "info",
-    access_log: options.AccessLog = False,
-    slow_ms: options.SlowMs = 1_000,
+    ],
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
-    from tierbed.serve.cache import CacheOptions
-    from tierbed.serve.server import Limits, ServeOptions, Server
-    from tierbed.serve.snapshot import Snapshot
-
-    given = ServeOptions(
-        limits=Limits(
-            connections_max=connections_max,
-            requests_max=requests_max,
-            body_bytes_max=parse_bytes(body_max, "--body-max"),
-            indices_max=indices_max,
-            bags_max=bags_max,
-            answer_bytes_max=parse_bytes(answer_max, "--answer-max"),
-            buffer_bytes_max=parse_bytes(buffer_max, "--buffer-max"),
-            head_ms_max=head_ms_max,
-            body_ms_max=body_ms_max,
-            body_idle_ms_max=body_idle_ms_max,
-            request_ms_max=request_ms_max,
-            answer_ms_max=answer_ms_max,
-            idle_ms_max=idle_ms_max,
-            stop_ms_max=stop_ms_max,
-        ),
-        worker_threads=worker_threads,
-        lookup_threads=lookup_threads,
-        log_level=log_level,
-        access_log=access_log,
-        slow_ms=slow_ms,
-    )
     set_threads(threads)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     with (
-        Snapshot.open(
-            snapshot,
-            dram_budget=dram_budget,
-            backend=backend,
-            cache=CacheOptions(
-                tiers=cache,
-                neighbours=neighbours,
-                refresh=refresh == "all" or refresh.split(",") if refresh else False,
-            ),
-            resident=resident,
-            misses=misses,
-            io=IoOptions(engine=io_engine),
-        ) as opened,
-        Server(opened, address, options=given) as server,
+        reading.open(snapshot) as opened,
+        Server(opened, address, options=replace(how, limits=limits)) as server,
     ):
-        if record is not None:
-            groups = [group.split(",") for group in record_tables or []] or None
-            logs = opened.record(record, tables=groups, sample=record_sample, bytes_max=record_max)
-            print(f"recording queries in {', '.join(str(log) for log in logs)}", flush=True)
+        recording.begin(opened)
         answers = "lookups and predictions" if server.predicts else "lookups"
         print(f"serving {answers} on http://{server.address}", flush=True)
         while not stop.is_set() and not server.wait(0.2):
@@ -174,9 +148,7 @@ def lookup(
     ] = None,
     table: Annotated[str | None, typer.Option("--table", help="Feature or table.")] = None,
     ids: Annotated[str, typer.Option("--ids", help="Row ids: 3,14,159. One vector each.")] = "",
-    pool: Annotated[
-        str | None, typer.Option("--pool", help="sum or mean: one vector for all ids.")
-    ] = None,
+    pool: Annotated[Pooling | None, typer.Option("--pool", help="One vector for all ids.")] = None,
     dram_budget: DramBudget = "64MiB",
     json_path: JsonOut = None,
 ) -> None:
@@ -185,8 +157,6 @@ def lookup(
         raise InvalidError("name either a snapshot's folder or --url")
     if table is None or not ids:
         raise InvalidError("say what to look up, for example: --table c1 --ids 3,14,159")
-    if pool not in (None, "sum", "mean"):
-        raise InvalidError(f"--pool must be sum or mean, not {pool!r}")
     try:
         wanted = [int(text) for text in ids.split(",")]
     except ValueError as error:
@@ -201,8 +171,6 @@ def lookup(
 
 
 def _show(result: dict[str, Any], json_path: Path | None) -> None:
-    from tierbed._util.report import write_json
-
     if shows_tables(json_path):
         names = [result["pooling"]] if result["pooling"] else result["ids"]
         for name, vector in zip(names, result["vectors"], strict=True):
@@ -214,11 +182,6 @@ def _show(result: dict[str, Any], json_path: Path | None) -> None:
 def _from_snapshot(
     folder: Path, table: str, ids: list[int], offsets: list[int], pooling: str, dram_budget: str
 ) -> list[list[float]]:
-    import torch
-
-    from tierbed.jagged import KeyedJaggedTensor
-    from tierbed.serve.snapshot import Snapshot
-
     if not folder.is_dir():
         raise InvalidError(f"no such folder: {folder}", {"path": str(folder)})
     bags = KeyedJaggedTensor([table], torch.tensor(ids), offsets=torch.tensor(offsets))
@@ -266,5 +229,5 @@ def ask(url: str, route: str, request: dict[str, Any] | None = None) -> Any:
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
-    app.command("serve")(serve)
-    app.command("lookup")(lookup)
+    add(app, "serve", serve)
+    add(app, "lookup", lookup)

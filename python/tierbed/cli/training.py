@@ -5,95 +5,57 @@ from __future__ import annotations
 import contextlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
 
 from tierbed._util.progress import Progress
-from tierbed.cli.options import (
-    FORMATS,
-    Data,
-    DataFormat,
-    DramBudget,
-    IoEngine,
-    JsonOut,
-    Model,
-    RowOptimizer,
-    Threads,
-    finish,
-    set_threads,
-)
+from tierbed.cli.fields import Fields, add
+from tierbed.cli.folders import tables_folder
+from tierbed.cli.options import Data, DramBudget, JsonOut, Threads, finish
 from tierbed.cli.run_options import (
+    DATA,
     VOCABULARY,
-    Backend,
-    Categorical,
-    CheckpointSteps,
-    Dense,
-    Dim,
-    DiskQuota,
-    EvalLast,
-    Label,
-    MinCount,
-    OnMismatch,
-    Order,
+    BatchSize,
     RunFolder,
-    Samples,
-    Scale,
-    Seed,
-    Shards,
-    StepSamples,
-    Window,
-    check_names,
+    Tables,
     open_run,
-    open_source_of,
     tell,
+    with_files,
 )
 from tierbed.cli.stop import StopSignal
-
-if TYPE_CHECKING:
-    from tierbed.recipes.run import Run
+from tierbed.config.words import DataFormat
+from tierbed.data import write_criteo_tsv
+from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
+from tierbed.recipes.evaluate import evaluate
+from tierbed.recipes.run import EVAL_BATCH, RUN_FILE, Run, TrainOptions, load_run, read_run
+from tierbed.train.store import Store
 
 __all__ = ["register"]
 
 
 def train(
     store: RunFolder,
+    *,
     data: Data = None,
-    data_format: DataFormat = "criteo",
-    model: Model = "dlrm",
-    dim: Dim = 16,
-    dram_budget: DramBudget = "1GiB",
-    eval_last: EvalLast = 0.2,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the data.")] = 1,
-    batch_size: StepSamples = None,
-    optimizer: Annotated[str, RowOptimizer] = "adagrad",
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate of the rows.")] = 0.02,
-    dense_lr: Annotated[float, typer.Option("--dense-lr", help="Of the dense part.")] = 0.002,
-    window: Window = 32,
-    checkpoint_steps: CheckpointSteps = 0,
-    seed: Seed = 0,
-    samples: Samples = None,
-    min_count: MinCount = 1,
-    scale: Scale = 0.01,
-    label: Label = "label",
-    dense: Dense = "",
-    categorical: Categorical = "",
-    order: Order = "auto",
-    on_mismatch: OnMismatch = None,
-    backend: Backend = None,
-    io_engine: IoEngine = "auto",
-    disk_quota: DiskQuota = None,
-    shards: Shards = None,
+    source_options: Annotated[DataOptions, DATA],
+    batch_size: BatchSize = None,
+    options: Annotated[
+        TrainOptions,
+        Fields(title="Training", skip=("batch_size",), names={"embedding_dim": "dim"}),
+    ],
+    tables: Tables,
     threads: Threads = 1,
     json_path: JsonOut = None,
 ) -> None:
     """Train a click model whose tables live in a store; started again, it continues."""
-    told = dict(locals())
-    check_names(told)
-    set_threads(threads)
+    torch.set_num_threads(threads)
+    given = with_files(source_options, data, options.seed)
     with contextlib.ExitStack() as closing:
         with StopSignal("no step was trained; the same command begins again") as stop:
-            run = open_run(store, open_source_of(told, store / VOCABULARY), told)
+            source = open_source(given, store / VOCABULARY)
+            run = open_run(store, source, options, batch_size, tables)
             closing.enter_context(contextlib.closing(run))
             if run.resumed_from_step is not None:
                 tell(f"continuing at step {run.resumed_from_step}")
@@ -104,7 +66,7 @@ def train(
             )
         stop.exit(f"the same command goes on at step {run.steps}")
         result = _result_of(run, trained)
-    finish(result, json_path, f"{model} on {data_format}")
+    finish(result, json_path, f"{options.model} on {given.format}")
 
 
 def _result_of(run: Run, trained: dict[str, Any]) -> dict[str, Any]:
@@ -127,20 +89,17 @@ def eval_(
     store: RunFolder,
     data: Data = None,
     data_format: Annotated[
-        str | None,
-        typer.Option("--format", metavar=FORMATS, help="By default that of the training."),
+        DataFormat | None, typer.Option("--format", help="By default that of the training.")
     ] = None,
     dram_budget: DramBudget = "1GiB",
-    samples: Samples = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="Use only the first samples.")
+    ] = None,
     threads: Threads = 1,
     json_path: JsonOut = None,
 ) -> None:
     """Score another file with a trained model."""
-    from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
-    from tierbed.recipes.evaluate import evaluate
-    from tierbed.recipes.run import EVAL_BATCH, load_run, read_run
-
-    set_threads(threads)
+    torch.set_num_threads(threads)
     trained = read_run(store)["data"]
     trained_on = DataOptions.from_dict({k: v for k, v in trained.items() if k != "files"})
     options = replace(
@@ -184,10 +143,6 @@ def publish(
     json_path: JsonOut = None,
 ) -> None:
     """Write a serving snapshot of a trained model, or of a bare store."""
-    from tierbed.cli.folders import tables_folder
-    from tierbed.recipes.run import RUN_FILE, load_run
-    from tierbed.train.store import Store
-
     model = None
     if (store / RUN_FILE).is_file():
         opened, model, _ = load_run(store, dram_budget=dram_budget)
@@ -201,13 +156,13 @@ def publish(
 def generate(
     out: Annotated[Path, typer.Option("--out", help="The file: .tsv, .tsv.gz or .tsv.zst.")],
     samples: Annotated[int, typer.Option("--samples", min=1)] = 100_000,
-    scale: Scale = 0.01,
-    seed: Seed = 0,
+    scale: Annotated[
+        float, typer.Option("--scale", help="Share of Criteo's published cardinalities.")
+    ] = 0.01,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed, another log.")] = 0,
     json_path: JsonOut = None,
 ) -> None:
     """Write generated samples in Criteo's layout."""
-    from tierbed.data import write_criteo_tsv
-
     with Progress("generating", samples, "samples") as bar:
         write_criteo_tsv(out, samples, scale=scale, seed=seed, progress=bar.set)
     size = out.stat().st_size
@@ -216,7 +171,7 @@ def generate(
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
-    app.command("train", short_help="Train a click model; started again, it goes on.")(train)
-    app.command("eval")(eval_)
-    app.command("publish", short_help="Write a serving snapshot of a model or store.")(publish)
-    app.command("generate")(generate)
+    add(app, "train", train, "Train a click model; started again, it goes on.")
+    add(app, "eval", eval_)
+    add(app, "publish", publish, "Write a serving snapshot of a model or store.")
+    add(app, "generate", generate)

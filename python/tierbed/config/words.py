@@ -1,29 +1,66 @@
-"""Closed words of options, as types."""
+"""Types of options: closed words, and numbers with bounds."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
-__all__ = [
-    "Backend",
-    "Durability",
-    "IoEngine",
-    "LogLevel",
-    "MissMode",
-    "OnMismatch",
-    "Order",
-    "PageSelection",
-    "SnapshotBackend",
-]
+from tierbed.errors import InvalidError
 
 Backend = Literal[
     "file", "memory", "cold", "lsm", "lsm_plain", "hashdb", "mmap", "rocksdb", "rocksdb_universal"
 ]
+DataFormat = Literal["criteo", "avazu", "parquet", "synthetic"]
+DeviceHeapKind = Literal["auto", "pinned"]
 Durability = Literal["checkpoint", "step"]
+ExchangeKind = Literal["auto", "one_sided", "collective"]
 IoEngine = Literal["auto", "io_uring", "pread", "inline"]
+LogFormat = Literal["auto", "text", "maxembed-text", "maxembed", "criteo", "avazu"]
 LogLevel = Literal["off", "error", "warn", "info"]
 MissMode = Literal["read", "surrogate", "default"]
+ModelKind = Literal["dlrm", "deepfm", "pnn"]
 OnMismatch = Literal["error", "fallback", "fallback_cold"]
+OnNonfinite = Literal["error", "skip"]
+OptimizerKind = Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "partial_row_wise_adam"]
 Order = Literal["auto", "forward", "window"]
 PageSelection = Literal["one_pass", "greedy"]
+PublishedMethod = Literal["shp_published", "maxembed_published"]
+PlaceMethod = Literal[
+    "random", "by_frequency", "shp", "rpp", "fpr", "maxembed", "grown", PublishedMethod
+]
+Pooling = Literal["sum", "mean"]
 SnapshotBackend = Literal["direct", "mmap", "memory"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, both included, as an annotation.
+
+    Args:
+        least: The least value.
+        most: The largest; None for no bound.
+    """
+
+    least: float
+    most: float | None = None
+
+
+Positive = Annotated[int, Range(1)]
+NotNegative = Annotated[int, Range(0)]
+
+
+def check_word(name: str, value: object, words: Any) -> None:
+    """Refuses a ``value`` of the argument ``name`` that is none of ``words``.
+
+    Args:
+        name: The argument.
+        value: What was given.
+        words: A ``Literal``, or a list of words.
+
+    Raises:
+        InvalidError: Another word.
+    """
+    known = get_args(words) or tuple(words)
+    if value not in known:
+        told = ", ".join(map(str, known))
+        raise InvalidError(f"{name} must be one of {told}, not {value!r}", {name: str(value)})

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tierbed import _native
 from tierbed._util.progress import Progress
+from tierbed.config.words import DataFormat, Positive, Range, check_word
 from tierbed.data import (
     AvazuData,
     Batch,
@@ -28,9 +29,8 @@ from tierbed.data import (
 from tierbed.data.dataset import expand_paths
 from tierbed.errors import InvalidError
 
-__all__ = ["FORMATS", "DataOptions", "Source", "open_source"]
+__all__ = ["DataOptions", "Source", "open_source"]
 
-FORMATS = ("criteo", "avazu", "parquet", "synthetic")
 SYNTHETIC_SAMPLES = 100_000
 _SKIP_SAMPLES = 1 << 16
 
@@ -39,39 +39,33 @@ _SKIP_SAMPLES = 1 << 16
 class DataOptions:
     """Which samples to read. Kept with a run, so that it can be continued and scored.
 
+    Without ``samples`` they are all that the files hold, or 100,000 synthetic ones.
+
     Args:
-        format: One of :data:`FORMATS`.
+        format: What the files hold.
         paths: The files, oldest first; none for ``synthetic``.
-        samples: Use only so many; None for all (``synthetic``: 100,000).
+        samples: Use only the first samples.
         eval_share: Share of the samples, the last ones, kept for evaluation.
         min_count: Rarer tokens share one row per feature.
-        seed: ``synthetic``: another seed, another log.
-        scale: ``synthetic``: share of Criteo's published cardinalities.
-        first_sample: ``synthetic``: number of the first sample.
-        label: ``parquet``: column of the label.
-        dense: ``parquet``: columns of numbers.
-        categorical: ``parquet``: columns of tokens.
+        seed: synthetic: another seed, another log.
+        scale: synthetic: share of Criteo's published cardinalities.
+        first_sample: synthetic: number of the first sample.
+        label: parquet: column of the label.
+        dense: parquet: columns of numbers, a,b,c.
+        categorical: parquet: columns of tokens, a,b,c.
     """
 
-    format: str = "criteo"
+    format: DataFormat = "criteo"
     paths: tuple[str, ...] = ()
-    samples: int | None = None
-    eval_share: float = 0.0
-    min_count: int = 1
+    samples: Positive | None = None
+    eval_share: Annotated[float, Range(0.0, 0.9)] = 0.0
+    min_count: Positive = 1
     seed: int = 0
     scale: float = 0.01
     first_sample: int = 0
     label: str = "label"
     dense: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise InvalidError(f"--format must be one of {', '.join(FORMATS)}, not {self.format!r}")
-        if self.format == "synthetic" and self.paths:
-            raise InvalidError("synthetic samples are made, not read: leave out --data")
-        if self.format != "synthetic" and not self.paths:
-            raise InvalidError(f"name the {self.format} file with --data")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DataOptions:
@@ -137,8 +131,13 @@ def open_source(options: DataOptions, vocabulary: Path, *, must_exist: bool = Fa
     Raises:
         InvalidError: A missing file, or a line that is not of the format, with its number.
     """
+    check_word("--format", options.format, DataFormat)
+    if options.format == "synthetic" and options.paths:
+        raise InvalidError("synthetic samples are made, not read: leave out --data")
     if options.format == "synthetic":
         return _synthetic(options)
+    if not options.paths:
+        raise InvalidError(f"name the {options.format} file with --data")
     files = expand_paths(list(options.paths))
     for file in files:
         if not file.is_file():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tierbed._util.lazy import lazy_names
 from tierbed.placement.build import (
+    LogOptions,
     MissStream,
     PageReads,
     Placement,
@@ -39,6 +40,7 @@ else:
 __all__ = [
     "LOG_FORMATS",
     "Drift",
+    "LogOptions",
     "MissStream",
     "PageReads",
     "PlaceOptions",

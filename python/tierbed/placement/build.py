@@ -10,20 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tierbed._native import NativePlacement, NativeQueryLog, NativeQueryLogBuilder
-from tierbed.config.words import PageSelection
+from tierbed.config.words import LogFormat, PageSelection, PlaceMethod, Positive
 from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 
-if TYPE_CHECKING:
-    from tierbed._native_options import ReadOptions
-
 __all__ = [
+    "LogOptions",
     "MissStream",
     "PageReads",
     "PlaceOptions",
@@ -41,6 +38,25 @@ _ID_BYTES = 4
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """What is read of a query log.
+
+    Args:
+        row_count: Rows of the table; by default one more than the largest id.
+        sample: Share of the queries to keep.
+        seed: Equal seeds keep equal queries.
+        query_count_max: Keep the first queries only.
+        query_rows_max: Keep at most this many rows of a query, the first.
+    """
+
+    row_count: int | None = None
+    sample: float = 1.0
+    seed: int = 0
+    query_count_max: int | None = None
+    query_rows_max: int | None = None
 
 
 class QueryLog:
@@ -63,13 +79,9 @@ class QueryLog:
     def read(
         cls,
         path: Path,
-        log_format: str = "text",
+        log_format: LogFormat = "text",
+        options: LogOptions | None = None,
         *,
-        row_count: int | None = None,
-        sample: float = 1.0,
-        seed: int = 0,
-        queries_max: int | None = None,
-        query_rows_max: int | None = None,
         progress: Progress | None = None,
     ) -> QueryLog:
         """Reads a log in bounded memory: 4 bytes per row id and 8 per query that are kept.
@@ -77,25 +89,15 @@ class QueryLog:
         Args:
             path: The file, plain, gzip or zstd.
             log_format: ``text`` (a query per line), ``maxembed-text`` or ``maxembed`` (binary).
-            row_count: Rows of the table; by default one more than the largest id.
-            sample: Share of the queries to keep.
-            seed: Equal seeds keep equal queries.
-            queries_max: Keep the first ones only.
-            query_rows_max: Keep the first rows of a query only.
+            options: What is read of it; by default all.
             progress: Called with bytes read and bytes in all.
 
         Raises:
             InvalidError: A line is no query; the error names file and line.
             CorruptionError: A packed or binary file is damaged.
         """
-        options: ReadOptions = {
-            "row_count": row_count,
-            "sample": sample,
-            "seed": seed,
-            "query_count_max": queries_max,
-            "query_rows_max": query_rows_max,
-        }
-        return cls(NativeQueryLog.read(os.fspath(path), log_format, options, progress))
+        given = options or LogOptions()
+        return cls(NativeQueryLog.read(os.fspath(path), log_format, given, progress))
 
     @classmethod
     def from_batches(cls, row_count: int, batches: Iterable[tuple[Tensor, Tensor]]) -> QueryLog:
@@ -413,18 +415,17 @@ class PlaceOptions:
     """How rows are placed.
 
     Args:
-        method: ``random``, ``by_frequency``, ``shp``, ``rpp``, ``fpr``, ``maxembed`` or ``grown``;
-            ``shp_published`` and ``maxembed_published`` bisect as MaxEmbed's programs do.
+        method: How; shp_published and maxembed_published bisect as MaxEmbed's programs do.
         rows_per_page: Rows a page holds.
         seed: Equal seeds make equal placements.
         threads: They change the time, never the placement.
         iterations: Exchanges per split of a bisection; 8 by the methods as published.
     """
 
-    method: str = "grown"
+    method: PlaceMethod = "grown"
     rows_per_page: int = 16
     seed: int = 1
-    threads: int = 1
+    threads: Positive = 1
     iterations: int = 16
 
 
@@ -433,7 +434,7 @@ def place(
     *,
     misses: QueryLog | None = None,
     rows_per_page: int = 16,
-    method: str = "grown",
+    method: PlaceMethod = "grown",
     ratio: float = 0.1,
     homes: Placement | None = None,
     seed: int = 1,

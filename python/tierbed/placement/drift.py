@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tierbed.config.words import PlaceMethod
 from tierbed.errors import InvalidError
 from tierbed.placement.build import Placement, QueryLog, place
 
@@ -39,7 +40,7 @@ def measure_drift(
     newer: QueryLog,
     *,
     slices: int = 10,
-    method: str = "grown",
+    method: PlaceMethod = "grown",
     tolerance: float = 0.05,
     seed: int = 1,
     threads: int = 1,

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 from tierbed._util.progress import Progress
+from tierbed.config.words import DataFormat, LogFormat, check_word
 from tierbed.data.source import DataOptions, open_source
 from tierbed.errors import InvalidError
-from tierbed.placement.build import QueryLog
+from tierbed.placement.build import LogOptions, QueryLog
 
 __all__ = ["LOG_FORMATS", "format_of", "read_log"]
 
-LOG_FORMATS = ("auto", "text", "maxembed-text", "maxembed", "criteo", "avazu")
+LOG_FORMATS = get_args(LogFormat)
 """``auto`` goes by the file's name: ``.tsv`` is Criteo's layout, ``.csv`` Avazu's, ``.bin``
 MaxEmbed's binary log, all else text."""
 
 _SAMPLES_AT_ONCE = 1 << 14
-_BY_ENDING = {".tsv": "criteo", ".csv": "avazu", ".bin": "maxembed"}
+_BY_ENDING: dict[str, LogFormat] = {".tsv": "criteo", ".csv": "avazu", ".bin": "maxembed"}
 _COMPRESSED = (".gz", ".zst")
 
 
-def format_of(path: Path, log_format: str = "auto") -> str:
+def format_of(path: Path, log_format: LogFormat = "auto") -> LogFormat:
     """Returns the format of a log; ``auto`` goes by the name.
 
     Raises:
         InvalidError: There is no such format.
     """
-    if log_format not in LOG_FORMATS:
-        raise InvalidError(f"--log-format must be one of {', '.join(LOG_FORMATS)}")
+    check_word("--log-format", log_format, LogFormat)
     if log_format != "auto":
         return log_format
     plain = path.with_suffix("") if path.suffix in _COMPRESSED else path
@@ -40,49 +41,30 @@ def format_of(path: Path, log_format: str = "auto") -> str:
 
 
 def read_log(
-    path: Path,
-    log_format: str = "auto",
-    *,
-    row_count: int | None = None,
-    sample: float = 1.0,
-    seed: int = 0,
-    queries_max: int | None = None,
-    query_rows_max: int | None = None,
+    path: Path, log_format: LogFormat = "auto", options: LogOptions | None = None
 ) -> QueryLog:
     """Reads a log, or the samples of a click log, and shows how far it is.
 
     Args:
         path: The file, plain or compressed.
         log_format: One of :data:`LOG_FORMATS`.
-        row_count: Rows of the table; by default one more than the largest id.
-        sample: Share of the queries to keep.
-        seed: Equal seeds keep equal queries.
-        queries_max: Keep the first ones only.
-        query_rows_max: Keep the first rows of a query only.
+        options: What is read of it; by default all.
 
     Raises:
         InvalidError: A line is no query; rows are given for a click log, which says them.
     """
-    found = format_of(path, log_format)
-    if found in ("criteo", "avazu"):
-        if row_count is not None or query_rows_max is not None:
+    found, given = format_of(path, log_format), options or LogOptions()
+    if found == "criteo" or found == "avazu":
+        if given.row_count is not None or given.query_rows_max is not None:
             raise InvalidError(f"{found} files say their rows: leave out --rows and --query-rows")
-        log = _read_samples(path, found, queries_max)
-        return log if sample >= 1.0 else log.sample(int(sample * len(log)), seed)
+        log = _read_samples(path, found, given.query_count_max)
+        share = given.sample
+        return log if share >= 1.0 else log.sample(int(share * len(log)), given.seed)
     with Progress(f"read {path.name}", None, "bytes") as bar:
-        return QueryLog.read(
-            path,
-            found,
-            row_count=row_count,
-            sample=sample,
-            seed=seed,
-            queries_max=queries_max,
-            query_rows_max=query_rows_max,
-            progress=bar.set,
-        )
+        return QueryLog.read(path, found, given, progress=bar.set)
 
 
-def _read_samples(path: Path, log_format: str, samples: int | None) -> QueryLog:
+def _read_samples(path: Path, log_format: DataFormat, samples: int | None) -> QueryLog:
     """Numbers the tokens of a file of samples; each sample is a query over all its features.
 
     Columns that are empty throughout are no features: their tables have row 0 alone, the row of

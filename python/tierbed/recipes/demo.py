@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import load, save
@@ -29,6 +29,7 @@ from tierbed import _native
 from tierbed._util.bytes import format_bytes
 from tierbed._util.report import can_draw, percentile, print_table, save_figure, write_json
 from tierbed.config.tables import EmbeddingBagConfig
+from tierbed.config.words import ModelKind, Range
 from tierbed.data.source import DataOptions, Source, open_source
 from tierbed.errors import InvalidError, TierbedError
 from tierbed.recipes.run import OPTIMIZERS, auto_batch_size, load_run
@@ -42,25 +43,25 @@ LOOKUPS = 500
 PREDICTIONS = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """What to show.
 
     Args:
-        out: Folder of the report; run and snapshot go into it too.
-        data: A file in Criteo's layout; None generates samples.
+        out: Folder of report, run and snapshot.
+        data: A file in Criteo's layout; else generated.
         samples: Samples to generate.
         scale: Share of Criteo's published cardinalities to generate.
         seed: Of everything random.
-        model: ``dlrm``, ``deepfm`` or ``pnn``.
+        model: What is on top of the tables.
     """
 
-    out: Path
+    out: Path = Path("demo-out")
     data: Path | None = None
-    samples: int = 120_000
+    samples: Annotated[int, Range(5000)] = 120_000
     scale: float = 0.05
     seed: int = 1
-    model: str = "dlrm"
+    model: ModelKind = "dlrm"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed._util.report import write_json
 from tierbed.config.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
+from tierbed.config.words import ModelKind, NotNegative, OptimizerKind, Positive
 from tierbed.data.order import BatchOrder, fingerprint
 from tierbed.errors import InvalidError
 from tierbed.nn import CtrModel, build_model
@@ -79,28 +80,28 @@ class TrainOptions:
     """How to train. What changes the numbers is fixed for the life of a run.
 
     Args:
-        model: ``dlrm``, ``deepfm`` or ``pnn``.
+        model: What is on top of the tables.
         embedding_dim: Elements per row.
         batch_size: Samples per step.
-        epochs: Passes over the training samples.
-        optimizer: Fused optimizer of the rows.
-        lr: Its learning rate.
-        dense_lr: Learning rate of Adam on the dense parameters.
-        seed: Of the initial weights.
-        window: Look-ahead window in batches; changes speed only.
-        checkpoint_steps: Steps between checkpoints; 0 for one at the end only.
+        epochs: Passes over the data.
+        optimizer: Of the rows.
+        lr: Learning rate of the rows.
+        dense_lr: Learning rate of Adam on the dense part.
+        seed: Of initial weights and generated samples.
+        window: Look-ahead in batches; changes speed only.
+        checkpoint_steps: Steps between checkpoints; 0: at the end, or when interrupted.
     """
 
-    model: str = "dlrm"
-    embedding_dim: int = 16
-    batch_size: int = 128
-    epochs: int = 1
-    optimizer: str = "adagrad"
+    model: ModelKind = "dlrm"
+    embedding_dim: Positive = 16
+    batch_size: Positive = 128
+    epochs: Positive = 1
+    optimizer: OptimizerKind = "adagrad"
     lr: float = 0.02
     dense_lr: float = 0.002
     seed: int = 0
-    window: int = 32
-    checkpoint_steps: int = 0
+    window: NotNegative = 32
+    checkpoint_steps: NotNegative = 0
 
 
 def auto_batch_size(sample_count: int) -> int:

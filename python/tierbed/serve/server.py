@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tierbed._native import NativeServer
 from tierbed._util.state import DENSE, MODEL
+from tierbed.config.words import LogLevel, NotNegative, Positive
 from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import CtrModel, build_model
@@ -46,21 +47,21 @@ class Limits:
         degraded_ms: How long ``/health`` tells of a failure after it happened.
     """
 
-    connections_max: int = 2048
-    requests_max: int = 256
-    body_bytes_max: int = 16 << 20
-    indices_max: int = 1 << 20
-    bags_max: int = 1 << 20
-    answer_bytes_max: int = 64 << 20
-    buffer_bytes_max: int = 256 << 20
-    head_ms_max: int = 10_000
-    body_ms_max: int = 30_000
-    body_idle_ms_max: int = 5_000
-    request_ms_max: int = 60_000
-    answer_ms_max: int = 30_000
-    idle_ms_max: int = 75_000
-    stop_ms_max: int = 10_000
-    degraded_ms: int = 60_000
+    connections_max: Positive = 2048
+    requests_max: Positive = 256
+    body_bytes_max: Positive = 16 << 20
+    indices_max: Positive = 1 << 20
+    bags_max: Positive = 1 << 20
+    answer_bytes_max: Positive = 64 << 20
+    buffer_bytes_max: Positive = 256 << 20
+    head_ms_max: Positive = 10_000
+    body_ms_max: Positive = 30_000
+    body_idle_ms_max: Positive = 5_000
+    request_ms_max: Positive = 60_000
+    answer_ms_max: Positive = 30_000
+    idle_ms_max: Positive = 75_000
+    stop_ms_max: Positive = 10_000
+    degraded_ms: Positive = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +70,21 @@ class ServeOptions:
 
     Args:
         limits: What requests and clients may cost.
-        worker_threads: Threads that move bytes; None: 2, or the number of cores if it is less.
-        lookup_threads: Threads that look up and predict; None: the number of cores, at most 16.
+        worker_threads: Threads that move bytes; by default 2, or the number of cores if less.
+        lookup_threads: Threads that look up and predict; by default the cores, at most 16.
         snapshot_name: The snapshot's name in answers; None: its folder's name.
-        log_level: ``"off"``, ``"error"``, ``"warn"`` or ``"info"``: the least important lines
-            written to standard error, one JSON object each.
-        access_log: Write a line for every request, too; needs ``log_level="info"``.
+        log_level: The least important lines written to standard error, one JSON object each.
+        access_log: Write a line for every request, too, at level info.
         slow_ms: Requests that take longer are written.
     """
 
     limits: Limits = Limits()
-    worker_threads: int | None = None
-    lookup_threads: int | None = None
+    worker_threads: Positive | None = None
+    lookup_threads: Positive | None = None
     snapshot_name: str | None = None
-    log_level: str = "warn"
+    log_level: LogLevel = "warn"
     access_log: bool = False
-    slow_ms: int = 1_000
+    slow_ms: NotNegative = 1_000
 
 
 def load_model(snapshot: Snapshot) -> CtrModel | None:

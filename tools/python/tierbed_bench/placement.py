@@ -17,15 +17,22 @@ from typing import Any
 
 from tierbed._native import placement_methods
 from tierbed._util.progress import Progress
-from tierbed.config.words import PageSelection
+from tierbed.config.words import LogFormat, PageSelection, PlaceMethod
 from tierbed.errors import InvalidError
-from tierbed.placement.build import MissStream, Placement, PlaceOptions, QueryLog, place_each
+from tierbed.placement.build import (
+    LogOptions,
+    MissStream,
+    Placement,
+    PlaceOptions,
+    QueryLog,
+    place_each,
+)
 from tierbed.placement.log_files import read_log
 from tierbed_bench.placement_report import report
 
 __all__ = ["PlacementOptions", "run_placement"]
 
-QUICK_METHODS = (
+QUICK_METHODS: tuple[PlaceMethod, ...] = (
     *("random", "by_frequency", "shp_published", "shp"),
     *("maxembed_published", "maxembed", "grown"),
 )
@@ -57,7 +64,7 @@ class PlacementOptions:
     """
 
     logs: Sequence[Path]
-    log_format: str = "auto"
+    log_format: LogFormat = "auto"
     split: float = 0.8
     shuffle: int | None = None
     rows_per_page: int = 16
@@ -78,7 +85,7 @@ class PlacementOptions:
                 raise InvalidError(f"--{name} must be numbers from 0 to {most:g}, found {shares}")
 
     @property
-    def methods(self) -> dict[str, bool]:
+    def methods(self) -> dict[PlaceMethod, bool]:
         """Names of the methods measured, and whether each makes replicas."""
         known = dict(placement_methods())
         return {name: known[name] for name in known if not self.quick or name in QUICK_METHODS}
@@ -106,7 +113,7 @@ class PlacementOptions:
 class _Built:
     """A placement, and where it counts."""
 
-    method: str
+    method: PlaceMethod
     ratio: float
     placement: Placement
     build_s: float
@@ -118,7 +125,8 @@ def run_placement(out: Path, options: PlacementOptions, json_path: Path | None =
     rows: list[Row] = []
     logs: list[dict[str, Any]] = []
     for path in options.logs:
-        log = read_log(path, options.log_format, queries_max=options.queries_max, seed=options.seed)
+        given = LogOptions(query_count_max=options.queries_max, seed=options.seed)
+        log = read_log(path, options.log_format, given)
         if options.shuffle is not None:
             log = log.shuffled(options.shuffle)
         sizes = {"rows": log.row_count, "queries": len(log), "pins": log.pin_count}
@@ -188,7 +196,10 @@ def _measure(stage: _Stage, options: PlacementOptions) -> Iterator[Row]:
 
 
 def _build(
-    stage: _Stage, options: PlacementOptions, methods: Mapping[str, bool], ratios: Sequence[float]
+    stage: _Stage,
+    options: PlacementOptions,
+    methods: Mapping[PlaceMethod, bool],
+    ratios: Sequence[float],
 ) -> Iterator[_Built]:
     """Builds every placement, those of all ratios at once; MaxEmbed takes SHP's homes."""
     homes: dict[str, _Built] = {}
