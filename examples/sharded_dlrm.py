@@ -137,8 +137,9 @@ def train(exchange: str, sharding: str, options: argparse.Namespace) -> None:
     optimizer = torch.optim.Adagrad(dense.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(rank)
     one = OneProcess(of_rows)
+    how = tbd.ExchangeOptions(kind=exchange, samples_max=4096)
     with tbd.ShardedEmbeddingBagCollection(
-        tables(), store=store, plan=plan, exchange=exchange, optimizer=of_rows, samples_max=4096
+        tables(), store=store, plan=plan, exchange=how, optimizer=of_rows
     ) as rows:
         for step in range(steps):
             # Batches need not be equally long.

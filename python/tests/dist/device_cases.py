@@ -46,12 +46,13 @@ WAYS = SHARDINGS | {
 
 def on_device(rank: Any, plan: tbd.ShardingPlan, **options: Any) -> Any:
     """Makes a rank's collection."""
-    options = {"samples_max": 16, "indices_max": 256, "timeout_s": 60.0, **options}
+    how = {"samples_max": 16, "indices_max": 256, "timeout_s": 60.0, **options.pop("how", {})}
     return tbd.ShardedEmbeddingBagCollection(
         options.pop("tables", TABLES),
         store=options.pop("store", None) or tbd.DeviceStore(DEVICE),
         plan=plan,
         ranks=rank,
+        exchange=tbd.ExchangeOptions(**how),
         **options,
     )
 
@@ -254,9 +255,9 @@ def refusals() -> None:
         with pytest.raises(tb.UnsupportedError, match="state of whole rows"):
             on_device(rank, tbd.ShardingPlan(1, WAYS["column-wise"](1)))
         with pytest.raises(tb.UnsupportedError, match="neither"):
-            on_device(rank, one, exchange="collective")
+            on_device(rank, one, how={"kind": "collective"})
         with pytest.raises(tb.UnsupportedError, match="neither"):
-            on_device(rank, one, output_dtype=torch.bfloat16)
+            on_device(rank, one, how={"output_dtype": torch.bfloat16})
         with on_device(rank, one, is_weighted=True) as rows:
             with pytest.raises(tb.InvalidError, match="samples_max=16"):
                 rows(draw(1, 17, is_weighted=True))
@@ -276,7 +277,7 @@ def refusals() -> None:
                 rows(draw(3, 3, is_weighted=True))
         with pytest.raises(tb.InvalidError, match="already"):
             on_device(rank, one, store=rows.store)
-        with on_device(rank, one, copies_outputs=True) as copying:
+        with on_device(rank, one, how={"copies_outputs": True}) as copying:
             outputs = [copying(draw(1, 3, is_weighted=False)).values() for _ in range(4)]
             assert all(torch.equal(outputs[0], output) for output in outputs)
 
@@ -293,7 +294,7 @@ def refusals() -> None:
 
     def stay_away(rank: Any) -> str:
         plan = tbd.ShardingPlan(2, WAYS["table-wise"](2))
-        collection = on_device(rank, plan, timeout_s=0.2)
+        collection = on_device(rank, plan, how={"timeout_s": 0.2})
         if rank.rank == 1:
             return ""
         with pytest.raises(tb.IoError, match="rank 1 did not answer in time"):

@@ -97,6 +97,8 @@ def test_a_part_is_there_before_the_next_one_was_read() -> None:
         one = tb.EmbeddingBagCollection(tables, store=whole)
         rows = one.store.read_rows("a", 0, 2 * samples)
 
+    by_memory = tbd.ExchangeOptions(kind="one_sided", timeout_s=30.0)
+
     def work(rank: tbd.LocalRank) -> None:
         device = devices[rank.rank]
         store = tb.Store.over(device, dram_budget="16MiB")
@@ -105,7 +107,7 @@ def test_a_part_is_there_before_the_next_one_was_read() -> None:
         )
         with (
             tbd.ShardedEmbeddingBagCollection(
-                tables, store=store, plan=plan, ranks=rank, exchange="one_sided", timeout_s=30.0
+                tables, store=store, plan=plan, ranks=rank, exchange=by_memory
             ) as sharded,
             torch.no_grad(),
         ):
@@ -127,7 +129,7 @@ def test_a_part_is_there_before_the_next_one_was_read() -> None:
 def test_parts_are_refused_where_they_cannot_be() -> None:
     (rank,) = tbd.local_ranks(1)
     batch = draw(1, 3, is_weighted=False)
-    copying = small(rank, copies_outputs=True)
+    copying = small(rank, exchange=tbd.ExchangeOptions(copies_outputs=True))
     with copying, pytest.raises(tb.UnsupportedError, match="copies whole outputs"):
         copying.forward_parts(batch, 2)
     with small(rank) as lending:

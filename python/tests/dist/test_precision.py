@@ -18,6 +18,7 @@ ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 def lookup_and_step(count: int, name: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """One step on ``count`` ranks; outputs before and after it, of all samples."""
     plan = tbd.ShardingPlan(count, SHARDINGS[name](count))
+    how = tbd.ExchangeOptions(**options)
     drawn = [draw(part, SAMPLES[part], False) for part in range(4)]
     per_rank = 4 // count
 
@@ -26,7 +27,7 @@ def lookup_and_step(count: int, name: str, **options: Any) -> tuple[torch.Tensor
         first = rank.rank * per_rank
         batch = join(drawn[first : first + per_rank])
         with tbd.ShardedEmbeddingBagCollection(
-            TABLES, store=store, plan=plan, ranks=rank, optimizer=tb.SGD(lr=0.05), **options
+            TABLES, store=store, plan=plan, ranks=rank, optimizer=tb.SGD(lr=0.05), exchange=how
         ) as sharded:
             out = sharded(batch).values()
             before = out.detach().clone()
@@ -78,4 +79,6 @@ def test_other_types_are_refused() -> None:
         ({"row_dtype": torch.uint8}, "row_dtype must be"),
     ]:
         with pytest.raises(tb.InvalidError, match=match):
-            tbd.ShardedEmbeddingBagCollection(TABLES, store=store, ranks=rank, **options)
+            tbd.ShardedEmbeddingBagCollection(
+                TABLES, store=store, ranks=rank, exchange=tbd.ExchangeOptions(**options)
+            )

@@ -47,9 +47,8 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank,
 tables = [tb.EmbeddingBagConfig(50, 8, name) for name in "abc"]
 plan = tbd.ShardingPlan(count, {name: tbd.TableWise(at) for at, name in enumerate("abc")})
 store = tb.Store.open(backend="memory", dram_budget="16MiB")
-rows = tbd.ShardedEmbeddingBagCollection(
-    tables, store=store, plan=plan, exchange="one_sided", timeout_s=float(sys.argv[3])
-)
+how = tbd.ExchangeOptions(kind="one_sided", timeout_s=float(sys.argv[3]))
+rows = tbd.ShardedEmbeddingBagCollection(tables, store=store, plan=plan, exchange=how)
 bags = tb.KeyedJaggedTensor(list("abc"), torch.arange(12), lengths=torch.ones(12).long())
 step = 0
 try:

@@ -215,14 +215,14 @@ def test_an_output_kept_too_long_is_an_error_and_copies_are_not() -> None:
         with pytest.raises(tb.InvalidError, match="still in use"):
             lending(batch)
         del first
-    with small(rank, copies_outputs=True) as copying:
+    with small(rank, exchange=tbd.ExchangeOptions(copies_outputs=True)) as copying:
         outputs = [copying(batch).values() for _ in range(4)]
         assert all(torch.equal(output, kept) for output in outputs)
 
 
 def test_a_rank_that_stays_away_is_named() -> None:
     def work(rank: tbd.LocalRank) -> str:
-        collection = small(rank, timeout_s=0.2)
+        collection = small(rank, exchange=tbd.ExchangeOptions(timeout_s=0.2))
         if rank.rank == 1:
             return ""
         with pytest.raises(tb.TierbedError, match="rank 1") as caught:

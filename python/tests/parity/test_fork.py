@@ -475,8 +475,9 @@ def test_a_child_that_ends_is_no_rank_that_failed(tmp_path: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1
     )
+    how = tbd.ExchangeOptions(timeout_s=5.0)
     held: list[Any] = [
-        tbd.ShardedEmbeddingBagCollection([table], store=store, plan=plan, timeout_s=5.0)
+        tbd.ShardedEmbeddingBagCollection([table], store=store, plan=plan, exchange=how)
     ]
     held[0](batch(1)).values().sum().backward()
 

@@ -309,7 +309,7 @@ def test_an_output_in_use_is_cloned_or_copied() -> None:
             sharded(bags(1))
         del kept
         assert torch.equal(sharded(bags(1)).values(), clone)
-    with made(copies_outputs=True) as sharded:
+    with made(exchange=tbd.ExchangeOptions(copies_outputs=True)) as sharded:
         outputs = [sharded(bags(1)).values() for _ in range(4)]
         assert all(torch.equal(output, clone) for output in outputs)
 

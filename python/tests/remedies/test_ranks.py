@@ -64,7 +64,8 @@ def test_ranks_have_the_same_tables_plan_and_limits() -> None:
 
 def test_a_batch_fits_the_limits_of_all_ranks() -> None:
     def work(limit: int) -> Callable[[Any], Any]:
-        return lambda rank: looked_up(rank, 1, 2, 3, samples_max=limit, indices_max=limit)
+        how = tbd.ExchangeOptions(samples_max=limit, indices_max=limit)
+        return lambda rank: looked_up(rank, 1, 2, 3, exchange=how)
 
     told(both(work(2)), "raise samples_max or indices_max on all ranks")
     assert both(work(3)) == [(3, 8), (3, 8)]
@@ -84,7 +85,7 @@ def test_ranks_divide_a_batch_into_equally_many_parts() -> None:
 
 def test_outputs_that_are_copied_come_whole() -> None:
     (rank,) = tbd.local_ranks(1)
-    with sharded(rank, copies_outputs=True) as emb:
+    with sharded(rank, exchange=tbd.ExchangeOptions(copies_outputs=True)) as emb:
         with refused(tb.UnsupportedError, "copy parts yourself"):
             emb.forward_parts(bags(1, 2), 2)
     with sharded(rank) as emb:
@@ -157,7 +158,7 @@ def test_ranks_start_again_after_one_was_silent() -> None:
     waiting: list[Any] = []
 
     def silent(rank: tbd.LocalRank) -> Any:
-        emb = sharded(rank, timeout_s=0.2)
+        emb = sharded(rank, exchange=tbd.ExchangeOptions(timeout_s=0.2))
         if rank.rank == 1:
             waiting.append(emb)
             return "silent"
@@ -165,7 +166,10 @@ def test_ranks_start_again_after_one_was_silent() -> None:
 
     remedy = "that rank was killed, or needs a longer time-out; restart all ranks"
     told(both(silent), remedy)
-    assert both(lambda rank: looked_up(rank, 1, timeout_s=60)) == [(1, 8), (1, 8)]
+    assert both(lambda rank: looked_up(rank, 1, exchange=tbd.ExchangeOptions(timeout_s=60))) == [
+        (1, 8),
+        (1, 8),
+    ]
 
 
 def test_ranks_of_processes_begin_with_a_group(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ those of one process with all samples, to the last bit.
 
 from tierbed.dist.collection import ShardedEmbeddingBagCollection
 from tierbed.dist.device.store import DeviceStore
+from tierbed.dist.exchange import ExchangeOptions
 from tierbed.dist.ranks import LocalRank, ProcessRank, local_ranks
 from tierbed.dist.sharding import ColumnWise, Mirrored, RowWise, ShardingPlan, TableWise
 
 __all__ = [
     "ColumnWise",
     "DeviceStore",
+    "ExchangeOptions",
     "LocalRank",
     "Mirrored",
     "ProcessRank",

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from tierbed._native import NativeExchangePlan
 from tierbed.config.optim import Optimizer, PartialRowWiseAdam, RowWiseAdagrad, as_optimizer
 from tierbed.config.tables import DataType, EmbeddingBagConfig, feature_labels
+from tierbed.config.words import ExchangeKind
 from tierbed.dist.autograd import Lookup, LookupParts
 from tierbed.dist.checkpoint import RankTables, load_rows, save_rows
 from tierbed.dist.collective import Collective
-from tierbed.dist.device.exchange import DeviceExchange, Limits
 from tierbed.dist.device.plan import DevicePlan
 from tierbed.dist.device.store import DeviceStore
-from tierbed.dist.exchange import Exchange, OneSided, Serving
+from tierbed.dist.exchange import PRECISIONS, Exchange, ExchangeOptions, OneSided, Serving
+from tierbed.dist.held import Held, held_tables, initial_rows
 from tierbed.dist.ranks import ProcessRank, Rank
 from tierbed.dist.sharding import ColumnWise, ShardingPlan
 from tierbed.errors import InvalidError, UnsupportedError
@@ -29,17 +30,6 @@ from tierbed.train.coded_store import CodedStore
 from tierbed.train.store import Store
 
 __all__ = ["ShardedEmbeddingBagCollection"]
-
-EXCHANGES = ("auto", "one_sided", "collective")
-# Rows of a column-wise shard that are initialised at a time.
-CHUNK_ROWS = 65536
-# What numbers may travel in, as the engine calls it.
-PRECISIONS = {
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int8: "int8",
-}
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
@@ -57,21 +47,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
             :class:`tierbed.dist.DeviceStore` for rows in the memory of GPUs.
         plan: Who holds what; by default :meth:`ShardingPlan.balanced`.
         ranks: Who this rank is; by default this process of ``torch.distributed``.
-        exchange: ``"one_sided"`` over shared memory, ``"collective"`` over ``torch.distributed``,
-            or ``"auto"``: the first where all ranks can share memory, else the second.
+        exchange: How vectors and gradients travel: :class:`ExchangeOptions`, or only their kind.
         optimizer: As for :class:`tierbed.EmbeddingBagCollection`; a CodedStore has none.
         optimizer_kwargs: As for :class:`tierbed.EmbeddingBagCollection`.
         is_weighted: As for :class:`tierbed.EmbeddingBagCollection`.
-        samples_max: Most samples of a rank's batch. Memory is taken only for what comes; but with a
-            DeviceStore at once, for the largest batch.
-        indices_max: Most ids of a rank's batch.
-        timeout_s: How long another rank may be silent before this one gives up, naming it.
-        copies_outputs: Whether outputs are copied out of the shared memory. Without, an output is
-            valid until the lookup after the next, which fails if it is still in use.
-        output_dtype: What outputs and their gradients are: ``torch.float32``, ``float16`` or
-            ``bfloat16``. Sums are made in float32 and rounded once.
-        row_dtype: What single rows of row-wise tables travel in: those, or ``torch.int8`` with a
-            scale and an offset for each row.
 
     Raises:
         InvalidError: Options that are unknown, no tables, or a plan of another number of ranks.
@@ -84,23 +63,13 @@ class ShardedEmbeddingBagCollection(nn.Module):
         store: Store | CodedStore | DeviceStore,
         plan: ShardingPlan | None = None,
         ranks: Rank | None = None,
-        exchange: str = "auto",
+        exchange: ExchangeOptions | ExchangeKind = "auto",
         optimizer: Optimizer | type[Any] = RowWiseAdagrad(),  # noqa: B008  (frozen)
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
-        samples_max: int = 65536,
-        indices_max: int = 8 << 20,
-        timeout_s: float = 60.0,
-        copies_outputs: bool = False,
-        output_dtype: torch.dtype = torch.float32,
-        row_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if exchange not in EXCHANGES:
-            raise InvalidError(f"exchange must be one of {EXCHANGES}, not {exchange!r}")
-        for name, dtype in (("output_dtype", output_dtype), ("row_dtype", row_dtype)):
-            if dtype not in PRECISIONS:
-                raise InvalidError(f"{name} must be one of {list(PRECISIONS)}, not {dtype}")
+        how = exchange if isinstance(exchange, ExchangeOptions) else ExchangeOptions(kind=exchange)
         if not tables:
             raise InvalidError("a collection needs at least one table")
         self._ranks = ProcessRank() if ranks is None else ranks
@@ -117,18 +86,11 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._names = feature_labels(tables)
         self._dims = [config.embedding_dim for _, config in pairs]
         self._optimizer = as_optimizer(optimizer, optimizer_kwargs)
-        self._output_dtype = output_dtype
-        limits = Limits(
-            samples_max=samples_max,
-            indices_max=indices_max,
-            timeout_s=timeout_s,
-            is_weighted=is_weighted,
-            copies_outputs=copies_outputs,
-        )
+        self._exchange: Exchange
         if isinstance(store, DeviceStore):
-            self._exchange = self._join_devices(store, exchange, (output_dtype, row_dtype), limits)
+            self._exchange = self._join_devices(store, how)
         else:
-            self._exchange = self._join_hosts(store, exchange, row_dtype, limits)
+            self._exchange = self._join_hosts(store, how)
         self._hook = torch.zeros(1, requires_grad=True)
         self._still_hook = torch.zeros(1)
 
@@ -285,37 +247,32 @@ class ShardedEmbeddingBagCollection(nn.Module):
             for c in self._configs
         )
 
-    def _hold(self, store: Store | CodedStore, config: EmbeddingBagConfig) -> int:
+    def _hold(self, store: Store | CodedStore, held: Held) -> int:
         """Adds what this rank holds of a table to its store.
 
         Row ids stay those of the whole table, so that initial rows are the same; rows of other
         ranks are never touched and take no room.
         """
-        way, rank = self._plan.tables[config.name], self._ranks.rank
-        bounds = self._plan.sharding(config).get("bounds", ())[rank : rank + 2]
-        if not isinstance(way, ColumnWise):
-            return self._add(store, config, range(*bounds) if bounds else None)
-        self._check_columns(config, self._optimizer)
-        first, end = bounds
-        name = f"{config.name}.columns.{first}"
-        is_new = name not in [table["name"] for table in store.tables()]
-        part = dataclasses.replace(config, name=name, embedding_dim=end - first)
-        table = self._add(store, part, None)
-        if is_new:
-            self._initialise(store, config, name, slice(first, end))
+        config = held.config
+        if held.name == config.name:
+            return self._add(store, config, held.rows)
+        self._check_columns(config)
+        is_new = held.name not in [table["name"] for table in store.tables()]
+        part = dataclasses.replace(config, name=held.name, embedding_dim=len(held.columns))
+        table = self._add(store, part, held.rows)
+        for first, rows in initial_rows(held, store.seed) if is_new else ():
+            store.write_rows(held.name, first, rows)
         return table
 
-    def _add(
-        self, store: Store | CodedStore, config: EmbeddingBagConfig, rows: range | None
-    ) -> int:
+    def _add(self, store: Store | CodedStore, config: EmbeddingBagConfig, rows: range) -> int:
         """Adds a table; a store of codes takes room for ``rows`` alone."""
         if isinstance(store, CodedStore):
             return store.add_table(config, rows)
         return store.add_table(config, self._optimizer)
 
-    def _check_columns(self, config: EmbeddingBagConfig, optimizer: Optimizer) -> None:
+    def _check_columns(self, config: EmbeddingBagConfig) -> None:
         """Refuses to divide by columns what belongs to whole rows."""
-        whole = None
+        whole, optimizer = None, self._optimizer
         if isinstance(self._store, CodedStore):
             if config.data_type is DataType.INT8:
                 whole = "int8 keeps a scale of whole rows; divide it by rows, or use fp16 or bf16"
@@ -329,71 +286,45 @@ class ShardedEmbeddingBagCollection(nn.Module):
                 f"table {config.name!r} is divided by columns, but {whole}", {"table": config.name}
             )
 
-    def _initialise(
-        self, store: Store | CodedStore, config: EmbeddingBagConfig, name: str, columns: slice
-    ) -> None:
-        """Writes initial rows: those of some columns are not those of a narrow table."""
-        with Store.open(backend="memory", dram_budget="64MiB", seed=store.seed) as whole:
-            exact = dataclasses.replace(config, data_type=DataType.FP32)
-            whole.add_table(exact, self._optimizer)
-            row_count = config.num_embeddings or 0
-            for first in range(0, row_count, CHUNK_ROWS):
-                rows = whole.read_rows(config.name, first, min(CHUNK_ROWS, row_count - first))
-                store.write_rows(name, first, rows[:, columns].contiguous())
+    def _join_devices(self, store: DeviceStore, how: ExchangeOptions) -> Exchange:
+        # It needs Triton, which is optional; a DeviceStore was made, so that it is there.
+        from tierbed.dist.device.exchange import DeviceExchange
 
-    def _join_devices(
-        self,
-        store: DeviceStore,
-        exchange: str,
-        dtypes: tuple[torch.dtype, torch.dtype],
-        limits: Limits,
-    ) -> Exchange:
-        if exchange == "collective" or dtypes != (torch.float32, torch.float32):
+        if how.kind == "collective" or {how.output_dtype, how.row_dtype} != {torch.float32}:
             raise UnsupportedError(
                 "rows of a DeviceStore travel as float32 and one-sided; give neither "
                 "exchange='collective' nor another output_dtype or row_dtype"
             )
         for config in self._configs:
             if isinstance(self._plan.tables.get(config.name), ColumnWise):
-                self._check_columns(config, self._optimizer)
+                self._check_columns(config)
         groups = DevicePlan(self._configs, self._plan)
         heap = self._ranks.share_device_heap(store.device)
-        return DeviceExchange(store, groups, heap, self._optimizer, limits)
+        return DeviceExchange(
+            store, groups, heap, self._optimizer, how, is_weighted=self._is_weighted
+        )
 
-    def _join_hosts(
-        self,
-        store: Store | CodedStore,
-        exchange: str,
-        row_dtype: torch.dtype,
-        limits: Limits,
-    ) -> Exchange:
-        travel = (PRECISIONS[self._output_dtype], PRECISIONS[row_dtype])
+    def _join_hosts(self, store: Store | CodedStore, how: ExchangeOptions) -> Exchange:
+        rank = self._ranks.rank
+        travel = (PRECISIONS[how.output_dtype], PRECISIONS[how.row_dtype])
         described = self._plan.described(self._configs, *travel)
-        plan = NativeExchangePlan(described, limits.samples_max, limits.indices_max)
+        plan = NativeExchangePlan(described, how.samples_max, how.indices_max)
+        held = {one.config.name: one for one in held_tables(self._configs, self._plan, rank)}
         groups = [
             store.native.plan(
-                [self._hold(store, self._configs[table]) for table, _ in members],
+                [self._hold(store, held[self._configs[table].name]) for table, _ in members],
                 [pooling for _, pooling in members],
             )
-            for members in plan.groups(self._ranks.rank)
+            for members in plan.groups(rank)
         ]
-        if exchange != "collective":
+        if how.kind != "collective":
             try:
                 heap = self._ranks.share_heap(plan.region_bytes)
             except UnsupportedError:
-                if exchange == "one_sided":
+                if how.kind == "one_sided":
                     raise
             else:
-                return OneSided(
-                    store.native,
-                    plan,
-                    heap,
-                    self._ranks.rank,
-                    groups,
-                    dtype=self._output_dtype,
-                    timeout_s=limits.timeout_s,
-                    copies_outputs=limits.copies_outputs,
-                )
+                return OneSided(store.native, plan, heap, rank, groups, how)
         if not isinstance(self._ranks, ProcessRank):
             raise UnsupportedError("the collective exchange needs torch.distributed")
-        return Collective(store.native, plan, self._ranks.group, groups, dtype=self._output_dtype)
+        return Collective(store.native, plan, self._ranks.group, groups, dtype=how.output_dtype)

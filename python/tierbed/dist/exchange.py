@@ -7,6 +7,7 @@ calls (``collective.py``).
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,12 +22,60 @@ from tierbed._native import (
     NativeHeap,
     NativeStore,
 )
+from tierbed.config.words import ExchangeKind, check_word
 from tierbed.dist.lending import Lender
 from tierbed.errors import TierbedError, UnsupportedError
 
-__all__ = ["Exchange", "OneSided", "Serving"]
+__all__ = ["PRECISIONS", "Exchange", "ExchangeOptions", "OneSided", "Serving"]
 
 CPU = torch.device("cpu")
+# What numbers may travel in, as the engine calls it.
+PRECISIONS = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int8: "int8",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions:
+    """How vectors and gradients travel between ranks; equal on all of them.
+
+    Args:
+        kind: ``"one_sided"`` over shared memory, ``"collective"`` over ``torch.distributed``, or
+            ``"auto"``: the first where all ranks can share memory, else the second.
+        samples_max: Most samples of a rank's batch. Memory is taken only for what comes; but with a
+            DeviceStore at once, for the largest batch.
+        indices_max: Most ids of a rank's batch.
+        timeout_s: How long another rank may be silent before this one gives up, naming it.
+        copies_outputs: Whether outputs are copied out of the shared memory. Without, an output is
+            valid until the lookup after the next, which fails if it is still in use.
+        output_dtype: What outputs and their gradients are: ``torch.float32``, ``float16`` or
+            ``bfloat16``. Sums are made in float32 and rounded once.
+        row_dtype: What single rows of row-wise tables travel in: those, or ``torch.int8`` with a
+            scale and an offset for each row.
+
+    Raises:
+        InvalidError: An unknown kind, or a type that nothing travels in.
+
+    Example:
+        >>> tierbed.dist.ExchangeOptions(row_dtype=torch.int8).output_dtype
+        torch.float32
+    """
+
+    kind: ExchangeKind = "auto"
+    samples_max: int = 65536
+    indices_max: int = 8 << 20
+    timeout_s: float = 60.0
+    copies_outputs: bool = False
+    output_dtype: torch.dtype = torch.float32
+    row_dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        check_word("exchange", self.kind, ExchangeKind)
+        check_word("output_dtype", self.output_dtype, PRECISIONS)
+        check_word("row_dtype", self.row_dtype, PRECISIONS)
 
 
 class Exchange(Protocol):
@@ -75,9 +124,7 @@ class OneSided:
         heap: The shared memory.
         rank: This rank.
         groups: What this rank looks up together.
-        dtype: What outputs are.
-        timeout_s: How long another rank may be silent.
-        copies_outputs: Whether outputs are copied out of the shared memory.
+        options: What outputs are, and how long another rank may be silent.
     """
 
     def __init__(
@@ -87,15 +134,13 @@ class OneSided:
         heap: NativeHeap,
         rank: int,
         groups: list[FeaturePlan],
-        *,
-        dtype: torch.dtype,
-        timeout_s: float,
-        copies_outputs: bool,
+        options: ExchangeOptions,
     ) -> None:
         self._native = native
-        self._copies = copies_outputs
-        self._exchange = NativeExchange(plan, heap, rank, int(timeout_s * 1000), groups)
-        self._lender = Lender(plan.output_dim, dtype, heap)
+        self._copies = options.copies_outputs
+        timeout_ms = int(options.timeout_s * 1000)
+        self._exchange = NativeExchange(plan, heap, rank, timeout_ms, groups)
+        self._lender = Lender(plan.output_dim, options.output_dtype, heap)
         self._serving: Serving | None = None
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from tierbed.codec import Codec
+from tierbed.config.optim import SGD
 from tierbed.config.tables import DataType, EmbeddingBagConfig
 from tierbed.dist.sharding import ShardingPlan
 from tierbed.train.coded_store import CodedStore
@@ -23,7 +24,7 @@ from tierbed.train.store import Store
 if TYPE_CHECKING:
     from tierbed.dist.device.store import DeviceStore
 
-__all__ = ["Held", "Target", "coded_runs", "held_tables", "target_of"]
+__all__ = ["Held", "Target", "coded_runs", "held_tables", "initial_rows", "target_of"]
 
 CHUNK_ROWS = 65536
 
@@ -68,6 +69,20 @@ def held_tables(
             name = f"{config.name}.columns.{columns.start}"
         if len(columns) > 0:
             yield Held(config=config, name=name, rows=rows, columns=columns)
+
+
+def initial_rows(held: Held, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """Yields first row and initial rows of what is held, some at a time.
+
+    Those of some columns are not those of a narrow table: they come from whole rows.
+    """
+    columns = slice(held.columns.start, held.columns.stop)
+    with Store.open(backend="memory", dram_budget="64MiB", seed=seed) as whole:
+        whole.add_table(dataclasses.replace(held.config, data_type=DataType.FP32), SGD())
+        for first in range(held.rows.start, held.rows.stop, CHUNK_ROWS):
+            count = min(CHUNK_ROWS, held.rows.stop - first)
+            rows = whole.read_rows(held.config.name, first, count)
+            yield first, rows[:, columns].contiguous()
 
 
 class Target(Protocol):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tierbed._native import NativeHeap
+from tierbed.config.words import DeviceHeapKind, check_word
 from tierbed.dist.device.heap import DeviceHeap
 from tierbed.dist.device.host_heap import HostHeap
 from tierbed.dist.device.local_heap import LocalHeap
@@ -17,7 +18,6 @@ from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 # How long ranks of a process wait for each other where no time-out was given.
 GATHER_SECONDS = 600.0
-DEVICE_HEAPS = ("auto", "pinned")
 
 __all__ = ["LocalRank", "ProcessRank", "Rank", "local_ranks"]
 
@@ -55,11 +55,14 @@ class LocalRank:
         device_heap: How ranks share memory of devices; see :func:`local_ranks`.
     """
 
-    def __init__(self, rank: int, count: int, process: _Process, device_heap: str = "auto"):
+    def __init__(
+        self, rank: int, count: int, process: _Process, device_heap: DeviceHeapKind = "auto"
+    ) -> None:
         self._rank = rank
         self._count = count
         self._process = process
-        self._device_heap = _checked(device_heap)
+        check_word("device_heap", device_heap, DeviceHeapKind)
+        self._device_heap = device_heap
         self._taken = 0
 
     @property
@@ -125,7 +128,7 @@ class _Process:
         self.barrier = threading.Barrier(count)
 
 
-def local_ranks(count: int, *, device_heap: str = "auto") -> list[LocalRank]:
+def local_ranks(count: int, *, device_heap: DeviceHeapKind = "auto") -> list[LocalRank]:
     """Makes ``count`` ranks of one process, one for each thread.
 
     Args:
@@ -135,12 +138,6 @@ def local_ranks(count: int, *, device_heap: str = "auto") -> list[LocalRank]:
     """
     process = _Process(count)
     return [LocalRank(rank, count, process, device_heap) for rank in range(count)]
-
-
-def _checked(device_heap: str) -> str:
-    if device_heap not in DEVICE_HEAPS:
-        raise InvalidError(f"device_heap must be one of {DEVICE_HEAPS}, not {device_heap!r}")
-    return device_heap
 
 
 class ProcessRank:
@@ -157,7 +154,7 @@ class ProcessRank:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, *, device_heap: str = "auto"
+        self, group: dist.ProcessGroup | None = None, *, device_heap: DeviceHeapKind = "auto"
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidError(
@@ -165,7 +162,8 @@ class ProcessRank:
                 'torch.distributed.init_process_group("gloo") first'
             )
         self.group = group
-        self._device_heap = _checked(device_heap)
+        check_word("device_heap", device_heap, DeviceHeapKind)
+        self._device_heap = device_heap
 
     @property
     def rank(self) -> int:

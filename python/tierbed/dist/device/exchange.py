@@ -28,34 +28,16 @@ from tierbed.dist.device.heap import DeviceHeap
 from tierbed.dist.device.pad import Channel, SignalPad
 from tierbed.dist.device.plan import DevicePlan, Group
 from tierbed.dist.device.store import DeviceStore
-from tierbed.dist.exchange import Serving
+from tierbed.dist.exchange import ExchangeOptions, Serving
 from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
+from tierbed.dist.kernels.put_grads import put_grads
 from tierbed.dist.lending import Lender
 from tierbed.errors import ClosedError, InvalidError, UnsupportedError
 
-__all__ = ["DeviceExchange", "Limits"]
+__all__ = ["DeviceExchange"]
 
 # Forwards that may wait for their backward, one for each buffer.
 KEPT_MAX = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What memory is taken for.
-
-    Args:
-        samples_max: Most samples of a rank's batch.
-        indices_max: Most ids of a rank's batch.
-        timeout_s: How long another rank may be silent.
-        is_weighted: Whether batches have weights.
-        copies_outputs: Whether outputs are copied out of the shared memory.
-    """
-
-    samples_max: int
-    indices_max: int
-    timeout_s: float
-    is_weighted: bool
-    copies_outputs: bool
 
 
 class DeviceExchange:
@@ -66,7 +48,8 @@ class DeviceExchange:
         plan: The groups of all ranks.
         heap: Memory that the devices of all ranks write; closed with this.
         optimizer: What steps the rows.
-        limits: What memory is taken for, at once.
+        options: What memory is taken for, at once.
+        is_weighted: Whether batches have weights.
     """
 
     def __init__(
@@ -75,12 +58,14 @@ class DeviceExchange:
         plan: DevicePlan,
         heap: DeviceHeap,
         optimizer: Optimizer,
-        limits: Limits,
+        options: ExchangeOptions,
+        *,
+        is_weighted: bool,
     ) -> None:
         self._store = store
         self._plan = plan
         self._heap = heap
-        self._limits = limits
+        self._options = options
         self._rank = heap.rank
         with self._on_device():
             own = plan.groups[heap.rank]
@@ -88,17 +73,17 @@ class DeviceExchange:
                 GroupRows(group, store.add_tables(group.tables, optimizer), plan.output_dim)
                 for group in own
             ]
-            sizes = (limits.samples_max, limits.indices_max)
-            self._batches = PublishedBatches(heap, len(plan.row_counts), sizes, limits.is_weighted)
-            shape = (limits.samples_max, plan.output_dim)
+            sizes = (options.samples_max, options.indices_max)
+            self._batches = PublishedBatches(heap, len(plan.row_counts), sizes, is_weighted)
+            shape = (options.samples_max, plan.output_dim)
             self._outputs = heap.alloc(shape, torch.float32)
             # Matrices of all ranks are one size, that of the widest.
-            words = heap.count * limits.samples_max * max(plan.widths)
+            words = heap.count * options.samples_max * max(plan.widths)
             self._grads = heap.alloc((words,), torch.float32)
             self._weight_grads = (
-                heap.alloc((limits.indices_max,), torch.float32) if limits.is_weighted else None
+                heap.alloc((options.indices_max,), torch.float32) if is_weighted else None
             )
-            self._pad = SignalPad(heap, limits.timeout_s)
+            self._pad = SignalPad(heap, options.timeout_s)
             self._runs, self._run_holders = _runs_of(plan, heap.device)
         self._dim_max = max(group.dim for groups in plan.groups for group in groups)
         self._lender = Lender(plan.output_dim, torch.float32, self._outputs)
@@ -123,7 +108,7 @@ class DeviceExchange:
             )
         self._check()
         with self._on_device():
-            limits = (self._limits.samples_max, self._limits.indices_max)
+            limits = (self._options.samples_max, self._options.indices_max)
             bags = (indices, offsets, weights)
             own = check_batch(bags, self._plan.row_counts, self._plan.names, limits)
             self._lender.begin()
@@ -176,11 +161,9 @@ class DeviceExchange:
         self._pad.wait(Channel.OUTPUTS, step)
         local = self._outputs.local(step)
         (out,) = self._lender.lend(local.data_ptr(), [(0, own.samples)], local.device)
-        return step, out.clone() if self._limits.copies_outputs else out
+        return step, out.clone() if self._options.copies_outputs else out
 
     def _backward(self, step: _Step, grad: Tensor, weights_grad: Tensor | None) -> None:
-        from tierbed.dist.kernels.put_grads import put_grads
-
         self._grads_step += 1
         turn = self._grads_step
         matrices = self._grads.peer_ptrs(turn)[self._run_holders]

@@ -8,6 +8,9 @@ from torch import Tensor
 from tierbed.dist.device.plan import Group
 from tierbed.dist.device.store import Arena
 from tierbed.dist.joined import JoinedBags, RankBatch, join_batches
+from tierbed.dist.kernels.pool_to_ranks import pool_to_ranks
+from tierbed.dist.kernels.step_rows import StepNumbers, sort_uses, step_rows
+from tierbed.dist.kernels.weight_grads import weight_grads
 
 __all__ = ["GroupRows"]
 
@@ -38,8 +41,6 @@ class GroupRows:
 
     def pool(self, bags: JoinedBags, outputs: Tensor, first_samples: Tensor) -> None:
         """Pools ``bags`` into ``outputs``, addresses of one for each rank."""
-        from tierbed.dist.kernels.pool_to_ranks import pool_to_ranks
-
         pool_to_ranks(
             self.arena.weights,
             self._first_rows,
@@ -63,9 +64,6 @@ class GroupRows:
 
         Before, it writes the gradients of weights to ``places``, where there are some.
         """
-        from tierbed.dist.kernels.step_rows import StepNumbers, sort_uses, step_rows
-        from tierbed.dist.kernels.weight_grads import weight_grads
-
         arena, count = self.arena, bags.indices.numel()
         if count == 0:
             return

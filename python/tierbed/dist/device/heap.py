@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -23,8 +24,21 @@ __all__ = ["BUFFERS", "LINE_BYTES", "DeviceHeap", "SymmetricTensor"]
 BUFFERS = 2
 # Buffers begin at multiples of it, so that no two share a line.
 LINE_BYTES = 128
-# Looks of a kernel before the host looks at its clock: some ten milliseconds.
-SPINS = 1 << 16
+
+
+class Hosts(Protocol):
+    """What a heap needs of :class:`tierbed.dist.ranks.Rank`."""
+
+    @property
+    def rank(self) -> int:
+        """Its number, from 0."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks; all call this together."""
 
 
 class SymmetricTensor:
@@ -55,11 +69,20 @@ class SymmetricTensor:
 
 
 class DeviceHeap(abc.ABC):
-    """Memory of one rank's device that the devices of all ranks can write."""
+    """Memory of one rank's device that the devices of all ranks can write.
 
-    def __init__(self, rank: int, count: int, device: torch.device) -> None:
-        self._rank = rank
-        self._count = count
+    Args:
+        hosts: This rank among the threads or processes.
+        device: Where kernels of this rank run.
+    """
+
+    # Looks of a kernel on a GPU before the host looks at its clock: some ten milliseconds.
+    cuda_spins: ClassVar[int] = 1 << 16
+
+    def __init__(self, hosts: Hosts, device: torch.device) -> None:
+        self._hosts = hosts
+        self._rank = hosts.rank
+        self._count = hosts.count
         self._device = device
         self._is_closed = False
 
@@ -85,7 +108,7 @@ class DeviceHeap(abc.ABC):
         One where ranks take turns, on a stream or in the interpreter: a kernel that waits would
         keep others from running.
         """
-        return SPINS if self._device.type == "cuda" else 1
+        return self.cuda_spins if self._device.type == "cuda" else 1
 
     def alloc(self, shape: Sequence[int], dtype: torch.dtype) -> SymmetricTensor:
         """Makes a tensor of zeros on every rank; all call this together, with equal arguments.
@@ -117,9 +140,9 @@ class DeviceHeap(abc.ABC):
     def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
         """Returns ``[count]`` zeros of each rank, and their addresses for this rank's device."""
 
-    @abc.abstractmethod
-    def gather(self, value: object) -> list[object]:
+    def gather(self, value: object) -> list[Any]:
         """Returns the values of all ranks, by way of the hosts; all call this together."""
+        return self._hosts.gather(value)
 
     def quiet(self) -> None:
         """Returns when everything this rank launched is done, stores to peers included."""

@@ -16,14 +16,11 @@ import torch
 from torch import Tensor
 
 from tierbed._native import NativeHeap
-from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap
-from tierbed.dist.device.local_heap import Hosts
+from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap, Hosts
 from tierbed.errors import InvalidError, TierbedError, UnsupportedError
 
 __all__ = ["HostHeap"]
 
-# Looks of a kernel on a GPU before the host looks at its clock.
-SPINS = 64
 # cudaHostRegisterPortable | cudaHostRegisterMapped
 REGISTER_FLAGS = 3
 
@@ -40,8 +37,11 @@ class HostHeap(DeviceHeap):
         InvalidError: A CUDA device, and there is none.
     """
 
+    # Each look crosses the link.
+    cuda_spins = 64
+
     def __init__(self, hosts: Hosts, device: torch.device, runtime: Any = None) -> None:
-        super().__init__(hosts.rank, hosts.count, device)
+        super().__init__(hosts, device)
         if device.type == "cuda" and runtime is None:
             if not torch.cuda.is_available():
                 raise InvalidError(
@@ -49,14 +49,8 @@ class HostHeap(DeviceHeap):
                     "a tierbed.Store, or give DeviceStore device='cpu' to interpret the kernels"
                 )
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._hosts = hosts
         self._runtime = runtime
         self._registered: list[int] = []
-
-    @property
-    def spins(self) -> int:
-        """Few looks: each of a GPU's crosses the link."""
-        return SPINS if self._device.type == "cuda" else 1
 
     def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
         region_bytes = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -98,10 +92,6 @@ class HostHeap(DeviceHeap):
                 )
             self._registered.append(whole.data_ptr())
         return whole
-
-    def gather(self, value: object) -> list[object]:
-        """As :meth:`DeviceHeap.gather`."""
-        return self._hosts.gather(value)
 
     def _release(self) -> None:
         for address in self._registered:

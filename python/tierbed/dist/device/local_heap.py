@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import torch
 from torch import Tensor
 
 from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap
 
-__all__ = ["Hosts", "LocalHeap"]
-
-
-class Hosts(Protocol):
-    """What a heap needs of :class:`tierbed.dist.ranks.Rank`."""
-
-    @property
-    def rank(self) -> int:
-        """Its number, from 0."""
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks; all call this together."""
+__all__ = ["LocalHeap"]
 
 
 class LocalHeap(DeviceHeap):
@@ -35,14 +18,8 @@ class LocalHeap(DeviceHeap):
         device: The device they share: a CUDA device, or the CPU with Triton's interpreter.
     """
 
-    def __init__(self, hosts: Hosts, device: torch.device) -> None:
-        super().__init__(hosts.rank, hosts.count, device)
-        self._hosts = hosts
-
-    @property
-    def spins(self) -> int:
-        """One look: the ranks share a stream, or take turns in the interpreter."""
-        return 1
+    # Ranks share a stream.
+    cuda_spins = 1
 
     def _alloc(self, count: int, dtype: torch.dtype) -> tuple[list[Tensor], list[int]]:
         # A CPU's tensors begin with half a line.
@@ -52,10 +29,6 @@ class LocalHeap(DeviceHeap):
         own = whole[skipped : skipped + count]
         buffers = self._hosts.gather(own)
         return buffers, [buffer.data_ptr() for buffer in buffers]
-
-    def gather(self, value: object) -> list[object]:
-        """As :meth:`DeviceHeap.gather`."""
-        return self._hosts.gather(value)
 
     def _release(self) -> None:
         # Tensors go with the last reference to them.

@@ -13,6 +13,7 @@ import time
 import torch
 
 from tierbed.dist.device.heap import LINE_BYTES, DeviceHeap
+from tierbed.dist.kernels.signals import signal_ranks, wait_for_ranks
 from tierbed.errors import IoError
 
 __all__ = ["Channel", "SignalPad"]
@@ -51,8 +52,6 @@ class SignalPad:
 
     def signal(self, channel: Channel, epoch: int) -> None:
         """Tells all ranks, after all that this rank launched so far."""
-        from tierbed.dist.kernels.signals import signal_ranks
-
         signal_ranks(self._own[channel], epoch)
 
     def wait(self, channel: Channel, epoch: int) -> None:
@@ -61,8 +60,6 @@ class SignalPad:
         Raises:
             IoError: A rank, named, was silent for too long.
         """
-        from tierbed.dist.kernels.signals import wait_for_ranks
-
         words = self._words.local(0)[channel]
         end = time.monotonic() + self._timeout_s
         sleep_s = 0.0

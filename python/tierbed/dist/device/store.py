@@ -8,17 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tierbed.config.optim import Optimizer, RowWiseAdagrad
+from tierbed.config.optim import Optimizer
 from tierbed.config.tables import DataType
-from tierbed.dist.held import Held
+from tierbed.dist.held import CHUNK_ROWS, Held, initial_rows
 from tierbed.errors import InvalidError, UnsupportedError
-from tierbed.train.store import Store
 from tierbed.train.store_rows import RowVisitor
 
 __all__ = ["Arena", "DeviceStore"]
-
-# Rows that are initialised at a time.
-CHUNK_ROWS = 65536
 
 
 @dataclass(kw_only=True)
@@ -61,6 +57,7 @@ class DeviceStore:
 
     def __init__(self, device: str | torch.device = "cuda", *, seed: int = 0) -> None:
         try:
+            # Triton is optional.
             from tierbed.dist.kernels.launch import check_device
             from tierbed.dist.kernels.step_rows import step_rows_kernel
         except ImportError as error:
@@ -139,7 +136,8 @@ class DeviceStore:
         for held, first in zip(tables, firsts, strict=True):
             self._tables[held.name] = (held, arena, first)
             self._steps[held.name] = 0
-            self._initialise(held, arena.weights[first : first + len(held.rows)])
+            for at, rows in initial_rows(held, self._seed):
+                arena.weights[first + at : first + at + len(rows)] = rows.to(self._device)
         return arena
 
     def note_step(self, arena: Arena) -> None:
@@ -287,14 +285,3 @@ class DeviceStore:
                 {"table": table},
             )
         return arena, slice(first + first_row, first + first_row + row_count)
-
-    def _initialise(self, held: Held, weights: Tensor) -> None:
-        """Writes initial rows, those of a :class:`tierbed.Store`; some columns of whole rows."""
-        columns = slice(held.columns.start, held.columns.stop)
-        config = held.config
-        with Store.open(backend="memory", dram_budget="64MiB", seed=self._seed) as whole:
-            whole.add_table(config, RowWiseAdagrad())
-            for first in range(0, len(held.rows), CHUNK_ROWS):
-                count = min(CHUNK_ROWS, len(held.rows) - first)
-                rows = whole.read_rows(config.name, first, count)
-                weights[first : first + count] = rows[:, columns].to(self._device)

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tierbed.dist.device.heap import DeviceHeap
-from tierbed.dist.device.local_heap import Hosts
+from tierbed.dist.device.heap import DeviceHeap, Hosts
 from tierbed.errors import InvalidError, UnsupportedError
 
 __all__ = ["TorchHeap", "symmetric_memory"]
@@ -68,8 +67,7 @@ class TorchHeap(DeviceHeap):
                 f"torch's symmetric memory lies on CUDA devices, not on {device}; keep regions in "
                 "memory of the host: ProcessRank(device_heap='pinned')"
             )
-        super().__init__(hosts.rank, hosts.count, device)
-        self._hosts = hosts
+        super().__init__(hosts, device)
         self._group = group
         self._module = symmetric_memory() if module is None else module
         if self._module.get_backend(device) != BACKEND:
@@ -90,10 +88,6 @@ class TorchHeap(DeviceHeap):
                 "that, or keep regions in pinned memory: ProcessRank(device_heap='pinned')"
             )
         return buffers, [buffer.data_ptr() for buffer in buffers]
-
-    def gather(self, value: object) -> list[object]:
-        """As :meth:`DeviceHeap.gather`."""
-        return self._hosts.gather(value)
 
     def _release(self) -> None:
         self._handles.clear()
