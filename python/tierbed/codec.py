@@ -119,17 +119,6 @@ class Codec:
         self._native.decode(codes.contiguous(), asked.contiguous(), out, 1)
         return out
 
-    def decode_often(self, codes: Tensor, indices: Tensor, out: Tensor, rounds: int) -> None:
-        """Decodes the same rows ``rounds`` times, to measure what that costs.
-
-        Args:
-            codes: Codes ``[N, code_bytes]`` u8.
-            indices: Which of them, ``[E]`` i64.
-            out: Rows ``[E, dim]`` f32, overwritten.
-            rounds: How often.
-        """
-        self._native.decode(codes, indices, out, rounds)
-
     def relative_error(self, rows: Tensor) -> float:
         """Returns the root mean square error of ``rows`` next to that of zeroes.
 

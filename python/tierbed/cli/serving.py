@@ -180,7 +180,7 @@ def _show(result: dict[str, Any], json_path: Path | None) -> None:
 
 
 def _from_snapshot(
-    folder: Path, table: str, ids: list[int], offsets: list[int], pooling: str, dram_budget: str
+    folder: Path, table: str, ids: list[int], offsets: list[int], pooling: Pooling, dram_budget: str
 ) -> list[list[float]]:
     if not folder.is_dir():
         raise InvalidError(f"no such folder: {folder}", {"path": str(folder)})

@@ -7,11 +7,10 @@ batch, split in time. Memory is bounded by the batch and the budgets given.
 
 from __future__ import annotations
 
-from tierbed.data.avazu import AvazuData
 from tierbed.data.batch import Batch
-from tierbed.data.criteo import CriteoData
 from tierbed.data.dataset import Dataset
 from tierbed.data.generator import GeneratedData, scale_for_rows, write_criteo_tsv
+from tierbed.data.logs import AvazuData, CriteoData
 from tierbed.data.order import BatchOrder
 from tierbed.data.parquet import ParquetColumns, ParquetData, build_parquet_vocabulary
 from tierbed.data.vocabulary import (

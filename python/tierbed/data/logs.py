@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tierbed import _native
 from tierbed.data.batch import Batch, batch_of
@@ -15,7 +15,9 @@ from tierbed.data.vocabulary import Vocabulary, open_vocabulary
 if TYPE_CHECKING:
     from tierbed._native_options import LogPosition, ReaderOptions
 
-__all__ = ["LogData"]
+__all__ = ["AvazuData", "CriteoData", "Layout", "LogData"]
+
+Layout = Literal["criteo", "avazu"]
 
 _NO_BOUND = (1 << 63) - 1
 _SKIP_SAMPLES = 1 << 16
@@ -33,12 +35,13 @@ class LogData(Dataset):
         paths: The logs, oldest first; plain, gzip or zstd, told by content.
         vocabulary: Rows of the tokens.
         batch_size: Samples of a batch, ``B``.
-        layout: Layout of the lines.
         first: First sample of the range.
         stop: Sample after the last; None reads to the end.
         bad_lines: Stop at a malformed line, or leave it out (see ``skipped_line_count``).
         progress: Called with bytes read and bytes of all files, after every batch.
     """
+
+    layout: ClassVar[Layout]
 
     def __init__(
         self,
@@ -46,7 +49,6 @@ class LogData(Dataset):
         vocabulary: Vocabulary | str | Path,
         batch_size: int,
         *,
-        layout: Literal["criteo", "avazu"],
         first: int = 0,
         stop: int | None = None,
         bad_lines: Literal["fail", "skip"] = "fail",
@@ -57,7 +59,7 @@ class LogData(Dataset):
         self.progress = progress
         self.skipped_line_count = 0
         self.vocabulary = open_vocabulary(vocabulary)
-        self._options: ReaderOptions = {"format": layout, "bad_lines": bad_lines}
+        self._options: ReaderOptions = {"format": self.layout, "bad_lines": bad_lines}
         reader = self._open()
         self._feature_names = reader.feature_names()
         self._dense_count = reader.dense_count
@@ -158,3 +160,27 @@ class LogData(Dataset):
             yield batch
         if stop is None:
             self._total[:] = [sample]
+
+
+class CriteoData(LogData):
+    """Samples of logs in the Criteo layout; see :class:`LogData`.
+
+    One line a sample: label, 13 integers (empty or negative allowed), 26 hexadecimal tokens (empty
+    allowed), tab-separated. Integers become ``log1p(max(x, 0))``, missing ones 0. Any log in this
+    layout will do. Batches have ``dense`` ``[B, 13]`` and one id per sample of each of the 26
+    features ``C1`` to ``C26``.
+    """
+
+    layout = "criteo"
+
+
+class AvazuData(LogData):
+    """Samples of logs in the Avazu layout; see :class:`LogData`.
+
+    Comma-separated with the header ``id,click,hour,C1,banner_pos,...``: ``click`` is the label,
+    ``id`` is dropped, ``hour`` (YYMMDDHH) becomes the hour of the day, the others are tokens.
+    Batches have ``dense`` ``[B, 0]`` and one id per sample of ``hour_of_day`` and each other
+    column of the header.
+    """
+
+    layout = "avazu"

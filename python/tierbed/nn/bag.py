@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tierbed._util.tensors import as_int64
 from tierbed.config.optim import Optimizer
 from tierbed.config.tables import EmbeddingBagConfig
+from tierbed.config.words import OnNonfinite, Pooling
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn.embedding import Collection, RowSource, not_copied, tell_not_loaded
@@ -69,14 +70,14 @@ class EmbeddingBag(nn.Module):
         embedding_dim: int,
         *,
         store: RowSource,
-        mode: str = "mean",
+        mode: Pooling = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         name: str | None = None,
         optimizer: Optimizer | type[Any] | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
-        on_nonfinite: str = "error",
+        on_nonfinite: OnNonfinite = "error",
     ) -> None:
         super().__init__()
         if mode not in ("sum", "mean"):

@@ -23,6 +23,7 @@ from tierbed.config.tables import (
     EmbeddingConfig,
     feature_labels,
 )
+from tierbed.config.words import OnNonfinite
 from tierbed.errors import InvalidError, UnsupportedError
 from tierbed.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnpooledRows, as_kjt
 from tierbed.ops import operators as ops
@@ -75,7 +76,7 @@ class Collection(nn.Module):
         optimizer: Optimizer | type[Any] | None,
         optimizer_kwargs: Mapping[str, Any] | None,
         poolings: Mapping[str, str],
-        on_nonfinite: str = "error",
+        on_nonfinite: OnNonfinite = "error",
     ) -> None:
         super().__init__()
         _check_arguments(tables, store)
@@ -385,7 +386,7 @@ class EmbeddingBagCollection(Collection):
         optimizer: Optimizer | type[Any] | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
-        on_nonfinite: str = "error",
+        on_nonfinite: OnNonfinite = "error",
     ) -> None:
         _check_configs(tables, EmbeddingBagConfig, "EmbeddingBagCollection")
         poolings = {config.name: config.pooling.value for config in tables}
@@ -453,7 +454,7 @@ class EmbeddingCollection(Collection):
         store: RowSource,
         optimizer: Optimizer | type[Any] | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
-        on_nonfinite: str = "error",
+        on_nonfinite: OnNonfinite = "error",
     ) -> None:
         _check_configs(tables, BaseEmbeddingConfig, "EmbeddingCollection")
         dims = {config.embedding_dim for config in tables}

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tierbed.config.words import OnNonfinite, check_word
 from tierbed.errors import InvalidError
 
-__all__ = ["ON_NONFINITE", "StepGuard", "StepWatch"]
+__all__ = ["StepGuard", "StepWatch"]
 
-ON_NONFINITE = ("error", "skip")
 _GUIDE = "see the guide 'In your training loop'"
 
 
@@ -91,12 +91,9 @@ class StepGuard:
     """
 
     def __init__(
-        self, tables: dict[int, str], watch: StepWatch | None, on_nonfinite: str = "error"
+        self, tables: dict[int, str], watch: StepWatch | None, on_nonfinite: OnNonfinite = "error"
     ) -> None:
-        if on_nonfinite not in ON_NONFINITE:
-            raise InvalidError(
-                f"on_nonfinite must be one of {', '.join(ON_NONFINITE)}, not {on_nonfinite!r}"
-            )
+        check_word("on_nonfinite", on_nonfinite, OnNonfinite)
         self.tables = tables
         self.skipped_steps = 0
         self._watch = watch

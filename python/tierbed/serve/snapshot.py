@@ -20,7 +20,7 @@ from tierbed._native import NativeResident, NativeSnapshot, apply_delta
 from tierbed._util.bytes import parse_bytes
 from tierbed.config.io import IoOptions
 from tierbed.config.tables import is_own
-from tierbed.config.words import MissMode, SnapshotBackend
+from tierbed.config.words import MissMode, Pooling, SnapshotBackend, check_word
 from tierbed.errors import ClosedError, InvalidError
 from tierbed.jagged import KeyedTensor, as_kjt
 from tierbed.ops import operators as ops
@@ -300,7 +300,7 @@ class Snapshot:
         return found
 
     def lookup(
-        self, features: Any, pooling: str = "sum", tables: Sequence[str] | None = None
+        self, features: Any, pooling: Pooling = "sum", tables: Sequence[str] | None = None
     ) -> KeyedTensor:
         """Pools the rows of bags.
 
@@ -319,8 +319,7 @@ class Snapshot:
         ids = [self.table_id(name) for name in (tables or bags.keys())]
         if len(ids) != len(bags.keys()):
             raise InvalidError(f"{len(bags.keys())} features need as many tables, not {len(ids)}")
-        if pooling not in ("sum", "mean"):
-            raise InvalidError(f"pooling must be 'sum' or 'mean', not {pooling!r}")
+        check_word("pooling", pooling, Pooling)
         binding = self._binding(ids, pooling)
         indices = bags.values()
         if self._vocabularies:

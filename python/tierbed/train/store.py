@@ -11,7 +11,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,7 @@ from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.config.io import IoOptions
 from tierbed.config.optim import Optimizer, RowWiseAdagrad
 from tierbed.config.tables import BaseEmbeddingConfig, DataType
-from tierbed.config.words import Backend, Durability, OnMismatch, Order
+from tierbed.config.words import Backend, Durability, OnMismatch, Order, check_word
 from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
 from tierbed.ops.operators import minutes_now
 from tierbed.ops.steps import StepWatch
@@ -145,15 +145,10 @@ class Store(StoreRows):
             ClosedError: Another process owns the store, or this one has it open already.
             CorruptionError: The last checkpoint does not verify.
         """
-        for name, value, known in (
-            ("backend", backend or "file", Backend),
-            ("durability", durability, Durability),
-            ("order", order, Order),
-            ("on_mismatch", on_mismatch or "error", OnMismatch),
-        ):
-            if value not in get_args(known):
-                told = ", ".join(get_args(known))
-                raise InvalidError(f"{name} must be one of {told}, not {value!r}")
+        check_word("backend", backend or "file", Backend)
+        check_word("durability", durability, Durability)
+        check_word("order", order, Order)
+        check_word("on_mismatch", on_mismatch or "error", OnMismatch)
         if shards is not None and shards < 1:
             raise InvalidError(f"shards must be at least 1, not {shards}", {"shards": str(shards)})
         if path is None and backend != "memory":
