@@ -99,7 +99,7 @@ def test_an_import_of_a_folder_says_what_to_do(tmp_path: Path, capsys: Any) -> N
     assert "dcp_to_torch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["bench", "sim", "tco"])
+@pytest.mark.parametrize("command", ["bench", "sim", "tco", "generate"])
 def test_commands_of_a_missing_package_name_it(
     command: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

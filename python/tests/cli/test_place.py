@@ -145,7 +145,7 @@ def test_the_drift_report_says_when_to_rebuild(log: Path, tmp_path: Path) -> Non
 
 
 def test_samples_of_a_click_log_are_placed(tmp_path: Path) -> None:
-    from tierbed.data import write_criteo_tsv
+    from tierbed_bench.generator import write_criteo_tsv
 
     samples = tmp_path / "clicks.tsv"
     write_criteo_tsv(samples, 300, scale=0.0001, seed=1)

@@ -13,12 +13,11 @@ from tierbed.data import (
     AvazuData,
     Batch,
     CriteoData,
-    GeneratedData,
     Vocabulary,
     build_vocabulary,
-    write_criteo_tsv,
 )
 from tierbed.errors import CorruptionError, InvalidError, IoError
+from tierbed_bench.generator import GeneratedData, write_criteo_tsv
 
 ROWS = 3_000
 SCALE = 0.001

@@ -11,9 +11,10 @@ import torch
 
 import tierbed as tb
 from tierbed import dist as tbd
-from tierbed.data import Vocabulary, build_vocabulary, write_criteo_tsv
+from tierbed.data import Vocabulary, build_vocabulary
 from tierbed.placement import LogOptions, Placement, QueryLog, import_tables, place
 from tierbed.serve import TierPlan
+from tierbed_bench.generator import write_criteo_tsv
 
 from .kit import (
     NOTE,

@@ -11,8 +11,9 @@ import torch
 
 import tierbed as tb
 from tierbed._native import NativeQueryLogBuilder
-from tierbed.data import AvazuData, CriteoData, Vocabulary, build_vocabulary, write_criteo_tsv
+from tierbed.data import AvazuData, CriteoData, Vocabulary, build_vocabulary
 from tierbed.placement import LogOptions, QueryLog, place
+from tierbed_bench.generator import write_criteo_tsv
 
 from .kit import refused
 

@@ -15,16 +15,16 @@ import torch.distributed.checkpoint
 import tierbed as tb
 from tierbed.cli import main
 from tierbed.data import (
-    GeneratedData,
     ParquetColumns,
     ParquetData,
     build_parquet_vocabulary,
     build_vocabulary,
-    write_criteo_tsv,
 )
+from tierbed.data.source import DataOptions, Source
 from tierbed.recipes.demo import BUDGET_MIN_BYTES, DemoOptions, _Demo
 from tierbed.recipes.run import Run, TrainOptions, load_run, read_run
 from tierbed.train import table_files
+from tierbed_bench.generator import GeneratedData, write_criteo_tsv
 
 from .kit import BUDGET, ROWS, bags, collection, opened, refused, rows_of, snapshot_of, table
 
@@ -43,18 +43,12 @@ def options(**changes: Any) -> TrainOptions:
     return replace(TrainOptions(embedding_dim=4, batch_size=16), **changes)
 
 
-class _Sized:
-    """A generator as a run wants it."""
-
-    def __init__(self) -> None:
-        self.log = generated()
-        self.dense_count = self.log.dense_count
-        self.table_sizes = dict(self.log.table_sizes())
-        self.batches = self.log.batches
+def source() -> Source:
+    return Source(generated(), DataOptions(format="synthetic"), 64, 0)
 
 
 def ran(folder: Path, **changes: Any) -> Run:
-    run = Run(folder, _Sized(), options(**changes), 64, store_options=STORE)
+    run = Run(folder, source(), options(**changes), 64, store_options=STORE)
     run.train()
     return run
 
@@ -133,7 +127,7 @@ def test_the_folder_of_a_run_is_that_of_its_training(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_checkpoint_is_trained_first(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", _Sized(), options(), 64, store_options=STORE)
+    run = Run(tmp_path / "run", source(), options(), 64, store_options=STORE)
     run.close()
     with refused(tb.InvalidError, "train it first"):
         load_run(tmp_path / "run", **STORE)

@@ -1,4 +1,4 @@
-"""``train``, ``eval``, ``publish``, ``generate``: from a log to a published model."""
+"""``train``, ``eval``, ``publish``: from a log to a published model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from tierbed.cli.run_options import (
 )
 from tierbed.cli.stop import StopSignal
 from tierbed.config.words import DataFormat
-from tierbed.data import write_criteo_tsv
 from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
 from tierbed.recipes.evaluate import evaluate
 from tierbed.recipes.run import EVAL_BATCH, RUN_FILE, Run, TrainOptions, load_run, read_run
@@ -153,25 +152,8 @@ def publish(
     finish({**asdict(report), "snapshot": str(out)}, json_path, f"published {store}")
 
 
-def generate(
-    out: Annotated[Path, typer.Option("--out", help="The file: .tsv, .tsv.gz or .tsv.zst.")],
-    samples: Annotated[int, typer.Option("--samples", min=1)] = 100_000,
-    scale: Annotated[
-        float, typer.Option("--scale", help="Share of Criteo's published cardinalities.")
-    ] = 0.01,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed, another log.")] = 0,
-    json_path: JsonOut = None,
-) -> None:
-    """Write generated samples in Criteo's layout."""
-    with Progress("generating", samples, "samples") as bar:
-        write_criteo_tsv(out, samples, scale=scale, seed=seed, progress=bar.set)
-    size = out.stat().st_size
-    finish({"samples": samples, "file_bytes": size, "file": str(out)}, json_path, "generated")
-
-
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
     add(app, "train", train, "Train a click model; started again, it goes on.")
     add(app, "eval", eval_)
     add(app, "publish", publish, "Write a serving snapshot of a model or store.")
-    add(app, "generate", generate)

@@ -1,7 +1,7 @@
 """Sources of samples.
 
-Readers of Criteo, Avazu and Parquet logs, the vocabularies that turn tokens into rows, and a
-seeded generator. All sources are a :class:`Dataset`: batches in time order, resumable at any
+Readers of Criteo, Avazu and Parquet logs, and the vocabularies that turn tokens into rows. All
+sources are a :class:`Dataset`: batches in time order, resumable at any
 batch, split in time. Memory is bounded by the batch and the budgets given.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tierbed.data.batch import Batch
 from tierbed.data.dataset import Dataset
-from tierbed.data.generator import GeneratedData, scale_for_rows, write_criteo_tsv
 from tierbed.data.logs import AvazuData, CriteoData
 from tierbed.data.order import BatchOrder
 from tierbed.data.parquet import ParquetColumns, ParquetData, build_parquet_vocabulary
@@ -27,13 +26,10 @@ __all__ = [
     "CriteoData",
     "Dataset",
     "FeatureReport",
-    "GeneratedData",
     "ParquetColumns",
     "ParquetData",
     "Vocabulary",
     "VocabularyReport",
     "build_parquet_vocabulary",
     "build_vocabulary",
-    "scale_for_rows",
-    "write_criteo_tsv",
 ]

@@ -30,7 +30,6 @@ from torch import Tensor
 from tierbed._util.report import print_table, write_json
 from tierbed.config.optim import RowWiseAdagrad
 from tierbed.data.batch import Batch
-from tierbed.data.generator import GeneratedData, scale_for_rows
 from tierbed.errors import InvalidError, TierbedError
 from tierbed.nn import MODELS
 from tierbed.nn.ctr import CtrModel
@@ -38,6 +37,7 @@ from tierbed.recipes.metrics import auc
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
 from tierbed_bench.common import ratio
+from tierbed_bench.generator import GeneratedData, scale_for_rows
 from tierbed_bench.suite import write_suite
 
 __all__ = ["ModelOptions", "run_models"]

@@ -1,18 +1,18 @@
-"""Command line: the suites by ``tierbed-bench``, and ``tierbed bench``, ``sim`` and ``tco``."""
+"""Command line: suites by ``tierbed-bench``; ``tierbed bench``, ``sim``, ``tco``, ``generate``."""
 
 from __future__ import annotations
 
 import typer
 
 from tierbed import cli
-from tierbed_bench.cli import bench, sim, tco
+from tierbed_bench.cli import bench, generate, sim, tco
 
 __all__ = ["main", "register"]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this package to those of ``tierbed``."""
-    for module in (tco, bench, sim):
+    for module in (tco, bench, sim, generate):
         module.register(app)
 
 
@@ -22,6 +22,6 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: What follows the program's name; by default the process's own.
     """
-    for module in (sim, tco):
+    for module in (sim, tco, generate):
         module.register(bench.suites)
     return cli.run(bench.suites, "tierbed-bench", arguments)

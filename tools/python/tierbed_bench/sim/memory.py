@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed.codec import Codec
-from tierbed.data.generator import DRIFT
 from tierbed.errors import InvalidError
+from tierbed_bench.generator import DRIFT
 
 if TYPE_CHECKING:
     from tierbed._native_options import GeneratorOptions

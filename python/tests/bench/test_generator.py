@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tierbed.data import GeneratedData, scale_for_rows, write_criteo_tsv
 from tierbed.errors import InvalidError
+from tierbed_bench.generator import GeneratedData, scale_for_rows, write_criteo_tsv
 
 
 def labels(data: GeneratedData) -> torch.Tensor:
