@@ -75,10 +75,7 @@ if TYPE_CHECKING:
     )
 else:
     # Loaded on first use, so that importing the package stays quick.
-    __getattr__ = lazy_names(
-        __name__,
-        {name: f"{__name__}.{name}" for name in ("cli", "dist", "recipes", "testing")},
-    )
+    __getattr__ = lazy_names(__name__, dict.fromkeys(("cli", "dist", "recipes", "testing"), ""))
 
 __version__ = _version()
 

@@ -80,7 +80,37 @@ def _not_a_tensor(found: object, name: str, what: str) -> InvalidError:
     )
 
 
-class JaggedTensor:
+class _Bags:
+    """What bags of one feature and of several have in common; lengths or offsets are given."""
+
+    _values: Tensor
+    _weights: Tensor | None
+    _lengths: Tensor | None
+    _offsets: Tensor | None
+
+    def values(self) -> Tensor:
+        """Returns the ids of all bags ``[E]``, or rows ``[E, D]``."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """Returns the weights ``[E]``, if any."""
+        return self._weights
+
+    def lengths(self) -> Tensor:
+        """Returns the length of each bag, ``[B]``, of ``F`` features ``[F*B]``."""
+        if self._lengths is None:
+            assert self._offsets is not None
+            self._lengths = torch.diff(self._offsets)
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Returns the bounds of the bags, ``[B+1]``, of ``F`` features ``[F*B+1]``."""
+        if self._offsets is None:
+            self._offsets = offsets_of(self.lengths())
+        return self._offsets
+
+
+class JaggedTensor(_Bags):
     """The bags of one feature.
 
     Args:
@@ -107,27 +137,6 @@ class JaggedTensor:
         self._weights = weights
         self._lengths = lengths
         self._offsets = offsets
-
-    def values(self) -> Tensor:
-        """Returns the ids ``[E]`` or rows ``[E, D]``."""
-        return self._values
-
-    def weights_or_none(self) -> Tensor | None:
-        """Returns the weights ``[E]``, if any."""
-        return self._weights
-
-    def lengths(self) -> Tensor:
-        """Returns the length of each bag, ``[B]``."""
-        if self._lengths is None:
-            assert self._offsets is not None
-            self._lengths = torch.diff(self._offsets)
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Returns the bounds of the bags, ``[B+1]``."""
-        if self._offsets is None:
-            self._offsets = offsets_of(self.lengths())
-        return self._offsets
 
     def to_dense(self) -> list[Tensor]:
         """Returns one tensor per bag."""
@@ -226,7 +235,7 @@ class UnpooledRows:
         return torch.tensor([b - a for a, b in pairwise(bounds)], dtype=self._dtype)
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(_Bags):
     """The bags of several features of a batch of ``B`` samples.
 
     Args:
@@ -340,28 +349,6 @@ class KeyedJaggedTensor:
     def keys(self) -> list[str]:
         """Returns the feature names."""
         return self._keys
-
-    def values(self) -> Tensor:
-        """Returns the ids of all bags, ``[E]``."""
-        return self._values
-
-    def weights_or_none(self) -> Tensor | None:
-        """Returns the weights ``[E]``, if any."""
-        return self._weights
-
-    def lengths(self) -> Tensor:
-        """Returns the length of each bag, ``[F*B]``."""
-        if self._lengths is None:
-            assert self._offsets is not None
-            self._lengths = torch.diff(self._offsets)
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Returns the bounds of the bags, ``[F*B+1]``."""
-        if self._offsets is None:
-            assert self._lengths is not None
-            self._offsets = offsets_of(self._lengths)
-        return self._offsets
 
     def stride(self) -> int:
         """Returns the number of samples ``B``."""

@@ -13,22 +13,21 @@ from collections.abc import Callable, Mapping
 __all__ = ["lazy_names"]
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
     """Returns the ``__getattr__`` of a package (PEP 562).
 
     Args:
         package: The package's ``__name__``.
-        homes: The module of each name, by its full path. A name whose home ends in the name
-            itself is a module.
+        names: Names with blanks between, by the module of the package that has them; none where
+            the module itself is the name.
     """
+    homes = {name: module for module, told in names.items() for name in told.split() or [module]}
 
     def find(name: str) -> object:
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(home)
-        if home == f"{package}.{name}":
-            return module
-        return getattr(module, name)
+        module = importlib.import_module(f"{package}.{home}")
+        return module if home == name else getattr(module, name)
 
     return find

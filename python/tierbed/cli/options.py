@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from tierbed._util.report import print_table, write_json
@@ -62,8 +61,3 @@ def finish(result: dict[str, Any], json_path: Path | None, title: str) -> None:
         print_table(title, rows)
     if json_path is not None:
         write_json(json_path, result)
-
-
-def set_threads(threads: int) -> None:
-    """Sets torch's threads."""
-    torch.set_num_threads(threads)

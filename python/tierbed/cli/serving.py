@@ -18,7 +18,7 @@ import typer
 
 from tierbed._util.report import write_json
 from tierbed.cli.fields import Fields, add
-from tierbed.cli.options import DramBudget, JsonOut, Threads, set_threads, shows_tables, words
+from tierbed.cli.options import DramBudget, JsonOut, Threads, shows_tables, words
 from tierbed.config.io import IoOptions
 from tierbed.config.words import IoEngine, MissMode, Pooling, SnapshotBackend
 from tierbed.errors import InvalidError, IoError
@@ -120,7 +120,7 @@ def serve(
     ],
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
-    set_threads(threads)
+    torch.set_num_threads(threads)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())

@@ -29,11 +29,9 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "Drift": "tierbed.placement.drift",
-            "LOG_FORMATS": "tierbed.placement.log_files",
-            "measure_drift": "tierbed.placement.drift",
-            "place_on_ray": "tierbed.placement.ray_cluster",
-            "read_log": "tierbed.placement.log_files",
+            "drift": "Drift measure_drift",
+            "log_files": "LOG_FORMATS read_log",
+            "ray_cluster": "place_on_ray",
         },
     )
 

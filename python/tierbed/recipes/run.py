@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from tierbed import _native
@@ -26,7 +25,9 @@ from tierbed._util.progress import Progress
 from tierbed._util.report import write_json
 from tierbed.config.optim import SGD, Adagrad, Adam, Optimizer, PartialRowWiseAdam, RowWiseAdagrad
 from tierbed.config.words import ModelKind, NotNegative, OptimizerKind, Positive
+from tierbed.data.batch import Batch
 from tierbed.data.order import BatchOrder, fingerprint
+from tierbed.data.source import Source
 from tierbed.errors import InvalidError
 from tierbed.nn import CtrModel, build_model
 from tierbed.recipes.evaluate import evaluate, score
@@ -34,7 +35,7 @@ from tierbed.recipes.metrics import summary
 from tierbed.train.lookahead import lookahead
 from tierbed.train.store import Store
 
-__all__ = ["OPTIMIZERS", "Run", "SampleBatch", "SampleSource", "TrainOptions", "auto_batch_size"]
+__all__ = ["OPTIMIZERS", "Run", "TrainOptions", "auto_batch_size"]
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     cls.kind: cls for cls in (SGD, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam)
@@ -42,37 +43,6 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 RUN_FILE = "run.json"
 TABLES = "tables"
 EVAL_BATCH = 1024
-
-
-class SampleBatch(Protocol):
-    """A batch of labelled samples."""
-
-    @property
-    def label(self) -> Tensor:
-        """``[B]`` f32, 0 or 1."""
-
-    @property
-    def dense(self) -> Tensor:
-        """``[B, dense_count]`` f32."""
-
-    @property
-    def sparse(self) -> Any:
-        """KeyedJaggedTensor, one feature per table."""
-
-
-class SampleSource(Protocol):
-    """A log of labelled samples with row ids, readable from any sample on."""
-
-    @property
-    def dense_count(self) -> int:
-        """Numerical features."""
-
-    @property
-    def table_sizes(self) -> dict[str, int]:
-        """Rows of the table of each categorical feature."""
-
-    def batches(self, first: int, last: int, batch_size: int) -> Iterator[SampleBatch]:
-        """Yields samples ``first..last`` in batches; the last may be shorter."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +99,7 @@ class Run:
     def __init__(
         self,
         folder: Path,
-        source: SampleSource,
+        source: Source,
         options: TrainOptions,
         train_samples: int,
         *,
@@ -234,7 +204,7 @@ class Run:
             return {**summary(labels, scores), "eval_samples": eval_samples}
         return evaluate(self.model, self.eval_batches(eval_samples), window=4)
 
-    def eval_batches(self, eval_samples: int) -> Iterator[SampleBatch]:
+    def eval_batches(self, eval_samples: int) -> Iterator[Batch]:
         """Yields the ``eval_samples`` samples behind the training samples in batches."""
         first = self.train_samples
         return self.source.batches(first, first + eval_samples, EVAL_BATCH)
@@ -268,7 +238,7 @@ class Run:
         """Closes the store."""
         self.store.close()
 
-    def _step(self, batch: SampleBatch) -> float:
+    def _step(self, batch: Batch) -> float:
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.label)
         self.dense_optimizer.zero_grad()
@@ -316,13 +286,8 @@ class Run:
         }
 
 
-@dataclass(frozen=True)
-class _EvalBatch:
+class _EvalBatch(Batch):
     """A batch to score, not to train on."""
-
-    label: Tensor
-    dense: Tensor
-    sparse: Any
 
 
 _Floats = NDArray[np.float32]
@@ -370,7 +335,7 @@ class _Remaining:
     def _step_count(self) -> int:
         return -(-self._samples // self._batch_size)
 
-    def __iter__(self) -> Iterator[SampleBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         if self._is_unscored:
             yield from self._to_score()
         done = self._done
@@ -381,20 +346,17 @@ class _Remaining:
             if self._run.store.order()["kind"] == "forward":
                 yield from self._to_score()
 
-    def _to_score(self) -> Iterator[SampleBatch]:
+    def _to_score(self) -> Iterator[Batch]:
         for batch in self._run.eval_batches(self._run.eval_samples):
-            yield _EvalBatch(batch.label, batch.dense, batch.sparse)
+            yield _EvalBatch(batch.dense, batch.sparse, batch.label)
 
-    def _epoch(self) -> Iterator[SampleBatch]:
+    def _epoch(self) -> Iterator[Batch]:
         yield from self._source.batches(0, self._samples, self._batch_size)
         yield from self._to_score()
 
-    def known_order(self) -> BatchOrder | str:
+    def known_order(self) -> BatchOrder:
         """Returns the order of one epoch, which all epochs share."""
-        identity = getattr(self._source, "identity", None)
-        if identity is None:
-            return "the samples do not tell what they are"
-        parts = [identity(), self._samples, self._batch_size]
+        parts = [self._source.identity(), self._samples, self._batch_size]
         eval_samples = self._run.eval_samples
         if eval_samples:
             parts += [eval_samples, EVAL_BATCH]

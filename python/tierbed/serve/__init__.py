@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from tierbed.serve.server import Limits, Predictor, ServeOptions, Server, load_model
 else:
     __getattr__ = lazy_names(
-        __name__,
-        dict.fromkeys(
-            ("Limits", "Predictor", "ServeOptions", "Server", "load_model"),
-            "tierbed.serve.server",
-        ),
+        __name__, {"server": "Limits Predictor ServeOptions Server load_model"}
     )
 
 __all__ = [

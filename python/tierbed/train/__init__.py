@@ -13,12 +13,8 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "Commit": "tierbed.train.checkpoints",
-            "CommitTable": "tierbed.train.checkpoints",
-            "export_table": "tierbed.train.table_files",
-            "find_commits": "tierbed.train.checkpoints",
-            "import_table": "tierbed.train.table_files",
-            "put_in_force": "tierbed.train.checkpoints",
+            "checkpoints": "Commit CommitTable find_commits put_in_force",
+            "table_files": "export_table import_table",
         },
     )
 

@@ -25,21 +25,15 @@ from tierbed.train.store import Store
 
 __all__ = ["FORMATS", "export_table", "import_table", "shape_of"]
 
-FORMATS = {
-    ".npy": "npy",
-    ".safetensors": "safetensors",
-    ".pt": "torch",
-    ".pth": "torch",
-    ".bin": "torch",
-    ".ckpt": "torch",
-    ".parquet": "parquet",
-}
 CHUNK_ROWS = 65536
 Progress = Callable[[int, int], None]
 Chunks = Iterator[Tensor]
 Shape = tuple[int, int]
 # Further tensors of a file, by name, in memory.
 Beside = dict[str, Tensor]
+Opened = tuple[Shape, Chunks]
+Reader = Callable[[Path, str | None, int], Opened]
+Writer = Callable[[Path, str, Shape, Chunks, Beside], None]
 
 
 def export_table(
@@ -70,13 +64,13 @@ def export_table(
         InvalidError: An open vocabulary, and a format that holds one tensor.
     """
     target = Path(path)
-    kind = _format(target)
+    _, write = _format(target)
     schema = store.table(table)
     rows, dim = int(schema["row_count"]), int(schema["dim"])
     beside: dict[str, Tensor] = {}
     numbers = None
     if table in store.vocabularies():
-        if kind == "npy":
+        if write is _write_npy:
             raise InvalidError(
                 f"table {table!r} has an open vocabulary, whose rows need their ids beside them; "
                 "npy holds one tensor, use .safetensors, .pt or .parquet",
@@ -99,7 +93,7 @@ def export_table(
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")
     try:
-        _WRITERS[kind](temporary, f"{table}.weight", (rows, dim), chunks(), beside)
+        write(temporary, f"{table}.weight", (rows, dim), chunks(), beside)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -141,7 +135,8 @@ def import_table(
         )
     _check_file(source)
     schema = store.table(table)
-    (rows, dim), chunks = _READERS[_format(source)](source, key, chunk_rows)
+    read, _ = _format(source)
+    (rows, dim), chunks = read(source, key, chunk_rows)
     if dim != schema["dim"] or rows > schema["row_count"]:
         raise InvalidError(
             f"{source} holds {rows} rows of {dim} elements; table {table!r} has "
@@ -157,10 +152,10 @@ def import_table(
     return done
 
 
-def shape_of(path: Path, key: str | None = None) -> tuple[int, int]:
+def shape_of(path: Path, key: str | None = None) -> Shape:
     """Returns rows and elements per row of the table in a file."""
     _check_file(path)
-    return _READERS[_format(path)](path, key, CHUNK_ROWS)[0]
+    return _format(path)[0](path, key, CHUNK_ROWS)[0]
 
 
 def _check_file(path: Path) -> None:
@@ -174,13 +169,14 @@ def _check_file(path: Path) -> None:
         raise InvalidError(f"no such file: {path}", {"path": str(path)})
 
 
-def _format(path: Path) -> str:
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
+def _format(path: Path) -> tuple[Reader, Writer]:
+    """Returns what reads and what writes files with this suffix."""
+    known = FORMATS.get(path.suffix.lower())
+    if known is None:
         raise InvalidError(
             f"cannot tell the format of {path}; use one of {sorted(FORMATS)}", {"path": str(path)}
         )
-    return kind
+    return known
 
 
 def _bytes_of(chunk: Tensor) -> bytes:
@@ -261,16 +257,14 @@ def _write_parquet(path: Path, name: str, shape: Shape, chunks: Chunks, beside: 
 
 # ---------------------------------------------------------------- readers
 
-Opened = tuple[tuple[int, int], Chunks]
 
-
-def _slices(tensor: Any, shape: tuple[int, int], chunk_rows: int) -> Chunks:
+def _slices(tensor: Any, shape: Shape, chunk_rows: int) -> Chunks:
     for first in range(0, shape[0], chunk_rows):
         part = tensor[first : first + chunk_rows]
         yield part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
 
 
-def _shape(shape: Any, path: Path) -> tuple[int, int]:
+def _shape(shape: Any, path: Path) -> Shape:
     if len(shape) != 2:
         raise InvalidError(f"{path} holds shape {list(shape)}, not [N, D]", {"path": str(path)})
     return int(shape[0]), int(shape[1])
@@ -357,15 +351,10 @@ def _read_parquet(path: Path, key: str | None, chunk_rows: int) -> Opened:
     return (file.metadata.num_rows, dim), chunks()
 
 
-_WRITERS = {
-    "npy": _write_npy,
-    "safetensors": _write_safetensors,
-    "torch": _write_torch,
-    "parquet": _write_parquet,
-}
-_READERS = {
-    "npy": _read_npy,
-    "safetensors": _read_safetensors,
-    "torch": _read_torch,
-    "parquet": _read_parquet,
+# What reads and writes a file, by its suffix.
+FORMATS: dict[str, tuple[Reader, Writer]] = {
+    ".npy": (_read_npy, _write_npy),
+    ".safetensors": (_read_safetensors, _write_safetensors),
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), (_read_torch, _write_torch)),
+    ".parquet": (_read_parquet, _write_parquet),
 }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tierbed.dist.device.heap import DeviceHeap
+from tierbed.dist.exchange import ExchangeOptions
 from tierbed.dist.joined import RankBatch
 from tierbed.errors import InvalidError
 
@@ -22,7 +23,7 @@ def check_batch(
     bags: tuple[Tensor, Tensor, Tensor | None],
     row_counts: Sequence[int],
     names: Sequence[str],
-    limits: tuple[int, int],
+    options: ExchangeOptions,
 ) -> RankBatch:
     """Checks what the kernels take for granted.
 
@@ -30,7 +31,7 @@ def check_batch(
         bags: ``[E]`` i64 ids, ``[F*B+1]`` i64 offsets, ``[E]`` f32 weights or None.
         row_counts: ``[F]``, rows of each feature's table.
         names: ``[F]``, of the features.
-        limits: Most samples, and most ids.
+        options: How large it may be.
 
     Raises:
         InvalidError: A shape, an offset or an id that is wrong; the message says which.
@@ -40,10 +41,8 @@ def check_batch(
     if (offsets.numel() - 1) % features:
         raise InvalidError(f"offsets of {features} features must be [F*B+1], not {offsets.numel()}")
     samples, count = (offsets.numel() - 1) // features, indices.numel()
-    for what, found, limit in (
-        ("samples", samples, limits[0]),
-        ("indices", count, limits[1]),
-    ):
+    limits = (("samples", samples, options.samples_max), ("indices", count, options.indices_max))
+    for what, found, limit in limits:
         if found > limit:
             raise InvalidError(
                 f"a batch of {found} {what} is more than {what}_max={limit}; raise that",
@@ -77,14 +76,14 @@ class PublishedBatches:
     Args:
         heap: Where they lie; all ranks make this together.
         features: Input features.
-        limits: Most samples of a rank, and most ids.
+        options: How large they may be.
         is_weighted: Whether batches have weights.
     """
 
     def __init__(
-        self, heap: DeviceHeap, features: int, limits: tuple[int, int], is_weighted: bool
+        self, heap: DeviceHeap, features: int, options: ExchangeOptions, is_weighted: bool
     ) -> None:
-        samples_max, indices_max = limits
+        samples_max, indices_max = options.samples_max, options.indices_max
         self._heap = heap
         self._features = features
         # Samples, whether gradients of weights are wanted, then where each feature's ids begin.

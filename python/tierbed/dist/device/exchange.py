@@ -73,8 +73,7 @@ class DeviceExchange:
                 GroupRows(group, store.add_tables(group.tables, optimizer), plan.output_dim)
                 for group in own
             ]
-            sizes = (options.samples_max, options.indices_max)
-            self._batches = PublishedBatches(heap, len(plan.row_counts), sizes, is_weighted)
+            self._batches = PublishedBatches(heap, len(plan.row_counts), options, is_weighted)
             shape = (options.samples_max, plan.output_dim)
             self._outputs = heap.alloc(shape, torch.float32)
             # Matrices of all ranks are one size, that of the widest.
@@ -108,9 +107,8 @@ class DeviceExchange:
             )
         self._check()
         with self._on_device():
-            limits = (self._options.samples_max, self._options.indices_max)
             bags = (indices, offsets, weights)
-            own = check_batch(bags, self._plan.row_counts, self._plan.names, limits)
+            own = check_batch(bags, self._plan.row_counts, self._plan.names, self._options)
             self._lender.begin()
             with self._breaking():
                 return self._forward(own, wants)
