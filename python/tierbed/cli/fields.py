@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from tierbed._util.bytes import parse_bytes, size_text
-from tierbed.cli.options import words
+from tierbed.cli.options import numbers, words
 from tierbed.config.words import Range
 
 __all__ = ["Fields", "add"]
@@ -30,7 +30,8 @@ class Fields:
     """How the fields of a dataclass are options.
 
     A field ``head_ms_max`` is the option ``--head-ms-max``. One with ``bytes`` in its name takes a
-    size, such as ``16MiB``, and is called without that word; a tuple takes words with commas.
+    size, such as ``16MiB``, and is called without that word; a tuple takes words or numbers with
+    commas between.
 
     Args:
         title: What the help calls them.
@@ -123,7 +124,8 @@ def _options(kind: Any, fields: Fields) -> list[tuple[inspect.Parameter, Reader]
         if "bytes" in parts:
             hint, default, read = str, size_text(default), _size_of(flag)
         elif get_origin(hint) is tuple:
-            hint, default, read = str, ",".join(default), words
+            read = _list_of(get_args(hint)[0], flag)
+            hint, default = str, ",".join(str(value) for value in default)
         bound = None if hint is str else _range_of(bounds[one.name])
         info = typer.Option(
             flag,
@@ -139,8 +141,10 @@ def _options(kind: Any, fields: Fields) -> list[tuple[inspect.Parameter, Reader]
 
 def _texts(kind: type) -> dict[str, str]:
     """Returns what the docstring says of each field, without marks."""
-    listed = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", listed, re.MULTILINE)
+    section = r"^(?:Args|Attributes):\n((?:    .*\n?)+)"
+    listed = re.search(section, inspect.getdoc(kind) or "", re.MULTILINE)
+    one = r"^    (\w+): (.*(?:\n        .*)*)"
+    found = re.findall(one, "" if listed is None else listed[1], re.MULTILINE)
     return {name: " ".join(text.replace("``", "").split()) for name, text in found}
 
 
@@ -160,6 +164,10 @@ def _range_of(hint: Any) -> Range | None:
 
 def _size_of(flag: str) -> Reader:
     return lambda text: parse_bytes(text, flag)
+
+
+def _list_of(kind: type, flag: str) -> Reader:
+    return words if kind is str else lambda text: numbers(flag, text, kind)
 
 
 def _as_it_is(value: Any) -> Any:

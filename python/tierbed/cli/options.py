@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from tierbed._util.report import print_table, write_json
 from tierbed.config import words as closed
 from tierbed.errors import InvalidError
+
+Number = TypeVar("Number", int, float)
 
 DramBudget = Annotated[
     str, typer.Option("--dram-budget", help="Memory for everything the store keeps: 16MiB, 4GiB.")
@@ -42,10 +45,10 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def shares(option: str, text: str) -> tuple[float, ...]:
+def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
     """Reads numbers with commas between; a text that holds others is an error naming ``option``."""
     try:
-        return tuple(float(word) for word in words(text))
+        return tuple(kind(word) for word in words(text))
     except ValueError as error:
         raise InvalidError(f"{option} must be numbers with commas between, not {text!r}") from error
 

@@ -16,7 +16,7 @@ from tierbed.cli.options import Data, JsonOut, Threads, finish
 from tierbed.cli.run_options import (
     DATA,
     VOCABULARY,
-    BatchSize,
+    StepSamples,
     Tables,
     open_run,
     tell,
@@ -39,7 +39,7 @@ def plan(
     source_options: Annotated[
         DataOptions, replace(DATA, defaults={**DATA.defaults, "samples": SAMPLES})
     ],
-    batch_size: BatchSize = None,
+    batch_size: StepSamples = None,
     options: Annotated[
         TrainOptions,
         # Learning rates change no need.

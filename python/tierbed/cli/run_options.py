@@ -18,7 +18,7 @@ from tierbed.recipes.run import Run, TrainOptions, auto_batch_size
 VOCABULARY = "vocabulary"
 
 RunFolder = Annotated[Path, typer.Option("--store", help="The run's folder.")]
-BatchSize = Annotated[
+StepSamples = Annotated[
     int | None,
     typer.Option(
         "--batch-size",

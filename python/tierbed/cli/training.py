@@ -17,8 +17,8 @@ from tierbed.cli.options import Data, DramBudget, JsonOut, Threads, finish
 from tierbed.cli.run_options import (
     DATA,
     VOCABULARY,
-    BatchSize,
     RunFolder,
+    StepSamples,
     Tables,
     open_run,
     tell,
@@ -39,7 +39,7 @@ def train(
     *,
     data: Data = None,
     source_options: Annotated[DataOptions, DATA],
-    batch_size: BatchSize = None,
+    batch_size: StepSamples = None,
     options: Annotated[
         TrainOptions,
         Fields(title="Training", skip=("batch_size",), names={"embedding_dim": "dim"}),

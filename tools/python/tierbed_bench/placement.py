@@ -17,7 +17,7 @@ from typing import Any
 
 from tierbed._native import placement_methods
 from tierbed._util.progress import Progress
-from tierbed.config.words import LogFormat, PageSelection, PlaceMethod
+from tierbed.config.words import LogFormat, PageSelection, PlaceMethod, Positive
 from tierbed.errors import InvalidError
 from tierbed.placement.build import (
     LogOptions,
@@ -50,9 +50,9 @@ class PlacementOptions:
 
     Args:
         logs: Query logs, each measured for itself.
-        log_format: One of :data:`~tierbed.placement.log_files.LOG_FORMATS`.
+        log_format: maxembed is binary; auto goes by the name.
         split: Share of the queries that placements are built from: the earlier ones.
-        shuffle: Draw the earlier part by this seed instead, for logs not in order of time.
+        shuffle: Draw the earlier part by this seed, for logs not in order of time.
         rows_per_page: Rows a page holds.
         ratios: Replicas per row; 0 is always measured too.
         caches: Rows of the cache in front, as shares of the table; by default 0, 1, 5 and 10 %.
@@ -63,12 +63,12 @@ class PlacementOptions:
         threads: They change times, never counts.
     """
 
-    logs: Sequence[Path]
+    logs: Sequence[Path] = ()
     log_format: LogFormat = "auto"
     split: float = 0.8
     shuffle: int | None = None
-    rows_per_page: int = 16
-    ratios: Sequence[float] = (0.1, 0.2, 0.4, 0.8)
+    rows_per_page: Positive = 16
+    ratios: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
     caches: Sequence[float] | None = None
     policy: str = "s3_fifo"
     quick: bool = False
@@ -77,8 +77,6 @@ class PlacementOptions:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if not self.logs:
-            raise InvalidError("name a query log with --log")
         caches = self.all_caches
         for name, shares, most in (("ratios", self.ratios, math.inf), ("cache", caches, 1.0)):
             if not shares or not all(0.0 <= share <= most for share in shares):
@@ -122,6 +120,8 @@ class _Built:
 
 def run_placement(out: Path, options: PlacementOptions, json_path: Path | None = None) -> Path:
     """Runs the suite and writes ``placement.json`` and ``placement.png`` to ``out``."""
+    if not options.logs:
+        raise InvalidError("name a query log with --log")
     rows: list[Row] = []
     logs: list[dict[str, Any]] = []
     for path in options.logs:

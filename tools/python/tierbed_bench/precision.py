@@ -43,7 +43,7 @@ class PrecisionOptions:
     """What to run.
 
     Args:
-        log: Samples to train and score on, in Criteo's layout; generated ones when None.
+        log: Criteo file to train and score on; else generated samples.
         eval_share: Share of the samples, the last ones, that are scored.
         quick: Fewer samples and rounds.
         seed: Of generated samples and initial weights.

@@ -38,14 +38,14 @@ class TiersOptions:
     """What to run.
 
     Args:
-        log: Samples to train on and to ask, in Criteo's layout; generated ones when None.
+        log: Criteo file to train and ask from; else generated samples.
         eval_share: Share of the samples, the last ones, that are asked and scored.
-        shares: Bytes of all tiers, as shares of the bytes of the f32 rows.
+        shares: DRAM of the caches, as shares of the f32 bytes.
         ratio: Replicas per row where all tables are placed together.
         requests: Ask at most this many single requests of a system, in each part.
         table_bytes: Of ``served``: the table is at least that large.
         shared_requests: Of ``shared``: requests of all models together.
-        parts: Any of ``counted``, ``served`` and ``shared``.
+        parts: counted (reads, AUC), served (latency), shared (several models), by comma.
         scratch: Folder for snapshots, deleted again; by default the folder of results.
         quick: Fewer generated samples and requests, a smaller table.
         seed: Of generated samples and initial weights.

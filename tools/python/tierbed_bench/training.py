@@ -39,14 +39,14 @@ class TrainingOptions:
     """What to run.
 
     Args:
-        scale: Share of the samples of the published log, above 0, at most 1.
-        seed: Seed of the trace.
+        scale: Share of Criteo-Kaggle's samples; 1 is all.
+        seed: Of the trace.
         quick: Small sizes, about a minute.
-        repeats: Slices per system.
+        repeats: Slices a system.
         dram_share: Memory of every system, as a share of the tables.
-        systems: Names of systems to run beside the forward order; all when empty.
-        scratch: Folder for trace, plans and rows; beside the results when None.
-        seconds_max: Longest time for one command of one system; then it counts as skipped.
+        systems: These beside the forward order, by comma; all when empty.
+        scratch: Folder for trace, plans and rows, by default beside the results.
+        seconds_max: Longest time for one answer of a system; then it counts as skipped.
     """
 
     scale: float | None = None

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tierbed.cli.options import JsonOut, LogFormat, shares, words
-from tierbed.errors import InvalidError
+from tierbed._util.bytes import parse_bytes
+from tierbed.cli.fields import Fields, add
+from tierbed.cli.options import JsonOut, numbers, words
 from tierbed_bench.cli.options import Scratch
+from tierbed_bench.exchange import ExchangeOptions, run_exchange
+from tierbed_bench.lookup import run_lookup
+from tierbed_bench.lookup_log import LogOptions, check, quick as quick_options, run_lookup_log
+from tierbed_bench.models import ModelOptions, run_models
+from tierbed_bench.placement import PlacementOptions, run_placement
+from tierbed_bench.precision import PrecisionOptions, run_precision
+from tierbed_bench.tiers import TiersOptions, run_tiers
+from tierbed_bench.training import TrainingOptions, run_training
 
 __all__ = ["register", "suites"]
 
@@ -26,52 +36,33 @@ suites = typer.Typer(
 )
 
 
-@suites.command()
 def training(
-    quick: Quick = False,
+    *,
+    options: Annotated[
+        TrainingOptions, Fields(skip=("dram_share",), names={"seconds_max": "seconds"})
+    ],
     out: Out = OUT,
-    seed: Seed = 1,
     json: JsonOut = None,
-    scale: Annotated[
-        float | None, typer.Option("--scale", help="Share of Criteo-Kaggle's samples; 1 is all.")
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="Slices a system.")] = 3,
-    systems: Annotated[
-        str, typer.Option("--systems", help="These beside the forward order, by comma.")
-    ] = "",
     models: Annotated[
         str, typer.Option("--models", help="Whole steps of dlrm,deepfm,pnn, part by part.")
     ] = "",
     batch: Annotated[
         str, typer.Option("--batch", help="With --models: samples of a batch, by comma.")
     ] = "32,128,1024",
-    seconds: Annotated[
-        float, typer.Option("--seconds", help="Longest for one answer of a system.")
-    ] = 400.0,
-    scratch: Scratch = None,
 ) -> None:
     """Measure training stores on a generated trace, each in a process of its own."""
-    from tierbed_bench import ModelOptions, TrainingOptions, run_models, run_training
-
-    if models:
-        wanted = ModelOptions(
-            models=words(models), batch_lens=_numbers(batch), quick=quick, seed=seed
-        )
-        _told(run_models(out, wanted, json))
+    if not models:
+        _told(run_training(out, options, json))
         return
-    options = TrainingOptions(
-        scale=scale,
-        seed=seed,
-        quick=quick,
-        repeats=repeats,
-        systems=words(systems),
-        scratch=scratch,
-        seconds_max=seconds,
+    wanted = ModelOptions(
+        models=words(models),
+        batch_lens=numbers("--batch", batch, int),
+        quick=options.quick,
+        seed=options.seed,
     )
-    _told(run_training(out, options, json))
+    _told(run_models(out, wanted, json))
 
 
-@suites.command()
 def lookup(
     quick: Quick = False,
     out: Out = OUT,
@@ -105,10 +96,6 @@ def lookup(
 
     Caches of EVStore, FlashEmbedding and ours under one limit of memory are in `bench tiers`.
     """
-    from tierbed._util.bytes import parse_bytes
-    from tierbed_bench import LogOptions, run_lookup, run_lookup_log
-    from tierbed_bench.lookup_log import check, quick as quick_options
-
     if log is None:
         _told(run_lookup(out, quick, seed, json))
         return
@@ -116,8 +103,8 @@ def lookup(
         log=log,
         table_bytes=parse_bytes(table, "table"),
         dim=dim,
-        ratios=shares("--ratios", ratios),
-        caches=shares("--cache", cache),
+        ratios=numbers("--ratios", ratios, float),
+        caches=numbers("--cache", cache, float),
         threads=threads,
         batch=batch,
         calls=calls,
@@ -129,149 +116,74 @@ def lookup(
     _told(run_lookup_log(out, quick_options(options) if quick else options, json))
 
 
-@suites.command()
 def precision(
-    log: Annotated[
-        Path | None,
-        typer.Option("--log", help="Criteo file to train and score on; else generated samples."),
-    ] = None,
-    quick: Quick = False,
+    *,
+    options: Annotated[PrecisionOptions, Fields(skip=("eval_share",))],
     out: Out = OUT,
-    seed: Seed = 1,
     json: JsonOut = None,
 ) -> None:
     """Measure codecs: their errors, the time to decode, and what they cost a model's AUC."""
-    from tierbed_bench import PrecisionOptions, run_precision
-
-    _told(run_precision(out, PrecisionOptions(log=log, quick=quick, seed=seed), json))
+    _told(run_precision(out, options, json))
 
 
-@suites.command()
 def tiers(
-    log: Annotated[
-        Path | None,
-        typer.Option("--log", help="Criteo file to train and ask from; else generated samples."),
-    ] = None,
-    dram_shares: Annotated[
-        str, typer.Option("--shares", help="DRAM of the caches as shares of the f32 bytes.")
-    ] = "0.01,0.05",
-    ratio: Annotated[
-        float, typer.Option("--ratio", help="Replicas per row where rows are placed.")
-    ] = 0.4,
-    requests: Annotated[
-        int, typer.Option("--requests", help="Ask at most this many of the samples one by one.")
-    ] = 1_500,
-    table: Annotated[
-        str, typer.Option("--table", help="Of `served`: the table is at least this large.")
-    ] = "512MiB",
-    parts: Annotated[
-        str,
-        typer.Option(
-            "--parts",
-            help="counted (reads, AUC), served (latency), shared (several models), by comma.",
-        ),
-    ] = "counted,served,shared",
-    scratch: Scratch = None,
-    quick: Quick = False,
+    *,
+    options: Annotated[TiersOptions, Fields(skip=("eval_share", "shared_requests"))],
     out: Out = OUT,
-    seed: Seed = 1,
     json: JsonOut = None,
 ) -> None:
     """Serve a trained model through tiers of the papers and ours: reads, latency and AUC.
 
     `served` limits memory by a cgroup, which takes root; without, the page cache is left out.
     """
-    from tierbed._util.bytes import parse_bytes
-    from tierbed_bench import TiersOptions, run_tiers
-
-    options = TiersOptions(
-        log=log,
-        shares=shares("--shares", dram_shares),
-        ratio=ratio,
-        requests=requests,
-        table_bytes=parse_bytes(table, "table"),
-        parts=words(parts),
-        scratch=scratch,
-        quick=quick,
-        seed=seed,
-    )
     _told(run_tiers(out, options, json))
 
 
-@suites.command()
 def placement(
+    *,
     logs: Annotated[list[Path], typer.Option("--log", help="A query log; repeat for several.")],
-    log_format: LogFormat = "auto",
-    split: Annotated[
-        float, typer.Option("--split", help="Share of the queries to build from, the earlier ones.")
-    ] = 0.8,
-    shuffle: Annotated[
-        int | None, typer.Option("--shuffle", help="Split by this seed, not by time.")
-    ] = None,
-    rows_per_page: Annotated[
-        int, typer.Option("--rows-per-page", min=1, help="Rows of a page.")
-    ] = 16,
-    ratios: Annotated[
-        str, typer.Option("--ratios", help="Replicas per row, by comma.")
-    ] = "0.1,0.2,0.4,0.8",
+    options: Annotated[
+        PlacementOptions,
+        Fields(
+            skip=("logs", "caches", "threads"),
+            names={"policy": "cache-policy", "queries_max": "queries"},
+        ),
+    ],
     cache: Annotated[
         str | None,
         typer.Option("--cache", help="Cached shares of the rows, by comma; else 0,0.01,0.05,0.1."),
-    ] = None,
-    cache_policy: Annotated[
-        str, typer.Option("--cache-policy", help="Who leaves the cache.")
-    ] = "s3_fifo",
-    queries: Annotated[
-        int | None, typer.Option("--queries", help="Read at most this many of a log.")
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option("--threads", min=1, help="They change times, never counts; else one a core."),
     ] = None,
-    quick: Quick = False,
     out: Out = OUT,
-    seed: Seed = 1,
     json: JsonOut = None,
 ) -> None:
     """Count the pages that later queries read, by placement, space, cache and page selection."""
-    from tierbed_bench import PlacementOptions, run_placement
-
-    options = PlacementOptions(
-        logs=logs,
-        log_format=log_format,
-        split=split,
-        shuffle=shuffle,
-        rows_per_page=rows_per_page,
-        ratios=shares("--ratios", ratios),
-        caches=None if cache is None else shares("--cache", cache),
-        policy=cache_policy,
-        quick=quick,
-        queries_max=queries,
-        seed=seed,
-        threads=threads or len(os.sched_getaffinity(0)),
-    )
-    _told(run_placement(out, options, json))
+    caches = None if cache is None else numbers("--cache", cache, float)
+    threads = threads or len(os.sched_getaffinity(0))
+    _told(run_placement(out, replace(options, logs=logs, caches=caches, threads=threads), json))
 
 
-@suites.command()
-def exchange(quick: Quick = False, out: Out = OUT, seed: Seed = 1, json: JsonOut = None) -> None:
+def exchange(
+    *,
+    options: Annotated[ExchangeOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
     """Measure lookups of two ranks: one-sided, next to a collective exchange and to gloo."""
-    from tierbed_bench import ExchangeOptions, run_exchange
-
-    _told(run_exchange(out, ExchangeOptions(quick=quick, seed=seed), json))
+    _told(run_exchange(out, options, json))
 
 
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in words(text))
-    except ValueError as error:
-        raise InvalidError(f"--batch must be numbers with commas between, not {text!r}") from error
-
-
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file."""
     app.add_typer(suites, name="bench")
+
+
+for suite in (training, lookup, precision, tiers, placement, exchange):
+    add(suites, suite.__name__, suite)

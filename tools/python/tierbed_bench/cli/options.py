@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tierbed._util.report import write_json
+from tierbed._util.report import save_figure, write_json
 from tierbed.cli.options import shows_tables
 
 ReplayedLog = Annotated[
@@ -30,8 +30,6 @@ def write_curves(
     draw: Callable[[Any, dict[str, Any]], None],
 ) -> None:
     """Writes a simulation's JSON and its curves, which lie beside the JSON unless ``png`` says."""
-    from tierbed._util.report import save_figure
-
     if json_path is not None:
         write_json(json_path, result)
         if png is None and shows_tables(json_path):

@@ -12,6 +12,7 @@ from typing import Any
 
 from tierbed import _native
 from tierbed._util.progress import Progress
+from tierbed.config.words import Positive
 from tierbed.errors import InvalidError
 
 __all__ = ["SimOptions", "draw_curves", "simulate"]
@@ -25,20 +26,20 @@ class SimOptions:
     """What to replay.
 
     Attributes:
-        policies: Names of policies; ``("all",)`` is every one.
-        capacity_shares: Capacities as shares of the log's distinct rows, each in ``(0, 1]``.
-        warm_share: Share of the queries replayed before counting begins, in ``[0, 1)``.
+        policies: Names of policies; all is every one.
+        capacity_shares: Capacities as shares of the log's distinct rows, above 0 to 1.
+        warm_share: Share of the queries replayed before counting begins.
         query_count_max: Replay only the first so many queries.
         admission_threshold: Uses from which on a row may enter, 1 to 3, counted in two bits per
-            row (FlashEmbedding's bitmap); 0 admits always.
-        has_bounds: Add what is possible when the future is known (counts from the first query on,
-            so it needs ``warm_share`` 0).
+            row (FlashEmbedding's bitmap); 0: always.
+        has_bounds: Add what is possible when the future is known, which counts from the first
+            query on: without a warm share.
     """
 
     policies: tuple[str, ...] = ("lru", "s3_fifo", "ev_car", "ev_lfu", "group_frequency", "auto")
     capacity_shares: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
     warm_share: float = 0.0
-    query_count_max: int | None = None
+    query_count_max: Positive | None = None
     admission_threshold: int = 0
     has_bounds: bool = True
 

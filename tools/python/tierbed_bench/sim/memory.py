@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tierbed import _native
 from tierbed._util.progress import Progress
 from tierbed.codec import Codec
+from tierbed.config.words import Positive
 from tierbed.errors import InvalidError
 from tierbed_bench.generator import DRIFT
 
@@ -71,7 +72,7 @@ class MatchOptions:
         policies: Who is to match it.
         codecs: How these keep rows.
         dim: Elements of a row.
-        warm_share: Share of the queries replayed before counting begins, in ``[0, 1)``.
+        warm_share: Share of the queries replayed before counting begins.
         threads: Threads that replay, each a cache at a time; they change no count. By default one
             a core.
     """
@@ -80,9 +81,9 @@ class MatchOptions:
     baseline_share: float = 0.05
     policies: tuple[str, ...] = ("group_frequency",)
     codecs: tuple[str, ...] = ("f32", "int8", "int4")
-    dim: int = 32
+    dim: Positive = 32
     warm_share: float = 0.0
-    threads: int | None = None
+    threads: Positive | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.baseline_share <= 1:

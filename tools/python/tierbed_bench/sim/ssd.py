@@ -13,6 +13,7 @@ from typing import Any
 
 from tierbed import _native
 from tierbed._util.progress import Progress
+from tierbed.config.words import NotNegative, Positive
 from tierbed.errors import InvalidError
 
 __all__ = ["SsdSimOptions", "draw_ssd", "simulate_ssd"]
@@ -30,8 +31,8 @@ class SsdSimOptions:
     Attributes:
         read_us: From the cells of a flash page to its buffer, in microseconds: 4, 10 or 30.
         batch: Queries of a batch.
-        vector_bytes: Bytes of a row: 32 numbers of 4 bytes.
-        cache_share: Bytes of the row cache, and of the page cache of ``blocks``, as a share of
+        vector_bytes: Bytes of a row.
+        cache_share: Bytes of the row cache, and of the page cache of block reads, as a share of
             the bytes of all rows.
         admit_from: Uses from which on a row enters the cache, 1 to 3; 0: always.
         sub_batches: Parts of a batch in the pipeline (not in the paper).
@@ -43,17 +44,17 @@ class SsdSimOptions:
         query_count_max: Replay only the first so many queries.
     """
 
-    read_us: int = 10
-    batch: int = 128
-    vector_bytes: int = 128
+    read_us: Positive = 10
+    batch: Positive = 128
+    vector_bytes: Positive = 128
     cache_share: float = 0.01
     admit_from: int = 2
-    sub_batches: int = 8
-    row_ns: int = 100
-    block_host_ns: int = 10_000
-    dense_us: int = 2_000
+    sub_batches: Positive = 8
+    row_ns: NotNegative = 100
+    block_host_ns: NotNegative = 10_000
+    dense_us: NotNegative = 2_000
     warm_share: float = 0.5
-    query_count_max: int | None = None
+    query_count_max: Positive | None = None
 
     def __post_init__(self) -> None:
         if self.admit_from not in range(4):
