@@ -1,5 +1,7 @@
 //! Statistics: plain counters, cheap to bump, copied out whole.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 /// What an I/O engine did.
@@ -55,4 +57,7 @@ pub struct StoreStats {
     pub disk_bytes: u64,
     /// What the engine below did.
     pub io: IoStats,
+    /// What only stores of its kind count, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub own: BTreeMap<&'static str, u64>,
 }

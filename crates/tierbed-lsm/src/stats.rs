@@ -1,5 +1,7 @@
 //! Counters of the tree, those behind RecDB's figures.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::version::LEVELS_MAX;
@@ -92,6 +94,20 @@ impl LsmStats {
     pub fn write_amplification(&self) -> f64 {
         let written = self.wal_bytes + self.flush_bytes + self.compaction_write_bytes;
         ratio(written, self.user_bytes_written)
+    }
+
+    /// Returns what other stores do not count, by name.
+    pub(crate) fn own(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::from([
+            ("block_loads", self.block_loads),
+            ("block_reloads", self.block_reloads),
+            ("rows_merged", self.rows_merged),
+            ("rows_dropped", self.rows_dropped),
+            ("compaction_count", self.compaction_count),
+            ("compaction_us", self.compaction_us),
+            ("compaction_read_bytes", self.compaction_read_bytes),
+            ("compaction_write_bytes", self.compaction_write_bytes),
+        ])
     }
 
     pub(crate) fn count_read_call(&mut self, us: u64) {

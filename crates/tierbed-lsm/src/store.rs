@@ -356,7 +356,8 @@ impl RowStore for LsmStore {
         let written = self.lsm.flush_bytes + self.lsm.wal_bytes + self.lsm.compaction_write_bytes;
         io.write_bytes += written;
         io.read_bytes += self.lsm.compaction_read_bytes;
-        StoreStats { disk_bytes: self.disk_bytes(), io, ..self.stats.clone() }
+        let own = self.lsm.own();
+        StoreStats { disk_bytes: self.disk_bytes(), io, own, ..self.stats.clone() }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Counters of the store, those behind its amplifications.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::cold::cost::PageRun;
@@ -59,6 +61,23 @@ impl ColdStats {
     pub fn write_amplification(&self) -> f64 {
         let written = self.run_bytes + self.merge_write_bytes;
         written as f64 / self.user_bytes_written.max(1) as f64
+    }
+
+    /// Returns what other stores do not count, by name.
+    pub(crate) fn own(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::from([
+            ("pages_wanted", self.pages_wanted),
+            ("request_count", self.request_count),
+            ("sweep_count", self.sweep_count),
+            ("run_count", self.run_count),
+            ("ranges_merged", self.ranges_merged),
+            ("urgent_count", self.urgent_count),
+            ("deferred_count", self.deferred_count),
+            ("runs_compacted", self.runs_compacted),
+            ("merge_us", self.merge_us),
+            ("merge_read_bytes", self.merge_read_bytes),
+            ("merge_write_bytes", self.merge_write_bytes),
+        ])
     }
 
     pub(crate) fn count_read<'a>(&mut self, wanted: u64, runs: impl Iterator<Item = &'a PageRun>) {

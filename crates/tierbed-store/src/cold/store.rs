@@ -321,6 +321,7 @@ impl RowStore for ColdStore {
             pages_written: io.write_bytes / page,
             disk_bytes: self.disk_bytes(),
             io,
+            own: self.cold.own(),
             ..self.stats.clone()
         }
     }

@@ -7,6 +7,7 @@
 mod generation;
 mod options;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -288,6 +289,11 @@ impl RowStore for RocksStore {
             pages_written: io.write_bytes / 4096,
             disk_bytes: self.disk_bytes(),
             io,
+            // Indexes and filters are held outside the budget.
+            own: BTreeMap::from([
+                ("block_loads", blocks),
+                ("uncounted_bytes", self.db.property(c"rocksdb.estimate-table-readers-mem")),
+            ]),
             ..self.stats.clone()
         }
     }
