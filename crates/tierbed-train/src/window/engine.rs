@@ -37,6 +37,8 @@ pub struct WindowEngine {
     /// Most bytes of that folder.
     pub(crate) disk_quota_bytes: Option<u64>,
     buffer_bytes_max: u64,
+    /// Whether the store's memory is counted in `budget`.
+    has_store_in_budget: bool,
     backend: Backend,
     eviction: EvictionOrder,
     pub(crate) poison: Poison,
@@ -100,8 +102,8 @@ impl WindowEngine {
         Ok(engine)
     }
 
-    /// Opens the engine over a store of the caller's, which keeps its own account of memory;
-    /// `config.backend` is not looked at.
+    /// Opens the engine over a store of the caller's, which keeps its own account of memory and
+    /// grows beside `config.dram_budget_bytes`; `config.backend` is not looked at.
     ///
     /// # Errors
     /// `Invalid` for a budget too small, `Corruption` when the engine's attachment is damaged.
@@ -109,7 +111,9 @@ impl WindowEngine {
         let budget = Budget::new(config.dram_budget_bytes);
         let scratch = Scratch::new(&budget)?;
         let config = WindowConfig { backend: Backend::File, ..config.clone() };
-        Self::assemble(store, budget, scratch, &config)
+        let mut engine = Self::assemble(store, budget, scratch, &config)?;
+        engine.has_store_in_budget = false;
+        Ok(engine)
     }
 
     fn assemble(
@@ -129,6 +133,7 @@ impl WindowEngine {
             ahead: crate::window::prefetch::Announced::default(),
             step_count: 0,
             buffer_bytes_max: buffer_bytes_max(config),
+            has_store_in_budget: true,
             backend: config.backend,
             eviction: config.eviction,
             vocabularies: Vocabularies::new(config),
@@ -208,10 +213,19 @@ impl WindowEngine {
         }
     }
 
+    /// Returns how many more bytes of the engine's budget the store below may come to need.
+    pub(crate) fn growth_bytes_max(&self) -> u64 {
+        if self.has_store_in_budget {
+            self.store.growth_bytes_max()
+        } else {
+            0
+        }
+    }
+
     /// Builds the row buffer if it is not there, from all memory that is free; see [`built`].
     pub(crate) fn ensure_buffer(&mut self) -> Result<()> {
         if self.buffer.is_none() {
-            let growth_bytes = self.store.growth_bytes_max();
+            let growth_bytes = self.growth_bytes_max();
             self.name_least_to_publish();
             let free_bytes = self.budget.free_bytes();
             let kept_bytes = growth_bytes.min(kept_bytes_max(self.backend, &self.budget));
@@ -231,7 +245,7 @@ impl WindowEngine {
         let Some(buffer) = &self.buffer else { return Ok(()) };
         let bytes = buffer.memory_bytes();
         let limit_bytes = self.budget.limit_bytes();
-        let growth_bytes = self.store.growth_bytes_max();
+        let growth_bytes = self.growth_bytes_max();
         let is_short = self.budget.free_bytes() < growth_bytes.min(limit_bytes / SPARE_SHARE);
         if !is_short || bytes < limit_bytes / BUFFER_SHARE_MIN {
             return Ok(());
@@ -244,7 +258,7 @@ impl WindowEngine {
     pub(crate) fn name_least(&self, more_bytes: u64) {
         let used_bytes = self.budget.limit_bytes() - self.budget.free_bytes();
         // Of a larger budget the parts take more, a tree up to half of it.
-        let factor = if self.store.growth_bytes_max() > 0 { 2.0 } else { 8.0 / 7.0 };
+        let factor = if self.growth_bytes_max() > 0 { 2.0 } else { 8.0 / 7.0 };
         self.budget.name_at_least(((used_bytes + more_bytes) as f64 * factor) as u64);
     }
 

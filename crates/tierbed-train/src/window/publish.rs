@@ -131,7 +131,7 @@ impl WindowEngine {
     // Sorters take half of what is free; this much is kept from them, because the store needs
     // some to scan its rows.
     fn reserve_for_scan(&self) -> Result<Reservation> {
-        let bytes = self.store.growth_bytes_max().min(self.budget.free_bytes() / 2);
+        let bytes = self.growth_bytes_max().min(self.budget.free_bytes() / 2);
         self.budget.reserve("publish", bytes)
     }
 
@@ -143,7 +143,7 @@ impl WindowEngine {
         let sorter_bytes = ExternalSorter::memory_bytes_min(KEY_BYTES + largest);
         let pages_bytes = (PAGE_BYTES * self.schema.tables().len()) as u64;
         let publish_bytes = SnapshotWriter::MEMORY_BYTES_MIN + pages_bytes + sorter_bytes;
-        self.name_least(publish_bytes + self.store.growth_bytes_max());
+        self.name_least(publish_bytes + self.growth_bytes_max());
     }
 
     // Brings the written rows of `table` into the order of pages; returns them and their number.
