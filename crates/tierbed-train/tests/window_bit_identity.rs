@@ -131,6 +131,32 @@ fn look_ahead_changes_no_bit_and_saves_page_reads() {
     assert!(10 * pages_read[2] < 9 * pages_read[0], "{pages_read:?}");
 }
 
+/// Popular rows stay in the buffer, whatever could be brought for batches to come.
+#[test]
+fn a_window_larger_than_the_buffer_reads_hardly_more_rows() {
+    let job = Job {
+        tables: vec![(64, 20_000)],
+        features: vec![(0, tierbed_train::window::Pooling::Sum)],
+        ..Job::pooled(OptimizerKind::Sgd, 5)
+    };
+    let rows_read = [0u64, 64].map(|window| {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut engine = WindowEngine::open(Some(scratch.path()), &small_config()).unwrap();
+        let plan = job.set_up(&mut engine).unwrap();
+        let mut announced = 0;
+        for step in 0..400 {
+            if window > 0 && step >= announced {
+                let batches: Vec<_> = (step..step + window).map(|step| job.batch(step)).collect();
+                let bags: Vec<_> = batches.iter().map(|batch| batch.bags()).collect();
+                announced = step + engine.prefetch(&plan, &bags).unwrap() as u64;
+            }
+            job.step(&mut engine, &plan, step).unwrap();
+        }
+        engine.stats().buffer.miss_count
+    });
+    assert!(100 * rows_read[1] <= 103 * rows_read[0], "{rows_read:?}");
+}
+
 #[test]
 fn a_window_larger_than_the_buffer_shortens_itself() {
     let scratch = tempfile::tempdir().unwrap();

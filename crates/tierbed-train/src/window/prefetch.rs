@@ -2,8 +2,12 @@
 //!
 //! Batches are announced nearest first. Their rows are placed in the buffer with the number of
 //! the last announced batch that uses them, and read together in file order: pages that several
-//! batches share are read once. When no slot is left that nobody needs, the announcement ends
-//! early: the window shortens by itself. Source: RecDB §4.2 (look-ahead, EV buffer).
+//! batches share are read once. When no slot is left for them, the announcement ends early: the
+//! window shortens by itself. A full buffer lets rows leave for the next batch, and for few rows
+//! of later ones: a row that waits for its batch has the slot of one that is used before.
+//!
+//! Source: RecDB §4.2 (look-ahead, EV buffer). Differs: the whole window is not brought, because
+//! the buffer also holds rows that were used often.
 
 #![expect(clippy::indexing_slicing, reason = "positions are those of a batch that was checked")]
 

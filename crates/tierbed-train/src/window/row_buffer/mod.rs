@@ -122,6 +122,7 @@ impl RowBuffer {
     /// Says that announced batches up to `batch` have been used.
     pub(crate) fn set_batch_done(&mut self, batch: u32) {
         self.batch_done = batch;
+        self.pools.iter_mut().for_each(|pool| pool.end_waiting(batch));
     }
 
     /// Forgets all announcements.
@@ -131,7 +132,7 @@ impl RowBuffer {
     }
 
     /// Finds the slot of `key`, or gives it one and adds it to `misses`; `None` when every slot
-    /// is taken by this round.
+    /// is taken by this round, or when it is too early to let another row leave.
     ///
     /// # Errors
     /// Those of writing evicted rows to `store`; the buffer then still holds them, and forgets
@@ -156,12 +157,18 @@ impl RowBuffer {
         }
         let mut slot = pool.insert(key, self.round, needed_until);
         if slot.is_none() {
+            if needed_until > 0 && pool.is_too_early(needed_until, self.batch_done) {
+                return Ok(None);
+            }
             let evicted = self.evict(pool_at, matches!(want, Want::Now), store);
             evicted.inspect_err(|_| self.forget(misses))?;
             slot = self.pools[pool_at as usize].insert(key, self.round, needed_until);
         }
         if let Some(slot) = slot {
             self.stats.miss_count += 1;
+            if needed_until > 0 {
+                self.pools[pool_at as usize].note_waiting(needed_until);
+            }
             misses.push(Miss { key, pool: pool_at, slot });
         }
         Ok(slot)

@@ -12,6 +12,8 @@
 
 #![expect(clippy::indexing_slicing, reason = "slots are those that the pool gave out")]
 
+use std::collections::VecDeque;
+
 use hashbrown::HashTable;
 use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
@@ -21,6 +23,8 @@ use super::slot::{class_of, pack, Slot, AGAIN, DIRTY, OCCUPIED, REFERENCED};
 
 /// Bytes of bookkeeping per slot, the index apart.
 pub(super) const SLOT_META_BYTES: usize = size_of::<Slot>();
+/// One slot in so many may be taken from other rows for batches behind the next one.
+const WAITING_PART: u64 = 16;
 /// Rows asked for per slot between two passes that age what was not used.
 const AGE_AFTER: u64 = 100;
 
@@ -35,6 +39,15 @@ pub(super) struct RowPool {
     hand: Hand,
     /// Rows asked for since the last ageing.
     asked: u64,
+    /// Rows brought for announced batches that were not used yet, nearest first.
+    waiting: VecDeque<Waiting>,
+}
+
+/// Rows brought for an announced batch.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    batch: u32,
+    row_count: u64,
 }
 
 impl RowPool {
@@ -50,6 +63,7 @@ impl RowPool {
             free: Vec::new(),
             hand: Hand::default(),
             asked: 0,
+            waiting: VecDeque::new(),
         }
     }
 
@@ -150,6 +164,28 @@ impl RowPool {
         Some(slot)
     }
 
+    /// Notes that a row was brought for announced batch `batch`; batches come in order.
+    pub(super) fn note_waiting(&mut self, batch: u32) {
+        match self.waiting.back_mut().filter(|last| last.batch == batch) {
+            Some(last) => last.row_count += 1,
+            None => self.waiting.push_back(Waiting { batch, row_count: 1 }),
+        }
+    }
+
+    /// Forgets the rows that waited for batches up to `batch_done`, which were used.
+    pub(super) fn end_waiting(&mut self, batch_done: u32) {
+        while self.waiting.front().is_some_and(|first| first.batch <= batch_done) {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Tells whether no row may leave for one of announced batch `batch`: it is not the next one
+    /// behind `batch_done`, and rows that wait for their batches have their share of the slots.
+    pub(super) fn is_too_early(&self, batch: u32, batch_done: u32) -> bool {
+        let waiting: u64 = self.waiting.iter().map(|batch| batch.row_count).sum();
+        batch > batch_done + 1 && waiting >= (self.slots.len() as u64).div_ceil(WAITING_PART)
+    }
+
     /// Forgets `slot`; its record must have been written if it was dirty.
     pub(super) fn remove(&mut self, slot: u32) {
         let place = &mut self.slots[slot as usize];
@@ -201,6 +237,7 @@ impl RowPool {
 
     /// Forgets which batches need which rows.
     pub(super) fn forget_needs(&mut self) {
+        self.waiting.clear();
         for slot in &mut self.slots {
             if slot.needed_until != 0 {
                 slot.needed_until = 0;
@@ -312,6 +349,23 @@ mod tests {
         let later = EvictionLimit { batch_done: 20, ..desperate };
         assert!(!pool.slots[2].has(AGAIN));
         assert_eq!(victims(&mut pool, 3, later), [0, 1]);
+    }
+
+    #[test]
+    fn rows_that_wait_for_later_batches_take_a_share() {
+        // Of 32 slots two are the share.
+        let mut pool = RowPool::new(2, 32);
+        pool.note_waiting(5);
+        assert!(!pool.is_too_early(6, 4));
+        pool.note_waiting(6);
+        assert!(pool.is_too_early(6, 4) && pool.is_too_early(7, 4));
+        assert!(!pool.is_too_early(5, 4), "the next batch always comes");
+        pool.end_waiting(5);
+        assert!(!pool.is_too_early(7, 5), "the row of batch 5 waits no longer");
+        pool.note_waiting(7);
+        assert!(pool.is_too_early(8, 5));
+        pool.forget_needs();
+        assert!(!pool.is_too_early(8, 5));
     }
 
     #[test]
