@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from tierbed.errors import CorruptionError, InvalidError
+from tierbed.train.lookahead import lookahead
 from tierbed_bench.models import PARTS, ModelOptions, run_models
 from tierbed_bench.trace import Trace
-from tierbed_bench.training import TrainingOptions, run_training
+from tierbed_bench.training import LOOK_AHEAD_BATCHES, TrainingOptions, run_training
 from tierbed_bench.training_report import Outcome, ratios_of, row_of
 from tierbed_bench.workers import Worker, WorkerError
 
 RATIOS = {
     "forward_vs_rocksdb",
-    "forward_vs_rocksdb_full_lookahead",
     "forward_vs_memory",
     "forward_vs_torch",
     "forward_vs_fbgemm",
@@ -39,7 +39,6 @@ MUST_RUN = {
 }
 MAY_BE_SKIPPED = {
     "rocksdb",
-    "rocksdb_full_lookahead",
     "cold",
     "fbgemm",
     "forward_python",
@@ -76,7 +75,7 @@ def an_outcome(name: str, kind: str, speeds: list[float], beside: list[float]) -
         scale=1.0,
         batch_len=256,
         dram_share=0.05,
-        look_ahead=512,
+        look_ahead=64,
         table_bytes=1000,
     )
     counts = {"train_cpu_ns": 400_000, "device_read_bytes": 500, "device_write_bytes": 60}
@@ -122,13 +121,6 @@ def test_a_row_says_what_a_system_took_per_row_update() -> None:
     assert row["storage_cpu_ns_per_row_update"] == pytest.approx(expected, rel=0.01)
     assert (row["step_ms_p50"], row["step_ms_max"]) == (1.0, 20.0)
     assert (row["stalls_over_10x_median"], row["steps"]) == (3, 300)
-    # Windows of one step stall as steps do; of windows of ten, no wait stands out.
-    assert row["window_stalls_over_10x_median"] == 3
-    longer = replace(an_outcome("rocksdb", "keyed", [1e6] * 3, [9e6] * 3), window_batches=10)
-    assert row_of(longer)["window_stalls_over_10x_median"] == 0
-    for part in longer.slices:
-        part["steps_us"] = [1000] * 99 + [200_000]
-    assert row_of(longer)["window_stalls_over_10x_median"] == 3
     skipped = an_outcome("hashdb", "keyed", [], [])
     skipped.skipped = "no such library"
     assert row_of(skipped)["skipped"] == "no such library"
@@ -214,6 +206,10 @@ def test_systems_are_measured_beside_the_forward_order(tmp_path: Path, capsys: A
 @pytest.mark.slow
 def test_every_system_is_measured_or_skipped_with_a_reason(tmp_path: Path) -> None:
     check_rows(run_tiny(tmp_path), MUST_RUN, MAY_BE_SKIPPED)
+
+
+def test_stores_are_looked_ahead_as_users_look_ahead() -> None:
+    assert signature(lookahead).parameters["window"].default == LOOK_AHEAD_BATCHES
 
 
 def test_unknown_systems_and_scales_are_refused(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """What does a row update cost with tables on disk, next to others and next to memory?
 
 A generated trace of Criteo-Kaggle's shape is trained by every system with equal memory (5 % of
-the tables) and equal look-ahead, each in a process of its own. The forward order stays open from
-begin to end; every other system in turn trains some batches to warm up, and then slices that
-alternate with the forward order's slices *of the same batches*. Ratios are medians over pairs of
-slices, so that neighbours' load falls on both sides. Native systems are driven without Python;
-``forward_python``, torch and FBGEMM are called through Python, with one thread.
+the tables), each in a process of its own. Stores run behind the window engine, with the look-ahead
+that :func:`tierbed.lookahead` has by default. The forward order stays open from begin to end; every
+other system in turn trains some batches to warm up, and then slices that alternate with the forward
+order's slices *of the same batches*. Ratios are medians over pairs of slices, so that neighbours'
+load falls on both sides. Native systems are driven without Python; ``forward_python``, torch and
+FBGEMM are called through Python, with one thread.
 
 Slices are short next to an epoch: amplification of the baselines is still rising when they end.
 """
@@ -25,12 +26,11 @@ from tierbed.errors import InvalidError
 from tierbed_bench.training_report import Outcome, ratios_of, row_of, shown, write_training
 from tierbed_bench.workers import Worker, WorkerError
 
-__all__ = ["DIM", "RECORD_BYTES", "TrainingOptions", "run_training"]
+__all__ = ["DIM", "LOOK_AHEAD_BATCHES", "RECORD_BYTES", "TrainingOptions", "run_training"]
 
 DIM = 36
 RECORD_BYTES = 4 * (DIM + 2)  # weights, row-wise Adagrad's state, use count
-WINDOW_BATCHES_MAX = 16
-LOOK_AHEAD_BATCHES = 512
+LOOK_AHEAD_BATCHES = 64  # the default of tierbed.lookahead
 PLAN_MEMORY_BYTES = 256 << 20
 
 
@@ -68,33 +68,23 @@ class _System:
     order: str
     native: str = ""
     dram_share: float | None = None
-    look_ahead: int | None = LOOK_AHEAD_BATCHES
-    is_loaded_by: str | None = None
     is_pipelined: bool = False  # rows move on a thread of their own
 
 
 _SYSTEMS = (
-    _System(name="memory", kind="memory", order="any", look_ahead=None),
+    _System(name="memory", kind="memory", order="any"),
     # Early: they must come to where the forward order stands before they can be held beside it.
     _System(name="forward_pipelined", kind="forward", order="forward", is_pipelined=True),
     _System(name="forward_2_5_percent", kind="forward", order="forward", dram_share=0.025),
     _System(name="forward_20_percent", kind="forward", order="forward", dram_share=0.2),
     _System(name="rocksdb", kind="keyed", order="by key"),
-    _System(
-        name="rocksdb_full_lookahead",
-        kind="keyed",
-        order="by key",
-        native="rocksdb",
-        look_ahead=None,
-        is_loaded_by="rocksdb",
-    ),
     _System(name="hashdb", kind="keyed", order="by key"),
     _System(name="file", kind="keyed", order="by key"),
     _System(name="cold", kind="keyed", order="cold"),
     _System(name="recdb", kind="keyed", order="by key"),
     _System(name="forward_python", kind="python", order="forward", native="forward"),
-    _System(name="torch", kind="python", order="any", look_ahead=None),
-    _System(name="fbgemm", kind="python", order="any", look_ahead=None),
+    _System(name="torch", kind="python", order="any"),
+    _System(name="fbgemm", kind="python", order="any"),
 )
 
 _PARTS = tuple(
@@ -155,9 +145,8 @@ def run_training(out: Path, options: TrainingOptions, json_path: Path | None = N
         "repeats": options.repeats,
         "dim": DIM,
         "batch_len": size.batch_len,
-        "window_batches": bench.window_batches,
         "look_ahead_batches": LOOK_AHEAD_BATCHES,
-        "threads": "1 training thread each; stores read and compact on threads of their own",
+        "threads": "1 training thread each, which reads from the store, too",
         **bench.told,
         "notes": notes,
     }
@@ -181,15 +170,15 @@ class _Bench:
     size: _Size
     options: TrainingOptions
     told: dict[str, Any] = field(default_factory=dict)
-    window_batches: int = 1
     budget_bytes: int = 0
     table_bytes: int = 0
+    batches: int = 0  # of an epoch
     first: int = 0  # number of the next batch of the forward order
 
     def run(self, systems: list[_System], prefix: str = "") -> list[Outcome]:
         """Runs the forward order and then ``systems``, one after another, beside it."""
         self.folder.mkdir(parents=True)
-        self._make_trace(len(systems))
+        self._make_trace()
         outcomes = []
         with ExitStack() as stack:
             forward_system = _System(name=f"{prefix}forward", kind="forward", order="forward")
@@ -207,11 +196,9 @@ class _Bench:
                     _say(f"{outcome.name} is skipped: {error}")
                 # Rows that changed since the last checkpoint are on disk twice until the next.
                 worker.ask("checkpoint")
-                keeps = any(other.is_loaded_by == system.name for other in systems)
-                if not keeps:
-                    shutil.rmtree(self._rows(system), ignore_errors=True)
-                    # Discarding gigabytes may keep the device busy: not in others' slices.
-                    os.sync()
+                shutil.rmtree(self._rows(system), ignore_errors=True)
+                # Discarding gigabytes may keep the device busy: not in others' slices.
+                os.sync()
             forward.storage = worker.ask(
                 "run", first=self.first, count=self.size.slice_batches, mode="pass"
             )
@@ -227,38 +214,22 @@ class _Bench:
             scale=self.size.scale,
             batch_len=self.size.batch_len,
             dram_share=1.0 if in_memory else share,
-            look_ahead="all" if system.look_ahead is None else system.look_ahead,
+            look_ahead=LOOK_AHEAD_BATCHES if system.kind == "keyed" else "all",
             table_bytes=self.table_bytes,
-            window_batches=self.window_batches,
         )
 
-    def _make_trace(self, system_count: int) -> None:
+    def _make_trace(self) -> None:
         size = self.size
         with Worker() as worker:
             _say(f"trace of scale {size.scale:g}")
             trace = worker.ask(
                 "trace", path=self.folder / "trace", scale=size.scale, seed=self.options.seed
             )
-            rows = trace["total"]["row_count"]
-            self.table_bytes = RECORD_BYTES * rows
-            self.budget_bytes = int(self.options.dram_share * self.table_bytes)
-            batches = trace["samples"] // size.batch_len
-            rows_per_batch = trace["rows_per_batch_of_2048"] * size.batch_len / 2048
-            fitting = self.budget_bytes // 12 // int(RECORD_BYTES * rows_per_batch)
-            self.window_batches = max(1, min(WINDOW_BATCHES_MAX, fitting))
-            self.first = batches
-            measured = system_count * self.options.repeats * self._slice()
-            ahead = min(LOOK_AHEAD_BATCHES, batches)
-            windows = -(-(self._warm() + measured + ahead) // self.window_batches)
-            timeline = worker.ask(
-                "timeline",
-                trace=self.folder / "trace",
-                path=self.folder / "timeline",
-                batch_len=size.batch_len,
-                first=batches,
-                window_batches=self.window_batches,
-                windows=windows,
-            )
+        rows = trace["total"]["row_count"]
+        self.table_bytes = RECORD_BYTES * rows
+        self.budget_bytes = int(self.options.dram_share * self.table_bytes)
+        self.batches = trace["samples"] // size.batch_len
+        self.first = self.batches
         self.told |= {
             "samples": trace["samples"],
             "rows": rows,
@@ -268,18 +239,10 @@ class _Bench:
             "table_bytes": self.table_bytes,
             "dram_budget_bytes": self.budget_bytes,
             "trace_s": trace["seconds"],
-            "timeline_s": timeline["seconds"],
         }
-        self.batches = batches
-
-    def _warm(self) -> int:
-        return -(-self.size.warm_batches // self.window_batches) * self.window_batches
-
-    def _slice(self) -> int:
-        return -(-self.size.slice_batches // self.window_batches) * self.window_batches
 
     def _rows(self, system: _System) -> Path:
-        return self.folder / f"rows_{system.is_loaded_by or system.name}"
+        return self.folder / f"rows_{system.name}"
 
     def _open_forward(self, worker: Worker, outcome: Outcome, system: _System, plan: Path) -> None:
         """Plans, trains the first epoch, in which rows are made, and checkpoints."""
@@ -298,23 +261,23 @@ class _Bench:
         worker.ask("open", job=self._job(system, "forward", budget, plan))
         outcome.first_epoch = worker.ask("run", first=0, count=self.batches, mode="train")
         outcome.checkpoint = worker.ask("checkpoint")
-        outcome.warm = worker.ask("run", first=self.batches, count=self._warm(), mode="train")
+        outcome.warm = worker.ask(
+            "run", first=self.batches, count=self.size.warm_batches, mode="train"
+        )
         if system.dram_share is None and not system.is_pipelined:
-            self.first = self.batches + self._warm()
+            self.first = self.batches + self.size.warm_batches
 
     def _job(self, system: _System, name: str, budget: int, plan: Path) -> dict[str, Any]:
         return {
             "system": name,
             "trace": self.folder / "trace",
-            "timeline": self.folder / "timeline",
             "plan": plan,
             "folder": self._rows(system),
             "dim": DIM,
             "batch_len": self.size.batch_len,
             "dram_budget_bytes": budget,
-            "look_ahead_batches": system.look_ahead,
+            "look_ahead_batches": LOOK_AHEAD_BATCHES,
             "is_pipelined": system.is_pipelined,
-            "is_loaded": system.is_loaded_by is not None,
         }
 
     def _pair(
@@ -329,7 +292,7 @@ class _Bench:
                 plan = self.folder / f"plan_{system.name}"
                 stack.callback(shutil.rmtree, plan, ignore_errors=True)
                 self._open_forward(worker, outcome, system, plan)
-                at = self.batches + self._warm()
+                at = self.batches + self.size.warm_batches
                 if at < self.first:
                     worker.ask("run", first=at, count=self.first - at, mode="train")
                     worker.ask("checkpoint")
@@ -338,20 +301,22 @@ class _Bench:
                 name = system.native or system.name
                 job = self._job(system, name, self.budget_bytes, self.folder / "plan")
                 outcome.opened = worker.ask("open", job=job)
-                first = self.first - self._warm()
+                first = self.first - self.size.warm_batches
                 if system.kind == "python" and system.order == "forward":
                     worker.ask("run", first=0, count=first, mode="skip")
-                outcome.warm = worker.ask("run", first=first, count=self._warm(), mode="train")
+                outcome.warm = worker.ask(
+                    "run", first=first, count=self.size.warm_batches, mode="train"
+                )
             for _ in range(self.options.repeats):
-                asked = {"first": self.first, "count": self._slice(), "mode": "train"}
+                asked = {"first": self.first, "count": self.size.slice_batches, "mode": "train"}
                 beside = forward_worker.ask("run", **asked)
-                self.first += self._slice()
+                self.first += self.size.slice_batches
                 forward.slices.append(beside)
                 outcome.slices.append(worker.ask("run", **asked))
                 outcome.beside.append(beside)
             if system.kind == "forward":
                 outcome.storage = worker.ask(
-                    "run", first=self.first, count=self._slice(), mode="pass"
+                    "run", first=self.first, count=self.size.slice_batches, mode="pass"
                 )
             elif system.kind == "keyed":
                 outcome.checkpoint = worker.ask("checkpoint")

@@ -29,7 +29,6 @@ class Outcome:
     dram_share: float
     look_ahead: int | str
     table_bytes: int
-    window_batches: int = 1
     skipped: str | None = None
     plan: Slice | None = None
     opened: Slice | None = None
@@ -100,29 +99,11 @@ def row_of(outcome: Outcome) -> dict[str, Any]:
         "step_ms_p999": percentile(steps, 0.999) / 1e3,
         "step_ms_max": max(steps) / 1e3,
         "stalls_over_10x_median": sum(us > 10 * typical for us in steps),
-        "window_stalls_over_10x_median": _window_stalls(outcome),
         "steps": len(steps),
     }
     row |= _storage_columns(slices, updates, sum(part["batches"] for part in slices))
     row |= _once_columns(outcome)
     return row
-
-
-def _window_stalls(outcome: Outcome) -> int:
-    """Windows that took over ten times the median window.
-
-    Who trains a window faster than its store brings the next one waits at each change of window:
-    the wait of a whole window falls on one step. Over windows that is even, and what remains are
-    stalls: merges, compactions, checkpoints.
-    """
-    length = outcome.window_batches
-    windows = [
-        sum(part["steps_us"][first : first + length])
-        for part in outcome.slices
-        for first in range(0, len(part["steps_us"]), length)
-    ]
-    typical = percentile(windows, 0.5)
-    return sum(us > 10 * typical for us in windows)
 
 
 def _lookup_ms(outcome: Outcome) -> float | None:
@@ -195,7 +176,6 @@ def _once_columns(outcome: Outcome) -> dict[str, Any]:
 
 _RATIOS = {
     "forward_vs_rocksdb": ("forward", "rocksdb"),
-    "forward_vs_rocksdb_full_lookahead": ("forward", "rocksdb_full_lookahead"),
     "forward_vs_memory": ("forward", "memory"),
     "forward_pipelined_vs_memory": ("forward_pipelined", "memory"),
     "forward_vs_torch": ("forward_python", "torch"),
@@ -290,7 +270,6 @@ _SHOWN = (
     "step_ms_p50",
     "step_ms_p999",
     "stalls_over_10x_median",
-    "window_stalls_over_10x_median",
     "block_ms_per_step",
     "read_bytes_per_row_update",
     "written_bytes_per_row_update",

@@ -1,21 +1,21 @@
 //! What does a row update cost, system by system, on the same batches?
 //!
 //! ```text
-//! trace ─▶ timeline (windows, next uses) ─▶ keyed: any `TrainStore` behind a look-ahead buffer
-//!       │                               └─▶ memory: every row in one array
+//! trace ─▶ batches ─▶ window engine, its look-ahead ─▶ any `TrainStore`
+//!       │         └─▶ memory: every row in one array
 //!       └─▶ plan ─▶ forward order
 //! ```
-//! All systems pool the same bags, take the same synthetic gradient and step row-wise Adagrad.
-//! Reading the trace, counting rows and making plans is outside the measured time.
+//! Window engine and forward order are the product's, as users get them. All systems pool the same
+//! bags, take the same synthetic gradient and step row-wise Adagrad. Reading the trace, counting
+//! rows and making plans is outside the measured time.
 
+mod batches;
 mod job;
-mod kernel;
-mod keyed;
+mod memory;
 mod session;
-mod store_thread;
 mod stores;
 mod system;
-mod timeline;
+mod windowed;
 mod worker;
 
 pub use job::Job;

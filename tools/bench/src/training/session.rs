@@ -2,17 +2,21 @@
 
 use serde_json::{json, Map, Value};
 use tierbed_core::{Error, Result};
+use tierbed_kernels::FeatureLayout;
 
-use super::job::{schema_of, Batches, Job};
-use super::keyed::Keyed;
-use super::system::{Forward, Memory, System};
+use super::batches::Batches;
+use super::job::{features_of, schema_of, Job};
+use super::system::System;
 use crate::meter::{process_cpu_ns, resident_bytes, thread_cpu_ns, Meter};
 
 /// An open system and where it stands.
-#[derive(Debug)]
 pub(crate) struct Session {
-    system: Box<dyn System>,
+    system: System,
     batches: Batches,
+    features: FeatureLayout,
+    /// The pooled vectors of the last batch, `[B, F * D]`.
+    output: Vec<f32>,
+    grad: Vec<f32>,
     meter: Meter,
     position: Option<u64>,
 }
@@ -29,12 +33,17 @@ impl Session {
     pub(crate) fn open(job: &Job) -> Result<Self> {
         let batches = Batches::open(&job.trace, job.batch_len)?;
         let schema = schema_of(&batches.trace().row_counts(), job.dim)?;
-        let system: Box<dyn System> = match job.system.as_str() {
-            "forward" => Box::new(Forward::open(job, schema)?),
-            "memory" => Box::new(Memory::open(job, schema)?),
-            _ => Box::new(Keyed::open(job, schema)?),
-        };
-        Ok(Self { system, batches, meter: Meter::new(), position: None })
+        let features = features_of(&schema)?;
+        let len = job.batch_len * features.output_dim();
+        Ok(Self {
+            system: System::open(job, schema, &features)?,
+            batches,
+            features,
+            output: vec![0.0; len],
+            grad: synthetic_grad(len),
+            meter: Meter::new(),
+            position: None,
+        })
     }
 
     /// Trains batches `first..first + count`, which follow those of the last call, and reports.
@@ -44,32 +53,32 @@ impl Session {
                 .with("next", self.position.unwrap_or(0))
                 .with("found", first));
         }
-        let before = self.system.counters()?;
+        let before = self.system.counters();
         let mut steps_us = Vec::with_capacity(count as usize);
         let mut reading_ns = 0;
         let mut lookup_us = 0;
         let start_ns = process_cpu_ns();
         for number in first..first + count {
             let read_ns = thread_cpu_ns();
-            self.batches.read(number)?;
-            let bags = self.batches.bags()?;
+            self.system.read(number, &mut self.batches)?;
+            let bags = self.batches.bags(0)?;
             reading_ns += thread_cpu_ns() - read_ns;
             let start_us = self.meter.now_us();
             match mode {
                 Mode::Train => {
-                    self.system.prepare(number, &bags)?;
+                    self.system.prepare(&self.features, &self.batches)?;
                     let begun_us = self.meter.now_us();
-                    self.system.lookup(&bags)?;
+                    self.system.lookup(&self.features, &bags, &mut self.output)?;
                     lookup_us += self.meter.now_us() - begun_us;
-                    self.system.update(&bags)?;
+                    self.system.update(&self.features, &bags, &self.grad)?;
                 }
-                Mode::Pass => self.system.pass(&bags)?,
+                Mode::Pass => self.system.pass(&self.features, &bags)?,
             }
             steps_us.push(self.meter.now_us() - start_us);
         }
         // Waits for what is under way, so that a slice pays for all it began.
         let end_us = self.meter.now_us();
-        let after = self.system.counters()?;
+        let after = self.system.counters();
         let tail_us = self.meter.now_us() - end_us;
         let cpu_ns = (process_cpu_ns() - start_ns).saturating_sub(reading_ns);
         self.position = Some(first + count);
@@ -93,13 +102,18 @@ impl Session {
         let start_us = self.meter.now_us();
         self.system.checkpoint()?;
         let took_us = self.meter.now_us() - start_us;
-        Ok(json!({ "seconds": took_us as f64 / 1e6, "counters": self.system.counters()? }))
+        Ok(json!({ "seconds": took_us as f64 / 1e6, "counters": self.system.counters() }))
     }
 
     #[cfg(test)]
     pub(crate) fn output(&self) -> &[f32] {
-        self.system.output()
+        &self.output
     }
+}
+
+/// A gradient that costs nothing to make and is not all the same.
+fn synthetic_grad(len: usize) -> Vec<f32> {
+    (0..len).map(|at| ((at as u32).wrapping_mul(2_654_435_761) >> 24) as f32 * 1e-4).collect()
 }
 
 fn growth(before: &Value, after: &Value) -> Value {

@@ -3,7 +3,6 @@
 //! | command | fields | answer |
 //! |---|---|---|
 //! | `trace` | `path scale seed` | what the trace holds |
-//! | `timeline` | `trace path batch_len first window_batches windows` | time taken |
 //! | `plan` | `trace folder batch_len dim window_bytes memory_bytes` | its size and cost |
 //! | `open` | `job`: see [`Job`] | time to open and fill |
 //! | `run` | `first count mode`: `train` or `pass` | what the slice took |
@@ -23,9 +22,9 @@ use tierbed_io::FsFolder;
 use tierbed_lab::trace::{write_trace, TraceOptions};
 use tierbed_train::planned::{EpochPlan, PlanBuilder, PlanOptions, PlanShape};
 
-use super::job::{schema_of, Batches, Job, FEATURE_COUNT};
+use super::batches::{Batches, FEATURE_COUNT};
+use super::job::{schema_of, Job};
 use super::session::{Mode, Session};
-use super::timeline::write_timeline;
 use crate::meter::{process_cpu_ns, resident_bytes, thread_cpu_ns, Meter};
 
 #[derive(Debug, Deserialize)]
@@ -35,14 +34,6 @@ enum Command {
         path: PathBuf,
         scale: f64,
         seed: u64,
-    },
-    Timeline {
-        trace: PathBuf,
-        path: PathBuf,
-        batch_len: usize,
-        first: u64,
-        window_batches: u32,
-        windows: u64,
     },
     Plan {
         trace: PathBuf,
@@ -99,11 +90,6 @@ fn obey(command: Command, session: &mut Option<Session>) -> Result<Value> {
                 "rows_per_batch_of_2048": stats.rows_per_batch(),
             }))
         }
-        Command::Timeline { trace, path, batch_len, first, window_batches, windows } => {
-            let mut batches = Batches::open(&trace, batch_len)?;
-            write_timeline(&mut batches, &path, first, (window_batches, windows))?;
-            Ok(json!({ "seconds": seconds() }))
-        }
         Command::Plan { trace, folder, batch_len, dim, window_bytes, memory_bytes } => {
             let options = PlanOptions { window_bytes, memory_bytes, ..PlanOptions::default() };
             make_plan(Batches::open(&trace, batch_len)?, folder, dim, options)
@@ -153,10 +139,10 @@ fn make_plan(
     let (mut reading_ns, mut reading_us) = (0, 0);
     for number in 0..batches.batch_count() {
         let (read_ns, read_us) = (thread_cpu_ns(), meter.now_us());
-        batches.read(number)?;
+        batches.read(number, 0)?;
         reading_ns += thread_cpu_ns() - read_ns;
         reading_us += meter.now_us() - read_us;
-        builder.push(&batches.bags()?)?;
+        builder.push(&batches.bags(0)?)?;
     }
     builder.finish()?;
     let cpu_ns = (process_cpu_ns() - start_ns).saturating_sub(reading_ns);

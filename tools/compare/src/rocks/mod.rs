@@ -100,18 +100,6 @@ impl RocksStore {
         })
     }
 
-    /// Returns the bytes of indexes and filters that RocksDB holds outside the budget.
-    #[must_use]
-    pub fn uncounted_bytes(&self) -> u64 {
-        self.db.property(c"rocksdb.estimate-table-readers-mem")
-    }
-
-    /// Returns one of RocksDB's counters, such as `rocksdb.compact.write.bytes`; 0 if unknown.
-    #[must_use]
-    pub fn ticker(&self, name: &str) -> u64 {
-        ticker_of(&self.db.statistics(), name)
-    }
-
     fn disk_bytes(&self) -> u64 {
         generation::disk_bytes(&self.path) + self.log.attachment_bytes()
     }

@@ -47,7 +47,7 @@ pub struct RocksOptions {
     /// Write and check block checksums (CRC32C).
     pub has_checksums: bool,
     /// Keep index and filters in the block cache, so that they count. Otherwise they take a byte
-    /// or two per row **outside** the budget (`RocksStore::uncounted_bytes`).
+    /// or two per row **outside** the budget (`uncounted_bytes` of its statistics).
     pub caches_index_and_filters: bool,
     /// Bits per row of the filters.
     pub filter_bits_per_row: u32,
