@@ -419,14 +419,14 @@ class NativeSnapshot:
 
 @final
 class NativeServer:
-    """HTTP in front of a snapshot: ``/v1/lookup``, ``/v1/predict``, ``/health``, ``/metrics``."""
+    """HTTP in front of a snapshot: ``/v1``, ``/v2``, ``/health``, ``/metrics``."""
 
     def __new__(
         cls, snapshot: NativeSnapshot, address: str, predict: Callable[[bytes], bytes] | None,
         options: ServeOptions,
     ) -> Self:
         """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
-        safetensors request body and returns a safetensors response body."""
+        request body and returns a response body; ``features`` and ``dense_count`` describe it."""
 
     @staticmethod
     def default_limits() -> dict[str, int]: ...

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::process::Owned;
-use tierbed_serve::{Limits, LogLevel, LogOptions, Predictor, ServeOptions, Server};
+use tierbed_serve::{Limits, LogLevel, LogOptions, ModelInputs, Predictor, ServeOptions, Server};
 
 use crate::ending::attached_or_closed;
 use crate::errors::run;
@@ -24,6 +24,21 @@ pub(crate) struct NativeServer {
 /// A Python callable that turns the body of a request into that of the answer.
 struct PythonPredictor {
     callable: Py<PyAny>,
+    inputs: Option<ModelInputs>,
+}
+
+impl PythonPredictor {
+    /// Takes a callable; one that names its features and numbers is described by them.
+    fn new(py: Python<'_>, callable: Py<PyAny>) -> PyResult<Self> {
+        let inputs = match callable.getattr(py, "features") {
+            Ok(features) => Some(ModelInputs {
+                dense_count: callable.getattr(py, "dense_count")?.extract(py)?,
+                features: features.extract(py)?,
+            }),
+            Err(_) => None,
+        };
+        Ok(Self { callable, inputs })
+    }
 }
 
 impl Predictor for PythonPredictor {
@@ -34,6 +49,10 @@ impl Predictor for PythonPredictor {
             let bytes = bytes.map_err(|raised| failed(py, &raised))?;
             Ok((bytes, content_type.to_owned()))
         })?
+    }
+
+    fn inputs(&self) -> Option<ModelInputs> {
+        self.inputs.clone()
     }
 }
 
@@ -68,6 +87,7 @@ struct GivenOptions {
     worker_threads: Option<usize>,
     lookup_threads: Option<usize>,
     snapshot_name: Option<String>,
+    model_name: Option<String>,
     log_level: Option<String>,
     access_log: Option<bool>,
     slow_ms: Option<u64>,
@@ -83,6 +103,7 @@ impl GivenOptions {
             worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
             lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),
             snapshot_name: given.snapshot_name,
+            model_name: given.model_name.unwrap_or(defaults.model_name),
             limits: given.limits,
             log: LogOptions {
                 level: level.unwrap_or(defaults.log.level),
@@ -106,8 +127,10 @@ impl NativeServer {
         options: Plain<GivenOptions>,
     ) -> PyResult<Self> {
         let handle = snapshot.get();
-        let predictor =
-            predict.map(|callable| Arc::new(PythonPredictor { callable }) as Arc<dyn Predictor>);
+        let predictor = predict
+            .map(|callable| PythonPredictor::new(snapshot.py(), callable))
+            .transpose()?
+            .map(|predictor| Arc::new(predictor) as Arc<dyn Predictor>);
         let server = run(snapshot.py(), || {
             let options = GivenOptions::options(options.0, address)?;
             Server::start(&options, handle.shared()?, predictor)

@@ -73,6 +73,7 @@ class ServeOptions:
         worker_threads: Threads that move bytes; by default 2, or the number of cores if less.
         lookup_threads: Threads that look up and predict; by default the cores, at most 16.
         snapshot_name: The snapshot's name in answers; None: its folder's name.
+        model_name: The model's name in the Open Inference Protocol; lookups are ``NAME.rows``.
         log_level: The least important lines written to standard error, one JSON object each.
         access_log: Write a line for every request, too, at level info.
         slow_ms: Requests that take longer are written.
@@ -82,6 +83,7 @@ class ServeOptions:
     worker_threads: Positive | None = None
     lookup_threads: Positive | None = None
     snapshot_name: str | None = None
+    model_name: str = "tierbed"
     log_level: LogLevel = "warn"
     access_log: bool = False
     slow_ms: NotNegative = 1_000
@@ -119,6 +121,16 @@ class Predictor:
     def __init__(self, model: CtrModel) -> None:
         self._model = model
         self._features = model.embeddings.feature_names()
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features with ids, in the order of requests."""
+        return list(self._features)
+
+    @property
+    def dense_count(self) -> int:
+        """Numerical features of a sample."""
+        return self._model.dense_count
 
     def __call__(self, body: bytes) -> bytes:
         """Answers one request.
