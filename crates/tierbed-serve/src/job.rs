@@ -5,15 +5,18 @@
 //! ```
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use tokio::sync::{oneshot, OwnedSemaphorePermit};
 
 use crate::answer::{with_type, Refusal};
 use crate::body::Held;
 use crate::query::Query;
+use crate::routes::Service;
 
 /// The header that says where the JSON of a body ends and its binary tensors begin.
 pub(crate) const HEADER_LENGTH: HeaderName =
@@ -21,6 +24,56 @@ pub(crate) const HEADER_LENGTH: HeaderName =
 
 /// Makes the answer of looked up queries.
 pub(crate) type Encode = Box<dyn FnOnce(Vec<Query>) -> Result<Body, Refusal> + Send>;
+
+/// Decodes and checks a request.
+pub(crate) type Prepare = Box<dyn FnOnce(&Service) -> Result<Prepared, Refusal> + Send>;
+
+/// Answers a request.
+pub(crate) type Alone = Box<dyn FnOnce(&Service) -> Result<Made, Refusal> + Send>;
+
+/// What is to be done for a request.
+pub(crate) enum Work {
+    /// A lookup, which may be joined with others.
+    Lookup(Prepare),
+    /// Anything else.
+    Alone(Alone),
+}
+
+/// A request that waits for a thread.
+pub(crate) struct Job {
+    pub(crate) route: &'static str,
+    pub(crate) queued_us: u64,
+    pub(crate) body_bytes: u64,
+    pub(crate) work: Work,
+    pub(crate) done: Done,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("route", &self.route).finish_non_exhaustive()
+    }
+}
+
+/// Where a request's answer goes, and the place it takes until then.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) answer: oneshot::Sender<Result<Made, Refusal>>,
+}
+
+impl Done {
+    /// Tells whether no caller waits any more: the client has left, or its time is over.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.answer.is_closed()
+    }
+
+    pub(crate) fn send(self, made: Result<Made, Refusal>) {
+        // Whoever gets the answer finds a place for the next request.
+        drop(self.place);
+        // A client that has left meanwhile does not miss it.
+        let _ = self.answer.send(made);
+    }
+}
 
 /// A request that was decoded and checked.
 pub(crate) struct Prepared {

@@ -1,20 +1,22 @@
 //! HTTP server of lookups and predictions over a snapshot.
 //!
 //! ```text
-//! door ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ blocking thread: decode ─▶
-//!                          Snapshot::lookup | Predictor ─▶ encode ─▶ answer
+//! door ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ executor: all that wait, decoded ─▶
+//!                          one Snapshot::lookup | Predictor ─▶ encode ─▶ answers
 //! ```
 //!
 //! Async threads only move bytes; decoding, lookups and predictions run on a fixed number of
-//! blocking threads, so a slow disk never stalls `/health`. What clients may cost is bounded:
-//! connections, time to send and to take, bytes in memory, indices, bags, requests at once
-//! ([`Limits`]). What fails is logged, counted, and told by `/health`. The interface is written
-//! down in docs/reference/http.md.
+//! threads of the executor, so a slow disk never stalls `/health`. What clients may cost is
+//! bounded: connections, time to send and to take, bytes in memory, indices, bags, requests at
+//! once ([`Limits`]). What fails is logged, counted, and told by `/health`. The interfaces are
+//! written down in docs/reference/http.md and docs/reference/oip.md.
 
 mod answer;
+mod batch;
 mod body;
 mod columns;
 mod connection;
+mod executor;
 mod faults;
 mod features;
 mod job;

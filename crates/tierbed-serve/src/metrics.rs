@@ -35,6 +35,9 @@ const LATENCY_BOUNDS_S: [f64; 16] = [
     5.0, 10.0,
 ];
 
+/// Bounds of the buckets of requests in a batch.
+const BATCH_BOUNDS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     route: &'static str,
@@ -68,6 +71,7 @@ pub(crate) struct Metrics {
     refused: Family<Why, Counter>,
     failures: Family<Failure, Counter>,
     cut: Family<Why, Counter>,
+    pub(crate) batch_requests: Histogram,
     pub(crate) unfinished: Counter,
     pub(crate) slow: Counter,
     pub(crate) body_bytes: Counter,
@@ -104,6 +108,7 @@ impl Metrics {
             refused: Family::default(),
             failures: Family::default(),
             cut: Family::default(),
+            batch_requests: Histogram::new(BATCH_BOUNDS),
             unfinished: Counter::default(),
             slow: Counter::default(),
             body_bytes: Counter::default(),
@@ -129,6 +134,8 @@ impl Metrics {
         registry.register("request_seconds", "Time to answer, by route", self.seconds.clone());
         let help = "Time from the body's end to a thread that works on it, by route";
         registry.register("queue_seconds", help, self.queue_seconds.clone());
+        let help = "Lookup requests that were answered together, by their number";
+        registry.register("batch_requests", help, self.batch_requests.clone());
         let help = "Requests and connections that found no room, by what there was none of";
         registry.register("requests_refused", help, self.refused.clone());
         let help = "Requests that failed by the server's fault, by kind: corruption, io, panic";

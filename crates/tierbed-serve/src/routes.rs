@@ -20,6 +20,7 @@ use tokio::sync::{watch, Semaphore};
 
 use crate::answer::Refusal;
 use crate::body::Buffers;
+use crate::executor::Executor;
 use crate::faults::Faults;
 use crate::features::Feature;
 use crate::log::{Log, Told};
@@ -53,6 +54,8 @@ pub(crate) struct Service {
     pub(crate) places: Arc<Semaphore>,
     /// Memory for bodies and answers.
     pub(crate) buffers: Buffers,
+    /// Where requests wait, and are worked on.
+    pub(crate) executor: Arc<Executor>,
 }
 
 pub(crate) type Shared = State<Arc<Service>>;

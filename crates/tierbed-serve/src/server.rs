@@ -13,6 +13,7 @@ use tokio::sync::{watch, Semaphore};
 
 use crate::body::Buffers;
 use crate::connection::Callee;
+use crate::executor::Executor;
 use crate::faults::Faults;
 use crate::features::resolve;
 use crate::listen::{bind, connections_allowed, Door};
@@ -106,7 +107,6 @@ impl Server {
         let (listener, address) = bind(&options.address)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(options.worker_threads)
-            .max_blocking_threads(options.lookup_threads)
             .thread_name("tierbed-serve")
             .enable_all()
             .build()
@@ -125,6 +125,7 @@ impl Server {
         }
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
+        Executor::start(&service, options.lookup_threads)?;
         let callee = Callee { router: router(&service), service: Arc::clone(&service) };
         let door = Door::new(callee, allowed);
         runtime.spawn(async move {
@@ -170,6 +171,8 @@ impl Server {
         let Some(Running { service, runtime }) = lock(&self.running).take() else {
             return self.is_whole();
         };
+        service.executor.close();
+        service.executor.wait(time);
         runtime.shutdown_timeout(time);
         let is_whole = self.is_whole();
         service.log.stopped(is_whole);
@@ -234,6 +237,7 @@ fn service(
         stopping,
         places,
         buffers,
+        executor: Arc::default(),
         snapshot,
     })
 }

@@ -12,7 +12,8 @@ use super::model::{Kind, Named};
 use super::{lookup, predict, INFER};
 use crate::answer::Refusal;
 use crate::body::Received;
-use crate::routes::work::{answered, looked_up, received};
+use crate::job::Work;
+use crate::routes::work::{answered, received, Ask};
 use crate::routes::{Service, Shared};
 
 pub(super) async fn infer(
@@ -40,16 +41,20 @@ async fn inferred(
     let parts = Parts::cut(&headers, &received.bytes)?;
     let timeout_us = parts.timeout_us();
     let predictor = service.predictor.clone();
-    let work = move |service: &Service, Received { bytes, held }: Received| {
-        drop(bytes);
-        match (kind, predictor) {
-            (Kind::Predictions, Some(predictor)) => {
-                predict::answer(service, &*predictor, &parts, held)
-            }
-            _ => looked_up(service, move || lookup::prepare(service, &parts, held)),
+    let Received { bytes, held } = received;
+    let body_bytes = bytes.len() as u64;
+    drop(bytes);
+    let work = match (kind, predictor) {
+        (Kind::Predictions, Some(predictor)) => Work::Alone(Box::new(move |service: &Service| {
+            predict::answer(service, &*predictor, &parts, held)
+        })),
+        _ => {
+            Work::Lookup(Box::new(move |service: &Service| lookup::prepare(service, &parts, held)))
         }
     };
-    let answering = answered(service, INFER, received, work);
+    let us_max = service.limits.request_ms_max * 1_000;
+    let deadline_us = start_us.saturating_add(timeout_us.map_or(us_max, |us| us.min(us_max)));
+    let answering = answered(service, Ask { route: INFER, deadline_us, body_bytes }, work);
     let Some(timeout_us) = timeout_us else { return Ok(answering.await) };
     let passed_us = service.clock.now_us().saturating_sub(start_us);
     let left = Duration::from_micros(timeout_us.saturating_sub(passed_us));

@@ -1,7 +1,7 @@
 //! Lookups and predictions: what may wait for a disk or a model.
 //!
 //! ```text
-//! head ─▶ type known? ─▶ body, within its limits ─▶ place ─▶ blocking thread ─▶ answer
+//! head ─▶ type known? ─▶ body, within its limits ─▶ place ─▶ executor ─▶ answer
 //! ```
 //!
 //! A place is taken when the whole body is there: a client that sends slowly holds memory for the
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::oneshot;
 
 use super::{BodyBytes, Service, Shared};
 use crate::answer::{Refusal, JSON};
 use crate::body::{receive, Received};
-use crate::job::{Body, Made, Phases, Prepared};
+use crate::job::{Body, Done, Job, Made, Phases, Work};
 use crate::lookup;
 use crate::tensors::SAFETENSORS;
 
@@ -31,12 +31,13 @@ pub(super) async fn answer_lookup(State(service): Shared, request: Request) -> R
         Ok(received) => received,
         Err(refusal) => return refusal.into_response(),
     };
-    let work = move |service: &Service, Received { bytes, held }: Received| {
-        let prepare =
-            move || lookup::prepare(service.source(), &service.limits, &bytes, held, is_binary);
-        looked_up(service, prepare)
+    let Received { bytes, held } = received;
+    let (body_bytes, deadline_us) = (bytes.len() as u64, deadline_us(&service));
+    let prepare = move |service: &Service| {
+        lookup::prepare(service.source(), &service.limits, &bytes, held, is_binary)
     };
-    answered(&service, "/v1/lookup", received, work).await
+    let asked = Ask { route: "/v1/lookup", deadline_us, body_bytes };
+    answered(&service, asked, Work::Lookup(Box::new(prepare))).await
 }
 
 pub(super) async fn answer_predict(State(service): Shared, request: Request) -> Response {
@@ -52,37 +53,22 @@ pub(super) async fn answer_predict(State(service): Shared, request: Request) -> 
         Ok(received) => received,
         Err(refusal) => return refusal.into_response(),
     };
-    let predicted = move |_: &Service, Received { bytes, mut held }: Received| {
+    let Received { bytes, mut held } = received;
+    let (body_bytes, deadline_us) = (bytes.len() as u64, deadline_us(&service));
+    let predicted = move |_: &Service| {
         let (answer, body_type) = predictor.predict(&bytes, &body_type)?;
         drop(bytes);
         held.resize(answer.len())?;
         let body = Body { bytes: answer.into(), body_type: body_type.into(), header_bytes: None };
         Ok(Made { body, held, phases: Phases::default() })
     };
-    answered(&service, "/v1/predict", received, predicted).await
+    let asked = Ask { route: "/v1/predict", deadline_us, body_bytes };
+    answered(&service, asked, Work::Alone(Box::new(predicted))).await
 }
 
-/// Prepares a request, looks its queries up, and makes its answer.
-pub(crate) fn looked_up(
-    service: &Service,
-    prepare: impl FnOnce() -> Result<Prepared, Refusal>,
-) -> Result<Made, Refusal> {
-    let start_us = service.clock.now_us();
-    let Prepared { mut queries, held, sample_count, encode } = prepare()?;
-    let read_us = service.clock.now_us();
-    for query in &mut queries {
-        query.look_up(service.source())?;
-    }
-    let answered_us = service.clock.now_us();
-    let body = encode(queries)?;
-    let phases = Phases {
-        input_us: read_us.saturating_sub(start_us),
-        infer_us: answered_us.saturating_sub(read_us),
-        output_us: service.clock.now_us().saturating_sub(answered_us),
-        sample_count,
-        ..Phases::default()
-    };
-    Ok(Made { body, held, phases })
+/// Returns the latest time of a request that gives none itself.
+fn deadline_us(service: &Service) -> u64 {
+    service.clock.now_us().saturating_add(service.limits.request_ms_max * 1_000)
 }
 
 /// Reads a request's body and counts its bytes.
@@ -95,50 +81,38 @@ pub(crate) async fn received(service: &Service, request: Request) -> Result<Rece
     Ok(received)
 }
 
-/// Finds a place, and works away from the async threads.
-pub(crate) async fn answered(
-    service: &Arc<Service>,
-    route: &'static str,
-    received: Received,
-    work: impl FnOnce(&Service, Received) -> Result<Made, Refusal> + Send + 'static,
-) -> Response {
-    let body_bytes = received.bytes.len() as u64;
+/// A request whose body has arrived.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ask {
+    pub(crate) route: &'static str,
+    /// Those that must be answered first are worked on first.
+    pub(crate) deadline_us: u64,
+    pub(crate) body_bytes: u64,
+}
+
+/// Finds a place, and waits until the executor's threads have done the work. The place is given
+/// back when the work ends, even if the client has left.
+pub(crate) async fn answered(service: &Service, ask: Ask, work: Work) -> Response {
+    let Ask { route, deadline_us, body_bytes } = ask;
     let mut response = match Arc::clone(&service.places).try_acquire_owned() {
-        Ok(place) => on_blocking_thread(service, route, place, received, work).await,
         Err(_) => {
             Refusal::busy("places", "too many requests at once; try again later").into_response()
+        }
+        Ok(place) => {
+            let (answer, made) = oneshot::channel();
+            let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
+            let job = Job { route, queued_us, body_bytes, work, done };
+            service.executor.push(deadline_us, job);
+            match made.await {
+                Ok(Ok(made)) => made.into_response(),
+                Ok(Err(refusal)) => refusal.into_response(),
+                // Only a server that stops drops work that was not begun.
+                Err(_) => Refusal::busy("stopping", "the server stops").into_response(),
+            }
         }
     };
     response.extensions_mut().insert(BodyBytes(body_bytes));
     response
-}
-
-/// Runs `work` on a blocking thread. The permit is released when the work ends, even if the client
-/// has left.
-async fn on_blocking_thread(
-    service: &Arc<Service>,
-    route: &'static str,
-    place: OwnedSemaphorePermit,
-    received: Received,
-    work: impl FnOnce(&Service, Received) -> Result<Made, Refusal> + Send + 'static,
-) -> Response {
-    let queued_us = service.clock.now_us();
-    let working = Arc::clone(service);
-    let held = move || {
-        let _place = place;
-        let queue_us = working.clock.now_us().saturating_sub(queued_us);
-        working.metrics.waited(route, queue_us);
-        work(&working, received).map(|made| made.after(queue_us))
-    };
-    match tokio::task::spawn_blocking(held).await {
-        Ok(Ok(made)) => made.into_response(),
-        Ok(Err(refusal)) => refusal.into_response(),
-        Err(ended) => match ended.try_into_panic() {
-            Ok(panic) => service.panicked(&*panic).into_response(),
-            // Only a runtime that shuts down drops work that was not begun.
-            Err(_) => Refusal::busy("stopping", "the server stops").into_response(),
-        },
-    }
 }
 
 /// Returns the content type without parameters; JSON when none is given.
