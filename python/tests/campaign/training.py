@@ -72,9 +72,15 @@ class Setting:
             "dram_budget": self.dram,
             "backend": self.backend,
             "durability": self.durability,
-            "io": tb.IoOptions(engine=self.io_engine),
             "seed": 3,
         }
+        # An older build, which `versions` runs, names the engine alone.
+        is_grouped = hasattr(tb, "IoOptions")
+        options |= (
+            {"io": tb.IoOptions(engine=self.io_engine)}
+            if is_grouped
+            else {"io_engine": self.io_engine}
+        )
         if self.backend is None:
             options |= {"order": self.order, "shards": self.shards}
             if self.unplanned is not None:

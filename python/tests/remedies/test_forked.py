@@ -11,8 +11,8 @@ from typing import Any
 
 import tierbed as tb
 from tierbed import _native
-from tierbed.data import write_criteo_tsv
 from tierbed.serve import Server
+from tierbed_bench.generator import write_criteo_tsv
 
 from .kit import bags, collection, opened, refused, snapshot_of, step, table
 
