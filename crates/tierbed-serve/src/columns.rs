@@ -119,13 +119,12 @@ pub(crate) fn check_weights(weights: Option<&[f32]>) -> Result<()> {
 ///
 /// # Errors
 /// `Invalid`, naming the feature, or when there is none.
-pub(crate) fn check_columns(features: &[Feature], columns: &[Column]) -> Result<()> {
+pub(crate) fn check_columns(source: Source<'_>, columns: &[Column]) -> Result<()> {
     let Some(first) = columns.first() else {
         return Err(Error::invalid("a lookup needs at least one feature"));
     };
     for column in columns {
-        let feature = features.get(column.asked.feature);
-        let name = feature.map_or("", |feature| feature.name.as_str());
+        let name = source.feature(column.asked.feature).name.as_str();
         Bags::new(&column.values, &column.offsets, column.weights.as_deref(), 1)
             .and_then(|_| check_weights(column.weights.as_deref()))
             .map_err(|error| error.with("feature", name))?;

@@ -91,13 +91,12 @@ fn columns(
     let (mut columns, mut names) = (Vec::new(), Vec::new());
     for Named { name, values, offsets, weights } in named {
         let feature = find(source.features, &name)?;
-        let own = source.features.get(feature).map(|feature| feature.pooling);
-        let pooling = pooling.or(own).unwrap_or(Pooling::Sum);
+        let pooling = pooling.unwrap_or(source.feature(feature).pooling);
         let asked = Asked { feature, pooling };
         columns.push(Column { asked, values: Ids::Copied(values), offsets, weights });
         names.push(name);
     }
-    check_columns(source.features, &columns)?;
+    check_columns(source, &columns)?;
     Ok((columns, names))
 }
 

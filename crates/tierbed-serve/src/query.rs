@@ -23,6 +23,19 @@ pub(crate) struct Source<'a> {
     pub(crate) plans: &'a Plans,
 }
 
+impl<'a> Source<'a> {
+    /// Returns a served feature by its position.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub(crate) fn feature(&self, at: usize) -> &'a Feature {
+        let Some(feature) = self.features.get(at) else {
+            panic!("feature {at} of {} is asked for", self.features.len());
+        };
+        feature
+    }
+}
+
 /// Ids of a request: in the body they came in, where they lie as words do, or copied.
 #[derive(Debug, Clone)]
 pub(crate) enum Ids {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from campaign.processes import call
 
 import tierbed as tb
 
@@ -25,25 +25,10 @@ BACKENDS = ["file", "cold", "lsm", "lsm_plain", "memory", "hashdb", "mmap", "roc
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """Forks and returns what ``work`` gives there; a signal or a hang of the child fails."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        # A child that hangs is ended by the alarm, which is a signal, which fails.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(CHILD_S)
-        try:
-            told = work()
-        except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
-        os.write(writer, json.dumps(told).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        told = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {status}, told {told!r}"
-    return json.loads(told)
+    """Forks and returns what ``work`` gives or raises there; a signal or a hang fails."""
+    ended = call(work)
+    assert not ended.came, ended
+    return f"{ended.kind}: {ended.error}" if ended.kind else ended.value
 
 
 def open_store(path: Path, backend: str | None, **options: Any) -> tb.Store:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from campaign.processes import call
 
 import tierbed as tb
 from tierbed import _native
@@ -16,32 +15,16 @@ from tierbed_bench.generator import write_criteo_tsv
 
 from .kit import bags, collection, opened, refused, snapshot_of, step, table
 
-CHILD_S = 60
 #: An address with a port that is free.
 FREE = "127.0.0.1:0"
 
 
 def in_child(work: Callable[[], Any]) -> Any:
     """Forks and returns what ``work`` gives there; a child that fails or hangs fails here."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(CHILD_S)
-        try:
-            answer = {"value": work()}
-        except BaseException as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        os.write(writer, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        raw = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, status
-    answer = json.loads(raw)
-    assert "error" not in answer, answer["error"]
-    return answer["value"]
+    ended = call(work)
+    assert not ended.error, ended
+    assert not ended.came, ended
+    return ended.value
 
 
 def test_a_worker_makes_a_reader_of_its_own(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_inputs_bring_their_data(address: str) -> None:
     region = {"shared_memory_region": "a", "shared_memory_byte_size": 16}
     shared = {**IDS, "parameters": region}
     del shared["data"]
-    refused(address, "shared memory is not supported", {"inputs": [shared]})
+    refused(
+        address, "send the data in the body; shared memory is not supported", {"inputs": [shared]}
+    )
     answered(address, {"inputs": [IDS]})
 
 

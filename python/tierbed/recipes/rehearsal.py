@@ -133,15 +133,16 @@ class _Counts:
     def of(cls, stats: dict[str, Any]) -> _Counts:
         """Takes them from ``Store.stats()``."""
         store, io, buffer = stats["store"], stats["store"]["io"], stats["buffer"]
+        is_planned = stats["order"]["kind"] == "forward"
         return cls(
             stats["steps"],
             io["read_count"],
             io["read_bytes"],
             io["write_count"],
             # Along a plan, checkpoints write the rows in memory past the I/O engine.
-            io["write_bytes"] + store.get("dump_bytes", 0),
-            buffer.get("hit_count", 0),
-            buffer.get("miss_count", 0),
+            io["write_bytes"] + (store["dump_bytes"] if is_planned else 0),
+            0 if is_planned else buffer["hit_count"],
+            0 if is_planned else buffer["miss_count"],
         )
 
     def since(self, before: _Counts) -> EpochUse:

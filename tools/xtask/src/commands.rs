@@ -46,23 +46,26 @@ pub(crate) fn ci() -> Result<(), String> {
 struct SimOptions {
     /// Replays exactly this seed.
     seed: Option<u64>,
-    /// Fresh seeds per suite when no seed is given.
-    round_count: u64,
+    /// Fresh seeds per suite; 4 when neither option is given.
+    round_count: Option<u64>,
 }
 
 impl SimOptions {
     fn parse(options: &[&str]) -> Result<Self, String> {
-        let mut parsed = Self { seed: None, round_count: 4 };
+        let mut parsed = Self { seed: None, round_count: None };
         let mut rest = options;
         while let [name, value, tail @ ..] = rest {
             let number: u64 =
                 value.parse().map_err(|_| format!("{name} takes a number, got {value}"))?;
             match *name {
                 "--seed" => parsed.seed = Some(number),
-                "--rounds" => parsed.round_count = number,
+                "--rounds" => parsed.round_count = Some(number),
                 _ => return Err(format!("unknown option of sim: {name}")),
             }
             rest = tail;
+        }
+        if parsed.seed.is_some() && parsed.round_count.is_some() {
+            return Err("--seed replays one round; give --seed or --rounds, not both".to_owned());
         }
         match rest {
             [] => Ok(parsed),
@@ -82,7 +85,9 @@ pub(crate) fn sim(options: &[&str]) -> Result<(), String> {
     }
     let seeds = match options.seed {
         Some(seed) => vec![seed],
-        None => (0..options.round_count).map(|round| fresh_seed().wrapping_add(round)).collect(),
+        None => (0..options.round_count.unwrap_or(4))
+            .map(|round| fresh_seed().wrapping_add(round))
+            .collect(),
     };
     for seed in seeds {
         println!("simulation seed {seed} (replay: cargo x sim --seed {seed})");
@@ -146,10 +151,15 @@ mod tests {
 
     #[test]
     fn sim_options_name_a_seed_or_rounds() {
-        assert_eq!(SimOptions::parse(&[]), Ok(SimOptions { seed: None, round_count: 4 }));
+        assert_eq!(SimOptions::parse(&[]), Ok(SimOptions { seed: None, round_count: None }));
         let replay = SimOptions::parse(&["--seed", "7"]).unwrap();
         assert_eq!(replay.seed, Some(7));
-        for wrong in [&["--seed"][..], &["--seed", "x"], &["--speed", "1"]] {
+        for wrong in [
+            &["--seed"][..],
+            &["--seed", "x"],
+            &["--speed", "1"],
+            &["--seed", "7", "--rounds", "2"],
+        ] {
             assert!(SimOptions::parse(wrong).is_err(), "{wrong:?}");
         }
     }

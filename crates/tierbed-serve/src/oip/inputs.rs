@@ -114,7 +114,7 @@ fn one(input: Input<'_>, binary: &mut Bytes) -> Result<Tensor> {
         (None, Some(json)) => from_json(&input.datatype, json.get())?,
         _ => {
             return Err(Error::invalid("input needs either data or binary_data_size")
-                .with("remedy", "shared memory is not supported"))
+                .with("remedy", "send the data in the body; shared memory is not supported"))
         }
     };
     if element_count != Some(found) {

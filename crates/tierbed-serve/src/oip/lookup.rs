@@ -44,8 +44,8 @@ pub(super) fn prepare(
     let pooling = pooling.as_deref().map(parse_pooling).transpose()?;
     let given_features: Vec<_> = given.features();
     let pooled_by = |feature: usize| {
-        let own = source.features.get(feature).map(|feature| feature.pooling);
-        Asked { feature, pooling: pooling.or(own).unwrap_or(Pooling::Sum) }
+        let pooling = pooling.unwrap_or(source.feature(feature).pooling);
+        Asked { feature, pooling }
     };
     let all: Vec<_> = given_features.into_iter().map(pooled_by).collect();
     let default = binary_data_output.unwrap_or(false);
@@ -97,7 +97,7 @@ pub(super) fn prepare(
 }
 
 fn whole_shape(queries: &[Query]) -> [usize; 2] {
-    let Some(query) = queries.first() else { return [0, 0] };
+    let Some(query) = queries.first() else { panic!("a lookup of no feature was not refused") };
     [query.row_count(), query.plan.layout.output_dim()]
 }
 
@@ -115,9 +115,9 @@ fn wanted(
         return Ok(vec![pooled(default)]);
     }
     if outputs.is_empty() {
-        let every = given.iter().filter_map(|asked| {
-            let name = source.features.get(asked.feature)?.name.clone();
-            Some(Wanted { name, feature: Some(asked.feature), is_binary: default })
+        let every = given.iter().map(|asked| {
+            let name = source.feature(asked.feature).name.clone();
+            Wanted { name, feature: Some(asked.feature), is_binary: default }
         });
         return Ok(every.collect());
     }

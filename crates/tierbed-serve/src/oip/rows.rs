@@ -78,10 +78,7 @@ impl Given {
             }
             (None, false, false) => {
                 let bags = parts.into_iter().map(|(feature, parts): (usize, Parts)| {
-                    let named = |error: Error| match source.features.get(feature) {
-                        Some(known) => error.with("feature", &known.name),
-                        None => error,
-                    };
+                    let named = |error: Error| error.with("feature", &source.feature(feature).name);
                     let bags = parts.bags(1, limits).map_err(named)?;
                     Ok(FeatureBags { feature, bags })
                 });
@@ -145,7 +142,7 @@ impl Given {
                 columns
             }
         };
-        check_columns(source.features, &columns)?;
+        check_columns(source, &columns)?;
         let bag_count = columns.iter().map(|column| column.offsets.len() - 1).sum();
         let index_count = columns.iter().map(|column| column.values.len()).sum();
         check_counts(index_count, bag_count, limits)?;
@@ -186,17 +183,13 @@ fn put(source: Source<'_>, parts: &mut Vec<(usize, Parts)>, tensor: Tensor) -> R
         return Err(unknown_input(&name));
     };
     let feature = find(source.features, feature).map_err(|error| error.with("tensor", &name))?;
-    let at = match parts.iter().position(|(known, _)| *known == feature) {
-        Some(at) => at,
-        None => {
-            parts.push((feature, Parts::default()));
-            parts.len() - 1
-        }
-    };
-    match parts.get_mut(at) {
-        Some((_, parts)) => parts.put(part, tensor),
-        None => Ok(()),
+    if let Some((_, own)) = parts.iter_mut().find(|(known, _)| *known == feature) {
+        return own.put(part, tensor);
     }
+    let mut own = Parts::default();
+    own.put(part, tensor)?;
+    parts.push((feature, own));
+    Ok(())
 }
 
 fn unknown_input(name: &str) -> Error {
