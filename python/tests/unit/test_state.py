@@ -1,6 +1,8 @@
 """Does the state of a run come back whole?"""
 
 import random
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +26,13 @@ def test_generators_continue_where_they_were() -> None:
     draw()
     state.set_rng_state(kept)
     assert draw() == first
+
+
+def test_a_checkpoint_loads_no_part_of_numpy_that_swallows_an_interrupt() -> None:
+    """numpy starts ``numpy.random`` at first use, and a Ctrl-C that comes then is lost."""
+    code = "import sys, tierbed; print('numpy.random' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "True\n"
 
 
 def test_an_optimizer_state_survives() -> None:

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+# Named here because numpy loads it at first use, and its start swallows a Ctrl-C that comes then.
+import numpy.random
 import torch
 from torch import Tensor
 
@@ -55,7 +58,7 @@ def unpack(packed: bytes) -> dict[str, Any]:
 
 def rng_state() -> dict[str, Any]:
     """Returns the state of torch's, Python's and numpy's global generators."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
+    name, keys, position, has_gauss, gauss = numpy.random.get_state(legacy=True)  # noqa: NPY002
     version, internal, gauss_next = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -80,7 +83,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss_next))
     name, keys, position, has_gauss, gauss = state["numpy"]
     words = keys.numpy().astype(np.uint32)
-    np.random.set_state((name, words, position, has_gauss, gauss))  # noqa: NPY002
+    numpy.random.set_state((name, words, position, has_gauss, gauss))  # noqa: NPY002
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
 
