@@ -348,21 +348,30 @@ fn every_flipped_byte_is_found_by_verify() {
 
 #[test]
 fn the_quota_stops_growth_and_loses_nothing_committed() {
-    let options = ColdOptions { disk_quota_bytes: Some(200_000), ..tiny(3000) };
-    let mut pair = Pair::new(options, &[(36, 10_000)]);
+    for quota_bytes in (150_000..450_000).step_by(30_000) {
+        check_quota(quota_bytes);
+    }
+}
+
+fn check_quota(quota_bytes: u64) {
+    let options = ColdOptions { disk_quota_bytes: Some(quota_bytes), ..tiny(3000) };
+    let mut pair = Pair::new(options, &[(36, 10_000), (36, 10_000)]);
     let rows: Vec<_> = (0..100).map(|at| row(0, at)).collect();
     pair.write(&rows, 1);
     pair.store().commit("one", &[]).unwrap();
     let mut refused = None;
     for at in (100..10_000).step_by(50) {
-        let rows: Vec<_> = (at..at + 50).map(|at| row(0, at)).collect();
+        let rows: Vec<_> = (at..at + 50).map(|at| row((at / 50 % 2) as u32, at)).collect();
         refused = write_version(pair.store(), &rows, 2).err();
         if refused.is_some() {
             break;
         }
     }
     assert_eq!(refused.unwrap().kind(), ErrorKind::NoSpace);
-    assert!(pair.store().stats().disk_bytes <= 200_000);
+    let length = |name| pair.folder.open(name, OpenMode::ReadOnly).unwrap().len_bytes().unwrap();
+    let file_bytes = length("t0.rows") + length("t1.rows");
+    assert!(file_bytes <= quota_bytes, "{file_bytes} bytes within {quota_bytes}");
+    assert_eq!(pair.store().stats().disk_bytes, file_bytes);
     pair.check(&rows);
     pair.store = None;
     pair.store = Some(ColdStore::open(pair.folder.clone(), pair.options.clone()).unwrap());

@@ -175,7 +175,8 @@ impl ColdStore {
 
     fn begin_run(&mut self, at: usize, rows: SortedRows<'_>) -> Result<BegunRun> {
         assert!(rows.iter().all(|row| row.0.table.0 as usize == at), "rows of one table");
-        self.check_quota(self.tables[at].run_bytes_max(rows.len()))?;
+        let table = &self.tables[at];
+        self.check_quota(table.growth_bytes(table.run_bytes_max(rows.len())))?;
         self.tables[at].begin_run(&mut self.disk, rows, &self.buffer)
     }
 
@@ -260,7 +261,7 @@ impl ColdStore {
     fn merge_group(&mut self, group: &Group, image: &mut [u8]) -> Result<u64> {
         let (at, count) = (group.table as usize, group.ranges.len());
         let image_bytes = count * self.tables[at].geometry.extent_bytes();
-        self.check_quota(image_bytes as u64)?;
+        self.check_quota(self.tables[at].growth_bytes(image_bytes as u64))?;
         let image = &mut image[..image_bytes];
         let merged = self.tables[at].merge(&mut self.disk, &group.ranges, image)?;
         self.cold.ranges_merged += count as u64;

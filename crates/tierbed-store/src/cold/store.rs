@@ -156,6 +156,10 @@ impl ColdStore {
         let owner = page_owner(self.log.store(), id);
         let parts = TableParts { id: id.0, owner, file, geometry, device, pages, memory };
         let mut cold = ColdTable::new(&table, parts);
+        if self.options.disk_quota_bytes.is_some() {
+            // Space ahead of use would lie beyond the quota.
+            cold.grow_extents = 1;
+        }
         if let Some(stored) = stored {
             self.restore(&mut cold, stored)?;
         }

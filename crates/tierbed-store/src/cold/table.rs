@@ -87,6 +87,8 @@ pub(crate) struct ColdTable {
     pub(crate) next_version: u32,
     /// Length of the file.
     pub(crate) file_extents: u32,
+    /// Extents that the file grows by at a time.
+    pub(crate) grow_extents: u32,
     pub(crate) is_dirty: bool,
     /// Extents may hold runs that are not counted yet.
     is_restoring: bool,
@@ -133,6 +135,7 @@ impl ColdTable {
             open: None,
             next_version: 1,
             file_extents: 0,
+            grow_extents: GROW_EXTENTS,
             is_dirty: false,
             is_restoring: false,
             base_count: 0,
@@ -225,7 +228,7 @@ impl ColdTable {
                 .with("file", &self.file)
         })?;
         if extent >= self.file_extents {
-            let wanted = (extent + 1).next_multiple_of(GROW_EXTENTS);
+            let wanted = (extent + 1).next_multiple_of(self.grow_extents);
             let len_bytes = u64::from(wanted) * self.geometry.extent_bytes() as u64;
             if let Err(error) = self.device.set_len(len_bytes) {
                 self.extents.release(extent);
@@ -381,7 +384,13 @@ impl ColdTable {
 
     /// Returns the bytes of all extents in use or in quarantine.
     pub(crate) fn disk_bytes(&self) -> u64 {
-        u64::from(self.extents.used_count()) * self.extent_bytes()
+        u64::from(self.file_extents) * self.extent_bytes()
+    }
+
+    /// Returns how much longer the file gets by `more_bytes` of new extents.
+    pub(crate) fn growth_bytes(&self, more_bytes: u64) -> u64 {
+        let free = self.file_extents - self.extents.used_count();
+        more_bytes.saturating_sub(u64::from(free) * self.extent_bytes())
     }
 }
 
