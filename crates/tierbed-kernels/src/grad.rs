@@ -67,10 +67,14 @@ pub fn check_finite(gradient: &[f32]) -> Result<()> {
     ))
 }
 
-// Without a way out of the loop, so that it runs on vectors.
+// Without a way out of the loop, so that it runs on vectors. One more in the exponent reaches the
+// sign's place only from the exponent of nan and inf: three plain instructions for each vector.
 fn is_finite(values: &[f32]) -> bool {
-    values.chunks(CHUNK).all(|chunk| chunk.iter().fold(true, |all, value| all & value.is_finite()))
+    let one_more = |value: &f32| (value.to_bits() & !SIGN) + (1 << (f32::MANTISSA_DIGITS - 1));
+    values.chunks(CHUNK).all(|chunk| chunk.iter().fold(0, |seen, v| seen | one_more(v)) & SIGN == 0)
 }
+
+const SIGN: u32 = 1 << 31;
 
 // Values between two looks at the outcome: as many as fit a quarter of the nearest cache.
 const CHUNK: usize = 2048;
@@ -301,6 +305,25 @@ impl<S: Source> Shaped for AddGrads<'_, S> {
         for (u, bounds) in self.bounds.windows(2).enumerate() {
             let sum = &mut self.sums[u * self.dim..][..self.dim];
             add_vectors::<L, S, REST, TAIL>(&self.source, bounds[0]..bounds[1], self.begin, sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_value_that_is_no_number_is_found_wherever_it_is() {
+        let edges = [0.0, -0.0, f32::MIN_POSITIVE, 1e-45, -1e-45, f32::MAX, f32::MIN];
+        let mut values: Vec<f32> = edges.iter().copied().cycle().take(CHUNK + 70).collect();
+        assert!(check_finite(&values).is_ok() && check_finite(&[]).is_ok());
+        for at in [0, 69, CHUNK - 1, CHUNK, CHUNK + 69] {
+            for wrong in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let kept = std::mem::replace(&mut values[at], wrong);
+                assert!(check_finite(&values).is_err(), "{wrong} at {at}");
+                values[at] = kept;
+            }
         }
     }
 }
