@@ -182,11 +182,11 @@ class GeneratedLog:
         """As of `CacheLog`."""
 
 def import_tables(
-    tables: list[tuple[str, SupportsDLPack]], placements: list[tuple[list[int], str]], out: str,
-    dram_budget_bytes: int,
+    tables: list[tuple[str, SupportsDLPack]], placements: list[tuple[list[int], str]],
+    codecs: list[tuple[int, str]], out: str, dram_budget_bytes: int,
 ) -> dict[str, Any]:
     """Writes a snapshot of matrices [rows, dim] f32 to ``out``; returns a report. For
-    ``placements`` see :meth:`NativeStore.publish`."""
+    ``placements`` and ``codecs`` see :meth:`NativeStore.publish`."""
 
 @final
 class FeaturePlan:
@@ -355,12 +355,14 @@ class NativeStore:
     def publish(
         self, path: str, attachments: list[tuple[str, bytes]], progress: _Told,
         base: str | None = None, placements: list[tuple[list[int], str]] = ...,
+        codecs: list[tuple[int, str]] = ...,
     ) -> dict[str, Any]:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
         rows_total)``. Returns a report. With ``base``, the path of a snapshot of this store:
         a delta, only what changed since. With ``placements``, ids of tables and the file of their
-        placement: these tables share pages as it says."""
+        placement: these tables share pages as it says. With ``codecs``, ids of tables and the
+        codec of each: other tables are f32."""
 
     def verify(self) -> int:
         """Checks every checksum; returns the number of pages checked."""

@@ -22,7 +22,8 @@ class SnapshotReport:
         places_bytes: Bytes of the placements' index.
         replica_count: Copies of rows beyond the first, on pages that tables share.
         attachments_bytes: Bytes of all attachments.
-        fill_ratio: Bytes of weights per byte of the page file; None without pages.
+        fill_ratio: Bytes of rows, as they are coded, per byte of the page file; None without
+            pages.
         sort_run_count: Sorted runs of rows that were spilled to the folder on the way.
     """
 

@@ -9,7 +9,8 @@ use tierbed_core::{Budget, Result, TableId};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::delta::apply_delta as apply;
 use tierbed_snapshot::{
-    import_tables as import, PlacedTables, PlainTable, Report, Snapshot, SnapshotOptions,
+    import_tables as import, PageLayout, PlacedTables, PlainTable, Report, Snapshot,
+    SnapshotOptions, TableCodecs,
 };
 use tierbed_train::Candidate;
 
@@ -91,6 +92,7 @@ fn import_tables(
     py: Python<'_>,
     tables: Vec<(String, Bound<'_, PyAny>)>,
     placements: Vec<(Vec<u32>, PathBuf)>,
+    codecs: Vec<(u32, String)>,
     out: PathBuf,
     dram_budget_bytes: u64,
 ) -> PyResult<Plain<Report>> {
@@ -105,15 +107,20 @@ fn import_tables(
         .collect();
     run(py, || {
         let out: Arc<dyn Folder> = Arc::new(FsFolder::create(out)?);
-        let placed = read_placements(&placements)?;
-        import(out, &plain, placed, &Budget::new(dram_budget_bytes)).map(Plain)
+        let layout = read_layout(&placements, &codecs)?;
+        import(out, &plain, layout, &Budget::new(dram_budget_bytes)).map(Plain)
     })
 }
 
-/// Reads the placement of each group of tables.
-pub(crate) fn read_placements(files: &[(Vec<u32>, PathBuf)]) -> Result<Vec<PlacedTables>> {
+/// Reads the placement of each group of tables; the others, and they, are kept in `codecs`.
+pub(crate) fn read_layout(
+    placements: &[(Vec<u32>, PathBuf)],
+    codecs: &[(u32, String)],
+) -> Result<PageLayout> {
     let read = |(tables, path): &(Vec<u32>, PathBuf)| {
         PlacedTables::read(tables.iter().map(|&id| TableId(id)).collect(), path)
     };
-    files.iter().map(read).collect()
+    let placed = placements.iter().map(read).collect::<Result<_>>()?;
+    let codecs = codecs.iter().map(|(table, name)| (TableId(*table), name.as_str()));
+    Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)? })
 }

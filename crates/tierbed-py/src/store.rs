@@ -19,7 +19,7 @@ use tierbed_train::{
 
 use crate::ending::attached;
 use crate::errors::{run, to_python};
-use crate::folders::read_placements;
+use crate::folders::read_layout;
 use crate::plain::Plain;
 use crate::python_store::PythonStore;
 use crate::tensors::{check_disjoint, Tensor};
@@ -544,7 +544,9 @@ impl NativeStore {
         Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
     }
 
-    #[pyo3(signature = (path, attachments, progress, base=None, placements=Vec::new()))]
+    #[pyo3(signature = (
+        path, attachments, progress, base=None, placements=Vec::new(), codecs=Vec::new()
+    ))]
     #[expect(clippy::too_many_arguments, reason = "as in Python")]
     fn publish(
         &self,
@@ -554,6 +556,7 @@ impl NativeStore {
         progress: Option<Py<PyAny>>,
         base: Option<PathBuf>,
         placements: Vec<(Vec<u32>, PathBuf)>,
+        codecs: Vec<(u32, String)>,
     ) -> PyResult<Plain<Report>> {
         let mut raised: Option<PyErr> = None;
         let mut report_progress = |done: u64, total: u64| {
@@ -564,12 +567,16 @@ impl NativeStore {
         };
         let result = self.with(py, |engine| {
             let (parts, progress) = (borrowed(&attachments), &mut report_progress);
-            let placed = read_placements(&placements)?;
+            let layout = read_layout(&placements, &codecs)?;
             let report = match base {
-                None => engine.engine_mut().publish_placed(&path, placed, &parts, progress)?,
-                Some(_) if !placed.is_empty() => {
+                None => engine.engine_mut().publish_placed(&path, layout, &parts, progress)?,
+                Some(_) if !layout.placed.is_empty() => {
                     return Err(Error::unsupported("a delta cannot have placements")
                         .with("remedy", "publish in full, with the placement"));
+                }
+                Some(_) if !codecs.is_empty() => {
+                    return Err(Error::unsupported("a delta keeps rows in the codecs of its base")
+                        .with("remedy", "leave the codec out, or publish in full"));
                 }
                 Some(base) => engine.single()?.publish_delta(&path, &base, &parts, progress)?,
             };

@@ -3,6 +3,7 @@
 //! A delta is a snapshot folder whose manifest names the snapshot it was made against: it holds
 //! only rows that differ, and all attachments. Applied to that snapshot, and to no other, it gives
 //! a whole one, streamed in bounded memory: rows keep the places they had, new ones come last.
+//! Codes of rows are carried over as they are.
 //! Ids of open tables that were evicted are gone from the index pages a delta brings, and freed
 //! rows come with their initial values: nothing evicted goes on being served.
 
@@ -11,7 +12,9 @@ use std::sync::Arc;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, Result, RowId, RowKey, RowStore, Schema, TableId};
 use tierbed_io::Folder;
+use tierbed_kernels::Codec;
 
+use crate::codecs::{InitialCode, PageLayout, TableCodecs};
 use crate::rows::SnapshotRows;
 use crate::snapshot::Snapshot;
 use crate::writer::{Report, SnapshotWriter};
@@ -74,16 +77,21 @@ pub fn apply_delta(
     }
     check_successor(base.schema(), delta.schema())?;
     check_plain(base)?;
-    let mut writer = SnapshotWriter::create(Arc::clone(out), delta.schema(), budget)?;
+    let codecs = &delta.manifest().codecs;
+    check_codecs(base, codecs)?;
+    let layout = PageLayout { codecs: codecs.clone(), placed: Vec::new() };
+    let mut writer =
+        SnapshotWriter::create_placed(Arc::clone(out), delta.schema(), layout, budget)?;
     for (table, at) in delta.schema().tables().iter().zip(0..) {
         let table_id = TableId(at);
         let options = SorterOptions {
             key_bytes: KEY_BYTES,
-            payload_bytes: 4 * table.dim as usize,
+            payload_bytes: codecs.of(table_id).code_bytes(table.dim as usize),
             memory_bytes: (budget.free_bytes() / 2).max(MEMORY_BYTES_MIN),
             scratch_name: "scratch.rows".to_owned(),
         };
         let mut sorter = ExternalSorter::new(Arc::clone(out), &options, budget)?;
+        let (codec, mut initial) = (codecs.of(table_id), InitialCode::default());
         let mut push = |row: RowId, record: &[u8], is_new: bool| {
             let key = RowKey::new(table_id, row);
             let is_replaced = !is_new && delta.index().get(key)?.is_some();
@@ -93,20 +101,22 @@ pub fn apply_delta(
             let place = if holds(base.schema(), key) { base.index().get(key)? } else { None };
             let record_bytes = options.payload_bytes + size_of::<u32>();
             assert_eq!(record.len(), record_bytes, "bytes of a record");
-            // The use count behind the weights is not published.
-            let (weights, _) = record.split_at(options.payload_bytes);
-            sorter.push(&key_of(place, row), weights)
+            // The use count behind the code is not published.
+            let (code, _) = record.split_at(options.payload_bytes);
+            if is_new && *codec != Codec::F32 && initial.is(table, codec, row, code) {
+                return Ok(());
+            }
+            sorter.push(&key_of(place, row), code)
         };
         if (at as usize) < base.schema().tables().len() {
-            SnapshotRows::new(Arc::clone(base))
+            SnapshotRows::coded(Arc::clone(base))
                 .scan(table_id, &mut |row, record| push(row, record, false))?;
         }
-        SnapshotRows::new(Arc::clone(delta))
+        SnapshotRows::coded(Arc::clone(delta))
             .scan(table_id, &mut |row, record| push(row, record, true))?;
         let mut sorted = sorter.finish()?;
         while let Some(record) = sorted.next()? {
-            let weights: Vec<f32> = bytemuck::pod_collect_to_vec(record.payload);
-            writer.push(table_id, row_of(record.key)?, &weights)?;
+            writer.push_code(table_id, row_of(record.key)?, record.payload)?;
         }
     }
     for name in delta.attachment_names() {
@@ -116,6 +126,21 @@ pub fn apply_delta(
         }
     }
     writer.finish()
+}
+
+/// Rows of the base and of the delta come to lie on the same pages.
+fn check_codecs(base: &Snapshot, codecs: &TableCodecs) -> Result<()> {
+    for (table, at) in base.schema().tables().iter().zip(0..) {
+        let (old, new) = (base.manifest().codecs.of(TableId(at)), codecs.of(TableId(at)));
+        if old != new {
+            return Err(Error::corruption("delta keeps rows in another codec than its snapshot")
+                .with("table", &table.name)
+                .with("expected", old.name())
+                .with("found", new.name())
+                .with("remedy", "publish in full, or name a snapshot of this store"));
+        }
+    }
+    Ok(())
 }
 
 /// Returns whether `key` is a row of `schema`: tables grow, and new ones come.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tierbed_core::{Budget, Error, Result, RowId, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::Folder;
 
-use crate::placed::PlacedTables;
+use crate::codecs::PageLayout;
 use crate::writer::{Report, SnapshotWriter};
 
 /// A table as a matrix.
@@ -24,8 +24,8 @@ pub struct PlainTable<'a> {
     pub weights: &'a [f32],
 }
 
-/// Writes a snapshot of `tables` into the empty folder `out`; those of each of `placed` share
-/// pages as it says. Tables are numbered in the order given.
+/// Writes a snapshot of `tables` into the empty folder `out`, on pages as `layout` says. Tables are
+/// numbered in the order given.
 ///
 /// # Errors
 /// `Invalid` for a table without rows or of another length than rows of `dim`, and as
@@ -34,18 +34,19 @@ pub struct PlainTable<'a> {
 pub fn import_tables(
     out: Arc<dyn Folder>,
     tables: &[PlainTable<'_>],
-    placed: Vec<PlacedTables>,
+    layout: impl Into<PageLayout>,
     budget: &Budget,
 ) -> Result<Report> {
+    let layout = layout.into();
     let schema = Schema::new(tables.iter().map(schema_of).collect::<Result<_>>()?)?;
-    let groups: Vec<Vec<TableId>> = placed.iter().map(|placed| placed.tables.clone()).collect();
+    let groups: Vec<Vec<TableId>> = layout.placed.iter().map(|at| at.tables.clone()).collect();
     let row_of = |key: RowKey| {
         let table = &tables[key.table.0 as usize];
         let dim = table.dim as usize;
         let start = key.row.0 as usize * dim;
         &table.weights[start..start + dim]
     };
-    let mut writer = SnapshotWriter::create_placed(out, &schema, placed, budget)?;
+    let mut writer = SnapshotWriter::create_placed(out, &schema, layout, budget)?;
     for (placement, _) in groups.iter().enumerate() {
         writer.fill(placement, &mut |key, place| {
             place.copy_from_slice(row_of(key));
@@ -83,6 +84,7 @@ mod tests {
     use tierbed_kernels::{FeatureLayout, Pooling};
 
     use super::*;
+    use crate::placed::PlacedTables;
     use crate::snapshot::{Snapshot, SnapshotOptions};
 
     #[test]

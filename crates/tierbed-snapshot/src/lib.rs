@@ -12,6 +12,7 @@
 //! Rows never written take no storage; the normative format is docs/reference/formats/snapshot.md.
 
 pub mod blocks;
+mod codecs;
 pub mod delta;
 pub mod forward_index;
 #[doc(hidden)]
@@ -39,6 +40,7 @@ mod tiers;
 mod verify;
 mod writer;
 
+pub use codecs::{InitialCode, PageLayout, TableCodecs};
 pub use import::{import_tables, PlainTable};
 pub use index::PageIndex;
 pub use lookup::LookupStats;

@@ -234,9 +234,12 @@ impl Snapshot {
                     scratch.asked.push(AskedItem { placement, item, at: at as u32 });
                 }
                 Place::Nowhere => {
-                    let table = self.schema().table(key.table)?;
-                    let out = scratch.row_mut(at, 0, table.dim as usize);
-                    fill_initial(&table.init, table.seed, key.row.0, out);
+                    // Where codes are kept, a row that is not there has none.
+                    if !scratch.keeps_codes {
+                        let table = self.schema().table(key.table)?;
+                        let out = scratch.row_mut(at, 0, table.dim as usize);
+                        fill_initial(&table.init, table.seed, key.row.0, out);
+                    }
                     scratch.mark(at, Filled::Initial);
                 }
             }

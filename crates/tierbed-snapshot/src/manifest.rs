@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, OptimizerKind, Result, Schema, TableId};
 use tierbed_io::checked_text::Refused;
-use tierbed_io::{CheckedText, Folder};
+use tierbed_io::{CheckedText, Folder, PAGE_BYTES};
 
+use crate::codecs::{TableCodecs, Tables};
 use crate::placed::Numbering;
 
 /// The manifest's file name.
@@ -21,9 +22,11 @@ pub const INDEX_NAME: &str = "rows.index";
 pub const PLACES_NAME: &str = "rows.places";
 /// File names of attachments start with this.
 pub const ATTACHMENT_PREFIX: &str = "att.";
-/// Version of the snapshot format.
-pub const SNAPSHOT_VERSION: u32 = 2;
-/// Version written when no tables share pages: what readers of that version can read.
+/// Version of the snapshot format: some rows are coded.
+pub const SNAPSHOT_VERSION: u32 = 3;
+/// Version written when rows are f32 and tables share pages: readers of that version can read it.
+pub const PLACED_VERSION: u32 = 2;
+/// Version written when rows are f32 and no tables share pages.
 pub const PLAIN_VERSION: u32 = 1;
 /// The manifest's first line.
 pub(crate) const TEXT: CheckedText =
@@ -52,6 +55,9 @@ pub struct Manifest {
     /// Tables that share pages by placements. `None`: each table has pages of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
+    /// In which codecs rows are kept.
+    #[serde(default, skip_serializing_if = "TableCodecs::is_plain")]
+    pub codecs: TableCodecs,
 }
 
 /// The placements of a snapshot.
@@ -107,11 +113,22 @@ impl Manifest {
     }
 
     fn version(&self) -> u32 {
-        if self.placed.is_some() {
-            SNAPSHOT_VERSION
-        } else {
-            PLAIN_VERSION
+        match (self.codecs.is_plain(), &self.placed) {
+            (false, _) => SNAPSHOT_VERSION,
+            (true, Some(_)) => PLACED_VERSION,
+            (true, None) => PLAIN_VERSION,
         }
+    }
+
+    /// Returns the bytes of rows, as they are coded, per byte of the page file.
+    #[must_use]
+    pub fn fill_ratio(&self) -> f64 {
+        let tables = (0..).map(TableId).zip(self.schema.tables()).zip(&self.tables);
+        let row_bytes = tables.map(|((id, schema), contents)| {
+            contents.row_count * self.codecs.of(id).code_bytes(schema.dim as usize) as u64
+        });
+        let pages_bytes = self.page_count * PAGE_BYTES as u64;
+        row_bytes.sum::<u64>() as f64 / pages_bytes.max(1) as f64
     }
 
     /// Returns the placement that table `id` belongs to.
@@ -201,8 +218,11 @@ impl Manifest {
         {
             return Err(bad("manifest's counts do not add up"));
         }
+        let coded = self.codecs.check(&schema);
+        coded.map_err(|error| bad("manifest has a bad codec").with("cause", error))?;
         if let Some(placed) = &self.placed {
-            check_placements(placed, &schema, self.page_count)?;
+            let tables = Tables { schema: &schema, codecs: &self.codecs };
+            check_placements(placed, tables, self.page_count)?;
         }
         for attachment in &self.attachments {
             check_attachment_name(&attachment.name)
@@ -234,11 +254,13 @@ pub(crate) fn check_attachment_name(name: &str) -> Result<()> {
 }
 
 /// Fails when tables are placed twice, together with another dim, or on pages that are not there.
-fn check_placements(placed: &Placed, schema: &Schema, page_count: u64) -> Result<()> {
+fn check_placements(placed: &Placed, tables: Tables<'_>, page_count: u64) -> Result<()> {
     let bad = |at: usize| Error::corruption("manifest has a bad placement").with("placement", at);
     let mut seen = Vec::new();
     for (at, placement) in placed.placements.iter().enumerate() {
-        Numbering::new(schema, &placement.tables).map_err(|error| bad(at).with("cause", error))?;
+        let numbering = Numbering::new(tables.schema, &placement.tables);
+        let shape = numbering.and_then(|numbering| numbering.shape(tables.codecs));
+        shape.map_err(|error| bad(at).with("cause", error))?;
         let is_seen = placement.tables.iter().any(|table| seen.contains(table));
         seen.extend_from_slice(&placement.tables);
         let end = placement.first_page.checked_add(placement.page_count);
@@ -259,7 +281,7 @@ fn refusal(refused: Refused) -> Error {
             Error::invalid("not a snapshot manifest").with("found", format_args!("{found:?}"))
         }
         Refused::Version(found) => Error::invalid("snapshot has another format version")
-            .with("expected", format_args!("{PLAIN_VERSION} or {SNAPSHOT_VERSION}"))
+            .with("expected", format_args!("{PLAIN_VERSION} to {SNAPSHOT_VERSION}"))
             .with("found", found)
             .with("remedy", "publish it again with this version, or read it with that one"),
         Refused::Damaged { found, body_crc32c } => Error::corruption("manifest checksum mismatch")
@@ -292,7 +314,13 @@ mod tests {
             attachments: vec![AttachmentInfo { name: "model".into(), bytes: 2, crc32c: 7 }],
             base: None,
             placed: None,
+            codecs: TableCodecs::default(),
         }
+    }
+
+    fn coded_manifest() -> Manifest {
+        let codecs = TableCodecs::named([(TableId(0), "int8")]).unwrap();
+        Manifest { codecs, ..manifest() }
     }
 
     fn placed_manifest() -> Manifest {
@@ -307,9 +335,24 @@ mod tests {
 
     #[test]
     fn comes_back_as_written() {
-        for manifest in [manifest(), placed_manifest()] {
+        for manifest in [manifest(), placed_manifest(), coded_manifest()] {
             assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
         }
+    }
+
+    #[test]
+    fn codecs_raise_the_version_and_must_fit_the_tables() {
+        let bytes = coded_manifest().encode().unwrap();
+        assert!(bytes.starts_with(b"tierbed-snapshot 3 "));
+        let text = String::from_utf8(bytes).unwrap();
+        let (_, body) = text.split_once('\n').unwrap();
+        for bad in [r#""0": "int3""#, r#""0": "evstore8""#, r#""1": "int8""#, r#""0": "f32""#] {
+            let body = body.replace(r#""0": "int8""#, bad);
+            let error = Manifest::decode(&TEXT.encode(3, body.as_bytes())).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corruption, "{bad}: {error}");
+        }
+        let plain = TEXT.encode(PLAIN_VERSION, body.as_bytes());
+        assert!(Manifest::decode(&plain).is_err(), "codecs in a file of version 1");
     }
 
     #[test]
@@ -345,10 +388,10 @@ mod tests {
     #[test]
     fn other_versions_and_other_files_are_named() {
         let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
-        let newer = text.replacen("snapshot 1", "snapshot 3", 1);
+        let newer = text.replacen("snapshot 1", "snapshot 4", 1);
         let error = Manifest::decode(newer.as_bytes()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("found: 3"), "{error}");
+        assert!(error.to_string().contains("found: 4"), "{error}");
         assert_eq!(Manifest::decode(b"{}").unwrap_err().kind(), ErrorKind::Invalid);
         let mut wrong = manifest();
         wrong.row_count = 4;

@@ -1,18 +1,22 @@
 //! Layout and checks of a snapshot's 4 KiB pages.
 //!
 //! ```text
-//! | crc | magic | version | owner | rows | part | page id | ids … | weights …        | zeros |
+//! | crc | magic | version | owner | rows | part | page id | ids … | codes of rows …  | zeros |
 //! 0     4       6         8      12     14     16        24      24 + capacity*id            4096
 //! ```
 //!
 //! A page holds rows of one table, or of the tables of one placement; both have a number, the
-//! page's *owner*: tables come first, then placements. A row larger than a page is cut into
-//! parts on consecutive pages, one part a page. Normative text: docs/reference/formats/snapshot.md.
+//! page's *owner*: tables come first, then placements. Rows are in the owner's codec. One larger
+//! than a page is cut into parts on consecutive pages, one part a page. Normative text:
+//! docs/reference/formats/snapshot.md.
 #![expect(clippy::indexing_slicing, reason = "offsets follow from the page's checked shape")]
+
+use std::ops::Range;
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{Error, Result, RowId, TableId, TableSchema};
 use tierbed_io::PAGE_BYTES;
+use tierbed_kernels::Codec;
 
 /// First two bytes after the checksum: `TP`.
 pub const PAGE_MAGIC: u16 = u16::from_le_bytes(*b"TP");
@@ -32,57 +36,61 @@ pub struct PageShape {
     pub id_bytes: usize,
     /// Elements per row.
     pub dim: usize,
+    /// Bytes of the code of a row.
+    pub row_bytes: usize,
     /// Most rows in a page; 1 when a row needs several.
     pub rows_per_page: usize,
     /// Pages of a row; 1 when rows share pages.
     pub parts_per_row: usize,
-    /// Elements on each page of a row but the last.
-    pub words_per_part: usize,
+    /// Bytes on each page of a row but the last.
+    pub part_bytes_max: usize,
 }
 
 impl PageShape {
-    /// Returns the shape of `table`'s pages.
+    /// Returns the shape of `table`'s pages with rows in `codec`.
     #[must_use]
-    pub fn new(table: &TableSchema) -> Self {
+    pub fn new(table: &TableSchema, codec: &Codec) -> Self {
         let id_bytes = if table.row_count >= WIDE_ROW_COUNT { 8 } else { 4 };
-        Self::of(table.dim, id_bytes)
+        Self::of(table.dim, codec, id_bytes)
     }
 
-    /// Returns the shape of pages that tables of `dim` elements share by a placement.
+    /// Returns the shape of pages that tables of `dim` elements in `codec` share by a placement.
     #[must_use]
-    pub fn shared(dim: u32) -> Self {
-        Self::of(dim, size_of::<u32>())
+    pub fn shared(dim: u32, codec: &Codec) -> Self {
+        Self::of(dim, codec, size_of::<u32>())
     }
 
-    fn of(dim: u32, id_bytes: usize) -> Self {
+    fn of(dim: u32, codec: &Codec, id_bytes: usize) -> Self {
         let dim = dim as usize;
-        let whole_rows = PAYLOAD_BYTES / (id_bytes + 4 * dim);
-        if whole_rows > 0 {
-            let (rows_per_page, parts_per_row) = (whole_rows, 1);
-            return Self { id_bytes, dim, rows_per_page, parts_per_row, words_per_part: dim };
+        let row_bytes = codec.code_bytes(dim);
+        let part_bytes = PAYLOAD_BYTES - id_bytes;
+        Self {
+            id_bytes,
+            dim,
+            row_bytes,
+            rows_per_page: (PAYLOAD_BYTES / (id_bytes + row_bytes)).max(1),
+            parts_per_row: row_bytes.div_ceil(part_bytes),
+            part_bytes_max: part_bytes.min(row_bytes),
         }
-        let words_per_part = (PAYLOAD_BYTES - id_bytes) / 4;
-        let parts_per_row = dim.div_ceil(words_per_part);
-        Self { id_bytes, dim, rows_per_page: 1, parts_per_row, words_per_part }
     }
 
-    /// Returns the elements before part `part` of a row, and those in it.
+    /// Returns which bytes of a row its part `part` has.
     ///
     /// # Panics
     /// When rows have fewer parts.
     #[must_use]
-    pub fn part_words(&self, part: usize) -> (usize, usize) {
+    pub fn part(&self, part: usize) -> Range<usize> {
         assert!(part < self.parts_per_row, "part {part} of {}", self.parts_per_row);
-        let before = part * self.words_per_part;
-        (before, self.words_per_part.min(self.dim - before))
+        let before = part * self.part_bytes_max;
+        before..self.row_bytes.min(before + self.part_bytes_max)
     }
 
     fn id_at(&self, slot: usize) -> usize {
         HEADER_BYTES + slot * self.id_bytes
     }
 
-    fn weights_at(&self, slot: usize) -> usize {
-        self.id_at(self.rows_per_page) + slot * 4 * self.words_per_part
+    fn code_at(&self, slot: usize) -> usize {
+        self.id_at(self.rows_per_page) + slot * self.part_bytes_max
     }
 }
 
@@ -98,7 +106,7 @@ pub(crate) struct PageBuilder {
 impl PageBuilder {
     pub(crate) fn new(shape: PageShape) -> Self {
         assert!(
-            shape.weights_at(shape.rows_per_page) <= PAGE_BYTES,
+            shape.code_at(shape.rows_per_page) <= PAGE_BYTES,
             "rows of {shape:?} do not fit a page"
         );
         Self { shape, bytes: Box::new([0; PAGE_BYTES]), row_count: 0, part: 0 }
@@ -130,18 +138,16 @@ impl PageBuilder {
         self.row_count == self.shape.rows_per_page
     }
 
-    /// Adds part `part` of a row: the elements [`PageShape::part_words`] names.
+    /// Adds part `part` of a row: the bytes of its code that [`PageShape::part`] names.
     ///
     /// # Panics
-    /// When the page is full, or `weights` is not a row of the table.
-    pub(crate) fn push(&mut self, row: RowId, part: usize, weights: &[f32]) {
+    /// When the page is full, or `code` is not that of a row of the table.
+    pub(crate) fn push(&mut self, row: RowId, part: usize, code: &[u8]) {
         assert!(!self.is_full(), "page is full");
-        assert_eq!(weights.len(), self.shape.dim, "row size");
-        let (before, count) = self.shape.part_words(part);
+        assert_eq!(code.len(), self.shape.row_bytes, "row size");
         let id_at = self.shape.id_at(self.row_count);
         self.put(id_at, &row.0.to_le_bytes()[..self.shape.id_bytes]);
-        let weights_at = self.shape.weights_at(self.row_count);
-        self.put(weights_at, bytemuck::cast_slice(&weights[before..before + count]));
+        self.put(self.shape.code_at(self.row_count), &code[self.shape.part(part)]);
         self.row_count += 1;
         self.part = part;
     }
@@ -226,12 +232,11 @@ impl<'a> PageView<'a> {
         read_row_id(self.bytes, self.shape, slot)
     }
 
-    /// Finds `row` and returns its weights on this page as bytes.
+    /// Finds `row` and returns what this page has of its code.
     pub(crate) fn find(&self, row: RowId) -> Option<&'a [u8]> {
         let slot = (0..self.row_count).find(|&slot| self.row(slot) == row)?;
-        let (_, count) = self.shape.part_words(self.part);
-        let at = self.shape.weights_at(slot);
-        Some(&self.bytes[at..at + 4 * count])
+        let at = self.shape.code_at(slot);
+        Some(&self.bytes[at..at + self.shape.part(self.part).len()])
     }
 }
 
@@ -270,43 +275,48 @@ mod tests {
 
     #[test]
     fn shapes_fill_pages() {
-        let shape = |dim, rows| {
-            let s = PageShape::new(&table(dim, rows));
+        let coded = |dim, rows, codec| {
+            let s = PageShape::new(&table(dim, rows), &codec);
             (s.id_bytes, s.rows_per_page, s.parts_per_row)
         };
+        let shape = |dim, rows| coded(dim, rows, Codec::F32);
         assert_eq!(shape(1, 10), (4, 509, 1));
         assert_eq!(shape(16, 10), (4, 59, 1));
         assert_eq!(shape(16, 1 << 32), (8, 56, 1));
         assert_eq!(shape(1017, 10), (4, 1, 1));
         assert_eq!(shape(1018, 10), (4, 1, 2));
         assert_eq!(shape(4096, 10), (4, 1, 5));
+        assert_eq!(coded(64, 10, Codec::F16), (4, 30, 1));
+        assert_eq!(coded(64, 10, Codec::Int8), (4, 56, 1));
+        assert_eq!(coded(64, 10, Codec::Int4), (4, 101, 1));
+        assert_eq!(coded(4096, 10, Codec::Int8), (4, 1, 2));
     }
 
     #[test]
     fn rows_come_back_whole_or_in_parts() {
         for (dim, row_count) in [(1, 600), (16, 1 << 33), (1016, 2), (2500, 3)] {
-            let shape = PageShape::new(&table(dim, row_count));
-            let weights: Vec<f32> = (0..dim).map(|at| at as f32).collect();
+            let shape = PageShape::new(&table(dim, row_count), &Codec::F32);
+            let code: Vec<u8> = (0..dim).flat_map(|at| (at as f32).to_le_bytes()).collect();
             let row = RowId(row_count - 1);
             let mut found = Vec::new();
             let mut builder = PageBuilder::new(shape);
             for part in 0..shape.parts_per_row {
-                builder.push(row, part, &weights);
+                builder.push(row, part, &code);
                 let bytes = builder.seal(TableId(0), 7, |bytes| bytes.to_vec());
                 let page = PageView::parse(&bytes, 7, &[shape]).unwrap();
                 assert_eq!((page.row_count, page.part, page.row(0)), (1, part, row));
                 found.extend_from_slice(page.find(row).unwrap());
                 assert!(page.find(RowId(0)).is_none());
             }
-            assert_eq!(found, bytemuck::cast_slice::<f32, u8>(&weights));
+            assert_eq!(found, code);
         }
     }
 
     fn sealed() -> (Vec<u8>, PageShape) {
-        let shape = PageShape::new(&table(16, 100));
+        let shape = PageShape::new(&table(16, 100), &Codec::Int8);
         let mut builder = PageBuilder::new(shape);
         for row in 0..40 {
-            builder.push(RowId(row), 0, &[row as f32; 16]);
+            builder.push(RowId(row), 0, &[row as u8; 20]);
         }
         (builder.seal(TableId(0), 3, |bytes| bytes.to_vec()), shape)
     }
@@ -331,9 +341,11 @@ mod tests {
             mut bytes in proptest::collection::vec(any::<u8>(), PAGE_BYTES),
             dim in 1u32..2000,
             wide: bool,
+            coded: bool,
             plausible: bool,
         ) {
-            let shape = PageShape::new(&table(dim, if wide { 1 << 33 } else { 100 }));
+            let codec = if coded { Codec::Int4 } else { Codec::F32 };
+            let shape = PageShape::new(&table(dim, if wide { 1 << 33 } else { 100 }), &codec);
             if plausible {
                 bytes[4..6].copy_from_slice(&PAGE_MAGIC.to_le_bytes());
                 bytes[6..8].copy_from_slice(&PAGE_VERSION.to_le_bytes());

@@ -12,11 +12,13 @@
 
 use std::path::Path;
 
+use crate::codecs::TableCodecs;
 use crate::index::PageIndex;
 use crate::placement::read_placement;
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
 
 use crate::page::PageShape;
+use tierbed_kernels::Codec;
 
 /// Tables of a snapshot to be written that share pages, and where their rows sit.
 #[derive(Debug, Clone)]
@@ -38,7 +40,7 @@ impl PlacedTables {
     }
 
     /// Checks that the placement is one of these tables of `schema`; returns their numbering.
-    pub(crate) fn check(&self, schema: &Schema) -> Result<Numbering> {
+    pub(crate) fn check(&self, schema: &Schema, codecs: &TableCodecs) -> Result<Numbering> {
         let tables: Vec<u32> = self.tables.iter().map(|table| table.0).collect();
         let numbering = Numbering::new(schema, &tables)?;
         let placed = self.index.forward().list_count();
@@ -49,10 +51,11 @@ impl PlacedTables {
                 .with("remedy", "place the log of these tables, in this order"));
         }
         let fullest = self.index.inverted().iter().map(<[u32]>::len).max().unwrap_or(0);
-        if fullest > numbering.shape.rows_per_page {
+        let rows_per_page = numbering.shape(codecs)?.rows_per_page;
+        if fullest > rows_per_page {
             return Err(Error::invalid("placement has more rows on a page than a page holds")
                 .with("rows_on_page", fullest)
-                .with("rows_per_page", numbering.shape.rows_per_page)
+                .with("rows_per_page", rows_per_page)
                 .with("remedy", "place again with at most that many rows per page"));
         }
         Ok(numbering)
@@ -66,16 +69,15 @@ pub(crate) struct Numbering {
     tables: Vec<(u32, TableId)>,
     /// Rows of all tables.
     pub(crate) item_count: u32,
-    /// How pages of these tables are cut.
-    pub(crate) shape: PageShape,
+    /// Elements of a row.
+    pub(crate) dim: u32,
 }
 
 impl Numbering {
     /// Numbers the rows of `tables` of `schema`.
     ///
     /// # Errors
-    /// `Invalid` for no table, an unknown or repeated one, several dims, rows larger than a page,
-    /// and 2^32 rows or more.
+    /// `Invalid` for no table, an unknown or repeated one, several dims, and 2^32 rows or more.
     pub(crate) fn new(schema: &Schema, tables: &[u32]) -> Result<Self> {
         let mut starts = Vec::with_capacity(tables.len());
         let mut end = 0u64;
@@ -102,13 +104,32 @@ impl Numbering {
         let Some(dim) = dim else {
             return Err(Error::invalid("a placement needs a table"));
         };
-        let shape = PageShape::shared(dim);
+        Ok(Self { tables: starts, item_count, dim })
+    }
+
+    /// Returns the codec of the tables, which have one.
+    pub(crate) fn codec<'a>(&self, codecs: &'a TableCodecs) -> Result<&'a Codec> {
+        let [(_, first), others @ ..] = &self.tables[..] else { panic!("a placement has a table") };
+        let codec = codecs.of(*first);
+        if others.iter().any(|(_, table)| codecs.of(*table) != codec) {
+            return Err(Error::invalid("tables that share pages need the same codec")
+                .with("codec", codec.name()));
+        }
+        Ok(codec)
+    }
+
+    /// Returns how the pages are cut.
+    ///
+    /// # Errors
+    /// `Invalid` for several codecs and rows larger than a page.
+    pub(crate) fn shape(&self, codecs: &TableCodecs) -> Result<PageShape> {
+        let shape = PageShape::shared(self.dim, self.codec(codecs)?);
         if shape.parts_per_row > 1 {
             return Err(Error::invalid("rows larger than a page cannot share pages")
-                .with("dim", dim)
+                .with("dim", self.dim)
                 .with("remedy", "leave the table out of the placement"));
         }
-        Ok(Self { tables: starts, item_count, shape })
+        Ok(shape)
     }
 
     /// Returns the row of `item`; `None` when there is no such item.
@@ -198,7 +219,13 @@ mod tests {
     fn tables_that_cannot_share_pages_are_refused() {
         let schema = schema(&[(4, 8), (1, 2), (1 << 32, 8), (5, 3000)]);
         for tables in [&[][..], &[0, 1], &[0, 0], &[2], &[3], &[9]] {
-            assert!(Numbering::new(&schema, tables).is_err(), "{tables:?}");
+            let found = Numbering::new(&schema, tables);
+            assert!(found.and_then(|found| found.shape(&TableCodecs::default())).is_err());
         }
+        let coded = TableCodecs::named([(TableId(3), "int8"), (TableId(0), "int4")]).unwrap();
+        assert!(Numbering::new(&schema, &[3]).unwrap().shape(&coded).is_ok(), "it fits a page now");
+        let one = Schema::new(vec![schema.tables()[0].clone(), TableSchema::plain("u", 3, 8)]);
+        let error = Numbering::new(&one.unwrap(), &[0, 1]).unwrap().shape(&coded).unwrap_err();
+        assert!(error.to_string().contains("same codec"), "{error}");
     }
 }

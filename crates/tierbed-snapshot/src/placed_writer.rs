@@ -8,9 +8,11 @@
 
 use std::sync::Arc;
 
-use tierbed_core::{Budget, Error, Reservation, Result, RowId, RowKey, Schema};
+use tierbed_core::{Budget, Error, Reservation, Result, RowId, RowKey};
 use tierbed_io::Folder;
+use tierbed_kernels::Codec;
 
+use crate::codecs::Tables;
 use crate::page::PageBuilder;
 use crate::placed::{Numbering, PlacedTables};
 use crate::places::PlacesWriter;
@@ -41,7 +43,9 @@ pub(crate) struct PlacedWriter {
     builder: PageBuilder,
     /// The page being filled.
     open_page: u32,
+    codec: Codec,
     weights: Vec<f32>,
+    code: Vec<u8>,
     /// The page's owner, as pages name it.
     owner: u32,
     pub(crate) first_page: u64,
@@ -67,17 +71,19 @@ impl PlacedWriter {
     pub(crate) fn new(
         placed: PlacedTables,
         number: usize,
-        schema: &Schema,
+        tables: Tables<'_>,
         sort: SortSpace<'_>,
     ) -> Result<Self> {
-        let numbering = placed.check(schema)?;
+        let Tables { schema, codecs } = tables;
+        let numbering = placed.check(schema, codecs)?;
+        let (shape, codec) = (numbering.shape(codecs)?, numbering.codec(codecs)?.clone());
         let page_count = placed.index.inverted().list_count() as usize;
         let present_words = numbering.item_count.div_ceil(64) as usize;
         let bytes = placed.index.memory_bytes() + (4 * page_count + 8 * present_words) as u64;
         let memory = sort.budget.reserve("placement", bytes)?;
         let options = SorterOptions {
             key_bytes: KEY_BYTES,
-            payload_bytes: 4 * numbering.shape.dim,
+            payload_bytes: shape.row_bytes,
             memory_bytes: (sort.budget.free_bytes() / sort.share_count)
                 .clamp(MEMORY_BYTES_MIN, SORT_BYTES_MAX),
             scratch_name: format!("scratch.places.{number}"),
@@ -88,9 +94,11 @@ impl PlacedWriter {
             written: vec![NO_PAGE; page_count],
             is_present: vec![0; present_words],
             sorter: Some(sorter),
-            builder: PageBuilder::new(numbering.shape),
+            builder: PageBuilder::new(shape),
             open_page: NO_PAGE,
-            weights: vec![0.0; numbering.shape.dim],
+            codec,
+            weights: vec![0.0; numbering.dim as usize],
+            code: vec![0; shape.row_bytes],
             owner: (schema.tables().len() + number) as u32,
             first_page: 0,
             page_count: 0,
@@ -101,9 +109,9 @@ impl PlacedWriter {
         })
     }
 
-    /// Takes a row; `item` is its number.
-    pub(crate) fn push(&mut self, item: u32, weights: &[f32]) -> Result<()> {
-        assert_eq!(weights.len(), self.numbering.shape.dim, "elements of a row");
+    /// Takes the code of a row; `item` is its number.
+    pub(crate) fn push(&mut self, item: u32, code: &[u8]) -> Result<()> {
+        assert_eq!(code.len(), self.code.len(), "bytes of a row");
         let Some(sorter) = &mut self.sorter else { return Err(twice(item)) };
         let pages = self.placed.index.pages_of(item);
         if pages.is_empty() {
@@ -113,7 +121,7 @@ impl PlacedWriter {
             return Err(twice(item));
         }
         for &page in pages {
-            sorter.push(&encode_key(page, item), bytemuck::cast_slice(weights))?;
+            sorter.push(&encode_key(page, item), code)?;
         }
         Ok(())
     }
@@ -133,12 +141,13 @@ impl PlacedWriter {
             for at in 0..self.placed.index.rows_of(page).len() {
                 let item = self.placed.index.rows_of(page)[at];
                 let key = self.key_of(item);
-                let mut weights = std::mem::take(&mut self.weights);
-                if row_of(key, &mut weights)? {
+                if row_of(key, &mut self.weights)? {
                     set_bit(&mut self.is_present, item);
-                    self.seat(pages, page, item, &weights);
+                    let mut code = std::mem::take(&mut self.code);
+                    encode(&self.codec, key, &self.weights, &mut code)?;
+                    self.seat(pages, page, item, &code);
+                    self.code = code;
                 }
-                self.weights = weights;
             }
             self.seal(pages)?;
         }
@@ -150,27 +159,25 @@ impl PlacedWriter {
         let Some(sorter) = self.sorter.take() else { return Ok(0) };
         self.first_page = pages.page_count();
         let mut sorted = sorter.finish()?;
-        let mut weights = std::mem::take(&mut self.weights);
         while let Some(record) = sorted.next()? {
             let (page, item) = decode_key(record.key);
             if page != self.open_page {
                 self.seal(pages)?;
             }
-            bytemuck::cast_slice_mut(&mut weights).copy_from_slice(record.payload);
-            self.seat(pages, page, item, &weights);
+            self.seat(pages, page, item, record.payload);
         }
         self.seal(pages)?;
         Ok(sorted.stats().run_count)
     }
 
-    fn seat(&mut self, pages: &PageFileWriter, page: u32, item: u32, weights: &[f32]) {
+    fn seat(&mut self, pages: &PageFileWriter, page: u32, item: u32, code: &[u8]) {
         if self.open_page != page {
             self.open_page = page;
             let number = (pages.page_count() - self.first_page) as u32;
             let known = std::mem::replace(&mut self.written[page as usize], number);
             assert_eq!(known, NO_PAGE, "page {page} of the placement is written twice");
         }
-        self.builder.push(RowId(u64::from(item)), 0, weights);
+        self.builder.push(RowId(u64::from(item)), 0, code);
         self.seat_count += 1;
     }
 
@@ -225,6 +232,15 @@ impl PlacedWriter {
         };
         key
     }
+}
+
+/// Codes a row, `[dim]`, into `code`.
+///
+/// # Errors
+/// `Invalid`, naming the row, for a number that the codec cannot keep.
+pub(crate) fn encode(codec: &Codec, key: RowKey, row: &[f32], code: &mut [u8]) -> Result<()> {
+    let named = |error: Error| error.with("table_id", key.table.0).with("row", key.row.0);
+    codec.encode(row, code).map_err(named)
 }
 
 fn twice(item: u32) -> Error {

@@ -22,8 +22,10 @@ use crate::select;
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Result, RowId, RowKey, TableId};
 use tierbed_io::{open_engine, Device, EngineOptions};
+use tierbed_kernels::Codec;
 
 use self::flights::{Flights, Wanting};
+use crate::manifest::Manifest;
 use crate::page::PageShape;
 use crate::places::Places;
 use crate::scratch::{AskedItem, Scratch, Wanted};
@@ -41,7 +43,27 @@ pub(crate) struct Source<'a> {
 pub(crate) struct PageTable {
     /// By owner: the tables, then the placements.
     pub(crate) shapes: Vec<PageShape>,
+    /// By owner.
+    pub(crate) codecs: Vec<Codec>,
     pub(crate) path: String,
+}
+
+impl PageTable {
+    /// Takes the shapes and codecs of all owners of the page file `path`.
+    pub(crate) fn new(manifest: &Manifest, places: &Places, path: &str) -> Result<Self> {
+        let codecs_of = &manifest.codecs;
+        let (mut shapes, mut codecs) = (Vec::new(), Vec::new());
+        for (table, id) in manifest.schema.tables().iter().zip(0..) {
+            let codec = codecs_of.of(TableId(id));
+            shapes.push(PageShape::new(table, codec));
+            codecs.push(codec.clone());
+        }
+        for placement in &places.placements {
+            shapes.push(placement.numbering.shape(codecs_of)?);
+            codecs.push(placement.numbering.codec(codecs_of)?.clone());
+        }
+        Ok(Self { shapes, codecs, path: path.to_owned() })
+    }
 }
 
 impl Source<'_> {

@@ -1,7 +1,7 @@
 //! A snapshot below the waist: unique rows in, records out.
 //!
-//! Reads go to the pages, past the row cache. A record is the row's weights and a use count of
-//! 0: snapshots keep neither optimizer state nor counts.
+//! Reads go to the pages, past the row cache. A record is the row's weights, or its code as it
+//! lies on its page, and a use count of 0: snapshots keep neither optimizer state nor counts.
 
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ const SCAN_ROWS: u64 = 1 << 14;
 #[derive(Debug)]
 pub struct SnapshotRows {
     snapshot: Arc<Snapshot>,
+    keeps_codes: bool,
     stats: StoreStats,
 }
 
@@ -27,7 +28,22 @@ impl SnapshotRows {
     /// Reads `snapshot` row by row.
     #[must_use]
     pub fn new(snapshot: Arc<Snapshot>) -> Self {
-        Self { snapshot, stats: StoreStats::default() }
+        Self { snapshot, keeps_codes: false, stats: StoreStats::default() }
+    }
+
+    /// As [`new`](Self::new), with codes in place of weights. Of an f32 table that is the same.
+    #[must_use]
+    pub fn coded(snapshot: Arc<Snapshot>) -> Self {
+        Self { keeps_codes: true, ..Self::new(snapshot) }
+    }
+
+    /// Words that a row takes in a scratch.
+    fn words(&self, key: RowKey) -> usize {
+        if self.keeps_codes {
+            self.snapshot.code_words(key)
+        } else {
+            self.snapshot.dim(key)
+        }
     }
 
     /// Hands the rows of the scratch to `sink`; positions count from `first`.
@@ -43,8 +59,12 @@ impl SnapshotRows {
                 continue;
             }
             record.clear();
-            let weights = scratch.row(at, self.snapshot.dim(*key));
-            record.extend_from_slice(bytemuck::cast_slice(weights));
+            let bytes: &[u8] = bytemuck::cast_slice(scratch.row(at, self.words(*key)));
+            let row_bytes = match self.keeps_codes {
+                true => self.snapshot.shape(*key).row_bytes,
+                false => bytes.len(),
+            };
+            record.extend_from_slice(&bytes[..row_bytes]);
             record.extend_from_slice(&0u32.to_le_bytes());
             sink(first + at, Some(&record))?;
         }
@@ -66,8 +86,9 @@ impl RowStore for SnapshotRows {
         while first < keys.len() {
             let (_, rest) = keys.split_at(first);
             reader.scratch.start(rest.len());
+            reader.scratch.keeps_codes = self.keeps_codes;
             let fitting =
-                rest.iter().take_while(|key| reader.scratch.add(**key, snapshot.dim(**key)));
+                rest.iter().take_while(|key| reader.scratch.add(**key, self.words(**key)));
             let count = fitting.count();
             assert!(count > 0, "a row does not fit an empty scratch");
             self.stats.pages_read += snapshot.fetch(reader, false)?.pages_read;

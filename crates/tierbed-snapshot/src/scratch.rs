@@ -11,7 +11,9 @@
 use tierbed_cache::Visits;
 use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
+use tierbed_kernels::{Codec, Kernels};
 
+use crate::page::PageShape;
 use crate::tiers::TierScratch;
 
 /// How a row of the scratch got its words.
@@ -43,6 +45,16 @@ impl Filled {
     pub(crate) fn is_whole(self) -> bool {
         !matches!(self, Self::No | Self::Reading { .. })
     }
+}
+
+/// What a page has of a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowPart<'a> {
+    pub(crate) codec: &'a Codec,
+    pub(crate) shape: PageShape,
+    /// Which part these bytes are.
+    pub(crate) part: usize,
+    pub(crate) bytes: &'a [u8],
 }
 
 /// Words that are written freely, but read only where their rows are whole: by
@@ -115,6 +127,9 @@ pub(crate) struct Scratch {
     words_used: usize,
     pub(crate) wanted: Vec<Wanted>,
     pub(crate) asked: Vec<AskedItem>,
+    /// Rows stay as they are coded: of use to who writes them elsewhere.
+    pub(crate) keeps_codes: bool,
+    kernels: Kernels,
     /// Memory for telling the tiers, and its bytes.
     pub(crate) work: TierScratch,
     work_bytes: u64,
@@ -167,6 +182,8 @@ impl Scratch {
             words_used: 0,
             wanted: Vec::with_capacity(entries + parts_max),
             asked: Vec::with_capacity(if asked_bytes > 0 { entries } else { 0 }),
+            keeps_codes: false,
+            kernels: Kernels::detect(),
             choice_bytes_per_row,
         }
     }
@@ -183,7 +200,7 @@ impl Scratch {
         bytes as u64 + self.work_bytes
     }
 
-    /// Starts a chunk of `index_count` indices, or as many of them as fit.
+    /// Starts a chunk of `index_count` indices, or as many of them as fit, of decoded rows.
     pub(crate) fn start(&mut self, index_count: usize) {
         self.index.start(index_count.min(self.starts.capacity()));
         self.keys.clear();
@@ -197,6 +214,7 @@ impl Scratch {
         self.wanted.clear();
         self.asked.clear();
         self.words_used = 0;
+        self.keeps_codes = false;
     }
 
     /// Adds an index of row `key`; `false` when the chunk is full.
@@ -263,21 +281,34 @@ impl Scratch {
         *state = Filled::Reading { parts_left: parts };
     }
 
-    /// Takes a part of unique row `at`, with its words from the `before`-th on; the row has been
-    /// read when its last part has come.
+    /// Takes a part of unique row `at`; the row has been read when its last part has come.
     ///
     /// # Panics
     /// When no part of the row is expected any more.
-    pub(crate) fn take_part(&mut self, at: usize, before: usize, bytes: &[u8]) {
-        assert!(bytes.len().is_multiple_of(size_of::<f32>()), "{} bytes of words", bytes.len());
-        let out = self.row_mut(at, before, bytes.len() / size_of::<f32>());
-        bytemuck::cast_slice_mut(out).copy_from_slice(bytes);
+    pub(crate) fn take_part(&mut self, at: usize, part: RowPart<'_>) {
         let state = self.state_mut(at);
         *state = match *state {
             Filled::Reading { parts_left: 1 } => Filled::Read,
             Filled::Reading { parts_left } => Filled::Reading { parts_left: parts_left - 1 },
             other => panic!("a part of row {at} comes, which is {other:?}"),
         };
+        let (is_last, start) = (*state == Filled::Read, self.start_of(at));
+        let RowPart { codec, shape, part, bytes } = part;
+        let PageShape { dim, row_bytes, .. } = shape;
+        let (kernels, is_code) = (self.kernels, *codec != Codec::F32 && !self.keeps_codes);
+        if is_code && bytes.len() == row_bytes {
+            kernels.decode_row(codec, bytes, self.words.row_mut(start, dim));
+            return;
+        }
+        // Codes of several pages are no longer than the row, so they gather in its place.
+        assert!(self.keeps_codes || row_bytes <= 4 * dim, "{shape:?} has no room for its code");
+        let words = self.words.row_mut(start, row_bytes.div_ceil(size_of::<f32>()));
+        let code = &mut bytemuck::cast_slice_mut(words)[..row_bytes];
+        code[shape.part(part)].copy_from_slice(bytes);
+        if is_code && is_last {
+            let code = code.to_vec();
+            kernels.decode_row(codec, &code, self.words.row_mut(start, dim));
+        }
     }
 
     fn state_mut(&mut self, at: usize) -> &mut Filled {

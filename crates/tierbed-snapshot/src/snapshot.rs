@@ -11,7 +11,7 @@ use serde::Serialize;
 use tierbed_core::budget::BudgetReport;
 use tierbed_core::checksum::crc32c;
 use tierbed_core::stats::IoStats;
-use tierbed_core::{Budget, Error, Reservation, Result, RowKey, Schema};
+use tierbed_core::{Budget, Error, Reservation, Result, RowKey, Schema, TableId};
 use tierbed_io::{Device, EngineOptions, Folder, PAGE_BYTES};
 use tierbed_kernels::Kernels;
 
@@ -177,7 +177,7 @@ pub struct Summary {
     pub pages_bytes: u64,
     /// Bytes of the forward index file.
     pub index_bytes: u64,
-    /// Bytes of weights per byte of the page file.
+    /// Bytes of rows, as they are coded, per byte of the page file.
     pub fill_ratio: f64,
     /// The tables, in id order.
     pub tables: Vec<TableSummary>,
@@ -209,6 +209,8 @@ pub struct TableSummary {
     pub name: String,
     /// Elements per row.
     pub dim: u32,
+    /// How its rows are kept on pages.
+    pub codec: &'static str,
     /// Rows the table has.
     pub row_count: u64,
     /// Rows stored; the others have their initial values.
@@ -240,9 +242,7 @@ impl Snapshot {
     pub fn open_any(folder: Arc<dyn Folder>, options: &SnapshotOptions) -> Result<Self> {
         let manifest = Manifest::read(folder.as_ref())?;
         let opened = Opened::new(folder.as_ref(), &manifest, options)?;
-        let placed = opened.places.placements.iter().map(|placement| placement.numbering.shape);
-        let shapes = manifest.schema.tables().iter().map(PageShape::new).chain(placed).collect();
-        let page_table = PageTable { shapes, path: opened.pages.name().to_owned() };
+        let page_table = PageTable::new(&manifest, &opened.places, opened.pages.name())?;
         Ok(Self {
             folder,
             manifest,
@@ -294,18 +294,17 @@ impl Snapshot {
     #[must_use]
     pub fn inspect(&self) -> Summary {
         let manifest = &self.manifest;
-        let tables = manifest.schema.tables().iter().zip(&manifest.tables);
+        let tables = (0..).map(TableId).zip(manifest.schema.tables()).zip(&manifest.tables);
         let tables: Vec<_> = tables
-            .map(|(schema, contents)| TableSummary {
+            .map(|((id, schema), contents)| TableSummary {
                 name: schema.name.clone(),
                 dim: schema.dim,
+                codec: manifest.codecs.of(id).name(),
                 row_count: schema.row_count,
                 stored_rows: contents.row_count,
                 page_count: contents.page_count,
             })
             .collect();
-        let weights = |table: &TableSummary| table.stored_rows * 4 * u64::from(table.dim);
-        let weights_bytes: u64 = tables.iter().map(weights).sum();
         let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
         let placed = manifest.placed.iter().flat_map(|placed| &placed.placements);
         let placements = placed.zip(&self.places.placements).map(|(info, held)| PlacementSummary {
@@ -321,7 +320,7 @@ impl Snapshot {
             page_count: manifest.page_count,
             pages_bytes,
             index_bytes: self.index_bytes,
-            fill_ratio: weights_bytes as f64 / pages_bytes.max(1) as f64,
+            fill_ratio: manifest.fill_ratio(),
             tables,
             attachments: manifest.attachments.iter().map(|a| (a.name.clone(), a.bytes)).collect(),
         }
@@ -468,6 +467,11 @@ impl Snapshot {
 
     pub(crate) fn dim(&self, key: RowKey) -> usize {
         self.shape(key).dim
+    }
+
+    /// Returns the words that the code of a row takes.
+    pub(crate) fn code_words(&self, key: RowKey) -> usize {
+        self.shape(key).row_bytes.div_ceil(size_of::<f32>())
     }
 
     pub(crate) fn count(&self, stats: &LookupStats) {

@@ -18,10 +18,14 @@ use std::sync::Arc;
 use serde::Serialize;
 use tierbed_core::checksum::{crc32c, crc32c_append};
 use tierbed_core::store::out_of_range;
-use tierbed_core::{Budget, Error, Reservation, Result, RowId, RowKey, Schema, TableId};
+use tierbed_core::{
+    Budget, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema,
+};
 use tierbed_io::{AlignedBuf, Device, Folder, FolderLock, OpenMode, PAGE_BYTES};
+use tierbed_kernels::Codec;
 
 use crate::blocks::BUFFER_BYTES;
+use crate::codecs::{InitialCode, PageLayout, TableCodecs, Tables};
 use crate::forward_index::{IndexShape, IndexWriter};
 use crate::manifest::{
     check_attachment_name, served_schema, AttachmentInfo, Manifest, Placed, PlacementInfo,
@@ -29,7 +33,7 @@ use crate::manifest::{
 };
 use crate::page::{le_u64, PageBuilder, PageShape};
 use crate::placed::{PlacedTables, Starts};
-use crate::placed_writer::{PlacedWriter, RowSource, SortSpace};
+use crate::placed_writer::{encode, PlacedWriter, RowSource, SortSpace};
 use crate::places::{places_blocks, PlacesWriter};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
@@ -47,6 +51,10 @@ const SCRATCH_NAME: &str = "scratch.index";
 pub struct SnapshotWriter {
     folder: Arc<dyn Folder>,
     schema: Schema,
+    codecs: TableCodecs,
+    /// Of the row that is being pushed.
+    code: Vec<u8>,
+    initial: InitialCode,
     pages: PageFileWriter,
     sorter: Option<ExternalSorter>,
     open_pages: Vec<Option<PageBuilder>>,
@@ -78,7 +86,7 @@ pub struct Report {
     pub replica_count: u64,
     /// Bytes of all attachments.
     pub attachments_bytes: u64,
-    /// Bytes of weights per byte of the page file.
+    /// Bytes of rows, as they are coded, per byte of the page file.
     pub fill_ratio: f64,
     /// Sorted runs of (row, page) pairs spilled to the folder.
     pub sort_run_count: u64,
@@ -95,24 +103,26 @@ impl SnapshotWriter {
     /// `Invalid` when the folder is not empty or the budget does not reach, `Closed` when
     /// another writer holds the folder, `Io` and `NoSpace` from the folder.
     pub fn create(folder: Arc<dyn Folder>, schema: &Schema, budget: &Budget) -> Result<Self> {
-        Self::create_placed(folder, schema, Vec::new(), budget)
+        Self::create_placed(folder, schema, PageLayout::default(), budget)
     }
 
-    /// As [`create`](Self::create); the tables of each of `placed` share pages as it says.
+    /// As [`create`](Self::create), with rows on pages as `layout` says.
     ///
-    /// Rows sit where the placement put them, in whatever order they are pushed. The placements'
-    /// indexes and a sorter for each come out of `budget`.
+    /// Rows of a placement sit where it put them, in whatever order they are pushed. The
+    /// placements' indexes and a sorter for each come out of `budget`.
     ///
     /// # Errors
-    /// `Invalid` when a placement is not one of its tables, or a table is in two of them;
-    /// otherwise as [`create`](Self::create).
+    /// `Invalid` when a placement is not one of its tables, a table is in two of them, or a table
+    /// cannot be coded; otherwise as [`create`](Self::create).
     pub fn create_placed(
         folder: Arc<dyn Folder>,
         schema: &Schema,
-        placed: Vec<PlacedTables>,
+        layout: impl Into<PageLayout>,
         budget: &Budget,
     ) -> Result<Self> {
+        let PageLayout { placed, codecs } = layout.into();
         let schema = served_schema(schema)?;
+        codecs.check(&schema)?;
         let lock = folder.lock()?;
         if let Some(name) = folder.list()?.first() {
             let path = folder.path().map_or_else(String::new, |path| path.display().to_string());
@@ -131,13 +141,17 @@ impl SnapshotWriter {
         let sorter = ExternalSorter::new(Arc::clone(&folder), &options, budget)?;
         let pages = PageFileWriter::new(folder.open(PAGES_NAME, OpenMode::Create)?);
         let table_count = schema.tables().len();
-        let placed = open_placed(placed, &schema, &folder, budget)?;
+        let tables = Tables { schema: &schema, codecs: &codecs };
+        let placed = open_placed(placed, tables, &folder, budget)?;
         let starts = Starts::new(placed.iter().map(|placed| &placed.numbering));
         Ok(Self {
             starts,
             placed,
             folder,
             schema,
+            codecs,
+            code: Vec::new(),
+            initial: InitialCode::default(),
             pages,
             sorter: Some(sorter),
             open_pages: std::iter::repeat_with(|| None).take(table_count).collect(),
@@ -156,32 +170,47 @@ impl SnapshotWriter {
         self.base = Some(identity);
     }
 
-    /// Stores the weights `[dim]` of a row behind those pushed before.
+    /// Stores the weights `[dim]` of a row behind those pushed before; not those whose code is that
+    /// of the initial weights, but in a delta.
     ///
     /// # Errors
-    /// `Invalid` for a row or size outside the schema, `NoSpace` and `Io` from the folder. A row
-    /// pushed twice is noticed by [`finish`](Self::finish).
+    /// `Invalid` for a row or size outside the schema, and numbers that the table's codec cannot
+    /// keep; `NoSpace` and `Io` from the folder. A row pushed twice is noticed by
+    /// [`finish`](Self::finish).
     pub fn push(&mut self, table: TableId, row: RowId, weights: &[f32]) -> Result<()> {
-        let schema = self.schema.table(table)?;
-        if row.0 >= schema.row_count {
-            return Err(out_of_range(schema, row.0));
-        }
+        let schema = shape_of(&self.schema, table, row)?;
         if weights.len() != schema.dim as usize {
             return Err(Error::invalid("row has another number of elements than its table")
                 .with("table", &schema.name)
                 .with("expected", schema.dim)
                 .with("found", weights.len()));
         }
+        let mut code = std::mem::take(&mut self.code);
+        let codec = self.codecs.of(table);
+        code.resize(codec.code_bytes(weights.len()), 0);
+        encode(codec, RowKey::new(table, row), weights, &mut code)?;
+        let may_skip = *codec != Codec::F32 && self.base.is_none();
+        if !(may_skip && self.initial.is(schema, codec, row, &code)) {
+            self.push_code(table, row, &code)?;
+        }
+        self.code = code;
+        Ok(())
+    }
+
+    /// As [`push`](Self::push), for a row that is coded already, in the table's codec.
+    pub(crate) fn push_code(&mut self, table: TableId, row: RowId, code: &[u8]) -> Result<()> {
+        let schema = shape_of(&self.schema, table, row)?;
         if let Some((placement, item)) = self.starts.find(RowKey::new(table, row)) {
-            return self.placed[placement as usize].push(item, weights);
+            return self.placed[placement as usize].push(item, code);
         }
         let place = &mut self.open_pages[table.0 as usize];
         if place.is_none() {
             self.open_bytes.resize(self.open_bytes.bytes() + PAGE_BYTES as u64)?;
         }
-        let page = place.get_or_insert_with(|| PageBuilder::new(PageShape::new(schema)));
+        let page = place
+            .get_or_insert_with(|| PageBuilder::new(PageShape::new(schema, self.codecs.of(table))));
         for part in 0..page.shape().parts_per_row {
-            page.push(row, part, weights);
+            page.push(row, part, code);
             if page.is_full() {
                 self.pages.append(table, page, &mut self.tables, &mut self.sorter)?;
             }
@@ -257,6 +286,7 @@ impl SnapshotWriter {
             attachments: std::mem::take(&mut self.attachments),
             base: self.base.take(),
             placed,
+            codecs: self.codecs.clone(),
         };
         self.folder.sync()?;
         self.folder.write_atomic(MANIFEST_NAME, &manifest.encode()?)?;
@@ -325,22 +355,31 @@ impl Drop for SnapshotWriter {
     }
 }
 
+/// Returns the table of a row that is one of `schema`.
+fn shape_of(schema: &Schema, table: TableId, row: RowId) -> Result<&TableSchema> {
+    let table = schema.table(table)?;
+    if row.0 >= table.row_count {
+        return Err(out_of_range(table, row.0));
+    }
+    Ok(table)
+}
+
 fn open_placed(
     placed: Vec<PlacedTables>,
-    schema: &Schema,
+    tables: Tables<'_>,
     folder: &Arc<dyn Folder>,
     budget: &Budget,
 ) -> Result<Vec<PlacedWriter>> {
     let count = placed.len();
-    let mut tables: Vec<TableId> = placed.iter().flat_map(|p| p.tables.iter().copied()).collect();
-    tables.sort_unstable();
-    if let Some(twice) = tables.windows(2).find(|pair| pair[0] == pair[1]) {
+    let mut ids: Vec<TableId> = placed.iter().flat_map(|p| p.tables.iter().copied()).collect();
+    ids.sort_unstable();
+    if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(Error::invalid("table is in two placements").with("table_id", twice[0].0));
     }
     let open = |(number, placed)| {
         // One share each for this writer and those still to come, and one that stays free.
         let share_count = (count - number) as u64 + 1;
-        PlacedWriter::new(placed, number, schema, SortSpace { folder, budget, share_count })
+        PlacedWriter::new(placed, number, tables, SortSpace { folder, budget, share_count })
     };
     placed.into_iter().enumerate().map(open).collect()
 }
@@ -445,9 +484,6 @@ fn decode_key(bytes: &[u8]) -> RowKey {
 }
 
 fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Result<Report> {
-    let tables = manifest.schema.tables().iter().zip(&manifest.tables);
-    let weights_bytes: u64 =
-        tables.map(|(schema, contents)| contents.row_count * 4 * u64::from(schema.dim)).sum();
     let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
     let blocks =
         manifest.placed.as_ref().map_or(Ok(0), |placed| places_blocks(&manifest.schema, placed))?;
@@ -459,7 +495,7 @@ fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Result<
         pages_bytes,
         index_bytes,
         attachments_bytes: manifest.attachments.iter().map(|attachment| attachment.bytes).sum(),
-        fill_ratio: weights_bytes as f64 / pages_bytes.max(1) as f64,
+        fill_ratio: manifest.fill_ratio(),
         sort_run_count,
     })
 }

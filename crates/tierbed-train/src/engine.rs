@@ -11,7 +11,7 @@ use serde_json::Value;
 use tierbed_core::store::{out_of_range, Attachment, CommitInfo};
 use tierbed_core::{Bags, Error, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
-use tierbed_snapshot::{PlacedTables, Report};
+use tierbed_snapshot::{PageLayout, Report};
 
 use crate::auto::{Answer, PlanRequest};
 use crate::batch_token::BatchToken;
@@ -191,14 +191,14 @@ pub trait TrainEngine: Send {
     fn verify(&mut self) -> Result<u64>;
 
     /// Publishes the newest version of every written row to `path`, a new or empty folder,
-    /// together with `attachments`; the tables of each of `placed` share pages as it says.
+    /// together with `attachments`, on pages as `layout` says.
     ///
     /// # Errors
     /// As [`WindowEngine::publish`](crate::window::WindowEngine::publish).
     fn publish_placed(
         &mut self,
         path: &Path,
-        placed: Vec<PlacedTables>,
+        layout: PageLayout,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report>;

@@ -17,6 +17,7 @@ use tierbed_core::{Bags, ErrorKind, OptimizerKind, RowId, TableId};
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_kernels::Pooling;
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
+use tierbed_snapshot::PageLayout;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::Backend;
 use tierbed_train::{Access, OnMismatch, Order, OrderConfig, ShardedEngine};
@@ -260,8 +261,10 @@ fn rows_are_visited_gathered_written_and_published_as_those_of_one_store() {
             .unwrap();
         scanned.sort_unstable();
         let path = target.path().join(shards.to_string());
-        let report =
-            engine.engine_mut().publish_placed(&path, Vec::new(), &[], &mut |_, _| true).unwrap();
+        let report = engine
+            .engine_mut()
+            .publish_placed(&path, PageLayout::default(), &[], &mut |_, _| true)
+            .unwrap();
         let pages = std::fs::read(path.join("pages")).unwrap_or_default();
         found.push((gathered, scanned, serde_json::to_value(&report).unwrap(), pages));
     }

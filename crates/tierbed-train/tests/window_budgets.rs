@@ -15,6 +15,7 @@ use std::sync::Arc;
 use common::Job;
 use tierbed_core::{Error, ErrorKind, OptimizerKind, Result};
 use tierbed_io::{Folder, MemoryFolder};
+use tierbed_snapshot::PageLayout;
 use tierbed_train::window::{Backend, Durability, Pooling, WindowConfig, WindowEngine};
 
 /// Large batches over a table that does not fit, so stores below grow all the time.
@@ -39,7 +40,7 @@ fn run(job: &Job, config: &WindowConfig, steps: u64) -> Result<()> {
             engine.checkpoint("c", &[])?;
         }
     }
-    engine.publish(Arc::new(MemoryFolder::new()), Vec::new(), &[], &mut |_, _| true)?;
+    engine.publish(Arc::new(MemoryFolder::new()), PageLayout::default(), &[], &mut |_, _| true)?;
     drop(engine);
     let mut engine = WindowEngine::open_in(Some(store), config)?;
     let plan = job.set_up(&mut engine)?;

@@ -21,6 +21,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, ErrorKind, InitSpec, OptimizerKind, Result, TableId, TableSchema};
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_sim::{FaultPlan, SimFolder};
+use tierbed_snapshot::PageLayout;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{Snapshot, SnapshotOptions};
 use tierbed_train::window::update::Grads;
@@ -418,7 +419,7 @@ fn a_snapshot_answers_raw_ids_and_gives_unknown_ones_the_shared_row() {
         }
     }
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-    engine.publish(folder.clone(), Vec::new(), &[], &mut |_, _| true).unwrap();
+    engine.publish(folder.clone(), PageLayout::default(), &[], &mut |_, _| true).unwrap();
     let options = SnapshotOptions { dram_budget_bytes: 4 << 20, ..SnapshotOptions::default() };
     let snapshot = Snapshot::open(folder, &options).unwrap();
     snapshot.verify().unwrap();

@@ -17,8 +17,9 @@ use common::{bits, small_config, Job};
 use tierbed_core::store::Attachment;
 use tierbed_core::{ErrorKind, OptimizerKind, TableId};
 use tierbed_io::{Folder, FsFolder};
+use tierbed_kernels::Codec;
 use tierbed_snapshot::page::PageShape;
-use tierbed_snapshot::{PageIndex, PlacedTables, Snapshot, SnapshotOptions};
+use tierbed_snapshot::{PageIndex, PageLayout, PlacedTables, Snapshot, SnapshotOptions};
 use tierbed_train::window::{WindowConfig, WindowEngine};
 
 fn trained(
@@ -42,7 +43,7 @@ fn a_snapshot_answers_as_the_engine_does() {
         let mut calls = Vec::new();
         let attachment = Attachment { name: "model", bytes: b"dense" };
         let report = engine
-            .publish(create(&target), Vec::new(), &[attachment], &mut |done, total| {
+            .publish(create(&target), PageLayout::default(), &[attachment], &mut |done, total| {
                 calls.push((done, total));
                 true
             })
@@ -75,15 +76,15 @@ fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
     let (scratch, mut engine, job, plan) = trained(&WindowConfig::new(64 << 20));
     let schema = engine.schema().clone();
     let place = |(at, table): (u32, &tierbed_core::TableSchema)| {
-        let rows_per_page = PageShape::new(table).rows_per_page;
+        let rows_per_page = PageShape::new(table, &Codec::F32).rows_per_page;
         let rows: Vec<u32> = (0..table.row_count as u32).rev().collect();
         let replicas = &rows[..rows_per_page.min(rows.len())];
         let index = PageIndex::new(rows.len() as u32, rows.chunks(rows_per_page).chain([replicas]));
         PlacedTables { tables: vec![TableId(at)], index: index.unwrap() }
     };
-    let placed = (0..).zip(schema.tables()).map(place).collect();
+    let placed: Vec<_> = (0..).zip(schema.tables()).map(place).collect();
     let target = scratch.path().join("placed");
-    let report = engine.publish(create(&target), placed, &[], &mut |_, _| true).unwrap();
+    let report = engine.publish(create(&target), placed.into(), &[], &mut |_, _| true).unwrap();
     assert!(report.replica_count > 0 && report.places_bytes > 0, "{report:?}");
     let folder = Arc::new(FsFolder::open(&target).unwrap());
     let snapshot = Snapshot::open(folder, &snapshot_options(16 << 20)).unwrap();
@@ -107,12 +108,14 @@ fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
 fn a_folder_in_use_is_refused_and_a_stopped_publish_leaves_nothing() {
     let (scratch, mut engine, ..) = trained(&small_config_for_publish());
     let target = scratch.path().join("snapshot");
-    let error = engine.publish(create(&target), Vec::new(), &[], &mut |_, _| false).unwrap_err();
+    let error =
+        engine.publish(create(&target), PageLayout::default(), &[], &mut |_, _| false).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert!(Snapshot::open(Arc::new(FsFolder::open(&target).unwrap()), &snapshot_options(1 << 20))
         .is_err());
-    engine.publish(create(&target), Vec::new(), &[], &mut |_, _| true).unwrap();
-    let error = engine.publish(create(&target), Vec::new(), &[], &mut |_, _| true).unwrap_err();
+    engine.publish(create(&target), PageLayout::default(), &[], &mut |_, _| true).unwrap();
+    let error =
+        engine.publish(create(&target), PageLayout::default(), &[], &mut |_, _| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 

@@ -22,7 +22,7 @@ use tierbed_core::{
 use tierbed_io::{Folder, MemoryFolder};
 use tierbed_snapshot::delta::apply_delta;
 use tierbed_snapshot::PublishedIds;
-use tierbed_snapshot::{Report, Snapshot, SnapshotOptions};
+use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions, TableCodecs};
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{Eviction, FeatureLayout, Policy, Pooling, WindowConfig, WindowEngine};
 use tierbed_train::window::{Translate, SHARED_ROW};
@@ -84,10 +84,22 @@ fn options() -> SnapshotOptions {
 }
 
 fn publish(engine: &mut WindowEngine, base: Option<&Arc<dyn Folder>>) -> (Arc<dyn Folder>, Report) {
+    publish_in("f32", engine, base)
+}
+
+/// Publishes both tables in `codec`.
+fn publish_in(
+    codec: &str,
+    engine: &mut WindowEngine,
+    base: Option<&Arc<dyn Folder>>,
+) -> (Arc<dyn Folder>, Report) {
+    let tables = ["item", "user"].map(|name| (engine.schema().id_of(name).unwrap(), codec));
+    let layout =
+        PageLayout { codecs: TableCodecs::named(tables).unwrap(), ..PageLayout::default() };
     let out = folder();
     let model = [Attachment { name: "model", bytes: b"dense" }];
     let report = match base {
-        None => engine.publish(out.clone(), Vec::new(), &model, &mut |_, _| true),
+        None => engine.publish(out.clone(), layout, &model, &mut |_, _| true),
         Some(base) => engine.publish_delta(out.clone(), base.clone(), &model, &mut |_, _| true),
     };
     let budget = engine.budget().report();
@@ -133,18 +145,26 @@ fn answers(at: &Arc<dyn Folder>) -> (Vec<u32>, Vec<i64>, Vec<u8>) {
 
 #[test]
 fn a_snapshot_and_its_deltas_are_the_whole_snapshot() {
+    let changes = ["f32", "f16", "int8", "int4"].map(deltas_are_the_whole_snapshot);
+    assert!(changes.iter().all(|coded| *coded <= changes[0]), "a code stays the same for longer");
+}
+
+/// Returns how many rows all deltas have.
+fn deltas_are_the_whole_snapshot(codec: &str) -> u64 {
     let (mut engine, plan) = open(&folder());
     train(&mut engine, &plan, 0..20);
-    let (mut base, _) = publish(&mut engine, None);
+    let (mut base, _) = publish_in(codec, &mut engine, None);
+    let mut changed = 0;
     let before = answers(&base);
     for (first, last) in [(20, 22), (22, 48), (48, 48), (48, 70)] {
         train(&mut engine, &plan, first..last);
-        let (full, whole) = publish(&mut engine, None);
-        let (delta, changes) = publish(&mut engine, Some(&base));
+        let (full, whole) = publish_in(codec, &mut engine, None);
+        let (delta, changes) = publish_in(codec, &mut engine, Some(&base));
+        changed += changes.row_count;
         assert!(changes.row_count < whole.row_count, "{changes:?} {whole:?}");
         assert_eq!(changes.row_count == 0, first == last, "{changes:?}");
         let applied = apply(&base, &delta).unwrap();
-        assert!(answers(&applied) == answers(&full), "steps {first}..{last}");
+        assert!(answers(&applied) == answers(&full), "{codec}, steps {first}..{last}");
         // Equal inputs give equal snapshots, so the next delta fits wherever it is applied.
         let again = Snapshot::open(apply(&base, &delta).unwrap(), &options()).unwrap();
         let applied_snapshot = Snapshot::open(applied.clone(), &options()).unwrap();
@@ -159,6 +179,7 @@ fn a_snapshot_and_its_deltas_are_the_whole_snapshot() {
         .zip(&after.1)
         .filter(|(old, new)| **old != SHARED_ROW as i64 && **new == SHARED_ROW as i64);
     assert!(evicted.count() > 50);
+    changed
 }
 
 #[test]
@@ -189,11 +210,11 @@ fn a_store_that_lost_its_last_steps_takes_back_what_it_published_of_them() {
     train(&mut engine, &plan, 0..4);
     engine.checkpoint("early", &[]).unwrap();
     train(&mut engine, &plan, 4..9);
-    let (base, _) = publish(&mut engine, None);
+    let (base, _) = publish_in("int8", &mut engine, None);
     drop(engine);
     let (mut engine, plan) = open(&at);
     train(&mut engine, &plan, 30..33);
-    let (full, _) = publish(&mut engine, None);
-    let (delta, _) = publish(&mut engine, Some(&base));
+    let (full, _) = publish_in("int8", &mut engine, None);
+    let (delta, _) = publish_in("int8", &mut engine, Some(&base));
     assert!(answers(&apply(&base, &delta).unwrap()) == answers(&full));
 }

@@ -11,6 +11,7 @@ import torch
 
 import tierbed as tb
 from tierbed import dist as tbd
+from tierbed.config import words
 from tierbed.data import Vocabulary, build_vocabulary
 from tierbed.placement import LogOptions, Placement, QueryLog, import_tables, place
 from tierbed.serve import TierPlan
@@ -120,6 +121,41 @@ def _check_placed(folder: Path, facts: Facts) -> None:
     mapping = Placement.read_mapping(folder / "mapping.txt", 16)
     assert mapping.info().page_count == len(pages)
     _check_snapshot(folder / "placed", PLACED, facts["rows"])
+
+
+# ---------------------------------------------------------------- pages of coded rows
+
+PAGE_CODECS: tuple[words.PageCodec, ...] = ("f16", "bf16", "int8", "int4", "gauss4")
+
+
+def _write_coded_pages(folder: Path) -> Facts:
+    facts: Facts = {}
+    with open_store(folder / "store", "file") as store:
+        train(store, 0, 30)
+        for codec in PAGE_CODECS:
+            store.publish(folder / codec, codec=codec)
+            facts[codec] = {"base": _lookup(folder / codec, ROWS)}
+        train(store, 30, 34)
+        for codec in PAGE_CODECS:
+            store.publish(folder / f"{codec}-delta", base=folder / codec)
+            store.publish(folder / "next", codec=codec)
+            facts[codec]["next"] = _lookup(folder / "next", ROWS)
+            shutil.rmtree(folder / "next")
+    shutil.rmtree(folder / "store")
+    log = QueryLog.from_batches(80, [(torch.arange(160) * 7 % 80, torch.arange(0, 161, 2))])
+    place(log, rows_per_page=16, method="maxembed", ratio=0.3).write(folder / "pages.tbp")
+    files = {("a", "b"): folder / "pages.tbp"}
+    import_tables(_plain_tables(), folder / "placed", placement=files, codec="int8")
+    return {**facts, "placed": _lookup(folder / "placed", PLACED)}
+
+
+def _check_coded_pages(folder: Path, facts: Facts) -> None:
+    for codec in PAGE_CODECS:
+        _check_snapshot(folder / codec, ROWS, facts[codec]["base"])
+        tb.Snapshot.apply(folder / codec, folder / f"{codec}-delta", folder / "applied")
+        _check_snapshot(folder / "applied", ROWS, facts[codec]["next"])
+        shutil.rmtree(folder / "applied")
+    _check_snapshot(folder / "placed", PLACED, facts["placed"])
 
 
 # ---------------------------------------------------------------- tiers and neighbours
@@ -248,6 +284,7 @@ def _check_coded(folder: Path, facts: Facts) -> None:
 CASES = [
     Case("snapshot-and-delta", _write_published, _check_published),
     Case("placement-and-log", _write_placed, _check_placed),
+    Case("coded-pages", _write_coded_pages, _check_coded_pages),
     Case("tiers-and-neighbours", _write_tiers, _check_tiers),
     Case("vocabulary", _write_vocabulary, _check_vocabulary),
     Case("ranks", _write_ranks, _check_ranks),

@@ -153,6 +153,25 @@ def test_deltas_are_of_one_store_and_go_to_the_snapshot_they_name(tmp_path: Path
         check(tmp_path / out, wanted)
 
 
+def test_a_delta_keeps_the_codecs_of_its_base(tmp_path: Path) -> None:
+    with opened(tmp_path / "store", order="window") as store:
+        emb = collection(store)
+        step(emb)
+        store.publish(tmp_path / "base", codec="f16")
+        step(emb)
+        with refused(tb.UnsupportedError, "leave the codec out, or publish in full"):
+            store.publish(tmp_path / "x", base=tmp_path / "base", codec="f16")
+        store.publish(tmp_path / "full", codec="f16")
+        store.publish(tmp_path / "delta", base=tmp_path / "base")
+        rows = store.read_rows("item", 0, ROWS)
+    with snapshot_of(tmp_path / "full") as snapshot:
+        wanted = answers(snapshot)
+    # Rows never written are exact.
+    assert ((wanted == rows) | (wanted == rows.half().float())).all()
+    tb.Snapshot.apply(tmp_path / "base", tmp_path / "delta", tmp_path / "next")
+    check(tmp_path / "next", wanted)
+
+
 def test_placed_snapshots_are_published_in_full(tmp_path: Path) -> None:
     placement = _placed(tmp_path, 1000)
     remedy = "publish in full, with the placement"

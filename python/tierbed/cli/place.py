@@ -96,8 +96,11 @@ def place_(
         int | None, typer.Option("--rows-per-page", min=1, help="Rows of a page; or give --dim.")
     ] = None,
     dim: Annotated[
-        int | None, typer.Option("--dim", help="Elements of a row, f32; or give --rows-per-page.")
+        int | None, typer.Option("--dim", help="Elements of a row; or give --rows-per-page.")
     ] = None,
+    codec: Annotated[
+        words.PageCodec, typer.Option("--codec", help="With --dim: how the snapshot keeps rows.")
+    ] = "f32",
     options: Annotated[PlaceOptions, Fields(skip=("rows_per_page", "iterations"))],
     judging: Annotated[Judging, Fields()],
     ray: Annotated[
@@ -126,7 +129,7 @@ def place_(
     misses = None
     if cached > 0.0:
         misses = earlier.misses(earlier, cached, policy=judging.cache_policy).log
-    options = replace(options, rows_per_page=rows_per_page or rows_per_page_of(dim or 0))
+    options = replace(options, rows_per_page=rows_per_page or rows_per_page_of(dim or 0, codec))
     started_s = time.perf_counter()
     kept = out / UNFINISHED
     if kept.is_dir() and ray is None:

@@ -25,7 +25,7 @@ from tierbed.cli.run_options import (
     with_files,
 )
 from tierbed.cli.stop import StopSignal
-from tierbed.config.words import DataFormat
+from tierbed.config.words import DataFormat, PageCodec
 from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
 from tierbed.recipes.evaluate import evaluate
 from tierbed.recipes.run import EVAL_BATCH, RUN_FILE, Run, TrainOptions, load_run, read_run
@@ -138,6 +138,10 @@ def publish(
     base: Annotated[
         Path | None, typer.Option("--base", help="A snapshot: write only what differs from it.")
     ] = None,
+    codec: Annotated[
+        PageCodec | None,
+        typer.Option("--codec", help="How rows are kept on pages; f32 if not said."),
+    ] = None,
     dram_budget: DramBudget = "1GiB",
     json_path: JsonOut = None,
 ) -> None:
@@ -148,7 +152,7 @@ def publish(
     else:
         opened = Store.open(tables_folder(store), dram_budget=dram_budget)
     with opened, Progress("publishing", None, "rows") as bar:
-        report = opened.publish(out, model, base=base, progress=bar.set)
+        report = opened.publish(out, model, base=base, codec=codec, progress=bar.set)
     finish({**asdict(report), "snapshot": str(out)}, json_path, f"published {store}")
 
 

@@ -23,6 +23,7 @@ OnMismatch = Literal["error", "fallback", "fallback_cold"]
 OnNonfinite = Literal["error", "skip"]
 OptimizerKind = Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "partial_row_wise_adam"]
 Order = Literal["auto", "forward", "window"]
+PageCodec = Literal["f32", "f16", "bf16", "int8", "int4", "gauss4"]
 PageSelection = Literal["one_pass", "greedy"]
 PublishedMethod = Literal["shp_published", "maxembed_published"]
 PlaceMethod = Literal[

@@ -19,7 +19,7 @@ from tierbed.placement.build import (
     place_each,
     rows_per_page_of,
 )
-from tierbed.placement.files import PlacementFiles, import_tables, read_tables
+from tierbed.placement.files import PlacementFiles, TableCodecs, import_tables, read_tables
 
 if TYPE_CHECKING:
     from tierbed.placement.drift import Drift, measure_drift
@@ -46,6 +46,7 @@ __all__ = [
     "PlacementFiles",
     "PlacementInfo",
     "QueryLog",
+    "TableCodecs",
     "import_tables",
     "measure_drift",
     "place",

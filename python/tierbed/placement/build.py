@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from tierbed._native import NativePlacement, NativeQueryLog, NativeQueryLogBuilder
-from tierbed.config.words import LogFormat, PageSelection, PlaceMethod, Positive
+from tierbed.codec import Codec
+from tierbed.config.words import (
+    LogFormat,
+    PageCodec,
+    PageSelection,
+    PlaceMethod,
+    Positive,
+    check_word,
+)
 from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 
@@ -392,21 +400,26 @@ class Placement:
         return self.native.connectivity_sum(log.native) / max(1, len(log))
 
 
-def rows_per_page_of(dim: int) -> int:
-    """Rows of ``dim`` f32 elements, with their ids, that a page of a snapshot holds.
+def rows_per_page_of(dim: int, codec: PageCodec = "f32") -> int:
+    """Rows of ``dim`` elements, with their ids, that a page of a snapshot holds.
 
-    15 of dim 64; the papers count 16, without header and ids.
+    15 of dim 64 as f32; the papers count 16, without header and ids.
 
     Args:
         dim: Elements of a row.
+        codec: How the snapshot keeps them.
 
     Raises:
         InvalidError: The row is larger than a page.
     """
-    rows = (_PAGE_BYTES - _HEADER_BYTES) // (_ID_BYTES + 4 * dim) if dim > 0 else 0
+    check_word("codec", codec, PageCodec)
+    room = _PAGE_BYTES - _HEADER_BYTES
+    rows = room // (_ID_BYTES + Codec(codec, dim).code_bytes) if dim > 0 else 0
     if rows < 1:
-        largest = (_PAGE_BYTES - _HEADER_BYTES - _ID_BYTES) // 4
-        raise InvalidError(f"dim must be from 1 to {largest} to share pages, found {dim}")
+        raise InvalidError(
+            f"dim must be at least 1, and a row with its id fit {room} bytes of a page, to share "
+            f"pages; found dim {dim} as {codec}"
+        )
     return rows
 
 

@@ -16,13 +16,22 @@ from torch import Tensor
 
 from tierbed import _native
 from tierbed._util.bytes import parse_bytes
+from tierbed.config.words import PageCodec, check_word
 from tierbed.errors import InvalidError
 from tierbed.results import SnapshotReport
 
-__all__ = ["PlacementFiles", "import_tables", "placement_files", "read_tables"]
+__all__ = [
+    "PlacementFiles",
+    "TableCodecs",
+    "import_tables",
+    "placement_files",
+    "read_tables",
+    "table_codecs",
+]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 PlacementFiles: TypeAlias = "PathLike | Mapping[str | tuple[str, ...], PathLike]"
+TableCodecs: TypeAlias = "PageCodec | Mapping[str, PageCodec]"
 
 
 def placement_files(
@@ -59,11 +68,33 @@ def placement_files(
     ]
 
 
+def table_codecs(
+    codec: TableCodecs | None, tables: Sequence[str], table_id: Callable[[str], int]
+) -> list[tuple[int, str]]:
+    """Returns the table ids and the codec of each.
+
+    Args:
+        codec: One for all tables, or one for each that is not f32.
+        tables: The names of the tables there are.
+        table_id: Gives the id of a name.
+
+    Raises:
+        InvalidError: No such codec.
+    """
+    if codec is None:
+        return []
+    named = codec if isinstance(codec, Mapping) else dict.fromkeys(tables, codec)
+    for word in named.values():
+        check_word("codec", word, PageCodec)
+    return [(table_id(name), word) for name, word in named.items()]
+
+
 def import_tables(
     tables: Mapping[str, Tensor],
     out: PathLike,
     *,
     placement: PlacementFiles | None = None,
+    codec: TableCodecs | None = None,
     dram_budget: int | str = "1GiB",
 ) -> SnapshotReport:
     """Writes a serving snapshot of plain tables.
@@ -74,6 +105,7 @@ def import_tables(
         tables: Name and rows ``[rows, dim]``, float32, of each table.
         out: A new folder.
         placement: As for :meth:`tierbed.Store.publish`.
+        codec: As for :meth:`tierbed.Store.publish`.
         dram_budget: Bytes for indexes and buffers.
 
     Raises:
@@ -95,6 +127,7 @@ def import_tables(
     written = _native.import_tables(
         [(name, rows.detach().contiguous()) for name, rows in tables.items()],
         placement_files(placement, [{"name": name} for name in names], table_id),
+        table_codecs(codec, names, table_id),
         os.fspath(out),
         parse_bytes(dram_budget, "dram_budget"),
     )

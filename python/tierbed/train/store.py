@@ -28,7 +28,12 @@ from tierbed.config.words import Backend, Durability, OnMismatch, Order, check_w
 from tierbed.errors import ClosedError, CorruptionError, InvalidError, UnsupportedError
 from tierbed.ops.operators import minutes_now
 from tierbed.ops.steps import StepWatch
-from tierbed.placement.files import PlacementFiles, placement_files
+from tierbed.placement.files import (
+    PlacementFiles,
+    TableCodecs,
+    placement_files,
+    table_codecs,
+)
 from tierbed.results import EvictedIds, KeptCheckpoint, SnapshotReport
 from tierbed.train import opened
 from tierbed.train.store_rows import StoreRows
@@ -557,6 +562,7 @@ class Store(StoreRows):
         *,
         base: str | os.PathLike[str] | None = None,
         placement: PlacementFiles | None = None,
+        codec: TableCodecs | None = None,
         attachments: Mapping[str, bytes] | None = None,
         progress: Progress | None = None,
     ) -> SnapshotReport:
@@ -571,18 +577,23 @@ class Store(StoreRows):
             placement: Which rows share pages, from ``tierbed place``: the file of a store with one
                 table, or a file per table or tuple of tables of one dim, whose rows are numbered
                 through in that order. Other tables lie most used rows first.
+            codec: How rows are kept on pages: f32, f16, bf16, int8, int4 or gauss4, each row with
+                a scale of its own; for all tables, or by table. By default f32. A delta keeps
+                rows as its base does.
             attachments: Further named bytes.
             progress: Called with (rows done, rows in all).
         """
         parts = dict(attachments or {})
         if model is not None:
             parts.update(state.model_attachments(model))
+        tables = self.tables()
         written = self._native.publish(
             os.fspath(path),
             sorted(parts.items()),
             progress,
             None if base is None else os.fspath(base),
-            placement_files(placement, self.tables(), self.table_id),
+            placement_files(placement, tables, self.table_id),
+            table_codecs(codec, [table["name"] for table in tables], self.table_id),
         )
         return SnapshotReport(**written)
 

@@ -70,6 +70,15 @@ impl Kernels {
         }
         with_decoder(codec, Call(self, codes, code_bytes, dim, out));
     }
+
+    /// Decodes the `code` of one row to `out`, `[dim]`.
+    ///
+    /// # Panics
+    /// As [`decode_rows`](Self::decode_rows).
+    pub fn decode_row(self, codec: &Codec, code: &[u8], out: &mut [f32]) {
+        let dim = out.len();
+        self.decode_rows(Codes { codec, arena: code, starts: &[0], weights: None }, dim, out);
+    }
 }
 
 /// What is to be done with a decoder, whichever it is.

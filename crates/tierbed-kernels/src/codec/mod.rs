@@ -85,6 +85,11 @@ impl Codec {
         Self::Evstore4,
     ];
 
+    /// Codecs that keep what they need of a row's range with the row: those a file of rows may be
+    /// written in.
+    pub const PER_ROW: [Self; 6] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Int4, Self::Gauss4];
+
     /// Returns its name, as options and files spell it.
     #[must_use]
     pub fn name(&self) -> &'static str {

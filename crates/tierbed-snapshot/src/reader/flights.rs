@@ -13,7 +13,7 @@ use tierbed_io::{Completion, Depth, Device, DeviceId, IoEngine, Op, Request, PAG
 
 use super::{PagesRead, Source};
 use crate::page::PageView;
-use crate::scratch::{Filled, Scratch, Wanted};
+use crate::scratch::{Filled, RowPart, Scratch, Wanted};
 
 /// Chosen pages that share a system call; the first of many goes at once.
 const HAND_OVER_PAGES: usize = 4;
@@ -346,10 +346,10 @@ fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<
         let at = wanted.at as usize;
         let key = scratch.keys[at];
         let (owner, row) = source.seat_of(key);
-        let weights = (page.owner == owner && page.part == wanted.part as usize)
+        let found = (page.owner == owner && page.part == wanted.part as usize)
             .then(|| page.find(row))
             .flatten();
-        let Some(weights) = weights else {
+        let Some(bytes) = found else {
             return Err(named(
                 Error::corruption("page lacks a row that the forward index puts there")
                     .with("page_id", page_id)
@@ -357,9 +357,8 @@ fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<
                     .with("row", key.row.0),
             ));
         };
-        let (before, count) = pages.shapes[owner.0 as usize].part_words(page.part);
-        assert_eq!(weights.len(), count * size_of::<f32>(), "bytes of a part");
-        scratch.take_part(at, before, weights);
+        let (shape, codec) = (pages.shapes[owner.0 as usize], &pages.codecs[owner.0 as usize]);
+        scratch.take_part(at, RowPart { codec, shape, part: page.part, bytes });
     }
     Ok(())
 }

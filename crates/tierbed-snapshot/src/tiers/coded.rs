@@ -11,7 +11,7 @@ use tierbed_cache::{
     TierStats, Visits,
 };
 use tierbed_core::{Result, RowKey};
-use tierbed_kernels::{Codec, Codes, Kernels};
+use tierbed_kernels::{Codec, Kernels};
 
 use super::CacheTier;
 
@@ -117,9 +117,7 @@ impl CodedTier {
             out.copy_from_slice(words);
             return;
         }
-        let (dim, arena) = (out.len(), bytemuck::cast_slice(words));
-        let codes = Codes { codec: &self.codec, arena, starts: &[0], weights: None };
-        self.kernels.decode_rows(codes, dim, out);
+        self.kernels.decode_row(&self.codec, bytemuck::cast_slice(words), out);
     }
 
     /// Appends the code of `row` to `words`; leaves them alone where it cannot be coded.

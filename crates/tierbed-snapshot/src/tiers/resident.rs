@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use tierbed_core::{Error, Result, RowKey, Schema, TableId};
-use tierbed_kernels::{Codec, Codes, Kernels};
+use tierbed_kernels::{Codec, Kernels};
 
 /// Words of the bitmap per rank.
 const BLOCK_WORDS: usize = 8;
@@ -150,7 +150,7 @@ impl Resident {
         let Some((codec, code)) = head.and_then(|h| Some((&h.codec, h.code(key.row.0)?))) else {
             return false;
         };
-        decode(kernels, codec, code, out);
+        kernels.decode_row(codec, code, out);
         true
     }
 
@@ -162,7 +162,7 @@ impl Resident {
         let code_bytes = tail.codec.code_bytes(out.len());
         let start = key.row.0 as usize * code_bytes;
         assert!(start + code_bytes <= tail.codes.len(), "{key:?} is beyond its table");
-        decode(kernels, &tail.codec, &tail.codes[start..start + code_bytes], out);
+        kernels.decode_row(&tail.codec, &tail.codes[start..start + code_bytes], out);
         true
     }
 
@@ -180,12 +180,6 @@ impl Resident {
     fn table(&self, key: RowKey) -> Option<&ResidentTable> {
         self.tables[key.table.0 as usize].as_deref()
     }
-}
-
-fn decode(kernels: Kernels, codec: &Codec, code: &[u8], out: &mut [f32]) {
-    let codes = Codes { codec, arena: code, starts: &[0], weights: None };
-    let dim = out.len();
-    kernels.decode_rows(codes, dim, out);
 }
 
 /// Checks the lengths of what is kept of a table.

@@ -8,7 +8,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Budget, Error, Result, RowKey, Schema, TableId, TableSchema};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{FeatureLayout, Grads, Hyper, Kernels};
-use tierbed_snapshot::{PlacedTables, Report};
+use tierbed_snapshot::{PageLayout, Report};
 
 use crate::auto::options::OrderConfig;
 use crate::auto::part_bags::PartBags;
@@ -296,14 +296,14 @@ impl TrainEngine for Planned {
     fn publish_placed(
         &mut self,
         path: &Path,
-        placed: Vec<PlacedTables>,
+        layout: PageLayout,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         let folder = Arc::new(FsFolder::create(path)?);
         self.unplanned.clear();
         let schema = self.engine.schema().clone();
-        let publication = Publication { schema, folder, memory: self.aside.clone(), placed };
+        let publication = Publication { schema, folder, memory: self.aside.clone(), layout };
         let engine = &mut self.engine;
         publish_unsorted(publication, attachments, progress, &mut |sink| engine.scan_all(sink))
     }

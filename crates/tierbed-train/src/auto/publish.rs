@@ -14,7 +14,7 @@ use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 use tierbed_io::{Folder, FsFolder};
-use tierbed_snapshot::{PlacedTables, Report, SnapshotWriter};
+use tierbed_snapshot::{PageLayout, Report, SnapshotWriter};
 use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
@@ -112,7 +112,7 @@ pub(crate) struct Publication {
     pub(crate) schema: Schema,
     pub(crate) folder: Arc<dyn Folder>,
     pub(crate) memory: Budget,
-    pub(crate) placed: Vec<PlacedTables>,
+    pub(crate) layout: PageLayout,
 }
 
 /// Publishes what `scan` hands out in any order: whole records, each row once.
@@ -122,11 +122,11 @@ pub(crate) fn publish_unsorted(
     progress: &mut PublishProgress<'_>,
     scan: &mut dyn FnMut(&mut AnySink<'_>) -> Result<()>,
 ) -> Result<Report> {
-    let Publication { schema, folder, memory, placed } = publication;
+    let Publication { schema, folder, memory, layout } = publication;
     let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
     let dim_of = |table: TableId| dims[table.0 as usize];
     let target = Arc::clone(&folder);
-    let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &memory)?;
+    let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &memory)?;
     let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
     let mut show = |done: u64| match progress(done.min(row_count), row_count) {
         true => Ok(()),

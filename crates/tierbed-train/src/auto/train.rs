@@ -6,7 +6,7 @@ use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
-use tierbed_snapshot::{PlacedTables, Report};
+use tierbed_snapshot::{PageLayout, Report};
 use tierbed_store::kept::{kept_names, verify_checkpoint};
 
 use crate::auto::engine::{lost, AutoEngine, State};
@@ -176,11 +176,11 @@ impl TrainEngine for AutoEngine {
     fn publish_placed(
         &mut self,
         path: &Path,
-        placed: Vec<PlacedTables>,
+        layout: PageLayout,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        self.engine()?.publish_placed(path, placed, attachments, progress)
+        self.engine()?.publish_placed(path, layout, attachments, progress)
     }
 
     fn stats(&mut self) -> Result<Value> {

@@ -8,7 +8,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
-use tierbed_snapshot::{PlacedTables, Report};
+use tierbed_snapshot::{PageLayout, Report};
 use tierbed_store::CommitLog;
 
 use crate::auto::stats::budget_json;
@@ -134,11 +134,11 @@ impl TrainEngine for Windowed {
     fn publish_placed(
         &mut self,
         path: &Path,
-        placed: Vec<PlacedTables>,
+        layout: PageLayout,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        self.engine.publish(Arc::new(FsFolder::create(path)?), placed, attachments, progress)
+        self.engine.publish(Arc::new(FsFolder::create(path)?), layout, attachments, progress)
     }
 
     fn stats(&mut self) -> Result<Value> {

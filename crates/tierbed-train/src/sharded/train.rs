@@ -17,7 +17,7 @@ use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Bags, Budget, Result, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
-use tierbed_snapshot::{PlacedTables, Report};
+use tierbed_snapshot::{PageLayout, Report};
 
 use super::part::{Part, Parts};
 use super::run_shards::run_shards;
@@ -311,7 +311,7 @@ impl TrainEngine for ShardSet {
     fn publish_placed(
         &mut self,
         path: &Path,
-        placed: Vec<PlacedTables>,
+        layout: PageLayout,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
@@ -320,7 +320,7 @@ impl TrainEngine for ShardSet {
             schema: self.split.schema.clone(),
             folder: Arc::new(FsFolder::create(path)?),
             memory: Budget::new(self.config.aside_bytes()),
-            placed,
+            layout,
         };
         publish_unsorted(publication, attachments, progress, &mut |sink| self.scan_all(sink))
     }

@@ -12,7 +12,7 @@ use tierbed_core::{Error, ErrorKind, Reservation, Result, RowId, TableId, TableS
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
 use tierbed_io::{Folder, PAGE_BYTES};
 use tierbed_snapshot::delta::{check_plain, check_successor};
-use tierbed_snapshot::{PlacedTables, Report, Snapshot, SnapshotOptions, SnapshotWriter};
+use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions, SnapshotWriter};
 
 use crate::window::engine::WindowEngine;
 use crate::window::publish_delta::{ComparedTable, Comparer, StoredRow};
@@ -26,26 +26,27 @@ const KEY_BYTES: usize = 4 + 8;
 const PROGRESS_ROWS: u64 = 1 << 16;
 
 impl WindowEngine {
-    /// Publishes to `folder`, which is new or empty, together with `attachments`; the tables of
-    /// each of `placed` share pages as it says.
+    /// Publishes to `folder`, which is new or empty, together with `attachments`, on pages as
+    /// `layout` says.
     ///
     /// # Errors
-    /// `Invalid` when the folder holds something or a placement is not one of its tables,
-    /// `NoSpace` and `Io` from either disk, `Corruption` from the store; `Closed` when `progress`
-    /// stopped it. A failed publish leaves no snapshot, and training as it was.
+    /// `Invalid` when the folder holds something, a placement is not one of its tables or a row
+    /// cannot be coded, `NoSpace` and `Io` from either disk, `Corruption` from the store; `Closed`
+    /// when `progress` stopped it. A failed publish leaves no snapshot, and training as it was.
     pub fn publish(
         &mut self,
         folder: Arc<dyn Folder>,
-        placed: Vec<PlacedTables>,
+        layout: PageLayout,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
         self.poison.check()?;
-        self.publish_to(folder, Layout { placed, base: None }, attachments, progress)
+        self.publish_to(folder, Target { layout, base: None }, attachments, progress)
     }
 
     /// Publishes to `folder` what changed since the snapshot in `base`, which may be any snapshot
-    /// of this store; see [`publish`](Self::publish) and `tierbed_snapshot::delta`.
+    /// of this store; see [`publish`](Self::publish) and `tierbed_snapshot::delta`. Rows are coded
+    /// as those of the snapshot; tables that are new since are f32.
     ///
     /// Reads the snapshot in a quarter of the memory.
     ///
@@ -68,25 +69,26 @@ impl WindowEngine {
         let base = Arc::new(Snapshot::open(base, &options)?);
         check_successor(base.schema(), &self.schema)?;
         check_plain(&base)?;
-        let layout = Layout { placed: Vec::new(), base: Some(base) };
-        self.publish_to(folder, layout, attachments, progress)
+        let layout = PageLayout { placed: Vec::new(), codecs: base.manifest().codecs.clone() };
+        let target = Target { layout, base: Some(base) };
+        self.publish_to(folder, target, attachments, progress)
     }
 
     fn publish_to(
         &mut self,
         folder: Arc<dyn Folder>,
-        layout: Layout,
+        target: Target,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
-        let Layout { placed, base } = layout;
+        let Target { layout, base } = target;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
         self.name_least_to_publish();
         let scan_memory = self.reserve_for_scan()?;
-        let mut writer = SnapshotWriter::create_placed(target, &schema, placed, &self.budget)?;
+        let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &self.budget)?;
         drop(scan_memory);
         if let Some(base) = &base {
             writer.set_base(base.identity()?);
@@ -203,9 +205,9 @@ impl WindowEngine {
     }
 }
 
-/// What a publish lays rows out by.
-struct Layout {
-    placed: Vec<PlacedTables>,
+/// What is published.
+struct Target {
+    layout: PageLayout,
     /// The snapshot a delta is made against.
     base: Option<Arc<Snapshot>>,
 }

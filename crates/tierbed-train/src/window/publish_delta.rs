@@ -1,8 +1,8 @@
 //! Rows that differ from a snapshot, found by comparing, so that none is missed.
 //!
 //! No list of changes is kept while training: rows and snapshot are read beside each other, in
-//! row order, and compared bit by bit. That is right after restarts, evictions, imports and
-//! crashes, for any snapshot of the store, at the price of reading both.
+//! row order, and compared bit by bit, as they are coded. That is right after restarts, evictions,
+//! imports and crashes, for any snapshot of the store, at the price of reading both.
 
 #![expect(clippy::indexing_slicing, reason = "a store answers the keys asked for")]
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tierbed_core::{Error, Result, RowId, RowKey, RowStore, TableId, TableSchema};
 use tierbed_kernels::init_record;
 use tierbed_snapshot::delta::holds;
-use tierbed_snapshot::{Snapshot, SnapshotRows};
+use tierbed_snapshot::{InitialCode, Snapshot, SnapshotRows};
 
 /// Rows compared at once.
 const CHUNK_ROWS: usize = 512;
@@ -44,7 +44,7 @@ pub(crate) struct Comparer {
 
 impl Comparer {
     pub(crate) fn new(base: Arc<Snapshot>) -> Self {
-        let rows = SnapshotRows::new(Arc::clone(&base));
+        let rows = SnapshotRows::coded(Arc::clone(&base));
         Self { base, rows, waiting: Vec::new(), weights: Vec::new() }
     }
 
@@ -83,15 +83,21 @@ impl Comparer {
         let keys: Vec<RowKey> = self.waiting.iter().map(|(_, row)| RowKey::new(id, *row)).collect();
         let known = keys.partition_point(|key| holds(self.base.schema(), *key));
         let mut is_changed = vec![true; keys.len()];
-        let mut initial = vec![0.0f32; table.record_words()];
+        let codec = self.base.manifest().codecs.of(id);
+        let mut initial = InitialCode::default();
+        let mut code = vec![0; codec.code_bytes(table.dim as usize)];
+        let mut numbers = vec![0.0f32; table.dim as usize];
         let weights = &self.weights;
         let mut compare = |at: usize, stored: Option<&[u8]>| {
             let now = &weights[at * weight_bytes..(at + 1) * weight_bytes];
-            if stored.is_none() {
-                init_record(table, keys[at].row.0, &mut initial);
-            }
-            let before = stored.unwrap_or(bytemuck::cast_slice(&initial));
-            is_changed[at] = before[..weight_bytes] != *now;
+            bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(now);
+            let row = keys[at].row;
+            let coded = codec.encode(&numbers, &mut code);
+            coded.map_err(|error| error.with("table", &table.name).with("row", row.0))?;
+            is_changed[at] = match stored {
+                Some(before) => before[..code.len()] != code,
+                None => !initial.is(table, codec, row, &code),
+            };
             Ok(())
         };
         self.rows.read(&keys[..known], &mut compare)?;

@@ -7,7 +7,7 @@ use super::*;
 use crate::{PlacedTables, SelectOptions};
 
 /// Two placements of different dims, a table apart, and rows larger than a page.
-fn schema() -> Schema {
+pub(super) fn schema() -> Schema {
     Schema::new(vec![
         table("c0", 300, 16),
         table("wide", 200, 64),
@@ -20,7 +20,12 @@ fn schema() -> Schema {
 }
 
 /// Every item on a home page, in an order of chance, and as many replicas as `ratio` says.
-fn place(item_count: u32, rows_per_page: usize, ratio: f64, rng: &mut SplitMix64) -> PageIndex {
+pub(super) fn place(
+    item_count: u32,
+    rows_per_page: usize,
+    ratio: f64,
+    rng: &mut SplitMix64,
+) -> PageIndex {
     let mut order: Vec<u32> = (0..item_count).collect();
     for at in (1..order.len()).rev() {
         order.swap(at, rng.below(at as u64 + 1) as usize);

@@ -2,7 +2,7 @@
 //! stands in for a row is counted.
 
 use tierbed_cache::{AdmissionRule, PolicyKind};
-use tierbed_kernels::{Codec, Codes};
+use tierbed_kernels::Codec;
 
 use super::*;
 use crate::{CacheTier, HeadRows, MissMode, ResidentTable, Tail, TierStackOptions};
@@ -85,8 +85,7 @@ pub(super) fn coded(codec: &Codec, row: &[f32]) -> Vec<f32> {
     let mut code = vec![0; codec.code_bytes(row.len())];
     codec.encode(row, &mut code).unwrap();
     let mut out = vec![0.0; row.len()];
-    let codes = Codes { codec, arena: &code, starts: &[0], weights: None };
-    Kernels::detect().decode_rows(codes, row.len(), &mut out);
+    Kernels::detect().decode_row(codec, &code, &mut out);
     out
 }
 
