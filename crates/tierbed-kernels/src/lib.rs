@@ -20,7 +20,6 @@ mod accumulate;
 pub mod batch;
 pub mod codec;
 pub mod feature_layout;
-pub mod fuzz;
 pub mod grad;
 pub mod init;
 pub mod layout;

@@ -21,7 +21,8 @@
 mod cache;
 mod commit;
 pub mod compaction;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+#[path = "../../../tools/fuzz/entries/lsm.rs"]
 pub mod fuzz;
 mod growth;
 mod key;

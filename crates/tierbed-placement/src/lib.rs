@@ -14,7 +14,8 @@
 //! Source: MaxEmbed §5 (the problem, and one answer).
 
 mod choose;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+#[path = "../../../tools/fuzz/entries/placement.rs"]
 pub mod fuzz;
 mod hypergraph;
 mod incidence;

@@ -23,15 +23,11 @@ pub(crate) struct IndexShape {
 }
 
 impl IndexShape {
-    /// Lays out the index of `schema` for `page_count` pages.
+    /// Lays out the index of `schema` for `page_count` pages; tables that are left out have no
+    /// entries.
     ///
     /// # Errors
     /// `Invalid` when the index would not fit the address space.
-    pub(crate) fn new(schema: &Schema, page_count: u64) -> Result<Self> {
-        Self::without(schema, page_count, |_| false)
-    }
-
-    /// As [`new`](Self::new), but the tables that are left out have no entries.
     pub(crate) fn without(
         schema: &Schema,
         page_count: u64,
@@ -204,7 +200,7 @@ mod tests {
     }
 
     fn round_trip(row_counts: &[u64], page_count: u64, rows: &[(RowKey, u64)]) -> ForwardIndex {
-        let shape = IndexShape::new(&schema(row_counts), page_count).unwrap();
+        let shape = IndexShape::without(&schema(row_counts), page_count, |_| false).unwrap();
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("rows.index"));
         let mut writer = IndexWriter::new(shape.clone(), Arc::clone(&device));
         for (key, page) in rows {
@@ -222,7 +218,8 @@ mod tests {
     #[test]
     fn entries_are_as_narrow_as_the_page_count_allows() {
         for (page_count, bits) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (1 << 20, 21)] {
-            assert_eq!(IndexShape::new(&schema(&[10]), page_count).unwrap().bits, bits);
+            let shape = IndexShape::without(&schema(&[10]), page_count, |_| false).unwrap();
+            assert_eq!(shape.bits, bits);
         }
     }
 

@@ -15,7 +15,8 @@ pub mod blocks;
 mod codecs;
 pub mod delta;
 pub mod forward_index;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+#[path = "../../../tools/fuzz/entries/snapshot.rs"]
 pub mod fuzz;
 mod import;
 pub mod index;

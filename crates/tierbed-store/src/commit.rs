@@ -33,8 +33,8 @@ use crate::shards::{shard_of_name, SHARDS_FILE};
 
 const CURRENT_MAGIC: &str = "tierbed-current";
 const CURRENT_VERSION: u32 = 1;
-const MANIFEST_VERSION: u32 = 2;
-const MANIFEST: CheckedText =
+pub(crate) const MANIFEST_VERSION: u32 = 2;
+pub(crate) const MANIFEST: CheckedText =
     CheckedText { magic: "tierbed-manifest", versions: 1..=MANIFEST_VERSION };
 /// Files of the stores that use this protocol, beside `CURRENT` and `commit-*`.
 const OWN_ENDINGS: [&str; 7] = [".rows", ".sst", ".wal", ".mark", ".dense", ".undo", ".bucket"];
@@ -597,11 +597,6 @@ fn parse_manifest(bytes: &[u8]) -> Result<Manifest> {
 /// The text of a `CURRENT` that names `manifest`.
 pub(crate) fn current_of(number: u64, manifest: &[u8]) -> String {
     format!("{CURRENT_MAGIC} {CURRENT_VERSION} {number} {:08x}\n", crc32c(manifest))
-}
-
-/// For `fuzz`: a manifest with the right first line.
-pub(crate) fn mended_manifest(body: &[u8]) -> Vec<u8> {
-    MANIFEST.encode(MANIFEST_VERSION, body)
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ pub mod cold;
 mod commit;
 mod extents;
 mod file;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+#[path = "../../../tools/fuzz/entries/store.rs"]
 pub mod fuzz;
 pub mod kept;
 pub mod mark;

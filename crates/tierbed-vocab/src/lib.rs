@@ -23,6 +23,8 @@ pub mod attachments;
 mod bucket;
 mod directory;
 mod free_rows;
+#[cfg(any(test, fuzzing))]
+#[path = "../../../tools/fuzz/entries/vocab.rs"]
 pub mod fuzz;
 mod pages;
 mod policy;

@@ -1,4 +1,7 @@
-//! See `tierbed_kernels::fuzz::codes`.
+//! See `entries/codes.rs`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tierbed_kernels::fuzz::codes(bytes));
+#[path = "../entries/codes.rs"]
+mod entry;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entry::codes(bytes));

@@ -7,13 +7,13 @@
 //! | rows 0 | rows 1 | ... | index | ... | filter | ... |      every block names its SST and number
 //! ```
 
-mod block;
+pub(crate) mod block;
 mod bloom;
 mod cursor;
 mod reader;
 mod writer;
 
-pub(crate) use block::{rows_per_block, BlockKind, BlockName, Rows, HEADER_BYTES};
+pub(crate) use block::{rows_per_block, Rows, HEADER_BYTES};
 pub(crate) use cursor::RunCursor;
 pub(crate) use reader::{verify_sst, OpenSst, SstTools};
 pub(crate) use writer::SstWriter;

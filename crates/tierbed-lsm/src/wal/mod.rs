@@ -216,27 +216,6 @@ fn first_entry(bytes: &[u8], segment: SegmentId, number: u64) -> Option<RawEntry
     Some(RawEntry { is_commit: length & COMMIT_BIT != 0, payload, len_bytes })
 }
 
-/// Decodes the bytes of a segment.
-///
-/// # Errors
-/// `Corruption` for anything a writer does not leave; errors of the sink pass through.
-pub(crate) fn decode_segment(
-    mut rest: &[u8],
-    schema: &Schema,
-    meta: SegmentMeta,
-    sink: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
-) -> Result<()> {
-    let mut number = 0;
-    while !rest.is_empty() {
-        let damaged = || Error::corruption("log entry is damaged").with("entry", number);
-        let entry = first_entry(rest, meta.id, number).ok_or_else(damaged)?;
-        decode_rows(entry, schema, number, sink)?;
-        number += 1;
-        rest = &rest[entry.len_bytes..];
-    }
-    check_count(number, meta)
-}
-
 fn check_count(number: u64, meta: SegmentMeta) -> Result<()> {
     if number == meta.entry_count {
         return Ok(());
@@ -335,14 +314,19 @@ mod tests {
             let meta = written(&folder);
             let mut bytes = folder.read("000004.wal").unwrap().unwrap();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let result = decode_segment(&bytes, &schema(), meta, &mut |_, _| Ok(()));
+            folder.write_durable("000004.wal", &bytes).unwrap();
+            let budget = Budget::unlimited();
+            let result = replay(&folder, &schema(), meta, &budget, &mut |_, _| Ok(()));
             prop_assert_eq!(result.unwrap_err().kind(), ErrorKind::Corruption);
         }
 
         #[test]
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let meta = SegmentMeta { id: SegmentId(0), len_bytes: 0, entry_count: 0 };
-            let _ = decode_segment(&bytes, &schema(), meta, &mut |_, _| Ok(()));
+            let folder = MemoryFolder::default();
+            folder.write_durable("000000.wal", &bytes).unwrap();
+            let len_bytes = bytes.len() as u64;
+            let meta = SegmentMeta { id: SegmentId(0), len_bytes, entry_count: 0 };
+            let _ = replay(&folder, &schema(), meta, &Budget::unlimited(), &mut |_, _| Ok(()));
         }
     }
 }

@@ -28,7 +28,8 @@ mod cost;
 mod data_path;
 mod disk;
 mod flush;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+#[path = "../../../../tools/fuzz/entries/store_cold.rs"]
 pub mod fuzz;
 mod geometry;
 mod image;

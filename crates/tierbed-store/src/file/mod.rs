@@ -5,6 +5,8 @@
 //! written occupy nothing. Commits are atomic through two slots per page
 //! (`docs/explanation/decisions/0001-shadow-pages.md`).
 
+#[cfg(any(test, fuzzing))]
+#[path = "../../../../tools/fuzz/entries/store_file.rs"]
 pub(crate) mod fuzz;
 mod layout;
 mod map_file;

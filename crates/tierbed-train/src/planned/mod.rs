@@ -8,7 +8,8 @@
 
 mod bits;
 pub mod engine;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+#[path = "../../../../tools/fuzz/entries/train.rs"]
 pub mod fuzz;
 pub mod plan;
 mod store;

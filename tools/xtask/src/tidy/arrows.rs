@@ -106,6 +106,8 @@ const TOOLS: [&str; 6] = ["sim", "models", "xtask", "lab", "compare", "bench"];
 
 /// Where the optional dependencies of `tierbed-py` are used: its module of the feature `lab`.
 const LAB_GLUE: &str = "tools/python/native/";
+/// Entries of the fuzz targets, a file or some for each crate: its tests replay their seeds.
+const FUZZ_ENTRIES: &str = "tools/fuzz/entries/";
 
 /// A crate, and what it must not reach through any chain of arrows of the table.
 const NEVER: [(&str, &[&str]); 4] = [
@@ -213,10 +215,14 @@ fn check_sources(manifest: &File, files: &[File]) -> Vec<Finding> {
         let library = format!("{folder}src/");
         let within = if dependency.kind == Kind::Tests { folder } else { &library };
         let name = dependency.name.replace('-', "_");
-        let is_glue = dependency.kind == Kind::Optional;
-        let mut sources = files.iter().filter(|file| {
-            file.path.starts_with(within) || (is_glue && file.path.starts_with(LAB_GLUE))
-        });
+        let beside = match dependency.kind {
+            Kind::Linked => library.clone(),
+            Kind::Optional => LAB_GLUE.to_owned(),
+            Kind::Tests => folder.trim_end_matches('/').replace("crates/tierbed-", FUZZ_ENTRIES),
+        };
+        let mut sources = files
+            .iter()
+            .filter(|file| file.path.starts_with(within) || file.path.starts_with(&beside));
         let is_used = sources.any(|file| match &file.scan {
             Scan::Rust(lines) => lines.iter().any(|line| names(&line.code, &name)),
             _ => false,
@@ -343,6 +349,7 @@ mod tests {
         assert_eq!(named("crates/tierbed-store/src/a.rs", "// tierbed_io::Folder"), 1);
         assert_eq!(named("crates/tierbed-store/tests/b.rs", "use tierbed_io::Folder;"), 1);
         assert_eq!(named("crates/tierbed-lsm/src/a.rs", "use tierbed_io::Folder;"), 1);
+        assert_eq!(named("tools/fuzz/entries/store_file.rs", "use tierbed_io::Folder;"), 1);
     }
 
     #[test]

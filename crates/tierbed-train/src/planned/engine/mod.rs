@@ -18,7 +18,7 @@ mod replan;
 mod reservations;
 mod scan;
 mod scratch;
-mod stored;
+pub(super) mod stored;
 mod update;
 
 use std::path::Path;
@@ -33,12 +33,7 @@ use tierbed_io::{AlignedBuf, Folder, FolderLock, FsFolder};
 use tierbed_kernels::{FeatureLayout, Hyper, Kernels};
 use tierbed_store::CommitLog;
 
-pub use options::PlannedConfig;
-pub(crate) use planned::stored_plan;
-pub use scan::AnySink;
 #[doc(hidden)]
-pub use stored::fuzz_chunks;
-
 use crate::hypers::Hypers;
 use crate::planned::plan::{ids_checksum, Batch, EpochPlan, PlanWindow};
 use crate::planned::store::extents::Extents;
@@ -49,7 +44,10 @@ use crate::planned::store::sizing::ClassSize;
 use crate::planned::store::split::Splitter;
 use crate::planned::store::storage_thread::StorageThread;
 use crate::planned::store::window_rows::WindowRows;
+pub use options::PlannedConfig;
+pub(crate) use planned::stored_plan;
 use reservations::{Purpose, Reservations};
+pub use scan::AnySink;
 use scratch::Scratch;
 
 /// The file of extents.

@@ -40,13 +40,13 @@ fn is_zero(count: &usize) -> bool {
 
 /// What the last checkpoint says, or a fresh start.
 #[derive(Debug, Default)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     pub(super) position: Position,
     pub(super) window: usize,
     pub(super) batch_in_window: u32,
     state: Option<State>,
     /// SizeClass, list ([`UNPLANNED`] for unplanned rows), bucket.
-    buckets: Vec<(usize, usize, Bucket)>,
+    pub(crate) buckets: Vec<(usize, usize, Bucket)>,
     /// All rows get new places: the buckets are there only to be left alone.
     is_moving: bool,
 }
@@ -95,7 +95,7 @@ impl Stored {
     }
 
     /// Returns the buckets of each size class.
-    pub(super) fn buckets(
+    pub(crate) fn buckets(
         &self,
         class_count: usize,
         list_count: usize,
@@ -195,7 +195,7 @@ pub(super) fn encode_buckets(classes: &[SizeClass]) -> Vec<u8> {
     bytes
 }
 
-fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>> {
+pub(crate) fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>> {
     let short = || damaged("ends too early");
     let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
     let mut buckets = Vec::new();
@@ -214,14 +214,6 @@ fn decode_buckets(bytes: &[u8]) -> Result<Vec<(usize, usize, Bucket)>> {
         buckets.push((class as usize, window as usize, bucket));
     }
     Ok(buckets)
-}
-
-/// Entry for `fuzz`: the chunk lists of a checkpoint.
-pub fn fuzz_chunks(bytes: &[u8]) {
-    if let Ok(buckets) = decode_buckets(bytes) {
-        let stored = Stored { buckets, ..Stored::default() };
-        let _ = stored.buckets(4, 64);
-    }
 }
 
 #[cfg(test)]

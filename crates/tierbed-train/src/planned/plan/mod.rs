@@ -15,7 +15,6 @@ mod builder;
 mod columns;
 mod copy;
 mod format;
-mod fuzz;
 mod next_use;
 mod reader;
 mod scratch;
@@ -25,8 +24,6 @@ mod writer;
 
 pub use builder::PlanBuilder;
 pub use copy::copy_name;
-#[doc(hidden)]
-pub use fuzz::fuzz_plan;
 pub use reader::{EpochPlan, PlanStats};
 pub(crate) use window::{Batch, PlanWindow, TableEntries};
 

@@ -1,4 +1,4 @@
-//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries of the fuzz targets, compiled into the crate: any bytes given to its decoders.
 //!
 //! Each takes arbitrary bytes and decodes them as opening a store would, behind the checksums.
 //! Damage is an error, which is fine; anything else that goes wrong is a bug. The pages of bases
@@ -67,4 +67,15 @@ pub fn table(bytes: &[u8]) {
     assert!(table.index.row_count() <= ROW_COUNT, "every row has one newest place");
     let again = table_file::decode(&table_file::encode(&table), &schema());
     assert!(again.is_ok(), "what was opened can be committed");
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_sim::fuzz::replay_seeds;
+
+    #[test]
+    fn seeds_of_every_target_pass() {
+        replay_seeds("cold_table", super::table);
+        replay_seeds("cold_keys", super::keys);
+    }
 }

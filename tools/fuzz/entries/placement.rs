@@ -1,4 +1,4 @@
-//! Fuzz targets for the decoders of this crate; entries for `fuzz/`, not an interface.
+//! Entries of the fuzz targets, compiled into the crate: any bytes given to its decoders.
 //!
 //! Each takes arbitrary bytes, mends their checksum where there is one so that what lies behind is
 //! reached, and decodes them. Damage is an error, which is fine; anything else is a bug.
@@ -68,5 +68,18 @@ pub fn part(bytes: &[u8]) {
         assert_eq!(pages, part.page_count());
         let parts = children.map(|child| child.order(&options));
         assert!(parts.iter().all(Result::is_ok), "what is split can be split on");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_sim::fuzz::replay_seeds;
+
+    #[test]
+    fn seeds_of_every_target_pass() {
+        replay_seeds("placement_file", super::placement);
+        replay_seeds("placement_mapping", super::mapping);
+        replay_seeds("placement_part", super::part);
+        replay_seeds("query_log", super::query_log);
     }
 }

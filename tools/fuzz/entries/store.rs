@@ -1,4 +1,4 @@
-//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries of the fuzz targets, compiled into the crate: any bytes given to its decoders.
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, and
 //! decodes them. Damage is an error, which is fine; anything else that goes wrong is a bug.
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tierbed_core::{Budget, RowStore, TableId, TrainStore};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, PAGE_BYTES};
 
-use crate::commit::{current_of, mended_manifest};
+use crate::commit::{current_of, MANIFEST, MANIFEST_VERSION};
 use crate::{shards, FileStore, FileStoreOptions};
 
 /// `CURRENT`, then a manifest that it names, in a store that is opened, read whole and verified;
@@ -26,7 +26,7 @@ pub fn commit(bytes: &[u8]) {
     let is_written = if kind % 3 == 0 {
         folder.write_atomic("CURRENT", rest).is_ok()
     } else {
-        let manifest = mended_manifest(rest);
+        let manifest = MANIFEST.encode(MANIFEST_VERSION, rest);
         folder.write_durable("commit-000001.manifest", &manifest).is_ok()
             && folder.write_atomic("CURRENT", current_of(1, &manifest).as_bytes()).is_ok()
     };
@@ -50,3 +50,13 @@ pub fn commit(bytes: &[u8]) {
 }
 
 pub use crate::file::fuzz::{map, page};
+
+#[cfg(test)]
+mod tests {
+    use tierbed_sim::fuzz::replay_seeds;
+
+    #[test]
+    fn seeds_of_every_target_pass() {
+        replay_seeds("store_commit", super::commit);
+    }
+}

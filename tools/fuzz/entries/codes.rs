@@ -1,12 +1,11 @@
-//! Entries for `tools/fuzz/`, not an interface: decoding any bytes must not panic nor differ
-//! between instruction sets.
+//! Codes of rows: decoding any bytes must not panic nor differ between instruction sets.
 //!
 //! Codes have no checksum of their own; the pages and tiers that keep them do. What is checked
 //! here is that any bytes decode to something, to the same bits on every instruction set.
 
 use std::sync::Arc;
 
-use crate::{BagRange, Codec, Codes, Columns, Isa, Kernels, ProductQuantizer};
+use tierbed_kernels::{BagRange, Codec, Codes, Columns, Isa, Kernels, ProductQuantizer};
 
 /// Most numbers of a row here.
 const DIM_MAX: usize = 80;

@@ -1,4 +1,4 @@
-//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries of the fuzz targets, compiled into the crate: any bytes given to its decoders.
 //!
 //! Each takes arbitrary bytes, mends their checksums so that what lies behind is reached, decodes
 //! them, and uses what came out as a reader would. Damage is an error, which is fine; anything
@@ -9,9 +9,10 @@ use tierbed_core::{Budget, Schema, TableSchema};
 use tierbed_io::{Folder, MemoryFolder};
 
 use crate::key::Key;
-use crate::sst::{read_u32, read_u64, BlockKind, BlockName, Rows};
+use crate::sst::block::{BlockKind, BlockName};
+use crate::sst::{read_u32, read_u64, Rows};
 use crate::version::{decode, encode};
-use crate::wal::{decode_segment, find_tail, SegmentId, SegmentMeta};
+use crate::wal::{find_tail, replay, SegmentId, SegmentMeta};
 
 /// Most bytes of a log that are looked at.
 const LOG_BYTES_MAX: usize = 1 << 20;
@@ -80,14 +81,26 @@ pub fn log(bytes: &[u8]) {
     let Some(schema) = schema() else { return };
     let id = SegmentId(0);
     let meta = SegmentMeta { id, len_bytes: log.len() as u64, entry_count };
-    let _ = decode_segment(&log, &schema, meta, &mut |_, _| Ok(()));
     let folder = MemoryFolder::default();
     if folder.write_durable("000000.wal", &log).is_err() {
         return;
     }
+    let _ = replay(&folder, &schema, meta, &Budget::unlimited(), &mut |_, _| Ok(()));
     if let Ok(tail) = find_tail(&folder, &[], 0, 0, &Budget::unlimited()) {
         for segment in tail.segments {
             assert!(segment.len_bytes <= log.len() as u64, "the tail ends inside the log");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_sim::fuzz::replay_seeds;
+
+    #[test]
+    fn seeds_of_every_target_pass() {
+        replay_seeds("lsm_rows", super::rows_block);
+        replay_seeds("lsm_version", super::version);
+        replay_seeds("lsm_log", super::log);
     }
 }

@@ -1,4 +1,4 @@
-//! Entries for the crate's `fuzz`: page maps and pages of records.
+//! Entries of the fuzz targets, compiled into the crate: page maps and pages of records.
 
 use tierbed_core::checksum::crc32c;
 use tierbed_core::{OptimizerKind, TableSchema};
@@ -42,5 +42,16 @@ pub fn page(bytes: &[u8]) {
             let record = layout.record(&page, slot);
             assert!(record.is_none_or(|record| record.len() == layout.record_bytes));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_sim::fuzz::replay_seeds;
+
+    #[test]
+    fn seeds_of_every_target_pass() {
+        replay_seeds("store_map", super::map);
+        replay_seeds("store_page", super::page);
     }
 }

@@ -1,12 +1,17 @@
-//! Entry for the crate's `fuzz`: a plan file, every window of it loaded and walked.
+//! Entries of the fuzz targets of training: plan files and chunk lists, which no bytes may make
+//! panic.
+//!
+//! A plan is mended so that what lies behind its checksums is reached; every window of it is loaded
+//! and walked. Damage is an error, which is fine; anything else that goes wrong is a bug.
 
 use tierbed_core::checksum::crc32c;
 use tierbed_io::{Folder, MemoryFolder, PAGE_BYTES};
 
-use super::{EpochPlan, PlanWindow};
+use super::engine::stored::{decode_buckets, Stored};
+use super::plan::{EpochPlan, PlanWindow};
 
 /// A plan file.
-pub fn fuzz_plan(bytes: &[u8]) {
+pub fn plan(bytes: &[u8]) {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES).max(PAGE_BYTES), 0);
     // Bytes too short for checksums are tried as they are.
@@ -25,6 +30,15 @@ pub fn fuzz_plan(bytes: &[u8]) {
         if plan.load(number, &mut window).is_ok() {
             walk(&window);
         }
+    }
+}
+
+/// The chunk lists of a checkpoint.
+pub fn chunks(bytes: &[u8]) {
+    if let Ok(buckets) = decode_buckets(bytes) {
+        let mut stored = Stored::default();
+        stored.buckets.extend(buckets);
+        let _ = stored.buckets(4, 64);
     }
 }
 
@@ -75,4 +89,15 @@ fn mend(bytes: &mut [u8]) -> Option<()> {
     let crc = crc32c(bytes.get(12..PAGE_BYTES)?);
     put(bytes, 8, crc);
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_sim::fuzz::replay_seeds;
+
+    #[test]
+    fn seeds_of_every_target_pass() {
+        replay_seeds("forward_plan", super::plan);
+        replay_seeds("forward_chunks", super::chunks);
+    }
 }

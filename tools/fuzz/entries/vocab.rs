@@ -1,4 +1,4 @@
-//! Entries for `tools/fuzz/`, not an interface: any bytes given to the decoders of this crate.
+//! Entries of the fuzz targets, compiled into the crate: any bytes given to its decoders.
 //!
 //! Pages and directories have no checksum of their own, the store's pages have; so each entry
 //! takes the bytes as they are and uses them as serving would. Damage is an error, which is fine;
@@ -71,5 +71,16 @@ pub fn pages(bytes: &[u8]) {
     });
     if translated.is_ok() {
         assert!(ids.iter().all(|row| (0..ROW_COUNT as i64).contains(row)), "rows of the table");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tierbed_sim::fuzz::replay_seeds;
+
+    #[test]
+    fn seeds_of_every_target_pass() {
+        replay_seeds("vocab_pages", super::pages);
+        replay_seeds("vocab_directory", super::directory);
     }
 }
