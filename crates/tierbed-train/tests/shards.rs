@@ -14,13 +14,13 @@ use std::sync::Arc;
 
 use common::Run;
 use tierbed_core::{Bags, ErrorKind, OptimizerKind, RowId, TableId};
-use tierbed_io::{Folder, MemoryFolder};
+use tierbed_io::{listed_bytes, Folder, MemoryFolder};
 use tierbed_kernels::Pooling;
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
 use tierbed_snapshot::PageLayout;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::Backend;
-use tierbed_train::{Access, OnMismatch, Order, OrderConfig, ShardedEngine};
+use tierbed_train::{Access, Answer, OnMismatch, Order, OrderConfig, PlanRequest, ShardedEngine};
 
 fn shared(folder: &MemoryFolder) -> Option<Arc<dyn Folder>> {
     Some(Arc::new(folder.clone()))
@@ -290,6 +290,43 @@ fn statistics_are_summed_over_shards() {
     assert_eq!(stats["order"]["batch"], 1);
     let used = stats["budget"]["limit_bytes"].as_u64().unwrap();
     assert!(used <= run.budget_bytes, "{used}");
+}
+
+/// Once the dump of a checkpoint was not among them.
+#[test]
+fn disk_bytes_along_a_plan_are_those_of_all_files() {
+    let run = Run::pooled(OptimizerKind::Adagrad);
+    let folder = MemoryFolder::new();
+    let mut engine = run.open(shared(&folder), &run.config(Order::Forward, None)).unwrap();
+    run.follow(&mut engine).unwrap();
+    for step in 0..run.batches + 5 {
+        run.step(&mut engine, step).unwrap();
+    }
+    for _ in 0..2 {
+        let stats = engine.engine_mut().stats().unwrap();
+        assert_eq!(stats["disk_bytes"], listed_bytes(&folder, |_| true).unwrap());
+        run.checkpoint(&mut engine, 0).unwrap();
+    }
+}
+
+/// Once the second epoch said that rows had been trained without a plan, not why.
+#[test]
+fn the_reason_of_the_order_is_that_of_the_first_epoch() {
+    let run = Run::pooled(OptimizerKind::Sgd);
+    let folder = MemoryFolder::new();
+    let mut engine = run.open(shared(&folder), &run.config(Order::Auto, None)).unwrap();
+    let reason = "the shuffle has no seed";
+    engine.writable().unwrap().note_reason("an earlier obstacle");
+    engine.writable().unwrap().note_reason(reason);
+    run.step(&mut engine, 0).unwrap();
+    let plan = run.plan(&engine);
+    let request = PlanRequest { source: "epoch".to_owned(), window_batches_max: 3 };
+    for _ in 0..2 {
+        let answer = engine.writable().unwrap().follow(&plan, &request).unwrap();
+        assert_eq!(answer, Answer::Refused { reason: reason.to_owned() });
+        engine.writable().unwrap().note_reason("a later obstacle");
+        assert_eq!(engine.engine_mut().stats().unwrap()["order"]["reason"], reason);
+    }
 }
 
 /// Ids that were compared with the plan, by all shards together.

@@ -97,7 +97,7 @@ impl PlanFollower for AutoEngine {
                     .with("reason", reason)
                     .with("remedy", "give the batches of the plan, or open with order=\"auto\""));
             }
-            self.notes.reason = Some(reason.clone());
+            self.note_reason(reason);
         }
         Ok(answer)
     }
@@ -140,7 +140,13 @@ impl PlanFollower for AutoEngine {
     }
 
     fn note_reason(&mut self, reason: &str) {
-        if !matches!(self.state, State::Planned(_)) {
+        let stays = match &self.state {
+            State::Planned(_) => true,
+            // Later epochs only find that rows were trained by window, not why.
+            State::Windowed(windowed) => !windowed.is_untouched && self.notes.reason.is_some(),
+            _ => false,
+        };
+        if !stays {
             self.notes.reason = Some(reason.to_owned());
         }
     }
@@ -192,7 +198,10 @@ impl AutoEngine {
         match &self.state {
             State::Undecided(_) => {}
             State::Lost(cause) => return Err(lost(cause)),
-            _ => return refused("rows were trained without a plan before"),
+            _ => {
+                let before = "rows were trained without a plan before";
+                return refused(self.notes.reason.as_deref().unwrap_or(before));
+            }
         }
         let (shape, options) = self.shape_of(features, request)?;
         match self.find_sound(request, &shape, &options)? {

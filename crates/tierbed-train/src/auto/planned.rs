@@ -322,7 +322,7 @@ impl TrainEngine for Planned {
             "order": order,
             "steps": stats.step_count,
             "isa": Kernels::detect().isa().name(),
-            "disk_bytes": stats.file_bytes + plan.file_bytes,
+            "disk_bytes": self.engine.disk_bytes()?,
             "store": stats,
             "buffer": {},
             "budget": budget_json(&[self.engine.budget().report(), self.aside.report()]),

@@ -67,6 +67,11 @@ impl ShardSet {
                 }
                 // Before the first commit tables and shards may still be others.
                 stored = file.filter(|file| !file.is_new());
+                let found = stored.as_ref().map_or(shard_count, ShardsFile::shard_count);
+                if found != shard_count {
+                    // Committed by another process since the folder was looked at.
+                    return Err(another_number(found, shard_count));
+                }
                 sweep(&*folder, shard_count)?;
                 let coordinator =
                     Arc::new(CommitCoordinator::new(Arc::clone(&folder), stored.clone()));
@@ -284,4 +289,32 @@ fn check_options(config: &OrderConfig) -> Result<()> {
             .with("remedy", "open the store with durability=\"checkpoint\", or with one shard"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+mod tests {
+    use tierbed_core::{ErrorKind, TableSchema};
+    use tierbed_io::MemoryFolder;
+
+    use super::*;
+    use crate::sharded::ShardedEngine;
+
+    /// Once files of the shards beyond the number read before were removed.
+    #[test]
+    fn a_store_that_another_process_began_meanwhile_keeps_its_files() {
+        let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+        let config = OrderConfig { shards: Some(3), ..OrderConfig::new(64 << 20) };
+        let mut store = ShardedEngine::open_in(Some(Arc::clone(&folder)), &config).unwrap();
+        for name in ["a", "b", "c"] {
+            store.add_table(TableSchema::plain(name, 100, 4)).unwrap();
+        }
+        store.writable().unwrap().checkpoint("one", &[]).unwrap();
+        drop(store);
+        let files = folder.list().unwrap();
+        let error = ShardSet::open(Some(Arc::clone(&folder)), 2, &config).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("another number of shards"), "{error}");
+        assert_eq!(folder.list().unwrap(), files);
+    }
 }

@@ -44,6 +44,14 @@ impl PlannedEngine {
         Ok(DiskQuota { limit_bytes, used_bytes: extents + other_bytes(&*self.folder)? })
     }
 
+    /// Returns the bytes of all files but kept checkpoints.
+    ///
+    /// # Errors
+    /// `Io` from the folder.
+    pub(crate) fn disk_bytes(&self) -> Result<u64> {
+        listed_bytes(&*self.folder, |name| !kept::is_kept(name))
+    }
+
     /// Leaves to the extents what the other files of the folder do not take.
     ///
     /// # Errors
