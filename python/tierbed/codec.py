@@ -95,7 +95,8 @@ class Codec:
         Raises:
             InvalidError: Rows of another dim, or a number that this codec cannot keep.
         """
-        self._check_rows(rows)
+        if rows.dim() != 2 or rows.shape[1] != self.dim:
+            raise InvalidError(f"rows must be [N, {self.dim}], found {tuple(rows.shape)}")
         codes = torch.empty(rows.shape[0], self.code_bytes, dtype=torch.uint8)
         self._native.encode(rows.detach().contiguous(), codes)
         return codes
@@ -128,10 +129,6 @@ class Codec:
         found = self.decode(self.encode(rows)).double()
         norm = rows.double().pow(2).sum()
         return float(((rows.double() - found).pow(2).sum() / norm).sqrt()) if norm > 0 else 0.0
-
-    def _check_rows(self, rows: Tensor) -> None:
-        if rows.dim() != 2 or rows.shape[1] != self.dim:
-            raise InvalidError(f"rows must be [N, {self.dim}], found {tuple(rows.shape)}")
 
     def __repr__(self) -> str:
         return f"Codec({self.name!r}, dim={self.dim}, code_bytes={self.code_bytes})"

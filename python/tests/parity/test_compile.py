@@ -67,9 +67,9 @@ def test_opcheck(open_store: Any, pooled: bool, weighted: bool) -> None:
             batch.values(),
             batch.offsets(),
             weights,
-            emb._handle,
+            emb._binding.handle,
             3,
-            emb._output_dim,
+            emb._binding.output_dim,
             pooled,
         ),
     )

@@ -235,7 +235,7 @@ def test_a_compiled_graph_ends_with_its_module() -> None:
     with opened(None, backend="memory") as store:
         emb = collection(store)
         # What a compiled graph holds of its module is this number.
-        handle = emb._handle
+        handle = emb._binding.handle
 
         def call() -> torch.Tensor:
             one = torch.tensor([1])

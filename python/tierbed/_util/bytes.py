@@ -6,7 +6,7 @@ import re
 
 from tierbed.errors import InvalidError
 
-__all__ = ["format_bytes", "parse_bytes", "size_text"]
+__all__ = ["format_bytes", "parse_bytes", "parse_limit", "size_text"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 _UNITS = {"": 1, "b": 1}
@@ -38,6 +38,11 @@ def parse_bytes(size: int | str, name: str = "size") -> int:
             {name: size},
         )
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def parse_limit(size: int | str | None, name: str) -> int | None:
+    """Reads a size as :func:`parse_bytes` does; None is no limit."""
+    return None if size is None else parse_bytes(size, name)
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tierbed.config.admission import EvictionPolicy, FrequencyAdmissionStrategy, policy_of
 from tierbed.config.optim import Optimizer
+from tierbed.config.words import check_word
 from tierbed.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -173,12 +174,8 @@ class BaseEmbeddingConfig:
                 f"table {self.name!r} admits and evicts nobody: give num_embeddings=None",
                 {"table": self.name},
             )
-        known = [kind.value for kind in DataType]
-        if self.data_type not in known:
-            raise InvalidError(
-                f"data_type of table {self.name!r} must be one of {known}, not {self.data_type!r}",
-                {"table": self.name},
-            )
+        kinds = [kind.value for kind in DataType]
+        check_word(f"data_type of table {self.name!r}", self.data_type, kinds)
         object.__setattr__(self, "data_type", DataType(self.data_type))
         if self.init is not None and (self.weight_init_max, self.weight_init_min) != (None, None):
             raise InvalidError(
@@ -247,19 +244,14 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = [kind.value for kind in PoolingType]
-        if self.pooling not in known:
-            raise InvalidError(
-                f"pooling of table {self.name!r} must be 'sum' or 'mean', not {self.pooling!r}",
-                {"table": self.name},
-            )
-        object.__setattr__(self, "pooling", PoolingType(self.pooling))
-        if self.pooling is PoolingType.NONE:
+        if self.pooling == PoolingType.NONE:
             raise InvalidError(
                 f"table {self.name!r}: a bag is pooled by sum or mean; "
                 "use EmbeddingConfig and EmbeddingCollection for rows that are not pooled",
                 {"table": self.name},
             )
+        check_word(f"pooling of table {self.name!r}", self.pooling, ("sum", "mean"))
+        object.__setattr__(self, "pooling", PoolingType(self.pooling))
 
 
 @dataclass(frozen=True)

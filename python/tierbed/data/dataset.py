@@ -184,8 +184,6 @@ class Dataset(ABC):
         Raises:
             InvalidError: Not a range.
         """
-        if first < 0 or (stop is not None and stop < first):
-            raise InvalidError(f"the range of samples {first}..{stop} is not a range")
         part = copy.copy(self)
-        part.first, part.stop, part._done = first, stop, 0
+        Dataset.__init__(part, self.batch_size, first, stop)
         return part

@@ -162,7 +162,7 @@ class _CodedTarget:
         if columns == held.columns and codec == held.config.codec_name():
             self._store.write_codes(held.name, first_row, run["codes"])
             return
-        rows = run["weights"] if codec is None else _decoded(codec, len(columns), run["codes"])
+        rows = run["weights"] if codec is None else Codec(codec, len(columns)).decode(run["codes"])
         to = self._store if self._collected is None else self._collected
         if columns != held.columns:
             own = to.read_rows(held.name, first_row, rows.shape[0])
@@ -178,10 +178,6 @@ class _CodedTarget:
         for first in range(self._held.rows.start, end, CHUNK_ROWS):
             rows = self._collected.read_rows(name, first, min(CHUNK_ROWS, end - first))
             self._store.write_rows(name, first, rows)
-
-
-def _decoded(codec: str, dim: int, codes: Tensor) -> Tensor:
-    return Codec(codec, dim).decode(codes)
 
 
 def _copy_columns(source: Tensor, columns: range, to: Tensor, to_columns: range) -> None:

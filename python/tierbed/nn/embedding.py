@@ -105,11 +105,7 @@ class Collection(nn.Module):
                 on_nonfinite,
             ),
         )
-        self._handle = self._binding.handle
         self._binding.is_open = any(config.num_embeddings is None for config in tables)
-        self._feature_count = len(pairs)
-        self._output_dim = self._binding.output_dim
-        self._is_pooled = self._binding.is_pooled
         # Plain attributes: neither parameters nor buffers, so state_dict() lacks them.
         self._hook = ops.new_hook().requires_grad_(store.takes_gradients)
         self._binding.hook = self._hook
@@ -239,32 +235,14 @@ class Collection(nn.Module):
         full.update({name: torch.cat(parts) for name, parts in chunks.items()})
         return full
 
-    def _rows_of(self, ids: Tensor, offsets: Tensor, is_training: bool) -> Tensor:
-        if not self._binding.is_open:
-            return ids
-        rows: Tensor = ops.translate(ids, offsets, self._handle, is_training)
-        return rows
-
     def _lookup(self, bags: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
         ids, offsets = as_int64(bags.values()), as_int64(bags.offsets())
         hook = self._hook if self.training else self._still_hook
         is_training = self.training and self._store.is_trainable and torch.is_grad_enabled()
         is_training = is_training and self._hook.requires_grad
-        if not ops.is_observed(hook, ids, offsets, weights):
-            ids = self._rows_of(ids, offsets, is_training)
-            return self._binding.look_up(hook, ids, offsets, weights, is_training)
-        rows: Tensor = ops.lookup_op(
-            hook,
-            self._rows_of(ids, offsets, is_training),
-            offsets,
-            weights,
-            self._handle,
-            self._feature_count,
-            self._output_dim,
-            self._is_pooled,
-            is_training,
-        )
-        return rows
+        if self._binding.is_open:
+            ids = ops.translate(ids, offsets, self._binding.handle, is_training)
+        return self._binding.lookup(ids, offsets, weights, hook, is_training)
 
     def extra_repr(self) -> str:
         """Lists the tables and their features."""

@@ -103,53 +103,45 @@ class Binding:
         self.handle = next(_HANDLES)
         _BINDINGS[self.handle] = self
 
-    def lookup(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """Reads and pools rows that take no gradient; arguments as for :func:`lookup_op`."""
-        if not is_observed(_STILL_HOOK, indices, offsets, weights):
-            return self.look_up(_STILL_HOOK, indices, offsets, weights, False)
-        out: Tensor = lookup_op(
-            _STILL_HOOK,
-            indices,
-            offsets,
-            weights,
-            self.handle,
-            self.feature_count,
-            self.output_dim,
-            self.is_pooled,
-        )
-        return out
-
-    def look_up(
+    def lookup(
         self,
-        hook: Tensor,
         indices: Tensor,
         offsets: Tensor,
         weights: Tensor | None,
-        is_training: bool,
+        hook: Tensor = _STILL_HOOK,
+        is_training: bool = False,
     ) -> Tensor:
-        """Reads and pools rows past the operator, where nothing in torch has to see it.
+        """Reads and pools rows; past the operator, where nothing in torch has to see it.
 
         Arguments and result are those of :func:`lookup_op`.
         """
-        if not _wants_grad(hook, weights):
-            return self.read(indices, offsets, weights, is_training)
-        rows: Tensor = _EagerLookup.apply(  # type: ignore[no-untyped-call]
-            hook, indices, offsets, weights, self, is_training
-        )
+        if is_observed(hook, indices, offsets, weights):
+            rows: Tensor = lookup_op(
+                hook,
+                indices,
+                offsets,
+                weights,
+                self.handle,
+                self.feature_count,
+                self.output_dim,
+                self.is_pooled,
+                is_training,
+            )
+        elif _wants_grad(hook, weights):
+            rows = _EagerLookup.apply(  # type: ignore[no-untyped-call]
+                hook, indices, offsets, weights, self, is_training
+            )
+        else:
+            rows, _ = self.read(indices, offsets, weights, is_training)
         return rows
 
     def read(
         self, indices: Tensor, offsets: Tensor, weights: Tensor | None, is_training: bool
-    ) -> Tensor:
-        """Reads and pools rows at once, past torch; arguments as for :func:`lookup_op`."""
-        return self.read_for_step(indices, offsets, weights, is_training)[0]
-
-    def read_for_step(
-        self, indices: Tensor, offsets: Tensor, weights: Tensor | None, is_training: bool
     ) -> tuple[Tensor, int | None]:
-        """As :meth:`read`; returns the token of the batch, too, for :meth:`step` along a plan.
+        """Reads and pools rows at once, past torch; arguments as for :func:`lookup_op`.
 
-        The engine checks ids, offsets and shapes, so that nothing is checked here.
+        Returns the token of the batch, too, for :meth:`step` along a plan. The engine checks ids,
+        offsets and shapes, so that nothing is checked here.
         """
         rows = (offsets.numel() - 1) // self.feature_count if self.is_pooled else indices.numel()
         out = _FLOATS.new_empty(rows, self.output_dim)
@@ -174,7 +166,7 @@ class Binding:
     ) -> Tensor | None:
         """Applies one optimizer step to the rows of a lookup; arguments as for :func:`update`.
 
-        With the ``token`` of :meth:`read_for_step` the engine does not check the ids again.
+        With the ``token`` of :meth:`read` the engine does not check the ids again.
         Returns the gradient of the weights, where it is wanted.
         """
         device = indices.device
@@ -301,7 +293,7 @@ class _EagerLookup(torch.autograd.Function):
         ctx.save_for_backward(indices, offsets, *([] if weights is None else [weights]))
         # The graph keeps the collection's store usable until its backward.
         ctx.binding = binding
-        out, ctx.token = binding.read_for_step(indices, offsets, weights, is_training)
+        out, ctx.token = binding.read(indices, offsets, weights, is_training)
         return out
 
     @staticmethod
@@ -344,7 +336,7 @@ def lookup_op(
     Returns:
         ``[B, D]`` f32, or ``[E, D]`` when not pooled.
     """
-    return _binding(handle).read(indices, offsets, weights, is_training)
+    return _binding(handle).read(indices, offsets, weights, is_training)[0]
 
 
 @lookup_op.register_fake

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tierbed._native import NativeResident, NativeSnapshot, apply_delta
-from tierbed._util.bytes import parse_bytes
+from tierbed._util.bytes import parse_bytes, parse_limit
 from tierbed.config.io import IoOptions
 from tierbed.config.tables import is_own
 from tierbed.config.words import MissMode, Pooling, SnapshotBackend, check_word
@@ -150,7 +150,6 @@ class Snapshot:
         """
         tiers = cache if isinstance(cache, CacheOptions) else CacheOptions(tiers=cache)
         io = io or IoOptions()
-        bytes_max = tiers.bytes_max
         if readers is not None and readers < 1:
             raise InvalidError(f"readers must be at least 1, not {readers}")
         if tiers.floor is not None and tiers.budget is None:
@@ -161,12 +160,12 @@ class Snapshot:
             "io_engine": io.engine,
             "queue_depth": io.queue_depth,
             "reader_count": readers,
-            "cache_bytes_max": None if bytes_max is None else parse_bytes(bytes_max, "bytes_max"),
+            "cache_bytes_max": parse_limit(tiers.bytes_max, "bytes_max"),
             "tiers": cache_parts(tiers.tiers),
             "neighbours": None if tiers.neighbours is None else os.fspath(tiers.neighbours),
             "misses": misses,
             "refresh": _refreshed(tiers.refresh),
-            "tier_floor_bytes": None if tiers.floor is None else parse_bytes(tiers.floor, "floor"),
+            "tier_floor_bytes": parse_limit(tiers.floor, "floor"),
         }
         folder = os.fspath(path)
         near = tiers.neighbours

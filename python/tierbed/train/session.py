@@ -94,19 +94,15 @@ class StepSession:
 
     def tell_why_not(self) -> None:
         """Says why no plan is followed, where the caller may have expected one."""
-        reason = self._obstacle()
+        if not self._trains:
+            if not self._collection.training:
+                self.store.note_scans(is_coming=True)
+            return
+        reason = self.store.plan_obstacle
+        if reason is None and self._binding.is_open and self.store.asks_for_plan:
+            reason = "a table has an open vocabulary: which rows its ids get is not known before"
         if reason is not None:
             self.store.note_unknown_order(reason)
-        elif not self._collection.training:
-            self.store.note_scans(is_coming=True)
-
-    def _obstacle(self) -> str | None:
-        if not self._trains:
-            return None
-        obstacle = self.store.plan_obstacle
-        if obstacle is None and self._binding.is_open and self.store.asks_for_plan:
-            return "a table has an open vocabulary: which rows its ids get is not known before"
-        return obstacle
 
     @property
     def position(self) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ import torch
 from tierbed import _native
 from tierbed._native import NativeStore
 from tierbed._util import state
-from tierbed._util.bytes import parse_bytes
+from tierbed._util.bytes import parse_bytes, parse_limit
 from tierbed.backends.bridge import Bridge
 from tierbed.backends.protocol import RowStoreProtocol
 from tierbed.config.io import IoOptions
@@ -168,12 +168,8 @@ class Store(StoreRows):
             "shards": shards,
             "io_engine": io.engine,
             "queue_depth": io.queue_depth,
-            "disk_quota_bytes": None
-            if disk_quota is None
-            else parse_bytes(disk_quota, "disk_quota"),
-            "vocabulary_bytes": None
-            if vocabulary_dram is None
-            else parse_bytes(vocabulary_dram, "vocabulary_dram"),
+            "disk_quota_bytes": parse_limit(disk_quota, "disk_quota"),
+            "vocabulary_bytes": parse_limit(vocabulary_dram, "vocabulary_dram"),
             "read_only": read_only,
         }
         folder = None if path is None else os.fspath(path)
