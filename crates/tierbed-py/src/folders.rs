@@ -88,6 +88,7 @@ fn apply_delta(
 
 /// Writes a snapshot of the matrices `tables` to `out`; returns a report.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "as in Python")]
 fn import_tables(
     py: Python<'_>,
     tables: Vec<(String, Bound<'_, PyAny>)>,
