@@ -1,21 +1,15 @@
 //! Batches: the lookups of several requests as one.
 //!
-//! Rows are added per bag in index order, whatever else is in a lookup, so every request gets the
-//! bits it would get alone. Where a lookup of several fails, each is asked again by itself: a bad
-//! page fails those who need it.
+//! Every request gets the bits it would get alone. Where a joint lookup fails, each of its queries
+//! is asked again by itself: a bad page fails those who need it.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::Arc;
-
-use tierbed_core::Bags;
 
 use crate::answer::Refusal;
 use crate::job::{Done, Encode, Job, Made, Phases, Prepared, Work};
-use crate::query::{look_up, Query, Source};
+use crate::joint::{groups, Member};
+use crate::query::Query;
 use crate::routes::Service;
-
-/// Most elements of the answer to a joint lookup: what is beyond is looked up in several.
-const WORDS_MAX: usize = 1 << 20;
 
 /// A request between its preparation and its answer.
 struct Begun {
@@ -75,94 +69,31 @@ fn guarded<T>(service: &Service, work: impl FnOnce() -> Result<T, Refusal>) -> R
     }
 }
 
-/// Looks up the queries of all requests, those of one plan together.
+/// Looks up the queries of all requests, as many together as there may be.
 fn look_up_all(service: &Service, begun: &mut [Begun]) {
     let source = service.source();
-    let mut groups: Vec<Vec<&mut Query>> = Vec::new();
-    let queries = begun.iter_mut().filter_map(|begun| begun.result.as_mut().ok()).flatten();
-    for query in queries {
-        let is_mate = |group: &&mut Vec<&mut Query>| {
-            let words: usize = group.iter().map(|query| query.matrix.get().len()).sum();
-            let has_room = words + query.matrix.get().len() <= WORDS_MAX;
-            has_room && group.first().is_some_and(|first| Arc::ptr_eq(&first.plan, &query.plan))
-        };
-        match groups.iter_mut().find(is_mate) {
-            Some(group) => group.push(query),
-            None => groups.push(vec![query]),
+    let members = begun.iter_mut().enumerate().flat_map(|(request, begun)| {
+        let queries = begun.result.as_mut().ok().into_iter().flatten();
+        queries.map(move |query| Member { request, query })
+    });
+    let mut failed = Vec::new();
+    for mut group in groups(source, members) {
+        let has_company = group.members.len() > 1;
+        let mut look_up = || catch_unwind(AssertUnwindSafe(|| group.look_up(source)));
+        if has_company && matches!(look_up(), Ok(Ok(()))) {
+            continue;
         }
-    }
-    let mut failed = false;
-    for group in &mut groups {
-        let looked_up = catch_unwind(AssertUnwindSafe(|| look_up_together(source, group)));
-        failed |= !matches!(looked_up, Ok(Ok(())));
-    }
-    drop(groups);
-    if failed {
         // A lookup repeated has the same bits.
-        for one in begun {
-            one.result = guarded(service, || {
-                let mut queries = std::mem::replace(&mut one.result, Ok(Vec::new()))?;
-                for query in &mut queries {
-                    query.look_up(source)?;
-                }
-                Ok(queries)
-            });
-        }
-    }
-}
-
-/// Looks up queries of one plan as one.
-///
-/// # Errors
-/// Those of [`Query::look_up`], of any of them.
-pub(crate) fn look_up_together(
-    source: Source<'_>,
-    queries: &mut [&mut Query],
-) -> tierbed_core::Result<()> {
-    let plan = match queries {
-        [] => return Ok(()),
-        [one] => return one.look_up(source),
-        [first, ..] => Arc::clone(&first.plan),
-    };
-    let index_count = queries.iter().map(|query| query.bags().indices.len()).sum();
-    let is_weighted = queries.iter().any(|query| query.bags().weights.is_some());
-    let mut indices: Vec<i64> = Vec::with_capacity(index_count);
-    let mut weights: Vec<f32> = Vec::with_capacity(if is_weighted { index_count } else { 0 });
-    let mut offsets = vec![0];
-    for at in 0..plan.asked.len() {
-        for query in queries.iter() {
-            let bags = query.bags();
-            let range = plan.layout.range(&bags, at);
-            let shift = indices.len() as i64 - range.start as i64;
-            let own = bags.feature_offsets(at).iter().skip(1);
-            offsets.extend(own.map(|offset| offset + shift));
-            let (Some(ids), own_weights) = (
-                bags.indices.get(range.clone()),
-                bags.weights.map(|weights| weights.get(range.clone())),
-            ) else {
-                panic!("bags of feature {at} lie beyond their ids");
-            };
-            indices.extend_from_slice(ids);
-            match own_weights {
-                Some(Some(own)) => weights.extend_from_slice(own),
-                Some(None) => panic!("bags of feature {at} lie beyond their weights"),
-                // Weight 1 leaves every bit of a row as it is.
-                None if is_weighted => weights.resize(indices.len(), 1.0),
-                None => {}
+        for Member { request, query } in group.members {
+            if let Err(refusal) = guarded(service, || Ok(query.look_up(source)?)) {
+                failed.push((request, refusal));
             }
         }
     }
-    let weights = is_weighted.then_some(&weights[..]);
-    let bags = Bags::new(&indices, &offsets, weights, plan.asked.len())?;
-    let mut out = vec![0.0; plan.layout.output_len(&bags)];
-    look_up(source, &plan, &bags, &mut out)?;
-    let mut rest = &out[..];
-    for query in queries.iter_mut() {
-        let matrix = query.matrix.get_mut();
-        let (own, after) = rest.split_at(matrix.len());
-        matrix.copy_from_slice(own);
-        rest = after;
+    for (request, refusal) in failed {
+        let Some(one) = begun.get_mut(request) else { panic!("request {request} of no batch") };
+        if one.result.is_ok() {
+            one.result = Err(refusal);
+        }
     }
-    assert!(rest.is_empty(), "{} elements of a joint answer have no request", rest.len());
-    Ok(())
 }

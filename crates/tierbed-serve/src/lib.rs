@@ -20,6 +20,7 @@ mod executor;
 mod faults;
 mod features;
 mod job;
+mod joint;
 mod json;
 mod listen;
 mod log;
