@@ -26,7 +26,7 @@ FUZZ_STAMP := .tools/cargo-fuzz/.version-$(FUZZ_VERSION)
 NATIVE_STAMP := .venv/.stamp-native
 BENCH_STAMP := .venv/.stamp-bench
 NATIVE_SOURCES := Cargo.toml Cargo.lock \
-    $(shell find crates tools -path '*/tests' -prune -o -path tools/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
+    $(shell find crates tools -path '*/tests' -prune -o -path tools/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml -o -name '*.proto' \) -print)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_PYTHON_DOWNLOADS := never

@@ -84,6 +84,7 @@ fn failed(py: Python<'_>, raised: &PyErr) -> Error {
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct GivenOptions {
+    grpc_address: Option<String>,
     worker_threads: Option<usize>,
     lookup_threads: Option<usize>,
     snapshot_name: Option<String>,
@@ -100,6 +101,7 @@ impl GivenOptions {
         let level = given.log_level.as_deref().map(LogLevel::parse).transpose()?;
         Ok(ServeOptions {
             address: address.to_owned(),
+            grpc_address: given.grpc_address,
             worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
             lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),
             snapshot_name: given.snapshot_name,
@@ -148,6 +150,11 @@ impl NativeServer {
     #[getter]
     fn address(&self, py: Python<'_>) -> PyResult<String> {
         run(py, || Ok(self.server.get()?.address().to_string()))
+    }
+
+    #[getter]
+    fn grpc_address(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        run(py, || Ok(self.server.get()?.grpc_address().map(|address| address.to_string())))
     }
 
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {

@@ -67,6 +67,10 @@ impl Refusal {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid", message)
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     pub(crate) fn kind(&self) -> &'static str {
         self.kind
     }

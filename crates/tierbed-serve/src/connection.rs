@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::{service_fn, Service as _};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -37,6 +38,14 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(crate) struct Callee {
     pub(crate) router: Router,
     pub(crate) service: Arc<Service>,
+    pub(crate) protocol: Protocol,
+}
+
+/// What clients of a door speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http,
+    Grpc,
 }
 
 /// How a connection came to its end.
@@ -52,8 +61,7 @@ enum End {
 /// Answers the requests of one connection until it ends.
 pub(crate) async fn serve(stream: TcpStream, callee: Callee) {
     let metrics = Arc::clone(&callee.service.metrics);
-    metrics.connections_open.inc();
-    let _open = Closing(&metrics.connections_open);
+    let _open = Closing::new(&metrics.connections_open);
     let pulse = Arc::new(Pulse::new());
     let io = TokioIo::new(Wire { stream, pulse: Arc::clone(&pulse) });
     let answering = {
@@ -90,8 +98,15 @@ pub(crate) async fn serve(stream: TcpStream, callee: Callee) {
     close(stream, &end, &pulse, &callee.service).await;
 }
 
-/// Counts down when a connection ends, however it ends.
-struct Closing<'a>(&'a prometheus_client::metrics::gauge::Gauge);
+/// Counts an open connection, and down when it ends, however it ends.
+pub(crate) struct Closing<'a>(&'a Gauge);
+
+impl<'a> Closing<'a> {
+    pub(crate) fn new(open: &'a Gauge) -> Self {
+        open.inc();
+        Self(open)
+    }
+}
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
@@ -175,6 +190,23 @@ fn boxed(
     Box::pin(answer)
 }
 
+/// Lets a request's handler answer it; a panic is told as `told` does.
+pub(crate) async fn routed(
+    Callee { router, service, .. }: Callee,
+    request: Request<Body>,
+    told: impl Fn(Refusal) -> Response<Body>,
+) -> Response<Body> {
+    let mut routed = pin!(TowerToHyperService::new(router).call(request));
+    let routed = poll_fn(|cx| {
+        // A panic ends the request, not the other answers of the process.
+        match catch_unwind(AssertUnwindSafe(|| routed.as_mut().poll(cx))) {
+            Ok(polled) => polled.map(|Ok(response)| response),
+            Err(panic) => Poll::Ready(told(service.panicked(&*panic))),
+        }
+    });
+    routed.await
+}
+
 /// Answers one request.
 async fn answer(
     callee: Callee,
@@ -185,16 +217,8 @@ async fn answer(
     pulse.begin_request(!request.body().is_end_stream());
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(Arc::clone(&pulse));
-    let Callee { router, service } = callee;
-    let mut routed = pin!(TowerToHyperService::new(router).call(request));
-    let routed = poll_fn(|cx| {
-        // A panic ends the request, not the other answers of the process.
-        match catch_unwind(AssertUnwindSafe(|| routed.as_mut().poll(cx))) {
-            Ok(polled) => polled.map(|Ok(response)| response),
-            Err(panic) => Poll::Ready(service.panicked(&*panic).into_response()),
-        }
-    });
-    let mut response = routed.await;
+    let service = Arc::clone(&callee.service);
+    let mut response = routed(callee, request, IntoResponse::into_response).await;
     if *service.stopping.borrow() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

@@ -117,7 +117,6 @@ impl IntoResponse for Made {
         if let Some(header_bytes) = header_bytes {
             response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(header_bytes));
         }
-        response.extensions_mut().insert(self.phases);
         response.extensions_mut().insert(Arc::new(self.held));
         response
     }

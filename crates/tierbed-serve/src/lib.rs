@@ -1,4 +1,4 @@
-//! HTTP server of lookups and predictions over a snapshot.
+//! HTTP and gRPC server of lookups and predictions over a snapshot.
 //!
 //! ```text
 //! door ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ executor: all that wait, decoded ─▶
@@ -19,6 +19,7 @@ mod connection;
 mod executor;
 mod faults;
 mod features;
+mod grpc;
 mod job;
 mod joint;
 mod json;

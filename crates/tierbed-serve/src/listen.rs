@@ -13,7 +13,8 @@ use tierbed_core::{Error, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::connection::{serve, turn_away, Callee};
+use crate::connection::{serve, turn_away, Callee, Protocol};
+use crate::grpc;
 
 /// Clients that are told at once that there is no room for them; more are closed without a word.
 const TURNED_AWAY_MAX: usize = 64;
@@ -51,6 +52,13 @@ impl Door {
         Self { callee, connections, connections_max, turned_away }
     }
 
+    /// Makes another door into the same room.
+    pub(crate) fn beside(&self, callee: Callee) -> Self {
+        let connections = Arc::clone(&self.connections);
+        let turned_away = Arc::clone(&self.turned_away);
+        Self { callee, connections, connections_max: self.connections_max, turned_away }
+    }
+
     /// Lets connections in until told to stop; returns when the last one has ended.
     pub(crate) async fn open(self, listener: TcpListener) {
         let mut stopping = self.callee.service.stopping.clone();
@@ -75,8 +83,10 @@ impl Door {
                 }
             }
         }
-        let open = self.connections_max as usize - self.connections.available_permits();
-        self.callee.service.log.stopping(open);
+        if self.callee.protocol == Protocol::Http {
+            let open = self.connections_max as usize - self.connections.available_permits();
+            self.callee.service.log.stopping(open);
+        }
         self.let_in_the_waiting(listener).await;
         // The semaphore is never closed.
         let _ = self.connections.acquire_many(self.connections_max).await;
@@ -119,7 +129,10 @@ impl Door {
         if let Ok(permit) = Arc::clone(&self.connections).try_acquire_owned() {
             let callee = self.callee.clone();
             tokio::spawn(async move {
-                serve(stream, callee).await;
+                match callee.protocol {
+                    Protocol::Http => serve(stream, callee).await,
+                    Protocol::Grpc => grpc::connection::serve(stream, callee).await,
+                }
                 drop(permit);
             });
             return;
@@ -127,6 +140,10 @@ impl Door {
         let service = &self.callee.service;
         service.metrics.refused("connections");
         service.log.refused("connections");
+        // A client of gRPC is told by the closed connection: there is no status before a call.
+        if self.callee.protocol == Protocol::Grpc {
+            return;
+        }
         if let Ok(permit) = Arc::clone(&self.turned_away).try_acquire_owned() {
             tokio::spawn(async move {
                 turn_away(stream).await;

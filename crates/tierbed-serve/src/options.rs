@@ -17,6 +17,8 @@ use crate::log::LogOptions;
 pub struct ServeOptions {
     /// Host and port to listen on; port 0 picks a free one.
     pub address: String,
+    /// Host and port for gRPC; none without.
+    pub grpc_address: Option<String>,
     /// Threads that move bytes.
     pub worker_threads: usize,
     /// Threads that look up and predict.
@@ -77,6 +79,7 @@ impl Default for ServeOptions {
         let cores = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
         Self {
             address: "127.0.0.1:8080".to_owned(),
+            grpc_address: None,
             worker_threads: cores.min(2),
             lookup_threads: cores.min(16),
             limits: Limits::default(),

@@ -87,19 +87,19 @@ impl Deref for Ids {
 pub(crate) struct Matrix {
     words: Vec<f32>,
     first: usize,
+    /// Bytes before the head, which ends where the elements begin.
+    unused: usize,
 }
 
 impl Matrix {
-    /// Makes room for `len` elements behind `head`, which is filled up with spaces to words.
+    /// Makes room for `len` elements behind `head`.
     fn behind(head: &[u8], len: usize) -> Self {
         let first = head.len().div_ceil(size_of::<f32>());
+        let unused = first * size_of::<f32>() - head.len();
         let mut words = vec![0.0; first + len];
         let (start, _) = words.split_at_mut(first);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(start);
-        let (text, rest) = bytes.split_at_mut(head.len());
-        text.copy_from_slice(head);
-        rest.fill(b' ');
-        Self { words, first }
+        bytemuck::cast_slice_mut(start).split_at_mut(unused).1.copy_from_slice(head);
+        Self { words, first, unused }
     }
 
     pub(crate) fn get(&self) -> &[f32] {
@@ -110,10 +110,9 @@ impl Matrix {
         self.words.split_at_mut(self.first).1
     }
 
-    /// Returns head and elements as bytes, not copied, and how many the head has.
-    pub(crate) fn into_bytes(self) -> (Bytes, usize) {
-        let head_bytes = self.first * size_of::<f32>();
-        (Bytes::from_owner(Words(self.words)), head_bytes)
+    /// Returns head and elements as bytes, not copied.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(Words(self.words)).slice(self.unused..)
     }
 }
 

@@ -4,6 +4,7 @@ mod about;
 pub(crate) mod work;
 
 use std::any::Any;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,26 +113,43 @@ pub(crate) fn router(service: &Arc<Service>) -> Router {
 
 /// Bytes of a request's body, as the handler read it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BodyBytes(u64);
+pub(crate) struct BodyBytes(pub(crate) u64);
 
 /// Counts every request, and ends those that take too long to answer.
 async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
-    let start_us = service.clock.now_us();
     let route = route_name(request.uri().path());
     let is_oip = oip::is_ours(route);
-    let mut leaving = Leaving { service: Some(Arc::clone(&service)), route };
     let limit = Duration::from_millis(service.limits.request_ms_max);
-    let response = match tokio::time::timeout(limit, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) if is_oip => Refusal::late("request took too long").into_response(),
-        Err(_) => Refusal::slow("request took too long").into_response(),
+    let answering = async {
+        let response = match tokio::time::timeout(limit, next.run(request)).await {
+            Ok(response) => response,
+            Err(_) if is_oip => Refusal::late("request took too long").into_response(),
+            Err(_) => Refusal::slow("request took too long").into_response(),
+        };
+        if is_oip {
+            oip::worded(response)
+        } else {
+            response
+        }
     };
-    let response = if is_oip { oip::worded(response) } else { response };
+    counted(&service, route, answering).await
+}
+
+/// Counts a request by its answer. A refusal has its own status, however its protocol tells it.
+pub(crate) async fn counted(
+    service: &Arc<Service>,
+    route: &'static str,
+    answering: impl Future<Output = Response>,
+) -> Response {
+    let start_us = service.clock.now_us();
+    let mut leaving = Leaving { service: Some(Arc::clone(service)), route };
+    let response = answering.await;
     leaving.service = None;
     let us = service.clock.now_us().saturating_sub(start_us);
     let body_bytes = response.extensions().get().map_or(0, |BodyBytes(bytes)| *bytes);
-    let told = Told { route, status: response.status().as_u16(), us, body_bytes };
-    service.note(told, response.extensions().get());
+    let refusal: Option<&Refusal> = response.extensions().get();
+    let status = refusal.map_or(response.status(), Refusal::status).as_u16();
+    service.note(Told { route, status, us, body_bytes }, refusal);
     response
 }
 

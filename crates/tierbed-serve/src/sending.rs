@@ -13,7 +13,7 @@ use crate::metrics::Metrics;
 use crate::wire::Pulse;
 
 /// Bytes handed over at once: what the socket has not taken stays here and is seen to stay.
-const PART_BYTES: usize = 256 << 10;
+pub(crate) const PART_BYTES: usize = 256 << 10;
 
 /// A whole answer, handed over part by part. Tells the pulse when it is gone.
 #[derive(Debug)]

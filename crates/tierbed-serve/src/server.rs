@@ -12,10 +12,11 @@ use tokio::runtime::Runtime;
 use tokio::sync::{watch, Semaphore};
 
 use crate::body::Buffers;
-use crate::connection::Callee;
+use crate::connection::{Callee, Protocol};
 use crate::executor::Executor;
 use crate::faults::Faults;
 use crate::features::resolve;
+use crate::grpc::{self, Health};
 use crate::listen::{bind, connections_allowed, Door};
 use crate::log::Log;
 use crate::metrics::process::open_files;
@@ -59,6 +60,7 @@ impl fmt::Debug for dyn Predictor {
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
+    grpc_address: Option<SocketAddr>,
     stop: watch::Sender<bool>,
     finished: Arc<Finished>,
     stop_ms_max: u64,
@@ -105,17 +107,20 @@ impl Server {
         let (stop, stopping) = watch::channel(false);
         let service = Arc::new(service(options, snapshot, predictor, stopping)?);
         let (listener, address) = bind(&options.address)?;
+        let grpc = options.grpc_address.as_deref().map(bind).transpose()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(options.worker_threads)
             .thread_name("tierbed-serve")
             .enable_all()
             .build()
             .map_err(|cause| Error::os("cannot start the server's threads", cause))?;
-        let listener = {
-            let _entered = runtime.enter();
-            tokio::net::TcpListener::from_std(listener)
-                .map_err(|cause| Error::os("cannot listen", cause).with("address", address))?
+        let entered = runtime.enter();
+        let listener = listening(listener, address)?;
+        let grpc = match grpc {
+            Some((listener, address)) => Some((listening(listener, address)?, address)),
+            None => None,
         };
+        drop(entered);
         let finished = Arc::new(Finished::default());
         let finishing = Finishing(Arc::clone(&finished));
         let asked = options.limits.connections_max;
@@ -126,14 +131,34 @@ impl Server {
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
         Executor::start(&service, options.lookup_threads)?;
-        let callee = Callee { router: router(&service), service: Arc::clone(&service) };
-        let door = Door::new(callee, allowed);
+        let callee = |router, protocol| Callee { router, service: Arc::clone(&service), protocol };
+        let door = Door::new(callee(router(&service), Protocol::Http), allowed);
+        let grpc_address = grpc.as_ref().map(|(_, address)| *address);
+        let beside = grpc.map(|(listener, _)| {
+            let health = Health::default();
+            let router = grpc::router(&service, &health);
+            (door.beside(callee(router, Protocol::Grpc)), listener, health)
+        });
+        let stopping = service.stopping.clone();
         runtime.spawn(async move {
             let _finishing = finishing;
+            let beside = match beside {
+                Some((door, listener, health)) => {
+                    health.begin().await;
+                    tokio::spawn(health.end(stopping));
+                    Some(tokio::spawn(door.open(listener)))
+                }
+                None => None,
+            };
             door.open(listener).await;
+            if let Some(beside) = beside {
+                // A panic of it was told already; the server stops all the same.
+                let _ = beside.await;
+            }
         });
         Ok(Self {
             address,
+            grpc_address,
             stop,
             finished,
             stop_ms_max: options.limits.stop_ms_max,
@@ -147,6 +172,12 @@ impl Server {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the address bound for gRPC, with the real port.
+    #[must_use]
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.grpc_address
     }
 
     /// Waits up to `timeout`; true when the server has stopped.
@@ -240,6 +271,15 @@ fn service(
         executor: Arc::default(),
         snapshot,
     })
+}
+
+/// Gives a listener to the runtime that is entered.
+fn listening(
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+) -> Result<tokio::net::TcpListener> {
+    tokio::net::TcpListener::from_std(listener)
+        .map_err(|cause| Error::os("cannot listen", cause).with("address", address))
 }
 
 fn place_count(options: &ServeOptions) -> usize {

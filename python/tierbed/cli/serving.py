@@ -130,7 +130,8 @@ def serve(
     ):
         recording.begin(opened)
         answers = "lookups and predictions" if server.predicts else "lookups"
-        print(f"serving {answers} on http://{server.address}", flush=True)
+        beside = f" and grpc://{server.grpc_address}" if server.grpc_address else ""
+        print(f"serving {answers} on http://{server.address}{beside}", flush=True)
         while not stop.is_set() and not server.wait(0.2):
             pass
         if not server.stop():

@@ -69,6 +69,7 @@ class ServeOptions:
     """How a server works and what it tells.
 
     Args:
+        grpc_address: ``"host:port"`` for gRPC; port 0 picks a free one, None: no gRPC.
         limits: What requests and clients may cost.
         worker_threads: Threads that move bytes; by default 2, or the number of cores if less.
         lookup_threads: Threads that look up and predict; by default the cores, at most 16.
@@ -79,6 +80,7 @@ class ServeOptions:
         slow_ms: Requests that take longer are written.
     """
 
+    grpc_address: str | None = None
     limits: Limits = Limits()
     worker_threads: Positive | None = None
     lookup_threads: Positive | None = None
@@ -249,6 +251,11 @@ class Server:
     def address(self) -> str:
         """The address really bound, ``"host:port"``."""
         return self._native.address
+
+    @property
+    def grpc_address(self) -> str | None:
+        """The address really bound for gRPC, where there is one."""
+        return self._native.grpc_address
 
     @property
     def predicts(self) -> bool:

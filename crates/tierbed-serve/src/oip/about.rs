@@ -13,7 +13,7 @@ use super::VERSION;
 use crate::answer::{with_type, Refusal, JSON};
 use crate::routes::{Service, Shared};
 
-const EXTENSIONS: [&str; 5] =
+pub(crate) const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "parameters", "statistics", "model_configuration", "model_repository"];
 
 pub(super) fn told(value: &serde_json::Value) -> Response {
@@ -84,7 +84,7 @@ pub(super) async fn no_control() -> Refusal {
 }
 
 impl Service {
-    fn is_stopping(self: &Arc<Self>) -> bool {
+    pub(crate) fn is_stopping(self: &Arc<Self>) -> bool {
         *self.stopping.borrow()
     }
 }

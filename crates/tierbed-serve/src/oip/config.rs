@@ -14,11 +14,11 @@ pub(super) const POOLED: &str = "pooled";
 
 /// One tensor of a model; -1 is a length that requests choose.
 #[derive(Debug)]
-pub(super) struct Tensor {
-    pub(super) name: String,
-    pub(super) datatype: &'static str,
-    pub(super) shape: Vec<i64>,
-    is_optional: bool,
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) datatype: &'static str,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) is_optional: bool,
 }
 
 fn tensor(name: impl Into<String>, datatype: &'static str, shape: &[i64]) -> Tensor {
@@ -31,7 +31,7 @@ fn optional(name: impl Into<String>, datatype: &'static str) -> Tensor {
 
 /// Returns the inputs of a model. Of the forms of a lookup the simplest is the one that tools
 /// which make up requests should use: the others are optional.
-pub(super) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
+pub(crate) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
     let bags = [optional("values", "INT64"), optional("lengths", "INT64")];
     match kind {
         Kind::Rows => {
@@ -58,7 +58,7 @@ pub(super) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
 }
 
 /// Returns the outputs of a model; those that a request gets by default come first.
-pub(super) fn outputs(service: &Service, kind: Kind) -> Vec<Tensor> {
+pub(crate) fn outputs(service: &Service, kind: Kind) -> Vec<Tensor> {
     if kind == Kind::Predictions {
         return ["probability", "logit"].map(|name| tensor(name, "FP32", &[-1])).into();
     }

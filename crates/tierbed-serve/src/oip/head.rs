@@ -9,6 +9,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tierbed_core::{Error, Result};
 
+use super::inputs;
+use super::request::{check_once, unsupported, Form, Named, Request};
 use crate::job::HEADER_LENGTH;
 
 /// Largest head that is searched for a `timeout` before the request waits for a place: an async
@@ -17,22 +19,22 @@ const SEARCHED_BYTES_MAX: usize = 64 << 10;
 
 /// An inference request without its binary tensors. What is not named here is ignored.
 #[derive(Debug, Deserialize)]
-pub(super) struct Head<'a> {
-    pub(super) id: Option<String>,
+struct Head<'a> {
+    id: Option<String>,
     #[serde(default)]
-    pub(super) parameters: Option<Parameters>,
+    parameters: Option<Parameters>,
     #[serde(borrow)]
-    pub(super) inputs: Vec<Input<'a>>,
-    pub(super) outputs: Option<Vec<Output>>,
+    inputs: Vec<Input<'a>>,
+    outputs: Option<Vec<Output>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Parameters {
-    pub(super) pooling: Option<String>,
-    pub(super) output_dtype: Option<String>,
+struct Parameters {
+    pooling: Option<String>,
+    output_dtype: Option<String>,
     /// Microseconds.
-    pub(super) timeout: Option<u64>,
-    pub(super) binary_data_output: Option<bool>,
+    timeout: Option<u64>,
+    binary_data_output: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,32 +56,31 @@ pub(super) struct InputParameters {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Output {
-    pub(super) name: String,
+struct Output {
+    name: String,
     #[serde(default)]
-    pub(super) parameters: Option<OutputParameters>,
+    parameters: Option<OutputParameters>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct OutputParameters {
-    pub(super) binary_data: Option<bool>,
+struct OutputParameters {
+    binary_data: Option<bool>,
     classification: Option<IgnoredAny>,
     shared_memory_region: Option<IgnoredAny>,
 }
 
 impl Output {
-    /// Tells whether the output is wanted as binary data; `default` where it does not say.
+    /// Names the output; it is binary data by `default` where it does not say.
     ///
     /// # Errors
     /// `Invalid` for extensions that change the answer and are not there.
-    pub(super) fn is_binary(&self, default: bool) -> Result<bool> {
-        let Some(parameters) = &self.parameters else { return Ok(default) };
+    fn named(self, default: bool) -> Result<Named> {
+        let Self { name, parameters } = self;
+        let parameters = parameters.unwrap_or_default();
         if parameters.classification.is_some() || parameters.shared_memory_region.is_some() {
-            return Err(Error::invalid("classification and shared memory are not supported")
-                .with("output", &self.name)
-                .with("remedy", "ask for the tensor itself"));
+            return Err(unsupported(&name));
         }
-        Ok(parameters.binary_data.unwrap_or(default))
+        Ok(Named { name, is_binary: parameters.binary_data.unwrap_or(default) })
     }
 }
 
@@ -127,15 +128,33 @@ impl Parts {
         timed.parameters?.timeout.filter(|us| *us > 0)
     }
 
-    /// Decodes the JSON.
+    /// Decodes the request.
     ///
     /// # Errors
     /// `Invalid` for anything but the protocol's form.
-    pub(super) fn head(&self) -> Result<Head<'_>> {
-        serde_json::from_slice(&self.json).map_err(|cause| {
+    pub(super) fn request(&self) -> Result<Request> {
+        let head = serde_json::from_slice(&self.json).map_err(|cause| {
             Error::invalid("failed to parse the request JSON")
                 .with("expected", r#"{"inputs": [{"name", "shape", "datatype", "data"}]}"#)
                 .with("cause", cause)
+        });
+        let Head { id, parameters, inputs, outputs } = head?;
+        let Parameters { pooling, output_dtype, binary_data_output, .. } =
+            parameters.unwrap_or_default();
+        let is_binary = binary_data_output.unwrap_or(false);
+        let outputs = outputs.unwrap_or_default().into_iter();
+        let outputs: Vec<_> =
+            outputs.map(|output| output.named(is_binary)).collect::<Result<_>>()?;
+        check_once(&outputs)?;
+        Ok(Request {
+            id,
+            pooling,
+            output_dtype,
+            tensors: inputs::read(inputs, self.binary.clone())?,
+            outputs,
+            is_binary,
+            raw_bytes: self.binary.len(),
+            form: Form::Json,
         })
     }
 }

@@ -9,24 +9,49 @@ use crate::query::Ids;
 
 /// One tensor.
 #[derive(Debug)]
-pub(super) struct Tensor {
+pub(crate) struct Tensor {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     data: Data,
 }
 
+/// The elements of a tensor.
 #[derive(Debug)]
-enum Data {
+pub(crate) enum Data {
     Integers(Ids),
     Floats(Vec<f32>),
 }
 
+impl Data {
+    fn len(&self) -> usize {
+        match self {
+            Self::Integers(ids) => ids.len(),
+            Self::Floats(values) => values.len(),
+        }
+    }
+}
+
 impl Tensor {
+    /// Gives elements their name and shape.
+    ///
+    /// # Errors
+    /// `Invalid` for a shape of another number of elements.
+    pub(crate) fn new(name: String, shape: Vec<usize>, data: Data) -> Result<Self> {
+        let sizes = shape.iter();
+        let element_count = sizes.copied().try_fold(1_usize, usize::checked_mul);
+        if element_count != Some(data.len()) {
+            return Err(Error::invalid("input has another number of elements than its shape")
+                .with("shape", format_args!("{shape:?}"))
+                .with("found", data.len()));
+        }
+        Ok(Self { name, shape, data })
+    }
+
     /// Takes the tensor as whole numbers.
     ///
     /// # Errors
     /// `Invalid` when it has others.
-    pub(super) fn integers(self) -> Result<Ids> {
+    pub(crate) fn integers(self) -> Result<Ids> {
         match self.data {
             Data::Integers(ids) => Ok(ids),
             Data::Floats(_) => Err(of_type(&self.name, "INT64")),
@@ -81,15 +106,10 @@ fn of_type(name: &str, expected: &str) -> Error {
 /// # Errors
 /// `Invalid` for names that occur twice, types that are not taken, and lengths that do not fit.
 pub(super) fn read(inputs: Vec<Input<'_>>, mut binary: Bytes) -> Result<Vec<Tensor>> {
-    let mut tensors: Vec<Tensor> = Vec::with_capacity(inputs.len());
-    for input in inputs {
+    let tensors = collect(inputs, |input| {
         let name = input.name.clone().into_owned();
-        if tensors.iter().any(|known| known.name == name) {
-            return Err(Error::invalid("input occurs twice").with("tensor", name));
-        }
-        let tensor = one(input, &mut binary).map_err(|error| error.with("tensor", name))?;
-        tensors.push(tensor);
-    }
+        (name, one(input, &mut binary))
+    })?;
     if !binary.is_empty() {
         return Err(
             Error::invalid("body has more bytes than its inputs").with("left_bytes", binary.len())
@@ -98,18 +118,35 @@ pub(super) fn read(inputs: Vec<Input<'_>>, mut binary: Bytes) -> Result<Vec<Tens
     Ok(tensors)
 }
 
+/// Reads inputs one by one, with their names.
+///
+/// # Errors
+/// `Invalid` for names that occur twice; those of `read`, with the name.
+pub(crate) fn collect<T>(
+    inputs: Vec<T>,
+    mut read: impl FnMut(T) -> (String, Result<Tensor>),
+) -> Result<Vec<Tensor>> {
+    let mut tensors: Vec<Tensor> = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let (name, tensor) = read(input);
+        if tensors.iter().any(|known| known.name == name) {
+            return Err(Error::invalid("input occurs twice").with("tensor", name));
+        }
+        tensors.push(tensor.map_err(|error| error.with("tensor", name))?);
+    }
+    Ok(tensors)
+}
+
 fn one(input: Input<'_>, binary: &mut Bytes) -> Result<Tensor> {
-    let sizes = input.shape.iter();
-    let element_count = sizes.copied().try_fold(1_usize, usize::checked_mul);
     let size = input.parameters.and_then(|parameters| parameters.binary_data_size);
-    let (data, found) = match (size, input.data) {
+    let data = match (size, input.data) {
         (Some(size), None) => {
             if size > binary.len() {
                 return Err(Error::invalid("body ends within an input")
                     .with("binary_data_size", size)
                     .with("left_bytes", binary.len()));
             }
-            from_bytes(&input.datatype, binary.split_to(size))?
+            Data::from_bytes(&input.datatype, binary.split_to(size))?
         }
         (None, Some(json)) => from_json(&input.datatype, json.get())?,
         _ => {
@@ -117,56 +154,47 @@ fn one(input: Input<'_>, binary: &mut Bytes) -> Result<Tensor> {
                 .with("remedy", "send the data in the body; shared memory is not supported"))
         }
     };
-    if element_count != Some(found) {
-        return Err(Error::invalid("input has another number of elements than its shape")
-            .with("shape", format_args!("{:?}", input.shape))
-            .with("found", found));
-    }
-    Ok(Tensor { name: input.name.into_owned(), shape: input.shape, data })
+    Tensor::new(input.name.into_owned(), input.shape, data)
 }
 
-/// Decodes a binary tensor; returns its elements, and how many they are.
-fn from_bytes(datatype: &str, bytes: Bytes) -> Result<(Data, usize)> {
-    let size = match datatype {
-        "INT64" => 8,
-        "INT32" | "FP32" => 4,
-        _ => return Err(unknown(datatype)),
-    };
-    if !bytes.len().is_multiple_of(size) {
-        return Err(Error::invalid("binary_data_size is no multiple of the element's size")
-            .with("binary_data_size", bytes.len())
-            .with("datatype", datatype));
-    }
-    let found = bytes.len() / size;
-    let (words, _) = bytes.as_chunks();
-    let data = match datatype {
-        "INT64" => Data::Integers(Ids::from_le(bytes)),
-        "INT32" => {
-            let wide = words.iter().map(|word| i64::from(i32::from_le_bytes(*word)));
-            Data::Integers(Ids::Copied(wide.collect()))
+impl Data {
+    /// Decodes the bytes of a binary tensor.
+    ///
+    /// # Errors
+    /// `Invalid` for types that are not taken, and bytes that are no whole elements.
+    pub(crate) fn from_bytes(datatype: &str, bytes: Bytes) -> Result<Self> {
+        let size = match datatype {
+            "INT64" => 8,
+            "INT32" | "FP32" => 4,
+            _ => return Err(unknown(datatype)),
+        };
+        if !bytes.len().is_multiple_of(size) {
+            return Err(Error::invalid("binary data is no multiple of the element's size")
+                .with("bytes", bytes.len())
+                .with("datatype", datatype));
         }
-        _ => Data::Floats(words.iter().map(|word| f32::from_le_bytes(*word)).collect()),
-    };
-    Ok((data, found))
+        let (words, _) = bytes.as_chunks();
+        Ok(match datatype {
+            "INT64" => Self::Integers(Ids::from_le(bytes)),
+            "INT32" => {
+                let wide = words.iter().map(|word| i64::from(i32::from_le_bytes(*word)));
+                Self::Integers(Ids::Copied(wide.collect()))
+            }
+            _ => Self::Floats(words.iter().map(|word| f32::from_le_bytes(*word)).collect()),
+        })
+    }
 }
 
-fn from_json(datatype: &str, json: &str) -> Result<(Data, usize)> {
+fn from_json(datatype: &str, json: &str) -> Result<Data> {
     match datatype {
-        "INT64" | "INT32" => {
-            let values = numbers(json)?;
-            let found = values.len();
-            Ok((Data::Integers(Ids::Copied(values)), found))
-        }
-        "FP32" => {
-            let values = numbers(json)?;
-            let found = values.len();
-            Ok((Data::Floats(values), found))
-        }
+        "INT64" | "INT32" => Ok(Data::Integers(Ids::Copied(numbers(json)?))),
+        "FP32" => Ok(Data::Floats(numbers(json)?)),
         _ => Err(unknown(datatype)),
     }
 }
 
-fn unknown(datatype: &str) -> Error {
+/// A type that no model takes.
+pub(crate) fn unknown(datatype: &str) -> Error {
     Error::invalid("datatype is not taken")
         .with("expected", "INT64, INT32 or FP32")
         .with("found", format_args!("{datatype:?}"))

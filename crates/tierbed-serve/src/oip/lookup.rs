@@ -4,11 +4,10 @@ use tierbed_core::{Error, Result};
 use tierbed_snapshot::Pooling;
 
 use super::config::POOLED;
-use super::head::{Head, Parameters, Parts};
 use super::model::Kind;
-use super::outputs::{body, Dtype, Origin, Output, Outputs};
+use super::outputs::{Dtype, Origin, Output, Outputs};
+use super::request::{Named, Request};
 use super::rows::Given;
-use super::{head, inputs};
 use crate::answer::Refusal;
 use crate::body::Held;
 use crate::columns::{check_answer, find};
@@ -32,14 +31,13 @@ struct Wanted {
 /// 400 for what is not served or too much, 503 when there is no memory.
 pub(super) fn prepare(
     service: &Service,
-    parts: &Parts,
+    request: Request,
     mut held: Held,
 ) -> std::result::Result<Prepared, Refusal> {
     let (source, limits) = (service.source(), &service.limits);
-    let Head { id, parameters, inputs, outputs } = parts.head()?;
-    let Parameters { pooling, output_dtype, binary_data_output, .. } =
-        parameters.unwrap_or_default();
-    let given = Given::read(source, inputs::read(inputs, parts.binary.clone())?, limits)?;
+    let Request { id, pooling, output_dtype, tensors, outputs, is_binary, raw_bytes, form } =
+        request;
+    let given = Given::read(source, tensors, limits)?;
     let sample_count = given.sample_count() as u64;
     let pooling = pooling.as_deref().map(parse_pooling).transpose()?;
     let given_features: Vec<_> = given.features();
@@ -48,8 +46,7 @@ pub(super) fn prepare(
         Asked { feature, pooling }
     };
     let all: Vec<_> = given_features.into_iter().map(pooled_by).collect();
-    let default = binary_data_output.unwrap_or(false);
-    let wanted = wanted(source, &all, outputs.unwrap_or_default(), default)?;
+    let wanted = wanted(source, &all, outputs, is_binary)?;
     let is_needed = |asked: &&Asked| {
         wanted.iter().any(|wanted| wanted.feature.is_none_or(|feature| feature == asked.feature))
     };
@@ -70,25 +67,25 @@ pub(super) fn prepare(
         model: service.models.name(Kind::Rows).to_owned(),
         generation: service.identity.clone(),
         dtype: Dtype::parse(output_dtype.as_deref())?,
+        form,
         outputs: outputs.collect(),
     };
     outputs.check()?;
     let answer_bytes = outputs.byte_count();
     check_answer(answer_bytes, limits)?;
     // Ids may be looked up where they came in.
-    held.resize(answer_bytes + parts.binary.len())?;
+    held.resize(answer_bytes + raw_bytes)?;
     let head = outputs.head_of_whole(&queries)?;
     for query in &mut queries {
         query.check_ids(source)?;
         query.make_room(head.as_deref().unwrap_or_default());
     }
-    let is_whole = head.is_some();
-    let encode = move |mut queries: Vec<Query>| match queries.pop() {
-        Some(query) if is_whole => {
-            let (bytes, header_bytes) = query.matrix.into_bytes();
-            Ok(body(bytes, Some(header_bytes)))
+    let head_bytes = head.map(|head| head.len());
+    let encode = move |mut queries: Vec<Query>| match (queries.pop(), head_bytes) {
+        (Some(query), Some(head_bytes)) => {
+            Ok(outputs.body(query.matrix.into_bytes(), Some(head_bytes)))
         }
-        last => {
+        (last, _) => {
             queries.extend(last);
             Ok(outputs.encode(&queries)?)
         }
@@ -106,7 +103,7 @@ fn whole_shape(queries: &[Query]) -> [usize; 2] {
 fn wanted(
     source: Source<'_>,
     given: &[Asked],
-    outputs: Vec<head::Output>,
+    outputs: Vec<Named>,
     default: bool,
 ) -> Result<Vec<Wanted>> {
     let is_pooled = given.iter().all(|asked| asked.pooling != Pooling::None);
@@ -122,12 +119,7 @@ fn wanted(
         return Ok(every.collect());
     }
     let mut wanted: Vec<Wanted> = Vec::with_capacity(outputs.len());
-    for output in outputs {
-        let is_binary = output.is_binary(default)?;
-        let name = output.name;
-        if wanted.iter().any(|known| known.name == name) {
-            return Err(Error::invalid("output occurs twice").with("output", name));
-        }
+    for Named { name, is_binary } in outputs {
         if name == POOLED {
             if !is_pooled {
                 return Err(Error::invalid("output pooled needs features that are pooled")

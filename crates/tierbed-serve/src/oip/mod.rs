@@ -1,26 +1,27 @@
-//! Open Inference Protocol, version 2, over HTTP: what clients of Triton and KServe speak.
+//! Open Inference Protocol, version 2: what clients of Triton and KServe speak.
 //!
 //! ```text
-//! head of JSON, binary tensors ─▶ inputs ─▶ columns ─▶ queries ─▶ looked up ─▶ outputs
-//!                                 └──────▶ safetensors ─▶ Predictor ─────────┘
+//! JSON and binary tensors ─▶ request ─▶ columns ─▶ queries ─▶ looked up ─▶ outputs
+//! message of gRPC ─▶ [grpc] ──┘ └────▶ safetensors ─▶ Predictor ─────────────┘
 //! ```
 //!
 //! A snapshot is two models: `NAME.rows` answers lookups, `NAME` predictions where the snapshot
 //! has a model. The forms are written down in docs/reference/oip.md. Unknown parameters are
 //! ignored, as Triton does; unknown inputs and outputs are refused.
 
-mod about;
-mod config;
+pub(crate) mod about;
+pub(crate) mod config;
 mod data;
 mod head;
-mod infer;
-mod inputs;
+pub(crate) mod infer;
+pub(crate) mod inputs;
 mod lookup;
-mod model;
-mod outputs;
+pub(crate) mod model;
+pub(crate) mod outputs;
 mod predict;
+pub(crate) mod request;
 mod rows;
-mod stats;
+pub(crate) mod stats;
 
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ use crate::answer::{Refusal, JSON};
 use crate::routes::Service;
 
 /// The version of a snapshot's models: a server has one snapshot.
-const VERSION: &str = "1";
+pub(crate) const VERSION: &str = "1";
 
 /// The label of inference in metrics.
 const INFER: &str = "/v2/infer";

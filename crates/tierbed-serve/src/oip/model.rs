@@ -18,7 +18,7 @@ const NAME_BYTES_MAX: usize = 128;
 
 /// What a model answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Rows,
     Predictions,
 }
@@ -57,14 +57,14 @@ impl Models {
         })
     }
 
-    pub(super) fn name(&self, kind: Kind) -> &str {
+    pub(crate) fn name(&self, kind: Kind) -> &str {
         match kind {
             Kind::Rows => &self.rows_name,
             Kind::Predictions => &self.name,
         }
     }
 
-    pub(super) fn counts(&self, kind: Kind) -> &Counts {
+    pub(crate) fn counts(&self, kind: Kind) -> &Counts {
         match kind {
             Kind::Rows => &self.rows,
             Kind::Predictions => &self.predictions,
@@ -74,7 +74,7 @@ impl Models {
 
 impl Service {
     /// Returns the models that there are.
-    pub(super) fn kinds(&self) -> impl Iterator<Item = Kind> {
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = Kind> {
         let predicts = self.predictor.is_some().then_some(Kind::Predictions);
         [Kind::Rows].into_iter().chain(predicts)
     }
@@ -83,7 +83,11 @@ impl Service {
     ///
     /// # Errors
     /// 404 for another name or version.
-    fn kind_of(&self, name: &str, version: Option<&String>) -> std::result::Result<Kind, Refusal> {
+    pub(crate) fn kind_of(
+        &self,
+        name: &str,
+        version: Option<&str>,
+    ) -> std::result::Result<Kind, Refusal> {
         let unknown = |message| Refusal::new(StatusCode::NOT_FOUND, "invalid", message);
         let found = self.kinds().find(|kind| self.models.name(*kind) == name);
         let kind = found.ok_or_else(|| {
@@ -119,6 +123,6 @@ impl FromRequestParts<Arc<Service>> for Named {
             Refusal::new(StatusCode::BAD_REQUEST, "invalid", format!("path is malformed: {cause}"))
         })?;
         let Some(name) = parts.get("model") else { panic!("a route of no model: {parts:?}") };
-        service.kind_of(name, parts.get("version")).map(Self)
+        service.kind_of(name, parts.get("version").map(String::as_str)).map(Self)
     }
 }

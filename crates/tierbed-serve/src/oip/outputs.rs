@@ -1,16 +1,18 @@
 //! Outputs of a request, and the answer made of them.
 //!
 //! The usual answer is one binary matrix as the lookup makes it. Room for it is made behind its
-//! JSON, so the lookup writes into the answer itself. Other answers are put together afterwards.
+//! head, so the lookup writes into the answer itself. Other answers are put together afterwards.
 
 use axum::body::Bytes;
 use serde::ser::Serializer;
 use serde::Serialize;
 use tierbed_core::{Error, Result};
 
+use super::request::Form;
 use super::VERSION;
 use crate::answer::JSON;
 use crate::columns::Place;
+use crate::grpc::message;
 use crate::job::Body;
 use crate::lookup::JSON_BYTES;
 use crate::query::Query;
@@ -19,7 +21,7 @@ const OCTETS: &str = "application/octet-stream";
 
 /// The type of an answer's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Dtype {
+pub(crate) enum Dtype {
     F32,
     F16,
     Bf16,
@@ -39,7 +41,7 @@ impl Dtype {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::F32 => "FP32",
             Self::F16 => "FP16",
@@ -47,7 +49,7 @@ impl Dtype {
         }
     }
 
-    fn size(self) -> usize {
+    pub(crate) fn size(self) -> usize {
         if self == Self::F32 {
             4
         } else {
@@ -71,7 +73,7 @@ impl Dtype {
 
 /// Where an output's elements are.
 #[derive(Debug, Clone)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     /// The whole matrix of a query.
     Query(usize),
     /// One feature of a query.
@@ -82,15 +84,15 @@ pub(super) enum Origin {
 
 /// One output as it was asked for.
 #[derive(Debug)]
-pub(super) struct Output {
-    pub(super) name: String,
-    pub(super) shape: Vec<usize>,
-    pub(super) is_binary: bool,
-    pub(super) from: Origin,
+pub(crate) struct Output {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) is_binary: bool,
+    pub(crate) from: Origin,
 }
 
 impl Output {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
@@ -108,12 +110,13 @@ impl Output {
 
 /// The outputs of a request, in order.
 #[derive(Debug)]
-pub(super) struct Outputs {
-    pub(super) id: Option<String>,
-    pub(super) model: String,
-    pub(super) generation: String,
-    pub(super) dtype: Dtype,
-    pub(super) outputs: Vec<Output>,
+pub(crate) struct Outputs {
+    pub(crate) id: Option<String>,
+    pub(crate) model: String,
+    pub(crate) generation: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) form: Form,
+    pub(crate) outputs: Vec<Output>,
 }
 
 #[derive(Serialize)]
@@ -183,8 +186,8 @@ impl Outputs {
         bytes.sum()
     }
 
-    /// Returns the JSON before the answer's only matrix, where it is binary and the whole answer
-    /// of the only query; else the answer has to be put together.
+    /// Returns what comes before the answer's only matrix, where it is binary and the whole
+    /// answer of the only query; else the answer has to be put together.
     pub(super) fn head_of_whole(&self, queries: &[Query]) -> Result<Option<Vec<u8>>> {
         let ([output], [query]) = (self.outputs.as_slice(), queries) else { return Ok(None) };
         let is_whole = match &output.from {
@@ -195,11 +198,28 @@ impl Outputs {
         if !is_whole || !output.is_binary || self.dtype != Dtype::F32 {
             return Ok(None);
         }
-        self.head(queries).map(Some)
+        let mut head = self.head(queries)?;
+        self.begin(output, &mut head);
+        Ok(Some(head))
+    }
+
+    /// Makes what comes before all binary outputs.
+    fn head(&self, queries: &[Query]) -> Result<Vec<u8>> {
+        match self.form {
+            Form::Json => self.json(queries),
+            Form::Message => Ok(message::head(self)),
+        }
+    }
+
+    /// Appends what comes before the elements of a binary output.
+    fn begin(&self, output: &Output, out: &mut Vec<u8>) {
+        if self.form == Form::Message {
+            message::begin(output.len() * self.dtype.size(), out);
+        }
     }
 
     /// Makes the JSON, with the elements of those outputs that are not binary.
-    fn head(&self, queries: &[Query]) -> Result<Vec<u8>> {
+    fn json(&self, queries: &[Query]) -> Result<Vec<u8>> {
         let outputs = self.outputs.iter().map(|output| Told {
             name: &output.name,
             datatype: self.dtype.name(),
@@ -233,21 +253,26 @@ impl Outputs {
             }
         }
         let mut bytes = self.head(queries)?;
-        let header_bytes = bytes.len();
+        let head_bytes = bytes.len();
         let binary = self.outputs.iter().filter(|output| output.is_binary);
         bytes.reserve_exact(binary.clone().map(Output::len).sum::<usize>() * self.dtype.size());
         let has_binary = binary.clone().next().is_some();
         for output in binary {
+            self.begin(output, &mut bytes);
             for slice in output.slices(queries) {
                 self.dtype.append(slice, &mut bytes);
             }
         }
-        Ok(body(bytes.into(), has_binary.then_some(header_bytes)))
+        Ok(self.body(bytes.into(), has_binary.then_some(head_bytes)))
     }
-}
 
-/// Wraps the bytes of an answer.
-pub(super) fn body(bytes: Bytes, header_bytes: Option<usize>) -> Body {
-    let body_type = if header_bytes.is_some() { OCTETS } else { JSON };
-    Body { bytes, body_type: body_type.into(), header_bytes }
+    /// Wraps the bytes of an answer; `head_bytes` come before binary outputs.
+    pub(super) fn body(&self, bytes: Bytes, head_bytes: Option<usize>) -> Body {
+        let (body_type, header_bytes) = match (self.form, head_bytes) {
+            (Form::Message, _) => (message::TYPE, None),
+            (Form::Json, Some(_)) => (OCTETS, head_bytes),
+            (Form::Json, None) => (JSON, None),
+        };
+        Body { bytes, body_type: body_type.into(), header_bytes }
+    }
 }

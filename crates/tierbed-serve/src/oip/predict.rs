@@ -6,10 +6,10 @@ use safetensors::tensor::{serialize, TensorView};
 use safetensors::{Dtype as Kinds, SafeTensors, View};
 use tierbed_core::{Error, Result};
 
-use super::head::{Head, Output as Named, Parameters, Parts};
-use super::inputs::{self, Tensor};
+use super::inputs::Tensor;
 use super::model::Kind;
 use super::outputs::{Dtype, Origin, Output, Outputs};
+use super::request::{Named, Request};
 use super::rows::by_feature;
 use crate::answer::Refusal;
 use crate::body::Held;
@@ -29,26 +29,25 @@ const OUTPUTS: [&str; 2] = ["probability", "logit"];
 pub(super) fn answer(
     service: &Service,
     predictor: &dyn Predictor,
-    parts: &Parts,
+    decode: impl FnOnce() -> Result<Request>,
     mut held: Held,
 ) -> std::result::Result<Made, Refusal> {
     let start_us = service.clock.now_us();
-    let Head { id, parameters, inputs, outputs } = parts.head()?;
-    let Parameters { output_dtype, binary_data_output, .. } = parameters.unwrap_or_default();
+    let Request { id, output_dtype, tensors, outputs, is_binary, form, .. } = decode()?;
     let dtype = Dtype::parse(output_dtype.as_deref())?;
-    let wanted = outputs.unwrap_or_default();
     let dense_count = predictor.inputs().map(|inputs| inputs.dense_count);
-    let body = request(inputs::read(inputs, parts.binary.clone())?, dense_count)?;
+    let body = request(tensors, dense_count)?;
     let read_us = service.clock.now_us();
     let (answer, _) = predictor.predict(&body, SAFETENSORS)?;
     let answered_us = service.clock.now_us();
-    let tensors = SafeTensors::deserialize(&answer).map_err(unreadable)?;
+    let answered = SafeTensors::deserialize(&answer).map_err(unreadable)?;
     let outputs = Outputs {
         id,
         model: service.models.name(Kind::Predictions).to_owned(),
         generation: service.identity.clone(),
         dtype,
-        outputs: told(&tensors, wanted, binary_data_output.unwrap_or(false))?,
+        form,
+        outputs: told(&answered, outputs, is_binary)?,
     };
     outputs.check()?;
     let answer_bytes = outputs.byte_count();
@@ -147,17 +146,15 @@ fn told(tensors: &SafeTensors<'_>, wanted: Vec<Named>, default: bool) -> Result<
     if wanted.is_empty() {
         return OUTPUTS.iter().map(|name| output(name, default)).collect();
     }
-    let mut outputs: Vec<Output> = Vec::with_capacity(wanted.len());
-    for named in wanted {
-        let is_known = OUTPUTS.contains(&named.name.as_str());
-        if !is_known || outputs.iter().any(|output| output.name == named.name) {
-            return Err(Error::invalid("output is unknown or occurs twice")
-                .with("output", &named.name)
-                .with("expected", OUTPUTS.join(", ")));
+    let told = wanted.into_iter().map(|Named { name, is_binary }| {
+        if OUTPUTS.contains(&name.as_str()) {
+            return output(&name, is_binary);
         }
-        outputs.push(output(&named.name, named.is_binary(default)?)?);
-    }
-    Ok(outputs)
+        Err(Error::invalid("unknown output")
+            .with("output", name)
+            .with("expected", OUTPUTS.join(", ")))
+    });
+    told.collect()
 }
 
 fn floats(tensor: &TensorView<'_>) -> Result<Vec<f32>> {

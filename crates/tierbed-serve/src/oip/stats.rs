@@ -6,7 +6,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{json, Value};
 
@@ -18,7 +17,7 @@ use crate::routes::{Service, Shared};
 
 /// How often something happened, and how long it took in all.
 #[derive(Debug, Default)]
-struct Times {
+pub(crate) struct Times {
     count: AtomicU64,
     us: AtomicU64,
 }
@@ -29,37 +28,45 @@ impl Times {
         self.us.fetch_add(us, Relaxed);
     }
 
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    pub(crate) fn ns(&self) -> u64 {
+        self.us.load(Relaxed) * 1_000
+    }
+
     fn told(&self) -> Value {
-        json!({ "count": self.count.load(Relaxed), "ns": self.us.load(Relaxed) * 1_000 })
+        json!({ "count": self.count(), "ns": self.ns() })
     }
 }
 
 /// What a model did.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    success: Times,
-    fail: Times,
-    queue: Times,
-    input: Times,
-    infer: Times,
-    output: Times,
+pub(crate) struct Counts {
+    pub(crate) success: Times,
+    pub(crate) fail: Times,
+    pub(crate) queue: Times,
+    pub(crate) input: Times,
+    pub(crate) infer: Times,
+    pub(crate) output: Times,
     sample_count: AtomicU64,
 }
 
 impl Counts {
-    /// Counts an answered request.
-    pub(super) fn note(&self, response: &Response, us: u64) {
-        let phases = response.extensions().get::<Phases>();
-        let (StatusCode::OK, Some(phases)) = (response.status(), phases) else {
-            self.fail.add(us);
-            return;
-        };
+    /// Counts a request; one without phases failed.
+    pub(crate) fn note(&self, phases: Option<&Phases>, us: u64) {
+        let Some(phases) = phases else { return self.fail.add(us) };
         self.success.add(us);
         self.queue.add(phases.queue_us);
         self.input.add(phases.input_us);
         self.infer.add(phases.infer_us);
         self.output.add(phases.output_us);
         self.sample_count.fetch_add(phases.sample_count, Relaxed);
+    }
+
+    pub(crate) fn sample_count(&self) -> u64 {
+        self.sample_count.load(Relaxed)
     }
 }
 
@@ -69,8 +76,8 @@ fn told_of(service: &Service, kind: Kind) -> Value {
     json!({
         "name": service.models.name(kind),
         "version": VERSION,
-        "inference_count": counts.sample_count.load(Relaxed),
-        "execution_count": counts.success.count.load(Relaxed),
+        "inference_count": counts.sample_count(),
+        "execution_count": counts.success.count(),
         "inference_stats": {
             "success": counts.success.told(),
             "fail": counts.fail.told(),

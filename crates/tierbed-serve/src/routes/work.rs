@@ -90,29 +90,29 @@ pub(crate) struct Ask {
     pub(crate) body_bytes: u64,
 }
 
+/// Answers a request over HTTP.
+async fn answered(service: &Service, ask: Ask, work: Work) -> Response {
+    let made = made(service, ask, work).await;
+    let mut response = made.map_or_else(IntoResponse::into_response, IntoResponse::into_response);
+    response.extensions_mut().insert(BodyBytes(ask.body_bytes));
+    response
+}
+
 /// Finds a place, and waits until the executor's threads have done the work. The place is given
 /// back when the work ends, even if the client has left.
-pub(crate) async fn answered(service: &Service, ask: Ask, work: Work) -> Response {
+///
+/// # Errors
+/// 503 when there is no place, or the server stops; those of the work.
+pub(crate) async fn made(service: &Service, ask: Ask, work: Work) -> Result<Made, Refusal> {
     let Ask { route, deadline_us, body_bytes } = ask;
-    let mut response = match Arc::clone(&service.places).try_acquire_owned() {
-        Err(_) => {
-            Refusal::busy("places", "too many requests at once; try again later").into_response()
-        }
-        Ok(place) => {
-            let (answer, made) = oneshot::channel();
-            let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
-            let job = Job { route, queued_us, body_bytes, work, done };
-            service.executor.push(deadline_us, job);
-            match made.await {
-                Ok(Ok(made)) => made.into_response(),
-                Ok(Err(refusal)) => refusal.into_response(),
-                // Only a server that stops drops work that was not begun.
-                Err(_) => Refusal::busy("stopping", "the server stops").into_response(),
-            }
-        }
+    let Ok(place) = Arc::clone(&service.places).try_acquire_owned() else {
+        return Err(Refusal::busy("places", "too many requests at once; try again later"));
     };
-    response.extensions_mut().insert(BodyBytes(body_bytes));
-    response
+    let (answer, made) = oneshot::channel();
+    let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
+    service.executor.push(deadline_us, Job { route, queued_us, body_bytes, work, done });
+    // Only a server that stops drops work that was not begun.
+    made.await.unwrap_or_else(|_| Err(Refusal::busy("stopping", "the server stops")))
 }
 
 /// Returns the content type without parameters; JSON when none is given.

@@ -19,6 +19,7 @@ use crate::log::{LogLevel, LogOptions, LogTarget};
 use crate::options::Limits;
 
 mod batches;
+mod grpc;
 mod limits;
 mod oip;
 mod stopping;

@@ -72,7 +72,7 @@ fn error_at(server: &Server, method: &str, path: &str) -> (u16, String) {
 }
 
 /// Vectors of both features side by side.
-fn side_by_side(user: &[f32], item: &[f32]) -> Vec<f32> {
+pub(super) fn side_by_side(user: &[f32], item: &[f32]) -> Vec<f32> {
     let rows = user.chunks(4).zip(item.chunks(7));
     rows.flat_map(|(user, item)| user.iter().chain(item)).copied().collect()
 }
@@ -331,8 +331,8 @@ fn failures_have_the_status_of_the_table() {
 }
 
 /// Adds up what it is given; thinks until it is told to when the first id is 0.
-struct Adding {
-    gate: Mutex<mpsc::Receiver<()>>,
+pub(super) struct Adding {
+    pub(super) gate: Mutex<mpsc::Receiver<()>>,
 }
 
 impl Predictor for Adding {

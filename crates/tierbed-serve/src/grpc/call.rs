@@ -1,0 +1,104 @@
+//! Methods of the inference service.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Request as HttpRequest, State};
+use axum::response::Response;
+
+use super::message::{request, Addressed};
+use super::pb::{
+    ModelConfigRequest, ModelMetadataRequest, ModelReadyRequest, ModelStatisticsRequest,
+};
+use super::reply::{decode, message, told, whole};
+use super::{about, status, INFER};
+use crate::answer::Refusal;
+use crate::body::{Held, Received};
+use crate::oip::infer::{self, Asked};
+use crate::oip::model::Kind;
+use crate::routes::work::received;
+use crate::routes::{BodyBytes, Service, Shared};
+
+/// Answers a call of one message by one.
+pub(super) async fn answer(
+    State(service): Shared,
+    Path(method): Path<String>,
+    request: HttpRequest,
+) -> Response {
+    let start_us = service.clock.now_us();
+    let own_us = status::timeout_us(request.headers());
+    let mut body_bytes = 0;
+    let answering = async {
+        let Received { bytes, held } = received(&service, request).await?;
+        body_bytes = bytes.len() as u64;
+        let message = message(bytes)?;
+        match method.as_str() {
+            "ModelInfer" => {
+                let call = Call { start_us, own_us: own_us?, body_bytes, held };
+                inferred(&service, call, message).await
+            }
+            _ => described(&service, &method, message),
+        }
+    };
+    let mut response = answering.await.unwrap_or_else(status::told);
+    response.extensions_mut().insert(BodyBytes(body_bytes));
+    response
+}
+
+type Answered = Result<Response, Refusal>;
+
+fn described(service: &Arc<Service>, method: &str, message: axum::body::Bytes) -> Answered {
+    let kind = |name: &str, version: &str| kind(service, name, version);
+    Ok(match method {
+        "ServerLive" => told(&about::live()),
+        "ServerReady" => told(&about::ready(service)),
+        "ModelReady" => {
+            let ModelReadyRequest { name, version } = decode(message)?;
+            kind(&name, &version)?;
+            told(&about::model_ready(service))
+        }
+        "ServerMetadata" => told(&about::server()),
+        "ModelMetadata" => {
+            let ModelMetadataRequest { name, version } = decode(message)?;
+            told(&about::model(service, kind(&name, &version)?))
+        }
+        "ModelConfig" => {
+            let ModelConfigRequest { name, version } = decode(message)?;
+            told(&about::config(service, kind(&name, &version)?))
+        }
+        "ModelStatistics" => {
+            let ModelStatisticsRequest { name, version } = decode(message)?;
+            let one = (!name.is_empty()).then(|| kind(&name, &version)).transpose()?;
+            told(&about::statistics(service, one))
+        }
+        "RepositoryIndex" => told(&about::index(service)),
+        _ => return Err(status::unknown_method()),
+    })
+}
+
+fn kind(service: &Service, name: &str, version: &str) -> Result<Kind, Refusal> {
+    service.kind_of(name, Some(version).filter(|version| !version.is_empty()))
+}
+
+/// What is known of a call beside its message.
+struct Call {
+    start_us: u64,
+    /// The time that the client gives.
+    own_us: Option<u64>,
+    body_bytes: u64,
+    held: Held,
+}
+
+async fn inferred(service: &Service, call: Call, message: axum::body::Bytes) -> Answered {
+    let Call { start_us, own_us, body_bytes, held } = call;
+    let addressed: Addressed = decode(message.clone())?;
+    let kind = kind(service, &addressed.model_name, &addressed.model_version)?;
+    let timeout_us = own_us.into_iter().chain(addressed.timeout_us()).min();
+    let asked = Asked { route: INFER, kind, start_us, timeout_us, body_bytes };
+    let made = infer::answer(service, asked, move || request(message), held).await;
+    let us = service.clock.now_us().saturating_sub(start_us);
+    service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
+    let made = made?;
+    let mut response = whole(made.body.bytes);
+    response.extensions_mut().insert(Arc::new(made.held));
+    Ok(response)
+}

@@ -1,0 +1,168 @@
+//! Inference requests and answers as messages.
+
+use axum::body::Bytes;
+use prost::encoding::{encode_key, encode_varint, encoded_len_varint, key_len, WireType};
+use prost::Message;
+use tierbed_core::{Error, Result};
+
+use super::pb::infer_parameter::ParameterChoice;
+use super::pb::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+use super::pb::model_infer_response::InferOutputTensor;
+use super::pb::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
+use super::reply;
+use crate::oip::inputs::{collect, unknown, Data, Tensor};
+use crate::oip::outputs::Outputs;
+use crate::oip::request::{check_once, unsupported, Form, Named, Request};
+use crate::oip::VERSION;
+use crate::query::Ids;
+
+/// The content type of answers.
+pub(crate) const TYPE: &str = "application/grpc";
+
+/// The field `raw_output_contents` of an answer.
+const RAW_OUTPUT_CONTENTS: u32 = 6;
+
+type Parameters = std::collections::HashMap<String, InferParameter>;
+
+/// What is needed of a request before it waits: all but its tensors, which are passed over.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Addressed {
+    #[prost(string, tag = "1")]
+    pub(super) model_name: String,
+    #[prost(string, tag = "2")]
+    pub(super) model_version: String,
+    #[prost(map = "string, message", tag = "4")]
+    parameters: Parameters,
+}
+
+impl Addressed {
+    /// Returns the client's own time in microseconds.
+    pub(super) fn timeout_us(&self) -> Option<u64> {
+        let found = match self.parameters.get("timeout")?.parameter_choice.as_ref()? {
+            ParameterChoice::Int64Param(us) => u64::try_from(*us).ok(),
+            ParameterChoice::Uint64Param(us) => Some(*us),
+            _ => None,
+        };
+        found.filter(|us| *us > 0)
+    }
+}
+
+/// Decodes a request.
+///
+/// # Errors
+/// `Invalid` for anything but the protocol's form.
+pub(super) fn request(message: Bytes) -> Result<Request> {
+    let ModelInferRequest { id, mut parameters, inputs, outputs, raw_input_contents, .. } =
+        reply::decode(message)?;
+    let raw_bytes = raw_input_contents.iter().map(Bytes::len).sum();
+    let has_raw = !raw_input_contents.is_empty();
+    if has_raw && raw_input_contents.len() != inputs.len() {
+        return Err(Error::invalid("raw_input_contents must have one entry per input")
+            .with("found", raw_input_contents.len())
+            .with("inputs", inputs.len()));
+    }
+    let mut raw = raw_input_contents.into_iter();
+    let tensors = collect(inputs, |input| {
+        let name = input.name.clone();
+        (name, tensor(input, raw.next()))
+    })?;
+    let outputs: Vec<_> = outputs.into_iter().map(named).collect::<Result<_>>()?;
+    check_once(&outputs)?;
+    Ok(Request {
+        id: Some(id).filter(|id| !id.is_empty()),
+        pooling: word(&mut parameters, "pooling")?,
+        output_dtype: word(&mut parameters, "output_dtype")?,
+        tensors,
+        outputs,
+        is_binary: true,
+        raw_bytes,
+        form: Form::Message,
+    })
+}
+
+fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<Tensor> {
+    let InferInputTensor { name, datatype, shape, contents, .. } = input;
+    let lengths = shape.iter().map(|length| usize::try_from(*length));
+    let lengths: std::result::Result<Vec<_>, _> = lengths.collect();
+    let Ok(lengths) = lengths else {
+        return Err(Error::invalid("length of a dimension is below 0")
+            .with("shape", format_args!("{shape:?}")));
+    };
+    let data = match (raw, contents) {
+        (Some(raw), None) => Data::from_bytes(&datatype, raw)?,
+        (None, Some(contents)) => typed(&datatype, contents)?,
+        // Of a tensor without elements nothing needs to be sent.
+        (None, None) => typed(&datatype, InferTensorContents::default())?,
+        (Some(_), Some(_)) => {
+            return Err(Error::invalid("input has both contents and raw_input_contents"))
+        }
+    };
+    Tensor::new(name, lengths, data)
+}
+
+fn typed(datatype: &str, contents: InferTensorContents) -> Result<Data> {
+    let InferTensorContents { int_contents, int64_contents, fp32_contents } = contents;
+    Ok(match datatype {
+        "INT64" => Data::Integers(Ids::Copied(int64_contents)),
+        "INT32" => Data::Integers(Ids::Copied(int_contents.into_iter().map(i64::from).collect())),
+        "FP32" => Data::Floats(fp32_contents),
+        _ => return Err(unknown(datatype)),
+    })
+}
+
+fn named(output: InferRequestedOutputTensor) -> Result<Named> {
+    let InferRequestedOutputTensor { name, parameters } = output;
+    let has = |parameter: &str| parameters.contains_key(parameter);
+    if has("classification") || has("shared_memory_region") {
+        return Err(unsupported(&name));
+    }
+    Ok(Named { name, is_binary: true })
+}
+
+/// Takes a parameter that is a word.
+fn word(parameters: &mut Parameters, name: &'static str) -> Result<Option<String>> {
+    match parameters.remove(name).map(|parameter| parameter.parameter_choice) {
+        None => Ok(None),
+        Some(Some(ParameterChoice::StringParam(word))) => Ok(Some(word)),
+        Some(_) => Err(Error::invalid("parameter must be a string").with("parameter", name)),
+    }
+}
+
+/// Makes what comes before the elements of an answer: its length, and all fields but the elements.
+pub(crate) fn head(outputs: &Outputs) -> Vec<u8> {
+    let Outputs { id, model, generation, dtype, outputs, .. } = outputs;
+    let told = outputs.iter().map(|output| InferOutputTensor {
+        name: output.name.clone(),
+        datatype: dtype.name().to_owned(),
+        shape: output.shape.iter().map(|length| *length as i64).collect(),
+        ..InferOutputTensor::default()
+    });
+    let generation = ParameterChoice::StringParam(generation.clone());
+    let generation = InferParameter { parameter_choice: Some(generation) };
+    let answer = ModelInferResponse {
+        model_name: model.clone(),
+        model_version: VERSION.to_owned(),
+        id: id.clone().unwrap_or_default(),
+        parameters: Parameters::from([("generation".to_owned(), generation)]),
+        outputs: told.collect(),
+        raw_output_contents: Vec::new(),
+    };
+    let elements = outputs.iter().map(|output| {
+        let bytes = output.len() * dtype.size();
+        key_len(RAW_OUTPUT_CONTENTS) + encoded_len_varint(bytes as u64) + bytes
+    });
+    let message_bytes = answer.encoded_len() + elements.sum::<usize>();
+    let mut head = Vec::new();
+    reply::begin(message_bytes, &mut head);
+    head.extend_from_slice(&answer.encode_to_vec());
+    head
+}
+
+/// Appends what comes before the `bytes` of an output's elements.
+pub(crate) fn begin(bytes: usize, out: &mut Vec<u8>) {
+    encode_key(RAW_OUTPUT_CONTENTS, WireType::LengthDelimited, out);
+    encode_varint(bytes as u64, out);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+use super::*;
+use crate::grpc::pb::model_infer_request::InferInputTensor as Input;
+use crate::oip::outputs::{Dtype, Origin, Output};
+
+fn input(name: &str, datatype: &str, shape: &[i64]) -> Input {
+    Input {
+        name: name.into(),
+        datatype: datatype.into(),
+        shape: shape.to_vec(),
+        ..Input::default()
+    }
+}
+
+fn contents(int64_contents: &[i64]) -> Option<InferTensorContents> {
+    Some(InferTensorContents { int64_contents: int64_contents.to_vec(), ..Default::default() })
+}
+
+fn decoded(request_: ModelInferRequest) -> Result<Request> {
+    request(request_.encode_to_vec().into())
+}
+
+fn of(inputs: Vec<Input>, raw: &[&'static [u8]]) -> ModelInferRequest {
+    let raw_input_contents = raw.iter().map(|bytes| Bytes::from_static(bytes)).collect();
+    ModelInferRequest { inputs, raw_input_contents, ..Default::default() }
+}
+
+fn integers(request: Request) -> Vec<i64> {
+    let [tensor] = request.tensors.try_into().unwrap();
+    let tensor: Tensor = tensor;
+    tensor.integers().unwrap().to_vec()
+}
+
+#[test]
+fn elements_come_raw_or_typed() {
+    let raw = of(vec![input("ids", "INT32", &[1, 2])], &[b"\x01\0\0\0\xff\xff\xff\xff"]);
+    assert_eq!(integers(decoded(raw).unwrap()), [1, -1]);
+    let typed = Input { contents: contents(&[7, -7]), ..input("ids", "INT64", &[2]) };
+    assert_eq!(integers(decoded(of(vec![typed], &[])).unwrap()), [7, -7]);
+    let none = decoded(of(vec![input("ids", "INT64", &[0, 2])], &[])).unwrap();
+    assert_eq!(integers(none), [0; 0]);
+}
+
+#[test]
+fn what_is_not_of_the_form_is_refused() {
+    let both = Input { contents: contents(&[1]), ..input("ids", "INT64", &[1]) };
+    let word = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+    let parameters = Parameters::from([("pooling".to_owned(), word)]);
+    for (bad, message) in [
+        (of(vec![input("ids", "INT64", &[1])], &[b"", b""]), "one entry per input"),
+        (of(vec![input("ids", "INT64", &[-1])], &[]), "below 0"),
+        (of(vec![input("ids", "INT64", &[2])], &[b"12345678"]), "another number of elements"),
+        (of(vec![input("ids", "INT64", &[1])], &[b"1234"]), "no multiple"),
+        (of(vec![input("ids", "BYTES", &[1])], &[b"1234"]), "datatype is not taken"),
+        (of(vec![both], &[b"12345678"]), "both contents and raw_input_contents"),
+        (of(vec![input("ids", "INT64", &[0]); 2], &[]), "input occurs twice"),
+        (ModelInferRequest { parameters, ..Default::default() }, "must be a string"),
+    ] {
+        let error = decoded(bad).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    assert!(request(Bytes::from_static(b"\xff")).is_err());
+}
+
+#[test]
+fn the_address_of_a_request_is_read_without_its_tensors() {
+    let timeout = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(250)) };
+    let whole = ModelInferRequest {
+        model_name: "ads".into(),
+        parameters: Parameters::from([("timeout".to_owned(), timeout)]),
+        ..of(vec![input("ids", "INT64", &[1])], &[b"12345678"])
+    };
+    let addressed: Addressed = reply::decode(whole.encode_to_vec().into()).unwrap();
+    assert_eq!((addressed.model_name.as_str(), addressed.timeout_us()), ("ads", Some(250)));
+}
+
+#[test]
+fn a_head_with_its_elements_is_the_message() {
+    let output = |name: &str, shape: &[usize]| Output {
+        name: name.into(),
+        shape: shape.to_vec(),
+        is_binary: true,
+        from: Origin::Query(0),
+    };
+    let outputs = Outputs {
+        id: Some("7".into()),
+        model: "ads.rows".into(),
+        generation: "9f".into(),
+        dtype: Dtype::F32,
+        form: Form::Message,
+        outputs: vec![output("a", &[1, 2]), output("b", &[0, 4])],
+    };
+    let mut bytes = head(&outputs);
+    begin(8, &mut bytes);
+    bytes.extend_from_slice(&[1; 8]);
+    begin(0, &mut bytes);
+    let message = reply::message(bytes.into()).unwrap();
+    let answer: ModelInferResponse = reply::decode(message).unwrap();
+    assert_eq!((answer.id.as_str(), answer.outputs[0].shape.as_slice()), ("7", &[1, 2][..]));
+    assert_eq!(answer.raw_output_contents, [Bytes::from_static(&[1; 8]), Bytes::new()]);
+}

@@ -1,0 +1,104 @@
+//! gRPC: the Open Inference Protocol, health and reflection on an address of their own.
+//!
+//! ```text
+//! connection ─▶ call ─▶ message, within its limits ─▶ [oip] request ─▶ executor ─▶ reply, trailers
+//! ```
+//!
+//! Calls have the limits, places, log and metrics of HTTP requests. Where a limit or a failure ends
+//! a call, its status is that of the same refusal over HTTP; see docs/reference/oip.md.
+
+mod about;
+mod call;
+mod calls;
+pub(crate) mod connection;
+mod health;
+pub(crate) mod message;
+mod outgoing;
+mod reply;
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::middleware::{from_fn_with_state, Next};
+use axum::response::Response;
+use axum::routing::post;
+use axum::Router;
+use tonic_reflection::server::Builder;
+
+pub(crate) use self::health::Health;
+use crate::answer::Refusal;
+use crate::routes::{counted, Service, Shared};
+
+/// The messages of `proto/inference.proto`.
+#[allow(clippy::all, dead_code, missing_docs, unreachable_pub, reason = "generated")]
+pub(crate) mod pb {
+    include!(concat!(env!("OUT_DIR"), "/inference.rs"));
+}
+
+/// What reflection tells of the protocol.
+const DESCRIPTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.bin"));
+
+/// The service, as clients and metrics name it.
+const INFERENCE: &str = "/inference.GRPCInferenceService";
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+const HEALTH: &str = "/grpc.health.v1.Health";
+const REFLECTION: &str = "/grpc.reflection";
+/// Largest message that asks for health or reflection.
+const QUESTION_BYTES_MAX: usize = 64 << 10;
+
+pub(crate) fn router(service: &Arc<Service>, health: &Health) -> Router {
+    let description = || {
+        Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTION)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let (Ok(v1), Ok(v1alpha)) = (description().build_v1(), description().build_v1alpha()) else {
+        panic!("the description of the messages cannot be read");
+    };
+    let v1 = v1.max_decoding_message_size(QUESTION_BYTES_MAX);
+    let v1alpha = v1alpha.max_decoding_message_size(QUESTION_BYTES_MAX);
+    Router::new()
+        .route(&format!("{INFERENCE}/{{method}}"), post(call::answer))
+        .with_state(Arc::clone(service))
+        .route_service(&format!("{HEALTH}/{{method}}"), health.server())
+        .route_service("/grpc.reflection.v1.ServerReflection/{method}", v1)
+        .route_service("/grpc.reflection.v1alpha.ServerReflection/{method}", v1alpha)
+        .fallback(unknown_method)
+        .layer(from_fn_with_state(Arc::clone(service), measure))
+}
+
+async fn unknown_method() -> Response {
+    status::told(status::unknown_method())
+}
+
+/// Names a route for metrics: unknown paths share one name, so that they cannot fill memory.
+fn route_name(path: &str) -> &'static str {
+    if path == INFER {
+        return INFER;
+    }
+    let known = [INFERENCE, HEALTH, REFLECTION];
+    known.into_iter().find(|route| path.starts_with(route)).unwrap_or("other")
+}
+
+/// Tells whether a call ends with its only answer; others last as long as their client wants.
+fn is_finite(path: &str) -> bool {
+    !path.starts_with(REFLECTION) && !path.ends_with("/Watch")
+}
+
+/// Counts every call, and ends those that take too long to answer.
+async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
+    let route = route_name(request.uri().path());
+    let ms_max = service.limits.request_ms_max;
+    let answering = async {
+        let own_us = match status::timeout_us(request.headers()) {
+            Ok(own_us) => own_us.unwrap_or(u64::MAX),
+            Err(refusal) => return status::told(refusal),
+        };
+        let limit = Duration::from_micros(own_us.min(ms_max * 1_000));
+        let late = |_| status::told(Refusal::late("call took too long"));
+        tokio::time::timeout(limit, next.run(request)).await.unwrap_or_else(late)
+    };
+    counted(&service, route, answering).await
+}

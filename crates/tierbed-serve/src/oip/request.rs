@@ -1,0 +1,61 @@
+//! An inference request in no protocol's form, and the form of its answer.
+
+use tierbed_core::{Error, Result};
+
+use super::inputs::Tensor;
+
+/// A decoded inference request.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) id: Option<String>,
+    pub(crate) pooling: Option<String>,
+    pub(crate) output_dtype: Option<String>,
+    pub(crate) tensors: Vec<Tensor>,
+    /// What is asked for; none: what the model answers by default.
+    pub(crate) outputs: Vec<Named>,
+    /// Outputs that are not named are answered as binary data.
+    pub(crate) is_binary: bool,
+    /// Bytes of the body that tensors may lie in.
+    pub(crate) raw_bytes: usize,
+    pub(crate) form: Form,
+}
+
+/// An output that a request names.
+#[derive(Debug)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) is_binary: bool,
+}
+
+/// How an answer is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// JSON, and binary tensors behind it.
+    Json,
+    /// A message of gRPC.
+    Message,
+}
+
+/// Extensions that would change an answer, and are not there.
+///
+/// # Errors
+/// `Invalid`, naming the output.
+pub(crate) fn unsupported(output: &str) -> Error {
+    Error::invalid("classification and shared memory are not supported")
+        .with("output", output)
+        .with("remedy", "ask for the tensor itself")
+}
+
+/// Checks that no output is asked for twice.
+///
+/// # Errors
+/// `Invalid`, naming it.
+pub(crate) fn check_once(outputs: &[Named]) -> Result<()> {
+    let is_known = |at: usize, name: &str| outputs.iter().take(at).any(|known| known.name == name);
+    match outputs.iter().enumerate().find(|(at, output)| is_known(*at, &output.name)) {
+        Some((_, output)) => {
+            Err(Error::invalid("output occurs twice").with("output", &output.name))
+        }
+        None => Ok(()),
+    }
+}
