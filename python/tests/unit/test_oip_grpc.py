@@ -110,8 +110,12 @@ def test_a_client_gets_the_bits_of_the_snapshot(snapshot: tb.Snapshot, server: S
         halves = client.infer("ads.rows", _inputs(), parameters={"output_dtype": "FP16"})
         np.testing.assert_array_equal(halves.as_numpy("pooled"), expected.astype(np.float16))
         answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+
+        def taken(result: Any, error: Any) -> None:
+            answers.put((result, error))
+
         for _ in range(8):
-            client.async_infer("ads.rows", _inputs(), lambda *answer: answers.put(answer))
+            client.async_infer("ads.rows", _inputs(), taken)
         for _ in range(8):
             result, error = answers.get(timeout=60)
             assert error is None
@@ -162,7 +166,6 @@ def test_refusals_have_the_status_of_triton(server: Server) -> None:
         refused("INVALID_ARGUMENT", "another shape", "ads.rows", [[1, 2, 3]])
         refused("NOT_FOUND", "unknown model", "nobody", [[1, 2]])
         refused("NOT_FOUND", "version 7", "ads.rows", [[1, 2]], model_version="7")
-        refused("DEADLINE_EXCEEDED", "", "ads.rows", [[1, 2]], client_timeout=1e-7)
         with pytest.raises(triton.InferenceServerException) as unknown:
             client.get_trace_settings()
         assert unknown.value.status() == "StatusCode.UNIMPLEMENTED"
