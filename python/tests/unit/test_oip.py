@@ -9,27 +9,17 @@ import numpy as np
 import pytest
 import torch
 import typer
+from oip_kit import SIZES, bags, expected, publish
 from typer.main import get_command
 
 import tierbed as tb
 from tierbed.cli.serving import ask, register
-from tierbed.nn import MODELS
 from tierbed.serve import ServeOptions, Server, load_model
-from tierbed.testing import random_bags
-
-SIZES = {"c1": 30, "c2": 40}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("oip")
-    with tb.Store.open(path / "store", dram_budget="8MiB") as store:
-        model = MODELS["dlrm"](
-            3, SIZES, store=store, embedding_dim=8, optimizer=tb.RowWiseAdagrad(lr=0.1)
-        )
-        model(torch.rand(64, 3), random_bags(SIZES, 64, seed=0, bag_max=1)).sum().backward()
-        store.publish(path / "snapshot", model)
-    return path / "snapshot"
+    return publish(tmp_path_factory.mktemp("oip"))
 
 
 @pytest.fixture
@@ -43,11 +33,6 @@ def server(snapshot: tb.Snapshot) -> Iterator[Server]:
     options = ServeOptions(model_name="ads", log_level="off")
     with Server(snapshot, "127.0.0.1:0", options=options) as server:
         yield server
-
-
-def _bags() -> tb.KeyedJaggedTensor:
-    values = torch.tensor([1, 5, 29, 0, 7, 39, 38])
-    return tb.KeyedJaggedTensor(list(SIZES), values, lengths=torch.tensor([2, 0, 2, 1, 1, 1]))
 
 
 def test_both_models_are_described(server: Server) -> None:
@@ -74,11 +59,11 @@ def test_a_prediction_over_the_protocol_has_the_bits_of_the_model(
     answer = ask(f"http://{server.address}", "/v2/models/ads/infer", request)
     model = load_model(snapshot)
     assert model is not None
-    bags = tb.KeyedJaggedTensor(
+    same = tb.KeyedJaggedTensor(
         list(SIZES), ids.T.reshape(-1), lengths=torch.ones(8, dtype=torch.int64)
     )
     with torch.inference_mode():
-        logit = model(dense, bags)
+        logit = model(dense, same)
     told = {output["name"]: output["data"] for output in answer["outputs"]}
     assert torch.equal(torch.tensor(told["logit"]), logit)
     assert torch.equal(torch.tensor(told["probability"]), torch.sigmoid(logit))
@@ -90,9 +75,7 @@ def test_an_unmodified_client_gets_the_bits_of_the_snapshot(
     http = pytest.importorskip("tritonclient.http", reason="tritonclient[http] is not installed")
     from tritonclient.utils import InferenceServerException
 
-    bags = _bags()
-    pooled = snapshot.lookup(bags, "sum")
-    expected = np.concatenate([pooled[name].numpy() for name in SIZES], axis=1)
+    pooled, wanted = snapshot.lookup(bags(), "sum"), expected(snapshot)
     with http.InferenceServerClient(server.address) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -109,7 +92,7 @@ def test_an_unmodified_client_gets_the_bits_of_the_snapshot(
             given.set_data_from_numpy(array, binary_data=binary)
             return given
 
-        values, lengths = bags.values().numpy(), bags.lengths().numpy()
+        values, lengths = bags().values().numpy(), bags().lengths().numpy()
         for binary in (True, False):
             inputs = [
                 tensor("values", values, "INT64", binary),
@@ -117,7 +100,7 @@ def test_an_unmodified_client_gets_the_bits_of_the_snapshot(
             ]
             answer = client.infer("ads.rows", inputs, request_id="a", timeout=10_000_000)
             assert answer.get_response()["id"] == "a"
-            np.testing.assert_array_equal(answer.as_numpy("pooled"), expected)
+            np.testing.assert_array_equal(answer.as_numpy("pooled"), wanted)
             outputs = [
                 http.InferRequestedOutput("c2", binary_data=binary),
                 http.InferRequestedOutput("c1", binary_data=not binary),
@@ -126,9 +109,9 @@ def test_an_unmodified_client_gets_the_bits_of_the_snapshot(
             for name in SIZES:
                 np.testing.assert_array_equal(answer.as_numpy(name), pooled[name].numpy())
         halves = client.infer("ads.rows", inputs, parameters={"output_dtype": "FP16"})
-        np.testing.assert_array_equal(halves.as_numpy("pooled"), expected.astype(np.float16))
+        np.testing.assert_array_equal(halves.as_numpy("pooled"), wanted.astype(np.float16))
         pending = client.async_infer("ads.rows", inputs)
-        np.testing.assert_array_equal(pending.get_result().as_numpy("pooled"), expected)
+        np.testing.assert_array_equal(pending.get_result().as_numpy("pooled"), wanted)
         ids = tensor("ids", np.array([[1, 400]]), "INT64", True)
         with pytest.raises(InferenceServerException, match="row id out of range") as refused:
             client.infer("ads.rows", [ids])

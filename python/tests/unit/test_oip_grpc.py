@@ -9,29 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from oip_kit import SIZES, bags, expected, publish
 
 import tierbed as tb
-from tierbed.nn import MODELS
 from tierbed.serve import ServeOptions, Server
-from tierbed.testing import random_bags
 
 triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
 grpc = pytest.importorskip("grpc")
 
-SIZES = {"c1": 30, "c2": 40}
-
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tb.Snapshot]:
-    path = tmp_path_factory.mktemp("grpc")
-    with tb.Store.open(path / "store", dram_budget="8MiB") as store:
-        model = MODELS["dlrm"](
-            3, SIZES, store=store, embedding_dim=8, optimizer=tb.RowWiseAdagrad(lr=0.1)
-        )
-        model(torch.rand(64, 3), random_bags(SIZES, 64, seed=0, bag_max=1)).sum().backward()
-        store.publish(path / "snapshot", model)
-    with tb.Snapshot.open(path / "snapshot") as snapshot:
+    with tb.Snapshot.open(publish(tmp_path_factory.mktemp("grpc"))) as snapshot:
         yield snapshot
 
 
@@ -53,22 +42,12 @@ def _input(name: str, array: np.ndarray, datatype: str = "INT64") -> Any:
     return given
 
 
-def _bags() -> tb.KeyedJaggedTensor:
-    values = torch.tensor([1, 5, 29, 0, 7, 39, 38])
-    return tb.KeyedJaggedTensor(list(SIZES), values, lengths=torch.tensor([2, 0, 2, 1, 1, 1]))
-
-
 def _inputs() -> list[Any]:
-    bags = _bags()
+    asked = bags()
     return [
-        _input("values", bags.values().numpy()),
-        _input("lengths", bags.lengths().numpy()),
+        _input("values", asked.values().numpy()),
+        _input("lengths", asked.lengths().numpy()),
     ]
-
-
-def _expected(snapshot: tb.Snapshot) -> np.ndarray:
-    pooled = snapshot.lookup(_bags(), "sum")
-    return np.concatenate([pooled[name].numpy() for name in SIZES], axis=1)
 
 
 def test_a_server_without_the_address_speaks_no_grpc(snapshot: tb.Snapshot) -> None:
@@ -98,17 +77,17 @@ def test_a_client_is_told_what_is_served(server: Server) -> None:
 
 
 def test_a_client_gets_the_bits_of_the_snapshot(snapshot: tb.Snapshot, server: Server) -> None:
-    expected, pooled = _expected(snapshot), snapshot.lookup(_bags(), "sum")
+    wanted, pooled = expected(snapshot), snapshot.lookup(bags(), "sum")
     with triton.InferenceServerClient(_url(server)) as client:
         answer = client.infer("ads.rows", _inputs(), request_id="a", timeout=10_000_000)
         assert answer.get_response().id == "a"
-        np.testing.assert_array_equal(answer.as_numpy("pooled"), expected)
+        np.testing.assert_array_equal(answer.as_numpy("pooled"), wanted)
         outputs = [triton.InferRequestedOutput(name) for name in ("c2", "c1")]
         answer = client.infer("ads.rows", _inputs(), outputs=outputs)
         for name in SIZES:
             np.testing.assert_array_equal(answer.as_numpy(name), pooled[name].numpy())
         halves = client.infer("ads.rows", _inputs(), parameters={"output_dtype": "FP16"})
-        np.testing.assert_array_equal(halves.as_numpy("pooled"), expected.astype(np.float16))
+        np.testing.assert_array_equal(halves.as_numpy("pooled"), wanted.astype(np.float16))
         answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
 
         def taken(result: Any, error: Any) -> None:
@@ -119,7 +98,7 @@ def test_a_client_gets_the_bits_of_the_snapshot(snapshot: tb.Snapshot, server: S
         for _ in range(8):
             result, error = answers.get(timeout=60)
             assert error is None
-            np.testing.assert_array_equal(result.as_numpy("pooled"), expected)
+            np.testing.assert_array_equal(result.as_numpy("pooled"), wanted)
         stats = client.get_inference_statistics("ads.rows").model_stats[0]
         assert stats.inference_stats.success.count == 11
         assert stats.inference_count == 33
@@ -128,15 +107,15 @@ def test_a_client_gets_the_bits_of_the_snapshot(snapshot: tb.Snapshot, server: S
 def test_tensors_may_come_in_typed_fields(snapshot: tb.Snapshot, server: Server) -> None:
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-    bags = _bags()
+    asked = bags()
     request = service_pb2.ModelInferRequest(model_name="ads.rows")
-    for name, values in (("values", bags.values()), ("lengths", bags.lengths())):
+    for name, values in (("values", asked.values()), ("lengths", asked.lengths())):
         field = request.inputs.add(name=name, datatype="INT64", shape=list(values.shape))
         field.contents.int64_contents.extend(values.tolist())
     with grpc.insecure_channel(_url(server)) as channel:
         answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
     got = np.frombuffer(answer.raw_output_contents[0], dtype=np.float32).reshape(3, 16)
-    np.testing.assert_array_equal(got, _expected(snapshot))
+    np.testing.assert_array_equal(got, expected(snapshot))
 
 
 def test_predictions_are_those_of_http(server: Server) -> None:
@@ -173,7 +152,7 @@ def test_refusals_have_the_status_of_triton(server: Server) -> None:
 
 def test_an_asynchronous_client_gets_the_same(snapshot: tb.Snapshot, server: Server) -> None:
     aio = pytest.importorskip("tritonclient.grpc.aio")
-    expected = _expected(snapshot)
+    wanted = expected(snapshot)
 
     async def ask() -> list[Any]:
         async with aio.InferenceServerClient(_url(server)) as client:
@@ -182,7 +161,7 @@ def test_an_asynchronous_client_gets_the_same(snapshot: tb.Snapshot, server: Ser
             return list(await asyncio.gather(*asked))
 
     for answer in asyncio.run(ask()):
-        np.testing.assert_array_equal(answer.as_numpy("pooled"), expected)
+        np.testing.assert_array_equal(answer.as_numpy("pooled"), wanted)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
