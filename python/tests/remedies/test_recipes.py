@@ -21,7 +21,6 @@ from tierbed.data import (
     build_vocabulary,
 )
 from tierbed.data.source import DataOptions, Source
-from tierbed.recipes.demo import BUDGET_MIN_BYTES, DemoOptions, _Demo
 from tierbed.recipes.run import Run, TrainOptions, load_run, read_run
 from tierbed.train import table_files
 from tierbed_bench.generator import GeneratedData, write_criteo_tsv
@@ -143,17 +142,6 @@ def test_samples_remain_to_train_on(tmp_path: Path, capsys: Any) -> None:
     assert main(["train", *data, "--samples", "1", "--eval-last", "0.9"]) == 2
     assert "check --data and --eval-last" in " ".join(capsys.readouterr().err.split())
     assert main(["train", *data, "--samples", "300", "--eval-last", "0.5"]) == 0
-
-
-def test_the_demo_needs_a_file_with_many_values(tmp_path: Path) -> None:
-    def prepared(samples: int) -> int:
-        log = tmp_path / f"{samples}.tsv"
-        write_criteo_tsv(log, samples, scale=0.1, seed=1)
-        return _Demo(DemoOptions(out=tmp_path / "out", data=log)).prepare().dram_budget_bytes
-
-    with refused(tb.InvalidError, "give a longer file"):
-        prepared(3)
-    assert prepared(30_000) >= BUDGET_MIN_BYTES
 
 
 # ---------------------------------------------------------------- tables and collections

@@ -1,30 +1,19 @@
-"""Output of results: tables on the screen, JSON for machines, pictures."""
+"""Output of results: tables on the screen, JSON for machines."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tierbed.errors import UnsupportedError
-
-__all__ = [
-    "Figure",
-    "can_draw",
-    "percentile",
-    "print_table",
-    "save_figure",
-    "write_json",
-]
+__all__ = ["print_table", "write_json"]
 
 Row = Mapping[str, Any]
-Figure = Callable[[Any], None]
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -46,37 +35,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)
-
-
-def can_draw() -> bool:
-    """Whether pictures can be drawn: matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def save_figure(
-    path: str | os.PathLike[str], draw: Figure, size: tuple[float, float] = (9, 4.5)
-) -> None:
-    """Writes a PNG that ``draw`` fills; needs no display.
-
-    Args:
-        path: The file.
-        draw: Draws onto a matplotlib figure.
-        size: Width and height in inches.
-
-    Raises:
-        UnsupportedError: matplotlib is not installed.
-    """
-    if not can_draw():
-        raise UnsupportedError("matplotlib is not installed; pip install 'tierbed[figures]'")
-    # Matplotlib is optional.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as MatplotlibFigure
-
-    figure = MatplotlibFigure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(os.fspath(path), dpi=120)
 
 
 def print_table(title: str, rows: Sequence[Row], columns: Sequence[str] | None = None) -> None:
@@ -113,9 +71,3 @@ def _cell(value: Any, name: str, row: Row) -> str:
             return "n/a"
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the value below which ``share`` of ``values`` lie."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,4 +1,4 @@
-"""Commands of the package tierbed-bench: ``bench``, ``sim``, ``tco`` and ``generate``.
+"""Commands of the package tierbed-bench: ``demo``, ``bench``, ``sim``, ``tco``, ``generate``.
 
 Where it is installed they are commands like all others; otherwise they name what to install.
 """
@@ -16,7 +16,7 @@ from tierbed.errors import UnsupportedError
 __all__ = ["register"]
 
 PACKAGE = "tierbed_bench"
-COMMANDS = ("bench", "sim", "tco", "generate")
+COMMANDS = ("demo", "bench", "sim", "tco", "generate")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,1 +1,1 @@
-"""Runs as the command line does them: training, evaluation, scores, the demo."""
+"""Runs as the command line does them: training, evaluation, scores."""

@@ -17,6 +17,7 @@ __all__ = [
     "counts",
     "flat_counters",
     "interleave",
+    "percentile",
     "ratio",
     "zipf_batches",
 ]
@@ -131,3 +132,9 @@ def counts(growth: Mapping[str, float]) -> dict[str, float]:
 def ratio(value: float, baseline: float) -> float:
     """Divides; NaN when the baseline is zero."""
     return value / baseline if baseline else float("nan")
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Returns the value below which ``share`` of ``values`` lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

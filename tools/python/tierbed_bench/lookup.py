@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tierbed._util.report import percentile, print_table, write_json
+from tierbed._util.report import print_table, write_json
 from tierbed.config.optim import SGD
 from tierbed.config.tables import EmbeddingBagConfig, Uniform
 from tierbed.config.words import SnapshotBackend
@@ -30,6 +30,7 @@ from tierbed_bench.common import (
     counts,
     flat_counters,
     interleave,
+    percentile,
     ratio,
     zipf_batches,
 )

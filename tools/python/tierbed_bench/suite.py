@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tierbed._util.report import Figure, Row, save_figure, write_json
+from tierbed._util.report import Row, write_json
+from tierbed_bench.figures import Figure, save_figure
 
 __all__ = ["machine", "write_suite"]
 

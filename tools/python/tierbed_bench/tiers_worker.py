@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierbed._util.report import percentile
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
@@ -27,6 +26,7 @@ from tierbed.recipes.metrics import summary
 from tierbed.serve.cache import CacheOptions
 from tierbed.serve.server import load_model
 from tierbed.serve.snapshot import Snapshot
+from tierbed_bench.common import percentile
 from tierbed_bench.memory_group import MemoryGroup
 from tierbed_bench.tiers_model import LARGE_TABLE
 from tierbed_bench.workers import answer_commands

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tierbed._util.report import percentile, print_table, write_json
-from tierbed_bench.common import ratio
+from tierbed._util.report import print_table, write_json
+from tierbed_bench.common import percentile, ratio
 from tierbed_bench.suite import write_suite
 
 __all__ = ["Outcome", "ratios_of", "row_of", "shown", "write_training"]

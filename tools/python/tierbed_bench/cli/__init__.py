@@ -1,18 +1,18 @@
-"""Command line: suites by ``tierbed-bench``; ``tierbed bench``, ``sim``, ``tco``, ``generate``."""
+"""Command line: suites by ``tierbed-bench``; ``tierbed bench``, ``sim`` and the others."""
 
 from __future__ import annotations
 
 import typer
 
 from tierbed import cli
-from tierbed_bench.cli import bench, generate, sim, tco
+from tierbed_bench.cli import bench, demo, generate, sim, tco
 
 __all__ = ["main", "register"]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands of this package to those of ``tierbed``."""
-    for module in (tco, bench, sim, generate):
+    for module in (demo, tco, bench, sim, generate):
         module.register(app)
 
 
@@ -22,6 +22,6 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: What follows the program's name; by default the process's own.
     """
-    for module in (sim, tco, generate):
+    for module in (sim, tco, generate, demo):
         module.register(bench.suites)
     return cli.run(bench.suites, "tierbed-bench", arguments)

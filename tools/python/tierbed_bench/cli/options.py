@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tierbed._util.report import save_figure, write_json
+from tierbed._util.report import write_json
 from tierbed.cli.options import shows_tables
+from tierbed_bench.figures import save_figure
 
 ReplayedLog = Annotated[
     Path, typer.Option("--log", help="One query per line, or Criteo's layout; plain, gzip or zstd.")

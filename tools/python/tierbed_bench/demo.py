@@ -27,12 +27,14 @@ from torch import Tensor
 
 from tierbed import _native
 from tierbed._util.bytes import format_bytes
-from tierbed._util.report import can_draw, percentile, print_table, save_figure, write_json
+from tierbed._util.report import print_table, write_json
 from tierbed.config.tables import EmbeddingBagConfig
 from tierbed.config.words import ModelKind, Range
 from tierbed.data.source import DataOptions, Source, open_source
 from tierbed.errors import InvalidError, TierbedError
 from tierbed.recipes.run import OPTIMIZERS, auto_batch_size, load_run
+from tierbed_bench.common import percentile
+from tierbed_bench.figures import save_figure
 
 __all__ = ["DemoOptions", "run_demo"]
 
@@ -310,15 +312,10 @@ class _Demo:
         self.facts["seconds"] = time.perf_counter() - self.started_s
         out = self.options.out
         write_json(out / "report.json", self.facts)
-        shown = f"report: {out / 'report.json'}"
-        if can_draw():
-            save_figure(out / "report.png", self.draw, (11, 4.2))
-            shown += f", picture: {out / 'report.png'}"
-        else:
-            shown += ", no picture: matplotlib is not installed (pip install 'tierbed[figures]')"
+        save_figure(out / "report.png", self.draw, (11, 4.2))
         rows = [{"shown": told, "value": value} for told, value in _told(self.facts)]
         print_table(f"Tierbed demo: what was shown ({self.options.model})", rows)
-        print(shown)
+        print(f"report: {out / 'report.json'}, picture: {out / 'report.png'}")
 
     def draw(self, figure: Any) -> None:
         """Draws memory, accuracy and latencies."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tierbed.cli.fields import Fields, add
-from tierbed.recipes.demo import DemoOptions, run_demo
+from tierbed_bench.demo import DemoOptions, run_demo
 
 __all__ = ["register"]
 
