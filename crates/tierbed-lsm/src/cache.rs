@@ -36,7 +36,8 @@ impl BlockCache {
     /// Returns a block and marks it as just used.
     pub(crate) fn get(&mut self, place: BlockPlace) -> Option<Arc<[u8]>> {
         let (used, block) = self.blocks.get_mut(&place)?;
-        self.by_use.remove(used);
+        let ordered = self.by_use.remove(used);
+        assert_eq!(ordered, Some(place), "a block has one place in the order of use");
         *used = self.next_use;
         self.by_use.insert(self.next_use, place);
         self.next_use += 1;
@@ -60,6 +61,8 @@ impl BlockCache {
         self.by_use.insert(self.next_use, place);
         self.blocks.insert(place, (self.next_use, block));
         self.next_use += 1;
+        assert!(self.used_bytes <= self.capacity_bytes, "the cache keeps to its bytes");
+        assert_eq!(self.blocks.len(), self.by_use.len(), "every block is in the order of use");
     }
 
     /// Forgets the blocks `0..block_count` of an SST that is gone.

@@ -143,6 +143,7 @@ impl LsmStore {
             mark.note(info.number).map_err(CommitFailure::Poisoned)?;
         }
         self.log.note_later(info.number);
+        assert!(self.log.next_number() > info.number, "the number of a step is taken");
         let keep = |blob: &Attachment<'_>| (blob.name.to_owned(), blob.bytes.to_vec());
         self.step = Some(StepCommit { info, attachments: attachments.iter().map(keep).collect() });
         // Less than a moment ago, so it fits.

@@ -95,6 +95,8 @@ impl LsmStore {
             Some(segment) => segment,
             None => {
                 let id = SegmentId(self.next_segment);
+                let last = self.segments.last_key_value();
+                assert!(last.is_none_or(|(last, _)| *last < id), "{id:?} comes after {last:?}");
                 self.has_new_segments = true;
                 let segment = Segment::create(self.tools.folder.as_ref(), id)?;
                 // Not before: opening walks the log by numbers without a gap.
@@ -132,6 +134,8 @@ impl LsmStore {
         self.open_segment = None;
         let fresh = Memtable::new(self.options.memory.memtable_bytes);
         self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, fresh)));
+        let sealed_max = self.options.memory.sealed_memtables_max;
+        assert!(self.sealed.len() <= sealed_max, "{} of {sealed_max} memtables", self.sealed.len());
         Ok(())
     }
 

@@ -189,6 +189,9 @@ impl Drop for ReaderGuard<'_> {
         state.io[reader.number] = io_of(&reader);
         let is_full = reader.number < state.full_count;
         if is_full { &mut state.idle } else { &mut state.idle_small }.push(reader);
+        assert!(state.idle.len() <= state.full_count, "a reader comes back once");
+        let small_count = state.io.len() - state.full_count;
+        assert!(state.idle_small.len() <= small_count, "a small reader comes back once");
         drop(state);
         // Who waits may be able to use only one kind.
         self.readers.is_back.notify_all();

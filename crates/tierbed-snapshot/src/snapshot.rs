@@ -306,8 +306,10 @@ impl Snapshot {
             })
             .collect();
         let pages_bytes = manifest.page_count * PAGE_BYTES as u64;
-        let placed = manifest.placed.iter().flat_map(|placed| &placed.placements);
-        let placements = placed.zip(&self.places.placements).map(|(info, held)| PlacementSummary {
+        let placed: &[_] = manifest.placed.as_ref().map_or(&[], |placed| &placed.placements);
+        assert_eq!(placed.len(), self.places.placements.len(), "every placement has an index");
+        let held = placed.iter().zip(&self.places.placements);
+        let placements = held.map(|(info, held)| PlacementSummary {
             tables: info.tables.clone(),
             page_count: info.page_count,
             seat_count: info.seat_count,

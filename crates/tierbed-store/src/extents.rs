@@ -55,6 +55,8 @@ impl ExtentPool {
             true => self.quarantine.push(extent),
             false => self.free.push(extent),
         }
+        let unused = self.free.len() + self.quarantine.len();
+        assert!(unused <= self.is_committed.len(), "more extents are unused than there are");
     }
 
     /// A commit that needs exactly the extents in use now came into force.

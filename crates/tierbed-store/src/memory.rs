@@ -245,6 +245,7 @@ impl TrainStore for MemoryStore {
             )
             .with("remedy", "open it with a path"));
         };
+        assert_eq!(self.tables.len(), self.schema.tables().len(), "every table is dumped");
         let number = disk.log.next_number();
         let mut metas = Vec::new();
         for (table, schema) in self.tables.iter().zip(self.schema.tables()) {

@@ -93,6 +93,7 @@ impl Directory {
         assert!(run >= 2, "the slots were doubled for this bucket");
         slots[run / 2..].fill(new);
         self.bucket_count += 1;
+        assert!(self.bucket_count as usize <= self.slots.len(), "a bucket has a slot of its own");
         Ok(new)
     }
 

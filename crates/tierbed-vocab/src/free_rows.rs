@@ -62,7 +62,9 @@ impl FreeRows {
 
     fn place(self, entry: u64) -> (RowKey, usize) {
         let key = RowKey::new(self.table, RowId(entry / ROWS_PER_PAGE));
-        (key, 8 * (entry % ROWS_PER_PAGE) as usize)
+        let at = 8 * (entry % ROWS_PER_PAGE) as usize;
+        assert!(at + 8 <= PAGE_BYTES - 4, "an entry ends before the checksum of its page");
+        (key, at)
     }
 }
 

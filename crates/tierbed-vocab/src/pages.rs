@@ -264,6 +264,8 @@ impl PageCache {
                 self.free.push(at);
             }
         }
+        let is_counted = self.free.len() + self.at_of.len() == self.frames.len();
+        assert!(is_counted, "a frame is free or has a page");
     }
 }
 

@@ -250,6 +250,7 @@ impl Vocabulary {
         let mut first = 0;
         while first < changed.len() {
             let end = self.bring_piece(pages, store, &changed, first)?;
+            assert!(end > first, "a piece has a group");
             for group in &changed[first..end] {
                 self.insert(pages, store, group, now)?;
             }

@@ -136,6 +136,7 @@ impl Lists {
         for list in self.iter() {
             items.extend_from_slice(&list[..short(list)]);
         }
+        assert_eq!(items.len(), end as usize, "the lists end where they were counted to end");
         Self { starts: starts.into_boxed_slice(), items: items.into_boxed_slice() }
     }
 

@@ -145,6 +145,7 @@ impl Placement {
         shorter.page_offsets.retain(|&offset| offset < end);
         shorter.page_offsets.push(end);
         shorter.page_rows.truncate(end as usize);
+        assert!(shorter.page_rows.len() >= shorter.home_page.len(), "every row keeps its home");
         shorter
     }
 }

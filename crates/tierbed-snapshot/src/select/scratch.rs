@@ -81,6 +81,7 @@ impl Scratch {
                 self.served.push(position);
             }
         }
+        assert!(self.served.len() <= self.needed_count as usize, "a row is served once");
         self.needed_count -= self.served.len() as u32;
         &self.served
     }

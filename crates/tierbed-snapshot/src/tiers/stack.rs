@@ -154,6 +154,7 @@ impl TierStack {
             Some(membership) => membership.tiers().collect(),
             None => own_rows(options, &classes, all_rows, capacity_bytes)?,
         };
+        assert_eq!(rows.len(), options.tiers.len(), "every tier has rows of its own");
         let tiers = options.tiers.iter().zip(rows);
         let tiers = tiers.map(|(tier, rows)| CodedTier::new(tier, rows, all_rows));
         let tiers = tiers.collect::<Result<Vec<_>>>()?;

@@ -144,6 +144,7 @@ impl FileStore {
         };
         let device_id = self.engine.attach(device.clone());
         let id = self.schema.add(table)?;
+        assert_eq!(id.0 as usize, self.tables.len(), "the schema numbers tables as they are held");
         self.tables.push(TableFile {
             owner: page_owner(self.log.store(), id),
             file,

@@ -129,6 +129,7 @@ impl PageMap {
     pub(super) fn set(&mut self, page: u64, word: PageWord) {
         assert!(word.is_written() && word.is_moved(), "a completed write moved the page");
         let old = self.get(page);
+        assert!(word == old.next_write(), "page {page} goes from one write to the next");
         self.used_slot_count =
             self.used_slot_count - old.used_slot_count() + word.used_slot_count();
         self.is_dirty = true;

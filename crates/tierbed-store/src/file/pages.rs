@@ -40,6 +40,7 @@ impl TableFile {
     }
 
     fn request(&self, op: Op, page: u64, word: PageWord, buf: BufId) -> Request {
+        assert!(page < self.layout.page_count, "page {page} of {}", self.layout.page_count);
         let position = self.segments.position(page, word.slot());
         Request {
             device: self.device_id,
@@ -59,6 +60,7 @@ impl TableFile {
             self.map.grow(layout.page_count)?;
             self.segments.grow(layout.page_count);
             self.layout = layout;
+            assert_eq!(self.map.page_count(), self.layout.page_count, "every page has a word");
         }
         Ok(())
     }

@@ -64,5 +64,6 @@ impl Scratch {
             let Some(group) = group else { panic!("ids were added after they were sorted") };
             same.iter().for_each(|&(_, position)| visit(position, group.row));
         }
+        assert!(groups.next().is_none(), "every group has the ids it was made of");
     }
 }
