@@ -21,7 +21,6 @@
 //! writer's signal of that epoch was seen; (3) buffers take turns, so a writer of epoch `e + 2`
 //! has seen its reader's signal of `e + 1`, which the reader gave after it was done with `e`.
 
-pub mod array_rows;
 pub mod arrivals;
 pub mod backward;
 pub mod baseline;

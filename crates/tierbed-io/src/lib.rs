@@ -17,7 +17,6 @@
 
 pub mod buffer;
 pub mod checked_text;
-pub mod conformance;
 pub mod device;
 pub mod engine;
 pub mod folder;

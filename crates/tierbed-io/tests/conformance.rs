@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tierbed_core::ErrorKind;
-use tierbed_io::conformance::{check_device, check_folder};
 use tierbed_io::{
     open_engine, Device, EngineChoice, EngineOptions, FileDevice, Folder, FsFolder, IoEngine,
     MemoryDevice, MemoryFolder, MmapDevice, Op, OpenMode, Request, PAGE_BYTES,
 };
+use tierbed_sim::conformance::{check_device, check_folder};
 
 const ENGINES: [EngineChoice; 3] = [EngineChoice::Uring, EngineChoice::Pread, EngineChoice::Inline];
 

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use tierbed_core::ErrorKind;
-use tierbed_io::conformance::check_device;
 use tierbed_io::{open_engine, EngineChoice, EngineOptions, MemoryDevice};
+use tierbed_sim::conformance::check_device;
 
 /// Makes `io_uring_setup` fail with `EPERM` on this thread, for good.
 fn refuse_io_uring() -> std::io::Result<()> {

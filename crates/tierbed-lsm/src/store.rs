@@ -306,12 +306,6 @@ impl LsmStore {
         self.monitor.counts()
     }
 
-    /// Returns the rows that live under the hot prefix.
-    #[must_use]
-    pub fn hot_row_count(&self) -> usize {
-        self.allocator.hot_keys().len()
-    }
-
     /// Returns the account of everything the store allocates.
     #[must_use]
     pub fn budget(&self) -> &Budget {

@@ -38,6 +38,6 @@ pub use progress::{BuildReport, Report};
 pub use quality::{connectivity_sum, count_page_reads, index_by_use, PageReads};
 pub use query_log::{
     decode_packed, encode_packed, read_log, write_packed, PackedQueries, QueryLog, QueryLogBuilder,
-    QuerySource, ReadOptions, SampleQueries, TextQueries,
+    QuerySource, ReadOptions, TextQueries,
 };
 pub use tierbed_snapshot::{Placement, PlacementBuilder, ReplicaBudget};

@@ -8,7 +8,6 @@
 //! Four bytes per asked row and eight per query. A row of one query is called a *pin*.
 
 mod packed;
-mod samples;
 mod source;
 mod text;
 
@@ -21,7 +20,6 @@ use crate::partition::order::shuffle;
 use crate::Placement;
 
 pub use packed::{decode_packed, encode_packed, write_packed, PackedQueries};
-pub use samples::SampleQueries;
 pub use source::{read_log, QuerySource, ReadOptions};
 pub use text::TextQueries;
 

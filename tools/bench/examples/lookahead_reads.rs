@@ -16,9 +16,10 @@
 
 use std::path::Path;
 
+use tierbed_bench::samples::SampleQueries;
 use tierbed_core::{Bags, Budget, OptimizerKind, TableSchema};
 use tierbed_lab::bounds::{farthest_next_use, Requests};
-use tierbed_placement::{read_log, QuerySource, ReadOptions, SampleQueries, TextQueries};
+use tierbed_placement::{read_log, QuerySource, ReadOptions, TextQueries};
 use tierbed_store::MemoryStore;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::{EvictionOrder, FeatureLayout, Pooling, WindowConfig, WindowEngine};

@@ -9,5 +9,6 @@
 pub mod generated_log;
 pub mod lookup;
 mod meter;
+pub mod samples;
 pub mod ssd;
 pub mod training;

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use tierbed_kernels::{BagRange, Codec, Codes, Columns, Isa, Kernels, ProductQuantizer};
+use tierbed_kernels::{
+    Codec, Codes, Columns, Isa, Kernels, Matrix, PoolFeature, Pooling, ProductQuantizer,
+};
 
 /// Most numbers of a row here.
 const DIM_MAX: usize = 80;
@@ -38,8 +40,9 @@ pub fn codes(bytes: &[u8]) {
         kernels.decode_rows(codes, dim, &mut rows);
         let mut sum = vec![0.0; dim];
         let offsets = [0, starts.len() as i64];
-        let bags = BagRange::whole(&offsets);
-        kernels.pool_codes_add(codes, bags, Columns::whole(dim), &mut sum);
+        let of = PoolFeature { feature: 0, offsets: &offsets, pooling: Pooling::Sum, dim };
+        let mut matrix = Matrix::new(&mut sum, std::iter::once(Columns::whole(dim)));
+        kernels.pool_codes_to(&[(codes, of)], &mut matrix);
         let found = (bits(&rows), bits(&sum));
         assert!(all.get_or_insert_with(|| found.clone()) == &found, "{}", kernels.isa().name());
         recode(&codec, &rows, dim);

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use tierbed_bench::generated_log;
+use tierbed_bench::samples::SampleQueries;
 use tierbed_cache::{AdmissionRule, PolicyKind, ReplayCache, ReplayCounts, RowClass, TierOptions};
 use tierbed_core::Result;
 use tierbed_lab::bounds::{farthest_next_use, perfect_hits, Requests};
 use tierbed_lab::{GeneratorOptions, Replays};
-use tierbed_placement::{read_log, QueryLog, QuerySource, ReadOptions, SampleQueries, TextQueries};
+use tierbed_placement::{read_log, QueryLog, QuerySource, ReadOptions, TextQueries};
 
 use crate::errors::run;
 use crate::placement::NativeQueryLog;

@@ -4,7 +4,6 @@ use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use tierbed_core::{Error, Result};
-use tierbed_exchange::array_rows::ArrayRows;
 use tierbed_exchange::{Exchange, Step, Wants};
 
 use tierbed_io::process::Owned;
@@ -13,6 +12,8 @@ use crate::errors::{run, to_python};
 use crate::exchange::{join, owned, NativeExchangePlan, NativeHeap};
 use crate::store::BatchTensors;
 use crate::tensors::{check_disjoint, Tensor};
+
+use super::array_rows::ArrayRows;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<NativeExchangeBench>()

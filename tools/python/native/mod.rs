@@ -3,6 +3,9 @@
 //! The cargo feature `lab` of `tierbed-py` compiles it; a wheel is built without it and has none
 //! of these names.
 
+// The tests of the exchange have the same rows as its measurement.
+#[path = "../../../crates/tierbed-exchange/tests/common/array_rows.rs"]
+mod array_rows;
 mod cache;
 mod exchange;
 mod generator;

@@ -37,6 +37,7 @@
 //! do that and more for anything that trains.
 
 pub mod batch;
+pub mod conformance;
 mod device;
 mod disk;
 mod file;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tierbed_core::{ErrorKind, Result};
-use tierbed_io::conformance::{check_device, check_folder};
 use tierbed_io::{
     open_engine, Device, EngineChoice, EngineOptions, Folder, OpenMode, PAGE_BYTES, SECTOR_BYTES,
 };
+use tierbed_sim::conformance::{check_device, check_folder};
 use tierbed_sim::{Chance, FaultPlan, SimFolder};
 
 fn file(folder: &SimFolder) -> Arc<dyn Device> {

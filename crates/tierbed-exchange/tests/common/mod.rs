@@ -3,17 +3,20 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test may panic")]
 
+mod array_rows;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use tierbed_core::env::{SplitMix64, SystemClock};
 use tierbed_core::{Bags, Result};
-use tierbed_exchange::array_rows::ArrayRows;
 use tierbed_exchange::{
     Exchange, ExchangePlan, Layout, Limits, LocalHeap, LookupRows, Pad, ShardedTable, Sharding,
     SymmetricHeap, UpdateRows,
 };
 use tierbed_kernels::{Destination, Kernels, Pooling};
+
+use array_rows::ArrayRows;
 
 /// Learning rate of the tests' optimizer.
 const RATE: f32 = 0.125;
@@ -158,7 +161,7 @@ impl UpdateRows for TestRows {
                     }
                 }
                 let start = of_row[0].0 as usize * dim;
-                let row = &mut self.rows.table_mut(table)[start..start + dim];
+                let row = &mut self.rows.tables[table][start..start + dim];
                 for (weight, sum) in row.iter_mut().zip(&sum) {
                     *weight -= RATE * sum;
                 }

@@ -3,7 +3,7 @@
 //! A *code* is a row of `dim` numbers in [`Codec::code_bytes`] bytes, without optimizer state.
 //! Encoding is done once, offline or when a row enters a tier, by plain loops; decoding is on the
 //! read path and runs on lanes, alone ([`Kernels::decode_rows`]) or fused with pooling
-//! ([`Kernels::pool_codes_add`]). As everywhere in this crate, the same bits on every machine.
+//! ([`Kernels::pool_codes_to`]). As everywhere in this crate, the same bits on every machine.
 //!
 //! ```text
 //! f32     | dim x f32 |                     f16, bf16 | dim x 2 bytes |
@@ -22,7 +22,7 @@
 //! fixed ranges lose rows that are small (`docs/explanation/papers/evstore.md`).
 //!
 //! [`Kernels::decode_rows`]: crate::Kernels::decode_rows
-//! [`Kernels::pool_codes_add`]: crate::Kernels::pool_codes_add
+//! [`Kernels::pool_codes_to`]: crate::Kernels::pool_codes_to
 
 mod decode;
 mod evstore;

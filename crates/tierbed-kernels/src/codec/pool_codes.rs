@@ -10,10 +10,9 @@ use std::ops::Range;
 use super::decode::{
     code_at, with_decoder, Codes, Decoder, WithDecoder, FAR_ARENA_BYTES, PREFETCH_AHEAD,
 };
-use crate::accumulate::{Begin, BLOCK, BLOCK_LANES};
-use crate::layout::{BagRange, Columns};
+use crate::accumulate::{BLOCK, BLOCK_LANES};
 use crate::pool_to::{Destination, FeatureBags, FeatureRange, PoolFeature, PoolTo, Pooled};
-use crate::simd::{prefetch, Job, Lanes, LANES};
+use crate::simd::{prefetch, Lanes, LANES};
 use crate::Kernels;
 
 /// The rows of one feature, as codes of which every one begins inside the arena.
@@ -41,51 +40,18 @@ impl<'a, D: Decoder> Coded<'a, D> {
         code_at(arena, starts[i], self.code_bytes)
     }
 
-    /// Adds rows `range` into `sum`, in order: 64 columns at a time, the vectors left, and then
-    /// what is less than one.
+    /// Sums columns `at..` of the rows: `FULL` registers, and then a part if `TAIL`.
     #[inline(always)]
-    fn add<L: Lanes>(&self, range: Range<usize>, begin: Begin, sum: &mut [f32]) {
-        let mut blocks = sum.chunks_exact_mut(BLOCK);
-        let mut at = 0;
-        for block in &mut blocks {
-            self.add_block::<L, BLOCK_LANES, false>(range.clone(), at, begin, block);
-            at += BLOCK;
-        }
-        let rest = blocks.into_remainder();
-        let (full, rest) = rest.split_at_mut(rest.len() / LANES * LANES);
-        match full.len() / LANES {
-            3 => self.add_block::<L, 3, false>(range.clone(), at, begin, full),
-            2 => self.add_block::<L, 2, false>(range.clone(), at, begin, full),
-            1 => self.add_block::<L, 1, false>(range.clone(), at, begin, full),
-            _ => {}
-        }
-        at += full.len();
-        if !rest.is_empty() {
-            self.add_block::<L, 0, true>(range, at, begin, rest);
-        }
-    }
-
-    /// Adds columns `at..` of the rows: `FULL` registers, and then a part if `TAIL`.
-    #[inline(always)]
-    fn add_block<L: Lanes, const FULL: usize, const TAIL: bool>(
+    fn sum_block<L: Lanes, const FULL: usize, const TAIL: bool>(
         &self,
         range: Range<usize>,
         at: usize,
-        begin: Begin,
         sum: &mut [f32],
     ) {
         let (sum_full, sum_part) = sum.as_chunks_mut::<LANES>();
         let sum_full = &mut sum_full[..FULL];
         let mut full = [L::splat(0.0); FULL];
         let mut part = L::splat(0.0);
-        if begin == Begin::There {
-            for (lanes, from) in full.iter_mut().zip(&*sum_full) {
-                *lanes = L::load(from);
-            }
-            if TAIL {
-                part = L::load_part(sum_part);
-            }
-        }
         for i in range {
             let code = self.code(i);
             let head = self.decoder.head(code);
@@ -123,7 +89,25 @@ impl<D: Decoder> Pooled for Coded<'_, D> {
         rows: Range<usize>,
         to: &mut [f32],
     ) {
-        self.add::<L>(rows, Begin::Zero, to);
+        // 64 columns at a time, the vectors left, and then what is less than one.
+        let mut blocks = to.chunks_exact_mut(BLOCK);
+        let mut at = 0;
+        for block in &mut blocks {
+            self.sum_block::<L, BLOCK_LANES, false>(rows.clone(), at, block);
+            at += BLOCK;
+        }
+        let rest = blocks.into_remainder();
+        let (full, rest) = rest.split_at_mut(rest.len() / LANES * LANES);
+        match full.len() / LANES {
+            3 => self.sum_block::<L, 3, false>(rows.clone(), at, full),
+            2 => self.sum_block::<L, 2, false>(rows.clone(), at, full),
+            1 => self.sum_block::<L, 1, false>(rows.clone(), at, full),
+            _ => {}
+        }
+        at += full.len();
+        if !rest.is_empty() {
+            self.sum_block::<L, 0, true>(rows, at, rest);
+        }
     }
 
     #[inline(always)]
@@ -179,36 +163,6 @@ impl<T: Destination> WithDecoder for PoolCodesTo<'_, T> {
 }
 
 impl Kernels {
-    /// Adds the decoded rows of each bag into its vector: `out[bag] += weight * row`, in index
-    /// order, as [`Kernels::pool_add`] does with rows that are not coded.
-    ///
-    /// `codes` are those of the run `bags`; `out` is `[B, stride]`, zeroed by the caller.
-    ///
-    /// # Panics
-    /// When weights are not `[E]`, a code or vector lies outside its arena, or the columns' dim is
-    /// not one the codec keeps.
-    pub fn pool_codes_add(
-        self,
-        codes: Codes<'_>,
-        bags: BagRange<'_>,
-        columns: Columns,
-        out: &mut [f32],
-    ) {
-        columns.check();
-        assert!(codes.codec.check_dim(columns.dim).is_ok(), "the codec keeps rows of another dim");
-        check_weights(&codes);
-        struct Call<'a>(Kernels, Codes<'a>, BagRange<'a>, Columns, &'a mut [f32]);
-        impl WithDecoder for Call<'_> {
-            #[inline(always)]
-            fn call<D: Decoder>(self, decoder: D) {
-                let Self(kernels, codes, bags, columns, out) = self;
-                let source = Coded::new(decoder, codes, columns.dim);
-                kernels.run(PoolCodes { source, bags, columns, out });
-            }
-        }
-        with_decoder(codes.codec, Call(self, codes, bags, columns, out));
-    }
-
     /// Pools the decoded rows of the bags of all features into their places, as
     /// [`pool_all_to`](Kernels::pool_all_to) does with rows that are not coded; without pooling
     /// each row goes to its place.
@@ -246,27 +200,5 @@ impl Destination for Anywhere<'_> {
 fn check_weights(codes: &Codes<'_>) {
     if let Some(weights) = codes.weights {
         assert_eq!(weights.len(), codes.starts.len(), "weights must have one value per index");
-    }
-}
-
-struct PoolCodes<'a, D> {
-    source: Coded<'a, D>,
-    bags: BagRange<'a>,
-    columns: Columns,
-    out: &'a mut [f32],
-}
-
-impl<D: Decoder> Job for PoolCodes<'_, D> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        for bag in self.bags.first_bag()..self.bags.bag_count() {
-            let Some(rows) = self.bags.rows_of(bag, self.source.index_count()) else { break };
-            if !rows.is_empty() {
-                let sum = &mut self.out[self.columns.range(bag)];
-                self.source.add::<L>(rows, Begin::There, sum);
-            }
-        }
     }
 }

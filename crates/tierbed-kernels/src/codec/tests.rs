@@ -110,7 +110,9 @@ fn pooling_codes_is_pooling_what_they_decode_to() {
                 let mut found = expected.clone();
                 kernels.pool_add(plain, bags, columns, &mut expected);
                 let codes = Codes { codec, arena: &arena, starts: &starts, weights };
-                kernels.pool_codes_add(codes, bags, columns, &mut found);
+                let of = PoolFeature { feature: 0, offsets: &offsets, pooling: Pooling::Sum, dim };
+                let mut matrix = Matrix::new(&mut found, std::iter::once(columns));
+                kernels.pool_codes_to(&[(codes, of)], &mut matrix);
                 assert_eq!(found, expected, "{} dim {dim} on {}", codec.name(), isa.name());
             }
         }
@@ -244,7 +246,10 @@ fn codes_pooled_to_places_have_the_bits_of_the_matrix() {
                 let columns = Columns::whole(dim);
                 let mut expected = vec![0.0; 4 * dim];
                 let scalar = Kernels::with_isa(Isa::Scalar).unwrap();
-                scalar.pool_codes_add(codes, BagRange::whole(&offsets), columns, &mut expected);
+                let decoded = decode_all(scalar, &codec, &arena, &starts, dim);
+                let row_starts: Vec<usize> = (0..9).map(|row| row * dim).collect();
+                let plain = Rows { arena: &decoded, starts: &row_starts, weights };
+                scalar.pool_add(plain, BagRange::whole(&offsets), columns, &mut expected);
                 if pooling == Pooling::Mean {
                     scalar.mean_scale(&offsets, columns, &mut expected);
                 }

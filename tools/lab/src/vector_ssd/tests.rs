@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tierbed_core::env::SplitMix64;
 
 use super::*;
-use tierbed_io::{conformance, open_engine, EngineChoice, EngineOptions, MemoryDevice};
+use tierbed_io::{open_engine, EngineChoice, EngineOptions, MemoryDevice};
+use tierbed_sim::conformance;
 
 /// 128-byte vectors, of which row `r` is at byte `r * 128`; byte `b` of the device is `b / 128`.
 fn device(model: SsdModel, rows: u64) -> VectorSsd<MemoryDevice> {

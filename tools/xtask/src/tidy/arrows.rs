@@ -42,12 +42,12 @@ const fn row(
 const CRATES: [Crate; 20] = [
     row("tierbed-core", &[], &[]),
     row("tierbed-kernels", &["core"], &[]),
-    row("tierbed-io", &["core"], &[]),
+    row("tierbed-io", &["core"], &["sim"]),
     row("tierbed-sim", &["core", "io"], &[]),
     // They compile files of the core and of the cache, not the crates.
     row("tierbed-models", &[], &[]),
     row("xtask", &[], &[]),
-    row("tierbed-exchange", &["core", "io", "kernels"], &[]),
+    row("tierbed-exchange", &["core", "kernels"], &["io"]),
     row("tierbed-data", &["core", "io"], &[]),
     row("tierbed-cache", &["core"], &[]),
     row("tierbed-lab", &["core", "io", "data", "cache"], &["sim"]),
@@ -355,9 +355,14 @@ mod tests {
     #[test]
     fn the_table_points_down_and_keeps_the_rules() {
         for (at, row) in CRATES.iter().enumerate() {
-            for arrow in row.uses.iter().chain(row.may_use).chain(row.tests_use) {
-                let is_below = CRATES.iter().take(at).any(|lower| short(lower.name) == *arrow);
-                assert!(is_below, "{} points up to {arrow}", row.name);
+            let is_below = |arrow| CRATES.iter().take(at).any(|lower| short(lower.name) == arrow);
+            for arrow in row.uses.iter().chain(row.may_use) {
+                assert!(is_below(*arrow), "{} points up to {arrow}", row.name);
+            }
+            // The simulator holds devices and folders to their contract, those of I/O below it
+            // too: a test may be linked with a crate above its own.
+            for arrow in row.tests_use {
+                assert!(is_below(*arrow) || *arrow == "sim", "{} tests with {arrow}", row.name);
             }
         }
         for (from, forbidden) in NEVER {

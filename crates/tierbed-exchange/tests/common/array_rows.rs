@@ -5,20 +5,20 @@
     reason = "tables and groups are those of the plan; positions come from checked bags"
 )]
 
+use std::ops::Range;
+
 use tierbed_core::{Bags, Error, Result};
+use tierbed_exchange::{ExchangePlan, LookupRows};
 use tierbed_io::WordBuf;
 use tierbed_kernels::{Destination, Kernels, PoolFeature, Pooling, Rows};
 
-use crate::exchange::LookupRows;
-use crate::plan::ExchangePlan;
-
 /// Held rows and columns of each table, `[rows, dim]`, without optimizer state.
 #[derive(Debug)]
-pub struct ArrayRows {
+pub(crate) struct ArrayRows {
     kernels: Kernels,
     /// Per table of the plan; empty where nothing is held. In large pages, as the rows of an engine
     /// are: a walk through small ones takes longer than reading a row does.
-    tables: Vec<WordBuf>,
+    pub(crate) tables: Vec<WordBuf>,
     /// Per group its members.
     groups: Vec<Vec<HeldMember>>,
     starts: Vec<usize>,
@@ -35,8 +35,7 @@ struct HeldMember {
 
 impl ArrayRows {
     /// Holds what `rank` holds by `plan`, filled by `fill(table, row, first_column, out)`.
-    #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         plan: &ExchangePlan,
         rank: usize,
         mut fill: impl FnMut(usize, u64, usize, &mut [f32]),
@@ -72,18 +71,14 @@ impl ArrayRows {
     ///
     /// # Panics
     /// When the plan has no such table.
-    #[must_use]
-    pub fn table(&self, table: usize) -> &[f32] {
+    pub(crate) fn table(&self, table: usize) -> &[f32] {
         &self.tables[table]
     }
+}
 
-    /// Returns the held part of `table` for changes.
-    ///
-    /// # Panics
-    /// When the plan has no such table.
-    pub fn table_mut(&mut self, table: usize) -> &mut [f32] {
-        &mut self.tables[table]
-    }
+/// Returns the positions of a feature's indices; a feature has at least one offset.
+fn feature_range(offsets: &[i64]) -> Range<usize> {
+    offsets[0] as usize..offsets[offsets.len() - 1] as usize
 }
 
 impl LookupRows for ArrayRows {
@@ -91,7 +86,7 @@ impl LookupRows for ArrayRows {
         let members = self.groups.get(group).ok_or_else(|| Error::invalid("no such group"))?;
         self.starts.clear();
         for (at, member) in members.iter().enumerate() {
-            let range = crate::batch::feature_range(bags.feature_offsets(at));
+            let range = feature_range(bags.feature_offsets(at));
             for &id in &bags.indices[range] {
                 let row = (id as u64).wrapping_sub(member.first_row);
                 if row >= member.row_count {
@@ -102,7 +97,7 @@ impl LookupRows for ArrayRows {
         }
         let feature = |(at, member): (usize, &HeldMember)| {
             let offsets = bags.feature_offsets(at);
-            let range = crate::batch::feature_range(offsets);
+            let range = feature_range(offsets);
             let rows = Rows {
                 arena: self.table(member.table),
                 starts: &self.starts[range.clone()],

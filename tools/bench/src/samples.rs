@@ -12,8 +12,7 @@ use std::path::Path;
 
 use tierbed_core::{Error, Result};
 use tierbed_io::lines::LineReader;
-
-use super::QuerySource;
+use tierbed_placement::QuerySource;
 
 /// Columns before the tokens: the label and the numbers.
 const COLUMNS_BEFORE: usize = 14;
@@ -106,7 +105,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::query_log::{read_log, ReadOptions};
+    use tierbed_placement::{read_log, ReadOptions};
 
     fn save(lines: &[&[&str]]) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -1,7 +1,7 @@
 //! The conformance kit of devices, I/O engines and folders.
 //!
-//! Each function panics with what was broken; call them from tests, as this crate and the
-//! simulated disk do.
+//! Each function panics with what was broken; call them from tests, as those of `tierbed-io`
+//! and of the simulated disk do.
 
 #![expect(clippy::expect_used, reason = "checks panic: they are tests as a library")]
 
@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
-
-use crate::{
+use tierbed_io::{
     BufId, Completion, Device, DeviceId, Folder, IoEngine, Op, OpenMode, Request, PAGE_BYTES,
     SECTOR_BYTES,
 };
