@@ -11,8 +11,8 @@ use std::hint::black_box;
 use tierbed_core::env::{Clock, SplitMix64, SystemClock};
 use tierbed_core::OptimizerKind;
 use tierbed_kernels::{
-    fill_initial, BagRange, Codec, Codes, Columns, Hyper, Isa, Kernels, Occurrence, Pooling,
-    Prepared, Rows, Upstream,
+    fill_initial, BagRange, Codec, Codes, Columns, Groups, Hyper, Isa, Kernels, Occurrence,
+    Pooling, Prepared, Rows, Upstream,
 };
 
 /// Bytes of records and indices of one call.
@@ -124,7 +124,8 @@ fn sum_grads(kernels: Kernels, dim: usize) -> f64 {
     let mut sum = vec![0.0; dim];
     ns_per_row(1024, || {
         for pair in occurrences.chunks_exact(2) {
-            kernels.sum_grads(&upstream, pair, &mut sum);
+            let pair = Groups { occurrences: pair, bounds: &[0, 2] };
+            kernels.sum_grads_grouped(&upstream, pair, &mut sum);
             black_box(&mut sum);
         }
     })

@@ -18,20 +18,26 @@ pub(crate) const BLOCK: usize = BLOCK_LANES * LANES;
 /// Vectors to add: where each one is, and what is done to it before it is added.
 pub(crate) trait Source {
     /// Whether each vector is multiplied by its weight.
-    const WEIGHTED: bool;
+    const WEIGHTED: bool = false;
     /// Whether each vector is divided by a count, after weighting.
-    const MEAN: bool;
+    const MEAN: bool = false;
     /// How many vectors ahead to prefetch; 0 for not at all.
-    const PREFETCH_AHEAD: usize;
+    const PREFETCH_AHEAD: usize = 0;
 
     /// Returns the memory the vectors lie in.
     fn words(&self) -> &[f32];
     /// Returns the first word of vector `i`, or `None` behind the last one.
     fn start(&self, i: usize) -> Option<usize>;
     /// Returns the weight of vector `i`; asked only when `WEIGHTED`.
-    fn weight(&self, i: usize) -> f32;
+    #[inline(always)]
+    fn weight(&self, i: usize) -> f32 {
+        unreachable!("vector {i} has no weight")
+    }
     /// Returns the count of vector `i`; asked only when `MEAN`.
-    fn count(&self, i: usize) -> f32;
+    #[inline(always)]
+    fn count(&self, i: usize) -> f32 {
+        unreachable!("vector {i} has no count")
+    }
 }
 
 /// A loop nest that adds vectors of `dim` elements, compiled per remainder of `dim` by 64.

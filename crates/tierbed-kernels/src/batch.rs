@@ -125,8 +125,6 @@ pub(crate) struct RowsOf<'a, const WEIGHTED: bool> {
 
 impl<const WEIGHTED: bool> Source for RowsOf<'_, WEIGHTED> {
     const WEIGHTED: bool = WEIGHTED;
-    const MEAN: bool = false;
-    const PREFETCH_AHEAD: usize = 0;
 
     #[inline(always)]
     fn words(&self) -> &[f32] {
@@ -141,10 +139,5 @@ impl<const WEIGHTED: bool> Source for RowsOf<'_, WEIGHTED> {
     #[inline(always)]
     fn weight(&self, i: usize) -> f32 {
         self.rows.weights.map_or(1.0, |weights| weights[i])
-    }
-
-    #[inline(always)]
-    fn count(&self, _i: usize) -> f32 {
-        1.0
     }
 }

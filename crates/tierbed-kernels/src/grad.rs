@@ -115,30 +115,20 @@ pub struct Groups<'a> {
 }
 
 impl Kernels {
-    /// Sums the gradient of one row over its `occurrences`, in order: `sum` (`[dim]`) is
-    /// overwritten, with +0 when there are none.
-    ///
-    /// # Panics
-    /// When `sum` is not `[dim]`, or an occurrence lies outside what `upstream` holds.
-    pub fn sum_grads(self, upstream: &Upstream<'_>, occurrences: &[Occurrence], sum: &mut [f32]) {
-        let groups = Groups { occurrences, bounds: &[0, occurrences.len()] };
-        self.accumulate_grads(upstream, groups, Begin::Zero, sum);
-    }
-
     /// Adds the gradient of one row over its `occurrences`, in order, to what is in `sum`.
     ///
     /// A row that several features share is summed by one call per feature, in feature order:
-    /// the first by [`sum_grads`](Self::sum_grads), the others by this.
+    /// the first by [`sum_grads_grouped`](Self::sum_grads_grouped), the others by this.
     ///
     /// # Panics
-    /// As [`sum_grads`](Self::sum_grads).
+    /// As [`sum_grads_grouped`](Self::sum_grads_grouped).
     pub fn add_grads(self, upstream: &Upstream<'_>, occurrences: &[Occurrence], sum: &mut [f32]) {
         let groups = Groups { occurrences, bounds: &[0, occurrences.len()] };
         self.accumulate_grads(upstream, groups, Begin::There, sum);
     }
 
-    /// Sums the gradients of `U` rows into `sums`, `[U, dim]`, overwritten:
-    /// [`sum_grads`](Self::sum_grads) for each row.
+    /// Sums the gradients of `U` rows into `sums`, `[U, dim]`, overwritten, each over its
+    /// occurrences in order, with +0 when there are none.
     ///
     /// # Panics
     /// When `sums` is not `[U, dim]`, or an occurrence lies outside what `upstream` holds.
@@ -192,9 +182,7 @@ struct PerBag<'a, const MEAN: bool> {
 }
 
 impl<const MEAN: bool> Source for PerBag<'_, MEAN> {
-    const WEIGHTED: bool = false;
     const MEAN: bool = MEAN;
-    const PREFETCH_AHEAD: usize = 0;
 
     #[inline(always)]
     fn words(&self) -> &[f32] {
@@ -254,10 +242,6 @@ struct PerIndex<'a> {
 }
 
 impl Source for PerIndex<'_> {
-    const WEIGHTED: bool = false;
-    const MEAN: bool = false;
-    const PREFETCH_AHEAD: usize = 0;
-
     #[inline(always)]
     fn words(&self) -> &[f32] {
         self.upstream.grad
@@ -267,16 +251,6 @@ impl Source for PerIndex<'_> {
     fn start(&self, i: usize) -> Option<usize> {
         let occurrence = self.occurrences.get(i)?;
         Some(self.upstream.columns.start(occurrence.index as usize))
-    }
-
-    #[inline(always)]
-    fn weight(&self, _i: usize) -> f32 {
-        1.0
-    }
-
-    #[inline(always)]
-    fn count(&self, _i: usize) -> f32 {
-        1.0
     }
 }
 

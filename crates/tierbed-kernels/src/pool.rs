@@ -79,8 +79,6 @@ pub(crate) struct Plain<'a, const AHEAD: usize> {
 }
 
 impl<const AHEAD: usize> Source for Plain<'_, AHEAD> {
-    const WEIGHTED: bool = false;
-    const MEAN: bool = false;
     const PREFETCH_AHEAD: usize = AHEAD;
 
     #[inline(always)]
@@ -91,16 +89,6 @@ impl<const AHEAD: usize> Source for Plain<'_, AHEAD> {
     #[inline(always)]
     fn start(&self, i: usize) -> Option<usize> {
         self.starts.get(i).copied()
-    }
-
-    #[inline(always)]
-    fn weight(&self, _i: usize) -> f32 {
-        1.0
-    }
-
-    #[inline(always)]
-    fn count(&self, _i: usize) -> f32 {
-        1.0
     }
 }
 
@@ -113,7 +101,6 @@ pub(crate) struct Weighted<'a, const AHEAD: usize> {
 
 impl<const AHEAD: usize> Source for Weighted<'_, AHEAD> {
     const WEIGHTED: bool = true;
-    const MEAN: bool = false;
     const PREFETCH_AHEAD: usize = AHEAD;
 
     #[inline(always)]
@@ -129,11 +116,6 @@ impl<const AHEAD: usize> Source for Weighted<'_, AHEAD> {
     #[inline(always)]
     fn weight(&self, i: usize) -> f32 {
         self.weights[i]
-    }
-
-    #[inline(always)]
-    fn count(&self, _i: usize) -> f32 {
-        1.0
     }
 }
 

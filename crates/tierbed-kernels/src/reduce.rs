@@ -16,12 +16,6 @@ impl Kernels {
         assert_eq!(a.len(), b.len(), "both sides of a dot product must be equally long");
         self.run(Dot { a, b })
     }
-
-    /// Returns the sum of `values[i] * values[i]`, in the fixed order.
-    #[must_use]
-    pub fn sum_squares(self, values: &[f32]) -> f32 {
-        self.run(Dot { a: values, b: values })
-    }
 }
 
 struct Dot<'a> {

@@ -154,10 +154,12 @@ fn a_row_shared_by_two_features_sums_over_both() {
     for kernels in all_kernels() {
         let mut sum = [f32::NAN];
         let both = [Occurrence { bag: 0, index: 0 }, Occurrence { bag: 1, index: 4 }];
-        kernels.sum_grads(&feature(0, Pooling::Sum), &both, &mut sum);
+        let groups = Groups { occurrences: &both, bounds: &[0, 2] };
+        kernels.sum_grads_grouped(&feature(0, Pooling::Sum), groups, &mut sum);
         kernels.add_grads(&feature(1, Pooling::Mean), &both, &mut sum);
         assert_eq!(sum, [1.0 + 2.0 + 10.0 / 4.0 + 20.0]);
-        kernels.sum_grads(&feature(0, Pooling::Sum), &[], &mut sum);
+        let none = Groups { occurrences: &[], bounds: &[0, 0] };
+        kernels.sum_grads_grouped(&feature(0, Pooling::Sum), none, &mut sum);
         assert_eq!(sum[0].to_bits(), 0);
     }
 }

@@ -137,7 +137,7 @@ fn step_part<L: Lanes, D: Decay, R: ElementRule<L, S>, const S: usize>(
     }
 }
 
-/// Returns the mean of the squared decayed gradient, summed in the order of `Kernels::sum_squares`
+/// Returns the mean of the squared decayed gradient, summed in the order of `Kernels::dot`
 /// and divided by `dim`.
 #[inline(always)]
 pub(super) fn mean_square<L: Lanes, D: Decay>(weights: &[f32], grad: &[f32], decay: D) -> f32 {

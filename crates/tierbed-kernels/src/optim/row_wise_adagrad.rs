@@ -1,7 +1,7 @@
 //! Row-wise Adagrad, one `s` per row: `s += mean(g * g)`, `w -= (lr / (sqrt(s) + eps)) * g`.
 //!
 //! Source: FBGEMM `EXACT_ROWWISE_ADAGRAD`, the usual optimizer of recommender tables: the state
-//! costs one word per row. The mean is `sum / dim`, the sum in the order of `Kernels::sum_squares`.
+//! costs one word per row. The mean is `sum / dim`, the sum in the order of `Kernels::dot`.
 
 use super::row::{mean_square, step_elements, Decay, ElementRule};
 use super::{Hyper, Optimizer, RowMut};

@@ -32,7 +32,7 @@ __all__ = [
 
 # Optimizers that the kernel knows.
 KINDS = {"sgd": 0, "adagrad": 1, "row_wise_adagrad": 2}
-# Lanes of the fixed order in which squares are added (`Kernels::sum_squares`).
+# Lanes of the fixed order in which squares are added (`Kernels::dot`).
 LANES = tl.constexpr(16)
 ROWS_PER_PROGRAM = 4
 # Products must be rounded before they are added: no fused multiply-add.
