@@ -14,7 +14,7 @@ use std::path::Path;
 
 use tierbed_core::{Error, Result};
 
-use crate::partition::{bisect_with_state, BisectionOptions, GrowthOptions, Way};
+use crate::partition::{bisect_resumable, BisectionOptions, GrowthOptions, Way};
 use crate::progress::{BuildContext, Progress};
 use crate::replicate::{by_connectivity, by_marginal_gain_in, BlockRules};
 use crate::resume::{checksum_of, halves, ResumeFile};
@@ -54,7 +54,7 @@ pub struct Choice {
 /// # Errors
 ///
 /// `Invalid` for a bad ratio, options out of range or logs of different tables; `Unsupported` as
-/// for [`by_marginal_gain_each`](crate::replicate::by_marginal_gain_each).
+/// for [`by_marginal_gain`](crate::replicate::by_marginal_gain).
 pub fn choose(
     log: &QueryLog,
     misses: &QueryLog,
@@ -140,7 +140,7 @@ fn bisected(
 ) -> Result<Vec<Placement>> {
     let stage = context.stage(0.0..1.0, LEVELS);
     let levels = context.resume_dir.map(|folder| folder.join("levels"));
-    let homes = bisect_with_state(
+    let homes = bisect_resumable(
         log.clone(),
         &options.bisection,
         levels.as_deref(),
@@ -196,7 +196,7 @@ mod tests {
     use tierbed_core::env::SplitMix64;
 
     use super::*;
-    use crate::replicate::by_marginal_gain_each;
+    use crate::replicate::by_marginal_gain;
 
     /// Queries of four rows: of a circle of eight, or, without circles, of all rows.
     fn log(has_circles: bool) -> QueryLog {
@@ -226,7 +226,8 @@ mod tests {
                 }
                 way => {
                     let options = GrowthOptions { way, ..options.clone() };
-                    by_marginal_gain_each(log, &options, &[0.1, 0.0])
+                    let one = |ratio| by_marginal_gain(log.clone(), &options, ratio);
+                    [0.1, 0.0].into_iter().map(one).collect()
                 }
             };
             assert_eq!(choice.placements, expected.expect("ratios"));

@@ -23,7 +23,7 @@ use std::path::Path;
 use tierbed_core::{Error, Result};
 
 use crate::choose::{by_connectivity_each, choose_in};
-use crate::partition::{bisect_with_state, by_frequency, random, BisectionOptions, GrowthOptions};
+use crate::partition::{bisect_resumable, by_frequency, random, BisectionOptions, GrowthOptions};
 use crate::progress::{BuildContext, BuildReport, Progress, Report};
 use crate::replicate::{before_partition, finer_and_filled};
 use crate::{Placement, QueryLog};
@@ -179,7 +179,7 @@ pub fn build_each(
     let options = &if method.is_published() { options.as_published() } else { options.clone() };
     let levels = resume_dir.map(|folder| folder.join("levels"));
     let bisected = |report: Report<'_>| {
-        bisect_with_state(log.clone(), options, levels.as_deref(), &mut |level| {
+        bisect_resumable(log.clone(), options, levels.as_deref(), &mut |level| {
             report(BuildReport { done: level.levels_done.into(), total: level.level_count.into() })
         })
     };

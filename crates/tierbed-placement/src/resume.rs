@@ -110,21 +110,6 @@ impl ResumeFile {
         write().map_err(|cause| named(path, Error::os("cannot keep what a build did", cause)))
     }
 
-    /// Removes the file: the build is complete.
-    ///
-    /// # Errors
-    ///
-    /// `Io`.
-    pub(crate) fn remove(&self) -> Result<()> {
-        let Some(path) = &self.path else { return Ok(()) };
-        match std::fs::remove_file(path) {
-            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
-                Err(named(path, Error::os("cannot remove what a build kept", cause)))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Returns the error for numbers that cannot be those that were written.
     pub(crate) fn damaged(&self) -> Error {
         self.path.as_deref().map_or_else(damaged, |path| named(path, damaged()))
@@ -176,9 +161,6 @@ mod tests {
         assert_eq!(file.get_or_make(|| Ok(numbers.clone())).expect("space"), numbers);
         let again = file.get_or_make(|| Err(Error::invalid("made twice")));
         assert_eq!(again.expect("kept"), numbers);
-        file.remove().expect("there");
-        file.remove().expect("gone already");
-        assert_eq!(file.read().expect("no file"), None);
         assert_eq!(whole(halves(7 << 40 | 3)), 7 << 40 | 3);
     }
 

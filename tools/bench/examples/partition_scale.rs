@@ -156,12 +156,15 @@ fn place(
     if wanted.method == Method::Bisected {
         // The pins of the log are reused.
         let state = path.with_extension("state");
-        return bisect_resumable(log, options, &state, &mut |level| {
+        let placed = bisect_resumable(log, options, Some(&state), &mut |level| {
             watch.tell(&format!(
                 "level {} of {}, {} pins left",
                 level.levels_done, level.level_count, level.pin_count
             ));
-        });
+            Ok(())
+        })?;
+        remove(&state)?;
+        return Ok(placed);
     }
     let kept = path.with_extension("kept");
     let input = BuildInput { resume_dir: Some(&kept), ..BuildInput::of(&log) };

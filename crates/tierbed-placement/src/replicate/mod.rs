@@ -13,5 +13,5 @@ pub use connectivity::{
     best_bases, by_connectivity, connectivity_pages, connectivity_scores, with_connectivity_pages,
 };
 pub use fill::finer_and_filled;
-pub use marginal::{by_marginal_gain, by_marginal_gain_each};
+pub use marginal::by_marginal_gain;
 pub(crate) use marginal::{by_marginal_gain_in, BlockRules};

@@ -130,48 +130,19 @@ pub fn bisect(
 
 /// Partitions as [`bisect`] does, and keeps at `state` what is needed to go on after a crash.
 ///
-/// The file is written after each of the first twelve levels and the last, and removed at the end.
-/// The result is the same however often the bisection was interrupted.
+/// The file is written after each of the first twelve levels and the last; without one nothing is
+/// kept. The result is the same however often the bisection was interrupted.
 ///
 /// # Errors
 ///
 /// As [`bisect`]; `Invalid` for a state of another log or other options, `Corruption` for a
-/// damaged one, `Io` and `NoSpace`.
+/// damaged one, `Io` and `NoSpace`; what `report` returns.
 pub fn bisect_resumable(
     log: QueryLog,
     options: &BisectionOptions,
-    state: &Path,
-    report: &mut dyn FnMut(LevelReport),
-) -> Result<Placement> {
-    let mut report = |level| {
-        report(level);
-        Ok(())
-    };
-    let (placement, state) = bisect_and_keep(log, options, Some(state), &mut report)?;
-    state.remove()?;
-    Ok(placement)
-}
-
-/// Partitions as [`bisect_resumable`] does, and keeps the state of the last level, too.
-///
-/// # Errors
-///
-/// As [`bisect_resumable`]; what `report` returns.
-pub(crate) fn bisect_with_state(
-    log: QueryLog,
-    options: &BisectionOptions,
     state: Option<&Path>,
     report: &mut dyn FnMut(LevelReport) -> Result<()>,
 ) -> Result<Placement> {
-    Ok(bisect_and_keep(log, options, state, report)?.0)
-}
-
-fn bisect_and_keep(
-    log: QueryLog,
-    options: &BisectionOptions,
-    state: Option<&Path>,
-    report: &mut dyn FnMut(LevelReport) -> Result<()>,
-) -> Result<(Placement, State)> {
     options.check()?;
     let graph = Hypergraph::from_log(log)?;
     let row_count = graph.row_count;
@@ -179,7 +150,7 @@ fn bisect_and_keep(
     let mut order =
         state.go_on(report, |known, keep| levels::go_on(graph, options, known, keep))?;
     push_unseen(&mut order, row_count);
-    Ok((Placement::from_order(&order, options.rows_per_page)?, state))
+    Placement::from_order(&order, options.rows_per_page)
 }
 
 /// Fills page after page; rows never asked for come last.

@@ -94,13 +94,4 @@ impl State {
         numbers.extend_from_slice(rows);
         self.file.write(&numbers)
     }
-
-    /// Forgets the bisection: it is complete.
-    ///
-    /// # Errors
-    ///
-    /// `Io`.
-    pub(super) fn remove(&self) -> Result<()> {
-        self.file.remove()
-    }
 }

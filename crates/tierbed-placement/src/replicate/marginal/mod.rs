@@ -82,31 +82,16 @@ struct Homes {
 ///
 /// `Invalid` for a bad ratio or options out of range, `Unsupported` for 2^31 rows or more.
 pub fn by_marginal_gain(log: QueryLog, options: &GrowthOptions, ratio: f64) -> Result<Placement> {
-    let mut placements = by_marginal_gain_each(log, options, &[ratio])?;
+    let progress = Progress::silent();
+    let context = &BuildContext::alone(&progress);
+    let rules = BlockRules { options, is_guarded: false };
+    let (mut placements, _) = by_marginal_gain_in(log, rules, &[ratio], context)?;
     placements.pop().ok_or_else(|| Error::invalid("no ratio"))
 }
 
 /// Grows home pages once and adds what replicas each of `ratios` allows; the placements are in
-/// the order of ratios, each as [`by_marginal_gain`] makes it.
-///
-/// Takes the log by value because its pins are reused: peak memory is that of bisecting it, and of
-/// one block per thread.
-///
-/// # Errors
-///
-/// As [`by_marginal_gain`].
-pub fn by_marginal_gain_each(
-    log: QueryLog,
-    options: &GrowthOptions,
-    ratios: &[f64],
-) -> Result<Vec<Placement>> {
-    let progress = Progress::silent();
-    let context = &BuildContext::alone(&progress);
-    let rules = BlockRules { options, is_guarded: false };
-    Ok(by_marginal_gain_in(log, rules, ratios, context)?.0)
-}
-
-/// Does what [`by_marginal_gain_each`] does, reports progress, and resumes an earlier run. Where
+/// the order of ratios, each as [`by_marginal_gain`] makes it. Reports progress, and resumes an
+/// earlier run. Where
 /// the rules are guarded, blocks are bisected if that reads less; returns what all trials read.
 ///
 /// # Errors

@@ -57,7 +57,8 @@ fn kept(folder: &Path, step: &str) -> usize {
 #[test]
 fn a_stopped_build_goes_on_to_the_same_placements() {
     let (log, options) = (log(), options());
-    let whole = by_marginal_gain_each(log.clone(), &options, &RATIOS).expect("ratios");
+    let whole =
+        RATIOS.map(|ratio| by_marginal_gain(log.clone(), &options, ratio).expect("a ratio"));
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let mut seen = Vec::new();
@@ -145,8 +146,8 @@ fn blocks_of_too_many_pins_are_divided_and_sampled() {
     let mut reads = Vec::new();
     for block_pins in [u32::MAX, 2000, 200] {
         let options = GrowthOptions { block_pins, ..options() };
-        let placements = by_marginal_gain_each(log.clone(), &options, &[0.0]).expect("a ratio");
-        reads.push(crate::connectivity_sum(&placements[0], &log));
+        let placement = by_marginal_gain(log.clone(), &options, 0.0).expect("a ratio");
+        reads.push(crate::connectivity_sum(&placement, &log));
         let again = GrowthOptions {
             bisection: crate::partition::BisectionOptions {
                 thread_count: 3,
@@ -154,7 +155,7 @@ fn blocks_of_too_many_pins_are_divided_and_sampled() {
             },
             ..options
         };
-        assert_eq!(by_marginal_gain_each(log.clone(), &again, &[0.0]).expect("same"), placements);
+        assert_eq!(by_marginal_gain(log.clone(), &again, 0.0).expect("same"), placement);
     }
     let random = crate::partition::random(250, 8, 1).expect("room");
     let by_chance = crate::connectivity_sum(&random, &log);
