@@ -1,10 +1,9 @@
 //! Policies to compare with keep the contract, stay within bytes and do what a replay does.
 
-use tierbed_cache::{
-    check_eviction_policy, PolicyKind, ReplayCache, RowClass, RowTier, TierOptions,
-};
+use tierbed_cache::{PolicyKind, ReplayCache, RowClass, RowTier, TierOptions};
 use tierbed_core::env::SplitMix64;
 use tierbed_core::{RowId, RowKey, TableId};
+use tierbed_lab::policy::check_eviction_policy;
 use tierbed_lab::register_policies;
 
 /// The kinds of this crate.

@@ -15,6 +15,9 @@
 mod auto;
 pub mod balance;
 pub mod buckets;
+#[cfg(test)]
+#[path = "../../../../tools/lab/src/policy/conformance.rs"]
+pub mod conformance;
 mod credit_rule;
 mod ev_arc;
 mod ev_car;
@@ -98,7 +101,7 @@ impl Arrival {
 
 /// Orders the occupied slots of one pool.
 ///
-/// Contract, checked by [`check_eviction_policy`](crate::check_eviction_policy):
+/// Contract, checked by `tierbed_lab::policy::check_eviction_policy`:
 /// - slots come from slabs added by [`add_slab`](Self::add_slab) and not yet dropped;
 /// - [`victim`](Self::victim) is an occupied slot whenever there is one, and stays the same
 ///   until the next call that changes something;
@@ -179,3 +182,6 @@ pub fn order_of_leaving(mut policy: impl EvictionPolicy) -> Vec<u32> {
     }
     slots
 }
+
+#[cfg(test)]
+mod tests;

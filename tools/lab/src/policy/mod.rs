@@ -3,6 +3,7 @@
 mod arc;
 mod car;
 mod clock;
+mod conformance;
 mod lfu;
 mod lirs;
 mod sieve;
@@ -11,12 +12,13 @@ mod w_tiny_lfu;
 pub use arc::Arc;
 pub use car::{Car, SecondChance};
 pub use clock::Clock;
+pub use conformance::check_eviction_policy;
 pub use lfu::Lfu;
 pub use lirs::Lirs;
 pub use sieve::Sieve;
 pub use w_tiny_lfu::WTinyLfu;
 
-use tierbed_cache::policy::register_policy;
+use tierbed_cache::policy::{register_policy, EvictionPolicy, Group, SLOT_BITS};
 
 /// Makes the policies known by their names, in options and in `PolicyKind::registered`.
 pub fn register_policies() {

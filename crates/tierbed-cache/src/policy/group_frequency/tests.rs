@@ -242,7 +242,7 @@ fn rules_with_a_trial_keep_the_contract() {
     for (seed, trial_hundredths) in [(1, 5), (2, 40), (3, 100)] {
         let rule = CreditRule { trial_hundredths, ..CreditRule::DRIFTING };
         let mut policy = GroupFrequency::new(rule);
-        crate::check_eviction_policy(&mut policy, seed, 1500).unwrap();
+        crate::policy::conformance::check_eviction_policy(&mut policy, seed, 1500).unwrap();
     }
 }
 

@@ -1,11 +1,13 @@
 //! The conformance kit of eviction policies, for every [`EvictionPolicy`].
+//!
+//! The tests of `tierbed-cache` compile this file, too, for the policies of the product.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tierbed_core::env::{mix64, SplitMix64};
 use tierbed_core::{Error, Result};
 
-use crate::policy::{EvictionPolicy, Group, SLOT_BITS};
+use super::{EvictionPolicy, Group, SLOT_BITS};
 
 /// Rows there are; more than slots, so that rows leave and come back.
 const ROW_COUNT: u64 = 100;
@@ -151,57 +153,5 @@ fn come_in(policy: &mut dyn EvictionPolicy, model: &mut Model, row: u64) {
     if let Some(slot) = model.empty_slot() {
         policy.insert(slot, mix64(row), arrival.score);
         model.rows.insert(slot, row);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::policy::PolicyKind;
-
-    #[test]
-    fn every_policy_keeps_the_contract() {
-        for kind in PolicyKind::ALL {
-            for seed in 0..8 {
-                check_eviction_policy(kind.build().as_mut(), seed, 1500).unwrap();
-            }
-        }
-    }
-
-    /// A policy that forgets removals: the kit must notice.
-    #[derive(Debug, Default)]
-    struct Forgetful(Vec<u32>);
-
-    impl EvictionPolicy for Forgetful {
-        fn name(&self) -> &'static str {
-            "forgetful"
-        }
-        fn bytes_per_slot(&self) -> usize {
-            4
-        }
-        fn bytes_per_slab(&self) -> usize {
-            0
-        }
-        fn add_slab(&mut self, _slab: u32, _slot_count: u32) {}
-        fn drop_slab(&mut self, _slab: u32) {}
-        fn touch(&mut self, _slot: u32) {}
-        fn insert(&mut self, slot: u32, _hash: u64, _score: u16) {
-            self.0.push(slot);
-        }
-        fn victim(&mut self) -> Option<u32> {
-            self.0.first().copied()
-        }
-        fn remove(&mut self, _slot: u32) -> u16 {
-            0
-        }
-        fn dump(&self) -> Vec<u32> {
-            self.0.clone()
-        }
-    }
-
-    #[test]
-    fn the_kit_catches_a_broken_policy() {
-        let error = check_eviction_policy(&mut Forgetful::default(), 1, 200).unwrap_err();
-        assert!(error.to_string().contains("forgetful"), "{error}");
     }
 }
