@@ -10,8 +10,8 @@
 //!                  └ full: dropped, counted              └ fails: counted, never a value
 //! ```
 //!
-//! No lookup waits for it, and none fails because of it. Without the thread, rows wait until
-//! [`refresh_now`](Snapshot::refresh_now), so that tests decide when.
+//! No lookup waits for it, and none fails because of it. Without the thread, rows wait
+//! until `refresh_now`, so that tests decide when.
 #![expect(clippy::indexing_slicing, reason = "tables are those of the schema")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -163,7 +163,8 @@ impl Snapshot {
     }
 
     /// Reads all rows that wait, on this thread.
-    pub fn refresh_now(&self) {
+    #[cfg(test)]
+    pub(crate) fn refresh_now(&self) {
         let Some(refresher) = self.refresher() else { return };
         while let Some(first) = refresher.queue.try_take() {
             self.refresh_batch(first);

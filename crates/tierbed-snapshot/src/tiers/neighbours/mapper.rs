@@ -120,6 +120,7 @@ impl Neighbours {
     }
 
     /// Maps all rows that left so far, on this thread.
+    #[cfg(test)]
     pub(crate) fn map_now(&self) {
         let rest = std::mem::replace(&mut *lock(&self.leaving), Vec::with_capacity(BATCH_ROWS));
         if !rest.is_empty() {

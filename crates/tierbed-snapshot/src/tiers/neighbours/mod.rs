@@ -14,13 +14,10 @@
 //!
 //! Nothing is read for a neighbour, and no lookup waits for the file: threads read it. Told to
 //! work inline, a lookup does so itself once its tiers are settled, so that counts repeat. Neither
-//! threads nor inline: batches wait until [`Snapshot::map_neighbours_now`], so that tests decide
-//! when.
+//! threads nor inline: batches wait until `map_neighbours_now`, so that tests decide when.
 //!
 //! Source: EVStore §3.3 and §6 (third layer). Differs: what falls from the first tier is in the
 //! second one, so only rows that leave the last are mapped; rows that were not admitted too.
-//!
-//! [`Snapshot::map_neighbours_now`]: crate::Snapshot::map_neighbours_now
 
 mod file;
 mod mapper;
@@ -164,7 +161,8 @@ impl Snapshot {
     }
 
     /// Finds the neighbours of all rows that left the tiers so far, on this thread.
-    pub fn map_neighbours_now(&self) {
+    #[cfg(test)]
+    pub(crate) fn map_neighbours_now(&self) {
         if let Some(neighbours) = self.tiers().neighbours() {
             neighbours.map_now();
         }
