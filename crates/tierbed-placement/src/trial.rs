@@ -114,7 +114,7 @@ pub(crate) fn try_on_parts(
         Ok(TrialReads {
             grown: judged(grow(likely.clone(), &by(Way::Grown)))?,
             refined: judged(grow(likely, &by(Way::Refined)))?,
-            bisected: judged(bisect(early_log, &options.bisection, &mut |_| ()))?,
+            bisected: judged(bisect(early_log, &options.bisection))?,
         })
     };
     let mut sum = TrialReads::default();

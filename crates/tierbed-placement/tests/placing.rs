@@ -43,7 +43,7 @@ fn planted(circle_count: u64, query_count: u32, seed: u64) -> QueryLog {
 
 fn bisected(log: &QueryLog) -> Placement {
     let options = BisectionOptions::new(ROWS_PER_PAGE);
-    bisect(log.clone(), &options, &mut |_| ()).unwrap()
+    bisect(log.clone(), &options).unwrap()
 }
 
 fn growth() -> GrowthOptions {

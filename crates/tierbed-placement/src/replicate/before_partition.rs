@@ -49,7 +49,7 @@ pub fn before_partition(
         }
         builder.push(&doubled)?;
     }
-    let seats = bisect(builder.finish(), options, &mut |_| ())?;
+    let seats = bisect(builder.finish(), options)?;
     without_twins(&seats, row_count, &by_frequency)
 }
 
@@ -100,7 +100,7 @@ mod tests {
     fn without_replicas_it_is_a_bisection() {
         let log = QueryLog::from_queries(9, [[0, 4], [1, 8], [2, 3]]).expect("in range");
         let options = BisectionOptions::new(2);
-        let bisected = bisect(log.clone(), &options, &mut |_| ()).expect("fits");
+        let bisected = bisect(log.clone(), &options).expect("fits");
         assert_eq!(before_partition(&log, &options, 0.0).expect("fits"), bisected);
     }
 }

@@ -72,9 +72,10 @@ pub(super) fn split(
     page_count: usize,
     fill: Fill,
     options: &BisectionOptions,
-    report: &mut dyn FnMut(LevelReport),
 ) -> (Vec<u32>, Vec<usize>) {
-    let nodes = split_levels(&mut graph, page_count, fill, options, report);
+    let shape = Shape { fill, ..Shape::full(page_count) };
+    let nodes = split_on(&mut graph, shape, options, &Known::default(), &mut |_, _| Ok(()));
+    let nodes = nodes.unwrap_or_else(|error| panic!("nothing after a level can fail: {error}"));
     (graph.rows, nodes.iter().map(|node| node.row_count).collect())
 }
 
@@ -110,23 +111,6 @@ pub(super) fn split_to_limits(
         place
     };
     Ok(nodes.into_iter().map(place).collect())
-}
-
-fn split_levels(
-    graph: &mut Hypergraph,
-    page_count: usize,
-    fill: Fill,
-    options: &BisectionOptions,
-    report: &mut dyn FnMut(LevelReport),
-) -> Vec<Node> {
-    let mut after_level = |report_of_level: LevelReport, _: &[u32]| {
-        report(report_of_level);
-        Ok(())
-    };
-    let known = Known::default();
-    let shape = Shape { fill, ..Shape::full(page_count) };
-    let nodes = split_on(graph, shape, options, &known, &mut after_level);
-    nodes.unwrap_or_else(|error| panic!("only what happens after a level can fail: {error}"))
 }
 
 /// What is to become of a graph.

@@ -113,25 +113,21 @@ pub struct LevelReport {
 /// Partitions the rows of `log` onto pages; rows never asked for come last.
 ///
 /// Takes the log by value because its pins are reused: peak memory is about 4 bytes per pin, as
-/// much again at worst for one side of the first split, and 25 bytes per row. `report` is called
-/// after each level.
+/// much again at worst for one side of the first split, and 25 bytes per row.
 ///
 /// # Errors
 ///
 /// `Invalid` for options out of range, `Unsupported` for 2^31 rows or more.
-pub fn bisect(
-    log: QueryLog,
-    options: &BisectionOptions,
-    report: &mut dyn FnMut(LevelReport),
-) -> Result<Placement> {
+pub fn bisect(log: QueryLog, options: &BisectionOptions) -> Result<Placement> {
     options.check()?;
-    place_full(Hypergraph::from_log(log)?, options, report)
+    place_full(Hypergraph::from_log(log)?, options)
 }
 
 /// Partitions as [`bisect`] does, and keeps at `state` what is needed to go on after a crash.
 ///
-/// The file is written after each of the first twelve levels and the last; without one nothing is
-/// kept. The result is the same however often the bisection was interrupted.
+/// `report` is called after each level. The file is written after the first twelve and the last;
+/// without one nothing is kept. The result is the same however often the bisection was
+/// interrupted.
 ///
 /// # Errors
 ///
@@ -154,14 +150,10 @@ pub fn bisect_resumable(
 }
 
 /// Fills page after page; rows never asked for come last.
-fn place_full(
-    graph: Hypergraph,
-    options: &BisectionOptions,
-    report: &mut dyn FnMut(LevelReport),
-) -> Result<Placement> {
+fn place_full(graph: Hypergraph, options: &BisectionOptions) -> Result<Placement> {
     let row_count = graph.row_count;
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    let (mut order, _) = levels::split(graph, page_count, Fill::Full, options, report);
+    let (mut order, _) = levels::split(graph, page_count, Fill::Full, options);
     push_unseen(&mut order, row_count);
     Placement::from_order(&order, options.rows_per_page)
 }
@@ -193,10 +185,9 @@ pub fn bisect_evenly(
     }
     if even_pages < seen_count.div_ceil(page) {
         // No room to spare: unseen rows must share the last page of the others.
-        return place_full(graph, options, &mut |_| ());
+        return place_full(graph, options);
     }
-    let split = levels::split(graph, even_pages, Fill::Even, options, &mut |_| ());
-    let (mut order, sizes) = split;
+    let (mut order, sizes) = levels::split(graph, even_pages, Fill::Even, options);
     push_unseen(&mut order, row_count);
     let mut builder = Placement::builder(row_count, options.rows_per_page)?;
     let mut rest = order.as_slice();
@@ -214,7 +205,7 @@ pub fn bisect_evenly(
 /// Returns all rows of `graph`, page after page, on the calling thread.
 pub(crate) fn bisect_block(graph: Hypergraph, options: &BisectionOptions) -> Vec<u32> {
     let page_count = graph.rows.len().div_ceil(options.rows_per_page as usize);
-    levels::split(graph, page_count, Fill::Full, &options.on_one_thread(), &mut |_| ()).0
+    levels::split(graph, page_count, Fill::Full, &options.on_one_thread()).0
 }
 
 /// Bisects a hypergraph into parts within `limits`; `state_path` is the resume file.

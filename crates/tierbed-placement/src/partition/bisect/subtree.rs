@@ -193,7 +193,7 @@ mod tests {
     fn parts_split_elsewhere_are_the_bisection_of_the_whole() {
         for (rows, rows_per_page) in [(5, 4), (37, 4), (400, 6), (257, 1)] {
             let options = BisectionOptions { seed: 3, ..BisectionOptions::new(rows_per_page) };
-            let whole = bisect(log(rows), &options, &mut |_| ()).expect("few rows");
+            let whole = bisect(log(rows), &options).expect("few rows");
             for depth in [0, 1, 3, 20] {
                 let node = Subtree::of_log(log(rows), &options).expect("few rows");
                 let mut parts = Vec::new();

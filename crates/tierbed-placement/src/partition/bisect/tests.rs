@@ -52,7 +52,7 @@ fn every_size_of_table_and_page_gives_full_pages_but_the_last() {
         // A third of the rows is never asked for.
         let log = QueryLog::from_queries(row_count + row_count / 3, queries).expect("in range");
         for rows_per_page in 1..10 {
-            let placement = bisect(log.clone(), &options(rows_per_page), &mut |_| ())
+            let placement = bisect(log.clone(), &options(rows_per_page))
                 .expect("the builder checks homes and capacity");
             let lengths: Vec<usize> = placement.pages().map(<[u32]>::len).collect();
             let (last, others) = lengths.split_last().expect("a page");
@@ -81,7 +81,7 @@ fn even_pages_differ_by_one_row_at_most() {
 #[test]
 fn planted_circles_are_found() {
     let log = planted(40, 8, 4000);
-    let bisected = bisect(log.clone(), &options(8), &mut |_| ()).expect("fits");
+    let bisected = bisect(log.clone(), &options(8)).expect("fits");
     let at_random = random(log.row_count(), 8, 3).expect("fits");
     let (found, chance) = (connectivity(&bisected, &log), connectivity(&at_random, &log));
     assert!(found * 5 < chance * 3, "{found} pages against {chance} by chance");
@@ -97,7 +97,7 @@ fn circles_that_share_no_row_come_apart_whole() {
             .map(|at| (0..size).map(|row| row * circle_count + at % circle_count).collect())
             .collect();
         let log = QueryLog::from_queries(240, &queries).expect("in range");
-        let placement = bisect(log.clone(), &options(8), &mut |_| ()).expect("fits");
+        let placement = bisect(log.clone(), &options(8)).expect("fits");
         let pages = connectivity(&placement, &log);
         assert!(5 * pages <= 6 * queries.len(), "{pages} pages, {} circles", queries.len());
     }
@@ -106,7 +106,7 @@ fn circles_that_share_no_row_come_apart_whole() {
 #[test]
 fn rows_never_asked_for_come_last_highest_first() {
     let log = planted(4, 8, 200);
-    let placement = bisect(log, &options(8), &mut |_| ()).expect("fits");
+    let placement = bisect(log, &options(8)).expect("fits");
     let last: Vec<u32> = placement.pages().last().expect("a page").to_vec();
     assert_eq!(last, [38, 37, 36, 35, 34, 33, 32]);
 }
@@ -116,7 +116,7 @@ fn threads_change_nothing_and_seeds_do() {
     let log = planted(60, 8, 6000);
     let place = |seed: u64, thread_count: usize| {
         let options = BisectionOptions { seed, thread_count, ..options(8) };
-        bisect(log.clone(), &options, &mut |_| ()).expect("fits")
+        bisect(log.clone(), &options).expect("fits")
     };
     let one = place(1, 1);
     for thread_count in [2, 3, 8, 100] {
@@ -128,7 +128,11 @@ fn threads_change_nothing_and_seeds_do() {
 #[test]
 fn levels_are_reported_to_the_end() {
     let mut reports = Vec::new();
-    bisect(planted(40, 8, 400), &options(8), &mut |report| reports.push(report)).expect("fits");
+    let mut report = |level| {
+        reports.push(level);
+        Ok(())
+    };
+    bisect_resumable(planted(40, 8, 400), &options(8), None, &mut report).expect("fits");
     let levels: Vec<u32> = reports.iter().map(|report| report.levels_done).collect();
     assert_eq!(levels, [1, 2, 3, 4, 5, 6]);
     assert!(reports.iter().all(|report| report.level_count == 6));
@@ -138,10 +142,10 @@ fn levels_are_reported_to_the_end() {
 #[test]
 fn options_out_of_range_are_refused() {
     let log = planted(2, 4, 10);
-    let no_room = bisect(log.clone(), &options(0), &mut |_| ());
+    let no_room = bisect(log.clone(), &options(0));
     assert!(no_room.is_err());
     let no_thread = BisectionOptions { thread_count: 0, ..options(4) };
-    assert!(bisect(log, &no_thread, &mut |_| ()).is_err());
+    assert!(bisect(log, &no_thread).is_err());
 }
 
 /// Bisects with a state file and fails at the report of `level`, as a crash would.
@@ -159,7 +163,7 @@ fn interrupt(log: &QueryLog, options: &BisectionOptions, state: &Path, level: u3
 fn an_interrupted_bisection_goes_on_to_the_same_result() {
     let log = planted(60, 8, 3000);
     let options = options(8);
-    let whole = bisect(log.clone(), &options, &mut |_| ()).expect("fits");
+    let whole = bisect(log.clone(), &options).expect("fits");
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().join("state");
     for level in [2, 3, 6] {
