@@ -25,7 +25,9 @@ use rustix::time::{clock_gettime, ClockId};
 use tierbed_core::env::{Clock, Env};
 use tierbed_core::{Bags, InitSpec, OptimizerKind, Schema, TableId, TableSchema};
 use tierbed_lab::trace::TraceReader;
-use tierbed_train::window::{FeatureLayout, Pooling, WindowConfig, WindowEngine, WindowStats};
+use tierbed_train::window::{
+    Backend, FeatureLayout, Pooling, WindowConfig, WindowEngine, WindowStats,
+};
 
 const FEATURES: usize = 26;
 
@@ -175,8 +177,8 @@ fn open(options: &Options, job: &Job) -> (WindowEngine, PathBuf) {
     let table_bytes = job.schema.table_bytes();
     let budget = options.get("budget", (table_bytes as f64 * share) as u64);
     let folder = PathBuf::from(options.get("folder", format!("cold-trace-{system}")));
-    let json = format!("{{\"dram_budget_bytes\": {budget}, \"backend\": \"{system}\"}}");
-    let config: WindowConfig = serde_json::from_str(&json).unwrap();
+    let backend = Backend::from_name(&system).unwrap();
+    let config = WindowConfig { backend, ..WindowConfig::new(budget) };
     let mut engine = WindowEngine::open(Some(&folder), &config).unwrap();
     job.schema.tables().iter().for_each(|table| {
         engine.add_table(table.clone()).unwrap();

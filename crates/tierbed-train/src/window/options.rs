@@ -79,50 +79,28 @@ impl Backend {
     }
 }
 
-/// Options of a [`WindowEngine`](crate::window::WindowEngine); JSON with these names at the Python
-/// border.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Options of a [`WindowEngine`](crate::window::WindowEngine).
+#[derive(Debug, Clone)]
 pub struct WindowConfig {
     /// All the memory the engine may use.
     pub dram_budget_bytes: u64,
     /// Where rows live.
-    #[serde(default = "default_backend")]
     pub backend: Backend,
     /// How often checkpoints are expected.
-    #[serde(default)]
     pub durability: Durability,
     /// How bytes move: `auto`, `io_uring`, `pread`, `inline`.
-    #[serde(default = "default_io_engine")]
     pub io_engine: String,
     /// Pages in flight; 0 chooses by the budget.
-    #[serde(default)]
     pub queue_depth: u32,
     /// Most bytes on disk.
-    #[serde(default)]
     pub disk_quota_bytes: Option<u64>,
     /// Memory for index pages of open vocabularies; by default a sixteenth of the budget. Used
     /// only when there is an open table.
-    #[serde(default)]
     pub vocabulary_bytes: Option<u64>,
     /// Instruction set of the kernels: `auto`, `scalar`, `avx2`, `avx512`. All give the same bits.
-    #[serde(default = "default_isa")]
     pub isa: String,
     /// Which rows leave the row buffer first. Any order gives the same bits.
-    #[serde(default)]
     pub eviction: EvictionOrder,
-}
-
-fn default_backend() -> Backend {
-    Backend::File
-}
-
-fn default_io_engine() -> String {
-    "auto".to_owned()
-}
-
-fn default_isa() -> String {
-    "auto".to_owned()
 }
 
 /// Most pages in flight that still help here: beyond it latency grows and throughput does not.
@@ -135,13 +113,13 @@ impl WindowConfig {
     pub fn new(dram_budget_bytes: u64) -> Self {
         Self {
             dram_budget_bytes,
-            backend: default_backend(),
+            backend: Backend::File,
             durability: Durability::default(),
-            io_engine: default_io_engine(),
+            io_engine: "auto".to_owned(),
             queue_depth: 0,
             disk_quota_bytes: None,
             vocabulary_bytes: None,
-            isa: default_isa(),
+            isa: "auto".to_owned(),
             eviction: EvictionOrder::default(),
         }
     }

@@ -208,7 +208,7 @@ fn count_word(uses: i64) -> Result<f32> {
     Ok(f32::from_bits(uses))
 }
 
-fn check_range(table: &TableSchema, first: u64, count: usize) -> Result<()> {
+pub(crate) fn check_range(table: &TableSchema, first: u64, count: usize) -> Result<()> {
     match first.checked_add(count as u64) {
         Some(end) if end <= table.row_count => Ok(()),
         _ => Err(tierbed_core::store::out_of_range(

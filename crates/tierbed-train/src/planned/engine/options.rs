@@ -1,10 +1,7 @@
 //! Options of the planned engine.
 
-use serde::{Deserialize, Serialize};
-
 /// Options of a [`PlannedEngine`](crate::planned::PlannedEngine).
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone)]
 pub struct PlannedConfig {
     /// All the memory the engine may use.
     pub dram_budget_bytes: u64,

@@ -4,7 +4,6 @@
 //! front to back and joins them with the plan, which knows the row of every entry. That is one
 //! sequential pass whatever the number of rows asked for.
 
-use tierbed_core::store::out_of_range;
 use tierbed_core::{Error, Result, RowId, TableId, TableSchema};
 use tierbed_kernels::init_record;
 
@@ -17,7 +16,7 @@ use crate::planned::store::lists::split_rows;
 use crate::planned::store::size_class::{check_chunk, open_chunk, read_chunk};
 use crate::planned::store::unplanned::open_unplanned;
 use crate::planned::store::window_rows::Spot;
-use crate::window::rows::NewRows;
+use crate::window::rows::{check_range, NewRows};
 
 /// Takes the rows of a scan over all tables: table, row id, whole record.
 pub type AnySink<'a> = dyn FnMut(TableId, RowId, &[f32]) -> Result<()> + 'a;
@@ -169,11 +168,7 @@ impl TableRows for PlannedEngine {
         visit: &mut RowVisitor<'_>,
     ) -> Result<()> {
         let shape = self.shape_of(table)?;
-        let end = first.checked_add(count as u64).filter(|&end| end <= shape.row_count);
-        if end.is_none() {
-            let range = format_args!("{first}..{}", first.saturating_add(count as u64)).to_string();
-            return Err(out_of_range(&shape, range));
-        }
+        check_range(&shape, first, count)?;
         let mut record = vec![0.0; shape.record_words()];
         for (at, row) in (0..count).zip(first..) {
             init_record(&shape, row, &mut record);

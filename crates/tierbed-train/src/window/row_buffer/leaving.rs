@@ -33,8 +33,7 @@ const RANKS: usize = WANTED_RANKS as usize + 2 * (CLASS_MAX as usize + 1);
 const SLOTS_PER_VICTIM: usize = 32;
 
 /// Which rows leave first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EvictionOrder {
     /// Next use inside the window, else frequency.
     #[default]
