@@ -31,7 +31,7 @@ class TierbedError(Exception):
         context: Name and value of each thing involved (``table``, ``path``, ``page_id``, ...).
         errno: The operating system's error number, which an :class:`IoError` keeps.
 
-    Example:
+    Examples:
         >>> try:
         ...     tb.Store.open(backend="memory", dram_budget="much")
         ... except tb.TierbedError as error:

@@ -119,7 +119,7 @@ class JaggedTensor(_Bags):
         weights: ``[E]`` weight of each id.
         offsets: ``[B+1]`` bounds of the bags, from 0 to ``E``.
 
-    Example:
+    Examples:
         >>> rows = tb.JaggedTensor(torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 0, 1]))
         >>> rows.offsets()
         tensor([0, 2, 2, 3])
@@ -249,7 +249,7 @@ class KeyedJaggedTensor(_Bags):
     Raises:
         InvalidError: Tensors that do not describe ``F*B`` bags.
 
-    Example:
+    Examples:
         >>> batch = tb.KeyedJaggedTensor(
         ...     ["user", "item"],  # two features of two samples
         ...     torch.tensor([3, 5, 10, 11, 12]),
@@ -474,7 +474,7 @@ class KeyedTensor:
         values: ``[B, sum(length_per_key)]``.
         key_dim: Dimension along which the features lie; 1.
 
-    Example:
+    Examples:
         >>> pooled = tb.KeyedTensor(["user", "item"], [2, 1], torch.tensor([[1.0, 2.0, 3.0]]))
         >>> pooled["item"]
         tensor([[3.]])

@@ -32,3 +32,11 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for test in found:
         runner.run(test, out=said.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
+
+
+@pytest.mark.parametrize("name", CLASSES + FUNCTIONS)
+def test_the_site_shows_the_example_as_code(name: str) -> None:
+    """Only under this title does the site's reader of docstrings take prompts for code."""
+    doc = inspect.getdoc(getattr(tb, name)) or ""
+    title = doc.split(">>>", 1)[0].rstrip().rsplit("\n\n", 1)[-1].splitlines()[0]
+    assert title == "Examples:", f"the example of {name} stands under {title!r}"

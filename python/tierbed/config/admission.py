@@ -31,7 +31,7 @@ class FrequencyAdmissionStrategy:
     Args:
         threshold: Steps that contain an id, from which on it has a row; at least 1.
 
-    Example:
+    Examples:
         >>> users = tb.EmbeddingBagConfig(
         ...     None, 16, "user", admission_strategy=tb.FrequencyAdmissionStrategy(threshold=3)
         ... )
@@ -51,7 +51,7 @@ class CountBasedEvictionPolicy:
         eviction_threshold: Counts below it are too small.
         decay_rate: What a count is multiplied by at each ``Store.evict``.
 
-    Example:
+    Examples:
         >>> rare = tb.CountBasedEvictionPolicy(eviction_threshold=2.0)
         >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=rare)
     """
@@ -67,7 +67,7 @@ class TimestampBasedEvictionPolicy:
     Args:
         eviction_ttl_mins: Minutes without training after which an id is too old.
 
-    Example:
+    Examples:
         >>> old = tb.TimestampBasedEvictionPolicy(eviction_ttl_mins=7 * 24 * 60)
         >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=old)
     """
@@ -84,7 +84,7 @@ class CountTimestampMixedEvictionPolicy:
         eviction_ttl_mins: Minutes without training after which an id is too old.
         decay_rate: What a count is multiplied by at each ``Store.evict``.
 
-    Example:
+    Examples:
         >>> unused = tb.CountTimestampMixedEvictionPolicy(2.0, eviction_ttl_mins=60)
         >>> users = tb.EmbeddingBagConfig(None, 16, "user", virtual_table_eviction_policy=unused)
     """

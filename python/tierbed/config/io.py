@@ -18,7 +18,7 @@ class IoOptions:
             it; ``stats()`` says which and why.
         queue_depth: Reads in flight at a time; 0 chooses by the budget.
 
-    Example:
+    Examples:
         >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
         >>> tb.Snapshot.open("snapshot", io=tb.IoOptions(engine="pread")).close()
     """

@@ -106,7 +106,7 @@ def _is_number(value: Any) -> bool:
 class SGD(Optimizer):
     """Plain gradient descent; no state.
 
-    Example:
+    Examples:
         >>> tb.SGD(lr=0.1).state_words(dim=16)
         0
     """
@@ -122,7 +122,7 @@ class Adagrad(Optimizer):
         eps: Added to the denominator.
         initial_accumulator_value: Initial value of every accumulator.
 
-    Example:
+    Examples:
         >>> tb.Adagrad(lr=0.1).state_words(dim=16)
         16
     """
@@ -143,7 +143,7 @@ class RowWiseAdagrad(Optimizer):
         eps: Added to the denominator.
         initial_accumulator_value: Initial value of every accumulator.
 
-    Example:
+    Examples:
         >>> tb.RowWiseAdagrad(lr=0.02).state_words(dim=16)
         1
     """
@@ -162,7 +162,7 @@ class Adam(Optimizer):
         betas: Decay rates of the first and second moment.
         eps: Added to the denominator.
 
-    Example:
+    Examples:
         >>> tb.Adam(lr=0.001).state_words(dim=16)
         32
     """
@@ -182,7 +182,7 @@ class PartialRowWiseAdam(Optimizer):
         betas: Decay rates of the first and second moment.
         eps: Added to the denominator.
 
-    Example:
+    Examples:
         >>> tb.PartialRowWiseAdam(lr=0.001).state_words(dim=16)
         17
     """

@@ -37,7 +37,7 @@ __all__ = [
 class PoolingType(str, Enum):
     """How the rows of a bag become one vector.
 
-    Example:
+    Examples:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", pooling="mean").pooling
         <PoolingType.MEAN: 'mean'>
     """
@@ -52,7 +52,7 @@ class DataType(str, Enum):
 
     Rows train in FP32; the others are for a :class:`tierbed.CodedStore`, which only looks up.
 
-    Example:
+    Examples:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", data_type="int8").data_type
         <DataType.INT8: 'int8'>
     """
@@ -71,7 +71,7 @@ class Uniform:
         low: Least weight.
         high: Upper bound, not included.
 
-    Example:
+    Examples:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Uniform(-0.1, 0.1)).initial()
         Uniform(low=-0.1, high=0.1)
     """
@@ -88,7 +88,7 @@ class Normal:
         mean: Mean.
         std: Standard deviation.
 
-    Example:
+    Examples:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Normal(std=0.05)).initial()
         Normal(mean=0.0, std=0.05)
     """
@@ -104,7 +104,7 @@ class Constant:
     Args:
         value: The weight.
 
-    Example:
+    Examples:
         >>> tb.EmbeddingBagConfig(1000, 16, "item", init=tb.Constant(1.0)).initial()
         Constant(value=1.0)
     """
@@ -229,7 +229,7 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
     Args:
         pooling: Sum or mean over the rows of a bag.
 
-    Example:
+    Examples:
         >>> item = tb.EmbeddingBagConfig(
         ...     name="item",
         ...     num_embeddings=1000,
@@ -260,7 +260,7 @@ class EmbeddingConfig(BaseEmbeddingConfig):
 
     Arguments as those of :class:`BaseEmbeddingConfig`.
 
-    Example:
+    Examples:
         >>> tb.EmbeddingConfig(name="history", num_embeddings=1000, embedding_dim=16).feature_names
         ('history',)
     """

@@ -59,7 +59,7 @@ class ExchangeOptions:
     Raises:
         InvalidError: An unknown kind, or a type that nothing travels in.
 
-    Example:
+    Examples:
         >>> tierbed.dist.ExchangeOptions(row_dtype=torch.int8).output_dtype
         torch.float32
     """

@@ -57,7 +57,7 @@ class EmbeddingBag(nn.Module):
     Raises:
         UnsupportedError: Another ``mode``.
 
-    Example:
+    Examples:
         >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
         ...     bag = tb.EmbeddingBag(1000, 16, store=store, name="item", mode="sum")
         ...     bag(torch.tensor([3, 5, 9]), torch.tensor([0, 2])).shape

@@ -329,7 +329,7 @@ class EmbeddingBagCollection(Collection):
         on_nonfinite: What a gradient with nan or inf does: ``"error"``, or ``"skip"``, which
             leaves the step out and counts it (:attr:`skipped_steps`).
 
-    Example:
+    Examples:
         Two tables, a batch of two samples, and a step of the rows:
 
         >>> tables = [
@@ -412,7 +412,7 @@ class EmbeddingCollection(Collection):
     Raises:
         InvalidError: Tables of several dims.
 
-    Example:
+    Examples:
         >>> table = tb.EmbeddingConfig(name="history", num_embeddings=1000, embedding_dim=16)
         >>> with tb.Store.open(backend="memory", dram_budget="16MiB") as store:
         ...     emb = tb.EmbeddingCollection([table], store=store)

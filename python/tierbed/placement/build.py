@@ -73,7 +73,7 @@ class QueryLog:
     Args:
         native: The log of the native module; use :meth:`read` or :meth:`from_batches`.
 
-    Example:
+    Examples:
         >>> queries = (torch.tensor([1, 2, 1, 2, 3]), torch.tensor([0, 2, 5]))
         >>> log = tb.QueryLog.from_batches(10, [queries])
         >>> len(log)
@@ -299,7 +299,7 @@ class Placement:
     Args:
         native: The placement of the native module; use :func:`place` or :meth:`read`.
 
-    Example:
+    Examples:
         >>> queries = (torch.tensor([1, 2, 1, 2, 3]), torch.tensor([0, 2, 5]))
         >>> log = tb.QueryLog.from_batches(10, [queries])
         >>> placed = tb.place(log, rows_per_page=4, method="maxembed")
@@ -482,7 +482,7 @@ def place(
             other options.
         CorruptionError: What is kept is damaged; the error names the file.
 
-    Example:
+    Examples:
         >>> queries = (torch.tensor([1, 2, 1, 2, 3]), torch.tensor([0, 2, 5]))
         >>> log = tb.QueryLog.from_batches(10, [queries])
         >>> placed = tb.place(log, rows_per_page=4, method="maxembed")

@@ -49,7 +49,7 @@ class CacheTier:
         share: Its part of the cache's bytes, next to the shares of the other tiers.
         admit_after: The use from which on a row enters, 1 to 3 (FlashEmbedding §3.3.2).
 
-    Example:
+    Examples:
         Half the bytes for rows in f32, and half for rows that left them, in int8:
 
         >>> cache = [tb.CacheTier(policy="ev_lfu"), tb.CacheTier(codec="int8", policy="lru")]
@@ -80,7 +80,7 @@ class NeighbourTier:
         share: Its part of the cache's bytes, next to the shares of the tiers.
         inline: Lookups read the file themselves, so that counts repeat.
 
-    Example:
+    Examples:
         >>> cache = [tb.CacheTier(share=1.0), tb.NeighbourTier(share=4.0)]
     """
 
@@ -115,7 +115,7 @@ class TierBudget:
     Raises:
         InvalidError: No bytes.
 
-    Example:
+    Examples:
         >>> budget = tb.TierBudget("4MiB")
         >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
         >>> with tb.Snapshot.open("snapshot", cache=tb.CacheOptions(budget=budget)) as snapshot:
@@ -166,7 +166,7 @@ class CacheOptions:
             budget; then without ``bytes_max``.
         floor: Bytes of the shared budget that these tiers always have; by default a sixteenth.
 
-    Example:
+    Examples:
         >>> cache = tb.CacheOptions(tiers="int8:group_frequency", bytes_max="4MiB")
         >>> _ = tb.placement.import_tables({"item": torch.zeros(1000, 8)}, "snapshot")
         >>> tb.Snapshot.open("snapshot", cache=cache).close()
@@ -224,7 +224,7 @@ class TierPlan:
         codebooks: By dim, ``[parts, 256, dim / parts]`` of the product codec of its tails.
         about: What was planned: shares, expected error.
 
-    Example:
+    Examples:
         >>> rows, counts = {"item": torch.rand(1000, 8)}, {"item": torch.arange(1000)}
         >>> plan = tb.plan_tiers(rows, counts, dram_bytes=20_000)
         >>> plan.save("plan.safetensors")

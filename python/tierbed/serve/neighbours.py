@@ -33,7 +33,7 @@ class Neighbours:
         of: By table, ``[N, 2]`` i64: the table of the neighbour as its place in ``tables``, and
             its row; a table below 0 for none. Of the same dim.
 
-    Example:
+    Examples:
         >>> rows, counts = {"item": torch.rand(1000, 8)}, {"item": torch.arange(1000)}
         >>> tb.find_neighbours(rows, counts).of["item"].shape
         torch.Size([1000, 2])
@@ -96,7 +96,7 @@ def find_neighbours(
         candidates: How many rows may stand for others; None: all.
         across: Neighbours may be of another table of the same dim.
 
-    Example:
+    Examples:
         >>> rows, counts = {"item": torch.rand(1000, 8)}, {"item": torch.arange(1000)}
         >>> found = tb.find_neighbours(rows, counts)
     """

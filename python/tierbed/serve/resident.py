@@ -46,7 +46,7 @@ def plan_tiers(
     Raises:
         InvalidError: Nothing fits the budget.
 
-    Example:
+    Examples:
         >>> rows, counts = {"item": torch.rand(1000, 8)}, {"item": torch.arange(1000)}
         >>> len(tb.plan_tiers(rows, counts, dram_bytes=20_000).tables)
         1

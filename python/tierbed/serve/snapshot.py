@@ -88,7 +88,7 @@ class Snapshot:
         native: The engine's snapshot.
         path: Its folder.
 
-    Example:
+    Examples:
         >>> rows = torch.arange(8000.0).view(1000, 8)
         >>> _ = tb.placement.import_tables({"item": rows}, "snapshot")
         >>> batch = tb.KeyedJaggedTensor(["item"], torch.tensor([3, 5]), lengths=torch.tensor([2]))

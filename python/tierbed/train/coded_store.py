@@ -34,7 +34,7 @@ class CodedStore:
     Args:
         seed: From it come the initial rows of every table, as in :class:`tierbed.Store`.
 
-    Example:
+    Examples:
         >>> store = tb.CodedStore()
         >>> table = tb.EmbeddingBagConfig(1000, 16, "item", data_type="int8")
         >>> emb = tb.EmbeddingBagCollection([table], store=store)

@@ -88,7 +88,7 @@ def lookahead(
             the one it follows, ``start`` is not the batch where the store stands, or a batch has
             no ``sparse`` and no ``key`` was given.
 
-    Example:
+    Examples:
         >>> from typing import NamedTuple
         >>> class Batch(NamedTuple):
         ...     sparse: tb.KeyedJaggedTensor

@@ -59,7 +59,7 @@ class Store(StoreRows):
         seed: Seed of the initial rows.
         order: The order that was asked for.
 
-    Example:
+    Examples:
         >>> store = tb.Store.open("run/store", dram_budget="16MiB")
         >>> tables = [tb.EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=16)]
         >>> emb = tb.EmbeddingBagCollection(tables, store=store, optimizer=tb.SGD(lr=0.1))
