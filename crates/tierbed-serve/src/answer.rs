@@ -21,7 +21,7 @@ pub(crate) struct Refusal {
     message: String,
     /// What the error knew of the thing that failed.
     context: Vec<(&'static str, String)>,
-    /// What there was no room for; only of requests answered with 503.
+    /// What there was no room or time for; only of requests answered with 503 and 504.
     reason: Option<&'static str>,
 }
 
@@ -49,7 +49,8 @@ impl Refusal {
 
     /// The request's time is over.
     pub(crate) fn late(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "io", message)
+        let refusal = Self::new(StatusCode::GATEWAY_TIMEOUT, "io", message);
+        Self { reason: Some("deadline"), ..refusal }
     }
 
     /// The client left while it sent its body; this answer is not read.

@@ -185,6 +185,10 @@ impl Log {
         });
     }
 
+    pub(crate) fn draining(&self) {
+        self.write(|| tracing::info!(event = "draining"));
+    }
+
     pub(crate) fn stopping(&self, connections: usize) {
         self.write(|| tracing::info!(event = "stopping", connections));
     }

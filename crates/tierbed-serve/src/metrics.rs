@@ -22,7 +22,9 @@ use tokio::sync::Semaphore;
 
 use self::process::ProcessCollector;
 use self::snapshot::SnapshotCollector;
+use crate::admission::Found;
 use crate::body::Buffers;
+use crate::executor::Executor;
 
 /// The status of a request whose client left before the answer.
 pub(crate) const LEFT: u16 = 499;
@@ -73,6 +75,7 @@ pub(crate) struct Metrics {
     cut: Family<Why, Counter>,
     pub(crate) batch_requests: Histogram,
     pub(crate) unfinished: Counter,
+    pub(crate) ready: Gauge,
     pub(crate) slow: Counter,
     pub(crate) body_bytes: Counter,
     pub(crate) answer_bytes: Counter,
@@ -87,6 +90,7 @@ pub(crate) struct Served {
     pub(crate) places: Arc<Semaphore>,
     pub(crate) place_count: usize,
     pub(crate) buffers: Buffers,
+    pub(crate) executor: Arc<Executor>,
     /// Lines that found no room.
     pub(crate) log_dropped: Counter,
 }
@@ -110,21 +114,39 @@ impl Metrics {
             cut: Family::default(),
             batch_requests: Histogram::new(BATCH_BOUNDS),
             unfinished: Counter::default(),
+            ready: Gauge::default(),
             slow: Counter::default(),
             body_bytes: Counter::default(),
             answer_bytes: Counter::default(),
             connections_open: Gauge::default(),
         };
+        metrics.ready.set(1);
         metrics.register(registry);
-        let Served { snapshot, name, identity, places, place_count, buffers, log_dropped } = served;
+        let Served {
+            snapshot,
+            name,
+            identity,
+            places,
+            place_count,
+            buffers,
+            executor,
+            log_dropped,
+        } = served;
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The server's version", build);
         let about = Info::new(vec![("name", name), ("identity", identity)]);
         registry.register("snapshot", "What is served", about);
+        let help = "Requests that left the queue without work: the client left, or time was over";
+        registry.register("requests_dropped", help, executor.dropped.clone());
         let help = "Lines of the log that nobody took in time";
         registry.register("log_lines_dropped", help, log_dropped);
         registry.register_collector(Box::new(SnapshotCollector::new(snapshot)));
-        registry.register_collector(Box::new(RoomCollector { places, place_count, buffers }));
+        registry.register_collector(Box::new(RoomCollector {
+            places,
+            place_count,
+            buffers,
+            executor,
+        }));
         Self { registry: all, ..metrics }
     }
 
@@ -136,7 +158,9 @@ impl Metrics {
         registry.register("queue_seconds", help, self.queue_seconds.clone());
         let help = "Lookup requests that were answered together, by their number";
         registry.register("batch_requests", help, self.batch_requests.clone());
-        let help = "Requests and connections that found no room, by what there was none of";
+        let help = "1 while balancers shall send requests";
+        registry.register("ready", help, self.ready.clone());
+        let help = "Requests and connections that found no room or time, by what there was none of";
         registry.register("requests_refused", help, self.refused.clone());
         let help = "Requests that failed by the server's fault, by kind: corruption, io, panic";
         registry.register("request_failures", help, self.failures.clone());
@@ -194,12 +218,19 @@ struct RoomCollector {
     places: Arc<Semaphore>,
     place_count: usize,
     buffers: Buffers,
+    executor: Arc<Executor>,
 }
 
 impl Collector for RoomCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> std::result::Result<(), std::fmt::Error> {
         let in_flight = self.place_count.saturating_sub(self.places.available_permits());
+        let Found { request_count, wait_us } = self.executor.queue();
+        let wait = ConstGauge::new(wait_us as f64 / 1e6);
+        let help = "Time that a request would wait for a thread, if it came now";
+        let kind = wait.metric_type();
+        wait.encode(encoder.encode_descriptor("queue_wait_seconds", help, None, kind)?)?;
         let gauges = [
+            ("queue_requests", "Lookups and predictions that wait for a thread", request_count),
             ("requests_in_flight", "Lookups and predictions worked on or queued", in_flight as u64),
             (
                 "buffered_bytes",

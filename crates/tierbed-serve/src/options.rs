@@ -46,6 +46,9 @@ pub struct Limits {
     pub connections_max: usize,
     /// Lookups and predictions whose bodies have arrived, at once; more are answered with 503.
     pub requests_max: usize,
+    /// Longest time that a request may wait for a thread, as predicted when it comes; one that
+    /// would wait longer is answered with 503 at once.
+    pub queue_ms_max: u64,
     /// Largest body accepted.
     pub body_bytes_max: usize,
     /// Most indices in one lookup.
@@ -97,6 +100,7 @@ impl Default for Limits {
         Self {
             connections_max: 2048,
             requests_max: 256,
+            queue_ms_max: 50,
             body_bytes_max: 16 << 20,
             indices_max: 1 << 20,
             bags_max: 1 << 20,
@@ -142,6 +146,7 @@ impl ServeOptions {
                 .with("found", 0));
         }
         let times = [
+            ("queue_ms_max", limits.queue_ms_max),
             ("head_ms_max", limits.head_ms_max),
             ("body_ms_max", limits.body_ms_max),
             ("body_idle_ms_max", limits.body_idle_ms_max),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::middleware::{from_fn_with_state, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -51,8 +51,11 @@ pub(crate) struct Service {
     pub(crate) start_us: u64,
     pub(crate) limits: Limits,
     pub(crate) stopping: watch::Receiver<bool>,
-    /// Requests whose bodies have arrived that may be worked on at once.
+    /// Told to go away: balancers shall send no more requests.
+    pub(crate) draining: watch::Sender<bool>,
+    /// Requests whose bodies have arrived that may wait or be worked on at once.
     pub(crate) places: Arc<Semaphore>,
+    pub(crate) place_count: usize,
     /// Memory for bodies and answers.
     pub(crate) buffers: Buffers,
     /// Where requests wait, and are worked on.
@@ -65,6 +68,24 @@ impl Service {
     pub(crate) fn source(&self) -> Source<'_> {
         let Self { snapshot, ids, features, plans, .. } = self;
         Source { snapshot, ids, features, plans }
+    }
+
+    /// Tells whether balancers shall send requests.
+    pub(crate) fn is_ready(&self) -> bool {
+        !*self.draining.borrow()
+    }
+
+    /// Tells balancers to send no more requests; everything is still answered.
+    pub(crate) fn drain(&self) {
+        if !self.draining.send_replace(true) {
+            self.metrics.ready.set(0);
+            self.log.draining();
+        }
+    }
+
+    /// Returns how many requests wait or are worked on.
+    pub(crate) fn places_taken(&self) -> usize {
+        self.place_count.saturating_sub(self.places.available_permits())
     }
 
     /// Turns a panic of ours or of the model into an answer, and tells of it.
@@ -101,6 +122,8 @@ pub(crate) fn router(service: &Arc<Service>) -> Router {
     Router::new()
         .route("/", get(about::describe))
         .route("/health", get(about::health))
+        .route("/livez", get(about::live))
+        .route("/readyz", get(about::ready))
         .route("/metrics", get(about::metrics))
         .route("/v1/lookup", post(work::answer_lookup))
         .route("/v1/predict", post(work::answer_predict))
@@ -115,17 +138,57 @@ pub(crate) fn router(service: &Arc<Service>) -> Router {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyBytes(pub(crate) u64);
 
+/// When a request must be answered, in microseconds of the server's clock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(pub(crate) u64);
+
+/// The time in which a proxy expects the answer, in milliseconds; 0 is no time.
+const EXPECTED_MS: HeaderName = HeaderName::from_static("x-envoy-expected-rq-timeout-ms");
+
+/// Returns the time in which a proxy expects the answer, in microseconds.
+///
+/// # Errors
+/// 400 for a header that is no number.
+fn expected_us(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
+    let parsed = headers.get(EXPECTED_MS).map(|value| {
+        let ms = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
+        ms.ok_or_else(|| {
+            let message = format!("{EXPECTED_MS} must be milliseconds, found {value:?}");
+            Refusal::new(StatusCode::BAD_REQUEST, "invalid", message)
+        })
+    });
+    let ms = parsed.transpose()?;
+    Ok(ms.map(|ms| ms.saturating_mul(1_000)).filter(|us| *us > 0))
+}
+
+/// Answers a request within its time: that of the server, or the proxy's or the client's where
+/// these are less.
+///
+/// # Errors
+/// 504 when it is over, 400 for a time that is none.
+pub(crate) async fn in_time(
+    service: &Service,
+    own_us: Option<u64>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Refusal> {
+    let expected_us = expected_us(request.headers())?;
+    let longest_us = service.limits.request_ms_max * 1_000;
+    let time_us = [own_us, expected_us].into_iter().flatten().fold(longest_us, u64::min);
+    let deadline = Deadline(service.clock.now_us().saturating_add(time_us));
+    request.extensions_mut().insert(deadline);
+    let time = Duration::from_micros(time_us);
+    let answering = tokio::time::timeout(time, next.run(request));
+    answering.await.map_err(|_| Refusal::late(format!("request took longer than {time:?}")))
+}
+
 /// Counts every request, and ends those that take too long to answer.
 async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
     let is_oip = oip::is_ours(route);
-    let limit = Duration::from_millis(service.limits.request_ms_max);
     let answering = async {
-        let response = match tokio::time::timeout(limit, next.run(request)).await {
-            Ok(response) => response,
-            Err(_) if is_oip => Refusal::late("request took too long").into_response(),
-            Err(_) => Refusal::slow("request took too long").into_response(),
-        };
+        let answered = in_time(&service, None, request, next).await;
+        let response = answered.unwrap_or_else(IntoResponse::into_response);
         if is_oip {
             oip::worded(response)
         } else {
@@ -169,7 +232,7 @@ impl Drop for Leaving {
 
 /// Names a route for metrics: unknown paths share one name, so that they cannot fill memory.
 fn route_name(path: &str) -> &'static str {
-    let known = ["/", "/health", "/metrics", "/v1/lookup", "/v1/predict"];
+    let known = ["/", "/health", "/livez", "/readyz", "/metrics", "/v1/lookup", "/v1/predict"];
     let known = known.into_iter().find(|route| *route == path);
     known.or_else(|| oip::route_name(path)).unwrap_or("other")
 }

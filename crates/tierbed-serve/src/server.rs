@@ -11,6 +11,7 @@ use tierbed_snapshot::Snapshot;
 use tokio::runtime::Runtime;
 use tokio::sync::{watch, Semaphore};
 
+use crate::admission::Rule;
 use crate::body::Buffers;
 use crate::connection::{Callee, Protocol};
 use crate::executor::Executor;
@@ -139,13 +140,13 @@ impl Server {
             let router = grpc::router(&service, &health);
             (door.beside(callee(router, Protocol::Grpc)), listener, health)
         });
-        let stopping = service.stopping.clone();
+        let draining = service.draining.subscribe();
         runtime.spawn(async move {
             let _finishing = finishing;
             let beside = match beside {
                 Some((door, listener, health)) => {
                     health.begin().await;
-                    tokio::spawn(health.end(stopping));
+                    tokio::spawn(health.end(draining));
                     Some(tokio::spawn(door.open(listener)))
                 }
                 None => None,
@@ -188,6 +189,15 @@ impl Server {
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
+    /// Tells balancers to send no more requests: `/readyz` says so, and everything is still
+    /// answered. To be called some time before [`Server::stop`], so that nobody is sent to a closed
+    /// door.
+    pub fn drain(&self) {
+        if let Some(Running { service, .. }) = &*lock(&self.running) {
+            service.drain();
+        }
+    }
+
     /// Stops: no new connections, requests under way are answered, up to the options' time. Work
     /// whose client has left is waited for, too, up to as much time again.
     ///
@@ -197,6 +207,7 @@ impl Server {
     /// Returns whether all work ended; what did not is left to end by itself.
     pub fn stop(&self) -> bool {
         let time = Duration::from_millis(self.stop_ms_max);
+        self.drain();
         self.stop.send_replace(true);
         self.wait(time);
         let Some(Running { service, runtime }) = lock(&self.running).take() else {
@@ -242,6 +253,11 @@ fn service(
     let places = Arc::new(Semaphore::new(place_count(options)));
     let buffers = Buffers::new(limits.buffer_bytes_max);
     let log = Log::open(&options.log, clock)?;
+    let rule = Rule {
+        queue_us_max: limits.queue_ms_max * 1_000,
+        requests_max: place_count(options) as u64,
+    };
+    let executor = Arc::new(Executor::new(clock, rule));
     let served = Served {
         snapshot: Arc::clone(&snapshot),
         name: name.clone(),
@@ -249,6 +265,7 @@ fn service(
         places: Arc::clone(&places),
         place_count: place_count(options),
         buffers: buffers.clone(),
+        executor: Arc::clone(&executor),
         log_dropped: log.dropped(),
     };
     Ok(Service {
@@ -266,9 +283,11 @@ fn service(
         clock: Arc::clone(clock),
         limits,
         stopping,
+        draining: watch::Sender::new(false),
         places,
+        place_count: place_count(options),
         buffers,
-        executor: Arc::default(),
+        executor,
         snapshot,
     })
 }

@@ -1,7 +1,7 @@
+use tierbed_core::env::ManualClock;
 use tokio::sync::{oneshot, Semaphore};
 
 use super::*;
-use crate::answer::Refusal;
 use crate::job::{Done, Made};
 
 type Answer = oneshot::Receiver<std::result::Result<Made, Refusal>>;
@@ -24,43 +24,119 @@ fn routes(jobs: Option<Vec<Job>>) -> Vec<&'static str> {
     jobs.unwrap().iter().map(|job| job.route).collect()
 }
 
+/// An executor of one thread, which the test is.
+fn executor() -> (Executor, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::default());
+    let rule = Rule { queue_us_max: 1_000, requests_max: 100 };
+    let executor = Executor::new(&(Arc::clone(&clock) as Arc<dyn Clock>), rule);
+    executor.lock().count_in();
+    (executor, clock)
+}
+
+fn offer(deadline_us: u64) -> Offer {
+    Offer { deadline_us, priority: Priority::High, request_count: 0 }
+}
+
 #[test]
 fn those_who_wait_are_taken_together_earliest_deadline_first() {
-    let executor = Executor::default();
+    let (executor, _) = executor();
     for (deadline_us, route) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
-        executor.push(deadline_us, lookup(route, 1).0);
+        executor.push(offer(deadline_us), lookup(route, 1).0).unwrap();
     }
-    assert_eq!(routes(executor.take()), ["a", "b", "c", "d"]);
+    assert_eq!(routes(executor.take(0)), ["a", "b", "c", "d"]);
 }
 
 #[test]
 fn predictions_and_large_bodies_are_taken_alone() {
-    let executor = Executor::default();
-    executor.push(1, lookup("a", 1).0);
-    executor.push(2, alone("predict").0);
-    executor.push(3, lookup("b", BATCH_BYTES_MAX - 1).0);
-    executor.push(4, lookup("c", 1).0);
-    executor.push(5, lookup("large", BATCH_BYTES_MAX + 1).0);
-    let taken: Vec<_> = (0..4).map(|_| routes(executor.take())).collect();
+    let (executor, _) = executor();
+    executor.push(offer(1), lookup("a", 1).0).unwrap();
+    executor.push(offer(2), alone("predict").0).unwrap();
+    executor.push(offer(3), lookup("b", BATCH_BYTES_MAX - 1).0).unwrap();
+    executor.push(offer(4), lookup("c", 1).0).unwrap();
+    executor.push(offer(5), lookup("large", BATCH_BYTES_MAX + 1).0).unwrap();
+    let taken: Vec<_> = (0..4).map(|_| routes(executor.take(0))).collect();
     assert_eq!(taken, [vec!["a"], vec!["predict"], vec!["b", "c"], vec!["large"]]);
 }
 
 #[test]
 fn threads_that_wait_get_their_share() {
-    let mut state = State { idle_count: 2, ..State::default() };
-    for number in 0..7 {
-        state.jobs.insert((0, number), lookup("a", 1).0);
+    let (executor, _) = executor();
+    for _ in 0..7 {
+        executor.push(offer(9), lookup("a", 1).0).unwrap();
     }
-    assert_eq!((state.take().len(), state.jobs.len()), (3, 4));
+    let mut state = executor.lock();
+    state.idle_count = 2;
+    assert_eq!((state.take(0, 0).len(), state.jobs.len()), (3, 4));
 }
 
 #[test]
 fn a_closed_executor_drops_what_waits_and_what_comes() {
-    let executor = Executor::default();
+    let (executor, _) = executor();
     let (first, mut waited) = lookup("a", 1);
-    executor.push(1, first);
+    executor.push(offer(1), first).unwrap();
     executor.close();
     assert!(waited.try_recv().is_err(), "dropped without an answer");
-    executor.push(2, lookup("b", 1).0);
-    assert!(executor.take().is_none());
+    executor.push(offer(2), lookup("b", 1).0).unwrap();
+    assert!(executor.take(0).is_none());
+}
+
+#[test]
+fn expired_requests_do_no_work() {
+    let (executor, clock) = executor();
+    let (job, mut answer) = lookup("expired", 1);
+    executor.push(offer(10), job).unwrap();
+    executor.push(offer(30), lookup("in time", 1).0).unwrap();
+    clock.advance_us(20);
+    assert_eq!(routes(executor.take(0)), ["in time"]);
+    let refusal = answer.try_recv().unwrap().unwrap_err();
+    assert_eq!((refusal.reason(), executor.dropped.get()), (Some("deadline"), 1));
+    assert_eq!(executor.push(offer(20), lookup("late", 1).0), Err(Verdict::Late));
+}
+
+#[test]
+fn a_client_that_hangs_up_is_forgotten() {
+    let (executor, _) = executor();
+    let place = executor.push(offer(10), lookup("left", 1).0).unwrap();
+    executor.push(offer(20), lookup("stays", 1).0).unwrap();
+    executor.forget(place);
+    executor.forget(place);
+    assert_eq!(executor.dropped.get(), 1);
+    assert_eq!(executor.queue().request_count, 1);
+    assert_eq!(routes(executor.take(0)), ["stays"]);
+    assert_eq!(executor.lock().queued.lookups, 0);
+}
+
+#[test]
+fn requests_that_would_wait_too_long_are_refused() {
+    let (executor, clock) = executor();
+    executor.push(offer(1 << 40), alone("predict").0).unwrap();
+    executor.push(offer(1 << 41), lookup("a", 1).0).unwrap();
+    assert_eq!(routes(executor.take(0)), ["predict"]);
+    clock.advance_us(600);
+    // Ends the prediction, and begins the lookup, of whose pace nothing is known.
+    assert_eq!(routes(executor.take(0)), ["a"]);
+    for _ in 0..2 {
+        executor.push(offer(1 << 40), alone("predict").0).unwrap();
+    }
+    assert_eq!(executor.queue().wait_us, 1_200);
+    assert_eq!(executor.push(offer(1 << 40), lookup("b", 1).0), Err(Verdict::Slow));
+    assert_eq!(routes(executor.take(0)), ["predict"]);
+    clock.advance_us(200);
+    assert_eq!(executor.queue().wait_us, 1_000);
+    executor.push(offer(1 << 40), lookup("b", 1).0).unwrap();
+    assert_eq!(executor.push(offer(1_400), lookup("c", 1).0), Err(Verdict::Slow));
+}
+
+#[test]
+fn a_batch_ends_before_its_first_deadline() {
+    let (executor, clock) = executor();
+    executor.push(offer(1 << 40), lookup("a", 1).0).unwrap();
+    assert_eq!(routes(executor.take(0)), ["a"]);
+    clock.advance_us(100);
+    for (deadline_us, route) in [(310, "b"), (1 << 40, "c"), (1 << 40, "d")] {
+        executor.push(offer(deadline_us), lookup(route, 1).0).unwrap();
+    }
+    // 100 us each: two end before the first must be answered.
+    assert_eq!(routes(executor.take(0)), ["b", "c"]);
+    assert_eq!(routes(executor.take(0)), ["d"]);
 }

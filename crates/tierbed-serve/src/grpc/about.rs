@@ -1,7 +1,5 @@
 //! Health, metadata, configuration and statistics as messages.
 
-use std::sync::Arc;
-
 use super::pb::model_metadata_response::TensorMetadata;
 use super::pb::model_version_policy::{Latest, PolicyChoice};
 use super::pb::repository_index_response::ModelIndex;
@@ -22,12 +20,12 @@ pub(super) fn live() -> ServerLiveResponse {
     ServerLiveResponse { live: true }
 }
 
-pub(super) fn ready(service: &Arc<Service>) -> ServerReadyResponse {
-    ServerReadyResponse { ready: !service.is_stopping() }
+pub(super) fn ready(service: &Service) -> ServerReadyResponse {
+    ServerReadyResponse { ready: service.is_ready() }
 }
 
-pub(super) fn model_ready(service: &Arc<Service>) -> ModelReadyResponse {
-    ModelReadyResponse { ready: !service.is_stopping() }
+pub(super) fn model_ready(service: &Service) -> ModelReadyResponse {
+    ModelReadyResponse { ready: service.is_ready() }
 }
 
 pub(super) fn server() -> ServerMetadataResponse {

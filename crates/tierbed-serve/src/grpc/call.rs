@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request as HttpRequest, State};
+use axum::extract::{Extension, Path, Request as HttpRequest, State};
 use axum::response::Response;
 
 use super::message::{request, Addressed};
@@ -16,16 +16,16 @@ use crate::body::{Held, Received};
 use crate::oip::infer::{self, Asked};
 use crate::oip::model::Kind;
 use crate::routes::work::received;
-use crate::routes::{BodyBytes, Service, Shared};
+use crate::routes::{BodyBytes, Deadline, Service, Shared};
 
 /// Answers a call of one message by one.
 pub(super) async fn answer(
     State(service): Shared,
     Path(method): Path<String>,
+    Extension(deadline): Extension<Deadline>,
     request: HttpRequest,
 ) -> Response {
     let start_us = service.clock.now_us();
-    let own_us = status::timeout_us(request.headers());
     let mut body_bytes = 0;
     let answering = async {
         let Received { bytes, held } = received(&service, request).await?;
@@ -33,7 +33,7 @@ pub(super) async fn answer(
         let message = message(bytes)?;
         match method.as_str() {
             "ModelInfer" => {
-                let call = Call { start_us, own_us: own_us?, body_bytes, held };
+                let call = Call { start_us, deadline, body_bytes, held };
                 inferred(&service, call, message).await
             }
             _ => described(&service, &method, message),
@@ -82,18 +82,17 @@ fn kind(service: &Service, name: &str, version: &str) -> Result<Kind, Refusal> {
 /// What is known of a call beside its message.
 struct Call {
     start_us: u64,
-    /// The time that the client gives.
-    own_us: Option<u64>,
+    deadline: Deadline,
     body_bytes: u64,
     held: Held,
 }
 
 async fn inferred(service: &Service, call: Call, message: axum::body::Bytes) -> Answered {
-    let Call { start_us, own_us, body_bytes, held } = call;
+    let Call { start_us, deadline, body_bytes, held } = call;
     let addressed: Addressed = decode(message.clone())?;
     let kind = kind(service, &addressed.model_name, &addressed.model_version)?;
-    let timeout_us = own_us.into_iter().chain(addressed.timeout_us()).min();
-    let asked = Asked { route: INFER, kind, start_us, timeout_us, body_bytes };
+    let hurry = addressed.hurry()?;
+    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes };
     let made = infer::answer(service, asked, move || request(message), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);

@@ -29,10 +29,10 @@ impl Health {
         }
     }
 
-    /// Waits until the server stops; tells so those who watch, and lets them go.
-    pub(crate) async fn end(self, mut stopping: watch::Receiver<bool>) {
+    /// Waits until the server drains, and tells so those who watch.
+    pub(crate) async fn end(self, mut draining: watch::Receiver<bool>) {
         // An error means that the server was dropped: as good a reason to stop.
-        let _ = stopping.wait_for(|&stop| stop).await;
+        let _ = draining.wait_for(|&drains| drains).await;
         for name in NAMES {
             self.reporter.set_service_status(name, ServingStatus::NotServing).await;
         }

@@ -12,7 +12,7 @@ use super::pb::{InferParameter, InferTensorContents, ModelInferRequest, ModelInf
 use super::reply;
 use crate::oip::inputs::{collect, unknown, Data, Tensor};
 use crate::oip::outputs::Outputs;
-use crate::oip::request::{check_once, unsupported, Form, Named, Request};
+use crate::oip::request::{check_once, unsupported, Form, Hurry, Named, Request};
 use crate::oip::VERSION;
 use crate::query::Ids;
 
@@ -36,14 +36,28 @@ pub(super) struct Addressed {
 }
 
 impl Addressed {
-    /// Returns the client's own time in microseconds.
-    pub(super) fn timeout_us(&self) -> Option<u64> {
-        let found = match self.parameters.get("timeout")?.parameter_choice.as_ref()? {
-            ParameterChoice::Int64Param(us) => u64::try_from(*us).ok(),
-            ParameterChoice::Uint64Param(us) => Some(*us),
-            _ => None,
+    /// Returns how soon the client wants its answer.
+    ///
+    /// # Errors
+    /// `Invalid` for a timeout or a priority that is no integer, or below 0.
+    pub(super) fn hurry(&self) -> Result<Hurry> {
+        Ok(Hurry::new(self.integer("timeout")?, self.integer("priority")?))
+    }
+
+    fn integer(&self, name: &str) -> Result<Option<u64>> {
+        let integer = |InferParameter { parameter_choice: found }: &InferParameter| {
+            let integer = match found {
+                Some(ParameterChoice::Int64Param(found)) => u64::try_from(*found).ok(),
+                Some(ParameterChoice::Uint64Param(found)) => Some(*found),
+                _ => None,
+            };
+            integer.ok_or_else(|| {
+                Error::invalid("parameter must be an integer of at least 0")
+                    .with("parameter", name)
+                    .with("found", format_args!("{found:?}"))
+            })
         };
-        found.filter(|us| *us > 0)
+        self.parameters.get(name).map(integer).transpose()
     }
 }
 

@@ -18,7 +18,6 @@ mod reply;
 mod status;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::middleware::{from_fn_with_state, Next};
@@ -28,8 +27,7 @@ use axum::Router;
 use tonic_reflection::server::Builder;
 
 pub(crate) use self::health::Health;
-use crate::answer::Refusal;
-use crate::routes::{counted, Service, Shared};
+use crate::routes::{counted, in_time, Service, Shared};
 
 /// The messages of `proto/inference.proto`.
 #[allow(clippy::all, dead_code, missing_docs, unreachable_pub, reason = "generated")]
@@ -90,15 +88,9 @@ fn is_finite(path: &str) -> bool {
 /// Counts every call, and ends those that take too long to answer.
 async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
-    let ms_max = service.limits.request_ms_max;
     let answering = async {
-        let own_us = match status::timeout_us(request.headers()) {
-            Ok(own_us) => own_us.unwrap_or(u64::MAX),
-            Err(refusal) => return status::told(refusal),
-        };
-        let limit = Duration::from_micros(own_us.min(ms_max * 1_000));
-        let late = |_| status::told(Refusal::late("call took too long"));
-        tokio::time::timeout(limit, next.run(request)).await.unwrap_or_else(late)
+        let own_us = status::timeout_us(request.headers())?;
+        in_time(&service, own_us, request, next).await
     };
-    counted(&service, route, answering).await
+    counted(&service, route, async { answering.await.unwrap_or_else(status::told) }).await
 }

@@ -85,6 +85,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_refused_client_is_told_whether_to_come_back_here() {
+        let stopping = Refusal::busy("stopping", "the server stops");
+        let full = Refusal::busy("predicted_wait", "too long");
+        let late = Refusal::late("over");
+        for (refusal, code, comes_back) in [
+            (stopping, Code::Unavailable, false),
+            (full, Code::ResourceExhausted, true),
+            (late, Code::DeadlineExceeded, false),
+            (Refusal::body_too_large(2, 1), Code::ResourceExhausted, false),
+        ] {
+            let response = told(refusal);
+            let field = |name: &str| response.headers().get(name);
+            assert_eq!(field("grpc-status").unwrap(), &(code as i32).to_string());
+            assert_eq!(field("grpc-retry-pushback-ms").is_some(), comes_back, "{code}");
+        }
+    }
+
+    #[test]
     fn times_are_of_the_form_of_the_protocol() {
         let known =
             [("1S", 1_000_000), ("250m", 250_000), ("99999999n", 99_999), ("2M", 120_000_000)];

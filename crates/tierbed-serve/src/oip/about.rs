@@ -1,7 +1,5 @@
 //! Health, metadata and the repository's index.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -11,7 +9,7 @@ use super::config::{inputs, outputs, Tensor};
 use super::model::Named;
 use super::VERSION;
 use crate::answer::{with_type, Refusal, JSON};
-use crate::routes::{Service, Shared};
+use crate::routes::Shared;
 
 pub(crate) const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "parameters", "statistics", "model_configuration", "model_repository"];
@@ -36,12 +34,12 @@ fn health(is_ready: bool) -> Response {
 }
 
 pub(super) async fn live(State(service): Shared) -> Response {
-    let is_ready = !service.is_stopping();
+    let is_ready = service.is_ready();
     with_type(StatusCode::OK, JSON, json!({ "live": true, "ready": is_ready }).to_string())
 }
 
 pub(super) async fn ready(State(service): Shared) -> Response {
-    health(!service.is_stopping())
+    health(service.is_ready())
 }
 
 pub(super) async fn model(State(service): Shared, Named(kind): Named) -> Response {
@@ -61,7 +59,7 @@ pub(super) async fn model(State(service): Shared, Named(kind): Named) -> Respons
 }
 
 pub(super) async fn model_ready(State(service): Shared, Named(kind): Named) -> Response {
-    let is_ready = !service.is_stopping();
+    let is_ready = service.is_ready();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({ "name": service.models.name(kind), "ready": is_ready });
     with_type(status, JSON, body.to_string())
@@ -81,10 +79,4 @@ pub(super) async fn index(State(service): Shared) -> Response {
 pub(super) async fn no_control() -> Refusal {
     let message = "explicit model load / unload is not allowed: the server has one snapshot";
     Refusal::new(StatusCode::BAD_REQUEST, "invalid", message)
-}
-
-impl Service {
-    pub(crate) fn is_stopping(self: &Arc<Self>) -> bool {
-        *self.stopping.borrow()
-    }
 }

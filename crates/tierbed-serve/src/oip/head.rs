@@ -10,10 +10,10 @@ use serde_json::value::RawValue;
 use tierbed_core::{Error, Result};
 
 use super::inputs;
-use super::request::{check_once, unsupported, Form, Named, Request};
+use super::request::{check_once, unsupported, Form, Hurry, Named, Request};
 use crate::job::HEADER_LENGTH;
 
-/// Largest head that is searched for a `timeout` before the request waits for a place: an async
+/// Largest head that is searched for `timeout` and `priority` before the request waits: an async
 /// thread reads no more than this.
 const SEARCHED_BYTES_MAX: usize = 64 << 10;
 
@@ -34,6 +34,7 @@ struct Parameters {
     output_dtype: Option<String>,
     /// Microseconds.
     timeout: Option<u64>,
+    priority: Option<u64>,
     binary_data_output: Option<bool>,
 }
 
@@ -111,21 +112,22 @@ impl Parts {
         }
     }
 
-    /// Returns the request's own time in microseconds, where it has one and is not too large to
-    /// be searched for it.
-    pub(super) fn timeout_us(&self) -> Option<u64> {
+    /// Returns the request's own time and priority, where the JSON is not too large to be
+    /// searched for them.
+    pub(super) fn hurry(&self) -> Hurry {
         #[derive(Deserialize)]
-        struct Timed {
+        struct Hurried {
             parameters: Option<Parameters>,
         }
+        let has = |word: &[u8]| self.json.windows(word.len()).any(|found| found == word);
         let is_searched = self.json.len() <= SEARCHED_BYTES_MAX;
-        let word = b"\"timeout\"";
-        if !is_searched || !self.json.windows(word.len()).any(|found| found == word) {
-            return None;
+        if !is_searched || !(has(b"\"timeout\"") || has(b"\"priority\"")) {
+            return Hurry::default();
         }
         // What is no JSON is refused where it is decoded.
-        let timed = serde_json::from_slice::<Timed>(&self.json).ok()?;
-        timed.parameters?.timeout.filter(|us| *us > 0)
+        let hurried = serde_json::from_slice::<Hurried>(&self.json).ok();
+        let parameters = hurried.and_then(|hurried| hurried.parameters).unwrap_or_default();
+        Hurry::new(parameters.timeout, parameters.priority)
     }
 
     /// Decodes the request.

@@ -3,28 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Request as HttpRequest, State};
+use axum::extract::{Extension, Request as HttpRequest, State};
 use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use super::head::Parts;
 use super::model::{Kind, Named};
-use super::request::Request;
+use super::request::{Hurry, Request};
 use super::{lookup, predict, INFER};
 use crate::answer::Refusal;
 use crate::body::{Held, Received};
 use crate::job::{Made, Work};
 use crate::routes::work::{made, received, Ask};
-use crate::routes::{BodyBytes, Service, Shared};
+use crate::routes::{BodyBytes, Deadline, Service, Shared};
 
 pub(super) async fn infer(
     State(service): Shared,
     Named(kind): Named,
+    Extension(deadline): Extension<Deadline>,
     request: HttpRequest,
 ) -> Response {
     let start_us = service.clock.now_us();
     let mut body_bytes = 0;
-    let made = inferred(&service, kind, request, &mut body_bytes).await;
+    let made = inferred(&service, kind, deadline, request, &mut body_bytes).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
     let mut response = made.map_or_else(IntoResponse::into_response, IntoResponse::into_response);
@@ -35,6 +36,7 @@ pub(super) async fn infer(
 async fn inferred(
     service: &Arc<Service>,
     kind: Kind,
+    deadline: Deadline,
     request: HttpRequest,
     body_bytes: &mut u64,
 ) -> Result<Made, Refusal> {
@@ -44,9 +46,9 @@ async fn inferred(
     let Received { bytes, held } = received(service, request).await?;
     *body_bytes = bytes.len() as u64;
     let parts = Parts::cut(&headers, &bytes)?;
-    let timeout_us = parts.timeout_us();
+    let hurry = parts.hurry();
     drop(bytes);
-    let asked = Asked { route: INFER, kind, start_us, timeout_us, body_bytes: *body_bytes };
+    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes: *body_bytes };
     answer(service, asked, move || parts.request(), held).await
 }
 
@@ -56,8 +58,9 @@ pub(crate) struct Asked {
     pub(crate) route: &'static str,
     pub(crate) kind: Kind,
     pub(crate) start_us: u64,
-    /// The client's own time, from the request's start.
-    pub(crate) timeout_us: Option<u64>,
+    pub(crate) deadline: Deadline,
+    /// What the client wants, from the request's start.
+    pub(crate) hurry: Hurry,
     pub(crate) body_bytes: u64,
 }
 
@@ -68,7 +71,7 @@ pub(crate) struct Asked {
 /// the client's time is over.
 pub(crate) async fn answer(
     service: &Service,
-    Asked { route, kind, start_us, timeout_us, body_bytes }: Asked,
+    Asked { route, kind, start_us, deadline: Deadline(latest_us), hurry, body_bytes }: Asked,
     decode: impl FnOnce() -> tierbed_core::Result<Request> + Send + 'static,
     held: Held,
 ) -> Result<Made, Refusal> {
@@ -80,16 +83,15 @@ pub(crate) async fn answer(
             lookup::prepare(service, decode()?, held)
         })),
     };
-    let us_max = service.limits.request_ms_max * 1_000;
-    let deadline_us = start_us.saturating_add(timeout_us.map_or(us_max, |us| us.min(us_max)));
-    let answering = made(service, Ask { route, deadline_us, body_bytes }, work);
+    let Hurry { timeout_us, priority } = hurry;
+    let own_us = timeout_us.map_or(latest_us, |us| start_us.saturating_add(us));
+    let ask = Ask { route, deadline_us: own_us.min(latest_us), priority, body_bytes };
+    let answering = made(service, ask, work);
     let Some(timeout_us) = timeout_us else { return answering.await };
-    let late = || Refusal::late(format!("timeout of {timeout_us} microseconds has passed"));
-    let passed_us = service.clock.now_us().saturating_sub(start_us);
-    // A client's time is not for the reception of its own body only.
-    let left = timeout_us.checked_sub(passed_us).filter(|left| *left > 0).ok_or_else(late)?;
-    let in_time = tokio::time::timeout(Duration::from_micros(left), answering);
-    in_time.await.unwrap_or_else(|_| Err(late()))
+    // The body's reception was within the client's time, too.
+    let left = Duration::from_micros(own_us.saturating_sub(service.clock.now_us()));
+    let late = |_| Refusal::late(format!("timeout of {timeout_us} microseconds has passed"));
+    tokio::time::timeout(left, answering).await.map_err(late)?
 }
 
 fn check_encoding(headers: &HeaderMap) -> Result<(), Refusal> {

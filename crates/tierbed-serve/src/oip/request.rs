@@ -3,6 +3,7 @@
 use tierbed_core::{Error, Result};
 
 use super::inputs::Tensor;
+use crate::admission::Priority;
 
 /// A decoded inference request.
 #[derive(Debug)]
@@ -34,6 +35,27 @@ pub(crate) enum Form {
     Json,
     /// A message of gRPC.
     Message,
+}
+
+/// How soon a request wants to be answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Hurry {
+    /// The request's own time in microseconds.
+    pub(crate) timeout_us: Option<u64>,
+    pub(crate) priority: Priority,
+}
+
+impl Hurry {
+    /// Of the parameters `timeout`, where 0 is none, and `priority`: 0 is normal, 1 high, more is
+    /// low.
+    pub(crate) fn new(timeout_us: Option<u64>, priority: Option<u64>) -> Self {
+        let priority = match priority {
+            Some(1) => Priority::High,
+            Some(2..) => Priority::Low,
+            Some(0) | None => Priority::Normal,
+        };
+        Self { timeout_us: timeout_us.filter(|us| *us > 0), priority }
+    }
 }
 
 /// Extensions that would change an answer, and are not there.

@@ -24,7 +24,14 @@ pub(super) async fn describe(State(service): Shared) -> Response {
             })
         })
         .collect();
-    let mut routes = vec!["GET /", "GET /health", "GET /metrics", "POST /v1/lookup"];
+    let mut routes = vec![
+        "GET /",
+        "GET /health",
+        "GET /livez",
+        "GET /readyz",
+        "GET /metrics",
+        "POST /v1/lookup",
+    ];
     if service.predictor.is_some() {
         routes.push("POST /v1/predict");
     }
@@ -54,6 +61,16 @@ pub(super) async fn health(State(service): Shared) -> Response {
         "uptime_s": uptime_us as f64 / 1e6,
     });
     with_type(StatusCode::OK, JSON, body.to_string().into_bytes())
+}
+
+pub(super) async fn live() -> Response {
+    with_type(StatusCode::OK, JSON, json!({ "live": true }).to_string())
+}
+
+pub(super) async fn ready(State(service): Shared) -> Response {
+    let is_ready = service.is_ready();
+    let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    with_type(status, JSON, json!({ "ready": is_ready }).to_string())
 }
 
 pub(super) async fn metrics(State(service): Shared) -> Response {

@@ -9,19 +9,25 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::oneshot;
 
-use super::{BodyBytes, Service, Shared};
+use super::{BodyBytes, Deadline, Service, Shared};
+use crate::admission::{Priority, Verdict};
 use crate::answer::{Refusal, JSON};
 use crate::body::{receive, Received};
+use crate::executor::{Executor, Offer, Ticket};
 use crate::job::{Body, Done, Job, Made, Phases, Work};
 use crate::lookup;
 use crate::tensors::SAFETENSORS;
 
-pub(super) async fn answer_lookup(State(service): Shared, request: Request) -> Response {
+pub(super) async fn answer_lookup(
+    State(service): Shared,
+    Extension(deadline): Extension<Deadline>,
+    request: Request,
+) -> Response {
     let is_binary = match content_type(request.headers()) {
         JSON => false,
         SAFETENSORS => true,
@@ -32,15 +38,19 @@ pub(super) async fn answer_lookup(State(service): Shared, request: Request) -> R
         Err(refusal) => return refusal.into_response(),
     };
     let Received { bytes, held } = received;
-    let (body_bytes, deadline_us) = (bytes.len() as u64, deadline_us(&service));
+    let body_bytes = bytes.len() as u64;
     let prepare = move |service: &Service| {
         lookup::prepare(service.source(), &service.limits, &bytes, held, is_binary)
     };
-    let asked = Ask { route: "/v1/lookup", deadline_us, body_bytes };
+    let asked = Ask::new("/v1/lookup", deadline, body_bytes);
     answered(&service, asked, Work::Lookup(Box::new(prepare))).await
 }
 
-pub(super) async fn answer_predict(State(service): Shared, request: Request) -> Response {
+pub(super) async fn answer_predict(
+    State(service): Shared,
+    Extension(deadline): Extension<Deadline>,
+    request: Request,
+) -> Response {
     let Some(predictor) = service.predictor.clone() else {
         let message = "this server has no model; only lookups are answered";
         return Refusal::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message).into_response();
@@ -54,7 +64,7 @@ pub(super) async fn answer_predict(State(service): Shared, request: Request) -> 
         Err(refusal) => return refusal.into_response(),
     };
     let Received { bytes, mut held } = received;
-    let (body_bytes, deadline_us) = (bytes.len() as u64, deadline_us(&service));
+    let body_bytes = bytes.len() as u64;
     let predicted = move |_: &Service| {
         let (answer, body_type) = predictor.predict(&bytes, &body_type)?;
         drop(bytes);
@@ -62,13 +72,8 @@ pub(super) async fn answer_predict(State(service): Shared, request: Request) -> 
         let body = Body { bytes: answer.into(), body_type: body_type.into(), header_bytes: None };
         Ok(Made { body, held, phases: Phases::default() })
     };
-    let asked = Ask { route: "/v1/predict", deadline_us, body_bytes };
+    let asked = Ask::new("/v1/predict", deadline, body_bytes);
     answered(&service, asked, Work::Alone(Box::new(predicted))).await
-}
-
-/// Returns the latest time of a request that gives none itself.
-fn deadline_us(service: &Service) -> u64 {
-    service.clock.now_us().saturating_add(service.limits.request_ms_max * 1_000)
 }
 
 /// Reads a request's body and counts its bytes.
@@ -87,7 +92,29 @@ pub(crate) struct Ask {
     pub(crate) route: &'static str,
     /// Those that must be answered first are worked on first.
     pub(crate) deadline_us: u64,
+    pub(crate) priority: Priority,
     pub(crate) body_bytes: u64,
+}
+
+impl Ask {
+    fn new(route: &'static str, deadline: Deadline, body_bytes: u64) -> Self {
+        let Deadline(deadline_us) = deadline;
+        Self { route, deadline_us, priority: Priority::default(), body_bytes }
+    }
+}
+
+/// A request in the queue. Dropped before its answer came, it leaves the queue.
+struct Waiting<'a> {
+    executor: &'a Executor,
+    ticket: Option<Ticket>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.executor.forget(ticket);
+        }
+    }
 }
 
 /// Answers a request over HTTP.
@@ -98,21 +125,38 @@ async fn answered(service: &Service, ask: Ask, work: Work) -> Response {
     response
 }
 
-/// Finds a place, and waits until the executor's threads have done the work. The place is given
-/// back when the work ends, even if the client has left.
+/// Waits, where that is allowed, until the executor's threads have done the work. The place is
+/// given back when the work ends, even if the client has left.
 ///
 /// # Errors
-/// 503 when there is no place, or the server stops; those of the work.
+/// 503 when there is no room, 504 when the request's time is over; those of the work.
 pub(crate) async fn made(service: &Service, ask: Ask, work: Work) -> Result<Made, Refusal> {
-    let Ask { route, deadline_us, body_bytes } = ask;
+    let Ask { route, deadline_us, priority, body_bytes } = ask;
+    let request_count = service.places_taken();
     let Ok(place) = Arc::clone(&service.places).try_acquire_owned() else {
-        return Err(Refusal::busy("places", "too many requests at once; try again later"));
+        return Err(refused(Verdict::Full));
     };
     let (answer, made) = oneshot::channel();
     let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
-    service.executor.push(deadline_us, Job { route, queued_us, body_bytes, work, done });
+    let job = Job { route, queued_us, body_bytes, work, done };
+    let offer = Offer { deadline_us, priority, request_count };
+    let ticket = service.executor.push(offer, job).map_err(refused)?;
+    let mut waiting = Waiting { executor: &service.executor, ticket: Some(ticket) };
+    let made = made.await;
+    waiting.ticket = None;
     // Only a server that stops drops work that was not begun.
-    made.await.unwrap_or_else(|_| Err(Refusal::busy("stopping", "the server stops")))
+    made.unwrap_or_else(|_| Err(Refusal::busy("stopping", "the server stops")))
+}
+
+fn refused(verdict: Verdict) -> Refusal {
+    match verdict {
+        Verdict::Full => Refusal::busy("places", "too many requests at once; try again later"),
+        Verdict::Slow => {
+            Refusal::busy("predicted_wait", "the request would wait too long; try again later")
+        }
+        Verdict::Late => Refusal::late("the request's time is over"),
+        Verdict::Admitted => panic!("an admitted request is not refused"),
+    }
 }
 
 /// Returns the content type without parameters; JSON when none is given.

@@ -18,6 +18,7 @@ use crate::features::ServedFeature;
 use crate::log::{LogLevel, LogOptions, LogTarget};
 use crate::options::Limits;
 
+mod admission;
 mod batches;
 mod grpc;
 mod limits;

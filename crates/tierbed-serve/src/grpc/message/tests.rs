@@ -1,6 +1,8 @@
 use super::*;
+use crate::admission::Priority;
 use crate::grpc::pb::model_infer_request::InferInputTensor as Input;
 use crate::oip::outputs::{Dtype, Origin, Output};
+use ParameterChoice::{BoolParam, Int64Param, StringParam, Uint64Param};
 
 fn input(name: &str, datatype: &str, shape: &[i64]) -> Input {
     Input {
@@ -43,7 +45,7 @@ fn elements_come_raw_or_typed() {
 #[test]
 fn what_is_not_of_the_form_is_refused() {
     let both = Input { contents: contents(&[1]), ..input("ids", "INT64", &[1]) };
-    let word = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+    let word = InferParameter { parameter_choice: Some(BoolParam(true)) };
     let parameters = Parameters::from([("pooling".to_owned(), word)]);
     for (bad, message) in [
         (of(vec![input("ids", "INT64", &[1])], &[b"", b""]), "one entry per input"),
@@ -61,16 +63,37 @@ fn what_is_not_of_the_form_is_refused() {
     assert!(request(Bytes::from_static(b"\xff")).is_err());
 }
 
-#[test]
-fn the_address_of_a_request_is_read_without_its_tensors() {
-    let timeout = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(250)) };
+fn addressed(parameters: &[(&str, Option<ParameterChoice>)]) -> Addressed {
+    let parameters = parameters.iter().map(|(name, choice)| {
+        ((*name).to_owned(), InferParameter { parameter_choice: choice.clone() })
+    });
     let whole = ModelInferRequest {
         model_name: "ads".into(),
-        parameters: Parameters::from([("timeout".to_owned(), timeout)]),
+        parameters: parameters.collect(),
         ..of(vec![input("ids", "INT64", &[1])], &[b"12345678"])
     };
-    let addressed: Addressed = reply::decode(whole.encode_to_vec().into()).unwrap();
-    assert_eq!((addressed.model_name.as_str(), addressed.timeout_us()), ("ads", Some(250)));
+    reply::decode(whole.encode_to_vec().into()).unwrap()
+}
+
+#[test]
+fn the_address_of_a_request_is_read_without_its_tensors() {
+    let hurried = [("timeout", Some(Int64Param(250))), ("priority", Some(Uint64Param(1)))];
+    let addressed = addressed(&hurried);
+    let hurry = Hurry { timeout_us: Some(250), priority: Priority::High };
+    assert_eq!((addressed.model_name.as_str(), addressed.hurry().unwrap()), ("ads", hurry));
+}
+
+#[test]
+fn a_time_that_is_none_is_refused() {
+    let none = addressed(&[("timeout", Some(Int64Param(0))), ("priority", Some(Int64Param(0)))]);
+    assert_eq!(none.hurry().unwrap(), Hurry::default());
+    assert_eq!(addressed(&[]).hurry().unwrap(), Hurry::default());
+    for bad in [Some(Int64Param(-5)), Some(StringParam("5".into())), Some(BoolParam(true)), None] {
+        for name in ["timeout", "priority"] {
+            let error = addressed(&[(name, bad.clone())]).hurry().unwrap_err().to_string();
+            assert!(error.contains("must be an integer") && error.contains(name), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ use crate::grpc::pb::{
     ServerReadyRequest, ServerReadyResponse,
 };
 
+mod admission;
+
 const SERVICE: &str = "/inference.GRPCInferenceService";
 
 /// A connection.
@@ -308,33 +310,39 @@ fn a_call_without_a_place_is_told_when_to_come_back() {
 }
 
 #[test]
-fn who_watches_health_hears_of_the_end_and_does_not_delay_it() {
+fn who_watches_health_hears_of_the_drain_and_does_not_delay_the_end() {
     let server = Server::start(&grpc(), snapshot(), None).unwrap();
     let client = Client::new(&server);
     let check = |service: &str| {
         let asked = HealthCheckRequest { service: service.into() };
         client.call_with("/grpc.health.v1.Health/Check", None, framed(&asked))
     };
-    for service in ["", "inference.GRPCInferenceService"] {
-        assert_eq!(check(service).answer::<HealthCheckResponse>().status, 1, "serving");
-    }
+    let states = || {
+        ["", "inference.GRPCInferenceService"]
+            .map(|service| check(service).answer::<HealthCheckResponse>().status)
+    };
+    assert_eq!(states(), [1; 2], "serving");
     assert_eq!(check("other").code, Code::NotFound);
     let watch = Request::post("http://t/grpc.health.v1.Health/Watch").body(()).unwrap();
-    client.runtime.block_on(async {
+    let mut body = client.runtime.block_on(async {
         let mut calls = client.calls.clone().ready().await.unwrap();
         let (answer, mut sending) = calls.send_request(watch, false).unwrap();
         sending.send_data(framed(&HealthCheckRequest::default()).into(), true).unwrap();
-        let mut body = answer.await.unwrap().into_body();
-        assert_eq!(body.data().await.unwrap().unwrap()[..], *b"\0\0\0\0\x02\x08\x01");
-        let stopping = std::thread::spawn(move || {
-            assert!(server.stop());
-            server
-        });
-        assert_eq!(body.data().await.unwrap().unwrap()[..], *b"\0\0\0\0\x02\x08\x02");
-        let server = stopping.join().unwrap();
-        assert!(server.wait(Duration::ZERO));
-        assert!(tokio::net::TcpStream::connect(server.grpc_address().unwrap()).await.is_err());
+        answer.await.unwrap().into_body()
     });
+    let mut next = || client.runtime.block_on(async { body.data().await.unwrap().unwrap() });
+    assert_eq!(next()[..], *b"\0\0\0\0\x02\x08\x01");
+    server.drain();
+    assert_eq!(next()[..], *b"\0\0\0\0\x02\x08\x02");
+    assert_eq!(states(), [2; 2], "not serving");
+    let ready = client.call("ServerReady", &ServerReadyRequest::default());
+    assert!(!ready.answer::<ServerReadyResponse>().ready);
+    let asked = ModelReadyRequest { name: "tierbed.rows".into(), ..Default::default() };
+    assert!(!client.call("ModelReady", &asked).answer::<ModelReadyResponse>().ready);
+    client.infer(&ids(&[1, 1])).answer::<ModelInferResponse>();
+    assert!(server.stop());
+    assert!(server.wait(Duration::ZERO));
+    assert!(TcpStream::connect(server.grpc_address().unwrap()).is_err());
 }
 
 #[test]

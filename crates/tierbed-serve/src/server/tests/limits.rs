@@ -306,6 +306,7 @@ fn options_out_of_range_are_refused_by_name() {
     for (bad, name) in [
         (limited(|limits| limits.bags_max = 0), "bags_max"),
         (limited(|limits| limits.head_ms_max = 0), "head_ms_max"),
+        (limited(|limits| limits.queue_ms_max = 0), "queue_ms_max"),
         (limited(|limits| limits.idle_ms_max = 1 << 40), "idle_ms_max"),
         (ServeOptions { lookup_threads: 0, ..options() }, "lookup_threads"),
     ] {
