@@ -165,6 +165,13 @@ impl NativeServer {
         })
     }
 
+    fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || {
+            self.server.get()?.drain();
+            Ok(())
+        })
+    }
+
     fn stop(&self, py: Python<'_>) -> PyResult<bool> {
         // A forked child never answered anybody.
         run(py, || Ok(!self.server.is_here() || self.server.get()?.stop()))

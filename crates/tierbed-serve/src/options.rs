@@ -99,7 +99,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections_max: 2048,
-            requests_max: 256,
+            // Every connection may have one.
+            requests_max: 2048,
             queue_ms_max: 50,
             body_bytes_max: 16 << 20,
             indices_max: 1 << 20,
@@ -107,9 +108,10 @@ impl Default for Limits {
             answer_bytes_max: 64 << 20,
             buffer_bytes_max: 256 << 20,
             head_ms_max: 10_000,
-            body_ms_max: 30_000,
+            body_ms_max: 10_000,
             body_idle_ms_max: 5_000,
-            request_ms_max: 60_000,
+            // Longer than a caller of recommendations waits.
+            request_ms_max: 10_000,
             answer_ms_max: 30_000,
             // Longer than balancers keep theirs, so that they close first.
             idle_ms_max: 75_000,

@@ -21,6 +21,7 @@ import torch
 
 from tierbed.cli import main
 from tierbed.cli.serving import ask
+from tierbed.errors import InvalidError
 from tierbed.train import Store
 
 SYNTHETIC = ["--format", "synthetic", "--samples", "4000", "--scale", "0.0005"]
@@ -346,7 +347,10 @@ def test_a_server_answers_lookups_predictions_and_metrics(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_server_when_all_is_answered(run: Path, number: int) -> None:
-    with server(run / "snapshot", end_by=number) as (_, url, process), ExitStack() as open_:
+    with (
+        server(run / "snapshot", "--drain-delay", "0", end_by=number) as (_, url, process),
+        ExitStack() as open_,
+    ):
         host, port = url.removeprefix("http://").split(":")
         connect = partial(socket.create_connection, (host, int(port)), timeout=20)
         waiting = [open_.enter_context(connect()) for _ in range(5)]
@@ -354,6 +358,29 @@ def test_a_signal_ends_a_server_when_all_is_answered(run: Path, number: int) -> 
         for connection in waiting:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
             assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return bool(ask(url, "/readyz")["ready"])
+    except InvalidError as error:
+        if "503" not in str(error):
+            raise
+        return False
+
+
+def test_a_server_is_not_ready_for_a_while_before_it_stops(run: Path) -> None:
+    body = {"features": {"C3": {"values": [1], "offsets": [0, 1]}}}
+    # The second SIGTERM, at the end of the block, ends the delay.
+    with server(run / "snapshot", "--drain-delay", "600", end_by=signal.SIGTERM) as told:
+        _, url, process = told
+        assert ask(url, "/readyz") == {"ready": True}
+        process.send_signal(signal.SIGTERM)
+        while _is_ready(url):
+            time.sleep(0.01)
+        assert ask(url, "/livez") == {"live": True}
+        assert len(ask(url, "/v1/lookup", body)["features"]["C3"]) == 1
+        assert process.poll() is None
 
 
 def test_a_servers_failures_and_life_are_lines_of_json(run: Path, tmp_path: Path) -> None:
@@ -368,7 +395,8 @@ def test_a_servers_failures_and_life_are_lines_of_json(run: Path, tmp_path: Path
     ):
         ask(url, "/health")
     lines = [json.loads(line) for line in said.read_text().splitlines() if line[0] == "{"]
-    assert [line["event"] for line in lines] == ["serving", "request", "stopping", "stopped"]
+    life = ["serving", "request", "draining", "stopping", "stopped"]
+    assert [line["event"] for line in lines] == life
     assert lines[1]["route"] == "/health"
 
 

@@ -61,11 +61,28 @@ def test_options_reach_the_server_and_bad_ones_are_named(tmp_path: Path) -> None
                 ask(url, "/v1/lookup", request)
         for bad, match in [
             (ServeOptions(limits=Limits(head_ms_max=0)), "head_ms_max"),
+            (ServeOptions(limits=Limits(queue_ms_max=0)), "queue_ms_max"),
             (ServeOptions(lookup_threads=0), "lookup_threads"),
             (ServeOptions(log_level="loud"), "off, error, warn or info"),
         ]:
             with pytest.raises(tb.InvalidError, match=match):
                 Server(snapshot, "127.0.0.1:0", options=bad)
+
+
+def test_a_server_that_drains_is_not_ready_and_answers(tmp_path: Path) -> None:
+    with tb.Snapshot.open(_snapshot(tmp_path / "snapshot")) as snapshot:
+        server = Server(snapshot, "127.0.0.1:0", options=ServeOptions(log_level="off"))
+        url = f"http://{server.address}"
+        assert ask(url, "/readyz") == {"ready": True}
+        server.drain()
+        server.drain()
+        with pytest.raises(tb.InvalidError, match='"ready":false'):
+            ask(url, "/readyz")
+        assert ask(url, "/livez") == {"live": True}
+        request = {"features": {"a": {"values": [1], "offsets": [0, 1]}}}
+        assert len(ask(url, "/v1/lookup", request)["features"]["a"]) == 1
+        assert server.stop()
+        server.drain()
 
 
 def test_rows_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-import threading
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
@@ -100,6 +100,19 @@ class Recording:
             print(f"recording queries in {', '.join(str(log) for log in logs)}", flush=True)
 
 
+class _Stopping:
+    """Signals that stop a server: SIGINT at once, others after a delay that a second one ends."""
+
+    def __init__(self) -> None:
+        self.is_asked = self.is_urgent = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _: object) -> None:
+        self.is_urgent = self.is_asked or number == signal.SIGINT
+        self.is_asked = True
+
+
 def serve(
     snapshot: Annotated[Path, typer.Argument(help="The snapshot's folder.")],
     *,
@@ -118,12 +131,19 @@ def serve(
             defaults={"log_level": "info"},
         ),
     ],
+    drain_delay: Annotated[
+        float,
+        typer.Option(
+            "--drain-delay",
+            min=0,
+            help="After SIGTERM, seconds for balancers to see that the server is not ready; a "
+            "second signal ends them.",
+        ),
+    ] = 5.0,
 ) -> None:
     """Answer lookups and predictions over HTTP until interrupted."""
     torch.set_num_threads(threads)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+    stopping = _Stopping()
     with (
         reading.open(snapshot) as opened,
         Server(opened, address, options=replace(how, limits=limits)) as server,
@@ -132,7 +152,11 @@ def serve(
         answers = "lookups and predictions" if server.predicts else "lookups"
         beside = f" and grpc://{server.grpc_address}" if server.grpc_address else ""
         print(f"serving {answers} on http://{server.address}{beside}", flush=True)
-        while not stop.is_set() and not server.wait(0.2):
+        while not stopping.is_asked and not server.wait(0.2):
+            pass
+        server.drain()
+        closes_s = time.monotonic() + drain_delay
+        while not stopping.is_urgent and time.monotonic() < closes_s and not server.wait(0.2):
             pass
         if not server.stop():
             print("stopped, but a request did not end: ended by force", file=sys.stderr, flush=True)

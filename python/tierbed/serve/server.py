@@ -32,6 +32,8 @@ class Limits:
     Args:
         connections_max: Connections open at once; more are answered with 503 and closed.
         requests_max: Lookups and predictions whose bodies have arrived, at once; more get a 503.
+        queue_ms_max: Longest time that a request may wait for a thread, as predicted when it
+            comes; one that would wait longer gets a 503 at once.
         body_bytes_max: Largest body accepted.
         indices_max: Most indices in one lookup.
         bags_max: Most bags in one lookup: samples times features.
@@ -48,16 +50,17 @@ class Limits:
     """
 
     connections_max: Positive = 2048
-    requests_max: Positive = 256
+    requests_max: Positive = 2048
+    queue_ms_max: Positive = 50
     body_bytes_max: Positive = 16 << 20
     indices_max: Positive = 1 << 20
     bags_max: Positive = 1 << 20
     answer_bytes_max: Positive = 64 << 20
     buffer_bytes_max: Positive = 256 << 20
     head_ms_max: Positive = 10_000
-    body_ms_max: Positive = 30_000
+    body_ms_max: Positive = 10_000
     body_idle_ms_max: Positive = 5_000
-    request_ms_max: Positive = 60_000
+    request_ms_max: Positive = 10_000
     answer_ms_max: Positive = 30_000
     idle_ms_max: Positive = 75_000
     stop_ms_max: Positive = 10_000
@@ -269,6 +272,13 @@ class Server:
             timeout_s: Seconds to wait at most.
         """
         return self._native.wait(timeout_s)
+
+    def drain(self) -> None:
+        """Tells balancers to send no more requests: ``/readyz`` says so; all are still answered.
+
+        Call it some time before :meth:`stop`, so that nobody is sent to a closed door.
+        """
+        self._native.drain()
 
     def stop(self) -> bool:
         """Answers what is under way, then stops.

@@ -244,7 +244,7 @@ class _Demo:
     def serve(self, sizes: _Sizes) -> None:
         """Serves the snapshot and asks it over HTTP."""
         command = ["serve", str(self.snapshot), "--address", "127.0.0.1:0"]
-        command += ["--dram-budget", str(sizes.dram_budget_bytes)]
+        command += ["--dram-budget", str(sizes.dram_budget_bytes), "--drain-delay", "0"]
         _say(command)
         with subprocess.Popen(_python(command), stdout=subprocess.PIPE, text=True) as process:
             try:
