@@ -15,9 +15,9 @@
 
 use tierbed_core::{Bags, Error, Result};
 
-use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source};
+use crate::accumulate::{add_vectors, by_shape, Begin, Shaped, Source, BLOCK_LANES};
 use crate::layout::{index_count, Columns, Pooling};
-use crate::simd::{Job, Lanes};
+use crate::simd::{Job, Lanes, LANES};
 use crate::Kernels;
 
 /// The gradients of one batch.
@@ -37,7 +37,7 @@ impl Grads<'_> {
     /// `Invalid` otherwise.
     pub fn check(&self, bags: &Bags<'_>) -> Result<()> {
         check_finite(self.output)?;
-        if !bags.weights.is_none_or(is_finite) {
+        if bags.weights.is_some_and(|weights| !Kernels::detect().are_finite(weights)) {
             return Err(Error::invalid("weights of ids hold nan or inf; no row was changed"));
         }
         let Some(weights) = &self.weights else { return Ok(()) };
@@ -57,7 +57,7 @@ impl Grads<'_> {
 /// # Errors
 /// `Invalid` for one that holds nan or inf.
 pub fn check_finite(gradient: &[f32]) -> Result<()> {
-    if is_finite(gradient) {
+    if Kernels::detect().are_finite(gradient) {
         return Ok(());
     }
     Err(Error::invalid("gradient of rows holds nan or inf; no row was changed").with(
@@ -67,17 +67,32 @@ pub fn check_finite(gradient: &[f32]) -> Result<()> {
     ))
 }
 
-// Without a way out of the loop, so that it runs on vectors. One more in the exponent reaches the
-// sign's place only from the exponent of nan and inf: three plain instructions for each vector.
-fn is_finite(values: &[f32]) -> bool {
-    let one_more = |value: &f32| (value.to_bits() & !SIGN) + (1 << (f32::MANTISSA_DIGITS - 1));
-    values.chunks(CHUNK).all(|chunk| chunk.iter().fold(0, |seen, v| seen | one_more(v)) & SIGN == 0)
+/// The sum of `value - value` over `values`: 0 for numbers, nan as soon as one is nan or inf.
+///
+/// Two instructions for a vector, and no way out of the loop: gradients are numbers nearly always.
+struct DifferencesFromItself<'a> {
+    values: &'a [f32],
 }
 
-const SIGN: u32 = 1 << 31;
+impl Job for DifferencesFromItself<'_> {
+    type Output = f32;
 
-// Values between two looks at the outcome: as many as fit a quarter of the nearest cache.
-const CHUNK: usize = 2048;
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> f32 {
+        let (vectors, part) = self.values.as_chunks::<LANES>();
+        let (blocks, rest) = vectors.as_chunks::<BLOCK_LANES>();
+        let add = |sum: L, values: L| sum.add(values.sub(values));
+        // As many sums as a block has vectors, so that none waits for the one before.
+        let mut sums = [L::splat(0.0); BLOCK_LANES];
+        for block in blocks {
+            for (sum, vector) in sums.iter_mut().zip(block) {
+                *sum = add(*sum, L::load(vector));
+            }
+        }
+        let sum = rest.iter().fold(L::splat(0.0), |sum, vector| add(sum, L::load(vector)));
+        sums.into_iter().fold(add(sum, L::load_part(part)), L::add).reduce_add()
+    }
+}
 
 /// The gradient of the output of one feature.
 #[derive(Debug, Clone, Copy)]
@@ -115,6 +130,11 @@ pub struct Groups<'a> {
 }
 
 impl Kernels {
+    /// Tells whether no value is nan or inf.
+    fn are_finite(self, values: &[f32]) -> bool {
+        self.run(DifferencesFromItself { values }) == 0.0
+    }
+
     /// Adds the gradient of one row over its `occurrences`, in order, to what is in `sum`.
     ///
     /// A row that several features share is summed by one call per feature, in feature order:
@@ -286,17 +306,23 @@ impl<S: Source> Shaped for AddGrads<'_, S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::accumulate::BLOCK;
+    use crate::Isa;
 
     #[test]
     fn one_value_that_is_no_number_is_found_wherever_it_is() {
         let edges = [0.0, -0.0, f32::MIN_POSITIVE, 1e-45, -1e-45, f32::MAX, f32::MIN];
-        let mut values: Vec<f32> = edges.iter().copied().cycle().take(CHUNK + 70).collect();
-        assert!(check_finite(&values).is_ok() && check_finite(&[]).is_ok());
-        for at in [0, 69, CHUNK - 1, CHUNK, CHUNK + 69] {
-            for wrong in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let kept = std::mem::replace(&mut values[at], wrong);
-                assert!(check_finite(&values).is_err(), "{wrong} at {at}");
-                values[at] = kept;
+        let wrongs = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for len in [0, 1, LANES, BLOCK - 1, BLOCK, 3 * BLOCK + LANES + 1, 5 * BLOCK - 1] {
+            let mut values: Vec<f32> = edges.iter().copied().cycle().take(len).collect();
+            for isa in Isa::available() {
+                let kernels = Kernels::with_isa(isa).unwrap();
+                assert!(kernels.are_finite(&values), "{len} values");
+                for (at, wrong) in (0..len).flat_map(|at| wrongs.map(|wrong| (at, wrong))) {
+                    let kept = std::mem::replace(&mut values[at], wrong);
+                    assert!(!kernels.are_finite(&values), "{wrong} at {at} of {len}");
+                    values[at] = kept;
+                }
             }
         }
     }
