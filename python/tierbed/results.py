@@ -15,6 +15,7 @@ class SnapshotReport:
     """What was written into a snapshot, or into a delta of one.
 
     Attributes:
+        identity: What tells the snapshot from every other.
         row_count: Rows stored.
         page_count: Pages written.
         pages_bytes: Bytes of the page file.
@@ -27,6 +28,7 @@ class SnapshotReport:
         sort_run_count: Sorted runs of rows that were spilled to the folder on the way.
     """
 
+    identity: str
     row_count: int
     page_count: int
     pages_bytes: int

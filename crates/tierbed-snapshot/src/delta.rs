@@ -3,13 +3,12 @@
 //! A delta is a snapshot folder whose manifest names the snapshot it was made against: it holds
 //! only rows that differ, and all attachments. Applied to that snapshot, and to no other, it gives
 //! a whole one, streamed in bounded memory: rows keep the places they had, new ones come last.
-//! Codes of rows are carried over as they are.
+//! Codes of rows are carried over as they are. Its attachment [`APPLIED`] names the delta.
 //! Ids of open tables that were evicted are gone from the index pages a delta brings, and freed
 //! rows come with their initial values: nothing evicted goes on being served.
 
 use std::sync::Arc;
 
-use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, Result, RowId, RowKey, RowStore, Schema, TableId};
 use tierbed_io::Folder;
 use tierbed_kernels::Codec;
@@ -19,6 +18,10 @@ use crate::rows::SnapshotRows;
 use crate::snapshot::Snapshot;
 use crate::writer::{Report, SnapshotWriter};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
+
+/// Attachment of a snapshot that a delta was applied to: the delta's identity. A training store
+/// knows what changed since the deltas that it published, not since what others made of them.
+pub const APPLIED: &str = "_applied";
 
 /// Page of the row in the base, then the row; most significant byte first.
 const KEY_BYTES: usize = 8 + 8;
@@ -120,11 +123,11 @@ pub fn apply_delta(
         }
     }
     for name in delta.attachment_names() {
-        if let Some(bytes) = delta.attachment(name)? {
-            let Attachment { name, bytes } = Attachment { name, bytes: &bytes };
-            writer.attach(name, bytes)?;
-        }
+        let bytes = delta.attachment(name)?;
+        let Some(bytes) = bytes else { panic!("attachment {name} is listed and not there") };
+        writer.attach(name, &bytes)?;
     }
+    writer.attach(APPLIED, delta.identity()?.as_bytes())?;
     writer.finish()
 }
 

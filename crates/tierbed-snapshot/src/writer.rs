@@ -72,6 +72,8 @@ pub struct SnapshotWriter {
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
+    /// What tells the snapshot from every other.
+    pub identity: String,
     /// Rows stored.
     pub row_count: u64,
     /// Pages written.
@@ -488,6 +490,7 @@ fn report(manifest: &Manifest, index_bytes: u64, sort_run_count: u64) -> Result<
     let blocks =
         manifest.placed.as_ref().map_or(Ok(0), |placed| places_blocks(&manifest.schema, placed))?;
     Ok(Report {
+        identity: manifest.identity()?,
         places_bytes: blocks * PAGE_BYTES as u64,
         replica_count: manifest.replica_count(),
         row_count: manifest.row_count,
