@@ -354,15 +354,15 @@ class NativeStore:
 
     def publish(
         self, path: str, attachments: list[tuple[str, bytes]], progress: _Told,
-        base: str | None = None, placements: list[tuple[list[int], str]] = ...,
-        codecs: list[tuple[int, str]] = ...,
+        base: str | None = None, changes: str = "auto",
+        placements: list[tuple[list[int], str]] = ..., codecs: list[tuple[int, str]] = ...,
     ) -> dict[str, Any]:
         """Writes the newest version of every written row into the serving snapshot at ``path``
         (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
         rows_total)``. Returns a report. With ``base``, the path of a snapshot of this store:
-        a delta, only what changed since. With ``placements``, ids of tables and the file of their
-        placement: these tables share pages as it says. With ``codecs``, ids of tables and the
-        codec of each: other tables are f32."""
+        a delta, only what changed since, found as ``changes`` says. With ``placements``, ids of
+        tables and the file of their placement: these tables share pages as it says. With
+        ``codecs``, ids of tables and the codec of each: other tables are f32."""
 
     def verify(self) -> int:
         """Checks every checksum; returns the number of pages checked."""

@@ -1,18 +1,21 @@
 //! The engine's training side, for Python.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::process::Owned;
+use tierbed_io::FsFolder;
 use tierbed_snapshot::Report;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::vocabularies::VocabularyStats;
-use tierbed_train::window::{Hyper, Policy, Pooling, Translate, WindowConfig, WindowEngine};
+use tierbed_train::window::{
+    DeltaBase, FindBy, Hyper, Policy, Pooling, Translate, WindowConfig, WindowEngine,
+};
 use tierbed_train::{
     Access, Answer, AutoEngine, BatchToken, OrderConfig, PlanRequest, ShardedEngine,
 };
@@ -545,7 +548,8 @@ impl NativeStore {
     }
 
     #[pyo3(signature = (
-        path, attachments, progress, base=None, placements=Vec::new(), codecs=Vec::new()
+        path, attachments, progress, base=None, changes="auto", placements=Vec::new(),
+        codecs=Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "as in Python")]
     fn publish(
@@ -555,6 +559,7 @@ impl NativeStore {
         attachments: Vec<(String, Vec<u8>)>,
         progress: Option<Py<PyAny>>,
         base: Option<PathBuf>,
+        changes: &str,
         placements: Vec<(Vec<u32>, PathBuf)>,
         codecs: Vec<(u32, String)>,
     ) -> PyResult<Plain<Report>> {
@@ -568,6 +573,7 @@ impl NativeStore {
         let result = self.with(py, |engine| {
             let (parts, progress) = (borrowed(&attachments), &mut report_progress);
             let layout = read_layout(&placements, &codecs)?;
+            let find_by = FindBy::from_name(changes)?;
             let report = match base {
                 None => engine.engine_mut().publish_placed(&path, layout, &parts, progress)?,
                 Some(_) if !layout.placed.is_empty() => {
@@ -578,7 +584,10 @@ impl NativeStore {
                     return Err(Error::unsupported("a delta keeps rows in the codecs of its base")
                         .with("remedy", "leave the codec out, or publish in full"));
                 }
-                Some(base) => engine.single()?.publish_delta(&path, &base, &parts, progress)?,
+                Some(base) => {
+                    let base = DeltaBase { folder: Arc::new(FsFolder::open(base)?), find_by };
+                    engine.single()?.publish_delta(&path, base, &parts, progress)?
+                }
             };
             Ok(Plain(report))
         });

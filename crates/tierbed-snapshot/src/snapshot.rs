@@ -421,7 +421,10 @@ impl Snapshot {
     }
 
     /// Tells whether a row of the schema is stored.
-    pub(crate) fn holds_row(&self, key: RowKey) -> Result<bool> {
+    ///
+    /// # Errors
+    /// `Invalid` for a row outside the schema.
+    pub fn holds_row(&self, key: RowKey) -> Result<bool> {
         Ok(self.place_of(key)? != Place::Nowhere)
     }
 

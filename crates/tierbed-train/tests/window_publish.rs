@@ -20,6 +20,7 @@ use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::Codec;
 use tierbed_snapshot::page::PageShape;
 use tierbed_snapshot::{PageIndex, PageLayout, PlacedTables, Snapshot, SnapshotOptions};
+use tierbed_train::window::{DeltaBase, FindBy};
 use tierbed_train::window::{WindowConfig, WindowEngine};
 
 fn trained(
@@ -99,7 +100,8 @@ fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
         assert_eq!(bits(&found), bits(&expected), "step {step}");
     }
     drop(snapshot);
-    let (delta, base) = (create(&scratch.path().join("delta")), create(&target));
+    let delta = create(&scratch.path().join("delta"));
+    let base = DeltaBase { folder: create(&target), find_by: FindBy::Auto };
     let error = engine.publish_delta(delta, base, &[], &mut |_, _| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }

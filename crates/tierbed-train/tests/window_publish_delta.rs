@@ -24,8 +24,8 @@ use tierbed_snapshot::delta::apply_delta;
 use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions, TableCodecs};
 use tierbed_train::window::update::Grads;
+use tierbed_train::window::{DeltaBase, FindBy, Translate, SHARED_ROW};
 use tierbed_train::window::{Eviction, FeatureLayout, Policy, Pooling, WindowConfig, WindowEngine};
-use tierbed_train::window::{Translate, SHARED_ROW};
 
 /// Ids are far apart.
 const SPREAD: i64 = 0x0012_3456_789a;
@@ -87,7 +87,25 @@ fn publish(engine: &mut WindowEngine, base: Option<&Arc<dyn Folder>>) -> (Arc<dy
     publish_in("f32", engine, base)
 }
 
-/// Publishes both tables in `codec`.
+fn publish_by(
+    find_by: FindBy,
+    engine: &mut WindowEngine,
+    out: &Arc<dyn Folder>,
+    base: &Arc<dyn Folder>,
+) -> (Arc<dyn Folder>, Result<Report>) {
+    let model = [Attachment { name: "model", bytes: b"dense" }];
+    let base = DeltaBase { folder: base.clone(), find_by };
+    let report = engine.publish_delta(out.clone(), base, &model, &mut |_, _| true);
+    (out.clone(), report)
+}
+
+/// Every file of a folder.
+fn files(folder: &Arc<dyn Folder>) -> Vec<(String, Vec<u8>)> {
+    let names = folder.list().unwrap().into_iter();
+    names.map(|name| (name.clone(), folder.read(&name).unwrap().unwrap())).collect()
+}
+
+/// Publishes both tables in `codec`; a delta in both ways of finding what changed.
 fn publish_in(
     codec: &str,
     engine: &mut WindowEngine,
@@ -100,7 +118,12 @@ fn publish_in(
     let model = [Attachment { name: "model", bytes: b"dense" }];
     let report = match base {
         None => engine.publish(out.clone(), layout, &model, &mut |_, _| true),
-        Some(base) => engine.publish_delta(out.clone(), base.clone(), &model, &mut |_, _| true),
+        Some(base) => {
+            let compared = publish_by(FindBy::Compared, engine, &folder(), base);
+            let found = publish_by(FindBy::Auto, engine, &out, base);
+            assert!(files(&out) == files(&compared.0), "{codec}: changes were missed or added");
+            found.1
+        }
     };
     let budget = engine.budget().report();
     assert!(budget.peak_bytes <= budget.limit_bytes);
@@ -171,6 +194,9 @@ fn deltas_are_the_whole_snapshot(codec: &str) -> u64 {
         assert_eq!(applied_snapshot.identity().unwrap(), again.identity().unwrap());
         base = applied;
     }
+    // A snapshot that a delta was applied to is known by that delta.
+    let stats = engine.stats().changes;
+    assert_eq!((stats.deltas_tracked, stats.deltas_compared, &stats.reason), (4, 4, &None));
     // Ids that were served at first and were evicted since have the shared row.
     let after = answers(&base);
     let evicted = before
@@ -195,11 +221,11 @@ fn a_delta_fits_one_snapshot_only() {
     let alone = Snapshot::open(delta.clone(), &options()).unwrap_err();
     assert!(alone.to_string().contains("delta"), "{alone}");
     // A delta of a delta is refused, as is one of another model's snapshot.
-    let refused = engine.publish_delta(folder(), delta, &[], &mut |_, _| true);
+    let (_, refused) = publish_by(FindBy::Auto, &mut engine, &folder(), &delta);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
     let mut stranger = WindowEngine::open_in(None, &common::memory_config()).unwrap();
     stranger.add_table(table("somebody", 10)).unwrap();
-    let refused = stranger.publish_delta(folder(), base, &[], &mut |_, _| true);
+    let (_, refused) = publish_by(FindBy::Auto, &mut stranger, &folder(), &base);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
@@ -217,4 +243,7 @@ fn a_store_that_lost_its_last_steps_takes_back_what_it_published_of_them() {
     let (full, _) = publish_in("int8", &mut engine, None);
     let (delta, _) = publish_in("int8", &mut engine, Some(&base));
     assert!(answers(&apply(&base, &delta).unwrap()) == answers(&full));
+    let stats = engine.stats().changes;
+    assert_eq!((stats.deltas_tracked, stats.deltas_compared), (0, 2), "{stats:?}");
+    assert!(stats.reason.is_some());
 }

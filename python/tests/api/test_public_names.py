@@ -70,7 +70,7 @@ PARAMETERS = {
     "disk_quota checkpoint vocabulary_dram shards read_only "
     "seed",
     "Store.checkpoint": "self name extra keep capture_rng attachments",
-    "Store.publish": "self path model base placement codec attachments progress",
+    "Store.publish": "self path model base changes placement codec attachments progress",
     "Store.read_rows": "self table first_row row_count",
     "Store.gather_rows": "self table rows",
     "Store.write_rows": "self table first_row weights rows_state use_counts",

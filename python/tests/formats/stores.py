@@ -118,6 +118,27 @@ def _in_memory(steps: list[int]) -> Facts:
         return rows_of(store)
 
 
+def _write_changes(folder: Path) -> Facts:
+    with open_store(folder / "store", "file") as store:
+        train(store, 0, KEPT_AT)
+        store.publish(folder / "base")
+        train(store, KEPT_AT, SAVED_AT)
+        save(store, "last", SAVED_AT)
+        return {"changed": store.stats()["changes"]["row_count"]}
+
+
+def _check_changes(folder: Path, facts: Facts) -> None:
+    with open_store(folder / "store", "file") as store:
+        assert store.stats()["changes"]["row_count"] == facts["changed"] > 0
+        train(store, SAVED_AT, END)
+        for changes in ("tracked", "compared"):
+            store.publish(folder / changes, base=folder / "base", changes=changes)
+    files = [sorted((folder / changes).iterdir()) for changes in ("tracked", "compared")]
+    for tracked, compared in zip(*files, strict=True):
+        assert tracked.name == compared.name
+        assert tracked.read_bytes() == compared.read_bytes()
+
+
 def _write_fallback(folder: Path, backend: str) -> Facts:
     on_mismatch = "fallback" if backend == "file" else "fallback_cold"
     with open_store(folder / "store", order="forward", on_mismatch=on_mismatch) as store:
@@ -208,6 +229,7 @@ CASES = [
         )
         for backend in ("lsm", "lsm_plain")
     ),
+    Case("changed-rows", _write_changes, _check_changes),
     _planned("forward-in-epoch", KEPT_AT, None),
     _planned("forward-epoch-end", EPOCH, None),
     _planned("forward-shards", KEPT_AT, 2),

@@ -16,7 +16,7 @@ import tierbed as tb
 from tierbed.placement import QueryLog, import_tables, place
 from tierbed.serve import Limits, ServeOptions, Server
 
-from .kit import bags, collection, flip, opened, refused, snapshot_of, step
+from .kit import bags, collection, flip, opened, refused, snapshot_of, step, trained
 
 ROWS = 500
 
@@ -151,6 +151,26 @@ def test_deltas_are_of_one_store_and_go_to_the_snapshot_they_name(tmp_path: Path
     tb.Snapshot.apply(tmp_path / "base", tmp_path / "delta", tmp_path / "next")
     for out in ("full", "next"):
         check(tmp_path / out, wanted)
+
+
+def test_changes_that_are_not_known_are_compared(tmp_path: Path) -> None:
+    trained(tmp_path / "store", order="window")
+    with opened(tmp_path / "store") as store:
+        emb = collection(store)
+        step(emb)
+        store.publish(tmp_path / "base")
+    # Steps after the last checkpoint are lost, and what is known of the snapshot with them.
+    with opened(tmp_path / "store") as store:
+        emb = collection(store)
+        step(emb, first=5)
+        remedy = 'publish with changes="auto", which compares all rows'
+        with refused(tb.InvalidError, remedy):
+            store.publish(tmp_path / "x", base=tmp_path / "base", changes="tracked")
+        store.publish(tmp_path / "delta", base=tmp_path / "base", changes="auto")
+        assert store.stats()["changes"]["deltas_compared"] == 1
+        wanted = store.read_rows("item", 0, ROWS)
+    tb.Snapshot.apply(tmp_path / "base", tmp_path / "delta", tmp_path / "next")
+    check(tmp_path / "next", wanted)
 
 
 def test_a_delta_keeps_the_codecs_of_its_base(tmp_path: Path) -> None:

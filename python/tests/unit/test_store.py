@@ -171,6 +171,44 @@ def test_publishing_keeps_rows_and_reports_progress(open_store: Any, tmp_path: P
                 assert torch.equal(served(batch).values(), expected)
 
 
+def _files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_delta_finds_the_same_rows_by_notes_and_by_comparing(
+    open_store: Any, tmp_path: Path
+) -> None:
+    store = open_store("file")
+    emb = tb.EmbeddingBagCollection([table()], store=store, optimizer=tb.Adagrad(lr=0.5))
+
+    def train(seed: int) -> None:
+        emb(random_bags({"t": 1000}, 64, seed=seed)).values().square().sum().backward()
+
+    train(1)
+    base = tmp_path / "base"
+    assert len(store.publish(base).identity) == 24
+    train(2)
+    for changes in ("auto", "tracked", "compared"):
+        report = store.publish(tmp_path / changes, base=base, changes=changes)
+        assert 0 < report.row_count < 1000
+    wanted = _files(tmp_path / "compared")
+    assert _files(tmp_path / "auto") == wanted
+    assert _files(tmp_path / "tracked") == wanted
+    counts = store.stats()["changes"]
+    assert (counts["deltas_tracked"], counts["deltas_compared"]) == (2, 1)
+    # What a delta was applied to is known by the delta.
+    tb.Snapshot.apply(base, tmp_path / "auto", tmp_path / "next")
+    train(3)
+    store.publish(tmp_path / "further", base=tmp_path / "next", changes="tracked")
+    tb.Snapshot.apply(tmp_path / "next", tmp_path / "further", tmp_path / "last")
+    with tb.Snapshot.open(tmp_path / "last", dram_budget="4MiB") as snapshot:
+        batch = random_bags({"t": 1000}, 32, seed=9)
+        with torch.no_grad():
+            assert torch.equal(snapshot.lookup(batch).values(), emb(batch).values())
+    with pytest.raises(tb.InvalidError, match="auto, tracked, compared"):
+        store.publish(tmp_path / "x", base=base, changes="guessed")
+
+
 def test_a_collection_over_a_snapshot_never_updates(open_store: Any, tmp_path: Path) -> None:
     store = open_store("file")
     emb = tb.EmbeddingBagCollection([table()], store=store, optimizer=tb.SGD(lr=0.5))

@@ -11,7 +11,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -557,6 +557,7 @@ class Store(StoreRows):
         model: torch.nn.Module | None = None,
         *,
         base: str | os.PathLike[str] | None = None,
+        changes: Literal["auto", "tracked", "compared"] = "auto",
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
         attachments: Mapping[str, bytes] | None = None,
@@ -570,6 +571,10 @@ class Store(StoreRows):
                 ``tierbed serve`` can predict.
             base: A snapshot of this store: write a delta, only the rows that differ from it, for
                 :meth:`Snapshot.apply`.
+            changes: How a delta finds these rows; it is the same delta. By those noted since the
+                base was published (``tracked``, refused where they are not known), by comparing
+                all rows with it (``compared``), or by the first where it can be (``auto``).
+                ``stats()["changes"]`` counts both.
             placement: Which rows share pages, from ``tierbed place``: the file of a store with one
                 table, or a file per table or tuple of tables of one dim, whose rows are numbered
                 through in that order. Other tables lie most used rows first.
@@ -588,6 +593,7 @@ class Store(StoreRows):
             sorted(parts.items()),
             progress,
             None if base is None else os.fspath(base),
+            changes,
             placement_files(placement, tables, self.table_id),
             table_codecs(codec, [table["name"] for table in tables], self.table_id),
         )

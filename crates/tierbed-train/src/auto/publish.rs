@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
+use crate::window::DeltaBase;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
@@ -26,14 +27,14 @@ const KEY_BYTES: usize = 4 + 4 + 8;
 const PROGRESS_ROWS: u64 = 1 << 16;
 
 impl AutoEngine {
-    /// Publishes to `path` what differs from the snapshot at `base`.
+    /// Publishes to `path` what differs from a snapshot of this store, as `base` says.
     ///
     /// # Errors
     /// As [`crate::window::WindowEngine::publish_delta`]; `Unsupported` along a plan.
     pub fn publish_delta(
         &mut self,
         path: &Path,
-        base: &Path,
+        base: DeltaBase,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
@@ -43,7 +44,6 @@ impl AutoEngine {
         }
         match self.windowed_mut()? {
             Some(windowed) => {
-                let base: Arc<dyn Folder> = Arc::new(FsFolder::open(base)?);
                 let folder = Arc::new(FsFolder::create(path)?);
                 windowed.engine.publish_delta(folder, base, attachments, progress)
             }

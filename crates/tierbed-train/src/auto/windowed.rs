@@ -151,6 +151,7 @@ impl TrainEngine for Windowed {
             "store": stats.store,
             "buffer": stats.buffer,
             "vocabularies": stats.vocabularies,
+            "changes": stats.changes,
             "budget": budget_json(&[self.engine.budget().report()]),
         }))
     }

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use tierbed_core::store::{Attachment, CommitInfo};
-use tierbed_core::{Error, Result};
+use tierbed_core::{Error, Result, TrainStore};
 
 use crate::hypers::Hypers;
 use crate::window::engine::WindowEngine;
@@ -32,7 +32,7 @@ impl WindowEngine {
                 .with("attachment", own.name));
         }
         if let Some(buffer) = &mut self.buffer {
-            buffer.flush(self.store.as_mut())?;
+            buffer.flush(&mut self.store)?;
         }
         let runs = self.runs_json()?;
         let vocabularies = self.flush_vocabularies()?;

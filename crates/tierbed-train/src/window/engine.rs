@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tierbed_core::stats::StoreStats;
-use tierbed_core::{Budget, Error, Poison, Result, Schema, TableId, TableSchema, TrainStore};
+use tierbed_core::{
+    Budget, Error, Poison, Result, RowStore, Schema, TableId, TableSchema, TrainStore,
+};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{Hyper, Kernels};
 use tierbed_store::kept::finish_restore;
@@ -13,15 +15,17 @@ use tierbed_store::kept::finish_restore;
 use crate::folders::check_folder;
 use crate::hypers::Hypers;
 use crate::window::backends::{buffer_bytes_max, kept_bytes_max, least_bytes, open_store};
-use crate::window::options::{Backend, WindowConfig};
+use crate::window::changes::ChangeStats;
+use crate::window::options::{Backend, Durability, WindowConfig};
 use crate::window::row_buffer::{BufferStats, EvictionOrder, RowBuffer};
 use crate::window::scratch::Scratch;
+use crate::window::tracked::TrackedStore;
 use crate::window::vocabularies::{Vocabularies, VocabularyStats};
 
 /// The engine over one store. Calls need `&mut`: one at a time, in a fixed order, so that equal
 /// calls give equal bits.
 pub struct WindowEngine {
-    pub(crate) store: Box<dyn TrainStore>,
+    pub(crate) store: TrackedStore,
     /// The store's schema, at hand while the store is busy.
     pub(crate) schema: Arc<Schema>,
     pub(crate) buffer: Option<RowBuffer>,
@@ -61,6 +65,8 @@ pub struct WindowStats {
     pub buffer: BufferStats,
     /// What open vocabularies hold and read.
     pub vocabularies: VocabularyStats,
+    /// What is known of changed rows.
+    pub changes: ChangeStats,
     /// Instruction set of the kernels.
     pub isa: &'static str,
 }
@@ -122,6 +128,8 @@ impl WindowEngine {
         scratch: Scratch,
         config: &WindowConfig,
     ) -> Result<Self> {
+        let is_kept = config.durability == Durability::Checkpoint;
+        let store = TrackedStore::open(store, is_kept, &budget)?;
         let mut engine = Self {
             schema: Arc::new(store.schema().clone()),
             store,
@@ -209,6 +217,7 @@ impl WindowEngine {
             store: self.store.stats(),
             buffer: self.buffer.as_ref().map(RowBuffer::stats).unwrap_or_default(),
             vocabularies: self.vocabularies.stats(),
+            changes: self.store.changes.stats(),
             isa: self.kernels.isa().name(),
         }
     }
@@ -265,7 +274,7 @@ impl WindowEngine {
     /// Writes what is dirty and gives the buffer's memory back.
     pub(crate) fn release_buffer(&mut self) -> Result<()> {
         if let Some(buffer) = &mut self.buffer {
-            buffer.flush(self.store.as_mut())?;
+            buffer.flush(&mut self.store)?;
         }
         self.buffer = None;
         self.ahead = crate::window::prefetch::Announced::default();

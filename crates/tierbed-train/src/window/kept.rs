@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, Result};
+use tierbed_core::{Error, Result, TrainStore};
 use tierbed_io::Folder;
 use tierbed_store::kept;
 

@@ -119,7 +119,7 @@ impl WindowEngine {
             for position in range.start.max(piece.first)..range.end.min(limit) {
                 let key = feature.row_key(bags.indices[position]);
                 let misses = &mut self.scratch.misses;
-                match buffer.place(key, Want::Now, self.store.as_mut(), misses)? {
+                match buffer.place(key, Want::Now, &mut self.store, misses)? {
                     Some(slot) => self.scratch.starts.push(slot as usize * words),
                     None => break 'features,
                 }
@@ -127,7 +127,7 @@ impl WindowEngine {
             }
         }
         assert!(piece.end > piece.first, "a buffer holds at least one row of each length");
-        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())
+        buffer.fill(&mut self.scratch.misses, &self.schema, &mut self.store)
     }
 }
 

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use tierbed_core::store::Ahead;
-use tierbed_core::{Bags, Result, RowKey};
+use tierbed_core::{Bags, Result, RowKey, TrainStore};
 use tierbed_kernels::FeatureLayout;
 
 use crate::window::engine::{built_mut, WindowEngine};
@@ -134,7 +134,7 @@ impl WindowEngine {
                 let key = feature.row_key(bags.indices[position]);
                 let misses = &mut self.scratch.misses;
                 let want = Want::Ahead { until };
-                if buffer.place(key, want, self.store.as_mut(), misses)?.is_none() {
+                if buffer.place(key, want, &mut self.store, misses)?.is_none() {
                     return Ok(false);
                 }
             }
@@ -146,11 +146,7 @@ impl WindowEngine {
         if self.scratch.misses.is_empty() {
             return Ok(());
         }
-        built_mut(&mut self.buffer).fill(
-            &mut self.scratch.misses,
-            &self.schema,
-            self.store.as_mut(),
-        )
+        built_mut(&mut self.buffer).fill(&mut self.scratch.misses, &self.schema, &mut self.store)
     }
 }
 

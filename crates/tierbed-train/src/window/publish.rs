@@ -8,14 +8,14 @@
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, ErrorKind, Reservation, Result, RowId, TableId, TableSchema};
+use tierbed_core::{Error, ErrorKind, Reservation, Result, RowId, RowStore, TableId, TableSchema};
 use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
 use tierbed_io::{Folder, PAGE_BYTES};
-use tierbed_snapshot::delta::{check_plain, check_successor};
-use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions, SnapshotWriter};
+use tierbed_snapshot::{PageLayout, Report, SnapshotWriter};
 
+use crate::window::comparer::{ComparedTable, StoredRow};
 use crate::window::engine::WindowEngine;
-use crate::window::publish_delta::{ComparedTable, Comparer, StoredRow};
+use crate::window::publish_delta::{Against, OpenBase};
 
 /// Called with (work done, work in all), in rows; `false` stops the publish.
 pub type PublishProgress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
@@ -44,37 +44,7 @@ impl WindowEngine {
         self.publish_to(folder, Target { layout, base: None }, attachments, progress)
     }
 
-    /// Publishes to `folder` what changed since the snapshot in `base`, which may be any snapshot
-    /// of this store; see [`publish`](Self::publish) and `tierbed_snapshot::delta`. Rows are coded
-    /// as those of the snapshot; tables that are new since are f32.
-    ///
-    /// Reads the snapshot in a quarter of the memory.
-    ///
-    /// # Errors
-    /// `Invalid` when `base` is of other tables or a delta itself, otherwise as
-    /// [`publish`](Self::publish).
-    pub fn publish_delta(
-        &mut self,
-        folder: Arc<dyn Folder>,
-        base: Arc<dyn Folder>,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        self.poison.check()?;
-        self.release_buffer()?;
-        let dram_budget_bytes = self.budget.free_bytes() / 4;
-        let _memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
-        let options =
-            SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
-        let base = Arc::new(Snapshot::open(base, &options)?);
-        check_successor(base.schema(), &self.schema)?;
-        check_plain(&base)?;
-        let layout = PageLayout { placed: Vec::new(), codecs: base.manifest().codecs.clone() };
-        let target = Target { layout, base: Some(base) };
-        self.publish_to(folder, target, attachments, progress)
-    }
-
-    fn publish_to(
+    pub(crate) fn publish_to(
         &mut self,
         folder: Arc<dyn Folder>,
         target: Target,
@@ -84,14 +54,16 @@ impl WindowEngine {
         let Target { layout, base } = target;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
+        let identity = base.as_ref().map(OpenBase::identity).transpose()?;
+        let mut against = base.map(|base| self.against(base)).transpose()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
         self.name_least_to_publish();
         let scan_memory = self.reserve_for_scan()?;
         let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &self.budget)?;
         drop(scan_memory);
-        if let Some(base) = &base {
-            writer.set_base(base.identity()?);
+        if let Some(identity) = identity {
+            writer.set_base(identity);
         }
         let mut meter = Meter {
             progress,
@@ -104,7 +76,8 @@ impl WindowEngine {
                 meter.done += table.row_count;
                 continue;
             }
-            let (mut sorted, row_count) = self.sort_rows(id, &folder, base.as_ref(), &mut meter)?;
+            let (mut sorted, row_count) =
+                self.sort_rows(id, &folder, against.as_mut(), &mut meter)?;
             let mut written = 0u64;
             while let Some(record) = sorted.next()? {
                 let row = row_of(record.key)?;
@@ -127,7 +100,12 @@ impl WindowEngine {
             writer.attach(attachment.name, attachment.bytes)?;
         }
         meter.show(0)?;
-        writer.finish()
+        let report = writer.finish()?;
+        self.store.changes.published(&report.identity, &self.budget);
+        if let Some(against) = &against {
+            self.count_delta(against);
+        }
+        Ok(report)
     }
 
     // Sorters take half of what is free; this much is kept from them, because the store needs
@@ -153,7 +131,7 @@ impl WindowEngine {
         &mut self,
         table: TableId,
         folder: &Arc<dyn Folder>,
-        base: Option<&Arc<Snapshot>>,
+        against: Option<&mut Against>,
         meter: &mut Meter<'_, '_>,
     ) -> Result<(SortedRecords, u64)> {
         let schema = Arc::clone(&self.schema);
@@ -175,41 +153,30 @@ impl WindowEngine {
             row_count += 1;
             sorter.push(&key_of(count, row), weights)
         };
-        let mut comparer = base.map(|base| Comparer::new(Arc::clone(base)));
-        self.store.scan(table, &mut |row, record| {
-            let parts = record.split_at_checked(weight_bytes).zip(record.last_chunk());
-            let ((weights, _), count) = parts.ok_or_else(|| {
-                Error::corruption("a stored record is shorter than its weights and use count")
-                    .with("table", &shape.name)
-                    .with("row", row.0)
-            })?;
-            let count = u32::from_le_bytes(*count);
-            match &mut comparer {
-                None => push(count, row, weights)?,
-                Some(comparer) => {
-                    comparer.add(compared, StoredRow { count, row, weights }, &mut push)?;
-                }
-            }
+        let mut seen = |row: RowId| {
             scanned += 1;
             if scanned.is_multiple_of(PROGRESS_ROWS) {
-                meter.show(row.0 / 2)
-            } else {
-                Ok(())
+                return meter.show(row.0 / 2);
             }
-        })?;
-        if let Some(comparer) = &mut comparer {
-            comparer.finish(compared, &mut push)?;
-            comparer.find_lost(compared, self.store.as_mut(), &mut push)?;
+            Ok(())
+        };
+        match against {
+            Some(against) => self.visit_changes(compared, against, &mut push, &mut seen)?,
+            None => self.store.scan(table, &mut |row, record| {
+                let StoredRow { count, weights, .. } = StoredRow::of(compared, row, record)?;
+                push(count, row, weights)?;
+                seen(row)
+            })?,
         }
         Ok((sorter.finish()?, row_count))
     }
 }
 
 /// What is published.
-struct Target {
-    layout: PageLayout,
+pub(crate) struct Target {
+    pub(crate) layout: PageLayout,
     /// The snapshot a delta is made against.
-    base: Option<Arc<Snapshot>>,
+    pub(crate) base: Option<OpenBase>,
 }
 
 /// How much is done.

@@ -1,7 +1,7 @@
 //! Rows by number: for import, export, inspection and tests. Nothing is cached on the way.
 
 use tierbed_core::store::{RowWrite, ScanSink};
-use tierbed_core::{Error, Result, RowId, RowKey, TableId, TableSchema};
+use tierbed_core::{Error, Result, RowId, RowKey, RowStore, TableId, TableSchema, TrainStore};
 use tierbed_kernels::{init_record, Hyper};
 
 use crate::engine::{RowVisitor, TableRows};
@@ -145,7 +145,7 @@ impl WindowEngine {
         self.poison.check()?;
         self.schema.table(table)?;
         if let Some(buffer) = &mut self.buffer {
-            buffer.flush(self.store.as_mut())?;
+            buffer.flush(&mut self.store)?;
         }
         self.store.scan(table, sink)
     }

@@ -99,7 +99,7 @@ impl WindowEngine {
             }
             let key = RowKey::new(table, RowId(row));
             let misses = &mut self.scratch.misses;
-            match buffer.place(key, Want::Now, self.store.as_mut(), misses)? {
+            match buffer.place(key, Want::Now, &mut self.store, misses)? {
                 Some(slot) => self.scratch.starts.push(slot as usize * words),
                 None => break,
             }
@@ -108,7 +108,7 @@ impl WindowEngine {
             }
         }
         assert!(end > first, "a buffer holds at least one row of each length");
-        buffer.fill(&mut self.scratch.misses, &self.schema, self.store.as_mut())?;
+        buffer.fill(&mut self.scratch.misses, &self.schema, &mut self.store)?;
         Ok(end)
     }
 }

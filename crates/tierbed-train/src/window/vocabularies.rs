@@ -13,7 +13,10 @@
 
 use serde::Serialize;
 use tierbed_core::store::RowWrite;
-use tierbed_core::{Bags, Error, Reservation, Result, RowId, RowKey, Schema, TableId, TableSchema};
+use tierbed_core::{
+    Bags, Error, Reservation, Result, RowId, RowKey, RowStore, Schema, TableId, TableSchema,
+    TrainStore,
+};
 use tierbed_kernels::{init_record, FeatureLayout};
 use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::{
@@ -130,7 +133,7 @@ impl WindowEngine {
         // Says so now if tables of this backend cannot grow.
         self.store.grow_table(id, ROWS_MIN)?;
         if let Some(pages) = &mut self.vocabularies.pages {
-            let store = self.store.as_mut();
+            let store = &mut self.store;
             let made = Vocabulary::create(pages, store, id, policy, &self.budget)?;
             self.vocabularies.all.push(made);
         }
@@ -230,7 +233,7 @@ impl WindowEngine {
         }
         let Vocabularies { all, pages, scratch, .. } = &mut self.vocabularies;
         let Some(pages) = pages else { panic!("pages of the index are there") };
-        let (vocabulary, store) = (&mut all[at], self.store.as_mut());
+        let (vocabulary, store) = (&mut all[at], &mut self.store);
         let result = match how {
             Translate::Find => vocabulary.find(pages, store, scratch),
             Translate::Train { now } => vocabulary.train(pages, store, scratch, now),
@@ -256,7 +259,7 @@ impl WindowEngine {
         let growth = self.vocabularies.all[at].growth(&self.schema, id_count)?;
         let Some(growth) = growth else { return Ok(()) };
         self.release_buffer()?;
-        self.vocabularies.all[at].grow(self.store.as_mut(), growth)?;
+        self.vocabularies.all[at].grow(&mut self.store, growth)?;
         self.refresh_schema();
         Ok(())
     }
@@ -295,7 +298,7 @@ impl WindowEngine {
         let schema = self.schema.clone();
         let shape = schema.table(table)?;
         let mut records: Vec<f32> = Vec::new();
-        let mut blank = |store: &mut dyn tierbed_core::TrainStore, rows: &[u64]| {
+        let mut blank = |store: &mut dyn TrainStore, rows: &[u64]| {
             records.resize(rows.len() * shape.record_words(), 0.0);
             let places = records.chunks_exact_mut(shape.record_words());
             rows.iter().zip(places).for_each(|(&row, place)| init_record(shape, row, place));
@@ -310,7 +313,7 @@ impl WindowEngine {
         };
         let Vocabularies { all, pages, .. } = &mut self.vocabularies;
         let Some(pages) = pages else { panic!("pages of the index are there") };
-        let result = all[at].evict(pages, self.store.as_mut(), now, &mut blank);
+        let result = all[at].evict(pages, &mut self.store, now, &mut blank);
         self.refresh_schema();
         self.poison.on_any(result)
     }
@@ -329,7 +332,7 @@ impl WindowEngine {
         let Some(at) = self.vocabularies.position(table) else { return Ok(()) };
         let Vocabularies { all, pages, .. } = &mut self.vocabularies;
         match (all.get(at), pages) {
-            (Some(vocabulary), Some(pages)) => vocabulary.scan(pages, self.store.as_mut(), visit),
+            (Some(vocabulary), Some(pages)) => vocabulary.scan(pages, &mut self.store, visit),
             _ => Ok(()),
         }
     }
@@ -341,7 +344,7 @@ impl WindowEngine {
             return Ok(Vec::new());
         }
         if let Some(pages) = pages {
-            pages.flush(self.store.as_mut())?;
+            pages.flush(&mut self.store)?;
         }
         let states = States { vocabularies: all.iter().map(|one| one.state().clone()).collect() };
         let json = serde_json::to_vec(&states).map_err(|cause| {

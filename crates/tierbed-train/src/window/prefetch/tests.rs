@@ -9,6 +9,7 @@ use tierbed_core::{Bags, Result, RowKey, RowStore, Schema, TableId, TableSchema,
 use tierbed_kernels::{FeatureLayout, Pooling};
 
 use crate::window::options::{Backend, WindowConfig};
+use crate::window::tracked::TrackedStore;
 use crate::window::WindowEngine;
 
 /// Batches buffered, accesses buffered, samples, unique rows.
@@ -99,7 +100,8 @@ fn the_store_is_told_what_was_announced() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let other = WindowEngine::open(None, &config).unwrap();
     let memory = std::mem::replace(&mut engine.store, other.store);
-    engine.store = Box::new(Listener { store: memory, told: told.clone() });
+    let listener = Box::new(Listener { store: Box::new(memory), told: told.clone() });
+    engine.store = TrackedStore::open(listener, true, &engine.budget).unwrap();
     let first = Bags::new(&[7, 3, 7], &[0, 2, 3], None, 1).unwrap();
     let second = Bags::new(&[3, 9], &[0, 2], None, 1).unwrap();
     assert_eq!(engine.prefetch(&layout, &[first, second]).unwrap(), 2);

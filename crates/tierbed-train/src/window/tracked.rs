@@ -1,0 +1,116 @@
+//! A training store that notes which rows are written to it; all else goes to the store below.
+
+use std::path::Path;
+
+use tierbed_core::stats::StoreStats;
+use tierbed_core::store::{Ahead, Attachment, CommitInfo, RowSink, RowWrite, ScanSink};
+use tierbed_core::{Budget, ErrorKind, Result, RowStore, Schema, TableId, TableSchema, TrainStore};
+
+use super::changes::Changes;
+use super::changes_file::CHANGES;
+
+/// The store below, and the rows written to it since something was published.
+pub(crate) struct TrackedStore {
+    below: Box<dyn TrainStore>,
+    pub(crate) changes: Changes,
+    /// Whether commits keep the changes: not where there is one for every step.
+    is_kept: bool,
+}
+
+impl TrackedStore {
+    /// Takes over the changes that the last commit knew. Damaged ones are given up, not the store:
+    /// deltas compare all rows then.
+    ///
+    /// # Errors
+    /// `Io` from the device.
+    pub(crate) fn open(
+        mut below: Box<dyn TrainStore>,
+        is_kept: bool,
+        budget: &Budget,
+    ) -> Result<Self> {
+        let changes = match below.attachment(CHANGES) {
+            Ok(None) => Changes::default(),
+            Ok(Some(bytes)) => Changes::of_commit(Some(&bytes), below.schema(), budget),
+            Err(error) if error.kind() == ErrorKind::Corruption => {
+                Changes::of_commit(None, below.schema(), budget)
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self { below, changes, is_kept })
+    }
+}
+
+impl RowStore for TrackedStore {
+    fn schema(&self) -> &Schema {
+        self.below.schema()
+    }
+
+    fn read(&mut self, keys: &[tierbed_core::RowKey], sink: &mut RowSink<'_>) -> Result<()> {
+        self.below.read(keys, sink)
+    }
+
+    fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
+        self.below.scan(table, sink)
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.below.stats()
+    }
+}
+
+impl TrainStore for TrackedStore {
+    fn add_table(&mut self, table: TableSchema) -> Result<TableId> {
+        self.below.add_table(table)
+    }
+
+    fn grow_table(&mut self, table: TableId, row_count: u64) -> Result<()> {
+        self.below.grow_table(table, row_count)
+    }
+
+    fn write(&mut self, rows: &[RowWrite<'_>]) -> Result<()> {
+        // Before: a write that fails may have written some of them.
+        self.changes.note(rows);
+        self.below.write(rows)
+    }
+
+    fn commit(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<()> {
+        let Some(bytes) = self.changes.encode().filter(|_| self.is_kept) else {
+            return self.below.commit(name, attachments);
+        };
+        let mut all = attachments.to_vec();
+        all.push(Attachment { name: CHANGES, bytes: &bytes });
+        self.below.commit(name, &all)
+    }
+
+    fn last_commit(&self) -> Option<&CommitInfo> {
+        self.below.last_commit()
+    }
+
+    fn attachment(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.below.attachment(name)
+    }
+
+    fn attachment_names(&self) -> Result<Vec<String>> {
+        self.below.attachment_names()
+    }
+
+    fn verify(&mut self) -> Result<u64> {
+        self.below.verify()
+    }
+
+    fn growth_bytes_max(&self) -> u64 {
+        self.below.growth_bytes_max()
+    }
+
+    fn set_kept_bytes(&mut self, bytes: u64) {
+        self.below.set_kept_bytes(bytes);
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.below.path()
+    }
+
+    fn observe(&mut self, ahead: &Ahead<'_>) -> Result<()> {
+        self.below.observe(ahead)
+    }
+}
