@@ -104,7 +104,7 @@ bench: setup ## Run the quick benchmarks into bench-out/ (table, PNG, JSON)
 	@$(STEP) 'bench training' $(TIERBED) bench training --quick --out bench-out
 
 .PHONY: bench-deps
-bench-deps: $(ENV_STAMP) ## Install what only comparisons need: FBGEMM, rocksdict, RocksDB (as root)
+bench-deps: $(ENV_STAMP) ## Bring what only comparisons need: FBGEMM, rocksdict, RocksDB (as root), Redis, memcached
 	@$(STEP) 'dependency group bench' $(UV) sync --quiet --locked --inexact \
 	    --no-install-project --python '$(PYTHON)' --group bench
 	@scripts/bench-deps

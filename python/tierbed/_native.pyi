@@ -52,6 +52,7 @@ __all__ = [
     "VocabularyBuilder",
     "apply_delta",
     "bench_lookup",
+    "bench_serve",
     "bench_worker",
     "bisection_begin",
     "bisection_end",
@@ -92,6 +93,10 @@ def bench_worker() -> None:
 def bench_lookup(command: str) -> str:
     """Carries out one command of ``tierbed bench lookup --log``: a JSON object, answered by one.
     See ``tierbed_bench::lookup``."""
+
+def bench_serve(command: str) -> str:
+    """Carries out one command of ``tierbed bench serve``: a JSON object, answered by one. See
+    ``tierbed_bench::serve``."""
 
 def check_python_store(make: Callable[[], Any], seed: int, step_count: int, keeps: bool) -> None:
     """Runs the waist's conformance kit against the bridges (``tierbed.backends.bridge``) that

@@ -20,6 +20,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tierbed_lab::register_policies();
     module.add_function(wrap_pyfunction!(bench_worker, module)?)?;
     module.add_function(wrap_pyfunction!(bench_lookup, module)?)?;
+    module.add_function(wrap_pyfunction!(bench_serve, module)?)?;
     exchange::register(module)?;
     generator::register(module)?;
     cache::register(module)
@@ -37,4 +38,10 @@ fn bench_worker(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 fn bench_lookup(py: Python<'_>, command: &str) -> PyResult<String> {
     errors::run(py, || Ok(tierbed_bench::lookup::serve(command)?.to_string()))
+}
+
+/// Carries out one command of `tierbed bench serve`; both sides are JSON objects.
+#[pyfunction]
+fn bench_serve(py: Python<'_>, command: &str) -> PyResult<String> {
+    errors::run(py, || Ok(tierbed_bench::serve::serve(command)?.to_string()))
 }

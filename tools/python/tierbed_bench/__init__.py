@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tierbed_bench.models import ModelOptions, run_models
     from tierbed_bench.placement import PlacementOptions, run_placement
     from tierbed_bench.precision import PrecisionOptions, run_precision
+    from tierbed_bench.serving import ServingOptions, run_serving
     from tierbed_bench.tiers import TiersOptions, run_tiers
     from tierbed_bench.training import TrainingOptions, run_training
 else:
@@ -29,6 +30,7 @@ else:
             "models": "ModelOptions run_models",
             "placement": "PlacementOptions run_placement",
             "precision": "PrecisionOptions run_precision",
+            "serving": "ServingOptions run_serving",
             "tiers": "TiersOptions run_tiers",
             "training": "TrainingOptions run_training",
         },
@@ -40,6 +42,7 @@ __all__ = [
     "ModelOptions",
     "PlacementOptions",
     "PrecisionOptions",
+    "ServingOptions",
     "TiersOptions",
     "TrainingOptions",
     "run_exchange",
@@ -48,6 +51,7 @@ __all__ = [
     "run_models",
     "run_placement",
     "run_precision",
+    "run_serving",
     "run_tiers",
     "run_training",
 ]

@@ -351,6 +351,6 @@ pub(super) fn select(job: &SelectJob) -> Result<Value> {
 }
 
 /// Waits for a worker; its panic goes on here.
-pub(super) fn join<T>(worker: std::thread::ScopedJoinHandle<'_, T>) -> T {
+pub(crate) fn join<T>(worker: std::thread::ScopedJoinHandle<'_, T>) -> T {
     worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -24,6 +24,7 @@ use serde_json::Value;
 use tierbed_core::{Error, Result};
 
 pub use clones::Clones;
+pub(crate) use drive::join;
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]

@@ -19,6 +19,7 @@ from tierbed_bench.lookup_log import LogOptions, check, quick as quick_options, 
 from tierbed_bench.models import ModelOptions, run_models
 from tierbed_bench.placement import PlacementOptions, run_placement
 from tierbed_bench.precision import PrecisionOptions, run_precision
+from tierbed_bench.serving import ServingOptions, run_serving
 from tierbed_bench.tiers import TiersOptions, run_tiers
 from tierbed_bench.training import TrainingOptions, run_training
 
@@ -176,6 +177,20 @@ def exchange(
     _told(run_exchange(out, options, json))
 
 
+def serve(
+    *,
+    options: Annotated[ServingOptions, Fields()],
+    out: Out = OUT,
+    json: JsonOut = None,
+) -> None:
+    """Ask servers of the same rows at growing rates: Tierbed, Redis, memcached.
+
+    Latency counts from the moment when a request was meant to be sent. Redis and memcached come
+    by scripts/bench-deps; what is not there is left out.
+    """
+    _told(run_serving(out, options, json))
+
+
 def _told(path: Path) -> None:
     print(f"wrote {path} and {path.with_suffix('.png')}")
 
@@ -185,5 +200,5 @@ def register(app: typer.Typer) -> None:
     app.add_typer(suites, name="bench")
 
 
-for suite in (training, lookup, precision, tiers, placement, exchange):
+for suite in (training, lookup, precision, tiers, placement, exchange, serve):
     add(suites, suite.__name__, suite)

@@ -1,0 +1,146 @@
+"""Load on servers: every answer is right, what is not here is said, and all parts tell the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tierbed as tb
+from tierbed.cli import main
+from tierbed.errors import InvalidError
+from tierbed.serve import Limits, ServeOptions, Server
+from tierbed_bench import ServingOptions, run_serving, serving_systems
+from tierbed_bench.serving import PROTOCOLS, _Bench
+from tierbed_bench.serving_report import ratios
+from tierbed_bench.serving_systems import AbsentError, Rows, System, started
+
+SHAPE = {"row_count": 5_000, "dim": 8, "id_count": 6, "skew": 1.05}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Rows:
+    rows = Rows(folder=tmp_path, shape=SHAPE)
+    rows.write()
+    return rows
+
+
+def _all_told(phase: dict[str, Any]) -> None:
+    """Every request was answered, by its rows or for want of room: other load may take that."""
+    assert phase["checked"] == phase["good"] > 0, phase
+    assert phase["good"] + phase["refused"] == phase["offered"], phase
+
+
+def test_answers_of_all_protocols_are_the_rows_and_overload_is_told(rows: Rows) -> None:
+    bench = _Bench(ServingOptions(seconds=0.3, check_every=1, connections_max=64), rows)
+    with started("tierbed", rows, dram_bytes=4 << 20, protocols=PROTOCOLS) as systems:
+        assert [system.name for system in systems] == [f"tierbed_{one}" for one in PROTOCOLS]
+        for system in systems:
+            [phase] = bench.load(system, [150.0], 0.4)
+            _all_told(phase)
+            assert phase["good_us"]["p50"] <= phase["good_us"]["p99"] <= phase["good_us"]["max"]
+            assert phase["server_cpu_us"] > 0
+            bench.overload(system, 100.0)
+    for row, system in zip(bench.told, systems, strict=True):
+        assert (row["part"], row["system"], row["rate"]) == ("overload", system.name, 200.0)
+        assert 0.0 < row["goodput_share"] < 4.0
+        assert row["good"] + row["refused"] + row["late"] == row["offered"]
+
+
+def test_refusals_and_failures_of_all_protocols_are_told_apart(rows: Rows) -> None:
+    bench = _Bench(ServingOptions(connections=64, connections_max=64), rows)
+    narrow = ServeOptions(
+        grpc_address="127.0.0.1:0", limits=Limits(requests_max=1), log_level="off"
+    )
+    with (
+        tb.Snapshot.open(rows.snapshot) as snapshot,
+        Server(snapshot, "127.0.0.1:0", options=narrow) as server,
+    ):
+        for protocol in PROTOCOLS:
+            address = server.grpc_address if protocol == "grpc" else server.address
+            target = {"protocol": protocol, "address": address, "model": "tierbed.rows"}
+            system = System(name=protocol, target=target, pids=(os.getpid(),))
+            [phase] = bench.load(system, [4_000.0], 0.3)
+            assert phase["good"] > 0, protocol
+            assert phase["refused"] > 0, protocol
+            assert phase["good"] + phase["refused"] == phase["offered"], protocol
+            if protocol != "lookup":
+                unknown = replace(system, target={**target, "model": "other"})
+                [phase] = bench.load(unknown, [100.0], 0.2)
+                assert phase["failed"] == phase["offered"] > 0, protocol
+
+
+def test_peers_answer_the_same_rows_or_are_left_out(rows: Rows) -> None:
+    for name in serving_systems.PEERS:
+        bench = _Bench(ServingOptions(check_every=1), rows)
+        with contextlib.suppress(AbsentError), started(name, rows, dram_bytes=64 << 20) as [system]:
+            [phase] = bench.load(system, [100.0], 0.3)
+            assert phase["checked"] == phase["offered"] > 5
+
+
+def test_requests_of_several_samples_are_answered_whole(rows: Rows) -> None:
+    shape = {**SHAPE, "sample_count": 400}
+    bench = _Bench(ServingOptions(samples=400, check_every=1), replace(rows, shape=shape))
+    with started("tierbed", rows, dram_bytes=4 << 20, protocols=PROTOCOLS) as systems:
+        for system in systems:
+            [phase] = bench.load(system, [20.0], 0.5)
+            _all_told(phase)
+
+
+def test_ratios_above_one_are_better_than_the_baseline() -> None:
+    cost = {"redis": 30.0, "engine": 10.0, "tierbed_infer": 20.0}
+    rows = [{"part": "cost", "system": name, "cpu_us": us} for name, us in cost.items()]
+    rows += [{"part": "half_load", "system": "engine", "p99_us": 100}]
+    rows += [{"part": "half_load", "system": "tierbed_infer", "p99_us": 400}]
+    assert ratios(rows) == {
+        "per_core_tierbed_infer_vs_redis": 1.5,
+        "per_core_tierbed_infer_vs_engine": 0.5,
+        "half_load_p99_tierbed_infer_vs_engine": 0.25,
+    }
+
+
+def test_a_peer_that_is_not_here_says_what_brings_it(
+    rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(serving_systems, "UNPACKED", tmp_path)
+    for name in serving_systems.PEERS:
+        with (
+            pytest.raises(AbsentError, match="scripts/bench-deps"),
+            started(name, rows, dram_bytes=1 << 20),
+        ):
+            pass
+
+
+def test_the_suite_runs_small_from_the_command_line(tmp_path: Path, capsys: Any) -> None:
+    out, path = tmp_path / "out", tmp_path / "serve.json"
+    small = ["--rows", "5000", "--dim", "8", "--ids", "6", "--seconds", "0.2", "--rounds", "1"]
+    small += ["--first-rate", "50", "--protocols", "infer", "--p99-ms-max", "10000"]
+    assert main(["bench", "serve", "--quick", *small, "--out", str(out), "--json", str(path)]) == 0
+    assert (out / "serve.png").stat().st_size > 0
+    result = json.loads(path.read_text())
+    assert result["suite"] == "serve"
+    parts = {row["part"] for row in result["rows"]}
+    assert {"cost", "sweep", "limited", "half_load"} <= parts
+    assert {row["system"] for row in result["rows"]} >= {"tierbed_infer", "engine"}
+    assert sum(row.get("checked", 0) for row in result["rows"]) > 0
+    assert sum(row.get("wrong", 0) for row in result["rows"]) == 0
+    said = capsys.readouterr().out
+    assert "half_load" in said
+    for name in result["left_out"]:
+        assert f"{name} is left out" in said
+
+
+def test_words_that_are_none_are_refused(tmp_path: Path) -> None:
+    for wrong in (
+        ServingOptions(parts=("speed",)),
+        ServingOptions(peers=("mysql",)),
+        ServingOptions(protocols=()),
+    ):
+        with pytest.raises(InvalidError, match="--p"):
+            run_serving(tmp_path, wrong)

@@ -1,0 +1,58 @@
+"""Ratios and curves of ``tierbed bench serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tierbed_bench.common import ratio
+
+__all__ = ["curves", "ratios"]
+
+Row = dict[str, Any]
+BASELINES = ("redis", "memcached", "engine")
+
+
+def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Requests a core next to the peers', what the network adds, and what overload leaves.
+
+    A ratio above 1 is better than the baseline.
+    """
+    found: dict[str, float | None] = {}
+    cost = {row["system"]: row["cpu_us"] for row in rows if row["part"] == "cost"}
+    for system in cost:
+        for baseline in BASELINES:
+            if system.startswith("tierbed") and baseline in cost:
+                found[f"per_core_{system}_vs_{baseline}"] = ratio(cost[baseline], cost[system])
+    half = {row["system"]: row["p99_us"] for row in rows if row["part"] == "half_load"}
+    for system, p99_us in half.items():
+        if system != "engine" and "engine" in half:
+            found[f"half_load_p99_{system}_vs_engine"] = ratio(half["engine"], p99_us)
+    for row in rows:
+        if row["part"] == "overload":
+            found[f"overload_goodput_{row['system']}_vs_saturation"] = row["goodput_share"]
+    return found
+
+
+def curves(rows: Sequence[Row]) -> Callable[[Any], None]:
+    """Draws latency by rate, and what a request costs."""
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        swept = [row for row in rows if row["part"] in ("sweep", "limited")]
+        for part, system in dict.fromkeys((row["part"], row["system"]) for row in swept):
+            own = [row for row in swept if (row["part"], row["system"]) == (part, system)]
+            own.sort(key=lambda row: row["rate"])
+            label = system if part == "sweep" else f"{system}, rows on disk"
+            line = "-" if part == "sweep" else "--"
+            x, y = [row["rate"] for row in own], [row["p99_us"] / 1e3 for row in own]
+            left.plot(x, y, line, marker="o", label=label)
+        left.set(xscale="log", yscale="log", xlabel="requests/s offered", ylabel="p99, ms")
+        if swept:
+            left.legend(fontsize="small")
+        cost = [row for row in rows if row["part"] == "cost"]
+        right.barh([row["system"] for row in cost], [row["cpu_us"] for row in cost])
+        right.set_xlabel("server's processor us per request, rows in memory")
+        right.invert_yaxis()
+
+    return draw

@@ -1,0 +1,234 @@
+"""Servers that answer the same rows: Tierbed, Redis, memcached with and without its disk.
+
+Each is a process of its own, bound to the first processor where there are several: the generator
+of load has the second one. Redis and memcached are found on the path, or where
+``scripts/bench-deps`` unpacks them; what is not there is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tierbed import _native
+from tierbed._util.bytes import size_text
+
+__all__ = ["PEERS", "AbsentError", "Rows", "System", "command", "started"]
+
+Row = dict[str, Any]
+PEERS = ("redis", "memcached", "extstore")
+MODEL = "tierbed"
+MIB = 1 << 20
+# Where scripts/bench-deps unpacks servers that are not installed.
+UNPACKED = Path(__file__).parents[3] / ".tools" / "peers"
+# What memcached needs in memory at least to write to its disk.
+EXTSTORE_MIB = 64
+START_S = 60.0
+
+
+class AbsentError(Exception):
+    """A system is not here; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows that all systems have.
+
+    Args:
+        folder: What is written goes here.
+        shape: Rows, their length, ids of a request, and how uneven these are.
+    """
+
+    folder: Path
+    shape: Row
+
+    @property
+    def snapshot(self) -> Path:
+        """Where the snapshot is, once it is written."""
+        return self.folder / "snapshot"
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all rows."""
+        return 4 * int(self.shape["row_count"]) * int(self.shape["dim"])
+
+    def write(self) -> None:
+        """Writes the snapshot."""
+        command("write", out=str(self.snapshot), shape=self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """One way to ask a running server.
+
+    Args:
+        name: In results.
+        target: How the generator asks.
+        pids: The server's processes.
+    """
+
+    name: str
+    target: Row
+    pids: tuple[int, ...]
+
+
+def command(do: str, **fields: Any) -> Row:
+    """Carries out one command of ``tierbed_bench::serve``."""
+    answer: Row = json.loads(_native.bench_serve(json.dumps({"do": do, **fields})))
+    return answer
+
+
+@contextlib.contextmanager
+def started(
+    name: str, rows: Rows, *, dram_bytes: int, protocols: Sequence[str] = ()
+) -> Iterator[list[System]]:
+    """Starts a server and gives the ways to ask it; ends it afterwards.
+
+    Args:
+        name: ``tierbed``, or one of :data:`PEERS`.
+        rows: What it serves. A server with memory for all of them has them there.
+        dram_bytes: Memory for rows; what is no cache takes what it needs.
+        protocols: Of Tierbed: ``lookup``, ``infer``, ``grpc``.
+
+    Raises:
+        AbsentError: The server is not installed.
+    """
+    if name == "tierbed":
+        process, targets = _tierbed(rows, dram_bytes)
+        asked = {f"tierbed_{protocol}": targets[protocol] for protocol in protocols}
+        filling = targets["lookup"]
+    else:
+        process, filling = _redis(rows) if name == "redis" else _memcached(name, rows, dram_bytes)
+        asked = {name: filling}
+    try:
+        if name != "tierbed":
+            _wait(filling["address"], process)
+        if name != "tierbed" or dram_bytes > rows.byte_count:
+            command("fill", target=filling, shape=rows.shape)
+        pids = (process.pid,)
+        yield [System(name=one, target=target, pids=pids) for one, target in asked.items()]
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def generator_core() -> int | None:
+    """The processor that the generator has for itself; None where there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[1] if len(cores) > 1 else None
+
+
+@contextlib.contextmanager
+def _on_first_core() -> Iterator[None]:
+    """What is started within is bound to the first processor, from its first thread on."""
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        yield
+        return
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _popen(call: Sequence[str], log: IO[str], **options: Any) -> subprocess.Popen[str]:
+    with _on_first_core():
+        return subprocess.Popen(call, stderr=log, text=True, **options)
+
+
+def _tierbed(rows: Rows, dram_bytes: int) -> tuple[subprocess.Popen[str], dict[str, Row]]:
+    call = [sys.executable, "-m", "tierbed.cli", "serve", str(rows.snapshot)]
+    call += ["--address", "127.0.0.1:0", "--grpc-address", "127.0.0.1:0"]
+    call += ["--dram-budget", size_text(dram_bytes)]
+    call += ["--model-name", MODEL, "--log-level", "off", "--drain-delay", "0"]
+    with (rows.folder / "tierbed.log").open("w+") as log:
+        process = _popen(call, log, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            process.wait()
+            log.seek(0)
+            raise RuntimeError(f"tierbed serve did not start: {log.read().strip()}")
+    http, _, grpc = line.strip().partition("http://")[2].partition(" and grpc://")
+    addresses = {"lookup": http, "infer": http, "grpc": grpc}
+    return process, {
+        protocol: {"protocol": protocol, "address": address, "model": f"{MODEL}.rows"}
+        for protocol, address in addresses.items()
+    }
+
+
+def _redis(rows: Rows) -> tuple[subprocess.Popen[str], Row]:
+    port = _free_port()
+    call = [_binary("redis-server"), "--bind", "127.0.0.1", "--port", str(port)]
+    # Rows are in memory only.
+    call += ["--save", "", "--appendonly", "no", "--dir", str(rows.folder)]
+    return _peer(call, rows), {"protocol": "redis", "address": f"127.0.0.1:{port}"}
+
+
+def _memcached(name: str, rows: Rows, dram_bytes: int) -> tuple[subprocess.Popen[str], Row]:
+    port = _free_port()
+    call = [_binary("memcached"), "-l", "127.0.0.1", "-p", str(port), "-c", "8192", "-t", "1"]
+    if os.geteuid() == 0:
+        call += ["-u", "root"]
+    # Keys and headers of items come on top of the rows.
+    memory = 4 * rows.byte_count // MIB + 128
+    if name == "extstore":
+        memory = max(EXTSTORE_MIB, dram_bytes // MIB)
+        disk = 2 * rows.byte_count // (64 * MIB) * 64 + 256
+        call += ["-o", f"ext_path={rows.folder / 'extstore'}:{disk}m,ext_item_size=64"]
+    process = _peer([*call, "-m", str(memory)], rows)
+    return process, {"protocol": "memcached", "address": f"127.0.0.1:{port}"}
+
+
+def _peer(call: Sequence[str], rows: Rows) -> subprocess.Popen[str]:
+    folders = [str(folder) for folder in (UNPACKED / "usr" / "lib").glob("*-linux-gnu")]
+    known = os.environ.get("LD_LIBRARY_PATH")
+    paths = [*folders, *([known] if known else [])]
+    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)} if paths else None
+    with (rows.folder / "peer.log").open("w") as log:
+        return _popen(call, log, stdout=subprocess.DEVNULL, env=environment)
+
+
+def _binary(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path=str(UNPACKED / "usr" / "bin"))
+    if found is None:
+        raise AbsentError(f"{name} is not here; run scripts/bench-deps")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(address: str, process: subprocess.Popen[str]) -> None:
+    host, _, port = address.partition(":")
+    ends_s = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+        except OSError as error:
+            code = process.poll()
+            if code is not None or time.monotonic() > ends_s:
+                raise AbsentError(f"{process.args!r} did not start: {code or error}") from error
+            time.sleep(0.02)
+        else:
+            return
