@@ -10,7 +10,7 @@ use std::path::Path;
 use std::{env, fs};
 
 /// File, name of the copy, what it says, what it says wrongly.
-const MISTAKES: [(&str, &str, &str, &str); 16] = [
+const MISTAKES: [(&str, &str, &str, &str); 22] = [
     (
         "rendezvous",
         "rendezvous_give_wakes_nobody",
@@ -73,6 +73,28 @@ const MISTAKES: [(&str, &str, &str, &str); 16] = [
         "if let Some(job) = state.jobs.pop_front().filter(|_| !state.is_closed) {",
     ),
     ("queue", "queue_sleeps_after_looking", "state = self.changed.wait(state)", SLEEP_LATER),
+    ("leases", "leases_without_first_wait", "self.wait(number);\n        let worked", "let worked"),
+    ("leases", "leases_without_last_wait", "self.wait(number);\n        //", "//"),
+    (
+        "leases",
+        "leases_work_before_announcing",
+        LEASES_FIRST,
+        "let worked = work();\n        let (number, before) = self.put(Arc::new(announced));",
+    ),
+    // What is pending is forgotten before it is replaced.
+    (
+        "leases",
+        "leases_serve_the_next_before_work",
+        LEASES_WORK,
+        "let (number, announced) = self.put(Arc::new(next));\n        let worked = work();",
+    ),
+    (
+        "leases",
+        "leases_end_wakes_nobody",
+        "drop(state);\n            self.returned.notify_all();",
+        "drop(state);",
+    ),
+    ("leases", "leases_count_nothing", "if before.lease_count > 0 {", "if false {"),
     // Whoever works on a copy of the handle works without the lock.
     ("parts", "parts_unlock_too_early", GIVEN, UNLOCKED),
     ("parts", "parts_never_unlock", GIVEN, NEVER_UNLOCKED),
@@ -91,6 +113,13 @@ const UNLOCKED: &str =
 const NEVER_UNLOCKED: &str = "std::mem::forget(parts);
             Some((wait_for(&lock.parts), visits.of_parts(lock.first, lock.end)))";
 const WAITING: &str = "self.locks.get(at).map(|lock| (at, wait_for(&lock.parts)))";
+
+const LEASES_FIRST: &str = "let (number, before) = self.put(Arc::new(announced));
+        self.wait(number);
+        let worked = work();";
+const LEASES_WORK: &str = "let worked = work();
+        let next = if worked.is_ok() { Arc::new(next) } else { Arc::clone(&before) };
+        let (number, announced) = self.put(next);";
 
 const SLEEP_LATER: &str =
     "drop(state);\n            state = self.lock();\n            state = self.changed.wait(state)";
@@ -111,7 +140,7 @@ fn module(name: &str, source: &str) -> Result<String, Box<dyn Error>> {
 /// The files that become models, by folder.
 const SOURCES: [(&str, &[&str]); 2] =
     [("tierbed-core/src/handover", HANDOVERS), ("tierbed-cache/src/shard", &["parts"])];
-const HANDOVERS: &[&str] = &["rendezvous", "queue"];
+const HANDOVERS: &[&str] = &["rendezvous", "queue", "leases"];
 
 #[expect(clippy::disallowed_methods, reason = "a build output, not data")]
 fn main() -> Result<(), Box<dyn Error>> {

@@ -91,8 +91,9 @@ impl ShardedTier {
         Ok(Self { shards: Parts::new(shards, lock_count()), shard_count, shard })
     }
 
-    /// Holds at most `capacity_bytes` from now on, shard by shard; see [`RowTier`].
-    pub(crate) fn resize(&self, capacity_bytes: u64) {
+    /// Holds at most `capacity_bytes` from now on, shard by shard, up to those it was made for; see
+    /// [`RowTier`].
+    pub fn resize(&self, capacity_bytes: u64) {
         self.shards.for_each(|shard| shard.resize(capacity_bytes / self.shard_count));
     }
 
@@ -180,6 +181,37 @@ impl ShardedTier {
             }
         }
         Ok(())
+    }
+
+    /// Replaces rows that are here, whatever their policy thinks of them: `row_of` gives the row of
+    /// a position; one without a row leaves. Returns how many were replaced.
+    ///
+    /// # Panics
+    /// When a row has another size than the one that is here.
+    pub fn replace_many<'a>(
+        &self,
+        keys: &[RowKey],
+        visits: &mut Visits,
+        row_of: impl Fn(usize) -> Option<&'a [f32]>,
+    ) -> u64 {
+        let mut replaced = 0;
+        self.arrange(keys, visits, |_| true);
+        for (mut tiers, visited) in self.shards.by_lock(visits) {
+            for (tier, positions) in visited.by_part(&mut tiers) {
+                for &position in positions {
+                    let Some(key) = keys.get(position as usize) else {
+                        panic!("position {position} of {} keys", keys.len());
+                    };
+                    match row_of(position as usize) {
+                        Some(row) => replaced += u64::from(tier.replace(*key, row)),
+                        None => {
+                            tier.remove(*key);
+                        }
+                    }
+                }
+            }
+        }
+        replaced
     }
 
     /// Returns the most rows that all shards can hold together; 0: the budget is too small.

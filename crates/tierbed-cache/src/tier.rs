@@ -289,6 +289,18 @@ impl RowTier {
         Insertion::Stored
     }
 
+    /// Overwrites the row of `key` if it is here; tells the policy nothing. Returns whether it was.
+    ///
+    /// # Panics
+    /// When `row` has another size.
+    pub fn replace(&mut self, key: RowKey, row: &[f32]) -> bool {
+        let Some(slot) = self.find(key) else { return false };
+        let slab = self.slab_mut(slot);
+        assert_eq!(slab.row_words(), row.len(), "words of a row that is replaced");
+        slab.set_row(at(slot), row);
+        true
+    }
+
     /// Forgets `key`; tells whether it was here.
     pub fn remove(&mut self, key: RowKey) -> bool {
         let found = self.find(key);

@@ -251,7 +251,7 @@ impl NativeSnapshot {
                 let budget = budgets.as_ref().map(|budgets| budgets.here()).transpose()?;
                 open(&path, &name, &options.0, resident.clone(), budget)
             })?;
-            let ids = PublishedIds::open(opened.shared()?.as_ref())?;
+            let ids = PublishedIds::open(&opened.shared()?.view())?;
             Ok((opened, ids))
         })?;
         Ok(Self { opened, ids })
@@ -298,7 +298,7 @@ impl NativeSnapshot {
         // A snapshot never trains, whatever the time is.
         let _ = now;
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
-            self.ids.translate(self.shared()?.as_ref(), plan, bags, rows)
+            self.ids.translate(&self.shared()?.view(), plan, bags, rows)
         })
     }
 
@@ -312,9 +312,7 @@ impl NativeSnapshot {
     }
 
     fn attachment_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.with(py, |snapshot| {
-            Ok(snapshot.attachment_names().into_iter().map(str::to_owned).collect())
-        })
+        self.with(py, |snapshot| Ok(snapshot.attachment_names()))
     }
 
     /// What tells this snapshot from every other.

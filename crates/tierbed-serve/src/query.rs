@@ -236,7 +236,8 @@ pub(crate) fn look_up(
         return snapshot.lookup(&plan.layout, bags, out).map(drop);
     }
     let mut rows = vec![0; bags.indices.len()];
-    ids.translate(snapshot, &plan.layout, bags, &mut rows)?;
+    let view = snapshot.view();
+    ids.translate(&view, &plan.layout, bags, &mut rows)?;
     let bags = Bags { indices: &rows, ..*bags };
-    snapshot.lookup(&plan.layout, &bags, out).map(drop)
+    view.lookup(&plan.layout, &bags, out).map(drop)
 }

@@ -269,7 +269,7 @@ fn service(
         log_dropped: log.dropped(),
     };
     Ok(Service {
-        ids: PublishedIds::open(&snapshot)?,
+        ids: PublishedIds::open(&snapshot.view())?,
         features: resolve(&snapshot, options.features.as_deref())?,
         plans: Plans::default(),
         models: Models::new(&options.model_name)?,

@@ -81,7 +81,7 @@ pub fn apply_delta(
     check_successor(base.schema(), delta.schema())?;
     check_plain(base)?;
     let codecs = &delta.manifest().codecs;
-    check_codecs(base, codecs)?;
+    check_codecs(base.schema(), &base.manifest().codecs, codecs)?;
     let layout = PageLayout { codecs: codecs.clone(), placed: Vec::new() };
     let mut writer =
         SnapshotWriter::create_placed(Arc::clone(out), delta.schema(), layout, budget)?;
@@ -123,18 +123,18 @@ pub fn apply_delta(
         }
     }
     for name in delta.attachment_names() {
-        let bytes = delta.attachment(name)?;
+        let bytes = delta.attachment(&name)?;
         let Some(bytes) = bytes else { panic!("attachment {name} is listed and not there") };
-        writer.attach(name, &bytes)?;
+        writer.attach(&name, &bytes)?;
     }
     writer.attach(APPLIED, delta.identity()?.as_bytes())?;
     writer.finish()
 }
 
 /// Rows of the base and of the delta come to lie on the same pages.
-fn check_codecs(base: &Snapshot, codecs: &TableCodecs) -> Result<()> {
-    for (table, at) in base.schema().tables().iter().zip(0..) {
-        let (old, new) = (base.manifest().codecs.of(TableId(at)), codecs.of(TableId(at)));
+pub(crate) fn check_codecs(schema: &Schema, old: &TableCodecs, new: &TableCodecs) -> Result<()> {
+    for (table, at) in schema.tables().iter().zip(0..) {
+        let (old, new) = (old.of(TableId(at)), new.of(TableId(at)));
         if old != new {
             return Err(Error::corruption("delta keeps rows in another codec than its snapshot")
                 .with("table", &table.name)

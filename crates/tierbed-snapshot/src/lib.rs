@@ -11,6 +11,7 @@
 //!
 //! Rows never written take no storage; the normative format is docs/reference/formats/snapshot.md.
 
+mod apply;
 pub mod blocks;
 mod codecs;
 pub mod delta;
@@ -20,9 +21,11 @@ pub mod forward_index;
 pub mod fuzz;
 mod import;
 pub mod index;
+mod layers;
 mod lookup;
 pub mod manifest;
 mod open;
+mod overlay;
 pub mod page;
 mod placed;
 mod placed_writer;
@@ -39,8 +42,10 @@ pub mod select;
 mod snapshot;
 mod tiers;
 mod verify;
+mod view;
 mod writer;
 
+pub use apply::Generation;
 pub use codecs::{InitialCode, PageLayout, TableCodecs};
 pub use import::{import_tables, PlainTable};
 pub use index::PageIndex;
@@ -61,4 +66,5 @@ pub use tiers::{
     CacheTier, HeadRows, MissMode, NeighbourFile, NeighbourOptions, NeighbourStats, NeighboursOf,
     ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary, NEIGHBOURS_MAGIC,
 };
+pub use view::View;
 pub use writer::{Report, SnapshotWriter};

@@ -18,6 +18,7 @@ use tierbed_kernels::{fill_initial, BagRange, FeatureLayout, Pooling, Rows};
 pub use self::stats::LookupStats;
 
 use self::chunks::{Asked, Chunk, Span};
+use crate::layers::{Layers, PagePlace};
 use crate::reader::{PagesRead, Reader};
 use crate::scratch::{AskedItem, Filled, Scratch, Wanted};
 use crate::snapshot::{Place, Snapshot};
@@ -40,7 +41,18 @@ impl Snapshot {
         bags: &Bags<'_>,
         out: &mut [f32],
     ) -> Result<LookupStats> {
-        plan.check(self.schema(), bags, out.len())?;
+        self.lookup_in(&self.layers(), plan, bags, out)
+    }
+
+    /// As [`lookup`](Self::lookup), in `layers`, which stay leased meanwhile.
+    pub(crate) fn lookup_in(
+        &self,
+        layers: &Layers,
+        plan: &FeatureLayout,
+        bags: &Bags<'_>,
+        out: &mut [f32],
+    ) -> Result<LookupStats> {
+        plan.check(&layers.schema, bags, out.len())?;
         if plan.is_pooled() {
             out.fill(0.0);
         }
@@ -49,7 +61,7 @@ impl Snapshot {
         if let Some(recorder) = self.recorder.get() {
             recorder.note(plan, bags);
         }
-        let asked = Asked { plan, bags };
+        let asked = Asked { plan, bags, layers };
         let mut guard = self.take_reader_for(bags.indices.len());
         let reader = guard.get();
         let done = self.look_up_chunks(reader, asked, out, &mut stats);
@@ -76,7 +88,7 @@ impl Snapshot {
         out: &mut [f32],
         stats: &mut LookupStats,
     ) -> Result<()> {
-        reader.begin();
+        reader.begin(asked.layers);
         let mut flying: Option<Chunk> = None;
         for samples in asked.parts(reader.has_two()) {
             let (mut first, end) = (0, asked.index_count(&samples));
@@ -84,12 +96,12 @@ impl Snapshot {
                 let chunk = asked.gather(&mut reader.scratch, &samples, first);
                 assert!(chunk.taken.end > first, "a row does not fit an empty scratch");
                 first = chunk.taken.end;
-                self.tiers().answer(&mut reader.scratch);
-                self.ask(reader, true)?;
+                self.tiers().answer(&mut reader.scratch, asked.layers);
+                self.ask(reader, asked.layers, true)?;
                 if !reader.turn() {
                     stats.add(&self.complete(reader, asked, &chunk, out)?);
                 } else if let Some(before) = flying.replace(chunk) {
-                    reader.hand_over(&self.source());
+                    reader.hand_over(&self.source(asked.layers));
                     stats.add(&self.complete(reader, asked, &before, out)?);
                 }
             }
@@ -109,7 +121,7 @@ impl Snapshot {
         chunk: &Chunk,
         out: &mut [f32],
     ) -> Result<LookupStats> {
-        let read = reader.finish(&self.source())?;
+        let read = reader.finish(&self.source(asked.layers))?;
         let mut stats = LookupStats {
             pages_read: read.pages_read,
             pages_failed: read.pages_failed,
@@ -143,7 +155,7 @@ impl Snapshot {
         let hit_count = row_count - rows_read as u32;
         let group = Group { positions: &every, row_count, hit_count };
         if rows_read > 0 {
-            self.tiers().settle(&group, scratch)?;
+            self.tiers().settle(&group, scratch, asked.layers)?;
         }
         self.tiers().note(&group, scratch);
         Ok(())
@@ -176,7 +188,7 @@ impl Snapshot {
             }
             let row_count = positions.len() as u32;
             let group = Group { positions: &positions, row_count, hit_count };
-            self.tiers().settle(&group, scratch)?;
+            self.tiers().settle(&group, scratch, asked.layers)?;
             self.tiers().note(&group, scratch);
         }
         Ok(())
@@ -184,9 +196,15 @@ impl Snapshot {
 
     /// Fills the rows of the scratch that are not filled yet; returns the pages read. Misses may
     /// be answered approximately, where the options say so.
-    pub(crate) fn fetch(&self, reader: &mut Reader, may_approximate: bool) -> Result<PagesRead> {
-        reader.begin();
-        let read = self.ask(reader, may_approximate).and_then(|()| reader.finish(&self.source()));
+    pub(crate) fn fetch(
+        &self,
+        reader: &mut Reader,
+        layers: &Layers,
+        may_approximate: bool,
+    ) -> Result<PagesRead> {
+        reader.begin(layers);
+        let asked = self.ask(reader, layers, may_approximate);
+        let read = asked.and_then(|()| reader.finish(&self.source(layers)));
         if read.is_err() {
             reader.land_all();
         }
@@ -194,19 +212,19 @@ impl Snapshot {
     }
 
     /// Fills the rows of the scratch that are not filled yet, or asks for their pages.
-    fn ask(&self, reader: &mut Reader, may_approximate: bool) -> Result<()> {
+    fn ask(&self, reader: &mut Reader, layers: &Layers, may_approximate: bool) -> Result<()> {
         let scratch = &mut reader.scratch;
         for at in 0..scratch.keys.len() {
             if scratch.filled[at] != Filled::No {
                 continue;
             }
             let key = scratch.keys[at];
-            let place = self.place_of(key)?;
+            let place = self.place_of(key, layers)?;
             if may_approximate && place != Place::Nowhere {
                 let start = scratch.start_of(at);
                 let Scratch { words, visits, .. } = &mut *scratch;
-                let out = words.row_mut(start, self.dim(key));
-                let stand_in = match self.tiers().answer_miss(key, visits, out) {
+                let out = words.row_mut(start, self.dim(key, layers));
+                let stand_in = match self.tiers().answer_miss(key, layers, visits, out) {
                     Answer::None => None,
                     Answer::Surrogate => Some(Filled::Surrogate),
                     Answer::Default => Some(Filled::Default),
@@ -220,9 +238,11 @@ impl Snapshot {
                 }
             }
             match place {
-                Place::Page(page_id) => {
-                    let parts = self.shape(key).parts_per_row as u8;
+                Place::Page(PagePlace { layer, page_id }) => {
+                    let table = self.source(layers).page_table(layer);
+                    let parts = table.shape(key.table).parts_per_row as u8;
                     scratch.expect(at, parts);
+                    let page_id = PagePlace { layer, page_id }.packed();
                     scratch.wanted.extend((0..parts).map(|part| Wanted {
                         page_id: page_id + u64::from(part),
                         at: at as u32,
@@ -236,7 +256,7 @@ impl Snapshot {
                 Place::Nowhere => {
                     // Where codes are kept, a row that is not there has none.
                     if !scratch.keeps_codes {
-                        let table = self.schema().table(key.table)?;
+                        let table = layers.schema.table(key.table)?;
                         let out = scratch.row_mut(at, 0, table.dim as usize);
                         fill_initial(&table.init, table.seed, key.row.0, out);
                     }
@@ -244,14 +264,14 @@ impl Snapshot {
                 }
             }
         }
-        reader.submit(&self.source());
+        reader.submit(&self.source(layers));
         Ok(())
     }
 
     /// Adds the rows of a chunk to their vectors.
     fn pool_chunk(&self, scratch: &Scratch, asked: Asked<'_>, chunk: &Chunk, out: &mut [f32]) {
         assert_eq!(scratch.starts.len(), chunk.taken.len(), "indices of the chunk in the scratch");
-        let Asked { plan, bags } = asked;
+        let Asked { plan, bags, .. } = asked;
         let arena = scratch.arena();
         for Span { feature: at, indices, at: first } in asked.spans(chunk) {
             let feature = &plan.features()[at];

@@ -52,6 +52,9 @@ pub struct Manifest {
     /// In a delta: the identity of the snapshot it changes. `None`: a whole snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// In a delta of a snapshot that a delta was applied to: the identity of that delta.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_delta: Option<String>,
     /// Tables that share pages by placements. `None`: each table has pages of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
@@ -201,6 +204,27 @@ impl Manifest {
         Self::decode(&bytes).map_err(|error| error.with("path", path))
     }
 
+    /// Reads attachment `name` from `folder`; `None` when there is none of that name.
+    pub(crate) fn read_attachment(
+        &self,
+        folder: &dyn Folder,
+        name: &str,
+    ) -> Result<Option<Vec<u8>>> {
+        let Some(info) = self.attachments.iter().find(|info| info.name == name) else {
+            return Ok(None);
+        };
+        let bytes = folder.read(&format!("{ATTACHMENT_PREFIX}{name}"))?;
+        let found = bytes.as_ref().map(|bytes| (bytes.len() as u64, crc32c(bytes)));
+        if found != Some((info.bytes, info.crc32c)) {
+            return Err(Error::corruption("attachment is missing or changed")
+                .with("name", name)
+                .with("expected", format_args!("{} bytes, crc {:08x}", info.bytes, info.crc32c))
+                .with("found", format_args!("{found:x?}"))
+                .with("remedy", "publish the snapshot again"));
+        }
+        Ok(bytes)
+    }
+
     fn checked(self) -> Result<Self> {
         let bad = |what: &str| Error::corruption(what);
         let schema = Schema::new(self.schema.tables().to_vec())
@@ -313,6 +337,7 @@ mod tests {
             tables: vec![TableContents { row_count: 3, page_count: 1 }],
             attachments: vec![AttachmentInfo { name: "model".into(), bytes: 2, crc32c: 7 }],
             base: None,
+            base_delta: None,
             placed: None,
             codecs: TableCodecs::default(),
         }

@@ -42,7 +42,42 @@ pub(crate) struct Opened {
     pub(crate) readers: Readers,
     pub(crate) refresher: Option<Refresher>,
     pub(crate) budget: Budget,
+    /// That of the tiers.
+    pub(crate) cache: Reservation,
+    pub(crate) backing: Backing,
     pub(crate) reservations: Vec<Reservation>,
+}
+
+/// How pages are read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backing {
+    backend: Backend,
+    mapped_bytes_max: Option<u64>,
+}
+
+impl Backing {
+    /// Returns the bytes of pages in memory.
+    pub(crate) fn copied_bytes(self, page_count: u64) -> u64 {
+        if self.backend == Backend::Memory {
+            page_count * PAGE_BYTES as u64
+        } else {
+            0
+        }
+    }
+}
+
+/// Opens the page file of `folder` and checks its length.
+pub(crate) fn open_pages(
+    folder: &dyn Folder,
+    page_count: u64,
+    backing: Backing,
+) -> Result<Arc<dyn Device>> {
+    let file = open_whole(folder, PAGES_NAME, page_count)?;
+    match backing.backend {
+        Backend::Direct => Ok(file),
+        Backend::Mmap => map_pages(folder, backing.mapped_bytes_max),
+        Backend::Memory => copy_pages(file.as_ref(), page_count),
+    }
 }
 
 impl Opened {
@@ -57,8 +92,9 @@ impl Opened {
         let places_memory = PlacesMemory::of(manifest)?;
         let index_device = open_whole(folder, INDEX_NAME, shape.block_count())?;
         let file = open_whole(folder, PAGES_NAME, manifest.page_count)?;
-        let file_bytes = manifest.page_count * PAGE_BYTES as u64;
-        let copied_bytes = if options.backend == Backend::Memory { file_bytes } else { 0 };
+        let (backend, mapped_bytes_max) = (options.backend, options.mapped_bytes_max);
+        let backing = Backing { backend, mapped_bytes_max };
+        let copied_bytes = backing.copied_bytes(manifest.page_count);
         let kept_bytes = resident_bytes(&options.tiers.resident);
         let needed_bytes =
             shape.word_bytes() + copied_bytes + places_memory.held_bytes + kept_bytes;
@@ -83,11 +119,8 @@ impl Opened {
         reservations.push(budget.reserve("resident_rows", kept_bytes)?);
         drop(load);
         reservations.push(budget.reserve("pages", copied_bytes)?);
-        let pages = match options.backend {
-            Backend::Direct => file,
-            Backend::Mmap => map_pages(folder, options.mapped_bytes_max)?,
-            Backend::Memory => copy_pages(file.as_ref(), manifest.page_count)?,
-        };
+        drop(file);
+        let pages = open_pages(folder, manifest.page_count, backing)?;
         let (readers, bytes) = maker.make_all(options.reader_count, &pages, left_bytes)?;
         reservations.push(budget.reserve("readers", bytes)?);
         let refresher = maker.make_refresher(&pages, manifest)?;
@@ -96,7 +129,7 @@ impl Opened {
         let bytes = options.tiers.waiting_bytes(&manifest.schema);
         reservations.push(budget.reserve("neighbours", bytes)?);
         let cache_bytes = budget.free_bytes().min(cache_bytes_max(options));
-        reservations.push(budget.reserve("row_cache", cache_bytes)?);
+        let cache = budget.reserve("row_cache", cache_bytes)?;
         let stored: Vec<u64> = manifest.tables.iter().map(|table| table.row_count).collect();
         let tiers = TierStack::new(&manifest.schema, &stored, &options.tiers, cache_bytes)?;
         Ok(Self {
@@ -109,6 +142,8 @@ impl Opened {
             readers,
             refresher,
             budget,
+            cache,
+            backing,
             reservations,
         })
     }

@@ -235,8 +235,17 @@ impl<'a> PageView<'a> {
     /// Finds `row` and returns what this page has of its code.
     pub(crate) fn find(&self, row: RowId) -> Option<&'a [u8]> {
         let slot = (0..self.row_count).find(|&slot| self.row(slot) == row)?;
+        Some(self.code(slot))
+    }
+
+    /// Returns what this page has of the code of the row in `slot`.
+    ///
+    /// # Panics
+    /// When no row is there.
+    pub(crate) fn code(&self, slot: usize) -> &'a [u8] {
+        assert!(slot < self.row_count, "slot {slot} of a page with {} rows", self.row_count);
         let at = self.shape.code_at(slot);
-        Some(&self.bytes[at..at + self.shape.part(self.part).len()])
+        &self.bytes[at..at + self.shape.part(self.part).len()]
     }
 }
 

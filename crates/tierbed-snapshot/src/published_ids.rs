@@ -8,7 +8,7 @@ use tierbed_kernels::{FeatureLayout, Pooling};
 use tierbed_vocab::attachments::{States, DIRECTORY, STATES};
 use tierbed_vocab::Published;
 
-use crate::Snapshot;
+use crate::View;
 
 /// The open tables of a snapshot.
 #[derive(Debug)]
@@ -17,13 +17,13 @@ pub struct PublishedIds {
 }
 
 impl PublishedIds {
-    /// Reads the directories of the open tables of `snapshot`; there may be none.
+    /// Reads the directories of the open tables of a generation; there may be none.
     ///
     /// They take about a tenth of a byte per id beside the snapshot's budget.
     ///
     /// # Errors
     /// `Corruption` when they do not belong to the snapshot's tables.
-    pub fn open(snapshot: &Snapshot) -> Result<Self> {
+    pub fn open(snapshot: &View<'_>) -> Result<Self> {
         let Some(json) = snapshot.attachment(STATES)? else {
             return Ok(Self { tables: Vec::new() });
         };
@@ -55,14 +55,14 @@ impl PublishedIds {
     }
 
     /// Writes to `rows`, `[E]`, the row of every id of `bags`; ids of tables that are not open
-    /// are rows already.
+    /// are rows already. The generation is that whose directories these are.
     ///
     /// # Errors
     /// `Invalid` for shapes, otherwise those of reading the snapshot.
     #[expect(clippy::indexing_slicing, reason = "ranges of the plan lie within the checked bags")]
     pub fn translate(
         &self,
-        snapshot: &Snapshot,
+        snapshot: &View<'_>,
         plan: &FeatureLayout,
         bags: &Bags<'_>,
         rows: &mut [i64],

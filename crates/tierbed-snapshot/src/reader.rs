@@ -25,6 +25,7 @@ use tierbed_io::{open_engine, Device, EngineOptions};
 use tierbed_kernels::Codec;
 
 use self::flights::{Flights, Wanting};
+use crate::layers::Layers;
 use crate::manifest::Manifest;
 use crate::page::PageShape;
 use crate::places::Places;
@@ -36,6 +37,8 @@ pub(crate) struct Source<'a> {
     pub(crate) pages: &'a PageTable,
     pub(crate) places: &'a Places,
     pub(crate) options: SelectOptions,
+    /// Deltas upon the snapshot.
+    pub(crate) layers: &'a Layers,
 }
 
 /// What a reader must know of the page file.
@@ -66,9 +69,34 @@ impl PageTable {
     }
 }
 
-impl Source<'_> {
-    /// Returns how pages name a row: their owner, and its number there.
-    fn seat_of(&self, key: RowKey) -> (TableId, RowId) {
+impl PageTable {
+    /// Returns how the rows of a table are cut into pages.
+    ///
+    /// # Panics
+    /// When there is no such table.
+    pub(crate) fn shape(&self, table: TableId) -> &PageShape {
+        let at = table.0 as usize;
+        assert!(at < self.shapes.len(), "table {at} of {} owners", self.shapes.len());
+        &self.shapes[at]
+    }
+}
+
+impl<'a> Source<'a> {
+    /// Returns what there is to know of the pages of a layer.
+    pub(crate) fn page_table(&self, layer: usize) -> &'a PageTable {
+        if layer == 0 {
+            self.pages
+        } else {
+            &self.layers.overlay(layer).page_table
+        }
+    }
+
+    /// Returns how pages of a layer name a row: their owner, and its number there.
+    fn seat_of(&self, layer: usize, key: RowKey) -> (TableId, RowId) {
+        // Only tables of the snapshot itself share pages.
+        if layer > 0 {
+            return (key.table, key.row);
+        }
         match self.places.starts.find(key) {
             None => (key.table, key.row),
             Some((placement, item)) => {
@@ -149,9 +177,14 @@ impl Reader {
         self.other.is_some()
     }
 
-    /// Begins a call: failures of earlier ones are forgotten.
-    pub(crate) fn begin(&mut self) {
-        self.flights.begin();
+    /// Begins a call in `layers`: failures of earlier ones are forgotten.
+    pub(crate) fn begin(&mut self, layers: &Layers) {
+        self.flights.begin(layers);
+    }
+
+    /// Reads pages of `layers`, and of no other deltas, from now on.
+    pub(crate) fn attach(&mut self, layers: &Layers) {
+        self.flights.attach(layers);
     }
 
     /// Deals with the other scratch from now on; `false` when there is none.

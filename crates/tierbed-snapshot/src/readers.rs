@@ -11,6 +11,7 @@ use tierbed_core::stats::IoStats;
 use tierbed_core::Result;
 use tierbed_io::{Device, EngineOptions};
 
+use crate::layers::Layers;
 use crate::reader::Reader;
 use crate::scratch::{Scratch, ScratchShape};
 
@@ -143,6 +144,13 @@ impl Readers {
             }
             state = self.is_back.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Lets readers that nobody uses read the pages of `layers` and of no other.
+    pub(crate) fn attach_idle(&self, layers: &Layers) {
+        let mut state = lock(&self.state);
+        let State { idle, idle_small, .. } = &mut *state;
+        idle.iter_mut().chain(idle_small).for_each(|reader| reader.attach(layers));
     }
 
     pub(crate) fn stats(&self) -> ReadersStats {

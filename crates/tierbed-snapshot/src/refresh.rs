@@ -22,6 +22,7 @@ use serde::Serialize;
 use tierbed_core::handover::Queue;
 use tierbed_core::{Error, Result, RowKey, Schema, TableId};
 
+use crate::layers::Layers;
 use crate::reader::Reader;
 use crate::scratch::Filled;
 use crate::snapshot::Snapshot;
@@ -112,10 +113,16 @@ impl Refresher {
         self.memory_bytes
     }
 
+    /// Reads pages of `layers`, and of no other deltas, from now on.
+    pub(crate) fn attach(&self, layers: &Layers) {
+        lock(&self.reader).attach(layers);
+    }
+
     /// Puts a row that was answered approximately into the queue, if its table wants that and
     /// there is room.
     pub(crate) fn ask(&self, key: RowKey) {
-        if !self.is_refreshed[key.table.0 as usize] {
+        // Tables that deltas brought are not refreshed.
+        if self.is_refreshed.get(key.table.0 as usize) != Some(&true) {
             return;
         }
         let count = match self.queue.try_push(key, self.waiting_rows_max) {
@@ -184,6 +191,7 @@ impl Snapshot {
     /// Reads `first` and some of the rows behind it.
     fn refresh_batch(&self, first: RowKey) {
         let Some(refresher) = self.refresher() else { return };
+        let layers = self.layers();
         let mut reader = lock(&refresher.reader);
         let (mut keys, mut taken) = (Vec::new(), 0);
         let mut next = Some(first);
@@ -197,20 +205,22 @@ impl Snapshot {
         lock(&refresher.stats).rows_known += (taken - keys.len()) as u64;
         let mut rest = keys.as_slice();
         while !rest.is_empty() {
-            let count = self.refresh_rows(refresher, &mut reader, rest);
+            let count = self.refresh_rows(&layers, &mut reader, rest);
             (_, rest) = rest.split_at(count);
         }
     }
 
     /// Reads as many of `keys` as fit the scratch, at least one; returns how many. When one of
     /// them fails, they are read one by one.
-    fn refresh_rows(&self, refresher: &Refresher, reader: &mut Reader, keys: &[RowKey]) -> usize {
+    fn refresh_rows(&self, layers: &Layers, reader: &mut Reader, keys: &[RowKey]) -> usize {
+        let Some(refresher) = self.refresher() else { return keys.len() };
         reader.scratch.start(keys.len());
-        let fitting = keys.iter().take_while(|key| reader.scratch.add(**key, self.dim(**key)));
+        let fitting =
+            keys.iter().take_while(|key| reader.scratch.add(**key, self.dim(**key, layers)));
         let count = fitting.count();
         assert!(count > 0, "a row does not fit an empty scratch");
-        let read = self.fetch(reader, false).and_then(|read| {
-            self.offer_refreshed(reader)?;
+        let read = self.fetch(reader, layers, false).and_then(|read| {
+            self.offer_refreshed(reader, layers)?;
             Ok(read)
         });
         match read {
@@ -221,7 +231,7 @@ impl Snapshot {
             }
             Err(_) if count > 1 => {
                 for key in keys.iter().take(count) {
-                    self.refresh_rows(refresher, reader, std::slice::from_ref(key));
+                    self.refresh_rows(layers, reader, std::slice::from_ref(key));
                 }
             }
             Err(error) => {
@@ -235,12 +245,12 @@ impl Snapshot {
 
     /// Offers the rows of the scratch to the tiers. Which others their samples asked for is not
     /// known any more: each is a group of its own.
-    fn offer_refreshed(&self, reader: &mut Reader) -> Result<()> {
+    fn offer_refreshed(&self, reader: &mut Reader, layers: &Layers) -> Result<()> {
         let scratch = &mut reader.scratch;
         for at in 0..scratch.keys.len() {
             if scratch.filled[at] == Filled::Read {
                 let group = Group { positions: &[at as u32], row_count: 1, hit_count: 0 };
-                self.tiers().settle(&group, scratch)?;
+                self.tiers().settle(&group, scratch, layers)?;
             }
         }
         Ok(())

@@ -9,9 +9,10 @@ use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{check_keys, RowSink, ScanSink};
 use tierbed_core::{Result, RowId, RowKey, RowStore, Schema, TableId};
 
+use crate::layers::LayersLease;
 use crate::reader::Reader;
 use crate::scratch::Filled;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Place, Snapshot};
 
 /// Rows looked at per step of a scan, stored or not.
 const SCAN_ROWS: u64 = 1 << 14;
@@ -20,15 +21,19 @@ const SCAN_ROWS: u64 = 1 << 14;
 #[derive(Debug)]
 pub struct SnapshotRows {
     snapshot: Arc<Snapshot>,
+    /// What answered when this was made.
+    layers: LayersLease,
     keeps_codes: bool,
     stats: StoreStats,
 }
 
 impl SnapshotRows {
-    /// Reads `snapshot` row by row.
+    /// Reads `snapshot` row by row, as it is now: deltas that are applied wait until this is
+    /// dropped.
     #[must_use]
     pub fn new(snapshot: Arc<Snapshot>) -> Self {
-        Self { snapshot, keeps_codes: false, stats: StoreStats::default() }
+        let layers = snapshot.layers();
+        Self { snapshot, layers, keeps_codes: false, stats: StoreStats::default() }
     }
 
     /// As [`new`](Self::new), with codes in place of weights. Of an f32 table that is the same.
@@ -40,9 +45,9 @@ impl SnapshotRows {
     /// Words that a row takes in a scratch.
     fn words(&self, key: RowKey) -> usize {
         if self.keeps_codes {
-            self.snapshot.code_words(key)
+            self.snapshot.code_words(key, &self.layers)
         } else {
-            self.snapshot.dim(key)
+            self.snapshot.dim(key, &self.layers)
         }
     }
 
@@ -61,7 +66,7 @@ impl SnapshotRows {
             record.clear();
             let bytes: &[u8] = bytemuck::cast_slice(scratch.row(at, self.words(*key)));
             let row_bytes = match self.keeps_codes {
-                true => self.snapshot.shape(*key).row_bytes,
+                true => self.snapshot.shape(*key, &self.layers).row_bytes,
                 false => bytes.len(),
             };
             record.extend_from_slice(&bytes[..row_bytes]);
@@ -74,12 +79,12 @@ impl SnapshotRows {
 
 impl RowStore for SnapshotRows {
     fn schema(&self) -> &Schema {
-        self.snapshot.schema()
+        &self.layers.schema
     }
 
     fn read(&mut self, keys: &[RowKey], sink: &mut RowSink<'_>) -> Result<()> {
         let snapshot = Arc::clone(&self.snapshot);
-        check_keys(snapshot.schema(), keys.iter().copied())?;
+        check_keys(&self.layers.schema, keys.iter().copied())?;
         let mut guard = snapshot.take_reader();
         let reader = guard.get();
         let mut first = 0;
@@ -91,7 +96,7 @@ impl RowStore for SnapshotRows {
                 rest.iter().take_while(|key| reader.scratch.add(**key, self.words(**key)));
             let count = fitting.count();
             assert!(count > 0, "a row does not fit an empty scratch");
-            self.stats.pages_read += snapshot.fetch(reader, false)?.pages_read;
+            self.stats.pages_read += snapshot.fetch(reader, &self.layers, false)?.pages_read;
             self.hand_out(reader, first, sink)?;
             first += count;
         }
@@ -100,13 +105,13 @@ impl RowStore for SnapshotRows {
 
     fn scan(&mut self, table: TableId, sink: &mut ScanSink<'_>) -> Result<()> {
         let snapshot = Arc::clone(&self.snapshot);
-        let row_count = snapshot.schema().table(table)?.row_count;
+        let row_count = self.layers.schema.table(table)?.row_count;
         let mut keys = Vec::new();
         for first in (0..row_count).step_by(SCAN_ROWS as usize) {
             keys.clear();
             for row in first..row_count.min(first + SCAN_ROWS) {
                 let key = RowKey::new(table, RowId(row));
-                if snapshot.holds_row(key)? {
+                if snapshot.place_of(key, &self.layers)? != Place::Nowhere {
                     keys.push(key);
                 }
             }

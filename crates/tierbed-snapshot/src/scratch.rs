@@ -13,6 +13,7 @@ use tierbed_core::env::mix64;
 use tierbed_core::RowKey;
 use tierbed_kernels::{Codec, Kernels};
 
+use crate::layers::PagePlace;
 use crate::page::PageShape;
 use crate::tiers::TierScratch;
 
@@ -78,10 +79,17 @@ impl Words {
 /// A row, or a part of one, wanted from a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
+    /// A [`PagePlace`], packed; below 2^48 a page of the snapshot itself.
     pub(crate) page_id: u64,
     /// Position among the unique rows.
     pub(crate) at: u32,
     pub(crate) part: u32,
+}
+
+impl Wanted {
+    pub(crate) fn place(&self) -> PagePlace {
+        PagePlace::unpacked(self.page_id)
+    }
 }
 
 /// A row wanted from the pages of a placement.

@@ -9,15 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::select::Selection;
 use serde::Serialize;
 use tierbed_core::budget::BudgetReport;
-use tierbed_core::checksum::crc32c;
+use tierbed_core::handover::Leases;
 use tierbed_core::stats::IoStats;
 use tierbed_core::{Budget, Error, Reservation, Result, RowKey, Schema, TableId};
 use tierbed_io::{Device, EngineOptions, Folder, PAGE_BYTES};
 use tierbed_kernels::Kernels;
 
+use crate::apply::{Applying, Generation};
+use crate::delta::holds;
 use crate::forward_index::ForwardIndex;
+use crate::layers::{Layers, LayersLease, PagePlace};
 use crate::lookup::LookupStats;
-use crate::manifest::{Manifest, ATTACHMENT_PREFIX};
+use crate::manifest::Manifest;
 use crate::open::Opened;
 use crate::page::PageShape;
 use crate::places::Places;
@@ -123,6 +126,8 @@ pub struct Snapshot {
     kernels: Kernels,
     pub(crate) recorder: OnceLock<Recorder>,
     refresher: Option<Refresher>,
+    layers: Arc<Leases<Layers>>,
+    applying: Applying,
     budget: Budget,
     _reservations: Vec<Reservation>,
 }
@@ -164,6 +169,8 @@ pub struct SnapshotStats {
     pub refreshed: Option<RefreshStats>,
     /// Rows that left the cache and whose neighbours answer, where they do.
     pub neighbours: Option<NeighbourStats>,
+    /// The deltas that it answers from, where it does.
+    pub generation: Generation,
 }
 
 /// What a snapshot holds.
@@ -243,6 +250,7 @@ impl Snapshot {
         let manifest = Manifest::read(folder.as_ref())?;
         let opened = Opened::new(folder.as_ref(), &manifest, options)?;
         let page_table = PageTable::new(&manifest, &opened.places, opened.pages.name())?;
+        let layers = Arc::new(Leases::new(Layers::alone(&manifest.schema)));
         Ok(Self {
             folder,
             manifest,
@@ -259,12 +267,15 @@ impl Snapshot {
             kernels: Kernels::detect(),
             recorder: OnceLock::new(),
             refresher: opened.refresher,
+            layers,
+            applying: Applying::new(opened.cache, opened.backing),
             budget: opened.budget,
             _reservations: opened.reservations,
         })
     }
 
-    /// Returns the tables. Their optimizer is SGD: snapshots hold weights only.
+    /// Returns the tables as the snapshot has them, whatever deltas were applied. Their optimizer
+    /// is SGD: snapshots hold weights only.
     #[must_use]
     pub fn schema(&self) -> &Schema {
         &self.manifest.schema
@@ -336,30 +347,18 @@ impl Snapshot {
         self.manifest.page_count * PAGE_BYTES as u64 + files + attachments
     }
 
-    /// Returns the names of the attachments, in order.
+    /// Returns the names of the attachments of what answers now, in order.
     #[must_use]
-    pub fn attachment_names(&self) -> Vec<&str> {
-        self.manifest.attachments.iter().map(|attachment| attachment.name.as_str()).collect()
+    pub fn attachment_names(&self) -> Vec<String> {
+        self.view().attachment_names()
     }
 
-    /// Reads attachment `name`; `None` when there is none of that name.
+    /// Reads attachment `name` of what answers now; `None` when there is none of that name.
     ///
     /// # Errors
     /// `Corruption` when the blob is missing or not what was attached, `Io` from the folder.
     pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let Some(info) = self.manifest.attachments.iter().find(|info| info.name == name) else {
-            return Ok(None);
-        };
-        let bytes = self.folder.read(&format!("{ATTACHMENT_PREFIX}{name}"))?;
-        let found = bytes.as_ref().map(|bytes| (bytes.len() as u64, crc32c(bytes)));
-        if found != Some((info.bytes, info.crc32c)) {
-            return Err(Error::corruption("attachment is missing or changed")
-                .with("name", name)
-                .with("expected", format_args!("{} bytes, crc {:08x}", info.bytes, info.crc32c))
-                .with("found", format_args!("{found:x?}"))
-                .with("remedy", "publish the snapshot again"));
-        }
-        Ok(bytes)
+        self.view().attachment(name)
     }
 
     /// Puts rows into the first tier of the cache, those to be kept longest last: a cache need not
@@ -402,6 +401,7 @@ impl Snapshot {
             recorded: self.record_stats(),
             refreshed: self.refresh_stats(),
             neighbours,
+            generation: self.generation(),
         }
     }
 
@@ -411,21 +411,30 @@ impl Snapshot {
         self.budget.report()
     }
 
-    /// Tells where a row of the schema lies.
-    pub(crate) fn place_of(&self, key: RowKey) -> Result<Place> {
+    /// Tells where a row of the schema of `layers` lies.
+    pub(crate) fn place_of(&self, key: RowKey, layers: &Layers) -> Result<Place> {
+        if let Some(place) = layers.find(key) {
+            return Ok(place);
+        }
+        // Tables grow, and new ones come.
+        if !holds(self.schema(), key) {
+            return Ok(Place::Nowhere);
+        }
         if let Some((placement, item)) = self.places.starts.find(key) {
             let is_there = !self.places.at(placement).index.pages_of(item).is_empty();
             return Ok(if is_there { Place::Item { placement, item } } else { Place::Nowhere });
         }
-        Ok(self.index.get(key)?.map_or(Place::Nowhere, Place::Page))
+        let page = self.index.get(key)?;
+        let place = |page_id| Place::Page(PagePlace { layer: 0, page_id });
+        Ok(page.map_or(Place::Nowhere, place))
     }
 
-    /// Tells whether a row of the schema is stored.
+    /// Tells whether a row is stored, or has other than its initial weights by a delta.
     ///
     /// # Errors
-    /// `Invalid` for a row outside the schema.
+    /// `Corruption` when the index is not what was written.
     pub fn holds_row(&self, key: RowKey) -> Result<bool> {
-        Ok(self.place_of(key)? != Place::Nowhere)
+        Ok(self.place_of(key, &self.layers())? != Place::Nowhere)
     }
 
     pub(crate) fn places(&self) -> &Places {
@@ -440,8 +449,33 @@ impl Snapshot {
         self.index_bytes
     }
 
-    pub(crate) fn source(&self) -> Source<'_> {
-        Source { pages: &self.page_table, places: &self.places, options: self.select }
+    pub(crate) fn source<'a>(&'a self, layers: &'a Layers) -> Source<'a> {
+        Source { pages: &self.page_table, places: &self.places, options: self.select, layers }
+    }
+
+    /// Leases what answers now.
+    pub(crate) fn layers(&self) -> LayersLease {
+        self.layers.lease()
+    }
+
+    pub(crate) fn leases(&self) -> &Leases<Layers> {
+        &self.layers
+    }
+
+    pub(crate) fn applying(&self) -> &Applying {
+        &self.applying
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Lets readers that nobody uses read the pages of `layers` and of no other.
+    pub(crate) fn attach_idle(&self, layers: &Layers) {
+        self.readers.attach_idle(layers);
+        if let Some(refresher) = &self.refresher {
+            refresher.attach(layers);
+        }
     }
 
     pub(crate) fn index(&self) -> &ForwardIndex {
@@ -465,18 +499,18 @@ impl Snapshot {
     }
 
     /// Returns how the row's table is cut into pages; the row was checked at the door.
-    pub(crate) fn shape(&self, key: RowKey) -> &PageShape {
-        let shape = self.page_table.shapes.get(key.table.0 as usize);
-        shape.unwrap_or_else(|| panic!("no table of {key:?}"))
+    pub(crate) fn shape<'a>(&'a self, key: RowKey, layers: &'a Layers) -> &'a PageShape {
+        let table = layers.page_table().unwrap_or(&self.page_table);
+        table.shape(key.table)
     }
 
-    pub(crate) fn dim(&self, key: RowKey) -> usize {
-        self.shape(key).dim
+    pub(crate) fn dim(&self, key: RowKey, layers: &Layers) -> usize {
+        self.shape(key, layers).dim
     }
 
     /// Returns the words that the code of a row takes.
-    pub(crate) fn code_words(&self, key: RowKey) -> usize {
-        self.shape(key).row_bytes.div_ceil(size_of::<f32>())
+    pub(crate) fn code_words(&self, key: RowKey, layers: &Layers) -> usize {
+        self.shape(key, layers).row_bytes.div_ceil(size_of::<f32>())
     }
 
     pub(crate) fn count(&self, stats: &LookupStats) {
@@ -502,7 +536,7 @@ pub(crate) enum Place {
     /// Not stored: it has its initial value.
     Nowhere,
     /// Starts on this page of its table's own.
-    Page(u64),
+    Page(PagePlace),
     /// On the pages of an item of a placement.
     Item {
         /// The placement.

@@ -14,7 +14,8 @@ use crate::snapshot::Snapshot;
 const VERIFY_PAGES: usize = 16;
 
 impl Snapshot {
-    /// Checks every page, every row's place, the index and the attachments; returns the number
+    /// Checks every page, every row's place, the index and the attachments, and the pages of deltas
+    /// that were applied; returns the number
     /// of pages and index blocks checked.
     ///
     /// # Errors
@@ -60,10 +61,15 @@ impl Snapshot {
             self.verify_blocks(PLACES_NAME, places, placed.places_crc32c)?;
             blocks += places;
         }
-        for name in self.attachment_names() {
-            self.attachment(name)?;
+        for attachment in &self.manifest().attachments {
+            self.manifest().read_attachment(self.folder().as_ref(), &attachment.name)?;
         }
-        Ok(self.manifest().page_count + blocks)
+        let mut pages = self.manifest().page_count;
+        for overlay in &self.layers().overlays {
+            overlay.scan(&mut |_, _| Ok(()))?;
+            pages += overlay.manifest.page_count;
+        }
+        Ok(pages + blocks)
     }
 
     fn verify_blocks(&self, name: &str, block_count: u64, crc: u32) -> Result<()> {

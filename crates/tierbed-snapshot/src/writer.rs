@@ -26,6 +26,7 @@ use tierbed_kernels::Codec;
 
 use crate::blocks::BUFFER_BYTES;
 use crate::codecs::{InitialCode, PageLayout, TableCodecs, Tables};
+use crate::delta::APPLIED;
 use crate::forward_index::{IndexShape, IndexWriter};
 use crate::manifest::{
     check_attachment_name, served_schema, AttachmentInfo, Manifest, Placed, PlacementInfo,
@@ -35,6 +36,7 @@ use crate::page::{le_u64, PageBuilder, PageShape};
 use crate::placed::{PlacedTables, Starts};
 use crate::placed_writer::{encode, PlacedWriter, RowSource, SortSpace};
 use crate::places::{places_blocks, PlacesWriter};
+use crate::snapshot::Snapshot;
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
 
 /// Pages handed to the device at once.
@@ -63,6 +65,7 @@ pub struct SnapshotWriter {
     tables: Vec<TableContents>,
     attachments: Vec<AttachmentInfo>,
     base: Option<String>,
+    base_delta: Option<String>,
     starts: Starts,
     placed: Vec<PlacedWriter>,
     is_finished: bool,
@@ -162,14 +165,25 @@ impl SnapshotWriter {
             tables: vec![TableContents::default(); table_count],
             attachments: Vec::new(),
             base: None,
+            base_delta: None,
             is_finished: false,
             _lock: lock,
         })
     }
 
-    /// Makes this a delta of the snapshot with `identity`.
-    pub fn set_base(&mut self, identity: String) {
-        self.base = Some(identity);
+    /// Makes this a delta of `base`, and of the delta that was applied to make it.
+    ///
+    /// # Errors
+    /// As [`Snapshot::attachment`].
+    pub fn set_base(&mut self, base: &Snapshot) -> Result<()> {
+        let applied = base.attachment(APPLIED)?;
+        let applied = applied.map(|name| {
+            String::from_utf8(name).map_err(|cause| {
+                Error::corruption("name of the applied delta is no text").with("cause", cause)
+            })
+        });
+        (self.base, self.base_delta) = (Some(base.identity()?), applied.transpose()?);
+        Ok(())
     }
 
     /// Stores the weights `[dim]` of a row behind those pushed before; not those whose code is that
@@ -287,6 +301,7 @@ impl SnapshotWriter {
             tables: self.tables.clone(),
             attachments: std::mem::take(&mut self.attachments),
             base: self.base.take(),
+            base_delta: self.base_delta.take(),
             placed,
             codecs: self.codecs.clone(),
         };

@@ -423,7 +423,7 @@ fn a_snapshot_answers_raw_ids_and_gives_unknown_ones_the_shared_row() {
     let options = SnapshotOptions { dram_budget_bytes: 4 << 20, ..SnapshotOptions::default() };
     let snapshot = Snapshot::open(folder, &options).unwrap();
     snapshot.verify().unwrap();
-    let published = PublishedIds::open(&snapshot).unwrap();
+    let published = PublishedIds::open(&snapshot.view()).unwrap();
     for step in 25..40 {
         // Later steps bring ids that training never saw.
         let (ids, offsets) = batch(seed, step, 40);
@@ -431,7 +431,7 @@ fn a_snapshot_answers_raw_ids_and_gives_unknown_ones_the_shared_row() {
         let mut expected_rows = vec![0; ids.len()];
         engine.translate(&setup.plan, &bags, Translate::Find, &mut expected_rows).unwrap();
         let mut rows = vec![0; ids.len()];
-        published.translate(&snapshot, &setup.plan, &bags, &mut rows).unwrap();
+        published.translate(&snapshot.view(), &setup.plan, &bags, &mut rows).unwrap();
         assert_eq!(rows, expected_rows);
         let bags = Bags::new(&rows, &offsets, None, 4).unwrap();
         let mut expected = vec![0.0; setup.plan.output_len(&bags)];
@@ -441,7 +441,7 @@ fn a_snapshot_answers_raw_ids_and_gives_unknown_ones_the_shared_row() {
         assert_eq!(bits(&output), bits(&expected));
     }
     let bags = Bags::new(&[5], &[0, 1], None, 1).unwrap();
-    let refused = published.translate(&snapshot, &setup.plan, &bags, &mut [0]);
+    let refused = published.translate(&snapshot.view(), &setup.plan, &bags, &mut [0]);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Invalid);
 }
 

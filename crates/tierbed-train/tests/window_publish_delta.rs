@@ -156,13 +156,13 @@ fn answers(at: &Arc<dyn Folder>) -> (Vec<u32>, Vec<i64>, Vec<u8>) {
             all.extend(bits(&out));
         }
     }
-    let ids = PublishedIds::open(&snapshot).unwrap();
+    let ids = PublishedIds::open(&snapshot.view()).unwrap();
     let table = snapshot.schema().id_of("item").unwrap();
     let plan = FeatureLayout::new(snapshot.schema(), &[(table, Pooling::Sum)]).unwrap();
     let raw: Vec<i64> = (0..3_000).map(|id| id * SPREAD).collect();
     let bags = Bags::new(&raw, &[0, 3_000], None, 1).unwrap();
     let mut rows = vec![0; raw.len()];
-    ids.translate(&snapshot, &plan, &bags, &mut rows).unwrap();
+    ids.translate(&snapshot.view(), &plan, &bags, &mut rows).unwrap();
     (all, rows, snapshot.attachment("model").unwrap().unwrap())
 }
 

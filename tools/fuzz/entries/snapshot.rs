@@ -7,12 +7,16 @@
 use std::sync::Arc;
 
 use tierbed_core::checksum::{crc32c, crc32c_append};
-use tierbed_core::{RowId, RowKey, Schema, TableId, TableSchema};
-use tierbed_io::{Device, MemoryDevice, PAGE_BYTES};
+use tierbed_core::{Budget, RowId, RowKey, Schema, TableId, TableSchema};
+use tierbed_io::{Device, Folder, MemoryDevice, MemoryFolder, PAGE_BYTES};
 use tierbed_kernels::Codec;
 
+use crate::codecs::TableCodecs;
 use crate::forward_index::{ForwardIndex, IndexShape};
-use crate::manifest::{Manifest, Placed, PlacementInfo, PLAIN_VERSION, SNAPSHOT_VERSION};
+use crate::manifest::{
+    Manifest, Placed, PlacementInfo, TableContents, INDEX_NAME, PLAIN_VERSION, SNAPSHOT_VERSION,
+};
+use crate::overlay::{Change, Overlay, OverlayParts};
 use crate::page::{le_u64, PageShape, PageView};
 use crate::places::{places_blocks, Places};
 
@@ -65,6 +69,53 @@ pub fn manifest(bytes: &[u8]) {
             let again = manifest.encode().ok().and_then(|bytes| Manifest::decode(&bytes).ok());
             assert_eq!(again, Some(manifest), "comes back as it was");
         }
+    }
+}
+
+/// Pages of a delta; the first two bytes say how many rows its first two tables have.
+pub fn overlay(bytes: &[u8]) {
+    let Some((head, rest)) = bytes.split_first_chunk::<2>() else { return };
+    let Ok(schema) = Schema::new(tables().into_iter().take(2).collect()) else { return };
+    let (mut pages, mut pages_crc32c) = (rest.to_vec(), 0);
+    pages.resize(rest.len().div_ceil(PAGE_BYTES).min(4) * PAGE_BYTES, 0);
+    for page in pages.chunks_exact_mut(PAGE_BYTES) {
+        pages_crc32c = crc32c_append(pages_crc32c, &mend(page).to_le_bytes());
+    }
+    let page_count = (pages.len() / PAGE_BYTES) as u64;
+    let Ok(shape) = IndexShape::without(&schema, page_count, |_| false) else { return };
+    let mut index = Vec::new();
+    let index_crc32c = mend_blocks(&mut index, shape.block_count());
+    let counts = head.map(|rows| TableContents { row_count: u64::from(rows), page_count: 0 });
+    let manifest = Manifest {
+        schema,
+        row_count: counts.iter().map(|table| table.row_count).sum(),
+        page_count,
+        pages_crc32c,
+        index_crc32c,
+        tables: counts.to_vec(),
+        attachments: Vec::new(),
+        base: Some("base".to_owned()),
+        base_delta: None,
+        placed: None,
+        codecs: TableCodecs::default(),
+    };
+    let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
+    let device = Arc::new(MemoryDevice::new("rows.pages"));
+    let written = device.write_at(0, &pages).and(folder.write_atomic(INDEX_NAME, &index));
+    let memory = Budget::unlimited().reserve("deltas", Overlay::memory_bytes(&manifest));
+    let (Ok(()), Ok(memory)) = (written, memory) else { return };
+    let parts = OverlayParts { number: 1, folder, manifest, pages: device, memory };
+    let Ok(overlay) = Overlay::open(parts) else { return };
+    let keys: Vec<RowKey> = overlay.keys().collect();
+    assert_eq!(keys.len() as u64, overlay.manifest.row_count, "as many rows as it says");
+    for key in keys {
+        let change = overlay.find(key);
+        let is_there = match change {
+            Some(Change::Page(page_id)) => page_id < page_count,
+            Some(Change::Initial) => true,
+            None => false,
+        };
+        assert!(is_there, "{key:?} is at {change:?}");
     }
 }
 
@@ -130,6 +181,7 @@ mod tests {
         replay_seeds("snapshot_page", super::page);
         replay_seeds("snapshot_manifest", super::manifest);
         replay_seeds("snapshot_index", super::index);
+        replay_seeds("snapshot_overlay", super::overlay);
         replay_seeds("snapshot_places", super::places);
     }
 }

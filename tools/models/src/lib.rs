@@ -9,7 +9,8 @@
 //! What is modelled: a job to a background thread and back (compaction; the forward order's
 //! storage thread, with the rows of a window as the job), and transfers to a few threads and back
 //! (the prefetch of a look-ahead window through the I/O pool). And the locks of `tierbed-cache`:
-//! rows that threads look up, offer and replace in the shards of a tier.
+//! rows that threads look up, offer and replace in the shards of a tier. And the swap of what a
+//! server answers from, under lookups that keep rows in tiers.
 //!
 //! [`tierbed_core::handover`]: ../tierbed_core/handover/index.html
 

@@ -18,6 +18,7 @@ use std::ops::Range;
 use tierbed_core::Bags;
 use tierbed_kernels::FeatureLayout;
 
+use crate::layers::Layers;
 use crate::scratch::Scratch;
 
 /// Fewest indices of a part: below, the fixed cost of one more part exceeds what overlap saves.
@@ -30,6 +31,7 @@ const PARTS_MAX: usize = 8;
 pub(super) struct Asked<'a> {
     pub(super) plan: &'a FeatureLayout,
     pub(super) bags: &'a Bags<'a>,
+    pub(super) layers: &'a Layers,
 }
 
 /// Indices of some samples that are handled together.

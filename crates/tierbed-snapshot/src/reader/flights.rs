@@ -12,6 +12,7 @@ use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::{Completion, Depth, Device, DeviceId, IoEngine, Op, Request, PAGE_BYTES};
 
 use super::{PagesRead, Source};
+use crate::layers::{Layers, PagePlace};
 use crate::page::PageView;
 use crate::scratch::{Filled, RowPart, Scratch, Wanted};
 
@@ -62,6 +63,8 @@ impl Flight {
 pub(super) struct Flights {
     engine: Box<dyn IoEngine>,
     device: DeviceId,
+    /// Generation and page file of each delta.
+    overlays: Vec<(u64, DeviceId)>,
     depth: Depth,
     clock: SystemClock,
     done: Vec<Completion>,
@@ -83,6 +86,7 @@ impl Flights {
     pub(super) fn new(mut engine: Box<dyn IoEngine>, pages: &Arc<dyn Device>, depth: u32) -> Self {
         Self {
             device: engine.attach(Arc::clone(pages)),
+            overlays: Vec::new(),
             engine,
             depth: Depth::new(depth, depth),
             clock: SystemClock::default(),
@@ -110,8 +114,30 @@ impl Flights {
     }
 
     /// Forgets which pages failed.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin(&mut self, layers: &Layers) {
         self.failed_pages.clear();
+        self.attach(layers);
+    }
+
+    /// Opens the page files of `layers`, and closes those of other deltas.
+    pub(super) fn attach(&mut self, layers: &Layers) {
+        let attached = self.overlays.iter().map(|(number, _)| *number);
+        if attached.eq(layers.overlays.iter().map(|overlay| overlay.number)) {
+            return;
+        }
+        self.overlays.drain(..).for_each(|(_, device)| self.engine.detach(device));
+        for overlay in &layers.overlays {
+            let device = self.engine.attach(Arc::clone(&overlay.pages));
+            self.overlays.push((overlay.number, device));
+        }
+    }
+
+    /// Returns the page file of a layer.
+    fn device_of(&self, layer: usize) -> DeviceId {
+        match layer.checked_sub(1) {
+            None => self.device,
+            Some(at) => self.overlays[at].1,
+        }
     }
 
     /// Counts pages of the scratch that deals now from 0 on.
@@ -180,9 +206,9 @@ impl Flights {
                 None => self.land(wanting, source, true),
             }
         };
-        let page_id = wanting.scratch.wanted[first].page_id;
+        let PagePlace { layer, page_id } = wanting.scratch.wanted[first].place();
         self.engine.submit(Request {
-            device: self.device,
+            device: self.device_of(layer),
             op: Op::Read,
             offset_bytes: page_id * PAGE_BYTES as u64,
             len_bytes: PAGE_BYTES as u32,
@@ -271,7 +297,7 @@ impl Flights {
         };
         let read = completion.result.map_err(|error| {
             // The device names its file.
-            error.with("page_id", scratch.wanted[first].page_id)
+            error.with("page_id", scratch.wanted[first].place().page_id)
         });
         let taken = read.and_then(|()| {
             take_rows(scratch, first, &self.engine.bytes(completion.buf)[..PAGE_BYTES], source)
@@ -298,7 +324,9 @@ impl Flights {
         let Flight { first, turn } = flight;
         self.failed_pages.push(scratch.wanted[first].page_id);
         self.part_of(turn).counts.pages_failed += 1;
-        if !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) {
+        // Other pages of a row that a delta has hold what it was before.
+        let is_changed = scratch.wanted[first].place().layer > 0;
+        if is_changed || !matches!(error.kind(), ErrorKind::Corruption | ErrorKind::Io) {
             return false;
         }
         let start = scratch.wanted.len();
@@ -336,8 +364,8 @@ fn group_len(wanted: &[Wanted], first: usize) -> usize {
 /// `Corruption` when the page fails its checks or lacks one of them; rows before that one are
 /// there then.
 fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<'_>) -> Result<()> {
-    let pages = source.pages;
-    let page_id = scratch.wanted[first].page_id;
+    let PagePlace { layer, page_id } = scratch.wanted[first].place();
+    let pages = source.page_table(layer);
     let named =
         |error: Error| error.with("path", &pages.path).with("remedy", "publish the snapshot again");
     let page = PageView::parse(bytes, page_id, &pages.shapes).map_err(named)?;
@@ -345,7 +373,7 @@ fn take_rows(scratch: &mut Scratch, first: usize, bytes: &[u8], source: &Source<
         let wanted = scratch.wanted[entry];
         let at = wanted.at as usize;
         let key = scratch.keys[at];
-        let (owner, row) = source.seat_of(key);
+        let (owner, row) = source.seat_of(layer, key);
         let found = (page.owner == owner && page.part == wanted.part as usize)
             .then(|| page.find(row))
             .flatten();

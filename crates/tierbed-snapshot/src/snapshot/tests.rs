@@ -10,13 +10,14 @@ use tierbed_kernels::layout::{BagRange, Columns, Rows};
 use tierbed_kernels::{fill_initial, Pooling};
 
 use super::*;
-use crate::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
+use crate::manifest::{ATTACHMENT_PREFIX, INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
 use crate::{Backend, FeatureLayout, Report, SnapshotRows, SnapshotWriter};
 
 mod coded;
 mod cut;
 mod failing;
 mod neighbours;
+mod overlays;
 mod parts;
 mod placed;
 mod refresh;

@@ -110,6 +110,22 @@ impl CodedTier {
         is_found
     }
 
+    /// Holds at most `capacity_bytes` from now on, admission included.
+    pub(super) fn resize(&self, capacity_bytes: u64) {
+        self.rows.resize(capacity_bytes.saturating_sub(self.admission_bytes));
+    }
+
+    /// Replaces the words of those of `keys` that are here; those without words leave. Returns how
+    /// many were replaced.
+    pub(super) fn replace<'a>(
+        &self,
+        keys: &[RowKey],
+        visits: &mut Visits,
+        words_of: impl Fn(usize) -> Option<&'a [f32]>,
+    ) -> u64 {
+        self.rows.replace_many(keys, visits, words_of)
+    }
+
     /// Decodes the words of a row to `out`, `[dim]`.
     pub(super) fn decode(&self, words: &[f32], out: &mut [f32]) {
         assert_eq!(words.len(), self.words(out.len()), "words of a coded row");

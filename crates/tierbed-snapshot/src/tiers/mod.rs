@@ -23,6 +23,7 @@
 mod coded;
 mod neighbours;
 mod options;
+mod replacing;
 mod resident;
 mod stack;
 

@@ -144,6 +144,11 @@ impl Resident {
         self.bytes
     }
 
+    /// Tells whether anything of a table is in memory.
+    pub(super) fn has(&self, table: TableId) -> bool {
+        self.tables.get(table.0 as usize).is_some_and(Option::is_some)
+    }
+
     /// Decodes the row of `key` to `out` if it is in the head.
     pub(super) fn head(&self, kernels: Kernels, key: RowKey, out: &mut [f32]) -> bool {
         let head = self.table(key).and_then(|table| table.head.as_ref());
@@ -178,7 +183,7 @@ impl Resident {
     }
 
     fn table(&self, key: RowKey) -> Option<&ResidentTable> {
-        self.tables[key.table.0 as usize].as_deref()
+        self.tables.get(key.table.0 as usize)?.as_deref()
     }
 }
 

@@ -13,8 +13,10 @@ use tierbed_core::{Error, Result, RowKey, Schema};
 use tierbed_kernels::{Codec, Kernels};
 
 use super::coded::{admission_bytes, options_of, CodedTier, Rows};
+use super::replacing::Replacing;
 use super::resident::Resident;
 use super::{MissMode, Neighbours, TierStackOptions};
+use crate::layers::Layers;
 use crate::scratch::{Filled, Scratch};
 
 /// Most locks a tier is split over.
@@ -102,6 +104,21 @@ impl Fallen {
     }
 }
 
+/// Rows of a table of the snapshot itself.
+#[derive(Debug, Clone, Copy)]
+struct TableRows {
+    dim: usize,
+    /// Number of its first row among all.
+    first: u64,
+    row_count: u64,
+}
+
+/// What tiers are told of.
+struct Told<'a> {
+    scratch: &'a mut Scratch,
+    layers: &'a Layers,
+}
+
 /// The tiers of a snapshot.
 #[derive(Debug)]
 pub(crate) struct TierStack {
@@ -113,8 +130,9 @@ pub(crate) struct TierStack {
     resident: Resident,
     neighbours: Option<Neighbours>,
     misses: MissMode,
-    /// By table: elements per row, and the number of its first row among all.
-    tables: Vec<(usize, u64)>,
+    tables: Vec<TableRows>,
+    /// By tier: its part of the bytes of a cache that is not shared.
+    shares: Vec<f64>,
     kernels: Kernels,
 }
 
@@ -140,11 +158,11 @@ impl TierStack {
         }
         let mut all_rows = 0;
         let (mut tables, mut classes) = (Vec::new(), Vec::new());
-        for (table, &row_count) in schema.tables().iter().zip(stored_rows) {
-            tables.push((table.dim as usize, all_rows));
+        for (table, &stored) in schema.tables().iter().zip(stored_rows) {
+            let (dim, row_count) = (table.dim as usize, table.row_count);
+            tables.push(TableRows { dim, first: all_rows, row_count });
             all_rows += table.row_count;
-            let (dim, table_rows) = (table.dim as usize, table.row_count);
-            classes.push(Rows { dim, row_count, table_rows });
+            classes.push(Rows { dim, row_count: stored, table_rows: row_count });
         }
         if options.tiers.iter().any(|tier| matches!(tier.codec, Codec::Product(_))) {
             return Err(Error::invalid("a product codec keeps resident rows, not a tier"));
@@ -167,7 +185,18 @@ impl TierStack {
         let kernels = Kernels::detect();
         let counts = tiers.iter().map(|_| Default::default()).collect();
         let misses = options.misses;
-        Ok(Self { tiers, membership, counts, resident, neighbours, misses, tables, kernels })
+        let shares = options.tiers.iter().map(|tier| tier.share / options.share_sum()).collect();
+        Ok(Self {
+            tiers,
+            membership,
+            counts,
+            resident,
+            neighbours,
+            misses,
+            tables,
+            shares,
+            kernels,
+        })
     }
 
     /// Returns the bytes of the resident rows.
@@ -213,8 +242,9 @@ impl TierStack {
         tier.preload(keys, rows, |key| self.dim(key), &mut Visits::default())
     }
 
-    /// Fills the rows of the scratch that a tier or the resident rows have.
-    pub(crate) fn answer(&self, scratch: &mut Scratch) {
+    /// Fills the rows of the scratch that a tier or the resident rows have; not those of deltas
+    /// that come or go.
+    pub(crate) fn answer(&self, scratch: &mut Scratch, layers: &Layers) {
         for (number, tier) in (1..).zip(&self.tiers) {
             let is_first = number == 1;
             let Scratch { keys, words, row_starts, filled, visits, tier_of, slot_of, work, .. } =
@@ -235,6 +265,9 @@ impl TierStack {
             let mut hits = 0;
             tier.find(asked, visits, |found, slot, code| {
                 let at = if is_first { found } else { places[found] };
+                if layers.is_pending(keys[at]) {
+                    return;
+                }
                 tier.decode(code, words.row_mut(row_starts[at], self.dim(keys[at])));
                 (filled[at], tier_of[at], slot_of[at]) = (Filled::Cached, number, slot);
                 hits += 1;
@@ -248,6 +281,9 @@ impl TierStack {
                 continue;
             }
             let key = scratch.keys[at];
+            if !self.resident.has(key.table) || layers.is_changed(key) {
+                continue;
+            }
             let place = scratch.row_mut(at, 0, self.dim(key));
             if self.resident.head(self.kernels, key, place) {
                 scratch.mark(at, Filled::Resident);
@@ -256,19 +292,27 @@ impl TierStack {
     }
 
     /// Answers for a row that is in no tier, if misses may be answered so.
-    pub(crate) fn answer_miss(&self, key: RowKey, visits: &mut Visits, out: &mut [f32]) -> Answer {
+    pub(crate) fn answer_miss(
+        &self,
+        key: RowKey,
+        layers: &Layers,
+        visits: &mut Visits,
+        out: &mut [f32],
+    ) -> Answer {
         if self.misses == MissMode::Read {
             return Answer::None;
         }
-        if self.resident.surrogate(self.kernels, key, out) {
+        // What stands for a row was made of the snapshot's.
+        if !layers.is_changed(key) && self.resident.surrogate(self.kernels, key, out) {
             return Answer::Surrogate;
         }
         if let Some(neighbours) = &self.neighbours {
             let is_near = |near: RowKey| {
-                self.tiers.iter().any(|tier| tier.peek(near, visits, out))
-                    || self.resident.head(self.kernels, near, out)
+                !layers.is_pending(near)
+                    && (self.tiers.iter().any(|tier| tier.peek(near, visits, out))
+                        || !layers.is_changed(near) && self.resident.head(self.kernels, near, out))
             };
-            if neighbours.find(key).is_some_and(is_near) {
+            if self.knows(key) && neighbours.find(key).is_some_and(is_near) {
                 neighbours.count_answer();
                 return Answer::Surrogate;
             }
@@ -306,17 +350,24 @@ impl TierStack {
     ///
     /// # Errors
     /// As [`ShardedTier::settle`](tierbed_cache::ShardedTier::settle).
-    pub(crate) fn settle(&self, group: &Group<'_>, scratch: &mut Scratch) -> Result<()> {
+    pub(crate) fn settle(
+        &self,
+        group: &Group<'_>,
+        scratch: &mut Scratch,
+        layers: &Layers,
+    ) -> Result<()> {
         let mut work = std::mem::take(&mut scratch.work);
         let mut rest = group.positions;
         while !rest.is_empty() {
-            let count = self.offer(rest, scratch, &mut work);
+            let told = Told { scratch, layers };
+            let count = self.offer(rest, &told, &mut work);
             assert!(count > 0, "at least one row is offered at once");
             let (positions, later) = rest.split_at(count);
             rest = later;
             let part = Group { positions, ..*group };
             for number in 1..=self.tiers.len() as u8 {
-                self.settle_tier(number, &part, scratch, &mut work)?;
+                let mut told = Told { scratch, layers };
+                self.settle_tier(number, &part, &mut told, &mut work)?;
             }
         }
         scratch.work = work;
@@ -327,7 +378,8 @@ impl TierStack {
     }
 
     /// Takes the rows that were read, of as many positions as fit; returns how many positions.
-    fn offer(&self, positions: &[u32], scratch: &Scratch, work: &mut TierScratch) -> usize {
+    fn offer(&self, positions: &[u32], told: &Told<'_>, work: &mut TierScratch) -> usize {
+        let Told { scratch, layers } = told;
         work.offered.clear();
         for (taken, &at) in positions.iter().enumerate() {
             let at = at as usize;
@@ -335,6 +387,9 @@ impl TierStack {
                 continue;
             }
             let key = scratch.keys[at];
+            if !self.knows(key) || layers.is_pending(key) {
+                continue;
+            }
             let dim = self.dim(key);
             // At least one row, however long: the caller goes on behind those taken.
             if taken > 0 && work.offered.rows.len() + dim > OFFERED_WORDS_MAX {
@@ -351,9 +406,10 @@ impl TierStack {
         &self,
         number: u8,
         group: &Group<'_>,
-        scratch: &mut Scratch,
+        told: &mut Told<'_>,
         work: &mut TierScratch,
     ) -> Result<()> {
+        let Told { scratch, layers } = told;
         let tier_count = self.tiers.len();
         assert!((1..=tier_count).contains(&usize::from(number)), "tier {number} of {tier_count}");
         let tier = &self.tiers[usize::from(number) - 1];
@@ -384,13 +440,17 @@ impl TierStack {
         }
         let TierScratch { keys, row_words, slots, code_starts, codes, fallen, .. } = &mut *work;
         let Group { row_count, hit_count, .. } = *group;
-        let told = TierGroup { keys, row_words, slots, row_count, hit_count };
+        let asked = TierGroup { keys, row_words, slots, row_count, hit_count };
         let code_of = |at: usize| {
             let start = code_starts[at]?;
             Some(&codes[start..start + row_words[at]])
         };
         let is_last = usize::from(number) == tier_count;
-        tier.settle(&told, &mut scratch.visits, code_of, |key, code| {
+        tier.settle(&asked, &mut scratch.visits, code_of, |key, code| {
+            // Its old weights must not arrive in the next tier behind those that replace them.
+            if layers.is_pending(key) {
+                return;
+            }
             let start = fallen.rows.len();
             // A policy that flushes gives more than the next tier should be told of at once.
             if is_last || start + self.dim(key) > 2 * OFFERED_WORDS_MAX {
@@ -408,15 +468,41 @@ impl TierStack {
         Ok(())
     }
 
+    /// Tells whether tiers have room for a row: tables that grew since the snapshot have rows that
+    /// they do not know.
+    pub(crate) fn knows(&self, key: RowKey) -> bool {
+        self.tables.get(key.table.0 as usize).is_some_and(|table| key.row.0 < table.row_count)
+    }
+
+    /// Lets the tiers have `capacity_bytes` from now on, no more than they had at first; not those
+    /// of a shared budget.
+    pub(crate) fn resize(&self, capacity_bytes: u64) {
+        for (tier, share) in self.tiers.iter().zip(&self.shares) {
+            tier.resize((capacity_bytes as f64 * share) as u64);
+        }
+    }
+
+    /// Takes rows out of all tiers.
+    pub(crate) fn forget(&self, keys: impl Iterator<Item = RowKey>) {
+        let mut replacing = self.replacing(OFFERED_WORDS_MAX);
+        keys.filter(|key| self.knows(*key)).for_each(|key| replacing.push_none(key));
+        replacing.finish();
+    }
+
+    /// Begins to replace rows where tiers hold them, `row_count` at once.
+    pub(crate) fn replacing(&self, row_count: usize) -> Replacing<'_> {
+        Replacing::new(&self.tiers, row_count)
+    }
+
     fn dim(&self, key: RowKey) -> usize {
         let table_count = self.tables.len();
         assert!((key.table.0 as usize) < table_count, "{key:?} is of none of {table_count} tables");
-        self.tables[key.table.0 as usize].0
+        self.tables[key.table.0 as usize].dim
     }
 
     /// The number of a row among all rows of the snapshot.
     fn number_of(&self, key: RowKey) -> u64 {
-        self.tables[key.table.0 as usize].1 + key.row.0
+        self.tables[key.table.0 as usize].first + key.row.0
     }
 }
 

@@ -54,7 +54,7 @@ impl WindowEngine {
         let Target { layout, base } = target;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
-        let identity = base.as_ref().map(OpenBase::identity).transpose()?;
+        let snapshot = base.as_ref().map(OpenBase::snapshot);
         let mut against = base.map(|base| self.against(base)).transpose()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
@@ -62,8 +62,8 @@ impl WindowEngine {
         let scan_memory = self.reserve_for_scan()?;
         let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &self.budget)?;
         drop(scan_memory);
-        if let Some(identity) = identity {
-            writer.set_base(identity);
+        if let Some(snapshot) = snapshot {
+            writer.set_base(&snapshot)?;
         }
         let mut meter = Meter {
             progress,

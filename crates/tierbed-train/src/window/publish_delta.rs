@@ -36,8 +36,8 @@ pub(crate) struct OpenBase {
 }
 
 impl OpenBase {
-    pub(crate) fn identity(&self) -> Result<String> {
-        self.snapshot.identity()
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot)
     }
 }
 

@@ -155,7 +155,7 @@ fn a_delta_carries_codes_and_takes_rows_back_to_their_first_weights() {
         let layout = layout(codecs.clone());
         let mut writer =
             SnapshotWriter::create_placed(Arc::clone(&delta), &schema, layout, &budget).unwrap();
-        writer.set_base(base.identity().unwrap());
+        writer.set_base(&base).unwrap();
         for (at, (key, row)) in rows.iter().enumerate().filter(|(at, _)| at % 7 == 0) {
             let initial = row_of(&schema, &Model::new(), *key);
             let now = if at % 2 == 0 { row.iter().map(|x| 3.0 * x).collect() } else { initial };
@@ -185,7 +185,7 @@ fn a_delta_in_another_codec_is_refused() {
     let base = Arc::new(Snapshot::open(base, &options(8 << 20)).unwrap());
     let budget = Budget::new(8 << 20);
     let mut writer = SnapshotWriter::create(Arc::clone(&delta), &schema, &budget).unwrap();
-    writer.set_base(base.identity().unwrap());
+    writer.set_base(&base).unwrap();
     writer.finish().unwrap();
     let delta = Arc::new(Snapshot::open_any(delta, &options(8 << 20)).unwrap());
     let error = apply_delta(&base, &delta, &memory_folder(), &budget).unwrap_err();

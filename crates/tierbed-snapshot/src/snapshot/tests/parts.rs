@@ -97,7 +97,7 @@ fn a_delta_with_a_bad_part_is_not_applied() {
     let budget = Budget::new(4 << 20);
     let mut writer = SnapshotWriter::create(Arc::clone(&delta), &schema, &budget).unwrap();
     writer.push(TableId(0), RowId(2), &vec![7.0; DIM as usize]).unwrap();
-    writer.set_base(base.identity().unwrap());
+    writer.set_base(&base).unwrap();
     writer.finish().unwrap();
     let device = delta.open(PAGES_NAME, OpenMode::ReadWrite).unwrap();
     for part in 0..PARTS {

@@ -1,0 +1,238 @@
+//! Deltas applied to an open snapshot, under lookups, with its cache kept.
+//!
+//! Nothing is rewritten: the delta is opened beside the snapshot, and rows that it has are looked
+//! up there from one moment on. Tiers keep all other rows; those of the delta get their new
+//! weights in place. The five steps are those of [`Leases::swap`]:
+//!
+//! ```text
+//! 0 check every page of the delta
+//! 1 announce: tiers neither give nor take its rows    2 wait for lookups that began before
+//! 3 replace its rows where tiers hold them            4 answer from it    5 wait again
+//! ```
+//!
+//! A row that falls from a tier meanwhile is dropped: its old weights cannot arrive in the next
+//! tier behind the replacement.
+//!
+//! [`Leases::swap`]: tierbed_core::handover::Leases::swap
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde::Serialize;
+use tierbed_core::{Error, ErrorKind, Reservation, Result, RowKey};
+use tierbed_io::{Folder, PAGE_BYTES};
+
+use crate::delta::{check_codecs, check_successor};
+use crate::layers::{Layers, OVERLAYS_MAX};
+use crate::manifest::Manifest;
+use crate::open::{open_pages, Backing};
+use crate::overlay::{Overlay, OverlayParts};
+use crate::snapshot::Snapshot;
+
+/// Rows that are replaced at once: so long a lock of a tier is held.
+const REPLACED_ROWS: usize = 64;
+/// Share of the cache that it gives at least for deltas: so it is resized rarely.
+const CACHE_SHARE: u64 = 64;
+
+/// Deltas that were applied to an open snapshot.
+#[derive(Debug)]
+pub(crate) struct Applying {
+    /// One delta at a time. A panic within leaves the swap undone: poisoned.
+    turn: Mutex<()>,
+    cache: Mutex<Reservation>,
+    backing: Backing,
+    rows_replaced: AtomicU64,
+}
+
+/// What a snapshot answers from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Generation {
+    /// Deltas applied since the snapshot was opened.
+    pub number: u64,
+    /// The identity of the newest delta, which names what it was made against.
+    pub delta_identity: Option<String>,
+    /// Deltas that lie upon the snapshot.
+    pub delta_count: u64,
+    /// Their rows.
+    pub delta_rows: u64,
+    /// Bytes of their pages, on disk.
+    pub delta_pages_bytes: u64,
+    /// Bytes of what is in memory of them.
+    pub delta_memory_bytes: u64,
+    /// Rows that tiers held and that got new weights in place, over all deltas.
+    pub rows_replaced: u64,
+}
+
+impl Applying {
+    pub(crate) fn new(cache: Reservation, backing: Backing) -> Self {
+        Self {
+            turn: Mutex::new(()),
+            cache: Mutex::new(cache),
+            backing,
+            rows_replaced: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Snapshot {
+    /// Answers from the delta in `folder` from now on. Lookups go on meanwhile; each has rows of
+    /// one generation. The caller holds no [`View`](crate::View): they are waited for.
+    ///
+    /// The delta was made against what answers now, or against the snapshot itself; then it takes
+    /// the place of those applied before. One that is applied already is left alone. Its memory is
+    /// twelve bytes a row, which the cache gives where nothing else is free.
+    ///
+    /// # Errors
+    /// `Invalid` when it was made against something else, or there is no room for it, `Corruption`
+    /// when it is not what was written, `Io` from its folder, `Poisoned` behind a panic of an
+    /// earlier call. All answers are as before then.
+    pub fn apply(&self, folder: Arc<dyn Folder>) -> Result<Generation> {
+        let applying = self.applying();
+        let turn = applying.turn.lock().map_err(|_| {
+            Error::new(ErrorKind::Poisoned, "an earlier delta was not applied to its end")
+                .with("remedy", "open the snapshot again")
+        })?;
+        let before = Layers::clone(&self.layers());
+        let manifest = Manifest::read(folder.as_ref())?;
+        let identity = manifest.identity()?;
+        if before.overlays.last().is_some_and(|newest| newest.identity == identity) {
+            return Ok(self.generation());
+        }
+        let kept = self.kept_below(&manifest, &before)?;
+        let overlay = Arc::new(self.open_overlay(folder, manifest, before.number + 1)?);
+        let leaving: Vec<Arc<Overlay>> = before.overlays.iter().skip(kept).cloned().collect();
+        let mut overlays: Vec<_> = before.overlays.iter().take(kept).cloned().collect();
+        overlays.push(Arc::clone(&overlay));
+        let pending: Vec<_> = leaving.iter().chain([&overlay]).cloned().collect();
+        let schema = Arc::new(overlay.manifest.schema.clone());
+        let announced = Layers { pending, ..before.clone() };
+        let number = before.number + 1;
+        let next = Layers { number, overlays, pending: Vec::new(), schema };
+        drop(before);
+        self.leases().swap(announced, || self.replace_rows(&overlay, &leaving), next)?;
+        // Files of deltas that left close here, not with the next lookup of a reader.
+        self.attach_idle(&self.layers());
+        drop(turn);
+        Ok(self.generation())
+    }
+
+    /// Returns what answers now.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        let layers = self.layers();
+        let sum = |field: fn(&Overlay) -> u64| -> u64 {
+            layers.overlays.iter().map(|overlay| field(overlay)).sum()
+        };
+        Generation {
+            number: layers.number,
+            delta_identity: layers.overlays.last().map(|newest| newest.identity.clone()),
+            delta_count: layers.overlays.len() as u64,
+            delta_rows: sum(|overlay| overlay.manifest.row_count),
+            delta_pages_bytes: sum(|overlay| overlay.manifest.page_count * PAGE_BYTES as u64),
+            delta_memory_bytes: sum(Overlay::held_bytes),
+            rows_replaced: self.applying().rows_replaced.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Checks that a delta fits what answers now; returns how many deltas stay below it.
+    fn kept_below(&self, manifest: &Manifest, layers: &Layers) -> Result<usize> {
+        let Some(base) = &manifest.base else {
+            return Err(Error::invalid("folder holds a whole snapshot, not a delta")
+                .with("remedy", "open it as a snapshot, or publish a delta against this one"));
+        };
+        let newest = layers.overlays.last().map(|newest| &newest.identity);
+        let is_next = newest.is_some() && newest == manifest.base_delta.as_ref();
+        let kept = if is_next { layers.overlays.len() } else { 0 };
+        if !is_next && *base != self.identity()? {
+            return Err(Error::invalid("delta was not made against what answers now")
+                .with("delta_of", base)
+                .with("snapshot", self.identity()?)
+                .with("newest_delta", format_args!("{newest:?}"))
+                .with(
+                    "remedy",
+                    "apply the deltas before it, or publish one against the snapshot",
+                ));
+        }
+        if kept == OVERLAYS_MAX {
+            return Err(Error::invalid("too many deltas lie upon the snapshot")
+                .with("deltas", kept)
+                .with(
+                    "remedy",
+                    "publish a delta against the snapshot itself, or publish in full",
+                ));
+        }
+        let schema = if kept == 0 { self.schema() } else { &*layers.schema };
+        check_successor(schema, &manifest.schema)?;
+        check_codecs(self.schema(), &self.manifest().codecs, &manifest.codecs)?;
+        let dims = |schema: &tierbed_core::Schema| {
+            schema.tables().iter().map(|table| table.dim).max().unwrap_or(1)
+        };
+        if dims(&manifest.schema) > dims(self.schema()) {
+            return Err(Error::invalid("delta has longer rows than any of the snapshot")
+                .with("dim", dims(&manifest.schema))
+                .with("remedy", "publish in full, and open the result"));
+        }
+        Ok(kept)
+    }
+
+    fn open_overlay(
+        &self,
+        folder: Arc<dyn Folder>,
+        manifest: Manifest,
+        number: u64,
+    ) -> Result<Overlay> {
+        let backing = self.applying().backing;
+        let copied_bytes = backing.copied_bytes(manifest.page_count);
+        let memory =
+            self.make_room(Overlay::memory_bytes(&manifest).saturating_add(copied_bytes))?;
+        let pages = open_pages(folder.as_ref(), manifest.page_count, backing)?;
+        Overlay::open(OverlayParts { number, folder, manifest, pages, memory })
+    }
+
+    /// Reserves memory for a delta; the cache gives what is not free.
+    fn make_room(&self, bytes: u64) -> Result<Reservation> {
+        // A panic elsewhere leaves a reservation whole.
+        let cache = &self.applying().cache;
+        let mut cache = cache.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let missing_bytes = bytes.saturating_sub(self.budget().free_bytes());
+        if missing_bytes > 0 {
+            let given_bytes = missing_bytes.max(cache.bytes() / CACHE_SHARE);
+            let Some(left_bytes) = cache.bytes().checked_sub(given_bytes) else {
+                let minimum_bytes = self.budget().limit_bytes() + missing_bytes - cache.bytes();
+                return Err(Error::invalid("dram budget too small for this delta")
+                    .with_minimum_bytes(minimum_bytes)
+                    .with("delta_bytes", bytes)
+                    .with("remedy", "open the snapshot with a larger dram_budget"));
+            };
+            self.tiers().resize(left_bytes);
+            cache.resize(left_bytes)?;
+        }
+        self.budget().reserve("deltas", bytes)
+    }
+
+    /// Gives rows of `coming` their new weights where tiers hold them; those that only deltas that
+    /// leave have are forgotten. Where it fails, tiers hold no row of either.
+    fn replace_rows(&self, coming: &Overlay, leaving: &[Arc<Overlay>]) -> Result<()> {
+        let forget = |overlay: &Overlay, keeps_coming: bool| {
+            let keys = overlay.keys().filter(|key| !keeps_coming || coming.find(*key).is_none());
+            self.tiers().forget(keys);
+        };
+        leaving.iter().for_each(|overlay| forget(overlay, true));
+        let mut replaced = self.tiers().replacing(REPLACED_ROWS);
+        let mut weights = Vec::new();
+        let scanned = coming.scan(&mut |key: RowKey, code| {
+            if self.tiers().knows(key) {
+                coming.weights(key, code, &mut weights)?;
+                replaced.push(key, &weights);
+            }
+            Ok(())
+        });
+        let row_count = replaced.finish();
+        self.applying().rows_replaced.fetch_add(row_count, Ordering::Relaxed);
+        if scanned.is_err() {
+            leaving.iter().for_each(|overlay| forget(overlay, false));
+            forget(coming, false);
+        }
+        scanned
+    }
+}

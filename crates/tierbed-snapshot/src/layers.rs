@@ -1,0 +1,108 @@
+//! Layers of a served snapshot: its own pages below, those of deltas above.
+//!
+//! A row is where the newest layer has it. Layer 0 is the snapshot; its index and placements are
+//! asked only for rows that no delta has, so a replica that a delta made stale is never chosen.
+//!
+//! ```text
+//! row ─▶ newest delta ─▶ … ─▶ oldest delta ─▶ the snapshot's own index
+//! ```
+
+use std::sync::Arc;
+
+use tierbed_core::handover::Lease;
+use tierbed_core::{RowKey, Schema};
+
+use crate::overlay::{Change, Overlay};
+use crate::reader::PageTable;
+use crate::snapshot::Place;
+
+/// Bits of a page's number within its layer: no snapshot has more pages.
+const LAYER_SHIFT: u32 = 48;
+
+/// Most deltas upon a snapshot.
+pub(crate) const OVERLAYS_MAX: usize = 8;
+
+/// What one generation answers from, besides the snapshot.
+#[derive(Debug, Clone)]
+pub(crate) struct Layers {
+    /// Counts generations.
+    pub(crate) number: u64,
+    /// Oldest first.
+    pub(crate) overlays: Vec<Arc<Overlay>>,
+    /// Deltas that come or go: tiers neither give nor take their rows.
+    pub(crate) pending: Vec<Arc<Overlay>>,
+    /// That of the newest layer: tables only grow.
+    pub(crate) schema: Arc<Schema>,
+}
+
+/// Where a page lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PagePlace {
+    /// 0: the snapshot; then its deltas.
+    pub(crate) layer: usize,
+    pub(crate) page_id: u64,
+}
+
+impl PagePlace {
+    /// Returns one number for both: pages of one layer follow each other.
+    pub(crate) fn packed(self) -> u64 {
+        assert!(self.page_id >> LAYER_SHIFT == 0, "page {} of a layer", self.page_id);
+        ((self.layer as u64) << LAYER_SHIFT) | self.page_id
+    }
+
+    pub(crate) fn unpacked(number: u64) -> Self {
+        let page_id = number & ((1 << LAYER_SHIFT) - 1);
+        Self { layer: (number >> LAYER_SHIFT) as usize, page_id }
+    }
+}
+
+impl Layers {
+    /// A snapshot by itself.
+    pub(crate) fn alone(schema: &Schema) -> Self {
+        let schema = Arc::new(schema.clone());
+        Self { number: 0, overlays: Vec::new(), pending: Vec::new(), schema }
+    }
+
+    /// Returns the delta of layer `layer`, from 1.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub(crate) fn overlay(&self, layer: usize) -> &Overlay {
+        let overlay = layer.checked_sub(1).and_then(|at| self.overlays.get(at));
+        let Some(overlay) = overlay else {
+            panic!("layer {layer} of {} deltas", self.overlays.len());
+        };
+        overlay
+    }
+
+    /// Tells where the newest delta that has a row keeps it; `None`: no delta has it.
+    pub(crate) fn find(&self, key: RowKey) -> Option<Place> {
+        let newest_first = self.overlays.iter().enumerate().rev();
+        newest_first
+            .filter_map(|(at, overlay)| {
+                Some(match overlay.find(key)? {
+                    Change::Page(page_id) => Place::Page(PagePlace { layer: at + 1, page_id }),
+                    Change::Initial => Place::Nowhere,
+                })
+            })
+            .next()
+    }
+
+    /// Tells whether a delta has a row: what was made of the snapshot's own says nothing of it.
+    pub(crate) fn is_changed(&self, key: RowKey) -> bool {
+        self.find(key).is_some() || self.is_pending(key)
+    }
+
+    /// Tells whether tiers neither give nor take a row.
+    pub(crate) fn is_pending(&self, key: RowKey) -> bool {
+        self.pending.iter().any(|overlay| overlay.find(key).is_some())
+    }
+
+    /// Returns how the tables of the newest delta are kept; `None`: as those of the snapshot.
+    pub(crate) fn page_table(&self) -> Option<&PageTable> {
+        self.overlays.last().map(|overlay| &overlay.page_table)
+    }
+}
+
+/// Layers that stay as they are while somebody looks.
+pub(crate) type LayersLease = Lease<Layers>;
