@@ -198,9 +198,9 @@ impl Snapshot {
         if missing_bytes > 0 {
             let given_bytes = missing_bytes.max(cache.bytes() / CACHE_SHARE);
             let Some(left_bytes) = cache.bytes().checked_sub(given_bytes) else {
-                let minimum_bytes = self.budget().limit_bytes() + missing_bytes - cache.bytes();
                 return Err(Error::invalid("dram budget too small for this delta")
-                    .with_minimum_bytes(minimum_bytes)
+                    .with("dram_budget_bytes", self.budget().limit_bytes())
+                    .with("missing_bytes", missing_bytes)
                     .with("delta_bytes", bytes)
                     .with("remedy", "open the snapshot with a larger dram_budget"));
             };

@@ -12,6 +12,7 @@ use crate::delta::apply_delta;
 use crate::{CacheTier, PageLayout, PlacedTables, TableCodecs, TierStackOptions};
 
 mod live;
+mod remedies;
 
 /// What differs between the generations of a snapshot.
 pub(super) struct Chain {
