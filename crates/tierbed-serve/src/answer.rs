@@ -21,7 +21,8 @@ pub(crate) struct Refusal {
     message: String,
     /// What the error knew of the thing that failed.
     context: Vec<(&'static str, String)>,
-    /// What there was no room or time for; only of requests answered with 503 and 504.
+    /// What there was no room or time for; only of requests answered with 503 and 504,
+    /// and of bombs.
     reason: Option<&'static str>,
 }
 
@@ -66,6 +67,12 @@ impl Refusal {
              remedy: send several smaller requests)"
         );
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid", message)
+    }
+
+    /// The body is larger than `allowed` once it is inflated.
+    pub(crate) fn inflated(allowed: usize) -> Self {
+        let refusal = Self::body_too_large("more when decompressed", allowed);
+        Self { reason: Some("decompressed"), ..refusal }
     }
 
     pub(crate) fn status(&self) -> StatusCode {

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use axum::body::{Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::StatusCode;
+use axum::http::{header, StatusCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::answer::Refusal;
+use crate::coding::{Coding, Inflating};
 use crate::options::Limits;
 use crate::wire::Pulse;
 
@@ -91,17 +92,18 @@ pub(crate) struct Received {
     pub(crate) held: Held,
 }
 
-/// Reads a request's body.
+/// Reads a request's body, and inflates it where it is compressed.
 ///
 /// # Errors
-/// 413 for a body larger than allowed, at once where the head says so; 408 for one that comes too
-/// slowly; 503 when there is no memory; 499 when the client leaves.
+/// 413 for a body larger than allowed, at once where the head says so; 415 for an unknown coding;
+/// 408 for one that comes too slowly; 503 when there is no memory; 499 when the client leaves.
 pub(crate) async fn receive(
     limits: &Limits,
     buffers: &Buffers,
     request: Request,
 ) -> Result<Received, Refusal> {
     let pulse = request.extensions().get::<Arc<Pulse>>().cloned();
+    let coding = Coding::given(request.headers(), header::CONTENT_ENCODING.as_str())?;
     let mut body = request.into_body();
     let announced = body.size_hint().exact();
     if announced.is_some_and(|bytes| bytes > limits.body_bytes_max as u64) {
@@ -110,8 +112,13 @@ pub(crate) async fn receive(
     }
     let mut held = buffers.hold_nothing();
     let mut parts = Parts::default();
+    let mut inflating = coding.map(|coding| Inflating::new(coding, limits.body_bytes_max));
     let end = Instant::now() + Duration::from_millis(limits.body_ms_max);
     while let Some(part) = next_part(&mut body, limits, end).await? {
+        if let Some(inflating) = &mut inflating {
+            inflating.push(&part, 0, &mut held).await?;
+            continue;
+        }
         let byte_count = parts.byte_count() + part.len();
         if byte_count > limits.body_bytes_max {
             let found = format_args!("more than {}", limits.body_bytes_max);
@@ -123,7 +130,8 @@ pub(crate) async fn receive(
     if let Some(pulse) = pulse {
         pulse.body_is_read();
     }
-    Ok(Received { bytes: parts.whole(), held })
+    let bytes = inflating.map_or_else(|| Ok(parts.whole()), Inflating::finish)?;
+    Ok(Received { bytes, held })
 }
 
 async fn next_part(

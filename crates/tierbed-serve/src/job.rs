@@ -9,12 +9,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{header, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{oneshot, OwnedSemaphorePermit};
 
 use crate::answer::{with_type, Refusal};
 use crate::body::Held;
+use crate::coding::{Coding, Pack};
 use crate::query::Query;
 use crate::routes::Service;
 
@@ -37,6 +38,25 @@ pub(crate) enum Work {
     Lookup(Prepare),
     /// Anything else.
     Alone(Alone),
+}
+
+impl Work {
+    /// Packs the answer where it is encoded: away from the async threads.
+    pub(crate) fn packed(self, pack: Option<Pack>) -> Self {
+        let Some(pack) = pack else { return self };
+        match self {
+            Self::Lookup(prepare) => Self::Lookup(Box::new(move |service: &Service| {
+                let prepared = prepare(service)?;
+                let encode = prepared.encode;
+                let encode: Encode = Box::new(move |queries| encode(queries)?.packed(pack));
+                Ok(Prepared { encode, ..prepared })
+            })),
+            Self::Alone(answer) => Self::Alone(Box::new(move |service: &Service| {
+                let made = answer(service)?;
+                Ok(Made { body: made.body.packed(pack)?, ..made })
+            })),
+        }
+    }
 }
 
 /// A request that waits for a thread.
@@ -92,6 +112,16 @@ pub(crate) struct Body {
     pub(crate) body_type: Cow<'static, str>,
     /// Bytes of the JSON before binary tensors.
     pub(crate) header_bytes: Option<usize>,
+    pub(crate) coding: Option<Coding>,
+}
+
+impl Body {
+    /// Packs the bytes for their client.
+    fn packed(self, pack: Pack) -> Result<Self, Refusal> {
+        let bytes = pack.apply(&self.bytes)?;
+        let coding = if let Pack::Body(coding) = pack { Some(coding) } else { None };
+        Ok(Self { bytes, coding, ..self })
+    }
 }
 
 /// An answer, and the memory it takes.
@@ -112,10 +142,14 @@ impl Made {
 
 impl IntoResponse for Made {
     fn into_response(self) -> Response {
-        let Body { bytes, body_type, header_bytes } = self.body;
+        let Body { bytes, body_type, header_bytes, coding } = self.body;
         let mut response = with_type(StatusCode::OK, &body_type, bytes);
         if let Some(header_bytes) = header_bytes {
             response.headers_mut().insert(HEADER_LENGTH, HeaderValue::from(header_bytes));
+        }
+        if let Some(coding) = coding {
+            let name = HeaderValue::from_static(coding.name());
+            response.headers_mut().insert(header::CONTENT_ENCODING, name);
         }
         response.extensions_mut().insert(Arc::new(self.held));
         response

@@ -15,6 +15,7 @@ mod admission;
 mod answer;
 mod batch;
 mod body;
+mod coding;
 mod columns;
 mod connection;
 mod executor;

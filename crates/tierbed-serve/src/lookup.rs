@@ -73,7 +73,7 @@ pub(crate) fn prepare(
         let encoded = if is_binary { tensors::encode } else { json::encode };
         let bytes = encoded(&told, &queries)?.into();
         let body_type = if is_binary { SAFETENSORS } else { JSON }.into();
-        Ok(Body { bytes, body_type, header_bytes: None })
+        Ok(Body { bytes, body_type, header_bytes: None, coding: None })
     };
     Ok(Prepared { queries, held, sample_count, encode: Box::new(encode) })
 }

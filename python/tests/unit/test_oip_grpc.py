@@ -88,6 +88,9 @@ def test_a_client_gets_the_bits_of_the_snapshot(snapshot: tb.Snapshot, server: S
             np.testing.assert_array_equal(answer.as_numpy(name), pooled[name].numpy())
         halves = client.infer("ads.rows", _inputs(), parameters={"output_dtype": "FP16"})
         np.testing.assert_array_equal(halves.as_numpy("pooled"), wanted.astype(np.float16))
+        for name in ("gzip", "deflate"):
+            answer = client.infer("ads.rows", _inputs(), compression_algorithm=name)
+            np.testing.assert_array_equal(answer.as_numpy("pooled"), wanted)
         answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
 
         def taken(result: Any, error: Any) -> None:
@@ -100,8 +103,8 @@ def test_a_client_gets_the_bits_of_the_snapshot(snapshot: tb.Snapshot, server: S
             assert error is None
             np.testing.assert_array_equal(result.as_numpy("pooled"), wanted)
         stats = client.get_inference_statistics("ads.rows").model_stats[0]
-        assert stats.inference_stats.success.count == 11
-        assert stats.inference_count == 33
+        assert stats.inference_stats.success.count == 13
+        assert stats.inference_count == 39
 
 
 def test_tensors_may_come_in_typed_fields(snapshot: tb.Snapshot, server: Server) -> None:

@@ -1,7 +1,8 @@
 """The command line: one verb per thing a user wants done.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the
-work failed (a disk, damaged data), 2 the call was wrong, 130 interrupted, 143 terminated.
+work failed (a disk, damaged data), 2 the call was wrong, 3 a server ended although some work
+had not, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ from tierbed.serve.snapshot import Snapshot
 
 __all__ = ["ask", "register"]
 
+# The exit code of a server that left work behind.
+ABANDONED = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -160,7 +163,7 @@ def serve(
             pass
         if not server.stop():
             print("stopped, but a request did not end: ended by force", file=sys.stderr, flush=True)
-            os._exit(1)
+            os._exit(ABANDONED)
     print("stopped", file=sys.stderr)
 
 

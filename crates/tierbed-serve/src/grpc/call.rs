@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, Path, Request as HttpRequest, State};
+use axum::http::HeaderValue;
 use axum::response::Response;
 
 use super::message::{request, Addressed};
 use super::pb::{
     ModelConfigRequest, ModelMetadataRequest, ModelReadyRequest, ModelStatisticsRequest,
 };
-use super::reply::{decode, message, told, whole};
-use super::{about, status, INFER};
+use super::reply::{decode, told, whole, Framed};
+use super::{about, status, ENCODING, INFER};
 use crate::answer::Refusal;
 use crate::body::{Held, Received};
+use crate::coding::{Coding, Pack};
 use crate::oip::infer::{self, Asked};
 use crate::oip::model::Kind;
 use crate::routes::work::received;
@@ -28,12 +30,16 @@ pub(super) async fn answer(
     let start_us = service.clock.now_us();
     let mut body_bytes = 0;
     let answering = async {
-        let Received { bytes, held } = received(&service, request).await?;
+        let headers = request.headers();
+        let coding = Coding::given(headers, ENCODING.as_str())?;
+        let told_as = coding.filter(|coding| coding.is_read(headers));
+        let Received { bytes, mut held } = received(&service, request).await?;
         body_bytes = bytes.len() as u64;
-        let message = message(bytes)?;
+        let bytes_max = service.limits.body_bytes_max;
+        let message = Framed::only(&bytes)?.plain(bytes_max, coding, &mut held).await?;
         match method.as_str() {
             "ModelInfer" => {
-                let call = Call { start_us, deadline, body_bytes, held };
+                let call = Call { start_us, deadline, body_bytes, held, told_as };
                 inferred(&service, call, message).await
             }
             _ => described(&service, &method, message),
@@ -85,19 +91,25 @@ struct Call {
     deadline: Deadline,
     body_bytes: u64,
     held: Held,
+    /// The coding of the answer: that of the question, where the client reads it.
+    told_as: Option<Coding>,
 }
 
 async fn inferred(service: &Service, call: Call, message: axum::body::Bytes) -> Answered {
-    let Call { start_us, deadline, body_bytes, held } = call;
+    let Call { start_us, deadline, body_bytes, held, told_as } = call;
     let addressed: Addressed = decode(message.clone())?;
     let kind = kind(service, &addressed.model_name, &addressed.model_version)?;
     let hurry = addressed.hurry()?;
-    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes };
+    let pack = told_as.map(Pack::Message);
+    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes, pack };
     let made = infer::answer(service, asked, move || request(message), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
     let made = made?;
     let mut response = whole(made.body.bytes);
+    if let Some(coding) = told_as {
+        response.headers_mut().insert(ENCODING, HeaderValue::from_static(coding.name()));
+    }
     response.extensions_mut().insert(Arc::new(made.held));
     Ok(response)
 }

@@ -14,12 +14,13 @@ pub(crate) mod connection;
 mod health;
 pub(crate) mod message;
 mod outgoing;
-mod reply;
+pub(crate) mod reply;
 mod status;
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::http::HeaderName;
 use axum::middleware::{from_fn_with_state, Next};
 use axum::response::Response;
 use axum::routing::post;
@@ -43,6 +44,8 @@ const INFERENCE: &str = "/inference.GRPCInferenceService";
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 const HEALTH: &str = "/grpc.health.v1.Health";
 const REFLECTION: &str = "/grpc.reflection";
+/// How a call's messages are coded.
+const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 /// Largest message that asks for health or reflection.
 const QUESTION_BYTES_MAX: usize = 64 << 10;
 

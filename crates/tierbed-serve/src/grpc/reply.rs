@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
-use axum::http::{header, HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{header, HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use hyper::body::Frame;
 use prost::bytes::{Buf, BufMut};
@@ -14,6 +14,8 @@ use tierbed_core::{Error, Result};
 
 use super::message::TYPE;
 use crate::answer::Refusal;
+use crate::body::Held;
+use crate::coding::{Coding, Inflating};
 
 /// Bytes before a message: whether it is compressed, and its length.
 const FRAME_BYTES: usize = 5;
@@ -21,34 +23,90 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Appends the bytes before a message.
 pub(super) fn begin(message_bytes: usize, out: &mut Vec<u8>) {
+    frame(false, message_bytes, out);
+}
+
+fn frame(is_compressed: bool, message_bytes: usize, out: &mut Vec<u8>) {
     let Ok(length) = u32::try_from(message_bytes) else {
         panic!("an answer of {message_bytes} bytes was not refused");
     };
-    out.put_u8(0);
+    out.put_u8(u8::from(is_compressed));
     out.put_u32(length);
 }
 
-/// Takes the only message out of a body.
+/// What comes before a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) is_compressed: bool,
+    pub(super) length: usize,
+}
+
+impl Head {
+    /// Reads it where it is whole.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let (mut head, _) = bytes.split_at_checked(FRAME_BYTES)?;
+        Some(Self { is_compressed: head.get_u8() != 0, length: head.get_u32() as usize })
+    }
+}
+
+/// A message as it came.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Framed {
+    pub(super) is_compressed: bool,
+    pub(super) bytes: Bytes,
+}
+
+impl Framed {
+    /// Takes the only message out of a body.
+    ///
+    /// # Errors
+    /// `Invalid` for none, several, or one that is cut off.
+    pub(super) fn only(body: &Bytes) -> Result<Self> {
+        match Head::read(body) {
+            Some(Head { is_compressed, length }) if FRAME_BYTES + length == body.len() => {
+                Ok(Self { is_compressed, bytes: body.slice(FRAME_BYTES..) })
+            }
+            _ => Err(Error::invalid("body must hold one message").with("body_bytes", body.len())),
+        }
+    }
+
+    /// Inflates the message where it is compressed.
+    ///
+    /// # Errors
+    /// 400 where the call names no coding, and those of [`Inflating`].
+    pub(super) async fn plain(
+        self,
+        bytes_max: usize,
+        coding: Option<Coding>,
+        held: &mut Held,
+    ) -> std::result::Result<Bytes, Refusal> {
+        let Self { is_compressed, bytes } = self;
+        if !is_compressed {
+            return Ok(bytes);
+        }
+        let Some(coding) = coding else {
+            let message = "message is compressed, but grpc-encoding names no coding";
+            return Err(Error::invalid(message).into());
+        };
+        let mut inflating = Inflating::new(coding, bytes_max);
+        inflating.push(&bytes, bytes.len(), held).await?;
+        let plain = inflating.finish()?;
+        held.resize(plain.len())?;
+        Ok(plain)
+    }
+}
+
+/// Compresses an answer of one message.
 ///
 /// # Errors
-/// 501 for a compressed one, 400 for none, several, or one that is cut off.
-pub(super) fn message(mut body: Bytes) -> std::result::Result<Bytes, Refusal> {
-    let malformed = |found: usize| {
-        let error = Error::invalid("body must hold one message").with("body_bytes", found);
-        Refusal::from(error)
-    };
-    if body.len() < FRAME_BYTES {
-        return Err(malformed(body.len()));
-    }
-    let (is_compressed, length) = (body.get_u8() != 0, body.get_u32());
-    if is_compressed {
-        let message = "compressed messages are not taken; send them as they are";
-        return Err(Refusal::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message));
-    }
-    match usize::try_from(length) == Ok(body.len()) {
-        true => Ok(body),
-        false => Err(malformed(FRAME_BYTES + body.len())),
-    }
+/// Those of [`Coding::deflate`].
+pub(crate) fn deflated(answer: &[u8], coding: Coding) -> Result<Vec<u8>> {
+    let (_, message) = answer.split_at(FRAME_BYTES);
+    let message = coding.deflate(&[message])?;
+    let mut bytes = Vec::with_capacity(FRAME_BYTES + message.len());
+    frame(true, message.len(), &mut bytes);
+    bytes.extend_from_slice(&message);
+    Ok(bytes)
 }
 
 /// Decodes a message.
@@ -111,13 +169,14 @@ mod tests {
         begin(3, &mut framed);
         framed.extend_from_slice(b"abc");
         assert_eq!(framed, b"\0\0\0\0\x03abc");
-        let of = |bytes: &[u8]| message(Bytes::copy_from_slice(bytes));
-        assert_eq!(of(&framed).unwrap(), Bytes::from("abc"));
-        assert_eq!(of(b"\0\0\0\0\0").unwrap(), Bytes::new());
+        let of = |bytes: &[u8]| Framed::only(&Bytes::copy_from_slice(bytes));
+        let plain = |bytes: &'static [u8]| Framed { is_compressed: false, bytes: bytes.into() };
+        assert_eq!(of(&framed).unwrap(), plain(b"abc"));
+        assert_eq!(of(b"\0\0\0\0\0").unwrap(), plain(b""));
         for bad in [&b""[..], b"\0\0\0\0", &framed[..7], &[&framed[..], b"d"].concat()] {
-            assert_eq!(of(bad).unwrap_err().status(), StatusCode::BAD_REQUEST, "{bad:?}");
+            assert!(of(bad).is_err(), "{bad:?}");
         }
         framed[0] = 1;
-        assert_eq!(of(&framed).unwrap_err().status(), StatusCode::NOT_IMPLEMENTED);
+        assert_eq!(of(&framed).unwrap(), Framed { is_compressed: true, ..plain(b"abc") });
     }
 }

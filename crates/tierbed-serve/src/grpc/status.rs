@@ -36,7 +36,12 @@ pub(super) fn told(refusal: Refusal) -> Response {
     let code = code(&refusal);
     let message: String = refusal.message().chars().take(MESSAGE_CHARS_MAX).collect();
     let mut status = Status::new(code, message);
-    if code == Code::ResourceExhausted && refusal.reason().is_some() {
+    if code == Code::Unimplemented {
+        let known = MetadataValue::from_static("identity,gzip,deflate");
+        status.metadata_mut().insert("grpc-accept-encoding", known);
+    }
+    let is_full = refusal.status() == StatusCode::SERVICE_UNAVAILABLE;
+    if code == Code::ResourceExhausted && is_full {
         let after = MetadataValue::from_static(RETRY_AFTER_MS);
         status.metadata_mut().insert("grpc-retry-pushback-ms", after);
     }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Extension, Request as HttpRequest, State};
-use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use super::head::Parts;
@@ -13,6 +12,7 @@ use super::request::{Hurry, Request};
 use super::{lookup, predict, INFER};
 use crate::answer::Refusal;
 use crate::body::{Held, Received};
+use crate::coding::{Coding, Pack};
 use crate::job::{Made, Work};
 use crate::routes::work::{made, received, Ask};
 use crate::routes::{BodyBytes, Deadline, Service, Shared};
@@ -42,13 +42,14 @@ async fn inferred(
 ) -> Result<Made, Refusal> {
     let start_us = service.clock.now_us();
     let headers = request.headers().clone();
-    check_encoding(&headers)?;
+    let pack = Coding::wanted(&headers).map(Pack::Body);
     let Received { bytes, held } = received(service, request).await?;
     *body_bytes = bytes.len() as u64;
     let parts = Parts::cut(&headers, &bytes)?;
     let hurry = parts.hurry();
     drop(bytes);
-    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes: *body_bytes };
+    let body_bytes = *body_bytes;
+    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes, pack };
     answer(service, asked, move || parts.request(), held).await
 }
 
@@ -62,6 +63,7 @@ pub(crate) struct Asked {
     /// What the client wants, from the request's start.
     pub(crate) hurry: Hurry,
     pub(crate) body_bytes: u64,
+    pub(crate) pack: Option<Pack>,
 }
 
 /// Answers a request, which is decoded where it is worked on.
@@ -71,10 +73,12 @@ pub(crate) struct Asked {
 /// the client's time is over.
 pub(crate) async fn answer(
     service: &Service,
-    Asked { route, kind, start_us, deadline: Deadline(latest_us), hurry, body_bytes }: Asked,
+    asked: Asked,
     decode: impl FnOnce() -> tierbed_core::Result<Request> + Send + 'static,
     held: Held,
 ) -> Result<Made, Refusal> {
+    let Asked { route, kind, start_us, deadline: Deadline(latest_us), hurry, body_bytes, pack } =
+        asked;
     let work = match (kind, service.predictor.clone()) {
         (Kind::Predictions, Some(predictor)) => Work::Alone(Box::new(move |service: &Service| {
             predict::answer(service, &*predictor, decode, held)
@@ -85,22 +89,11 @@ pub(crate) async fn answer(
     };
     let Hurry { timeout_us, priority } = hurry;
     let own_us = timeout_us.map_or(latest_us, |us| start_us.saturating_add(us));
-    let ask = Ask { route, deadline_us: own_us.min(latest_us), priority, body_bytes };
+    let ask = Ask { route, deadline_us: own_us.min(latest_us), priority, body_bytes, pack };
     let answering = made(service, ask, work);
     let Some(timeout_us) = timeout_us else { return answering.await };
     // The body's reception was within the client's time, too.
     let left = Duration::from_micros(own_us.saturating_sub(service.clock.now_us()));
     let late = |_| Refusal::late(format!("timeout of {timeout_us} microseconds has passed"));
     tokio::time::timeout(left, answering).await.map_err(late)?
-}
-
-fn check_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
-    match headers.get(header::CONTENT_ENCODING) {
-        Some(found) if found != "identity" => {
-            let message =
-                format!("content encoding {found:?} is not taken; send the body as it is");
-            Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid", message))
-        }
-        _ => Ok(()),
-    }
 }

@@ -273,6 +273,6 @@ impl Outputs {
             (Form::Json, Some(_)) => (OCTETS, head_bytes),
             (Form::Json, None) => (JSON, None),
         };
-        Body { bytes, body_type: body_type.into(), header_bytes }
+        Body { bytes, body_type: body_type.into(), header_bytes, coding: None }
     }
 }

@@ -18,6 +18,7 @@ use super::{BodyBytes, Deadline, Service, Shared};
 use crate::admission::{Priority, Verdict};
 use crate::answer::{Refusal, JSON};
 use crate::body::{receive, Received};
+use crate::coding::{Coding, Pack};
 use crate::executor::{Executor, Offer, Ticket};
 use crate::job::{Body, Done, Job, Made, Phases, Work};
 use crate::lookup;
@@ -25,7 +26,7 @@ use crate::tensors::SAFETENSORS;
 
 pub(super) async fn answer_lookup(
     State(service): Shared,
-    Extension(deadline): Extension<Deadline>,
+    Extension(Deadline(deadline_us)): Extension<Deadline>,
     request: Request,
 ) -> Response {
     let is_binary = match content_type(request.headers()) {
@@ -33,6 +34,7 @@ pub(super) async fn answer_lookup(
         SAFETENSORS => true,
         other => return unknown_type(other).into_response(),
     };
+    let pack = Coding::wanted(request.headers()).map(Pack::Body);
     let received = match received(&service, request).await {
         Ok(received) => received,
         Err(refusal) => return refusal.into_response(),
@@ -42,13 +44,14 @@ pub(super) async fn answer_lookup(
     let prepare = move |service: &Service| {
         lookup::prepare(service.source(), &service.limits, &bytes, held, is_binary)
     };
-    let asked = Ask::new("/v1/lookup", deadline, body_bytes);
+    let (route, priority) = ("/v1/lookup", Priority::default());
+    let asked = Ask { route, deadline_us, priority, body_bytes, pack };
     answered(&service, asked, Work::Lookup(Box::new(prepare))).await
 }
 
 pub(super) async fn answer_predict(
     State(service): Shared,
-    Extension(deadline): Extension<Deadline>,
+    Extension(Deadline(deadline_us)): Extension<Deadline>,
     request: Request,
 ) -> Response {
     let Some(predictor) = service.predictor.clone() else {
@@ -59,6 +62,7 @@ pub(super) async fn answer_predict(
         known @ (JSON | SAFETENSORS) => known.to_owned(),
         other => return unknown_type(other).into_response(),
     };
+    let pack = Coding::wanted(request.headers()).map(Pack::Body);
     let received = match received(&service, request).await {
         Ok(received) => received,
         Err(refusal) => return refusal.into_response(),
@@ -69,10 +73,12 @@ pub(super) async fn answer_predict(
         let (answer, body_type) = predictor.predict(&bytes, &body_type)?;
         drop(bytes);
         held.resize(answer.len())?;
-        let body = Body { bytes: answer.into(), body_type: body_type.into(), header_bytes: None };
+        let (bytes, body_type) = (answer.into(), body_type.into());
+        let body = Body { bytes, body_type, header_bytes: None, coding: None };
         Ok(Made { body, held, phases: Phases::default() })
     };
-    let asked = Ask::new("/v1/predict", deadline, body_bytes);
+    let (route, priority) = ("/v1/predict", Priority::default());
+    let asked = Ask { route, deadline_us, priority, body_bytes, pack };
     answered(&service, asked, Work::Alone(Box::new(predicted))).await
 }
 
@@ -94,13 +100,7 @@ pub(crate) struct Ask {
     pub(crate) deadline_us: u64,
     pub(crate) priority: Priority,
     pub(crate) body_bytes: u64,
-}
-
-impl Ask {
-    fn new(route: &'static str, deadline: Deadline, body_bytes: u64) -> Self {
-        let Deadline(deadline_us) = deadline;
-        Self { route, deadline_us, priority: Priority::default(), body_bytes }
-    }
+    pub(crate) pack: Option<Pack>,
 }
 
 /// A request in the queue. Dropped before its answer came, it leaves the queue.
@@ -131,14 +131,14 @@ async fn answered(service: &Service, ask: Ask, work: Work) -> Response {
 /// # Errors
 /// 503 when there is no room, 504 when the request's time is over; those of the work.
 pub(crate) async fn made(service: &Service, ask: Ask, work: Work) -> Result<Made, Refusal> {
-    let Ask { route, deadline_us, priority, body_bytes } = ask;
+    let Ask { route, deadline_us, priority, body_bytes, pack } = ask;
     let request_count = service.places_taken();
     let Ok(place) = Arc::clone(&service.places).try_acquire_owned() else {
         return Err(refused(Verdict::Full));
     };
     let (answer, made) = oneshot::channel();
     let (done, queued_us) = (Done { place, answer }, service.clock.now_us());
-    let job = Job { route, queued_us, body_bytes, work, done };
+    let job = Job { route, queued_us, body_bytes, work: work.packed(pack), done };
     let offer = Offer { deadline_us, priority, request_count };
     let ticket = service.executor.push(offer, job).map_err(refused)?;
     let mut waiting = Waiting { executor: &service.executor, ticket: Some(ticket) };

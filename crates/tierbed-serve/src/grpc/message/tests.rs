@@ -116,7 +116,7 @@ fn a_head_with_its_elements_is_the_message() {
     begin(8, &mut bytes);
     bytes.extend_from_slice(&[1; 8]);
     begin(0, &mut bytes);
-    let message = reply::message(bytes.into()).unwrap();
+    let message = reply::Framed::only(&bytes.into()).unwrap().bytes;
     let answer: ModelInferResponse = reply::decode(message).unwrap();
     assert_eq!((answer.id.as_str(), answer.outputs[0].shape.as_slice()), ("7", &[1, 2][..]));
     assert_eq!(answer.raw_output_contents, [Bytes::from_static(&[1; 8]), Bytes::new()]);

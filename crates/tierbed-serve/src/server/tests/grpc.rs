@@ -264,7 +264,7 @@ fn refusals_have_their_status() {
     sent(b"").refused(Code::InvalidArgument, "one message");
     sent(b"\0\0\0\0\x09a").refused(Code::InvalidArgument, "one message");
     sent(b"\0\0\0\0\x01\xff").refused(Code::InvalidArgument, "malformed");
-    sent(b"\x01\0\0\0\0").refused(Code::Unimplemented, "compressed");
+    sent(b"\x01\0\0\0\0").refused(Code::InvalidArgument, "grpc-encoding names no coding");
     let late = client.call_with(&infer, Some("1n"), framed(&ids(&[1, 1])));
     late.refused(Code::DeadlineExceeded, "");
     let bad = client.call_with(&infer, Some("1h"), framed(&ids(&[1, 1])));
@@ -275,7 +275,7 @@ fn refusals_have_their_status() {
             format!("tierbed_requests_total{{route=\"{infer}\",status=\"{status}\"}} {count}\n");
         assert!(metrics.contains(&line), "{line}{metrics}");
     };
-    for (status, count) in [(400, 5), (404, 1), (413, 1), (500, 1), (501, 1), (504, 1)] {
+    for (status, count) in [(400, 6), (404, 1), (413, 1), (500, 1), (504, 1)] {
         counted(status, count);
     }
     assert!(metrics.contains("tierbed_request_failures_total{kind=\"corruption\"} 1"), "{metrics}");

@@ -1,6 +1,7 @@
 //! The Open Inference Protocol as its clients speak it.
 
 use super::*;
+use crate::coding::{Coding, Inflating};
 
 /// An answer's JSON and its binary outputs, by name.
 struct Inferred {
@@ -308,9 +309,43 @@ fn bad_inference_requests_say_what_is_wrong() {
     };
     assert_eq!(post("Inference-Header-Content-Length: 9", b"{}").0, 400);
     assert_eq!(post("Inference-Header-Content-Length: x", b"{}").0, 400);
-    assert_eq!(post("Content-Encoding: gzip", b"{}").0, 415);
+    assert_eq!(post("Content-Encoding: br", b"{}").0, 415);
+    let (status, error) = post("Content-Encoding: gzip", b"{}");
+    assert!(status == 400 && error.contains("compressed body cannot be read"), "{error}");
     let left = ids(&[1, 2], json!([1, 2]));
     assert!(infer(&server, &left, b"more").error().contains("more bytes than its inputs"));
+}
+
+#[test]
+fn compressed_bodies_are_those_they_stand_for() {
+    let server =
+        Server::start(&limited(|limits| limits.body_bytes_max = 64 << 10), snapshot(), None);
+    let server = server.unwrap();
+    let request = json!({"inputs": [input("ids", &[1, 2], "INT64", &json!([1, 3]))]}).to_string();
+    let post = |lines: &str, body: &[u8]| {
+        ask_with(&server, "POST /v2/models/tierbed.rows/infer", lines, body)
+    };
+    let plain = post("Accept-Encoding: gzip, deflate", request.as_bytes());
+    for coding in [Coding::Gzip, Coding::Deflate] {
+        let name = coding.name();
+        let sent = coding.deflate(&[request.as_bytes()]).unwrap();
+        let lines = format!("Content-Encoding: {name}\r\nAccept-Encoding: {name}");
+        let answer = post(&lines, &sent);
+        assert_eq!(answer.status, 200);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let told = runtime.block_on(async {
+            let buffers = crate::body::Buffers::new(1 << 20);
+            let mut inflating = Inflating::new(coding, 1 << 20);
+            inflating.push(&answer.body, 0, &mut buffers.hold_nothing()).await.unwrap();
+            inflating.finish().unwrap()
+        });
+        assert_eq!(told, plain.body, "{name}");
+        let bomb = coding.deflate(&[&vec![b' '; 1 << 20]]).unwrap();
+        assert_eq!(post(&format!("Content-Encoding: {name}"), &bomb).status, 413);
+    }
+    let refused = "tierbed_requests_refused_total{reason=\"decompressed\"} 2";
+    let metrics = get(&server, "/metrics").text();
+    assert!(metrics.contains(refused), "{metrics}");
 }
 
 #[test]
