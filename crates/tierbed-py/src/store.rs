@@ -586,7 +586,7 @@ impl NativeStore {
                 }
                 Some(base) => {
                     let base = DeltaBase { folder: Arc::new(FsFolder::open(base)?), find_by };
-                    engine.single()?.publish_delta(&path, base, &parts, progress)?
+                    engine.engine_mut().publish_delta(&path, base, &parts, progress)?
                 }
             };
             Ok(Plain(report))

@@ -19,6 +19,7 @@ use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
 use crate::window::rows::NewRows;
 use crate::window::vocabularies::VocabularyStats;
+use crate::window::DeltaBase;
 
 /// Takes rows by number: position among the rows asked for, whole record of words.
 pub type RowVisitor<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -199,6 +200,18 @@ pub trait TrainEngine: Send {
         &mut self,
         path: &Path,
         layout: PageLayout,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report>;
+
+    /// Publishes to `path` what differs from a snapshot of this store, as `base` says.
+    ///
+    /// # Errors
+    /// As [`WindowEngine::publish_delta`](crate::window::WindowEngine::publish_delta).
+    fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: DeltaBase,
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report>;

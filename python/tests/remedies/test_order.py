@@ -155,17 +155,40 @@ def test_rows_and_steps_are_set_in_window_order(tmp_path: Path) -> None:
         assert torch.equal(rows_of(store), torch.cat([ones, rows[1:]]))
 
 
-def test_the_forward_order_publishes_in_full(tmp_path: Path) -> None:
-    with opened(tmp_path / "store", order="forward") as store:
-        emb = collection(store)
+class Both(Known):
+    """Batches with an id of either table."""
+
+    def epoch(self) -> Iterator[tb.KeyedJaggedTensor]:
+        for batch in super().epoch():
+            lengths = torch.ones(2 * self.wide, dtype=torch.int64)
+            ids = torch.cat([batch.values(), batch.values().flip(0)])
+            yield tb.KeyedJaggedTensor(["item", "user"], ids, lengths=lengths)
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+@pytest.mark.parametrize("order", ["forward", "window"])
+def test_every_order_notes_changed_rows(tmp_path: Path, order: str, shards: int | None) -> None:
+    tables = [table(), table("user")]
+    options: dict[str, Any] = {"order": order, "shards": shards, "dram_budget": "64MiB"}
+    with opened(tmp_path / "store", **options) as store:
+        emb = collection(store, *tables)
+        train(emb, ahead(emb, Both()))
         store.publish(tmp_path / "base")
-        epoch(emb)
-        with refused(tb.UnsupportedError, "publish in full"):
-            store.publish(tmp_path / "delta", base=tmp_path / "base")
+        train(emb, ahead(emb, Both()))
+        store.publish(tmp_path / "delta", base=tmp_path / "base", changes="tracked")
+        store.publish(tmp_path / "compared", base=tmp_path / "base", changes="compared")
+        counts = store.stats()["changes"]
+        assert (counts["deltas_tracked"], counts["deltas_compared"]) == (1, 1)
         store.publish(tmp_path / "full")
-        rows = rows_of(store)
-    with tb.Snapshot.open(tmp_path / "full") as snapshot:
-        assert torch.equal(snapshot.lookup(bags(*range(ROWS)))["item"], rows)
+    with opened(tmp_path / "store", **options) as store:
+        emb = collection(store, *tables)
+        with refused(tb.InvalidError, 'publish with changes="auto", which compares all rows'):
+            store.publish(tmp_path / "x", base=tmp_path / "base", changes="tracked")
+    tb.Snapshot.apply(tmp_path / "base", tmp_path / "delta", tmp_path / "next")
+    with tb.Snapshot.open(tmp_path / "full") as full, tb.Snapshot.open(tmp_path / "next") as last:
+        for name in ("item", "user"):
+            asked = bags(*range(ROWS), name=name)
+            assert torch.equal(full.lookup(asked)[name], last.lookup(asked)[name])
 
 
 @pytest.mark.parametrize("way", ["flip", "missing"])

@@ -11,6 +11,7 @@ use tierbed_store::CommitLog;
 
 use crate::auto::follow::{Making, PlanIdentity};
 use crate::auto::moving::{self, WINDOW_FOLDER};
+use crate::auto::noting::NotingEngine;
 use crate::auto::options::{Order, OrderConfig};
 use crate::auto::planless::{self, Planless};
 use crate::auto::planned::Planned;
@@ -245,7 +246,7 @@ impl AutoEngine {
     ///
     /// # Errors
     /// Those of opening it, or why there is none.
-    pub(crate) fn engine(&mut self) -> Result<&mut dyn TrainEngine> {
+    pub(crate) fn engine(&mut self) -> Result<&mut dyn NotingEngine> {
         self.decide()?;
         match &mut self.state {
             State::Windowed(windowed) => Ok(windowed.as_mut()),

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use crate::planned::PlannedEngine;
+use crate::window::changes::Room;
 use crate::window::{Backend, WindowEngine};
 use tierbed_core::store::RowWrite;
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
@@ -95,13 +96,16 @@ impl AutoEngine {
         let folder = self.folder()?;
         let Some(planned) = self.planned_mut() else { return Ok(()) };
         let (sorted, row_count) = sort_all(planned, &folder)?;
-        let tables = planned.tables();
+        let (tables, changes) = (planned.tables(), std::mem::take(&mut planned.engine.changes));
         // From here on there is no way back but the last checkpoint.
         self.state = State::Lost(why.to_owned());
         let moved = self.open_inside(&folder, &tables, sorted);
         match moved {
-            Ok(state) => {
-                self.state = state;
+            Ok(mut windowed) => {
+                // Rows came as they were: none of them changed by the move.
+                let room = Room::of(&windowed.engine.budget);
+                windowed.engine.store.changes = changes.moved_to(room);
+                self.state = State::Windowed(Box::new(windowed));
                 self.notes.reason = Some(why.to_owned());
                 self.notes.fallback_count += 1;
                 self.notes.rows_moved += row_count;
@@ -119,7 +123,7 @@ impl AutoEngine {
         folder: &Arc<dyn Folder>,
         tables: &Tables,
         sorted: SortedRecords,
-    ) -> Result<State> {
+    ) -> Result<Windowed> {
         let past = CommitLog::open(Arc::clone(folder), crate::planned::BACKEND)?;
         let inside = self.window_folder()?;
         let leftovers = FsFolder::create(&inside)?;
@@ -138,7 +142,7 @@ impl AutoEngine {
         }
         write_sorted(&mut engine, &tables.schema, sorted)?;
         let past = past.manifest().is_some().then_some(past);
-        Ok(State::Windowed(Box::new(Windowed { engine, is_untouched: false, past })))
+        Ok(Windowed { engine, is_untouched: false, past })
     }
 }
 

@@ -94,7 +94,7 @@ fn auto() -> String {
 /// Share of the memory kept aside in forward order, for rows that were not planned.
 const ASIDE_SHARE: u64 = 12;
 /// Least memory kept aside: what publishing needs.
-const ASIDE_MIN_BYTES: u64 = 512 << 10;
+pub(crate) const ASIDE_MIN_BYTES: u64 = 512 << 10;
 const ASIDE_MAX_BYTES: u64 = 256 << 20;
 
 fn aside_bytes_of(budget_bytes: u64) -> u64 {

@@ -10,16 +10,21 @@ use tierbed_io::{Folder, FsFolder};
 use tierbed_kernels::{FeatureLayout, Grads, Hyper, Kernels};
 use tierbed_snapshot::{PageLayout, Report};
 
-use crate::auto::options::OrderConfig;
+use crate::auto::noting::NotingEngine;
+use crate::auto::options::{OrderConfig, ASIDE_MIN_BYTES};
 use crate::auto::part_bags::PartBags;
 use crate::auto::publish::{publish_unsorted, Publication};
+use crate::auto::publish_delta::{publish_changes, DeltaTarget};
 use crate::auto::stats::budget_json;
 use crate::auto::tables::Tables;
 use crate::auto::unplanned::UnplannedRows;
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::{AnySink, EpochPlan, PlannedEngine, Position};
+use crate::window::changes::{Changes, DeltaCount, Room, Since};
+use crate::window::changes_file::{Rows, CHANGES};
 use crate::window::publish::PublishProgress;
+use crate::window::DeltaBase;
 
 /// The forward engine, and memory kept aside for rows that were not planned.
 pub(crate) struct Planned {
@@ -66,9 +71,11 @@ impl Planned {
         config: &OrderConfig,
     ) -> Result<Self> {
         let source = plan.source().to_owned();
-        let engine = PlannedEngine::open_in(folder, schema, plan, &config.forward())
+        let mut engine = PlannedEngine::open_in(folder, schema, plan, &config.forward())
             .map_err(|error| name_least(error, config))?;
         let aside = Budget::new(config.dram_budget_bytes - config.forward_bytes());
+        let noted = engine.attachment(CHANGES);
+        engine.changes = Changes::open(noted, engine.schema(), room_of(&aside))?;
         Ok(Self {
             is_durable: engine.last_checkpoint().is_some(),
             unplanned: UnplannedRows::new(&aside)?,
@@ -303,9 +310,24 @@ impl TrainEngine for Planned {
         let folder = Arc::new(FsFolder::create(path)?);
         self.unplanned.clear();
         let schema = self.engine.schema().clone();
-        let publication = Publication { schema, folder, memory: self.aside.clone(), layout };
-        let engine = &mut self.engine;
-        publish_unsorted(publication, attachments, progress, &mut |sink| engine.scan_all(sink))
+        let memory = self.aside.clone();
+        let publication = Publication { schema, folder, memory, layout, base: None };
+        let scan = &mut |sink: &mut AnySink<'_>| self.engine.scan_all(sink);
+        let report = publish_unsorted(publication, attachments, progress, scan)?;
+        self.note_published(&report.identity)?;
+        Ok(report)
+    }
+
+    fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: DeltaBase,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.unplanned.clear();
+        let memory = self.aside.clone();
+        publish_changes(self, DeltaTarget { path, memory }, base, attachments, progress)
     }
 
     fn stats(&mut self) -> Result<Value> {
@@ -325,9 +347,42 @@ impl TrainEngine for Planned {
             "disk_bytes": self.engine.disk_bytes()?,
             "store": stats,
             "buffer": {},
+            "changes": self.engine.changes.stats(),
             "budget": budget_json(&[self.engine.budget().report(), self.aside.report()]),
         }))
     }
+}
+
+impl NotingEngine for Planned {
+    fn noted_since(&mut self, identities: &[String]) -> Result<Since<Rows>> {
+        Ok(self.engine.changes.rows_since(identities))
+    }
+
+    // No index leads from a row to its place: everything is read once.
+    fn scan_noted(&mut self, rows: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
+        self.scan_all(&mut |table, row, record| match rows
+            .get(&table.0)
+            .is_some_and(|rows| rows.contains(row.0))
+        {
+            true => sink(table, row, record),
+            false => Ok(()),
+        })
+    }
+
+    fn note_published(&mut self, identity: &str) -> Result<()> {
+        self.engine.note_published(identity, room_of(&self.aside));
+        Ok(())
+    }
+
+    fn count_delta(&mut self, delta: DeltaCount) -> Result<()> {
+        self.engine.changes.count_delta(delta);
+        Ok(())
+    }
+}
+
+// Publishing needs the least that is kept aside.
+fn room_of(aside: &Budget) -> Room<'_> {
+    Room::beside(aside, ASIDE_MIN_BYTES)
 }
 
 /// Finds a table; those of a plan are all there are.

@@ -5,17 +5,15 @@
 
 #![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
 
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
-use crate::window::DeltaBase;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Budget, Error, ErrorKind, Result, RowId, Schema, TableId};
 use tierbed_io::sorter::{ExternalSorter, SorterOptions, MEMORY_BYTES_MIN};
-use tierbed_io::{Folder, FsFolder};
-use tierbed_snapshot::{PageLayout, Report, SnapshotWriter};
+use tierbed_io::Folder;
+use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotWriter};
 use tierbed_store::kept;
 
 use crate::auto::engine::{lost, AutoEngine, State};
@@ -27,30 +25,6 @@ const KEY_BYTES: usize = 4 + 4 + 8;
 const PROGRESS_ROWS: u64 = 1 << 16;
 
 impl AutoEngine {
-    /// Publishes to `path` what differs from a snapshot of this store, as `base` says.
-    ///
-    /// # Errors
-    /// As [`crate::window::WindowEngine::publish_delta`]; `Unsupported` along a plan.
-    pub fn publish_delta(
-        &mut self,
-        path: &Path,
-        base: DeltaBase,
-        attachments: &[Attachment<'_>],
-        progress: &mut PublishProgress<'_>,
-    ) -> Result<Report> {
-        if self.planned_mut().is_some() {
-            return Err(Error::unsupported("the forward order publishes no deltas")
-                .with("remedy", "publish in full"));
-        }
-        match self.windowed_mut()? {
-            Some(windowed) => {
-                let folder = Arc::new(FsFolder::create(path)?);
-                windowed.engine.publish_delta(folder, base, attachments, progress)
-            }
-            None => Err(lost("no engine")),
-        }
-    }
-
     /// Checkpoints and keeps the checkpoint under `name`; returns its number.
     ///
     /// # Errors
@@ -113,6 +87,8 @@ pub(crate) struct Publication {
     pub(crate) folder: Arc<dyn Folder>,
     pub(crate) memory: Budget,
     pub(crate) layout: PageLayout,
+    /// In a delta: the snapshot it changes.
+    pub(crate) base: Option<Arc<Snapshot>>,
 }
 
 /// Publishes what `scan` hands out in any order: whole records, each row once.
@@ -122,11 +98,14 @@ pub(crate) fn publish_unsorted(
     progress: &mut PublishProgress<'_>,
     scan: &mut dyn FnMut(&mut AnySink<'_>) -> Result<()>,
 ) -> Result<Report> {
-    let Publication { schema, folder, memory, layout } = publication;
+    let Publication { schema, folder, memory, layout, base } = publication;
     let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
     let dim_of = |table: TableId| dims[table.0 as usize];
     let target = Arc::clone(&folder);
     let mut writer = SnapshotWriter::create_placed(target, &schema, layout, &memory)?;
+    if let Some(base) = base {
+        writer.set_base(&base)?;
+    }
     let row_count: u64 = schema.tables().iter().map(|table| table.row_count).sum();
     let mut show = |done: u64| match progress(done.min(row_count), row_count) {
         true => Ok(()),

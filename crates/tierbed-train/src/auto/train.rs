@@ -11,6 +11,7 @@ use tierbed_store::kept::{kept_names, verify_checkpoint};
 
 use crate::auto::engine::{lost, AutoEngine, State};
 use crate::auto::moving;
+use crate::auto::noting::NotingEngine;
 use crate::auto::options::OnMismatch;
 use crate::auto::stats::budget_json;
 use crate::auto::windowed::callers_names;
@@ -18,8 +19,11 @@ use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::folders::check_folder;
 use crate::planned::AnySink;
+use crate::window::changes::{DeltaCount, Since};
+use crate::window::changes_file::Rows;
 use crate::window::publish::PublishProgress;
 use crate::window::vocabularies::VocabularyStats;
+use crate::window::DeltaBase;
 
 impl TrainEngine for AutoEngine {
     fn schema(&self) -> &Schema {
@@ -183,6 +187,16 @@ impl TrainEngine for AutoEngine {
         self.engine()?.publish_placed(path, layout, attachments, progress)
     }
 
+    fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: DeltaBase,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.engine()?.publish_delta(path, base, attachments, progress)
+    }
+
     fn stats(&mut self) -> Result<Value> {
         let notes = json!({
             "reason": self.notes.reason,
@@ -209,5 +223,23 @@ impl TrainEngine for AutoEngine {
             State::Windowed(windowed) => windowed.vocabularies(),
             _ => VocabularyStats::default(),
         }
+    }
+}
+
+impl NotingEngine for AutoEngine {
+    fn noted_since(&mut self, identities: &[String]) -> Result<Since<Rows>> {
+        self.engine()?.noted_since(identities)
+    }
+
+    fn scan_noted(&mut self, rows: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
+        self.engine()?.scan_noted(rows, sink)
+    }
+
+    fn note_published(&mut self, identity: &str) -> Result<()> {
+        self.engine()?.note_published(identity)
+    }
+
+    fn count_delta(&mut self, delta: DeltaCount) -> Result<()> {
+        self.engine()?.count_delta(delta)
     }
 }

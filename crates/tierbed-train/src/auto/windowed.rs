@@ -5,20 +5,24 @@ use std::sync::Arc;
 
 use serde_json::{json, Value};
 use tierbed_core::store::{Attachment, CommitInfo};
-use tierbed_core::{Bags, Result, Schema, TableId, TableSchema};
+use tierbed_core::{Bags, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::FsFolder;
 use tierbed_kernels::{FeatureLayout, Grads, Hyper};
 use tierbed_snapshot::{PageLayout, Report};
 use tierbed_store::CommitLog;
 
+use crate::auto::noting::NotingEngine;
 use crate::auto::stats::budget_json;
 use crate::auto::tables::Tables;
 use crate::batch_token::BatchToken;
-use crate::engine::{Access, OwnRows, TrainEngine};
+use crate::engine::{Access, OwnRows, TableRows, TrainEngine};
 use crate::planned::AnySink;
+use crate::window::changes::{DeltaCount, Room, Since};
+use crate::window::changes_file::Rows;
+use crate::window::comparer::CHUNK_ROWS;
 use crate::window::publish::PublishProgress;
 use crate::window::vocabularies::VocabularyStats;
-use crate::window::WindowEngine;
+use crate::window::{DeltaBase, WindowEngine};
 
 /// The engine that needs no plan.
 pub(crate) struct Windowed {
@@ -141,6 +145,16 @@ impl TrainEngine for Windowed {
         self.engine.publish(Arc::new(FsFolder::create(path)?), layout, attachments, progress)
     }
 
+    fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: DeltaBase,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.engine.publish_delta(Arc::new(FsFolder::create(path)?), base, attachments, progress)
+    }
+
     fn stats(&mut self) -> Result<Value> {
         let stats = self.engine.stats();
         Ok(json!({
@@ -158,6 +172,46 @@ impl TrainEngine for Windowed {
 
     fn vocabularies(&self) -> VocabularyStats {
         self.engine.stats().vocabularies
+    }
+}
+
+impl NotingEngine for Windowed {
+    fn noted_since(&mut self, identities: &[String]) -> Result<Since<Rows>> {
+        // A row is noted when it is written.
+        self.engine.release_buffer()?;
+        Ok(self.engine.store.changes.rows_since(identities))
+    }
+
+    fn scan_noted(&mut self, rows: &Rows, sink: &mut AnySink<'_>) -> Result<()> {
+        for (&table, rows) in rows {
+            let table = TableId(table);
+            let mut rows = rows.iter().map(RowId);
+            loop {
+                let chunk: Vec<RowId> = rows.by_ref().take(CHUNK_ROWS).collect();
+                if chunk.is_empty() {
+                    break;
+                }
+                let mut taken = Ok(());
+                self.engine.visit_listed(table, &chunk, &mut |at, record| {
+                    if let (true, Some(&row)) = (taken.is_ok(), chunk.get(at)) {
+                        taken = sink(table, row, record);
+                    }
+                })?;
+                taken?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_published(&mut self, identity: &str) -> Result<()> {
+        let WindowEngine { store, budget, .. } = &mut self.engine;
+        store.changes.published(identity, Room::of(budget));
+        Ok(())
+    }
+
+    fn count_delta(&mut self, delta: DeltaCount) -> Result<()> {
+        self.engine.store.changes.count_delta(delta);
+        Ok(())
     }
 }
 

@@ -11,11 +11,12 @@
 //!            └─ tables 3, 4 ────▶ engine of shard 1 ─▶ shard1.*  ┘
 //! ```
 //!
-//! Not with several shards: leaving the forward order, checkpoints that are kept, deltas, open
+//! Not with several shards: leaving the forward order, checkpoints that are kept, open
 //! vocabularies, a checkpoint of every step. One shard is an [`AutoEngine`] and nothing more.
 
 mod coordinator;
 mod folder;
+mod noting;
 mod part;
 mod planning;
 mod run_shards;

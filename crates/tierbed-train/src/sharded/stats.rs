@@ -2,10 +2,15 @@
 
 use serde_json::{json, Value};
 
+use crate::window::ChangeStats;
+
+/// How many snapshots a shard knows.
+const KNOWN: &str = "/changes/base_count";
+
 /// Returns what a store says whose shards are not open yet.
 pub(super) fn no_engine_stats() -> Value {
     json!({"order": {"kind": "window", "reason": null, "fallback_count": 0, "rows_moved": 0,
-                     "replan_count": 0}})
+                     "replan_count": 0}, "changes": ChangeStats::default()})
 }
 
 /// Returns the order of the first shard, sums of what was counted, and under `shards` what each
@@ -19,11 +24,17 @@ pub(super) fn sum_of_shards(stats: Vec<Value>) -> Value {
     assert!(first.is_some(), "a store has shards");
     let mut whole = first.cloned().unwrap_or_default();
     for of_shard in shards {
-        for name in ["disk_bytes", "store", "buffer", "budget"] {
+        for name in ["disk_bytes", "store", "buffer", "budget", "changes"] {
             if let (Some(sum), Some(more)) = (whole.get_mut(name), of_shard.get(name)) {
                 add(sum, more);
             }
         }
+    }
+    // A snapshot is known when every shard knows it.
+    let known_by = |of_shard: &Value| of_shard.pointer(KNOWN)?.as_u64();
+    let known = stats.iter().filter_map(known_by).min();
+    if let (Some(place), Some(known)) = (whole.pointer_mut(KNOWN), known) {
+        *place = json!(known);
     }
     if let Some(whole) = whole.as_object_mut() {
         whole.insert("shards".to_owned(), Value::Array(stats));

@@ -24,12 +24,15 @@ use super::run_shards::run_shards;
 use super::shard_set::ShardSet;
 use super::stats::{no_engine_stats, sum_of_shards};
 use crate::auto::engine::AutoEngine;
+use crate::auto::noting::NotingEngine;
 use crate::auto::part_bags::PartBags;
 use crate::auto::publish::{publish_unsorted, Publication};
+use crate::auto::publish_delta::{publish_changes, DeltaTarget};
 use crate::batch_token::BatchToken;
 use crate::engine::{Access, OwnRows, TrainEngine};
 use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
+use crate::window::DeltaBase;
 
 /// A batch with fewer indices is not worth threads.
 const SMALL_BATCH: usize = 4096;
@@ -321,8 +324,24 @@ impl TrainEngine for ShardSet {
             folder: Arc::new(FsFolder::create(path)?),
             memory: Budget::new(self.config.aside_bytes()),
             layout,
+            base: None,
         };
-        publish_unsorted(publication, attachments, progress, &mut |sink| self.scan_all(sink))
+        let scan = &mut |sink: &mut AnySink<'_>| self.scan_all(sink);
+        let report = publish_unsorted(publication, attachments, progress, scan)?;
+        self.note_published(&report.identity)?;
+        Ok(report)
+    }
+
+    fn publish_delta(
+        &mut self,
+        path: &Path,
+        base: DeltaBase,
+        attachments: &[Attachment<'_>],
+        progress: &mut PublishProgress<'_>,
+    ) -> Result<Report> {
+        self.decide()?;
+        let memory = Budget::new(self.config.aside_bytes());
+        publish_changes(self, DeltaTarget { path, memory }, base, attachments, progress)
     }
 
     fn stats(&mut self) -> Result<Value> {

@@ -12,10 +12,12 @@
 //! its last commit, which are whole. What was published after that commit is unknown to them. A
 //! delta against what they do not know, or against a set dropped for its size, compares all rows.
 
+use std::collections::BTreeSet;
+
 use roaring::RoaringTreemap;
 use serde::Serialize;
 use tierbed_core::store::RowWrite;
-use tierbed_core::{Budget, Error, Reservation, Result, Schema, TableId};
+use tierbed_core::{Budget, ErrorKind, Reservation, Result, Schema, TableId};
 
 use super::changes_file::{decode, encode, ChangeSet, Rows};
 
@@ -24,6 +26,8 @@ use super::changes_file::{decode, encode, ChangeSet, Rows};
 const SETS_MAX: usize = 8;
 /// One part in so many of the budget is set aside for the sets, and for joining those of a table.
 const MEMORY_SHARE: u64 = 32;
+/// The same of memory that is kept aside for this and for publishing.
+const ASIDE_SHARE: u64 = 8;
 /// A list of numbers that grows may have twice the memory it needs, and so may what is joined.
 const GROWTH: u64 = 4;
 /// Rows noted between two looks at the memory.
@@ -32,35 +36,6 @@ const ROWS_PER_LOOK: usize = 4096;
 const NOT_PUBLISHED: &str = "nothing is known of what was written since";
 const DROPPED: &str = "the changed rows needed more than their share of the budget";
 const DAMAGED: &str = "the list of changed rows in the last checkpoint was damaged";
-
-/// How a delta finds the rows that changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum FindBy {
-    /// By those noted while training, where they reach back to the base; else by comparing.
-    #[default]
-    Auto,
-    /// By those noted while training; refused where they do not reach back to the base.
-    Tracked,
-    /// By comparing all rows with the base.
-    Compared,
-}
-
-impl FindBy {
-    /// Reads a name: `auto`, `tracked` or `compared`.
-    ///
-    /// # Errors
-    /// `Invalid` for another one.
-    pub fn from_name(name: &str) -> Result<Self> {
-        match name {
-            "auto" => Ok(Self::Auto),
-            "tracked" => Ok(Self::Tracked),
-            "compared" => Ok(Self::Compared),
-            _ => Err(Error::invalid("no such way to find changes")
-                .with("changes", name)
-                .with("allowed", "auto, tracked, compared")),
-        }
-    }
-}
 
 /// What of changed rows is known, and what deltas made of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -83,6 +58,46 @@ pub struct ChangeStats {
     pub base_pages_read: u64,
 }
 
+/// Memory that sets may be given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl<'a> Room<'a> {
+    /// In a budget that trains and publishes.
+    pub(crate) fn of(budget: &'a Budget) -> Self {
+        Self { budget, bytes: budget.limit_bytes() / MEMORY_SHARE }
+    }
+
+    /// In a budget kept aside, of which publishing needs `least_bytes`.
+    pub(crate) fn beside(budget: &'a Budget, least_bytes: u64) -> Self {
+        let limit_bytes = budget.limit_bytes();
+        let bytes = (limit_bytes / ASIDE_SHARE).min(limit_bytes.saturating_sub(least_bytes));
+        Self { budget, bytes }
+    }
+}
+
+/// What is known of the rows that changed since a snapshot.
+#[derive(Debug)]
+pub(crate) enum Since<T> {
+    /// They were noted.
+    Known(T),
+    /// They were not, and why.
+    Unknown(&'static str),
+}
+
+/// What a delta was made of, to be counted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeltaCount {
+    /// Changed rows only.
+    pub(crate) is_tracked: bool,
+    /// Why all rows, unless it was told to.
+    pub(crate) reason: Option<&'static str>,
+    pub(crate) base_pages_read: u64,
+}
+
 /// The sets of a store, the newest last.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
@@ -95,25 +110,49 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// Takes over the sets of a commit's attachment, `None` when it was damaged: what was
-    /// published before is unknown then.
-    pub(crate) fn of_commit(bytes: Option<&[u8]>, schema: &Schema, budget: &Budget) -> Self {
+    /// Takes over the sets of a commit, as its attachment was read. Where that is damaged, what was
+    /// published before is unknown; the store is not given up.
+    ///
+    /// # Errors
+    /// `Io` from the device.
+    pub(crate) fn open(
+        attachment: Result<Option<Vec<u8>>>,
+        schema: &Schema,
+        room: Room<'_>,
+    ) -> Result<Self> {
         let mut changes = Self::default();
-        changes.set_aside(budget);
-        match bytes {
-            Some(bytes) if bytes.len() as u64 > changes.bytes_max() => {
-                changes.counts.sets_dropped += 1
+        let bytes = match attachment {
+            Ok(None) => return Ok(changes),
+            Ok(Some(bytes)) => bytes,
+            Err(error) if error.kind() == ErrorKind::Corruption => {
+                changes.is_damaged = true;
+                return Ok(changes);
             }
-            Some(bytes) => match decode(bytes, schema) {
+            Err(error) => return Err(error),
+        };
+        changes.set_aside(room);
+        if bytes.len() as u64 > changes.bytes_max() {
+            changes.counts.sets_dropped += 1;
+        } else {
+            match decode(&bytes, schema) {
                 Ok(sets) => changes.sets = sets,
                 Err(_) => changes.is_damaged = true,
-            },
-            None => changes.is_damaged = true,
+            }
         }
         if changes.sets.is_empty() {
             changes.memory = None;
         }
-        changes
+        Ok(changes)
+    }
+
+    /// Goes on in other memory.
+    pub(crate) fn moved_to(mut self, room: Room<'_>) -> Self {
+        self.memory = None;
+        if !self.sets.is_empty() {
+            self.set_aside(room);
+            self.bound();
+        }
+        self
     }
 
     /// Returns the attachment; `None` without sets.
@@ -129,7 +168,24 @@ impl Changes {
             let table = set.rows.entry(first.key.table.0).or_default();
             table.extend(same.iter().map(|row| row.key.row.0));
         }
-        self.noted += rows.len();
+        self.look_after(rows.len());
+    }
+
+    /// Notes rows of `table`.
+    pub(crate) fn note_rows(&mut self, table: TableId, rows: RoaringTreemap) {
+        let Some(set) = self.sets.last_mut() else { return };
+        let row_count = rows.len() as usize;
+        *set.rows.entry(table.0).or_default() |= rows;
+        self.look_after(row_count);
+    }
+
+    /// Tells whether what changes from here on is of use.
+    pub(crate) fn is_noting(&self) -> bool {
+        !self.sets.is_empty()
+    }
+
+    fn look_after(&mut self, row_count: usize) {
+        self.noted += row_count;
         if self.noted >= ROWS_PER_LOOK {
             self.noted = 0;
             self.bound();
@@ -137,8 +193,8 @@ impl Changes {
     }
 
     /// Begins a set: what has `identity` holds every row as it is now.
-    pub(crate) fn published(&mut self, identity: &str, budget: &Budget) {
-        self.set_aside(budget);
+    pub(crate) fn published(&mut self, identity: &str, room: Room<'_>) {
+        self.set_aside(room);
         if self.memory.is_none() {
             self.counts.sets_dropped += 1;
             return;
@@ -159,9 +215,25 @@ impl Changes {
         self.bound();
     }
 
-    /// Finds the sets since what has `identity`; `None` when it is not known.
-    pub(crate) fn since(&self, identity: &str) -> Option<usize> {
-        self.sets.iter().rposition(|set| set.since == identity)
+    /// Finds the sets since what has any of these identities.
+    pub(crate) fn since(&self, identities: &[String]) -> Since<usize> {
+        let is_asked = |set: &ChangeSet| identities.contains(&set.since);
+        match self.sets.iter().rposition(is_asked) {
+            Some(first) => Since::Known(first),
+            None => Since::Unknown(self.why_unknown()),
+        }
+    }
+
+    /// Returns the rows noted since what has any of these identities.
+    pub(crate) fn rows_since(&self, identities: &[String]) -> Since<Rows> {
+        let first = match self.since(identities) {
+            Since::Known(first) => first,
+            Since::Unknown(why) => return Since::Unknown(why),
+        };
+        let sets = self.sets.iter().skip(first);
+        let tables: BTreeSet<u32> = sets.flat_map(|set| set.rows.keys().copied()).collect();
+        let rows = |table| (table, self.rows(first, TableId(table)));
+        Since::Known(tables.into_iter().map(rows).collect())
     }
 
     /// Returns the rows of `table` in the sets from `first` on.
@@ -172,8 +244,8 @@ impl Changes {
         all
     }
 
-    /// Says why the sets do not reach back to a snapshot.
-    pub(crate) fn why_unknown(&self) -> &'static str {
+    // Says why the sets do not reach back to a snapshot.
+    fn why_unknown(&self) -> &'static str {
         match (self.is_damaged, self.counts.sets_dropped) {
             (true, _) => DAMAGED,
             (false, 0) => NOT_PUBLISHED,
@@ -181,18 +253,14 @@ impl Changes {
         }
     }
 
-    /// Counts a delta, and why it compared all rows if it did.
-    pub(crate) fn count_delta(&mut self, is_tracked: bool, base_pages_read: u64) {
-        match is_tracked {
+    /// Counts a delta that was published.
+    pub(crate) fn count_delta(&mut self, delta: DeltaCount) {
+        match delta.is_tracked {
             true => self.counts.deltas_tracked += 1,
             false => self.counts.deltas_compared += 1,
         }
-        self.counts.base_pages_read += base_pages_read;
-    }
-
-    /// Notes why a delta compares all rows.
-    pub(crate) fn set_reason(&mut self, reason: Option<&str>) {
-        self.counts.reason = reason.map(str::to_owned);
+        self.counts.base_pages_read += delta.base_pages_read;
+        self.counts.reason = delta.reason.map(str::to_owned);
     }
 
     pub(crate) fn stats(&self) -> ChangeStats {
@@ -206,9 +274,9 @@ impl Changes {
     }
 
     // Nothing is noted in a budget that has no room to spare: training needs it more.
-    fn set_aside(&mut self, budget: &Budget) {
-        let bytes = budget.limit_bytes() / MEMORY_SHARE;
-        if self.memory.is_none() && budget.free_bytes() / 4 > bytes {
+    fn set_aside(&mut self, room: Room<'_>) {
+        let Room { budget, bytes } = room;
+        if self.memory.is_none() && bytes > 0 && budget.free_bytes() / 4 > bytes {
             self.memory = budget.reserve("changed rows", bytes).ok();
         }
     }
@@ -241,8 +309,12 @@ mod tests {
     }
 
     fn rows_since(changes: &Changes, identity: &str) -> Option<Vec<u64>> {
-        let first = changes.since(identity)?;
-        Some(changes.rows(first, TableId(1)).iter().collect())
+        match changes.rows_since(&[identity.to_owned()]) {
+            Since::Known(rows) => {
+                Some(rows.get(&1).into_iter().flat_map(RoaringTreemap::iter).collect())
+            }
+            Since::Unknown(_) => None,
+        }
     }
 
     #[test]
@@ -250,9 +322,9 @@ mod tests {
         let (mut changes, budget) = (Changes::default(), Budget::new(1 << 20));
         write(&mut changes, 0..9);
         assert_eq!(changes.stats(), ChangeStats::default(), "nothing was published");
-        changes.published("a", &budget);
+        changes.published("a", Room::of(&budget));
         write(&mut changes, 3..5);
-        changes.published("b", &budget);
+        changes.published("b", Room::of(&budget));
         write(&mut changes, 4..7);
         assert_eq!(rows_since(&changes, "a").unwrap(), [3, 4, 5, 6]);
         assert_eq!(rows_since(&changes, "b").unwrap(), [4, 5, 6]);
@@ -264,7 +336,7 @@ mod tests {
     fn the_oldest_and_the_newest_publishes_stay_known() {
         let (mut changes, budget) = (Changes::default(), Budget::new(1 << 20));
         for at in 0..20 {
-            changes.published(&format!("p{at}"), &budget);
+            changes.published(&format!("p{at}"), Room::of(&budget));
             write(&mut changes, at..at + 1);
         }
         assert_eq!(changes.stats().base_count, SETS_MAX as u64);
@@ -273,26 +345,26 @@ mod tests {
         for at in 13..20 {
             assert_eq!(rows_since(&changes, &format!("p{at}")).unwrap(), all[at..]);
         }
-        assert!((1..13).all(|at| changes.since(&format!("p{at}")).is_none()));
+        assert!((1..13).all(|at| rows_since(&changes, &format!("p{at}")).is_none()));
     }
 
     #[test]
     fn sets_stay_in_their_share_of_the_budget() {
         let (mut changes, budget) = (Changes::default(), Budget::new(64 << 10));
-        changes.published("a", &budget);
-        changes.published("b", &budget);
+        changes.published("a", Room::of(&budget));
+        changes.published("b", Room::of(&budget));
         assert_eq!(budget.free_bytes(), (64 << 10) - (2 << 10));
         // Every other row: a list of them has two bytes for each.
         for row in (0..2 * ROWS_PER_LOOK as u64).step_by(2) {
             write(&mut changes, row..row + 1);
         }
-        assert!(changes.since("b").is_none());
+        assert!(rows_since(&changes, "b").is_none());
         assert_eq!((changes.stats().sets_dropped, changes.why_unknown()), (2, DROPPED));
         // A budget without room notes nothing.
         let full = budget.reserve("training", budget.free_bytes() - 100).unwrap();
         let mut changes = Changes::default();
-        changes.published("a", &budget);
-        assert!(changes.since("a").is_none() && changes.stats().sets_dropped == 1);
+        changes.published("a", Room::of(&budget));
+        assert!(rows_since(&changes, "a").is_none() && changes.stats().sets_dropped == 1);
         drop(full);
     }
 }

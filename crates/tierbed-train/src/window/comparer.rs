@@ -2,8 +2,11 @@
 
 #![expect(clippy::indexing_slicing, reason = "a snapshot answers the keys asked for")]
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use roaring::treemap::IntoIter;
+use roaring::RoaringTreemap;
 use tierbed_core::{Error, Result, RowId, RowKey, RowStore, TableId, TableSchema};
 use tierbed_io::PAGE_BYTES;
 use tierbed_kernels::init_record;
@@ -54,29 +57,70 @@ pub(crate) struct Comparer {
     rows: SnapshotRows,
     waiting: Vec<(u32, RowId)>,
     weights: Vec<u8>,
-    /// Where all rows come: the row behind the last one.
-    next: u64,
+    /// Rows of the table that are still to come, or are not stored.
+    looked_at: LookedAt,
+}
+
+/// Rows of a table that are compared, in order.
+pub(crate) enum LookedAt {
+    /// Every row.
+    All(Range<u64>),
+    /// Those noted.
+    Noted(Box<IntoIter>),
+}
+
+impl LookedAt {
+    /// Returns `noted`, or all rows of `table`.
+    pub(crate) fn of(table: &TableSchema, noted: Option<RoaringTreemap>) -> Self {
+        match noted {
+            None => Self::All(0..table.row_count),
+            Some(noted) => Self::Noted(Box::new(noted.into_iter())),
+        }
+    }
+}
+
+impl Iterator for LookedAt {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        match self {
+            Self::All(rows) => rows.next(),
+            Self::Noted(rows) => rows.next(),
+        }
+    }
 }
 
 impl Comparer {
     pub(crate) fn new(base: Arc<Snapshot>) -> Self {
         let rows = SnapshotRows::coded(Arc::clone(&base));
-        Self { base, rows, waiting: Vec::new(), weights: Vec::new(), next: 0 }
+        let looked_at = LookedAt::All(0..0);
+        Self { base, rows, waiting: Vec::new(), weights: Vec::new(), looked_at }
     }
 
-    /// Adds the next row of all that the store has of `table`; hands changes to `sink`, those of
-    /// rows among them that the store has not.
-    pub(crate) fn add_next(
+    /// Begins a table: which of its rows are compared.
+    pub(crate) fn begin_table(&mut self, looked_at: LookedAt) {
+        assert!(self.waiting.is_empty(), "rows of the table before wait");
+        self.looked_at = looked_at;
+    }
+
+    /// Adds the next row that the store has of `table` among those to compare; hands changes to
+    /// `sink`, and rows before it that the store has not.
+    pub(crate) fn add(
         &mut self,
         table: ComparedTable<'_>,
         stored: StoredRow<'_>,
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
-        for absent in self.next..stored.row.0 {
-            self.absent(table, RowId(absent), sink)?;
+        loop {
+            match self.looked_at.next() {
+                Some(row) if row < stored.row.0 => self.absent(table, RowId(row), sink)?,
+                Some(row) if row == stored.row.0 => return self.add_stored(table, stored, sink),
+                _ => {
+                    return Err(Error::corruption("a store brings its rows out of order")
+                        .with("row", stored.row.0))
+                }
+            }
         }
-        self.next = stored.row.0 + 1;
-        self.add(table, stored, sink)
     }
 
     /// Ends a table whose rows were all added.
@@ -85,10 +129,9 @@ impl Comparer {
         table: ComparedTable<'_>,
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
-        for absent in self.next..table.schema.row_count {
-            self.absent(table, RowId(absent), sink)?;
+        while let Some(row) = self.looked_at.next() {
+            self.absent(table, RowId(row), sink)?;
         }
-        self.next = 0;
         self.finish(table, sink)
     }
 
@@ -97,8 +140,7 @@ impl Comparer {
         self.rows.stats().pages_read + self.base.inspect().index_bytes / PAGE_BYTES as u64
     }
 
-    /// Adds a row of `table`, in row order, to those to compare; hands changes to `sink`.
-    pub(crate) fn add(
+    fn add_stored(
         &mut self,
         table: ComparedTable<'_>,
         stored: StoredRow<'_>,
@@ -106,11 +148,6 @@ impl Comparer {
     ) -> Result<()> {
         let StoredRow { count, row, weights } = stored;
         assert!(self.waiting.len() < CHUNK_ROWS, "{} rows wait", self.waiting.len());
-        if self.waiting.last().is_some_and(|(_, before)| *before >= row) {
-            return Err(
-                Error::corruption("a store brings its rows out of order").with("row", row.0)
-            );
-        }
         self.waiting.push((count, row));
         self.weights.extend_from_slice(weights);
         if self.waiting.len() < CHUNK_ROWS {
@@ -119,12 +156,8 @@ impl Comparer {
         self.finish(table, sink)
     }
 
-    /// Compares what waits.
-    pub(crate) fn finish(
-        &mut self,
-        table: ComparedTable<'_>,
-        sink: &mut ChangeSink<'_>,
-    ) -> Result<()> {
+    // Compares what waits.
+    fn finish(&mut self, table: ComparedTable<'_>, sink: &mut ChangeSink<'_>) -> Result<()> {
         let ComparedTable { id, schema: table } = table;
         let weight_bytes = 4 * table.dim as usize;
         let waiting_bytes = self.waiting.len() * weight_bytes;
@@ -163,22 +196,22 @@ impl Comparer {
         Ok(())
     }
 
-    /// Takes a row that the store has not. Where the snapshot has it, that is of a later state than
-    /// the one the store was reopened at, and the row goes back to its initial value.
-    pub(crate) fn absent(
+    // Takes a row that the store has not. Where the snapshot has it, that is of a later state than
+    // the one the store was reopened at, and the row goes back to its initial value.
+    fn absent(
         &mut self,
         table: ComparedTable<'_>,
         row: RowId,
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
-        let ComparedTable { id, schema: table } = table;
-        let key = RowKey::new(id, row);
+        let key = RowKey::new(table.id, row);
         if !holds(self.base.schema(), key) || !self.base.holds_row(key)? {
             return Ok(());
         }
-        let mut initial = vec![0.0f32; table.record_words()];
-        init_record(table, row.0, &mut initial);
-        let (weights, _) = initial.split_at(table.dim as usize);
-        sink(0, row, bytemuck::cast_slice(weights))
+        let mut initial = vec![0.0f32; table.schema.record_words()];
+        init_record(table.schema, row.0, &mut initial);
+        let (weights, _) = initial.split_at(table.schema.dim as usize);
+        let weights = bytemuck::cast_slice(weights);
+        self.add_stored(table, StoredRow { count: 0, row, weights }, sink)
     }
 }

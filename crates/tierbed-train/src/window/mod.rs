@@ -6,17 +6,17 @@
 //! kernels stands the [`row_buffer`], the only home of a row while it is in memory.
 
 mod backends;
-mod changes;
-mod changes_file;
+pub(crate) mod changes;
+pub(crate) mod changes_file;
 pub mod checkpoint;
-mod comparer;
+pub(crate) mod comparer;
 pub mod engine;
 pub mod kept;
 pub mod lookup;
 pub mod options;
 pub mod prefetch;
 pub mod publish;
-mod publish_delta;
+pub(crate) mod publish_delta;
 pub mod row_buffer;
 pub mod rows;
 mod scratch;
@@ -24,10 +24,10 @@ mod tracked;
 pub mod update;
 pub mod vocabularies;
 
-pub use changes::{ChangeStats, FindBy};
+pub use changes::ChangeStats;
 pub use engine::{WindowEngine, WindowStats};
 pub use options::{Backend, Durability, WindowConfig};
-pub use publish_delta::DeltaBase;
+pub use publish_delta::{DeltaBase, FindBy};
 pub use row_buffer::{BufferStats, EvictionOrder};
 pub use tierbed_kernels::{Feature, FeatureLayout, Hyper, Kernels, Pooling};
 pub use tierbed_vocab::{Evicted, Eviction, Policy, SHARED_ROW};

@@ -13,6 +13,7 @@ use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
 use tierbed_io::{Folder, PAGE_BYTES};
 use tierbed_snapshot::{PageLayout, Report, SnapshotWriter};
 
+use crate::window::changes::Room;
 use crate::window::comparer::{ComparedTable, StoredRow};
 use crate::window::engine::WindowEngine;
 use crate::window::publish_delta::{Against, OpenBase};
@@ -54,7 +55,7 @@ impl WindowEngine {
         let Target { layout, base } = target;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;
-        let snapshot = base.as_ref().map(OpenBase::snapshot);
+        let snapshot = base.as_ref().map(|base| Arc::clone(&base.snapshot));
         let mut against = base.map(|base| self.against(base)).transpose()?;
         let schema = self.schema.clone();
         let target = Arc::clone(&folder);
@@ -101,7 +102,7 @@ impl WindowEngine {
         }
         meter.show(0)?;
         let report = writer.finish()?;
-        self.store.changes.published(&report.identity, &self.budget);
+        self.store.changes.published(&report.identity, Room::of(&self.budget));
         if let Some(against) = &against {
             self.count_delta(against);
         }

@@ -11,13 +11,15 @@
 use std::sync::Arc;
 
 use tierbed_core::store::Attachment;
-use tierbed_core::{Error, Result, RowId, RowKey, RowStore};
+use tierbed_core::{Error, Result, RowId, RowKey, RowStore, Schema};
 use tierbed_io::Folder;
 use tierbed_snapshot::delta::{check_plain, check_successor, APPLIED};
 use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions};
 
-use crate::window::changes::FindBy;
-use crate::window::comparer::{ChangeSink, ComparedTable, Comparer, StoredRow, CHUNK_ROWS};
+use crate::window::changes::{DeltaCount, Since};
+use crate::window::comparer::{
+    ChangeSink, ComparedTable, Comparer, LookedAt, StoredRow, CHUNK_ROWS,
+};
 use crate::window::engine::WindowEngine;
 use crate::window::publish::{PublishProgress, Target};
 
@@ -29,23 +31,104 @@ pub struct DeltaBase {
     pub find_by: FindBy,
 }
 
+/// How a delta finds the rows that changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FindBy {
+    /// By those noted while training, where they reach back to the base; else by comparing.
+    #[default]
+    Auto,
+    /// By those noted while training; refused where they do not reach back to the base.
+    Tracked,
+    /// By comparing all rows with the base.
+    Compared,
+}
+
+impl FindBy {
+    /// Reads a name: `auto`, `tracked` or `compared`.
+    ///
+    /// # Errors
+    /// `Invalid` for another one.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "tracked" => Ok(Self::Tracked),
+            "compared" => Ok(Self::Compared),
+            _ => Err(Error::invalid("no such way to find changes")
+                .with("changes", name)
+                .with("allowed", "auto, tracked, compared")),
+        }
+    }
+
+    /// Decides, given what is known of changed rows.
+    ///
+    /// # Errors
+    /// `Invalid` when they are to be known and are not; otherwise those of `since`.
+    pub(crate) fn decide<T>(self, since: impl FnOnce() -> Result<Since<T>>) -> Result<Found<T>> {
+        if self == Self::Compared {
+            return Ok(Found { noted: None, reason: None });
+        }
+        match since()? {
+            Since::Known(noted) => Ok(Found { noted: Some(noted), reason: None }),
+            Since::Unknown(why) if self == Self::Auto => {
+                Ok(Found { noted: None, reason: Some(why) })
+            }
+            Since::Unknown(why) => {
+                Err(Error::invalid("rows changed since this snapshot are not known")
+                    .with("cause", why)
+                    .with("remedy", "publish with changes=\"auto\", which compares all rows"))
+            }
+        }
+    }
+}
+
+/// How a delta finds the rows that changed.
+pub(crate) struct Found<T> {
+    /// Those noted; `None`: all rows are compared.
+    pub(crate) noted: Option<T>,
+    /// Why all are, unless it was told to.
+    pub(crate) reason: Option<&'static str>,
+}
+
 /// The snapshot that a delta is made against, open.
 pub(crate) struct OpenBase {
-    snapshot: Arc<Snapshot>,
-    find_by: FindBy,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) find_by: FindBy,
 }
 
 impl OpenBase {
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.snapshot)
+    /// Opens the base of a delta of a store of `schema`.
+    ///
+    /// # Errors
+    /// `Invalid` when it is of other tables or a delta itself, otherwise those of opening it.
+    pub(crate) fn open(base: DeltaBase, schema: &Schema, dram_budget_bytes: u64) -> Result<Self> {
+        let options =
+            SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
+        let snapshot = Arc::new(Snapshot::open(base.folder, &options)?);
+        check_successor(snapshot.schema(), schema)?;
+        check_plain(&snapshot)?;
+        Ok(Self { snapshot, find_by: base.find_by })
+    }
+
+    /// Returns how rows of the delta lie on pages.
+    pub(crate) fn layout(&self) -> PageLayout {
+        let codecs = self.snapshot.manifest().codecs.clone();
+        PageLayout { placed: Vec::new(), codecs }
+    }
+
+    /// Returns what the snapshot is known by: itself, and the delta that was applied to make it.
+    pub(crate) fn identities(&self) -> Result<Vec<String>> {
+        let mut identities = vec![self.snapshot.identity()?];
+        let applied = self.snapshot.attachment(APPLIED)?;
+        identities.extend(applied.and_then(|bytes| String::from_utf8(bytes).ok()));
+        Ok(identities)
     }
 }
 
 /// The rows that a delta is made of.
 pub(crate) struct Against {
     comparer: Comparer,
-    /// The first of the sets of changes since the snapshot; `None`: all rows are compared.
-    first_set: Option<usize>,
+    /// With the first of the sets of changes since the snapshot.
+    found: Found<usize>,
 }
 
 /// Takes the number of a row that was looked at.
@@ -72,45 +155,17 @@ impl WindowEngine {
         self.release_buffer()?;
         let dram_budget_bytes = self.budget.free_bytes() / 4;
         let _memory = self.budget.reserve("base snapshot", dram_budget_bytes)?;
-        let options =
-            SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
-        let snapshot = Arc::new(Snapshot::open(base.folder, &options)?);
-        check_successor(snapshot.schema(), &self.schema)?;
-        check_plain(&snapshot)?;
-        let codecs = snapshot.manifest().codecs.clone();
-        let layout = PageLayout { placed: Vec::new(), codecs };
-        let base = OpenBase { snapshot, find_by: base.find_by };
+        let base = OpenBase::open(base, &self.schema, dram_budget_bytes)?;
+        let layout = base.layout();
         self.publish_to(folder, Target { layout, base: Some(base) }, attachments, progress)
     }
 
     /// Decides how the changes since `base` are found. Nothing may be written to the store from
     /// here on until they are.
     pub(crate) fn against(&mut self, base: OpenBase) -> Result<Against> {
-        let OpenBase { snapshot, find_by } = base;
-        let first_set = match find_by {
-            FindBy::Compared => None,
-            FindBy::Auto | FindBy::Tracked => self.first_set(&snapshot)?,
-        };
-        let why = self.store.changes.why_unknown();
-        if find_by == FindBy::Tracked && first_set.is_none() {
-            return Err(Error::invalid("rows changed since this snapshot are not known")
-                .with("cause", why)
-                .with("remedy", "publish with changes=\"auto\", which compares all rows"));
-        }
-        let is_fallback = find_by == FindBy::Auto && first_set.is_none();
-        self.store.changes.set_reason(is_fallback.then_some(why));
-        Ok(Against { comparer: Comparer::new(snapshot), first_set })
-    }
-
-    // A snapshot is known by itself, or by the delta that was applied to make it.
-    fn first_set(&self, base: &Snapshot) -> Result<Option<usize>> {
-        let changes = &self.store.changes;
-        if let Some(first) = changes.since(&base.identity()?) {
-            return Ok(Some(first));
-        }
-        let applied = base.attachment(APPLIED)?;
-        let applied = applied.as_deref().and_then(|bytes| std::str::from_utf8(bytes).ok());
-        Ok(applied.and_then(|identity| changes.since(identity)))
+        let identities = base.identities()?;
+        let found = base.find_by.decide(|| Ok(self.store.changes.since(&identities)))?;
+        Ok(Against { comparer: Comparer::new(base.snapshot), found })
     }
 
     /// Hands the rows of `table` that differ from the snapshot to `sink`, and the numbers of those
@@ -122,29 +177,27 @@ impl WindowEngine {
         sink: &mut ChangeSink<'_>,
         seen: &mut SeenSink<'_>,
     ) -> Result<()> {
-        let Against { comparer, first_set } = against;
-        let Some(first) = *first_set else {
+        let Against { comparer, found } = against;
+        let noted = found.noted.map(|first| self.store.changes.rows(first, table.id));
+        comparer.begin_table(LookedAt::of(table.schema, noted.clone()));
+        let Some(noted) = noted else {
             self.store.scan(table.id, &mut |row, record| {
-                comparer.add_next(table, StoredRow::of(table, row, record)?, sink)?;
+                comparer.add(table, StoredRow::of(table, row, record)?, sink)?;
                 seen(row)
             })?;
             return comparer.end_table(table, sink);
         };
-        let noted = self.store.changes.rows(first, table.id);
-        let mut rows = noted.iter().map(|row| RowKey::new(table.id, RowId(row)));
+        let mut rows = noted.into_iter().map(|row| RowKey::new(table.id, RowId(row)));
         let mut chunk = Chunk::new(table.schema.record_bytes());
         loop {
             let keys: Vec<RowKey> = rows.by_ref().take(CHUNK_ROWS).collect();
             if keys.is_empty() {
-                return comparer.finish(table, sink);
+                return comparer.end_table(table, sink);
             }
             chunk.read(&mut self.store, &keys)?;
             for (key, record) in keys.iter().zip(chunk.records()) {
-                match record {
-                    Some(record) => {
-                        comparer.add(table, StoredRow::of(table, key.row, record)?, sink)?;
-                    }
-                    None => comparer.absent(table, key.row, sink)?,
+                if let Some(record) = record {
+                    comparer.add(table, StoredRow::of(table, key.row, record)?, sink)?;
                 }
                 seen(key.row)?;
             }
@@ -153,8 +206,11 @@ impl WindowEngine {
 
     /// Counts a delta that was published.
     pub(crate) fn count_delta(&mut self, against: &Against) {
-        let pages_read = against.comparer.pages_read();
-        self.store.changes.count_delta(against.first_set.is_some(), pages_read);
+        self.store.changes.count_delta(DeltaCount {
+            is_tracked: against.found.noted.is_some(),
+            reason: against.found.reason,
+            base_pages_read: against.comparer.pages_read(),
+        });
     }
 }
 

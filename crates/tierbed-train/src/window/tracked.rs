@@ -4,9 +4,9 @@ use std::path::Path;
 
 use tierbed_core::stats::StoreStats;
 use tierbed_core::store::{Ahead, Attachment, CommitInfo, RowSink, RowWrite, ScanSink};
-use tierbed_core::{Budget, ErrorKind, Result, RowStore, Schema, TableId, TableSchema, TrainStore};
+use tierbed_core::{Budget, Result, RowStore, Schema, TableId, TableSchema, TrainStore};
 
-use super::changes::Changes;
+use super::changes::{Changes, Room};
 use super::changes_file::CHANGES;
 
 /// The store below, and the rows written to it since something was published.
@@ -18,8 +18,7 @@ pub(crate) struct TrackedStore {
 }
 
 impl TrackedStore {
-    /// Takes over the changes that the last commit knew. Damaged ones are given up, not the store:
-    /// deltas compare all rows then.
+    /// Takes over the changes that the last commit knew.
     ///
     /// # Errors
     /// `Io` from the device.
@@ -28,14 +27,8 @@ impl TrackedStore {
         is_kept: bool,
         budget: &Budget,
     ) -> Result<Self> {
-        let changes = match below.attachment(CHANGES) {
-            Ok(None) => Changes::default(),
-            Ok(Some(bytes)) => Changes::of_commit(Some(&bytes), below.schema(), budget),
-            Err(error) if error.kind() == ErrorKind::Corruption => {
-                Changes::of_commit(None, below.schema(), budget)
-            }
-            Err(error) => return Err(error),
-        };
+        let attachment = below.attachment(CHANGES);
+        let changes = Changes::open(attachment, below.schema(), Room::of(budget))?;
         Ok(Self { below, changes, is_kept })
     }
 }

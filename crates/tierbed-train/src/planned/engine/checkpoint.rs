@@ -21,6 +21,7 @@ use crate::planned::store::size_class::{open_rows, read_chunk, SizeClass, ENTRY_
 use crate::planned::store::spans::ListPlace;
 use crate::planned::store::unplanned::UNPLANNED_HEAD_BYTES;
 use crate::planned::store::window_rows::Place;
+use crate::window::changes_file::CHANGES;
 
 impl PlannedEngine {
     /// Makes everything up to the last finished batch durable, with `attachments`, as `name`;
@@ -79,6 +80,8 @@ impl PlannedEngine {
             Attachment { name: STATE, bytes: state.as_bytes() },
             Attachment { name: CHUNKS, bytes: &chunks },
         ];
+        let changes = self.changes.encode();
+        all.extend(changes.as_deref().map(|bytes| Attachment { name: CHANGES, bytes }));
         all.extend_from_slice(attachments);
         let bytes = all.iter().map(|attachment| attachment.bytes.len() as u64).sum();
         quota.take(bytes).map_err(CommitFailure::of)?;

@@ -24,6 +24,7 @@ mod update;
 use std::path::Path;
 use std::sync::Arc;
 
+use roaring::RoaringTreemap;
 use serde::{Deserialize, Serialize};
 use tierbed_core::stats::IoStats;
 use tierbed_core::{
@@ -44,6 +45,7 @@ use crate::planned::store::sizing::ClassSize;
 use crate::planned::store::split::Splitter;
 use crate::planned::store::storage_thread::StorageThread;
 use crate::planned::store::window_rows::WindowRows;
+use crate::window::changes::{Changes, Room};
 pub use options::PlannedConfig;
 pub(crate) use planned::stored_plan;
 use reservations::{Purpose, Reservations};
@@ -138,6 +140,10 @@ pub struct PlannedEngine {
     _memory: Vec<Reservation>,
     poison: Poison,
     lock: FolderLock,
+    /// Rows changed since publishes, which checkpoints keep.
+    pub(crate) changes: Changes,
+    /// The window whose rows were noted last, counted from opening.
+    noted_window: Option<u64>,
 }
 
 /// A folder that this process owns.
@@ -270,6 +276,8 @@ impl PlannedEngine {
             _memory: memory,
             poison: Poison::default(),
             lock: site.lock,
+            changes: Changes::default(),
+            noted_window: None,
         })
     }
 
@@ -433,6 +441,28 @@ impl PlannedEngine {
     fn pay_for_chunks(&mut self) -> Result<()> {
         let bytes = self.pipeline.chunk_bytes();
         self.chunk_memory.resize(bytes)
+    }
+
+    /// Begins to note changed rows anew: what has `identity` holds every row as it is now.
+    pub(crate) fn note_published(&mut self, identity: &str, room: Room<'_>) {
+        self.changes.published(identity, room);
+        self.noted_window = None;
+    }
+
+    // Notes the rows of the current window with its first step: all that its steps may change.
+    fn note_window(&mut self) -> Result<()> {
+        let window = self.counters.window_count;
+        if !self.changes.is_noting() || self.noted_window == Some(window) {
+            return Ok(());
+        }
+        let current = &self.pipeline.current.plan;
+        for (at, entries) in (0..).zip(current.tables()) {
+            let rows = RoaringTreemap::from_sorted_iter(current.rows(entries));
+            let rows = rows.map_err(|_| Error::corruption("plan window has rows out of order"))?;
+            self.changes.note_rows(TableId(at), rows);
+        }
+        self.noted_window = Some(window);
+        Ok(())
     }
 
     fn finish_batch(&mut self) -> Result<()> {

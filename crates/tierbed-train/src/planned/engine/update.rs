@@ -32,6 +32,8 @@ impl PlannedEngine {
     ) -> Result<()> {
         grads.check(bags)?;
         self.find_again(plan, bags, grads.output.len(), found)?;
+        let noted = self.note_window();
+        self.poison.on_any(noted)?;
         let steps = self.begin_step(plan)?;
         if let Some(weights_grad) = grads.weights.as_deref_mut() {
             for rows in feature_rows(&self.pipeline, &self.scratch.entries, plan, bags) {

@@ -33,6 +33,7 @@ use super::{check_shape, OpenFolder, PlannedConfig, PlannedEngine, PlannedTables
 use crate::planned::plan::EpochPlan;
 use crate::planned::store::size_class::Sink;
 use crate::planned::store::unplanned::UnplannedWriter;
+use crate::window::changes::Changes;
 use first_use::{Cut, FirstUses};
 use resting::Resting;
 
@@ -89,6 +90,7 @@ struct Move<'a> {
     source_bytes: u64,
     name: &'a str,
     attachments: &'a [Attachment<'a>],
+    changes: Changes,
 }
 
 impl PlannedEngine {
@@ -115,6 +117,7 @@ impl PlannedEngine {
         let grown = grown(&self.schema, &plan)?;
         self.checkpoint(name, attachments)?;
         let old = self.pipeline.plan.clone();
+        let changes = std::mem::take(&mut self.changes);
         let (site, _, config) = self.into_site();
         let manifest: Manifest = site.log.manifest().cloned().ok_or_else(|| {
             Error::new(ErrorKind::Closed, "the store has no checkpoint to move from")
@@ -126,7 +129,7 @@ impl PlannedEngine {
         let source_bytes = rows.memory_bytes() + stored.chunk_bytes();
         let source = &mut |sink: &mut RecordSink<'_>| rows.visit(sink);
         let stored = stored.moving();
-        let moving = Move { source, stored, source_bytes, name, attachments };
+        let moving = Move { source, stored, source_bytes, name, attachments, changes };
         Self::move_rows(site, PlannedTables { schema: grown, plan }, &config, moving)
     }
 
@@ -146,13 +149,14 @@ impl PlannedEngine {
         config: &PlannedConfig,
         moving: Move<'_>,
     ) -> Result<Self> {
-        let Move { source, stored, source_bytes, name, attachments } = moving;
+        let Move { source, stored, source_bytes, name, attachments, changes } = moving;
         assert!(stored.is_moving(), "rows would be moved onto themselves");
         let rows = tables.schema.tables().iter().map(|table| table.row_count).sum();
         let purpose = Purpose::Moving { source_bytes, row_count: rows };
         let room = Reservations::reserve(&*site.folder, &tables, config, &stored, purpose)?;
         let cut = Cut::new(rows, room.answer_bytes);
         let mut engine = Self::assemble(site, tables, config, &stored, room)?;
+        engine.changes = changes;
         let moved = engine
             .distribute(cut, source)
             .and_then(|()| engine.checkpoint(name, attachments).map(|_| ()));
@@ -160,9 +164,9 @@ impl PlannedEngine {
             engine.give_up_move();
             return Err(error);
         }
-        let plan = engine.pipeline.plan.clone();
+        let (plan, changes) = (engine.pipeline.plan.clone(), std::mem::take(&mut engine.changes));
         let (site, schema, config) = engine.into_site();
-        Self::open_at(site, schema, plan, &config)
+        Ok(Self { changes, ..Self::open_at(site, schema, plan, &config)? })
     }
 
     #[expect(clippy::indexing_slicing, reason = "every size class has a writer")]

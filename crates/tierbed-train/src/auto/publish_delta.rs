@@ -1,0 +1,162 @@
+//! A delta of an engine that hands out its rows in no order: they are sorted, then compared.
+
+#![expect(clippy::indexing_slicing, reason = "records are of the length that the schema says")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use roaring::RoaringTreemap;
+use tierbed_core::store::Attachment;
+use tierbed_core::{Budget, Error, Result, RowId, RowKey, Schema, TableId};
+use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions, MEMORY_BYTES_MIN};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_snapshot::Report;
+
+use crate::auto::noting::NotingEngine;
+use crate::auto::publish::{publish_unsorted, Publication};
+use crate::planned::AnySink;
+use crate::window::changes::DeltaCount;
+use crate::window::changes_file::Rows;
+use crate::window::comparer::{ComparedTable, Comparer, LookedAt, StoredRow};
+use crate::window::publish::PublishProgress;
+use crate::window::publish_delta::OpenBase;
+use crate::window::DeltaBase;
+
+/// Sort key: table, then row, most significant byte first.
+const KEY_BYTES: usize = 4 + 8;
+
+/// Where a delta is written to, and in which memory.
+pub(crate) struct DeltaTarget<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) memory: Budget,
+}
+
+/// Publishes what differs from `base`.
+///
+/// # Errors
+/// `Invalid` when `base` is of other tables or a delta itself, or changes since are to be known
+/// and are not; otherwise those of publishing and of the engine.
+pub(crate) fn publish_changes(
+    engine: &mut dyn NotingEngine,
+    target: DeltaTarget<'_>,
+    base: DeltaBase,
+    attachments: &[Attachment<'_>],
+    progress: &mut PublishProgress<'_>,
+) -> Result<Report> {
+    let DeltaTarget { path, memory } = target;
+    let schema = engine.schema().clone();
+    let base_bytes = memory.free_bytes() / 4;
+    let _memory = memory.reserve("base snapshot", base_bytes)?;
+    let base = OpenBase::open(base, &schema, base_bytes)?;
+    let identities = base.identities()?;
+    let found = base.find_by.decide(|| engine.noted_since(&identities))?;
+    let folder: Arc<dyn Folder> = Arc::new(FsFolder::create(path)?);
+    let publication = Publication {
+        schema: schema.clone(),
+        folder: Arc::clone(&folder),
+        memory: memory.clone(),
+        layout: base.layout(),
+        base: Some(Arc::clone(&base.snapshot)),
+    };
+    let mut comparer = Comparer::new(base.snapshot);
+    let noted = found.noted.as_ref();
+    let report = publish_unsorted(publication, attachments, progress, &mut |sink| {
+        let mut sorted = RowSorter::new(&schema, &folder, &memory)?;
+        let take = &mut |table, row, record: &[f32]| sorted.push(table, row, record);
+        match noted {
+            Some(noted) => engine.scan_noted(noted, take)?,
+            None => engine.scan_all(take)?,
+        }
+        compare(&mut comparer, &schema, noted, sorted.sorter.finish()?, sink)
+    })?;
+    let base_pages_read = comparer.pages_read();
+    let (is_tracked, reason) = (found.noted.is_some(), found.reason);
+    engine.count_delta(DeltaCount { is_tracked, reason, base_pages_read })?;
+    engine.note_published(&report.identity)?;
+    Ok(report)
+}
+
+/// Sorts weights and use counts of rows by table and row.
+struct RowSorter {
+    sorter: ExternalSorter,
+    dims: Vec<usize>,
+    payload: Vec<u8>,
+}
+
+impl RowSorter {
+    fn new(schema: &Schema, folder: &Arc<dyn Folder>, memory: &Budget) -> Result<Self> {
+        let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
+        let options = SorterOptions {
+            key_bytes: KEY_BYTES,
+            payload_bytes: 4 * (1 + dims.iter().copied().max().unwrap_or(0)),
+            memory_bytes: (memory.free_bytes() / 2).max(MEMORY_BYTES_MIN),
+            scratch_name: "scratch.order".to_owned(),
+        };
+        let sorter = ExternalSorter::new(Arc::clone(folder), &options, memory)?;
+        Ok(Self { sorter, dims, payload: vec![0; options.payload_bytes] })
+    }
+
+    #[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+    fn push(&mut self, table: TableId, row: RowId, record: &[f32]) -> Result<()> {
+        let mut key = [0; KEY_BYTES];
+        let bytes = table.0.to_be_bytes().into_iter().chain(row.0.to_be_bytes());
+        key.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+        let dim = self.dims[table.0 as usize];
+        let (weights, count) = self.payload.split_at_mut(4 * dim);
+        weights.copy_from_slice(bytemuck::cast_slice(&record[..dim]));
+        count[..4].copy_from_slice(&record[record.len() - 1].to_le_bytes());
+        self.sorter.push(&key, &self.payload)
+    }
+}
+
+// Hands the sorted rows that differ from the base to `sink`.
+fn compare(
+    comparer: &mut Comparer,
+    schema: &Schema,
+    noted: Option<&Rows>,
+    mut sorted: SortedRecords,
+    sink: &mut AnySink<'_>,
+) -> Result<()> {
+    let mut next = Next::of(&mut sorted)?;
+    for (id, table) in (0..).map(TableId).zip(schema.tables()) {
+        let rows = noted.map(|noted| match noted.get(&id.0) {
+            Some(rows) => rows.clone(),
+            None => RoaringTreemap::new(),
+        });
+        comparer.begin_table(LookedAt::of(table, rows));
+        let table = ComparedTable { id, schema: table };
+        let mut record: Vec<f32> = Vec::new();
+        let mut hand_on = |count: u32, row: RowId, weights: &[u8]| {
+            record.clear();
+            record.extend(weights.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)));
+            record.push(f32::from_bits(count));
+            sink(id, row, &record)
+        };
+        while let Some(Next { key, payload }) = next.take_if(|next| next.key.table == id) {
+            let (row, _) = payload.split_at(4 * table.schema.dim as usize + 4);
+            comparer.add(table, StoredRow::of(table, key.row, row)?, &mut hand_on)?;
+            next = Next::of(&mut sorted)?;
+        }
+        comparer.end_table(table, &mut hand_on)?;
+    }
+    assert!(next.is_none(), "a row of no table was sorted");
+    Ok(())
+}
+
+/// The next of the sorted rows.
+struct Next {
+    key: RowKey,
+    payload: Vec<u8>,
+}
+
+impl Next {
+    #[expect(clippy::big_endian_bytes, reason = "keys compare as bytes")]
+    fn of(sorted: &mut SortedRecords) -> Result<Option<Self>> {
+        let Some(record) = sorted.next()? else { return Ok(None) };
+        let table = record.key.first_chunk().map(|bytes| TableId(u32::from_be_bytes(*bytes)));
+        let row = record.key.last_chunk().map(|bytes| RowId(u64::from_be_bytes(*bytes)));
+        let short = || Error::corruption("sorted record has a short key");
+        let key = RowKey::new(table.ok_or_else(short)?, row.ok_or_else(short)?);
+        Ok(Some(Self { key, payload: record.payload.to_vec() }))
+    }
+}
