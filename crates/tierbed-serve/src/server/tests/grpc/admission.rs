@@ -57,10 +57,10 @@ fn a_call_ends_at_the_earliest_of_its_times_and_does_no_work() {
     let client = Client::new(&held.server);
     let first = held.hold();
     for (count, deadline, timeout_us) in [
-        (1, Some("40m"), 0),
-        (2, Some("1H"), 40_000),
-        (3, None, 40_000),
-        (4, Some("40m"), 3_000_000),
+        (1, Some("500m"), 0),
+        (2, Some("1H"), 500_000),
+        (3, None, 500_000),
+        (4, Some("500m"), 3_000_000),
     ] {
         let called = infer(&client, deadline, hurried(&[("timeout", timeout_us)]));
         assert_eq!(called.code, Code::DeadlineExceeded, "{}", called.message);
