@@ -1,5 +1,6 @@
 //! The HTTP server, for Python: lookups stay in Rust, predictions come back to a callable.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,6 +86,7 @@ fn failed(py: Python<'_>, raised: &PyErr) -> Error {
 #[serde(deny_unknown_fields, default)]
 struct GivenOptions {
     grpc_address: Option<String>,
+    tokens: Option<PathBuf>,
     worker_threads: Option<usize>,
     lookup_threads: Option<usize>,
     snapshot_name: Option<String>,
@@ -102,6 +104,7 @@ impl GivenOptions {
         Ok(ServeOptions {
             address: address.to_owned(),
             grpc_address: given.grpc_address,
+            tokens: given.tokens,
             worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
             lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),
             snapshot_name: given.snapshot_name,

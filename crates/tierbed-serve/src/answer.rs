@@ -122,6 +122,10 @@ impl IntoResponse for Refusal {
             let after = HeaderValue::from_static(RETRY_AFTER_S);
             response.headers_mut().insert(header::RETRY_AFTER, after);
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+        }
         response.extensions_mut().insert(self);
         response
     }

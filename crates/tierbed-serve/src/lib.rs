@@ -37,6 +37,7 @@ mod routes;
 mod sending;
 mod server;
 mod tensors;
+mod tokens;
 mod wire;
 
 pub use features::ServedFeature;

@@ -185,6 +185,40 @@ impl Log {
         });
     }
 
+    pub(crate) fn open_to_all(&self, address: &str) {
+        self.write(|| {
+            tracing::warn!(
+                event = "open_to_all",
+                address,
+                message = "whoever reaches this address may ask; give a file of tokens"
+            );
+        });
+    }
+
+    pub(crate) fn tokens_read(&self, clients: usize) {
+        self.write(|| tracing::info!(event = "tokens_read", clients));
+    }
+
+    pub(crate) fn tokens_not_read(&self, error: &Error) {
+        self.write(|| {
+            tracing::error!(event = "tokens_not_read", message = %error);
+        });
+    }
+
+    /// Tells of a client without a token for what it asks.
+    pub(crate) fn unauthorized(&self, told: Told, refusal: &Refusal) {
+        let Told { route, status, .. } = told;
+        self.write_some("unauthorized", |suppressed| {
+            tracing::warn!(
+                event = "unauthorized",
+                route,
+                status,
+                suppressed,
+                message = refusal.message()
+            );
+        });
+    }
+
     pub(crate) fn draining(&self) {
         self.write(|| tracing::info!(event = "draining"));
     }

@@ -3,6 +3,7 @@
 //! Every limit of the server is a field here, checked when the server starts. The defaults are
 //! those of docs/reference/http.md.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,8 @@ pub struct ServeOptions {
     pub address: String,
     /// Host and port for gRPC; none without.
     pub grpc_address: Option<String>,
+    /// The file of tokens that clients need; without one everybody may ask.
+    pub tokens: Option<PathBuf>,
     /// Threads that move bytes.
     pub worker_threads: usize,
     /// Threads that look up and predict.
@@ -83,6 +86,7 @@ impl Default for ServeOptions {
         Self {
             address: "127.0.0.1:8080".to_owned(),
             grpc_address: None,
+            tokens: None,
             worker_threads: cores.min(2),
             lookup_threads: cores.min(16),
             limits: Limits::default(),

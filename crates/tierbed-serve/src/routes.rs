@@ -31,6 +31,7 @@ use crate::options::Limits;
 use crate::plans::Plans;
 use crate::query::Source;
 use crate::server::Predictor;
+use crate::tokens::{Scope, Tokens};
 
 /// What every request sees.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ pub(crate) struct Service {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) start_us: u64,
     pub(crate) limits: Limits,
+    /// Who may ask; everybody when there is none.
+    pub(crate) tokens: Option<Tokens>,
     pub(crate) stopping: watch::Receiver<bool>,
     /// Told to go away: balancers shall send no more requests.
     pub(crate) draining: watch::Sender<bool>,
@@ -83,6 +86,21 @@ impl Service {
         }
     }
 
+    /// Checks that a request may do what `scope` says; without one anybody may.
+    ///
+    /// # Errors
+    /// 401 without a token that is known, 403 for one that may do something else.
+    pub(crate) fn authorize(
+        &self,
+        headers: &HeaderMap,
+        scope: Option<Scope>,
+    ) -> Result<(), Refusal> {
+        match (&self.tokens, scope) {
+            (Some(tokens), Some(scope)) => tokens.check(headers, scope),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns how many requests wait or are worked on.
     pub(crate) fn places_taken(&self) -> usize {
         self.place_count.saturating_sub(self.places.available_permits())
@@ -112,6 +130,8 @@ impl Service {
                 self.metrics.failed(refusal.kind());
                 self.faults.note(refusal.kind(), refusal.message());
                 self.log.failed(told, refusal);
+            } else if matches!(told.status, 401 | 403) {
+                self.log.unauthorized(told, refusal);
             }
         }
         self.log.answered(told);
@@ -186,8 +206,12 @@ pub(crate) async fn in_time(
 async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
     let is_oip = oip::is_ours(route);
+    let scope = scope_of(request.uri().path());
     let answering = async {
-        let answered = in_time(&service, None, request, next).await;
+        let answered = match service.authorize(request.headers(), scope) {
+            Ok(()) => in_time(&service, None, request, next).await,
+            Err(refusal) => Err(refusal),
+        };
         let response = answered.unwrap_or_else(IntoResponse::into_response);
         if is_oip {
             oip::worded(response)
@@ -235,6 +259,15 @@ fn route_name(path: &str) -> &'static str {
     let known = ["/", "/health", "/livez", "/readyz", "/metrics", "/v1/lookup", "/v1/predict"];
     let known = known.into_iter().find(|route| *route == path);
     known.or_else(|| oip::route_name(path)).unwrap_or("other")
+}
+
+/// Returns what a client must be allowed to do for a path; nothing to ask whether the server lives.
+fn scope_of(path: &str) -> Option<Scope> {
+    match path {
+        "/livez" | "/readyz" | "/v2/health/live" | "/v2/health/ready" => None,
+        "/health" | "/metrics" => Some(Scope::Metrics),
+        _ => Some(Scope::Infer),
+    }
 }
 
 async fn unknown_route() -> Refusal {

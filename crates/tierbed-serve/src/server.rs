@@ -26,6 +26,10 @@ use crate::oip::Models;
 use crate::options::ServeOptions;
 use crate::plans::Plans;
 use crate::routes::{router, Service};
+use crate::tokens::Tokens;
+
+/// Time between two looks at the file of tokens.
+const TOKENS_PAUSE: Duration = Duration::from_millis(500);
 
 /// Answers predictions: a model in front of the snapshot.
 pub trait Predictor: Send + Sync {
@@ -124,22 +128,22 @@ impl Server {
         drop(entered);
         let finished = Arc::new(Finished::default());
         let finishing = Finishing(Arc::clone(&finished));
-        let asked = options.limits.connections_max;
-        let allowed = connections_allowed(asked, open_files());
-        if allowed < asked {
-            service.log.fewer_connections(asked, allowed);
-        }
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
+        let addresses = [Some(address), grpc.as_ref().map(|(_, address)| *address)];
+        warn_of_everybody(&service, &addresses);
         Executor::start(&service, options.lookup_threads)?;
         let callee = |router, protocol| Callee { router, service: Arc::clone(&service), protocol };
-        let door = Door::new(callee(router(&service), Protocol::Http), allowed);
+        let door = Door::new(callee(router(&service), Protocol::Http), allowed(&service));
         let grpc_address = grpc.as_ref().map(|(_, address)| *address);
         let beside = grpc.map(|(listener, _)| {
             let health = Health::default();
             let router = grpc::router(&service, &health);
             (door.beside(callee(router, Protocol::Grpc)), listener, health)
         });
+        if service.tokens.is_some() {
+            runtime.spawn(follow_tokens(Arc::clone(&service)));
+        }
         let draining = service.draining.subscribe();
         runtime.spawn(async move {
             let _finishing = finishing;
@@ -282,6 +286,7 @@ fn service(
         start_us: clock.now_us(),
         clock: Arc::clone(clock),
         limits,
+        tokens: options.tokens.as_deref().map(Tokens::open).transpose()?,
         stopping,
         draining: watch::Sender::new(false),
         places,
@@ -290,6 +295,38 @@ fn service(
         executor,
         snapshot,
     })
+}
+
+/// Returns how many connections there may be; tells when these are fewer than the options say.
+fn allowed(service: &Service) -> usize {
+    let asked = service.limits.connections_max;
+    let allowed = connections_allowed(asked, open_files());
+    if allowed < asked {
+        service.log.fewer_connections(asked, allowed);
+    }
+    allowed
+}
+
+/// Tells of addresses that others can reach when there are no tokens.
+fn warn_of_everybody(service: &Service, addresses: &[Option<SocketAddr>]) {
+    let reached = addresses.iter().flatten().filter(|address| !address.ip().is_loopback());
+    if service.tokens.is_none() {
+        reached.for_each(|address| service.log.open_to_all(&address.to_string()));
+    }
+}
+
+/// Reads the file of tokens again whenever it changes, until the server stops.
+async fn follow_tokens(service: Arc<Service>) {
+    let Some(tokens) = &service.tokens else { return };
+    let mut stopping = service.stopping.clone();
+    // Until the wait for the stop ends before the pause does.
+    while tokio::time::timeout(TOKENS_PAUSE, stopping.wait_for(|&stop| stop)).await.is_err() {
+        match tokens.follow() {
+            Ok(Some(clients)) => service.log.tokens_read(clients),
+            Ok(None) => {}
+            Err(error) => service.log.tokens_not_read(&error),
+        }
+    }
 }
 
 /// Gives a listener to the runtime that is entered.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from pathlib import Path
@@ -385,3 +386,15 @@ def test_an_address_in_use_gives_way_to_a_free_port(folder: Path) -> None:
         with Server(snapshot, "127.0.0.1:0") as second:
             assert second.address != first.address
             ask(second, lookup(1))
+
+
+def test_a_file_of_tokens_has_a_line_for_each_client(tmp_path: Path) -> None:
+    import_tables({"a": torch.rand(40, 4)}, tmp_path / "snapshot")
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ranker secret\n")
+    options = ServeOptions(tokens=tokens, log_level="off")
+    with tb.Snapshot.open(tmp_path / "snapshot") as snapshot:
+        with refused(tb.InvalidError, "write a line for each client: name, SHA-256 of its token"):
+            Server(snapshot, "127.0.0.1:0", options=options)
+        tokens.write_text(f"ranker {hashlib.sha256(b'secret').hexdigest()} infer\n")
+        Server(snapshot, "127.0.0.1:0", options=options).stop()

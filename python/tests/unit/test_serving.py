@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import subprocess
@@ -83,6 +84,29 @@ def test_a_server_that_drains_is_not_ready_and_answers(tmp_path: Path) -> None:
         assert len(ask(url, "/v1/lookup", request)["features"]["a"]) == 1
         assert server.stop()
         server.drain()
+
+
+def test_a_server_with_tokens_answers_who_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tmp_path / "tokens"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    tokens.write_text(f"ranker {digest} infer\n")
+    options = ServeOptions(tokens=tokens, log_level="off")
+    with (
+        tb.Snapshot.open(_snapshot(tmp_path / "snapshot")) as snapshot,
+        Server(snapshot, "127.0.0.1:0", options=options) as server,
+    ):
+        url = f"http://{server.address}"
+        request = {"features": {"a": {"values": [1], "offsets": [0, 1]}}}
+        assert ask(url, "/readyz") == {"ready": True}
+        monkeypatch.delenv("TIERBED_TOKEN", raising=False)
+        with pytest.raises(tb.InvalidError, match=r"401.*Authorization: Bearer TOKEN"):
+            ask(url, "/v1/lookup", request)
+        monkeypatch.setenv("TIERBED_TOKEN", "secret")
+        assert len(ask(url, "/v1/lookup", request)["features"]["a"]) == 1
+        with pytest.raises(tb.InvalidError, match=r"403.*ranker.*lacks metrics"):
+            ask(url, "/metrics")
 
 
 def test_rows_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:

@@ -229,6 +229,8 @@ def _from_server(
 def ask(url: str, route: str, request: dict[str, Any] | None = None) -> Any:
     """Asks a running server; with a request by POST, else by GET.
 
+    A server with tokens is shown that of the environment variable ``TIERBED_TOKEN``.
+
     Returns:
         The decoded JSON, or the text where it is none.
 
@@ -240,6 +242,8 @@ def ask(url: str, route: str, request: dict[str, Any] | None = None) -> Any:
         raise InvalidError(f"--url must start with http://, found {url!r}")
     body = None if request is None else json.dumps(request).encode()
     headers = {"Content-Type": "application/json"}
+    if token := os.environ.get("TIERBED_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
     question = urllib.request.Request(url.rstrip("/") + route, body, headers)  # noqa: S310
     try:
         with urllib.request.urlopen(question, timeout=30) as answer:  # noqa: S310

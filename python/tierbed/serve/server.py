@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
@@ -73,6 +74,7 @@ class ServeOptions:
 
     Args:
         grpc_address: ``"host:port"`` for gRPC; port 0 picks a free one, None: no gRPC.
+        tokens: The file of tokens that clients need, a line for each: name, SHA-256, scopes.
         limits: What requests and clients may cost.
         worker_threads: Threads that move bytes; by default 2, or the number of cores if less.
         lookup_threads: Threads that look up and predict; by default the cores, at most 16.
@@ -84,6 +86,7 @@ class ServeOptions:
     """
 
     grpc_address: str | None = None
+    tokens: Path | None = None
     limits: Limits = Limits()
     worker_threads: Positive | None = None
     lookup_threads: Positive | None = None

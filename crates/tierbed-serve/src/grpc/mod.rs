@@ -29,6 +29,7 @@ use tonic_reflection::server::Builder;
 
 pub(crate) use self::health::Health;
 use crate::routes::{counted, in_time, Service, Shared};
+use crate::tokens::Scope;
 
 /// The messages of `proto/inference.proto`.
 #[allow(clippy::all, dead_code, missing_docs, unreachable_pub, reason = "generated")]
@@ -83,6 +84,15 @@ fn route_name(path: &str) -> &'static str {
     known.into_iter().find(|route| path.starts_with(route)).unwrap_or("other")
 }
 
+/// Returns what a client must be allowed to do for a path; nothing to ask whether the server lives.
+fn scope_of(path: &str) -> Option<Scope> {
+    let is_health = path.starts_with(HEALTH)
+        || path
+            .strip_prefix(INFERENCE)
+            .is_some_and(|end| matches!(end, "/ServerLive" | "/ServerReady"));
+    (!is_health).then_some(Scope::Infer)
+}
+
 /// Tells whether a call ends with its only answer; others last as long as their client wants.
 fn is_finite(path: &str) -> bool {
     !path.starts_with(REFLECTION) && !path.ends_with("/Watch")
@@ -92,6 +102,7 @@ fn is_finite(path: &str) -> bool {
 async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
     let answering = async {
+        service.authorize(request.headers(), scope_of(request.uri().path()))?;
         let own_us = status::timeout_us(request.headers())?;
         in_time(&service, own_us, request, next).await
     };

@@ -17,6 +17,8 @@ const RETRY_AFTER_MS: &str = "1000";
 fn code(refusal: &Refusal) -> Code {
     match (refusal.status(), refusal.reason(), refusal.kind()) {
         (StatusCode::NOT_FOUND, ..) => Code::NotFound,
+        (StatusCode::UNAUTHORIZED, ..) => Code::Unauthenticated,
+        (StatusCode::FORBIDDEN, ..) => Code::PermissionDenied,
         (StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT, ..) => Code::DeadlineExceeded,
         (StatusCode::PAYLOAD_TOO_LARGE, ..) => Code::ResourceExhausted,
         (StatusCode::NOT_IMPLEMENTED | StatusCode::UNSUPPORTED_MEDIA_TYPE, ..) => {

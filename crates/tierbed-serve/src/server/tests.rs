@@ -25,6 +25,7 @@ mod limits;
 mod oip;
 mod stopping;
 mod telling;
+mod tokens;
 
 fn table(name: &str, row_count: u64, dim: u32) -> TableSchema {
     TableSchema {

@@ -25,14 +25,14 @@ mod admission;
 const SERVICE: &str = "/inference.GRPCInferenceService";
 
 /// A connection.
-struct Client {
+pub(super) struct Client {
     runtime: Runtime,
     calls: SendRequest<Bytes>,
 }
 
 /// What came of a call.
-struct Called {
-    code: Code,
+pub(super) struct Called {
+    pub(super) code: Code,
     message: String,
     pushback: Option<String>,
     bytes: Vec<u8>,
@@ -59,7 +59,7 @@ fn framed(message: &impl Message) -> Vec<u8> {
 }
 
 impl Client {
-    fn new(server: &Server) -> Self {
+    pub(super) fn new(server: &Server) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -75,13 +75,22 @@ impl Client {
         Self { runtime, calls }
     }
 
-    fn call_with(&self, path: &str, timeout: Option<&str>, body: Vec<u8>) -> Called {
-        let mut request = Request::post(format!("http://t{path}"))
+    pub(super) fn call_with(&self, path: &str, timeout: Option<&str>, body: Vec<u8>) -> Called {
+        let timeout = timeout.map(|timeout| ("grpc-timeout", timeout));
+        self.call_with_header(path, timeout, body)
+    }
+
+    pub(super) fn call_with_header(
+        &self,
+        path: &str,
+        header: Option<(&str, &str)>,
+        body: Vec<u8>,
+    ) -> Called {
+        let request = Request::post(format!("http://t{path}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers");
-        if let Some(timeout) = timeout {
-            request = request.header("grpc-timeout", timeout);
-        }
+        let request =
+            header.into_iter().fold(request, |request, (name, value)| request.header(name, value));
         let request = request.body(()).unwrap();
         self.runtime.block_on(async {
             let mut calls = self.calls.clone().ready().await.unwrap();
@@ -147,6 +156,11 @@ fn request(inputs: Vec<InferInputTensor>, raw: &[&[u8]]) -> ModelInferRequest {
 fn ids(ids: &[i64]) -> ModelInferRequest {
     let samples = ids.len() as i64 / 2;
     request(vec![input("ids", "INT64", &[samples, 2])], &[&i64s(ids)])
+}
+
+/// The body of a call for one sample's rows.
+pub(super) fn asked_for_rows() -> Vec<u8> {
+    framed(&ids(&[1, 1]))
 }
 
 fn word(word: &str) -> InferParameter {

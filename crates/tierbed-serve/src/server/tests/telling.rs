@@ -5,17 +5,17 @@ use std::sync::mpsc::{sync_channel, Receiver};
 use super::*;
 
 /// Options whose log goes into a queue of the test's.
-fn logged(log: LogOptions) -> (ServeOptions, Receiver<Vec<u8>>) {
+pub(super) fn logged(log: LogOptions) -> (ServeOptions, Receiver<Vec<u8>>) {
     let (queue, lines) = sync_channel(256);
     let log = LogOptions { target: LogTarget::Queue(queue), ..log };
     (ServeOptions { log, ..options() }, lines)
 }
 
-fn lines(found: &Receiver<Vec<u8>>) -> Vec<Value> {
+pub(super) fn lines(found: &Receiver<Vec<u8>>) -> Vec<Value> {
     found.try_iter().map(|line| serde_json::from_slice(&line).unwrap()).collect()
 }
 
-fn of<'a>(lines: &'a [Value], event: &str) -> Vec<&'a Value> {
+pub(super) fn of<'a>(lines: &'a [Value], event: &str) -> Vec<&'a Value> {
     lines.iter().filter(|line| line["event"] == event).collect()
 }
 
