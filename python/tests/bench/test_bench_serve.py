@@ -44,6 +44,8 @@ def test_answers_of_all_protocols_are_the_rows_and_overload_is_told(rows: Rows) 
             [phase] = bench.load(system, [150.0], 0.4)
             _all_told(phase)
             assert phase["good_us"]["p50"] <= phase["good_us"]["p99"] <= phase["good_us"]["max"]
+            # The kernel counts in ticks of 10 ms: so many requests take several of them.
+            [phase] = bench.load(system, [2_000.0], 0.5)
             assert phase["server_cpu_us"] > 0
             bench.overload(system, 100.0)
     for row, system in zip(bench.told, systems, strict=True):
