@@ -9,7 +9,6 @@ use tierbed_cache::TierBudget;
 use tierbed_core::{Error, Result, Schema, TableId};
 use tierbed_io::{Device, EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_snapshot::manifest::Manifest;
-use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::{
     Backend, CacheTier, MissMode, NeighbourOptions, RecordOptions, Recorded, RefreshOptions,
     ResidentTable, SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
@@ -29,7 +28,6 @@ use crate::tier_budget::NativeTierBudget;
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeSnapshot {
     opened: OpenedSnapshot,
-    ids: PublishedIds,
 }
 
 #[derive(serde::Deserialize)]
@@ -242,7 +240,7 @@ impl NativeSnapshot {
     ) -> PyResult<Self> {
         let resident: Vec<_> = resident.iter().map(|table| table.table()).collect();
         let budgets = tier_budget.map(|budget| budget.budgets());
-        let (opened, ids) = run(py, || {
+        let opened = run(py, || {
             // A forked child opens it again, perhaps in another working directory.
             let name = path.display().to_string();
             let path = std::path::absolute(&path)
@@ -251,10 +249,10 @@ impl NativeSnapshot {
                 let budget = budgets.as_ref().map(|budgets| budgets.here()).transpose()?;
                 open(&path, &name, &options.0, resident.clone(), budget)
             })?;
-            let ids = PublishedIds::open(&opened.shared()?.view())?;
-            Ok((opened, ids))
+            opened.shared()?.view().ids()?;
+            Ok(opened)
         })?;
-        Ok(Self { opened, ids })
+        Ok(Self { opened })
     }
 
     fn schema(&self, py: Python<'_>) -> PyResult<Plain<Schema>> {
@@ -298,7 +296,9 @@ impl NativeSnapshot {
         // A snapshot never trains, whatever the time is.
         let _ = now;
         run_translate(plan, indices, offsets, out, |plan, bags, rows| {
-            self.ids.translate(&self.shared()?.view(), plan, bags, rows)
+            let snapshot = self.shared()?;
+            let view = snapshot.view();
+            view.ids()?.translate(&view, plan, bags, rows)
         })
     }
 

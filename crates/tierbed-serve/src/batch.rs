@@ -6,6 +6,7 @@
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use crate::answer::Refusal;
+use crate::generation::Serving;
 use crate::job::{Done, Encode, Job, Made, Phases, Prepared, Work};
 use crate::joint::{groups, Member};
 use crate::query::Query;
@@ -20,8 +21,14 @@ struct Begun {
     result: Result<Vec<Query>, Refusal>,
 }
 
-/// Works on jobs and answers them.
+/// Works on jobs and answers them, all from one generation.
 pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
+    let serving = match guarded(service, || Ok(service.serving()?)) {
+        Ok(serving) => serving,
+        Err(refusal) => {
+            return jobs.into_iter().for_each(|job| job.done.send(Err(refusal.clone())));
+        }
+    };
     let mut begun = Vec::new();
     for job in jobs {
         let Job { route, queued_us, work, done, .. } = job;
@@ -33,9 +40,11 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
         }
         match work {
             Work::Alone(work) => {
-                done.send(guarded(service, || work(service)).map(|made| made.after(queue_us)));
+                // A model looks rows up by itself, on this thread.
+                let made = serving.view.hold(|| guarded(service, || work(&serving)));
+                done.send(made.map(|made| made.after(queue_us)));
             }
-            Work::Lookup(prepare) => match guarded(service, || prepare(service)) {
+            Work::Lookup(prepare) => match guarded(service, || prepare(&serving)) {
                 Err(refusal) => done.send(Err(refusal)),
                 Ok(Prepared { queries, held, sample_count, encode }) => {
                     let input_us = service.clock.now_us().saturating_sub(start_us);
@@ -50,7 +59,7 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
     }
     service.metrics.batch_requests.observe(begun.len() as f64);
     let start_us = service.clock.now_us();
-    look_up_all(service, &mut begun);
+    look_up_all(&serving, &mut begun);
     let infer_us = service.clock.now_us().saturating_sub(start_us);
     for Begun { done, held, encode, mut phases, result } in begun {
         let start_us = service.clock.now_us();
@@ -70,8 +79,8 @@ fn guarded<T>(service: &Service, work: impl FnOnce() -> Result<T, Refusal>) -> R
 }
 
 /// Looks up the queries of all requests, as many together as there may be.
-fn look_up_all(service: &Service, begun: &mut [Begun]) {
-    let source = service.source();
+fn look_up_all(serving: &Serving<'_>, begun: &mut [Begun]) {
+    let source = serving.source();
     let members = begun.iter_mut().enumerate().flat_map(|(request, begun)| {
         let queries = begun.result.as_mut().ok().into_iter().flatten();
         queries.map(move |query| Member { request, query })
@@ -85,7 +94,7 @@ fn look_up_all(service: &Service, begun: &mut [Begun]) {
         }
         // A lookup repeated has the same bits.
         for Member { request, query } in group.members {
-            if let Err(refusal) = guarded(service, || Ok(query.look_up(source)?)) {
+            if let Err(refusal) = guarded(serving, || Ok(query.look_up(source)?)) {
                 failed.push((request, refusal));
             }
         }

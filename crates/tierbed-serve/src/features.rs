@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 use tierbed_core::{Error, Result, TableId};
-use tierbed_snapshot::{Pooling, Snapshot};
+use tierbed_snapshot::{Pooling, View};
 
 /// The attachment that names the features.
 pub(crate) const SERVING_NAME: &str = "serving.json";
@@ -48,7 +48,7 @@ pub(crate) struct Feature {
 /// `Invalid` for an unknown table or pooling, or a name that occurs twice; `Corruption` when the
 /// attachment cannot be read.
 pub(crate) fn resolve(
-    snapshot: &Snapshot,
+    snapshot: &View<'_>,
     given: Option<&[ServedFeature]>,
 ) -> Result<Vec<Feature>> {
     let served = match given {
@@ -72,7 +72,7 @@ pub(crate) fn resolve(
     Ok(features)
 }
 
-fn attached(snapshot: &Snapshot) -> Result<Option<Vec<ServedFeature>>> {
+fn attached(snapshot: &View<'_>) -> Result<Option<Vec<ServedFeature>>> {
     let Some(bytes) = snapshot.attachment(SERVING_NAME)? else { return Ok(None) };
     let serving: Serving = serde_json::from_slice(&bytes).map_err(|cause| {
         Error::invalid("attachment serving.json is not the expected JSON")
@@ -82,7 +82,7 @@ fn attached(snapshot: &Snapshot) -> Result<Option<Vec<ServedFeature>>> {
     Ok(Some(serving.features))
 }
 
-fn one_per_table(snapshot: &Snapshot) -> Vec<ServedFeature> {
+fn one_per_table(snapshot: &View<'_>) -> Vec<ServedFeature> {
     let feature =
         |name: &String| ServedFeature { name: name.clone(), table: name.clone(), pooling: sum() };
     let tables = snapshot.schema().tables().iter().filter(|table| !table.is_own());

@@ -16,8 +16,8 @@ use tokio::sync::{oneshot, OwnedSemaphorePermit};
 use crate::answer::{with_type, Refusal};
 use crate::body::Held;
 use crate::coding::{Coding, Pack};
+use crate::generation::Serving;
 use crate::query::Query;
-use crate::routes::Service;
 
 /// The header that says where the JSON of a body ends and its binary tensors begin.
 pub(crate) const HEADER_LENGTH: HeaderName =
@@ -27,10 +27,10 @@ pub(crate) const HEADER_LENGTH: HeaderName =
 pub(crate) type Encode = Box<dyn FnOnce(Vec<Query>) -> Result<Body, Refusal> + Send>;
 
 /// Decodes and checks a request.
-pub(crate) type Prepare = Box<dyn FnOnce(&Service) -> Result<Prepared, Refusal> + Send>;
+pub(crate) type Prepare = Box<dyn FnOnce(&Serving<'_>) -> Result<Prepared, Refusal> + Send>;
 
 /// Answers a request.
-pub(crate) type Alone = Box<dyn FnOnce(&Service) -> Result<Made, Refusal> + Send>;
+pub(crate) type Alone = Box<dyn FnOnce(&Serving<'_>) -> Result<Made, Refusal> + Send>;
 
 /// What is to be done for a request.
 pub(crate) enum Work {
@@ -45,14 +45,14 @@ impl Work {
     pub(crate) fn packed(self, pack: Option<Pack>) -> Self {
         let Some(pack) = pack else { return self };
         match self {
-            Self::Lookup(prepare) => Self::Lookup(Box::new(move |service: &Service| {
-                let prepared = prepare(service)?;
+            Self::Lookup(prepare) => Self::Lookup(Box::new(move |serving: &Serving<'_>| {
+                let prepared = prepare(serving)?;
                 let encode = prepared.encode;
                 let encode: Encode = Box::new(move |queries| encode(queries)?.packed(pack));
                 Ok(Prepared { encode, ..prepared })
             })),
-            Self::Alone(answer) => Self::Alone(Box::new(move |service: &Service| {
-                let made = answer(service)?;
+            Self::Alone(answer) => Self::Alone(Box::new(move |serving: &Serving<'_>| {
+                let made = answer(serving)?;
                 Ok(Made { body: made.body.packed(pack)?, ..made })
             })),
         }

@@ -21,6 +21,7 @@ mod connection;
 mod executor;
 mod faults;
 mod features;
+mod generation;
 mod grpc;
 mod job;
 mod joint;

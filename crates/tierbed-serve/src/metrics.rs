@@ -77,6 +77,8 @@ pub(crate) struct Metrics {
     pub(crate) unfinished: Counter,
     pub(crate) ready: Gauge,
     pub(crate) slow: Counter,
+    pub(crate) deltas_applied: Counter,
+    pub(crate) deltas_refused: Counter,
     pub(crate) body_bytes: Counter,
     pub(crate) answer_bytes: Counter,
     pub(crate) connections_open: Gauge,
@@ -116,6 +118,8 @@ impl Metrics {
             unfinished: Counter::default(),
             ready: Gauge::default(),
             slow: Counter::default(),
+            deltas_applied: Counter::default(),
+            deltas_refused: Counter::default(),
             body_bytes: Counter::default(),
             answer_bytes: Counter::default(),
             connections_open: Gauge::default(),
@@ -170,6 +174,10 @@ impl Metrics {
         registry.register("answers_unfinished", help, self.unfinished.clone());
         let help = "Requests that took longer than slow_ms";
         registry.register("requests_slow", help, self.slow.clone());
+        let help = "Deltas that the server answers from since they came, or did";
+        registry.register("deltas_applied", help, self.deltas_applied.clone());
+        let help = "Deltas that could not be applied: answers stayed as they were";
+        registry.register("deltas_refused", help, self.deltas_refused.clone());
         registry.register("body_bytes", "Bytes of bodies received", self.body_bytes.clone());
         registry.register("answer_bytes", "Bytes of answers made", self.answer_bytes.clone());
         let help = "Connections open now";

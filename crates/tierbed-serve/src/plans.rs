@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tierbed_core::Result;
-use tierbed_snapshot::{FeatureLayout, Pooling, Snapshot};
+use tierbed_snapshot::{FeatureLayout, Pooling, View};
 
 use crate::features::Feature;
 
@@ -40,7 +40,7 @@ impl Plans {
     /// Those of [`FeatureLayout::new`].
     pub(crate) fn get(
         &self,
-        snapshot: &Snapshot,
+        snapshot: &View<'_>,
         features: &[Feature],
         asked: &[Asked],
     ) -> Result<Arc<Plan>> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use tierbed_core::store::out_of_range;
 use tierbed_core::{Bags, Result};
-use tierbed_snapshot::{PublishedIds, Snapshot};
+use tierbed_snapshot::{PublishedIds, View};
 
 use crate::features::Feature;
 use crate::plans::{Plan, Plans};
@@ -17,7 +17,7 @@ use crate::plans::{Plan, Plans};
 /// What is looked up: rows, and the rows of raw ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
-    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) snapshot: &'a View<'a>,
     pub(crate) ids: &'a PublishedIds,
     pub(crate) features: &'a [Feature],
     pub(crate) plans: &'a Plans,
@@ -209,7 +209,7 @@ impl Query {
     /// Looks the bags up; the matrix must have room.
     ///
     /// # Errors
-    /// Those of [`Snapshot::lookup`].
+    /// Those of [`View::lookup`].
     pub(crate) fn look_up(&mut self, source: Source<'_>) -> Result<()> {
         let Self { plan, values, offsets, weights, matrix } = self;
         let bags = Bags {
@@ -225,7 +225,7 @@ impl Query {
 /// Looks up bags of raw ids.
 ///
 /// # Errors
-/// Those of [`Snapshot::lookup`].
+/// Those of [`View::lookup`].
 pub(crate) fn look_up(
     Source { snapshot, ids, .. }: Source<'_>,
     plan: &Plan,
@@ -236,8 +236,7 @@ pub(crate) fn look_up(
         return snapshot.lookup(&plan.layout, bags, out).map(drop);
     }
     let mut rows = vec![0; bags.indices.len()];
-    let view = snapshot.view();
-    ids.translate(&view, &plan.layout, bags, &mut rows)?;
+    ids.translate(snapshot, &plan.layout, bags, &mut rows)?;
     let bags = Bags { indices: &rows, ..*bags };
-    view.lookup(&plan.layout, &bags, out).map(drop)
+    snapshot.lookup(&plan.layout, &bags, out).map(drop)
 }

@@ -15,7 +15,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::Router;
 use tierbed_core::env::Clock;
-use tierbed_snapshot::PublishedIds;
 use tierbed_snapshot::Snapshot;
 use tokio::sync::{watch, Semaphore};
 
@@ -23,28 +22,22 @@ use crate::answer::Refusal;
 use crate::body::Buffers;
 use crate::executor::Executor;
 use crate::faults::Faults;
-use crate::features::Feature;
+use crate::generation::Generations;
 use crate::log::{Log, Told};
 use crate::metrics::{Metrics, LEFT};
 use crate::oip::{self, Models};
 use crate::options::Limits;
-use crate::plans::Plans;
-use crate::query::Source;
-use crate::server::Predictor;
 use crate::tokens::{Scope, Tokens};
 
 /// What every request sees.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) snapshot: Arc<Snapshot>,
-    pub(crate) ids: PublishedIds,
     pub(crate) snapshot_name: String,
     pub(crate) identity: String,
-    pub(crate) features: Vec<Feature>,
-    pub(crate) plans: Plans,
+    pub(crate) generations: Generations,
     /// What the Open Inference Protocol calls this server's models.
     pub(crate) models: Models,
-    pub(crate) predictor: Option<Arc<dyn Predictor>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) log: Log,
     pub(crate) faults: Faults,
@@ -68,11 +61,6 @@ pub(crate) struct Service {
 pub(crate) type Shared = State<Arc<Service>>;
 
 impl Service {
-    pub(crate) fn source(&self) -> Source<'_> {
-        let Self { snapshot, ids, features, plans, .. } = self;
-        Source { snapshot, ids, features, plans }
-    }
-
     /// Tells whether balancers shall send requests.
     pub(crate) fn is_ready(&self) -> bool {
         !*self.draining.borrow()

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tierbed_core::{Error, Result};
-use tierbed_snapshot::PublishedIds;
-use tierbed_snapshot::Snapshot;
+use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_io::Folder;
+use tierbed_snapshot::{Generation, Snapshot, View};
 use tokio::runtime::Runtime;
 use tokio::sync::{watch, Semaphore};
 
@@ -16,7 +16,7 @@ use crate::body::Buffers;
 use crate::connection::{Callee, Protocol};
 use crate::executor::Executor;
 use crate::faults::Faults;
-use crate::features::resolve;
+use crate::generation::Generations;
 use crate::grpc::{self, Health};
 use crate::listen::{bind, connections_allowed, Door};
 use crate::log::Log;
@@ -24,7 +24,6 @@ use crate::metrics::process::open_files;
 use crate::metrics::{Metrics, Served};
 use crate::oip::Models;
 use crate::options::ServeOptions;
-use crate::plans::Plans;
 use crate::routes::{router, Service};
 use crate::tokens::Tokens;
 
@@ -39,6 +38,15 @@ pub trait Predictor: Send + Sync {
     /// # Errors
     /// `Invalid` for requests the model cannot read; they are answered with 400, others with 500.
     fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)>;
+
+    /// Returns the model of the next generation; `None`: this one goes on. It looks nothing up yet.
+    ///
+    /// # Errors
+    /// Those of reading it: the generation is refused then.
+    fn next(&self, view: &View<'_>) -> Result<Option<Arc<dyn Predictor>>> {
+        let _ = view;
+        Ok(None)
+    }
 
     /// Says what the model takes, where it is known.
     fn inputs(&self) -> Option<ModelInputs> {
@@ -193,6 +201,26 @@ impl Server {
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
+    /// Answers from the delta in `folder` from now on; see [`Snapshot::apply`]. Rows, ids, dense
+    /// weights and features of an answer are of one generation.
+    ///
+    /// # Errors
+    /// `Closed` behind [`Server::stop`]; those of [`Snapshot::apply`] and of the model. Everything
+    /// is answered as before then.
+    pub fn apply(&self, folder: Arc<dyn Folder>) -> Result<Generation> {
+        let service = match &*lock(&self.running) {
+            Some(Running { service, .. }) => Arc::clone(service),
+            None => return Err(Error::new(ErrorKind::Closed, "the server has stopped")),
+        };
+        let prepare = |view: &View<'_>| service.generations.of(view).map(drop);
+        let applied = service.snapshot.apply_with(folder, prepare);
+        match &applied {
+            Ok(_) => service.metrics.deltas_applied.inc(),
+            Err(_) => service.metrics.deltas_refused.inc(),
+        };
+        applied
+    }
+
     /// Tells balancers to send no more requests: `/readyz` says so, and everything is still
     /// answered. To be called some time before [`Server::stop`], so that nobody is sent to a closed
     /// door.
@@ -262,6 +290,8 @@ fn service(
         requests_max: place_count(options) as u64,
     };
     let executor = Arc::new(Executor::new(clock, rule));
+    let generations = Generations::new(options.features.clone(), predictor);
+    generations.of(&snapshot.view())?;
     let served = Served {
         snapshot: Arc::clone(&snapshot),
         name: name.clone(),
@@ -273,16 +303,13 @@ fn service(
         log_dropped: log.dropped(),
     };
     Ok(Service {
-        ids: PublishedIds::open(&snapshot.view())?,
-        features: resolve(&snapshot, options.features.as_deref())?,
-        plans: Plans::default(),
+        generations,
         models: Models::new(&options.model_name)?,
         snapshot_name: name,
         identity,
         metrics: Arc::new(Metrics::new(served)),
         log,
         faults: Faults::new(clock, limits.degraded_ms),
-        predictor,
         start_us: clock.now_us(),
         clock: Arc::clone(clock),
         limits,

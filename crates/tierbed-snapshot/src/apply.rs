@@ -16,9 +16,10 @@
 //! [`Leases::swap`]: tierbed_core::handover::Leases::swap
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use serde::Serialize;
+use tierbed_core::handover::Leases;
 use tierbed_core::{Error, ErrorKind, Reservation, Result, RowKey};
 use tierbed_io::{Folder, PAGE_BYTES};
 
@@ -28,6 +29,7 @@ use crate::manifest::Manifest;
 use crate::open::{open_pages, Backing};
 use crate::overlay::{Overlay, OverlayParts};
 use crate::snapshot::Snapshot;
+use crate::view::View;
 
 /// Rows that are replaced at once: so long a lock of a tier is held.
 const REPLACED_ROWS: usize = 64;
@@ -49,8 +51,8 @@ pub(crate) struct Applying {
 pub struct Generation {
     /// Deltas applied since the snapshot was opened.
     pub number: u64,
-    /// The identity of the newest delta, which names what it was made against.
-    pub delta_identity: Option<String>,
+    /// The identity of the newest delta, which names what it was made against, or of the snapshot.
+    pub identity: String,
     /// Deltas that lie upon the snapshot.
     pub delta_count: u64,
     /// Their rows.
@@ -87,6 +89,19 @@ impl Snapshot {
     /// when it is not what was written, `Io` from its folder, `Poisoned` behind a panic of an
     /// earlier call. All answers are as before then.
     pub fn apply(&self, folder: Arc<dyn Folder>) -> Result<Generation> {
+        self.apply_with(folder, |_| Ok(()))
+    }
+
+    /// As [`apply`](Self::apply); `prepare` is given what will answer, before anything changes. It
+    /// looks nothing up there.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply), and those of `prepare`.
+    pub fn apply_with(
+        &self,
+        folder: Arc<dyn Folder>,
+        prepare: impl FnOnce(&View<'_>) -> Result<()>,
+    ) -> Result<Generation> {
         let applying = self.applying();
         let turn = applying.turn.lock().map_err(|_| {
             Error::new(ErrorKind::Poisoned, "an earlier delta was not applied to its end")
@@ -94,8 +109,8 @@ impl Snapshot {
         })?;
         let before = Layers::clone(&self.layers());
         let manifest = Manifest::read(folder.as_ref())?;
-        let identity = manifest.identity()?;
-        if before.overlays.last().is_some_and(|newest| newest.identity == identity) {
+        let identity: Arc<str> = manifest.identity()?.into();
+        if before.identity == identity {
             return Ok(self.generation());
         }
         let kept = self.kept_below(&manifest, &before)?;
@@ -105,10 +120,16 @@ impl Snapshot {
         overlays.push(Arc::clone(&overlay));
         let pending: Vec<_> = leaving.iter().chain([&overlay]).cloned().collect();
         let schema = Arc::new(overlay.manifest.schema.clone());
-        let announced = Layers { pending, ..before.clone() };
         let number = before.number + 1;
-        let next = Layers { number, overlays, pending: Vec::new(), schema };
-        drop(before);
+        let (ids, pending_now) = (OnceLock::new(), Vec::new());
+        let next = Layers { number, identity, overlays, pending: pending_now, schema, ids };
+        let staged = Layers { pending: pending.clone(), ..next.clone() };
+        let staged = View::of(self, Arc::new(Leases::new(staged)).lease());
+        let ids = staged.ids()?;
+        next.ids.get_or_init(|| ids);
+        prepare(&staged)?;
+        drop(staged);
+        let announced = Layers { pending, ..before };
         self.leases().swap(announced, || self.replace_rows(&overlay, &leaving), next)?;
         // Files of deltas that left close here, not with the next lookup of a reader.
         self.attach_idle(&self.layers());
@@ -125,7 +146,7 @@ impl Snapshot {
         };
         Generation {
             number: layers.number,
-            delta_identity: layers.overlays.last().map(|newest| newest.identity.clone()),
+            identity: layers.identity.to_string(),
             delta_count: layers.overlays.len() as u64,
             delta_rows: sum(|overlay| overlay.manifest.row_count),
             delta_pages_bytes: sum(|overlay| overlay.manifest.page_count * PAGE_BYTES as u64),

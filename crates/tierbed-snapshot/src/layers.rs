@@ -7,12 +7,13 @@
 //! row ─▶ newest delta ─▶ … ─▶ oldest delta ─▶ the snapshot's own index
 //! ```
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tierbed_core::handover::Lease;
 use tierbed_core::{RowKey, Schema};
 
 use crate::overlay::{Change, Overlay};
+use crate::published_ids::PublishedIds;
 use crate::reader::PageTable;
 use crate::snapshot::Place;
 
@@ -27,12 +28,16 @@ pub(crate) const OVERLAYS_MAX: usize = 8;
 pub(crate) struct Layers {
     /// Counts generations.
     pub(crate) number: u64,
+    /// That of the newest delta, or of the snapshot.
+    pub(crate) identity: Arc<str>,
     /// Oldest first.
     pub(crate) overlays: Vec<Arc<Overlay>>,
     /// Deltas that come or go: tiers neither give nor take their rows.
     pub(crate) pending: Vec<Arc<Overlay>>,
     /// That of the newest layer: tables only grow.
     pub(crate) schema: Arc<Schema>,
+    /// Its open vocabularies, once somebody asked for them.
+    pub(crate) ids: OnceLock<Arc<PublishedIds>>,
 }
 
 /// Where a page lies.
@@ -58,9 +63,15 @@ impl PagePlace {
 
 impl Layers {
     /// A snapshot by itself.
-    pub(crate) fn alone(schema: &Schema) -> Self {
-        let schema = Arc::new(schema.clone());
-        Self { number: 0, overlays: Vec::new(), pending: Vec::new(), schema }
+    pub(crate) fn alone(schema: &Schema, identity: &str) -> Self {
+        Self {
+            number: 0,
+            identity: identity.into(),
+            overlays: Vec::new(),
+            pending: Vec::new(),
+            schema: Arc::new(schema.clone()),
+            ids: OnceLock::new(),
+        }
     }
 
     /// Returns the delta of layer `layer`, from 1.

@@ -29,6 +29,7 @@ use crate::readers::{ReaderGuard, Readers};
 use crate::record::{RecordStats, Recorder};
 use crate::refresh::{RefreshStats, Refresher};
 use crate::tiers::{NeighbourStats, Neighbours, TierStack, TierStackOptions, TierSummary};
+use crate::view::held_here;
 
 /// How pages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -250,7 +251,7 @@ impl Snapshot {
         let manifest = Manifest::read(folder.as_ref())?;
         let opened = Opened::new(folder.as_ref(), &manifest, options)?;
         let page_table = PageTable::new(&manifest, &opened.places, opened.pages.name())?;
-        let layers = Arc::new(Leases::new(Layers::alone(&manifest.schema)));
+        let layers = Arc::new(Leases::new(Layers::alone(&manifest.schema, &manifest.identity()?)));
         Ok(Self {
             folder,
             manifest,
@@ -453,9 +454,9 @@ impl Snapshot {
         Source { pages: &self.page_table, places: &self.places, options: self.select, layers }
     }
 
-    /// Leases what answers now.
+    /// Leases what answers now; on a thread that holds on to a view, that.
     pub(crate) fn layers(&self) -> LayersLease {
-        self.layers.lease()
+        held_here(&self.layers).unwrap_or_else(|| self.layers.lease())
     }
 
     pub(crate) fn leases(&self) -> &Leases<Layers> {

@@ -4,11 +4,16 @@
 //! applied meanwhile. A delta that is being applied waits for the views of the generations before,
 //! so a view is held for a batch, not for ever.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use tierbed_core::handover::Leases;
 use tierbed_core::{Bags, Result, Schema};
 use tierbed_kernels::FeatureLayout;
 
-use crate::layers::LayersLease;
+use crate::layers::{Layers, LayersLease};
 use crate::lookup::LookupStats;
+use crate::published_ids::PublishedIds;
 use crate::snapshot::Snapshot;
 
 /// One generation of a snapshot. See the module documentation.
@@ -16,6 +21,26 @@ use crate::snapshot::Snapshot;
 pub struct View<'a> {
     snapshot: &'a Snapshot,
     layers: LayersLease,
+}
+
+thread_local! {
+    /// What snapshots answer from on this thread, while it holds on to a view.
+    static HELD: RefCell<Vec<LayersLease>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Leases what `leases` answer from on this thread, where it holds on to that.
+pub(crate) fn held_here(leases: &Arc<Leases<Layers>>) -> Option<LayersLease> {
+    HELD.with_borrow(|held| held.iter().rev().find(|lease| lease.is_of(leases)).cloned())
+}
+
+/// Ends the newest hold of this thread.
+struct Letting;
+
+impl Drop for Letting {
+    fn drop(&mut self) {
+        let held = HELD.with_borrow_mut(Vec::pop);
+        assert!(held.is_some(), "a thread lets go of a view twice");
+    }
 }
 
 impl Snapshot {
@@ -26,7 +51,34 @@ impl Snapshot {
     }
 }
 
+impl<'a> View<'a> {
+    pub(crate) fn of(snapshot: &'a Snapshot, layers: LayersLease) -> Self {
+        Self { snapshot, layers }
+    }
+}
+
 impl View<'_> {
+    /// Does `work`, in which lookups of the snapshot itself on this thread are those of the view.
+    pub fn hold<T>(&self, work: impl FnOnce() -> T) -> T {
+        HELD.with_borrow_mut(|held| held.push(self.layers.clone()));
+        let letting = Letting;
+        let done = work();
+        drop(letting);
+        done
+    }
+
+    /// Returns the open vocabularies; they are read once a generation.
+    ///
+    /// # Errors
+    /// As [`PublishedIds::open`].
+    pub fn ids(&self) -> Result<Arc<PublishedIds>> {
+        if let Some(ids) = self.layers.ids.get() {
+            return Ok(Arc::clone(ids));
+        }
+        let ids = Arc::new(PublishedIds::open(self)?);
+        Ok(Arc::clone(self.layers.ids.get_or_init(|| ids)))
+    }
+
     /// Returns the number of the generation: how many deltas were applied before it.
     #[must_use]
     pub fn number(&self) -> u64 {
@@ -41,14 +93,9 @@ impl View<'_> {
 
     /// Returns what tells this generation from every other: the identity of the newest delta, which
     /// names what it was made against, or that of the snapshot.
-    ///
-    /// # Errors
-    /// As [`Manifest::encode`](crate::manifest::Manifest::encode).
-    pub fn identity(&self) -> Result<String> {
-        match self.layers.overlays.last() {
-            Some(overlay) => Ok(overlay.identity.clone()),
-            None => self.snapshot.identity(),
-        }
+    #[must_use]
+    pub fn identity(&self) -> &Arc<str> {
+        &self.layers.identity
     }
 
     /// Returns the names of the attachments, in order.

@@ -104,6 +104,17 @@ impl<T> Leases<T> {
         }
     }
 
+    /// Leases a value once more that somebody leases.
+    fn again(&self, number: u64) {
+        let mut state = self.lock();
+        let State { current, former } = &mut *state;
+        let mut held = [current].into_iter().chain(former);
+        let Some(held) = held.find(|held| held.number == number) else {
+            panic!("value {number} is leased and not held");
+        };
+        held.lease_count += 1;
+    }
+
     fn end(&self, number: u64) {
         let mut state = self.lock();
         if state.current.number == number {
@@ -126,6 +137,22 @@ impl<T> Leases<T> {
     // The state is whole after every statement, so a panic elsewhere leaves nothing half done.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Lease<T> {
+    /// Tells whether this is a lease of `leases`.
+    #[must_use]
+    pub fn is_of(&self, leases: &Arc<Leases<T>>) -> bool {
+        Arc::ptr_eq(&self.leases, leases)
+    }
+}
+
+impl<T> Clone for Lease<T> {
+    fn clone(&self) -> Self {
+        self.leases.again(self.number);
+        let (leases, value) = (Arc::clone(&self.leases), self.value.clone());
+        Self { leases, number: self.number, value }
     }
 }
 

@@ -46,6 +46,10 @@ impl Collector for SnapshotCollector {
             ("cache_used_bytes", "Bytes of the row cache in use", stats.cache_used_bytes),
             ("dram_used_bytes", "Bytes of the budget reserved", budget.used_bytes),
             ("dram_budget_bytes", "The DRAM budget", budget.limit_bytes),
+            ("generation", "Deltas applied since the snapshot was opened", stats.generation.number),
+            ("deltas", "Deltas upon the snapshot", stats.generation.delta_count),
+            ("delta_rows", "Rows of these deltas", stats.generation.delta_rows),
+            ("delta_memory_bytes", "Memory for these deltas", stats.generation.delta_memory_bytes),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -61,29 +65,46 @@ impl Collector for SnapshotCollector {
     }
 }
 
-/// What is counted since the snapshot was opened: name, help and value.
-fn counters(stats: &SnapshotStats) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-    let refreshed = stats.refreshed.clone().unwrap_or_default();
-    let neighbours = stats.neighbours.clone().unwrap_or_default();
+/// A counter: name, help and value.
+type Counted = (&'static str, &'static str, u64);
+
+/// What is counted since the snapshot was opened.
+fn counters(stats: &SnapshotStats) -> impl Iterator<Item = Counted> {
+    of_lookups(stats).into_iter().chain(of_background(stats))
+}
+
+fn of_lookups(stats: &SnapshotStats) -> [Counted; 14] {
+    let lookups = &stats.lookups;
     [
         ("lookups", "Lookups answered", stats.lookup_count),
-        ("indices", "Indices looked up", stats.lookups.index_count),
-        ("rows", "Rows fetched for lookups", stats.lookups.row_count),
-        ("rows_initial", "Rows never written, computed", stats.lookups.rows_initial),
+        ("indices", "Indices looked up", lookups.index_count),
+        ("rows", "Rows fetched for lookups", lookups.row_count),
+        ("rows_initial", "Rows never written, computed", lookups.rows_initial),
         ("cache_hits", "Rows found in the row cache", stats.cache_hits),
         ("cache_misses", "Rows not found in the row cache", stats.cache_misses),
         ("cache_evictions", "Rows that left the row cache", stats.cache_evictions),
-        ("rows_resident", "Rows that are always in memory", stats.lookups.rows_resident),
+        ("rows_resident", "Rows that are always in memory", lookups.rows_resident),
+        ("rows_surrogate", "Rows answered by a coarse code or another row", lookups.rows_surrogate),
+        ("rows_default", "Rows answered by the default row of their table", lookups.rows_default),
+        ("pages_read", "Pages read for lookups", lookups.pages_read),
         (
-            "rows_surrogate",
-            "Rows answered by a coarse code or another row",
-            stats.lookups.rows_surrogate,
+            "pages_failed",
+            "Pages that could not be read or failed their checks, of lookups answered all the same",
+            lookups.pages_failed,
         ),
         (
-            "rows_default",
-            "Rows answered by the default row of their table",
-            stats.lookups.rows_default,
+            "rows_recovered",
+            "Rows of failed pages that replicas on other pages gave",
+            lookups.rows_recovered,
         ),
+        ("read_bytes", "Bytes read from the device", stats.io.read_bytes),
+    ]
+}
+
+fn of_background(stats: &SnapshotStats) -> [Counted; 7] {
+    let refreshed = stats.refreshed.clone().unwrap_or_default();
+    let neighbours = stats.neighbours.clone().unwrap_or_default();
+    [
         (
             "rows_refreshed",
             "Rows read because they were answered approximately",
@@ -114,18 +135,10 @@ fn counters(stats: &SnapshotStats) -> impl Iterator<Item = (&'static str, &'stat
             "Rows that left the tiers and whose neighbour could not be read",
             neighbours.rows_failed,
         ),
-        ("pages_read", "Pages read for lookups", stats.lookups.pages_read),
         (
-            "pages_failed",
-            "Pages that could not be read or failed their checks, of lookups answered all the same",
-            stats.lookups.pages_failed,
+            "delta_rows_replaced",
+            "Rows of the cache that deltas gave new weights in place",
+            stats.generation.rows_replaced,
         ),
-        (
-            "rows_recovered",
-            "Rows of failed pages that replicas on other pages gave",
-            stats.lookups.rows_recovered,
-        ),
-        ("read_bytes", "Bytes read from the device", stats.io.read_bytes),
     ]
-    .into_iter()
 }

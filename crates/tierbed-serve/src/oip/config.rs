@@ -35,8 +35,9 @@ pub(crate) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
     let bags = [optional("values", "INT64"), optional("lengths", "INT64")];
     match kind {
         Kind::Rows => {
-            let ids = tensor("ids", "INT64", &[-1, service.features.len() as i64]);
-            let own = service.features.iter().flat_map(|feature| {
+            let features = &service.newest().features;
+            let ids = tensor("ids", "INT64", &[-1, features.len() as i64]);
+            let own = features.iter().flat_map(|feature| {
                 ["values", "lengths", "weights"].map(|part| {
                     let datatype = if part == "weights" { "FP32" } else { "INT64" };
                     optional(format!("{}.{part}", feature.name), datatype)
@@ -46,7 +47,8 @@ pub(crate) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
             [ids].into_iter().chain(bags).chain(own).collect()
         }
         Kind::Predictions => {
-            let model = service.predictor.as_ref().and_then(|predictor| predictor.inputs());
+            let model =
+                service.newest().predictor.as_ref().and_then(|predictor| predictor.inputs());
             let counts = model.map(|model| (model.dense_count as i64, model.features.len() as i64));
             let (dense_count, feature_count) = counts.unwrap_or((-1, -1));
             let dense = tensor("dense", "FP32", &[-1, dense_count]);
@@ -62,7 +64,7 @@ pub(crate) fn outputs(service: &Service, kind: Kind) -> Vec<Tensor> {
     if kind == Kind::Predictions {
         return ["probability", "logit"].map(|name| tensor(name, "FP32", &[-1])).into();
     }
-    let features = &service.features;
+    let features = &service.newest().features;
     let is_pooled = features.iter().all(|feature| feature.pooling != Pooling::None);
     let width = features.iter().map(|feature| i64::from(feature.dim)).sum();
     let pooled = is_pooled.then(|| tensor(POOLED, "FP32", &[-1, width]));

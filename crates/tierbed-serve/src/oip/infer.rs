@@ -13,6 +13,7 @@ use super::{lookup, predict, INFER};
 use crate::answer::Refusal;
 use crate::body::{Held, Received};
 use crate::coding::{Coding, Pack};
+use crate::generation::Serving;
 use crate::job::{Made, Work};
 use crate::routes::work::{made, received, Ask};
 use crate::routes::{BodyBytes, Deadline, Service, Shared};
@@ -79,12 +80,14 @@ pub(crate) async fn answer(
 ) -> Result<Made, Refusal> {
     let Asked { route, kind, start_us, deadline: Deadline(latest_us), hurry, body_bytes, pack } =
         asked;
-    let work = match (kind, service.predictor.clone()) {
-        (Kind::Predictions, Some(predictor)) => Work::Alone(Box::new(move |service: &Service| {
-            predict::answer(service, &*predictor, decode, held)
-        })),
-        _ => Work::Lookup(Box::new(move |service: &Service| {
-            lookup::prepare(service, decode()?, held)
+    let work = match kind {
+        Kind::Predictions if service.generations.predicts() => {
+            Work::Alone(Box::new(move |serving: &Serving<'_>| {
+                predict::answer(serving, serving.predictor()?, decode, held)
+            }))
+        }
+        _ => Work::Lookup(Box::new(move |serving: &Serving<'_>| {
+            lookup::prepare(serving, decode()?, held)
         })),
     };
     let Hurry { timeout_us, priority } = hurry;

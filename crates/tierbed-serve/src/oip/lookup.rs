@@ -12,10 +12,10 @@ use crate::answer::Refusal;
 use crate::body::Held;
 use crate::columns::{check_answer, find};
 use crate::features::parse_pooling;
+use crate::generation::Serving;
 use crate::job::Prepared;
 use crate::plans::Asked;
 use crate::query::{Query, Source};
-use crate::routes::Service;
 
 /// An output that a request wants.
 struct Wanted {
@@ -30,7 +30,7 @@ struct Wanted {
 /// # Errors
 /// 400 for what is not served or too much, 503 when there is no memory.
 pub(super) fn prepare(
-    service: &Service,
+    service: &Serving<'_>,
     request: Request,
     mut held: Held,
 ) -> std::result::Result<Prepared, Refusal> {
@@ -65,7 +65,7 @@ pub(super) fn prepare(
     let outputs = Outputs {
         id,
         model: service.models.name(Kind::Rows).to_owned(),
-        generation: service.identity.clone(),
+        generation: service.parts.identity.to_string(),
         dtype: Dtype::parse(output_dtype.as_deref())?,
         form,
         outputs: outputs.collect(),

@@ -75,7 +75,7 @@ impl Models {
 impl Service {
     /// Returns the models that there are.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = Kind> {
-        let predicts = self.predictor.is_some().then_some(Kind::Predictions);
+        let predicts = self.generations.predicts().then_some(Kind::Predictions);
         [Kind::Rows].into_iter().chain(predicts)
     }
 

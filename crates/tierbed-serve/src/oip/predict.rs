@@ -14,8 +14,8 @@ use super::rows::by_feature;
 use crate::answer::Refusal;
 use crate::body::Held;
 use crate::columns::check_answer;
+use crate::generation::Serving;
 use crate::job::{Made, Phases};
-use crate::routes::Service;
 use crate::server::Predictor;
 use crate::tensors::SAFETENSORS;
 
@@ -27,7 +27,7 @@ const OUTPUTS: [&str; 2] = ["probability", "logit"];
 /// # Errors
 /// 400 for what the model does not take, 500 when it fails, 503 when there is no memory.
 pub(super) fn answer(
-    service: &Service,
+    service: &Serving<'_>,
     predictor: &dyn Predictor,
     decode: impl FnOnce() -> Result<Request>,
     mut held: Held,
@@ -44,7 +44,7 @@ pub(super) fn answer(
     let outputs = Outputs {
         id,
         model: service.models.name(Kind::Predictions).to_owned(),
-        generation: service.identity.clone(),
+        generation: service.parts.identity.to_string(),
         dtype,
         form,
         outputs: told(&answered, outputs, is_binary)?,

@@ -12,9 +12,9 @@ use crate::features::pooling_name;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(super) async fn describe(State(service): Shared) -> Response {
-    let features: Vec<_> = service
-        .features
-        .iter()
+    let newest = service.newest();
+    let features = newest.features.iter();
+    let features: Vec<_> = features
         .map(|feature| {
             json!({
                 "name": feature.name,
@@ -32,7 +32,7 @@ pub(super) async fn describe(State(service): Shared) -> Response {
         "GET /metrics",
         "POST /v1/lookup",
     ];
-    if service.predictor.is_some() {
+    if service.generations.predicts() {
         routes.push("POST /v1/predict");
     }
     let body = json!({
@@ -55,7 +55,8 @@ pub(super) async fn health(State(service): Shared) -> Response {
         "status": if reasons.is_empty() { "ok" } else { "degraded" },
         "reasons": reasons,
         "snapshot": service.snapshot_name,
-        "identity": service.identity,
+        "identity": service.snapshot.generation().identity,
+        "generation": service.snapshot.generation().number,
         "tables": manifest.tables.len(),
         "rows": manifest.row_count,
         "uptime_s": uptime_us as f64 / 1e6,

@@ -20,6 +20,7 @@ use crate::answer::{Refusal, JSON};
 use crate::body::{receive, Received};
 use crate::coding::{Coding, Pack};
 use crate::executor::{Executor, Offer, Ticket};
+use crate::generation::Serving;
 use crate::job::{Body, Done, Job, Made, Phases, Work};
 use crate::lookup;
 use crate::tensors::SAFETENSORS;
@@ -41,8 +42,8 @@ pub(super) async fn answer_lookup(
     };
     let Received { bytes, held } = received;
     let body_bytes = bytes.len() as u64;
-    let prepare = move |service: &Service| {
-        lookup::prepare(service.source(), &service.limits, &bytes, held, is_binary)
+    let prepare = move |serving: &Serving<'_>| {
+        lookup::prepare(serving.source(), &serving.limits, &bytes, held, is_binary)
     };
     let (route, priority) = ("/v1/lookup", Priority::default());
     let asked = Ask { route, deadline_us, priority, body_bytes, pack };
@@ -54,10 +55,10 @@ pub(super) async fn answer_predict(
     Extension(Deadline(deadline_us)): Extension<Deadline>,
     request: Request,
 ) -> Response {
-    let Some(predictor) = service.predictor.clone() else {
+    if !service.generations.predicts() {
         let message = "this server has no model; only lookups are answered";
         return Refusal::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message).into_response();
-    };
+    }
     let body_type = match content_type(request.headers()) {
         known @ (JSON | SAFETENSORS) => known.to_owned(),
         other => return unknown_type(other).into_response(),
@@ -69,7 +70,8 @@ pub(super) async fn answer_predict(
     };
     let Received { bytes, mut held } = received;
     let body_bytes = bytes.len() as u64;
-    let predicted = move |_: &Service| {
+    let predicted = move |serving: &Serving<'_>| {
+        let predictor = serving.predictor()?;
         let (answer, body_type) = predictor.predict(&bytes, &body_type)?;
         drop(bytes);
         held.resize(answer.len())?;

@@ -62,7 +62,7 @@ const CRATES: [Crate; 20] = [
         &["core", "io", "kernels", "store", "lsm", "vocab", "snapshot"],
         &["compare", "sim"],
     ),
-    row("tierbed-serve", &["core", "snapshot"], &["io"]),
+    row("tierbed-serve", &["core", "io", "snapshot"], &[]),
     row(
         "tierbed-bench",
         &[

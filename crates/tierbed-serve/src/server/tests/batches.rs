@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::answer::Refusal;
 use crate::batch::run;
+use crate::generation::Serving;
 use crate::job::{Done, Job, Made, Work};
 use crate::lookup::prepare;
 
@@ -20,8 +21,8 @@ fn job(service: &Service, body: Vec<u8>) -> (Job, Answer) {
     let place = Arc::clone(&service.places).try_acquire_owned().unwrap();
     let (answer, made) = oneshot::channel();
     let (done, held) = (Done { place, answer }, service.buffers.hold_nothing());
-    let work = Work::Lookup(Box::new(move |service: &Service| {
-        prepare(service.source(), &service.limits, &body, held, true)
+    let work = Work::Lookup(Box::new(move |serving: &Serving<'_>| {
+        prepare(serving.source(), &serving.limits, &body, held, true)
     }));
     (Job { route: "/v1/lookup", queued_us: 0, body_bytes: 0, work, done }, made)
 }
