@@ -433,7 +433,8 @@ class NativeServer:
         options: ServeOptions,
     ) -> Self:
         """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
-        request body and returns a response body; ``features`` and ``dense_count`` describe it."""
+        request body and returns a response body; ``features`` and ``dense_count`` describe it,
+        ``successor`` makes that of a delta's model."""
 
     @staticmethod
     def default_limits() -> dict[str, int]: ...
@@ -442,6 +443,8 @@ class NativeServer:
     @property
     def grpc_address(self) -> str | None: ...
     def wait(self, timeout_s: float) -> bool: ...
+    def apply(self, folder: str) -> dict[str, Any]:
+        """Answers from a delta from now on; returns the fields of :class:`Generation`."""
     def drain(self) -> None: ...
     def stop(self) -> bool: ...
 

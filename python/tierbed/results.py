@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["EvictedIds", "KeptCheckpoint", "SnapshotReport", "TierBudgetStats", "TierMemberStats"]
+__all__ = [
+    "EvictedIds",
+    "Generation",
+    "KeptCheckpoint",
+    "SnapshotReport",
+    "TierBudgetStats",
+    "TierMemberStats",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,29 @@ class EvictedIds:
 
     id_count: int
     waiting_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What a server answers from: a snapshot and the deltas upon it.
+
+    Attributes:
+        number: Deltas applied since the snapshot was opened.
+        identity: What tells it from every other: that of the newest delta, or of the snapshot.
+        delta_count: Deltas that lie upon the snapshot.
+        delta_rows: Their rows.
+        delta_pages_bytes: Bytes of their pages, on disk.
+        delta_memory_bytes: Bytes of what is in memory of them.
+        rows_replaced: Rows of the cache that got new weights in place, over all deltas.
+    """
+
+    number: int
+    identity: str
+    delta_count: int
+    delta_rows: int
+    delta_pages_bytes: int
+    delta_memory_bytes: int
+    rows_replaced: int
 
 
 @dataclass(frozen=True, kw_only=True)

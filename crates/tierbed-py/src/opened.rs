@@ -2,7 +2,8 @@
 //!
 //! What a forked child has of the snapshot of its parent cannot be used: threads and rings are not
 //! there, and mutexes may be held for ever. Rows of a snapshot never change, so the child opens
-//! the folder anew when it is first asked, with the same options and a budget of its own.
+//! the folder anew when it is first asked, with the same options and a budget of its own. Deltas
+//! that were applied are not in that folder: behind them the child is refused.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,8 @@ pub(crate) struct OpenedSnapshot {
     slot: PerProcess<Mutex<Slot>>,
     /// Before a fork, perhaps: then it is closed in the child.
     is_closed: AtomicBool,
+    /// Before a fork, perhaps.
+    has_deltas: Arc<AtomicBool>,
     identity: String,
     open: Open,
 }
@@ -35,7 +38,10 @@ impl OpenedSnapshot {
         open: impl Fn() -> Result<Arc<Snapshot>> + Send + Sync + 'static,
     ) -> Result<Self> {
         let snapshot = open()?;
+        let has_deltas = Arc::default();
+        snapshot.mark_deltas_in(&has_deltas);
         Ok(Self {
+            has_deltas,
             identity: snapshot.identity()?,
             slot: PerProcess::new(Mutex::new(Slot::Open(snapshot))),
             is_closed: AtomicBool::new(false),
@@ -58,7 +64,7 @@ impl OpenedSnapshot {
     ///
     /// # Errors
     /// `Closed` behind [`close`](Self::close), and in a forked child when the folder holds another
-    /// snapshot by now; in a child also those of opening.
+    /// snapshot by now, or deltas were applied; in a child also those of opening.
     pub(crate) fn shared(&self) -> Result<Arc<Snapshot>> {
         let mut slot = self.slot();
         match &*slot {
@@ -76,9 +82,14 @@ impl OpenedSnapshot {
     }
 
     fn open_again(&self) -> Result<Arc<Snapshot>> {
+        if self.has_deltas.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "deltas were applied before the fork")
+                .with("remedy", "open what Snapshot.apply makes of them in the worker"));
+        }
         let snapshot = (self.open)()?;
         let found = snapshot.identity()?;
         if found == self.identity {
+            snapshot.mark_deltas_in(&self.has_deltas);
             return Ok(snapshot);
         }
         let path = snapshot.folder().path().map(|path| path.display().to_string());

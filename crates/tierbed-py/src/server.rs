@@ -9,12 +9,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::process::Owned;
+use tierbed_io::FsFolder;
 use tierbed_serve::{Limits, LogLevel, LogOptions, ModelInputs, Predictor, ServeOptions, Server};
+use tierbed_snapshot::{Generation, View};
 
 use crate::ending::attached_or_closed;
 use crate::errors::run;
 use crate::plain::Plain;
 use crate::snapshot::NativeSnapshot;
+
+/// The dense parameters of a published model, as Python names them.
+const DENSE: &str = "dense.safetensors";
 
 /// HTTP in front of a snapshot.
 #[pyclass(frozen, module = "tierbed._native")]
@@ -47,8 +52,22 @@ impl Predictor for PythonPredictor {
         attached_or_closed(|py| {
             let answer = self.callable.call1(py, (PyBytes::new(py, body),));
             let bytes = answer.and_then(|answer| answer.extract::<Vec<u8>>(py));
-            let bytes = bytes.map_err(|raised| failed(py, &raised))?;
+            let bytes =
+                bytes.map_err(|raised| failed(py, &raised, "prediction failed", ErrorKind::Io))?;
             Ok((bytes, content_type.to_owned()))
+        })?
+    }
+
+    fn next(&self, view: &View<'_>) -> Result<Option<Arc<dyn Predictor>>> {
+        let [config, dense] = [view.attachment("model.json")?, view.attachment(DENSE)?];
+        let (Some(config), Some(dense)) = (config, dense) else { return Ok(None) };
+        attached_or_closed(|py| {
+            let parts = (PyBytes::new(py, &config), PyBytes::new(py, &dense));
+            let next = self.callable.call_method1(py, "successor", parts);
+            let next = next.and_then(|callable| Self::new(py, callable)).map_err(|raised| {
+                failed(py, &raised, "the delta's model cannot be used", ErrorKind::Invalid)
+            })?;
+            Ok(Some(Arc::new(next) as Arc<dyn Predictor>))
         })?
     }
 
@@ -60,8 +79,8 @@ impl Predictor for PythonPredictor {
 /// What errors of the engine know of the thing that failed.
 const CONTEXT: [&str; 4] = ["path", "page_id", "table_id", "row"];
 
-/// Turns what the model raised into an error of the kind it had in the engine.
-fn failed(py: Python<'_>, raised: &PyErr) -> Error {
+/// Turns what the model raised into an error of the kind it had in the engine, or of kind `other`.
+fn failed(py: Python<'_>, raised: &PyErr, what: &str, other: ErrorKind) -> Error {
     let value = raised.value(py);
     let kind = value.getattr("kind").and_then(|kind| kind.extract::<String>());
     let kind = match kind.as_deref() {
@@ -70,9 +89,9 @@ fn failed(py: Python<'_>, raised: &PyErr) -> Error {
         Ok("poisoned") => ErrorKind::Poisoned,
         // What the model calls a bad value is the client's; anything else is ours.
         _ if raised.is_instance_of::<PyValueError>(py) => ErrorKind::Invalid,
-        _ => ErrorKind::Io,
+        _ => other,
     };
-    let error = Error::new(kind, format!("prediction failed: {raised}"));
+    let error = Error::new(kind, format!("{what}: {raised}"));
     let Ok(context) = value.getattr("context") else { return error };
     CONTEXT.into_iter().fold(error, |error, key| {
         match context.get_item(key).and_then(|value| value.extract::<String>()) {
@@ -87,6 +106,7 @@ fn failed(py: Python<'_>, raised: &PyErr) -> Error {
 struct GivenOptions {
     grpc_address: Option<String>,
     tokens: Option<PathBuf>,
+    deltas: Option<PathBuf>,
     worker_threads: Option<usize>,
     lookup_threads: Option<usize>,
     snapshot_name: Option<String>,
@@ -105,6 +125,7 @@ impl GivenOptions {
             address: address.to_owned(),
             grpc_address: given.grpc_address,
             tokens: given.tokens,
+            deltas: given.deltas,
             worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
             lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),
             snapshot_name: given.snapshot_name,
@@ -166,6 +187,10 @@ impl NativeServer {
                 .map_err(|cause| Error::invalid("timeout is out of range").with("cause", cause))?;
             Ok(self.server.get()?.wait(timeout))
         })
+    }
+
+    fn apply(&self, py: Python<'_>, folder: PathBuf) -> PyResult<Plain<Generation>> {
+        run(py, || self.server.get()?.apply(Arc::new(FsFolder::open(folder)?)).map(Plain))
     }
 
     fn drain(&self, py: Python<'_>) -> PyResult<()> {

@@ -42,19 +42,12 @@ pub(crate) struct Feature {
     pub(crate) dim: u32,
 }
 
-/// Resolves the features of a server.
+/// Resolves the features of a server; by default each table is one.
 ///
 /// # Errors
-/// `Invalid` for an unknown table or pooling, or a name that occurs twice; `Corruption` when the
-/// attachment cannot be read.
-pub(crate) fn resolve(
-    snapshot: &View<'_>,
-    given: Option<&[ServedFeature]>,
-) -> Result<Vec<Feature>> {
-    let served = match given {
-        Some(given) => given.to_vec(),
-        None => attached(snapshot)?.unwrap_or_else(|| one_per_table(snapshot)),
-    };
+/// `Invalid` for an unknown table or pooling, or a name that occurs twice.
+pub(crate) fn resolve(snapshot: &View<'_>, told: Option<&[ServedFeature]>) -> Result<Vec<Feature>> {
+    let served = told.map_or_else(|| one_per_table(snapshot), <[ServedFeature]>::to_vec);
     let mut features: Vec<Feature> = Vec::new();
     for ServedFeature { name, table, pooling } in served {
         let id = snapshot.schema().id_of(&table).ok_or_else(|| {
@@ -72,7 +65,11 @@ pub(crate) fn resolve(
     Ok(features)
 }
 
-fn attached(snapshot: &View<'_>) -> Result<Option<Vec<ServedFeature>>> {
+/// Reads the features that were published.
+///
+/// # Errors
+/// `Invalid` or `Corruption` when the attachment cannot be read.
+pub(crate) fn attached(snapshot: &View<'_>) -> Result<Option<Vec<ServedFeature>>> {
     let Some(bytes) = snapshot.attachment(SERVING_NAME)? else { return Ok(None) };
     let serving: Serving = serde_json::from_slice(&bytes).map_err(|cause| {
         Error::invalid("attachment serving.json is not the expected JSON")

@@ -6,9 +6,10 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tierbed_core::{Error, Result};
-use tierbed_snapshot::{PublishedIds, View};
+use tierbed_io::Folder;
+use tierbed_snapshot::{Generation, PublishedIds, View};
 
-use crate::features::{resolve, Feature, ServedFeature};
+use crate::features::{attached, resolve, Feature, ServedFeature};
 use crate::plans::Plans;
 use crate::query::Source;
 use crate::routes::Service;
@@ -23,6 +24,8 @@ pub(crate) struct Parts {
     pub(crate) identity: Arc<str>,
     pub(crate) ids: Arc<PublishedIds>,
     pub(crate) features: Vec<Feature>,
+    /// The features as they were told, where they were.
+    told: Option<Vec<ServedFeature>>,
     pub(crate) plans: Plans,
     pub(crate) predictor: Option<Arc<dyn Predictor>>,
 }
@@ -60,18 +63,10 @@ impl Generations {
         if let Some(parts) = known.iter().find(of_view) {
             return Ok(Arc::clone(parts));
         }
-        let newest = known.last().and_then(|parts| parts.predictor.clone());
+        let before = known.last().cloned();
         // Requests go on meanwhile: a model may take its time.
         drop(known);
-        let next = self.predictor.as_ref().map(|predictor| predictor.next(view));
-        let parts = Arc::new(Parts {
-            identity: Arc::clone(view.identity()),
-            ids: view.ids()?,
-            features: resolve(view, self.features.as_deref())?,
-            plans: Plans::default(),
-            // A generation without a model of its own goes on with the one before.
-            predictor: next.transpose()?.flatten().or(newest).or_else(|| self.predictor.clone()),
-        });
+        let parts = Arc::new(self.make(view, before.as_deref())?);
         let mut known = self.lock();
         if let Some(parts) = known.iter().find(of_view) {
             return Ok(Arc::clone(parts));
@@ -81,6 +76,31 @@ impl Generations {
         }
         known.push(Arc::clone(&parts));
         Ok(parts)
+    }
+
+    /// Makes what `view` needs; what it does not bring goes on from the generation before.
+    fn make(&self, view: &View<'_>, before: Option<&Parts>) -> Result<Parts> {
+        let told = match &self.features {
+            Some(features) => Some(features.clone()),
+            None => attached(view)?.or_else(|| before?.told.clone()),
+        };
+        let predictor = match (&self.predictor, before) {
+            (Some(first), Some(before)) => first.next(view)?.or_else(|| before.predictor.clone()),
+            (first, _) => first.clone(),
+        };
+        Ok(Parts {
+            identity: Arc::clone(view.identity()),
+            ids: view.ids()?,
+            features: resolve(view, told.as_deref())?,
+            told,
+            plans: Plans::default(),
+            predictor,
+        })
+    }
+
+    /// Forgets what was made of a generation that answers nobody.
+    fn forget(&self, identity: &str) {
+        self.lock().retain(|parts| *parts.identity != *identity);
     }
 
     // Entries are whole after every statement.
@@ -114,6 +134,42 @@ impl Service {
         let view = self.snapshot.view();
         let parts = self.generations.of(&view)?;
         Ok(Serving { service: self, view, parts })
+    }
+
+    /// Answers from a delta from now on.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::apply`](tierbed_snapshot::Snapshot::apply) and of [`Generations::of`].
+    pub(crate) fn apply(&self, folder: Arc<dyn Folder>) -> Result<Generation> {
+        let name = folder.path().map_or_else(|| "memory".into(), |path| path.display().to_string());
+        let before = self.snapshot.generation().number;
+        let mut staged = None;
+        let prepare = |view: &View<'_>| {
+            staged = Some(Arc::clone(view.identity()));
+            self.generations.of(view).map(drop)
+        };
+        let applied = self.snapshot.apply_with(folder, prepare);
+        match &applied {
+            Ok(now) if now.number > before => {
+                self.metrics.deltas_applied.inc();
+                self.log.delta_applied(&name, now);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                if let Some(identity) = staged {
+                    self.generations.forget(&identity);
+                }
+                self.delta_refused(&name, error);
+            }
+        }
+        applied
+    }
+
+    /// Tells of a delta that does not answer.
+    pub(crate) fn delta_refused(&self, name: &str, error: &Error) {
+        self.metrics.deltas_refused.inc();
+        self.faults.note("delta", &error.to_string());
+        self.log.delta_refused(name, error);
     }
 }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use tierbed_core::env::Clock;
 use tierbed_core::{Error, Result};
+use tierbed_snapshot::Generation;
 use tracing::dispatcher::{with_default, Dispatch};
 use tracing::level_filters::LevelFilter;
 
@@ -202,6 +203,42 @@ impl Log {
     pub(crate) fn tokens_not_read(&self, error: &Error) {
         self.write(|| {
             tracing::error!(event = "tokens_not_read", message = %error);
+        });
+    }
+
+    pub(crate) fn delta_applied(&self, delta: &str, now: &Generation) {
+        let Generation { number, identity, delta_count, delta_rows, .. } = now;
+        self.write(|| {
+            tracing::info!(
+                event = "delta_applied",
+                delta,
+                generation = number,
+                identity,
+                deltas = delta_count,
+                rows = delta_rows
+            );
+        });
+    }
+
+    pub(crate) fn delta_refused(&self, delta: &str, error: &Error) {
+        self.write_some("delta", |suppressed| {
+            tracing::error!(event = "delta_refused", delta, suppressed, message = %error);
+        });
+    }
+
+    pub(crate) fn delta_waits(&self, delta: &str) {
+        self.write(|| {
+            tracing::warn!(
+                event = "delta_waits",
+                delta,
+                message = "the delta that it was made against is not there, or was refused"
+            );
+        });
+    }
+
+    pub(crate) fn deltas_not_read(&self, error: &Error) {
+        self.write_some("deltas", |suppressed| {
+            tracing::error!(event = "deltas_not_read", suppressed, message = %error);
         });
     }
 

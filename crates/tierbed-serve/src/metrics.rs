@@ -79,6 +79,7 @@ pub(crate) struct Metrics {
     pub(crate) slow: Counter,
     pub(crate) deltas_applied: Counter,
     pub(crate) deltas_refused: Counter,
+    pub(crate) deltas_waiting: Gauge,
     pub(crate) body_bytes: Counter,
     pub(crate) answer_bytes: Counter,
     pub(crate) connections_open: Gauge,
@@ -120,6 +121,7 @@ impl Metrics {
             slow: Counter::default(),
             deltas_applied: Counter::default(),
             deltas_refused: Counter::default(),
+            deltas_waiting: Gauge::default(),
             body_bytes: Counter::default(),
             answer_bytes: Counter::default(),
             connections_open: Gauge::default(),
@@ -178,6 +180,8 @@ impl Metrics {
         registry.register("deltas_applied", help, self.deltas_applied.clone());
         let help = "Deltas that could not be applied: answers stayed as they were";
         registry.register("deltas_refused", help, self.deltas_refused.clone());
+        let help = "Whole deltas that wait for the one that they were made against";
+        registry.register("deltas_waiting", help, self.deltas_waiting.clone());
         registry.register("body_bytes", "Bytes of bodies received", self.body_bytes.clone());
         registry.register("answer_bytes", "Bytes of answers made", self.answer_bytes.clone());
         let help = "Connections open now";

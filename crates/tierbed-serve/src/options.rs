@@ -22,6 +22,8 @@ pub struct ServeOptions {
     pub grpc_address: Option<String>,
     /// The file of tokens that clients need; without one everybody may ask.
     pub tokens: Option<PathBuf>,
+    /// The folder of deltas to follow; none without.
+    pub deltas: Option<PathBuf>,
     /// Threads that move bytes.
     pub worker_threads: usize,
     /// Threads that look up and predict.
@@ -87,6 +89,7 @@ impl Default for ServeOptions {
             address: "127.0.0.1:8080".to_owned(),
             grpc_address: None,
             tokens: None,
+            deltas: None,
             worker_threads: cores.min(2),
             lookup_threads: cores.min(16),
             limits: Limits::default(),

@@ -14,8 +14,10 @@ use tokio::sync::{watch, Semaphore};
 use crate::admission::Rule;
 use crate::body::Buffers;
 use crate::connection::{Callee, Protocol};
+use crate::deltas::Follower;
 use crate::executor::Executor;
 use crate::faults::Faults;
+use crate::following;
 use crate::generation::Generations;
 use crate::grpc::{self, Health};
 use crate::listen::{bind, connections_allowed, Door};
@@ -26,9 +28,6 @@ use crate::oip::Models;
 use crate::options::ServeOptions;
 use crate::routes::{router, Service};
 use crate::tokens::Tokens;
-
-/// Time between two looks at the file of tokens.
-const TOKENS_PAUSE: Duration = Duration::from_millis(500);
 
 /// Answers predictions: a model in front of the snapshot.
 pub trait Predictor: Send + Sync {
@@ -119,6 +118,8 @@ impl Server {
         options.check()?;
         let (stop, stopping) = watch::channel(false);
         let service = Arc::new(service(options, snapshot, predictor, stopping)?);
+        let deltas = options.deltas.as_deref();
+        let deltas = deltas.map(|path| Follower::begin(path, &service)).transpose()?;
         let (listener, address) = bind(&options.address)?;
         let grpc = options.grpc_address.as_deref().map(bind).transpose()?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -149,9 +150,7 @@ impl Server {
             let router = grpc::router(&service, &health);
             (door.beside(callee(router, Protocol::Grpc)), listener, health)
         });
-        if service.tokens.is_some() {
-            runtime.spawn(follow_tokens(Arc::clone(&service)));
-        }
+        following::begin(&runtime, &service, deltas);
         let draining = service.draining.subscribe();
         runtime.spawn(async move {
             let _finishing = finishing;
@@ -212,13 +211,7 @@ impl Server {
             Some(Running { service, .. }) => Arc::clone(service),
             None => return Err(Error::new(ErrorKind::Closed, "the server has stopped")),
         };
-        let prepare = |view: &View<'_>| service.generations.of(view).map(drop);
-        let applied = service.snapshot.apply_with(folder, prepare);
-        match &applied {
-            Ok(_) => service.metrics.deltas_applied.inc(),
-            Err(_) => service.metrics.deltas_refused.inc(),
-        };
-        applied
+        service.apply(folder)
     }
 
     /// Tells balancers to send no more requests: `/readyz` says so, and everything is still
@@ -339,20 +332,6 @@ fn warn_of_everybody(service: &Service, addresses: &[Option<SocketAddr>]) {
     let reached = addresses.iter().flatten().filter(|address| !address.ip().is_loopback());
     if service.tokens.is_none() {
         reached.for_each(|address| service.log.open_to_all(&address.to_string()));
-    }
-}
-
-/// Reads the file of tokens again whenever it changes, until the server stops.
-async fn follow_tokens(service: Arc<Service>) {
-    let Some(tokens) = &service.tokens else { return };
-    let mut stopping = service.stopping.clone();
-    // Until the wait for the stop ends before the pause does.
-    while tokio::time::timeout(TOKENS_PAUSE, stopping.wait_for(|&stop| stop)).await.is_err() {
-        match tokens.follow() {
-            Ok(Some(clients)) => service.log.tokens_read(clients),
-            Ok(None) => {}
-            Err(error) => service.log.tokens_not_read(&error),
-        }
     }
 }
 

@@ -6,17 +6,17 @@
 //! changes. One that is damaged by then is told by the log, and the tokens before it stay valid: a
 //! slip of the pen must not shut out everybody.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
 
 use axum::http::{header, HeaderMap, StatusCode};
 use sha2::{Digest, Sha256};
 use tierbed_core::Error;
 
 use crate::answer::Refusal;
+use crate::stamp::Stamp;
 
 /// Bytes of a digest.
 const DIGEST_BYTES: usize = 32;
@@ -53,14 +53,6 @@ struct Client {
     scopes: Vec<Scope>,
 }
 
-/// What tells one state of a file from another, without reading it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Stamp {
-    modified: SystemTime,
-    bytes: u64,
-    inode: u64,
-}
-
 /// The clients of a file.
 #[derive(Debug)]
 pub(crate) struct Tokens {
@@ -82,7 +74,7 @@ impl Tokens {
     /// `Invalid` for a file that cannot be read, has no client, or a line of another form.
     pub(crate) fn open(path: &Path) -> tierbed_core::Result<Self> {
         // Before the file is read: what changes meanwhile is read again.
-        let stamp = stamp(path);
+        let stamp = Stamp::of(path);
         let clients = read(path)?;
         Ok(Self { path: path.to_owned(), state: Mutex::new(State { clients, stamp }) })
     }
@@ -92,7 +84,7 @@ impl Tokens {
     /// # Errors
     /// As [`Tokens::open`], once for each change; the clients stay as they were.
     pub(crate) fn follow(&self) -> tierbed_core::Result<Option<usize>> {
-        let found = stamp(&self.path);
+        let found = Stamp::of(&self.path);
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             if state.stamp == found {
@@ -135,12 +127,6 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let (Some(value), None) = (values.next(), values.next()) else { return None };
     let (scheme, token) = value.as_bytes().split_at_checked("Bearer ".len())?;
     (scheme.eq_ignore_ascii_case(b"Bearer ") && !token.is_empty()).then_some(token)
-}
-
-fn stamp(path: &Path) -> Option<Stamp> {
-    use std::os::unix::fs::MetadataExt;
-    let about = fs::metadata(path).ok()?;
-    Some(Stamp { modified: about.modified().ok()?, bytes: about.len(), inode: about.ino() })
 }
 
 fn read(path: &Path) -> tierbed_core::Result<Vec<Client>> {

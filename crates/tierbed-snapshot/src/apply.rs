@@ -15,7 +15,7 @@
 //!
 //! [`Leases::swap`]: tierbed_core::handover::Leases::swap
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use serde::Serialize;
@@ -44,6 +44,7 @@ pub(crate) struct Applying {
     cache: Mutex<Reservation>,
     backing: Backing,
     rows_replaced: AtomicU64,
+    mark: OnceLock<Arc<AtomicBool>>,
 }
 
 /// What a snapshot answers from.
@@ -72,6 +73,7 @@ impl Applying {
             cache: Mutex::new(cache),
             backing,
             rows_replaced: AtomicU64::new(0),
+            mark: OnceLock::new(),
         }
     }
 }
@@ -129,12 +131,21 @@ impl Snapshot {
         next.ids.get_or_init(|| ids);
         prepare(&staged)?;
         drop(staged);
+        if let Some(mark) = applying.mark.get() {
+            mark.store(true, Ordering::Release);
+        }
         let announced = Layers { pending, ..before };
         self.leases().swap(announced, || self.replace_rows(&overlay, &leaving), next)?;
         // Files of deltas that left close here, not with the next lookup of a reader.
         self.attach_idle(&self.layers());
         drop(turn);
         Ok(self.generation())
+    }
+
+    /// Sets `mark` before the first delta answers: a forked process reads it, which may ask the
+    /// snapshot nothing. Only the first mark is set.
+    pub fn mark_deltas_in(&self, mark: &Arc<AtomicBool>) {
+        self.applying().mark.get_or_init(|| Arc::clone(mark));
     }
 
     /// Returns what answers now.

@@ -9,10 +9,12 @@ use std::sync::Arc;
 
 use tierbed_core::handover::Leases;
 use tierbed_core::{Bags, Result, Schema};
+use tierbed_io::Folder;
 use tierbed_kernels::FeatureLayout;
 
 use crate::layers::{Layers, LayersLease};
 use crate::lookup::LookupStats;
+use crate::manifest::Manifest;
 use crate::published_ids::PublishedIds;
 use crate::snapshot::Snapshot;
 
@@ -98,14 +100,22 @@ impl View<'_> {
         &self.layers.identity
     }
 
+    /// Returns the folder of the newest delta, or of the snapshot.
+    #[must_use]
+    pub fn folder(&self) -> &Arc<dyn Folder> {
+        let newest = self.layers.overlays.last();
+        newest.map_or_else(|| self.snapshot.folder(), |overlay| &overlay.folder)
+    }
+
+    fn manifest(&self) -> &Manifest {
+        let newest = self.layers.overlays.last();
+        newest.map_or_else(|| self.snapshot.manifest(), |overlay| &overlay.manifest)
+    }
+
     /// Returns the names of the attachments, in order.
     #[must_use]
     pub fn attachment_names(&self) -> Vec<String> {
-        let manifest = match self.layers.overlays.last() {
-            Some(overlay) => &overlay.manifest,
-            None => self.snapshot.manifest(),
-        };
-        manifest.attachments.iter().map(|attachment| attachment.name.clone()).collect()
+        self.manifest().attachments.iter().map(|attachment| attachment.name.clone()).collect()
     }
 
     /// Reads attachment `name`; `None` when there is none of that name. A delta brings all of them.
@@ -113,10 +123,7 @@ impl View<'_> {
     /// # Errors
     /// `Corruption` when the blob is missing or not what was attached, `Io` from the folder.
     pub fn attachment(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        match self.layers.overlays.last() {
-            Some(overlay) => overlay.manifest.read_attachment(overlay.folder.as_ref(), name),
-            None => self.snapshot.manifest().read_attachment(self.snapshot.folder().as_ref(), name),
-        }
+        self.manifest().read_attachment(self.folder().as_ref(), name)
     }
 
     /// Pools the rows of a batch into `out`, as [`Snapshot::lookup`] does.

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tierbed as tb
+from tierbed import serve
 
 # One example shows what all errors have in common.
 CLASSES = [
@@ -19,13 +20,14 @@ CLASSES = [
     and (not issubclass(getattr(tb, name), Exception) or name == "TierbedError")
 ]
 FUNCTIONS = ["find_neighbours", "lookahead", "place", "plan_tiers"]
+NAMED = {name: getattr(tb, name) for name in CLASSES + FUNCTIONS} | {"Server": serve.Server}
 
 
-@pytest.mark.parametrize("name", CLASSES + FUNCTIONS)
+@pytest.mark.parametrize("name", NAMED)
 def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"tb": tb, "torch": torch}
-    found = doctest.DocTestFinder(recurse=False).find(getattr(tb, name), name, globs=names)
+    found = doctest.DocTestFinder(recurse=False).find(NAMED[name], name, globs=names)
     assert any(test.examples for test in found), f"{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     said: list[str] = []
@@ -34,9 +36,9 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
 
 
-@pytest.mark.parametrize("name", CLASSES + FUNCTIONS)
+@pytest.mark.parametrize("name", NAMED)
 def test_the_site_shows_the_example_as_code(name: str) -> None:
     """Only under this title does the site's reader of docstrings take prompts for code."""
-    doc = inspect.getdoc(getattr(tb, name)) or ""
+    doc = inspect.getdoc(NAMED[name]) or ""
     title = doc.split(">>>", 1)[0].rstrip().rsplit("\n\n", 1)[-1].splitlines()[0]
     assert title == "Examples:", f"the example of {name} stands under {title!r}"

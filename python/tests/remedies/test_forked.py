@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,34 @@ def _row(snapshot: tb.Snapshot) -> list[float]:
     emb = tb.EmbeddingBagCollection([table()], store=snapshot)
     row: list[float] = emb(bags(1)).values()[0].tolist()
     return row
+
+
+def test_a_worker_opens_what_apply_makes_of_deltas(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        emb = collection(store)
+        step(emb)
+        store.publish(tmp_path / "base")
+        step(emb)
+        store.publish(tmp_path / "delta", base=tmp_path / "base")
+    tb.Snapshot.apply(tmp_path / "base", tmp_path / "delta", tmp_path / "whole")
+    with snapshot_of(tmp_path / "base") as snapshot, Server(snapshot, FREE) as server:
+        before = _row(snapshot)
+        pickle.loads(pickle.dumps(snapshot)).close()
+        server.apply(tmp_path / "delta")
+        now = _row(snapshot)
+        assert now != before
+        with refused(TypeError, "open what Snapshot.apply makes of them there"):
+            pickle.dumps(snapshot)
+
+        def child() -> list[float]:
+            with refused(tb.ClosedError, "open what Snapshot.apply makes of them in the worker"):
+                _row(snapshot)
+            with refused(tb.ClosedError, "start another one in the process that shall answer"):
+                server.apply(tmp_path / "delta")
+            with snapshot_of(tmp_path / "whole") as own:
+                return _row(own)
+
+        assert in_child(child) == now
 
 
 def test_a_snapshot_is_published_beside_the_one_that_workers_read(tmp_path: Path) -> None:

@@ -154,6 +154,15 @@ def test_deltas_are_of_one_store_and_go_to_the_snapshot_they_name(tmp_path: Path
         check(tmp_path / out, wanted)
 
 
+def test_the_folder_of_deltas_is_made(folder: Path, tmp_path: Path) -> None:
+    options = ServeOptions(deltas=tmp_path / "deltas", log_level="off")
+    with snapshot_of(folder) as snapshot:
+        with refused(tb.InvalidError, "make it, or name the folder that deltas are published into"):
+            Server(snapshot, "127.0.0.1:0", options=options)
+        (tmp_path / "deltas").mkdir()
+        Server(snapshot, "127.0.0.1:0", options=options).stop()
+
+
 def test_changes_that_are_not_known_are_compared(tmp_path: Path) -> None:
     trained(tmp_path / "store", order="window")
     with opened(tmp_path / "store") as store:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tierbed.config.words import LogLevel, NotNegative, Positive
 from tierbed.errors import InvalidError
 from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import CtrModel, build_model
+from tierbed.results import Generation
 from tierbed.serve.snapshot import Snapshot
 
 __all__ = ["Limits", "Predictor", "ServeOptions", "Server", "load_model"]
@@ -75,6 +77,8 @@ class ServeOptions:
     Args:
         grpc_address: ``"host:port"`` for gRPC; port 0 picks a free one, None: no gRPC.
         tokens: The file of tokens that clients need, a line for each: name, SHA-256, scopes.
+        deltas: A folder into which deltas are published, each a folder in it: the server answers
+            from the newest, by name, as it comes.
         limits: What requests and clients may cost.
         worker_threads: Threads that move bytes; by default 2, or the number of cores if less.
         lookup_threads: Threads that look up and predict; by default the cores, at most 16.
@@ -87,6 +91,7 @@ class ServeOptions:
 
     grpc_address: str | None = None
     tokens: Path | None = None
+    deltas: Path | None = None
     limits: Limits = Limits()
     worker_threads: Positive | None = None
     lookup_threads: Positive | None = None
@@ -105,8 +110,10 @@ def load_model(snapshot: Snapshot) -> CtrModel | None:
     """
     config = snapshot.attachment(MODEL)
     dense = snapshot.attachment(DENSE)
-    if config is None or dense is None:
-        return None
+    return None if config is None or dense is None else _built(config, dense, snapshot)
+
+
+def _built(config: bytes, dense: bytes, snapshot: Snapshot) -> CtrModel:
     model = build_model(json.loads(config), snapshot)
     model.load_state_dict(load(dense))
     model.eval()
@@ -197,6 +204,19 @@ class Predictor:
         return {"probability": torch.sigmoid(logit), "logit": logit}
 
 
+class _Served(Predictor):
+    """That of a server: each delta may bring the next one."""
+
+    def __init__(self, model: CtrModel, snapshot: Snapshot) -> None:
+        super().__init__(model)
+        self._snapshot = snapshot
+        self.warm_up()
+
+    def successor(self, config: bytes, dense: bytes) -> _Served:
+        """Returns that of a published model."""
+        return _Served(_built(config, dense, self._snapshot), self._snapshot)
+
+
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -235,7 +255,23 @@ class Server:
         snapshot: What to serve; keep it open.
         address: ``"host:port"``; port 0 picks a free one.
         with_model: Answer predictions too, when the snapshot has a model.
-        options: Limits, threads and log.
+        options: Limits, threads, log, and deltas to follow.
+
+    Examples:
+        >>> from tierbed.serve import Server
+        >>> store = tb.Store.open("store", dram_budget="16MiB")
+        >>> table = tb.EmbeddingBagConfig(name="item", num_embeddings=100, embedding_dim=8)
+        >>> emb = tb.EmbeddingBagCollection([table], store=store, optimizer=tb.Adagrad(lr=0.1))
+        >>> lengths = torch.ones(10, dtype=torch.int64)
+        >>> batch = tb.KeyedJaggedTensor(["item"], torch.arange(10), lengths=lengths)
+        >>> emb(batch).values().sum().backward()
+        >>> _ = store.publish("base")
+        >>> emb(batch).values().sum().backward()
+        >>> _ = store.publish("delta-1", base="base")
+        >>> with tb.Snapshot.open("base") as snapshot, Server(snapshot, "127.0.0.1:0") as server:
+        ...     server.apply("delta-1").delta_rows
+        10
+        >>> store.close()
     """
 
     def __init__(
@@ -247,9 +283,7 @@ class Server:
         options: ServeOptions | None = None,
     ) -> None:
         model = load_model(snapshot) if with_model else None
-        self._predictor = None if model is None else Predictor(model)
-        if self._predictor is not None:
-            self._predictor.warm_up()
+        self._predictor = None if model is None else _Served(model, snapshot)
         given = options or ServeOptions()
         self._native = NativeServer(snapshot.native, address, self._predictor, given)
 
@@ -275,6 +309,27 @@ class Server:
             timeout_s: Seconds to wait at most.
         """
         return self._native.wait(timeout_s)
+
+    def apply(self, delta: str | os.PathLike[str]) -> Generation:
+        """Answers from a delta from now on, while requests go on: each is of one generation.
+
+        The delta was made against what answers now, or against the snapshot itself; then it takes
+        the place of those applied before. A model that was published with it answers with it. What
+        the delta does not bring, model or features, stays.
+
+        Args:
+            delta: The folder that ``Store.publish(..., base=...)`` wrote. It stays where it is as
+                long as it answers.
+
+        Returns:
+            What answers now.
+
+        Raises:
+            InvalidError: It was made against something else, does not fit, or is the ninth.
+            CorruptionError: It is not what was written.
+            ClosedError: The server has stopped. All is answered as before, whatever was raised.
+        """
+        return Generation(**self._native.apply(os.fspath(delta)))
 
     def drain(self) -> None:
         """Tells balancers to send no more requests: ``/readyz`` says so; all are still answered.

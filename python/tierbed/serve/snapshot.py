@@ -421,6 +421,11 @@ class Snapshot:
                 "a snapshot with a shared budget cannot be pickled: processes share no budget; "
                 "open it in the other process"
             )
+        if self.stats()["snapshot"]["generation"]["number"]:
+            raise TypeError(
+                "a snapshot with deltas cannot be pickled: the other process would read what it "
+                "was before them; open what Snapshot.apply makes of them there"
+            )
         return _opened_elsewhere, (type(self), self._absolute_path, self.identity, self._given)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

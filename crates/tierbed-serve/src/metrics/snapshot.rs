@@ -14,16 +14,19 @@ use tierbed_snapshot::{Snapshot, SnapshotStats};
 #[derive(Debug)]
 pub(super) struct SnapshotCollector {
     snapshot: Arc<Snapshot>,
-    /// When its last file was written, as its folder says; `None` for folders in memory.
-    written_s: Option<f64>,
 }
 
 impl SnapshotCollector {
     pub(super) fn new(snapshot: Arc<Snapshot>) -> Self {
-        let manifest = snapshot.folder().path().map(|folder| folder.join(MANIFEST_NAME));
-        let written = manifest.and_then(|path| path.metadata().ok()?.modified().ok());
-        let since = written.and_then(|written| written.duration_since(UNIX_EPOCH).ok());
-        Self { snapshot, written_s: since.map(|since| since.as_secs_f64()) }
+        Self { snapshot }
+    }
+
+    /// Returns when the last file of what answers was written, as its folder says; `None` for
+    /// folders in memory, and those that are gone.
+    fn written_s(&self) -> Option<f64> {
+        let manifest = self.snapshot.view().folder().file_path(MANIFEST_NAME)?;
+        let written = manifest.metadata().ok()?.modified().ok()?;
+        Some(written.duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
     }
 }
 
@@ -55,9 +58,9 @@ impl Collector for SnapshotCollector {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
-        if let Some(written_s) = self.written_s {
+        if let Some(written_s) = self.written_s() {
             let gauge = ConstGauge::new(written_s);
-            let help = "When the snapshot was written, as its folder says";
+            let help = "When the snapshot, or its newest delta, was written, as its folder says";
             let name = "snapshot_written_timestamp_seconds";
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }

@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{json, Value};
 use tierbed_core::env::{Clock, ManualClock};
 use tierbed_core::{Bags, Budget, InitSpec, RowId, Schema, TableId, TableSchema};
-use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder, OpenMode};
+use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode};
 use tierbed_snapshot::{FeatureLayout, Pooling, SnapshotOptions, SnapshotWriter};
 
 use super::*;

@@ -2,6 +2,8 @@
 
 use axum::http::HeaderValue;
 
+use std::fs;
+
 use super::*;
 
 /// SHA-256 of `abc`, from FIPS 180-4.

@@ -8,8 +8,13 @@ use tierbed_core::ErrorKind;
 /// Writes the rows that every generation changes, with its number, as a delta of `base`.
 fn delta(base: &Snapshot, number: u32, serving: Option<&str>) -> Arc<dyn Folder> {
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-    let mut writer =
-        SnapshotWriter::create(folder.clone(), base.schema(), &Budget::new(1 << 20)).unwrap();
+    write_delta(&folder, base, number, serving);
+    folder
+}
+
+fn write_delta(folder: &Arc<dyn Folder>, base: &Snapshot, number: u32, serving: Option<&str>) {
+    let budget = Budget::new(1 << 20);
+    let mut writer = SnapshotWriter::create(Arc::clone(folder), base.schema(), &budget).unwrap();
     writer.set_base(base).unwrap();
     for row in 0..20 {
         writer.push(TableId(0), RowId(row), &[number as f32; 4]).unwrap();
@@ -20,7 +25,6 @@ fn delta(base: &Snapshot, number: u32, serving: Option<&str>) -> Arc<dyn Folder>
     }
     writer.attach("number", number.to_string().as_bytes()).unwrap();
     writer.finish().unwrap();
-    folder
 }
 
 /// Answers with the number of the generation that it was made for, and with that of a row.
@@ -127,7 +131,35 @@ fn a_delta_whose_features_do_not_fit_is_refused_whole() {
     let answer = ask(&server, "POST", "/v1/lookup", JSON, body.to_string().as_bytes());
     assert_eq!(answer.json()["features"]["other"], json!([[2.0, 2.0, 2.0, 2.0]]));
     assert_eq!(ask(&server, "GET", "/", JSON, b"").json()["features"][0]["name"], "other");
+    // What a delta does not say goes on.
+    server.apply(delta(&snapshot, 3, None)).unwrap();
+    assert_eq!(ask(&server, "GET", "/", JSON, b"").json()["features"][0]["name"], "other");
     server.stop();
     let error = server.apply(delta(&snapshot, 3, None)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn a_server_starts_from_the_newest_delta_and_never_goes_back() {
+    let snapshot = snapshot();
+    let folder = tempfile::tempdir().unwrap();
+    let publish = |name: &str, number: u32| {
+        let made = FsFolder::create(folder.path().join(name)).unwrap();
+        write_delta(&(Arc::new(made) as Arc<dyn Folder>), &snapshot, number, None);
+    };
+    publish("delta-9", 9);
+    publish("delta-10", 10);
+    FsFolder::create(folder.path().join("delta-11")).unwrap();
+    let deltas = Some(folder.path().to_owned());
+    let server =
+        Server::start(&ServeOptions { deltas, ..options() }, Arc::clone(&snapshot), None).unwrap();
+    assert!(asked_rows(&server).iter().all(|found| *found == 10.0));
+    publish("delta-8", 8);
+    publish("delta-12", 12);
+    while snapshot.generation().number < 2 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(asked_rows(&server).iter().all(|found| *found == 12.0));
+    assert_eq!(snapshot.generation().number, 2);
+    assert!(server.stop());
 }

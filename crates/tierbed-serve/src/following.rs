@@ -1,0 +1,59 @@
+//! Files that a server follows until it stops: its tokens, and a folder of deltas.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use crate::deltas::Follower;
+use crate::routes::Service;
+
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Follows what there is to follow.
+pub(crate) fn begin(runtime: &Runtime, service: &Arc<Service>, deltas: Option<Follower>) {
+    if service.tokens.is_some() {
+        runtime.spawn(follow_tokens(Arc::clone(service)));
+    }
+    if let Some(deltas) = deltas {
+        runtime.spawn(follow_deltas(Arc::clone(service), deltas));
+    }
+}
+
+/// Waits for the next look; false when the server stops.
+async fn pause(service: &Service) -> bool {
+    let mut stopping = service.stopping.clone();
+    let is_over = tokio::time::timeout(PAUSE, stopping.wait_for(|&stop| stop)).await.is_err();
+    is_over
+}
+
+async fn follow_tokens(service: Arc<Service>) {
+    let Some(tokens) = &service.tokens else { return };
+    while pause(&service).await {
+        match tokens.follow() {
+            Ok(Some(clients)) => service.log.tokens_read(clients),
+            Ok(None) => {}
+            Err(error) => service.log.tokens_not_read(&error),
+        }
+    }
+}
+
+async fn follow_deltas(service: Arc<Service>, mut deltas: Follower) {
+    while pause(&service).await {
+        let looking = Arc::clone(&service);
+        // Reading a delta and building its model take their time.
+        let looked = tokio::task::spawn_blocking(move || {
+            deltas.look(&looking);
+            deltas
+        });
+        deltas = match looked.await {
+            Ok(deltas) => deltas,
+            Err(panic) => {
+                let message = format!("deltas are followed no more: {panic}");
+                service.faults.note("panic", &message);
+                return service.log.panicked(&message);
+            }
+        };
+    }
+}
