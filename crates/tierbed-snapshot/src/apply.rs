@@ -112,7 +112,7 @@ impl Snapshot {
         let before = Layers::clone(&self.layers());
         let manifest = Manifest::read(folder.as_ref())?;
         let identity: Arc<str> = manifest.identity()?.into();
-        if before.identity == identity {
+        if before.overlays.last().is_some_and(|newest| *newest.identity == *identity) {
             return Ok(self.generation());
         }
         let kept = self.kept_below(&manifest, &before)?;
@@ -120,6 +120,7 @@ impl Snapshot {
         let leaving: Vec<Arc<Overlay>> = before.overlays.iter().skip(kept).cloned().collect();
         let mut overlays: Vec<_> = before.overlays.iter().take(kept).cloned().collect();
         overlays.push(Arc::clone(&overlay));
+        assert!(overlays.len() <= OVERLAYS_MAX, "{} deltas upon a snapshot", overlays.len());
         let pending: Vec<_> = leaving.iter().chain([&overlay]).cloned().collect();
         let schema = Arc::new(overlay.manifest.schema.clone());
         let number = before.number + 1;
@@ -136,6 +137,7 @@ impl Snapshot {
         }
         let announced = Layers { pending, ..before };
         self.leases().swap(announced, || self.replace_rows(&overlay, &leaving), next)?;
+        assert_eq!(self.layers().number, number, "another delta was applied out of turn");
         // Files of deltas that left close here, not with the next lookup of a reader.
         self.attach_idle(&self.layers());
         drop(turn);

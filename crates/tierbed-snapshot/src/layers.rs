@@ -52,6 +52,7 @@ impl PagePlace {
     /// Returns one number for both: pages of one layer follow each other.
     pub(crate) fn packed(self) -> u64 {
         assert!(self.page_id >> LAYER_SHIFT == 0, "page {} of a layer", self.page_id);
+        assert!(self.layer <= OVERLAYS_MAX, "layer {} of {OVERLAYS_MAX}", self.layer);
         ((self.layer as u64) << LAYER_SHIFT) | self.page_id
     }
 

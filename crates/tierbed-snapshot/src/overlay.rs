@@ -89,6 +89,8 @@ impl Overlay {
                 .with("pages", manifest.page_count)
                 .with("remedy", "publish in full"));
         }
+        let memory_bytes = Self::memory_bytes(&manifest);
+        assert!(memory.bytes() >= memory_bytes, "{} of {memory_bytes} bytes", memory.bytes());
         let rows = manifest.tables.iter().map(|table| {
             let row_count = usize::try_from(table.row_count).unwrap_or(usize::MAX);
             Vec::with_capacity(row_count)
@@ -152,7 +154,9 @@ impl Overlay {
     pub(crate) fn weights(&self, key: RowKey, code: &[u8], out: &mut Vec<f32>) -> Result<()> {
         let table = self.manifest.schema.table(key.table)?;
         out.resize(table.dim as usize, 0.0);
-        match (self.find(key), self.manifest.codecs.of(key.table)) {
+        let codec = self.manifest.codecs.of(key.table);
+        assert_eq!(code.len(), codec.code_bytes(out.len()), "bytes of the code of {key:?}");
+        match (self.find(key), codec) {
             (Some(Change::Initial), _) => fill_initial(&table.init, table.seed, key.row.0, out),
             (_, Codec::F32) => bytemuck::cast_slice_mut(out).copy_from_slice(code),
             (_, codec) => self.kernels.decode_row(codec, code, out),
@@ -174,6 +178,7 @@ impl Overlay {
                 (self.manifest.schema.table(key.table)?, self.manifest.codecs.of(key.table));
             // As a whole snapshot does: a code of the initial weights stands for these themselves.
             let is_initial = initial.is(table, codec, key.row, code);
+            assert!(page_id < u64::from(INITIAL), "page {page_id} of a delta");
             rows.push([high, low, if is_initial { INITIAL } else { page_id as u32 }]);
             Ok(())
         })?;

@@ -182,6 +182,7 @@ impl CodedTier {
             starts.push(self.encode(row, &mut codes).then_some((start, self.words(dim))));
             first += dim;
         }
+        assert_eq!(first, rows.len(), "weights of {} rows", keys.len());
         self.rows.insert_many(keys, visits, |at| {
             let (start, words) = starts[at]?;
             Some(&codes[start..start + words])

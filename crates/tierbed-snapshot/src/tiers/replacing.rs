@@ -63,6 +63,7 @@ impl<'a> Replacing<'a> {
 
     fn flush(&mut self) {
         let Self { tiers, keys, bounds, numbers, codes, visits, .. } = self;
+        assert_eq!(keys.len(), bounds.len(), "each row has its bounds");
         for tier in *tiers {
             codes.clear();
             let coded = bounds.iter().map(|bounds| {
