@@ -9,6 +9,7 @@
 //! and commit together. Beside them [`coded`] keeps rows in memory in fewer bytes, to look up
 //! only.
 
+mod attachments;
 mod auto;
 mod batch_token;
 pub mod coded;

@@ -224,3 +224,11 @@ def test_a_collection_over_a_snapshot_never_updates(open_store: Any, tmp_path: P
             tb.EmbeddingBagCollection([table(embedding_dim=4)], store=snapshot)
         with pytest.raises(tb.InvalidError, match="no table 'x'"):
             tb.EmbeddingBagCollection([table(name="x")], store=snapshot)
+
+
+def test_names_of_the_engine_are_not_attached_to_a_snapshot(tmp_path: Path) -> None:
+    config = tb.EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4)
+    with tb.Store.open(tmp_path / "store", dram_budget="8MiB", seed=1) as store:
+        tb.EmbeddingBagCollection([config], store=store, optimizer=tb.Adagrad(lr=0.1))
+        with pytest.raises(Exception, match="must not start with '_'"):
+            store.publish(tmp_path / "out", attachments={"_applied": b"x"})

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::attachments::check_names;
 use crate::planned::AnySink;
 use crate::window::publish::PublishProgress;
 use tierbed_core::store::Attachment;
@@ -98,6 +99,7 @@ pub(crate) fn publish_unsorted(
     progress: &mut PublishProgress<'_>,
     scan: &mut dyn FnMut(&mut AnySink<'_>) -> Result<()>,
 ) -> Result<Report> {
+    check_names(attachments)?;
     let Publication { schema, folder, memory, layout, base } = publication;
     let dims: Vec<usize> = schema.tables().iter().map(|table| table.dim as usize).collect();
     let dim_of = |table: TableId| dims[table.0 as usize];

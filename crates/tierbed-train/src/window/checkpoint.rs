@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tierbed_core::store::{Attachment, CommitInfo};
 use tierbed_core::{Error, Result, TrainStore};
 
+use crate::attachments::check_names;
 use crate::hypers::Hypers;
 use crate::window::engine::WindowEngine;
 
@@ -27,10 +28,7 @@ impl WindowEngine {
     /// store is poisoned: reopen it at the last checkpoint.
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
         self.poison.check()?;
-        if let Some(own) = attachments.iter().find(|given| given.name.starts_with('_')) {
-            return Err(Error::invalid("attachment names must not start with '_'")
-                .with("attachment", own.name));
-        }
+        check_names(attachments)?;
         if let Some(buffer) = &mut self.buffer {
             buffer.flush(&mut self.store)?;
         }

@@ -13,6 +13,7 @@ use tierbed_io::sorter::{ExternalSorter, SortedRecords, SorterOptions};
 use tierbed_io::{Folder, PAGE_BYTES};
 use tierbed_snapshot::{PageLayout, Report, SnapshotWriter};
 
+use crate::attachments::check_names;
 use crate::window::changes::Room;
 use crate::window::comparer::{ComparedTable, StoredRow};
 use crate::window::engine::WindowEngine;
@@ -52,6 +53,7 @@ impl WindowEngine {
         attachments: &[Attachment<'_>],
         progress: &mut PublishProgress<'_>,
     ) -> Result<Report> {
+        check_names(attachments)?;
         let Target { layout, base } = target;
         self.release_buffer()?;
         let ids = self.flush_vocabularies()?;

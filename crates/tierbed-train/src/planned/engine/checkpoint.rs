@@ -15,6 +15,7 @@ use super::dump::{read_dump, DumpWriter};
 use super::quota::DiskQuota;
 use super::stored::{encode_buckets, State, CHUNKS, STATE};
 use super::{PlannedEngine, Position};
+use crate::attachments::check_names;
 use crate::planned::store::lists::split_rows;
 use crate::planned::store::row_mover::RowMover;
 use crate::planned::store::size_class::{open_rows, read_chunk, SizeClass, ENTRY_BYTES};
@@ -32,10 +33,7 @@ impl PlannedEngine {
     /// store is poisoned: reopen it at the last checkpoint.
     pub fn checkpoint(&mut self, name: &str, attachments: &[Attachment<'_>]) -> Result<u64> {
         self.poison.check()?;
-        if let Some(own) = attachments.iter().find(|given| given.name.starts_with('_')) {
-            return Err(Error::invalid("attachment names must not start with '_'")
-                .with("attachment", own.name));
-        }
+        check_names(attachments)?;
         let settled = self.settle_disk();
         self.poison.on_any(settled)?;
         let number = self.log.next_number();
