@@ -4,9 +4,13 @@
 //! fewest bits that hold the page count; those of a table follow each other in row order, each
 //! table from a fresh 8-byte word. The words lie in checksummed [`blocks`](crate::blocks).
 //!
+//! In a delta of few rows only these have entries, which begin with the lower 16 bits of the row;
+//! behind those of a table stands where the entries of each 65,536 rows begin.
+//!
 //! Normative text: docs/reference/formats/snapshot.md.
 #![expect(clippy::indexing_slicing, reason = "keys are of the schema that shaped the index")]
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use tierbed_core::{Error, Result, RowKey, Schema, TableId};
@@ -14,12 +18,43 @@ use tierbed_io::Device;
 
 use crate::blocks::{block_count, check_crc, read_blocks, BlockWriter};
 
+/// Bits of a row that stand in its entry in a sparse index.
+const LOW_BITS: u32 = 16;
+/// Bits that say where the entries of a group of rows begin.
+const FIRST_BITS: u32 = 32;
+
 /// Where the entries of each table lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct IndexShape {
     bits: u32,
     /// First word of each table, then the number of words.
     starts: Vec<u64>,
+    /// In a sparse index: what each table has.
+    sparse: Vec<SparseTable>,
+}
+
+/// A table in a sparse index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SparseTable {
+    /// Rows that have entries.
+    entry_count: u64,
+    /// Groups of rows whose higher bits are the same.
+    group_count: u64,
+}
+
+impl SparseTable {
+    fn of(row_count: u64, entry_count: u64) -> Self {
+        Self { entry_count, group_count: row_count.div_ceil(1 << LOW_BITS) }
+    }
+
+    fn entry_words(&self, bits: u32) -> u128 {
+        (u128::from(self.entry_count) * u128::from(LOW_BITS + bits)).div_ceil(64)
+    }
+
+    fn words(&self, bits: u32) -> u128 {
+        let firsts = u128::from(self.group_count) * u128::from(FIRST_BITS);
+        self.entry_words(bits) + firsts.div_ceil(64)
+    }
 }
 
 impl IndexShape {
@@ -33,20 +68,38 @@ impl IndexShape {
         page_count: u64,
         is_left_out: impl Fn(TableId) -> bool,
     ) -> Result<Self> {
-        let bits = u64::BITS - page_count.leading_zeros();
-        let mut starts = vec![0u64];
-        let mut end = 0u64;
-        for (table, at) in schema.tables().iter().zip(0..) {
+        let bits = bits_of(page_count);
+        let tables = schema.tables().iter().zip(0..).map(|(table, at)| {
             let row_count = if is_left_out(TableId(at)) { 0 } else { table.row_count };
-            let words = (u128::from(row_count) * u128::from(bits)).div_ceil(64);
-            end = u64::try_from(words)
-                .ok()
-                .and_then(|words| end.checked_add(words))
-                .filter(|&end| end < 1 << 56)
-                .ok_or_else(|| Error::invalid("forward index too large"))?;
-            starts.push(end);
-        }
-        Ok(Self { bits, starts })
+            (u128::from(row_count) * u128::from(bits)).div_ceil(64)
+        });
+        Ok(Self { bits, starts: starts_of(tables)?, sparse: Vec::new() })
+    }
+
+    /// Lays out the sparse index of a delta that stores so many rows of each table of `schema`.
+    ///
+    /// # Errors
+    /// As [`without`](Self::without).
+    pub(crate) fn sparse(
+        schema: &Schema,
+        page_count: u64,
+        entry_counts: impl Iterator<Item = u64>,
+    ) -> Result<Self> {
+        let bits = bits_of(page_count);
+        let tables = schema.tables().iter().zip(entry_counts);
+        let sparse: Vec<_> =
+            tables.map(|(table, count)| SparseTable::of(table.row_count, count)).collect();
+        assert_eq!(sparse.len(), schema.tables().len(), "every table has a number of entries");
+        Ok(Self { bits, starts: starts_of(sparse.iter().map(|table| table.words(bits)))?, sparse })
+    }
+
+    /// Tells whether every place in a table's entries fits the numbers that name it.
+    pub(crate) fn can_be_sparse(
+        mut entry_counts: impl Iterator<Item = u64>,
+        page_count: u64,
+    ) -> bool {
+        let fits = |count| count <= u64::from(u32::MAX);
+        entry_counts.all(fits) && bits_of(page_count) + LOW_BITS <= u64::BITS
     }
 
     pub(crate) fn word_count(&self) -> u64 {
@@ -57,8 +110,20 @@ impl IndexShape {
         8 * self.word_count()
     }
 
+    /// Tells whether only rows that are stored have entries.
+    pub(crate) fn is_sparse(&self) -> bool {
+        !self.sparse.is_empty()
+    }
+
     pub(crate) fn block_count(&self) -> u64 {
         block_count(self.word_count())
+    }
+
+    // Returns the first bit of a table's entries, and of where those of its groups begin.
+    fn sparse_bits(&self, table: usize) -> SparseBits {
+        let start = self.starts[table];
+        let entry_words = self.sparse[table].entry_words(self.bits) as u64;
+        SparseBits { entries: 64 * start, firsts: 64 * (start + entry_words) }
     }
 
     /// Returns the first bit of the entry of `key`.
@@ -75,6 +140,30 @@ impl IndexShape {
     }
 }
 
+/// Where the parts of a table lie in a sparse index.
+struct SparseBits {
+    entries: u64,
+    firsts: u64,
+}
+
+fn bits_of(page_count: u64) -> u32 {
+    u64::BITS - page_count.leading_zeros()
+}
+
+// Returns the first word of each table, then the number of words.
+fn starts_of(words: impl Iterator<Item = u128>) -> Result<Vec<u64>> {
+    let (mut starts, mut end) = (vec![0u64], 0u64);
+    for words in words {
+        end = u64::try_from(words)
+            .ok()
+            .and_then(|words| end.checked_add(words))
+            .filter(|&end| end < 1 << 56)
+            .ok_or_else(|| Error::invalid("forward index too large"))?;
+        starts.push(end);
+    }
+    Ok(starts)
+}
+
 /// Writes entries in key order, block by block.
 #[derive(Debug)]
 pub(crate) struct IndexWriter {
@@ -83,11 +172,18 @@ pub(crate) struct IndexWriter {
     /// Bits written so far, the last few of them in `word`.
     bits_done: u64,
     word: u64,
+    /// In a sparse index: the table whose entries come, how many came, and where those of its
+    /// groups begin.
+    table: usize,
+    entry_count: u64,
+    firsts: Vec<u32>,
 }
 
 impl IndexWriter {
     pub(crate) fn new(shape: IndexShape, device: Arc<dyn Device>) -> Self {
-        Self { shape, blocks: BlockWriter::new(device), bits_done: 0, word: 0 }
+        let blocks = BlockWriter::new(device);
+        let firsts = Vec::new();
+        Self { shape, blocks, bits_done: 0, word: 0, table: 0, entry_count: 0, firsts }
     }
 
     /// Notes that `key` starts on `page_id`; keys must be increasing.
@@ -95,25 +191,61 @@ impl IndexWriter {
     /// # Panics
     /// When a key is not behind the one before.
     pub(crate) fn push(&mut self, key: RowKey, page_id: u64) -> Result<()> {
-        let at = self.shape.bit_at(key);
-        assert!(at >= self.bits_done, "{key:?} comes behind a larger key");
-        self.skip_to(at)?;
-        let (value, bits) = (page_id + 1, u64::from(self.shape.bits));
+        let (value, bits) = (page_id + 1, self.shape.bits);
         assert!(value >> bits == 0, "page {page_id} does not fit entries of {bits} bits");
+        if !self.shape.is_sparse() {
+            let at = self.shape.bit_at(key);
+            assert!(at >= self.bits_done, "{key:?} comes behind a larger key");
+            return self.put(at, value, bits);
+        }
+        while self.table < key.table.0 as usize {
+            self.end_table()?;
+        }
+        let group = (key.row.0 >> LOW_BITS) as usize;
+        assert!(self.firsts.len() <= group + 1, "{key:?} comes behind a larger key");
+        self.firsts.resize(group + 1, self.entry_count as u32);
+        let bits = LOW_BITS + bits;
+        let at = self.shape.sparse_bits(self.table).entries + self.entry_count * u64::from(bits);
+        self.entry_count += 1;
+        self.put(at, (value << LOW_BITS) | low_of(key), bits)
+    }
+
+    // Ends a table of a sparse index.
+    fn end_table(&mut self) -> Result<()> {
+        let SparseTable { entry_count, group_count } = self.shape.sparse[self.table];
+        assert_eq!(self.entry_count, entry_count, "entries of table {}", self.table);
+        let mut firsts = std::mem::take(&mut self.firsts);
+        firsts.resize(group_count as usize, entry_count as u32);
+        let mut at = self.shape.sparse_bits(self.table).firsts;
+        for first in firsts {
+            self.put(at, u64::from(first), FIRST_BITS)?;
+            at += u64::from(FIRST_BITS);
+        }
+        self.table += 1;
+        self.entry_count = 0;
+        Ok(())
+    }
+
+    // Puts the lower `bits` of `value`, which has no others, at a bit behind those put before.
+    fn put(&mut self, at: u64, value: u64, bits: u32) -> Result<()> {
+        self.skip_to(at)?;
         let offset = at % 64;
         self.word |= value << offset;
-        if offset + bits >= 64 {
+        if offset + u64::from(bits) >= 64 {
             let word = self.word;
             self.blocks.put_word(word)?;
             // The rest of the value starts the next word.
             self.word = if offset == 0 { 0 } else { value >> (64 - offset) };
         }
-        self.bits_done = at + bits;
+        self.bits_done = at + u64::from(bits);
         Ok(())
     }
 
     /// Writes what is left and returns the checksum over the blocks' checksums.
     pub(crate) fn finish(mut self) -> Result<u32> {
+        while self.table < self.shape.sparse.len() {
+            self.end_table()?;
+        }
         let end = self.shape.word_count() * 64;
         self.skip_to(end)?;
         self.blocks.finish()
@@ -165,15 +297,10 @@ impl ForwardIndex {
         if bits == 0 {
             return Ok(None);
         }
-        let at = self.shape.bit_at(key);
-        let (word, offset) = ((at / 64) as usize, (at % 64) as u32);
-        let low = self.words[word] >> offset;
-        let high = match offset {
-            0 => 0,
-            offset if offset + bits <= 64 => 0,
-            offset => self.words[word + 1] << (64 - offset),
+        let value = match self.shape.sparse.get(key.table.0 as usize) {
+            None => self.read(self.shape.bit_at(key), bits),
+            Some(table) => self.find(key, *table)?,
         };
-        let value = (low | high) & (u64::MAX >> (64 - bits));
         if value > self.page_count {
             return Err(Error::corruption("forward index names a page that does not exist")
                 .with("table_id", key.table.0)
@@ -183,6 +310,48 @@ impl ForwardIndex {
         }
         Ok(value.checked_sub(1))
     }
+
+    // Returns the entry of `key` in a sparse index without its row, 0 when there is none.
+    fn find(&self, key: RowKey, table: SparseTable) -> Result<u64> {
+        let at = self.shape.sparse_bits(key.table.0 as usize);
+        let bits = LOW_BITS + self.shape.bits;
+        let first_of = |group: u64| match group < table.group_count {
+            true => self.read(at.firsts + group * u64::from(FIRST_BITS), FIRST_BITS),
+            false => table.entry_count,
+        };
+        let group = key.row.0 >> LOW_BITS;
+        let (mut first, mut end) = (first_of(group), first_of(group + 1));
+        if first > end || end > table.entry_count {
+            return Err(Error::corruption("forward index names entries that do not exist")
+                .with("table_id", key.table.0)
+                .with("row", key.row.0));
+        }
+        while first < end {
+            let middle = first.midpoint(end);
+            let entry = self.read(at.entries + middle * u64::from(bits), bits);
+            match (entry & (u64::MAX >> (64 - LOW_BITS))).cmp(&low_of(key)) {
+                Ordering::Less => first = middle + 1,
+                Ordering::Equal => return Ok(entry >> LOW_BITS),
+                Ordering::Greater => end = middle,
+            }
+        }
+        Ok(0)
+    }
+
+    fn read(&self, at: u64, bits: u32) -> u64 {
+        let (word, offset) = ((at / 64) as usize, (at % 64) as u32);
+        let low = self.words[word] >> offset;
+        let high = match offset {
+            0 => 0,
+            offset if offset + bits <= 64 => 0,
+            offset => self.words[word + 1] << (64 - offset),
+        };
+        (low | high) & (u64::MAX >> (64 - bits))
+    }
+}
+
+fn low_of(key: RowKey) -> u64 {
+    key.row.0 & (u64::MAX >> (64 - LOW_BITS))
 }
 
 #[cfg(test)]
@@ -201,6 +370,20 @@ mod tests {
 
     fn round_trip(row_counts: &[u64], page_count: u64, rows: &[(RowKey, u64)]) -> ForwardIndex {
         let shape = IndexShape::without(&schema(row_counts), page_count, |_| false).unwrap();
+        let of_table = |at: u32| rows.iter().filter(|(key, _)| key.table.0 == at).count() as u64;
+        let counts = (0..row_counts.len() as u32).map(of_table);
+        let sparse = IndexShape::sparse(&schema(row_counts), page_count, counts).unwrap();
+        let (dense, sparse) = (write(shape, page_count, rows), write(sparse, page_count, rows));
+        for (at, &row_count) in (0..).zip(row_counts) {
+            for row in (0..row_count.min(3000)).chain(row_count.saturating_sub(9)..row_count) {
+                let key = RowKey::new(TableId(at), RowId(row));
+                assert_eq!(dense.get(key).unwrap(), sparse.get(key).unwrap(), "{key:?}");
+            }
+        }
+        dense
+    }
+
+    fn write(shape: IndexShape, page_count: u64, rows: &[(RowKey, u64)]) -> ForwardIndex {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("rows.index"));
         let mut writer = IndexWriter::new(shape.clone(), Arc::clone(&device));
         for (key, page) in rows {
@@ -234,6 +417,29 @@ mod tests {
         assert_eq!(index.get(key(1, 50)).unwrap(), None);
         assert_eq!(index.get(key(0, 1)).unwrap(), None);
         assert_eq!(round_trip(&[5], 0, &[]).get(key(0, 3)).unwrap(), None);
+    }
+
+    #[test]
+    fn few_rows_of_many_need_few_words() {
+        let (schema, pages) = (schema(&[10_000_000, 9]), 400_000);
+        let whole = IndexShape::without(&schema, pages, |_| false).unwrap();
+        let few = IndexShape::sparse(&schema, 4000, [100_000, 0].into_iter()).unwrap();
+        assert!(few.word_count() * 60 < whole.word_count(), "{few:?} {whole:?}");
+        assert!(!IndexShape::can_be_sparse([9, 1 << 32].into_iter(), 5));
+        assert!(!IndexShape::can_be_sparse([9].into_iter(), 1 << 48));
+    }
+
+    #[test]
+    fn any_words_are_entries_or_an_error() {
+        let shape = IndexShape::sparse(&schema(&[300_000]), 100, [9].into_iter()).unwrap();
+        let mut random = tierbed_core::env::SplitMix64::new(5);
+        for _ in 0..2000 {
+            let words = (0..shape.word_count()).map(|_| random.below(u64::MAX)).collect();
+            let index = ForwardIndex { shape: shape.clone(), page_count: 100, words };
+            for row in [0, 1 << 16, 299_999] {
+                let _ = index.get(RowKey::new(TableId(0), RowId(row)));
+            }
+        }
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use tierbed_io::checked_text::Refused;
 use tierbed_io::{CheckedText, Folder, PAGE_BYTES};
 
 use crate::codecs::{TableCodecs, Tables};
+use crate::forward_index::IndexShape;
 use crate::placed::Numbering;
 
 /// The manifest's file name.
@@ -22,8 +23,10 @@ pub const INDEX_NAME: &str = "rows.index";
 pub const PLACES_NAME: &str = "rows.places";
 /// File names of attachments start with this.
 pub const ATTACHMENT_PREFIX: &str = "att.";
-/// Version of the snapshot format: some rows are coded.
-pub const SNAPSHOT_VERSION: u32 = 3;
+/// Version of the snapshot format: a delta whose index has its own rows only.
+pub const SNAPSHOT_VERSION: u32 = 4;
+/// Version written when some rows are coded.
+pub const CODED_VERSION: u32 = 3;
 /// Version written when rows are f32 and tables share pages: readers of that version can read it.
 pub const PLACED_VERSION: u32 = 2;
 /// Version written when rows are f32 and no tables share pages.
@@ -61,6 +64,9 @@ pub struct Manifest {
     /// In which codecs rows are kept.
     #[serde(default, skip_serializing_if = "TableCodecs::is_plain")]
     pub codecs: TableCodecs,
+    /// In a delta: the forward index has entries of stored rows only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_sparse: bool,
 }
 
 /// The placements of a snapshot.
@@ -117,7 +123,8 @@ impl Manifest {
 
     fn version(&self) -> u32 {
         match (self.codecs.is_plain(), &self.placed) {
-            (false, _) => SNAPSHOT_VERSION,
+            _ if self.is_sparse => SNAPSHOT_VERSION,
+            (false, _) => CODED_VERSION,
             (true, Some(_)) => PLACED_VERSION,
             (true, None) => PLAIN_VERSION,
         }
@@ -150,6 +157,20 @@ impl Manifest {
             placement.seat_count.saturating_sub(tables.map(|table| table.row_count).sum())
         });
         rows.sum()
+    }
+
+    /// Returns how the forward index is laid out.
+    pub(crate) fn index_shape(&self) -> Result<IndexShape> {
+        match self.is_sparse {
+            true => {
+                let stored = self.tables.iter().map(|table| table.row_count);
+                IndexShape::sparse(&self.schema, self.page_count, stored)
+            }
+            false => {
+                let is_placed = |table| self.placement_of(table).is_some();
+                IndexShape::without(&self.schema, self.page_count, is_placed)
+            }
+        }
     }
 
     /// Encodes the manifest file.
@@ -241,6 +262,13 @@ impl Manifest {
             || self.page_count > u64::MAX >> 16
         {
             return Err(bad("manifest's counts do not add up"));
+        }
+        let stored = self.tables.iter().map(|table| table.row_count);
+        let may_be_sparse = self.base.is_some()
+            && self.placed.is_none()
+            && IndexShape::can_be_sparse(stored, self.page_count);
+        if self.is_sparse && !may_be_sparse {
+            return Err(bad("manifest has a sparse index where none can be"));
         }
         let coded = self.codecs.check(&schema);
         coded.map_err(|error| bad("manifest has a bad codec").with("cause", error))?;
@@ -340,6 +368,23 @@ mod tests {
             base_delta: None,
             placed: None,
             codecs: TableCodecs::default(),
+            is_sparse: false,
+        }
+    }
+
+    fn sparse_manifest() -> Manifest {
+        Manifest { base: Some("0".repeat(24)), is_sparse: true, ..manifest() }
+    }
+
+    #[test]
+    fn sparse_indexes_raise_the_version_and_belong_to_deltas() {
+        assert!(sparse_manifest().encode().unwrap().starts_with(b"tierbed-snapshot 4 "));
+        for broken in [
+            Manifest { base: None, ..sparse_manifest() },
+            Manifest { base: sparse_manifest().base, is_sparse: true, ..placed_manifest() },
+        ] {
+            let error = Manifest::decode(&broken.encode().unwrap()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corruption);
         }
     }
 
@@ -360,7 +405,7 @@ mod tests {
 
     #[test]
     fn comes_back_as_written() {
-        for manifest in [manifest(), placed_manifest(), coded_manifest()] {
+        for manifest in [manifest(), placed_manifest(), coded_manifest(), sparse_manifest()] {
             assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
         }
     }
@@ -413,10 +458,10 @@ mod tests {
     #[test]
     fn other_versions_and_other_files_are_named() {
         let text = String::from_utf8(manifest().encode().unwrap()).unwrap();
-        let newer = text.replacen("snapshot 1", "snapshot 4", 1);
+        let newer = text.replacen("snapshot 1", "snapshot 5", 1);
         let error = Manifest::decode(newer.as_bytes()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("found: 4"), "{error}");
+        assert!(error.to_string().contains("found: 5"), "{error}");
         assert_eq!(Manifest::decode(b"{}").unwrap_err().kind(), ErrorKind::Invalid);
         let mut wrong = manifest();
         wrong.row_count = 4;

@@ -87,8 +87,7 @@ impl Opened {
         options: &SnapshotOptions,
     ) -> Result<Self> {
         check_tiers(options)?;
-        let is_placed = |table| manifest.placement_of(table).is_some();
-        let shape = IndexShape::without(&manifest.schema, manifest.page_count, is_placed)?;
+        let shape = manifest.index_shape()?;
         let places_memory = PlacesMemory::of(manifest)?;
         let index_device = open_whole(folder, INDEX_NAME, shape.block_count())?;
         let file = open_whole(folder, PAGES_NAME, manifest.page_count)?;

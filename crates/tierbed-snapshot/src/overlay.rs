@@ -12,7 +12,6 @@ use tierbed_kernels::{fill_initial, Codec, Kernels};
 
 use crate::blocks::{check_crc, read_blocks};
 use crate::codecs::InitialCode;
-use crate::forward_index::IndexShape;
 use crate::manifest::{Manifest, INDEX_NAME};
 use crate::page::PageView;
 use crate::places::Places;
@@ -196,14 +195,13 @@ impl Overlay {
     }
 
     fn check_index(&self) -> Result<()> {
-        let Manifest { schema, page_count, index_crc32c, .. } = &self.manifest;
-        let shape = IndexShape::without(schema, *page_count, |_| false)?;
+        let shape = self.manifest.index_shape()?;
         let device = self.folder.open(INDEX_NAME, OpenMode::ReadOnly)?;
         if device.len_bytes()? != shape.block_count() * PAGE_BYTES as u64 {
             return Err(self.damaged("index of the delta has the wrong length"));
         }
         let found = read_blocks(device.as_ref(), shape.block_count(), |_| ())?;
-        check_crc(device.as_ref(), *index_crc32c, found)
+        check_crc(device.as_ref(), self.manifest.index_crc32c, found)
     }
 
     /// Hands every row, its first page and its code to `sink`.

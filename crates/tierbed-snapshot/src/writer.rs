@@ -286,8 +286,8 @@ impl SnapshotWriter {
             placed.row_counts(|table| self.tables[table].row_count += 1);
         }
         self.pages.finish()?;
-        let is_placed = |table| self.starts.is_placed(table);
-        let shape = IndexShape::without(&self.schema, self.pages.page_count, is_placed)?;
+        let shape = self.index_shape()?;
+        let is_sparse = shape.is_sparse();
         let (index_crc32c, run_count) = self.write_index(&shape)?;
         sort_run_count += run_count;
         let placed = self.write_places()?;
@@ -304,6 +304,7 @@ impl SnapshotWriter {
             base_delta: self.base_delta.take(),
             placed,
             codecs: self.codecs.clone(),
+            is_sparse,
         };
         self.folder.sync()?;
         self.folder.write_atomic(MANIFEST_NAME, &manifest.encode()?)?;
@@ -330,6 +331,22 @@ impl SnapshotWriter {
         let places_crc32c = places.finish()?;
         device.sync()?;
         Ok(Some(Placed { places_crc32c, placements }))
+    }
+
+    // The index of a delta is sparse where that is smaller.
+    fn index_shape(&self) -> Result<IndexShape> {
+        let page_count = self.pages.page_count;
+        let is_placed = |table| self.starts.is_placed(table);
+        let dense = IndexShape::without(&self.schema, page_count, is_placed)?;
+        let stored = self.tables.iter().map(|table| table.row_count);
+        let may_be_sparse = self.base.is_some()
+            && self.placed.is_empty()
+            && IndexShape::can_be_sparse(stored.clone(), page_count);
+        if !may_be_sparse {
+            return Ok(dense);
+        }
+        let sparse = IndexShape::sparse(&self.schema, page_count, stored)?;
+        Ok(if sparse.word_count() < dense.word_count() { sparse } else { dense })
     }
 
     fn write_index(&mut self, shape: &IndexShape) -> Result<(u32, u64)> {

@@ -26,6 +26,7 @@ from .kit import (
     bags_of,
     configs,
     digest,
+    one_step,
     open_store,
     rows_of,
     train,
@@ -76,6 +77,37 @@ def _check_published(folder: Path, facts: Facts) -> None:
         assert snapshot.attachment("note") == NOTE
     tb.Snapshot.apply(folder / "base", folder / "delta", folder / "applied")
     _check_snapshot(folder / "applied", ROWS, facts["next"])
+
+
+# Two groups of 65,536 rows in the index of a delta.
+LARGE = {"large": 70_000}
+
+
+def _train_large(store: tb.Store, rows: torch.Tensor) -> None:
+    config = tb.EmbeddingBagConfig(name="large", num_embeddings=LARGE["large"], embedding_dim=6)
+    emb = tb.EmbeddingBagCollection([config], store=store, optimizer=tb.Adagrad(lr=0.1))
+    one_step(emb, bags_of("large", rows))
+
+
+def _write_sparse(folder: Path) -> Facts:
+    with open_store(folder / "store", "file") as store:
+        _train_large(store, torch.arange(0, LARGE["large"], 700))
+        store.publish(folder / "base")
+        _train_large(store, torch.tensor([0, 7, 1400, 65_535, 65_536, 69_999]))
+        store.publish(folder / "delta", base=folder / "base")
+        store.publish(folder / "next")
+    facts = {name: _lookup(folder / name, LARGE) for name in ("base", "next")}
+    for left in ("store", "next"):
+        shutil.rmtree(folder / left)
+    return facts
+
+
+def _check_sparse(folder: Path, facts: Facts) -> None:
+    manifest = (folder / "delta" / "snapshot.json").read_text()
+    assert manifest.startswith("tierbed-snapshot 4 ")
+    _check_snapshot(folder / "base", LARGE, facts["base"])
+    tb.Snapshot.apply(folder / "base", folder / "delta", folder / "applied")
+    _check_snapshot(folder / "applied", LARGE, facts["next"])
 
 
 # ---------------------------------------------------------------- placements and logs
@@ -283,6 +315,7 @@ def _check_coded(folder: Path, facts: Facts) -> None:
 
 CASES = [
     Case("snapshot-and-delta", _write_published, _check_published),
+    Case("sparse-delta", _write_sparse, _check_sparse),
     Case("placement-and-log", _write_placed, _check_placed),
     Case("coded-pages", _write_coded_pages, _check_coded_pages),
     Case("tiers-and-neighbours", _write_tiers, _check_tiers),

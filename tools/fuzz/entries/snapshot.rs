@@ -98,6 +98,7 @@ pub fn overlay(bytes: &[u8]) {
         base_delta: None,
         placed: None,
         codecs: TableCodecs::default(),
+        is_sparse: false,
     };
     let folder: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
     let device = Arc::new(MemoryDevice::new("rows.pages"));
@@ -125,8 +126,15 @@ pub fn index(bytes: &[u8]) {
     let page_count = u64::from(u16::from_le_bytes(*head));
     let small = tables().into_iter().take(2).collect();
     let Ok(schema) = Schema::new(small) else { return };
-    let Ok(shape) = IndexShape::without(&schema, page_count, |_| false) else { return };
-    let mut file = rest.to_vec();
+    let dense = IndexShape::without(&schema, page_count, |_| false);
+    let sparse = IndexShape::sparse(&schema, page_count, [9, 5].into_iter());
+    for shape in [dense, sparse].into_iter().flatten() {
+        index_of(&schema, shape, page_count, rest);
+    }
+}
+
+fn index_of(schema: &Schema, shape: IndexShape, page_count: u64, bytes: &[u8]) {
+    let mut file = bytes.to_vec();
     let crc = mend_blocks(&mut file, shape.block_count());
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("rows.index"));
     if device.write_at(0, &file).is_err() {
