@@ -145,6 +145,7 @@ test-long: setup ## Run the slow tests and SIM_ROUNDS=4 simulation seeds
 	@$(STEP) 'simulations' cargo x sim --rounds $(SIM_ROUNDS)
 	@$(STEP) 'models' cargo test --locked --quiet -p tierbed-models -- --ignored
 	@$(STEP) 'kills' cargo test --locked --quiet -p tierbed-train --test '*_kills' -- --ignored
+	@$(STEP) 'kills of publishers' cargo test --locked --quiet -p tierbed-remote --test kills -- --ignored
 	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'
 	@$(MAKE) --no-print-directory test-versions
 

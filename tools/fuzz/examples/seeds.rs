@@ -18,6 +18,7 @@ use tierbed_lab::trace::{write_trace, TraceOptions};
 use tierbed_train::planned::{PlanBuilder, PlanOptions, PlanShape};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, MemoryFolder};
 use tierbed_kernels::{Codec, ProductQuantizer};
+use tierbed_remote::{Head, Location, Pull, Push, Want};
 use tierbed_lsm::{Durability, LsmOptions, LsmStore, WorkerChoice};
 use tierbed_snapshot::index::PageIndex;
 use tierbed_snapshot::manifest::{INDEX_NAME, MANIFEST_NAME, PAGES_NAME, PLACES_NAME};
@@ -257,7 +258,39 @@ fn codecs() -> Outcome {
     Ok(())
 }
 
+/// A version and a delta on it, and the marks of a download that its caller ends.
+fn remote() -> Outcome {
+    let place = std::env::temp_dir().join(format!("tierbed-seed-{}", std::process::id()));
+    let published = place.join("published");
+    fs::create_dir_all(&published)?;
+    fs::write(published.join("snapshot.json"), b"manifest")?;
+    fs::write(published.join("rows.pages"), [7; 3000])?;
+    let at = place.join("ads");
+    let location = Location::open(at.to_str().ok_or("a path without a name")?)?;
+    let push = Push { part_bytes: 1024, ..Push::new(&published, "one", "stable", 1) };
+    location.push(&push, &mut |_, _| Ok(()))?;
+    let delta = Push { identity: "two", base: Some("one"), ..push };
+    location.push(&delta, &mut |_, _| Ok(()))?;
+    let head = Head::decode(&fs::read(at.join("HEAD.stable.json"))?)?;
+    put("remote_head", "head", &Head { writer: "seeds".into(), ..head }.encode()?)?;
+    let parts = fs::read(at.join("v/000002/parts.json"))?;
+    let body = parts.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    put("remote_parts", "parts", &parts)?;
+    put("remote_parts", "body", &parts[body..])?;
+    let local = place.join("local");
+    let how = Pull { thread_count: 1, ..Pull::default() };
+    let ended = location.pull(&Want::Channel("stable".into()), &local, &how, &mut |done, _| {
+        let is_enough = done > 2000;
+        if is_enough { Err(tierbed_core::Error::invalid("enough")) } else { Ok(()) }
+    });
+    assert!(ended.is_err(), "the download was to be ended");
+    // The header and the first two marks; more may have come before the end was heard.
+    put("remote_marks", "marks", &fs::read(local.join("000001.incoming/parts.done"))?[..64])?;
+    Ok(fs::remove_dir_all(&place)?)
+}
+
 fn main() -> Outcome {
+    remote()?;
     codecs()?;
     lsm()?;
     cold()?;

@@ -39,7 +39,7 @@ const fn row(
 }
 
 /// All crates, bottom first. ARCHITECTURE.md draws the same picture.
-const CRATES: [Crate; 20] = [
+const CRATES: [Crate; 21] = [
     row("tierbed-core", &[], &[]),
     row("tierbed-kernels", &["core"], &[]),
     row("tierbed-io", &["core"], &["sim"]),
@@ -50,6 +50,7 @@ const CRATES: [Crate; 20] = [
     row("tierbed-exchange", &["core", "kernels"], &["io"]),
     row("tierbed-data", &["core", "io"], &[]),
     row("tierbed-cache", &["core"], &[]),
+    row("tierbed-remote", &["core", "io"], &["sim"]),
     row("tierbed-lab", &["core", "io", "data", "cache"], &["sim"]),
     row("tierbed-store", &["core", "io"], &["sim"]),
     row("tierbed-vocab", &["core"], &["store", "sim"]),
@@ -110,13 +111,15 @@ const LAB_GLUE: &str = "tools/python/native/";
 const FUZZ_ENTRIES: &str = "tools/fuzz/entries/";
 
 /// A crate, and what it must not reach through any chain of arrows of the table.
-const NEVER: [(&str, &[&str]); 4] = [
+const NEVER: [(&str, &[&str]); 5] = [
     // A server answers lookups: no training, no readers of logs, no partitioner.
     ("serve", &["train", "data", "placement", "lsm", "store"]),
     // Serving must not need what was computed off-line for it.
     ("snapshot", &["placement", "data", "train"]),
     // A placement is made from queries, whatever reads or trains the rows.
     ("placement", &["data", "store", "train"]),
+    // Folders and bytes: what is published in them is not its business.
+    ("remote", &["snapshot", "store", "train", "cache", "kernels"]),
     // A store knows rows; pages that are served and the engines above it are not its business.
     ("store", &["snapshot", "kernels", "cache"]),
 ];
