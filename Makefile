@@ -109,6 +109,10 @@ bench-deps: $(ENV_STAMP) ## Bring what only comparisons need: FBGEMM, rocksdict,
 	    --no-install-project --python '$(PYTHON)' --group bench
 	@scripts/bench-deps
 
+.PHONY: client-deps
+client-deps: ## Bring clients that others made into .tools/clients, for the tests that ask with them
+	@scripts/client-deps '$(PYTHON)'
+
 # ---------------------------------------------------------------- checks
 
 .PHONY: test

@@ -3,11 +3,13 @@
 //! A request is counted once, with the status it was answered with; 499 is a client that left
 //! before. Times are of requests that were worked on: one that found no room took none.
 
+mod plain;
 pub(crate) mod process;
 mod snapshot;
 
 use std::sync::Arc;
 
+use axum::http::{header, HeaderMap, HeaderValue};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{text, DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
@@ -62,6 +64,36 @@ struct Failure {
 }
 
 type Latency = Family<Route, Histogram, fn() -> Histogram>;
+
+/// A text format of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Prometheus' own, which everything that reads metrics understands.
+    Plain,
+    OpenMetrics,
+}
+
+impl Format {
+    /// Returns the format that a client asks for.
+    pub(crate) fn wanted(headers: &HeaderMap) -> Self {
+        let mut accepted = headers.get_all(header::ACCEPT).iter();
+        let names = |value: &HeaderValue| {
+            value.to_str().is_ok_and(|text| text.contains("application/openmetrics-text"))
+        };
+        if accepted.any(names) {
+            Self::OpenMetrics
+        } else {
+            Self::Plain
+        }
+    }
+
+    pub(crate) fn content_type(self) -> &'static str {
+        match self {
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
 
 /// The counters of a server.
 #[derive(Debug)]
@@ -212,15 +244,17 @@ impl Metrics {
         self.cut.get_or_create(&Why { reason }).inc();
     }
 
-    /// Encodes all metrics as OpenMetrics text.
+    /// Encodes all metrics.
     ///
     /// # Errors
     /// `Invalid` when the encoder refuses.
-    pub(crate) fn encode(&self) -> Result<String> {
+    pub(crate) fn encode(&self, format: Format) -> Result<String> {
         let mut out = String::new();
-        text::encode(&mut out, &self.registry)
-            .map_err(|cause| Error::invalid("cannot encode metrics").with("cause", cause))?;
-        Ok(out)
+        let encoded = text::encode(&mut out, &self.registry).and_then(|()| match format {
+            Format::OpenMetrics => Ok(out),
+            Format::Plain => plain::plain(&out),
+        });
+        encoded.map_err(|cause| Error::invalid("cannot encode metrics").with("cause", cause))
     }
 }
 

@@ -1,15 +1,14 @@
 //! Health, description and metrics of the server.
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::Shared;
 use crate::answer::{with_type, Refusal, JSON};
 use crate::features::pooling_name;
-
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use crate::metrics::Format;
 
 pub(super) async fn describe(State(service): Shared) -> Response {
     let newest = service.newest();
@@ -74,9 +73,10 @@ pub(super) async fn ready(State(service): Shared) -> Response {
     with_type(status, JSON, json!({ "ready": is_ready }).to_string())
 }
 
-pub(super) async fn metrics(State(service): Shared) -> Response {
-    match service.metrics.encode() {
-        Ok(text) => with_type(StatusCode::OK, OPEN_METRICS, text.into_bytes()),
+pub(super) async fn metrics(State(service): Shared, headers: HeaderMap) -> Response {
+    let format = Format::wanted(&headers);
+    match service.metrics.encode(format) {
+        Ok(text) => with_type(StatusCode::OK, format.content_type(), text.into_bytes()),
         Err(error) => Refusal::from(error).into_response(),
     }
 }

@@ -195,5 +195,22 @@ fn metrics_tell_the_build_the_snapshot_and_the_process() {
         let found = text.lines().any(|line| line.split(' ').next() == Some(name));
         assert!(found, "no {name} in\n{text}");
     }
-    assert!(text.ends_with("# EOF\n"));
+    assert!(!text.contains("# EOF") && has(&text, "# TYPE tierbed_body_bytes_total counter"));
+    assert!(has(&text, "# TYPE tierbed_build_info gauge"), "{text}");
+}
+
+#[test]
+fn metrics_come_in_the_format_that_is_asked_for() {
+    let server = Server::start(&options(), snapshot(), None).unwrap();
+    let asked = |accept: &str| ask_with(&server, "GET /metrics", accept, b"");
+    for accept in ["Accept: */*", "Accept: text/plain;version=0.0.4;q=0.5", "X-a: b"] {
+        let answer = asked(accept);
+        assert_eq!(answer.content_type, "text/plain; version=0.0.4; charset=utf-8", "{accept}");
+    }
+    let newer = "Accept: text/plain\r\n\
+                 Accept: application/openmetrics-text;version=1.0.0;q=0.8,*/*;q=0.1";
+    let answer = asked(newer);
+    assert_eq!(answer.content_type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    let text = answer.text();
+    assert!(text.ends_with("# EOF\n") && has(&text, "# TYPE tierbed_body_bytes counter"));
 }
