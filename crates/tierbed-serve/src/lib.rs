@@ -34,6 +34,7 @@ mod lookup;
 mod metrics;
 mod oip;
 mod options;
+mod origin;
 mod plans;
 mod query;
 mod routes;

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::connection::{serve, turn_away, Callee, Protocol};
 use crate::grpc;
+use crate::origin::Origin;
 
 /// Clients that are told at once that there is no room for them; more are closed without a word.
 const TURNED_AWAY_MAX: usize = 64;
@@ -139,7 +140,7 @@ impl Door {
         }
         let service = &self.callee.service;
         service.metrics.refused("connections");
-        service.log.refused("connections");
+        service.log.refused("connections", &Origin::default());
         // A client of gRPC is told by the closed connection: there is no status before a call.
         if self.callee.protocol == Protocol::Grpc {
             return;

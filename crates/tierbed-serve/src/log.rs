@@ -27,6 +27,7 @@ use tracing::level_filters::LevelFilter;
 use self::lines::Lines;
 use self::throttle::Throttle;
 use crate::answer::Refusal;
+use crate::origin::{Named, Origin};
 
 /// What is written about requests and failures.
 #[derive(Debug, Clone)]
@@ -99,11 +100,12 @@ pub enum LogTarget {
 
 /// A request as the log tells it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Told {
+pub(crate) struct Told<'a> {
     pub(crate) route: &'static str,
     pub(crate) status: u16,
     pub(crate) us: u64,
     pub(crate) body_bytes: u64,
+    pub(crate) origin: &'a Origin,
 }
 
 /// Writes lines.
@@ -243,13 +245,17 @@ impl Log {
     }
 
     /// Tells of a client without a token for what it asks.
-    pub(crate) fn unauthorized(&self, told: Told, refusal: &Refusal) {
-        let Told { route, status, .. } = told;
+    pub(crate) fn unauthorized(&self, told: Told<'_>, refusal: &Refusal) {
+        let Told { route, status, origin, .. } = told;
+        let Named { request_id, trace_id, span_id } = origin.named();
         self.write_some("unauthorized", |suppressed| {
             tracing::warn!(
                 event = "unauthorized",
                 route,
                 status,
+                request_id,
+                trace_id,
+                span_id,
                 suppressed,
                 message = refusal.message()
             );
@@ -272,8 +278,9 @@ impl Log {
     }
 
     /// Tells of an answer that is the server's failure.
-    pub(crate) fn failed(&self, told: Told, refusal: &Refusal) {
-        let Told { route, status, us, .. } = told;
+    pub(crate) fn failed(&self, told: Told<'_>, refusal: &Refusal) {
+        let Told { route, status, us, origin, .. } = told;
+        let Named { request_id, trace_id, span_id } = origin.named();
         self.write_some(refusal.kind(), |suppressed| {
             tracing::error!(
                 event = "request_failed",
@@ -283,6 +290,9 @@ impl Log {
                 kind = refusal.kind(),
                 path = refusal.value("path"),
                 page_id = refusal.value("page_id"),
+                request_id,
+                trace_id,
+                span_id,
                 suppressed,
                 message = refusal.message()
             );
@@ -290,9 +300,10 @@ impl Log {
     }
 
     /// Tells of a request or connection that found no room.
-    pub(crate) fn refused(&self, reason: &'static str) {
+    pub(crate) fn refused(&self, reason: &'static str, origin: &Origin) {
+        let Named { request_id, trace_id, span_id } = origin.named();
         self.write_some(reason, |suppressed| {
-            tracing::warn!(event = "refused", reason, suppressed);
+            tracing::warn!(event = "refused", reason, request_id, trace_id, span_id, suppressed);
         });
     }
 
@@ -316,15 +327,37 @@ impl Log {
     }
 
     /// Tells of a request that took long, and of every one when asked to.
-    pub(crate) fn answered(&self, told: Told) {
-        let Told { route, status, us, body_bytes } = told;
+    pub(crate) fn answered(&self, told: Told<'_>) {
+        let Told { route, status, us, body_bytes, origin } = told;
+        let Named { request_id, trace_id, span_id } = origin.named();
         if us > self.slow_us {
             self.write_some("slow", |suppressed| {
-                tracing::warn!(event = "slow_request", route, status, us, body_bytes, suppressed);
+                tracing::warn!(
+                    event = "slow_request",
+                    route,
+                    status,
+                    us,
+                    body_bytes,
+                    request_id,
+                    trace_id,
+                    span_id,
+                    suppressed
+                );
             });
         }
         if self.has_access {
-            self.write(|| tracing::info!(event = "request", route, status, us, body_bytes));
+            self.write(|| {
+                tracing::info!(
+                    event = "request",
+                    route,
+                    status,
+                    us,
+                    body_bytes,
+                    request_id,
+                    trace_id,
+                    span_id
+                );
+            });
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::log::{Log, Told};
 use crate::metrics::{Metrics, LEFT};
 use crate::oip::{self, Models};
 use crate::options::Limits;
+use crate::origin::Origin;
 use crate::tokens::{Scope, Tokens};
 
 /// What every request sees.
@@ -105,7 +106,7 @@ impl Service {
     }
 
     /// Counts an answer, and logs it where it reports a failure.
-    fn note(&self, told: Told, refusal: Option<&Refusal>) {
+    fn note(&self, told: Told<'_>, refusal: Option<&Refusal>) {
         self.metrics.count(told.route, told.status, told.us);
         if told.us > self.log.slow_us {
             self.metrics.slow.inc();
@@ -113,7 +114,7 @@ impl Service {
         if let Some(refusal) = refusal {
             if let Some(reason) = refusal.reason() {
                 self.metrics.refused(reason);
-                self.log.refused(reason);
+                self.log.refused(reason, told.origin);
             } else if told.status == StatusCode::INTERNAL_SERVER_ERROR.as_u16() {
                 self.metrics.failed(refusal.kind());
                 self.faults.note(refusal.kind(), refusal.message());
@@ -191,8 +192,10 @@ pub(crate) async fn in_time(
 }
 
 /// Counts every request, and ends those that take too long to answer.
-async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
+async fn measure(State(service): Shared, mut request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
+    let origin = Arc::new(Origin::new(request.headers()));
+    request.extensions_mut().insert(Arc::clone(&origin));
     let is_oip = oip::is_ours(route);
     let scope = scope_of(request.uri().path());
     let answering = async {
@@ -207,24 +210,27 @@ async fn measure(State(service): Shared, request: Request, next: Next) -> Respon
             response
         }
     };
-    counted(&service, route, answering).await
+    counted(&service, route, &origin, answering).await
 }
 
-/// Counts a request by its answer. A refusal has its own status, however its protocol tells it.
+/// Counts a request by its answer, which is told what the request is. A refusal has its own status,
+/// however its protocol tells it.
 pub(crate) async fn counted(
     service: &Arc<Service>,
     route: &'static str,
+    origin: &Origin,
     answering: impl Future<Output = Response>,
 ) -> Response {
     let start_us = service.clock.now_us();
     let mut leaving = Leaving { service: Some(Arc::clone(service)), route };
-    let response = answering.await;
+    let mut response = answering.await;
     leaving.service = None;
     let us = service.clock.now_us().saturating_sub(start_us);
     let body_bytes = response.extensions().get().map_or(0, |BodyBytes(bytes)| *bytes);
     let refusal: Option<&Refusal> = response.extensions().get();
     let status = refusal.map_or(response.status(), Refusal::status).as_u16();
-    service.note(Told { route, status, us, body_bytes }, refusal);
+    service.note(Told { route, status, us, body_bytes, origin }, refusal);
+    origin.tell(response.headers_mut());
     response
 }
 

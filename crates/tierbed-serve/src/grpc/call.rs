@@ -17,6 +17,7 @@ use crate::body::{Held, Received};
 use crate::coding::{Coding, Pack};
 use crate::oip::infer::{self, Asked};
 use crate::oip::model::Kind;
+use crate::origin::Origin;
 use crate::routes::work::received;
 use crate::routes::{BodyBytes, Deadline, Service, Shared};
 
@@ -25,6 +26,7 @@ pub(super) async fn answer(
     State(service): Shared,
     Path(method): Path<String>,
     Extension(deadline): Extension<Deadline>,
+    Extension(origin): Extension<Arc<Origin>>,
     request: HttpRequest,
 ) -> Response {
     let start_us = service.clock.now_us();
@@ -39,7 +41,7 @@ pub(super) async fn answer(
         let message = Framed::only(&bytes)?.plain(bytes_max, coding, &mut held).await?;
         match method.as_str() {
             "ModelInfer" => {
-                let call = Call { start_us, deadline, body_bytes, held, told_as };
+                let call = Call { start_us, deadline, origin: &origin, body_bytes, held, told_as };
                 inferred(&service, call, message).await
             }
             _ => described(&service, &method, message),
@@ -86,18 +88,20 @@ fn kind(service: &Service, name: &str, version: &str) -> Result<Kind, Refusal> {
 }
 
 /// What is known of a call beside its message.
-struct Call {
+struct Call<'a> {
     start_us: u64,
     deadline: Deadline,
+    origin: &'a Origin,
     body_bytes: u64,
     held: Held,
     /// The coding of the answer: that of the question, where the client reads it.
     told_as: Option<Coding>,
 }
 
-async fn inferred(service: &Service, call: Call, message: axum::body::Bytes) -> Answered {
-    let Call { start_us, deadline, body_bytes, held, told_as } = call;
+async fn inferred(service: &Service, call: Call<'_>, message: axum::body::Bytes) -> Answered {
+    let Call { start_us, deadline, origin, body_bytes, held, told_as } = call;
     let addressed: Addressed = decode(message.clone())?;
+    origin.name(&addressed.id);
     let kind = kind(service, &addressed.model_name, &addressed.model_version)?;
     let hurry = addressed.hurry()?;
     let pack = told_as.map(Pack::Message);

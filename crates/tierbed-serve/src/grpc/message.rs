@@ -31,6 +31,8 @@ pub(super) struct Addressed {
     pub(super) model_name: String,
     #[prost(string, tag = "2")]
     pub(super) model_version: String,
+    #[prost(string, tag = "3")]
+    pub(super) id: String,
     #[prost(map = "string, message", tag = "4")]
     parameters: Parameters,
 }

@@ -28,6 +28,7 @@ use axum::Router;
 use tonic_reflection::server::Builder;
 
 pub(crate) use self::health::Health;
+use crate::origin::Origin;
 use crate::routes::{counted, in_time, Service, Shared};
 use crate::tokens::Scope;
 
@@ -99,12 +100,15 @@ fn is_finite(path: &str) -> bool {
 }
 
 /// Counts every call, and ends those that take too long to answer.
-async fn measure(State(service): Shared, request: Request, next: Next) -> Response {
+async fn measure(State(service): Shared, mut request: Request, next: Next) -> Response {
     let route = route_name(request.uri().path());
+    let origin = Arc::new(Origin::new(request.headers()));
+    request.extensions_mut().insert(Arc::clone(&origin));
     let answering = async {
         service.authorize(request.headers(), scope_of(request.uri().path()))?;
         let own_us = status::timeout_us(request.headers())?;
         in_time(&service, own_us, request, next).await
     };
-    counted(&service, route, async { answering.await.unwrap_or_else(status::told) }).await
+    let answering = async { answering.await.unwrap_or_else(status::told) };
+    counted(&service, route, &origin, answering).await
 }

@@ -12,9 +12,10 @@ use tierbed_core::{Error, Result};
 use super::inputs;
 use super::request::{check_once, unsupported, Form, Hurry, Named, Request};
 use crate::job::HEADER_LENGTH;
+use crate::origin::Origin;
 
-/// Largest head that is searched for `timeout` and `priority` before the request waits: an async
-/// thread reads no more than this.
+/// Largest head that is searched for `id`, `timeout` and `priority` before the request waits: an
+/// async thread reads no more than this.
 const SEARCHED_BYTES_MAX: usize = 64 << 10;
 
 /// An inference request without its binary tensors. What is not named here is ignored.
@@ -112,21 +113,26 @@ impl Parts {
         }
     }
 
-    /// Returns the request's own time and priority, where the JSON is not too large to be
-    /// searched for them.
-    pub(super) fn hurry(&self) -> Hurry {
-        #[derive(Deserialize)]
-        struct Hurried {
+    /// Returns the request's own time and priority, and names it, where the JSON is not too large
+    /// to be searched for these.
+    pub(super) fn search(&self, origin: &Origin) -> Hurry {
+        #[derive(Default, Deserialize)]
+        struct Found {
+            id: Option<String>,
             parameters: Option<Parameters>,
         }
         let has = |word: &[u8]| self.json.windows(word.len()).any(|found| found == word);
         let is_searched = self.json.len() <= SEARCHED_BYTES_MAX;
-        if !is_searched || !(has(b"\"timeout\"") || has(b"\"priority\"")) {
+        let words: [&[u8]; 3] = [b"\"id\"", b"\"timeout\"", b"\"priority\""];
+        if !is_searched || !words.into_iter().any(has) {
             return Hurry::default();
         }
         // What is no JSON is refused where it is decoded.
-        let hurried = serde_json::from_slice::<Hurried>(&self.json).ok();
-        let parameters = hurried.and_then(|hurried| hurried.parameters).unwrap_or_default();
+        let Found { id, parameters } = serde_json::from_slice(&self.json).unwrap_or_default();
+        if let Some(id) = id {
+            origin.name(&id);
+        }
+        let parameters = parameters.unwrap_or_default();
         Hurry::new(parameters.timeout, parameters.priority)
     }
 

@@ -15,6 +15,7 @@ use crate::body::{Held, Received};
 use crate::coding::{Coding, Pack};
 use crate::generation::Serving;
 use crate::job::{Made, Work};
+use crate::origin::Origin;
 use crate::routes::work::{made, received, Ask};
 use crate::routes::{BodyBytes, Deadline, Service, Shared};
 
@@ -22,11 +23,13 @@ pub(super) async fn infer(
     State(service): Shared,
     Named(kind): Named,
     Extension(deadline): Extension<Deadline>,
+    Extension(origin): Extension<Arc<Origin>>,
     request: HttpRequest,
 ) -> Response {
     let start_us = service.clock.now_us();
     let mut body_bytes = 0;
-    let made = inferred(&service, kind, deadline, request, &mut body_bytes).await;
+    let begun = Begun { kind, start_us, deadline, origin: &origin };
+    let made = inferred(&service, begun, request, &mut body_bytes).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
     let mut response = made.map_or_else(IntoResponse::into_response, IntoResponse::into_response);
@@ -34,20 +37,27 @@ pub(super) async fn infer(
     response
 }
 
+/// A request whose body has not been read.
+struct Begun<'a> {
+    kind: Kind,
+    start_us: u64,
+    deadline: Deadline,
+    origin: &'a Origin,
+}
+
 async fn inferred(
     service: &Arc<Service>,
-    kind: Kind,
-    deadline: Deadline,
+    begun: Begun<'_>,
     request: HttpRequest,
     body_bytes: &mut u64,
 ) -> Result<Made, Refusal> {
-    let start_us = service.clock.now_us();
+    let Begun { kind, start_us, deadline, origin } = begun;
     let headers = request.headers().clone();
     let pack = Coding::wanted(&headers).map(Pack::Body);
     let Received { bytes, held } = received(service, request).await?;
     *body_bytes = bytes.len() as u64;
     let parts = Parts::cut(&headers, &bytes)?;
-    let hurry = parts.hurry();
+    let hurry = parts.search(origin);
     drop(bytes);
     let body_bytes = *body_bytes;
     let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes, pack };

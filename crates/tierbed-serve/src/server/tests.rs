@@ -24,6 +24,7 @@ mod deltas;
 mod grpc;
 mod limits;
 mod oip;
+mod origin;
 mod stopping;
 mod telling;
 mod tokens;
@@ -73,12 +74,20 @@ struct Answer {
     content_type: String,
     /// Bytes of the JSON before binary tensors.
     header_bytes: Option<usize>,
+    /// In lower case.
+    head: String,
     body: Vec<u8>,
 }
 
 impl Answer {
     fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
+    }
+
+    /// The value of a header; empty without one.
+    fn field(&self, name: &str) -> &str {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.find_map(|(known, value)| (known == name).then_some(value)).unwrap_or_default()
     }
 
     fn text(&self) -> String {
@@ -115,7 +124,8 @@ fn ask_with(server: &Server, what: &str, lines: &str, body: &[u8]) -> Answer {
     assert_eq!(field("content-length:").parse::<usize>().unwrap(), body.len());
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     let header_bytes = field("inference-header-content-length:").parse().ok();
-    Answer { status, content_type: field("content-type:"), header_bytes, body }
+    let content_type = field("content-type:");
+    Answer { status, content_type, header_bytes, head, body }
 }
 
 fn get(server: &Server, path: &str) -> Answer {

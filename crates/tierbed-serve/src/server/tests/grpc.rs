@@ -35,6 +35,8 @@ pub(super) struct Called {
     pub(super) code: Code,
     message: String,
     pushback: Option<String>,
+    /// What came with the answer, or with the status of a refusal.
+    metadata: HeaderMap,
     bytes: Vec<u8>,
 }
 
@@ -109,8 +111,8 @@ impl Client {
                 body.flow_control().release_capacity(part.len()).unwrap();
                 bytes.extend_from_slice(&part);
             }
-            let trailers = body.trailers().await.unwrap().unwrap_or(head.headers);
-            called(&trailers, bytes)
+            let trailers = body.trailers().await.unwrap().unwrap_or_else(|| head.headers.clone());
+            Called { metadata: head.headers, ..called(&trailers, bytes) }
         })
     }
 
@@ -128,7 +130,7 @@ fn called(trailers: &HeaderMap, bytes: Vec<u8>) -> Called {
     let code: i32 = field("grpc-status").unwrap().parse().unwrap();
     let message = field("grpc-message").unwrap_or_default().replace("%20", " ");
     let pushback = field("grpc-retry-pushback-ms");
-    Called { code: Code::from(code), message, pushback, bytes }
+    Called { code: Code::from(code), message, pushback, metadata: HeaderMap::new(), bytes }
 }
 
 fn grpc() -> ServeOptions {
@@ -296,6 +298,29 @@ fn refusals_have_their_status() {
     let asked = ModelStatisticsRequest::default();
     let stats: ModelStatisticsResponse = client.call("ModelStatistics", &asked).answer();
     assert!(stats.model_stats[0].inference_stats.as_ref().unwrap().fail.unwrap().count >= 2);
+}
+
+#[test]
+fn calls_are_named_by_their_metadata_or_their_message() {
+    let server = Server::start(&grpc(), snapshot(), None).unwrap();
+    let client = Client::new(&server);
+    let infer = |header, request: ModelInferRequest| {
+        client.call_with_header(&format!("{SERVICE}/ModelInfer"), header, framed(&request))
+    };
+    let id = |called: &Called| {
+        called.metadata.get("x-request-id").map(|id| id.to_str().unwrap().to_owned())
+    };
+    let named = |row| ModelInferRequest { id: "7".into(), ..ids(&[row, 1]) };
+    assert_eq!(id(&infer(None, ids(&[1, 1]))), None);
+    assert_eq!(id(&infer(None, named(1))).as_deref(), Some("7"));
+    let refused = infer(None, named(500));
+    assert_eq!((refused.code, id(&refused).as_deref()), (Code::InvalidArgument, Some("7")));
+    let both = infer(Some(("x-request-id", "of-proxy")), named(1));
+    assert_eq!(id(&both).as_deref(), Some("of-proxy"));
+    assert_eq!(both.answer::<ModelInferResponse>().id, "7");
+    let traced = infer(Some(("traceparent", super::origin::TRACEPARENT)), named(1));
+    let told = traced.metadata["traceparent"].to_str().unwrap();
+    assert!(super::origin::goes_on(told), "{told}");
 }
 
 #[test]
