@@ -134,33 +134,43 @@ pub(crate) async fn receive(
     Ok(Received { bytes, held })
 }
 
-async fn next_part(
-    body: &mut axum::body::Body,
-    limits: &Limits,
-    end: Instant,
-) -> Result<Option<Bytes>, Refusal> {
-    let idle_end = Instant::now() + Duration::from_millis(limits.body_idle_ms_max);
+/// Returns the next part of a body, and `None` behind the last.
+///
+/// # Errors
+/// 400 for chunks that are not HTTP, 499 when the client leaves.
+pub(crate) async fn part(body: &mut axum::body::Body) -> Result<Option<Bytes>, Refusal> {
     loop {
-        let frame = std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx));
-        match tokio::time::timeout_at(end.min(idle_end), frame).await {
-            Err(_) if end < idle_end => {
-                let message = format!("body did not arrive within {} ms", limits.body_ms_max);
-                return Err(Refusal::slow(message));
-            }
-            Err(_) => {
-                let ms_max = limits.body_idle_ms_max;
-                return Err(Refusal::slow(format!("nothing came of the body for {ms_max} ms")));
-            }
-            Ok(None) => return Ok(None),
-            Ok(Some(Err(error))) => return Err(broken(&error)),
+        match std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(broken(&error)),
             // Trailers carry nothing for us.
-            Ok(Some(Ok(frame))) => {
+            Some(Ok(frame)) => {
                 if let Ok(part) = frame.into_data() {
                     return Ok(Some(part));
                 }
             }
         }
     }
+}
+
+/// Returns the next part of a body that must be whole at its `end`.
+///
+/// # Errors
+/// Those of [`part`]; 408 for one that comes too slowly.
+pub(crate) async fn next_part(
+    body: &mut axum::body::Body,
+    limits: &Limits,
+    end: Instant,
+) -> Result<Option<Bytes>, Refusal> {
+    let idle_end = Instant::now() + Duration::from_millis(limits.body_idle_ms_max);
+    let arriving = tokio::time::timeout_at(end.min(idle_end), part(body));
+    arriving.await.unwrap_or_else(|_| {
+        Err(Refusal::slow(if end < idle_end {
+            format!("body did not arrive within {} ms", limits.body_ms_max)
+        } else {
+            format!("nothing came of the body for {} ms", limits.body_idle_ms_max)
+        }))
+    })
 }
 
 /// Tells a client that has left from one whose chunks are not HTTP, and who waits to hear of it.

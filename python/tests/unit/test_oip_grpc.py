@@ -153,6 +153,24 @@ def test_refusals_have_the_status_of_triton(server: Server) -> None:
         assert unknown.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
+def test_a_stream_is_answered_in_order(snapshot: tb.Snapshot, server: Server) -> None:
+    wanted = expected(snapshot)
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    with triton.InferenceServerClient(_url(server)) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for at in range(60):
+            asked = _inputs() if at % 6 else [_input("ids", np.array([[1, 400]]))]
+            client.async_stream_infer("ads.rows", asked, request_id=str(at))
+        for at in range(60):
+            result, error = answers.get(timeout=60)
+            if at % 6:
+                assert (error, result.get_response().id) == (None, str(at))
+                np.testing.assert_array_equal(result.as_numpy("pooled"), wanted)
+            else:
+                assert "row id out of range" in error.message()
+        client.stop_stream()
+
+
 def test_an_asynchronous_client_gets_the_same(snapshot: tb.Snapshot, server: Server) -> None:
     aio = pytest.importorskip("tritonclient.grpc.aio")
     wanted = expected(snapshot)

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{Extension, Path, Request as HttpRequest, State};
 use axum::http::HeaderValue;
 use axum::response::Response;
@@ -15,6 +16,7 @@ use super::{about, status, ENCODING, INFER};
 use crate::answer::Refusal;
 use crate::body::{Held, Received};
 use crate::coding::{Coding, Pack};
+use crate::job::Made;
 use crate::oip::infer::{self, Asked};
 use crate::oip::model::Kind;
 use crate::origin::Origin;
@@ -41,8 +43,11 @@ pub(super) async fn answer(
         let message = Framed::only(&bytes)?.plain(bytes_max, coding, &mut held).await?;
         match method.as_str() {
             "ModelInfer" => {
-                let call = Call { start_us, deadline, origin: &origin, body_bytes, held, told_as };
-                inferred(&service, call, message).await
+                let (route, origin) = (INFER, &*origin);
+                let call = Call { route, start_us, deadline, origin, body_bytes, held, told_as };
+                let addressed: Addressed = decode(message.clone())?;
+                let made = made(&service, call, addressed, message).await?;
+                Ok(told_whole(made, told_as))
             }
             _ => described(&service, &method, message),
         }
@@ -54,7 +59,7 @@ pub(super) async fn answer(
 
 type Answered = Result<Response, Refusal>;
 
-fn described(service: &Arc<Service>, method: &str, message: axum::body::Bytes) -> Answered {
+fn described(service: &Arc<Service>, method: &str, message: Bytes) -> Answered {
     let kind = |name: &str, version: &str| kind(service, name, version);
     Ok(match method {
         "ServerLive" => told(&about::live()),
@@ -87,33 +92,45 @@ fn kind(service: &Service, name: &str, version: &str) -> Result<Kind, Refusal> {
     service.kind_of(name, Some(version).filter(|version| !version.is_empty()))
 }
 
-/// What is known of a call beside its message.
-struct Call<'a> {
-    start_us: u64,
-    deadline: Deadline,
-    origin: &'a Origin,
-    body_bytes: u64,
-    held: Held,
+/// What is known of a request for inference beside its message.
+pub(super) struct Call<'a> {
+    pub(super) route: &'static str,
+    pub(super) start_us: u64,
+    pub(super) deadline: Deadline,
+    pub(super) origin: &'a Origin,
+    pub(super) body_bytes: u64,
+    pub(super) held: Held,
     /// The coding of the answer: that of the question, where the client reads it.
-    told_as: Option<Coding>,
+    pub(super) told_as: Option<Coding>,
 }
 
-async fn inferred(service: &Service, call: Call<'_>, message: axum::body::Bytes) -> Answered {
-    let Call { start_us, deadline, origin, body_bytes, held, told_as } = call;
-    let addressed: Addressed = decode(message.clone())?;
+/// Answers a request for inference.
+///
+/// # Errors
+/// Those of [`infer::answer`]; 404 for an unknown model.
+pub(super) async fn made(
+    service: &Arc<Service>,
+    call: Call<'_>,
+    addressed: Addressed,
+    message: Bytes,
+) -> Result<Made, Refusal> {
+    let Call { route, start_us, deadline, origin, body_bytes, held, told_as } = call;
     origin.name(&addressed.id);
     let kind = kind(service, &addressed.model_name, &addressed.model_version)?;
     let hurry = addressed.hurry()?;
     let pack = told_as.map(Pack::Message);
-    let asked = Asked { route: INFER, kind, start_us, deadline, hurry, body_bytes, pack };
+    let asked = Asked { route, kind, start_us, deadline, hurry, body_bytes, pack };
     let made = infer::answer(service, asked, move || request(message), held).await;
     let us = service.clock.now_us().saturating_sub(start_us);
     service.models.counts(kind).note(made.as_ref().ok().map(|made| &made.phases), us);
-    let made = made?;
+    made
+}
+
+fn told_whole(made: Made, told_as: Option<Coding>) -> Response {
     let mut response = whole(made.body.bytes);
     if let Some(coding) = told_as {
         response.headers_mut().insert(ENCODING, HeaderValue::from_static(coding.name()));
     }
     response.extensions_mut().insert(Arc::new(made.held));
-    Ok(response)
+    response
 }

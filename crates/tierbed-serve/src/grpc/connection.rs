@@ -90,7 +90,9 @@ async fn answer(
 ) -> Result<Response<Outgoing>, Infallible> {
     let call = calls.begin(is_finite(request.uri().path()));
     let metrics = Arc::clone(&callee.service.metrics);
-    let mut response = routed(callee, request.map(Body::new), status::told).await;
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(calls);
+    let mut response = routed(callee, request, status::told).await;
     let held = response.extensions_mut().remove::<Arc<Held>>();
     response.extensions_mut().remove::<Refusal>();
     Ok(response.map(|body| Outgoing::new(body, call, &metrics, held)))

@@ -26,13 +26,13 @@ type Parameters = std::collections::HashMap<String, InferParameter>;
 
 /// What is needed of a request before it waits: all but its tensors, which are passed over.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Addressed {
+pub(crate) struct Addressed {
     #[prost(string, tag = "1")]
     pub(super) model_name: String,
     #[prost(string, tag = "2")]
     pub(super) model_version: String,
     #[prost(string, tag = "3")]
-    pub(super) id: String,
+    pub(crate) id: String,
     #[prost(map = "string, message", tag = "4")]
     parameters: Parameters,
 }
@@ -42,7 +42,7 @@ impl Addressed {
     ///
     /// # Errors
     /// `Invalid` for a timeout or a priority that is no integer, or below 0.
-    pub(super) fn hurry(&self) -> Result<Hurry> {
+    pub(crate) fn hurry(&self) -> Result<Hurry> {
         Ok(Hurry::new(self.integer("timeout")?, self.integer("priority")?))
     }
 
@@ -67,7 +67,7 @@ impl Addressed {
 ///
 /// # Errors
 /// `Invalid` for anything but the protocol's form.
-pub(super) fn request(message: Bytes) -> Result<Request> {
+pub(crate) fn request(message: Bytes) -> Result<Request> {
     let ModelInferRequest { id, mut parameters, inputs, outputs, raw_input_contents, .. } =
         reply::decode(message)?;
     let raw_bytes = raw_input_contents.iter().map(Bytes::len).sum();

@@ -13,9 +13,11 @@ mod calls;
 pub(crate) mod connection;
 mod health;
 pub(crate) mod message;
+mod messages;
 mod outgoing;
 pub(crate) mod reply;
 mod status;
+mod stream;
 
 use std::sync::Arc;
 
@@ -44,6 +46,8 @@ const DESCRIPTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/inference.b
 /// The service, as clients and metrics name it.
 const INFERENCE: &str = "/inference.GRPCInferenceService";
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+/// A request of a call of many; the call itself counts as one of the service.
+const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 const HEALTH: &str = "/grpc.health.v1.Health";
 const REFLECTION: &str = "/grpc.reflection";
 /// How a call's messages are coded.
@@ -63,6 +67,7 @@ pub(crate) fn router(service: &Arc<Service>, health: &Health) -> Router {
     let v1 = v1.max_decoding_message_size(QUESTION_BYTES_MAX);
     let v1alpha = v1alpha.max_decoding_message_size(QUESTION_BYTES_MAX);
     Router::new()
+        .route(STREAM, post(stream::answer))
         .route(&format!("{INFERENCE}/{{method}}"), post(call::answer))
         .with_state(Arc::clone(service))
         .route_service(&format!("{HEALTH}/{{method}}"), health.server())
@@ -96,7 +101,7 @@ fn scope_of(path: &str) -> Option<Scope> {
 
 /// Tells whether a call ends with its only answer; others last as long as their client wants.
 fn is_finite(path: &str) -> bool {
-    !path.starts_with(REFLECTION) && !path.ends_with("/Watch")
+    !path.starts_with(REFLECTION) && !path.ends_with("/Watch") && path != STREAM
 }
 
 /// Counts every call, and ends those that take too long to answer.

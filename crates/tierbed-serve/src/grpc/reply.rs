@@ -9,16 +9,20 @@ use axum::http::{header, HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use hyper::body::Frame;
 use prost::bytes::{Buf, BufMut};
+use prost::encoding::{encode_key, encode_varint, encoded_len_varint, key_len, WireType};
 use prost::Message;
 use tierbed_core::{Error, Result};
 
 use super::message::TYPE;
+use super::pb::{ModelInferResponse, ModelStreamInferResponse};
 use crate::answer::Refusal;
 use crate::body::Held;
 use crate::coding::{Coding, Inflating};
 
 /// Bytes before a message: whether it is compressed, and its length.
-const FRAME_BYTES: usize = 5;
+pub(super) const FRAME_BYTES: usize = 5;
+/// The field `infer_response` of an answer within a stream.
+const INFER_RESPONSE: u32 = 2;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Appends the bytes before a message.
@@ -113,16 +117,47 @@ pub(crate) fn deflated(answer: &[u8], coding: Coding) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// `Invalid` for bytes that are none.
-pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M> {
+pub(crate) fn decode<M: Message + Default>(message: Bytes) -> Result<M> {
     M::decode(message).map_err(|cause| Error::invalid("message is malformed").with("cause", cause))
+}
+
+fn framed(message: &impl Message) -> Bytes {
+    let mut bytes = Vec::with_capacity(FRAME_BYTES + message.encoded_len());
+    begin(message.encoded_len(), &mut bytes);
+    bytes.extend_from_slice(&message.encode_to_vec());
+    bytes.into()
 }
 
 /// Answers with a message.
 pub(super) fn told(message: &impl Message) -> Response {
-    let mut bytes = Vec::with_capacity(FRAME_BYTES + message.encoded_len());
-    begin(message.encoded_len(), &mut bytes);
-    bytes.extend_from_slice(&message.encode_to_vec());
-    whole(bytes.into())
+    whole(framed(message))
+}
+
+/// Makes an answer of one message to one of a stream: what comes before it, and itself.
+pub(super) fn within_stream(answer: &Bytes) -> [Bytes; 2] {
+    let message = answer.slice(FRAME_BYTES..);
+    let message_bytes = message.len() as u64;
+    let before_bytes = key_len(INFER_RESPONSE) + encoded_len_varint(message_bytes);
+    let mut before = Vec::with_capacity(FRAME_BYTES + before_bytes);
+    begin(before_bytes + message.len(), &mut before);
+    encode_key(INFER_RESPONSE, WireType::LengthDelimited, &mut before);
+    encode_varint(message_bytes, &mut before);
+    [before.into(), message]
+}
+
+/// Makes the answer to a refused request of a stream: its error, and its id as Triton tells it.
+pub(super) fn refused_in_stream(id: String, message: &str) -> Bytes {
+    framed(&ModelStreamInferResponse {
+        error_message: message.to_owned(),
+        infer_response: Some(ModelInferResponse { id, ..ModelInferResponse::default() }),
+    })
+}
+
+/// Makes what ends a call that went well.
+pub(super) fn trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(STATUS, HeaderValue::from_static("0"));
+    trailers
 }
 
 /// Answers with a message and the bytes before it.
@@ -153,9 +188,7 @@ impl hyper::body::Body for Whole {
         if std::mem::replace(&mut self.has_ended, true) {
             return Poll::Ready(None);
         }
-        let mut trailers = HeaderMap::with_capacity(1);
-        trailers.insert(STATUS, HeaderValue::from_static("0"));
-        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+        Poll::Ready(Some(Ok(Frame::trailers(trailers()))))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Refusals as gRPC tells them, and the time that a client gives.
 
 use axum::body::Body;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::Response;
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
@@ -50,6 +50,13 @@ pub(super) fn told(refusal: Refusal) -> Response {
     let mut response = status.into_http::<Body>();
     response.extensions_mut().insert(refusal);
     response
+}
+
+/// Makes what ends a call that is refused behind its head.
+pub(super) fn trailers(refusal: Refusal) -> HeaderMap {
+    let mut trailers = told(refusal).into_parts().0.headers;
+    trailers.remove(header::CONTENT_TYPE);
+    trailers
 }
 
 pub(super) fn unknown_method() -> Refusal {

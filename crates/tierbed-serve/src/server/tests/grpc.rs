@@ -5,11 +5,13 @@ use std::collections::HashMap;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, Request};
 use h2::client::SendRequest;
+use prost::bytes::BufMut;
 use prost::Message;
 use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::*;
+use crate::coding::Coding;
 use crate::grpc::pb::infer_parameter::ParameterChoice;
 use crate::grpc::pb::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::grpc::pb::{
@@ -21,6 +23,7 @@ use crate::grpc::pb::{
 };
 
 mod admission;
+mod stream;
 
 const SERVICE: &str = "/inference.GRPCInferenceService";
 
@@ -321,6 +324,28 @@ fn calls_are_named_by_their_metadata_or_their_message() {
     let traced = infer(Some(("traceparent", super::origin::TRACEPARENT)), named(1));
     let told = traced.metadata["traceparent"].to_str().unwrap();
     assert!(super::origin::goes_on(told), "{told}");
+}
+
+#[test]
+fn a_message_that_grows_beyond_the_limit_is_refused() {
+    let mut options = grpc();
+    options.limits.body_bytes_max = 64 << 10;
+    let server = Server::start(&options, snapshot(), None).unwrap();
+    let client = Client::new(&server);
+    for coding in [Coding::Gzip, Coding::Deflate] {
+        let bomb = coding.deflate(&[&vec![0; 1 << 20]]).unwrap();
+        let mut body = vec![1];
+        body.put_u32(u32::try_from(bomb.len()).unwrap());
+        body.extend_from_slice(&bomb);
+        assert!(body.len() < 64 << 10, "{} bytes are refused as they are", body.len());
+        let header = Some(("grpc-encoding", coding.name()));
+        let called = client.call_with_header(&format!("{SERVICE}/ModelInfer"), header, body);
+        called.refused(Code::ResourceExhausted, "decompressed");
+    }
+    let metrics = get(&server, "/metrics").text();
+    let refused = "tierbed_requests_refused_total{reason=\"decompressed\"} 2";
+    assert!(metrics.contains(refused), "{metrics}");
+    client.infer(&ids(&[1, 1])).answer::<ModelInferResponse>();
 }
 
 #[test]
