@@ -70,6 +70,39 @@ fn bodies_and_heads_that_never_end_take_no_place() {
 }
 
 #[test]
+fn a_crowd_that_does_harm_keeps_nobody_from_an_answer() {
+    let hasty = limited(|limits| {
+        (limits.connections_max, limits.body_bytes_max) = (4_000, 1_000);
+        (limits.head_ms_max, limits.body_ms_max) = (3_000, 3_000);
+    });
+    let server = Server::start(&hasty, snapshot(), None).unwrap();
+    let large = b"POST /v1/lookup HTTP/1.1\r\nHost: t\r\nContent-Length: 1001\r\n\r\n";
+    let harm: [(&[u8], Option<u16>); 4] =
+        [(HALF_HEAD, Some(408)), (HALF_BODY, Some(408)), (large, Some(413)), (b"", None)];
+    // Both ends of a connection are files of this process.
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let count = files.map_or(2_000, |files| files.saturating_sub(500) / 8 * 4).min(2_000) as usize;
+    let crowd: Vec<_> = (0..count).map(|at| sent(&server, harm[at % 4].0)).collect();
+    for _ in 0..50 {
+        assert_eq!(post_json(&server, &good()).status, 200);
+    }
+    assert!(counted(&server, "tierbed_requests_in_flight 0"));
+    for (at, mut stream) in crowd.into_iter().enumerate() {
+        if let Some(status) = harm[at % 4].1 {
+            assert_eq!(read_answer(&mut stream).0, status);
+        }
+    }
+    for (line, count) in [
+        ("tierbed_requests_total{route=\"/v1/lookup\",status=\"200\"}", 50),
+        ("tierbed_requests_total{route=\"/v1/lookup\",status=\"408\"}", count / 4),
+        ("tierbed_requests_total{route=\"/v1/lookup\",status=\"413\"}", count / 4),
+        ("tierbed_connections_cut_total{reason=\"head\"}", count / 4),
+    ] {
+        assert!(counted(&server, &format!("{line} {count}")), "no {line} {count}");
+    }
+}
+
+#[test]
 fn heads_that_take_too_long_are_ended_and_told_so() {
     let hasty = limited(|limits| limits.head_ms_max = 200);
     let server = Server::start(&hasty, snapshot(), None).unwrap();
