@@ -23,6 +23,9 @@ mod executor;
 mod faults;
 mod features;
 mod following;
+#[cfg(any(test, fuzzing))]
+#[path = "../../../tools/fuzz/entries/serve.rs"]
+pub mod fuzz;
 mod generation;
 mod grpc;
 mod job;

@@ -261,7 +261,7 @@ impl Drop for Server {
     }
 }
 
-fn service(
+pub(crate) fn service(
     options: &ServeOptions,
     snapshot: Arc<Snapshot>,
     predictor: Option<Arc<dyn Predictor>>,

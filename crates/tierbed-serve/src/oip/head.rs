@@ -88,9 +88,9 @@ impl Output {
 
 /// A body's JSON, and the binary tensors behind it.
 #[derive(Debug, Clone)]
-pub(super) struct Parts {
-    pub(super) json: Bytes,
-    pub(super) binary: Bytes,
+pub(crate) struct Parts {
+    pub(crate) json: Bytes,
+    pub(crate) binary: Bytes,
 }
 
 impl Parts {
@@ -98,7 +98,7 @@ impl Parts {
     ///
     /// # Errors
     /// `Invalid` for a length that is no number, or longer than the body.
-    pub(super) fn cut(headers: &HeaderMap, body: &Bytes) -> Result<Self> {
+    pub(crate) fn cut(headers: &HeaderMap, body: &Bytes) -> Result<Self> {
         let text = match headers.get(HEADER_LENGTH).map(HeaderValue::to_str) {
             None => return Ok(Self { json: body.clone(), binary: Bytes::new() }),
             Some(text) => text.unwrap_or("not ASCII"),
@@ -115,7 +115,7 @@ impl Parts {
 
     /// Returns the request's own time and priority, and names it, where the JSON is not too large
     /// to be searched for these.
-    pub(super) fn search(&self, origin: &Origin) -> Hurry {
+    pub(crate) fn search(&self, origin: &Origin) -> Hurry {
         #[derive(Default, Deserialize)]
         struct Found {
             id: Option<String>,
@@ -140,7 +140,7 @@ impl Parts {
     ///
     /// # Errors
     /// `Invalid` for anything but the protocol's form.
-    pub(super) fn request(&self) -> Result<Request> {
+    pub(crate) fn request(&self) -> Result<Request> {
         let head = serde_json::from_slice(&self.json).map_err(|cause| {
             Error::invalid("failed to parse the request JSON")
                 .with("expected", r#"{"inputs": [{"name", "shape", "datatype", "data"}]}"#)

@@ -29,7 +29,7 @@ struct Wanted {
 ///
 /// # Errors
 /// 400 for what is not served or too much, 503 when there is no memory.
-pub(super) fn prepare(
+pub(crate) fn prepare(
     service: &Serving<'_>,
     request: Request,
     mut held: Held,

@@ -12,10 +12,10 @@
 pub(crate) mod about;
 pub(crate) mod config;
 mod data;
-mod head;
+pub(crate) mod head;
 pub(crate) mod infer;
 pub(crate) mod inputs;
-mod lookup;
+pub(crate) mod lookup;
 pub(crate) mod model;
 pub(crate) mod outputs;
 mod predict;

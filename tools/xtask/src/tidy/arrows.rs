@@ -63,7 +63,7 @@ const CRATES: [Crate; 21] = [
         &["core", "io", "kernels", "store", "lsm", "vocab", "snapshot"],
         &["compare", "sim"],
     ),
-    row("tierbed-serve", &["core", "io", "snapshot"], &[]),
+    row("tierbed-serve", &["core", "io", "snapshot"], &["sim"]),
     row(
         "tierbed-bench",
         &[
