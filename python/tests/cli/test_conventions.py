@@ -64,7 +64,7 @@ def test_help_uses_the_width_there_is(capsys: Any, monkeypatch: pytest.MonkeyPat
     ("command", "option", "known"),
     [
         ("train", "--model", MODELS),
-        ("demo", "--model", MODELS),
+        ("demo lifecycle", "--model", MODELS),
         ("train", "--optimizer", OPTIMIZERS),
         ("plan", "--optimizer", OPTIMIZERS),
         ("import", "--optimizer", OPTIMIZERS),
@@ -79,7 +79,9 @@ def test_choices_are_listed(
     capsys: Any, monkeypatch: pytest.MonkeyPatch, command: str, option: str, known: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    listed = re.search(rf"{option} +[<\[]?([a-z_|]+)[>\]]?", told(capsys, command, "--help"))
+    listed = re.search(
+        rf"{option} +[<\[]?([a-z_|]+)[>\]]?", told(capsys, *command.split(), "--help")
+    )
     assert listed is not None
     assert sorted(listed[1].split("|")) == sorted(known)
 
