@@ -216,6 +216,33 @@ print("the work is safe")
     assert (ended.returncode, ended.stdout) == (0, "the work is safe\n"), ended.stderr
 
 
+def test_a_server_that_leaves_work_behind_ends_with_3(model_folder: Path) -> None:
+    code = """
+import os, signal, sys, threading, time
+from tierbed.cli import serving
+from tierbed.serve import Server
+from tierbed.serve.server import Predictor
+from tierbed.cli import main
+def think(self, body):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+Predictor.__call__ = think
+class Asked(Server):
+    def __enter__(self):
+        url, request = f"http://{self.address}", {"dense": [[0.0] * 3], "values": [1, 2]}
+        threading.Thread(
+            target=serving.ask, args=(url, "/v1/predict", request), daemon=True
+        ).start()
+        return super().__enter__()
+serving.Server = Asked
+sys.argv = ["tierbed", "serve", sys.argv[1], "--address", "127.0.0.1:0", "--stop-ms-max", "200"]
+main()
+"""
+    ended = _ended(code, model_folder)
+    assert ended.returncode == 3, ended.stderr
+    assert "stopped, but a request did not end" in ended.stderr
+
+
 def test_work_at_exit_still_reaches_the_engine(tmp_path: Path) -> None:
     code = """
 import atexit, sys
