@@ -6,8 +6,6 @@
 //! changes. One that is damaged by then is told by the log, and the tokens before it stay valid: a
 //! slip of the pen must not shut out everybody.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -16,12 +14,10 @@ use sha2::{Digest, Sha256};
 use tierbed_core::Error;
 
 use crate::answer::Refusal;
-use crate::stamp::Stamp;
+use crate::stamp::{read_small, Stamp};
 
 /// Bytes of a digest.
 const DIGEST_BYTES: usize = 32;
-/// Largest file of tokens.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What a client may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,18 +126,9 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 fn read(path: &Path) -> tierbed_core::Result<Vec<Client>> {
-    let failed = |cause: std::io::Error| {
-        let error = Error::invalid("cannot read the tokens").with("path", path.display());
-        error.with("cause", cause)
-    };
-    let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(Error::invalid("the file of tokens is too large")
-            .with("path", path.display())
-            .with("bytes_max", FILE_BYTES_MAX));
-    }
+    let text = String::from_utf8(read_small(path, "tokens")?).map_err(|cause| {
+        Error::invalid("the tokens are no text").with("path", path.display()).with("cause", cause)
+    })?;
     parse(&text).map_err(|error| error.with("path", path.display()))
 }
 

@@ -2,7 +2,7 @@
 
 use axum::http::HeaderValue;
 
-use std::fs;
+use std::fs::{self, File};
 
 use super::*;
 
