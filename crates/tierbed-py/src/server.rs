@@ -10,7 +10,9 @@ use pyo3::types::PyBytes;
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::process::Owned;
 use tierbed_io::FsFolder;
-use tierbed_serve::{Limits, LogLevel, LogOptions, ModelInputs, Predictor, ServeOptions, Server};
+use tierbed_serve::{
+    Limits, LogLevel, LogOptions, ModelInputs, Predictor, ServeOptions, Server, TlsFiles,
+};
 use tierbed_snapshot::{Generation, View};
 
 use crate::ending::attached_or_closed;
@@ -106,6 +108,10 @@ fn failed(py: Python<'_>, raised: &PyErr, what: &str, other: ErrorKind) -> Error
 struct GivenOptions {
     grpc_address: Option<String>,
     tokens: Option<PathBuf>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
+    tls_client_names: Vec<String>,
     deltas: Option<PathBuf>,
     worker_threads: Option<usize>,
     lookup_threads: Option<usize>,
@@ -125,6 +131,12 @@ impl GivenOptions {
             address: address.to_owned(),
             grpc_address: given.grpc_address,
             tokens: given.tokens,
+            tls: TlsFiles::given(
+                given.tls_cert,
+                given.tls_key,
+                given.tls_client_ca,
+                given.tls_client_names,
+            )?,
             deltas: given.deltas,
             worker_threads: given.worker_threads.unwrap_or(defaults.worker_threads),
             lookup_threads: given.lookup_threads.unwrap_or(defaults.lookup_threads),

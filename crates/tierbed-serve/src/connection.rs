@@ -18,7 +18,7 @@ use hyper::service::{service_fn, Service as _};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::io::AsyncWrite;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -59,9 +59,7 @@ enum End {
 }
 
 /// Answers the requests of one connection until it ends.
-pub(crate) async fn serve(stream: TcpStream, callee: Callee) {
-    let metrics = Arc::clone(&callee.service.metrics);
-    let _open = Closing::new(&metrics.connections_open);
+pub(crate) async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, callee: Callee) {
     let pulse = Arc::new(Pulse::new());
     let io = TokioIo::new(Wire { stream, pulse: Arc::clone(&pulse) });
     let answering = {
@@ -115,7 +113,12 @@ impl Drop for Closing<'_> {
 }
 
 /// Tells why, where the client should know, and closes.
-async fn close(stream: TcpStream, end: &End, pulse: &Pulse, service: &Service) {
+async fn close(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    end: &End,
+    pulse: &Pulse,
+    service: &Service,
+) {
     let reason = match end {
         End::Done => None,
         End::Broken if pulse.phase() == Phase::Head => Some("not_http"),
@@ -133,24 +136,29 @@ async fn close(stream: TcpStream, end: &End, pulse: &Pulse, service: &Service) {
         return;
     }
     let must_linger = pulse.must_linger();
-    if let End::TimedOut(Phase::Head) = end {
-        let ms_max = service.limits.head_ms_max;
-        let message = format!("head of the request did not arrive within {ms_max} ms");
-        say(&stream, "408 Request Timeout", "io", &message);
-    }
-    if must_linger {
-        linger(stream).await;
-    }
+    let leaving = async {
+        if let End::TimedOut(Phase::Head) = end {
+            let ms_max = service.limits.head_ms_max;
+            let message = format!("head of the request did not arrive within {ms_max} ms");
+            say(&mut stream, "408 Request Timeout", "io", &message).await;
+        }
+        leave(&mut stream, must_linger).await;
+    };
+    // Whoever takes or sends longer than that is cut off.
+    let _ = tokio::time::timeout(LINGER, leaving).await;
 }
 
-/// Answers a connection that there is no room for.
-pub(crate) async fn turn_away(stream: TcpStream) {
-    say(&stream, "503 Service Unavailable", "busy", "too many connections; try again later");
-    linger(stream).await;
+/// Answers a connection that there is no room for, or that speaks something else.
+pub(crate) async fn turn_away(mut stream: TcpStream, status: &str, kind: &str, message: &str) {
+    let leaving = async {
+        say(&mut stream, status, kind, message).await;
+        leave(&mut stream, true).await;
+    };
+    let _ = tokio::time::timeout(LINGER, leaving).await;
 }
 
-/// Writes an answer without HTTP's machinery: it fits into the buffer of a new socket.
-fn say(stream: &TcpStream, status: &str, kind: &str, message: &str) {
+/// Writes an answer without HTTP's machinery.
+async fn say(stream: &mut (impl AsyncWrite + Unpin), status: &str, kind: &str, message: &str) {
     let body = serde_json::json!({ "kind": kind, "message": message }).to_string();
     let answer = format!(
         "HTTP/1.1 {status}\r\ncontent-type: {JSON}\r\nretry-after: {RETRY_AFTER_S}\r\n\
@@ -158,28 +166,18 @@ fn say(stream: &TcpStream, status: &str, kind: &str, message: &str) {
         body.len()
     );
     // A client that has gone does not miss it.
-    let _ = stream.try_write(answer.as_bytes());
+    let _ = stream.write_all(answer.as_bytes()).await;
 }
 
-/// Ends the answers, and reads on for a while: closing over unread bytes resets the connection,
+/// Ends the answers, and reads on where told to: closing over unread bytes resets the connection,
 /// and the client may lose the answer it was given.
-async fn linger(mut stream: TcpStream) {
-    let reading = async {
-        if poll_fn(|cx| Pin::new(&mut stream).poll_shutdown(cx)).await.is_err() {
-            return;
-        }
-        let mut bytes = [0; 4096];
-        while stream.readable().await.is_ok() {
-            match stream.try_read(&mut bytes) {
-                Ok(0) => return,
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(_) => return,
-            }
-        }
-    };
-    // Whoever sends longer than that is cut off.
-    let _ = tokio::time::timeout(LINGER, reading).await;
+async fn leave(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), reads_on: bool) {
+    // A socket that failed has nobody to tell.
+    if stream.shutdown().await.is_err() || !reads_on {
+        return;
+    }
+    let mut bytes = [0; 4096];
+    while matches!(stream.read(&mut bytes).await, Ok(1..)) {}
 }
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Sending>, Infallible>> + Send>>;

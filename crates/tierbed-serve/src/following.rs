@@ -1,4 +1,4 @@
-//! Files that a server follows until it stops: its tokens, and a folder of deltas.
+//! Files that a server follows until it stops: its tokens, those of TLS, and a folder of deltas.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) fn begin(runtime: &Runtime, service: &Arc<Service>, deltas: Option<Follower>) {
     if service.tokens.is_some() {
         runtime.spawn(follow_tokens(Arc::clone(service)));
+    }
+    if service.tls.is_some() {
+        runtime.spawn(follow_tls(Arc::clone(service)));
     }
     if let Some(deltas) = deltas {
         runtime.spawn(follow_deltas(Arc::clone(service), deltas));
@@ -35,6 +38,20 @@ async fn follow_tokens(service: Arc<Service>) {
             Ok(Some(clients)) => service.log.tokens_read(clients),
             Ok(None) => {}
             Err(error) => service.log.tokens_not_read(&error),
+        }
+    }
+}
+
+async fn follow_tls(service: Arc<Service>) {
+    let Some(tls) = &service.tls else { return };
+    while pause(&service).await {
+        match tls.follow() {
+            Ok(true) => service.log.tls_read(),
+            Ok(false) => {}
+            Err(error) => {
+                service.metrics.tls_refused.inc();
+                service.log.tls_not_read(&error);
+            }
         }
     }
 }

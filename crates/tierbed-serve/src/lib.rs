@@ -1,8 +1,8 @@
 //! HTTP and gRPC server of lookups and predictions over a snapshot.
 //!
 //! ```text
-//! door ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ executor: all that wait, decoded ─▶
-//!                          one Snapshot::lookup | Predictor ─▶ encode ─▶ answers
+//! door ─▶ handshake ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ executor: all that wait,
+//!                      decoded ─▶ one Snapshot::lookup | Predictor ─▶ encode ─▶ answers
 //! ```
 //!
 //! Async threads only move bytes; decoding, lookups and predictions run on a fixed number of
@@ -28,6 +28,7 @@ mod following;
 pub mod fuzz;
 mod generation;
 mod grpc;
+mod handshake;
 mod job;
 mod joint;
 mod json;
@@ -45,6 +46,7 @@ mod sending;
 mod server;
 mod stamp;
 mod tensors;
+mod tls;
 mod tokens;
 mod wire;
 
@@ -52,3 +54,4 @@ pub use features::ServedFeature;
 pub use log::{LogLevel, LogOptions, LogTarget};
 pub use options::{Limits, ServeOptions};
 pub use server::{ModelInputs, Predictor, Server};
+pub use tls::TlsFiles;

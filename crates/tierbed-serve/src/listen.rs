@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use socket2::{SockFilter, SockRef};
 use tierbed_core::{Error, Result};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::connection::{serve, turn_away, Callee, Protocol};
+use crate::connection::{self, turn_away, Callee, Closing, Protocol};
 use crate::grpc;
+use crate::handshake::shake;
 use crate::origin::Origin;
 
 /// Clients that are told at once that there is no room for them; more are closed without a word.
@@ -130,10 +132,7 @@ impl Door {
         if let Ok(permit) = Arc::clone(&self.connections).try_acquire_owned() {
             let callee = self.callee.clone();
             tokio::spawn(async move {
-                match callee.protocol {
-                    Protocol::Http => serve(stream, callee).await,
-                    Protocol::Grpc => grpc::connection::serve(stream, callee).await,
-                }
+                converse(stream, callee).await;
                 drop(permit);
             });
             return;
@@ -141,16 +140,38 @@ impl Door {
         let service = &self.callee.service;
         service.metrics.refused("connections");
         service.log.refused("connections", &Origin::default());
-        // A client of gRPC is told by the closed connection: there is no status before a call.
-        if self.callee.protocol == Protocol::Grpc {
+        // Others are told by the closed connection: there is no status before a call or handshake.
+        if self.callee.protocol == Protocol::Grpc || service.tls.is_some() {
             return;
         }
         if let Ok(permit) = Arc::clone(&self.turned_away).try_acquire_owned() {
             tokio::spawn(async move {
-                turn_away(stream).await;
+                let message = "too many connections; try again later";
+                turn_away(stream, "503 Service Unavailable", "busy", message).await;
                 drop(permit);
             });
         }
+    }
+}
+
+/// Answers a client until its connection ends, behind a handshake where there is TLS.
+async fn converse(stream: TcpStream, callee: Callee) {
+    let service = Arc::clone(&callee.service);
+    let _open = Closing::new(&service.metrics.connections_open);
+    match &service.tls {
+        None => serve(stream, callee).await,
+        Some(tls) => {
+            if let Some(stream) = shake(stream, &callee, tls).await {
+                serve(stream, callee).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, callee: Callee) {
+    match callee.protocol {
+        Protocol::Http => connection::serve(stream, callee).await,
+        Protocol::Grpc => grpc::connection::serve(stream, callee).await,
     }
 }
 

@@ -208,6 +208,23 @@ impl Log {
         });
     }
 
+    pub(crate) fn tls_read(&self) {
+        self.write(|| tracing::info!(event = "tls_read"));
+    }
+
+    pub(crate) fn tls_not_read(&self, error: &Error) {
+        self.write(|| {
+            tracing::error!(event = "tls_not_read", message = %error);
+        });
+    }
+
+    /// Tells of a client that no encrypted connection could be made with.
+    pub(crate) fn handshake_failed(&self, reason: &'static str, message: &str) {
+        self.write_some("handshake", |suppressed| {
+            tracing::warn!(event = "handshake_failed", reason, suppressed, message);
+        });
+    }
+
     pub(crate) fn delta_applied(&self, delta: &str, now: &Generation) {
         let Generation { number, identity, delta_count, delta_rows, .. } = now;
         self.write(|| {

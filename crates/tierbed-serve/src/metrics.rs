@@ -105,6 +105,8 @@ pub(crate) struct Metrics {
     refused: Family<Why, Counter>,
     failures: Family<Failure, Counter>,
     cut: Family<Why, Counter>,
+    handshakes_failed: Family<Why, Counter>,
+    pub(crate) tls_refused: Counter,
     pub(crate) batch_requests: Histogram,
     pub(crate) unfinished: Counter,
     pub(crate) ready: Gauge,
@@ -147,6 +149,8 @@ impl Metrics {
             refused: Family::default(),
             failures: Family::default(),
             cut: Family::default(),
+            handshakes_failed: Family::default(),
+            tls_refused: Counter::default(),
             batch_requests: Histogram::new(BATCH_BOUNDS),
             unfinished: Counter::default(),
             ready: Gauge::default(),
@@ -204,6 +208,10 @@ impl Metrics {
         registry.register("request_failures", help, self.failures.clone());
         let help = "Connections closed because the client was too slow, or its bytes not HTTP";
         registry.register("connections_cut", help, self.cut.clone());
+        let help = "Handshakes of TLS that came to nothing, by what failed";
+        registry.register("handshakes_failed", help, self.handshakes_failed.clone());
+        let help = "Changes of the files of TLS that could not be used: those before stayed";
+        registry.register("tls_changes_refused", help, self.tls_refused.clone());
         let help = "Answers that the client did not take to the end";
         registry.register("answers_unfinished", help, self.unfinished.clone());
         let help = "Requests that took longer than slow_ms";
@@ -242,6 +250,10 @@ impl Metrics {
 
     pub(crate) fn connection_cut(&self, reason: &'static str) {
         self.cut.get_or_create(&Why { reason }).inc();
+    }
+
+    pub(crate) fn handshake_failed(&self, reason: &'static str) {
+        self.handshakes_failed.get_or_create(&Why { reason }).inc();
     }
 
     /// Encodes all metrics.

@@ -12,6 +12,7 @@ use tierbed_core::{Error, Result};
 
 use crate::features::ServedFeature;
 use crate::log::LogOptions;
+use crate::tls::TlsFiles;
 
 /// How to serve.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub struct ServeOptions {
     pub grpc_address: Option<String>,
     /// The file of tokens that clients need; without one everybody may ask.
     pub tokens: Option<PathBuf>,
+    /// The files of TLS; without them connections are not encrypted.
+    pub tls: Option<TlsFiles>,
     /// The folder of deltas to follow; none without.
     pub deltas: Option<PathBuf>,
     /// Threads that move bytes.
@@ -49,6 +52,8 @@ pub struct Limits {
     /// Connections open at once; more are answered with 503 and closed. Fewer where the process
     /// may not open so many files.
     pub connections_max: usize,
+    /// Handshakes of TLS at once; others wait for them.
+    pub handshakes_max: usize,
     /// Lookups and predictions whose bodies have arrived, at once; more are answered with 503.
     pub requests_max: usize,
     /// Longest time that a request may wait for a thread, as predicted when it comes; one that
@@ -64,6 +69,8 @@ pub struct Limits {
     pub answer_bytes_max: usize,
     /// Bytes of all bodies and answers in memory beyond the first 64 KiB of each.
     pub buffer_bytes_max: usize,
+    /// Longest time from a connection to the end of its handshake.
+    pub handshake_ms_max: u64,
     /// Longest time for a request's head, from its first byte.
     pub head_ms_max: u64,
     /// Longest time for a request's body.
@@ -89,6 +96,7 @@ impl Default for ServeOptions {
             address: "127.0.0.1:8080".to_owned(),
             grpc_address: None,
             tokens: None,
+            tls: None,
             deltas: None,
             worker_threads: cores.min(2),
             lookup_threads: cores.min(16),
@@ -106,6 +114,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections_max: 2048,
+            handshakes_max: 256,
             // Every connection may have one.
             requests_max: 2048,
             queue_ms_max: 50,
@@ -114,6 +123,7 @@ impl Default for Limits {
             bags_max: 1 << 20,
             answer_bytes_max: 64 << 20,
             buffer_bytes_max: 256 << 20,
+            handshake_ms_max: 5_000,
             head_ms_max: 10_000,
             body_ms_max: 10_000,
             body_idle_ms_max: 5_000,
@@ -142,6 +152,7 @@ impl ServeOptions {
             ("worker_threads", self.worker_threads),
             ("lookup_threads", self.lookup_threads),
             ("connections_max", limits.connections_max),
+            ("handshakes_max", limits.handshakes_max),
             ("requests_max", limits.requests_max),
             ("body_bytes_max", limits.body_bytes_max),
             ("indices_max", limits.indices_max),
@@ -156,6 +167,7 @@ impl ServeOptions {
         }
         let times = [
             ("queue_ms_max", limits.queue_ms_max),
+            ("handshake_ms_max", limits.handshake_ms_max),
             ("head_ms_max", limits.head_ms_max),
             ("body_ms_max", limits.body_ms_max),
             ("body_idle_ms_max", limits.body_idle_ms_max),

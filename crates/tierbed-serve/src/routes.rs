@@ -28,6 +28,7 @@ use crate::metrics::{Metrics, LEFT};
 use crate::oip::{self, Models};
 use crate::options::Limits;
 use crate::origin::Origin;
+use crate::tls::Tls;
 use crate::tokens::{Scope, Tokens};
 
 /// What every request sees.
@@ -47,6 +48,7 @@ pub(crate) struct Service {
     pub(crate) limits: Limits,
     /// Who may ask; everybody when there is none.
     pub(crate) tokens: Option<Tokens>,
+    pub(crate) tls: Option<Tls>,
     pub(crate) stopping: watch::Receiver<bool>,
     /// Told to go away: balancers shall send no more requests.
     pub(crate) draining: watch::Sender<bool>,

@@ -27,6 +27,7 @@ use crate::metrics::{Metrics, Served};
 use crate::oip::Models;
 use crate::options::ServeOptions;
 use crate::routes::{router, Service};
+use crate::tls::Tls;
 use crate::tokens::Tokens;
 
 /// Answers predictions: a model in front of the snapshot.
@@ -137,14 +138,13 @@ impl Server {
         drop(entered);
         let finished = Arc::new(Finished::default());
         let finishing = Finishing(Arc::clone(&finished));
+        let grpc_address = grpc.as_ref().map(|(_, address)| *address);
+        warn_of_everybody(&service, &[Some(address), grpc_address]);
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
-        let addresses = [Some(address), grpc.as_ref().map(|(_, address)| *address)];
-        warn_of_everybody(&service, &addresses);
         Executor::start(&service, options.lookup_threads)?;
         let callee = |router, protocol| Callee { router, service: Arc::clone(&service), protocol };
         let door = Door::new(callee(router(&service), Protocol::Http), allowed(&service));
-        let grpc_address = grpc.as_ref().map(|(_, address)| *address);
         let beside = grpc.map(|(listener, _)| {
             let health = Health::default();
             let router = grpc::router(&service, &health);
@@ -275,6 +275,7 @@ pub(crate) fn service(
     let clock = &options.clock;
     let name = options.snapshot_name.clone().unwrap_or_else(folder_name);
     let identity = snapshot.identity()?;
+    let tls = options.tls.as_ref().map(|files| Tls::open(files, limits.handshakes_max));
     let places = Arc::new(Semaphore::new(place_count(options)));
     let buffers = Buffers::new(limits.buffer_bytes_max);
     let log = Log::open(&options.log, clock)?;
@@ -306,6 +307,7 @@ pub(crate) fn service(
         start_us: clock.now_us(),
         clock: Arc::clone(clock),
         limits,
+        tls: tls.transpose()?,
         tokens: options.tokens.as_deref().map(Tokens::open).transpose()?,
         stopping,
         draining: watch::Sender::new(false),
@@ -327,11 +329,14 @@ fn allowed(service: &Service) -> usize {
     allowed
 }
 
-/// Tells of addresses that others can reach when there are no tokens.
+/// Tells of addresses that others can reach when clients need neither token nor certificate.
 fn warn_of_everybody(service: &Service, addresses: &[Option<SocketAddr>]) {
-    let reached = addresses.iter().flatten().filter(|address| !address.ip().is_loopback());
-    if service.tokens.is_none() {
-        reached.for_each(|address| service.log.open_to_all(&address.to_string()));
+    let has_certificates = service.tls.as_ref().is_some_and(Tls::knows_clients);
+    if service.tokens.is_some() || has_certificates {
+        return;
+    }
+    for address in addresses.iter().flatten().filter(|address| !address.ip().is_loopback()) {
+        service.log.open_to_all(&address.to_string());
     }
 }
 

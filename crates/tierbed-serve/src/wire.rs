@@ -16,7 +16,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::options::Limits;
@@ -24,7 +23,7 @@ use crate::options::Limits;
 /// After `stop`, an idle connection is kept this long: a request may be on its way.
 const STOP_IDLE: Duration = Duration::from_millis(250);
 /// After `stop`, a connection that owes its first byte or the rest of a head is kept this long.
-const STOP_HEAD: Duration = Duration::from_secs(1);
+pub(crate) const STOP_HEAD: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -137,21 +136,21 @@ impl Pulse {
     }
 }
 
-/// A socket that tells what it hears.
+/// A socket, encrypted or not, that tells what it hears.
 #[derive(Debug)]
-pub(crate) struct Wire {
-    pub(crate) stream: TcpStream,
+pub(crate) struct Wire<S> {
+    pub(crate) stream: S,
     pub(crate) pulse: Arc<Pulse>,
 }
 
-impl Wire {
+impl<S> Wire<S> {
     fn told<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         self.pulse.lock().is_write_blocked = written.is_pending();
         written
     }
 }
 
-impl AsyncRead for Wire {
+impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -166,7 +165,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -177,7 +176,9 @@ impl AsyncWrite for Wire {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        // What is encrypted may wait here for the socket.
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.told(flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

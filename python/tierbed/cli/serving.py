@@ -153,8 +153,9 @@ def serve(
     ):
         recording.begin(opened)
         answers = "lookups and predictions" if server.predicts else "lookups"
-        beside = f" and grpc://{server.grpc_address}" if server.grpc_address else ""
-        print(f"serving {answers} on http://{server.address}{beside}", flush=True)
+        tls = "s" if how.tls_cert else ""
+        beside = f" and grpc{tls}://{server.grpc_address}" if server.grpc_address else ""
+        print(f"serving {answers} on http{tls}://{server.address}{beside}", flush=True)
         while not stopping.is_asked and not server.wait(0.2):
             pass
         server.drain()
@@ -239,7 +240,7 @@ def ask(url: str, route: str, request: dict[str, Any] | None = None) -> Any:
         IoError: Nobody answered.
     """
     if not url.startswith(("http://", "https://")):
-        raise InvalidError(f"--url must start with http://, found {url!r}")
+        raise InvalidError(f"--url must start with http:// or https://, found {url!r}")
     body = None if request is None else json.dumps(request).encode()
     headers = {"Content-Type": "application/json"}
     if token := os.environ.get("TIERBED_TOKEN"):

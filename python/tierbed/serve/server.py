@@ -34,6 +34,7 @@ class Limits:
 
     Args:
         connections_max: Connections open at once; more are answered with 503 and closed.
+        handshakes_max: Handshakes of TLS at once; others wait for them.
         requests_max: Lookups and predictions whose bodies have arrived, at once; more get a 503.
         queue_ms_max: Longest time that a request may wait for a thread, as predicted when it
             comes; one that would wait longer gets a 503 at once.
@@ -42,6 +43,7 @@ class Limits:
         bags_max: Most bags in one lookup: samples times features.
         answer_bytes_max: Largest answer to a lookup.
         buffer_bytes_max: Bytes of bodies and answers beyond the first 64 KiB of each.
+        handshake_ms_max: Longest time from a connection to the end of its handshake.
         head_ms_max: Longest time for a request's head.
         body_ms_max: Longest time for a request's body.
         body_idle_ms_max: Longest pause within a body.
@@ -53,6 +55,7 @@ class Limits:
     """
 
     connections_max: Positive = 2048
+    handshakes_max: Positive = 256
     requests_max: Positive = 2048
     queue_ms_max: Positive = 50
     body_bytes_max: Positive = 16 << 20
@@ -60,6 +63,7 @@ class Limits:
     bags_max: Positive = 1 << 20
     answer_bytes_max: Positive = 64 << 20
     buffer_bytes_max: Positive = 256 << 20
+    handshake_ms_max: Positive = 5_000
     head_ms_max: Positive = 10_000
     body_ms_max: Positive = 10_000
     body_idle_ms_max: Positive = 5_000
@@ -77,6 +81,10 @@ class ServeOptions:
     Args:
         grpc_address: ``"host:port"`` for gRPC; port 0 picks a free one, None: no gRPC.
         tokens: The file of tokens that clients need, a line for each: name, SHA-256, scopes.
+        tls_cert: The server's certificate in PEM, then those up to its authority; None: plain.
+        tls_key: The key of the certificate, in PEM.
+        tls_client_ca: Authorities in PEM; a client needs a certificate of one of them.
+        tls_client_names: DNS names, by comma, one of which a client's certificate must have.
         deltas: A folder into which deltas are published, each a folder in it: the server answers
             from the newest, by name, as it comes.
         limits: What requests and clients may cost.
@@ -91,6 +99,10 @@ class ServeOptions:
 
     grpc_address: str | None = None
     tokens: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tls_client_names: tuple[str, ...] = ()
     deltas: Path | None = None
     limits: Limits = Limits()
     worker_threads: Positive | None = None

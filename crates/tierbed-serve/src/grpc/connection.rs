@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::calls::Calls;
@@ -21,7 +21,7 @@ use super::outgoing::Outgoing;
 use super::{is_finite, status};
 use crate::answer::Refusal;
 use crate::body::Held;
-use crate::connection::{routed, Callee, Closing};
+use crate::connection::{routed, Callee};
 use crate::sending::PART_BYTES;
 
 /// Calls of one connection at once; a client's others wait.
@@ -34,9 +34,11 @@ const WINDOW_BYTES: u32 = 256 << 10;
 const PING: Duration = Duration::from_secs(30);
 
 /// Answers the calls of one connection until it ends.
-pub(crate) async fn serve(stream: TcpStream, callee: Callee) {
+pub(crate) async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    callee: Callee,
+) {
     let service = Arc::clone(&callee.service);
-    let _open = Closing::new(&service.metrics.connections_open);
     let calls = Arc::new(Calls::new());
     let answering = {
         let calls = Arc::clone(&calls);

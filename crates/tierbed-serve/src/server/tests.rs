@@ -27,6 +27,7 @@ mod oip;
 mod origin;
 mod stopping;
 mod telling;
+mod tls;
 mod tokens;
 
 fn table(name: &str, row_count: u64, dim: u32) -> TableSchema {

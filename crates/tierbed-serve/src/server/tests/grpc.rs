@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, Request};
 use h2::client::SendRequest;
 use prost::bytes::BufMut;
 use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
@@ -65,6 +66,14 @@ fn framed(message: &impl Message) -> Vec<u8> {
 
 impl Client {
     pub(super) fn new(server: &Server) -> Self {
+        Self::through(server, async |stream| stream)
+    }
+
+    /// Connects, and speaks through what is made of the socket.
+    pub(super) fn through<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        server: &Server,
+        wrap: impl AsyncFnOnce(tokio::net::TcpStream) -> S,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -73,7 +82,7 @@ impl Client {
         let calls = runtime.block_on(async {
             let address = server.grpc_address().unwrap();
             let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-            let (calls, connection) = h2::client::handshake(stream).await.unwrap();
+            let (calls, connection) = h2::client::handshake(wrap(stream).await).await.unwrap();
             tokio::spawn(connection);
             calls
         });
