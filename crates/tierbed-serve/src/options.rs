@@ -25,6 +25,8 @@ pub struct ServeOptions {
     pub tokens: Option<PathBuf>,
     /// The files of TLS; without them connections are not encrypted.
     pub tls: Option<TlsFiles>,
+    /// Whether addresses that others can reach need tokens or certificates of clients.
+    pub requires_auth: bool,
     /// The folder of deltas to follow; none without.
     pub deltas: Option<PathBuf>,
     /// Threads that move bytes.
@@ -97,6 +99,7 @@ impl Default for ServeOptions {
             grpc_address: None,
             tokens: None,
             tls: None,
+            requires_auth: false,
             deltas: None,
             worker_threads: cores.min(2),
             lookup_threads: cores.min(16),

@@ -139,7 +139,7 @@ impl Server {
         let finished = Arc::new(Finished::default());
         let finishing = Finishing(Arc::clone(&finished));
         let grpc_address = grpc.as_ref().map(|(_, address)| *address);
-        warn_of_everybody(&service, &[Some(address), grpc_address]);
+        know_clients(&service, options.requires_auth, &[Some(address), grpc_address])?;
         let Service { snapshot_name, identity, log, .. } = &*service;
         log.serving(&address.to_string(), snapshot_name, identity, options.lookup_threads);
         Executor::start(&service, options.lookup_threads)?;
@@ -330,14 +330,30 @@ fn allowed(service: &Service) -> usize {
 }
 
 /// Tells of addresses that others can reach when clients need neither token nor certificate.
-fn warn_of_everybody(service: &Service, addresses: &[Option<SocketAddr>]) {
+///
+/// # Errors
+/// `Invalid` for such an address where clients must be known.
+fn know_clients(
+    service: &Service,
+    must_be_known: bool,
+    addresses: &[Option<SocketAddr>],
+) -> Result<()> {
     let has_certificates = service.tls.as_ref().is_some_and(Tls::knows_clients);
     if service.tokens.is_some() || has_certificates {
-        return;
+        return Ok(());
     }
     for address in addresses.iter().flatten().filter(|address| !address.ip().is_loopback()) {
+        if must_be_known {
+            return Err(Error::invalid("whoever reaches the address could ask")
+                .with("address", address)
+                .with(
+                    "remedy",
+                    "give tokens or tls_client_ca, or an address of this machine alone",
+                ));
+        }
         service.log.open_to_all(&address.to_string());
     }
+    Ok(())
 }
 
 /// Gives a listener to the runtime that is entered.

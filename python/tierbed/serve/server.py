@@ -85,6 +85,7 @@ class ServeOptions:
         tls_key: The key of the certificate, in PEM.
         tls_client_ca: Authorities in PEM; a client needs a certificate of one of them.
         tls_client_names: DNS names, by comma, one of which a client's certificate must have.
+        require_auth: Refuse an address that others can reach without tokens or tls_client_ca.
         deltas: A folder into which deltas are published, each a folder in it: the server answers
             from the newest, by name, as it comes.
         limits: What requests and clients may cost.
@@ -103,6 +104,7 @@ class ServeOptions:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     tls_client_names: tuple[str, ...] = ()
+    require_auth: bool = False
     deltas: Path | None = None
     limits: Limits = Limits()
     worker_threads: Positive | None = None

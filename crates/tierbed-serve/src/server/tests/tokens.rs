@@ -117,7 +117,18 @@ fn a_server_for_everybody_says_so_beyond_this_machine() {
         assert_eq!(of(&lines(&found), "open_to_all").len(), count, "{address}");
     }
     let (_folder, guarded) = guarded();
-    let options = ServeOptions { address: "0.0.0.0:0".into(), tokens: guarded.tokens, ..told };
+    let mut options = ServeOptions { address: "0.0.0.0:0".into(), requires_auth: true, ..told };
+    let error = Server::start(&options, snapshot(), None).unwrap_err().to_string();
+    assert!(error.contains("give tokens or tls_client_ca"), "{error}");
+    let beside = ServeOptions {
+        address: "127.0.0.1:0".into(),
+        grpc_address: Some("0.0.0.0:0".into()),
+        ..options.clone()
+    };
+    assert!(Server::start(&beside, snapshot(), None).is_err(), "gRPC is reached too");
+    options.tokens = guarded.tokens;
     drop(Server::start(&options, snapshot(), None).unwrap());
+    let alone = ServeOptions { address: "127.0.0.1:0".into(), tokens: None, ..options };
+    drop(Server::start(&alone, snapshot(), None).unwrap());
     assert_eq!(of(&lines(&found), "open_to_all").len(), 0);
 }
