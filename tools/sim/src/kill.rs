@@ -7,10 +7,12 @@
 //!
 //! [`SimFolder::crash`]: crate::SimFolder::crash
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use rustix::process::{getpid, kill_process, Signal};
 use tierbed_core::env::Env;
 use tierbed_core::{Error, Result};
 
@@ -41,38 +43,84 @@ pub fn victim() -> Option<(PathBuf, String)> {
 /// # Errors
 /// `Io` when it cannot be started, `Invalid` with its last words when it failed by itself or hung.
 pub fn run_and_kill(test: &str, folder: &Path, job: &str, delay: Duration) -> Result<Fate> {
-    let not_run = |cause| Error::os("could not run the victim", cause);
+    let mut child = start(test, folder, job)?;
+    match wait(&mut child, delay.min(PATIENCE))? {
+        Some(status) if status.success() => Ok(Fate::Finished),
+        Some(_) => Err(last_words(child, job)?),
+        None => {
+            child.kill().map_err(not_run)?;
+            child.wait().map_err(not_run)?;
+            match delay > PATIENCE {
+                true => Err(Error::invalid("the victim hangs").with("job", job)),
+                false => Ok(Fate::Killed),
+            }
+        }
+    }
+}
+
+/// Runs the test called `test` as [`run_and_kill`] does, as a victim that calls [`die`] where its
+/// job says, or ends.
+///
+/// # Errors
+/// As [`run_and_kill`].
+pub fn run_to_its_end(test: &str, folder: &Path, job: &str) -> Result<Fate> {
+    let mut child = start(test, folder, job)?;
+    match wait(&mut child, PATIENCE)? {
+        Some(status) if status.success() => Ok(Fate::Finished),
+        Some(status) if status.signal() == Some(Signal::KILL.as_raw()) => Ok(Fate::Killed),
+        Some(_) => Err(last_words(child, job)?),
+        None => {
+            child.kill().map_err(not_run)?;
+            Err(Error::invalid("the victim hangs").with("job", job))
+        }
+    }
+}
+
+/// Kills this process with SIGKILL.
+///
+/// # Panics
+/// When the kernel does not.
+pub fn die() -> ! {
+    let killed = kill_process(getpid(), Signal::KILL);
+    std::thread::sleep(PATIENCE);
+    panic!("a process that was killed is alive: {killed:?}");
+}
+
+fn not_run(cause: std::io::Error) -> Error {
+    Error::os("could not run the victim", cause)
+}
+
+fn start(test: &str, folder: &Path, job: &str) -> Result<Child> {
     let binary = std::env::current_exe().map_err(not_run)?;
-    let mut child = Command::new(binary)
+    Command::new(binary)
         .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
         .env(FOLDER, folder)
         .env(JOB, job)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(not_run)?;
+        .map_err(not_run)
+}
+
+/// Waits for the end of a victim; `None` when it is alive after `delay`.
+fn wait(child: &mut Child, delay: Duration) -> Result<Option<ExitStatus>> {
     let clock = Env::real(0).clock;
     let started_us = clock.now_us();
     loop {
-        let ended = child.try_wait().map_err(not_run)?;
-        let age = Duration::from_micros(clock.now_us() - started_us);
-        match ended {
-            Some(status) if status.success() => return Ok(Fate::Finished),
-            Some(_) => break,
-            None if age >= delay.min(PATIENCE) => {
-                child.kill().map_err(not_run)?;
-                child.wait().map_err(not_run)?;
-                return match delay > PATIENCE {
-                    true => Err(Error::invalid("the victim hangs").with("job", job)),
-                    false => Ok(Fate::Killed),
-                };
-            }
-            None => std::thread::sleep(Duration::from_micros(200)),
+        if let Some(status) = child.try_wait().map_err(not_run)? {
+            return Ok(Some(status));
         }
+        if Duration::from_micros(clock.now_us() - started_us) >= delay {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+fn last_words(child: Child, job: &str) -> Result<Error> {
     let output = child.wait_with_output().map_err(not_run)?;
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(Error::invalid("the victim failed by itself").with("job", job).with("said", words))
+    Ok(Error::invalid("the victim failed by itself").with("job", job).with("said", words))
 }
 
 #[cfg(test)]
@@ -86,6 +134,7 @@ mod tests {
             match job.as_str() {
                 "sleep" => std::thread::sleep(Duration::from_secs(60)),
                 "fail" => panic!("these are my last words"),
+                "die" => die(),
                 _ => {}
             }
             return;
@@ -98,5 +147,9 @@ mod tests {
         assert_eq!(run("end", Duration::from_secs(60)).unwrap(), Fate::Finished);
         let error = run("fail", Duration::from_secs(60)).unwrap_err();
         assert!(error.to_string().contains("these are my last words"), "{error}");
+        let run = |job| run_to_its_end("kill::tests::victims_end_as_they_do", Path::new("."), job);
+        assert_eq!(run("die").unwrap(), Fate::Killed);
+        assert_eq!(run("end").unwrap(), Fate::Finished);
+        assert!(run("fail").is_err());
     }
 }
