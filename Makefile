@@ -113,6 +113,10 @@ bench-deps: $(ENV_STAMP) ## Bring what only comparisons need: FBGEMM, rocksdict,
 client-deps: ## Bring clients that others made into .tools/clients, for the tests that ask with them
 	@scripts/client-deps '$(PYTHON)'
 
+.PHONY: s3-server
+s3-server: ## Bring a store that speaks S3 into .tools/s3, for the tests of versions in buckets
+	@scripts/s3-server '$(PYTHON)'
+
 # ---------------------------------------------------------------- checks
 
 .PHONY: test
@@ -149,7 +153,7 @@ test-long: setup ## Run the slow tests and SIM_ROUNDS=4 simulation seeds
 	@$(STEP) 'simulations' cargo x sim --rounds $(SIM_ROUNDS)
 	@$(STEP) 'models' cargo test --locked --quiet -p tierbed-models -- --ignored
 	@$(STEP) 'kills' cargo test --locked --quiet -p tierbed-train --test '*_kills' -- --ignored
-	@$(STEP) 'kills of publishers' cargo test --locked --quiet -p tierbed-remote --test kills -- --ignored
+	@$(STEP) 'kills of publishers' cargo test --locked --quiet -p tierbed-remote --test kills -- --ignored --nocapture
 	@$(STEP) 'slow pytest' $(PY) -m pytest $(PYTEST_PLAIN) -m 'slow and not gpu'
 	@$(MAKE) --no-print-directory test-versions
 

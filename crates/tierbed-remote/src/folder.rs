@@ -50,10 +50,12 @@ impl FolderObjects {
     }
 
     fn place<'a>(&self, name: &'a str) -> Result<Place<'a>> {
-        let (folders, file) = name.rsplit_once('/').unwrap_or(("", name));
-        let words = folders.split('/').filter(|word| !word.is_empty());
-        words.clone().chain([file]).try_for_each(check_name)?;
-        let folder = words.fold(self.root.clone(), |path, word| path.join(word));
+        name.split('/').try_for_each(check_name)?;
+        let (folders, file) = match name.rsplit_once('/') {
+            Some((folders, file)) => (Some(folders), file),
+            None => (None, name),
+        };
+        let folder = folders.map_or_else(|| self.root.clone(), |folders| self.root.join(folders));
         Ok(Place { folder, file })
     }
 

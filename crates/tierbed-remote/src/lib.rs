@@ -17,6 +17,8 @@
 //! - A kill anywhere leaves the old HEAD or the new one. The rest is pruned or gone on with.
 
 mod bandwidth;
+#[cfg(feature = "s3")]
+mod bucket;
 mod channels;
 mod digest;
 mod folder;
@@ -36,6 +38,8 @@ mod push;
 mod retry;
 
 pub use bandwidth::Bandwidth;
+#[cfg(feature = "s3")]
+pub use bucket::{BucketObjects, BucketSettings};
 pub use digest::Digest;
 pub use folder::FolderObjects;
 pub use head::{Head, Link, Past};

@@ -31,17 +31,27 @@ pub(crate) struct FoundHead {
 }
 
 impl Location {
-    /// Opens the location that a path names. Nothing is read or made yet.
+    /// Opens the location that a path or an address `s3://bucket/prefix` names. How the bucket is
+    /// reached is said by this process's environment. Nothing is read or made yet.
     ///
     /// # Errors
-    /// `Unsupported` for the address of a store that this build cannot reach.
+    /// `Unsupported` for the address of a store that this build cannot reach; `Invalid` for one
+    /// that leads nowhere, or settings that do.
     pub fn open(location: &str) -> Result<Self> {
-        if let Some((scheme, _)) = location.split_once("://") {
-            return Err(Error::unsupported("versions cannot lie there")
-                .with("scheme", scheme)
-                .with("remedy", "name a folder"));
-        }
-        Ok(Self::of(Arc::new(FolderObjects::new(Path::new(location))), location))
+        let objects: Arc<dyn Objects> = match location.split_once("://") {
+            None => Arc::new(FolderObjects::new(Path::new(location))),
+            #[cfg(feature = "s3")]
+            Some(("s3", address)) => {
+                let settings = crate::BucketSettings::from_env();
+                Arc::new(crate::BucketObjects::open(address, &settings)?)
+            }
+            Some((scheme, _)) => {
+                return Err(Error::unsupported("versions cannot lie there")
+                    .with("scheme", scheme)
+                    .with("remedy", "name a folder, or a bucket of S3: s3://bucket/prefix"));
+            }
+        };
+        Ok(Self::of(objects, location))
     }
 
     /// Returns the location of `objects`, which messages call by the last word of `name`.

@@ -7,7 +7,7 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
-use tierbed_core::Result;
+use tierbed_core::{Error, Result};
 
 /// An object of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,3 +95,9 @@ pub trait Objects: Send + Sync + Debug {
 
 /// The bytes of a large object.
 pub type Chunks<'a> = dyn Iterator<Item = Result<Vec<u8>>> + 'a;
+
+/// Returns the error of a store that does not compare before it writes.
+pub(crate) fn no_conditions() -> Error {
+    Error::unsupported("store does not compare before it writes")
+        .with("remedy", "use a store that has conditional writes: If-Match and If-None-Match")
+}

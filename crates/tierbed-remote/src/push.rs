@@ -19,7 +19,7 @@ use crate::folder::read_range;
 use crate::head::{Head, Link};
 use crate::location::{draw_number, FoundHead, Location};
 use crate::names::{check_file, Seq, CLAIM, MARKS, PARTS_NAME};
-use crate::objects::{Put, When};
+use crate::objects::{no_conditions, Put, Tag, When};
 use crate::parts::{manifest_of, FileParts, Parts, PARTS_BYTES_MAX, PART_BYTES};
 use crate::Progress;
 
@@ -148,6 +148,7 @@ impl Location {
             let name = Seq(next).object(CLAIM);
             let put = self.objects.put(&name, claim.as_bytes(), &When::Absent)?;
             if put == Put::Done || self.is_claimed(Seq(next), claim)? {
+                self.check_conditions(&name, claim)?;
                 return Ok(Seq(next));
             }
             next += 1;
@@ -156,6 +157,20 @@ impl Location {
                 next = listed.keys().next_back().map_or(next, |seq| next.max(seq.0 + 1));
             }
         }
+    }
+}
+
+impl Location {
+    /// Fails when the store writes whatever the condition is, as some do that speak S3: of two
+    /// publishers the later one would win unheard. The claim is ours, so it may be written again.
+    fn check_conditions(&self, name: &str, claim: &str) -> Result<()> {
+        let never = When::Unchanged(Tag("\"00000000000000000000000000000000\"".to_owned()));
+        for when in [When::Absent, never] {
+            if self.objects.put(name, claim.as_bytes(), &when)? == Put::Done {
+                return Err(no_conditions());
+            }
+        }
+        Ok(())
     }
 }
 

@@ -68,6 +68,23 @@ fn a_lost_compare_and_swap_names_the_winner() {
 }
 
 #[test]
+fn a_store_that_ignores_conditions_is_refused() {
+    for place in places() {
+        place.open().push_whole(1, "stable").unwrap();
+        let careless = place.faulty(|call| match call.verb {
+            "put" => kit::Answer::Unconditional,
+            _ => kit::Answer::Fine,
+        });
+        let error = careless.push_whole(2, "stable").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("use a store that has conditional writes"), "{error}");
+        assert_eq!(place.open().served("stable").unwrap(), [1], "{}", place.name);
+        // What the error advises.
+        place.open().push_whole(2, "stable").unwrap();
+    }
+}
+
+#[test]
 fn a_delta_needs_what_it_was_made_against() {
     for place in places() {
         let location = place.open();
@@ -334,8 +351,10 @@ fn a_kept_version_whose_parts_cannot_be_read_stops_pruning() {
 
 #[test]
 fn a_location_of_another_kind_is_refused() {
-    let error = tierbed_remote::Location::open("ftp://models/ads").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    for address in ["ftp://models/ads", "gs://models/ads", "az://models/ads"] {
+        let error = tierbed_remote::Location::open(address).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("ads");
     tierbed_remote::Location::open(at.to_str().unwrap()).unwrap().push_whole(1, "stable").unwrap();

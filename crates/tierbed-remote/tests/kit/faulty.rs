@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_remote::{Chunks, Found, Listed, Objects, Put, When};
+use tierbed_sim::kill::die;
 
 /// A request on its way to the store.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +32,10 @@ pub enum Answer {
     Cut,
     /// It is done, and answered by 412: the client asked again.
     DoneAndLost,
+    /// It is done, whatever its condition was.
+    Unconditional,
+    /// Who asks is killed, before or after it is done.
+    Kills { after: bool },
 }
 
 type Answers = dyn Fn(&Call<'_>) -> Answer + Send + Sync;
@@ -76,12 +81,15 @@ impl Faulty {
     ) -> Result<(T, Answer)> {
         let call = Call { number: self.count.fetch_add(1, Ordering::SeqCst), verb, name };
         let answer = (self.answer)(&call);
-        if answer == Answer::Busy {
-            return Err(busy(&call));
+        match answer {
+            Answer::Busy => return Err(busy(&call)),
+            Answer::Kills { after: false } => die(),
+            _ => {}
         }
         let done = work()?;
         match answer {
             Answer::DoneUnheard => Err(busy(&call)),
+            Answer::Kills { .. } => die(),
             answer => Ok((done, answer)),
         }
     }
@@ -121,7 +129,11 @@ impl Objects for Faulty {
 
     fn put(&self, name: &str, bytes: &[u8], when: &When) -> Result<Put> {
         let (put, answer) = self.ask("put", name, || self.inner.put(name, bytes, when))?;
-        Ok(if answer == Answer::DoneAndLost { Put::Lost } else { put })
+        match answer {
+            Answer::DoneAndLost => Ok(Put::Lost),
+            Answer::Unconditional => self.inner.put(name, bytes, &When::Always),
+            _ => Ok(put),
+        }
     }
 
     fn put_large(&self, name: &str, chunks: &mut Chunks<'_>) -> Result<()> {

@@ -1,11 +1,16 @@
 //! What tests of versions share: published folders, places to push to, a store that fails.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses some of it")]
 
 mod faulty;
+#[cfg(feature = "s3")]
+mod proxy;
+#[cfg(feature = "s3")]
+mod server;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +23,10 @@ use tierbed_remote::{
 };
 
 pub use faulty::{Answer, Call, Faulty};
+#[cfg(feature = "s3")]
+pub use proxy::{Line, Proxy};
+#[cfg(feature = "s3")]
+pub use server::{server, settings, Server, BUCKET, READER, WRITER};
 
 /// Bytes of a part in tests.
 pub const PART_BYTES: u64 = 1024;
@@ -52,22 +61,39 @@ pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 /// A place for versions, and what holds it.
 pub struct Place {
     pub name: &'static str,
+    /// Bucket and prefix, where it is one.
+    pub address: String,
     pub objects: Arc<dyn Objects>,
     _folder: Option<TempDir>,
 }
 
-/// What makes an empty place of each kind.
-pub const KINDS: [fn() -> Place; 1] = [folder_place];
+/// Returns what makes an empty place of each kind that there is here.
+pub fn kinds() -> Vec<fn() -> Place> {
+    #[cfg(feature = "s3")]
+    if server().is_some() {
+        return vec![folder_place, bucket_place];
+    }
+    vec![folder_place]
+}
 
-/// Returns an empty place of each kind.
+/// Returns an empty place of each kind that there is here.
 pub fn places() -> Vec<Place> {
-    KINDS.iter().map(|make| make()).collect()
+    kinds().iter().map(|make| make()).collect()
 }
 
 pub fn folder_place() -> Place {
     let folder = tempfile::tempdir().unwrap();
     let objects = Arc::new(FolderObjects::new(folder.path()));
-    Place { name: "folder", objects, _folder: Some(folder) }
+    Place { name: "folder", address: String::new(), objects, _folder: Some(folder) }
+}
+
+/// Each has a prefix of its own in one bucket.
+#[cfg(feature = "s3")]
+pub fn bucket_place() -> Place {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let prefix = format!("place{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    let objects = Arc::new(server().unwrap().objects(&prefix));
+    Place { name: "bucket", address: format!("{BUCKET}/{prefix}"), objects, _folder: None }
 }
 
 impl Place {
