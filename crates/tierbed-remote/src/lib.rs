@@ -50,7 +50,7 @@ pub use objects::{Chunks, Found, Listed, Objects, Put, Tag, When};
 pub use parts::{FileParts, Parts, PART_BYTES};
 pub use prune::{Prune, Pruned};
 pub use pull::{Pull, Pulled, Want};
-pub use push::{Push, Pushed};
+pub use push::{Expected, Push, Pushed};
 pub use retry::Retry;
 
 /// Hears how many of how many bytes are done; an error ends the work.

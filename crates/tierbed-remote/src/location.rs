@@ -182,11 +182,15 @@ impl Location {
             return Ok(head);
         }
         let winner = now.and_then(|now| Head::decode(&now.bytes).ok());
+        Err(self.moved_by_another(channel, winner).with("ours", head.seq()))
+    }
+
+    /// Returns the error of who finds `channel` at what another publisher left there.
+    pub(crate) fn moved_by_another(&self, channel: &str, winner: Option<Head>) -> Error {
         let to = winner.map_or_else(|| "elsewhere".to_owned(), |head| format!("to {}", head.seq()));
         let named = self.named(channel);
-        Err(Error::invalid(format!("another publisher moved {named} {to}"))
-            .with("ours", head.seq())
-            .with("remedy", "see which version is right, then move the channel there"))
+        Error::invalid(format!("another publisher moved {named} {to}"))
+            .with("remedy", "see which version is right, then move the channel there")
     }
 
     /// Whether the claim of a version is the one of `claim`.

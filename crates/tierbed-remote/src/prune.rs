@@ -149,7 +149,8 @@ impl Location {
         Ok(())
     }
 
-    fn remove_version(&self, seq: Seq, objects: &[Listed]) -> Result<()> {
+    /// Removes objects of a version: what makes it whole first, what says that it leaves last.
+    pub(crate) fn remove_version(&self, seq: Seq, objects: &[Listed]) -> Result<()> {
         let rank = |name: &str| match name {
             _ if manifest_of([name].into_iter()).is_some() => 0,
             PARTS_NAME => 1,

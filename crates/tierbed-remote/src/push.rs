@@ -4,8 +4,8 @@
 //! claim, created ─▶ files ─▶ parts.json, created ─▶ manifest, created ─▶ HEAD, compare-and-swap
 //! ```
 //!
-//! Each step makes the one before it visible to somebody; whatever ends it in between leaves a
-//! version that no HEAD names, and pruning takes.
+//! Each step makes the one before it visible to somebody. An error takes back what was written. A
+//! kill in between leaves a version that no HEAD names, and pruning takes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tierbed_io::{Device, Folder, FsFolder, OpenMode};
 use crate::digest::{Digest, Hasher};
 use crate::folder::read_range;
 use crate::head::{Head, Link};
-use crate::location::{draw_number, FoundHead, Location};
+use crate::location::{draw_number, is_whole, FoundHead, Location};
 use crate::names::{check_file, Seq, CLAIM, MARKS, PARTS_NAME};
 use crate::objects::{no_conditions, Put, Tag, When};
 use crate::parts::{manifest_of, FileParts, Parts, PARTS_BYTES_MAX, PART_BYTES};
@@ -40,6 +40,8 @@ pub struct Push<'a> {
     pub base: Option<&'a str>,
     /// The channel that moves to it.
     pub channel: &'a str,
+    /// Where the channel is before.
+    pub expected: Expected<'a>,
     /// Seconds since 1970.
     pub now_s: u64,
     /// Bytes of a part; [`PART_BYTES`] as a rule.
@@ -50,7 +52,32 @@ impl<'a> Push<'a> {
     /// Returns what pushes the whole folder `folder` to `channel`.
     #[must_use]
     pub fn new(folder: &'a Path, identity: &'a str, channel: &'a str, now_s: u64) -> Self {
-        Self { folder, identity, base: None, channel, now_s, part_bytes: PART_BYTES }
+        let expected = Expected::Anything;
+        Self { folder, identity, base: None, channel, expected, now_s, part_bytes: PART_BYTES }
+    }
+}
+
+/// What a channel must be at for a push to move it. Whoever goes on pushing to a channel expects
+/// what it left there, so that it learns of others between two pushes too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Expected<'a> {
+    /// Whatever it is at.
+    #[default]
+    Anything,
+    /// No version: nothing was ever pushed to it.
+    Nothing,
+    /// What this HEAD says, and it is that HEAD.
+    Head(&'a Head),
+}
+
+impl Expected<'_> {
+    /// Whether `found` is what is expected; a HEAD that cannot be read is nobody's.
+    fn is(self, found: Option<&FoundHead>) -> bool {
+        match (self, found.map(|found| &found.head)) {
+            (Self::Anything, _) | (Self::Nothing, None) => true,
+            (Self::Head(expected), Some(Ok(head))) => expected == head,
+            _ => false,
+        }
     }
 }
 
@@ -63,6 +90,8 @@ pub struct Pushed {
     pub bytes: u64,
     /// All versions that serve the channel now, this one last.
     pub chain: Vec<Seq>,
+    /// Where the channel is now.
+    pub head: Head,
 }
 
 /// A push on its way.
@@ -98,13 +127,18 @@ impl Location {
         };
         names.iter().try_for_each(|name| check_file(name))?;
         let found = self.found_head(what.channel)?;
+        if !what.expected.is(found.as_ref()) {
+            return Err(
+                self.moved_by_another(what.channel, found.and_then(|found| found.head.ok()))
+            );
+        }
         let ancestors = self.ancestors(what, found.as_ref())?;
         let newest = found.iter().filter_map(|found| found.head.as_ref().ok()).map(Head::seq);
         let claim = draw_number();
-        let seq = self.claim(newest.max().map_or(1, |seq| seq.0 + 1), &claim)?;
         let of_manifest = manifest_bytes(&source, manifest)?;
         let lengths = names.iter().map(|name| open(&source, name)?.len_bytes());
         let bytes = lengths.sum::<Result<u64>>()?;
+        let seq = self.claim(newest.max().map_or(1, |seq| seq.0 + 1), &claim)?;
         let mut pushing = Pushing {
             location: self,
             what,
@@ -116,11 +150,28 @@ impl Location {
             done: 0,
             progress,
         };
-        let parts = pushing.put_files(&names, manifest, ancestors)?;
-        let chain = pushing.finish(&parts)?;
+        let parts = pushing.put_files(&names, manifest, ancestors);
+        let chain = parts.and_then(|parts| pushing.finish(&parts));
+        let chain = chain.map_err(|error| self.without_rest(seq, &pushing.claim, error))?;
         let head = self.move_head(what.channel, found.as_ref(), chain, what.now_s)?;
         let chain = head.chain.iter().map(|link| link.seq).collect();
-        Ok(Pushed { seq, bytes, chain })
+        Ok(Pushed { seq, bytes, chain, head })
+    }
+
+    /// Removes what was written of a version before `error`, as far as that can be done: a store
+    /// that is full would otherwise have one more part of a version behind each try.
+    fn without_rest(&self, seq: Seq, claim: &str, error: Error) -> Error {
+        let removed = || -> Result<()> {
+            let objects = self.objects_of(seq)?;
+            if is_whole(&objects) || !self.is_claimed(seq, claim)? {
+                return Ok(());
+            }
+            self.remove_version(seq, &objects)
+        };
+        match removed() {
+            Ok(()) => error,
+            Err(cause) => error.with("left_version", seq).with("left_because", cause),
+        }
     }
 
     /// Returns the versions that `what` is a delta on.

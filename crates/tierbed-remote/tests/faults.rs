@@ -142,6 +142,36 @@ fn a_part_that_stays_corrupt_is_refused_after_five_tries() {
 }
 
 #[test]
+fn a_push_that_fails_leaves_nothing_of_its_version() {
+    for place in places() {
+        place.open().push_whole(1, "stable").unwrap();
+        for refused in ["rows.index", "rows.pages", "parts.json", "snapshot.json"] {
+            // As on a disk that is full: files are refused, removing them is not.
+            let location = place.faulty(move |call| {
+                let is_refused = call.verb.starts_with("put") && call.name.ends_with(refused);
+                if is_refused {
+                    Answer::Busy
+                } else {
+                    Answer::Fine
+                }
+            });
+            assert!(location.push_whole(2, "stable").is_err(), "{}: {refused}", place.name);
+            let listed = place.open().list().unwrap();
+            assert_eq!(listed.versions.len(), 1, "{}: {refused}: {listed:?}", place.name);
+        }
+        assert_eq!(place.open().push_whole(2, "stable").unwrap().seq, Seq(2));
+        // A store that refuses everything says what is left there.
+        let location = place.faulty(|call| match call.number {
+            0..=3 => Answer::Fine,
+            _ => Answer::Busy,
+        });
+        let error = location.push_whole(3, "stable").unwrap_err().to_string();
+        assert!(error.contains("left_version: 3"), "{error}");
+        assert_eq!(place.open().push_whole(4, "stable").unwrap().seq, Seq(4));
+    }
+}
+
+#[test]
 fn a_missing_file_is_refused_and_names_the_version() {
     for place in places() {
         place.open().push_whole(1, "stable").unwrap();

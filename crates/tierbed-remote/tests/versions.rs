@@ -5,7 +5,7 @@ mod kit;
 
 use kit::{places, published, seed_of, Does, Place, NOW_S, PART_BYTES};
 use tierbed_core::ErrorKind;
-use tierbed_remote::{Prune, Push, Seq, State, Want, When};
+use tierbed_remote::{Expected, Prune, Push, Seq, State, Want, When};
 
 fn seqs(numbers: &[u64]) -> Vec<Seq> {
     numbers.iter().map(|number| Seq(*number)).collect()
@@ -81,6 +81,34 @@ fn a_store_that_ignores_conditions_is_refused() {
         assert_eq!(place.open().served("stable").unwrap(), [1], "{}", place.name);
         // What the error advises.
         place.open().push_whole(2, "stable").unwrap();
+    }
+}
+
+#[test]
+fn who_goes_on_pushing_learns_of_others_between_two_pushes() {
+    for place in places() {
+        let (mine, folder) = (place.open(), published(1));
+        let mut push = Push::new(folder.path(), "id1", "stable", NOW_S);
+        push.expected = Expected::Nothing;
+        let first = mine.push(&push, &mut |_, _| Ok(())).unwrap().head;
+        assert_eq!(mine.head("stable").unwrap().as_ref(), Some(&first));
+        // Who expected to be the first one is not.
+        let refused = |push: &Push<'_>| {
+            let error = mine.push(push, &mut |_, _| Ok(())).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            let told = error.to_string();
+            assert!(told.contains("another publisher moved ads/stable to 1"), "{told}");
+        };
+        refused(&push);
+        push.expected = Expected::Head(&first);
+        let second = mine.push(&push, &mut |_, _| Ok(())).unwrap().head;
+        // Back at the same version, by somebody else.
+        place.open().rollback("stable", Seq(1), NOW_S + 1).unwrap();
+        refused(&push);
+        push.expected = Expected::Head(&second);
+        refused(&push);
+        push.expected = Expected::Anything;
+        assert_eq!(mine.push(&push, &mut |_, _| Ok(())).unwrap().seq, Seq(3));
     }
 }
 
@@ -295,16 +323,16 @@ fn a_version_that_changes_while_it_is_pushed_is_refused() {
         let error = push_disturbed(&place, |folder| kit::publish(folder, 2));
         assert!(error.to_string().contains("published again while it was pushed"), "{error}");
         let error = push_disturbed(&place, |_| {
-            let _ = objects.put("v/000002/parts.json", b"another", &When::Absent).unwrap();
+            let _ = objects.put("v/000001/parts.json", b"another", &When::Absent).unwrap();
         });
         assert!(error.to_string().contains("another publisher wrote into the version"), "{error}");
-        let error = push_disturbed(&place, |_| objects.remove("v/000003/claim").unwrap());
+        let error = push_disturbed(&place, |_| objects.remove("v/000001/claim").unwrap());
         assert!(error.to_string().contains("was pruned or overwritten"), "{error}");
         assert!(place.open().head("stable").unwrap().is_none(), "{}", place.name);
-        // What the errors advise. The third version has no claim, but what the push left there.
+        // What the errors advise. The version has no claim any more, so what the push left stayed.
         let error = place.open().push_whole(1, "stable").unwrap_err();
         assert!(error.to_string().contains("each push takes a number of its own"), "{error}");
-        assert_eq!(place.open().push_whole(1, "stable").unwrap().seq, Seq(4));
+        assert_eq!(place.open().push_whole(1, "stable").unwrap().seq, Seq(1));
         assert_eq!(place.open().served("stable").unwrap(), [1]);
     }
 }
