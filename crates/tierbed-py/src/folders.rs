@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tierbed_core::{Budget, Result, TableId};
+use tierbed_core::{Budget, Error, Result, TableId};
 use tierbed_io::{Folder, FsFolder};
 use tierbed_snapshot::delta::apply_delta as apply;
 use tierbed_snapshot::{
     import_tables as import, PageLayout, PlacedTables, PlainTable, Report, Snapshot,
     SnapshotOptions, TableCodecs,
 };
+use tierbed_train::window::{DeltaBase, FindBy};
 use tierbed_train::Candidate;
 
 use crate::errors::run;
@@ -124,4 +125,15 @@ pub(crate) fn read_layout(
     let placed = placements.iter().map(read).collect::<Result<_>>()?;
     let codecs = codecs.iter().map(|(table, name)| (TableId(*table), name.as_str()));
     Ok(PageLayout { placed, codecs: TableCodecs::named(codecs)? })
+}
+
+/// Opens what a delta is made against: a snapshot, then deltas that lie upon it.
+pub(crate) fn open_base(folders: &[PathBuf], find_by: FindBy) -> Result<DeltaBase> {
+    let mut opened = folders
+        .iter()
+        .map(|path| FsFolder::open(path).map(|folder| Arc::new(folder) as Arc<dyn Folder>));
+    let folder = opened
+        .next()
+        .unwrap_or_else(|| Err(Error::invalid("a delta is made against at least a snapshot")))?;
+    Ok(DeltaBase { folder, deltas: opened.collect::<Result<_>>()?, find_by })
 }

@@ -1,20 +1,19 @@
 //! The engine's training side, for Python.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 use tierbed_core::store::Attachment;
 use tierbed_core::{Bags, Error, ErrorKind, Result, RowId, Schema, TableId, TableSchema};
 use tierbed_io::process::Owned;
-use tierbed_io::FsFolder;
 use tierbed_snapshot::Report;
 use tierbed_train::window::rows::NewRows;
 use tierbed_train::window::update::Grads;
 use tierbed_train::window::vocabularies::VocabularyStats;
 use tierbed_train::window::{
-    DeltaBase, FindBy, Hyper, Policy, Pooling, Translate, WindowConfig, WindowEngine,
+    FindBy, Hyper, Policy, Pooling, Translate, WindowConfig, WindowEngine,
 };
 use tierbed_train::{
     Access, Answer, AutoEngine, BatchToken, OrderConfig, PlanRequest, ShardedEngine,
@@ -22,7 +21,7 @@ use tierbed_train::{
 
 use crate::ending::attached;
 use crate::errors::{run, to_python};
-use crate::folders::read_layout;
+use crate::folders::{open_base, read_layout};
 use crate::plain::Plain;
 use crate::python_store::PythonStore;
 use crate::tensors::{check_disjoint, Tensor};
@@ -558,7 +557,7 @@ impl NativeStore {
         path: PathBuf,
         attachments: Vec<(String, Vec<u8>)>,
         progress: Option<Py<PyAny>>,
-        base: Option<PathBuf>,
+        base: Option<Vec<PathBuf>>,
         changes: &str,
         placements: Vec<(Vec<u32>, PathBuf)>,
         codecs: Vec<(u32, String)>,
@@ -585,7 +584,7 @@ impl NativeStore {
                         .with("remedy", "leave the codec out, or publish in full"));
                 }
                 Some(base) => {
-                    let base = DeltaBase { folder: Arc::new(FsFolder::open(base)?), find_by };
+                    let base = open_base(&base, find_by)?;
                     engine.engine_mut().publish_delta(&path, base, &parts, progress)?
                 }
             };

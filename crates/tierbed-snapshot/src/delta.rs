@@ -59,6 +59,20 @@ pub fn check_plain(base: &Snapshot) -> Result<()> {
         .with("remedy", "publish in full, with the placement"))
 }
 
+/// Returns the identity of the delta that was applied to make `snapshot`.
+///
+/// # Errors
+/// As [`Snapshot::attachment`], and `Corruption` when the name is no text.
+pub fn applied_to_make(snapshot: &Snapshot) -> Result<Option<String>> {
+    let applied = snapshot.attachment(APPLIED)?;
+    let text = |name| {
+        String::from_utf8(name).map_err(|cause| {
+            Error::corruption("name of the applied delta is no text").with("cause", cause)
+        })
+    };
+    applied.map(text).transpose()
+}
+
 /// Writes the snapshot that `delta` makes of `base` into the empty folder `out`.
 ///
 /// # Errors
@@ -72,7 +86,10 @@ pub fn apply_delta(
 ) -> Result<Report> {
     let wanted = delta.manifest().base.as_deref();
     let found = base.identity()?;
-    if wanted != Some(found.as_str()) {
+    // What a delta was applied to is the same wherever it was applied.
+    let before = delta.manifest().base_delta.as_ref();
+    let is_next = before.is_some() && applied_to_make(base)?.as_ref() == before;
+    if wanted != Some(found.as_str()) && !is_next {
         return Err(Error::invalid("delta was not made against this snapshot")
             .with("delta_of", wanted.unwrap_or("no snapshot: it is a whole one"))
             .with("snapshot", found)

@@ -26,7 +26,7 @@ use tierbed_kernels::Codec;
 
 use crate::blocks::BUFFER_BYTES;
 use crate::codecs::{InitialCode, PageLayout, TableCodecs, Tables};
-use crate::delta::APPLIED;
+use crate::delta::applied_to_make;
 use crate::forward_index::{IndexShape, IndexWriter};
 use crate::manifest::{
     check_attachment_name, served_schema, AttachmentInfo, Manifest, Placed, PlacementInfo,
@@ -171,18 +171,20 @@ impl SnapshotWriter {
         })
     }
 
-    /// Makes this a delta of `base`, and of the delta that was applied to make it.
+    /// Makes this a delta of `base`, and of the delta that was applied to make it. Where deltas lie
+    /// upon `base` it is one of the newest of them, and names no snapshot: upon the snapshot alone
+    /// it would be wrong.
     ///
     /// # Errors
     /// As [`Snapshot::attachment`].
     pub fn set_base(&mut self, base: &Snapshot) -> Result<()> {
-        let applied = base.attachment(APPLIED)?;
-        let applied = applied.map(|name| {
-            String::from_utf8(name).map_err(|cause| {
-                Error::corruption("name of the applied delta is no text").with("cause", cause)
-            })
-        });
-        (self.base, self.base_delta) = (Some(base.identity()?), applied.transpose()?);
+        let generation = base.generation();
+        if generation.delta_count > 0 {
+            let newest = Some(generation.identity);
+            (self.base, self.base_delta) = (newest.clone(), newest);
+            return Ok(());
+        }
+        (self.base, self.base_delta) = (Some(base.identity()?), applied_to_make(base)?);
         Ok(())
     }
 

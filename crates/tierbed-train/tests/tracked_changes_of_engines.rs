@@ -149,7 +149,11 @@ impl Life {
 
     fn delta(&mut self, base: &Path, find_by: FindBy) -> PathBuf {
         let path = self.path("delta");
-        let base = DeltaBase { folder: Arc::new(FsFolder::open(base).unwrap()), find_by };
+        let base = DeltaBase {
+            folder: Arc::new(FsFolder::open(base).unwrap()),
+            deltas: Vec::new(),
+            find_by,
+        };
         let engine = self.engine().engine_mut();
         engine.publish_delta(&path, base, &[], &mut |_, _| true).unwrap();
         path

@@ -101,7 +101,7 @@ fn a_placement_decides_who_shares_a_page_and_changes_no_bit() {
     }
     drop(snapshot);
     let delta = create(&scratch.path().join("delta"));
-    let base = DeltaBase { folder: create(&target), find_by: FindBy::Auto };
+    let base = DeltaBase { folder: create(&target), deltas: Vec::new(), find_by: FindBy::Auto };
     let error = engine.publish_delta(delta, base, &[], &mut |_, _| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }

@@ -94,7 +94,7 @@ fn publish_by(
     base: &Arc<dyn Folder>,
 ) -> (Arc<dyn Folder>, Result<Report>) {
     let model = [Attachment { name: "model", bytes: b"dense" }];
-    let base = DeltaBase { folder: base.clone(), find_by };
+    let base = DeltaBase { folder: base.clone(), deltas: Vec::new(), find_by };
     let report = engine.publish_delta(out.clone(), base, &model, &mut |_, _| true);
     (out.clone(), report)
 }
@@ -128,6 +128,27 @@ fn publish_in(
     let budget = engine.budget().report();
     assert!(budget.peak_bytes <= budget.limit_bytes);
     (out, report.unwrap())
+}
+
+/// Publishes what changed since the last of the deltas upon a snapshot.
+fn delta_upon(
+    engine: &mut WindowEngine,
+    base: &Arc<dyn Folder>,
+    deltas: &[Arc<dyn Folder>],
+) -> Arc<dyn Folder> {
+    let out = folder();
+    let model = [Attachment { name: "model", bytes: b"dense" }];
+    let (folder, deltas) = (base.clone(), deltas.to_vec());
+    let base = DeltaBase { folder, deltas, find_by: FindBy::Tracked };
+    engine.publish_delta(out.clone(), base, &model, &mut |_, _| true).unwrap();
+    out
+}
+
+/// Every file of a folder but the manifest, which names what a delta is upon.
+fn rows_of(folder: &Arc<dyn Folder>) -> Vec<(String, Vec<u8>)> {
+    let mut files = files(folder);
+    files.retain(|(name, _)| name != "snapshot.json");
+    files
 }
 
 fn apply(base: &Arc<dyn Folder>, delta: &Arc<dyn Folder>) -> Result<Arc<dyn Folder>> {
@@ -179,11 +200,17 @@ fn deltas_are_the_whole_snapshot(codec: &str) -> u64 {
     let (mut base, _) = publish_in(codec, &mut engine, None);
     let mut changed = 0;
     let before = answers(&base);
+    let (first_base, mut upon) = (base.clone(), Vec::new());
     for (first, last) in [(20, 22), (22, 48), (48, 48), (48, 70)] {
         train(&mut engine, &plan, first..last);
         let (full, whole) = publish_in(codec, &mut engine, None);
         let (delta, changes) = publish_in(codec, &mut engine, Some(&base));
         changed += changes.row_count;
+        upon.push(delta_upon(&mut engine, &first_base, &upon));
+        assert!(
+            rows_of(upon.last().unwrap()) == rows_of(&delta),
+            "{codec}: upon deltas it is the same as upon what they make"
+        );
         assert!(changes.row_count < whole.row_count, "{changes:?} {whole:?}");
         assert_eq!(changes.row_count == 0, first == last, "{changes:?}");
         let applied = apply(&base, &delta).unwrap();
@@ -196,7 +223,15 @@ fn deltas_are_the_whole_snapshot(codec: &str) -> u64 {
     }
     // A snapshot that a delta was applied to is known by that delta.
     let stats = engine.stats().changes;
-    assert_eq!((stats.deltas_tracked, stats.deltas_compared, &stats.reason), (4, 4, &None));
+    assert_eq!((stats.deltas_tracked, stats.deltas_compared, &stats.reason), (8, 4, &None));
+    let mut whole = first_base;
+    for delta in &upon {
+        // Each is upon the one before, and upon nothing else.
+        whole = apply(&whole, delta).unwrap();
+    }
+    assert!(answers(&whole) == answers(&base), "{codec}");
+    let alone = apply(&base, &upon[1]).unwrap_err();
+    assert_eq!(alone.kind(), ErrorKind::Invalid);
     // Ids that were served at first and were evicted since have the shared row.
     let after = answers(&base);
     let evicted = before

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -556,7 +556,7 @@ class Store(StoreRows):
         path: str | os.PathLike[str],
         model: torch.nn.Module | None = None,
         *,
-        base: str | os.PathLike[str] | None = None,
+        base: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         changes: Literal["auto", "tracked", "compared"] = "auto",
         placement: PlacementFiles | None = None,
         codec: TableCodecs | None = None,
@@ -570,7 +570,8 @@ class Store(StoreRows):
             model: Its dense parameters go along, and its ``config()`` where it has one, so that
                 ``tierbed serve`` can predict.
             base: A snapshot of this store: write a delta, only the rows that differ from it, for
-                :meth:`Snapshot.apply`.
+                :meth:`Snapshot.apply`. Or a list of a snapshot and deltas upon it, oldest first:
+                write a delta to come upon the last of these, for a server that has them all.
             changes: How a delta finds these rows; it is the same delta. By those noted since the
                 base was published (``tracked``, refused where they are not known), by comparing
                 all rows with it (``compared``), or by the first where it can be (``auto``).
@@ -592,7 +593,7 @@ class Store(StoreRows):
             os.fspath(path),
             sorted(parts.items()),
             progress,
-            None if base is None else os.fspath(base),
+            _paths(base),
             changes,
             placement_files(placement, tables, self.table_id),
             table_codecs(codec, [table["name"] for table in tables], self.table_id),
@@ -633,3 +634,13 @@ class Store(StoreRows):
 
     def __repr__(self) -> str:
         return f"Store(path={self._path!r}, seed={self._seed})"
+
+
+def _paths(
+    base: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+) -> list[str] | None:
+    """Returns the paths of a snapshot and of deltas upon it; None for none."""
+    if base is None:
+        return None
+    given = [base] if isinstance(base, (str, os.PathLike)) else list(base)
+    return [os.fspath(path) for path in given]

@@ -4,8 +4,9 @@ use serde_json::{json, Value};
 
 use crate::window::ChangeStats;
 
-/// How many snapshots a shard knows.
-const KNOWN: &str = "/changes/base_count";
+/// Identities of the snapshots that a shard knows, and their number.
+const KNOWN: &str = "/changes/bases";
+const KNOWN_COUNT: &str = "/changes/base_count";
 
 /// Returns what a store says whose shards are not open yet.
 pub(super) fn no_engine_stats() -> Value {
@@ -31,10 +32,17 @@ pub(super) fn sum_of_shards(stats: Vec<Value>) -> Value {
         }
     }
     // A snapshot is known when every shard knows it.
-    let known_by = |of_shard: &Value| of_shard.pointer(KNOWN)?.as_u64();
-    let known = stats.iter().filter_map(known_by).min();
-    if let (Some(place), Some(known)) = (whole.pointer_mut(KNOWN), known) {
-        *place = json!(known);
+    let known_by = |of_shard: &Value| of_shard.pointer(KNOWN)?.as_array().cloned();
+    let known = stats.iter().filter_map(known_by).reduce(|mut all, more| {
+        all.retain(|identity| more.contains(identity));
+        all
+    });
+    if let Some(known) = known {
+        for (name, value) in [(KNOWN_COUNT, json!(known.len())), (KNOWN, Value::Array(known))] {
+            if let Some(place) = whole.pointer_mut(name) {
+                *place = value;
+            }
+        }
     }
     if let Some(whole) = whole.as_object_mut() {
         whole.insert("shards".to_owned(), Value::Array(stats));

@@ -42,6 +42,8 @@ const DAMAGED: &str = "the list of changed rows in the last checkpoint was damag
 pub struct ChangeStats {
     /// Snapshots and deltas against which a delta reads changed rows only.
     pub base_count: u64,
+    /// Their identities, oldest first.
+    pub bases: Vec<String>,
     /// Rows noted, as often as they are in a set.
     pub row_count: u64,
     /// Bytes of the sets.
@@ -267,6 +269,7 @@ impl Changes {
         let rows = self.sets.iter().flat_map(|set| set.rows.values());
         ChangeStats {
             base_count: self.sets.len() as u64,
+            bases: self.sets.iter().map(|set| set.since.clone()).collect(),
             row_count: rows.map(RoaringTreemap::len).sum(),
             set_bytes: self.sets.iter().map(ChangeSet::bytes).sum(),
             ..self.counts.clone()

@@ -163,7 +163,7 @@ impl Comparer {
         let waiting_bytes = self.waiting.len() * weight_bytes;
         assert_eq!(self.weights.len(), waiting_bytes, "every row that waits has its weights");
         let keys: Vec<RowKey> = self.waiting.iter().map(|(_, row)| RowKey::new(id, *row)).collect();
-        let known = keys.partition_point(|key| holds(self.base.schema(), *key));
+        let known = keys.partition_point(|key| holds(self.rows.schema(), *key));
         let mut is_changed = vec![true; keys.len()];
         let codec = self.base.manifest().codecs.of(id);
         let mut initial = InitialCode::default();
@@ -205,7 +205,7 @@ impl Comparer {
         sink: &mut ChangeSink<'_>,
     ) -> Result<()> {
         let key = RowKey::new(table.id, row);
-        if !holds(self.base.schema(), key) || !self.base.holds_row(key)? {
+        if !holds(self.rows.schema(), key) || !self.base.holds_row(key)? {
             return Ok(());
         }
         let mut initial = vec![0.0f32; table.schema.record_words()];

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use tierbed_core::store::Attachment;
 use tierbed_core::{Error, Result, RowId, RowKey, RowStore, Schema};
 use tierbed_io::Folder;
-use tierbed_snapshot::delta::{check_plain, check_successor, APPLIED};
-use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions};
+use tierbed_snapshot::delta::{applied_to_make, check_plain, check_successor};
+use tierbed_snapshot::{PageLayout, Report, Snapshot, SnapshotOptions, SnapshotRows};
 
 use crate::window::changes::{DeltaCount, Since};
 use crate::window::comparer::{
@@ -27,6 +27,8 @@ use crate::window::publish::{PublishProgress, Target};
 pub struct DeltaBase {
     /// Where the snapshot lies.
     pub folder: Arc<dyn Folder>,
+    /// Deltas that lie upon it, oldest first: the new one is made against the last of them.
+    pub deltas: Vec<Arc<dyn Folder>>,
     /// How the rows that changed since are found.
     pub find_by: FindBy,
 }
@@ -89,7 +91,7 @@ pub(crate) struct Found<T> {
     pub(crate) reason: Option<&'static str>,
 }
 
-/// The snapshot that a delta is made against, open.
+/// The snapshot that a delta is made against, open, with the deltas upon it.
 pub(crate) struct OpenBase {
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) find_by: FindBy,
@@ -99,13 +101,17 @@ impl OpenBase {
     /// Opens the base of a delta of a store of `schema`.
     ///
     /// # Errors
-    /// `Invalid` when it is of other tables or a delta itself, otherwise those of opening it.
+    /// `Invalid` when it is of other tables or a delta itself, or its deltas do not follow each
+    /// other, otherwise those of opening them.
     pub(crate) fn open(base: DeltaBase, schema: &Schema, dram_budget_bytes: u64) -> Result<Self> {
         let options =
             SnapshotOptions { dram_budget_bytes, reader_count: 1, ..SnapshotOptions::default() };
         let snapshot = Arc::new(Snapshot::open(base.folder, &options)?);
-        check_successor(snapshot.schema(), schema)?;
         check_plain(&snapshot)?;
+        for delta in base.deltas {
+            snapshot.apply(delta)?;
+        }
+        check_successor(SnapshotRows::new(Arc::clone(&snapshot)).schema(), schema)?;
         Ok(Self { snapshot, find_by: base.find_by })
     }
 
@@ -115,11 +121,15 @@ impl OpenBase {
         PageLayout { placed: Vec::new(), codecs }
     }
 
-    /// Returns what the snapshot is known by: itself, and the delta that was applied to make it.
+    /// Returns what the snapshot is known by: the newest delta upon it, or itself and the delta
+    /// that was applied to make it.
     pub(crate) fn identities(&self) -> Result<Vec<String>> {
+        let generation = self.snapshot.generation();
+        if generation.delta_count > 0 {
+            return Ok(vec![generation.identity]);
+        }
         let mut identities = vec![self.snapshot.identity()?];
-        let applied = self.snapshot.attachment(APPLIED)?;
-        identities.extend(applied.and_then(|bytes| String::from_utf8(bytes).ok()));
+        identities.extend(applied_to_make(&self.snapshot)?);
         Ok(identities)
     }
 }

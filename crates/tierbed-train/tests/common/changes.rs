@@ -24,7 +24,7 @@ pub(crate) fn publish_by(
     base: &Arc<dyn Folder>,
 ) -> (Arc<dyn Folder>, Result<Report>) {
     let out: Arc<dyn Folder> = Arc::new(MemoryFolder::new());
-    let base = DeltaBase { folder: base.clone(), find_by };
+    let base = DeltaBase { folder: base.clone(), deltas: Vec::new(), find_by };
     let report = engine.publish_delta(out.clone(), base, &[], &mut |_, _| true);
     (out, report)
 }
