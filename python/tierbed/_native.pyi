@@ -359,15 +359,12 @@ class NativeStore:
 
     def publish(
         self, path: str, attachments: list[tuple[str, bytes]], progress: _Told,
-        base: str | None = None, changes: str = "auto",
+        base: list[str] | None = None, changes: str = "auto",
         placements: list[tuple[list[int], str]] = ..., codecs: list[tuple[int, str]] = ...,
     ) -> dict[str, Any]:
-        """Writes the newest version of every written row into the serving snapshot at ``path``
-        (a new folder), most used rows first, in bounded memory. Calls ``progress(rows_done,
-        rows_total)``. Returns a report. With ``base``, the path of a snapshot of this store:
-        a delta, only what changed since, found as ``changes`` says. With ``placements``, ids of
-        tables and the file of their placement: these tables share pages as it says. With
-        ``codecs``, ids of tables and the codec of each: other tables are f32."""
+        """As :meth:`tierbed.Store.publish`; returns a report. ``base`` is the path of a snapshot
+        and those of deltas upon it. ``placements`` are ids of tables and the file of their
+        placement, ``codecs`` ids of tables and the codec of each: other tables are f32."""
 
     def verify(self) -> int:
         """Checks every checksum; returns the number of pages checked."""
@@ -378,6 +375,25 @@ class NativeStore:
 
     def close(self) -> None:
         """Gives back memory and the folder's lock; what was not checkpointed is lost."""
+
+# ---------------------------------------------------------------- versions at a location
+# They return structs of tierbed_remote: Listing, Head, Pushed, Pulled, Pruned. A push expects
+# "anything", "nothing" or {"head": head}; a pull wants {"channel": name} or {"version": seq}.
+def published_identity(folder: str) -> dict[str, Any]: ...
+def list_versions(location: str) -> dict[str, Any]: ...
+def channel_head(location: str, channel: str) -> dict[str, Any] | None: ...
+def push_version(
+    location: str, folder: str, channel: str, expected: str | dict[str, Any], now_s: int,
+    progress: _Told,
+) -> dict[str, Any]: ...
+def pull_versions(
+    location: str, want: dict[str, str | int], to: str, bandwidth_bytes: int, progress: _Told
+) -> dict[str, Any]: ...
+def promote_channel(location: str, source: str, to: str, now_s: int) -> dict[str, Any]: ...
+def roll_back_channel(location: str, channel: str, seq: int, now_s: int) -> dict[str, Any]: ...
+def prune_versions(location: str, keep_s: int, now_s: int, progress: _Told) -> dict[str, Any]: ...
+def pin_version(location: str, seq: int) -> None: ...
+def unpin_version(location: str, seq: int) -> bool: ...
 
 # ---------------------------------------------------------------- serving snapshot
 

@@ -6,14 +6,22 @@ All are frozen; :func:`dataclasses.asdict` makes a dictionary for JSON of one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = [
+    "Channel",
     "EvictedIds",
     "Generation",
     "KeptCheckpoint",
+    "ModelVersion",
+    "PrunedVersions",
+    "PublisherStats",
+    "PulledVersions",
+    "PushedVersion",
     "SnapshotReport",
     "TierBudgetStats",
     "TierMemberStats",
+    "VersionList",
 ]
 
 
@@ -140,3 +148,149 @@ class TierBudgetStats:
     division_count: int
     bytes_moved: int
     members: tuple[TierMemberStats, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelVersion:
+    """A version of a model at a location.
+
+    Attributes:
+        version: Its number; a later one is larger.
+        state: ``"whole"`` when it can be served, ``"unfinished"`` while it is pushed or when its
+            publisher ended before, ``"leaving"`` while it is pruned.
+        file_bytes: Bytes of all its files.
+        written_at_s: When the last of them was written, in seconds since 1970.
+        channels: Channels that are at it.
+        needed_by: Channels that are at it, or at a delta on it.
+        is_pinned: Whether it is pinned.
+    """
+
+    version: int
+    state: Literal["whole", "unfinished", "leaving"]
+    file_bytes: int
+    written_at_s: int
+    channels: tuple[str, ...]
+    needed_by: tuple[str, ...]
+    is_pinned: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """Where a channel is.
+
+    Attributes:
+        name: Its name.
+        chain: The versions that serve it: a whole one, then deltas, the one it is at last. None
+            when it cannot be read.
+        written_at_s: When it was moved there, in seconds since 1970; None when it cannot be read.
+        damage: Why it cannot be read.
+    """
+
+    name: str
+    chain: tuple[int, ...]
+    written_at_s: int | None
+    damage: str | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that it is at; None when it cannot be read."""
+        return self.chain[-1] if self.chain else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionList:
+    """What lies at a location.
+
+    Attributes:
+        versions: The versions, oldest first.
+        channels: The channels, by name.
+    """
+
+    versions: tuple[ModelVersion, ...]
+    channels: tuple[Channel, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushedVersion:
+    """A version that was pushed.
+
+    Attributes:
+        version: Its number.
+        file_bytes: Bytes of its files.
+        chain: All versions that serve the channel now, this one last.
+    """
+
+    version: int
+    file_bytes: int
+    chain: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PulledVersions:
+    """Versions that were brought to this machine.
+
+    Attributes:
+        folders: The folder of the version that was wanted, last; before it those that it is a
+            delta on.
+        parts_fetched: Parts that were fetched now.
+        bytes_fetched: Bytes that were fetched now.
+    """
+
+    folders: tuple[str, ...]
+    parts_fetched: int
+    bytes_fetched: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedVersions:
+    """What was pruned.
+
+    Attributes:
+        removed: Versions that are gone.
+        kept: Versions that are left.
+        bytes_removed: Bytes of all files that are gone.
+    """
+
+    removed: tuple[int, ...]
+    kept: tuple[int, ...]
+    bytes_removed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherStats:
+    """What a :class:`tierbed.Publisher` did.
+
+    Attributes:
+        version: The version that it pushed last; None before the first.
+        report: What was written into that one.
+        full_count: Whole versions pushed.
+        delta_count: Deltas pushed.
+        failure_count: Publishes and pushes that failed.
+        bytes_pushed: Bytes of all versions pushed.
+        pause_s: How long training stood still for the last publish, in seconds.
+        pause_s_max: The longest of these pauses.
+        pause_s_sum: All of them together.
+        upload_s: How long the last push took, beside training, in seconds.
+        freshness_s: Seconds since the step whose rows and model the channel has; None before the
+            first version is there.
+        steps_behind: Steps since that one.
+        is_uploading: Whether a version is on its way.
+        full_reason: Why the last whole version was one.
+        last_error: Why the last publish or push failed; None once one has succeeded since.
+    """
+
+    version: int | None
+    report: SnapshotReport | None
+    full_count: int
+    delta_count: int
+    failure_count: int
+    bytes_pushed: int
+    pause_s: float
+    pause_s_max: float
+    pause_s_sum: float
+    upload_s: float
+    freshness_s: float | None
+    steps_behind: int
+    is_uploading: bool
+    full_reason: str | None
+    last_error: str | None

@@ -26,6 +26,7 @@ mod snapshot;
 mod store;
 mod tensors;
 mod tier_budget;
+mod versions;
 
 #[cfg(feature = "lab")]
 #[path = "../../../tools/python/native/mod.rs"]
@@ -52,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     offsets::register(module)?;
     exchange::register(module)?;
     folders::register(module)?;
+    versions::register(module)?;
     placement::register(module)?;
     place_parts::register(module)?;
     #[cfg(feature = "lab")]

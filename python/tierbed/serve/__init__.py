@@ -14,6 +14,7 @@ from tierbed.serve.cache import (
 from tierbed.serve.neighbours import Neighbours, find_neighbours
 from tierbed.serve.resident import plan_tiers
 from tierbed.serve.snapshot import Snapshot
+from tierbed.serve.versions import Versions
 
 if TYPE_CHECKING:
     from tierbed.serve.server import Limits, Predictor, ServeOptions, Server, load_model
@@ -35,6 +36,7 @@ __all__ = [
     "TierBudget",
     "TierPlan",
     "TierTable",
+    "Versions",
     "find_neighbours",
     "load_model",
     "plan_tiers",

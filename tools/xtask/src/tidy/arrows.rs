@@ -94,6 +94,7 @@ const CRATES: [Crate; 21] = [
             "store",
             "snapshot",
             "placement",
+            "remote",
             "train",
             "serve",
         ],
