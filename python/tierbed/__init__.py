@@ -54,10 +54,11 @@ from tierbed.serve import (
     Snapshot,
     TierBudget,
     TierPlan,
+    Versions,
     find_neighbours,
     plan_tiers,
 )
-from tierbed.train import CodedStore, Store
+from tierbed.train import CodedStore, Publisher, Store
 from tierbed.train.lookahead import lookahead
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ __all__ = [
     "Placement",
     "PoisonedError",
     "PoolingType",
+    "Publisher",
     "QueryLog",
     "RowWiseAdagrad",
     "Snapshot",
@@ -122,6 +124,7 @@ __all__ = [
     "TimestampBasedEvictionPolicy",
     "Uniform",
     "UnsupportedError",
+    "Versions",
     "__version__",
     "data",
     "errors",

@@ -33,6 +33,7 @@ from .training import mixed
 #: every format, backend and place in a file is one of its cases.
 KINDS = {
     "kills": 4,
+    "publishing": 2,
     "power": 3,
     "faults": 2,
     "damage": 10,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from . import training as tr
+from . import publishing, training as tr
 from .disk import Disk
 from .kills import Life
 from .outcome import BAD, Case, Outcome, Tally
-from .processes import call
+from .processes import Child, call, ended, free_folder
 from .traced import Event
 
 _TESTS = Path(__file__).resolve().parents[1]
@@ -36,6 +36,38 @@ def test_a_minute_of_every_kind_finds_nothing(tmp_path: Path) -> None:
     assert told["bad"] == []
     assert {"kills", "damage", "requests"} <= set(told["cases"])
     assert not list(tmp_path.glob("tierbed-campaign-*")), "scratch was left behind"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_hundred_kills_of_publishers_leave_whole_versions(tmp_path: Path) -> None:
+    kills = 0
+    for number in range(100):
+        scratch = free_folder(tmp_path / "life")
+        for outcome in publishing.run_case(number, random.Random(number), scratch):
+            assert outcome.came == "right", outcome
+            kills += outcome.label.startswith("kill in")
+        if kills >= 100:
+            return
+    pytest.fail(f"only {kills} kills")
+
+
+def test_other_rows_of_a_channel_are_silent(tmp_path: Path) -> None:
+    setting = publishing.SETTINGS[0]
+    answers = call(lambda: publishing.oracle(setting)).value
+    life = publishing.Life(setting, answers, random.Random(1), tmp_path)
+    told = Child(lambda tell: publishing.victim(setting, tmp_path, random.Random(2), tell))
+    assert ended(told, told.wait()).error == ""
+    life._follow(told.told)
+    assert life.least > 0
+    examined = call(life._examine)
+    assert examined.value is not None, examined
+    assert examined.value[0] == "right"
+    life.answers = ["" for _ in answers]
+    assert call(life._examine).value[0] == "silent"
+    life.least = 99
+    life.answers = answers
+    assert call(life._examine).value[0] == "lost"
 
 
 def _life(tmp_path: Path, trained: int, told: list[list[object]]) -> Life:

@@ -27,8 +27,10 @@ from tierbed.cli.run_options import (
 from tierbed.cli.stop import StopSignal
 from tierbed.config.words import DataFormat, PageCodec
 from tierbed.data.source import SYNTHETIC_SAMPLES, DataOptions, open_source
+from tierbed.errors import InvalidError
 from tierbed.recipes.evaluate import evaluate
 from tierbed.recipes.run import EVAL_BATCH, RUN_FILE, Run, TrainOptions, load_run, read_run
+from tierbed.train.publisher import Publisher
 from tierbed.train.store import Store
 
 __all__ = ["register"]
@@ -134,10 +136,22 @@ def eval_(
 
 def publish(
     store: RunFolder,
-    out: Annotated[Path, typer.Option("--out", help="The snapshot: a new folder.")],
+    *,
+    out: Annotated[Path | None, typer.Option("--out", help="The snapshot: a new folder.")] = None,
     base: Annotated[
         Path | None, typer.Option("--base", help="A snapshot: write only what differs from it.")
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="In place of a folder: the location that gets a version."),
+    ] = None,
+    channel: Annotated[
+        str, typer.Option("--channel", help="With --to: the channel that moves to it.")
+    ] = "canary",
+    delta: Annotated[
+        bool,
+        typer.Option("--delta", help="With --to: only what differs from the channel's version."),
+    ] = False,
     codec: Annotated[
         PageCodec | None,
         typer.Option("--codec", help="How rows are kept on pages; f32 if not said."),
@@ -146,14 +160,41 @@ def publish(
     json_path: JsonOut = None,
 ) -> None:
     """Write a serving snapshot of a trained model, or of a bare store."""
+    if (out is None) == (to is None):
+        raise InvalidError("a version goes to a folder or to a location; give --out or --to")
+    if (delta and to is None) or (base is not None and out is None):
+        raise InvalidError(
+            "--base is for --out, and --delta for --to, whose channel says what it differs from; "
+            "give --out with --base, or --to with --delta"
+        )
     model = None
     if (store / RUN_FILE).is_file():
         opened, model, _ = load_run(store, dram_budget=dram_budget)
     else:
         opened = Store.open(tables_folder(store), dram_budget=dram_budget)
     with opened, Progress("publishing", None, "rows") as bar:
-        report = opened.publish(out, model, base=base, codec=codec, progress=bar.set)
-    finish({**asdict(report), "snapshot": str(out)}, json_path, f"published {store}")
+        if out is not None:
+            report = opened.publish(out, model, base=base, codec=codec, progress=bar.set)
+            result = {**asdict(report), "snapshot": str(out)}
+        else:
+            assert to is not None, "either was given"
+            publisher = Publisher(
+                opened,
+                model,
+                to,
+                channel=channel,
+                delta_every=None,
+                full_every=None,
+                keep=None,
+                codec=codec,
+                on_error="raise",
+            )
+            with publisher:
+                version = publisher.publish_now(full=not delta)
+            # With it are the notes of what changes from here on, for the next delta.
+            opened.checkpoint_rows(f"published-{channel}")
+            result = {**asdict(version), "location": to, "channel": channel}
+    finish(result, json_path, f"published {store}")
 
 
 def register(app: typer.Typer) -> None:

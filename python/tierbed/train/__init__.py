@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from tierbed._util.lazy import lazy_names
 from tierbed.train.coded_store import CodedStore
+from tierbed.train.publisher import Publisher
 from tierbed.train.store import Store
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "CodedStore",
     "Commit",
     "CommitTable",
+    "Publisher",
     "Store",
     "export_table",
     "find_commits",
