@@ -1,35 +1,15 @@
-//! Files of neighbours, for Python: where they lie, and how they are written.
+//! Files of neighbours, for Python: how they are written.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use tierbed_core::{Error, Result, RowId, RowKey, Schema, TableId};
-use tierbed_io::{Device, FileDevice, Folder, FsFolder, OpenMode};
-use tierbed_snapshot::NeighbourFile;
+use tierbed_io::{Folder, FsFolder, OpenMode};
+use tierbed_snapshot::{NeighbourFile, NeighbourOptions};
 
 /// The neighbours of a table's rows, `[row_count, 2]`: table and row, or a negative table for none.
 pub(crate) struct TableNeighbours<'a> {
     pub(crate) table: TableId,
     pub(crate) near: &'a [i64],
-}
-
-/// Opens a file of neighbours; by default the one beside the snapshot in `folder`.
-pub(crate) fn open(folder: &FsFolder, path: Option<&Path>) -> Result<Arc<dyn Device>> {
-    let path = match (path, folder.path()) {
-        (Some(path), _) => path.to_owned(),
-        (None, Some(snapshot)) => beside(snapshot),
-        (None, None) => return Err(Error::invalid("name the file of neighbours")),
-    };
-    let file = FileDevice::open(path, OpenMode::ReadOnly)
-        .map_err(|error| error.with("remedy", "write the neighbours of the snapshot first"))?;
-    Ok(Arc::new(file))
-}
-
-/// Where the neighbours of a snapshot lie if nobody says otherwise.
-fn beside(snapshot: &Path) -> PathBuf {
-    let mut name = snapshot.as_os_str().to_owned();
-    name.push(".neighbours");
-    PathBuf::from(name)
 }
 
 /// Writes the neighbours of some tables of a snapshot of `schema` to a file, whole or not at all;
@@ -54,7 +34,7 @@ pub(crate) fn write(
     }
     let path = match (path, folder.path()) {
         (Some(path), _) => path,
-        (None, Some(snapshot)) => beside(snapshot),
+        (None, Some(snapshot)) => NeighbourOptions::beside(snapshot),
         (None, None) => return Err(Error::invalid("name the file of neighbours")),
     };
     let name = path.file_name().and_then(|name| name.to_str());

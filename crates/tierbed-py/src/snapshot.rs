@@ -10,8 +10,8 @@ use tierbed_core::{Error, Result, Schema, TableId};
 use tierbed_io::{Device, EngineOptions, FsFolder, PAGE_BYTES};
 use tierbed_snapshot::manifest::Manifest;
 use tierbed_snapshot::{
-    Backend, CacheTier, MissMode, NeighbourOptions, RecordOptions, Recorded, RefreshOptions,
-    ResidentTable, SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
+    Backend, CachePart, CacheTier, MissMode, NeighbourOptions, RecordOptions, Recorded,
+    RefreshOptions, ResidentTable, SharedTiers, Snapshot, SnapshotOptions, TierStackOptions,
 };
 use tierbed_train::budget_json;
 
@@ -59,23 +59,14 @@ enum GivenTier {
     Neighbours { share: f64, inline: bool },
 }
 
-/// What a [`GivenTier`] is.
-enum Tier {
-    Rows(CacheTier),
-    Neighbours(NeighbourOptions),
-}
-
 impl GivenTier {
-    fn tier(&self, open: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Tier> {
+    fn part(&self, open: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<CachePart> {
         match self {
-            Self::Text(text) => Ok(match NeighbourOptions::parse(text, open)? {
-                None => Tier::Rows(CacheTier::parse(text)?),
-                Some(near) => Tier::Neighbours(near),
-            }),
+            Self::Text(text) => CachePart::parse(text, open),
             Self::Rows { codec, policy, share, admit_after } => {
-                CacheTier::named(codec, policy, *share, *admit_after).map(Tier::Rows)
+                CacheTier::named(codec, policy, *share, *admit_after).map(CachePart::Rows)
             }
-            Self::Neighbours { share, inline } => Ok(Tier::Neighbours(NeighbourOptions {
+            Self::Neighbours { share, inline } => Ok(CachePart::Neighbours(NeighbourOptions {
                 share: *share,
                 is_inline: *inline,
                 ..NeighbourOptions::of(open()?)
@@ -86,16 +77,6 @@ impl GivenTier {
 
 impl GivenOptions {
     fn options(&self, tiers: TierStackOptions) -> Result<SnapshotOptions> {
-        let backend = match self.backend.as_str() {
-            "direct" => Backend::Direct,
-            "mmap" => Backend::Mmap,
-            "memory" => Backend::Memory,
-            other => {
-                return Err(Error::invalid("unknown snapshot backend")
-                    .with("found", other)
-                    .with("allowed", "direct, mmap, memory"));
-            }
-        };
         let defaults = SnapshotOptions::default();
         let queue_depth = match self.queue_depth {
             0 => defaults.engine.queue_depth,
@@ -108,7 +89,7 @@ impl GivenOptions {
                 queue_depth,
                 buf_bytes: PAGE_BYTES,
             },
-            backend,
+            backend: Backend::from_name(&self.backend)?,
             reader_count: self.reader_count.unwrap_or(defaults.reader_count),
             cache_bytes_max: self.cache_bytes_max,
             tiers,
@@ -123,41 +104,18 @@ impl GivenOptions {
         resident: Vec<Arc<ResidentTable>>,
         shared: Option<SharedTiers>,
     ) -> Result<TierStackOptions> {
-        let mut refresh = RefreshOptions::default();
-        if let Some(names) = &self.refresh {
-            refresh.tables = table_ids(&Manifest::read(folder)?, names)?;
-        }
-        let (mut tiers, mut near) = (Vec::new(), None);
-        for given in &self.tiers {
-            match given.tier(|| neighbours::open(folder, self.neighbours.as_deref()))? {
-                Tier::Rows(tier) => tiers.push(tier),
-                Tier::Neighbours(_) if near.is_some() => {
-                    return Err(Error::invalid("a cache has neighbours once"));
-                }
-                Tier::Neighbours(given) => near = Some(given),
-            }
-        }
-        if self.neighbours.is_some() && near.is_none() {
-            return Err(Error::invalid("a file of neighbours needs its share of the cache")
-                .with("remedy", "add neighbours:second_chance:4 to the tiers"));
-        }
+        let file = self.neighbours.as_deref();
+        let parts =
+            self.tiers.iter().map(|tier| tier.part(|| NeighbourOptions::open_file(folder, file)));
+        let parts = parts.collect::<Result<_>>()?;
+        let refresh = match &self.refresh {
+            Some(names) => RefreshOptions::of_tables(&Manifest::read(folder)?.schema, names)?,
+            None => RefreshOptions::default(),
+        };
         let misses = MissMode::from_name(&self.misses)?;
-        Ok(TierStackOptions { tiers, resident, misses, refresh, neighbours: near, shared })
+        let tiers = TierStackOptions::of_parts(parts, file.is_some())?;
+        Ok(TierStackOptions { resident, misses, refresh, shared, ..tiers })
     }
-}
-
-/// Returns the ids of tables by name, or all.
-fn table_ids(manifest: &Manifest, names: &[String]) -> Result<Vec<TableId>> {
-    let tables = manifest.schema.tables();
-    if names.is_empty() {
-        return Ok((0..tables.len() as u32).map(TableId).collect());
-    }
-    let found = names.iter().map(|name| {
-        let at = tables.iter().position(|table| table.name == *name);
-        at.map(|at| TableId(at as u32))
-            .ok_or_else(|| Error::invalid("no such table to refresh").with("table", name))
-    });
-    found.collect()
 }
 
 fn open(

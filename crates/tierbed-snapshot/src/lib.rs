@@ -63,8 +63,9 @@ pub use snapshot::{
 };
 pub use tierbed_kernels::{FeatureLayout, Pooling};
 pub use tiers::{
-    CacheTier, HeadRows, MissMode, NeighbourFile, NeighbourOptions, NeighbourStats, NeighboursOf,
-    ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary, NEIGHBOURS_MAGIC,
+    CachePart, CacheTier, HeadRows, MissMode, NeighbourFile, NeighbourOptions, NeighbourStats,
+    NeighboursOf, ResidentTable, SharedTiers, Tail, TierStackOptions, TierSummary,
+    NEIGHBOURS_MAGIC,
 };
 pub use view::View;
 pub use writer::{Report, SnapshotWriter};

@@ -47,6 +47,28 @@ impl Default for RefreshOptions {
     }
 }
 
+impl RefreshOptions {
+    /// Those of tables by name; none named is all of them.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that no table has.
+    pub fn of_tables(schema: &Schema, names: &[String]) -> Result<Self> {
+        let ids = (0..).map(TableId).zip(schema.tables());
+        if names.is_empty() {
+            return Ok(Self { tables: ids.map(|(id, _)| id).collect(), ..Self::default() });
+        }
+        let found = names.iter().map(|name| {
+            let named = ids.clone().find(|(_, table)| table.name == *name);
+            named.map(|(id, _)| id).ok_or_else(|| {
+                Error::invalid("no such table to refresh")
+                    .with("table", name)
+                    .with("remedy", "name tables that the snapshot has")
+            })
+        });
+        Ok(Self { tables: found.collect::<Result<_>>()?, ..Self::default() })
+    }
+}
+
 /// What became of rows that were answered approximately.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct RefreshStats {

@@ -43,6 +43,23 @@ pub enum Backend {
     Memory,
 }
 
+impl Backend {
+    /// Returns the one of `name`.
+    ///
+    /// # Errors
+    /// `Invalid` naming those there are.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "direct" => Ok(Self::Direct),
+            "mmap" => Ok(Self::Mmap),
+            "memory" => Ok(Self::Memory),
+            other => Err(Error::invalid("unknown snapshot backend")
+                .with("found", other)
+                .with("allowed", "direct, mmap, memory")),
+        }
+    }
+}
+
 /// How the pages of rows with several are chosen and read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SelectOptions {

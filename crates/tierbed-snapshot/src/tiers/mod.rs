@@ -30,7 +30,7 @@ mod stack;
 pub use neighbours::{
     NeighbourFile, NeighbourOptions, NeighbourStats, NeighboursOf, NEIGHBOURS_MAGIC,
 };
-pub use options::{CacheTier, MissMode, SharedTiers, TierStackOptions};
+pub use options::{CachePart, CacheTier, MissMode, SharedTiers, TierStackOptions};
 pub use resident::{HeadRows, ResidentTable, Tail};
 pub use stack::TierSummary;
 

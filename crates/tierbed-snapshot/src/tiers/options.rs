@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tierbed_cache::{AdmissionRule, PolicyKind, TierBudget};
 use tierbed_core::{Error, Result, Schema};
+use tierbed_io::Device;
 use tierbed_kernels::Codec;
 
 use super::{NeighbourOptions, ResidentTable};
@@ -113,6 +114,28 @@ impl MissMode {
     }
 }
 
+/// A part of a cache.
+#[derive(Debug, Clone)]
+pub enum CachePart {
+    /// Rows that come and go.
+    Rows(CacheTier),
+    /// Who answers for rows that left the tiers.
+    Neighbours(NeighbourOptions),
+}
+
+impl CachePart {
+    /// Parses either; `open` opens the file of neighbours.
+    ///
+    /// # Errors
+    /// As of [`CacheTier::parse`], of [`NeighbourOptions::parse`], and of `open`.
+    pub fn parse(text: &str, open: impl FnOnce() -> Result<Arc<dyn Device>>) -> Result<Self> {
+        match NeighbourOptions::parse(text, open)? {
+            None => CacheTier::parse(text).map(Self::Rows),
+            Some(near) => Ok(Self::Neighbours(near)),
+        }
+    }
+}
+
 /// A budget that a snapshot shares with others for its tiers.
 #[derive(Debug, Clone)]
 pub struct SharedTiers {
@@ -142,6 +165,28 @@ pub struct TierStackOptions {
 }
 
 impl TierStackOptions {
+    /// Those of a cache of some parts; `names_file`: a file of neighbours was named.
+    ///
+    /// # Errors
+    /// `Invalid` for neighbours twice, and for their file without them.
+    pub fn of_parts(parts: Vec<CachePart>, names_file: bool) -> Result<Self> {
+        let mut made = Self { tiers: Vec::new(), ..Self::default() };
+        for part in parts {
+            match part {
+                CachePart::Rows(tier) => made.tiers.push(tier),
+                CachePart::Neighbours(_) if made.neighbours.is_some() => {
+                    return Err(Error::invalid("a cache has neighbours once"));
+                }
+                CachePart::Neighbours(near) => made.neighbours = Some(near),
+            }
+        }
+        if names_file && made.neighbours.is_none() {
+            return Err(Error::invalid("a file of neighbours needs its share of the cache")
+                .with("remedy", "add neighbours:second_chance:4 to the tiers"));
+        }
+        Ok(made)
+    }
+
     /// # Errors
     /// `Invalid` for parts that have no sense together.
     pub(crate) fn check(&self) -> Result<()> {

@@ -22,11 +22,12 @@
 mod file;
 mod mapper;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
 use tierbed_core::{Error, Result, RowKey, Schema};
-use tierbed_io::{Device, PAGE_BYTES};
+use tierbed_io::{Device, FileDevice, Folder, OpenMode, PAGE_BYTES};
 
 use crate::snapshot::Snapshot;
 
@@ -57,6 +58,29 @@ impl NeighbourOptions {
     #[must_use]
     pub fn of(file: Arc<dyn Device>) -> Self {
         Self { file, share: 4.0, is_inline: false, waiting_batches_max: 64 }
+    }
+
+    /// Opens a file of neighbours; by default the one beside the snapshot in `folder`.
+    ///
+    /// # Errors
+    /// `Invalid` for a folder without a path, and those of opening the file.
+    pub fn open_file(folder: &dyn Folder, path: Option<&Path>) -> Result<Arc<dyn Device>> {
+        let path = match (path, folder.path()) {
+            (Some(path), _) => path.to_owned(),
+            (None, Some(snapshot)) => Self::beside(snapshot),
+            (None, None) => return Err(Error::invalid("name the file of neighbours")),
+        };
+        let file = FileDevice::open(path, OpenMode::ReadOnly)
+            .map_err(|error| error.with("remedy", "write the neighbours of the snapshot first"))?;
+        Ok(Arc::new(file))
+    }
+
+    /// Where the neighbours of a snapshot lie if nobody says otherwise.
+    #[must_use]
+    pub fn beside(snapshot: &Path) -> PathBuf {
+        let mut name = snapshot.as_os_str().to_owned();
+        name.push(".neighbours");
+        PathBuf::from(name)
     }
 
     /// Parses `neighbours:second_chance:share:inline`, of which parts may be left out at the end,
