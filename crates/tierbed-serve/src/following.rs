@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tierbed_core::Result;
 use tokio::runtime::Runtime;
 
 use crate::deltas::Follower;
@@ -31,27 +32,45 @@ async fn pause(service: &Service) -> bool {
     is_over
 }
 
+/// Reads the files of tokens and of TLS again, changed or not.
+pub(crate) fn reload(service: &Service) {
+    if let Some(tokens) = &service.tokens {
+        tell_of_tokens(service, tokens.reload().map(Some));
+    }
+    if let Some(tls) = &service.tls {
+        tell_of_tls(service, tls.reload().map(|()| true));
+    }
+}
+
 async fn follow_tokens(service: Arc<Service>) {
     let Some(tokens) = &service.tokens else { return };
     while pause(&service).await {
-        match tokens.follow() {
-            Ok(Some(clients)) => service.log.tokens_read(clients),
-            Ok(None) => {}
-            Err(error) => service.log.tokens_not_read(&error),
-        }
+        tell_of_tokens(&service, tokens.follow());
+    }
+}
+
+fn tell_of_tokens(service: &Service, read: Result<Option<usize>>) {
+    match read {
+        Ok(Some(clients)) => service.log.tokens_read(clients),
+        Ok(None) => {}
+        Err(error) => service.log.tokens_not_read(&error),
     }
 }
 
 async fn follow_tls(service: Arc<Service>) {
     let Some(tls) = &service.tls else { return };
     while pause(&service).await {
-        match tls.follow() {
-            Ok(true) => service.log.tls_read(),
-            Ok(false) => {}
-            Err(error) => {
-                service.metrics.tls_refused.inc();
-                service.log.tls_not_read(&error);
-            }
+        tell_of_tls(&service, tls.follow());
+    }
+}
+
+fn tell_of_tls(service: &Service, read: Result<bool>) {
+    match read {
+        Ok(true) => service.log.tls_read(),
+        Ok(false) => {}
+        Err(error) => {
+            service.metrics.tls_refused.inc();
+            service.log.tls_not_read(&error);
         }
     }
 }

@@ -223,6 +223,28 @@ impl Server {
         }
     }
 
+    /// Reads the files of tokens and of TLS again, changed or not. What cannot be used is told by
+    /// the log, and what was read before goes on.
+    pub fn reload(&self) {
+        if let Some(Running { service, .. }) = &*lock(&self.running) {
+            following::reload(service);
+        }
+    }
+
+    /// Tells whether the threads that move bytes do a piece of work within `timeout`.
+    #[must_use]
+    pub fn responds(&self, timeout: Duration) -> bool {
+        let (done, is_done) = std::sync::mpsc::channel();
+        match &*lock(&self.running) {
+            Some(Running { runtime, .. }) => runtime.spawn(async move {
+                // Who waited too long does not listen.
+                let _ = done.send(());
+            }),
+            None => return false,
+        };
+        is_done.recv_timeout(timeout).is_ok()
+    }
+
     /// Stops: no new connections, requests under way are answered, up to the options' time. Work
     /// whose client has left is waited for, too, up to as much time again.
     ///

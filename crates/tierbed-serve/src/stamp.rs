@@ -34,7 +34,10 @@ impl Stamp {
 pub(crate) fn read_small(path: &Path, what: &str) -> Result<Vec<u8>> {
     let failed = |cause: std::io::Error| {
         let error = Error::invalid(format!("cannot read the file of the {what}"));
-        error.with("path", path.display()).with("cause", cause)
+        error
+            .with("path", path.display())
+            .with("cause", cause)
+            .with("remedy", "name a file that the server may read")
     };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(failed)?;

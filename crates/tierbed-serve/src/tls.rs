@@ -115,17 +115,22 @@ impl Tls {
     /// # Errors
     /// As [`Tls::open`], once for each change; connections are encrypted as before.
     pub(crate) fn follow(&self) -> Result<bool> {
-        let found = self.files.stamps();
-        {
-            let mut state = self.lock();
-            if state.stamps == found {
-                return Ok(false);
-            }
-            state.stamps = found;
+        if self.lock().stamps == self.files.stamps() {
+            return Ok(false);
         }
+        self.reload().map(|()| true)
+    }
+
+    /// Reads the files again.
+    ///
+    /// # Errors
+    /// As [`Tls::open`]; connections are encrypted as before.
+    pub(crate) fn reload(&self) -> Result<()> {
+        // Before the files are read: what changes meanwhile is read again.
+        self.lock().stamps = self.files.stamps();
         let configs = read(&self.files)?;
         self.lock().configs = configs;
-        Ok(true)
+        Ok(())
     }
 
     /// Returns how a connection that begins now is encrypted.

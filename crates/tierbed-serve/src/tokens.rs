@@ -81,17 +81,24 @@ impl Tokens {
     /// As [`Tokens::open`], once for each change; the clients stay as they were.
     pub(crate) fn follow(&self) -> tierbed_core::Result<Option<usize>> {
         let found = Stamp::of(&self.path);
-        {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            if state.stamp == found {
-                return Ok(None);
-            }
-            state.stamp = found;
+        if self.state.lock().unwrap_or_else(PoisonError::into_inner).stamp == found {
+            return Ok(None);
         }
+        self.reload().map(Some)
+    }
+
+    /// Reads the file again; returns how many clients there are now.
+    ///
+    /// # Errors
+    /// As [`Tokens::open`]; the clients stay as they were.
+    pub(crate) fn reload(&self) -> tierbed_core::Result<usize> {
+        // Before the file is read: what changes meanwhile is read again.
+        let stamp = Stamp::of(&self.path);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).stamp = stamp;
         let clients = read(&self.path)?;
         let count = clients.len();
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clients = clients;
-        Ok(Some(count))
+        Ok(count)
     }
 
     /// Checks that a request has a token which may do what `scope` says.
