@@ -33,6 +33,13 @@ pub(crate) fn docs() -> Result<(), String> {
     tidy::run_docs(&root())
 }
 
+/// Writes the reference of a server's settings: the test that compares it with the table does.
+pub(crate) fn config() -> Result<(), String> {
+    let environment = [("TIERBED_WRITE_REFERENCE", "1".to_owned())];
+    let tests = ["-p", "tierbed-server", "--test", "configuration", "the_reference"];
+    cargo(&[&["test", "--locked", "--quiet"], &tests[..]].concat(), &environment)
+}
+
 /// Everything above, cheapest first.
 pub(crate) fn ci() -> Result<(), String> {
     check()?;

@@ -18,6 +18,7 @@ cargo x <command>
                       counted, --set lowers the ceilings that tidy checks
   sim [--seed N] [--rounds N]
                       seeded simulations of faulty disks; a seed replays one run
+  config              write docs/reference/configuration.md from the server's options
   docs                Rust API reference, then the link checks of tidy
   ci                  check, test, sim, docs, in this order
 ";
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         ["count", "--list"] => tidy::count::list(&commands::root()),
         ["count", "--set"] => tidy::count::set(&commands::root()),
         ["sim", options @ ..] => commands::sim(options),
+        ["config"] => commands::config(),
         ["docs"] => commands::docs(),
         ["ci"] => commands::ci(),
         [] | ["help" | "--help" | "-h"] => {
