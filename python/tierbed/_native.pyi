@@ -25,6 +25,7 @@ from tierbed._native_options import (
 )
 from tierbed.config.words import PageSelection, PlaceMethod
 from tierbed.placement.build import LogOptions, PlaceOptions
+from tierbed.serve.models import Scorer
 from tierbed.serve.server import ServeOptions
 
 __all__ = [
@@ -445,11 +446,10 @@ class NativeServer:
     """HTTP in front of a snapshot: ``/v1``, ``/v2``, ``/health``, ``/metrics``."""
 
     def __new__(
-        cls, snapshot: NativeSnapshot, address: str, predict: Callable[[bytes], bytes] | None,
-        options: ServeOptions,
+        cls, snapshot: NativeSnapshot, address: str, model: Scorer | None, options: ServeOptions
     ) -> Self:
-        """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``predict`` gets a
-        request body and returns a response body; ``features`` and ``dense_count`` describe it,
+        """Binds ``address`` ("127.0.0.1:0" picks a port) and starts answering. ``model`` says by
+        ``inputs`` and ``outputs`` what it takes and answers; ``score`` gets capsules of DLPack,
         ``successor`` makes that of a delta's model."""
 
     @staticmethod

@@ -18,6 +18,7 @@ mod opened;
 mod place_parts;
 mod placement;
 mod plain;
+mod predictor;
 mod progress;
 mod python_store;
 mod resident;

@@ -1,106 +1,25 @@
-//! The HTTP server, for Python: lookups stay in Rust, predictions come back to a callable.
+//! The server, for Python.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
-use tierbed_core::{Error, ErrorKind, Result};
+use tierbed_core::{Error, Result};
 use tierbed_io::process::Owned;
 use tierbed_io::FsFolder;
-use tierbed_serve::{
-    Limits, LogLevel, LogOptions, ModelInputs, Predictor, ServeOptions, Server, TlsFiles,
-};
-use tierbed_snapshot::{Generation, View};
+use tierbed_serve::{Limits, LogLevel, LogOptions, Predictor, ServeOptions, Server, TlsFiles};
+use tierbed_snapshot::Generation;
 
-use crate::ending::attached_or_closed;
 use crate::errors::run;
 use crate::plain::Plain;
+use crate::predictor::PythonPredictor;
 use crate::snapshot::NativeSnapshot;
-
-/// The dense parameters of a published model, as Python names them.
-const DENSE: &str = "dense.safetensors";
 
 /// HTTP in front of a snapshot.
 #[pyclass(frozen, module = "tierbed._native")]
 pub(crate) struct NativeServer {
     server: Owned<Server>,
-}
-
-/// A Python callable that turns the body of a request into that of the answer.
-struct PythonPredictor {
-    callable: Py<PyAny>,
-    inputs: Option<ModelInputs>,
-}
-
-impl PythonPredictor {
-    /// Takes a callable; one that names its features and numbers is described by them.
-    fn new(py: Python<'_>, callable: Py<PyAny>) -> PyResult<Self> {
-        let inputs = match callable.getattr(py, "features") {
-            Ok(features) => Some(ModelInputs {
-                dense_count: callable.getattr(py, "dense_count")?.extract(py)?,
-                features: features.extract(py)?,
-            }),
-            Err(_) => None,
-        };
-        Ok(Self { callable, inputs })
-    }
-}
-
-impl Predictor for PythonPredictor {
-    fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
-        attached_or_closed(|py| {
-            let answer = self.callable.call1(py, (PyBytes::new(py, body),));
-            let bytes = answer.and_then(|answer| answer.extract::<Vec<u8>>(py));
-            let bytes =
-                bytes.map_err(|raised| failed(py, &raised, "prediction failed", ErrorKind::Io))?;
-            Ok((bytes, content_type.to_owned()))
-        })?
-    }
-
-    fn next(&self, view: &View<'_>) -> Result<Option<Arc<dyn Predictor>>> {
-        let [config, dense] = [view.attachment("model.json")?, view.attachment(DENSE)?];
-        let (Some(config), Some(dense)) = (config, dense) else { return Ok(None) };
-        attached_or_closed(|py| {
-            let parts = (PyBytes::new(py, &config), PyBytes::new(py, &dense));
-            let next = self.callable.call_method1(py, "successor", parts);
-            let next = next.and_then(|callable| Self::new(py, callable)).map_err(|raised| {
-                failed(py, &raised, "the delta's model cannot be used", ErrorKind::Invalid)
-            })?;
-            Ok(Some(Arc::new(next) as Arc<dyn Predictor>))
-        })?
-    }
-
-    fn inputs(&self) -> Option<ModelInputs> {
-        self.inputs.clone()
-    }
-}
-
-/// What errors of the engine know of the thing that failed.
-const CONTEXT: [&str; 4] = ["path", "page_id", "table_id", "row"];
-
-/// Turns what the model raised into an error of the kind it had in the engine, or of kind `other`.
-fn failed(py: Python<'_>, raised: &PyErr, what: &str, other: ErrorKind) -> Error {
-    let value = raised.value(py);
-    let kind = value.getattr("kind").and_then(|kind| kind.extract::<String>());
-    let kind = match kind.as_deref() {
-        Ok("corruption") => ErrorKind::Corruption,
-        Ok("closed") => ErrorKind::Closed,
-        Ok("poisoned") => ErrorKind::Poisoned,
-        // What the model calls a bad value is the client's; anything else is ours.
-        _ if raised.is_instance_of::<PyValueError>(py) => ErrorKind::Invalid,
-        _ => other,
-    };
-    let error = Error::new(kind, format!("{what}: {raised}"));
-    let Ok(context) = value.getattr("context") else { return error };
-    CONTEXT.into_iter().fold(error, |error, key| {
-        match context.get_item(key).and_then(|value| value.extract::<String>()) {
-            Ok(value) => error.with(key, value),
-            Err(_) => error,
-        }
-    })
 }
 
 #[derive(Default, serde::Deserialize)]
@@ -159,16 +78,16 @@ impl GivenOptions {
 #[pymethods]
 impl NativeServer {
     #[new]
-    #[pyo3(signature = (snapshot, address, predict, options))]
+    #[pyo3(signature = (snapshot, address, model, options))]
     fn new(
         snapshot: &Bound<'_, NativeSnapshot>,
         address: &str,
-        predict: Option<Py<PyAny>>,
+        model: Option<Py<PyAny>>,
         options: Plain<GivenOptions>,
     ) -> PyResult<Self> {
         let handle = snapshot.get();
-        let predictor = predict
-            .map(|callable| PythonPredictor::new(snapshot.py(), callable))
+        let predictor = model
+            .map(|model| PythonPredictor::new(snapshot.py(), model))
             .transpose()?
             .map(|predictor| Arc::new(predictor) as Arc<dyn Predictor>);
         let server = run(snapshot.py(), || {

@@ -4,6 +4,8 @@
 //! must not overlap inputs or each other: Rust may assume that what it writes is not read
 //! through another name.
 
+mod given;
+
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -15,6 +17,8 @@ use tierbed_core::{Error, Result};
 
 use crate::ending::Passing;
 use crate::errors::to_python;
+
+pub(crate) use self::given::matrix;
 
 /// A Python tensor of `T`, held while views of it live.
 pub(crate) struct Tensor<T> {

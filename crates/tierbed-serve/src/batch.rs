@@ -1,4 +1,4 @@
-//! Batches: the lookups of several requests as one.
+//! Batches: the lookups of several requests as one, and their predictions.
 //!
 //! Every request gets the bits it would get alone. Where a joint lookup fails, each of its queries
 //! is asked again by itself: a bad page fails those who need it.
@@ -9,6 +9,7 @@ use crate::answer::Refusal;
 use crate::generation::Serving;
 use crate::job::{Done, Encode, Job, Made, Phases, Prepared, Work};
 use crate::joint::{groups, Member};
+use crate::predict;
 use crate::query::Query;
 use crate::routes::Service;
 
@@ -29,7 +30,7 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
             return jobs.into_iter().for_each(|job| job.done.send(Err(refusal.clone())));
         }
     };
-    let mut begun = Vec::new();
+    let (mut begun, mut predictions) = (Vec::new(), Vec::new());
     for job in jobs {
         let Job { route, queued_us, work, done, .. } = job;
         let start_us = service.clock.now_us();
@@ -39,11 +40,15 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
             continue;
         }
         match work {
-            Work::Alone(work) => {
-                // A model looks rows up by itself, on this thread.
-                let made = serving.view.hold(|| guarded(service, || work(&serving)));
-                done.send(made.map(|made| made.after(queue_us)));
-            }
+            Work::Prediction(prepare) => match guarded(service, || prepare(&serving)) {
+                Err(refusal) => done.send(Err(refusal)),
+                Ok(prepared) => {
+                    let input_us = service.clock.now_us().saturating_sub(start_us);
+                    let sample_count = prepared.samples.count as u64;
+                    let phases = Phases { queue_us, input_us, sample_count, ..Phases::default() };
+                    predictions.push(predict::batch::Begun { done, phases, prepared });
+                }
+            },
             Work::Lookup(prepare) => match guarded(service, || prepare(&serving)) {
                 Err(refusal) => done.send(Err(refusal)),
                 Ok(Prepared { queries, held, sample_count, encode }) => {
@@ -54,6 +59,7 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
             },
         }
     }
+    predict::batch::run(&serving, predictions);
     if begun.is_empty() {
         return;
     }
@@ -71,7 +77,10 @@ pub(crate) fn run(service: &Service, jobs: Vec<Job>) {
 }
 
 /// Runs one request's work: its panic is its own answer.
-fn guarded<T>(service: &Service, work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+pub(crate) fn guarded<T>(
+    service: &Service,
+    work: impl FnOnce() -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result,
         Err(panic) => Err(service.panicked(&*panic)),

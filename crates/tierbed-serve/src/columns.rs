@@ -187,3 +187,36 @@ fn side_by_side(plan: Arc<Plan>, columns: &[&Column]) -> Result<Query> {
     }
     Query::new(plan, Ids::Copied(indices), offsets, is_weighted.then_some(weights))
 }
+
+/// Adds lengths up to offsets.
+///
+/// # Errors
+/// `Invalid` for lengths below 0, or that are not all of the values.
+pub(crate) fn offsets(lengths: &[i64], value_count: usize) -> Result<Vec<i64>> {
+    let mut offsets = Vec::with_capacity(lengths.len() + 1);
+    let mut end = 0_i64;
+    offsets.push(end);
+    for (at, length) in lengths.iter().enumerate() {
+        let next = if *length < 0 { None } else { end.checked_add(*length) };
+        end = next.ok_or_else(|| {
+            Error::invalid("length is out of range").with("position", at).with("found", length)
+        })?;
+        offsets.push(end);
+    }
+    if usize::try_from(end) == Ok(value_count) {
+        return Ok(offsets);
+    }
+    Err(Error::invalid("lengths must add up to the number of values")
+        .with("found", end)
+        .with("values", value_count))
+}
+
+/// Turns `[B, F]` to feature by feature.
+pub(crate) fn by_feature(ids: Ids, samples: usize, feature_count: usize) -> Ids {
+    // What is one row or one column lies in order already.
+    if samples <= 1 || feature_count <= 1 {
+        return ids;
+    }
+    let column = |at: usize| ids.iter().skip(at).step_by(feature_count).copied();
+    Ids::Copied((0..feature_count).flat_map(column).collect())
+}

@@ -69,13 +69,13 @@ struct State {
 #[derive(Debug, Clone, Copy, Default)]
 struct Costs {
     lookups: u64,
-    others: u64,
+    predictions: u64,
 }
 
 #[derive(Debug, Default)]
 struct Paces {
     lookups: Pace,
-    others: Pace,
+    predictions: Pace,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -88,7 +88,7 @@ impl Costs {
     fn of(&mut self, job: &Job) -> &mut u64 {
         match job.work {
             Work::Lookup(_) => &mut self.lookups,
-            Work::Alone(_) => &mut self.others,
+            Work::Prediction(_) => &mut self.predictions,
         }
     }
 
@@ -107,15 +107,16 @@ impl Costs {
 
 impl Paces {
     fn predict_us(&self, costs: Costs) -> u64 {
-        let Costs { lookups, others } = costs;
-        self.lookups.predict_us(lookups).saturating_add(self.others.predict_us(others))
+        let Costs { lookups, predictions } = costs;
+        let lookups_us = self.lookups.predict_us(lookups);
+        lookups_us.saturating_add(self.predictions.predict_us(predictions))
     }
 
     /// Learns from a thread's work, which is of one kind.
     fn learn(&mut self, us: u64, costs: Costs) {
         match costs {
-            Costs { lookups: 0, others: 0 } => {}
-            Costs { lookups: 0, others } => self.others.learn(us, others),
+            Costs { lookups: 0, predictions: 0 } => {}
+            Costs { lookups: 0, predictions } => self.predictions.learn(us, predictions),
             Costs { lookups, .. } => self.lookups.learn(us, lookups),
         }
     }
@@ -301,34 +302,32 @@ impl State {
         late
     }
 
-    /// Takes the jobs with the earliest deadlines for thread `at`: lookups together, up to this
-    /// thread's share, the bytes of a batch, and what can be done before the first deadline;
-    /// anything else alone.
+    /// Takes the jobs with the earliest deadlines for thread `at`: those of one kind together, up
+    /// to this thread's share, the bytes of a batch, and what can be done before the first
+    /// deadline.
     fn take(&mut self, at: usize, now_us: u64) -> Vec<Job> {
         // Threads that wait have been woken, and take theirs.
         let share = self.jobs.len().div_ceil(self.idle_count + 1);
         let (mut taken, mut bytes, mut costs) = (Vec::new(), 0, Costs::default());
         let first_us = self.jobs.first_key_value().map(|((deadline_us, _), _)| *deadline_us);
         let left_us = first_us.map_or(0, |first_us| first_us.saturating_sub(now_us));
+        let mut kind = None;
         while let Some(first) = self.jobs.first_entry() {
             let job = first.get();
-            let is_lookup = matches!(job.work, Work::Lookup(_));
+            let is_other = *kind.get_or_insert(job.work.kind()) != job.work.kind();
             // All are answered together, when the last one is done.
             let mut with_it = costs;
             with_it.add(job);
             let is_more = taken.len() == share
                 || bytes + job.body_bytes > BATCH_BYTES_MAX
                 || self.paces.predict_us(with_it) > left_us;
-            if !taken.is_empty() && (is_more || !is_lookup) {
+            if !taken.is_empty() && (is_more || is_other) {
                 break;
             }
             bytes += job.body_bytes;
             self.queued.take(job);
             costs = with_it;
             taken.push(first.remove());
-            if !is_lookup {
-                break;
-            }
         }
         if !taken.is_empty() {
             let predicted_us = self.paces.predict_us(costs);

@@ -11,9 +11,9 @@ use tierbed_snapshot::{Generation, PublishedIds, View};
 
 use crate::features::{attached, resolve, Feature, ServedFeature};
 use crate::plans::Plans;
+use crate::predictor::{Model, Predictor};
 use crate::query::Source;
 use crate::routes::Service;
-use crate::server::Predictor;
 
 /// Generations whose parts are kept: those that lookups may still have, and one that comes.
 const KEPT: usize = 3;
@@ -27,7 +27,7 @@ pub(crate) struct Parts {
     /// The features as they were told, where they were.
     told: Option<Vec<ServedFeature>>,
     pub(crate) plans: Plans,
-    pub(crate) predictor: Option<Arc<dyn Predictor>>,
+    pub(crate) model: Option<Arc<Model>>,
 }
 
 /// The newest generations of a server.
@@ -84,9 +84,16 @@ impl Generations {
             Some(features) => Some(features.clone()),
             None => attached(view)?.or_else(|| before?.told.clone()),
         };
-        let predictor = match (&self.predictor, before) {
-            (Some(first), Some(before)) => first.next(view)?.or_else(|| before.predictor.clone()),
-            (first, _) => first.clone(),
+        let going = before.and_then(|before| before.model.as_ref());
+        let model = match (&self.predictor, going) {
+            (Some(first), Some(going)) => match first.next(view)? {
+                Some(next) => Some(Arc::new(Model::new(view, next)?)),
+                None => Some(Arc::clone(going)),
+            },
+            (first, _) => {
+                let model = first.as_ref().map(|first| Model::new(view, Arc::clone(first)));
+                model.transpose()?.map(Arc::new)
+            }
         };
         Ok(Parts {
             identity: Arc::clone(view.identity()),
@@ -94,7 +101,7 @@ impl Generations {
             features: resolve(view, told.as_deref())?,
             told,
             plans: Plans::default(),
-            predictor,
+            model,
         })
     }
 
@@ -178,9 +185,9 @@ impl Serving<'_> {
     ///
     /// # Errors
     /// `Unsupported` where there is none.
-    pub(crate) fn predictor(&self) -> Result<&dyn Predictor> {
-        let predictor = self.parts.predictor.as_deref();
-        predictor.ok_or_else(|| Error::unsupported("this server has no model"))
+    pub(crate) fn model(&self) -> Result<&Arc<Model>> {
+        let model = self.parts.model.as_ref();
+        model.ok_or_else(|| Error::unsupported("this server has no model"))
     }
 
     pub(crate) fn source(&self) -> Source<'_> {

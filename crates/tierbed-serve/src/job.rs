@@ -17,46 +17,52 @@ use crate::answer::{with_type, Refusal};
 use crate::body::Held;
 use crate::coding::{Coding, Pack};
 use crate::generation::Serving;
+use crate::predict;
 use crate::query::Query;
 
 /// The header that says where the JSON of a body ends and its binary tensors begin.
 pub(crate) const HEADER_LENGTH: HeaderName =
     HeaderName::from_static("inference-header-content-length");
 
-/// Makes the answer of looked up queries.
-pub(crate) type Encode = Box<dyn FnOnce(Vec<Query>) -> Result<Body, Refusal> + Send>;
+/// Makes the answer of looked up queries, or of scores.
+pub(crate) type Encode<T = Vec<Query>> = Box<dyn FnOnce(T) -> Result<Body, Refusal> + Send>;
 
 /// Decodes and checks a request.
-pub(crate) type Prepare = Box<dyn FnOnce(&Serving<'_>) -> Result<Prepared, Refusal> + Send>;
+pub(crate) type Prepare<T> = Box<dyn FnOnce(&Serving<'_>) -> Result<T, Refusal> + Send>;
 
-/// Answers a request.
-pub(crate) type Alone = Box<dyn FnOnce(&Serving<'_>) -> Result<Made, Refusal> + Send>;
-
-/// What is to be done for a request.
+/// What is to be done for a request. Each may be joined with others of its kind.
 pub(crate) enum Work {
-    /// A lookup, which may be joined with others.
-    Lookup(Prepare),
-    /// Anything else.
-    Alone(Alone),
+    Lookup(Prepare<Prepared>),
+    Prediction(Prepare<predict::Prepared>),
 }
 
 impl Work {
+    /// Returns what may be joined with it: work of the same kind.
+    pub(crate) fn kind(&self) -> std::mem::Discriminant<Self> {
+        std::mem::discriminant(self)
+    }
+
     /// Packs the answer where it is encoded: away from the async threads.
     pub(crate) fn packed(self, pack: Option<Pack>) -> Self {
         let Some(pack) = pack else { return self };
         match self {
             Self::Lookup(prepare) => Self::Lookup(Box::new(move |serving: &Serving<'_>| {
                 let prepared = prepare(serving)?;
-                let encode = prepared.encode;
-                let encode: Encode = Box::new(move |queries| encode(queries)?.packed(pack));
-                Ok(Prepared { encode, ..prepared })
+                Ok(Prepared { encode: packing(prepared.encode, pack), ..prepared })
             })),
-            Self::Alone(answer) => Self::Alone(Box::new(move |serving: &Serving<'_>| {
-                let made = answer(serving)?;
-                Ok(Made { body: made.body.packed(pack)?, ..made })
-            })),
+            Self::Prediction(prepare) => {
+                Self::Prediction(Box::new(move |serving: &Serving<'_>| {
+                    let prepared = prepare(serving)?;
+                    let encode = packing(prepared.encode, pack);
+                    Ok(predict::Prepared { encode, ..prepared })
+                }))
+            }
         }
     }
+}
+
+fn packing<T: 'static>(encode: Encode<T>, pack: Pack) -> Encode<T> {
+    Box::new(move |answered| encode(answered)?.packed(pack))
 }
 
 /// A request that waits for a thread.
@@ -130,14 +136,6 @@ pub(crate) struct Made {
     pub(crate) body: Body,
     pub(crate) held: Held,
     pub(crate) phases: Phases,
-}
-
-impl Made {
-    /// Notes how long the request waited for a thread.
-    pub(crate) fn after(mut self, queue_us: u64) -> Self {
-        self.phases.queue_us = queue_us;
-        self
-    }
 }
 
 impl IntoResponse for Made {

@@ -14,7 +14,7 @@ use crate::plans::{Asked, Plan};
 use crate::query::{look_up, Query, Source};
 
 /// Most elements of the answer to a joint lookup: what is beyond is looked up in several.
-const WORDS_MAX: usize = 1 << 20;
+pub(crate) const WORDS_MAX: usize = 1 << 20;
 /// Most elements of a joint answer for each that is asked for.
 const WASTE_MAX: usize = 2;
 
@@ -110,6 +110,31 @@ impl Group<'_> {
         assert!(rest.is_empty(), "{} elements of a joint answer have no request", rest.len());
         Ok(())
     }
+}
+
+/// Looks queries of one plan up together, and returns their rows behind each other.
+///
+/// # Errors
+/// Those of [`Query::look_up`], of any of them.
+///
+/// # Panics
+/// When there is none.
+pub(crate) fn look_up_rows(source: Source<'_>, queries: &[&Query]) -> Result<Vec<f32>> {
+    let Some(plan) = queries.first().map(|query| &*query.plan) else { panic!("no query") };
+    let mut joint = Joint::default();
+    let bags = match queries {
+        [alone] => alone.bags(),
+        _ => {
+            for asked in &plan.asked {
+                queries.iter().for_each(|query| joint.append(query, *asked));
+            }
+            let weights = joint.weights.as_deref();
+            Bags::new(&joint.indices, &joint.offsets, weights, plan.asked.len())?
+        }
+    };
+    let mut rows = vec![0.0; plan.layout.output_len(&bags)];
+    look_up(source, plan, &bags, &mut rows)?;
+    Ok(rows)
 }
 
 /// Bags of several queries, feature by feature.

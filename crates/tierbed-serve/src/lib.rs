@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! door ─▶ handshake ─▶ connection ─▶ head ─▶ route ─▶ body ─▶ place ─▶ executor: all that wait,
-//!                      decoded ─▶ one Snapshot::lookup | Predictor ─▶ encode ─▶ answers
+//!                      decoded ─▶ one Snapshot::lookup ─▶ Predictor, if asked ─▶ encode ─▶ answers
 //! ```
 //!
 //! Async threads only move bytes; decoding, lookups and predictions run on a fixed number of
@@ -40,6 +40,8 @@ mod oip;
 mod options;
 mod origin;
 mod plans;
+mod predict;
+mod predictor;
 mod query;
 mod routes;
 mod sending;
@@ -53,5 +55,6 @@ mod wire;
 pub use features::ServedFeature;
 pub use log::{LogLevel, LogOptions, LogTarget};
 pub use options::{Limits, ServeOptions};
-pub use server::{ModelInputs, Predictor, Server};
+pub use predictor::{Batch, ModelInputs, ModelOutput, Predictor};
+pub use server::Server;
 pub use tls::TlsFiles;

@@ -198,7 +198,7 @@ impl Metrics {
         registry.register("request_seconds", "Time to answer, by route", self.seconds.clone());
         let help = "Time from the body's end to a thread that works on it, by route";
         registry.register("queue_seconds", help, self.queue_seconds.clone());
-        let help = "Lookup requests that were answered together, by their number";
+        let help = "Requests that were answered together, by their number";
         registry.register("batch_requests", help, self.batch_requests.clone());
         let help = "1 while balancers shall send requests";
         registry.register("ready", help, self.ready.clone());

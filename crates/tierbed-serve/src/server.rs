@@ -1,13 +1,12 @@
 //! Start and graceful stop of a server.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tierbed_core::{Error, ErrorKind, Result};
 use tierbed_io::Folder;
-use tierbed_snapshot::{Generation, Snapshot, View};
+use tierbed_snapshot::{Generation, Snapshot};
 use tokio::runtime::Runtime;
 use tokio::sync::{watch, Semaphore};
 
@@ -26,48 +25,10 @@ use crate::metrics::process::open_files;
 use crate::metrics::{Metrics, Served};
 use crate::oip::Models;
 use crate::options::ServeOptions;
+use crate::predictor::Predictor;
 use crate::routes::{router, Service};
 use crate::tls::Tls;
 use crate::tokens::Tokens;
-
-/// Answers predictions: a model in front of the snapshot.
-pub trait Predictor: Send + Sync {
-    /// Answers one request: the body and its content type (`application/json` or
-    /// `application/x-safetensors`) in, body and content type out. Called from several threads.
-    ///
-    /// # Errors
-    /// `Invalid` for requests the model cannot read; they are answered with 400, others with 500.
-    fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)>;
-
-    /// Returns the model of the next generation; `None`: this one goes on. It looks nothing up yet.
-    ///
-    /// # Errors
-    /// Those of reading it: the generation is refused then.
-    fn next(&self, view: &View<'_>) -> Result<Option<Arc<dyn Predictor>>> {
-        let _ = view;
-        Ok(None)
-    }
-
-    /// Says what the model takes, where it is known.
-    fn inputs(&self) -> Option<ModelInputs> {
-        None
-    }
-}
-
-/// What a model takes of a sample.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelInputs {
-    /// Numerical features.
-    pub dense_count: usize,
-    /// Names of the features with ids, in the order of requests.
-    pub features: Vec<String>,
-}
-
-impl fmt::Debug for dyn Predictor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Predictor")
-    }
-}
 
 /// A running server. Dropping it stops it.
 #[derive(Debug)]

@@ -1,6 +1,5 @@
 """Do the click models have the shape they were asked for?"""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 import tierbed as tb
 from tierbed.nn import MODELS, build_model
 from tierbed.nn.ctr import pairwise_dots
-from tierbed.serve import Predictor, load_model
 from tierbed.testing import random_bags
 
 SIZES = {"c1": 30, "c2": 40, "c3": 50}
@@ -71,51 +69,3 @@ def test_deepfm_is_the_sum_of_its_orders(open_store: Any) -> None:
     first = model.first_order(dense).squeeze(1) + rows[:, :, 0].sum(1)
     deep = model.deep(factors.flatten(1)).squeeze(1)
     torch.testing.assert_close(model.head(dense, rows), first + pairs + deep)
-
-
-@pytest.fixture
-def published(open_store: Any, tmp_path: Path) -> tuple[Path, torch.Tensor, Any, torch.Tensor]:
-    store = open_store("file")
-    model = MODELS["dlrm"](3, SIZES, store=store, embedding_dim=8)
-    batch, dense = random_bags(SIZES, 5, seed=2), torch.rand(5, 3)
-    model(dense, batch).sum().backward()
-    store.publish(tmp_path / "snapshot", model)
-    with torch.no_grad():
-        return tmp_path / "snapshot", dense, batch, model(dense, batch)
-
-
-def test_a_published_model_predicts_the_same(published: Any) -> None:
-    from safetensors.torch import load, save
-
-    path, dense, batch, expected = published
-    with tb.Snapshot.open(path, dram_budget="4MiB") as snapshot:
-        model = load_model(snapshot)
-        assert model is not None
-        predictor = Predictor(model)
-        request = {"dense": dense, "values": batch.values(), "lengths": batch.lengths()}
-        answer = load(predictor(save(request)))
-        assert torch.equal(answer["logit"], expected)
-        torch.testing.assert_close(answer["probability"], torch.sigmoid(expected))
-        import json
-
-        text = json.dumps({name: value.tolist() for name, value in request.items()}).encode()
-        told = json.loads(predictor(text))
-        torch.testing.assert_close(torch.tensor(told["logit"]), expected)
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        (b"\x00\x01", "neither safetensors nor"),
-        (b'{"dense": [[1, 2, 3]]}', "lacks"),
-        (b'{"dense": [[1, 2]], "values": [1, 2, 3]}', "dense must be"),
-        (b'{"dense": [[1, 2, 3]], "values": [1]}', "lengths"),
-        (b'{"dense": [[1, 2, 3]], "values": [1, 2, 99]}', "c3"),
-    ],
-)
-def test_bad_predictions_say_what_is_wrong(published: Any, body: bytes, named: str) -> None:
-    with tb.Snapshot.open(published[0], dram_budget="4MiB") as snapshot:
-        model = load_model(snapshot)
-        assert model is not None
-        with pytest.raises(tb.InvalidError, match=named):
-            Predictor(model)(body)

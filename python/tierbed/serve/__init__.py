@@ -17,20 +17,23 @@ from tierbed.serve.snapshot import Snapshot
 from tierbed.serve.versions import Versions
 
 if TYPE_CHECKING:
-    from tierbed.serve.server import Limits, Predictor, ServeOptions, Server, load_model
+    from tierbed.serve.models import ModelFeature, ServedModel, load_model
+    from tierbed.serve.server import Limits, ServeOptions, Server
 else:
     __getattr__ = lazy_names(
-        __name__, {"server": "Limits Predictor ServeOptions Server load_model"}
+        __name__,
+        {"models": "ModelFeature ServedModel load_model", "server": "Limits ServeOptions Server"},
     )
 
 __all__ = [
     "CacheOptions",
     "CacheTier",
     "Limits",
+    "ModelFeature",
     "NeighbourTier",
     "Neighbours",
-    "Predictor",
     "ServeOptions",
+    "ServedModel",
     "Server",
     "Snapshot",
     "TierBudget",

@@ -1,31 +1,24 @@
-"""HTTP serving of a published model.
+"""The server of a published model, over HTTP and gRPC.
 
-The engine's server answers lookups by itself. For predictions it hands the request's body to
-:class:`Predictor`: the dense model of the snapshot on top of the snapshot's rows.
+The engine answers lookups by itself, and reads predictions up to the rows of their samples. These
+go to the dense model of the snapshot, or to a :class:`~tierbed.serve.ServedModel`.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from safetensors.torch import load, save
-from torch import Tensor
+from torch import nn
 
 from tierbed._native import NativeServer
-from tierbed._util.state import DENSE, MODEL
 from tierbed.config.words import LogLevel, NotNegative, Positive
-from tierbed.errors import InvalidError
-from tierbed.jagged import KeyedJaggedTensor
-from tierbed.nn import CtrModel, build_model
 from tierbed.results import Generation
+from tierbed.serve.models import Scorer, ServedModel, load_model
 from tierbed.serve.snapshot import Snapshot
 
-__all__ = ["Limits", "Predictor", "ServeOptions", "Server", "load_model"]
+__all__ = ["Limits", "ServeOptions", "Server"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,159 +109,15 @@ class ServeOptions:
     slow_ms: NotNegative = 1_000
 
 
-def load_model(snapshot: Snapshot) -> CtrModel | None:
-    """Builds the model a snapshot was published with, or None when it has none.
-
-    Args:
-        snapshot: An open snapshot.
-    """
-    config = snapshot.attachment(MODEL)
-    dense = snapshot.attachment(DENSE)
-    return None if config is None or dense is None else _built(config, dense, snapshot)
-
-
-def _built(config: bytes, dense: bytes, snapshot: Snapshot) -> CtrModel:
-    model = build_model(json.loads(config), snapshot)
-    model.load_state_dict(load(dense))
-    model.eval()
-    return model
-
-
-class Predictor:
-    """Answers prediction requests.
-
-    A request holds ``dense`` ``[B, dense_count]`` f32, ``values`` ``[E]`` i64 (row ids, feature
-    by feature) and ``lengths`` ``[F*B]`` i64; without lengths every bag holds one id. The answer
-    holds ``probability`` ``[B]`` f32 and ``logit`` ``[B]`` f32. Bodies are safetensors, or JSON
-    objects with the same names, answered in kind. JSON has no word for numbers that are not
-    finite: in an answer they are null, in a request they are refused.
-
-    Args:
-        model: From :func:`load_model`.
-    """
-
-    def __init__(self, model: CtrModel) -> None:
-        self._model = model
-        self._features = model.embeddings.feature_names()
-
-    @property
-    def features(self) -> list[str]:
-        """Names of the features with ids, in the order of requests."""
-        return list(self._features)
-
-    @property
-    def dense_count(self) -> int:
-        """Numerical features of a sample."""
-        return self._model.dense_count
-
-    def __call__(self, body: bytes) -> bytes:
-        """Answers one request.
-
-        Raises:
-            InvalidError: The body is not of the form above.
-        """
-        is_binary = _is_safetensors(body)
-        answer = self.predict(_tensors(body, is_binary))
-        if is_binary:
-            return save(answer)
-        told = {name: [_number(x) for x in value.tolist()] for name, value in answer.items()}
-        return json.dumps(told, allow_nan=False).encode()
-
-    def warm_up(self) -> None:
-        """Answers a sample without ids, so that no request waits for code to be loaded."""
-        self.predict(
-            {
-                "dense": torch.zeros(1, self._model.dense_count),
-                "values": torch.empty(0, dtype=torch.int64),
-                "lengths": torch.zeros(len(self._features), dtype=torch.int64),
-            }
-        )
-
-    def predict(self, request: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Answers one request given as tensors.
-
-        Args:
-            request: ``dense``, ``values`` and perhaps ``lengths``, as above.
-
-        Raises:
-            InvalidError: Tensors are missing, or their shapes do not fit.
-        """
-        missing = {"dense", "values"} - request.keys()
-        if missing:
-            raise InvalidError(f"the request lacks {sorted(missing)}; it has {sorted(request)}")
-        dense, values = request["dense"].to(torch.float32), request["values"].to(torch.int64)
-        if dense.dim() != 2 or dense.shape[1] != self._model.dense_count:
-            raise InvalidError(
-                f"dense must be [B, {self._model.dense_count}], found {tuple(dense.shape)}"
-            )
-        samples = dense.shape[0]
-        bags = samples * len(self._features)
-        lengths = request.get("lengths", torch.ones(bags, dtype=torch.int64)).to(torch.int64)
-        if lengths.numel() != bags or int(lengths.sum()) != values.numel():
-            raise InvalidError(
-                f"{samples} samples of {len(self._features)} features need {bags} lengths that "
-                f"add up to the number of values, {values.numel()}; found {lengths.numel()} "
-                f"lengths that add up to {int(lengths.sum())}"
-            )
-        sparse = KeyedJaggedTensor(
-            self._features, values.reshape(-1), lengths=lengths.reshape(-1), stride=samples
-        )
-        with torch.inference_mode():
-            logit = self._model(dense, sparse)
-        return {"probability": torch.sigmoid(logit), "logit": logit}
-
-
-class _Served(Predictor):
-    """That of a server: each delta may bring the next one."""
-
-    def __init__(self, model: CtrModel, snapshot: Snapshot) -> None:
-        super().__init__(model)
-        self._snapshot = snapshot
-        self.warm_up()
-
-    def successor(self, config: bytes, dense: bytes) -> _Served:
-        """Returns that of a published model."""
-        return _Served(_built(config, dense, self._snapshot), self._snapshot)
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _refuse_constant(name: str) -> float:
-    raise InvalidError(f"{name} is not a number of JSON")
-
-
-def _is_safetensors(body: bytes) -> bool:
-    if len(body) < 9 or body[8:9] != b"{":
-        return False
-    return int.from_bytes(body[:8], "little") <= len(body) - 8
-
-
-def _tensors(body: bytes, is_binary: bool) -> dict[str, Tensor]:
-    try:
-        if is_binary:
-            tensors: dict[str, Tensor] = load(body)
-            return tensors
-        request = json.loads(body, parse_constant=_refuse_constant)
-        return {
-            name: torch.tensor(
-                request[name], dtype=torch.float32 if name == "dense" else torch.int64
-            )
-            for name in ("dense", "values", "lengths")
-            if name in request
-        }
-    except Exception as error:
-        raise InvalidError(f"the body is neither safetensors nor a JSON object: {error}") from error
-
-
 class Server:
-    """A running HTTP server. Also a context manager.
+    """A running server. Also a context manager.
 
     Args:
         snapshot: What to serve; keep it open.
         address: ``"host:port"``; port 0 picks a free one.
-        with_model: Answer predictions too, when the snapshot has a model.
+        with_model: Answer predictions too, when there is a model.
+        model: The model to ask: a module with a ``head``, perhaps as a :class:`ServedModel`. By
+            default the click model that the snapshot was published with.
         options: Limits, threads, log, and deltas to follow.
 
     Examples:
@@ -294,12 +143,16 @@ class Server:
         address: str = "127.0.0.1:8080",
         *,
         with_model: bool = True,
+        model: nn.Module | ServedModel | None = None,
         options: ServeOptions | None = None,
     ) -> None:
-        model = load_model(snapshot) if with_model else None
-        self._predictor = None if model is None else _Served(model, snapshot)
+        if with_model and model is None:
+            model = load_model(snapshot)
+        if isinstance(model, nn.Module):
+            model = ServedModel(model)
+        self._scorer = Scorer(model, snapshot) if with_model and model is not None else None
         given = options or ServeOptions()
-        self._native = NativeServer(snapshot.native, address, self._predictor, given)
+        self._native = NativeServer(snapshot.native, address, self._scorer, given)
 
     @property
     def address(self) -> str:
@@ -314,7 +167,7 @@ class Server:
     @property
     def predicts(self) -> bool:
         """Whether ``/v1/predict`` has a model."""
-        return self._predictor is not None
+        return self._scorer is not None
 
     def wait(self, timeout_s: float) -> bool:
         """Waits; True when the server has stopped.

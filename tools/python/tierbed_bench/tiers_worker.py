@@ -24,7 +24,7 @@ from tierbed.jagged import KeyedJaggedTensor
 from tierbed.nn import CtrModel, EmbeddingBagCollection
 from tierbed.recipes.metrics import summary
 from tierbed.serve.cache import CacheOptions
-from tierbed.serve.server import load_model
+from tierbed.serve.models import load_model
 from tierbed.serve.snapshot import Snapshot
 from tierbed_bench.common import percentile
 from tierbed_bench.memory_group import MemoryGroup

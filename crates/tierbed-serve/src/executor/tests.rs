@@ -16,8 +16,8 @@ fn lookup(route: &'static str, body_bytes: u64) -> (Job, Answer) {
     job(route, body_bytes, Work::Lookup(Box::new(|_| Err(Refusal::left()))))
 }
 
-fn alone(route: &'static str) -> (Job, Answer) {
-    job(route, 1, Work::Alone(Box::new(|_| Err(Refusal::left()))))
+fn prediction(route: &'static str) -> (Job, Answer) {
+    job(route, 1, Work::Prediction(Box::new(|_| Err(Refusal::left()))))
 }
 
 fn routes(jobs: Option<Vec<Job>>) -> Vec<&'static str> {
@@ -47,15 +47,16 @@ fn those_who_wait_are_taken_together_earliest_deadline_first() {
 }
 
 #[test]
-fn predictions_and_large_bodies_are_taken_alone() {
+fn lookups_predictions_and_large_bodies_are_taken_apart() {
     let (executor, _) = executor();
     executor.push(offer(1), lookup("a", 1).0).unwrap();
-    executor.push(offer(2), alone("predict").0).unwrap();
+    executor.push(offer(2), prediction("predict").0).unwrap();
+    executor.push(offer(2), prediction("predict").0).unwrap();
     executor.push(offer(3), lookup("b", BATCH_BYTES_MAX - 1).0).unwrap();
     executor.push(offer(4), lookup("c", 1).0).unwrap();
     executor.push(offer(5), lookup("large", BATCH_BYTES_MAX + 1).0).unwrap();
     let taken: Vec<_> = (0..4).map(|_| routes(executor.take(0))).collect();
-    assert_eq!(taken, [vec!["a"], vec!["predict"], vec!["b", "c"], vec!["large"]]);
+    assert_eq!(taken, [vec!["a"], vec!["predict"; 2], vec!["b", "c"], vec!["large"]]);
 }
 
 #[test]
@@ -109,18 +110,18 @@ fn a_client_that_hangs_up_is_forgotten() {
 #[test]
 fn requests_that_would_wait_too_long_are_refused() {
     let (executor, clock) = executor();
-    executor.push(offer(1 << 40), alone("predict").0).unwrap();
+    executor.push(offer(1 << 40), prediction("predict").0).unwrap();
     executor.push(offer(1 << 41), lookup("a", 1).0).unwrap();
     assert_eq!(routes(executor.take(0)), ["predict"]);
     clock.advance_us(600);
     // Ends the prediction, and begins the lookup, of whose pace nothing is known.
     assert_eq!(routes(executor.take(0)), ["a"]);
     for _ in 0..2 {
-        executor.push(offer(1 << 40), alone("predict").0).unwrap();
+        executor.push(offer(1 << 40), prediction("predict").0).unwrap();
     }
     assert_eq!(executor.queue().wait_us, 1_200);
     assert_eq!(executor.push(offer(1 << 40), lookup("b", 1).0), Err(Verdict::Slow));
-    assert_eq!(routes(executor.take(0)), ["predict"]);
+    assert_eq!(routes(executor.take(0)), ["predict"; 2]);
     clock.advance_us(200);
     assert_eq!(executor.queue().wait_us, 1_000);
     executor.push(offer(1 << 40), lookup("b", 1).0).unwrap();

@@ -47,12 +47,11 @@ pub(crate) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
             [ids].into_iter().chain(bags).chain(own).collect()
         }
         Kind::Predictions => {
-            let model =
-                service.newest().predictor.as_ref().and_then(|predictor| predictor.inputs());
-            let counts = model.map(|model| (model.dense_count as i64, model.features.len() as i64));
-            let (dense_count, feature_count) = counts.unwrap_or((-1, -1));
-            let dense = tensor("dense", "FP32", &[-1, dense_count]);
-            let ids = tensor("ids", "INT64", &[-1, feature_count]);
+            let newest = service.newest();
+            let Some(model) = newest.model.as_ref() else { return Vec::new() };
+            let dense_count = model.predictor.inputs().dense_count;
+            let dense = tensor("dense", "FP32", &[-1, dense_count as i64]);
+            let ids = tensor("ids", "INT64", &[-1, model.features.len() as i64]);
             let dense = (dense_count != 0).then_some(dense);
             dense.into_iter().chain([ids]).chain(bags).collect()
         }
@@ -61,10 +60,17 @@ pub(crate) fn inputs(service: &Service, kind: Kind) -> Vec<Tensor> {
 
 /// Returns the outputs of a model; those that a request gets by default come first.
 pub(crate) fn outputs(service: &Service, kind: Kind) -> Vec<Tensor> {
+    let newest = service.newest();
     if kind == Kind::Predictions {
-        return ["probability", "logit"].map(|name| tensor(name, "FP32", &[-1])).into();
+        let outputs = newest.model.iter().flat_map(|model| model.predictor.outputs());
+        let told = outputs.map(|output| {
+            let width = output.width.map(|width| width as i64);
+            let shape: Vec<_> = [-1].into_iter().chain(width).collect();
+            tensor(&output.name, "FP32", &shape)
+        });
+        return told.collect();
     }
-    let features = &service.newest().features;
+    let features = &newest.features;
     let is_pooled = features.iter().all(|feature| feature.pooling != Pooling::None);
     let width = features.iter().map(|feature| i64::from(feature.dim)).sum();
     let pooled = is_pooled.then(|| tensor(POOLED, "FP32", &[-1, width]));

@@ -92,8 +92,8 @@ pub(crate) async fn answer(
         asked;
     let work = match kind {
         Kind::Predictions if service.generations.predicts() => {
-            Work::Alone(Box::new(move |serving: &Serving<'_>| {
-                predict::answer(serving, serving.predictor()?, decode, held)
+            Work::Prediction(Box::new(move |serving: &Serving<'_>| {
+                predict::prepare(serving, decode()?, held)
             }))
         }
         _ => Work::Lookup(Box::new(move |serving: &Serving<'_>| {

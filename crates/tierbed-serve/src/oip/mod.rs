@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! JSON and binary tensors ─▶ request ─▶ columns ─▶ queries ─▶ looked up ─▶ outputs
-//! message of gRPC ─▶ [grpc] ──┘ └────▶ safetensors ─▶ Predictor ─────────────┘
+//! message of gRPC ─▶ [grpc] ──┘ └────▶ samples ─▶ looked up ─▶ model ────────┘
 //! ```
 //!
 //! A snapshot is two models: `NAME.rows` answers lookups, `NAME` predictions where the snapshot

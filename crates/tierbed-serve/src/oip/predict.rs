@@ -1,172 +1,130 @@
-//! Predictions: the protocol's tensors as the safetensors that a [`Predictor`] takes, and back.
+//! Predictions: the protocol's tensors as samples, and scores as its outputs.
 
-use std::borrow::Cow;
-
-use safetensors::tensor::{serialize, TensorView};
-use safetensors::{Dtype as Kinds, SafeTensors, View};
 use tierbed_core::{Error, Result};
 
 use super::inputs::Tensor;
 use super::model::Kind;
 use super::outputs::{Dtype, Origin, Output, Outputs};
 use super::request::{Named, Request};
-use super::rows::by_feature;
 use crate::answer::Refusal;
 use crate::body::Held;
 use crate::columns::check_answer;
 use crate::generation::Serving;
-use crate::job::{Made, Phases};
-use crate::server::Predictor;
-use crate::tensors::SAFETENSORS;
+use crate::predict::given::{Dense, Given, GivenIds};
+use crate::predict::{Prepared, Scores};
+use crate::predictor::Model;
 
-/// What a model answers, in the order of the metadata.
-const OUTPUTS: [&str; 2] = ["probability", "logit"];
+const EXPECTED: &str = "dense, and ids or values and lengths";
 
-/// Answers one request.
+/// Decodes a request, checks it, and finds the memory for its rows and its answer.
 ///
 /// # Errors
-/// 400 for what the model does not take, 500 when it fails, 503 when there is no memory.
-pub(super) fn answer(
-    service: &Serving<'_>,
-    predictor: &dyn Predictor,
-    decode: impl FnOnce() -> Result<Request>,
+/// 400 for what the model does not take or too much, 503 when there is no memory.
+pub(crate) fn prepare(
+    serving: &Serving<'_>,
+    request: Request,
     mut held: Held,
-) -> std::result::Result<Made, Refusal> {
-    let start_us = service.clock.now_us();
-    let Request { id, output_dtype, tensors, outputs, is_binary, form, .. } = decode()?;
+) -> std::result::Result<Prepared, Refusal> {
+    let Request { id, output_dtype, tensors, outputs, is_binary, raw_bytes, form, .. } = request;
     let dtype = Dtype::parse(output_dtype.as_deref())?;
-    let dense_count = predictor.inputs().map(|inputs| inputs.dense_count);
-    let body = request(tensors, dense_count)?;
-    let read_us = service.clock.now_us();
-    let (answer, _) = predictor.predict(&body, SAFETENSORS)?;
-    let answered_us = service.clock.now_us();
-    let answered = SafeTensors::deserialize(&answer).map_err(unreadable)?;
-    let outputs = Outputs {
+    let model = serving.model()?;
+    let samples = given(tensors)?.check(serving, model)?;
+    let wanted = wanted(model, outputs, is_binary)?;
+    let outputs = wanted.iter().map(|Wanted { name, width, is_binary, .. }| {
+        let shape = [samples.count].into_iter().chain(*width).collect();
+        let (name, is_binary) = (name.clone(), *is_binary);
+        Output { name, shape, is_binary, from: Origin::Values(Vec::new()) }
+    });
+    let mut outputs = Outputs {
         id,
-        model: service.models.name(Kind::Predictions).to_owned(),
-        generation: service.parts.identity.to_string(),
+        model: serving.models.name(Kind::Predictions).to_owned(),
+        generation: serving.parts.identity.to_string(),
         dtype,
         form,
-        outputs: told(&answered, outputs, is_binary)?,
+        outputs: outputs.collect(),
     };
     outputs.check()?;
     let answer_bytes = outputs.byte_count();
-    check_answer(answer_bytes, &service.limits)?;
-    held.resize(answer_bytes)?;
-    let sample_count = outputs.outputs.first().map_or(0, |output| output.shape.iter().product());
-    let body = outputs.encode(&[])?;
-    let phases = Phases {
-        input_us: read_us.saturating_sub(start_us),
-        infer_us: answered_us.saturating_sub(read_us),
-        output_us: service.clock.now_us().saturating_sub(answered_us),
-        sample_count: sample_count as u64,
-        ..Phases::default()
+    check_answer(answer_bytes, &serving.limits)?;
+    // Ids may be looked up where they came in.
+    held.resize(answer_bytes + raw_bytes + samples.bytes())?;
+    let encode = move |mut scores: Scores| {
+        for (output, Wanted { at, .. }) in outputs.outputs.iter_mut().zip(&wanted) {
+            let count = scores.len();
+            let Some(values) = scores.get_mut(*at) else { panic!("output {at} of {count}") };
+            output.from = Origin::Values(std::mem::take(values));
+        }
+        Ok(outputs.encode(&[])?)
     };
-    Ok(Made { body, held, phases })
+    Ok(Prepared { samples, held, answer_bytes, encode: Box::new(encode) })
 }
 
-/// One tensor for a predictor.
-struct Given {
-    dtype: Kinds,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl View for &Given {
-    fn dtype(&self) -> Kinds {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-fn integers(ids: &[i64]) -> Given {
-    Given { dtype: Kinds::I64, shape: vec![ids.len()], bytes: bytemuck::cast_slice(ids).to_vec() }
-}
-
-/// Makes the body for a predictor. A model without numerical features needs no `dense`.
-fn request(tensors: Vec<Tensor>, dense_count: Option<usize>) -> Result<Vec<u8>> {
-    let mut given: Vec<(&str, Given)> = Vec::new();
-    let mut sample_count = None;
+/// Takes the samples of a request.
+fn given(tensors: Vec<Tensor>) -> Result<Given> {
+    let (mut dense, mut ids, mut values, mut lengths) = (None, None, None, None);
     for tensor in tensors {
         match tensor.name.as_str() {
             "dense" => {
-                let shape = tensor.matrix()?.to_vec();
-                let bytes = bytemuck::cast_slice(&tensor.floats()?).to_vec();
-                given.push(("dense", Given { dtype: Kinds::F32, shape, bytes }));
+                let shape = tensor.matrix()?;
+                dense = Some(Dense { shape, values: tensor.floats()? });
             }
-            "ids" => {
-                let [samples, features] = tensor.matrix()?;
-                sample_count = Some(samples);
-                let ids = by_feature(tensor.integers()?, samples, features);
-                given.push(("values", integers(&ids)));
-            }
-            name @ ("values" | "lengths") => {
+            "ids" => ids = Some((tensor.matrix()?, tensor.integers()?)),
+            "values" => {
                 tensor.check_flat()?;
-                let name = if name == "values" { "values" } else { "lengths" };
-                given.push((name, integers(&tensor.integers()?)));
+                values = Some(tensor.integers()?);
+            }
+            "lengths" => {
+                tensor.check_flat()?;
+                lengths = Some(tensor.integers()?);
             }
             name => {
                 return Err(Error::invalid("unknown input")
                     .with("tensor", name)
-                    .with("expected", "dense, and ids or values and lengths"))
+                    .with("expected", EXPECTED))
             }
         }
     }
-    let has = |name: &str| given.iter().filter(|(known, _)| *known == name).count();
-    if has("values") != 1 || (sample_count.is_some() && has("lengths") > 0) {
-        return Err(Error::invalid("inputs must be of one form")
-            .with("expected", "dense, and ids or values and lengths"));
-    }
-    if let (0, Some(0), Some(samples)) = (has("dense"), dense_count, sample_count) {
-        let dense = Given { dtype: Kinds::F32, shape: vec![samples, 0], bytes: Vec::new() };
-        given.push(("dense", dense));
-    }
-    serialize(given.iter().map(|(name, tensor)| (*name, tensor)), None)
-        .map_err(|cause| Error::invalid("cannot encode the inputs").with("cause", cause))
-}
-
-/// Takes the outputs that a request names, or all, from what a predictor answered.
-fn told(tensors: &SafeTensors<'_>, wanted: Vec<Named>, default: bool) -> Result<Vec<Output>> {
-    let output = |name: &str, is_binary| {
-        let tensor = tensors.tensor(name).map_err(unreadable)?;
-        let (shape, values) = (tensor.shape().to_vec(), floats(&tensor)?);
-        Ok(Output { name: name.to_owned(), shape, is_binary, from: Origin::Values(values) })
-    };
-    if wanted.is_empty() {
-        return OUTPUTS.iter().map(|name| output(name, default)).collect();
-    }
-    let told = wanted.into_iter().map(|Named { name, is_binary }| {
-        if OUTPUTS.contains(&name.as_str()) {
-            return output(&name, is_binary);
+    let ids = match (ids, values, lengths) {
+        (Some((shape, ids)), None, None) => GivenIds::Matrix { ids, shape },
+        (None, Some(values), lengths) => GivenIds::Bags { values, lengths },
+        _ => {
+            let error = Error::invalid("inputs must be of one form");
+            return Err(error.with("expected", EXPECTED));
         }
-        Err(Error::invalid("unknown output")
-            .with("output", name)
-            .with("expected", OUTPUTS.join(", ")))
-    });
-    told.collect()
+    };
+    Ok(Given { dense, ids })
 }
 
-fn floats(tensor: &TensorView<'_>) -> Result<Vec<f32>> {
-    if tensor.dtype() != Kinds::F32 {
-        return Err(unreadable(format_args!("{:?} instead of F32", tensor.dtype())));
+/// An output that a request wants.
+struct Wanted {
+    name: String,
+    width: Option<usize>,
+    is_binary: bool,
+    /// Its position among those of the model.
+    at: usize,
+}
+
+/// Resolves the outputs of a request; when it names none, all of the model.
+fn wanted(model: &Model, named: Vec<Named>, default: bool) -> Result<Vec<Wanted>> {
+    let known = model.predictor.outputs();
+    if named.is_empty() {
+        let every = known.iter().enumerate().map(|(at, output)| Wanted {
+            name: output.name.clone(),
+            width: output.width,
+            is_binary: default,
+            at,
+        });
+        return Ok(every.collect());
     }
-    let (words, _) = tensor.data().as_chunks();
-    Ok(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
-}
-
-/// The fault is the server's: a model answers with the tensors above.
-fn unreadable(cause: impl std::fmt::Display) -> Error {
-    let kind = tierbed_core::ErrorKind::Io;
-    Error::new(kind, "the model's answer cannot be read").with("cause", cause)
+    let wanted = named.into_iter().map(|Named { name, is_binary }| {
+        let mut numbered = known.iter().enumerate();
+        let Some((at, output)) = numbered.find(|(_, output)| output.name == name) else {
+            let names: Vec<_> = known.iter().map(|output| output.name.as_str()).collect();
+            return Err(Error::invalid("unknown output")
+                .with("output", name)
+                .with("expected", names.join(", ")));
+        };
+        Ok(Wanted { name, width: output.width, is_binary, at })
+    });
+    wanted.collect()
 }

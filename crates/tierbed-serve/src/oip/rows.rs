@@ -11,7 +11,8 @@ use tierbed_snapshot::Pooling;
 
 use super::inputs::Tensor;
 use crate::columns::{
-    check_columns, check_counts, check_weights, find, join, Column, Joined, Place,
+    by_feature, check_columns, check_counts, check_weights, find, join, offsets, Column, Joined,
+    Place,
 };
 use crate::options::Limits;
 use crate::plans::Asked;
@@ -228,29 +229,6 @@ impl Parts {
     }
 }
 
-/// Adds lengths up to offsets.
-///
-/// # Errors
-/// `Invalid` for lengths below 0, or that are not all of the values.
-pub(super) fn offsets(lengths: &[i64], value_count: usize) -> Result<Vec<i64>> {
-    let mut offsets = Vec::with_capacity(lengths.len() + 1);
-    let mut end = 0_i64;
-    offsets.push(end);
-    for (at, length) in lengths.iter().enumerate() {
-        let next = if *length < 0 { None } else { end.checked_add(*length) };
-        end = next.ok_or_else(|| {
-            Error::invalid("length is out of range").with("position", at).with("found", length)
-        })?;
-        offsets.push(end);
-    }
-    if usize::try_from(end) == Ok(value_count) {
-        return Ok(offsets);
-    }
-    Err(Error::invalid("lengths must add up to the number of values")
-        .with("found", end)
-        .with("values", value_count))
-}
-
 /// Makes bags of one id each, feature by feature, of `ids` `[B, F]`.
 fn one_each(ids: Tensor, feature_count: usize, limits: &Limits) -> Result<Bags> {
     let [samples, found] = ids.matrix()?;
@@ -261,14 +239,4 @@ fn one_each(ids: Tensor, feature_count: usize, limits: &Limits) -> Result<Bags> 
     check_counts(ids.len(), ids.len(), limits)?;
     let offsets = (0..=ids.len() as i64).collect();
     Ok(Bags { values: by_feature(ids, samples, feature_count), offsets, weights: None })
-}
-
-/// Turns `[B, F]` to feature by feature.
-pub(super) fn by_feature(ids: Ids, samples: usize, feature_count: usize) -> Ids {
-    // What is one row or one column lies in order already.
-    if samples <= 1 || feature_count <= 1 {
-        return ids;
-    }
-    let column = |at: usize| ids.iter().skip(at).step_by(feature_count).copied();
-    Ids::Copied((0..feature_count).flat_map(column).collect())
 }

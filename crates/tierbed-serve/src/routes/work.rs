@@ -21,8 +21,9 @@ use crate::body::{receive, Received};
 use crate::coding::{Coding, Pack};
 use crate::executor::{Executor, Offer, Ticket};
 use crate::generation::Serving;
-use crate::job::{Body, Done, Job, Made, Phases, Work};
+use crate::job::{Done, Job, Made, Work};
 use crate::lookup;
+use crate::predict::bodies;
 use crate::tensors::SAFETENSORS;
 
 pub(super) async fn answer_lookup(
@@ -59,8 +60,9 @@ pub(super) async fn answer_predict(
         let message = "this server has no model; only lookups are answered";
         return Refusal::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message).into_response();
     }
-    let body_type = match content_type(request.headers()) {
-        known @ (JSON | SAFETENSORS) => known.to_owned(),
+    let is_binary = match content_type(request.headers()) {
+        JSON => false,
+        SAFETENSORS => true,
         other => return unknown_type(other).into_response(),
     };
     let pack = Coding::wanted(request.headers()).map(Pack::Body);
@@ -68,20 +70,12 @@ pub(super) async fn answer_predict(
         Ok(received) => received,
         Err(refusal) => return refusal.into_response(),
     };
-    let Received { bytes, mut held } = received;
+    let Received { bytes, held } = received;
     let body_bytes = bytes.len() as u64;
-    let predicted = move |serving: &Serving<'_>| {
-        let predictor = serving.predictor()?;
-        let (answer, body_type) = predictor.predict(&bytes, &body_type)?;
-        drop(bytes);
-        held.resize(answer.len())?;
-        let (bytes, body_type) = (answer.into(), body_type.into());
-        let body = Body { bytes, body_type, header_bytes: None, coding: None };
-        Ok(Made { body, held, phases: Phases::default() })
-    };
+    let prepare = move |serving: &Serving<'_>| bodies::prepare(serving, &bytes, held, is_binary);
     let (route, priority) = ("/v1/predict", Priority::default());
     let asked = Ask { route, deadline_us, priority, body_bytes, pack };
-    answered(&service, asked, Work::Alone(Box::new(predicted))).await
+    answered(&service, asked, Work::Prediction(Box::new(prepare))).await
 }
 
 /// Reads a request's body and counts its bytes.

@@ -13,6 +13,7 @@ use tierbed_core::{Bags, Budget, InitSpec, RowId, Schema, TableId, TableSchema};
 use tierbed_io::{EngineChoice, EngineOptions, Folder, FsFolder, MemoryFolder, OpenMode};
 use tierbed_snapshot::{FeatureLayout, Pooling, SnapshotOptions, SnapshotWriter};
 
+use self::models::{Scoring, Thinking, SLOW};
 use super::*;
 use crate::features::ServedFeature;
 use crate::log::{LogLevel, LogOptions, LogTarget};
@@ -23,8 +24,10 @@ mod batches;
 mod deltas;
 mod grpc;
 mod limits;
+mod models;
 mod oip;
 mod origin;
+mod predictions;
 mod stopping;
 mod telling;
 mod tls;
@@ -365,52 +368,16 @@ fn corruption_is_an_error_of_the_server() {
     assert_eq!(get(&server, "/health").status, 200);
 }
 
-/// Echoes; "slow" waits until told, "bad" and "panic" fail in their ways.
-#[derive(Default)]
-struct Echo {
-    gate: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl Predictor for Echo {
-    fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
-        match body {
-            b"bad" => Err(Error::invalid("not a batch")),
-            b"panic" => panic!("a model's bug"),
-            b"slow" => {
-                let gate = self.gate.lock().unwrap();
-                drop(self.opened.wait_while(gate, |open| !*open).unwrap());
-                Ok((b"done".to_vec(), content_type.to_owned()))
-            }
-            _ => Ok((body.to_vec(), content_type.to_owned())),
-        }
-    }
-}
-
-#[test]
-fn predictions_go_to_the_predictor() {
-    let server = Server::start(&options(), snapshot(), Some(Arc::new(Echo::default()))).unwrap();
-    let post = |content_type, body| ask(&server, "POST", "/v1/predict", content_type, body);
-    let answer = post("application/x-safetensors", b"tensors");
-    assert_eq!((answer.status, answer.text().as_str()), (200, "tensors"));
-    assert_eq!(answer.content_type, "application/x-safetensors");
-    assert_eq!(post("application/json; charset=utf-8", b"{}").content_type, "application/json");
-    assert_eq!(post("application/json", b"bad").status, 400);
-    assert_eq!(post("application/json", b"panic").status, 500);
-    assert_eq!(post("image/png", b"x").status, 415);
-    assert_eq!(post("application/json", b"still there").status, 200);
-}
-
 #[test]
 fn slow_predictions_do_not_hold_up_health_and_full_servers_say_so() {
-    let echo = Arc::new(Echo::default());
+    let scoring = Arc::new(Scoring::default());
     let narrow = ServeOptions { lookup_threads: 1, ..limited(|limits| limits.requests_max = 1) };
-    let predictor = Arc::clone(&echo) as Arc<dyn Predictor>;
+    let predictor = Arc::clone(&scoring) as Arc<dyn Predictor>;
     let server = Server::start(&narrow, snapshot(), Some(predictor)).unwrap();
     std::thread::scope(|scope| {
         // The lookups below may have the only place when the slow request arrives.
         let slow = scope.spawn(|| loop {
-            let answer = ask(&server, "POST", "/v1/predict", "application/json", b"slow");
+            let answer = ask(&server, "POST", "/v1/predict", "application/json", SLOW.as_bytes());
             if answer.status != 503 {
                 break answer;
             }
@@ -425,9 +392,8 @@ fn slow_predictions_do_not_hold_up_health_and_full_servers_say_so() {
         };
         assert_eq!((refused.status, &refused.json()["kind"]), (503, &json!("busy")));
         assert_eq!(get(&server, "/health").status, 200);
-        *echo.gate.lock().unwrap() = true;
-        echo.opened.notify_all();
-        assert_eq!(slow.join().unwrap().text(), "done");
+        scoring.open();
+        assert_eq!(slow.join().unwrap().status, 200);
         assert_eq!(post_json(&server, &body).status, 200);
     });
 }
@@ -495,33 +461,18 @@ fn stops_when_told_and_refuses_a_taken_port() {
     assert!(server.stop());
 }
 
-/// A model that says when it was asked, and thinks until it is told to answer.
-struct Thinking {
-    asked: mpsc::SyncSender<()>,
-    answer: Mutex<mpsc::Receiver<()>>,
-}
-
-impl Predictor for Thinking {
-    fn predict(&self, _: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
-        self.asked.send(()).unwrap();
-        lock(&self.answer).recv().unwrap();
-        Ok((Vec::new(), content_type.to_owned()))
-    }
-}
-
 #[test]
 fn waits_for_work_whose_client_has_left_and_tells_what_does_not_end() {
     let (asked, is_asked) = mpsc::sync_channel(0);
     let (answer, told) = mpsc::sync_channel(1);
-    let thinking = Arc::new(Thinking { asked, answer: Mutex::new(told) });
+    let thinking = Arc::new(Thinking::new(asked, told));
     let hasty = limited(|limits| limits.stop_ms_max = 50);
     for is_in_time in [false, true] {
         let options = if is_in_time { options() } else { hasty.clone() };
         let predictor = Arc::clone(&thinking) as Arc<dyn Predictor>;
         let server = Server::start(&options, snapshot(), Some(predictor)).unwrap();
         let mut client = TcpStream::connect(server.address()).unwrap();
-        let head = "POST /v1/predict HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n";
-        client.write_all(head.as_bytes()).unwrap();
+        client.write_all(models::slow_request().as_bytes()).unwrap();
         is_asked.recv().unwrap();
         drop(client);
         if is_in_time {

@@ -5,34 +5,32 @@ use super::*;
 /// A server of one thread whose model thinks until it is told to answer.
 pub(super) struct Held {
     pub(super) server: Server,
-    echo: Arc<Echo>,
+    scoring: Arc<Scoring>,
     pub(super) clock: Arc<ManualClock>,
 }
 
 impl Held {
     pub(super) fn start(limit: impl FnOnce(&mut Limits)) -> Self {
-        let (echo, clock) = (Arc::new(Echo::default()), Arc::new(ManualClock::default()));
+        let (scoring, clock) = (Arc::new(Scoring::default()), Arc::new(ManualClock::default()));
         let options = ServeOptions {
             lookup_threads: 1,
             grpc_address: Some("127.0.0.1:0".into()),
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
             ..limited(limit)
         };
-        let predictor = Arc::clone(&echo) as Arc<dyn Predictor>;
+        let predictor = Arc::clone(&scoring) as Arc<dyn Predictor>;
         let server = Server::start(&options, snapshot(), Some(predictor)).unwrap();
-        Self { server, echo, clock }
+        Self { server, scoring, clock }
     }
 
     pub(super) fn open(&self) {
-        *self.echo.gate.lock().unwrap() = true;
-        self.echo.opened.notify_all();
+        self.scoring.open();
     }
 
     /// Sends a prediction that holds the thread, and waits until it does.
     pub(super) fn hold(&self) -> TcpStream {
         let mut stream = TcpStream::connect(self.server.address()).unwrap();
-        let head = "POST /v1/predict HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nslow";
-        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(models::slow_request().as_bytes()).unwrap();
         self.until("tierbed_queue_seconds_count{route=\"/v1/predict\"} 1");
         stream
     }

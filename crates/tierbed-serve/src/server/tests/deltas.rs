@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use tierbed_core::ErrorKind;
+use tierbed_snapshot::View;
+
+use crate::predictor::{Batch, ModelInputs, ModelOutput};
 
 /// Writes the rows that every generation changes, with its number, as a delta of `base`.
 fn delta(base: &Snapshot, number: u32, serving: Option<&str>) -> Arc<dyn Folder> {
@@ -27,31 +30,50 @@ fn write_delta(folder: &Arc<dyn Folder>, base: &Snapshot, number: u32, serving: 
     writer.finish().unwrap();
 }
 
-/// Answers with the number of the generation that it was made for, and with that of a row.
+/// Answers with the number of the generation that it was made for, with that of the row that it is
+/// given, and with those of rows that it looks up.
 struct Numbered {
     number: u32,
     snapshot: Arc<Snapshot>,
+    inputs: ModelInputs,
+    outputs: Vec<ModelOutput>,
+}
+
+impl Numbered {
+    fn new(number: u32, snapshot: &Arc<Snapshot>) -> Self {
+        let output = |name: &str, width| ModelOutput { name: name.into(), width };
+        let outputs = vec![output("model", None), output("row", None), output("rows", Some(3))];
+        Self { number, snapshot: Arc::clone(snapshot), inputs: models::inputs(0), outputs }
+    }
 }
 
 impl Predictor for Numbered {
-    fn predict(&self, _: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
+    fn inputs(&self) -> &ModelInputs {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[ModelOutput] {
+        &self.outputs
+    }
+
+    fn predict(&self, batch: Batch) -> Result<Vec<Vec<f32>>> {
         let tables = [(TableId(0), Pooling::Sum)];
         let plan = FeatureLayout::new(self.snapshot.schema(), &tables)?;
         let mut rows = Vec::new();
-        for _ in 0..3 {
+        for _ in 0..3 * batch.sample_count {
             let mut out = [0.0; 4];
             self.snapshot.lookup(&plan, &Bags::new(&[7], &[0, 1], None, 1)?, &mut out)?;
             rows.push(out[0]);
             std::thread::yield_now();
         }
-        let told = json!({ "model": self.number, "rows": rows }).to_string();
-        Ok((told.into_bytes(), content_type.to_owned()))
+        let own = vec![self.number as f32; batch.sample_count];
+        Ok(vec![own, batch.rows.chunks_exact(11).map(|row| row[0]).collect(), rows])
     }
 
     fn next(&self, view: &View<'_>) -> Result<Option<Arc<dyn Predictor>>> {
         let Some(bytes) = view.attachment("number")? else { return Ok(None) };
         let number = String::from_utf8(bytes).unwrap().parse().unwrap();
-        Ok(Some(Arc::new(Self { number, snapshot: Arc::clone(&self.snapshot) })))
+        Ok(Some(Arc::new(Self::new(number, &self.snapshot))))
     }
 }
 
@@ -75,7 +97,7 @@ const JSON: &str = "application/json";
 #[test]
 fn an_answer_is_of_one_generation_while_deltas_come() {
     let snapshot = snapshot();
-    let model = Numbered { number: 0, snapshot: Arc::clone(&snapshot) };
+    let model = Numbered::new(0, &snapshot);
     let server = Server::start(&options(), Arc::clone(&snapshot), Some(Arc::new(model))).unwrap();
     server.apply(delta(&snapshot, 1, None)).unwrap();
     let stop = AtomicBool::new(false);
@@ -89,9 +111,11 @@ fn an_answer_is_of_one_generation_while_deltas_come() {
                         assert!(rows.iter().all(|number| *number == rows[0]), "{rows:?}");
                         assert!(rows[0] >= newest, "{} behind {newest}", rows[0]);
                         newest = rows[0];
-                        let predicted = ask(&server, "POST", "/v1/predict", JSON, b"{}").json();
-                        let number = predicted["model"].as_f64().unwrap();
-                        assert_eq!(predicted["rows"], json!([number, number, number]));
+                        let sample = br#"{"values": [7, 0]}"#;
+                        let predicted = ask(&server, "POST", "/v1/predict", JSON, sample).json();
+                        let number = &predicted["model"][0];
+                        assert_eq!(predicted["row"], json!([number]));
+                        assert_eq!(predicted["rows"], json!([[number, number, number]]));
                     }
                     newest
                 })

@@ -360,12 +360,12 @@ fn a_message_that_grows_beyond_the_limit_is_refused() {
 #[test]
 fn a_call_without_a_place_is_told_when_to_come_back() {
     let (open, gate) = mpsc::sync_channel(1);
-    let adding = Arc::new(super::oip::Adding { gate: Mutex::new(gate) });
+    let picking = Arc::new(super::oip::Picking::new(gate));
     let mut options = grpc();
     options.limits.requests_max = 1;
-    let server = Server::start(&options, snapshot(), Some(adding)).unwrap();
+    let server = Server::start(&options, snapshot(), Some(picking)).unwrap();
     let client = Client::new(&server);
-    let slow = ModelInferRequest { model_name: "tierbed".into(), ..ids(&[0, 2]) };
+    let slow = ModelInferRequest { model_name: "tierbed".into(), ..ids(&[0, 3]) };
     std::thread::scope(|scope| {
         // Either may have the only place when the other asks: both ask until it is as wanted.
         let waiting = scope.spawn(|| loop {
@@ -384,7 +384,7 @@ fn a_call_without_a_place_is_told_when_to_come_back() {
         assert_eq!(refused.pushback.as_deref(), Some("1000"));
         open.send(()).unwrap();
         let answer = waiting.join().unwrap();
-        assert_eq!(answer.raw_output_contents, [f32s(&[2.0]), f32s(&[2.0])]);
+        assert_eq!(answer.raw_output_contents, [f32s(&[0.1]), f32s(&[1.0 - 0.7])]);
     });
 }
 

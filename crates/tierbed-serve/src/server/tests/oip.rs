@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::coding::{Coding, Inflating};
+use crate::predictor::{Batch, ModelInputs, ModelOutput};
 
 /// An answer's JSON and its binary outputs, by name.
 struct Inferred {
@@ -365,56 +366,57 @@ fn failures_have_the_status_of_the_table() {
     assert_eq!(stats["model_stats"][0]["inference_stats"]["fail"]["count"], 2);
 }
 
-/// Adds up what it is given; thinks until it is told to when the first id is 0.
-pub(super) struct Adding {
-    pub(super) gate: Mutex<mpsc::Receiver<()>>,
+/// Answers with elements of its rows; thinks until it is told to when the first is that of id 0.
+pub(super) struct Picking {
+    gate: Mutex<mpsc::Receiver<()>>,
+    inputs: ModelInputs,
+    outputs: Vec<ModelOutput>,
 }
 
-impl Predictor for Adding {
-    fn predict(&self, body: &[u8], content_type: &str) -> Result<(Vec<u8>, String)> {
-        let given = SafeTensors::deserialize(body).unwrap();
-        let dense = given.tensor("dense").unwrap();
-        let words = |name: &str| {
-            let tensor = given.tensor(name).unwrap();
-            let (words, _) = tensor.data().as_chunks();
-            words.iter().map(|word| i64::from_le_bytes(*word)).collect::<Vec<_>>()
-        };
-        let values = words("values");
-        if values[0] == 0 {
-            lock(&self.gate).recv().unwrap();
-        }
-        let samples = dense.shape()[0];
-        let sums: Vec<f32> = (0..samples)
-            .map(|sample| values.iter().skip(sample).step_by(samples).sum::<i64>() as f32)
-            .collect();
-        let sums = f32s(&sums);
-        let tensor = |bytes| TensorView::new(Dtype::F32, vec![samples], bytes).unwrap();
-        let told = [("probability", tensor(&sums)), ("logit", tensor(&sums))];
-        Ok((safetensors::serialize(told, None).unwrap(), content_type.to_owned()))
+impl Picking {
+    pub(super) fn new(gate: mpsc::Receiver<()>) -> Self {
+        let output = |name: &str| ModelOutput { name: name.into(), width: None };
+        let outputs = ["probability", "logit"].map(output).into();
+        Self { gate: Mutex::new(gate), inputs: models::inputs(0), outputs }
+    }
+}
+
+impl Predictor for Picking {
+    fn inputs(&self) -> &ModelInputs {
+        &self.inputs
     }
 
-    fn inputs(&self) -> Option<ModelInputs> {
-        Some(ModelInputs { dense_count: 0, features: vec!["user".into(), "item.v2".into()] })
+    fn outputs(&self) -> &[ModelOutput] {
+        &self.outputs
+    }
+
+    fn predict(&self, batch: Batch) -> Result<Vec<Vec<f32>>> {
+        assert_eq!(batch.dense, [0.0; 0]);
+        if batch.rows[0] == 0.1 {
+            lock(&self.gate).recv().unwrap();
+        }
+        let column = |at: usize| batch.rows.iter().skip(at).step_by(11).copied().collect();
+        Ok(vec![column(0), column(4)])
     }
 }
 
 #[test]
 fn predictions_are_tensors_and_stop_waiting_when_their_time_is_over() {
     let (open, gate) = mpsc::sync_channel(1);
-    let adding = Arc::new(Adding { gate: Mutex::new(gate) });
-    let server = Server::start(&options(), snapshot(), Some(adding)).unwrap();
+    let picking = Arc::new(Picking::new(gate));
+    let server = Server::start(&options(), snapshot(), Some(picking)).unwrap();
     let model = get(&server, "/v2/models/tierbed").json();
     assert_eq!(model["inputs"][0]["shape"], json!([-1, 2]));
     assert_eq!(model["outputs"][1]["name"], "logit");
     let path = "/v2/models/tierbed/versions/1/infer";
-    let request = json!({"inputs": [input("ids", &[3, 2], "INT64", &json!([1, 2, 3, 4, 5, 6]))]});
+    let request = json!({"inputs": [input("ids", &[3, 2], "INT64", &json!([1, 3, 3, 6, 5, 9]))]});
     let answer = infer_at(&server, path, &request, b"");
-    assert_eq!(answer.data("probability"), [3.0, 7.0, 11.0]);
+    assert_eq!(answer.data("probability"), [1.1, 3.1, 5.1]);
     assert_eq!(answer.output("logit")["shape"], json!([3]));
-    let bytes = i64s(&[1, 2]);
+    let bytes = i64s(&[1, 3]);
     let request = json!({"inputs": [binary("ids", &[1, 2], "INT64", &bytes)],
         "outputs": [{"name": "logit", "parameters": {"binary_data": true}}]});
-    assert_eq!(infer_at(&server, path, &request, &bytes).binary["logit"], f32s(&[3.0]));
+    assert_eq!(infer_at(&server, path, &request, &bytes).binary["logit"], f32s(&[1.0 - 0.7]));
     let late = json!({"parameters": {"timeout": 20_000},
         "inputs": [input("ids", &[1, 2], "INT64", &json!([0, 2]))]});
     let answer = infer_at(&server, path, &late, b"");
@@ -424,6 +426,8 @@ fn predictions_are_tensors_and_stop_waiting_when_their_time_is_over() {
         (json!([]), "inputs must be of one form"),
         (json!([input("weights", &[1], "FP32", &json!([1]))]), "unknown input"),
         (json!([input("dense", &[1], "FP32", &json!([1]))]), "two dimensions"),
+        (json!([input("ids", &[2, 1], "INT64", &json!([1, 2]))]), "one column per feature"),
+        (json!([input("ids", &[1, 2], "INT64", &json!([500, 2]))]), "row id out of range"),
     ] {
         let answer = infer_at(&server, path, &json!({ "inputs": inputs }), b"");
         assert!(answer.status == 400 && answer.error().contains(message), "{}", answer.error());

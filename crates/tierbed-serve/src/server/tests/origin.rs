@@ -45,10 +45,10 @@ fn a_line_of_the_log_is_found_by_what_the_client_was_told() {
     options.limits.request_ms_max = 50;
     let (asked, is_asked) = mpsc::sync_channel(1);
     let (answer, told) = mpsc::sync_channel(1);
-    let thinking = Arc::new(Thinking { asked, answer: Mutex::new(told) });
+    let thinking = Arc::new(Thinking::new(asked, told));
     let server = Server::start(&options, snapshot(), Some(thinking)).unwrap();
     let lines_of = format!("X-Request-Id: r1\r\nTraceparent: {TRACEPARENT}");
-    let late = ask_with(&server, "POST /v1/predict", &lines_of, b"");
+    let late = ask_with(&server, "POST /v1/predict", &lines_of, SLOW.as_bytes());
     assert_eq!((late.status, late.field("x-request-id")), (504, "r1"));
     assert!(goes_on(late.field("traceparent")), "{}", late.head);
     let lines = lines(&found);

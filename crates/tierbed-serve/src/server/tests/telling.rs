@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{sync_channel, Receiver};
 
+use super::models::PANIC;
 use super::*;
 
 /// Options whose log goes into a queue of the test's.
@@ -68,8 +69,8 @@ fn a_bad_page_is_logged_by_number_counted_and_told_by_health() {
 #[test]
 fn panics_are_answered_logged_and_told() {
     let (options, found) = logged(LogOptions::default());
-    let server = Server::start(&options, snapshot(), Some(Arc::new(Echo::default()))).unwrap();
-    let answer = ask(&server, "POST", "/v1/predict", "application/json", b"panic");
+    let server = Server::start(&options, snapshot(), Some(Arc::new(Scoring::default()))).unwrap();
+    let answer = ask(&server, "POST", "/v1/predict", "application/json", PANIC.as_bytes());
     assert_eq!((answer.status, &answer.json()["kind"]), (500, &json!("panic")));
     assert!(answer.text().contains("a model's bug"), "{}", answer.text());
     let told = lines(&found);
@@ -84,21 +85,21 @@ fn panics_are_answered_logged_and_told() {
 
 #[test]
 fn refusals_are_counted_apart_and_take_no_time() {
-    let echo = Arc::new(Echo::default());
+    let scoring = Arc::new(Scoring::default());
     let (mut options, found) = logged(LogOptions::default());
     (options.limits.requests_max, options.lookup_threads) = (1, 1);
-    let predictor = Arc::clone(&echo) as Arc<dyn Predictor>;
+    let predictor = Arc::clone(&scoring) as Arc<dyn Predictor>;
     let server = Server::start(&options, snapshot(), Some(predictor)).unwrap();
     std::thread::scope(|scope| {
-        let slow = scope.spawn(|| ask(&server, "POST", "/v1/predict", "application/json", b"slow"));
+        let post = ("POST", "/v1/predict", "application/json");
+        let slow = scope.spawn(|| ask(&server, post.0, post.1, post.2, SLOW.as_bytes()));
         while !has(&get(&server, "/metrics").text(), "tierbed_requests_in_flight 1") {
             std::thread::sleep(Duration::from_millis(2));
         }
         for _ in 0..7 {
             assert_eq!(post_json(&server, &json!({})).status, 503);
         }
-        *echo.gate.lock().unwrap() = true;
-        echo.opened.notify_all();
+        scoring.open();
         assert_eq!(slow.join().unwrap().status, 200);
     });
     let text = get(&server, "/metrics").text();
@@ -119,10 +120,10 @@ fn refusals_are_counted_apart_and_take_no_time() {
 
 #[test]
 fn clients_that_leave_before_the_answer_are_counted() {
-    let echo = Arc::new(Echo::default());
-    let predictor = Arc::clone(&echo) as Arc<dyn Predictor>;
+    let scoring = Arc::new(Scoring::default());
+    let predictor = Arc::clone(&scoring) as Arc<dyn Predictor>;
     let server = Server::start(&options(), snapshot(), Some(predictor)).unwrap();
-    let head = "POST /v1/predict HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nslow";
+    let head = &models::slow_request();
     let half = "POST /v1/lookup HTTP/1.1\r\nHost: t\r\nContent-Length: 4\r\n\r\nha";
     for text in [head, half] {
         let mut stream = TcpStream::connect(server.address()).unwrap();
@@ -137,8 +138,7 @@ fn clients_that_leave_before_the_answer_are_counted() {
         })
     };
     assert!(counted("/v1/predict") && counted("/v1/lookup"));
-    *echo.gate.lock().unwrap() = true;
-    echo.opened.notify_all();
+    scoring.open();
 }
 
 #[test]
