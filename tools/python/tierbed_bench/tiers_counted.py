@@ -19,9 +19,9 @@ from tierbed.nn import CtrModel
 from tierbed.recipes.evaluate import evaluate
 from tierbed.recipes.run import EVAL_BATCH
 from tierbed.serve.cache import CacheOptions, TierPlan
+from tierbed.serve.models import load_model
 from tierbed.serve.neighbours import find_neighbours
 from tierbed.serve.resident import plan_tiers
-from tierbed.serve.models import load_model
 from tierbed.serve.snapshot import Snapshot
 from tierbed_bench.tiers_model import Published
 
