@@ -16,7 +16,8 @@ from tierbed.cli import main
 from tierbed.errors import InvalidError
 from tierbed.serve import Limits, ServeOptions, Server
 from tierbed_bench import ServingOptions, run_serving, serving_systems
-from tierbed_bench.serving import PROTOCOLS, _Bench
+from tierbed_bench.serving import PROTOCOLS, Bench
+from tierbed_bench.serving_activation import activation, activations
 from tierbed_bench.serving_report import ratios
 from tierbed_bench.serving_systems import AbsentError, Rows, System, started
 
@@ -37,7 +38,7 @@ def _all_told(phase: dict[str, Any]) -> None:
 
 
 def test_answers_of_all_protocols_are_the_rows_and_overload_is_told(rows: Rows) -> None:
-    bench = _Bench(ServingOptions(seconds=0.3, check_every=1, connections_max=64), rows)
+    bench = Bench(ServingOptions(seconds=0.3, check_every=1, connections_max=64), rows)
     with started("tierbed", rows, dram_bytes=4 << 20, protocols=PROTOCOLS) as systems:
         assert [system.name for system in systems] == [f"tierbed_{one}" for one in PROTOCOLS]
         for system in systems:
@@ -55,7 +56,7 @@ def test_answers_of_all_protocols_are_the_rows_and_overload_is_told(rows: Rows) 
 
 
 def test_refusals_and_failures_of_all_protocols_are_told_apart(rows: Rows) -> None:
-    bench = _Bench(ServingOptions(connections=64, connections_max=64), rows)
+    bench = Bench(ServingOptions(connections=64, connections_max=64), rows)
     narrow = ServeOptions(
         grpc_address="127.0.0.1:0", limits=Limits(requests_max=1), log_level="off"
     )
@@ -79,7 +80,7 @@ def test_refusals_and_failures_of_all_protocols_are_told_apart(rows: Rows) -> No
 
 def test_peers_answer_the_same_rows_or_are_left_out(rows: Rows) -> None:
     for name in serving_systems.PEERS:
-        bench = _Bench(ServingOptions(check_every=1), rows)
+        bench = Bench(ServingOptions(check_every=1), rows)
         with contextlib.suppress(AbsentError), started(name, rows, dram_bytes=64 << 20) as [system]:
             [phase] = bench.load(system, [100.0], 0.3)
             assert phase["checked"] == phase["offered"] > 5
@@ -87,7 +88,7 @@ def test_peers_answer_the_same_rows_or_are_left_out(rows: Rows) -> None:
 
 def test_requests_of_several_samples_are_answered_whole(rows: Rows) -> None:
     shape = {**SHAPE, "sample_count": 400}
-    bench = _Bench(ServingOptions(samples=400, check_every=1), replace(rows, shape=shape))
+    bench = Bench(ServingOptions(samples=400, check_every=1), replace(rows, shape=shape))
     with started("tierbed", rows, dram_bytes=4 << 20, protocols=PROTOCOLS) as systems:
         for system in systems:
             [phase] = bench.load(system, [20.0], 0.5)
@@ -128,7 +129,7 @@ def test_the_suite_runs_small_from_the_command_line(tmp_path: Path, capsys: Any)
     result = json.loads(path.read_text())
     assert result["suite"] == "serve"
     parts = {row["part"] for row in result["rows"]}
-    assert {"cost", "sweep", "limited", "half_load"} <= parts
+    assert {"cost", "sweep", "limited", "half_load", "activations"} <= parts
     assert {row["system"] for row in result["rows"]} >= {"tierbed_infer", "engine"}
     assert sum(row.get("checked", 0) for row in result["rows"]) > 0
     assert sum(row.get("wrong", 0) for row in result["rows"]) == 0
@@ -136,6 +137,25 @@ def test_the_suite_runs_small_from_the_command_line(tmp_path: Path, capsys: Any)
     assert "half_load" in said
     for name in result["left_out"]:
         assert f"{name} is left out" in said
+
+
+def test_answers_are_of_one_version_while_deltas_come(rows: Rows) -> None:
+    rows = replace(rows, shape={**SHAPE, "changed_share": 0.2})
+    options = ServingOptions(
+        seconds=0.4, rounds=2, rates=(200.0,), check_every=1, p99_ms_max=10_000.0
+    )
+    bench = Bench(options, rows)
+    activation(bench, 4 << 20)
+    activations(bench, 4 << 20, 3)
+    told = [row for row in bench.told if row["part"] == "activation"]
+    if told:  # Other load may take what the only rate needs; it is left out then, and said.
+        assert [row["checked"] for row in told] == [row["good"] for row in told]
+        assert all(0.0 <= row["hit_share"] <= 1.0 for row in told)
+    else:
+        assert "activation" in str(bench.absent)
+    [last] = [row for row in bench.told if row["part"] == "activations"]
+    assert last["deltas"] == 3
+    assert last["memory_bytes"] > 0
 
 
 def test_words_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ be sent; a run whose requests were sent late is void; answers are compared with 
 - ``sweep``: growing rates, all rows in memory, until a server does not keep up;
 - ``half_load``: Tierbed with a share of the rows in memory: latency at half of its saturation,
   beside the engine's own in this process;
-- ``overload``: the same server at twice its saturation, and its recovery.
+- ``overload``: the same server at twice its saturation, and its recovery;
+- ``activation``, ``activations``: deltas that come meanwhile
+  (:mod:`tierbed_bench.serving_activation`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any, Literal
 from tierbed._util.report import print_table, write_json
 from tierbed.config.words import NotNegative, Positive
 from tierbed.errors import InvalidError
+from tierbed_bench.serving_activation import activation, activations
 from tierbed_bench.serving_report import curves, ratios
 from tierbed_bench.serving_systems import (
     PEERS,
@@ -38,10 +41,10 @@ from tierbed_bench.serving_systems import (
 )
 from tierbed_bench.suite import write_suite
 
-__all__ = ["ServingOptions", "run_serving"]
+__all__ = ["Bench", "ServingOptions", "run_serving"]
 
 Row = dict[str, Any]
-PARTS = ("cost", "sweep", "half_load", "overload")
+PARTS = ("cost", "sweep", "half_load", "overload", "activation", "activations")
 PROTOCOLS = ("lookup", "infer", "grpc")
 MIB = 1 << 20
 # A rate is kept up with when so many of its requests are answered in time.
@@ -59,7 +62,7 @@ class ServingOptions:
     """What is measured.
 
     Args:
-        parts: cost, sweep, half_load, overload, by comma.
+        parts: cost, sweep, half_load, overload, activation, activations, by comma.
         protocols: Of Tierbed, by comma: lookup (safetensors), infer and grpc (Open Inference
             Protocol).
         peers: Other servers, by comma: redis, memcached, extstore.
@@ -70,9 +73,12 @@ class ServingOptions:
         ids: Ids of a sample.
         samples: Samples of a request.
         skew: How uneven rows are asked for; 0 is evenly.
-        dram_share: Of ``half_load`` and ``overload``: memory of Tierbed, as a share of the rows.
+        dram_share: Of all parts but ``cost`` and ``sweep``: memory of Tierbed, as a share of the
+            rows.
+        changed_share: Share of the rows that a delta changes.
+        deltas: Of ``activations``: how many come.
         seconds: Length of a run.
-        rounds: Of ``cost``: rounds over all systems.
+        rounds: Of ``cost``: rounds over all systems; of ``activation``: deltas.
         arrivals: poisson is as of many callers, constant is equally far apart.
         p99_ms_max: Above it a rate is too much.
         connections: Open before the first request.
@@ -94,6 +100,8 @@ class ServingOptions:
     samples: Positive = 1
     skew: float = 1.05
     dram_share: float = 0.05
+    changed_share: float = 0.01
+    deltas: Positive = 100
     seconds: float = 10.0
     rounds: Positive = 5
     arrivals: Literal["poisson", "constant"] = "poisson"
@@ -107,7 +115,17 @@ class ServingOptions:
 
 
 @dataclass
-class _Bench:
+class Bench:
+    """A run of the suite: what is measured, and what was told.
+
+    Args:
+        options: What is measured.
+        rows: What the servers answer.
+        told: Rows of the result.
+        absent: What is left out, and why.
+        runs: Calls of the generator; each asks for other ids.
+    """
+
     options: ServingOptions
     rows: Rows
     told: list[Row] = field(default_factory=list)
@@ -115,14 +133,25 @@ class _Bench:
     runs: int = 0
 
     def load(self, system: System, rates: Sequence[float], seconds: float) -> list[Row]:
-        """Asks at some rates, one after another; every call asks for other ids."""
+        """Asks at some rates, one after another."""
+        return self.ask(system, [{"rate": rate, "seconds": seconds} for rate in rates])
+
+    def ask(self, system: System, phases: Sequence[Row], *, versions: int = 0) -> list[Row]:
+        """Asks in some phases, one after another; every call asks for other ids.
+
+        Args:
+            system: Who is asked.
+            phases: Rates and seconds.
+            versions: Deltas that may have come: an answer has the rows of one of them, or of none.
+        """
         self.runs += 1
         options = self.options
         answer = command(
             "load",
             target=system.target,
             shape=self.rows.shape,
-            phases=[{"rate": rate, "seconds": seconds} for rate in rates],
+            phases=phases,
+            versions=versions,
             spread=options.arrivals,
             seed=options.seed + 1_000 * self.runs,
             connections=options.connections,
@@ -131,11 +160,11 @@ class _Bench:
             pids=system.pids,
             core=generator_core(),
         )
-        phases: list[Row] = answer["phases"]
-        wrong = sum(phase["wrong"] for phase in phases)
+        told: list[Row] = answer["phases"]
+        wrong = sum(phase["wrong"] for phase in told)
         if wrong:
             raise RuntimeError(f"{wrong} answers of {system.name} have other rows than were asked")
-        return phases
+        return told
 
     def tell(self, part: str, system: str, phase: Row, **more: Any) -> None:
         """Notes a run."""
@@ -269,6 +298,7 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
             seconds=min(options.seconds, 0.5),
             rounds=min(options.rounds, 2),
             first_rate=min(options.first_rate, 100),
+            deltas=min(options.deltas, 3),
         )
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=options.scratch or out) as folder:
@@ -278,13 +308,19 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
             "id_count": options.ids,
             "sample_count": options.samples,
             "skew": options.skew,
+            "changed_share": options.changed_share,
         }
-        bench = _Bench(options, Rows(folder=Path(folder), shape=shape))
+        bench = Bench(options, Rows(folder=Path(folder), shape=shape))
         bench.rows.write()
         if {"cost", "sweep"} & set(options.parts):
             _in_memory(bench)
         if {"half_load", "overload"} & set(options.parts):
             bench.limited()
+        dram_bytes = _least(int(options.dram_share * bench.rows.byte_count))
+        if "activation" in options.parts:
+            activation(bench, dram_bytes)
+        if "activations" in options.parts:
+            activations(bench, dram_bytes, options.deltas)
     shown = [{name: row.get(name) for name in COLUMNS} for row in bench.told]
     print_table("requests for rows, open loop", shown, COLUMNS)
     for name, reason in bench.absent.items():
@@ -296,7 +332,7 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
     return path
 
 
-def _in_memory(bench: _Bench) -> None:
+def _in_memory(bench: Bench) -> None:
     """Runs the parts for which every server has all rows in memory."""
     options, rows = bench.options, bench.rows
     dram_bytes = _least(3 * rows.byte_count)

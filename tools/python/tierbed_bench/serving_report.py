@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from tierbed_bench.common import ratio
@@ -31,6 +32,11 @@ def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
     for row in rows:
         if row["part"] == "overload":
             found[f"overload_goodput_{row['system']}_vs_saturation"] = row["goodput_share"]
+    for system in dict.fromkeys(row["system"] for row in rows if row["part"] == "activation"):
+        own = [row for row in rows if (row["part"], row["system"]) == ("activation", system)]
+        # The other way round than the row has it: above 1 is better.
+        if times := [ratio(1.0, row["p99_ratio"]) for row in own if row["p99_ratio"]]:
+            found[f"activation_p99_{system}_vs_steady"] = median(times)
     return found
 
 

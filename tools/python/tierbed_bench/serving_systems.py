@@ -90,7 +90,12 @@ def command(do: str, **fields: Any) -> Row:
 
 @contextlib.contextmanager
 def started(
-    name: str, rows: Rows, *, dram_bytes: int, protocols: Sequence[str] = ()
+    name: str,
+    rows: Rows,
+    *,
+    dram_bytes: int,
+    protocols: Sequence[str] = (),
+    deltas: Path | None = None,
 ) -> Iterator[list[System]]:
     """Starts a server and gives the ways to ask it; ends it afterwards.
 
@@ -99,12 +104,13 @@ def started(
         rows: What it serves. A server with memory for all of them has them there.
         dram_bytes: Memory for rows; what is no cache takes what it needs.
         protocols: Of Tierbed: ``lookup``, ``infer``, ``grpc``.
+        deltas: Of Tierbed: the folder of deltas that it follows.
 
     Raises:
         AbsentError: The server is not installed.
     """
     if name == "tierbed":
-        process, targets = _tierbed(rows, dram_bytes)
+        process, targets = _tierbed(rows, dram_bytes, deltas)
         asked = {f"tierbed_{protocol}": targets[protocol] for protocol in protocols}
         filling = targets["lookup"]
     else:
@@ -153,11 +159,14 @@ def _popen(call: Sequence[str], log: IO[str], **options: Any) -> subprocess.Pope
         return subprocess.Popen(call, stderr=log, text=True, **options)
 
 
-def _tierbed(rows: Rows, dram_bytes: int) -> tuple[subprocess.Popen[str], dict[str, Row]]:
+def _tierbed(
+    rows: Rows, dram_bytes: int, deltas: Path | None
+) -> tuple[subprocess.Popen[str], dict[str, Row]]:
     call = [sys.executable, "-m", "tierbed.cli", "serve", str(rows.snapshot)]
     call += ["--address", "127.0.0.1:0", "--grpc-address", "127.0.0.1:0"]
     call += ["--dram-budget", size_text(dram_bytes)]
     call += ["--model-name", MODEL, "--log-level", "off", "--drain-delay", "0"]
+    call += ["--deltas", str(deltas)] if deltas else []
     with (rows.folder / "tierbed.log").open("w+") as log:
         process = _popen(call, log, stdout=subprocess.PIPE)
         assert process.stdout is not None

@@ -12,6 +12,7 @@
 //! | command | does |
 //! |---|---|
 //! | `write` | writes a snapshot of the rows |
+//! | `delta` | writes what a later version of the rows changed |
 //! | `fill` | brings all rows into a server's memory |
 //! | `load` | asks for some time at some rates |
 //! | `engine` | looks up in this process, one request after another |
@@ -32,6 +33,7 @@ use tierbed_core::{Error, Result};
 #[serde(tag = "do", rename_all = "snake_case")]
 enum Command {
     Write(rows::WriteJob),
+    Delta(rows::DeltaJob),
     Fill(peer::FillJob),
     Load(load::LoadJob),
     Engine(engine::EngineJob),
@@ -46,6 +48,7 @@ pub fn serve(command: &str) -> Result<Value> {
         .map_err(|cause| Error::invalid("serve bench command is wrong").with("cause", cause))?;
     match command {
         Command::Write(job) => rows::write(&job),
+        Command::Delta(job) => rows::delta(&job),
         Command::Fill(job) => peer::fill(&job),
         Command::Load(job) => load::load(&job),
         Command::Engine(job) => engine::engine(&job),

@@ -1,9 +1,12 @@
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::sync::RwLock;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use serde_json::json;
+use tierbed_core::{Bags, TableId};
+use tierbed_io::FsFolder;
+use tierbed_snapshot::{FeatureLayout, Pooling, Snapshot, SnapshotOptions};
 
 use super::arrivals::{Arrivals, Phase, Spread};
 use super::peer::{Outcome, Protocol, Target};
@@ -11,7 +14,14 @@ use super::report::Times;
 use super::rows::Shape;
 use super::*;
 
-const SHAPE: Shape = Shape { row_count: 1_000, dim: 4, id_count: 3, sample_count: 1, skew: 1.05 };
+const SHAPE: Shape = Shape {
+    row_count: 1_000,
+    dim: 4,
+    id_count: 3,
+    sample_count: 1,
+    skew: 1.05,
+    changed_share: 0.0,
+};
 
 fn target(protocol: &str, address: &str) -> Target {
     let told = json!({ "protocol": protocol, "address": address, "model": "t.rows" });
@@ -125,19 +135,20 @@ fn refusals_and_failures_are_told_apart() {
     }
 }
 
-/// A server of Redis' protocol that answers `MGET` with the right rows.
+/// A server of Redis' protocol that answers `MGET` with some rows.
 struct Fake {
     listener: TcpListener,
     /// Held for writing, nobody is answered.
     gate: RwLock<()>,
-    is_wrong: bool,
+    /// Returns the row at a place of an answer.
+    row: fn(usize, i64) -> Vec<u8>,
 }
 
 impl Fake {
-    fn new(is_wrong: bool) -> &'static Self {
+    fn new(row: fn(usize, i64) -> Vec<u8>) -> &'static Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let fake: &'static Self =
-            Box::leak(Box::new(Self { listener, gate: RwLock::default(), is_wrong }));
+            Box::leak(Box::new(Self { listener, gate: RwLock::default(), row }));
         std::thread::spawn(move || {
             for stream in fake.listener.incoming() {
                 let mut stream = stream.unwrap();
@@ -160,8 +171,8 @@ impl Fake {
             }
             let _open = self.gate.read().unwrap();
             let mut answer = format!("*{}\r\n", ids.len()).into_bytes();
-            for id in ids {
-                let row = rows(&[id + i64::from(self.is_wrong)]);
+            for (at, id) in ids.into_iter().enumerate() {
+                let row = (self.row)(at, id);
                 answer.extend([b"$16\r\n" as &[u8], &row, b"\r\n"].concat());
             }
             stream.write_all(&answer)?;
@@ -174,7 +185,9 @@ impl Fake {
             &json!({
                 "do": "load",
                 "target": { "protocol": "redis", "address": address },
-                "shape": { "row_count": 1_000, "dim": 4, "id_count": 3, "skew": 1.05 },
+                "shape": { "row_count": 1_000, "dim": 4, "id_count": 3, "skew": 1.05,
+                    "changed_share": CHANGED.changed_share },
+                "versions": 1,
                 "phases": [{ "rate": rate, "seconds": seconds }],
                 "spread": "poisson",
                 "seed": 1,
@@ -191,7 +204,7 @@ impl Fake {
 
 #[test]
 fn a_stall_is_seen() {
-    let fake = Fake::new(false);
+    let fake = Fake::new(right);
     let stalling = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(400));
         let _closed = fake.gate.write().unwrap();
@@ -212,13 +225,36 @@ fn a_stall_is_seen() {
 
 #[test]
 fn wrong_rows_are_counted() {
-    let told = Fake::new(true).load(200.0, 0.2, 50);
+    let told = Fake::new(|_, id| rows(&[id + 1])).load(200.0, 0.2, 50);
     assert!(told["checked"].as_u64().unwrap() > 2 && told["checked"] == told["wrong"], "{told}");
 }
 
 #[test]
+fn answers_of_two_versions_are_wrong() {
+    let old_and_new = |at, id| version(u32::from(at == 0), id);
+    for (row, is_wrong) in [(old_and_new as fn(usize, i64) -> _, true), (|_, id| version(1, id), false)] {
+        let told = Fake::new(row).load(400.0, 0.5, 50);
+        assert!(told["checked"].as_u64().unwrap() > 10, "{told}");
+        assert_eq!(told["wrong"] != 0, is_wrong, "{told}");
+    }
+}
+
+/// Half of the rows change.
+const CHANGED: Shape = Shape { changed_share: 0.5, ..SHAPE };
+
+fn version(number: u32, id: i64) -> Vec<u8> {
+    let mut out = Vec::new();
+    CHANGED.put_version(id as u64, number, &mut out);
+    out
+}
+
+fn right(_: usize, id: i64) -> Vec<u8> {
+    version(0, id)
+}
+
+#[test]
 fn requests_that_could_not_be_sent_in_time_void_a_run() {
-    let fake = Fake::new(false);
+    let fake = Fake::new(right);
     let closed = fake.gate.write().unwrap();
     let opening = std::thread::spawn(move || fake.load(200.0, 0.3, 1));
     std::thread::sleep(Duration::from_millis(200));
@@ -242,4 +278,28 @@ fn the_rows_of_a_snapshot_are_those_of_the_requests() {
     assert_eq!(told["good_us"]["count"], 50, "{told}");
     assert_eq!(told["pages_per_request"], 0.0, "{told}");
     assert!(serve("{}").is_err());
+}
+
+#[test]
+fn a_delta_has_the_rows_that_its_version_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = json!({ "row_count": 500, "dim": 4, "id_count": 3, "skew": 1.05,
+        "changed_share": 0.1 });
+    let [base, delta] = ["base", "delta"].map(|name| folder.path().join(name));
+    serve(&json!({ "do": "write", "out": base, "shape": shape }).to_string()).unwrap();
+    let asked = json!({ "do": "delta", "out": delta, "snapshot": base, "shape": shape,
+        "version": 3 });
+    let told = serve(&asked.to_string()).unwrap();
+    assert!((25..=75).contains(&told["row_count"].as_u64().unwrap()), "{told}");
+    let open = |path| Arc::new(FsFolder::open(path).unwrap());
+    let snapshot = Snapshot::open(open(&base), &SnapshotOptions::default()).unwrap();
+    snapshot.apply(open(&delta)).unwrap();
+    let layout = FeatureLayout::new(snapshot.schema(), &[(TableId(0), Pooling::Sum)]).unwrap();
+    let (ids, offsets): (Vec<i64>, Vec<i64>) = ((0..500).collect(), (0..=500).collect());
+    let mut out = vec![0.0_f32; 500 * 4];
+    snapshot.lookup(&layout, &Bags::new(&ids, &offsets, None, 1).unwrap(), &mut out).unwrap();
+    let mut expected = Vec::new();
+    let shape: Shape = serde_json::from_value(shape).unwrap();
+    ids.iter().for_each(|id| shape.put_version(*id as u64, 3, &mut expected));
+    assert_eq!(bytemuck::cast_slice::<f32, u8>(&out), expected);
 }

@@ -211,7 +211,14 @@ mod tests {
         serde_json::from_value(told).unwrap()
     }
 
-    const SHAPE: Shape = Shape { row_count: 10, dim: 2, id_count: 3, sample_count: 1, skew: 0.0 };
+    const SHAPE: Shape = Shape {
+        row_count: 10,
+        dim: 2,
+        id_count: 3,
+        sample_count: 1,
+        skew: 0.0,
+        changed_share: 0.0,
+    };
 
     fn trailers(status: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
