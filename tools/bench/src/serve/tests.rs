@@ -231,8 +231,10 @@ fn wrong_rows_are_counted() {
 
 #[test]
 fn answers_of_two_versions_are_wrong() {
-    let old_and_new = |at, id| version(u32::from(at == 0), id);
-    for (row, is_wrong) in [(old_and_new as fn(usize, i64) -> _, true), (|_, id| version(1, id), false)] {
+    let old_and_new = |at: usize, id| version(u32::from(at == 0), id);
+    for (row, is_wrong) in
+        [(old_and_new as fn(usize, i64) -> _, true), (|_, id| version(1, id), false)]
+    {
         let told = Fake::new(row).load(400.0, 0.5, 50);
         assert!(told["checked"].as_u64().unwrap() > 10, "{told}");
         assert_eq!(told["wrong"] != 0, is_wrong, "{told}");
