@@ -199,12 +199,48 @@ fn a_store_whose_certificate_is_not_known_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let opened = FsFolder::open(folder.path()).unwrap();
     opened.write_durable("authority.pem", authority.as_bytes()).unwrap();
+    let file = folder.path().join("authority.pem").display().to_string();
+    run_with(NAME, &[(ENDPOINT, &endpoint), ("SSL_CERT_FILE", &file)]);
+}
+
+/// Runs a test again, in a process whose environment has more.
+fn run_with(test: &str, environment: &[(&str, &str)]) {
     let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([NAME, "--exact"])
-        .env(ENDPOINT, endpoint)
-        .env("SSL_CERT_FILE", folder.path().join("authority.pem"))
+        .args([test, "--exact"])
+        .envs(environment.iter().copied())
         .status();
     assert!(status.unwrap().success());
+}
+
+#[test]
+fn a_location_is_reached_by_the_settings_of_the_environment() {
+    const NAME: &str = "a_location_is_reached_by_the_settings_of_the_environment";
+    const LOCATION: &str = "TIERBED_TEST_LOCATION";
+    if let Ok(named) = std::env::var(LOCATION) {
+        let location = Location::open(&named).unwrap();
+        let error = location.promote("canary", "stable", 0).unwrap_err();
+        assert!(error.to_string().contains("channel: environment/canary"), "{error}");
+        location.push_whole(1, "stable").unwrap();
+        assert_eq!(location.served("stable").unwrap(), [1]);
+        return;
+    }
+    let Some(server) = server() else { return };
+    let named = format!("s3://{BUCKET}/environment/");
+    let secret = format!("secret-of-{WRITER}");
+    run_with(
+        NAME,
+        &[
+            (LOCATION, &named),
+            ("AWS_ENDPOINT_URL", "http://127.0.0.1:1"),
+            ("AWS_ENDPOINT_URL_S3", &server.endpoint),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_ACCESS_KEY_ID", WRITER),
+            ("AWS_SECRET_ACCESS_KEY", &secret),
+            ("AWS_SESSION_TOKEN", ""),
+            ("AWS_PROFILE", "of another tool"),
+        ],
+    );
+    assert_eq!(location(server.objects("environment")).served("stable").unwrap(), [1]);
 }
 
 #[test]

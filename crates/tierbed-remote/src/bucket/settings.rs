@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::ClientConfigKey;
-use object_store::{BackoffConfig, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use tierbed_core::{Error, Result};
 
 const PREFIX: &str = "AWS_";
@@ -15,6 +15,8 @@ const RETRIES: usize = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 const RETRY_TIME_MAX: Duration = Duration::from_secs(30);
+/// Four chunks of 16 MiB arrive in it over 10 Mbit/s.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// How to reach a bucket: endpoint, region, credentials, time limits.
 #[derive(Clone, Default)]
@@ -73,7 +75,8 @@ impl BucketSettings {
             max_retries: RETRIES,
             retry_timeout: RETRY_TIME_MAX,
         };
-        let mut builder = AmazonS3Builder::new().with_retry(retry);
+        let limits = ClientOptions::new().with_timeout(REQUEST_TIME_MAX);
+        let mut builder = AmazonS3Builder::new().with_retry(retry).with_client_options(limits);
         for (name, value) in &self.pairs {
             // The environment has names of other tools too, `AWS_PROFILE` among them.
             let Ok(key) = name.to_ascii_lowercase().parse() else { continue };

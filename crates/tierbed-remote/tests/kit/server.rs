@@ -20,9 +20,18 @@ pub const READER: &str = "reader";
 
 const WAITS: usize = 600;
 const WAIT: Duration = Duration::from_millis(100);
-/// Ends the store, and takes away what it kept, once nobody holds the other end of its input.
-const HOLD: &str =
-    r#"dir=$1; shift; "$@" >"$dir/log" 2>&1 & cat >"$dir/held"; kill -9 $!; wait; rm -rf "$dir""#;
+/// Ends the store, and takes away what it kept, once nobody holds the other end of its input. What
+/// ends the tests from a keyboard does not end it.
+const HOLD: &str = r#"
+trap '' INT TERM HUP
+dir=$1
+shift
+"$@" >"$dir/log" 2>&1 &
+cat >"$dir/held"
+kill -9 $!
+wait
+rm -rf "$dir"
+"#;
 
 pub struct Server {
     pub endpoint: String,
@@ -50,7 +59,8 @@ pub fn server() -> Option<&'static Server> {
 fn start() -> Option<Server> {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/s3/bin/weed");
     let weed = if ours.exists() { ours } else { "weed".into() };
-    let found = Command::new(&weed).arg("version").stdout(Stdio::null()).status();
+    let mut version = Command::new(&weed);
+    let found = version.arg("version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !found.is_ok_and(|status| status.success()) {
         eprintln!("skipped over buckets: no SeaweedFS; call scripts/s3-server");
         return None;
