@@ -1,9 +1,9 @@
 """What clients notice when the rows change under them.
 
-- ``activation``: at half of a server's saturation, with a share of the rows in memory, a delta comes
-  into the folder that the server follows. Latency from five seconds before to ten seconds after it
-  stands beside that of a steady run just before. Every checked answer must have the rows of one
-  version.
+- ``activation``: at half of a server's saturation, with a share of the rows in memory, a delta
+  comes into the folder that the server follows. Latency from five seconds before to ten seconds
+  after it stands beside that of a steady run just before. Every checked answer must have the rows
+  of one version.
 - ``activations``: many deltas, one after another, under a light load: the server's memory.
 """
 
@@ -126,7 +126,7 @@ def _write(bench: Bench, version: int) -> Path:
 def _counters(system: System) -> dict[str, float]:
     """All numbers of ``/metrics`` that have no labels."""
     url = f"http://{system.target['address']}/metrics"
-    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310
+    with urllib.request.urlopen(url, timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.split(" ") for line in lines if line and line[0] != "#" and "{" not in line)
     return {name: float(value) for name, value in pairs}
