@@ -92,6 +92,15 @@ wheel: $(ENV_STAMP) ## Build the wheel into build/wheel and check what is in it
 	    .venv/bin/maturin build --quiet --release --locked --out build/wheel
 	@$(STEP) 'check wheel' scripts/check-wheel build/wheel/*.whl
 
+# ---------------------------------------------------------------- the server without Python
+
+.PHONY: server
+server: ## Build tierbed-server into build/server and check what it needs
+	@$(STEP) 'tierbed-server (release build)' cargo build --quiet --release --locked -p tierbed-server
+	@mkdir -p build/server
+	@strip --strip-debug -o build/server/tierbed-server target/release/tierbed-server
+	@$(STEP) 'check server' scripts/check-server build/server/tierbed-server
+
 # ---------------------------------------------------------------- the main job
 
 .PHONY: demo

@@ -30,6 +30,7 @@ use tierbed_core::{Error, ErrorKind};
 
 pub use options::{Limiting, Options, Reading, Recording, Serving};
 pub use reference::reference;
+pub use values::Size;
 
 use crate::running::Ended;
 

@@ -141,6 +141,16 @@ impl Running {
         self.ask("POST /v1/lookup", "Content-Type: application/json\r\n", &body)
     }
 
+    /// Looks up the sum of rows of `item`.
+    pub(crate) fn sum(&self, rows: std::ops::Range<u64>) -> (u16, String) {
+        let count = rows.end - rows.start;
+        let values = rows.map(|row| row.to_string()).collect::<Vec<_>>().join(",");
+        let body = format!(
+            "{{\"features\":{{\"item\":{{\"values\":[{values}],\"offsets\":[0,{count}]}}}}}}"
+        );
+        self.ask("POST /v1/lookup", "Content-Type: application/json\r\n", &body)
+    }
+
     /// Bytes of a line of the process's state, such as `VmRSS`.
     pub(crate) fn memory_bytes(&self, what: &str) -> u64 {
         let status = format!("/proc/{}/status", self.child.id());
