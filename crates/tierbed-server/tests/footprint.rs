@@ -1,4 +1,10 @@
 //! Memory beyond the budget, and time to the first answer.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    reason = "what goes wrong here fails the test, and the time is that of another process"
+)]
 
 mod kit;
 

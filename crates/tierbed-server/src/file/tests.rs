@@ -1,3 +1,5 @@
+#![expect(clippy::disallowed_methods, reason = "the files are of this test alone")]
+
 use super::*;
 
 fn refused(text: &str) -> String {
