@@ -243,9 +243,11 @@ impl Objects for BucketObjects {
                 PutMode::Update(UpdateVersion { e_tag: Some(tag.clone()), version: None })
             }
         };
+        // The library tries replacements again by itself.
+        let tries = if matches!(when, When::Unchanged(_)) { 1 } else { CONFLICT_TRIES };
         client.runtime.on(async {
             let mut pause = CONFLICT_PAUSE;
-            for _ in 0..CONFLICT_TRIES {
+            for _ in 0..tries {
                 let payload = PutPayload::from(bytes.to_vec());
                 match client.store.put_opts(&key, payload, mode.clone().into()).await {
                     Ok(_) => return Ok(Put::Done),

@@ -152,6 +152,27 @@ fn answers_of_other_stores_are_understood() {
     says("500 Oh", "", ErrorKind::Io, "store is busy, or fails");
 }
 
+#[test]
+fn writes_that_meet_others_are_lost_or_told() {
+    let put = |status, body, when: When| {
+        let proxy = Proxy::new("http://127.0.0.1:1", move |_| Line::Says(status, body));
+        let put = open("models", &through(&proxy)).put("a", b"", &when);
+        (put, proxy.count())
+    };
+    let unchanged = || When::Unchanged(tierbed_remote::Tag("\"1\"".into()));
+    const GONE: &str = "<Error><Code>NoSuchKey</Code></Error>";
+    assert_eq!(put("404 Not Found", GONE, unchanged()).0.unwrap(), Put::Lost);
+    const NONE: &str = "<Error><Code>NoSuchBucket</Code></Error>";
+    fails(put("404 Not Found", NONE, unchanged()).0, ErrorKind::Invalid, "no such bucket");
+    for when in [When::Absent, unchanged()] {
+        assert_eq!(put("412 Failed", "", when.clone()).0.unwrap(), Put::Lost);
+        const BUSY: &str = "<Error><Code>ConditionalRequestConflict</Code></Error>";
+        let (busy, count) = put("409 Conflict", BUSY, when);
+        fails(busy, ErrorKind::Io, "other writes kept getting in the way");
+        assert_eq!(count, 5, "it is tried again");
+    }
+}
+
 /// Answers over TLS that there is no such object; returns its endpoint, and its authority as PEM.
 fn encrypted() -> (String, String) {
     let rcgen::CertifiedKey { cert, signing_key } =

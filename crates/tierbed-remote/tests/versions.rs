@@ -4,8 +4,10 @@
 mod kit;
 
 use kit::{places, published, seed_of, Does, Place, NOW_S, PART_BYTES};
+use tierbed_core::env::SplitMix64;
 use tierbed_core::ErrorKind;
-use tierbed_remote::{Expected, Prune, Push, Seq, State, Want, When};
+use tierbed_io::{Folder, FsFolder};
+use tierbed_remote::{Expected, Prune, Pull, Push, Seq, State, Want, When};
 
 fn seqs(numbers: &[u64]) -> Vec<Seq> {
     numbers.iter().map(|number| Seq(*number)).collect()
@@ -30,6 +32,31 @@ fn a_pushed_version_arrives_with_the_same_bytes() {
         assert_eq!(pulled.unwrap().folders.len(), 3);
         let again = location.pull(&earlier, to.path(), &kit::at_once(), &mut |_, _| Ok(()));
         assert_eq!(again.unwrap().parts_fetched, 0, "it is here already");
+    }
+}
+
+#[test]
+fn a_large_version_arrives_with_the_same_bytes() {
+    // Three chunks of an upload, and five requests of a download.
+    const BYTES: usize = (34 << 20) + 7;
+    let folder = published(1);
+    let mut rng = SplitMix64::new(1);
+    let bytes: Vec<u8> = (0..BYTES / 8 + 1).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+    let source = FsFolder::open(folder.path()).unwrap();
+    source.write_durable("rows.pages", &bytes[..BYTES]).unwrap();
+    for place in places() {
+        let push = Push::new(folder.path(), "id1", "stable", NOW_S);
+        let mut heard = 0;
+        let pushed = place.open().push(&push, &mut |done, total| {
+            assert!((heard..=total).contains(&done), "progress goes on");
+            heard = done;
+            Ok(())
+        });
+        assert_eq!(pushed.unwrap().bytes, heard, "{}", place.name);
+        let to = tempfile::tempdir().unwrap();
+        let want = Want::Channel("stable".into());
+        let pulled = place.open().pull(&want, to.path(), &Pull::default(), &mut |_, _| Ok(()));
+        assert!(kit::files(&pulled.unwrap().folders[0]) == kit::files(folder.path()));
     }
 }
 
