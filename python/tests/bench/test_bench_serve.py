@@ -129,8 +129,12 @@ def test_the_suite_runs_small_from_the_command_line(tmp_path: Path, capsys: Any)
     result = json.loads(path.read_text())
     assert result["suite"] == "serve"
     parts = {row["part"] for row in result["rows"]}
-    assert {"cost", "sweep", "limited", "half_load", "activations"} <= parts
-    assert {row["system"] for row in result["rows"]} >= {"tierbed_infer", "engine"}
+    assert {"cost", "sweep", "limited", "half_load", "activations", "predict"} <= parts
+    systems = {row["system"] for row in result["rows"]}
+    assert systems >= {"tierbed_infer", "tierbed_predict", "engine"}
+    predicted = [row for row in result["rows"] if row["part"] == "predict"]
+    assert [row["samples"] for row in predicted] == [1, 1, 16, 16, 128, 128]
+    assert all(row["rate"] > 0 for row in predicted)
     assert sum(row.get("checked", 0) for row in result["rows"]) > 0
     assert sum(row.get("wrong", 0) for row in result["rows"]) == 0
     said = capsys.readouterr().out

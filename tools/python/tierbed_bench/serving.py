@@ -11,7 +11,9 @@ be sent; a run whose requests were sent late is void; answers are compared with 
   beside the engine's own in this process;
 - ``overload``: the same server at twice its saturation, and its recovery;
 - ``activation``, ``activations``: deltas that come meanwhile
-  (:mod:`tierbed_bench.serving_activation`).
+  (:mod:`tierbed_bench.serving_activation`);
+- ``predict``: processor time of Tierbed for a prediction of a DLRM, asked in a closed loop
+  (:mod:`tierbed_bench.serving_predict`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from tierbed._util.report import print_table, write_json
 from tierbed.config.words import NotNegative, Positive
 from tierbed.errors import InvalidError
 from tierbed_bench.serving_activation import activation, activations
+from tierbed_bench.serving_predict import measure_predictions
 from tierbed_bench.serving_report import curves, ratios
 from tierbed_bench.serving_systems import (
     PEERS,
@@ -44,7 +47,7 @@ from tierbed_bench.suite import write_suite
 __all__ = ["Bench", "ServingOptions", "run_serving"]
 
 Row = dict[str, Any]
-PARTS = ("cost", "sweep", "half_load", "overload", "activation", "activations")
+PARTS = ("cost", "sweep", "half_load", "overload", "activation", "activations", "predict")
 PROTOCOLS = ("lookup", "infer", "grpc")
 MIB = 1 << 20
 # A rate is kept up with when so many of its requests are answered in time.
@@ -54,7 +57,10 @@ RECOVERED_FACTOR = 2.0
 # A sweep that is given no rates doubles until a rate is too much, then halves the step.
 BISECTIONS = 2
 DOUBLINGS = 12
-COLUMNS = ("part", "system", "rate", "good_per_s", "refused", "p50_us", "p99_us", "cpu_us")
+COLUMNS = (
+    *("part", "system", "samples", "connections", "rate", "good_per_s", "refused"),
+    *("p50_us", "p99_us", "cpu_us"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +68,7 @@ class ServingOptions:
     """What is measured.
 
     Args:
-        parts: cost, sweep, half_load, overload, activation, activations, by comma.
+        parts: cost, sweep, half_load, overload, activation, activations, predict, by comma.
         protocols: Of Tierbed, by comma: lookup (safetensors), infer and grpc (Open Inference
             Protocol).
         peers: Other servers, by comma: redis, memcached, extstore.
@@ -73,12 +79,14 @@ class ServingOptions:
         ids: Ids of a sample.
         samples: Samples of a request.
         skew: How uneven rows are asked for; 0 is evenly.
-        dram_share: Of all parts but ``cost`` and ``sweep``: memory of Tierbed, as a share of the
-            rows.
+        dram_share: Of all parts but ``cost``, ``sweep`` and ``predict``: memory of Tierbed, as a
+            share of the rows.
         changed_share: Share of the rows that a delta changes.
         deltas: Of ``activations``: how many come.
+        predict_samples: Of ``predict``: samples of a request, by comma.
+        predict_connections: Of ``predict``: connections that ask at once, by comma.
         seconds: Length of a run.
-        rounds: Of ``cost``: rounds over all systems; of ``activation``: deltas.
+        rounds: Of ``cost`` and ``predict``: rounds over all; of ``activation``: deltas.
         arrivals: poisson is as of many callers, constant is equally far apart.
         p99_ms_max: Above it a rate is too much.
         connections: Open before the first request.
@@ -102,6 +110,8 @@ class ServingOptions:
     dram_share: float = 0.05
     changed_share: float = 0.01
     deltas: Positive = 100
+    predict_samples: tuple[int, ...] = (1, 16, 128)
+    predict_connections: tuple[int, ...] = (1, 8)
     seconds: float = 10.0
     rounds: Positive = 5
     arrivals: Literal["poisson", "constant"] = "poisson"
@@ -311,7 +321,8 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
             "changed_share": options.changed_share,
         }
         bench = Bench(options, Rows(folder=Path(folder), shape=shape))
-        bench.rows.write()
+        if set(options.parts) != {"predict"}:
+            bench.rows.write()
         if {"cost", "sweep"} & set(options.parts):
             _in_memory(bench)
         if {"half_load", "overload"} & set(options.parts):
@@ -321,8 +332,18 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
             activation(bench, dram_bytes)
         if "activations" in options.parts:
             activations(bench, dram_bytes, options.deltas)
+        if "predict" in options.parts:
+            bench.told += measure_predictions(
+                bench.rows.folder,
+                shape,
+                samples=options.predict_samples,
+                connections=options.predict_connections,
+                seconds=options.seconds,
+                rounds=options.rounds,
+                seed=options.seed,
+            )
     shown = [{name: row.get(name) for name in COLUMNS} for row in bench.told]
-    print_table("requests for rows, open loop", shown, COLUMNS)
+    print_table("requests for rows, open loop; predictions, closed", shown, COLUMNS)
     for name, reason in bench.absent.items():
         print(f"{name} is left out: {reason}")
     told = {"shape": shape, "left_out": bench.absent, "measured": "measured-cpu"}

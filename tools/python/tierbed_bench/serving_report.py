@@ -57,7 +57,11 @@ def curves(rows: Sequence[Row]) -> Callable[[Any], None]:
         if swept:
             left.legend(fontsize="small")
         cost = [row for row in rows if row["part"] == "cost"]
-        right.barh([row["system"] for row in cost], [row["cpu_us"] for row in cost])
+        # Predictions of one sample over one connection stand beside lookups.
+        of_one = {"samples": 1, "connections": 1}
+        cost += [row for row in rows if row["part"] == "predict" and of_one.items() <= row.items()]
+        names = [f"{row['part']} {row['system']}" for row in cost]
+        right.barh(names, [row["cpu_us"] for row in cost])
         right.set_xlabel("server's processor us per request, rows in memory")
         right.invert_yaxis()
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 from tierbed import _native
 from tierbed._util.bytes import size_text
 
-__all__ = ["PEERS", "AbsentError", "Rows", "System", "command", "started"]
+__all__ = ["PEERS", "AbsentError", "Rows", "Served", "System", "command", "served", "started"]
 
 Row = dict[str, Any]
 PEERS = ("redis", "memcached", "extstore")
@@ -124,14 +124,18 @@ def started(
         pids = (process.pid,)
         yield [System(name=one, target=target, pids=pids) for one, target in asked.items()]
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=START_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def generator_core() -> int | None:
@@ -162,12 +166,26 @@ def _popen(call: Sequence[str], log: IO[str], **options: Any) -> subprocess.Pope
 def _tierbed(
     rows: Rows, dram_bytes: int, deltas: Path | None
 ) -> tuple[subprocess.Popen[str], dict[str, Row]]:
-    call = [sys.executable, "-m", "tierbed.cli", "serve", str(rows.snapshot)]
-    call += ["--address", "127.0.0.1:0", "--grpc-address", "127.0.0.1:0"]
+    log = rows.folder / "tierbed.log"
+    options = ["--grpc-address", "127.0.0.1:0"]
+    options += ["--deltas", str(deltas)] if deltas else []
+    process, http, grpc = _serve(rows.snapshot, log, dram_bytes, options)
+    addresses = {"lookup": http, "infer": http, "grpc": grpc}
+    return process, {
+        protocol: {"protocol": protocol, "address": address, "model": f"{MODEL}.rows"}
+        for protocol, address in addresses.items()
+    }
+
+
+def _serve(
+    snapshot: Path, log_path: Path, dram_bytes: int, options: Sequence[str]
+) -> tuple[subprocess.Popen[str], str, str]:
+    """Starts ``tierbed serve``; returns its addresses of HTTP and gRPC, too."""
+    call = [sys.executable, "-m", "tierbed.cli", "serve", str(snapshot)]
+    call += ["--address", "127.0.0.1:0", *options]
     call += ["--dram-budget", size_text(dram_bytes)]
     call += ["--model-name", MODEL, "--log-level", "off", "--drain-delay", "0"]
-    call += ["--deltas", str(deltas)] if deltas else []
-    with (rows.folder / "tierbed.log").open("w+") as log:
+    with log_path.open("w+") as log:
         process = _popen(call, log, stdout=subprocess.PIPE)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -176,11 +194,32 @@ def _tierbed(
             log.seek(0)
             raise RuntimeError(f"tierbed serve did not start: {log.read().strip()}")
     http, _, grpc = line.strip().partition("http://")[2].partition(" and grpc://")
-    addresses = {"lookup": http, "infer": http, "grpc": grpc}
-    return process, {
-        protocol: {"protocol": protocol, "address": address, "model": f"{MODEL}.rows"}
-        for protocol, address in addresses.items()
-    }
+    return process, http, grpc
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running ``tierbed serve``.
+
+    Args:
+        http: Its address.
+        pid: Its process.
+    """
+
+    http: str
+    pid: int
+
+
+@contextlib.contextmanager
+def served(
+    snapshot: Path, log_path: Path, dram_bytes: int, options: Sequence[str]
+) -> Iterator[Served]:
+    """Serves a snapshot by HTTP, and ends the server afterwards."""
+    process, http, _ = _serve(snapshot, log_path, dram_bytes, options)
+    try:
+        yield Served(http, process.pid)
+    finally:
+        _end(process)
 
 
 def _redis(rows: Rows) -> tuple[subprocess.Popen[str], Row]:
