@@ -19,7 +19,8 @@ from tierbed.serve.versions import Versions
 __all__ = ["register"]
 
 Location = Annotated[
-    str, typer.Argument(metavar="LOCATION", help="Where the versions lie: a folder.")
+    str,
+    typer.Argument(metavar="LOCATION", help="Where versions lie: a folder, or s3://bucket/prefix."),
 ]
 Version = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")]
 ToMove = Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel that moves.")]

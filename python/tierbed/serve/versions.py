@@ -1,6 +1,6 @@
 """Versions of a served model: pushed to a location, pulled from it, named by channels.
 
-A location is a folder, of this machine or one that machines share. A version is what
+A location is a folder, of this machine or one that machines share, or a bucket. A version is what
 :meth:`tierbed.Store.publish` wrote, and never changes. A channel names the version to serve;
 moving it is one compare-and-swap.
 """
@@ -48,7 +48,7 @@ class Versions:
     Nothing is read or made before the first call, and nothing is kept open between calls.
 
     Args:
-        location: A folder, which the first push makes.
+        location: A folder, which the first push makes, or a bucket: ``s3://bucket/prefix``.
 
     Examples:
         >>> rows = torch.randn(100, 8)

@@ -48,7 +48,8 @@ class Publisher:
     Args:
         store: The tables. It is closed after the publisher.
         model: Its dense parameters go along, and its ``config()`` where it has one.
-        location: A folder for the versions of this model, as of :class:`tierbed.Versions`.
+        location: Where the versions of this model lie, as of :class:`tierbed.Versions`: a folder,
+            or a bucket.
         channel: The channel that moves to each version.
         delta_every: From one version to the next, as a number of seconds or as ``"60s"``; None
             for whole versions only.
