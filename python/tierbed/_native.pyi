@@ -23,6 +23,7 @@ from tierbed._native_options import (
     TableSchema,
     VocabularyPolicy,
 )
+from tierbed._native_versions import *
 from tierbed.config.words import PageSelection, PlaceMethod
 from tierbed.placement.build import LogOptions, PlaceOptions
 from tierbed.serve.models import Scorer
@@ -60,6 +61,7 @@ __all__ = [
     "bisection_order",
     "bisection_split",
     "cache_policies",
+    "channel_head",
     "check_python_store",
     "commits",
     "cpu_features",
@@ -67,14 +69,23 @@ __all__ = [
     "fill_offsets",
     "import_tables",
     "kept_checkpoints",
+    "list_versions",
+    "pin_version",
     "placement_bases",
     "placement_methods",
     "placement_pages",
     "placement_scores",
     "placement_with_pages",
+    "promote_channel",
+    "prune_versions",
+    "published_identity",
+    "pull_versions",
+    "push_version",
     "put_commit_in_force",
     "restore_checkpoint",
+    "roll_back_channel",
     "table_bytes",
+    "unpin_version",
     "version",
 ]
 
@@ -376,25 +387,6 @@ class NativeStore:
 
     def close(self) -> None:
         """Gives back memory and the folder's lock; what was not checkpointed is lost."""
-
-# ---------------------------------------------------------------- versions at a location
-# They return structs of tierbed_remote: Listing, Head, Pushed, Pulled, Pruned. A push expects
-# "anything", "nothing" or {"head": head}; a pull wants {"channel": name} or {"version": seq}.
-def published_identity(folder: str) -> dict[str, Any]: ...
-def list_versions(location: str) -> dict[str, Any]: ...
-def channel_head(location: str, channel: str) -> dict[str, Any] | None: ...
-def push_version(
-    location: str, folder: str, channel: str, expected: str | dict[str, Any], now_s: int,
-    progress: _Told,
-) -> dict[str, Any]: ...
-def pull_versions(
-    location: str, want: dict[str, str | int], to: str, bandwidth_bytes: int, progress: _Told
-) -> dict[str, Any]: ...
-def promote_channel(location: str, source: str, to: str, now_s: int) -> dict[str, Any]: ...
-def roll_back_channel(location: str, channel: str, seq: int, now_s: int) -> dict[str, Any]: ...
-def prune_versions(location: str, keep_s: int, now_s: int, progress: _Told) -> dict[str, Any]: ...
-def pin_version(location: str, seq: int) -> None: ...
-def unpin_version(location: str, seq: int) -> bool: ...
 
 # ---------------------------------------------------------------- serving snapshot
 

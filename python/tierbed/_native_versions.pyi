@@ -1,0 +1,40 @@
+"""Functions of the native module for versions at a location. A stub: there is no such module.
+
+They return structs of ``tierbed_remote``: Listing, Head, Pushed, Pulled, Pruned. A push expects
+``"anything"``, ``"nothing"`` or ``{"head": head}``; a pull wants ``{"channel": name}`` or
+``{"version": seq}``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = [
+    "channel_head",
+    "list_versions",
+    "pin_version",
+    "promote_channel",
+    "prune_versions",
+    "published_identity",
+    "pull_versions",
+    "push_version",
+    "roll_back_channel",
+    "unpin_version",
+]
+
+_Told = Callable[[int, int], None] | None
+
+def published_identity(folder: str) -> dict[str, Any]: ...
+def list_versions(location: str) -> dict[str, Any]: ...
+def channel_head(location: str, channel: str) -> dict[str, Any] | None: ...
+def push_version(
+    location: str, folder: str, channel: str, expected: str | dict[str, Any], now_s: int,
+    progress: _Told,
+) -> dict[str, Any]: ...
+def pull_versions(
+    location: str, want: dict[str, str | int], to: str, bandwidth_bytes: int, progress: _Told
+) -> dict[str, Any]: ...
+def promote_channel(location: str, source: str, to: str, now_s: int) -> dict[str, Any]: ...
+def roll_back_channel(location: str, channel: str, seq: int, now_s: int) -> dict[str, Any]: ...
+def prune_versions(location: str, keep_s: int, now_s: int, progress: _Told) -> dict[str, Any]: ...
+def pin_version(location: str, seq: int) -> None: ...
+def unpin_version(location: str, seq: int) -> bool: ...
