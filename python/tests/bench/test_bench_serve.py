@@ -15,7 +15,7 @@ import tierbed as tb
 from tierbed.cli import main
 from tierbed.errors import InvalidError
 from tierbed.serve import Limits, ServeOptions, Server
-from tierbed_bench import ServingOptions, run_serving, serving_systems
+from tierbed_bench import ServingOptions, run_serving, serving_systems, serving_triton
 from tierbed_bench.serving import PROTOCOLS, Bench
 from tierbed_bench.serving_activation import activation, activations
 from tierbed_bench.serving_report import ratios
@@ -96,12 +96,13 @@ def test_requests_of_several_samples_are_answered_whole(rows: Rows) -> None:
 
 
 def test_ratios_above_one_are_better_than_the_baseline() -> None:
-    cost = {"redis": 30.0, "engine": 10.0, "tierbed_infer": 20.0}
+    cost = {"redis": 30.0, "engine": 10.0, "triton": 300.0, "tierbed_infer": 20.0}
     rows = [{"part": "cost", "system": name, "cpu_us": us} for name, us in cost.items()]
     rows += [{"part": "half_load", "system": "engine", "p99_us": 100}]
     rows += [{"part": "half_load", "system": "tierbed_infer", "p99_us": 400}]
     assert ratios(rows) == {
         "per_core_tierbed_infer_vs_redis": 1.5,
+        "per_core_tierbed_infer_vs_triton": 15.0,
         "per_core_tierbed_infer_vs_engine": 0.5,
         "half_load_p99_tierbed_infer_vs_engine": 0.25,
     }
@@ -112,9 +113,10 @@ def test_a_peer_that_is_not_here_says_what_brings_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(serving_systems, "UNPACKED", tmp_path)
+    monkeypatch.setattr(serving_triton, "ENVIRONMENT", tmp_path)
     for name in serving_systems.PEERS:
         with (
-            pytest.raises(AbsentError, match="scripts/bench-deps"),
+            pytest.raises(AbsentError, match=r"run scripts/(bench|client)-deps"),
             started(name, rows, dram_bytes=1 << 20),
         ):
             pass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import json
+import os
 import shutil
 import subprocess
 import urllib.error
@@ -118,3 +120,27 @@ def test_grpcurl_lists_the_methods_and_asks_for_rows(snapshot: tb.Snapshot, serv
     [raw] = json.loads(asked.stdout)["rawOutputContents"]
     found = np.frombuffer(base64.b64decode(raw), dtype=np.float32)
     np.testing.assert_array_equal(found.reshape(3, 16), _rows(snapshot))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_perf_analyzer_measures_every_request_as_good(
+    server: Server, tmp_path: Path, protocol: str
+) -> None:
+    # Its ids are random numbers of 64 bits unless they are given.
+    given = {"data": [{"ids": {"content": np.ravel(IDS).tolist(), "shape": [3, 2]}}]}
+    (tmp_path / "ids.json").write_text(json.dumps(given))
+    address = server.address if protocol == "http" else server.grpc_address
+    command = [_client("perf_analyzer"), "-m", "ads.rows", "-u", str(address), "-i", protocol]
+    command += ["--input-data", str(tmp_path / "ids.json"), "--shape", "ids:3,2"]
+    command += ["--request-rate-range", "200", "--request-distribution", "poisson"]
+    command += ["--measurement-mode", "count_windows", "--measurement-request-count", "50"]
+    command += ["--stability-percentage", "999", "-f", str(tmp_path / "told.csv")]
+    libraries = os.environ | {"LD_LIBRARY_PATH": str(CLIENTS.parent / "lib" / "perf_analyzer")}
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=libraries
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Failed" not in ran.stdout, ran.stdout
+    [told] = csv.DictReader((tmp_path / "told.csv").read_text().splitlines())
+    assert float(told["Inferences/Second"]) > 0
+    assert float(told["p99 latency"]) > 0

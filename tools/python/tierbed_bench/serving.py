@@ -71,7 +71,7 @@ class ServingOptions:
         parts: cost, sweep, half_load, overload, activation, activations, predict, by comma.
         protocols: Of Tierbed, by comma: lookup (safetensors), infer and grpc (Open Inference
             Protocol).
-        peers: Other servers, by comma: redis, memcached, extstore.
+        peers: Other servers, by comma: redis, memcached, extstore, triton.
         rates: Requests a second of a sweep, by comma; else they double from the first on.
         first_rate: The first rate of a sweep that is given none, and the rate of ``cost``.
         rows: Rows of the table.

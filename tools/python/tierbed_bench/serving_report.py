@@ -11,7 +11,7 @@ from tierbed_bench.common import ratio
 __all__ = ["curves", "ratios"]
 
 Row = dict[str, Any]
-BASELINES = ("redis", "memcached", "engine")
+BASELINES = ("redis", "memcached", "triton", "engine")
 
 
 def ratios(rows: Sequence[Row]) -> dict[str, float | None]:

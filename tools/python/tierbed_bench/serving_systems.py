@@ -1,8 +1,9 @@
-"""Servers that answer the same rows: Tierbed, Redis, memcached with and without its disk.
+"""Servers that answer the same rows: Tierbed, Redis, memcached with and without its disk, Triton.
 
 Each is a process of its own, bound to the first processor where there are several: the generator
 of load has the second one. Redis and memcached are found on the path, or where
-``scripts/bench-deps`` unpacks them; what is not there is left out, with the reason.
+``scripts/bench-deps`` unpacks them, Triton where ``scripts/client-deps`` brings it; what is not
+there is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -22,22 +23,34 @@ from typing import IO, Any
 
 from tierbed import _native
 from tierbed._util.bytes import size_text
+from tierbed_bench.serving_process import (
+    START_S,
+    AbsentError,
+    end_process,
+    free_port,
+    on_first_core,
+)
+from tierbed_bench.serving_triton import rows_served
 
-__all__ = ["PEERS", "AbsentError", "Rows", "Served", "System", "command", "served", "started"]
+__all__ = [
+    "PEERS",
+    "AbsentError",
+    "Rows",
+    "Served",
+    "System",
+    "command",
+    "served",
+    "started",
+]
 
 Row = dict[str, Any]
-PEERS = ("redis", "memcached", "extstore")
+PEERS = ("redis", "memcached", "extstore", "triton")
 MODEL = "tierbed"
 MIB = 1 << 20
 # Where scripts/bench-deps unpacks servers that are not installed.
 UNPACKED = Path(__file__).parents[3] / ".tools" / "peers"
 # What memcached needs in memory at least to write to its disk.
 EXTSTORE_MIB = 64
-START_S = 60.0
-
-
-class AbsentError(Exception):
-    """A system is not here; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +122,11 @@ def started(
     Raises:
         AbsentError: The server is not installed.
     """
+    if name == "triton":
+        with rows_served(rows.snapshot, rows.folder / "triton", int(rows.shape["id_count"])) as it:
+            target = {"protocol": "infer", "address": it.http, "model": f"{MODEL}.rows"}
+            yield [System(name=name, target=target, pids=it.pids)]
+        return
     if name == "tierbed":
         process, targets = _tierbed(rows, dram_bytes, deltas)
         asked = {f"tierbed_{protocol}": targets[protocol] for protocol in protocols}
@@ -124,18 +142,7 @@ def started(
         pids = (process.pid,)
         yield [System(name=one, target=target, pids=pids) for one, target in asked.items()]
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=START_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+        end_process(process)
 
 
 def generator_core() -> int | None:
@@ -144,22 +151,8 @@ def generator_core() -> int | None:
     return cores[1] if len(cores) > 1 else None
 
 
-@contextlib.contextmanager
-def _on_first_core() -> Iterator[None]:
-    """What is started within is bound to the first processor, from its first thread on."""
-    cores = os.sched_getaffinity(0)
-    if len(cores) == 1:
-        yield
-        return
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 def _popen(call: Sequence[str], log: IO[str], **options: Any) -> subprocess.Popen[str]:
-    with _on_first_core():
+    with on_first_core():
         return subprocess.Popen(call, stderr=log, text=True, **options)
 
 
@@ -219,11 +212,11 @@ def served(
     try:
         yield Served(http, process.pid)
     finally:
-        _end(process)
+        end_process(process)
 
 
 def _redis(rows: Rows) -> tuple[subprocess.Popen[str], Row]:
-    port = _free_port()
+    port = free_port()
     call = [_binary("redis-server"), "--bind", "127.0.0.1", "--port", str(port)]
     # Rows are in memory only.
     call += ["--save", "", "--appendonly", "no", "--dir", str(rows.folder)]
@@ -231,7 +224,7 @@ def _redis(rows: Rows) -> tuple[subprocess.Popen[str], Row]:
 
 
 def _memcached(name: str, rows: Rows, dram_bytes: int) -> tuple[subprocess.Popen[str], Row]:
-    port = _free_port()
+    port = free_port()
     call = [_binary("memcached"), "-l", "127.0.0.1", "-p", str(port), "-c", "8192", "-t", "1"]
     if os.geteuid() == 0:
         call += ["-u", "root"]
@@ -259,12 +252,6 @@ def _binary(name: str) -> str:
     if found is None:
         raise AbsentError(f"{name} is not here; run scripts/bench-deps")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait(address: str, process: subprocess.Popen[str]) -> None:

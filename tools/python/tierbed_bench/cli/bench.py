@@ -183,10 +183,10 @@ def serve(
     out: Out = OUT,
     json: JsonOut = None,
 ) -> None:
-    """Ask servers of the same rows at growing rates: Tierbed, Redis, memcached.
+    """Ask servers of the same rows at growing rates: Tierbed, Redis, memcached, Triton.
 
     Latency counts from the moment when a request was meant to be sent. Redis and memcached come
-    by scripts/bench-deps; what is not there is left out.
+    by scripts/bench-deps, Triton by scripts/client-deps; what is not there is left out.
     """
     _told(run_serving(out, options, json))
 
