@@ -17,7 +17,7 @@ from tierbed.errors import InvalidError
 from tierbed.serve import Limits, ServeOptions, Server
 from tierbed_bench import ServingOptions, run_serving, serving_systems, serving_triton
 from tierbed_bench.serving import PROTOCOLS, Bench
-from tierbed_bench.serving_activation import activation, activations
+from tierbed_bench.serving_activation import activation, activations, reload
 from tierbed_bench.serving_report import ratios
 from tierbed_bench.serving_systems import AbsentError, Rows, System, started
 
@@ -162,6 +162,22 @@ def test_answers_are_of_one_version_while_deltas_come(rows: Rows) -> None:
     [last] = [row for row in bench.told if row["part"] == "activations"]
     assert last["deltas"] == 3
     assert last["memory_bytes"] > 0
+
+
+def test_triton_answers_of_one_version_while_it_loads_its_rows_again(rows: Rows) -> None:
+    rows = replace(rows, shape={**SHAPE, "changed_share": 0.2})
+    options = ServingOptions(
+        seconds=0.4, rounds=2, rates=(100.0,), check_every=1, p99_ms_max=10_000.0
+    )
+    bench = Bench(options, rows)
+    try:
+        reload(bench)
+    except AbsentError as reason:
+        pytest.skip(str(reason))
+    told = [row for row in bench.told if row["part"] == "activation"]
+    assert told or "activation" in str(bench.absent)
+    assert [row["checked"] for row in told] == [row["good"] for row in told]
+    assert len(told) in (0, 2)
 
 
 def test_words_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from tierbed._util.report import print_table, write_json
 from tierbed.config.words import NotNegative, Positive
 from tierbed.errors import InvalidError
-from tierbed_bench.serving_activation import activation, activations
+from tierbed_bench.serving_activation import activation, activations, reload
 from tierbed_bench.serving_predict import measure_predictions
 from tierbed_bench.serving_report import curves, ratios
 from tierbed_bench.serving_systems import (
@@ -330,6 +330,11 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
         dram_bytes = _least(int(options.dram_share * bench.rows.byte_count))
         if "activation" in options.parts:
             activation(bench, dram_bytes)
+            if "triton" in options.peers:
+                try:
+                    reload(bench)
+                except AbsentError as absent:
+                    bench.absent["triton activation"] = str(absent)
         if "activations" in options.parts:
             activations(bench, dram_bytes, options.deltas)
         if "predict" in options.parts:

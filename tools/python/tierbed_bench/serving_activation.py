@@ -4,25 +4,32 @@
   comes into the folder that the server follows. Latency from five seconds before to ten seconds
   after it stands beside that of a steady run just before. Every checked answer must have the rows
   of one version.
+  Triton, where it is one of the peers, loads all rows again in place of the delta: that is its way
+  to change them.
 - ``activations``: many deltas, one after another, under a light load: the server's memory.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+import tierbed as tb
 from tierbed_bench.serving_systems import System, command, started
+from tierbed_bench.serving_triton import ROWS_MODEL, Triton, rows_served, write_rows
 
 if TYPE_CHECKING:
     from tierbed_bench.serving import Bench
 
-__all__ = ["activation", "activations"]
+__all__ = ["activation", "activations", "reload"]
 
 Row = dict[str, Any]
 # Before and after a delta, seconds.
@@ -36,8 +43,6 @@ def activation(bench: Bench, dram_bytes: int) -> None:
     """Brings a delta at half load, a few times; tells latencies beside those of steady runs."""
     options = bench.options
     deltas = _folder(bench)
-    scale = min(1.0, options.seconds / AFTER_S)
-    before_s, after_s = scale * BEFORE_S, scale * AFTER_S
     # Counters are asked for at the same address, over HTTP.
     protocol = next((one for one in options.protocols if one != "grpc"), "infer")
     with started(
@@ -49,30 +54,100 @@ def activation(bench: Bench, dram_bytes: int) -> None:
             return
         for version in range(1, options.rounds + 1):
             delta = _write(bench, version)
-            phases = {"rate": saturation / 2, "seconds": before_s + after_s}
-            versions = version - 1
-            bench.ask(system, [phases], versions=versions)
+            bench.ask(system, [_phase(bench, saturation)], versions=version - 1)
             at_start = _counters(system)
-            [steady] = bench.ask(system, [phases], versions=versions)
+            steady = _steady(bench, system, saturation, version - 1)
             at_delta = _counters(system)
-            timer = Timer(before_s, os.rename, (delta, deltas / delta.name))
-            timer.start()
-            [around] = bench.ask(system, [phases], versions=version)
-            timer.join()
+            arrive = partial(os.rename, delta, deltas / delta.name)
+            around = _around(bench, system, saturation, version, arrive)
             at_end = _wait_applied(system, version)
-            bench.tell(
-                "activation",
-                system.name,
+            _tell(
+                bench,
+                system,
+                steady,
                 around,
                 saturation=saturation,
-                lost=around["offered"] - around["good"],
-                steady_p99_us=steady["good_us"]["p99"],
-                p99_ratio=_share(around["good_us"]["p99"], steady["good_us"]["p99"]),
-                p999_ratio=_share(around["good_us"]["p999"], steady["good_us"]["p999"]),
-                steady_is_void=steady["is_void"],
                 steady_hit_share=_hits(at_start, at_delta),
                 hit_share=_hits(at_delta, at_end),
             )
+
+
+def reload(bench: Bench) -> None:
+    """Has Triton load all rows again at half load, a few times, as :func:`activation`.
+
+    Raises:
+        AbsentError: Triton is not installed.
+    """
+    rows, folder = bench.rows, bench.rows.folder / "reloaded"
+    with rows_served(rows.snapshot, folder, int(rows.shape["id_count"])) as running:
+        target = {"protocol": "infer", "address": running.http, "model": ROWS_MODEL}
+        system = System(name="triton", target=target, pids=running.pids)
+        saturation = bench.sweep("sweep", system)
+        if not saturation:
+            bench.absent[f"{system.name} activation"] = "it kept up with no rate"
+            return
+        for version in range(1, bench.options.rounds + 1):
+            applied = folder / f"applied-{version}"
+            tb.Snapshot.apply(rows.snapshot, _write(bench, version), applied)
+            write_rows(applied, folder / "next.npy")
+            shutil.rmtree(applied)
+            bench.ask(system, [_phase(bench, saturation)], versions=version - 1)
+            steady = _steady(bench, system, saturation, version - 1)
+            arrive = partial(_replace_rows, running, folder)
+            around = _around(bench, system, saturation, version, arrive)
+            _tell(bench, system, steady, around, saturation=saturation)
+
+
+def _replace_rows(running: Triton, folder: Path) -> None:
+    os.rename(folder / "next.npy", folder / "rows.npy")
+    running.load(ROWS_MODEL)
+
+
+def _phase(bench: Bench, saturation: float) -> Row:
+    """Half load from before a delta until after it."""
+    scale = min(1.0, bench.options.seconds / AFTER_S)
+    return {"rate": saturation / 2, "seconds": scale * (BEFORE_S + AFTER_S)}
+
+
+def _steady(bench: Bench, system: System, saturation: float, versions: int) -> Row:
+    [steady] = bench.ask(system, [_phase(bench, saturation)], versions=versions)
+    return steady
+
+
+def _around(
+    bench: Bench, system: System, saturation: float, versions: int, arrive: Callable[[], None]
+) -> Row:
+    """Asks while ``arrive`` brings other rows."""
+    phase = _phase(bench, saturation)
+    failed: list[BaseException] = []
+
+    def bring() -> None:
+        try:
+            arrive()
+        except BaseException as error:
+            failed.append(error)
+
+    timer = Timer(phase["seconds"] * BEFORE_S / (BEFORE_S + AFTER_S), bring)
+    timer.start()
+    [around] = bench.ask(system, [phase], versions=versions)
+    timer.join()
+    if failed:
+        raise failed[0]
+    return around
+
+
+def _tell(bench: Bench, system: System, steady: Row, around: Row, **more: Any) -> None:
+    bench.tell(
+        "activation",
+        system.name,
+        around,
+        lost=around["offered"] - around["good"],
+        steady_p99_us=steady["good_us"]["p99"],
+        p99_ratio=_share(around["good_us"]["p99"], steady["good_us"]["p99"]),
+        p999_ratio=_share(around["good_us"]["p999"], steady["good_us"]["p999"]),
+        steady_is_void=steady["is_void"],
+        **more,
+    )
 
 
 def activations(bench: Bench, dram_bytes: int, count: int) -> None:

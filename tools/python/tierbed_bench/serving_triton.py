@@ -28,10 +28,20 @@ from tierbed_bench.serving_process import (
     on_first_core,
 )
 
-__all__ = ["Triton", "rows_served", "triton", "write_rows_model", "write_table"]
+__all__ = [
+    "ROWS_MODEL",
+    "Triton",
+    "rows_served",
+    "triton",
+    "write_rows",
+    "write_rows_model",
+    "write_table",
+]
 
 ENVIRONMENT = Path(__file__).parents[3] / ".tools" / "triton"
 BATCH_MAX = 4_096
+# The model of the benchmark.
+ROWS_MODEL = "tierbed.rows"
 # Rows of a snapshot that are read at once.
 READ_ROWS = 65_536
 
@@ -42,7 +52,7 @@ print(json.dumps([sysconfig.get_config_var("LIBDIR"), sysconfig.get_paths()["pur
 """
 
 # The backend's own interpreter sees no environment, so that its packages are named here.
-_ROWS_MODEL = """
+_ROWS_SOURCE = """
 import sys
 sys.path[:0] = {packages!r}
 import json
@@ -111,6 +121,13 @@ class Triton:
     grpc: str
     pids: tuple[int, ...]
 
+    def load(self, model: str) -> None:
+        """Loads a model again; returns when it answers."""
+        url = f"http://{self.http}/v2/repository/models/{model}/load"
+        request = urllib.request.Request(url, data=b"", method="POST")
+        with urllib.request.urlopen(request, timeout=START_S):  # noqa: S310
+            pass
+
 
 @dataclass(frozen=True)
 class _Places:
@@ -155,7 +172,7 @@ def write_rows_model(
     folder = repository / name / "1"
     folder.mkdir(parents=True, exist_ok=True)
     # NumPy of the environment: that of Tierbed may be newer than the backend can use.
-    (folder / "model.py").write_text(_ROWS_MODEL.format(packages=[str(_places().packages)]))
+    (folder / "model.py").write_text(_ROWS_SOURCE.format(packages=[str(_places().packages)]))
     config = _CONFIG.format(
         batch=BATCH_MAX if batches else 0,
         batching="dynamic_batching { }" if batches else "",
@@ -180,9 +197,16 @@ def write_table(snapshot: tb.Snapshot, name: str, path: Path) -> int:
     return int(rows.shape[1])
 
 
+def write_rows(snapshot: Path, path: Path) -> int:
+    """As :func:`write_table`, of a snapshot's only table."""
+    with tb.Snapshot.open(snapshot) as opened:
+        [table] = opened.tables()
+        return write_table(opened, table["name"], path)
+
+
 @contextlib.contextmanager
 def rows_served(snapshot: Path, folder: Path, features: int) -> Iterator[Triton]:
-    """Serves a snapshot's only table by Triton, as ``tierbed.rows``.
+    """Serves a snapshot's only table by Triton, as ``ROWS_MODEL``.
 
     Args:
         snapshot: Folder of the snapshot.
@@ -195,11 +219,9 @@ def rows_served(snapshot: Path, folder: Path, features: int) -> Iterator[Triton]
     _places()
     repository = folder / "models"
     repository.mkdir(parents=True)
-    with tb.Snapshot.open(snapshot) as opened:
-        [table] = opened.tables()
-        dim = write_table(opened, table["name"], folder / "rows.npy")
-    write_rows_model(repository, "tierbed.rows", [folder / "rows.npy"] * features, dim=dim)
-    with triton(repository) as running:
+    dim = write_rows(snapshot, folder / "rows.npy")
+    write_rows_model(repository, ROWS_MODEL, [folder / "rows.npy"] * features, dim=dim)
+    with triton(repository, loads=(ROWS_MODEL,)) as running:
         yield running
 
 
