@@ -176,7 +176,7 @@ def _when(seconds: int) -> str:
 def register(app: typer.Typer) -> None:
     """Adds the verbs of this file, under ``models``."""
     models = typer.Typer(
-        help="List, push, pull, promote, roll back, prune and pin versions of a model.",
+        help="List, push, pull, promote and prune versions of a model.",
         no_args_is_help=True,
     )
     add(models, "list", list_)
