@@ -98,12 +98,16 @@ def test_requests_of_several_samples_are_answered_whole(rows: Rows) -> None:
 def test_ratios_above_one_are_better_than_the_baseline() -> None:
     cost = {"redis": 30.0, "engine": 10.0, "triton": 300.0, "tierbed_infer": 20.0}
     rows = [{"part": "cost", "system": name, "cpu_us": us} for name, us in cost.items()]
+    of_one = {"part": "predict", "samples": 1, "connections": 8}
+    rows += [{**of_one, "system": "tierbed_predict", "cpu_us": 10.0}]
+    rows += [{**of_one, "system": "triton_predict", "cpu_us": 50.0}]
     rows += [{"part": "half_load", "system": "engine", "p99_us": 100}]
     rows += [{"part": "half_load", "system": "tierbed_infer", "p99_us": 400}]
     assert ratios(rows) == {
         "per_core_tierbed_infer_vs_redis": 1.5,
         "per_core_tierbed_infer_vs_triton": 15.0,
         "per_core_tierbed_infer_vs_engine": 0.5,
+        "per_core_predict_1x8_vs_triton": 5.0,
         "half_load_p99_tierbed_infer_vs_engine": 0.25,
     }
 
@@ -134,7 +138,7 @@ def test_the_suite_runs_small_from_the_command_line(tmp_path: Path, capsys: Any)
     assert {"cost", "sweep", "limited", "half_load", "activations", "predict"} <= parts
     systems = {row["system"] for row in result["rows"]}
     assert systems >= {"tierbed_infer", "tierbed_predict", "engine"}
-    predicted = [row for row in result["rows"] if row["part"] == "predict"]
+    predicted = [row for row in result["rows"] if row["system"] == "tierbed_predict"]
     assert [row["samples"] for row in predicted] == [1, 1, 16, 16, 128, 128]
     assert all(row["rate"] > 0 for row in predicted)
     assert sum(row.get("checked", 0) for row in result["rows"]) > 0

@@ -17,7 +17,8 @@ import tierbed as tb
 from tierbed.serve import ServeOptions, Server
 from tierbed.testing import random_bags
 from tierbed_bench.serving_process import AbsentError
-from tierbed_bench.serving_triton import triton, write_rows_model, write_table
+from tierbed_bench.serving_triton import triton, triton_packages, write_table
+from tierbed_bench.serving_triton_models import write_rows_model
 
 SIZES = {"c1": 30, "c2": 40}
 DIM = 8
@@ -59,7 +60,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         for name, file in zip(SIZES, files, strict=True):
             write_table(snapshot, name, file)
         try:
-            write_rows_model(path / "models", "ads.rows", files, dim=DIM, batches=False)
+            packages = [triton_packages()]
+            write_rows_model(
+                path / "models", "ads.rows", files, dim=DIM, packages=packages, batches=False
+            )
             peer = running.enter_context(triton(path / "models"))
         except AbsentError as reason:
             pytest.skip(str(reason))

@@ -42,6 +42,7 @@ from tierbed_bench.serving_systems import (
     generator_core,
     started,
 )
+from tierbed_bench.serving_triton import triton_packages
 from tierbed_bench.suite import write_suite
 
 __all__ = ["Bench", "ServingOptions", "run_serving"]
@@ -346,6 +347,7 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
                 seconds=options.seconds,
                 rounds=options.rounds,
                 seed=options.seed,
+                with_triton="triton" in options.peers and _is_triton_here(bench),
             )
     shown = [{name: row.get(name) for name in COLUMNS} for row in bench.told]
     print_table("requests for rows, open loop; predictions, closed", shown, COLUMNS)
@@ -356,6 +358,15 @@ def run_serving(out: Path, options: ServingOptions, json_path: Path | None = Non
     if json_path is not None:
         write_json(json_path, json.loads(path.read_text()))
     return path
+
+
+def _is_triton_here(bench: Bench) -> bool:
+    try:
+        triton_packages()
+    except AbsentError as reason:
+        bench.absent["triton predict"] = str(reason)
+        return False
+    return True
 
 
 def _in_memory(bench: Bench) -> None:

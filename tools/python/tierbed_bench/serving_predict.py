@@ -1,5 +1,8 @@
 """What a prediction costs a server: a DLRM asked by the Open Inference Protocol, closed loop.
 
+Tierbed is asked, and a Triton server whose Python backend has the same rows and the same dense
+part.
+
 Some connections each send the next request when the last one is answered. What counts is the
 server's processor time for a request; requests a second are those of a loop that shares the
 machine with its clients. Answers are compared with the module's.
@@ -7,12 +10,14 @@ machine with its clients. Answers are compared with the module's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,8 @@ import torch
 import tierbed as tb
 from tierbed.nn import DLRM
 from tierbed_bench.serving_systems import served
+from tierbed_bench.serving_triton import triton, triton_packages, write_table
+from tierbed_bench.serving_triton_models import write_prediction_model
 
 __all__ = ["measure_predictions"]
 
@@ -42,6 +49,24 @@ class _Request:
     logit: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Server:
+    name: str
+    http: str
+    pids: tuple[int, ...]
+
+
+class _Head(torch.nn.Module):
+    """The dense part of a model."""
+
+    def __init__(self, model: DLRM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.model.head(dense, rows)
+
+
 class _Model:
     """A published model with the answers of its module."""
 
@@ -56,6 +81,36 @@ class _Model:
         self.module.eval()
         self.snapshot = folder / "predicting"
         self.store.publish(self.snapshot, self.module)
+
+    @contextlib.contextmanager
+    def by_triton(self, folder: Path) -> Iterator[_Server]:
+        """Serves the model by Triton: rows in memory, the dense part in TorchScript."""
+        packages = [triton_packages(), Path(torch.__file__).parents[1]]
+        repository = folder / "models"
+        repository.mkdir(parents=True)
+        tables = [folder / f"{name}.npy" for name in self.sizes]
+        with tb.Snapshot.open(self.snapshot) as opened:
+            for name, path in zip(self.sizes, tables, strict=True):
+                write_table(opened, name, path)
+        head, dim = folder / "head.pt", int(self.module.embedding_dim)
+        example = torch.rand(2, DENSE), torch.rand(2, len(self.sizes), dim)
+        with warnings.catch_warnings():
+            # The number of features is part of the model.
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(_Head(self.module), example)  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, head)
+        write_prediction_model(
+            *(repository, "tierbed", tables), head=head, dense_width=DENSE, packages=packages
+        )
+        with triton(repository) as running:
+            yield _Server("triton_predict", running.http, running.pids)
+
+    @contextlib.contextmanager
+    def by_tierbed(self, folder: Path) -> Iterator[_Server]:
+        # A busy machine refuses nobody.
+        options = ["--lookup-threads", "1", "--queue-ms-max", "60000"]
+        with served(self.snapshot, folder / "predict.log", 256 << 20, options) as running:
+            yield _Server("tierbed_predict", running.http, (running.pid,))
 
     def requests(self, address: str, samples: int) -> list[_Request]:
         return [self._request(address, samples) for _ in range(DIFFERENT)]
@@ -133,33 +188,37 @@ def measure_predictions(
     seconds: float,
     rounds: int,
     seed: int,
+    with_triton: bool,
 ) -> list[Row]:
-    """Asks in rounds; returns the rounds in the middle by processor time."""
+    """Asks in interleaved rounds; returns the rounds in the middle by processor time.
+
+    Raises:
+        AbsentError: Triton is asked for, and not installed.
+    """
     model = _Model(folder, shape, seed)
     told: list[Row] = []
-    try:
-        # A busy machine refuses nobody.
-        options = ["--lookup-threads", "1", "--queue-ms-max", "60000"]
-        with served(model.snapshot, folder / "predict.log", 256 << 20, options) as running:
-            for sample_count in samples:
-                requests = model.requests(running.http, sample_count)
-                for count in connections:
-                    runs = [
-                        _run(running.http, running.pid, requests, count, seconds)
-                        for _ in range(rounds)
-                    ]
-                    runs.sort(key=lambda run: run["cpu_us"])
+    with contextlib.ExitStack() as running:
+        running.callback(model.store.close)
+        servers = [running.enter_context(model.by_tierbed(folder))]
+        if with_triton:
+            servers.append(running.enter_context(model.by_triton(folder / "triton-predict")))
+        for sample_count in samples:
+            requests = {one.name: model.requests(one.http, sample_count) for one in servers}
+            for count in connections:
+                runs: dict[str, list[Row]] = {one.name: [] for one in servers}
+                for _ in range(rounds):
+                    for one in servers:
+                        runs[one.name].append(_run(one, requests[one.name], count, seconds))
+                for name, own in runs.items():
+                    own.sort(key=lambda run: run["cpu_us"])
                     which = {"samples": sample_count, "connections": count}
-                    middle = runs[len(runs) // 2]
-                    told.append({"part": "predict", "system": "tierbed_predict", **which, **middle})
-    finally:
-        model.store.close()
+                    told.append({"part": "predict", "system": name, **which, **own[len(own) // 2]})
     return told
 
 
-def _run(address: str, pid: int, requests: Sequence[_Request], count: int, seconds: float) -> Row:
+def _run(server: _Server, requests: Sequence[_Request], count: int, seconds: float) -> Row:
     """Asks over some connections for a while, behind a quarter of that to warm up."""
-    clients = [_Connection(address) for _ in range(count)]
+    clients = [_Connection(server.http) for _ in range(count)]
     for request in requests:
         clients[0].check(request)
     asked = [0] * count
@@ -178,9 +237,10 @@ def _run(address: str, pid: int, requests: Sequence[_Request], count: int, secon
     for thread in threads:
         thread.start()
     time.sleep(seconds / 4)
-    before, begun_s, begun_cpu_s = sum(asked), time.monotonic(), _cpu_s(pid)
+    before, begun_s, begun_cpu_s = sum(asked), time.monotonic(), _cpu_s(server.pids)
     time.sleep(seconds)
-    done, took_s, cpu_s = sum(asked) - before, time.monotonic() - begun_s, _cpu_s(pid) - begun_cpu_s
+    done, took_s = sum(asked) - before, time.monotonic() - begun_s
+    cpu_s = _cpu_s(server.pids) - begun_cpu_s
     stop.set()
     for thread in threads:
         thread.join()
@@ -197,6 +257,9 @@ def _run(address: str, pid: int, requests: Sequence[_Request], count: int, secon
     }
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+def _cpu_s(pids: Sequence[int]) -> float:
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICKS

@@ -25,6 +25,15 @@ def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
         for baseline in BASELINES:
             if system.startswith("tierbed") and baseline in cost:
                 found[f"per_core_{system}_vs_{baseline}"] = ratio(cost[baseline], cost[system])
+    predicted: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["part"] == "predict":
+            which = f"{row['samples']}x{row['connections']}"
+            predicted.setdefault(which, {})[row["system"]] = row["cpu_us"]
+    for which, by_system in predicted.items():
+        if len(by_system) == 2:
+            theirs, ours = by_system["triton_predict"], by_system["tierbed_predict"]
+            found[f"per_core_predict_{which}_vs_triton"] = ratio(theirs, ours)
     half = {row["system"]: row["p99_us"] for row in rows if row["part"] == "half_load"}
     for system, p99_us in half.items():
         if system != "engine" and "engine" in half:

@@ -1,7 +1,7 @@
 """A real Triton server with its Python backend: the same rows by the same protocol.
 
-The server, the backend and their Python are where ``scripts/client-deps`` brings them. A model of
-rows gathers them with NumPy, all requests of a batch at once; Triton's dynamic batcher is on.
+The server, the backend and their Python are where ``scripts/client-deps`` brings them; models are
+those of :mod:`tierbed_bench.serving_triton_models`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tierbed_bench.serving_process import (
     free_port,
     on_first_core,
 )
+from tierbed_bench.serving_triton_models import write_rows_model
 
 __all__ = [
     "ROWS_MODEL",
     "Triton",
     "rows_served",
     "triton",
+    "triton_packages",
     "write_rows",
-    "write_rows_model",
     "write_table",
 ]
 
 ENVIRONMENT = Path(__file__).parents[3] / ".tools" / "triton"
-BATCH_MAX = 4_096
 # The model of the benchmark.
 ROWS_MODEL = "tierbed.rows"
 # Rows of a snapshot that are read at once.
@@ -49,61 +49,6 @@ READ_ROWS = 65_536
 _PLACES = """
 import json, sysconfig
 print(json.dumps([sysconfig.get_config_var("LIBDIR"), sysconfig.get_paths()["purelib"]]))
-"""
-
-# The backend's own interpreter sees no environment, so that its packages are named here.
-_ROWS_SOURCE = """
-import sys
-sys.path[:0] = {packages!r}
-import json
-import numpy as np
-import triton_python_backend_utils as triton
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        parameters = json.loads(args["model_config"])["parameters"]
-        names = json.loads(parameters["tables"]["string_value"])
-        loaded = {{name: np.load(name) for name in dict.fromkeys(names)}}
-        self.tables = [loaded[name] for name in names]
-        self.is_one = len(loaded) == 1
-        self.sizes = np.array([len(table) for table in self.tables])
-
-    def gather(self, ids):
-        if self.is_one:
-            return self.tables[0][ids].reshape(len(ids), -1)
-        parts = [table[ids[:, at]] for at, table in enumerate(self.tables)]
-        return np.concatenate(parts, axis=1)
-
-    def execute(self, requests):
-        answers = [None] * len(requests)
-        good, asked = [], []
-        for at, request in enumerate(requests):
-            ids = triton.get_input_tensor_by_name(request, "ids").as_numpy()
-            if ids.size and (ids.min() < 0 or (ids >= self.sizes).any()):
-                error = triton.TritonError("id is out of range", triton.TritonError.INVALID_ARG)
-                answers[at] = triton.InferenceResponse(error=error)
-            else:
-                good.append(at)
-                asked.append(ids)
-        if good:
-            rows = self.gather(asked[0] if len(asked) == 1 else np.concatenate(asked))
-            start = 0
-            for at, ids in zip(good, asked):
-                part = triton.Tensor("pooled", rows[start : start + len(ids)])
-                start += len(ids)
-                answers[at] = triton.InferenceResponse([part])
-        return answers
-"""
-
-_CONFIG = """
-backend: "python"
-max_batch_size: {batch}
-input [ {{ name: "ids" data_type: TYPE_INT64 dims: [ {rows}{features} ] }} ]
-output [ {{ name: "pooled" data_type: TYPE_FP32 dims: [ {rows}{width} ] }} ]
-instance_group [ {{ kind: KIND_CPU count: 1 }} ]
-{batching}
-parameters {{ key: "tables" value: {{ string_value: {tables} }} }}
 """
 
 
@@ -154,35 +99,13 @@ def _places() -> _Places:
     return places
 
 
-def write_rows_model(
-    repository: Path, name: str, tables: Sequence[Path], *, dim: int, batches: bool = True
-) -> None:
-    """Writes a model that answers rows: input ``ids``, output ``pooled``.
-
-    Args:
-        repository: Folder of models.
-        name: Of the model.
-        tables: A file of NumPy for each feature, ``[rows, dim]``; features may share one.
-        dim: Elements of a row.
-        batches: Whether requests are batched; else one without samples is answered, too.
+def triton_packages() -> Path:
+    """Where NumPy is for models: that of Tierbed may be newer than the backend can use.
 
     Raises:
         AbsentError: Triton is not installed.
     """
-    folder = repository / name / "1"
-    folder.mkdir(parents=True, exist_ok=True)
-    # NumPy of the environment: that of Tierbed may be newer than the backend can use.
-    (folder / "model.py").write_text(_ROWS_SOURCE.format(packages=[str(_places().packages)]))
-    config = _CONFIG.format(
-        batch=BATCH_MAX if batches else 0,
-        batching="dynamic_batching { }" if batches else "",
-        rows="" if batches else "-1, ",
-        features=len(tables),
-        width=dim * len(tables),
-        # A string in a string: Triton's text has JSON's way to quote.
-        tables=json.dumps(json.dumps([str(table) for table in tables])),
-    )
-    (repository / name / "config.pbtxt").write_text(config)
+    return _places().packages
 
 
 def write_table(snapshot: tb.Snapshot, name: str, path: Path) -> int:
@@ -216,11 +139,12 @@ def rows_served(snapshot: Path, folder: Path, features: int) -> Iterator[Triton]
     Raises:
         AbsentError: Triton is not installed.
     """
-    _places()
+    packages = [triton_packages()]
     repository = folder / "models"
     repository.mkdir(parents=True)
     dim = write_rows(snapshot, folder / "rows.npy")
-    write_rows_model(repository, ROWS_MODEL, [folder / "rows.npy"] * features, dim=dim)
+    tables = [folder / "rows.npy"] * features
+    write_rows_model(repository, ROWS_MODEL, tables, dim=dim, packages=packages)
     with triton(repository, loads=(ROWS_MODEL,)) as running:
         yield running
 
